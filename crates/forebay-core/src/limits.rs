@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Every bound of the engine, and the relations between them that must hold.
+
+use crate::units::BLOCK_SIZE;
+
+/// Volumes one cache can hold.
+pub const VOLUME_COUNT_MAX: usize = 60;
+/// Blocks in one volume: 2^39 blocks of 4 KiB are 2 PiB.
+pub const VOLUME_BLOCKS_MAX: u64 = 1 << 39;
+/// Bytes of one read or write handed to the engine; a front end splits longer ones.
+pub const REQUEST_BYTES_MAX: u64 = 1 << 20;
+/// Blocks one such request can touch when it is not aligned.
+pub const REQUEST_BLOCKS_MAX: usize = REQUEST_BYTES_MAX as usize / BLOCK_SIZE + 1;
+/// Requests that may be inside the engine at once.
+pub const REQUEST_COUNT_MAX: usize = 4096;
+/// Smallest and largest segment, in bytes.
+pub const SEGMENT_BYTES_MIN: u32 = 64 << 10;
+/// Largest segment, in bytes.
+pub const SEGMENT_BYTES_MAX: u32 = 4 << 20;
+/// Segment size when none is asked for.
+pub const SEGMENT_BYTES_DEFAULT: u32 = 512 << 10;
+/// Entries in one record.
+pub const RECORD_ENTRIES_MAX: usize = 127;
+/// Items in the list of what the record before held; a very long extent takes two.
+pub const RECORD_ITEMS_MAX: usize = 160;
+/// Segments a cache can have: slots are numbered in 32 bits.
+pub const SEGMENT_COUNT_MAX: u32 = 1 << 25;
+/// Fewest segments a cache can have.
+pub const SEGMENT_COUNT_MIN: u32 = 16;
+/// Smallest cache device.
+pub const CACHE_BYTES_MIN: u64 = 64 << 20;
+/// Segments of each log that guest data never takes: they are for watermarks and the like.
+pub const SEGMENTS_RESERVED: u32 = 2;
+/// Effects on devices that may be under way at once.
+pub const TOKEN_COUNT_MAX: usize = 8192;
+
+const _: () = assert!(SEGMENT_BYTES_MIN.is_power_of_two());
+const _: () = assert!(SEGMENT_BYTES_MAX as usize / BLOCK_SIZE <= u16::MAX as usize);
+const _: () = assert!(RECORD_ITEMS_MAX >= RECORD_ENTRIES_MAX);
