@@ -44,9 +44,9 @@ pub enum Place {
 pub enum Ingested {
     /// The block is all zeros; nothing was stored.
     Zero,
-    /// The block was stored, and this is its CRC32C.
+    /// The block was stored, and this is its checksum.
     Stored {
-        /// CRC32C of the 4,096 bytes, without any seed.
+        /// `format::bytes::block_checksum` of the 4,096 bytes, without any seed.
         crc: u32,
     },
 }
@@ -56,9 +56,9 @@ pub trait Payload {
     /// Stores block `block` of the write request `tag` in the segment buffer, unless it is all
     /// zeros. Where the request covers a block only in part (its first or last), the rest comes
     /// from the request's [`Place::Edge`], which the engine has had read before.
-    fn ingest(&mut self, tag: u32, block: u16, buffer: BufferId, at: u16) -> Ingested;
+    fn ingest(&mut self, tag: u32, block: u64, buffer: BufferId, at: u16) -> Ingested;
 
-    /// CRC32C of the block at `place`.
+    /// `format::bytes::block_checksum` of the block at `place`.
     fn checksum(&mut self, place: Place) -> u32;
 
     /// Copies `blocks` consecutive blocks.

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What an operator may ask of the engine: volumes come and go, drain, stop, tell how it is.
+
+use crate::engine::{CacheHealth, Engine};
+use crate::format::record::Link;
+use crate::format::superblock::{self, Head, Mode, Superblock};
+use crate::log::chain::Log;
+use crate::log::recovery::RecoveredVolume;
+use crate::map::extent::ExtentMap;
+use crate::payload::Payload;
+use crate::policy::writeback::{Cursor, Stage};
+use crate::stats::Stats;
+use crate::units::{BLOCK_BYTES, Sequence, Tick, VolumeIndex};
+use crate::volume::Volume;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+
+/// How a volume is.
+#[derive(Clone, Copy, Debug)]
+pub struct VolumeStatus {
+    /// Requests are taken.
+    pub serving: bool,
+    /// Dirty blocks nobody can name are lost: it must not be served.
+    pub frozen: bool,
+    /// How it takes writes.
+    pub mode: Mode,
+    /// Kept clean.
+    pub drained: bool,
+    /// Blocks not on the backing device, superseded versions included.
+    pub dirty_blocks: u64,
+    /// Extents not on the backing device.
+    pub dirty_extents: u64,
+    /// Anything at all is not on the backing device.
+    pub dirty: bool,
+    /// Since when something is dirty without a pause.
+    pub dirty_since: Option<Tick>,
+    /// Wall clock of the newest data on the backing device; 0: never written.
+    pub backing_as_of: u64,
+    /// What write-back is doing.
+    pub writeback: Stage,
+    /// The backing device failed when it was written last.
+    pub backing_failing: bool,
+    /// Segments its log has.
+    pub segments: u32,
+    /// Bytes placed and not yet durable.
+    pub undurable: bool,
+    /// Requests that wait for room in the log.
+    pub waiting: usize,
+    /// Last sequence of an entry.
+    pub placed: Sequence,
+    /// Everything up to it is durable.
+    pub durable: Sequence,
+    /// Everything up to it is on the backing device.
+    pub watermark: Sequence,
+    /// Counters.
+    pub stats: Stats,
+}
+
+impl Engine {
+    /// Adds a volume with an empty log at a free place. The superblock that names it is durable.
+    pub fn attach(&mut self, index: VolumeIndex, recorded: &superblock::Volume) {
+        assert!(self.volumes[usize::from(index.0)].is_none());
+        let next = Sequence(recorded.next_sequence.0.max(1));
+        let found = RecoveredVolume {
+            log: Log::new(Sequence(next.0 - 1), next),
+            extents: ExtentMap::new(self.config.extent_count_max as usize),
+            pending_extents: VecDeque::new(),
+            cursor: Cursor::default(),
+            lost_blocks: 0,
+            frozen: false,
+            head: Head::NONE,
+        };
+        let volume = Volume::new(index, recorded, found, &self.config, self.now);
+        self.volumes[usize::from(index.0)] = Some(Box::new(volume));
+    }
+
+    /// Begins or ends taking requests: the backing device is there, or is not.
+    pub fn serve(&mut self, volume: VolumeIndex, serving: bool) {
+        let state = self.volume(volume);
+        state.serving = serving && !state.frozen;
+    }
+
+    /// Accepts that unnamed dirty blocks are lost: the volume may be served again.
+    pub fn unfreeze(&mut self, volume: VolumeIndex) {
+        self.volume(volume).frozen = false;
+    }
+
+    /// Whether the volume's backing device may have missed a write of a frozen volume.
+    pub fn is_frozen(&self, volume: VolumeIndex) -> bool {
+        self.volume_ref(volume).is_some_and(|state| state.frozen)
+    }
+
+    /// Changes how a volume takes writes, from the next one on.
+    pub fn set_mode(&mut self, volume: VolumeIndex, mode: Mode, payload: &mut impl Payload) {
+        let state = self.volume(volume);
+        state.mode = mode;
+        state.drained = false;
+        self.put_in_order(payload);
+    }
+
+    /// Writes everything back and keeps the volume clean, as write-through.
+    pub fn drain(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        self.volume(volume).drained = true;
+        self.put_in_order(payload);
+    }
+
+    /// Whether nothing is dirty, and that is durable.
+    pub fn is_clean(&self, volume: VolumeIndex) -> bool {
+        self.volume_ref(volume).is_some_and(|state| {
+            !state.log.is_dirty() && state.log.durable.watermark >= state.log.dirtied
+        })
+    }
+
+    /// Wants everything placed so far durable: the first step of a stop.
+    pub fn sync(&mut self, payload: &mut impl Payload) {
+        for state in self.volumes.iter_mut().flatten() {
+            state.log.wanted = state.log.wanted.max(state.log.placed);
+        }
+        self.put_in_order(payload);
+    }
+
+    /// Ends write-back after the batch under way: the second step of a stop.
+    pub fn stop_writeback(&mut self) {
+        self.stopping = true;
+    }
+
+    /// Whether no request is inside, nothing is under way and everything is durable.
+    pub fn is_quiet(&self) -> bool {
+        let quiet = |state: &Volume| {
+            state.log.placed <= state.log.durable.through
+                && state.log.in_flight.is_empty()
+                && matches!(state.writeback.stage, Stage::Idle | Stage::Waiting { .. })
+        };
+        let idle = self.requests.is_empty() && self.tokens.is_empty() && self.effects.is_empty();
+        idle && (self.health == CacheHealth::Failed
+            || self.volumes.iter().flatten().all(|state| quiet(state)))
+    }
+
+    /// Requests inside the engine.
+    pub fn request_count(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Notes in a superblock where each log ends: for a clean stop, when [`Engine::is_quiet`].
+    pub fn note_heads(&self, superblock: &mut Superblock) {
+        superblock.segment_sequence = superblock.segment_sequence.max(self.segment_sequence);
+        for state in self.volumes.iter().flatten() {
+            let Some(Some(recorded)) = superblock.volumes.get_mut(usize::from(state.index.0))
+            else {
+                continue;
+            };
+            let log = &state.log;
+            recorded.mode = state.mode;
+            recorded.drained = state.drained;
+            recorded.next_sequence = log.next_sequence;
+            recorded.watermark = log.durable.watermark;
+            recorded.tail = log.durable.tail.max(recorded.tail);
+            recorded.flush_epoch = log.flush_epoch;
+            recorded.backing_as_of = log.backing_as_of;
+            if log.last != Link::NONE {
+                let segment = self.segments.get(log.last.segment);
+                recorded.head = Head {
+                    link: log.last,
+                    through: log.closed,
+                    used: segment.used,
+                    ordinal: segment.ordinal,
+                };
+            }
+        }
+    }
+
+    /// State of the cache device.
+    pub fn health(&self) -> CacheHealth {
+        self.health
+    }
+
+    /// Segments in the pool, and in all.
+    pub fn free_segments(&self) -> (u32, u32) {
+        (self.segments.free_count(), self.segments.count())
+    }
+
+    /// How a volume is.
+    pub fn status(&self, volume: VolumeIndex) -> Option<VolumeStatus> {
+        let state = self.volume_ref(volume)?;
+        let log = &state.log;
+        Some(VolumeStatus {
+            serving: state.serving,
+            frozen: state.frozen,
+            mode: state.mode,
+            drained: state.drained,
+            dirty_blocks: log.dirty_blocks,
+            dirty_extents: state.pending_extents.len() as u64,
+            dirty: log.is_dirty(),
+            dirty_since: state.writeback.dirty_since,
+            backing_as_of: log.backing_as_of,
+            writeback: state.writeback.stage,
+            backing_failing: state.writeback.failing,
+            segments: log.segment_count,
+            undurable: log.placed > log.durable.through,
+            waiting: state.writes.len(),
+            placed: log.placed,
+            durable: log.durable.through,
+            watermark: log.watermark,
+            stats: state.stats,
+        })
+    }
+
+    /// Bytes of a volume.
+    pub fn volume_bytes(&self, volume: VolumeIndex) -> Option<u64> {
+        self.volume_ref(volume).map(|state| state.size_bytes)
+    }
+
+    /// What a range would read as without looking at data: runs of (blocks, reads as zeros).
+    pub fn zero_runs(
+        &mut self,
+        volume: VolumeIndex,
+        first: crate::units::Lba,
+        blocks: u64,
+        mut run: impl FnMut(u64, bool) -> bool,
+    ) {
+        let state = self.volume_ref(volume).expect("it exists");
+        let end = first + blocks;
+        let mut at = first;
+        while at < end {
+            let extent = state.extents.overlapping(at, end).next().copied();
+            let (to, zero) = match extent {
+                None => (end, false),
+                Some(extent) if extent.start > at => (extent.start.min(end), false),
+                // Data may have been written over it; only short extents are looked through.
+                Some(extent) => (extent.end.min(end), self.is_all_zero(volume, &extent)),
+            };
+            if !run(to - at, zero) {
+                return;
+            }
+            at = to;
+        }
+    }
+
+    fn is_all_zero(&self, volume: VolumeIndex, extent: &crate::map::extent::Extent) -> bool {
+        use crate::format::entry::Kind;
+        const LOOK_MAX: u64 = 1 << 16;
+        let blocks = extent.end - extent.start;
+        matches!(extent.kind, Kind::Zero | Kind::Discard)
+            && blocks <= LOOK_MAX
+            && (0..blocks).all(|at| self.index.get(volume, extent.start + at).is_none())
+    }
+
+    fn put_in_order(&mut self, payload: &mut impl Payload) {
+        self.tick(self.now, self.wall, payload);
+    }
+}
+
+const _: () = assert!(BLOCK_BYTES == 4096);

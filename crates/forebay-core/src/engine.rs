@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The engine: the only owner of state.
+//!
+//! Requests come in by [`Engine::submit`], completions by [`Engine::complete`], time by
+//! [`Engine::tick`]. After each of them the state is put in order ([`Engine::settle`]): start what
+//! may start, close what is full, answer what may be answered. What it wants done is taken with
+//! [`Engine::next_effect`].
+
+use crate::effect::{Effect, Fault, Token};
+use crate::format::record::Identity;
+use crate::format::superblock::{Mode, Superblock};
+use crate::limits::{REQUEST_BLOCKS_MAX, REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
+use crate::log::recovery::Recovered;
+use crate::log::segment::Segments;
+use crate::map::index::Index;
+use crate::map::slots::Slots;
+use crate::mutant::Mutants;
+use crate::payload::Payload;
+use crate::policy::writeback::{LANE_COUNT, Lane};
+use crate::request::{Op, Request, RequestError};
+use crate::slab::Slab;
+use crate::units::{BLOCK_BYTES, BufferId, Lba, SegmentId, Sequence, Tick, VolumeIndex};
+use crate::volume::Volume;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// When a plain write is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acknowledge {
+    /// When it is placed: the buffers outlive the process.
+    Placed,
+    /// When the cache device has it: there is no memory that outlives the process.
+    Written,
+    /// When it is durable.
+    Durable,
+}
+
+/// What can be chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Segment-sized buffers.
+    pub buffer_count: u16,
+    /// When a plain write is answered.
+    pub acknowledge: Acknowledge,
+    /// An open record is closed this many nanoseconds after its first entry.
+    pub close_after: u64,
+    /// What is placed is durable this many nanoseconds later.
+    pub durable_after: u64,
+    /// And after this many bytes.
+    pub durable_bytes: u64,
+    /// Blocks of the write-back window.
+    pub window_blocks: u32,
+    /// Blocks one batch may hold.
+    pub batch_blocks_max: u32,
+    /// Writes in flight to one backing device.
+    pub backing_in_flight: u16,
+    /// Write-back starts when the oldest dirty data is this old, in nanoseconds.
+    pub dirty_age: u64,
+    /// Or when this share of the volume's segments is dirty, in percent.
+    pub dirty_percent: u8,
+    /// Extents one volume may hold.
+    pub extent_count_max: u32,
+    /// Wait after a fault of a backing device before its batch is tried again, in nanoseconds.
+    pub retry_after: u64,
+    /// Deliberate faults.
+    pub mutants: Mutants,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            buffer_count: 64,
+            acknowledge: Acknowledge::Placed,
+            close_after: 1_000_000_000,
+            durable_after: 5_000_000_000,
+            durable_bytes: 256 << 20,
+            window_blocks: 4096,
+            batch_blocks_max: 32 << 10,
+            backing_in_flight: 32,
+            dirty_age: 30_000_000_000,
+            dirty_percent: 25,
+            extent_count_max: 16 << 10,
+            retry_after: 1_000_000_000,
+            mutants: Mutants::default(),
+        }
+    }
+}
+
+/// The engine has no room for a request: offer it again after the next answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Busy;
+
+/// A request inside the engine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Active {
+    pub(crate) request: Request,
+    pub(crate) first: Lba,
+    /// Blocks it touches.
+    pub(crate) blocks: u64,
+    /// Blocks placed (writes).
+    pub(crate) placed: u64,
+    /// Effects under way.
+    pub(crate) remaining: u32,
+    pub(crate) failed: Option<RequestError>,
+    /// Last sequence it placed.
+    pub(crate) sequence: Sequence,
+    pub(crate) edges_read: bool,
+}
+
+/// What an effect under way is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pending {
+    Record { volume: VolumeIndex, segment: SegmentId },
+    CacheFlush,
+    Read(crate::op::read::Piece),
+    Writeback(crate::policy::writeback::Work),
+    Around { request: u32 },
+    AroundFlush { volume: VolumeIndex },
+    Chance(crate::log::reclaim::Chance),
+}
+
+/// State of the cache device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheHealth {
+    /// All is well.
+    Healthy,
+    /// A write or a flush of it failed: nothing is appended any more.
+    Failed,
+}
+
+/// The engine.
+#[derive(Debug)]
+pub struct Engine {
+    pub(crate) config: Config,
+    pub(crate) identity: Identity,
+    pub(crate) open_generation: u32,
+    pub(crate) now: Tick,
+    pub(crate) wall: u64,
+    pub(crate) geometry: Geometry,
+    pub(crate) index: Index,
+    pub(crate) slots: Slots,
+    pub(crate) segments: Segments,
+    pub(crate) segment_sequence: u64,
+    pub(crate) buffers: Vec<BufferId>,
+    pub(crate) volumes: Vec<Option<Box<Volume>>>,
+    pub(crate) requests: Slab<Active>,
+    pub(crate) tokens: Slab<Pending>,
+    pub(crate) effects: VecDeque<Effect>,
+    pub(crate) flush_running: bool,
+    pub(crate) health: CacheHealth,
+    /// No batch begins any more.
+    pub(crate) stopping: bool,
+    pub(crate) lanes: Vec<Lane>,
+    /// Frames behind the window that no second chance is using.
+    pub(crate) chance_frames: Vec<u32>,
+}
+
+/// Where segments lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Geometry {
+    /// Bytes from the device's start to segment 0.
+    pub first_segment: u64,
+    /// Blocks of a segment.
+    pub segment_blocks: u16,
+}
+
+impl Geometry {
+    /// Where a block of a segment lies, in bytes.
+    pub fn address(&self, segment: SegmentId, block: u16) -> u64 {
+        self.first_segment
+            + (u64::from(segment.0) * u64::from(self.segment_blocks) + u64::from(block))
+                * BLOCK_BYTES
+    }
+}
+
+impl Engine {
+    /// An engine over what recovery found. `superblock` is the one written for this opening.
+    pub fn new(superblock: &Superblock, recovered: Recovered, config: Config, now: Tick) -> Engine {
+        let mut volumes = Vec::with_capacity(VOLUME_COUNT_MAX);
+        volumes.resize_with(VOLUME_COUNT_MAX, || None);
+        let mut engine = Engine {
+            config,
+            identity: superblock.identity(),
+            open_generation: superblock.open_generation,
+            now,
+            wall: 0,
+            geometry: Geometry {
+                first_segment: superblock.first_segment,
+                segment_blocks: superblock.segment_blocks(),
+            },
+            index: recovered.index,
+            slots: recovered.slots,
+            segments: recovered.segments,
+            segment_sequence: recovered.segment_sequence,
+            buffers: (0..config.buffer_count).rev().map(BufferId).collect(),
+            volumes,
+            requests: Slab::new(REQUEST_COUNT_MAX),
+            tokens: Slab::new(TOKEN_COUNT_MAX),
+            effects: VecDeque::with_capacity(2 * TOKEN_COUNT_MAX),
+            flush_running: false,
+            health: CacheHealth::Healthy,
+            stopping: false,
+            lanes: (0..LANE_COUNT).map(|index| Lane::new(index, &config)).collect(),
+            chance_frames: (0..crate::log::reclaim::CHANCE_COUNT_MAX as u32)
+                .map(|frame| config.window_blocks + frame)
+                .collect(),
+        };
+        for (index, found) in recovered.volumes.into_iter().enumerate() {
+            if let (Some(found), Some(Some(recorded))) = (found, superblock.volumes.get(index)) {
+                let volume =
+                    Volume::new(VolumeIndex(index as u8), recorded, found, &engine.config, now);
+                engine.volumes[index] = Some(Box::new(volume));
+            }
+        }
+        engine
+    }
+
+    /// Bytes of memory the engine takes for a cache of `segment_count` segments of
+    /// `segment_blocks` blocks with `volume_count` volumes: the parts, by name.
+    pub fn memory_parts(
+        segment_count: u32,
+        segment_blocks: u16,
+        volume_count: usize,
+        config: &Config,
+    ) -> [(&'static str, u64); 7] {
+        let slots = u64::from(segment_count) * u64::from(segment_blocks);
+        let volumes = volume_count as u64;
+        [
+            ("index", Index::memory_bytes(slots)),
+            ("slots and checksums", Slots::memory_bytes(slots)),
+            ("segments", Segments::memory_bytes(segment_count)),
+            ("volumes", volumes * Volume::memory_bytes(config)),
+            ("write-back window", u64::from(window_frames(config)) * BLOCK_BYTES),
+            ("batches", Lane::memory_bytes(config)),
+            (
+                "segment buffers",
+                u64::from(config.buffer_count) * u64::from(segment_blocks) * BLOCK_BYTES,
+            ),
+        ]
+    }
+
+    /// Takes a request. Its answer comes as an effect, at once or later.
+    pub fn submit(&mut self, request: Request, payload: &mut impl Payload) -> Result<(), Busy> {
+        if self.requests.room() == 0 || self.tokens.room() < 2 * REQUEST_BLOCKS_MAX + 512 {
+            return Err(Busy);
+        }
+        match self.check(&request) {
+            Err(error) => {
+                self.effects.push_back(Effect::Answer { tag: request.tag, result: Err(error) });
+            }
+            Ok(()) => self.accept(request, payload),
+        }
+        self.settle(payload);
+        Ok(())
+    }
+
+    /// The boundary: below it nobody asks again whether a request is in range.
+    fn check(&self, request: &Request) -> Result<(), RequestError> {
+        let volume = self.volume_ref(request.volume).ok_or(RequestError::NoVolume)?;
+        if !volume.serving {
+            return Err(RequestError::NoVolume);
+        }
+        let end = request.offset.checked_add(request.length).ok_or(RequestError::Invalid)?;
+        let aligned = request.offset % 512 == 0 && request.length % 512 == 0;
+        if end > volume.size_bytes || !aligned {
+            return Err(RequestError::Invalid);
+        }
+        let data = matches!(request.op, Op::Read | Op::Write { .. });
+        if data && request.length > crate::limits::REQUEST_BYTES_MAX {
+            return Err(RequestError::Invalid);
+        }
+        if request.op != Op::Flush && request.length == 0 {
+            return Err(RequestError::Invalid);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, request: Request, payload: &mut impl Payload) {
+        let first = Lba(request.offset / BLOCK_BYTES);
+        let end = (request.offset + request.length).div_ceil(BLOCK_BYTES);
+        let at = self.requests.insert(Active {
+            request,
+            first,
+            blocks: end - first.0,
+            placed: 0,
+            remaining: 0,
+            failed: None,
+            sequence: Sequence(0),
+            edges_read: false,
+        });
+        match request.op {
+            Op::Read => self.read_accept(at, payload),
+            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard => self.write_accept(at),
+            Op::Flush => self.flush_accept(at),
+        }
+    }
+
+    /// Reports what became of an effect.
+    pub fn complete(
+        &mut self,
+        token: Token,
+        result: Result<(), Fault>,
+        payload: &mut impl Payload,
+    ) {
+        let pending = self.tokens.remove(token.0).expect("each token is reported once");
+        match pending {
+            Pending::Record { volume, segment } => {
+                self.record_written(token, volume, segment, result, payload);
+            }
+            Pending::CacheFlush => self.cache_flushed(result),
+            Pending::Read(piece) => self.read_complete(piece, result, payload),
+            Pending::Writeback(work) => self.writeback_complete(work, result, payload),
+            Pending::Around { request } => self.around_complete(request, result),
+            Pending::AroundFlush { volume } => self.around_flushed(volume, result),
+            Pending::Chance(chance) => self.chance_complete(chance, result, payload),
+        }
+        self.settle(payload);
+    }
+
+    /// Tells the time: `now` never goes back, `wall` is milliseconds since 1970.
+    pub fn tick(&mut self, now: Tick, wall: u64, payload: &mut impl Payload) {
+        assert!(now >= self.now, "time goes forward");
+        self.now = now;
+        self.wall = wall;
+        self.settle(payload);
+    }
+
+    /// The next thing to do.
+    pub fn next_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// When `tick` must be called at the latest, if nothing else happens.
+    pub fn deadline(&self) -> Option<Tick> {
+        self.volumes.iter().flatten().filter_map(|volume| self.volume_deadline(volume)).min()
+    }
+
+    /// Puts the state in order: always the same steps, bounded by what is there to do.
+    fn settle(&mut self, payload: &mut impl Payload) {
+        for index in 0..VOLUME_COUNT_MAX {
+            if self.volumes[index].is_none() {
+                continue;
+            }
+            let volume = VolumeIndex(index as u8);
+            self.write_settle(volume, payload);
+            self.writeback_settle(volume, payload);
+            self.reclaim_settle(volume, payload);
+            self.durable_settle(volume, payload);
+        }
+        self.flush_settle();
+    }
+
+    pub(crate) fn volume_ref(&self, volume: VolumeIndex) -> Option<&Volume> {
+        self.volumes.get(usize::from(volume.0))?.as_deref()
+    }
+
+    pub(crate) fn volume(&mut self, volume: VolumeIndex) -> &mut Volume {
+        self.volumes[usize::from(volume.0)].as_deref_mut().expect("the volume exists")
+    }
+
+    pub(crate) fn token(&mut self, pending: Pending) -> Token {
+        Token(self.tokens.insert(pending))
+    }
+
+    /// Answers a request and forgets it.
+    pub(crate) fn answer(&mut self, at: u32, result: Result<(), RequestError>) {
+        let active = self.requests.remove(at).expect("a request is answered once");
+        self.effects.push_back(Effect::Answer { tag: active.request.tag, result });
+    }
+
+    /// Whether the volume's writes are answered only when they are on the backing device.
+    pub(crate) fn is_through(&self, volume: VolumeIndex) -> bool {
+        self.volume_ref(volume)
+            .is_some_and(|volume| volume.drained || volume.mode != Mode::WriteBack)
+    }
+}
+
+/// Frames that [`crate::payload::Place::Window`] may name: the window and the second chances'.
+pub fn window_frames(config: &Config) -> u32 {
+    config.window_blocks + crate::log::reclaim::CHANCE_COUNT_MAX as u32
+}

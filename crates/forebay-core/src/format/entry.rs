@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Entries: 20 bytes of metadata that say what a slot or an extent holds.
+
+use super::bytes::{Field, FormatError, array, get_u16, get_u32, put};
+use crate::limits::VOLUME_BLOCKS_MAX;
+use crate::units::Lba;
+
+/// Bytes of an entry.
+pub const ENTRY_SIZE: usize = 20;
+
+/// Rows of the table in `docs/format.md`.
+pub const FIELDS: [Field; 8] = [
+    Field { offset: 0, size: 6, name: "lba", meaning: "first block within the volume" },
+    Field { offset: 6, size: 1, name: "kind", meaning: "see the kinds" },
+    Field { offset: 7, size: 1, name: "sector_mask", meaning: "data and fill: 255; others: 0" },
+    Field {
+        offset: 8,
+        size: 4,
+        name: "crc",
+        meaning: "data and fill: seeded checksum of the block; others: 0",
+    },
+    Field { offset: 12, size: 4, name: "count", meaning: "blocks; data and fill: 1" },
+    Field { offset: 16, size: 1, name: "codec", meaning: "0: stored as it is" },
+    Field { offset: 17, size: 1, name: "stored_length", meaning: "0" },
+    Field { offset: 18, size: 2, name: "slot", meaning: "data and fill: block in the record" },
+];
+
+/// What an entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A slot that was not filled.
+    Void = 0,
+    /// A block the guest wrote.
+    Data = 1,
+    /// A copy of a block that is equal to the backing device's: a second chance, a read fill.
+    Fill = 2,
+    /// Blocks that read as zeros.
+    Zero = 3,
+    /// Blocks the guest gave up.
+    Discard = 4,
+    /// Blocks that a write reached on the backing device by another way: older entries are void.
+    Bypassed = 5,
+    /// Blocks whose newest contents were lost: reads answer an error until they are written.
+    Lost = 6,
+    /// A block the backing device refused: kept here, tried again.
+    Parked = 7,
+    /// A note for recovery, no block.
+    Marker = 8,
+}
+
+impl Kind {
+    fn decode(byte: u8) -> Option<Kind> {
+        [
+            Kind::Void,
+            Kind::Data,
+            Kind::Fill,
+            Kind::Zero,
+            Kind::Discard,
+            Kind::Bypassed,
+            Kind::Lost,
+            Kind::Parked,
+            Kind::Marker,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == byte)
+    }
+
+    /// Whether an entry of this kind has a slot.
+    pub const fn has_slot(self) -> bool {
+        matches!(self, Kind::Data | Kind::Fill | Kind::Parked | Kind::Void)
+    }
+}
+
+/// One entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What it says.
+    pub kind: Kind,
+    /// First block.
+    pub lba: Lba,
+    /// Blocks; one for kinds with a slot.
+    pub count: u32,
+    /// Seeded checksum of the block; zero for kinds without a slot.
+    pub crc: u32,
+    /// Block within the record (its header is block 0); zero for kinds without a slot.
+    pub slot: u16,
+}
+
+impl Entry {
+    /// The entry's bytes.
+    pub fn encode(&self) -> [u8; ENTRY_SIZE] {
+        assert!(self.lba.0 + u64::from(self.count) <= VOLUME_BLOCKS_MAX, "entry past any volume");
+        assert_eq!(self.kind.has_slot(), self.slot != 0, "a slot where there is none");
+        let mut bytes = [0; ENTRY_SIZE];
+        put(&mut bytes, 0, &self.lba.0.to_le_bytes()[..6]);
+        bytes[6] = self.kind as u8;
+        bytes[7] = if self.kind.has_slot() { 255 } else { 0 };
+        put(&mut bytes, 8, &self.crc.to_le_bytes());
+        put(&mut bytes, 12, &self.count.to_le_bytes());
+        put(&mut bytes, 18, &self.slot.to_le_bytes());
+        bytes
+    }
+
+    /// What the bytes say.
+    pub fn decode(bytes: &[u8; ENTRY_SIZE]) -> Result<Entry, FormatError> {
+        let value = |field, found: u64| Err(FormatError::Value { field, found });
+        let Some(kind) = Kind::decode(bytes[6]) else {
+            return value("kind", bytes[6].into());
+        };
+        let mut wide = [0; 8];
+        wide[..6].copy_from_slice(&array::<6>(bytes, 0));
+        let entry = Entry {
+            kind,
+            lba: Lba(u64::from_le_bytes(wide)),
+            crc: get_u32(bytes, 8),
+            count: get_u32(bytes, 12),
+            slot: get_u16(bytes, 18),
+        };
+        if entry.lba.0 + u64::from(entry.count) > VOLUME_BLOCKS_MAX {
+            return value("lba", entry.lba.0);
+        }
+        let mask = if kind.has_slot() { 255 } else { 0 };
+        if bytes[7] != mask {
+            return value("sector_mask", bytes[7].into());
+        }
+        if bytes[16] != 0 {
+            return value("codec", bytes[16].into());
+        }
+        if bytes[17] != 0 {
+            return value("stored_length", bytes[17].into());
+        }
+        if kind.has_slot() != (entry.slot != 0) {
+            return value("slot", entry.slot.into());
+        }
+        if kind.has_slot() && entry.count != 1 || entry.count == 0 {
+            return value("count", entry.count.into());
+        }
+        Ok(entry)
+    }
+}

@@ -1,0 +1,600 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The superblock: whose cache this is, its geometry, its volumes, and where each log ended when
+//! it was last opened.
+//!
+//! There are two copies, at the first and at the last 64 KiB of the cache. A change is written to
+//! one copy, flushed, then to the other, then flushed: at every moment one copy is whole, and
+//! mostly both.
+
+use super::bytes::{
+    AT_SEQUENCE, AT_UUID, COMMON_SIZE, Common, Field, FormatError, Seed, array, get_u16, get_u32,
+    get_u64, put, zeros,
+};
+use super::feature;
+use super::record::{Identity, Link};
+use crate::limits::{
+    SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENT_COUNT_MAX, SEGMENT_COUNT_MIN, VOLUME_BLOCKS_MAX,
+    VOLUME_COUNT_MAX,
+};
+use crate::units::{BLOCK_BYTES, Ordinal, SegmentId, Sequence};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// `FOREBAYS`, as a little-endian number.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"FOREBAYS");
+/// Bytes of one copy.
+pub const SUPERBLOCK_SIZE: usize = 64 << 10;
+const HEADER_SIZE: usize = 4096;
+const VOLUME_SIZE: usize = 1024;
+const COMMON: Common = Common { magic: MAGIC, kind: 1, size: SUPERBLOCK_SIZE as u32 };
+const _: () = assert!(HEADER_SIZE + VOLUME_COUNT_MAX * VOLUME_SIZE <= SUPERBLOCK_SIZE);
+
+/// Rows of the table in `docs/format.md`, after the common ones.
+pub const FIELDS: [Field; 20] = [
+    Field {
+        offset: 56,
+        size: 4,
+        name: "open_generation",
+        meaning: "raised at each opening, before the first append",
+    },
+    Field { offset: 60, size: 4, name: "clean", meaning: "1 after a clean stop, else 0" },
+    Field { offset: 64, size: 8, name: "incompat", meaning: "features: unknown bit, refuse" },
+    Field { offset: 72, size: 8, name: "compat", meaning: "features: unknown bit, go on" },
+    Field {
+        offset: 80,
+        size: 8,
+        name: "autoclear",
+        meaning: "features: unknown bit, clear before writing",
+    },
+    Field { offset: 88, size: 8, name: "key", meaning: "seeds every checksum of the cache" },
+    Field { offset: 96, size: 8, name: "size_bytes", meaning: "of the cache" },
+    Field {
+        offset: 104,
+        size: 4,
+        name: "segment_bytes",
+        meaning: "a power of two, 65536 to 4194304",
+    },
+    Field { offset: 108, size: 4, name: "segment_count", meaning: "16 to 33554432" },
+    Field { offset: 112, size: 8, name: "first_segment", meaning: "where segment 0 begins" },
+    Field { offset: 120, size: 2, name: "block_shift", meaning: "12" },
+    Field {
+        offset: 122,
+        size: 2,
+        name: "atomic_shift",
+        meaning: "9: a sector of 512 bytes is whole or not written",
+    },
+    Field { offset: 124, size: 2, name: "member_count", meaning: "1" },
+    Field { offset: 126, size: 2, name: "member_index", meaning: "0" },
+    Field {
+        offset: 128,
+        size: 8,
+        name: "checkpoint_bytes",
+        meaning: "of each of the two checkpoint areas",
+    },
+    Field {
+        offset: 136,
+        size: 8,
+        name: "checkpoint_sequence",
+        meaning: "of the newest whole checkpoint; 0: none",
+    },
+    Field {
+        offset: 144,
+        size: 8,
+        name: "segment_sequence",
+        meaning: "above every segment sequence ever used when written",
+    },
+    Field {
+        offset: 152,
+        size: 8,
+        name: "created_at",
+        meaning: "wall clock, milliseconds since 1970",
+    },
+    Field {
+        offset: 160,
+        size: 8,
+        name: "written_at",
+        meaning: "wall clock, milliseconds since 1970",
+    },
+    Field { offset: 4096, size: 61440, name: "volumes", meaning: "60 volumes of 1024 bytes" },
+];
+
+/// Rows of a volume's table in `docs/format.md`.
+pub const VOLUME_FIELDS: [Field; 26] = [
+    Field { offset: 0, size: 16, name: "volume_uuid", meaning: "zero: no volume here" },
+    Field {
+        offset: 16,
+        size: 1,
+        name: "mode",
+        meaning: "1 write-back, 2 write-through, 3 write-around",
+    },
+    Field { offset: 17, size: 1, name: "order", meaning: "1 batch" },
+    Field { offset: 18, size: 2, name: "flags", meaning: "bit 0: drained, kept clean" },
+    Field { offset: 20, size: 4, name: "attach_generation", meaning: "raised at each attach" },
+    Field { offset: 24, size: 8, name: "volume_bytes", meaning: "a multiple of 512" },
+    Field { offset: 32, size: 4, name: "logical_block", meaning: "512 or 4096" },
+    Field { offset: 36, size: 2, name: "shard", meaning: "0" },
+    Field { offset: 38, size: 2, name: "shard_count", meaning: "1" },
+    Field { offset: 40, size: 64, name: "name", meaning: "UTF-8, zeros behind it" },
+    Field {
+        offset: 104,
+        size: 64,
+        name: "fingerprint",
+        meaning: "of the backing device at the last clean stop",
+    },
+    Field {
+        offset: 168,
+        size: 8,
+        name: "head_sequence",
+        meaning: "last record of the log when last opened or stopped; 0: none",
+    },
+    Field { offset: 176, size: 4, name: "head_checksum", meaning: "its checksum" },
+    Field { offset: 180, size: 4, name: "head_segment", meaning: "its segment" },
+    Field { offset: 184, size: 2, name: "head_block", meaning: "its header's block" },
+    Field {
+        offset: 186,
+        size: 2,
+        name: "head_used",
+        meaning: "blocks of that segment that belong to the log",
+    },
+    Field { offset: 192, size: 8, name: "head_ordinal", meaning: "the segment's ordinal" },
+    Field {
+        offset: 200,
+        size: 8,
+        name: "next_sequence",
+        meaning: "above every sequence ever used when written",
+    },
+    Field {
+        offset: 208,
+        size: 8,
+        name: "sb_watermark",
+        meaning: "everything up to it is on the backing device",
+    },
+    Field { offset: 216, size: 8, name: "sb_tail", meaning: "lowest ordinal still alive" },
+    Field { offset: 224, size: 8, name: "sb_flush_epoch", meaning: "guest flushes so far" },
+    Field {
+        offset: 232,
+        size: 8,
+        name: "sb_backing_as_of",
+        meaning: "wall clock of the newest data on the backing device",
+    },
+    Field { offset: 240, size: 8, name: "head_through", meaning: "last sequence of that record" },
+    Field { offset: 248, size: 8, name: "volume_key_id", meaning: "zero: not encrypted" },
+    Field { offset: 256, size: 2, name: "path_length", meaning: "bytes of the path, at most 510" },
+    Field {
+        offset: 258,
+        size: 510,
+        name: "path",
+        meaning: "where the backing device was last seen: a hint",
+    },
+];
+
+/// Bytes of the longest path that is remembered.
+pub const PATH_MAX: usize = 510;
+/// Bytes of the longest volume name.
+pub const NAME_MAX: usize = 64;
+
+/// How a volume takes writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mode {
+    /// Answered from the log, written back later.
+    WriteBack = 1,
+    /// Answered when it is in the log and on the backing device.
+    WriteThrough = 2,
+    /// Written to the backing device; the log only hears what it must forget.
+    WriteAround = 3,
+}
+
+/// Where a log ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The last record.
+    pub link: Link,
+    /// Its last sequence.
+    pub through: Sequence,
+    /// Blocks of its segment that belong to the log.
+    pub used: u16,
+    /// Ordinal of its segment.
+    pub ordinal: Ordinal,
+}
+
+impl Head {
+    /// The head of a log without records.
+    pub const NONE: Head =
+        Head { link: Link::NONE, through: Sequence(0), used: 0, ordinal: Ordinal(0) };
+}
+
+/// What the cache remembers of one volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// Its identity.
+    pub uuid: [u8; 16],
+    /// How it takes writes.
+    pub mode: Mode,
+    /// Drained: kept clean (as write-through) until write-back is asked for again.
+    pub drained: bool,
+    /// Raised at each attach.
+    pub attach_generation: u32,
+    /// Its size.
+    pub size_bytes: u64,
+    /// 512 or 4096.
+    pub logical_block: u32,
+    /// Its name.
+    pub name: String,
+    /// Identity of the backing device at the last clean stop; opaque here.
+    pub fingerprint: [u8; 64],
+    /// Where its log ended when the cache was last opened or stopped.
+    pub head: Head,
+    /// Above every sequence used.
+    pub next_sequence: Sequence,
+    /// Everything up to it is on the backing device.
+    pub watermark: Sequence,
+    /// Lowest ordinal alive.
+    pub tail: Ordinal,
+    /// Guest flushes so far.
+    pub flush_epoch: u64,
+    /// Wall clock of the newest data on the backing device.
+    pub backing_as_of: u64,
+    /// Where the backing device was last seen.
+    pub path: String,
+}
+
+/// The superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// The cache's uuid.
+    pub uuid: [u8; 16],
+    /// Rises with every change.
+    pub sequence: u64,
+    /// Raised at each opening.
+    pub open_generation: u32,
+    /// The last stop was a clean one.
+    pub clean: bool,
+    /// Feature masks.
+    pub incompat: u64,
+    /// Features an older program may ignore.
+    pub compat: u64,
+    /// Features an older program must clear before it writes.
+    pub autoclear: u64,
+    /// Seeds all checksums.
+    pub key: u64,
+    /// Bytes of the cache.
+    pub size_bytes: u64,
+    /// Bytes of a segment.
+    pub segment_bytes: u32,
+    /// Segments.
+    pub segment_count: u32,
+    /// Where they begin.
+    pub first_segment: u64,
+    /// Bytes of each checkpoint area; the two lie between the first copy and the segments.
+    pub checkpoint_bytes: u64,
+    /// The newest whole checkpoint; its area is this number's parity. Zero: none.
+    pub checkpoint_sequence: u64,
+    /// Above every segment sequence used.
+    pub segment_sequence: u64,
+    /// Wall clock at format.
+    pub created_at: u64,
+    /// Wall clock at this change.
+    pub written_at: u64,
+    /// The volumes, by index.
+    pub volumes: Vec<Option<Volume>>,
+}
+
+/// What a new cache is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct NewCache {
+    /// Random, not zero.
+    pub uuid: [u8; 16],
+    /// Random.
+    pub key: u64,
+    /// Bytes of the device.
+    pub size_bytes: u64,
+    /// Bytes of a segment: a power of two within the limits.
+    pub segment_bytes: u32,
+    /// Wall clock, milliseconds since 1970.
+    pub now: u64,
+}
+
+/// A device has no room for a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooSmall {
+    /// Its size.
+    pub size_bytes: u64,
+}
+
+/// Bytes of one checkpoint area for so many segments: index pages, slots, segments, extents.
+fn checkpoint_room(segment_count: u64, segment_bytes: u64) -> u64 {
+    let slots = segment_count * (segment_bytes / BLOCK_BYTES);
+    let pages = slots.div_ceil(crate::map::index::PAGE_LOAD).max(1) * BLOCK_BYTES;
+    let bytes = pages + slots * 9 + segment_count * 64 + (segment_count * 512).min(4 << 20);
+    (bytes + (256 << 10)).next_multiple_of(BLOCK_BYTES)
+}
+
+impl Superblock {
+    /// The superblock of a new cache of `size_bytes` bytes.
+    pub fn format(new: &NewCache) -> Result<Superblock, TooSmall> {
+        let copy = SUPERBLOCK_SIZE as u64;
+        let segment = u64::from(new.segment_bytes);
+        let room = (new.size_bytes / BLOCK_BYTES * BLOCK_BYTES).saturating_sub(2 * copy);
+        // Checkpoints take their room from the segments they describe: a few turns settle it.
+        let mut segment_count = room / segment;
+        let mut checkpoint_bytes = 0;
+        for _ in 0..8 {
+            checkpoint_bytes = checkpoint_room(segment_count, segment);
+            segment_count = room.saturating_sub(2 * checkpoint_bytes) / segment;
+        }
+        let first_segment = copy + 2 * checkpoint_bytes;
+        while segment_count > 0 && first_segment + segment_count * segment + copy > new.size_bytes {
+            segment_count -= 1;
+        }
+        let segment_count = segment_count.min(u64::from(SEGMENT_COUNT_MAX)) as u32;
+        if segment_count < SEGMENT_COUNT_MIN {
+            return Err(TooSmall { size_bytes: new.size_bytes });
+        }
+        Ok(Superblock {
+            uuid: new.uuid,
+            sequence: 1,
+            open_generation: 0,
+            clean: true,
+            incompat: 0,
+            compat: 0,
+            autoclear: 0,
+            key: new.key,
+            size_bytes: new.size_bytes,
+            segment_bytes: new.segment_bytes,
+            segment_count,
+            first_segment,
+            checkpoint_bytes,
+            checkpoint_sequence: 0,
+            segment_sequence: 1,
+            created_at: new.now,
+            written_at: new.now,
+            volumes: alloc::vec![None; VOLUME_COUNT_MAX],
+        })
+    }
+
+    /// Identity that records of this cache are checked with.
+    pub fn identity(&self) -> Identity {
+        Identity { uuid: self.uuid, key: self.key }
+    }
+
+    /// Where the two copies lie.
+    pub fn addresses(size_bytes: u64) -> [u64; 2] {
+        let size = SUPERBLOCK_SIZE as u64;
+        [0, size_bytes / BLOCK_BYTES * BLOCK_BYTES - size]
+    }
+
+    /// Blocks of a segment.
+    pub fn segment_blocks(&self) -> u16 {
+        (u64::from(self.segment_bytes) / BLOCK_BYTES) as u16
+    }
+
+    /// Where a block of a segment lies on the cache device.
+    pub fn address(&self, segment: SegmentId, block: u16) -> u64 {
+        self.first_segment
+            + u64::from(segment.0) * u64::from(self.segment_bytes)
+            + u64::from(block) * BLOCK_BYTES
+    }
+
+    /// The bytes of the copy that goes to `address`.
+    pub fn encode(&self, address: u64) -> Vec<u8> {
+        assert!(self.volumes.len() <= VOLUME_COUNT_MAX);
+        let mut bytes = alloc::vec![0; SUPERBLOCK_SIZE];
+        COMMON.encode(&mut bytes, address, self.uuid, self.sequence);
+        put(&mut bytes, 56, &self.open_generation.to_le_bytes());
+        put(&mut bytes, 60, &u32::from(self.clean).to_le_bytes());
+        put(&mut bytes, 64, &self.incompat.to_le_bytes());
+        put(&mut bytes, 72, &self.compat.to_le_bytes());
+        put(&mut bytes, 80, &self.autoclear.to_le_bytes());
+        put(&mut bytes, 88, &self.key.to_le_bytes());
+        put(&mut bytes, 96, &self.size_bytes.to_le_bytes());
+        put(&mut bytes, 104, &self.segment_bytes.to_le_bytes());
+        put(&mut bytes, 108, &self.segment_count.to_le_bytes());
+        put(&mut bytes, 112, &self.first_segment.to_le_bytes());
+        put(&mut bytes, 120, &12u16.to_le_bytes());
+        put(&mut bytes, 122, &9u16.to_le_bytes());
+        put(&mut bytes, 124, &1u16.to_le_bytes());
+        put(&mut bytes, 128, &self.checkpoint_bytes.to_le_bytes());
+        put(&mut bytes, 136, &self.checkpoint_sequence.to_le_bytes());
+        put(&mut bytes, 144, &self.segment_sequence.to_le_bytes());
+        put(&mut bytes, 152, &self.created_at.to_le_bytes());
+        put(&mut bytes, 160, &self.written_at.to_le_bytes());
+        for (index, volume) in self.volumes.iter().enumerate() {
+            let at = HEADER_SIZE + index * VOLUME_SIZE;
+            if let Some(volume) = volume {
+                volume.encode(&mut bytes[at..at + VOLUME_SIZE]);
+            }
+        }
+        COMMON.seal(&mut bytes, Seed(0));
+        bytes
+    }
+
+    /// Checks the copy that lies at `address`.
+    pub fn decode(bytes: &mut [u8], address: u64) -> Result<Superblock, FormatError> {
+        COMMON.check(bytes, address, Seed(0))?;
+        let value = |field, found: u64| Err(FormatError::Value { field, found });
+        let unknown = get_u64(bytes, 64) & !feature::INCOMPAT_KNOWN;
+        if unknown != 0 {
+            let names = feature::incompat_names(unknown);
+            return Err(FormatError::Incompatible { bits: unknown, names });
+        }
+        let fixed = [(120, 2, 12, "block_shift"), (122, 2, 9, "atomic_shift")];
+        for (at, _, expected, field) in fixed {
+            if get_u16(bytes, at) != expected {
+                return value(field, get_u16(bytes, at).into());
+            }
+        }
+        if get_u16(bytes, 124) != 1 || get_u16(bytes, 126) != 0 {
+            return value("member_count", get_u16(bytes, 124).into());
+        }
+        if get_u32(bytes, 60) > 1 {
+            return value("clean", get_u32(bytes, 60).into());
+        }
+        let volumes_end = HEADER_SIZE + VOLUME_COUNT_MAX * VOLUME_SIZE;
+        zeros(bytes, 168, HEADER_SIZE)?;
+        zeros(bytes, volumes_end, SUPERBLOCK_SIZE)?;
+        let mut volumes = Vec::with_capacity(VOLUME_COUNT_MAX);
+        for index in 0..VOLUME_COUNT_MAX {
+            let at = HEADER_SIZE + index * VOLUME_SIZE;
+            volumes.push(Volume::decode(&bytes[at..at + VOLUME_SIZE])?);
+        }
+        let superblock = Superblock {
+            uuid: array(bytes, AT_UUID),
+            sequence: get_u64(bytes, AT_SEQUENCE),
+            open_generation: get_u32(bytes, 56),
+            clean: get_u32(bytes, 60) == 1,
+            incompat: get_u64(bytes, 64),
+            compat: get_u64(bytes, 72),
+            autoclear: get_u64(bytes, 80),
+            key: get_u64(bytes, 88),
+            size_bytes: get_u64(bytes, 96),
+            segment_bytes: get_u32(bytes, 104),
+            segment_count: get_u32(bytes, 108),
+            first_segment: get_u64(bytes, 112),
+            checkpoint_bytes: get_u64(bytes, 128),
+            checkpoint_sequence: get_u64(bytes, 136),
+            segment_sequence: get_u64(bytes, 144),
+            created_at: get_u64(bytes, 152),
+            written_at: get_u64(bytes, 160),
+            volumes,
+        };
+        superblock.check_geometry()?;
+        Ok(superblock)
+    }
+
+    fn check_geometry(&self) -> Result<(), FormatError> {
+        let value = |field, found: u64| Err(FormatError::Value { field, found });
+        let segment = self.segment_bytes;
+        if !segment.is_power_of_two() || !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&segment)
+        {
+            return value("segment_bytes", segment.into());
+        }
+        if !(SEGMENT_COUNT_MIN..=SEGMENT_COUNT_MAX).contains(&self.segment_count) {
+            return value("segment_count", self.segment_count.into());
+        }
+        let begin = SUPERBLOCK_SIZE as u64;
+        let areas = self.checkpoint_bytes.checked_mul(2).and_then(|bytes| bytes.checked_add(begin));
+        if self.checkpoint_bytes % BLOCK_BYTES != 0
+            || areas.is_none_or(|end| end > self.first_segment)
+        {
+            return value("checkpoint_bytes", self.checkpoint_bytes);
+        }
+        let segments = u64::from(segment) * u64::from(self.segment_count);
+        let end = self.first_segment.checked_add(segments).and_then(|end| end.checked_add(begin));
+        if self.first_segment % BLOCK_BYTES != 0 || end.is_none_or(|end| end > self.size_bytes) {
+            return value("first_segment", self.first_segment);
+        }
+        Ok(())
+    }
+}
+
+impl Volume {
+    fn encode(&self, bytes: &mut [u8]) {
+        assert!(self.uuid != [0; 16]);
+        assert!(self.name.len() <= NAME_MAX && self.path.len() <= PATH_MAX);
+        put(bytes, 0, &self.uuid);
+        bytes[16] = self.mode as u8;
+        bytes[17] = 1;
+        put(bytes, 18, &u16::from(self.drained).to_le_bytes());
+        put(bytes, 20, &self.attach_generation.to_le_bytes());
+        put(bytes, 24, &self.size_bytes.to_le_bytes());
+        put(bytes, 32, &self.logical_block.to_le_bytes());
+        put(bytes, 38, &1u16.to_le_bytes());
+        put(bytes, 40, self.name.as_bytes());
+        put(bytes, 104, &self.fingerprint);
+        put(bytes, 168, &self.head.link.sequence.0.to_le_bytes());
+        put(bytes, 176, &self.head.link.checksum.to_le_bytes());
+        put(bytes, 180, &self.head.link.segment.0.to_le_bytes());
+        put(bytes, 184, &self.head.link.block.to_le_bytes());
+        put(bytes, 186, &self.head.used.to_le_bytes());
+        put(bytes, 192, &self.head.ordinal.0.to_le_bytes());
+        put(bytes, 200, &self.next_sequence.0.to_le_bytes());
+        put(bytes, 208, &self.watermark.0.to_le_bytes());
+        put(bytes, 216, &self.tail.0.to_le_bytes());
+        put(bytes, 224, &self.flush_epoch.to_le_bytes());
+        put(bytes, 232, &self.backing_as_of.to_le_bytes());
+        put(bytes, 240, &self.head.through.0.to_le_bytes());
+        put(bytes, 256, &(self.path.len() as u16).to_le_bytes());
+        put(bytes, 258, self.path.as_bytes());
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Option<Volume>, FormatError> {
+        let value = |field, found: u64| Err(FormatError::Value { field, found });
+        if array::<16>(bytes, 0) == [0; 16] {
+            zeros(bytes, 0, VOLUME_SIZE)?;
+            return Ok(None);
+        }
+        let mode = match bytes[16] {
+            1 => Mode::WriteBack,
+            2 => Mode::WriteThrough,
+            3 => Mode::WriteAround,
+            other => return value("mode", other.into()),
+        };
+        if bytes[17] != 1 {
+            return value("order", bytes[17].into());
+        }
+        if get_u16(bytes, 18) > 1 {
+            return value("flags", get_u16(bytes, 18).into());
+        }
+        let size_bytes = get_u64(bytes, 24);
+        if size_bytes == 0 || size_bytes % 512 != 0 || size_bytes / BLOCK_BYTES >= VOLUME_BLOCKS_MAX
+        {
+            return value("volume_bytes", size_bytes);
+        }
+        let logical_block = get_u32(bytes, 32);
+        if logical_block != 512 && logical_block != 4096 {
+            return value("logical_block", logical_block.into());
+        }
+        if get_u16(bytes, 36) != 0 || get_u16(bytes, 38) != 1 {
+            return value("shard", get_u16(bytes, 36).into());
+        }
+        let name = text(&bytes[40..40 + NAME_MAX])
+            .ok_or(FormatError::Value { field: "name", found: get_u64(bytes, 40) })?;
+        let path_length = usize::from(get_u16(bytes, 256));
+        if path_length > PATH_MAX {
+            return value("path_length", path_length as u64);
+        }
+        let path = core::str::from_utf8(&bytes[258..258 + path_length])
+            .map_err(|_| FormatError::Value { field: "path", found: get_u64(bytes, 258) })?;
+        zeros(bytes, 188, 192)?;
+        zeros(bytes, 248, 256)?;
+        zeros(bytes, 258 + path_length, VOLUME_SIZE)?;
+        Ok(Some(Volume {
+            uuid: array(bytes, 0),
+            mode,
+            drained: get_u16(bytes, 18) == 1,
+            attach_generation: get_u32(bytes, 20),
+            size_bytes,
+            logical_block,
+            name: name.into(),
+            fingerprint: array(bytes, 104),
+            head: Head {
+                link: Link {
+                    sequence: Sequence(get_u64(bytes, 168)),
+                    checksum: get_u32(bytes, 176),
+                    segment: SegmentId(get_u32(bytes, 180)),
+                    block: get_u16(bytes, 184),
+                },
+                through: Sequence(get_u64(bytes, 240)),
+                used: get_u16(bytes, 186),
+                ordinal: Ordinal(get_u64(bytes, 192)),
+            },
+            next_sequence: Sequence(get_u64(bytes, 200)),
+            watermark: Sequence(get_u64(bytes, 208)),
+            tail: Ordinal(get_u64(bytes, 216)),
+            flush_epoch: get_u64(bytes, 224),
+            backing_as_of: get_u64(bytes, 232),
+            path: path.into(),
+        }))
+    }
+}
+
+fn text(bytes: &[u8]) -> Option<&str> {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    if end == 0 || bytes[end..].iter().any(|byte| *byte != 0) {
+        return None;
+    }
+    core::str::from_utf8(&bytes[..end]).ok()
+}
+
+const _: () = assert!(COMMON_SIZE == 56);

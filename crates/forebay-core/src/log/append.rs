@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The head of a log: placing entries, closing records, opening segments.
+//!
+//! # Invariants
+//!
+//! - **P1** The index changes when an entry is placed, in the order of sequences.
+//! - **P2** An entry is whole in the buffer, its checksum included, before anyone is answered.
+//! - **P3** Guest data leaves each log [`SEGMENTS_RESERVED`] segments of the pool.
+//!
+//! # Crash
+//!
+//! An open record lies in the buffer as a header without a checksum, the number of its entries
+//! being raised after each entry is there. After a crash of the process alone, recovery closes it
+//! (`recovery::redo`). After a power cut it never was.
+
+use crate::effect::Effect;
+use crate::engine::{CacheHealth, Engine, Pending};
+use crate::format::entry::{Entry, Kind};
+use crate::format::record::{self, AT_ENTRY_COUNT, Header, Link};
+use crate::limits::{RECORD_ENTRIES_MAX, SEGMENTS_RESERVED};
+use crate::log::chain::{Head, InFlight, OpenRecord, RECORDS_IN_FLIGHT_MAX};
+use crate::log::segment::State;
+use crate::map::extent::{Extent, Position};
+use crate::map::slots::{Heading, Held};
+use crate::mutant::Mutant;
+use crate::payload::Payload;
+use crate::units::{BLOCK_BYTES, BufferId, Lba, Ordinal, SegmentId, Sequence, VolumeIndex};
+use crate::volume::PendingExtent;
+
+/// Extents over at most this many blocks take older data out of the index at once.
+pub(crate) const EAGER_BLOCKS: u32 = 512;
+
+impl Engine {
+    /// Makes room for one more entry with `slots` (0 or 1) blocks; says whether there is.
+    pub(crate) fn room(
+        &mut self,
+        volume: VolumeIndex,
+        slots: u16,
+        guest: bool,
+        payload: &mut impl Payload,
+    ) -> bool {
+        if self.health == CacheHealth::Failed {
+            return false;
+        }
+        let blocks = self.geometry.segment_blocks;
+        let log = &self.volume(volume).log;
+        if let (Some(head), Some(open)) = (log.head, log.open) {
+            let entries = usize::from(open.entries) < RECORD_ENTRIES_MAX && log.items.has_room();
+            if entries && head.next_block + slots <= blocks {
+                return true;
+            }
+            self.close_record(volume, payload);
+        }
+        let few_tokens = self.tokens.room() < 64;
+        let log = &self.volume(volume).log;
+        if log.in_flight.len() >= RECORDS_IN_FLIGHT_MAX || few_tokens {
+            return false;
+        }
+        // A record that could hold nothing but its header is not worth its block.
+        if log.head.is_some_and(|head| head.next_block + 1 + slots.max(1) > blocks) {
+            self.seal_segment(volume, payload);
+        }
+        if self.volume(volume).log.head.is_none() && !self.open_segment(volume, guest, payload) {
+            return false;
+        }
+        self.open_record(volume, payload);
+        true
+    }
+
+    /// Room for an extent: in a record, in the map, in the list that write-back reads.
+    pub(crate) fn extent_room(&mut self, volume: VolumeIndex, payload: &mut impl Payload) -> bool {
+        let limit = self.config.extent_count_max as usize;
+        let state = self.volume(volume);
+        let room = state.extents.has_room() && state.pending_extents.len() < limit;
+        if !room {
+            state.starved = true;
+        }
+        room && self.room(volume, 0, true, payload)
+    }
+
+    /// Where the next block goes; there is room.
+    pub(crate) fn next_slot(&mut self, volume: VolumeIndex) -> (BufferId, u16) {
+        let head = self.volume(volume).log.head.expect("there is room");
+        (head.buffer, head.next_block)
+    }
+
+    /// Places the block that lies in the next slot (P1, P2).
+    pub(crate) fn place_data(
+        &mut self,
+        volume: VolumeIndex,
+        lba: Lba,
+        crc: u32,
+        kind: Kind,
+        payload: &mut impl Payload,
+    ) {
+        let head = self.volume(volume).log.head.expect("there is room");
+        let seed = self.seed(head.segment, head.next_block);
+        let crc = seed.apply(crc);
+        let slot = self.segments.slot(head.segment, head.next_block);
+        self.slots.hold(slot, Held { lba, crc, fill: kind == Kind::Fill });
+        if !self.config.mutants.is(Mutant::IndexNotUpdated) || !lba.0.is_multiple_of(7) {
+            self.index.insert(volume, lba, slot);
+        }
+        let log = &mut self.volume(volume).log;
+        let block = log.open.expect("there is room").block;
+        let entry = Entry { kind, lba, count: 1, crc, slot: head.next_block - block };
+        log.head.as_mut().expect("there is room").next_block += 1;
+        let sequence = self.place_entry(volume, entry, payload);
+        if kind == Kind::Data {
+            let state = self.volume(volume);
+            state.log.dirtied = sequence;
+            state.log.dirty_blocks += 1;
+            state.stats.written_blocks += 1;
+        }
+    }
+
+    /// Places an extent of at most 2^32 - 1 blocks.
+    pub(crate) fn place_extent(
+        &mut self,
+        volume: VolumeIndex,
+        kind: Kind,
+        lba: Lba,
+        count: u32,
+        payload: &mut impl Payload,
+    ) {
+        if count <= EAGER_BLOCKS {
+            for offset in 0..u64::from(count) {
+                if let Some(slot) = self.index.get(volume, lba + offset) {
+                    self.index.remove(volume, lba + offset, slot);
+                }
+            }
+        }
+        let state = self.volume(volume);
+        let head = state.log.head.expect("there is room");
+        let segment = head.segment;
+        let entry = Entry { kind, lba, count, crc: 0, slot: 0 };
+        let sequence = self.place_entry(volume, entry, payload);
+        let ordinal = self.segments.get(segment).ordinal;
+        let position = Position::new(ordinal, head.next_block);
+        let state = self.volume(volume);
+        let end = lba + u64::from(count);
+        state.extents.insert(Extent { start: lba, end, position, kind });
+        if matches!(kind, Kind::Zero | Kind::Discard) {
+            state.log.dirtied = sequence;
+            let pending = PendingExtent { sequence, position, kind, lba, count };
+            state.pending_extents.push_back(pending);
+        }
+    }
+
+    /// Puts an entry into the open record, and voids the tickets for its blocks.
+    fn place_entry(
+        &mut self,
+        volume: VolumeIndex,
+        entry: Entry,
+        payload: &mut impl Payload,
+    ) -> Sequence {
+        let now = self.now;
+        let ignore = self.config.mutants.is(Mutant::TicketIgnored);
+        let state = self.volume(volume);
+        if !ignore && entry.kind != Kind::Fill {
+            let end = entry.lba + u64::from(entry.count);
+            for ticket in &mut state.chances {
+                ticket.1 &= !(entry.lba <= ticket.0 && ticket.0 < end);
+            }
+        }
+        let log = &mut state.log;
+        let head = log.head.expect("there is room");
+        let open = log.open.as_mut().expect("there is room");
+        if open.entries == 0 {
+            open.since = now;
+        }
+        let index = open.entries;
+        open.entries += 1;
+        let (block, entries) = (open.block, open.entries);
+        let sequence = Sequence(open.sequence.0 + u64::from(entries));
+        log.next_sequence = Sequence(sequence.0 + 1);
+        log.placed = sequence;
+        let (first, second) = record::items(entry.lba, entry.count);
+        log.items.push(first);
+        if let Some(second) = second {
+            log.items.push(second);
+        }
+        let at = record::put_entry(&mut log.header, index, &entry);
+        let offset = (u64::from(block) * BLOCK_BYTES) as u32;
+        let bytes = &log.header[at..at + record::ENTRY_BYTES];
+        payload.put(head.buffer, offset + at as u32, bytes);
+        payload.put(head.buffer, offset + AT_ENTRY_COUNT as u32, &entries.to_le_bytes());
+        sequence
+    }
+
+    /// Begins a record at the head's next block; its header is in the buffer, but for a checksum.
+    fn open_record(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        let now = self.now;
+        let log = &mut self.volume(volume).log;
+        assert!(log.open.is_none());
+        let head = log.head.as_mut().expect("a segment is open");
+        let block = head.next_block;
+        head.next_block += 1;
+        let (buffer, sequence) = (head.buffer, log.next_sequence);
+        log.open = Some(OpenRecord { block, sequence, entries: 0, since: now });
+        log.next_sequence = Sequence(sequence.0 + 1);
+        log.items.clear();
+        log.header.fill(0);
+        self.encode_header(volume);
+        let log = &self.volume(volume).log;
+        let offset = (u64::from(block) * BLOCK_BYTES) as u32;
+        // The magic comes last: a header that is there in part is no header.
+        payload.put(buffer, offset + 8, &log.header[8..]);
+        payload.put(buffer, offset, &log.header[..8]);
+    }
+
+    /// Encodes the open record's header as things stand.
+    fn encode_header(&mut self, volume: VolumeIndex) -> Header {
+        let (identity, wall) = (self.identity, self.wall);
+        let open_generation = self.open_generation;
+        let attach_generation = self.volume(volume).attach_generation;
+        let log = &self.volume(volume).log;
+        let head = log.head.expect("a segment is open");
+        let open = log.open.expect("a record is open");
+        let segment = *self.segments.get(head.segment);
+        let (previous_segment, previous_segment_used) = self.previous_of(volume);
+        let address = self.geometry.address(head.segment, open.block);
+        let log = &mut self.volume(volume).log;
+        let header = Header {
+            sequence: open.sequence,
+            previous: log.last,
+            open_generation,
+            volume: volume.0.into(),
+            attach_generation,
+            segment_sequence: segment.sequence,
+            ordinal: segment.ordinal,
+            previous_segment,
+            previous_segment_used,
+            blocks: head.next_block - open.block,
+            entry_count: open.entries,
+            item_count: log.previous_items.as_slice().len() as u16,
+            durable_through: log.durable.through,
+            tail: log.tail,
+            watermark: log.watermark,
+            flush_epoch: log.flush_epoch,
+            written_at: wall,
+            backing_as_of: log.backing_as_of,
+        };
+        record::put_items(&mut log.header, log.previous_items.as_slice());
+        header.encode(&mut log.header, address, identity.uuid);
+        header
+    }
+
+    /// The segment before the head, and how much of it belongs to the log.
+    fn previous_of(&mut self, volume: VolumeIndex) -> (SegmentId, u16) {
+        match self.volume(volume).log.before_head {
+            Some(id) => (id, self.segments.get(id).used),
+            None => (SegmentId(u32::MAX), 0),
+        }
+    }
+
+    /// Completes the open record and has it written.
+    pub(crate) fn close_record(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        let header = self.encode_header(volume);
+        let identity = self.identity;
+        let now = self.now;
+        let log = &self.volume(volume).log;
+        let (head, open) = (log.head.expect("open"), log.open.expect("open"));
+        let address = self.geometry.address(head.segment, open.block);
+        let log = &mut self.volume(volume).log;
+        let checksum = record::seal(&mut log.header, address, &identity);
+        let offset = (u64::from(open.block) * BLOCK_BYTES) as u32;
+        if head.next_block < self.geometry.segment_blocks {
+            // Whatever the buffer held in an earlier life is not the next header.
+            let next = (u64::from(head.next_block) * BLOCK_BYTES) as u32;
+            payload.put(head.buffer, next, &[0; 8]);
+        }
+        let log = &mut self.volume(volume).log;
+        payload.put(head.buffer, offset, &log.header[..]);
+        log.last =
+            Link { sequence: header.sequence, checksum, segment: head.segment, block: open.block };
+        log.open = None;
+        log.closed = header.last_sequence();
+        log.note_wanted = false;
+        log.undurable_bytes += u64::from(header.blocks) * BLOCK_BYTES;
+        core::mem::swap(&mut log.items, &mut log.previous_items);
+        let marks = log.marks(&header, now);
+        let token = self.token(Pending::Record { volume, segment: head.segment });
+        let state = self.volume(volume);
+        state.log.in_flight.push_back(InFlight { token, marks, written: false });
+        state.stats.records += 1;
+        state.stats.cache_blocks_written += u64::from(header.blocks);
+        let segment = self.segments.get_mut(head.segment);
+        segment.writes += 1;
+        segment.used = head.next_block;
+        segment.last_sequence = header.last_sequence();
+        let heading = Heading {
+            blocks: header.blocks,
+            entries: header.entry_count,
+            sequence_offset: (header.sequence.0 - segment.first_sequence.0) as u32,
+        };
+        self.slots.head(self.segments.slot(head.segment, open.block), heading);
+        self.effects.push_back(Effect::WriteCache {
+            token,
+            buffer: head.buffer,
+            segment: head.segment,
+            block: open.block,
+            blocks: header.blocks,
+        });
+    }
+
+    /// Takes a segment from the pool for the head of a log.
+    fn open_segment(
+        &mut self,
+        volume: VolumeIndex,
+        guest: bool,
+        payload: &mut impl Payload,
+    ) -> bool {
+        if self.buffers.is_empty() || guest && !self.guest_may_take(volume) {
+            return false;
+        }
+        let Some(id) = self.segments.take_free() else { return false };
+        let buffer = self.buffers.pop().expect("looked");
+        let sequence = self.segment_sequence;
+        self.segment_sequence += 1;
+        let log = &mut self.volume(volume).log;
+        let ordinal = log.next_ordinal;
+        log.next_ordinal = Ordinal(ordinal.0 + 1);
+        let first_sequence = log.next_sequence;
+        let before = log.newest.replace(id);
+        log.before_head = before;
+        log.segment_count += 1;
+        log.oldest.get_or_insert(id);
+        log.tail_segment.get_or_insert(id);
+        log.head = Some(Head { segment: id, buffer, next_block: 0 });
+        if let Some(before) = before {
+            self.segments.get_mut(before).next = Some(id);
+        }
+        let segment = self.segments.get_mut(id);
+        segment.become_state(State::Open);
+        segment.volume = volume;
+        segment.sequence = sequence;
+        segment.ordinal = ordinal;
+        segment.first_sequence = first_sequence;
+        segment.last_sequence = first_sequence;
+        segment.next = None;
+        segment.used = 0;
+        segment.buffer = Some(buffer);
+        payload.put(buffer, 0, &[0; 8]);
+        payload.buffer_begin(buffer, id);
+        true
+    }
+
+    /// Guest data leaves each log its reserve, and each other volume a share it may grow to (P3).
+    fn guest_may_take(&self, volume: VolumeIndex) -> bool {
+        let others = |state: &&crate::volume::Volume| state.index != volume;
+        let count = self.volumes.iter().flatten().count() as u32;
+        let share = (self.segments.count() / (4 * count.max(1))).max(2);
+        let owed: u32 = self
+            .volumes
+            .iter()
+            .flatten()
+            .map(AsRef::as_ref)
+            .filter(others)
+            .filter(|state| state.serving)
+            .map(|state| share.saturating_sub(state.log.segment_count))
+            .sum();
+        self.segments.free_count() > SEGMENTS_RESERVED * count + owed
+    }
+
+    /// Ends the head: nothing more goes into it.
+    pub(crate) fn seal_segment(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        let log = &mut self.volume(volume).log;
+        assert!(log.open.is_none(), "the record is closed first");
+        let head = log.head.take().expect("a segment is open");
+        self.segments.get_mut(head.segment).become_state(State::Sealed);
+        self.release_buffer(head.segment, payload);
+    }
+
+    /// Gives a sealed segment's buffer back once the cache device has everything.
+    pub(crate) fn release_buffer(&mut self, id: SegmentId, payload: &mut impl Payload) {
+        let segment = self.segments.get_mut(id);
+        if segment.state != State::Sealed || segment.writes > 0 {
+            return;
+        }
+        if let Some(buffer) = segment.buffer.take() {
+            payload.buffer_end(buffer);
+            self.buffers.push(buffer);
+        }
+    }
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A log: the chain of segments of one volume, and how far each part of its life has come.
+//!
+//! # Invariants
+//!
+//! - **L1** tail ≤ head; watermark ≤ durable ≤ written ≤ closed ≤ placed.
+//! - **L2** Entries and the index change in the order of sequences, never of completions.
+//! - **L3** Exactly the records between tail and head are the log.
+
+use crate::effect::Token;
+use crate::format::record::{Header, Link};
+use crate::limits::RECORD_ITEMS_MAX;
+use crate::units::{BLOCK_SIZE, BufferId, Ordinal, SegmentId, Sequence, Tick};
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+
+/// Records of one log that may be on their way to the device.
+pub const RECORDS_IN_FLIGHT_MAX: usize = 256;
+
+/// The open segment of a log.
+#[derive(Clone, Copy, Debug)]
+pub struct Head {
+    /// Which.
+    pub segment: SegmentId,
+    /// Where its bytes are.
+    pub buffer: BufferId,
+    /// Next block to fill.
+    pub next_block: u16,
+}
+
+/// The record that is being filled.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenRecord {
+    /// Its header's block.
+    pub block: u16,
+    /// Its first sequence.
+    pub sequence: Sequence,
+    /// Entries so far.
+    pub entries: u16,
+    /// When its first entry was placed.
+    pub since: Tick,
+}
+
+/// A record on its way to the device.
+#[derive(Clone, Copy, Debug)]
+pub struct InFlight {
+    /// The write.
+    pub token: Token,
+    /// What is written when it is done.
+    pub marks: Marks,
+    /// The device said so.
+    pub written: bool,
+}
+
+/// What a record says about the log, true as soon as it is durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// Its last sequence.
+    pub through: Sequence,
+    /// The tail it names.
+    pub tail: Ordinal,
+    /// The watermark it names.
+    pub watermark: Sequence,
+    /// When it was closed.
+    pub closed_at: Tick,
+}
+
+/// A list of what a record holds, for the header of the next one.
+#[derive(Debug)]
+pub struct Items {
+    items: [u64; RECORD_ITEMS_MAX],
+    count: usize,
+}
+
+impl Items {
+    const fn new() -> Items {
+        Items { items: [0; RECORD_ITEMS_MAX], count: 0 }
+    }
+
+    /// The items.
+    pub fn as_slice(&self) -> &[u64] {
+        &self.items[..self.count]
+    }
+
+    /// Whether one more extent is sure to fit.
+    pub fn has_room(&self) -> bool {
+        self.count + 2 <= RECORD_ITEMS_MAX
+    }
+
+    /// Adds one.
+    pub fn push(&mut self, item: u64) {
+        self.items[self.count] = item;
+        self.count += 1;
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.count = 0;
+    }
+}
+
+/// One log.
+#[derive(Debug)]
+pub struct Log {
+    /// The open segment.
+    pub head: Option<Head>,
+    /// The open record, in the head.
+    pub open: Option<OpenRecord>,
+    /// The open record's header as it will be written.
+    pub header: Box<[u8; BLOCK_SIZE]>,
+    /// What the open record holds.
+    pub items: Items,
+    /// What the record before holds.
+    pub previous_items: Items,
+    /// The last closed record.
+    pub last: Link,
+    /// The newest segment of the log, open or not.
+    pub newest: Option<SegmentId>,
+    /// The segment before the head, while it is not free.
+    pub before_head: Option<SegmentId>,
+    /// Ordinal the next segment gets.
+    pub next_ordinal: Ordinal,
+    /// Oldest segment that is not free; the retired ones come first.
+    pub oldest: Option<SegmentId>,
+    /// Oldest segment that is not retired.
+    pub tail_segment: Option<SegmentId>,
+    /// Lowest ordinal alive.
+    pub tail: Ordinal,
+    /// Next sequence.
+    pub next_sequence: Sequence,
+    /// Last sequence of an entry (not of a mere header).
+    pub placed: Sequence,
+    /// Last sequence of an entry that the backing device does not hold by its nature.
+    pub dirtied: Sequence,
+    /// Last sequence of the last closed record.
+    pub closed: Sequence,
+    /// Records on their way, oldest first.
+    pub in_flight: VecDeque<InFlight>,
+    /// What the records written so far, without a gap, say.
+    pub written: Marks,
+    /// What the records covered by the flush under way say.
+    pub flushing: Marks,
+    /// What the durable records say.
+    pub durable: Marks,
+    /// Someone waits for this to be durable.
+    pub wanted: Sequence,
+    /// A record must be written for its marks' sake: the tail or the watermark has moved.
+    pub note_wanted: bool,
+    /// Everything up to it is on the backing device; `durable.watermark` is what a crash keeps.
+    pub watermark: Sequence,
+    /// Wall clock of the newest data on the backing device.
+    pub backing_as_of: u64,
+    /// Guest flushes so far.
+    pub flush_epoch: u64,
+    /// Segments in the log, retired ones not counted.
+    pub segment_count: u32,
+    /// Blocks that are not on the backing device, superseded versions included.
+    pub dirty_blocks: u64,
+    /// Bytes closed since the last durable point.
+    pub undurable_bytes: u64,
+}
+
+impl Log {
+    /// A log that ends at sequence `through`, everything durable, and goes on at a higher one: what
+    /// lies between was given to records that are void for ever.
+    pub fn new(through: Sequence, next_sequence: Sequence) -> Log {
+        assert!(next_sequence > through);
+        let marks = Marks { through, ..Marks::default() };
+        Log {
+            head: None,
+            open: None,
+            header: Box::new([0; BLOCK_SIZE]),
+            items: Items::new(),
+            previous_items: Items::new(),
+            last: Link::NONE,
+            newest: None,
+            before_head: None,
+            next_ordinal: Ordinal(1),
+            oldest: None,
+            tail_segment: None,
+            tail: Ordinal(1),
+            next_sequence,
+            placed: through,
+            dirtied: through,
+            closed: through,
+            in_flight: VecDeque::with_capacity(RECORDS_IN_FLIGHT_MAX),
+            written: marks,
+            flushing: marks,
+            durable: marks,
+            wanted: through,
+            note_wanted: false,
+            watermark: Sequence(0),
+            backing_as_of: 0,
+            flush_epoch: 0,
+            segment_count: 0,
+            dirty_blocks: 0,
+            undurable_bytes: 0,
+        }
+    }
+
+    /// Whether something in the log is not on the backing device.
+    pub fn is_dirty(&self) -> bool {
+        self.dirtied > self.watermark
+    }
+
+    /// Marks of a record that is closed now.
+    pub fn marks(&self, header: &Header, now: Tick) -> Marks {
+        Marks {
+            through: header.last_sequence(),
+            tail: header.tail,
+            watermark: header.watermark,
+            closed_at: now,
+        }
+    }
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! From placed to durable: records are written, the cache device is flushed, waiters answered.
+//!
+//! One flush of the cache device covers every log: all who wait are one group commit.
+//!
+//! # Invariants
+//!
+//! - **D1** A flush covers only records whose writes were complete when it was issued.
+//! - **D2** Who waits for a sequence is answered only after a flush that covers it.
+//! - **D3** A failed write or flush is never tried again: the log is closed for appends.
+
+use crate::effect::{Effect, Fault, Token};
+use crate::engine::{Acknowledge, CacheHealth, Engine, Pending};
+use crate::log::segment::State;
+use crate::mutant::Mutant;
+use crate::payload::Payload;
+use crate::request::{Op, RequestError};
+use crate::units::{SegmentId, Tick, VolumeIndex};
+use crate::volume::Volume;
+
+impl Engine {
+    /// Closes the open record if someone waits for it or its time has come.
+    pub(crate) fn durable_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        if self.health == CacheHealth::Failed {
+            return;
+        }
+        let (now, config) = (self.now, self.config);
+        let state = self.volume(volume);
+        if oldest_undurable(state).is_some_and(|since| now.since(since) >= config.durable_after)
+            || state.log.undurable_bytes >= config.durable_bytes
+        {
+            state.log.wanted = state.log.wanted.max(state.log.placed);
+        }
+        let log = &mut state.log;
+        let open = log.open.filter(|open| open.entries > 0);
+        let due = open.is_some_and(|open| {
+            log.wanted > log.closed
+                || now.since(open.since) >= config.close_after
+                || config.acknowledge != Acknowledge::Placed && log.in_flight.is_empty()
+        });
+        if due || open.is_some() && log.note_wanted {
+            self.close_record(volume, payload);
+        } else if open.is_none() && self.volume(volume).log.note_wanted {
+            self.write_note(volume, payload);
+        }
+    }
+
+    /// Writes a record of nothing but marks, and wants it durable.
+    fn write_note(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        if self.volume(volume).log.open.is_some() || self.room(volume, 0, false, payload) {
+            self.close_record(volume, payload);
+            let log = &mut self.volume(volume).log;
+            log.wanted = log.wanted.max(log.closed);
+        }
+    }
+
+    pub(crate) fn record_written(
+        &mut self,
+        token: Token,
+        volume: VolumeIndex,
+        segment: SegmentId,
+        result: Result<(), Fault>,
+        payload: &mut impl Payload,
+    ) {
+        self.segments.get_mut(segment).writes -= 1;
+        if result.is_err() {
+            return self.fail_cache();
+        }
+        self.release_buffer(segment, payload);
+        let log = &mut self.volume(volume).log;
+        if let Some(record) = log.in_flight.iter_mut().find(|record| record.token == token) {
+            record.written = true;
+        }
+        while let Some(record) = log.in_flight.front().filter(|record| record.written) {
+            log.written = record.marks;
+            log.in_flight.pop_front();
+        }
+        let through = log.written.through;
+        while let Some(waiter) = self.volume(volume).written_waiters.front().copied() {
+            if waiter.sequence > through {
+                break;
+            }
+            self.volume(volume).written_waiters.pop_front();
+            self.answer(waiter.request, Ok(()));
+        }
+    }
+
+    /// Starts a flush of the cache device if that would help somebody.
+    pub(crate) fn flush_settle(&mut self) {
+        if self.flush_running || self.health == CacheHealth::Failed {
+            return;
+        }
+        if !self.volumes.iter().flatten().any(|volume| flush_helps(volume, &self.config.mutants)) {
+            return;
+        }
+        for volume in self.volumes.iter_mut().flatten() {
+            volume.log.flushing = volume.log.written; // D1
+            if self.config.mutants.is(Mutant::AnswerFlushBeforeRecords) {
+                volume.log.flushing.through = volume.log.closed;
+            }
+        }
+        self.flush_running = true;
+        let token = self.token(Pending::CacheFlush);
+        if self.config.mutants.is(Mutant::SkipCacheFlush) {
+            self.tokens.remove(token.0);
+            return self.cache_flushed(Ok(()));
+        }
+        self.effects.push_back(Effect::FlushCache { token });
+    }
+
+    pub(crate) fn cache_flushed(&mut self, result: Result<(), Fault>) {
+        self.flush_running = false;
+        if result.is_err() {
+            return self.fail_cache();
+        }
+        for index in 0..self.volumes.len() {
+            if let Some(state) = self.volumes[index].as_deref_mut() {
+                let log = &mut state.log;
+                log.durable = log.flushing;
+                if log.durable.through == log.closed {
+                    log.undurable_bytes = 0;
+                }
+                self.answer_durable(VolumeIndex(index as u8)); // D2
+                self.free_retired(VolumeIndex(index as u8));
+            }
+        }
+    }
+
+    fn answer_durable(&mut self, volume: VolumeIndex) {
+        loop {
+            let state = self.volume(volume);
+            let through = state.log.durable.through;
+            let Some(waiter) = state.durable_waiters.front().copied() else { return };
+            if waiter.sequence > through {
+                return;
+            }
+            state.durable_waiters.pop_front();
+            let active = self.active(waiter.request);
+            // A write that goes around the log waited for its entry first.
+            if matches!(active.request.op, Op::Write { .. }) && active.remaining == 1 {
+                active.remaining = 0;
+                self.around_issue(waiter.request);
+            } else {
+                self.answer(waiter.request, Ok(()));
+            }
+        }
+    }
+
+    /// Frees the segments whose death is durable (S6).
+    fn free_retired(&mut self, volume: VolumeIndex) {
+        loop {
+            let early = self.config.mutants.is(Mutant::FreeBeforeTailDurable);
+            let log = &self.volume(volume).log;
+            let limit = if early { log.tail } else { log.durable.tail };
+            let Some(id) = log.oldest else { return };
+            let segment = self.segments.get_mut(id);
+            if segment.state != State::Retired || segment.ordinal >= limit {
+                return;
+            }
+            segment.become_state(State::Free);
+            let next = segment.next.take();
+            self.segments.put_free(id);
+            let log = &mut self.volume(volume).log;
+            log.oldest = next;
+            if log.before_head == Some(id) {
+                log.before_head = None;
+            }
+        }
+    }
+
+    /// The cache device failed: whoever waits for it hears so, nothing is appended any more (D3).
+    pub(crate) fn fail_cache(&mut self) {
+        if self.health == CacheHealth::Failed {
+            return;
+        }
+        self.health = CacheHealth::Failed;
+        for index in 0..self.volumes.len() {
+            let Some(state) = self.volumes[index].as_deref_mut() else { continue };
+            let waiting = [
+                core::mem::take(&mut state.durable_waiters),
+                core::mem::take(&mut state.written_waiters),
+                core::mem::take(&mut state.through_waiters),
+            ];
+            for waiter in waiting.iter().flatten() {
+                self.volume(VolumeIndex(index as u8)).unlock(waiter.request);
+                self.answer(waiter.request, Err(RequestError::Io));
+            }
+        }
+    }
+
+    /// When something of this volume is due.
+    pub(crate) fn volume_deadline(&self, volume: &Volume) -> Option<Tick> {
+        if self.health == CacheHealth::Failed {
+            return None;
+        }
+        let open = volume.log.open.filter(|open| open.entries > 0);
+        let close = open.map(|open| open.since.after(self.config.close_after));
+        let wanted = volume.log.wanted >= volume.log.placed;
+        let durable = oldest_undurable(volume)
+            .filter(|_| !wanted)
+            .map(|since| since.after(self.config.durable_after));
+        let writeback = self.writeback_deadline(volume);
+        [close, durable, writeback].into_iter().flatten().min()
+    }
+}
+
+/// When the oldest data that is not durable was closed, or placed.
+fn oldest_undurable(volume: &Volume) -> Option<Tick> {
+    let log = &volume.log;
+    if log.placed <= log.durable.through {
+        return None;
+    }
+    let in_flight = log.in_flight.front().map(|record| record.marks.closed_at);
+    let written = (log.written.through > log.durable.through).then_some(log.written.closed_at);
+    let open = log.open.filter(|open| open.entries > 0).map(|open| open.since);
+    [in_flight, written, open].into_iter().flatten().min()
+}
+
+fn flush_helps(volume: &Volume, mutants: &crate::mutant::Mutants) -> bool {
+    let log = &volume.log;
+    let written =
+        if mutants.is(Mutant::AnswerFlushBeforeRecords) { log.closed } else { log.written.through };
+    if written <= log.durable.through {
+        return false;
+    }
+    let waiter = volume.durable_waiters.front().is_some_and(|waiter| waiter.sequence <= written);
+    waiter || log.wanted > log.durable.through && log.wanted <= written
+}

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The log of each volume: a chain of segments taken from one pool.
+//!
+//! [`segment`] knows what a segment is; [`chain`] what a log is; [`append`] puts entries at its
+//! head; [`durable`] makes them durable; [`reclaim`] empties its tail; [`recovery`] reads it all
+//! back.
+
+pub mod append;
+pub mod chain;
+pub mod durable;
+pub mod reclaim;
+pub mod recovery;
+pub mod segment;

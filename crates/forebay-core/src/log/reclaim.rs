@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The tail of a log: emptying its oldest segment, so that the pool gets it back.
+//!
+//! # Invariants
+//!
+//! - **C1** Only a clean segment is emptied: everything in it is at or below the durable watermark.
+//! - **C2** Older always dies first: segments are emptied in the order of their log.
+//! - **C3** A block that is appended again (a second chance) enters only if nothing newer was
+//!   placed for it since its read began, whatever the index says later: its *ticket* is void then.
+//! - **C4** What was lost is appended again, never forgotten.
+
+use crate::effect::{Effect, Fault};
+use crate::engine::{CacheHealth, Engine, Pending};
+use crate::format::entry::Kind;
+use crate::log::segment::State;
+use crate::map::extent::Position;
+use crate::mutant::Mutant;
+use crate::payload::{Payload, Place};
+use crate::units::{Lba, Ordinal, SegmentId, VolumeIndex};
+
+/// Second chances that may be under way at once.
+pub const CHANCE_COUNT_MAX: usize = 32;
+/// Of a segment's blocks, at most this share (one in so many) gets a second chance.
+const CHANCE_SHARE: u16 = 8;
+/// Lost extents that one step appends again at most.
+const LOST_STEP: usize = 16;
+
+/// A clean block that was read since it was placed, on its way from the tail to the head.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chance {
+    volume: VolumeIndex,
+    lba: Lba,
+    segment: SegmentId,
+    block: u16,
+    frame: u32,
+}
+
+impl Engine {
+    /// Empties the volume's tail while the pool is low and this tail is the oldest there is.
+    pub(crate) fn reclaim_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        // Bounded: each turn retires one of at most so many segments.
+        for _ in 0..8 {
+            if !self.pool_is_low() || self.health == CacheHealth::Failed {
+                return;
+            }
+            let Some(id) = self.reclaimable(volume) else { return };
+            let sequence = self.segments.get(id).sequence;
+            let older = |other: &crate::volume::Volume| {
+                self.reclaimable(other.index)
+                    .is_some_and(|id| self.segments.get(id).sequence < sequence)
+            };
+            if self.volumes.iter().flatten().any(|other| older(other)) {
+                return;
+            }
+            if !self.chances_given(volume, id, payload) || !self.keep_lost(volume, id, payload) {
+                return;
+            }
+            self.retire(volume, id);
+        }
+    }
+
+    /// The volume's oldest segment, if it could be emptied now (C1, C2).
+    fn reclaimable(&self, volume: VolumeIndex) -> Option<SegmentId> {
+        let log = &self.volume_ref(volume)?.log;
+        let id = log.tail_segment?;
+        let segment = self.segments.get(id);
+        let dirty = segment.last_sequence > log.durable.watermark
+            && !self.config.mutants.is(Mutant::ReclaimDirty);
+        let read = segment.readers > 0 && !self.config.mutants.is(Mutant::IgnoreReaders);
+        let busy = read || segment.writes > 0 || segment.buffer.is_some();
+        // The newest segment stays: a log goes on from it.
+        let newest = log.newest == Some(id);
+        (segment.state == State::Sealed && !dirty && !busy && !newest).then_some(id)
+    }
+
+    /// Reads what deserves a second chance; says whether all of it is through.
+    fn chances_given(
+        &mut self,
+        volume: VolumeIndex,
+        id: SegmentId,
+        _payload: &mut impl Payload,
+    ) -> bool {
+        let state = self.volume(volume);
+        if !state.chances.is_empty() {
+            return false;
+        }
+        let ordinal = self.segments.get(id).ordinal;
+        if self.volume(volume).chanced == ordinal || self.volume(volume).starved {
+            return true;
+        }
+        self.volume(volume).chanced = ordinal;
+        let mut left = (self.geometry.segment_blocks / CHANCE_SHARE).max(1);
+        for block in 0..self.segments.get(id).used {
+            let slot = self.segments.slot(id, block);
+            if left == 0 || self.chance_frames.is_empty() {
+                break;
+            }
+            let Some(lba) = self.live_lba(volume, id, block) else { continue };
+            if self.index.get(volume, lba) != Some(slot) || !self.index.is_referenced(volume, lba) {
+                continue;
+            }
+            if self.is_under_extent(volume, lba, ordinal, block) {
+                continue;
+            }
+            left -= 1;
+            let frame = self.chance_frames.pop().expect("looked");
+            self.volume(volume).chances.push((lba, true));
+            self.segments.get_mut(id).readers += 1;
+            let chance = Chance { volume, lba, segment: id, block, frame };
+            let token = self.token(Pending::Chance(chance));
+            let to = Place::Window { frame };
+            self.effects.push_back(Effect::ReadCache { token, segment: id, block, blocks: 1, to });
+        }
+        self.volume(volume).chances.is_empty()
+    }
+
+    /// What a block of a segment holds, if it is no header.
+    fn live_lba(&self, _volume: VolumeIndex, id: SegmentId, block: u16) -> Option<Lba> {
+        let mut header = 0;
+        let used = self.segments.get(id).used;
+        while header < used {
+            if header == block {
+                return None;
+            }
+            let next = header + self.slots.heading(self.segments.slot(id, header)).blocks;
+            if block < next {
+                return self.slots.held(self.segments.slot(id, block)).map(|held| held.lba);
+            }
+            header = next;
+        }
+        None
+    }
+
+    fn is_under_extent(
+        &mut self,
+        volume: VolumeIndex,
+        lba: Lba,
+        ordinal: Ordinal,
+        block: u16,
+    ) -> bool {
+        let position = Position::new(ordinal, block);
+        self.volume(volume).extents.get(lba).is_some_and(|extent| extent.position > position)
+    }
+
+    /// A block was read for its second chance: it enters if its ticket still holds (C3).
+    pub(crate) fn chance_complete(
+        &mut self,
+        chance: Chance,
+        result: Result<(), Fault>,
+        payload: &mut impl Payload,
+    ) {
+        let Chance { volume, lba, segment, block, frame } = chance;
+        self.segments.get_mut(segment).readers -= 1;
+        self.chance_frames.push(frame);
+        let from = Place::Window { frame };
+        let chances = &mut self.volume(volume).chances;
+        let at = chances.iter().position(|ticket| ticket.0 == lba).expect("it has a ticket");
+        let valid = chances.swap_remove(at).1;
+        let good = valid && result.is_ok() && self.verify(segment, block, from, payload);
+        if !good || !self.room(volume, 1, true, payload) {
+            return;
+        }
+        let (buffer, at) = self.next_slot(volume);
+        payload.copy(from, Place::Buffer { buffer, block: at }, 1);
+        let crc = payload.checksum(from);
+        self.place_data(volume, lba, crc, Kind::Fill, payload);
+        self.volume(volume).stats.second_chances += 1;
+    }
+
+    /// Appends again what is still lost and noted in this segment (C4); says whether all is.
+    fn keep_lost(
+        &mut self,
+        volume: VolumeIndex,
+        id: SegmentId,
+        payload: &mut impl Payload,
+    ) -> bool {
+        let ordinal = self.segments.get(id).ordinal;
+        for _ in 0..LOST_STEP {
+            let old = |extent: &&crate::map::extent::Extent| {
+                extent.kind == Kind::Lost && extent.position.ordinal() <= ordinal
+            };
+            let Some(extent) = self.volume(volume).extents.iter().find(old).copied() else {
+                return true;
+            };
+            if self.config.mutants.is(Mutant::LostForgotten) {
+                return true;
+            }
+            // One block at a time: data may have been written over a part of it.
+            let newer = self.index.get(volume, extent.start).is_some_and(|slot| {
+                let (id, block) = self.segments.place(slot);
+                Position::new(self.segments.get(id).ordinal, block) >= extent.position
+            });
+            let state = self.volume(volume);
+            if newer {
+                state.extents.cut(extent.start);
+            } else if !state.extents.has_room() || !self.room(volume, 0, false, payload) {
+                return false;
+            } else {
+                self.place_extent(volume, Kind::Lost, extent.start, 1, payload);
+            }
+        }
+        false
+    }
+
+    /// Forgets everything in the segment, and moves the tail behind it.
+    fn retire(&mut self, volume: VolumeIndex, id: SegmentId) {
+        let segment = *self.segments.get(id);
+        let mut header = 0;
+        while header < segment.used {
+            let heading = self.slots.heading(self.segments.slot(id, header));
+            for block in header + 1..header + heading.blocks {
+                let slot = self.segments.slot(id, block);
+                if let Some(held) = self.slots.held(slot) {
+                    self.index.remove(volume, held.lba, slot);
+                }
+            }
+            header += heading.blocks;
+        }
+        let segment = self.segments.get_mut(id);
+        segment.become_state(State::Retired);
+        let (ordinal, next) = (segment.ordinal, segment.next);
+        let state = self.volume(volume);
+        state.extents.remove_where(|extent| extent.position.ordinal() <= ordinal);
+        state.log.tail_segment = next;
+        state.log.tail = Ordinal(ordinal.0 + 1);
+        state.log.segment_count -= 1;
+        state.log.note_wanted = true;
+        state.stats.reclaimed_segments += 1;
+    }
+}

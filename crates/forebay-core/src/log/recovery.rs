@@ -1,0 +1,915 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Opening after a stop of any kind: what the log holds, read back from the cache device.
+//!
+//! # Terms
+//!
+//! The superblock names, per volume, the *head* of its log when the cache was last opened. What
+//! lies before it was judged then and stands; what lies behind it counts only if this very opening
+//! wrote it (same generation) and it links, record by record, to the head.
+//!
+//! # Invariants
+//!
+//! - **V1** A bad record at or below the largest `durable_through` seen is rot: its blocks are
+//!   lost (or, if clean, forgotten together with everything older), what follows is kept.
+//! - **V2** Above it the log is cut at the first bad record; what follows is void for ever.
+//! - **V3** Payload above `durable_through` is read and checked before its record counts.
+//! - **V4** Recovering twice gives the same; a crash within recovery changes nothing, since the
+//!   only write is the superblock's.
+//! - **V5** Sequences and segment sequences go on above everything seen, void or not.
+//!
+//! # Not here
+//!
+//! Raising the generation: [`reopen`] makes the superblock, the runtime writes it.
+
+use crate::effect::Fault;
+use crate::format::bytes::{FormatError, Seed, block_checksum};
+use crate::format::entry::{Entry, Kind};
+use crate::format::record::{self, Header, Link};
+use crate::format::superblock::{Head, Superblock, Volume};
+use crate::limits::VOLUME_COUNT_MAX;
+use crate::log::append::EAGER_BLOCKS;
+use crate::log::chain::Log;
+use crate::log::segment::{Segments, State};
+use crate::map::extent::{Extent, ExtentMap, Position};
+use crate::map::index::Index;
+use crate::map::slots::{Heading, Held, Slots};
+use crate::mutant::{Mutant, Mutants};
+use crate::policy::writeback::Cursor;
+use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, VolumeIndex};
+use crate::volume::PendingExtent;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// Sequences left out at each opening, for records that were void and not seen.
+const SEQUENCE_GAP: u64 = 1 << 24;
+/// The same for segment sequences.
+const SEGMENT_SEQUENCE_GAP: u64 = 1 << 12;
+
+/// The cache device as recovery sees it: plain reads that wait.
+pub trait CacheReader {
+    /// Reads `bytes.len()` bytes (a multiple of 4,096) at `offset`.
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault>;
+}
+
+/// What was found damaged. Nothing else is affected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// A record's header rotted; these blocks were dirty and are lost.
+    Lost {
+        /// Whose.
+        volume: VolumeIndex,
+        /// First block.
+        lba: Lba,
+        /// Blocks.
+        count: u64,
+    },
+    /// A record's header rotted, and nothing says which dirty blocks it held.
+    Unknown {
+        /// Whose.
+        volume: VolumeIndex,
+        /// The segment it was in.
+        segment: SegmentId,
+        /// Its block in the segment.
+        block: u16,
+    },
+    /// A record's header rotted; it held only clean blocks.
+    Clean {
+        /// Whose.
+        volume: VolumeIndex,
+        /// The segment it was in.
+        segment: SegmentId,
+        /// Its block in the segment.
+        block: u16,
+    },
+    /// The log was cut: what followed had not become durable.
+    Cut {
+        /// Whose.
+        volume: VolumeIndex,
+        /// Last sequence that stands.
+        through: Sequence,
+    },
+}
+
+/// A volume as recovery found it.
+#[derive(Debug)]
+pub struct RecoveredVolume {
+    pub(crate) log: Log,
+    pub(crate) extents: ExtentMap,
+    pub(crate) pending_extents: VecDeque<PendingExtent>,
+    pub(crate) cursor: Cursor,
+    pub(crate) lost_blocks: u64,
+    /// Dirty blocks nobody can name are lost: the volume must not be served as if nothing were.
+    pub(crate) frozen: bool,
+    pub(crate) head: Head,
+}
+
+/// What recovery found.
+#[derive(Debug)]
+pub struct Recovered {
+    pub(crate) index: Index,
+    pub(crate) slots: Slots,
+    pub(crate) segments: Segments,
+    pub(crate) segment_sequence: u64,
+    pub(crate) volumes: Vec<Option<RecoveredVolume>>,
+    /// What was damaged.
+    pub damage: Vec<Damage>,
+}
+
+/// A first header of a segment.
+#[derive(Clone, Copy)]
+struct First {
+    id: SegmentId,
+    header: Header,
+}
+
+/// A record that stands, or a hole where one should be.
+enum Step {
+    Record { id: SegmentId, block: u16, header: Header, checksum: u32 },
+    Hole { id: SegmentId, block: u16 },
+}
+
+struct Recovery<'a, R> {
+    superblock: &'a Superblock,
+    reader: &'a mut R,
+    mutants: Mutants,
+    firsts: Vec<First>,
+    bytes: Vec<u8>,
+    in_bytes: Option<SegmentId>,
+    found: Recovered,
+    extent_count_max: u32,
+}
+
+/// Reads the whole log of every volume.
+pub fn recover<R: CacheReader>(
+    superblock: &Superblock,
+    reader: &mut R,
+    extent_count_max: u32,
+    mutants: Mutants,
+) -> Recovered {
+    let blocks = superblock.segment_blocks();
+    let slots = u64::from(superblock.segment_count) * u64::from(blocks);
+    let mut volumes = Vec::with_capacity(VOLUME_COUNT_MAX);
+    volumes.resize_with(VOLUME_COUNT_MAX, || None);
+    let mut recovery = Recovery {
+        superblock,
+        reader,
+        mutants,
+        firsts: Vec::new(),
+        bytes: alloc::vec![0; usize::from(blocks) * BLOCK_SIZE],
+        in_bytes: None,
+        found: Recovered {
+            index: Index::new(slots, superblock.key),
+            slots: Slots::new(slots),
+            segments: Segments::new(superblock.segment_count, blocks),
+            segment_sequence: superblock.segment_sequence,
+            volumes,
+            damage: Vec::new(),
+        },
+        extent_count_max,
+    };
+    recovery.read_firsts();
+    for index in 0..superblock.volumes.len() {
+        if let Some(volume) = &superblock.volumes[index] {
+            let found = recovery.volume(VolumeIndex(index as u8), volume);
+            recovery.found.volumes[index] = Some(found);
+        }
+    }
+    let mut found = recovery.found;
+    found.segment_sequence += SEGMENT_SEQUENCE_GAP; // V5
+    for id in (0..superblock.segment_count).map(SegmentId) {
+        if found.segments.get(id).state == State::Free {
+            found.segments.put_free(id);
+        }
+    }
+    found
+}
+
+/// The superblock of the next opening: its generation, and where each log now ends.
+pub fn reopen(superblock: &Superblock, found: &Recovered, mutants: Mutants) -> Superblock {
+    let mut next = superblock.clone();
+    next.sequence += 1;
+    next.clean = false;
+    if !mutants.is(Mutant::GenerationNotRaised) {
+        next.open_generation += 1;
+    }
+    next.segment_sequence = found.segment_sequence;
+    for (volume, found) in next.volumes.iter_mut().zip(&found.volumes) {
+        if let (Some(volume), Some(found)) = (volume, found) {
+            if !mutants.is(Mutant::IgnoreCut) {
+                volume.head = found.head;
+            }
+            volume.next_sequence = found.log.next_sequence;
+            volume.watermark = found.log.watermark;
+            volume.tail = found.log.tail;
+            volume.flush_epoch = found.log.flush_epoch;
+            volume.backing_as_of = found.log.backing_as_of;
+        }
+    }
+    next
+}
+
+impl<R: CacheReader> Recovery<'_, R> {
+    fn address(&self, id: SegmentId, block: u16) -> u64 {
+        self.superblock.address(id, block)
+    }
+
+    fn decode(&self, bytes: &[u8], address: u64) -> Result<(Header, u32), FormatError> {
+        let mut copy: Box<[u8; BLOCK_SIZE]> = Box::new([0; BLOCK_SIZE]);
+        copy.copy_from_slice(bytes);
+        let identity = self.superblock.identity();
+        match record::decode(&mut copy, address, &identity) {
+            Err(FormatError::Checksum { .. }) if self.mutants.is(Mutant::SkipHeaderChecksum) => {
+                Ok((Header::fields(&copy), record::checksum(&copy)))
+            }
+            Err(FormatError::Address { .. }) if self.mutants.is(Mutant::IgnoreAddress) => {
+                Ok((Header::fields(&copy), record::checksum(&copy)))
+            }
+            other => other.map(|header| (header, record::checksum(&copy))),
+        }
+    }
+
+    /// The first header of every segment: which log it was in, and where.
+    fn read_firsts(&mut self) {
+        let mut bytes = alloc::vec![0; BLOCK_SIZE];
+        for id in (0..self.superblock.segment_count).map(SegmentId) {
+            let address = self.address(id, 0);
+            if self.reader.read(address, &mut bytes).is_err() {
+                continue;
+            }
+            if let Ok((header, _)) = self.decode(&bytes, address) {
+                let sequence = &mut self.found.segment_sequence;
+                *sequence = (*sequence).max(header.segment_sequence + 1);
+                self.firsts.push(First { id, header });
+            }
+        }
+    }
+
+    /// One volume: its chain, its entries, its end.
+    fn volume(&mut self, index: VolumeIndex, volume: &Volume) -> RecoveredVolume {
+        let behind = self.behind_head(index, volume);
+        let chain = self.chain(index, volume, behind.steps.as_slice());
+        let mut out = RecoveredVolume {
+            log: Log::new(Sequence(0), Sequence(1)),
+            extents: ExtentMap::new(self.extent_count_max as usize),
+            pending_extents: VecDeque::with_capacity(self.extent_count_max as usize),
+            cursor: Cursor::default(),
+            lost_blocks: 0,
+            frozen: behind.unknown_end,
+            head: Head::NONE,
+        };
+        out.log.watermark = behind.watermark;
+        out.log.tail = behind.tail;
+        out.log.backing_as_of = behind.backing_as_of;
+        out.log.flush_epoch = behind.flush_epoch;
+        self.apply(index, &chain, &mut out);
+        // V5
+        let reuse = self.mutants.is(Mutant::ReuseSequences);
+        let gap = if reuse { 1 } else { SEQUENCE_GAP };
+        let top = if reuse { out.log.placed } else { behind.sequence_max.max(out.log.placed) };
+        let through = out.log.closed;
+        let next = Sequence(top.0.max(through.0) + gap);
+        let marks = crate::log::chain::Marks {
+            through,
+            tail: out.log.tail,
+            watermark: out.log.watermark,
+            closed_at: crate::units::Tick(0),
+        };
+        let log = &mut out.log;
+        log.next_sequence = next;
+        (log.written, log.flushing, log.durable) = (marks, marks, marks);
+        log.wanted = through;
+        log.placed = through;
+        out
+    }
+
+    /// The records this opening appended behind the head it found.
+    fn behind_head(&mut self, index: VolumeIndex, volume: &Volume) -> Behind {
+        let mine: Vec<First> = self
+            .firsts
+            .iter()
+            .filter(|first| usize::from(first.header.volume) == usize::from(index.0))
+            .filter(|first| first.header.attach_generation == volume.attach_generation)
+            .copied()
+            .collect();
+        let mut behind = Behind {
+            steps: Vec::new(),
+            watermark: volume.watermark,
+            tail: volume.tail.max(Ordinal(1)),
+            backing_as_of: volume.backing_as_of,
+            flush_epoch: volume.flush_epoch,
+            sequence_max: Sequence(volume.next_sequence.0.saturating_sub(1)),
+            unknown_end: false,
+        };
+        for first in &mine {
+            behind.sequence_max = behind.sequence_max.max(first.header.last_sequence());
+        }
+        let generation = self.superblock.open_generation;
+        let any = self.mutants.is(Mutant::IgnoreGeneration);
+        let current: Vec<First> = mine
+            .into_iter()
+            .filter(|first| any || first.header.open_generation == generation)
+            .filter(|first| first.header.ordinal > volume.head.ordinal)
+            .collect();
+        // Pass one: everything that could belong, in order, with the holes between.
+        let mut ordinal = Ordinal(volume.head.ordinal.0 + 1);
+        let mut steps = Vec::new();
+        loop {
+            let here = current
+                .iter()
+                .filter(|first| first.header.ordinal == ordinal)
+                .max_by_key(|first| first.header.segment_sequence)
+                .copied();
+            let next = current
+                .iter()
+                .filter(|first| first.header.ordinal.0 == ordinal.0 + 1)
+                .max_by_key(|first| first.header.segment_sequence)
+                .copied();
+            let id = match (here, next) {
+                (Some(first), _) => first.id,
+                // Its first header is gone, but the next segment says which it was.
+                (None, Some(next)) => next.header.previous_segment,
+                (None, None) => break,
+            };
+            let limit = next
+                .filter(|next| next.header.previous_segment == id)
+                .map_or(self.superblock.segment_blocks(), |next| next.header.previous_segment_used);
+            self.read_segment(id, index, ordinal, generation, limit, &mut steps);
+            ordinal = Ordinal(ordinal.0 + 1);
+        }
+        self.judge(index, volume, steps, &mut behind);
+        behind
+    }
+
+    /// All records of a segment and the holes between them; the end is where nothing more is.
+    fn read_segment(
+        &mut self,
+        id: SegmentId,
+        index: VolumeIndex,
+        ordinal: Ordinal,
+        generation: u32,
+        limit: u16,
+        steps: &mut Vec<Step>,
+    ) {
+        self.load(id);
+        let any = self.mutants.is(Mutant::IgnoreGeneration);
+        let limit = limit.min(self.superblock.segment_blocks());
+        let mut block = 0;
+        let mut hole = None;
+        while block < limit {
+            let at = usize::from(block) * BLOCK_SIZE;
+            let address = self.address(id, block);
+            let found = self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok();
+            let found = found.filter(|(header, _)| {
+                usize::from(header.volume) == usize::from(index.0)
+                    && header.ordinal == ordinal
+                    && (any || header.open_generation == generation)
+                    && block + header.blocks <= self.superblock.segment_blocks()
+            });
+            match found {
+                Some((header, checksum)) => {
+                    if let Some(block) = hole.take() {
+                        steps.push(Step::Hole { id, block });
+                    }
+                    steps.push(Step::Record { id, block, header, checksum });
+                    block += header.blocks;
+                }
+                // Every block is looked at: a header proves itself by its address, the cache's
+                // key and its segment's ordinal, which nothing a guest wrote can do.
+                None => {
+                    hole.get_or_insert(block);
+                    block += 1;
+                }
+            }
+        }
+        if let Some(block) = hole {
+            steps.push(Step::Hole { id, block });
+        }
+    }
+
+    fn load(&mut self, id: SegmentId) {
+        if self.in_bytes == Some(id) {
+            return;
+        }
+        let address = self.address(id, 0);
+        self.in_bytes = Some(id);
+        if self.reader.read(address, &mut self.bytes).is_ok() {
+            return;
+        }
+        // Some of it cannot be read: the rest still can.
+        for block in 0..self.superblock.segment_blocks() {
+            let at = usize::from(block) * BLOCK_SIZE;
+            let address = self.address(id, block);
+            let bytes = &mut self.bytes[at..at + BLOCK_SIZE];
+            if self.reader.read(address, bytes).is_err() {
+                bytes.fill(0);
+            }
+        }
+    }
+
+    /// Pass two: where the log ends (V1, V2, V3).
+    fn judge(
+        &mut self,
+        index: VolumeIndex,
+        volume: &Volume,
+        steps: Vec<Step>,
+        behind: &mut Behind,
+    ) {
+        let mut durable = Sequence(0);
+        for step in &steps {
+            if let Step::Record { header, .. } = step {
+                durable = durable.max(header.durable_through);
+                behind.sequence_max = behind.sequence_max.max(header.last_sequence());
+            }
+        }
+        let torn_end = self.mutants.is(Mutant::RotIsTornEnd);
+        let unlinked = self.mutants.is(Mutant::IgnoreLink);
+        let mut last = volume.head.link;
+        let mut through = volume.head.through;
+        let mut held = false;
+        for step in steps {
+            match &step {
+                Step::Hole { .. } => held = true,
+                Step::Record { id, block, header, checksum } => {
+                    let linked = header.previous == last;
+                    if (held || !linked) && !unlinked {
+                        // Something between the last good record and this one is missing. At or
+                        // below what is durable it is rot, else the end.
+                        let rot = durable > through && header.sequence <= Sequence(durable.0 + 1);
+                        let later = header.previous.sequence > last.sequence;
+                        if !rot || !later || torn_end {
+                            break;
+                        }
+                        if !held {
+                            behind.steps.push(Step::Hole { id: *id, block: *block });
+                        }
+                    }
+                    if header.last_sequence() > durable
+                        && !self.mutants.is(Mutant::SkipPayloadCheck)
+                        && !self.payload_is_good(*id, *block, header)
+                    {
+                        break;
+                    }
+                    held = false;
+                    last = Link {
+                        sequence: header.sequence,
+                        checksum: *checksum,
+                        segment: *id,
+                        block: *block,
+                    };
+                    through = header.last_sequence();
+                    behind.watermark = behind.watermark.max(header.watermark);
+                    behind.tail = behind.tail.max(header.tail);
+                    behind.backing_as_of = behind.backing_as_of.max(header.backing_as_of);
+                    behind.flush_epoch = behind.flush_epoch.max(header.flush_epoch);
+                }
+            }
+            behind.steps.push(step);
+        }
+        while matches!(behind.steps.last(), Some(Step::Hole { .. })) {
+            behind.steps.pop();
+        }
+        if durable > through {
+            // What is missing was durable: the end of the log rotted. Nothing says what it held.
+            let segment = last.segment;
+            self.found.damage.push(Damage::Unknown { volume: index, segment, block: last.block });
+            behind.unknown_end = true;
+        }
+    }
+
+    fn payload_is_good(&mut self, id: SegmentId, block: u16, header: &Header) -> bool {
+        self.load(id);
+        let at = usize::from(block) * BLOCK_SIZE;
+        let mut head = [0; BLOCK_SIZE];
+        head.copy_from_slice(&self.bytes[at..at + BLOCK_SIZE]);
+        (0..header.entry_count).all(|entry| match record::entry(&head, entry) {
+            Ok(entry) if entry.kind.has_slot() && entry.kind != Kind::Void => {
+                let block = block + entry.slot;
+                let at = usize::from(block) * BLOCK_SIZE;
+                let address = self.address(id, block);
+                let seed = Seed::new(self.superblock.key, address, header.segment_sequence);
+                seed.apply(block_checksum(&self.bytes[at..at + BLOCK_SIZE])) == entry.crc
+            }
+            Ok(_) => true,
+            Err(_) => false,
+        })
+    }
+
+    /// The whole log, tail to end: what stood when the cache was opened, then what came since.
+    fn chain(&mut self, index: VolumeIndex, volume: &Volume, behind: &[Step]) -> Vec<Step> {
+        let tail = behind_tail(volume, behind);
+        let mut ids = Vec::new();
+        let mut ordinal = volume.head.ordinal;
+        let mut next: Option<(SegmentId, u16)> =
+            (volume.head != Head::NONE).then_some((volume.head.link.segment, volume.head.used));
+        // From the head down: each segment names the one before it.
+        while let Some((id, used)) = next.filter(|_| ordinal >= tail && ordinal.0 > 0) {
+            ids.push((id, ordinal, used));
+            next = self.predecessor(index, id, ordinal);
+            ordinal = Ordinal(ordinal.0 - 1);
+        }
+        let mut steps = Vec::new();
+        for (id, ordinal, used) in ids.into_iter().rev() {
+            self.read_established(id, index, ordinal, used, &mut steps);
+        }
+        for step in behind {
+            steps.push(match step {
+                Step::Record { id, block, header, checksum } => {
+                    Step::Record { id: *id, block: *block, header: *header, checksum: *checksum }
+                }
+                Step::Hole { id, block } => Step::Hole { id: *id, block: *block },
+            });
+        }
+        steps.retain(|step| match step {
+            Step::Record { header, .. } => header.ordinal >= tail,
+            Step::Hole { .. } => true,
+        });
+        steps
+    }
+
+    /// The segment before `id` in the log.
+    fn predecessor(
+        &mut self,
+        index: VolumeIndex,
+        id: SegmentId,
+        ordinal: Ordinal,
+    ) -> Option<(SegmentId, u16)> {
+        let mine = |header: &Header| {
+            usize::from(header.volume) == usize::from(index.0) && header.ordinal == ordinal
+        };
+        let first = self.firsts.iter().find(|first| first.id == id);
+        let header = match first.filter(|first| mine(&first.header)) {
+            Some(first) => Some(first.header),
+            None => {
+                // Its first header rotted; any other header of it says the same.
+                self.load(id);
+                (0..self.superblock.segment_blocks()).find_map(|block| {
+                    let at = usize::from(block) * BLOCK_SIZE;
+                    let address = self.address(id, block);
+                    let found = self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok()?;
+                    mine(&found.0).then_some(found.0)
+                })
+            }
+        };
+        if let Some(header) = header {
+            let known = header.previous_segment.0 < self.superblock.segment_count;
+            return known.then_some((header.previous_segment, header.previous_segment_used));
+        }
+        // Nothing of it is left: the youngest segment that claims the place before.
+        let before = Ordinal(ordinal.0.checked_sub(1)?);
+        self.firsts
+            .iter()
+            .filter(|first| usize::from(first.header.volume) == usize::from(index.0))
+            .filter(|first| first.header.ordinal == before)
+            .max_by_key(|first| first.header.segment_sequence)
+            .map(|first| (first.id, self.superblock.segment_blocks()))
+    }
+
+    fn read_established(
+        &mut self,
+        id: SegmentId,
+        index: VolumeIndex,
+        ordinal: Ordinal,
+        used: u16,
+        steps: &mut Vec<Step>,
+    ) {
+        self.load(id);
+        let mut block = 0;
+        let mut hole = None;
+        while block < used {
+            let at = usize::from(block) * BLOCK_SIZE;
+            let address = self.address(id, block);
+            let found = self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok();
+            let found = found.filter(|(header, _)| {
+                usize::from(header.volume) == usize::from(index.0)
+                    && header.ordinal == ordinal
+                    && block + header.blocks <= used
+            });
+            match found {
+                Some((header, checksum)) => {
+                    if let Some(block) = hole.take() {
+                        steps.push(Step::Hole { id, block });
+                    }
+                    steps.push(Step::Record { id, block, header, checksum });
+                    block += header.blocks;
+                }
+                None => {
+                    hole.get_or_insert(block);
+                    block += 1;
+                }
+            }
+        }
+        if let Some(block) = hole {
+            steps.push(Step::Hole { id, block });
+        }
+    }
+
+    /// Applies a chain in order to index, slots, extents and segments.
+    fn apply(&mut self, index: VolumeIndex, chain: &[Step], out: &mut RecoveredVolume) {
+        let mut hole: Option<(SegmentId, u16)> = None;
+        let mut holes = 0;
+        for step in chain {
+            match step {
+                Step::Hole { id, block } => {
+                    holes += 1;
+                    hole.get_or_insert((*id, *block));
+                }
+                Step::Record { id, block, header, checksum } => {
+                    if let Some(at) = hole.take() {
+                        self.apply_hole(index, at, holes, *id, *block, header, out);
+                        holes = 0;
+                    }
+                    self.apply_record(index, *id, *block, header, *checksum, out);
+                }
+            }
+        }
+    }
+
+    /// A record is missing: what it held is known from the next one, or is not.
+    #[allow(clippy::too_many_arguments)]
+    fn apply_hole(
+        &mut self,
+        index: VolumeIndex,
+        at: (SegmentId, u16),
+        holes: u32,
+        id: SegmentId,
+        block: u16,
+        next: &Header,
+        out: &mut RecoveredVolume,
+    ) {
+        let (segment, hole_block) = at;
+        let clean =
+            next.previous.sequence != Sequence(0) && next.sequence.0 - 1 <= out.log.watermark.0;
+        let known =
+            holes == 1 && next.previous.segment == segment && next.previous.block == hole_block;
+        self.load(id);
+        let start = usize::from(block) * BLOCK_SIZE;
+        let mut head = [0; BLOCK_SIZE];
+        head.copy_from_slice(&self.bytes[start..start + BLOCK_SIZE]);
+        if !known {
+            if clean {
+                // Something clean is missing that may have been newer than anything before it.
+                self.forget_all(index, out);
+                self.found.damage.push(Damage::Clean { volume: index, segment, block: hole_block });
+            } else {
+                out.frozen = true;
+                self.found.damage.push(Damage::Unknown {
+                    volume: index,
+                    segment,
+                    block: hole_block,
+                });
+            }
+            return;
+        }
+        if clean {
+            self.found.damage.push(Damage::Clean { volume: index, segment, block: hole_block });
+        }
+        let ordinal = next.ordinal;
+        let mut item = 0;
+        while item < next.item_count {
+            let Ok(((lba, count), taken)) = record::item(&head, item, next.item_count) else {
+                break;
+            };
+            item += taken;
+            let kind = if clean { Kind::Bypassed } else { Kind::Lost };
+            let position = Position::new(ordinal, block);
+            self.apply_extent(index, kind, lba, count, position, false, out);
+            if !clean {
+                out.lost_blocks += count;
+                self.found.damage.push(Damage::Lost { volume: index, lba, count });
+            }
+        }
+    }
+
+    /// Forgets everything of a volume that was applied so far and is clean.
+    fn forget_all(&mut self, index: VolumeIndex, out: &mut RecoveredVolume) {
+        let mut id = out.log.oldest;
+        while let Some(at) = id {
+            let segment = *self.found.segments.get(at);
+            for block in 0..segment.used {
+                let slot = self.found.segments.slot(at, block);
+                if let Some(held) = self.found.slots.held(slot) {
+                    self.found.index.remove(index, held.lba, slot);
+                }
+            }
+            id = segment.next;
+        }
+        out.extents.clear();
+    }
+
+    fn apply_record(
+        &mut self,
+        index: VolumeIndex,
+        id: SegmentId,
+        block: u16,
+        header: &Header,
+        checksum: u32,
+        out: &mut RecoveredVolume,
+    ) {
+        self.enter_segment(index, id, header, out);
+        let segment = self.found.segments.get_mut(id);
+        segment.used = block + header.blocks;
+        segment.last_sequence = header.last_sequence();
+        let offset = header.sequence.0 - segment.first_sequence.0;
+        let heading = Heading {
+            blocks: header.blocks,
+            entries: header.entry_count,
+            sequence_offset: offset as u32,
+        };
+        self.found.slots.head(self.found.segments.slot(id, block), heading);
+        self.load(id);
+        let at = usize::from(block) * BLOCK_SIZE;
+        let mut head: Box<[u8; BLOCK_SIZE]> = Box::new([0; BLOCK_SIZE]);
+        head.copy_from_slice(&self.bytes[at..at + BLOCK_SIZE]);
+        out.log.previous_items.clear();
+        let mut next_block = block + 1;
+        for number in 0..header.entry_count {
+            let Ok(entry) = record::entry(&head, number) else { continue };
+            let (first, second) = record::items(entry.lba, entry.count);
+            out.log.previous_items.push(first);
+            if let Some(second) = second {
+                out.log.previous_items.push(second);
+            }
+            let sequence = Sequence(header.sequence.0 + 1 + u64::from(number));
+            self.apply_entry(index, id, block, &mut next_block, sequence, entry, header, out);
+        }
+        let link = Link { sequence: header.sequence, checksum, segment: id, block };
+        out.log.last = link;
+        out.log.closed = header.last_sequence();
+        if header.entry_count > 0 {
+            out.log.placed = header.last_sequence();
+        }
+        if header.last_sequence() <= out.log.watermark {
+            out.cursor = Cursor { segment: Some(id), block: block + header.blocks };
+        }
+        out.head = Head {
+            link,
+            through: header.last_sequence(),
+            used: block + header.blocks,
+            ordinal: header.ordinal,
+        };
+    }
+
+    /// The first record of a segment puts the segment into the chain.
+    fn enter_segment(
+        &mut self,
+        index: VolumeIndex,
+        id: SegmentId,
+        header: &Header,
+        out: &mut RecoveredVolume,
+    ) {
+        let segment = self.found.segments.get_mut(id);
+        if segment.state == State::Sealed {
+            return;
+        }
+        segment.become_state(State::Open);
+        segment.become_state(State::Sealed);
+        segment.volume = index;
+        segment.sequence = header.segment_sequence;
+        segment.ordinal = header.ordinal;
+        segment.first_sequence = header.sequence;
+        let log = &mut out.log;
+        if let Some(before) = log.newest.replace(id) {
+            self.found.segments.get_mut(before).next = Some(id);
+        }
+        log.oldest.get_or_insert(id);
+        log.tail_segment.get_or_insert(id);
+        log.segment_count += 1;
+        log.next_ordinal = Ordinal(header.ordinal.0 + 1);
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn apply_entry(
+        &mut self,
+        index: VolumeIndex,
+        id: SegmentId,
+        block: u16,
+        next_block: &mut u16,
+        sequence: Sequence,
+        entry: Entry,
+        header: &Header,
+        out: &mut RecoveredVolume,
+    ) {
+        let dirty = sequence > out.log.watermark;
+        match entry.kind {
+            Kind::Data | Kind::Fill | Kind::Parked => {
+                *next_block = block + entry.slot + 1;
+                let slot = self.found.segments.slot(id, block + entry.slot);
+                let fill = entry.kind == Kind::Fill;
+                self.found.slots.hold(slot, Held { lba: entry.lba, crc: entry.crc, fill });
+                self.found.index.insert(index, entry.lba, slot);
+                if !fill && dirty {
+                    out.log.dirtied = sequence;
+                    out.log.dirty_blocks += 1;
+                }
+            }
+            Kind::Void => {
+                *next_block = block + entry.slot + 1;
+                self.found.slots.void(self.found.segments.slot(id, block + entry.slot));
+            }
+            Kind::Zero | Kind::Discard | Kind::Bypassed | Kind::Lost => {
+                if self.mutants.is(Mutant::ExtentsForgotten) {
+                    return;
+                }
+                let position = Position::new(header.ordinal, *next_block);
+                let (lba, count) = (entry.lba, u64::from(entry.count));
+                self.apply_extent(index, entry.kind, lba, count, position, dirty, out);
+                if dirty && matches!(entry.kind, Kind::Zero | Kind::Discard) {
+                    out.log.dirtied = sequence;
+                    out.pending_extents.push_back(PendingExtent {
+                        sequence,
+                        position,
+                        kind: entry.kind,
+                        lba,
+                        count: entry.count,
+                    });
+                }
+            }
+            Kind::Marker => {}
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn apply_extent(
+        &mut self,
+        index: VolumeIndex,
+        kind: Kind,
+        lba: Lba,
+        count: u64,
+        position: Position,
+        dirty: bool,
+        out: &mut RecoveredVolume,
+    ) {
+        let small = count <= u64::from(EAGER_BLOCKS);
+        if small {
+            for offset in 0..count {
+                if let Some(slot) = self.found.index.get(index, lba + offset) {
+                    self.found.index.remove(index, lba + offset, slot);
+                }
+            }
+        }
+        out.extents.make_room();
+        let extent = Extent { start: lba, end: lba + count, position, kind };
+        if small && !dirty && kind != Kind::Lost {
+            out.extents.erase(extent.start, extent.end);
+        } else {
+            out.extents.insert(extent);
+        }
+    }
+}
+
+/// What is known of the log behind the head.
+struct Behind {
+    steps: Vec<Step>,
+    watermark: Sequence,
+    tail: Ordinal,
+    backing_as_of: u64,
+    flush_epoch: u64,
+    sequence_max: Sequence,
+    /// Something durable behind the last record is missing.
+    unknown_end: bool,
+}
+
+fn behind_tail(volume: &Volume, behind: &[Step]) -> Ordinal {
+    behind
+        .iter()
+        .filter_map(|step| match step {
+            Step::Record { header, .. } => Some(header.tail),
+            Step::Hole { .. } => None,
+        })
+        .fold(volume.tail.max(Ordinal(1)), Ordinal::max)
+}
+
+/// Makes what a dead process left in one segment's buffer ready to be written to the segment:
+/// closes the record that was open. Returns how many blocks, from the first, are to be written;
+/// zero: none.
+pub fn redo(superblock: &Superblock, id: SegmentId, bytes: &mut [u8]) -> u16 {
+    let identity = superblock.identity();
+    let mut block: u16 = 0;
+    let mut life = None;
+    while block < superblock.segment_blocks() {
+        let at = usize::from(block) * BLOCK_SIZE;
+        let address = superblock.address(id, block);
+        let mut head: Box<[u8; BLOCK_SIZE]> = Box::new([0; BLOCK_SIZE]);
+        head.copy_from_slice(&bytes[at..at + BLOCK_SIZE]);
+        if !record::is_of(&head, address, &identity) {
+            break;
+        }
+        let sequence = Header::fields(&head).segment_sequence;
+        if *life.get_or_insert(sequence) != sequence {
+            break;
+        }
+        if let Ok(header) = record::decode(&mut head, address, &identity) {
+            block += header.blocks;
+            continue;
+        }
+        if let Some(blocks) = record::close(&mut head, address, &identity) {
+            bytes[at..at + BLOCK_SIZE].copy_from_slice(&head[..]);
+            block += blocks;
+        }
+        break;
+    }
+    block
+}
+
+const _: () = assert!(BLOCK_BYTES == BLOCK_SIZE as u64);

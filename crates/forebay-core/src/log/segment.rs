@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Segments: the pieces a log is made of.
+//!
+//! A segment is a fixed run of blocks on the cache device that is written once from front to back,
+//! then only read until everything in it is dead, then used again, by whichever log needs one.
+//!
+//! # Invariants
+//!
+//! - **S1** At most one segment per log is open.
+//! - **S2** A slot is written at most once between two openings of its segment.
+//! - **S3** Segment sequences rise strictly over the whole cache, ordinals within a log.
+//! - **S5** A free segment has no slot in the index, no reader and no buffer.
+//! - **S6** A segment becomes free only after a record that names a higher tail is durable.
+//!
+//! # States
+//!
+//! | from    | to      | by                | needs |
+//! |---------|---------|-------------------|-------|
+//! | free    | open    | `append::open_segment` | a sequence above every other (S3) |
+//! | open    | sealed  | `append::seal_segment` | no open record |
+//! | sealed  | retired | `reclaim`         | clean, no live slot, no reader |
+//! | retired | free    | `durable`         | a durable tail above it (S6) |
+
+use crate::units::{BufferId, Ordinal, SegmentId, Sequence, Slot, VolumeIndex};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// What a segment is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// In the pool.
+    Free,
+    /// The head of a log.
+    Open,
+    /// Full, or closed by recovery.
+    Sealed,
+    /// Emptied; waits for a durable tail above it.
+    Retired,
+}
+
+/// One segment.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    /// What it is doing.
+    pub state: State,
+    /// Whose log it is in.
+    pub volume: VolumeIndex,
+    /// Number of this life.
+    pub sequence: u64,
+    /// Place in the log.
+    pub ordinal: Ordinal,
+    /// Sequence of its first record.
+    pub first_sequence: Sequence,
+    /// Last sequence in it.
+    pub last_sequence: Sequence,
+    /// The next segment of the log.
+    pub next: Option<SegmentId>,
+    /// Blocks that belong to the log.
+    pub used: u16,
+    /// Reads of the cache device under way.
+    pub readers: u16,
+    /// Record writes under way.
+    pub writes: u16,
+    /// Where its bytes are in memory, while some are not on the device.
+    pub buffer: Option<BufferId>,
+}
+
+impl Segment {
+    const FREE: Segment = Segment {
+        state: State::Free,
+        volume: VolumeIndex(0),
+        sequence: 0,
+        ordinal: Ordinal(0),
+        first_sequence: Sequence(0),
+        last_sequence: Sequence(0),
+        next: None,
+        used: 0,
+        readers: 0,
+        writes: 0,
+        buffer: None,
+    };
+
+    /// Changes the state; every legal change is a row of the table above.
+    pub fn become_state(&mut self, to: State) {
+        let legal = matches!(
+            (self.state, to),
+            (State::Free, State::Open)
+                | (State::Open, State::Sealed)
+                | (State::Sealed, State::Retired)
+                | (State::Retired, State::Free)
+        );
+        assert!(legal, "a segment cannot go from {:?} to {to:?}", self.state);
+        if to == State::Free || to == State::Retired {
+            assert!(self.readers == 0 && self.writes == 0 && self.buffer.is_none()); // S5
+        }
+        self.state = to;
+    }
+}
+
+/// All segments of the cache, and which are free.
+#[derive(Debug)]
+pub struct Segments {
+    all: Vec<Segment>,
+    free: VecDeque<SegmentId>,
+    blocks: u16,
+}
+
+impl Segments {
+    /// `count` segments of `blocks` blocks, none of them in the pool yet.
+    pub fn new(count: u32, blocks: u16) -> Segments {
+        Segments {
+            all: alloc::vec![Segment::FREE; count as usize],
+            free: VecDeque::with_capacity(count as usize),
+            blocks,
+        }
+    }
+
+    /// Bytes of memory for `count` segments.
+    pub fn memory_bytes(count: u32) -> u64 {
+        u64::from(count) * (size_of::<Segment>() + size_of::<SegmentId>()) as u64
+    }
+
+    /// Blocks of a segment.
+    pub fn blocks(&self) -> u16 {
+        self.blocks
+    }
+
+    /// Segments there are.
+    pub fn count(&self) -> u32 {
+        self.all.len() as u32
+    }
+
+    /// Segments in the pool.
+    pub fn free_count(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// A segment.
+    pub fn get(&self, id: SegmentId) -> &Segment {
+        &self.all[id.0 as usize]
+    }
+
+    /// A segment, to be changed.
+    pub fn get_mut(&mut self, id: SegmentId) -> &mut Segment {
+        &mut self.all[id.0 as usize]
+    }
+
+    /// Takes the segment that has been free longest.
+    pub fn take_free(&mut self) -> Option<SegmentId> {
+        self.free.pop_front()
+    }
+
+    /// Puts a segment into the pool.
+    pub fn put_free(&mut self, id: SegmentId) {
+        assert!(self.get(id).state == State::Free);
+        self.free.push_back(id);
+    }
+
+    /// The slot of a segment's block.
+    pub fn slot(&self, id: SegmentId, block: u16) -> Slot {
+        assert!(block < self.blocks);
+        Slot(id.0 * u32::from(self.blocks) + u32::from(block))
+    }
+
+    /// The segment and block of a slot.
+    pub fn place(&self, slot: Slot) -> (SegmentId, u16) {
+        let blocks = u32::from(self.blocks);
+        (SegmentId(slot.0 / blocks), (slot.0 % blocks) as u16)
+    }
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What each slot of the cache device holds: nine bytes in memory for each.
+//!
+//! This is the record headers' content kept in memory, superseded versions included, so that
+//! write-back and reclaim follow the log and never the index. A header's own block is a slot too:
+//! it says how its record goes on.
+
+use crate::units::{Lba, Slot};
+use alloc::vec::Vec;
+
+const LBA_BITS: u32 = 39;
+const FILL: u64 = 1 << LBA_BITS;
+const VOID: u64 = (1 << 40) - 1;
+const _: () = assert!(crate::limits::VOLUME_BLOCKS_MAX == 1 << LBA_BITS);
+
+/// What a slot that is not a header holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Which block.
+    pub lba: Lba,
+    /// Seeded checksum.
+    pub crc: u32,
+    /// A copy of what the backing device holds, not something a guest wrote.
+    pub fill: bool,
+}
+
+/// What a header's slot says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heading {
+    /// Blocks of the record, header included.
+    pub blocks: u16,
+    /// Entries of the record.
+    pub entries: u16,
+    /// Its sequence, less its segment's first.
+    pub sequence_offset: u32,
+}
+
+/// The table.
+#[derive(Debug)]
+pub struct Slots {
+    lbas: Vec<[u8; 5]>,
+    crcs: Vec<u32>,
+}
+
+impl Slots {
+    /// A table for `count` slots, all void.
+    pub fn new(count: u64) -> Slots {
+        Slots { lbas: alloc::vec![[255; 5]; count as usize], crcs: alloc::vec![0; count as usize] }
+    }
+
+    /// Bytes of memory a table for `count` slots takes.
+    pub fn memory_bytes(count: u64) -> u64 {
+        count * 9
+    }
+
+    /// Notes what a slot holds.
+    pub fn hold(&mut self, slot: Slot, held: Held) {
+        let fill = if held.fill { FILL } else { 0 };
+        self.put(slot, held.lba.0 | fill);
+        self.crcs[slot.0 as usize] = held.crc;
+    }
+
+    /// Notes that a slot holds nothing.
+    pub fn void(&mut self, slot: Slot) {
+        self.put(slot, VOID);
+    }
+
+    /// What a slot holds.
+    pub fn held(&self, slot: Slot) -> Option<Held> {
+        let raw = self.raw(slot);
+        (raw != VOID).then(|| Held {
+            lba: Lba(raw & (FILL - 1)),
+            crc: self.crcs[slot.0 as usize],
+            fill: raw & FILL != 0,
+        })
+    }
+
+    /// Notes that a slot is a record's header.
+    pub fn head(&mut self, slot: Slot, heading: Heading) {
+        self.put(slot, u64::from(heading.blocks) | u64::from(heading.entries) << 16);
+        self.crcs[slot.0 as usize] = heading.sequence_offset;
+    }
+
+    /// What a record's header says.
+    pub fn heading(&self, slot: Slot) -> Heading {
+        let raw = self.raw(slot);
+        Heading {
+            blocks: raw as u16,
+            entries: (raw >> 16) as u16,
+            sequence_offset: self.crcs[slot.0 as usize],
+        }
+    }
+
+    fn put(&mut self, slot: Slot, raw: u64) {
+        self.lbas[slot.0 as usize].copy_from_slice(&raw.to_le_bytes()[..5]);
+    }
+
+    fn raw(&self, slot: Slot) -> u64 {
+        let mut wide = [0; 8];
+        wide[..5].copy_from_slice(&self.lbas[slot.0 as usize]);
+        u64::from_le_bytes(wide)
+    }
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Writes that go around the log, to a volume with nothing dirty.
+//!
+//! # Invariants
+//!
+//! - **A1** If the log holds an older version, an entry that voids it is durable before the
+//!   backing device is written: no crash can bring the older version back.
+//! - **A2** While it is under way nobody else writes these blocks.
+
+use crate::effect::{Effect, Fault};
+use crate::engine::{Engine, Pending};
+use crate::format::entry::Kind;
+use crate::payload::Payload;
+use crate::request::{Op, RequestError};
+use crate::units::VolumeIndex;
+use crate::volume::{Lock, Waiter};
+
+impl Engine {
+    /// Begins; says whether there was room for what it needs.
+    pub(crate) fn around_begin(
+        &mut self,
+        volume: VolumeIndex,
+        at: u32,
+        payload: &mut impl Payload,
+    ) -> bool {
+        let active = *self.active(at);
+        let end = active.first + active.blocks;
+        let cached = (0..active.blocks)
+            .any(|block| self.index.get(volume, active.first + block).is_some())
+            || self.volume(volume).extents.overlapping(active.first, end).next().is_some();
+        if cached && !self.extent_room(volume, payload) {
+            return false;
+        }
+        let lock = Lock { owner: at, start: active.first, end }; // A2
+        self.volume(volume).locks.push(lock);
+        self.volume(volume).stats.bypassed_writes += 1;
+        if !cached {
+            self.around_issue(at);
+            return true;
+        }
+        self.place_extent(volume, Kind::Bypassed, active.first, active.blocks as u32, payload);
+        let state = self.volume(volume);
+        let sequence = state.log.placed;
+        state.log.wanted = state.log.wanted.max(sequence);
+        state.durable_waiters.push_back(Waiter { sequence, request: at });
+        self.active(at).remaining = 1; // A1: tells `durable` that the write comes next.
+        true
+    }
+
+    pub(crate) fn around_issue(&mut self, at: u32) {
+        let request = self.active(at).request;
+        let token = self.token(Pending::Around { request: at });
+        let (volume, tag) = (request.volume, request.tag);
+        self.effects.push_back(Effect::WriteAround { token, volume, tag });
+    }
+
+    pub(crate) fn around_complete(&mut self, at: u32, result: Result<(), Fault>) {
+        let request = self.active(at).request;
+        let state = self.volume(request.volume);
+        state.unlock(at);
+        state.around_unflushed = true;
+        if result.is_err() {
+            state.stats.backing_faults += 1;
+            return self.answer(at, Err(RequestError::Io));
+        }
+        if request.op == (Op::Write { fua: true }) {
+            self.flush_accept(at);
+        } else {
+            self.answer(at, Ok(()));
+        }
+    }
+}

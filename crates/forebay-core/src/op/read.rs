@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Reads: from the buffers, the cache device (verified), the backing device, or nothing at all.
+//!
+//! # Invariants
+//!
+//! - **R1** A block read from the cache device is answered only if its checksum is right.
+//! - **R2** A segment with a read under way is not reused.
+//! - **R3** A bad clean block is read from the backing device; a bad dirty block fails alone.
+
+use crate::effect::{Effect, Fault};
+use crate::engine::{Engine, Pending};
+use crate::format::bytes::Seed;
+use crate::format::entry::Kind;
+use crate::mutant::Mutant;
+use crate::payload::{Payload, Place};
+use crate::request::{Op, RequestError};
+use crate::units::{BufferId, Lba, SegmentId, VolumeIndex};
+
+/// Where a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Memory { buffer: BufferId, block: u16 },
+    Cache { segment: SegmentId, block: u16 },
+    Backing,
+    Zero,
+    Lost,
+}
+
+impl Source {
+    /// Where the next block is, if the two can be read as one.
+    fn next(self) -> Source {
+        match self {
+            Source::Memory { buffer, block } => Source::Memory { buffer, block: block + 1 },
+            Source::Cache { segment, block } => Source::Cache { segment, block: block + 1 },
+            other => other,
+        }
+    }
+}
+
+/// A part of a request that is being read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) request: u32,
+    volume: VolumeIndex,
+    lba: Lba,
+    blocks: u16,
+    to: Place,
+    source: Source,
+    again: bool,
+}
+
+/// The place `blocks` blocks behind.
+pub(crate) fn behind(place: Place, blocks: u16) -> Place {
+    match place {
+        Place::Buffer { buffer, block } => Place::Buffer { buffer, block: block + blocks },
+        Place::Request { tag, block } => Place::Request { tag, block: block + blocks },
+        Place::Window { frame } => Place::Window { frame: frame + u32::from(blocks) },
+        Place::Edge { .. } => {
+            assert_eq!(blocks, 0, "an edge is one block");
+            place
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn read_accept(&mut self, at: u32, payload: &mut impl Payload) {
+        let active = *self.requests.get(at).expect("just accepted");
+        let volume = active.request.volume;
+        let stats = &mut self.volume(volume).stats;
+        stats.reads += 1;
+        stats.read_blocks += active.blocks;
+        let to = Place::Request { tag: active.request.tag, block: 0 };
+        self.read_issue(at, volume, active.first, active.blocks as u16, to, payload);
+        self.read_finish(at);
+    }
+
+    /// Reads `blocks` blocks from wherever they are; what can be had at once is there on return.
+    pub(crate) fn read_issue(
+        &mut self,
+        at: u32,
+        volume: VolumeIndex,
+        first: Lba,
+        blocks: u16,
+        to: Place,
+        payload: &mut impl Payload,
+    ) {
+        let mut done = 0;
+        while done < blocks {
+            let source = self.locate(volume, first + u64::from(done));
+            let mut run = 1;
+            let mut last = source;
+            while done + run < blocks {
+                let next = self.locate(volume, first + u64::from(done + run));
+                if next != last.next() {
+                    break;
+                }
+                last = next;
+                run += 1;
+            }
+            let piece = Piece {
+                request: at,
+                volume,
+                lba: first + u64::from(done),
+                blocks: run,
+                to: behind(to, done),
+                source,
+                again: false,
+            };
+            self.read_piece(piece, payload);
+            done += run;
+        }
+    }
+
+    fn read_piece(&mut self, piece: Piece, payload: &mut impl Payload) {
+        let Piece { volume, lba, blocks, to, .. } = piece;
+        let stats = &mut self.volume(volume).stats;
+        match piece.source {
+            Source::Zero => {
+                stats.zero_blocks += u64::from(blocks);
+                payload.zero(to, blocks);
+            }
+            Source::Memory { buffer, block } => {
+                stats.hit_blocks += u64::from(blocks);
+                payload.copy(Place::Buffer { buffer, block }, to, blocks);
+            }
+            Source::Lost => self.fail(piece.request, RequestError::Io),
+            Source::Cache { segment, block } => {
+                stats.hit_blocks += u64::from(blocks);
+                self.segments.get_mut(segment).readers += 1; // R2
+                self.active(piece.request).remaining += 1;
+                let token = self.token(Pending::Read(piece));
+                self.effects.push_back(Effect::ReadCache { token, segment, block, blocks, to });
+            }
+            Source::Backing => {
+                self.active(piece.request).remaining += 1;
+                let token = self.token(Pending::Read(piece));
+                self.effects.push_back(Effect::ReadBacking { token, volume, lba, blocks, to });
+            }
+        }
+    }
+
+    pub(crate) fn read_complete(
+        &mut self,
+        piece: Piece,
+        result: Result<(), Fault>,
+        payload: &mut impl Payload,
+    ) {
+        match piece.source {
+            Source::Cache { segment, block } => {
+                for offset in 0..piece.blocks {
+                    let place = behind(piece.to, offset);
+                    let good =
+                        result.is_ok() && self.verify(segment, block + offset, place, payload);
+                    if !good {
+                        self.read_bad(&piece, offset, payload);
+                    }
+                }
+                self.segments.get_mut(segment).readers -= 1;
+            }
+            _ if result.is_err() => {
+                self.volume(piece.volume).stats.backing_faults += 1;
+                self.fail(piece.request, RequestError::Io);
+            }
+            _ => {}
+        }
+        self.active(piece.request).remaining -= 1;
+        self.read_finish(piece.request);
+    }
+
+    /// One block of a piece is not what was written there (R3).
+    fn read_bad(&mut self, piece: &Piece, offset: u16, payload: &mut impl Payload) {
+        let Source::Cache { segment, block } = piece.source else {
+            unreachable!("only the cache device is verified");
+        };
+        let block = block + offset;
+        let one = Piece {
+            lba: piece.lba + u64::from(offset),
+            blocks: 1,
+            to: behind(piece.to, offset),
+            source: Source::Cache { segment, block },
+            again: true,
+            ..*piece
+        };
+        if !piece.again {
+            return self.read_piece(one, payload);
+        }
+        if self.is_dirty_slot(segment, block) {
+            self.mark_lost(one.volume, one.lba, segment, block, payload);
+            return self.fail(piece.request, RequestError::Io);
+        }
+        let slot = self.segments.slot(segment, block);
+        self.index.remove(one.volume, one.lba, slot);
+        self.volume(one.volume).stats.repaired_blocks += 1;
+        self.read_piece(Piece { source: Source::Backing, ..one }, payload);
+    }
+
+    /// Whether the block that was read from `segment`, `block` is what was written there (R1).
+    pub(crate) fn verify(
+        &mut self,
+        segment: SegmentId,
+        block: u16,
+        place: Place,
+        payload: &mut impl Payload,
+    ) -> bool {
+        if self.config.mutants.is(Mutant::SkipReadChecksum) {
+            return true;
+        }
+        let held = self.slots.held(self.segments.slot(segment, block));
+        let seed = self.seed(segment, block);
+        held.is_some_and(|held| seed.apply(payload.checksum(place)) == held.crc)
+    }
+
+    /// The seed of a block's checksum in the present life of its segment.
+    pub(crate) fn seed(&self, segment: SegmentId, block: u16) -> Seed {
+        let address = self.geometry.address(segment, block);
+        Seed::new(self.identity.key, address, self.segments.get(segment).sequence)
+    }
+
+    /// After pieces were issued or completed: goes on if none is left.
+    fn read_finish(&mut self, at: u32) {
+        let active = self.active(at);
+        if active.remaining > 0 {
+            return;
+        }
+        let result = active.failed.map_or(Ok(()), Err);
+        if active.request.op == Op::Read {
+            self.answer(at, result);
+        } else {
+            self.edges_done(at, result);
+        }
+    }
+
+    /// Where a block is now. Of data and extent the one placed later counts.
+    pub(crate) fn locate(&mut self, volume: VolumeIndex, lba: Lba) -> Source {
+        let slot = self.index.read(volume, lba);
+        let mutants = self.config.mutants;
+        let Engine { volumes, segments, .. } = self;
+        let extents = &volumes[usize::from(volume.0)].as_deref().expect("it exists").extents;
+        let extent = if extents.is_empty() { None } else { extents.get(lba) };
+        if let Some(slot) = slot {
+            let (id, block) = segments.place(slot);
+            let segment = segments.get(id);
+            let position = crate::map::extent::Position::new(segment.ordinal, block);
+            let newer = match extent {
+                None => true,
+                Some(_) if mutants.is(Mutant::DataAlwaysWins) => true,
+                Some(_) if mutants.is(Mutant::ExtentAlwaysWins) => false,
+                Some(extent) => position >= extent.position,
+            };
+            if newer {
+                return match segment.buffer {
+                    Some(buffer) => Source::Memory { buffer, block },
+                    None => Source::Cache { segment: id, block },
+                };
+            }
+        }
+        match extent.map(|extent| extent.kind) {
+            Some(Kind::Zero | Kind::Discard) => Source::Zero,
+            Some(Kind::Lost) => Source::Lost,
+            _ => Source::Backing,
+        }
+    }
+
+    /// Whether what a slot holds is not on the backing device.
+    pub(crate) fn is_dirty_slot(&self, id: SegmentId, block: u16) -> bool {
+        let segment = self.segments.get(id);
+        let Some(volume) = self.volume_ref(segment.volume) else { return true };
+        let fill = self.slots.held(self.segments.slot(id, block)).is_some_and(|held| held.fill);
+        if fill || segment.last_sequence <= volume.log.watermark {
+            return false;
+        }
+        // The watermark lies at a record's end: dirty if this block's record is behind it.
+        let mut header = 0;
+        loop {
+            let heading = self.slots.heading(self.segments.slot(id, header));
+            if block < header + heading.blocks {
+                let first = segment.first_sequence.0 + u64::from(heading.sequence_offset);
+                return first > volume.log.watermark.0;
+            }
+            header += heading.blocks;
+        }
+    }
+
+    pub(crate) fn active(&mut self, at: u32) -> &mut crate::engine::Active {
+        self.requests.get_mut(at).expect("the request is in the engine")
+    }
+
+    fn fail(&mut self, at: u32, error: RequestError) {
+        self.active(at).failed = Some(error);
+    }
+}

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Everything that changes a volume: writes, write-zeroes, discards.
+//!
+//! They are placed in the order they came, each as far as there is room. A request that covers a
+//! block in part first has that block's old content read, and holds the block until it is placed.
+//!
+//! # Invariants
+//!
+//! - **W1** Between reading a block's old content for a partial write and placing the merged block
+//!   nobody else places that block.
+//! - **W2** A write is answered only after all of it is placed.
+
+use crate::engine::{Acknowledge, CacheHealth, Engine};
+use crate::format::entry::Kind;
+use crate::format::superblock::Mode;
+use crate::mutant::Mutant;
+use crate::payload::{Ingested, Payload, Place};
+use crate::request::{Op, RequestError};
+use crate::units::{BLOCK_BYTES, Lba, VolumeIndex};
+use crate::volume::{LOCK_COUNT_MAX, Lock, Waiter};
+
+/// Which of a request's blocks it covers only in part.
+#[derive(Clone, Copy, Debug, Default)]
+struct Edges {
+    first: bool,
+    last: bool,
+}
+
+impl Engine {
+    pub(crate) fn write_accept(&mut self, at: u32) {
+        let active = *self.active(at);
+        let volume = self.volume(active.request.volume);
+        match active.request.op {
+            Op::Write { .. } => volume.stats.writes += 1,
+            _ => volume.stats.discards += 1,
+        }
+        if active.request.op == Op::Discard {
+            // Only whole blocks are given up; the volume's last block is whole if it is all there.
+            let end = active.request.offset + active.request.length;
+            let whole_end =
+                if end == volume.size_bytes { volume.blocks() } else { end / BLOCK_BYTES };
+            let first = active.request.offset.div_ceil(BLOCK_BYTES);
+            if first >= whole_end {
+                return self.answer(at, Ok(()));
+            }
+            let active = self.active(at);
+            active.first = Lba(first);
+            active.blocks = whole_end - first;
+        }
+        self.volume(active.request.volume).writes.push_back(at);
+    }
+
+    /// Places what can be placed.
+    pub(crate) fn write_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        self.volume(volume).starved = false;
+        // Bounded: each turn takes a request off the queue or stops.
+        while let Some(at) = self.volume(volume).writes.front().copied() {
+            if self.health == CacheHealth::Failed {
+                self.volume(volume).writes.pop_front();
+                self.volume(volume).unlock(at);
+                self.answer(at, Err(RequestError::Io));
+                continue;
+            }
+            if !self.active(at).edges_read {
+                let active = *self.active(at);
+                let end = active.first + active.blocks;
+                if self.volume(volume).is_locked(active.first, end, at) {
+                    break;
+                }
+                if self.goes_around(volume, at) {
+                    if !self.around_begin(volume, at, payload) {
+                        break;
+                    }
+                    self.volume(volume).writes.pop_front();
+                    continue;
+                }
+                let edges = self.edges(at);
+                if edges.first || edges.last {
+                    if self.volume(volume).locks.len() + 2 > LOCK_COUNT_MAX {
+                        break;
+                    }
+                    self.volume(volume).writes.pop_front();
+                    self.edges_begin(at, edges, payload);
+                    continue;
+                }
+                self.active(at).edges_read = true;
+            }
+            if !self.write_place(volume, at, payload) {
+                self.volume(volume).starved = true;
+                break;
+            }
+            self.volume(volume).writes.pop_front();
+            self.write_placed(volume, at);
+        }
+    }
+
+    fn edges(&mut self, at: u32) -> Edges {
+        let active = self.active(at);
+        if active.request.op == Op::Discard {
+            return Edges::default();
+        }
+        let end = active.request.offset + active.request.length;
+        let (head, tail) = (active.request.offset % BLOCK_BYTES, end % BLOCK_BYTES);
+        let single = active.blocks == 1;
+        Edges { first: head != 0 || single && tail != 0, last: !single && tail != 0 }
+    }
+
+    /// Locks the blocks that are covered in part, and has their old content read (W1).
+    fn edges_begin(&mut self, at: u32, edges: Edges, payload: &mut impl Payload) {
+        let active = *self.active(at);
+        let (volume, tag) = (active.request.volume, active.request.tag);
+        let last = active.first + (active.blocks - 1);
+        let wanted = [(edges.first, active.first, 0), (edges.last, last, 1)];
+        if !self.config.mutants.is(Mutant::EdgeNotLocked) {
+            for (_, start, _) in wanted.iter().filter(|edge| edge.0) {
+                let lock = Lock { owner: at, start: *start, end: *start + 1 };
+                self.volume(volume).locks.push(lock);
+            }
+        }
+        // Keeps the request here until both are issued.
+        self.active(at).remaining += 1;
+        for (_, lba, edge) in wanted.into_iter().filter(|edge| edge.0) {
+            self.read_issue(at, volume, lba, 1, Place::Edge { tag, edge }, payload);
+        }
+        self.active(at).remaining -= 1;
+        if self.active(at).remaining == 0 {
+            let result = self.active(at).failed.map_or(Ok(()), Err);
+            self.edges_done(at, result);
+        }
+    }
+
+    pub(crate) fn edges_done(&mut self, at: u32, result: Result<(), RequestError>) {
+        let volume = self.active(at).request.volume;
+        match result {
+            Ok(()) => {
+                self.active(at).edges_read = true;
+                self.volume(volume).writes.push_front(at);
+            }
+            Err(_) => {
+                self.volume(volume).unlock(at);
+                self.answer(at, result);
+            }
+        }
+    }
+
+    /// Places as much of a request as there is room for; says whether that was all.
+    fn write_place(&mut self, volume: VolumeIndex, at: u32, payload: &mut impl Payload) -> bool {
+        let active = *self.active(at);
+        let placed = match active.request.op {
+            Op::Write { .. } => self.place_payload(volume, at, payload),
+            Op::WriteZeroes { .. } => self.place_zeroes(volume, at, payload),
+            Op::Discard => self.place_range(volume, at, Kind::Discard, active.blocks, payload),
+            Op::Read | Op::Flush => unreachable!("they change nothing"),
+        };
+        self.active(at).placed == active.blocks && placed
+    }
+
+    fn place_payload(&mut self, volume: VolumeIndex, at: u32, payload: &mut impl Payload) -> bool {
+        let Engine { requests, .. } = self;
+        let active = *requests.get(at).expect("in the engine");
+        let mut block = active.placed;
+        let mut zeros = 0;
+        let mut room = true;
+        while block + zeros < active.blocks {
+            if !self.room(volume, 1, true, payload) {
+                room = false;
+                break;
+            }
+            let (buffer, slot) = self.next_slot(volume);
+            let index = block + zeros;
+            match payload.ingest(active.request.tag, index, buffer, slot) {
+                Ingested::Zero if self.config.mutants.is(Mutant::ZeroBlockDropped) => block += 1,
+                Ingested::Zero => zeros += 1,
+                Ingested::Stored { crc } => {
+                    if zeros > 0 {
+                        // The zeros before it come first; they may close the record, so the
+                        // block is taken in again afterwards.
+                        if !self.place_zero_run(volume, active.first + block, zeros, payload) {
+                            zeros = 0;
+                            room = false;
+                            break;
+                        }
+                        block += zeros;
+                        zeros = 0;
+                        continue;
+                    }
+                    self.place_data(volume, active.first + block, crc, Kind::Data, payload);
+                    block += 1;
+                }
+            }
+        }
+        if zeros > 0 && self.place_zero_run(volume, active.first + block, zeros, payload) {
+            block += zeros;
+        }
+        let sequence = self.volume(volume).log.placed;
+        let active = self.active(at);
+        active.placed = block;
+        active.sequence = sequence;
+        room && block == active.blocks
+    }
+
+    fn place_zero_run(
+        &mut self,
+        volume: VolumeIndex,
+        lba: Lba,
+        blocks: u64,
+        payload: &mut impl Payload,
+    ) -> bool {
+        if !self.extent_room(volume, payload) {
+            return false;
+        }
+        self.volume(volume).stats.zeroed_blocks += blocks;
+        self.place_extent(volume, Kind::Zero, lba, blocks as u32, payload);
+        true
+    }
+
+    /// A write-zeroes: its partial blocks as data, the rest as extents.
+    fn place_zeroes(&mut self, volume: VolumeIndex, at: u32, payload: &mut impl Payload) -> bool {
+        let edges = self.edges(at);
+        let active = *self.active(at);
+        let tag = active.request.tag;
+        if edges.first && active.placed == 0 && !self.place_edge(volume, at, tag, 0, payload) {
+            return false;
+        }
+        let inner_end = active.blocks - u64::from(edges.last);
+        if !self.place_range(volume, at, Kind::Zero, inner_end, payload) {
+            return false;
+        }
+        !edges.last || self.place_edge(volume, at, tag, active.blocks - 1, payload)
+    }
+
+    fn place_edge(
+        &mut self,
+        volume: VolumeIndex,
+        at: u32,
+        tag: u32,
+        block: u64,
+        payload: &mut impl Payload,
+    ) -> bool {
+        if !self.room(volume, 1, true, payload) || !self.extent_room(volume, payload) {
+            return false;
+        }
+        // Looking for room for an extent may have closed the record.
+        if !self.room(volume, 1, true, payload) {
+            return false;
+        }
+        let lba = self.active(at).first + block;
+        let (buffer, slot) = self.next_slot(volume);
+        match payload.ingest(tag, block, buffer, slot) {
+            Ingested::Zero => self.place_extent(volume, Kind::Zero, lba, 1, payload),
+            Ingested::Stored { crc } => self.place_data(volume, lba, crc, Kind::Data, payload),
+        }
+        let sequence = self.volume(volume).log.placed;
+        let active = self.active(at);
+        active.placed = block + 1;
+        active.sequence = sequence;
+        true
+    }
+
+    /// Places extents up to the request's block `end`; one entry says at most 2^32 - 1 blocks.
+    fn place_range(
+        &mut self,
+        volume: VolumeIndex,
+        at: u32,
+        kind: Kind,
+        end: u64,
+        payload: &mut impl Payload,
+    ) -> bool {
+        while self.active(at).placed < end {
+            if !self.extent_room(volume, payload) {
+                return false;
+            }
+            let active = *self.active(at);
+            let blocks = (end - active.placed).min(u64::from(u32::MAX)) as u32;
+            self.place_extent(volume, kind, active.first + active.placed, blocks, payload);
+            let sequence = self.volume(volume).log.placed;
+            let active = self.active(at);
+            active.placed += u64::from(blocks);
+            active.sequence = sequence;
+        }
+        true
+    }
+
+    /// All of it is placed: answers, or says what it waits for (W2).
+    fn write_placed(&mut self, volume: VolumeIndex, at: u32) {
+        self.volume(volume).unlock(at);
+        let through = self.is_through(volume);
+        let acknowledge = self.config.acknowledge;
+        let (Op::Write { fua } | Op::WriteZeroes { fua }) = self.active(at).request.op else {
+            return self.write_wait(volume, at, through, false, acknowledge);
+        };
+        if fua {
+            self.volume(volume).log.flush_epoch += 1;
+        }
+        self.write_wait(volume, at, through, fua, acknowledge);
+    }
+
+    fn write_wait(
+        &mut self,
+        volume: VolumeIndex,
+        at: u32,
+        through: bool,
+        fua: bool,
+        acknowledge: Acknowledge,
+    ) {
+        let sequence = self.active(at).sequence;
+        let waiter = Waiter { sequence, request: at };
+        if through {
+            // What a batch has written back is durable in the log before.
+            let state = self.volume(volume);
+            state.log.wanted = state.log.wanted.max(sequence);
+            return state.through_waiters.push_back(waiter);
+        }
+        if fua || acknowledge == Acknowledge::Durable {
+            return self.wait_durable(at, sequence);
+        }
+        match acknowledge {
+            Acknowledge::Written if self.volume(volume).log.written.through < sequence => {
+                self.volume(volume).written_waiters.push_back(waiter);
+            }
+            _ => self.answer(at, Ok(())),
+        }
+    }
+
+    /// Whether a write goes around the log: the one decision to bypass.
+    fn goes_around(&mut self, volume: VolumeIndex, at: u32) -> bool {
+        let write = matches!(self.active(at).request.op, Op::Write { .. });
+        let state = self.volume(volume);
+        write
+            && state.mode == Mode::WriteAround
+            && !state.log.is_dirty()
+            && state.locks.len() < LOCK_COUNT_MAX
+    }
+}

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A batch: a range of the log made into ascending runs for the backing device.
+//!
+//! It is built from the record headers' content (`map::slots`), never from the index: for each
+//! block the newest version inside the range, even if a newer one exists behind it. So what the
+//! backing device holds after a batch is a state the guest went through.
+//!
+//! # Invariants
+//!
+//! - **B1** Runs do not overlap and ascend.
+//! - **B2** A block's newest version inside the range is in exactly one run; others in none.
+
+use crate::format::entry::Kind;
+use crate::map::extent::{Extent, ExtentMap, Position};
+use crate::units::{Lba, Slot};
+use alloc::vec::Vec;
+
+/// Longest run of data, in blocks: 1 MiB.
+pub const RUN_BLOCKS_MAX: usize = 256;
+
+/// One dirty block of the range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Item {
+    lba: Lba,
+    position: Position,
+    /// Where it is; `None`: it is lost, and nothing is written.
+    pub slot: Option<Slot>,
+}
+
+/// A stretch of adjacent blocks that are written alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Data, zero or discard.
+    pub kind: Kind,
+    /// First block.
+    pub lba: Lba,
+    /// Blocks.
+    pub blocks: u64,
+    /// For data: index of its first item.
+    pub item: usize,
+}
+
+/// The blocks and extents of a range of the log, and how far they have been given out.
+#[derive(Debug)]
+pub struct Batch {
+    items: Vec<Item>,
+    item_count_max: usize,
+    extents: ExtentMap,
+    ranges: Vec<Extent>,
+    next_item: usize,
+    next_extent: usize,
+    given: Lba,
+}
+
+impl Batch {
+    /// An empty batch with room for so many blocks and extents.
+    pub fn new(item_count_max: usize, extent_count_max: usize) -> Batch {
+        Batch {
+            items: Vec::with_capacity(item_count_max),
+            item_count_max,
+            extents: ExtentMap::new(2 * extent_count_max + 2),
+            ranges: Vec::with_capacity(2 * extent_count_max + 2),
+            next_item: 0,
+            next_extent: 0,
+            given: Lba(0),
+        }
+    }
+
+    /// Bytes of memory of a batch with this room.
+    pub fn memory_bytes(item_count_max: usize, extent_count_max: usize) -> u64 {
+        let extents = (2 * extent_count_max + 2) as u64;
+        (item_count_max * size_of::<Item>()) as u64 + 2 * extents * size_of::<Extent>() as u64
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.items.clear();
+        self.extents.clear();
+        self.ranges.clear();
+        (self.next_item, self.next_extent, self.given) = (0, 0, Lba(0));
+    }
+
+    /// Whether the blocks and extents of one more record are sure to fit.
+    pub fn has_room(&self, items: usize) -> bool {
+        self.items.len() + items <= self.item_count_max
+    }
+
+    /// Whether one more extent is sure to fit.
+    pub fn has_extent_room(&self) -> bool {
+        self.extents.has_room()
+    }
+
+    /// Blocks in it.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether there is nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty() && self.extents.is_empty()
+    }
+
+    /// Adds a block; blocks come in log order.
+    pub fn push(&mut self, lba: Lba, position: Position, slot: Slot) {
+        self.items.push(Item { lba, position, slot: Some(slot) });
+    }
+
+    /// Adds an extent; extents come in log order.
+    pub fn push_extent(&mut self, extent: Extent) {
+        self.extents.insert(extent);
+    }
+
+    /// Sorts, and leaves of each block the newest version. `keep_oldest` is a deliberate fault.
+    pub fn seal(&mut self, keep_oldest: bool) {
+        self.items.sort_unstable();
+        let items = &mut self.items;
+        let mut kept: usize = 0;
+        for at in 0..items.len() {
+            let item = items[at];
+            if kept > 0 && items[kept - 1].lba == item.lba {
+                if !keep_oldest {
+                    items[kept - 1] = item;
+                }
+            } else {
+                items[kept] = item;
+                kept += 1;
+            }
+        }
+        items.truncate(kept);
+        let extents = &self.extents;
+        if !extents.is_empty() {
+            items.retain(|item| match extents.get(item.lba) {
+                Some(extent) => item.position >= extent.position,
+                None => true,
+            });
+        }
+        self.ranges.extend(self.extents.iter());
+    }
+
+    /// The next stretch, ascending (B1), of data at most `limit` blocks; none: all was given out.
+    pub fn next_stretch(&mut self, limit: usize) -> Option<Stretch> {
+        let item = self.items.get(self.next_item).copied();
+        let range = self.ranges.get(self.next_extent).copied();
+        let start = range.map(|range| range.start.max(self.given));
+        match (item, range, start) {
+            (Some(item), _, start) if start.is_none_or(|start| item.lba <= start) => {
+                Some(self.data_stretch(item.lba, limit.min(RUN_BLOCKS_MAX)))
+            }
+            (item, Some(range), Some(start)) => {
+                // Data inside the extent that is left over is newer than it.
+                let end = item.map_or(range.end, |item| item.lba.min(range.end));
+                self.given = end;
+                self.skip_given();
+                Some(Stretch { kind: range.kind, lba: start, blocks: end - start, item: 0 })
+            }
+            _ => None,
+        }
+    }
+
+    fn data_stretch(&mut self, lba: Lba, limit: usize) -> Stretch {
+        let first = self.next_item;
+        let mut blocks = 1;
+        while blocks < limit
+            && self.items.get(first + blocks).is_some_and(|item| item.lba - lba == blocks as u64)
+        {
+            blocks += 1;
+        }
+        self.next_item += blocks;
+        self.given = lba + blocks as u64;
+        self.skip_given();
+        Stretch { kind: Kind::Data, lba, blocks: blocks as u64, item: first }
+    }
+
+    fn skip_given(&mut self) {
+        while self.ranges.get(self.next_extent).is_some_and(|range| range.end <= self.given) {
+            self.next_extent += 1;
+        }
+    }
+
+    /// Where a block of a stretch is.
+    pub fn slot(&self, item: usize) -> Option<Slot> {
+        self.items[item].slot
+    }
+
+    /// A block turned out to be lost: nothing is written for it.
+    pub fn lose(&mut self, item: usize) {
+        self.items[item].slot = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Ordinal;
+
+    #[test]
+    fn stretches_ascend_and_carry_the_newest_version_of_each_block() {
+        let mut seed = 5u64;
+        let mut random = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % below
+        };
+        for round in 0..300 {
+            let mut batch = Batch::new(4096, 300);
+            let mut model = alloc::vec![None; 400];
+            for step in 0..random(400) {
+                let position = Position::new(Ordinal(step + 1), 0);
+                if random(4) > 0 {
+                    let lba = random(390);
+                    batch.push(Lba(lba), position, Slot(step as u32));
+                    model[lba as usize] = Some((Kind::Data, step));
+                } else {
+                    let (start, count) = (random(390), 1 + random(9));
+                    let kind = if random(2) == 0 { Kind::Zero } else { Kind::Discard };
+                    let end = Lba(start + count);
+                    batch.push_extent(Extent { start: Lba(start), end, position, kind });
+                    model[start as usize..(start + count) as usize].fill(Some((kind, 0)));
+                }
+            }
+            batch.seal(false);
+            let mut found = alloc::vec![None; 400];
+            let mut last = Lba(0);
+            while let Some(stretch) = batch.next_stretch(7) {
+                assert!(stretch.lba >= last && stretch.blocks > 0, "round {round}");
+                for offset in 0..stretch.blocks {
+                    let what = match stretch.kind {
+                        Kind::Data => {
+                            let slot = batch.slot(stretch.item + offset as usize).expect("there");
+                            (Kind::Data, u64::from(slot.0))
+                        }
+                        kind => (kind, 0),
+                    };
+                    found[(stretch.lba.0 + offset) as usize] = Some(what);
+                }
+                last = stretch.lba + stretch.blocks;
+            }
+            assert_eq!(found, model, "round {round}");
+        }
+    }
+}

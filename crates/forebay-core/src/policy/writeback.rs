@@ -1,0 +1,778 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Write-back: copying what is dirty to the backing device, batch by batch, in log order.
+//!
+//! # Invariants
+//!
+//! - **K1** A batch ends at or before what is durable.
+//! - **K2** In this order: the batch's writes, a flush of the backing device, the watermark
+//!   durable, the first write of the next batch.
+//! - **K3** No two writes to one backing device that overlap are in flight.
+//! - **K4** A block is verified before it is written back; a bad one is lost and named.
+//!
+//! # States
+//!
+//! | from     | to       | when |
+//! |----------|----------|------|
+//! | idle     | writing  | there is reason to, and a lane is free |
+//! | writing  | flushing | every run is written |
+//! | flushing | noting   | the backing device says it is durable |
+//! | noting   | idle     | the watermark is durable |
+//! | writing, flushing | waiting | the backing device failed: the batch is given up, to be built again |
+//! | waiting  | idle     | after `retry_after` |
+//!
+//! # Crash
+//!
+//! The batch in flight is written again; nothing else is (P5).
+
+use crate::effect::{Effect, Fault};
+use crate::engine::{Config, Engine, Pending};
+use crate::format::entry::Kind;
+use crate::map::extent::{Extent, Position};
+use crate::mutant::Mutant;
+use crate::op::read::behind;
+use crate::payload::{Payload, Place};
+use crate::policy::batch::{Batch, Stretch};
+use crate::units::{Lba, SegmentId, Sequence, Tick, VolumeIndex};
+use crate::volume::Volume;
+use alloc::collections::VecDeque;
+
+/// Batches that may be under way at once, over all volumes.
+pub const LANE_COUNT: usize = 4;
+/// Runs of one batch that may be under way at once.
+const RUN_COUNT_MAX: usize = 256;
+/// What a batch should take at most, in nanoseconds: half of `batch_time_max`.
+const BATCH_TIME: u64 = 30_000_000_000;
+/// Blocks of a first batch, before anything is known of the device's speed.
+const BATCH_BLOCKS_FIRST: u32 = 4096;
+const BATCH_BLOCKS_MIN: u32 = 512;
+
+/// Where a batch begins or ends: at a record's header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    /// The segment; none: the log's first.
+    pub segment: Option<SegmentId>,
+    /// The block.
+    pub block: u16,
+}
+
+/// What write-back of a volume is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Nothing.
+    Idle,
+    /// Writing a batch.
+    Writing,
+    /// Flushing the backing device.
+    Flushing,
+    /// Making the watermark durable.
+    Noting,
+    /// Waiting after a failure of the backing device.
+    Waiting {
+        /// Until then.
+        until: Tick,
+    },
+}
+
+/// Write-back of one volume.
+#[derive(Debug)]
+pub struct Writeback {
+    pub(crate) stage: Stage,
+    pub(crate) cursor: Cursor,
+    lane: Option<usize>,
+    /// Where the batch ends.
+    end: Sequence,
+    end_cursor: Cursor,
+    begun: Tick,
+    begun_wall: u64,
+    /// Blocks of its range, superseded ones included.
+    batch_blocks: u32,
+    batch_cap: u32,
+    pub(crate) dirty_since: Option<Tick>,
+    /// The last thing the backing device was told failed.
+    pub(crate) failing: bool,
+}
+
+impl Writeback {
+    pub(crate) fn new(cursor: Cursor, _now: Tick) -> Writeback {
+        Writeback {
+            stage: Stage::Idle,
+            cursor,
+            lane: None,
+            end: Sequence(0),
+            end_cursor: cursor,
+            begun: Tick(0),
+            begun_wall: 0,
+            batch_blocks: 0,
+            batch_cap: BATCH_BLOCKS_FIRST,
+            dirty_since: None,
+            failing: false,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RunState {
+    Reading,
+    Writing,
+    Done,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    stretch: Stretch,
+    frame: u32,
+    frames: u32,
+    state: RunState,
+    /// Reads or writes under way.
+    remaining: u16,
+}
+
+/// Memory for one batch.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    taken: bool,
+    batch: Batch,
+    runs: VecDeque<Run>,
+    /// Number of the run at the front.
+    front: u32,
+    /// Number of the next run to be written.
+    next_write: u32,
+    frame_base: u32,
+    frame_count: u32,
+    frame_next: u32,
+    frames_used: u32,
+    /// Effects under way.
+    under_way: u32,
+    writes_under_way: u16,
+    given_out: bool,
+    failed: bool,
+}
+
+impl Lane {
+    pub(crate) fn new(index: usize, config: &Config) -> Lane {
+        let frame_count = config.window_blocks / LANE_COUNT as u32;
+        Lane {
+            taken: false,
+            batch: Batch::new(
+                config.batch_blocks_max as usize + crate::limits::RECORD_ENTRIES_MAX,
+                config.extent_count_max as usize,
+            ),
+            runs: VecDeque::with_capacity(RUN_COUNT_MAX),
+            front: 0,
+            next_write: 0,
+            frame_base: index as u32 * frame_count,
+            frame_count,
+            frame_next: 0,
+            frames_used: 0,
+            under_way: 0,
+            writes_under_way: 0,
+            given_out: false,
+            failed: false,
+        }
+    }
+
+    pub(crate) fn memory_bytes(config: &Config) -> u64 {
+        let items = config.batch_blocks_max as usize + crate::limits::RECORD_ENTRIES_MAX;
+        LANE_COUNT as u64 * Batch::memory_bytes(items, config.extent_count_max as usize)
+    }
+
+    fn run(&mut self, number: u32) -> &mut Run {
+        &mut self.runs[number.wrapping_sub(self.front) as usize]
+    }
+
+    /// Consecutive frames, given back in the order they were taken.
+    fn take_frames(&mut self, blocks: u32) -> Option<(u32, u32)> {
+        let left = self.frame_count - self.frame_next;
+        let (skip, at) = if blocks <= left { (0, self.frame_next) } else { (left, 0) };
+        if self.frames_used + skip + blocks > self.frame_count {
+            return None;
+        }
+        self.frames_used += skip + blocks;
+        self.frame_next = at + blocks;
+        Some((self.frame_base + at, skip + blocks))
+    }
+}
+
+/// An effect of a batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Work {
+    volume: VolumeIndex,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Read { run: u32, offset: u16, segment: SegmentId, block: u16, blocks: u16, again: bool },
+    Write { run: u32 },
+    Flush,
+}
+
+impl Engine {
+    /// Goes on with the volume's write-back as far as it can.
+    pub(crate) fn writeback_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        let now = self.now;
+        let state = self.volume(volume);
+        if !state.log.is_dirty() {
+            state.writeback.dirty_since = None;
+        } else if state.writeback.dirty_since.is_none() {
+            state.writeback.dirty_since = Some(now);
+        }
+        match state.writeback.stage {
+            Stage::Idle => self.writeback_begin(volume, payload),
+            Stage::Writing => self.writeback_go_on(volume, payload),
+            Stage::Flushing => {}
+            Stage::Noting => {
+                let loose = self.config.mutants.is(Mutant::WatermarkNotDurableBeforeNextBatch);
+                let state = self.volume(volume);
+                if state.log.durable.watermark >= state.writeback.end || loose {
+                    state.writeback.stage = Stage::Idle;
+                    self.writeback_begin(volume, payload);
+                }
+            }
+            Stage::Waiting { until } => {
+                if now >= until {
+                    self.volume(volume).writeback.stage = Stage::Idle;
+                    self.writeback_begin(volume, payload);
+                }
+            }
+        }
+    }
+
+    /// Whether the pool is so low that logs must give segments back.
+    pub(crate) fn pool_is_low(&self) -> bool {
+        let volumes = self.volumes.iter().flatten().count() as u32;
+        let reserve = crate::limits::SEGMENTS_RESERVED * volumes;
+        self.segments.free_count() < reserve + (self.segments.count() / 32).max(3)
+    }
+
+    fn writeback_wanted(&self, volume: &Volume) -> bool {
+        let percent = u32::from(self.config.dirty_percent);
+        let dirty_segments = volume.log.dirty_blocks / u64::from(self.geometry.segment_blocks);
+        let extents = volume.pending_extents.len() as u64;
+        self.is_through(volume.index)
+            || volume.starved
+            || self.pool_is_low()
+            || extents * 2 > u64::from(self.config.extent_count_max)
+            || dirty_segments * 100 > u64::from(percent * self.segments.count())
+            || volume
+                .writeback
+                .dirty_since
+                .is_some_and(|since| self.now.since(since) >= self.config.dirty_age)
+    }
+
+    fn writeback_begin(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        let state = self.volume_ref(volume).expect("it exists");
+        if !state.serving || self.stopping || self.health == crate::engine::CacheHealth::Failed {
+            return;
+        }
+        if !self.writeback_wanted(state) {
+            return;
+        }
+        if !state.log.is_dirty() {
+            // Entries that the backing device holds by their nature need no batch.
+            let state = self.volume(volume);
+            let through = state.log.durable.through;
+            if through > state.log.watermark && state.log.placed > state.log.watermark {
+                state.log.watermark = through;
+                state.log.note_wanted = true;
+                self.skip_cursor(volume, through);
+            }
+            return;
+        }
+        let Some(lane) = self.lanes.iter().position(|lane| !lane.taken) else { return };
+        if !self.writeback_build(volume, lane) {
+            // All that is dirty is not durable yet.
+            let state = self.volume(volume);
+            state.log.wanted = state.log.wanted.max(state.log.placed);
+            return;
+        }
+        let (now, wall) = (self.now, self.wall);
+        self.lanes[lane].taken = true;
+        let state = self.volume(volume);
+        state.writeback.stage = Stage::Writing;
+        state.writeback.lane = Some(lane);
+        state.writeback.begun = now;
+        state.writeback.begun_wall = wall;
+        self.writeback_go_on(volume, payload);
+    }
+
+    /// Moves the cursor to the end of the last record that ends at or before `through`.
+    fn skip_cursor(&mut self, volume: VolumeIndex, through: Sequence) {
+        let mut cursor = self.volume(volume).writeback.cursor;
+        while let Some((_, end, next)) = self.record_at(volume, cursor) {
+            if end > through {
+                break;
+            }
+            cursor = next;
+        }
+        self.volume(volume).writeback.cursor = cursor;
+        self.drop_pending(volume, through);
+    }
+
+    /// The record at a cursor: where its blocks are, its last sequence, the cursor behind it.
+    fn record_at(
+        &self,
+        volume: VolumeIndex,
+        cursor: Cursor,
+    ) -> Option<((SegmentId, u16, u16), Sequence, Cursor)> {
+        let log = &self.volume_ref(volume)?.log;
+        let mut id = cursor.segment.or(log.tail_segment)?;
+        let mut block = cursor.block;
+        // Two turns at most: a segment in a log has a record.
+        while block >= self.segments.get(id).used {
+            id = self.segments.get(id).next?;
+            block = 0;
+        }
+        let segment = self.segments.get(id);
+        let heading = self.slots.heading(self.segments.slot(id, block));
+        let first = segment.first_sequence.0 + u64::from(heading.sequence_offset);
+        let end = Sequence(first + u64::from(heading.entries));
+        let next = Cursor { segment: Some(id), block: block + heading.blocks };
+        Some(((id, block, heading.blocks), end, next))
+    }
+
+    /// Builds a batch from the cursor on (K1); says whether there is anything to write.
+    fn writeback_build(&mut self, volume: VolumeIndex, lane: usize) -> bool {
+        let log = &self.volume_ref(volume).expect("it exists").log;
+        let beyond = self.config.mutants.is(Mutant::BatchBeyondDurable);
+        let durable = if beyond { log.closed } else { log.durable.through };
+        let state = self.volume_ref(volume).expect("it exists");
+        let mut cursor = state.writeback.cursor;
+        let cap = state.writeback.batch_cap.min(self.config.batch_blocks_max) as usize;
+        let mut end = state.log.watermark;
+        let mut extent_at = 0;
+        self.lanes[lane].batch.clear();
+        // Bounded by the batch's room: every record adds a block or an extent, or is a mere note.
+        while let Some(((id, block, blocks), last, next)) = self.record_at(volume, cursor) {
+            let batch = &self.lanes[lane].batch;
+            if last > durable
+                || !batch.has_room(usize::from(blocks))
+                || batch.len() >= cap && batch.len() > 0
+            {
+                break;
+            }
+            let ordinal = self.segments.get(id).ordinal;
+            let state = self.volumes[usize::from(volume.0)].as_deref().expect("it exists");
+            let batch = &mut self.lanes[lane].batch;
+            let extents = state.pending_extents.iter().skip(extent_at);
+            let count = extents.clone().take_while(|extent| extent.sequence <= last).count();
+            if count > 0 && !batch.has_extent_room() {
+                break;
+            }
+            for extent in extents.take(count) {
+                batch.push_extent(Extent {
+                    start: extent.lba,
+                    end: extent.lba + u64::from(extent.count),
+                    position: extent.position,
+                    kind: extent.kind,
+                });
+            }
+            extent_at += count;
+            for at in block + 1..block + blocks {
+                let slot = self.segments.slot(id, at);
+                if let Some(held) = self.slots.held(slot).filter(|held| !held.fill) {
+                    batch.push(held.lba, Position::new(ordinal, at), slot);
+                }
+            }
+            end = last;
+            cursor = next;
+        }
+        let raw_blocks = self.lanes[lane].batch.len() as u32;
+        let keep_oldest = self.config.mutants.is(Mutant::BatchKeepsOldest);
+        let lane = &mut self.lanes[lane];
+        lane.batch.seal(keep_oldest);
+        lane.runs.clear();
+        (lane.front, lane.next_write, lane.frame_next, lane.frames_used) = (0, 0, 0, 0);
+        (lane.given_out, lane.failed) = (false, false);
+        assert!(lane.under_way == 0, "a lane is free only when nothing of it is under way");
+        let state = self.volume(volume);
+        state.writeback.end = end;
+        state.writeback.end_cursor = cursor;
+        state.writeback.batch_blocks = raw_blocks;
+        end > state.log.watermark
+    }
+
+    fn writeback_go_on(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        let lane = self.volume(volume).writeback.lane.expect("a batch has a lane");
+        if self.lanes[lane].failed {
+            if self.lanes[lane].under_way == 0 {
+                self.writeback_give_up(volume, lane);
+            }
+            return;
+        }
+        self.writeback_read_ahead(volume, lane, payload);
+        self.writeback_write(volume, lane);
+        let lane_state = &mut self.lanes[lane];
+        while lane_state.runs.front().is_some_and(|run| run.state == RunState::Done) {
+            let run = lane_state.runs.pop_front().expect("looked");
+            lane_state.frames_used -= run.frames;
+            lane_state.front = lane_state.front.wrapping_add(1);
+        }
+        if lane_state.given_out && lane_state.runs.is_empty() {
+            assert!(lane_state.under_way == 0);
+            self.writeback_flush(volume, lane);
+        } else if !lane_state.given_out && lane_state.runs.len() < RUN_COUNT_MAX {
+            // Frames may have come free.
+            self.writeback_read_ahead(volume, lane, payload);
+            self.writeback_write(volume, lane);
+        }
+    }
+
+    /// Takes stretches as long as there is room, and has their blocks read from the cache.
+    fn writeback_read_ahead(
+        &mut self,
+        volume: VolumeIndex,
+        lane: usize,
+        payload: &mut impl Payload,
+    ) {
+        loop {
+            let room = self.tokens.room();
+            let state = &mut self.lanes[lane];
+            if state.given_out || state.runs.len() >= RUN_COUNT_MAX || room < 1024 {
+                return;
+            }
+            // The longest stretch there can be must fit before one is taken.
+            let longest = crate::policy::batch::RUN_BLOCKS_MAX as u32;
+            let Some((frame, frames)) = state.take_frames(longest.min(state.frame_count / 2))
+            else {
+                return;
+            };
+            let limit = longest.min(state.frame_count / 2);
+            let Some(stretch) = state.batch.next_stretch(limit as usize) else {
+                state.given_out = true;
+                state.frames_used -= frames;
+                return;
+            };
+            // What it does not need goes back.
+            let blocks = if stretch.kind == Kind::Data { stretch.blocks as u32 } else { 0 };
+            let spare = limit - blocks;
+            state.frames_used -= spare;
+            state.frame_next -= spare;
+            let run = Run {
+                stretch,
+                frame,
+                frames: frames - spare,
+                state: RunState::Reading,
+                remaining: 0,
+            };
+            let number = state.front.wrapping_add(state.runs.len() as u32);
+            state.runs.push_back(run);
+            if stretch.kind == Kind::Data {
+                self.writeback_read(volume, lane, number, payload);
+            }
+        }
+    }
+
+    fn writeback_read(
+        &mut self,
+        volume: VolumeIndex,
+        lane: usize,
+        number: u32,
+        payload: &mut impl Payload,
+    ) {
+        let run = *self.lanes[lane].run(number);
+        let blocks = run.stretch.blocks as u16;
+        let mut offset = 0;
+        while offset < blocks {
+            let slot_at = |at: u16| self.lanes[lane].batch.slot(run.stretch.item + usize::from(at));
+            let (segment, block) = self.segments.place(slot_at(offset).expect("not lost yet"));
+            let mut count = 1;
+            while offset + count < blocks
+                && slot_at(offset + count).map(|slot| self.segments.place(slot))
+                    == Some((segment, block + count))
+            {
+                count += 1;
+            }
+            let to = Place::Window { frame: run.frame + u32::from(offset) };
+            match self.segments.get(segment).buffer {
+                Some(buffer) => payload.copy(Place::Buffer { buffer, block }, to, count),
+                None => {
+                    let what = What::Read {
+                        run: number,
+                        offset,
+                        segment,
+                        block,
+                        blocks: count,
+                        again: false,
+                    };
+                    self.writeback_read_piece(volume, lane, what, to);
+                }
+            }
+            offset += count;
+        }
+    }
+
+    fn writeback_read_piece(&mut self, volume: VolumeIndex, lane: usize, what: What, to: Place) {
+        let What::Read { run, segment, block, blocks, .. } = what else {
+            unreachable!("a read");
+        };
+        self.segments.get_mut(segment).readers += 1;
+        self.lanes[lane].under_way += 1;
+        self.lanes[lane].run(run).remaining += 1;
+        let token = self.token(Pending::Writeback(Work { volume, what }));
+        self.effects.push_back(Effect::ReadCache { token, segment, block, blocks, to });
+    }
+
+    /// Writes the runs that are ready, in order.
+    fn writeback_write(&mut self, volume: VolumeIndex, lane: usize) {
+        let limit = self.config.backing_in_flight;
+        loop {
+            let state = &mut self.lanes[lane];
+            let number = state.next_write;
+            if state.writes_under_way >= limit
+                || number == state.front.wrapping_add(state.runs.len() as u32)
+            {
+                return;
+            }
+            let run = *state.run(number);
+            if run.remaining > 0 {
+                return;
+            }
+            state.next_write = number.wrapping_add(1);
+            self.volume(volume).stats.batch_runs += 1;
+            self.writeback_write_run(volume, lane, number, run);
+        }
+    }
+
+    fn writeback_write_run(&mut self, volume: VolumeIndex, lane: usize, number: u32, run: Run) {
+        let Stretch { kind, lba, blocks, item } = run.stretch;
+        self.lanes[lane].run(number).state = RunState::Writing;
+        let what = What::Write { run: number };
+        if kind != Kind::Data {
+            let token = self.writeback_token(volume, lane, number, what);
+            self.effects.push_back(match kind {
+                Kind::Zero => Effect::ZeroBacking { token, volume, lba, blocks },
+                _ => Effect::DiscardBacking { token, volume, lba, blocks },
+            });
+            return;
+        }
+        // One write, unless a block in between was lost.
+        let mut pieces: u64 = 0;
+        let mut from = 0;
+        while from < blocks {
+            if self.lanes[lane].batch.slot(item + from as usize).is_none() {
+                from += 1;
+                continue;
+            }
+            let mut to = from;
+            while to < blocks && self.lanes[lane].batch.slot(item + to as usize).is_some() {
+                to += 1;
+            }
+            let token = self.writeback_token(volume, lane, number, what);
+            let stats = &mut self.volume(volume).stats;
+            stats.backing_writes += 1;
+            stats.backing_blocks_written += to - from;
+            pieces += 1;
+            self.effects.push_back(Effect::WriteBacking {
+                token,
+                volume,
+                lba: lba + from,
+                blocks: (to - from) as u16,
+                from: behind(Place::Window { frame: run.frame }, from as u16),
+            });
+            from = to;
+        }
+        if pieces == 0 {
+            self.lanes[lane].run(number).state = RunState::Done;
+        }
+    }
+
+    fn writeback_token(
+        &mut self,
+        volume: VolumeIndex,
+        lane: usize,
+        number: u32,
+        what: What,
+    ) -> crate::effect::Token {
+        let state = &mut self.lanes[lane];
+        state.under_way += 1;
+        state.writes_under_way += 1;
+        state.run(number).remaining += 1;
+        self.token(Pending::Writeback(Work { volume, what }))
+    }
+
+    pub(crate) fn writeback_complete(
+        &mut self,
+        work: Work,
+        result: Result<(), Fault>,
+        payload: &mut impl Payload,
+    ) {
+        let volume = work.volume;
+        let lane = self.volume(volume).writeback.lane.expect("a batch has a lane");
+        self.lanes[lane].under_way -= 1;
+        match work.what {
+            What::Read { .. } => self.writeback_was_read(volume, lane, work.what, result, payload),
+            What::Write { run } => {
+                let state = &mut self.lanes[lane];
+                state.writes_under_way -= 1;
+                state.failed |= result.is_err();
+                let run = state.run(run);
+                run.remaining -= 1;
+                if run.remaining == 0 {
+                    run.state = RunState::Done;
+                }
+            }
+            What::Flush if result.is_err() => {
+                self.volume(volume).writeback.stage = Stage::Writing;
+                self.lanes[lane].failed = true;
+            }
+            What::Flush => self.writeback_done(volume, lane),
+        }
+    }
+
+    /// Blocks for a run have come from the cache (K4).
+    fn writeback_was_read(
+        &mut self,
+        volume: VolumeIndex,
+        lane: usize,
+        what: What,
+        result: Result<(), Fault>,
+        payload: &mut impl Payload,
+    ) {
+        let What::Read { run, offset, segment, block, blocks, again } = what else {
+            unreachable!("a read");
+        };
+        let frame = self.lanes[lane].run(run).frame;
+        for at in 0..blocks {
+            let place = Place::Window { frame: frame + u32::from(offset + at) };
+            let unchecked = self.config.mutants.is(Mutant::SkipWritebackChecksum);
+            let good =
+                result.is_ok() && (unchecked || self.verify(segment, block + at, place, payload));
+            if good {
+                continue;
+            }
+            let (offset, block) = (offset + at, block + at);
+            if !again {
+                let what = What::Read { run, offset, segment, block, blocks: 1, again: true };
+                self.writeback_read_piece(volume, lane, what, place);
+                continue;
+            }
+            let stretch = self.lanes[lane].run(run).stretch;
+            self.lanes[lane].batch.lose(stretch.item + usize::from(offset));
+            let lba = stretch.lba + u64::from(offset);
+            if !self.mark_lost(volume, lba, segment, block, payload) {
+                self.lanes[lane].failed = true;
+            }
+        }
+        self.segments.get_mut(segment).readers -= 1;
+        self.lanes[lane].run(run).remaining -= 1;
+    }
+
+    fn writeback_flush(&mut self, volume: VolumeIndex, lane: usize) {
+        self.volume(volume).writeback.stage = Stage::Flushing;
+        let early = self.config.mutants.is(Mutant::WatermarkBeforeBackingFlush);
+        if self.config.mutants.is(Mutant::SkipBackingFlush) || early {
+            return self.writeback_done(volume, lane);
+        }
+        self.lanes[lane].under_way += 1;
+        let token = self.token(Pending::Writeback(Work { volume, what: What::Flush }));
+        self.effects.push_back(Effect::FlushBacking { token, volume });
+    }
+
+    /// The batch is on the backing device for good: the watermark may move (K2).
+    fn writeback_done(&mut self, volume: VolumeIndex, lane: usize) {
+        self.lanes[lane].taken = false;
+        let now = self.now;
+        let state = self.volume(volume);
+        let writeback = &mut state.writeback;
+        writeback.lane = None;
+        writeback.failing = false;
+        writeback.stage = Stage::Noting;
+        writeback.cursor = writeback.end_cursor;
+        writeback.dirty_since = None;
+        let took = now.since(writeback.begun).max(1);
+        let blocks = u64::from(writeback.batch_blocks);
+        if blocks >= u64::from(BATCH_BLOCKS_MIN) {
+            let cap = u128::from(blocks) * u128::from(BATCH_TIME) / u128::from(took);
+            let cap = cap.min(u128::from(u32::MAX)) as u32;
+            writeback.batch_cap =
+                cap.clamp(BATCH_BLOCKS_MIN, writeback.batch_cap.saturating_mul(4));
+        }
+        let end = writeback.end;
+        state.log.backing_as_of = writeback.begun_wall;
+        state.log.watermark = end;
+        state.log.note_wanted = true;
+        state.log.dirty_blocks = state.log.dirty_blocks.saturating_sub(blocks);
+        state.stats.batches += 1;
+        self.drop_pending(volume, end);
+        self.answer_through(volume);
+    }
+
+    fn answer_through(&mut self, volume: VolumeIndex) {
+        loop {
+            let state = self.volume(volume);
+            let watermark = state.log.watermark;
+            match state.through_waiters.front().copied() {
+                Some(waiter) if waiter.sequence <= watermark => {
+                    state.through_waiters.pop_front();
+                    self.answer(waiter.request, Ok(()));
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Extents up to the watermark are on the backing device: small ones need not be kept, since
+    /// placing them took older data out of the index.
+    fn drop_pending(&mut self, volume: VolumeIndex, through: Sequence) {
+        let state = self.volume(volume);
+        let mut dropped = None;
+        while let Some(pending) = state.pending_extents.front() {
+            if pending.sequence > through {
+                break;
+            }
+            dropped = state.pending_extents.pop_front();
+        }
+        if let Some(last) = dropped {
+            state.extents.remove_where(|extent| {
+                extent.position <= last.position
+                    && extent.end - extent.start <= u64::from(crate::log::append::EAGER_BLOCKS)
+                    && matches!(extent.kind, Kind::Zero | Kind::Discard)
+            });
+        }
+    }
+
+    /// The backing device failed: nothing is lost, the batch is built again later.
+    fn writeback_give_up(&mut self, volume: VolumeIndex, lane: usize) {
+        let until = self.now.after(self.config.retry_after);
+        self.lanes[lane].taken = false;
+        let state = self.volume(volume);
+        state.writeback.lane = None;
+        state.writeback.failing = true;
+        state.writeback.stage = Stage::Waiting { until };
+        state.stats.backing_faults += 1;
+    }
+
+    /// A dirty block is not what was written (K4): if it is the block's newest version, reads
+    /// answer an error until it is written again. Says whether that could be noted: a watermark may
+    /// not pass it otherwise.
+    pub(crate) fn mark_lost(
+        &mut self,
+        volume: VolumeIndex,
+        lba: Lba,
+        segment: SegmentId,
+        block: u16,
+        payload: &mut impl Payload,
+    ) -> bool {
+        let slot = self.segments.slot(segment, block);
+        if self.index.get(volume, lba) == Some(slot) {
+            let room = self.volume(volume).extents.has_room();
+            if !room || !self.room(volume, 0, false, payload) {
+                return false;
+            }
+            self.place_extent(volume, Kind::Lost, lba, 1, payload);
+        }
+        self.volume(volume).stats.lost_blocks += 1;
+        true
+    }
+
+    pub(crate) fn writeback_deadline(&self, volume: &Volume) -> Option<Tick> {
+        match volume.writeback.stage {
+            Stage::Waiting { until } => Some(until),
+            Stage::Idle if volume.serving => {
+                volume.writeback.dirty_since.map(|since| since.after(self.config.dirty_age))
+            }
+            _ => None,
+        }
+    }
+}

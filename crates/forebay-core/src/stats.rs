@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Counters of a volume, by name; `blocks` are of 4,096 bytes.
+
+/// What happened on a volume since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Read requests.
+    pub reads: u64,
+    /// Write requests.
+    pub writes: u64,
+    /// Flush requests.
+    pub flushes: u64,
+    /// Discard and write-zeroes requests.
+    pub discards: u64,
+    /// Blocks read by the guest.
+    pub read_blocks: u64,
+    /// Of these, answered from the log (memory or cache device).
+    pub hit_blocks: u64,
+    /// Of these, answered as zeros without any device.
+    pub zero_blocks: u64,
+    /// Blocks the guest wrote with data in them.
+    pub written_blocks: u64,
+    /// Blocks the guest wrote that were all zeros.
+    pub zeroed_blocks: u64,
+    /// Blocks written to the cache device, headers included.
+    pub cache_blocks_written: u64,
+    /// Records written to the cache device.
+    pub records: u64,
+    /// Writes to the backing device.
+    pub backing_writes: u64,
+    /// Blocks written to the backing device.
+    pub backing_blocks_written: u64,
+    /// Batches written back.
+    pub batches: u64,
+    /// Maximal runs of adjacent dirty blocks in those batches.
+    pub batch_runs: u64,
+    /// Blocks appended again at the tail: second chances.
+    pub second_chances: u64,
+    /// Clean blocks whose checksum was wrong, answered from the backing device.
+    pub repaired_blocks: u64,
+    /// Dirty blocks whose checksum was wrong: lost.
+    pub lost_blocks: u64,
+    /// Failures of the backing device.
+    pub backing_faults: u64,
+    /// Writes that went around the log.
+    pub bypassed_writes: u64,
+    /// Segments reclaimed.
+    pub reclaimed_segments: u64,
+}

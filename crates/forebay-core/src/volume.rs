@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A volume as the engine holds it: its log, its extents, who waits for what.
+
+use crate::engine::Config;
+use crate::format::entry::Kind;
+use crate::format::superblock::{self, Mode};
+use crate::limits::REQUEST_COUNT_MAX;
+use crate::log::chain::Log;
+use crate::log::recovery::RecoveredVolume;
+use crate::map::extent::{ExtentMap, Position};
+use crate::policy::writeback::Writeback;
+use crate::stats::Stats;
+use crate::units::{BLOCK_BYTES, Lba, Sequence, Tick, VolumeIndex};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// Ranges of one volume that may be locked at once.
+pub(crate) const LOCK_COUNT_MAX: usize = 256;
+
+/// A range that one request has for itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lock {
+    pub(crate) owner: u32,
+    pub(crate) start: Lba,
+    pub(crate) end: Lba,
+}
+
+/// An extent that no batch has taken yet, in log order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PendingExtent {
+    pub(crate) sequence: Sequence,
+    pub(crate) position: Position,
+    pub(crate) kind: Kind,
+    pub(crate) lba: Lba,
+    pub(crate) count: u32,
+}
+
+/// Someone who waits for a sequence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiter {
+    pub(crate) sequence: Sequence,
+    pub(crate) request: u32,
+}
+
+/// A volume.
+#[derive(Debug)]
+pub struct Volume {
+    pub(crate) index: VolumeIndex,
+    pub(crate) attach_generation: u32,
+    pub(crate) size_bytes: u64,
+    pub(crate) mode: Mode,
+    /// Kept clean, as write-through, until write-back is asked for again.
+    pub(crate) drained: bool,
+    /// Its backing device is there and requests are taken.
+    pub(crate) serving: bool,
+    /// Dirty blocks nobody can name are lost.
+    pub(crate) frozen: bool,
+    pub(crate) log: Log,
+    pub(crate) extents: ExtentMap,
+    pub(crate) pending_extents: VecDeque<PendingExtent>,
+    /// Requests that change something and are not placed yet, in order.
+    pub(crate) writes: VecDeque<u32>,
+    pub(crate) locks: Vec<Lock>,
+    pub(crate) durable_waiters: VecDeque<Waiter>,
+    pub(crate) written_waiters: VecDeque<Waiter>,
+    pub(crate) through_waiters: VecDeque<Waiter>,
+    /// A request found no room in the log.
+    pub(crate) starved: bool,
+    /// A write reached the backing device around the log since the guest's last flush of it.
+    pub(crate) around_unflushed: bool,
+    pub(crate) around_flushing: bool,
+    pub(crate) around_waiters: VecDeque<u32>,
+    pub(crate) writeback: Writeback,
+    /// Tickets of the second chances under way.
+    pub(crate) chances: Vec<(Lba, bool)>,
+    /// Ordinal of the segment whose second chances were given last.
+    pub(crate) chanced: crate::units::Ordinal,
+    pub(crate) stats: Stats,
+}
+
+impl Volume {
+    pub(crate) fn new(
+        index: VolumeIndex,
+        recorded: &superblock::Volume,
+        found: RecoveredVolume,
+        config: &Config,
+        now: Tick,
+    ) -> Volume {
+        Volume {
+            index,
+            attach_generation: recorded.attach_generation,
+            size_bytes: recorded.size_bytes,
+            mode: recorded.mode,
+            drained: recorded.drained,
+            serving: false,
+            frozen: found.frozen,
+            log: found.log,
+            extents: found.extents,
+            pending_extents: found.pending_extents,
+            writes: VecDeque::with_capacity(REQUEST_COUNT_MAX),
+            locks: Vec::with_capacity(LOCK_COUNT_MAX),
+            durable_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
+            written_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
+            through_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
+            starved: false,
+            around_unflushed: true,
+            around_flushing: false,
+            around_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
+            writeback: Writeback::new(found.cursor, now),
+            chances: Vec::with_capacity(crate::log::reclaim::CHANCE_COUNT_MAX),
+            chanced: crate::units::Ordinal(0),
+            stats: Stats { repaired_blocks: 0, lost_blocks: found.lost_blocks, ..Stats::default() },
+        }
+        .with_room(config)
+    }
+
+    fn with_room(mut self, config: &Config) -> Volume {
+        let room = config.extent_count_max as usize;
+        self.pending_extents.reserve(room.saturating_sub(self.pending_extents.len()));
+        self
+    }
+
+    pub(crate) fn memory_bytes(config: &Config) -> u64 {
+        let extents = config.extent_count_max as usize;
+        ExtentMap::memory_bytes(extents)
+            + (extents * size_of::<PendingExtent>()) as u64
+            + (REQUEST_COUNT_MAX * (4 * size_of::<Waiter>() + 4)) as u64
+            + (size_of::<Volume>() + 4096) as u64
+    }
+
+    /// Blocks, a last one that is not whole included.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.size_bytes.div_ceil(BLOCK_BYTES)
+    }
+
+    /// Whether another request has any of `start..end` for itself.
+    pub(crate) fn is_locked(&self, start: Lba, end: Lba, owner: u32) -> bool {
+        self.locks.iter().any(|lock| lock.owner != owner && lock.start < end && start < lock.end)
+    }
+
+    pub(crate) fn unlock(&mut self, owner: u32) {
+        self.locks.retain(|lock| lock.owner != owner);
+    }
+}
