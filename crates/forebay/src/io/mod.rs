@@ -10,6 +10,7 @@
 //!
 //! What is read and written, and when: the engine. Who answers a guest: the runtime.
 
+mod bell;
 mod buffer;
 mod device;
 mod fault;
@@ -24,6 +25,7 @@ mod threads;
 mod throttle;
 mod uring;
 
+pub use bell::Bell;
 pub use buffer::{Arena, Span};
 pub use device::{
     Completion, Device, DeviceError, DeviceInfo, DeviceKind, Operation, OperationKind, source_of,

@@ -9,7 +9,7 @@
 //!
 //! - **R1** Every operation submitted is answered exactly once, by a later [`Reactor::wait`].
 //! - **R2** Nothing reaches the kernel before [`Reactor::wait`], which submits all of it at once.
-//! - **R3** A dropped reactor has no disk operation under way: it waits for them.
+//! - **R3** A reactor dropped on its thread has no disk operation under way: it waits for them.
 //!
 //! The descriptor and the span of an operation stay valid until it is answered; the submitter
 //! keeps this. Operations are not ordered among themselves, so a socket has at most one receive
@@ -17,14 +17,15 @@
 //!
 //! # Limits
 //!
-//! One operation transfers at most 1 GiB; a longer span is answered short.
+//! One operation transfers at most 1 GiB; a longer span is answered short. With threads, at most
+//! `RLIMIT_NOFILE` socket operations wait at a time, because `poll(2)` takes no more.
 //!
 //! # Not here
 //!
 //! Short reads and writes are given as they are: continuing them is the device's work.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use super::buffer::{Arena, Span};
@@ -97,8 +98,8 @@ pub enum ReactorOp {
         /// Where the bytes are.
         span: Span,
     },
-    /// Accept a connection. The result is a new descriptor, non-blocking and closed on exec,
-    /// that belongs to whoever takes the result. The listener becomes non-blocking.
+    /// Accept a connection. The result is a new descriptor, non-blocking and closed on exec, to
+    /// be fetched with [`Reactor::accepted`]. The listener becomes non-blocking.
     Accept {
         /// The listener.
         fd: RawFd,
@@ -195,6 +196,17 @@ impl Reactor {
             BackEnd::Threads(threads) => threads.wait(timeout, done)?,
         }
         Ok(done.len() - before)
+    }
+
+    /// The connection that the result of an accept names; `None` for any other number. What is
+    /// not fetched is closed with the reactor.
+    pub fn accepted(&mut self, result: i32) -> Option<OwnedFd> {
+        let accepted = match &mut self.back_end {
+            BackEnd::Uring(uring) => &mut uring.accepted,
+            BackEnd::Threads(threads) => &mut threads.accepted,
+        };
+        let place = accepted.iter().position(|connection| connection.as_raw_fd() == result)?;
+        Some(accepted.swap_remove(place))
     }
 
     /// How many operations are not answered yet.

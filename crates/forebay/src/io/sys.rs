@@ -115,6 +115,12 @@ pub(crate) fn accept(fd: RawFd) -> i32 {
     answer(i64::from(result))
 }
 
+/// Takes a descriptor that an accept, ours or the ring's, has just given.
+pub(crate) fn accepted(fd: RawFd) -> OwnedFd {
+    // SAFETY: called once for each accept's result, before anybody else sees it.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
 /// Makes a descriptor non-blocking.
 pub(crate) fn set_nonblocking(fd: RawFd) -> i32 {
     // SAFETY: takes numbers only.

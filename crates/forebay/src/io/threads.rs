@@ -7,11 +7,12 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::bell::Bell;
 use super::reactor::ReactorOp;
 use super::sys;
 
@@ -28,7 +29,7 @@ struct Shared {
     jobs: Mutex<Jobs>,
     work: Condvar,
     done: Mutex<Vec<(u64, i32)>>,
-    bell: OwnedFd,
+    bell: Bell,
 }
 
 #[derive(Debug)]
@@ -58,6 +59,8 @@ pub(crate) struct ThreadsReactor {
     fds: Vec<libc::pollfd>,
     /// Handed to the pool and not answered.
     at_work: usize,
+    /// New connections that nobody has taken yet.
+    pub(crate) accepted: Vec<OwnedFd>,
 }
 
 impl ThreadsReactor {
@@ -66,7 +69,7 @@ impl ThreadsReactor {
             jobs: Mutex::new(Jobs { queue: VecDeque::new(), closed: false }),
             work: Condvar::new(),
             done: Mutex::new(Vec::new()),
-            bell: sys::eventfd()?,
+            bell: Bell::new()?,
         });
         Ok(ThreadsReactor {
             shared,
@@ -76,6 +79,7 @@ impl ThreadsReactor {
             parked: Vec::new(),
             fds: Vec::new(),
             at_work: 0,
+            accepted: Vec::new(),
         })
     }
 
@@ -142,7 +146,7 @@ impl ThreadsReactor {
             }
             if self.fds.first().is_some_and(|bell| bell.revents != 0) {
                 // Before the list is taken: who adds to an empty list afterwards rings again.
-                sys::eventfd_clear(self.shared.bell.as_fd());
+                self.shared.bell.clear();
             }
             self.try_ready(done);
             self.collect(done);
@@ -193,11 +197,12 @@ impl ThreadsReactor {
         let mut index = 0;
         while index < self.parked.len() {
             let parked = &self.parked[index];
-            let (wish, fresh, user_data) = (wish(parked.op), parked.fresh, parked.user_data);
-            let behind = self.parked.iter().take(index).any(|other| self::wish(other.op) == wish);
+            let (wanted, fresh, user_data) = (wish(parked.op), parked.fresh, parked.user_data);
+            let older = &self.parked[..index];
+            let first = fresh && older.iter().all(|older| wish(older.op) != wanted);
             self.parked[index].fresh = false;
-            if fresh && !behind {
-                let result = attempt(self.parked[index].op);
+            if first {
+                let result = attempt(self.parked[index].op, &mut self.accepted);
                 if result != -libc::EAGAIN {
                     self.parked.remove(index);
                     done.push((user_data, result));
@@ -210,8 +215,7 @@ impl ThreadsReactor {
 
     /// The bell, then one row for each parked operation.
     fn list_fds(&mut self) {
-        let bell =
-            libc::pollfd { fd: self.shared.bell.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let bell = libc::pollfd { fd: self.shared.bell.fd(), events: libc::POLLIN, revents: 0 };
         self.fds.clear();
         self.fds.push(bell);
         self.fds.extend(self.parked.iter().map(|parked| {
@@ -223,7 +227,7 @@ impl ThreadsReactor {
     /// Tries the parked operations that `poll(2)` called ready, in the order of submission.
     fn try_ready(&mut self, done: &mut Vec<(u64, i32)>) {
         let mut row = 0;
-        let fds = &self.fds;
+        let (fds, accepted) = (&self.fds, &mut self.accepted);
         self.parked.retain(|parked| {
             row += 1; // row 0 is the bell
             let revents = fds[row].revents;
@@ -233,7 +237,7 @@ impl ThreadsReactor {
             let result = match parked.op {
                 ReactorOp::PollIn { .. } if revents & libc::POLLNVAL != 0 => -libc::EBADF,
                 ReactorOp::PollIn { .. } => i32::from(revents),
-                op => attempt(op),
+                op => attempt(op, accepted),
             };
             if result == -libc::EAGAIN {
                 return true;
@@ -284,7 +288,7 @@ fn work(shared: &Shared) {
         let first = done.len() == 1;
         drop(done);
         if first {
-            sys::eventfd_ring(shared.bell.as_fd());
+            shared.bell.ring();
         }
     }
 }
@@ -303,7 +307,7 @@ fn perform(op: ReactorOp) -> i32 {
 }
 
 /// A socket operation, not blocking: `-EAGAIN` if its peer is not ready.
-fn attempt(op: ReactorOp) -> i32 {
+fn attempt(op: ReactorOp, accepted: &mut Vec<OwnedFd>) -> i32 {
     let result = match op {
         ReactorOp::Recv { fd, span } => sys::recv(fd, span),
         ReactorOp::Send { fd, span } => sys::send(fd, span),
@@ -314,6 +318,9 @@ fn attempt(op: ReactorOp) -> i32 {
         ReactorOp::PollIn { .. } => -libc::EAGAIN,
         _ => unreachable!("only socket operations are parked"),
     };
+    if matches!(op, ReactorOp::Accept { .. }) && result >= 0 {
+        accepted.push(sys::accepted(result));
+    }
     if result == -libc::EINTR { -libc::EAGAIN } else { result }
 }
 

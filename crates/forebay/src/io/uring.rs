@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, squeue, types};
@@ -21,7 +21,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 use super::buffer::Span;
 use super::reactor::ReactorOp;
 use super::slab::Slab;
-use super::sys::TRANSFER_BYTES_MAX;
+use super::sys::{self, TRANSFER_BYTES_MAX};
 
 /// User data of what nobody waits for: cancel requests.
 const NOBODY: u64 = u64::MAX;
@@ -58,6 +58,8 @@ pub(crate) struct UringReactor {
     /// Registered memory: first address and length; the place in the list is the kernel's index.
     registered: Vec<(usize, usize)>,
     sparse: bool,
+    /// New connections that nobody has taken yet.
+    pub(crate) accepted: Vec<OwnedFd>,
 }
 
 impl std::fmt::Debug for UringReactor {
@@ -102,6 +104,7 @@ impl UringReactor {
             ready: Vec::new(),
             registered: Vec::new(),
             sparse: false,
+            accepted: Vec::new(),
         })
     }
 
@@ -279,6 +282,9 @@ impl UringReactor {
                 continue;
             }
             let row = self.rows.remove(index).expect("found just above");
+            if matches!(row.op, ReactorOp::Accept { .. }) && result >= 0 {
+                self.accepted.push(sys::accepted(result));
+            }
             done.push((row.user_data, result));
         }
     }

@@ -421,3 +421,40 @@ fn blocking_use_takes_any_place_and_length() {
         assert!(bench.device.read_at(u64::MAX, &mut [0]).is_err());
     });
 }
+
+/// Overwrites the block device that `FOREBAY_TEST_BLOCK_DEVICE` names, say a loop device.
+#[test]
+fn a_block_device_does_what_a_file_does() {
+    let Some(path) = std::env::var_os("FOREBAY_TEST_BLOCK_DEVICE").map(PathBuf::from) else {
+        return println!("skipped: FOREBAY_TEST_BLOCK_DEVICE names no device to overwrite");
+    };
+    for kind in [ReactorKind::Threads, ReactorKind::Uring] {
+        let Ok(reactor) = Reactor::new(kind, 8) else { continue };
+        let device = FileDevice::open(&path, &options()).unwrap();
+        println!("{:?}", device.info());
+        assert_eq!(device.info().kind, DeviceKind::Block);
+        assert!(device.info().direct && device.info().size_bytes >= 4 << 20);
+        let error = FileDevice::open(&path, &options()).unwrap_err();
+        assert!(matches!(error, FileError::Busy { .. }), "{error}");
+        let arena = Arena::anonymous(2 << 20).unwrap();
+        let bytes = pattern(1 << 20, 9);
+        arena.whole().copy_in(&bytes);
+        let mut bench = Bench { device, reactor, arena, file: Temporary(PathBuf::new()) };
+        let span = bench.arena.span(0, 1 << 20);
+        bench.succeed(&[Operation::Write { span, offset: 1 << 20 }]);
+        bench.succeed(&[Operation::Flush]);
+        assert!(bench.read(1 << 20, 1 << 20) == bytes);
+        let span = bench.arena.span(1, 1000);
+        bench.succeed(&[Operation::Write { span, offset: 7 }]);
+        assert!(bench.read(7, 1000) == bytes[1..1001]);
+        for way in [ZeroWay::Range, ZeroWay::Punch, ZeroWay::Fill] {
+            bench.device.zero_way = way;
+            let span = bench.arena.span(0, 1 << 20);
+            bench.succeed(&[Operation::Write { span, offset: 1 << 20 }]);
+            bench.succeed(&[Operation::WriteZeroes { offset: 1 << 20, length: 1 << 20 }]);
+            assert!(bench.read(1 << 20, 1 << 20).iter().all(|byte| *byte == 0), "{way:?}");
+        }
+        let length = bench.device.info().size_bytes;
+        bench.succeed(&[Operation::Discard { offset: 0, length }]);
+    }
+}

@@ -3,13 +3,13 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::io::sys;
+use crate::io::Bell;
 
 /// Runs a test on each back end the machine has.
 fn each(entries: u32, test: impl Fn(&mut Reactor)) {
@@ -211,9 +211,8 @@ fn connections_are_accepted_one_by_one() {
             let mut client = UnixStream::connect(&path).unwrap();
             let done = answers(reactor, 1);
             assert!(done[0].1 >= 0, "{done:?}");
-            // SAFETY: the reactor gives the new descriptor to us alone.
-            #[allow(unsafe_code)]
-            let mut server = UnixStream::from(unsafe { OwnedFd::from_raw_fd(done[0].1) });
+            let mut server = UnixStream::from(reactor.accepted(done[0].1).unwrap());
+            assert!(reactor.accepted(done[0].1).is_none(), "fetched once");
             let mut bytes = [0; 3];
             let early = server.read(&mut bytes).unwrap_err();
             assert_eq!(early.kind(), io::ErrorKind::WouldBlock, "it is non-blocking");
@@ -231,15 +230,18 @@ fn connections_are_accepted_one_by_one() {
 #[test]
 fn a_bell_from_another_thread_ends_the_wait() {
     each(8, |reactor| {
-        let bell = sys::eventfd().unwrap();
-        reactor.submit(ReactorOp::PollIn { fd: bell.as_raw_fd() }, 1);
+        let bell = Bell::new().unwrap();
+        reactor.submit(ReactorOp::PollIn { fd: bell.fd() }, 1);
         assert_eq!(look(reactor), []);
         std::thread::scope(|scope| {
-            scope.spawn(|| sys::eventfd_ring(std::os::fd::AsFd::as_fd(&bell)));
+            scope.spawn(|| bell.ring());
             let mut done = Vec::new();
             while reactor.wait(None, &mut done).unwrap() == 0 {}
             assert_eq!(done, [(1, i32::from(libc::POLLIN))]);
         });
+        bell.clear();
+        reactor.submit(ReactorOp::PollIn { fd: bell.fd() }, 2);
+        assert_eq!(look(reactor), [], "silent again");
     });
 }
 
@@ -247,18 +249,18 @@ fn a_bell_from_another_thread_ends_the_wait() {
 fn what_waits_for_a_peer_can_be_cancelled() {
     each(8, |reactor| {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let bell = sys::eventfd().unwrap();
+        let bell = Bell::new().unwrap();
         let arena = Arena::anonymous(4096).unwrap();
         reactor.submit(ReactorOp::Recv { fd: ours.as_raw_fd(), span: arena.whole() }, 1);
-        reactor.submit(ReactorOp::PollIn { fd: bell.as_raw_fd() }, 2);
-        reactor.submit(ReactorOp::PollIn { fd: bell.as_raw_fd() }, 3);
+        reactor.submit(ReactorOp::PollIn { fd: bell.fd() }, 2);
+        reactor.submit(ReactorOp::PollIn { fd: bell.fd() }, 3);
         assert_eq!(look(reactor), []);
         reactor.cancel(1);
         reactor.cancel(2);
         reactor.cancel(77); // nobody
         assert_eq!(answers(reactor, 2), [(1, -libc::ECANCELED), (2, -libc::ECANCELED)]);
         assert_eq!(reactor.in_flight(), 1);
-        sys::eventfd_ring(std::os::fd::AsFd::as_fd(&bell));
+        bell.ring();
         assert_eq!(answers(reactor, 1), [(3, i32::from(libc::POLLIN))]);
     });
 }
@@ -271,8 +273,8 @@ fn a_wait_ends_when_its_time_is_over() {
         assert_eq!(reactor.wait(Some(Duration::from_millis(30)), &mut done).unwrap(), 0);
         assert!(start.elapsed() >= Duration::from_millis(30));
         // Also beside work that never ends.
-        let bell = sys::eventfd().unwrap();
-        reactor.submit(ReactorOp::PollIn { fd: bell.as_raw_fd() }, 1);
+        let bell = Bell::new().unwrap();
+        reactor.submit(ReactorOp::PollIn { fd: bell.fd() }, 1);
         let start = Instant::now();
         assert_eq!(reactor.wait(Some(Duration::from_millis(30)), &mut done).unwrap(), 0);
         assert!(start.elapsed() >= Duration::from_millis(30));
@@ -329,8 +331,8 @@ fn a_dropped_reactor_has_ended_its_writes() {
         let fd = file.as_raw_fd();
         let arena = Arena::anonymous(1 << 20).unwrap();
         arena.whole().copy_in(&[7; 4096]);
-        let bell = sys::eventfd().unwrap();
-        reactor.submit(ReactorOp::PollIn { fd: bell.as_raw_fd() }, 1);
+        let bell = Bell::new().unwrap();
+        reactor.submit(ReactorOp::PollIn { fd: bell.fd() }, 1);
         reactor.submit(ReactorOp::Write { fd, span: arena.whole(), offset: 0 }, 2);
         reactor.submit(ReactorOp::Fsync { fd, datasync: true }, 3);
         look(&mut reactor);
@@ -339,4 +341,19 @@ fn a_dropped_reactor_has_ended_its_writes() {
         let length = file.metadata().unwrap().len();
         assert!(length == 0 || length == 1 << 20, "{kind:?}: {length}");
     }
+}
+
+#[test]
+fn more_answers_than_the_ring_holds_are_kept() {
+    let Ok(mut reactor) = Reactor::new(ReactorKind::Uring, 8) else {
+        return println!("skipped: no io_uring");
+    };
+    let bell = Bell::new().unwrap();
+    for index in 0..5_000 {
+        reactor.submit(ReactorOp::PollIn { fd: bell.fd() }, index);
+    }
+    assert_eq!(look(&mut reactor), []);
+    bell.ring();
+    let done = answers(&mut reactor, 5_000);
+    assert!(done.iter().enumerate().all(|(index, done)| *done == (index as u64, 1)));
 }
