@@ -1,1 +1,5 @@
-//! To be filled.
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The forebay library: devices, the loop that drives them, and what is done to payload.
+
+pub mod ingest;
+pub mod io;

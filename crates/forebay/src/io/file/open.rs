@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Opening a file or block device: kind, size, alignment, and the lock.
+
+use std::collections::VecDeque;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::{FileDevice, ZeroWay};
+use crate::io::buffer::Arena;
+use crate::io::device::{DeviceInfo, DeviceKind};
+use crate::io::slab::Slab;
+use crate::io::sys;
+
+/// How often a lock that another holds is tried again.
+const LOCK_RETRY: Duration = Duration::from_millis(10);
+
+/// How to open a file or block device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileOptions {
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Go around the page cache where the file allows it.
+    pub direct: bool,
+    /// The unit of reading and writing to present, 512 or 4096; a block device's own, and 512 for
+    /// a file, if not given.
+    pub logical_block: Option<u32>,
+    /// Nobody else may have it open for this: O_EXCL for block devices, flock for files.
+    pub exclusive: bool,
+    /// How long to wait for another to let go of it.
+    pub wait: Duration,
+    /// Marks the reactor's results that belong to this device.
+    pub source: u16,
+}
+
+impl Default for FileOptions {
+    fn default() -> FileOptions {
+        FileOptions {
+            read_only: false,
+            direct: true,
+            logical_block: None,
+            exclusive: true,
+            wait: Duration::ZERO,
+            source: 0,
+        }
+    }
+}
+
+/// Why a file or block device could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// Somebody else has it.
+    #[error("{} is in use by another process (waited {waited:?}); stop it, or see `lsof {}`",
+        path.display(), path.display())]
+    Busy {
+        /// Which.
+        path: PathBuf,
+        /// How long we waited for it.
+        waited: Duration,
+    },
+    /// It is neither a regular file nor a block device.
+    #[error("{} is neither a regular file nor a block device", path.display())]
+    Kind {
+        /// Which.
+        path: PathBuf,
+    },
+    /// Its logical block is larger than the one asked for, or not one we know.
+    #[error("{} has logical blocks of {found} bytes, not {wanted}; 512 and 4096 are known",
+        path.display())]
+    LogicalBlock {
+        /// Which.
+        path: PathBuf,
+        /// What it has.
+        found: u32,
+        /// What was asked for.
+        wanted: u32,
+    },
+    /// The system refused something.
+    #[error("cannot {what} {}", path.display())]
+    System {
+        /// Which.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl FileDevice {
+    /// Opens a file or block device that exists.
+    pub fn open(path: &Path, options: &FileOptions) -> Result<FileDevice, FileError> {
+        let start = Instant::now();
+        let opened = loop {
+            match Opened::attempt(path, options) {
+                Err(FileError::Busy { path, .. }) => {
+                    let waited = start.elapsed();
+                    if waited >= options.wait {
+                        return Err(FileError::Busy { path, waited });
+                    }
+                    std::thread::sleep(LOCK_RETRY.min(options.wait - waited));
+                }
+                other => break other?,
+            }
+        };
+        opened.device(path, options)
+    }
+}
+
+/// An open file with its lock.
+struct Opened {
+    file: File,
+    direct: bool,
+    status: Metadata,
+}
+
+impl Opened {
+    fn attempt(path: &Path, options: &FileOptions) -> Result<Opened, FileError> {
+        let found = std::fs::metadata(path).map_err(system(path, "find"))?;
+        let block = found.file_type().is_block_device();
+        if !block && !found.is_file() {
+            return Err(FileError::Kind { path: path.to_owned() });
+        }
+        let claim = if block && options.exclusive { libc::O_EXCL } else { 0 };
+        let open = |direct: i32| {
+            let mut how = OpenOptions::new();
+            how.read(true).write(!options.read_only).custom_flags(claim | direct).open(path)
+        };
+        let (file, direct) = match open(if options.direct { libc::O_DIRECT } else { 0 }) {
+            Err(error) if options.direct && error.raw_os_error() == Some(libc::EINVAL) => {
+                (open(0), false) // the file system does not know O_DIRECT
+            }
+            other => (other, options.direct),
+        };
+        let busy = || FileError::Busy { path: path.to_owned(), waited: Duration::ZERO };
+        let file = match file {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Err(busy()),
+            other => other.map_err(system(path, "open"))?,
+        };
+        if options.exclusive && !block {
+            match sys::lock_exclusive(file.as_fd()) {
+                result if result == -libc::EWOULDBLOCK => return Err(busy()),
+                result => sys::checked(result).map_err(system(path, "lock"))?,
+            };
+        }
+        let status = file.metadata().map_err(system(path, "examine"))?;
+        // Replaced between looking, opening and locking: what we hold is not what the path names.
+        let named = std::fs::metadata(path).map_err(system(path, "find"))?;
+        if (status.dev(), status.ino()) != (named.dev(), named.ino()) {
+            return Err(busy());
+        }
+        Ok(Opened { file, direct, status })
+    }
+
+    fn device(self, path: &Path, options: &FileOptions) -> Result<FileDevice, FileError> {
+        let Opened { file, direct, status } = self;
+        let block = status.file_type().is_block_device();
+        let (size_bytes, hardware) = if block {
+            let size = sys::block_size_bytes(file.as_fd()).map_err(system(path, "measure"))?;
+            (size, sys::block_logical(file.as_fd()).map_err(system(path, "examine"))?)
+        } else {
+            (status.len(), 512)
+        };
+        let logical_block = options.logical_block.unwrap_or(hardware);
+        if logical_block < hardware || !matches!(logical_block, 512 | 4096) {
+            let path = path.to_owned();
+            return Err(FileError::LogicalBlock { path, found: hardware, wanted: logical_block });
+        }
+        let alignment = if direct { alignment(&file, hardware) } else { None };
+        let buffered = match alignment {
+            Some(_) => Some(reopened(&file, path, options).map_err(system(path, "reopen"))?),
+            None => None,
+        };
+        if direct && alignment.is_none() {
+            // The lock stays with the open file, so O_DIRECT is taken off instead of opening anew.
+            sys::checked(sys::clear_direct(file.as_raw_fd())).map_err(system(path, "open"))?;
+        }
+        let (memory_align, offset_align) = alignment.unwrap_or((1, 1));
+        let (volatile_cache, discards) =
+            if block { block_promises(status.rdev()) } else { (true, true) };
+        let info = DeviceInfo {
+            name: path.display().to_string(),
+            size_bytes,
+            logical_block,
+            kind: if block { DeviceKind::Block } else { DeviceKind::File },
+            volatile_cache,
+            discards: discards && !options.read_only,
+            direct: alignment.is_some(),
+            read_only: options.read_only,
+        };
+        Ok(FileDevice {
+            info,
+            main: file,
+            buffered,
+            offset_align: u64::from(offset_align),
+            memory_align: memory_align as usize,
+            source: options.source,
+            flights: Slab::new(),
+            waiting: VecDeque::new(),
+            writers: 0,
+            odd_writer: false,
+            ready: Vec::new(),
+            since: None,
+            zero_way: ZeroWay::Range,
+            zeros: None,
+        })
+    }
+}
+
+/// What O_DIRECT wants of memory and of offsets; `None` if it works for no alignment we know.
+fn alignment(file: &File, hardware: u32) -> Option<(u32, u32)> {
+    if let Some((memory, offset)) = sys::direct_alignment(file.as_fd()) {
+        return (offset > 0).then(|| (memory.max(1), offset.max(1)));
+    }
+    // The kernel does not say: try. Memory is then asked to be as aligned as offsets.
+    let arena = Arena::reserved(4096).ok()?;
+    [512, 4096].into_iter().filter(|unit| *unit >= hardware).find_map(|unit| {
+        let result = sys::pread(file.as_raw_fd(), arena.span(0, unit as usize), 0);
+        (result != -libc::EINVAL).then_some((unit, unit))
+    })
+}
+
+/// The same file again, without O_DIRECT.
+fn reopened(file: &File, path: &Path, options: &FileOptions) -> io::Result<File> {
+    let mut how = OpenOptions::new();
+    how.read(true).write(!options.read_only);
+    if let Ok(again) = how.open(format!("/proc/self/fd/{}", file.as_raw_fd())) {
+        return Ok(again);
+    }
+    let again = how.open(path)?; // no /proc here
+    let (one, two) = (file.metadata()?, again.metadata()?);
+    if (one.dev(), one.ino()) == (two.dev(), two.ino()) {
+        Ok(again)
+    } else {
+        Err(io::Error::from_raw_os_error(libc::ESTALE))
+    }
+}
+
+/// Whether a block device has a cache that a power cut empties, and whether it takes discards. A
+/// device that says nothing is believed to have the first and not the second.
+fn block_promises(device: u64) -> (bool, bool) {
+    let base = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
+    let read = |name: &str| {
+        // A partition's queue is its disk's.
+        let own = std::fs::read_to_string(format!("{base}/queue/{name}"));
+        own.or_else(|_| std::fs::read_to_string(format!("{base}/../queue/{name}"))).ok()
+    };
+    let through = read("write_cache").is_some_and(|text| text.trim() == "write through");
+    let discards = read("discard_max_bytes").is_some_and(|text| text.trim() != "0");
+    (!through, discards)
+}
+
+fn system(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> FileError {
+    let path = path.to_owned();
+    move |source| FileError::System { path, what, source }
+}

@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::*;
+use crate::io::device::{DeviceKind, source_of};
+use crate::io::reactor::ReactorKind;
+
+/// A file that is gone at the end of the test.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(directory: &std::path::Path, size: u64) -> Temporary {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = directory.join(format!("forebay-file-{}-{number}", std::process::id()));
+        let file = File::create(&path).unwrap();
+        let this = Temporary(path);
+        file.set_len(size).unwrap();
+        this
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+const SOURCE: u16 = 5;
+
+fn options() -> FileOptions {
+    FileOptions { source: SOURCE, ..FileOptions::default() }
+}
+
+/// A device, a reactor, and what the tests do with both.
+struct Bench {
+    device: FileDevice,
+    reactor: Reactor,
+    arena: Arena,
+    file: Temporary,
+}
+
+impl Bench {
+    fn run(&mut self, operations: &[Operation]) -> Vec<Completion> {
+        let now = Instant::now();
+        for (token, operation) in operations.iter().enumerate() {
+            self.device.submit(&mut self.reactor, *operation, token as u64, now);
+        }
+        let mut done = Vec::new();
+        let mut results = Vec::new();
+        while done.len() < operations.len() {
+            self.device.poll(&mut self.reactor, now, &mut done);
+            results.clear();
+            let timeout = if done.is_empty() { Duration::from_secs(20) } else { Duration::ZERO };
+            self.reactor.wait(Some(timeout), &mut results).unwrap();
+            for (user_data, result) in &results {
+                assert_eq!(source_of(*user_data), SOURCE);
+                self.device.event(&mut self.reactor, *user_data, *result, now, &mut done);
+            }
+        }
+        assert_eq!(self.reactor.in_flight(), 0);
+        assert_eq!((self.device.writers, self.device.flights.len()), (0, 0));
+        done.sort_unstable_by_key(|done| done.token);
+        done
+    }
+
+    fn succeed(&mut self, operations: &[Operation]) {
+        let done = self.run(operations);
+        assert!(done.iter().all(|done| done.result.is_ok()), "{done:?}");
+    }
+
+    fn read(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0xee; length];
+        self.device.read_at(offset, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+/// Runs a test on both reactors, with O_DIRECT and without, on disk and on tmpfs if there is one.
+fn each(size: u64, test: impl Fn(&mut Bench)) {
+    let mut directories = vec![std::env::temp_dir()];
+    directories.extend(Some(PathBuf::from("/dev/shm")).filter(|path| path.is_dir()));
+    for kind in [ReactorKind::Threads, ReactorKind::Uring] {
+        for direct in [true, false] {
+            for directory in &directories {
+                let reactor = match Reactor::new(kind, 32) {
+                    Ok(reactor) => reactor,
+                    Err(error) => {
+                        println!("skipped on {kind:?}: {error}");
+                        continue;
+                    }
+                };
+                let file = Temporary::new(directory, size);
+                let options = FileOptions { direct, ..options() };
+                let device = FileDevice::open(&file.0, &options).unwrap();
+                let arena = Arena::anonymous(4 << 20).unwrap();
+                test(&mut Bench { device, reactor, arena, file });
+            }
+        }
+    }
+}
+
+/// Bytes that differ from place to place.
+fn pattern(length: usize, seed: u8) -> Vec<u8> {
+    (0..length).map(|i| (i / 7 + i * 13) as u8 ^ seed | 1).collect()
+}
+
+#[test]
+fn what_is_written_is_read() {
+    each(4 << 20, |bench| {
+        let bytes = pattern(1 << 20, 1);
+        bench.arena.whole().copy_in(&bytes);
+        let span = bench.arena.span(0, 1 << 20);
+        bench.succeed(&[Operation::Write { span, offset: 8192 }]);
+        bench.succeed(&[Operation::Flush]);
+        let target = bench.arena.span(2 << 20, 1 << 20);
+        bench.succeed(&[Operation::Read { span: target, offset: 8192 }]);
+        let mut read = vec![0; 1 << 20];
+        target.copy_out(&mut read);
+        assert!(read == bytes);
+        assert!(bench.read(8192, 1 << 20) == bytes);
+        assert!(bench.read(0, 8192).iter().all(|byte| *byte == 0));
+    });
+}
+
+#[test]
+fn odd_places_lengths_and_memory_are_served() {
+    // The size itself is odd, so that the last byte can only be reached through the page cache.
+    each((1 << 20) + 7, |bench| {
+        let bytes = pattern(8192, 2);
+        bench.arena.span(1, 8192).copy_in(&bytes);
+        for (at, length, offset) in [
+            (1, 8192, 4096),          // memory
+            (1, 100, (1 << 20) - 93), // end of the device
+            (1, 4096, 20_000),        // place
+            (1, 4097, 40_960),        // length
+            (0, 512, 65_536 + 512),   // fits a 512-byte device
+        ] {
+            let span = bench.arena.span(at, length);
+            bench.succeed(&[Operation::Write { span, offset }]);
+            let target = bench.arena.span(1_000_003, length);
+            bench.succeed(&[Operation::Read { span: target, offset }]);
+            let mut read = vec![0; length];
+            target.copy_out(&mut read);
+            let mut wrote = vec![0; length];
+            span.copy_out(&mut wrote);
+            assert!(read == wrote, "{length} at {offset}");
+            assert!(bench.read(offset, length) == wrote, "{length} at {offset}");
+        }
+    });
+}
+
+#[test]
+fn an_odd_write_beside_direct_ones_spoils_nothing() {
+    each(1 << 20, |bench| {
+        let bytes = pattern(1 << 20, 3);
+        bench.arena.whole().copy_in(&bytes);
+        // Pieces of 512 bytes, every third from memory or for a place that is not aligned.
+        let mut operations = Vec::new();
+        let mut offset = 0;
+        let mut step = 0;
+        while offset < 128 << 10 {
+            let length = [512, 512, 1, 511, 1024, 4096][step % 6];
+            let span = bench.arena.span(offset, length);
+            operations.push(Operation::Write { span, offset: offset as u64 });
+            offset += length;
+            step += 1;
+        }
+        bench.succeed(&operations);
+        assert!(bench.read(0, offset) == bytes[..offset]);
+        let span = bench.arena.span(2 << 20, 128 << 10);
+        bench.succeed(&[Operation::Read { span, offset: 0 }]);
+        let mut read = vec![0; 128 << 10];
+        span.copy_out(&mut read);
+        assert!(read == bytes[..128 << 10]);
+    });
+}
+
+#[test]
+fn zeroed_and_discarded_ranges_read_as_zeros() {
+    each(4 << 20, |bench| {
+        for way in [ZeroWay::Range, ZeroWay::Punch, ZeroWay::Fill] {
+            let bytes = pattern(4 << 20, 4);
+            bench.arena.whole().copy_in(&bytes);
+            let span = bench.arena.whole();
+            bench.succeed(&[Operation::Write { span, offset: 0 }]);
+            bench.device.zero_way = way;
+            // Longer than one piece of zeros, and not a multiple of it.
+            let (offset, length) = (512, (2 << 20) + 1536);
+            bench.succeed(&[Operation::WriteZeroes { offset, length }]);
+            let read = bench.read(0, 4 << 20);
+            let end = (offset + length) as usize;
+            assert!(read[..512] == bytes[..512], "{way:?}");
+            assert!(read[512..end].iter().all(|byte| *byte == 0), "{way:?}");
+            assert!(read[end..] == bytes[end..], "{way:?}");
+            bench.succeed(&[Operation::WriteZeroes { offset: 4_000_001, length: 3 }]);
+            let read = bench.read(3_999_999, 7);
+            assert!(read[2..5] == [0; 3] && read[1] != 0 && read[5] != 0, "{way:?}");
+        }
+        let (length, at) = (4u64 << 20, 3u64 << 20);
+        bench.succeed(&[Operation::Discard { offset: at + 1, length: (1 << 20) - 1 }]);
+        assert!(bench.read(at + 4096, 4096).iter().all(|byte| *byte == 0));
+        assert!(bench.read(at, 1) != [0], "not a whole unit");
+        bench.succeed(&[Operation::Discard { offset: 1, length: 5 }]);
+        assert!(bench.read(1, 5).iter().all(|byte| *byte != 0));
+        assert!(bench.device.info().discards);
+        assert_eq!(std::fs::metadata(&bench.file.0).unwrap().len(), length, "the size stays");
+    });
+}
+
+#[test]
+fn a_huge_sparse_file_is_discarded_whole() {
+    for kind in [ReactorKind::Threads, ReactorKind::Uring] {
+        let Ok(reactor) = Reactor::new(kind, 8) else { continue };
+        let file = Temporary::new(&std::env::temp_dir(), 0);
+        let handle = File::options().write(true).open(&file.0).unwrap();
+        // What the file system allows: ext4 ends just before 16 TiB.
+        let sizes = [100 << 40, (16 << 40) - 4096, (2 << 40) - 4096, 1 << 30];
+        let size = sizes.into_iter().find(|size| handle.set_len(*size).is_ok()).unwrap();
+        let device = FileDevice::open(&file.0, &options()).unwrap();
+        assert_eq!(device.info().size_bytes, size);
+        let arena = Arena::anonymous(4096).unwrap();
+        arena.whole().copy_in(&[9; 4096]);
+        let mut bench = Bench { device, reactor, arena, file };
+        let (span, last) = (bench.arena.whole(), size - 4096);
+        bench.succeed(&[Operation::Write { span, offset: last }]);
+        bench.succeed(&[Operation::Discard { offset: 0, length: size }]);
+        assert_eq!(bench.read(last, 4096), vec![0; 4096]);
+        let outside = [
+            Operation::Discard { offset: 0, length: size + 1 },
+            Operation::Read { span, offset: u64::MAX },
+            Operation::WriteZeroes { offset: size + 1, length: u64::MAX },
+            Operation::Write { span, offset: last + 1 },
+        ];
+        let done = bench.run(&outside);
+        assert!(done.iter().all(|done| done.result == Err(DeviceError::RANGE)), "{done:?}");
+    }
+}
+
+#[test]
+fn a_file_cut_short_is_an_error_and_not_zeros() {
+    each(1 << 20, |bench| {
+        File::options().write(true).open(&bench.file.0).unwrap().set_len(8192).unwrap();
+        let span = bench.arena.span(0, 16_384);
+        let done = bench.run(&[Operation::Read { span, offset: 0 }]);
+        assert_eq!(done[0].result, Err(DeviceError::IO));
+        let error = bench.device.read_at(8192, &mut [0; 512]).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    });
+}
+
+#[test]
+fn short_transfers_are_continued_and_interrupted_ones_repeated() {
+    let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
+    let mut device = FileDevice::open(&file.0, &options()).unwrap();
+    let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
+    let arena = Arena::anonymous(16_384).unwrap();
+    let now = Instant::now();
+    let mut done = Vec::new();
+    let read = Operation::Read { span: arena.whole(), offset: 0 };
+    device.submit(&mut reactor, read, 1, now);
+    let key = user_data(SOURCE, 0);
+    // The reactor's answers are made up here; what the device asks of it stays in its queue.
+    for result in [4096, -libc::EINTR, 4096, -libc::EAGAIN] {
+        device.event(&mut reactor, key, result, now, &mut done);
+        assert_eq!(done, []);
+    }
+    assert_eq!(reactor.in_flight(), 5);
+    device.event(&mut reactor, key, 8192, now, &mut done);
+    assert_eq!(done, [Completion { token: 1, result: Ok(()) }]);
+
+    // A write that ends at an odd place goes on through the page cache, and is synced there.
+    let write = Operation::Write { span: arena.whole(), offset: 0 };
+    device.submit(&mut reactor, write, 2, now);
+    done.clear();
+    device.event(&mut reactor, key, 100, now, &mut done);
+    if device.info().direct {
+        assert!(device.flights.get_mut(0).unwrap().odd && device.odd_writer);
+        device.event(&mut reactor, key, 16_284, now, &mut done);
+        assert!(device.flights.get_mut(0).unwrap().syncing);
+        assert_eq!(done, []);
+        device.event(&mut reactor, key, -libc::EIO, now, &mut done);
+        assert_eq!(done, [Completion { token: 2, result: Err(DeviceError::IO) }]);
+    } else {
+        device.event(&mut reactor, key, -libc::EIO, now, &mut done);
+    }
+    // A write that takes nothing does not go on for ever.
+    done.clear();
+    device.submit(&mut reactor, write, 3, now);
+    device.event(&mut reactor, key, 0, now, &mut done);
+    assert_eq!(done, [Completion { token: 3, result: Err(DeviceError::IO) }]);
+}
+
+#[test]
+fn odd_and_other_writes_take_turns() {
+    let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
+    let mut device = FileDevice::open(&file.0, &options()).unwrap();
+    if !device.info().direct {
+        return println!("skipped: no O_DIRECT in the temporary directory");
+    }
+    let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
+    let arena = Arena::anonymous(16_384).unwrap();
+    let now = Instant::now();
+    let mut done = Vec::new();
+    let direct = Operation::Write { span: arena.span(0, 4096), offset: 0 };
+    let odd = Operation::Write { span: arena.span(0, 3), offset: 4096 };
+    for (token, operation) in [direct, odd, direct, direct].into_iter().enumerate() {
+        device.submit(&mut reactor, operation, token as u64, now);
+    }
+    assert_eq!((device.writers, device.odd_writer, device.waiting.len()), (1, false, 3));
+    let key = |index| user_data(SOURCE, index);
+    device.event(&mut reactor, key(0), 4096, now, &mut done);
+    assert_eq!((device.writers, device.odd_writer, device.waiting.len()), (1, true, 2));
+    device.event(&mut reactor, key(1), 3, now, &mut done);
+    assert_eq!(done.len(), 1, "it is being synced");
+    device.event(&mut reactor, key(1), 0, now, &mut done);
+    assert_eq!((device.writers, device.odd_writer, device.waiting.len()), (2, false, 0));
+    device.event(&mut reactor, key(2), 4096, now, &mut done);
+    device.event(&mut reactor, key(3), 4096, now, &mut done);
+    assert_eq!(done.iter().map(|done| done.token).collect::<Vec<_>>(), [0, 1, 2, 3]);
+}
+
+#[test]
+fn a_refused_discard_succeeds_and_a_broken_one_does_not() {
+    let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
+    let mut device = FileDevice::open(&file.0, &options()).unwrap();
+    let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
+    let now = Instant::now();
+    let mut done = Vec::new();
+    let discard = Operation::Discard { offset: 0, length: 1 << 20 };
+    let key = user_data(SOURCE, 0);
+    for (result, expected) in
+        [(-libc::EIO, Err(DeviceError::IO)), (-libc::EOPNOTSUPP, Ok(())), (0, Ok(()))]
+    {
+        done.clear();
+        device.submit(&mut reactor, discard, 1, now);
+        device.event(&mut reactor, key, result, now, &mut done);
+        assert_eq!(done, [Completion { token: 1, result: expected }]);
+    }
+    assert!(!device.info().discards);
+}
+
+#[test]
+fn a_second_exclusive_open_is_refused_by_name() {
+    let file = Temporary::new(&std::env::temp_dir(), 4096);
+    let first = FileDevice::open(&file.0, &options()).unwrap();
+    let wait = Duration::from_millis(25);
+    let error = FileDevice::open(&file.0, &FileOptions { wait, ..options() }).unwrap_err();
+    let FileError::Busy { path, waited } = &error else { panic!("{error}") };
+    assert_eq!(*path, file.0);
+    assert!(*waited >= wait);
+    assert!(error.to_string().contains(&file.0.display().to_string()));
+    FileDevice::open(&file.0, &FileOptions { exclusive: false, ..options() }).unwrap();
+    // Whoever waits long enough gets it.
+    let path = file.0.clone();
+    let wait = Duration::from_secs(20);
+    let waiter =
+        std::thread::spawn(move || FileDevice::open(&path, &FileOptions { wait, ..options() }));
+    drop(first);
+    waiter.join().unwrap().unwrap();
+}
+
+#[test]
+fn opening_says_what_it_found() {
+    let file = Temporary::new(&std::env::temp_dir(), 1_000_000);
+    let device = FileDevice::open(&file.0, &options()).unwrap();
+    let info = device.info();
+    assert_eq!(
+        (info.size_bytes, info.logical_block, info.kind),
+        (1_000_000, 512, DeviceKind::File)
+    );
+    assert!(info.volatile_cache && info.discards && !info.read_only);
+    assert_eq!(info.name, file.0.display().to_string());
+    drop(device);
+
+    let bigger = FileOptions { logical_block: Some(4096), ..options() };
+    assert_eq!(FileDevice::open(&file.0, &bigger).unwrap().info().logical_block, 4096);
+    let wrong = FileOptions { logical_block: Some(1024), ..options() };
+    let error = FileDevice::open(&file.0, &wrong).unwrap_err();
+    assert!(matches!(error, FileError::LogicalBlock { .. }), "{error}");
+    let directory = std::env::temp_dir();
+    let error = FileDevice::open(&directory, &options()).unwrap_err();
+    assert!(matches!(error, FileError::Kind { .. }), "{error}");
+    let error = FileDevice::open(&directory.join("forebay-is-not-there"), &options()).unwrap_err();
+    assert!(matches!(error, FileError::System { .. }), "{error}");
+}
+
+#[test]
+fn a_read_only_device_takes_no_writes() {
+    each(1 << 20, |bench| {
+        let options = FileOptions { read_only: true, exclusive: false, ..options() };
+        bench.device = FileDevice::open(&bench.file.0, &options).unwrap();
+        let span = bench.arena.span(0, 4096);
+        let done = bench.run(&[
+            Operation::Write { span, offset: 0 },
+            Operation::Discard { offset: 0, length: 4096 },
+            Operation::WriteZeroes { offset: 0, length: 4096 },
+            Operation::Read { span, offset: 0 },
+            Operation::Flush,
+        ]);
+        let good: Vec<bool> = done.iter().map(|done| done.result.is_ok()).collect();
+        assert_eq!(good, [false, false, false, true, true]);
+        assert_eq!(done[0].result, Err(DeviceError::READ_ONLY));
+        assert!(bench.device.write_at(0, &[1]).is_err());
+        bench.device.sync().unwrap();
+    });
+}
+
+#[test]
+fn blocking_use_takes_any_place_and_length() {
+    each((1 << 20) + 3, |bench| {
+        let bytes = pattern(10_001, 6);
+        bench.device.write_at(777, &bytes).unwrap();
+        bench.device.sync().unwrap();
+        assert!(bench.read(777, 10_001) == bytes);
+        bench.device.write_at(1 << 20, &[1, 2, 3]).unwrap();
+        assert_eq!(bench.read(1 << 20, 3), [1, 2, 3]);
+        assert!(bench.device.write_at((1 << 20) + 1, &[1, 2, 3]).is_err());
+        assert!(bench.device.read_at(u64::MAX, &mut [0]).is_err());
+    });
+}
+
+/// Overwrites the block device that `FOREBAY_TEST_BLOCK_DEVICE` names, say a loop device.
+#[test]
+fn a_block_device_does_what_a_file_does() {
+    let Some(path) = std::env::var_os("FOREBAY_TEST_BLOCK_DEVICE").map(PathBuf::from) else {
+        return println!("skipped: FOREBAY_TEST_BLOCK_DEVICE names no device to overwrite");
+    };
+    for kind in [ReactorKind::Threads, ReactorKind::Uring] {
+        let Ok(reactor) = Reactor::new(kind, 8) else { continue };
+        let device = FileDevice::open(&path, &options()).unwrap();
+        println!("{:?}", device.info());
+        assert_eq!(device.info().kind, DeviceKind::Block);
+        assert!(device.info().direct && device.info().size_bytes >= 4 << 20);
+        let error = FileDevice::open(&path, &options()).unwrap_err();
+        assert!(matches!(error, FileError::Busy { .. }), "{error}");
+        let arena = Arena::anonymous(2 << 20).unwrap();
+        let bytes = pattern(1 << 20, 9);
+        arena.whole().copy_in(&bytes);
+        let mut bench = Bench { device, reactor, arena, file: Temporary(PathBuf::new()) };
+        let span = bench.arena.span(0, 1 << 20);
+        bench.succeed(&[Operation::Write { span, offset: 1 << 20 }]);
+        bench.succeed(&[Operation::Flush]);
+        assert!(bench.read(1 << 20, 1 << 20) == bytes);
+        let span = bench.arena.span(1, 1000);
+        bench.succeed(&[Operation::Write { span, offset: 7 }]);
+        assert!(bench.read(7, 1000) == bytes[1..1001]);
+        for way in [ZeroWay::Range, ZeroWay::Punch, ZeroWay::Fill] {
+            bench.device.zero_way = way;
+            let span = bench.arena.span(0, 1 << 20);
+            bench.succeed(&[Operation::Write { span, offset: 1 << 20 }]);
+            bench.succeed(&[Operation::WriteZeroes { offset: 1 << 20, length: 1 << 20 }]);
+            assert!(bench.read(1 << 20, 1 << 20).iter().all(|byte| *byte == 0), "{way:?}");
+        }
+        let length = bench.device.info().size_bytes;
+        bench.succeed(&[Operation::Discard { offset: 0, length }]);
+    }
+}

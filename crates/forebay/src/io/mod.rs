@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Devices, and the loop's way to the kernel.
+//!
+//! Everything that stores bytes is a [`Device`]. One thread owns a [`Reactor`] and the devices that
+//! use it: it submits operations, waits once for everything, and hands each completion back to
+//! the device it belongs to ([`source_of`]). Wrappers (throttle, fault, stats, record) are devices
+//! around a device.
+//!
+//! # Not here
+//!
+//! What is read and written, and when: the engine. Who answers a guest: the runtime.
+
+mod bell;
+mod buffer;
+mod device;
+mod fault;
+mod file;
+mod memory;
+mod reactor;
+mod record;
+mod slab;
+mod stats;
+mod sys;
+mod threads;
+mod throttle;
+mod uring;
+
+pub use bell::Bell;
+pub use buffer::{Arena, Span};
+pub use device::{
+    Completion, Device, DeviceError, DeviceInfo, DeviceKind, Operation, OperationKind, source_of,
+    user_data,
+};
+pub use fault::{FaultDevice, FaultRule, FaultWhen, Faults};
+pub use file::{FileDevice, FileError, FileOptions};
+pub use memory::MemoryDevice;
+pub use reactor::{Reactor, ReactorKind, ReactorOp};
+pub use record::{RecordDevice, Recorded, Recorder};
+pub use stats::{KindStats, Stats, StatsDevice, StatsSnapshot};
+pub use throttle::{Throttle, ThrottleDevice, ThrottleLimits};

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The one place where the loop waits: operations go in, results come out.
+//!
+//! A [`Reactor`] belongs to one thread from its first [`Reactor::wait`] on. It has two back ends
+//! that behave alike: io_uring, and a few worker threads with `poll(2)` where io_uring is refused
+//! (the usual container, `kernel.io_uring_disabled`).
+//!
+//! # Invariants
+//!
+//! - **R1** Every operation submitted is answered exactly once, by a later [`Reactor::wait`].
+//! - **R2** Nothing reaches the kernel before [`Reactor::wait`], which submits all of it at once.
+//! - **R3** A reactor dropped on its thread has no disk operation under way: it waits for them.
+//!
+//! The descriptor and the span of an operation stay valid until it is answered; the submitter
+//! keeps this. Operations are not ordered among themselves, so a socket has at most one receive
+//! and one send under way.
+//!
+//! # Limits
+//!
+//! One operation transfers at most 1 GiB; a longer span is answered short. With threads, at most
+//! `RLIMIT_NOFILE` socket operations wait at a time, because `poll(2)` takes no more.
+//!
+//! # Not here
+//!
+//! Short reads and writes are given as they are: continuing them is the device's work.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use super::buffer::{Arena, Span};
+use super::threads::ThreadsReactor;
+use super::uring::UringReactor;
+
+/// Which back end, wished for or in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReactorKind {
+    /// io_uring if the kernel lets us, else threads.
+    Auto,
+    /// io_uring.
+    Uring,
+    /// Worker threads for files, `poll(2)` for sockets.
+    Threads,
+}
+
+/// One thing the kernel shall do. Its result is what the system call would return, or minus errno.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReactorOp {
+    /// Nothing; answered 0.
+    Nop,
+    /// Read from a file.
+    Read {
+        /// The file.
+        fd: RawFd,
+        /// Where the bytes go.
+        span: Span,
+        /// Where they are.
+        offset: u64,
+    },
+    /// Write to a file.
+    Write {
+        /// The file.
+        fd: RawFd,
+        /// Where the bytes are.
+        span: Span,
+        /// Where they go.
+        offset: u64,
+    },
+    /// Make what was written to a file durable.
+    Fsync {
+        /// The file.
+        fd: RawFd,
+        /// Leave out metadata that reading does not need.
+        datasync: bool,
+    },
+    /// `fallocate(2)`.
+    Fallocate {
+        /// The file.
+        fd: RawFd,
+        /// `FALLOC_FL_*`.
+        mode: i32,
+        /// First byte.
+        offset: u64,
+        /// How many.
+        length: u64,
+    },
+    /// Receive what is there from a socket, at least one byte; 0 at its end.
+    Recv {
+        /// The socket.
+        fd: RawFd,
+        /// Where the bytes go.
+        span: Span,
+    },
+    /// Send to a socket, at least one byte.
+    Send {
+        /// The socket.
+        fd: RawFd,
+        /// Where the bytes are.
+        span: Span,
+    },
+    /// Accept a connection. The result is a new descriptor, non-blocking and closed on exec, to
+    /// be fetched with [`Reactor::accepted`]. The listener becomes non-blocking.
+    Accept {
+        /// The listener.
+        fd: RawFd,
+    },
+    /// Wait until a descriptor can be read. The result is `revents`.
+    PollIn {
+        /// The descriptor.
+        fd: RawFd,
+    },
+}
+
+/// Operations go in, results come out.
+#[derive(Debug)]
+pub struct Reactor {
+    back_end: BackEnd,
+    refusal: Option<String>,
+}
+
+#[derive(Debug)]
+enum BackEnd {
+    Uring(Box<UringReactor>),
+    Threads(ThreadsReactor),
+}
+
+impl Reactor {
+    /// A reactor that submits up to `entries` operations in one system call. More may be
+    /// submitted at once, and any number may be under way.
+    pub fn new(kind: ReactorKind, entries: u32) -> io::Result<Reactor> {
+        let entries = entries.clamp(1, 32_768);
+        let mut refusal = None;
+        if kind != ReactorKind::Threads {
+            match UringReactor::new(entries) {
+                Ok(uring) => {
+                    let back_end = BackEnd::Uring(Box::new(uring));
+                    return Ok(Reactor { back_end, refusal });
+                }
+                Err(error) if kind == ReactorKind::Uring => return Err(error),
+                Err(error) => refusal = Some(format!("io_uring refused: {error}")),
+            }
+        }
+        Ok(Reactor { back_end: BackEnd::Threads(ThreadsReactor::new()?), refusal })
+    }
+
+    /// The back end in use, never [`ReactorKind::Auto`].
+    pub const fn kind(&self) -> ReactorKind {
+        match self.back_end {
+            BackEnd::Uring(_) => ReactorKind::Uring,
+            BackEnd::Threads(_) => ReactorKind::Threads,
+        }
+    }
+
+    /// Why [`ReactorKind::Auto`] came to be threads.
+    pub fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
+    }
+
+    /// Makes operations on an arena's spans cheaper if the kernel can (registered buffers). True
+    /// if it does; nothing else depends on it.
+    pub fn register_arena(&mut self, arena: &Arena) -> bool {
+        match &mut self.back_end {
+            BackEnd::Uring(uring) => uring.register(arena.whole()),
+            BackEnd::Threads(_) => false,
+        }
+    }
+
+    /// Takes an operation, to be answered with `user_data`.
+    pub fn submit(&mut self, op: ReactorOp, user_data: u64) {
+        match &mut self.back_end {
+            BackEnd::Uring(uring) => uring.submit(op, user_data),
+            BackEnd::Threads(threads) => threads.submit(op, user_data),
+        }
+    }
+
+    /// Tries to end the operations submitted with `user_data` early; they are then answered
+    /// `-ECANCELED`. One that cannot be ended is answered as if nobody had asked.
+    pub fn cancel(&mut self, user_data: u64) {
+        match &mut self.back_end {
+            BackEnd::Uring(uring) => uring.cancel(user_data),
+            BackEnd::Threads(threads) => threads.cancel(user_data),
+        }
+    }
+
+    /// Submits all that was taken and appends `(user_data, result)` of what is done, waiting for
+    /// the first of them for at most `timeout`: zero looks only, `None` waits without an end.
+    /// Gives how many were appended; none if the time is over or a signal came.
+    pub fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+        done: &mut Vec<(u64, i32)>,
+    ) -> io::Result<usize> {
+        let before = done.len();
+        match &mut self.back_end {
+            BackEnd::Uring(uring) => uring.wait(timeout, done)?,
+            BackEnd::Threads(threads) => threads.wait(timeout, done)?,
+        }
+        Ok(done.len() - before)
+    }
+
+    /// The connection that the result of an accept names; `None` for any other number. What is
+    /// not fetched is closed with the reactor.
+    pub fn accepted(&mut self, result: i32) -> Option<OwnedFd> {
+        let accepted = match &mut self.back_end {
+            BackEnd::Uring(uring) => &mut uring.accepted,
+            BackEnd::Threads(threads) => &mut threads.accepted,
+        };
+        let place = accepted.iter().position(|connection| connection.as_raw_fd() == result)?;
+        Some(accepted.swap_remove(place))
+    }
+
+    /// How many operations are not answered yet.
+    pub fn in_flight(&self) -> usize {
+        match &self.back_end {
+            BackEnd::Uring(uring) => uring.in_flight(),
+            BackEnd::Threads(threads) => threads.in_flight(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The reactor's portable back end: worker threads for files, `poll(2)` for sockets.
+//!
+//! File operations go to a pool in one batch per wait; a worker that finishes the first of several
+//! rings an eventfd. Socket operations are tried, non-blocking, by the loop's own thread; those
+//! not ready are parked until `poll(2)` says so. The pool starts with the first file operation.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::bell::Bell;
+use super::reactor::ReactorOp;
+use super::sys;
+
+const WORKER_COUNT: usize = 4;
+
+#[derive(Debug)]
+struct Job {
+    op: ReactorOp,
+    user_data: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    jobs: Mutex<Jobs>,
+    work: Condvar,
+    done: Mutex<Vec<(u64, i32)>>,
+    bell: Bell,
+}
+
+#[derive(Debug)]
+struct Jobs {
+    queue: VecDeque<Job>,
+    /// The reactor is gone: workers end after the job they are at.
+    closed: bool,
+}
+
+/// A socket operation that waits for its peer.
+#[derive(Debug)]
+struct Parked {
+    op: ReactorOp,
+    user_data: u64,
+    /// Not tried yet, so poll need not be asked first.
+    fresh: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct ThreadsReactor {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// Taken since the last wait.
+    batch: Vec<Job>,
+    ready: Vec<(u64, i32)>,
+    parked: Vec<Parked>,
+    fds: Vec<libc::pollfd>,
+    /// Handed to the pool and not answered.
+    at_work: usize,
+    /// New connections that nobody has taken yet.
+    pub(crate) accepted: Vec<OwnedFd>,
+}
+
+impl ThreadsReactor {
+    pub(crate) fn new() -> io::Result<ThreadsReactor> {
+        let shared = Arc::new(Shared {
+            jobs: Mutex::new(Jobs { queue: VecDeque::new(), closed: false }),
+            work: Condvar::new(),
+            done: Mutex::new(Vec::new()),
+            bell: Bell::new()?,
+        });
+        Ok(ThreadsReactor {
+            shared,
+            workers: Vec::new(),
+            batch: Vec::new(),
+            ready: Vec::new(),
+            parked: Vec::new(),
+            fds: Vec::new(),
+            at_work: 0,
+            accepted: Vec::new(),
+        })
+    }
+
+    pub(crate) fn submit(&mut self, op: ReactorOp, user_data: u64) {
+        match op {
+            ReactorOp::Nop => self.ready.push((user_data, 0)),
+            ReactorOp::Read { .. }
+            | ReactorOp::Write { .. }
+            | ReactorOp::Fsync { .. }
+            | ReactorOp::Fallocate { .. } => self.batch.push(Job { op, user_data }),
+            ReactorOp::Recv { .. }
+            | ReactorOp::Send { .. }
+            | ReactorOp::Accept { .. }
+            | ReactorOp::PollIn { .. } => self.parked.push(Parked { op, user_data, fresh: true }),
+        }
+    }
+
+    pub(crate) fn cancel(&mut self, user_data: u64) {
+        let mut cancelled = 0;
+        let mut drop_it = |other: u64| {
+            cancelled += usize::from(other == user_data);
+            other == user_data
+        };
+        self.parked.retain(|parked| !drop_it(parked.user_data));
+        self.batch.retain(|job| !drop_it(job.user_data));
+        let mut jobs = lock(&self.shared.jobs);
+        let queued = jobs.queue.len();
+        jobs.queue.retain(|job| !drop_it(job.user_data));
+        self.at_work -= queued - jobs.queue.len();
+        drop(jobs);
+        self.ready.extend((0..cancelled).map(|_| (user_data, -libc::ECANCELED)));
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.at_work + self.batch.len() + self.ready.len() + self.parked.len()
+    }
+
+    pub(crate) fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+        done: &mut Vec<(u64, i32)>,
+    ) -> io::Result<()> {
+        let before = done.len();
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        self.hand_over()?;
+        done.append(&mut self.ready);
+        self.try_fresh(done);
+        self.collect(done);
+        // Bounded by the timeout; without one, by the first completion, error or signal.
+        loop {
+            let left = if done.len() > before {
+                Some(Duration::ZERO)
+            } else {
+                end.map(|end| end.saturating_duration_since(Instant::now())).or(timeout)
+            };
+            if left == Some(Duration::ZERO) && self.parked.is_empty() {
+                return Ok(()); // nothing to ask the kernel
+            }
+            self.list_fds();
+            match sys::checked(sys::poll(&mut self.fds, left)) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+                Err(error) => return Err(error),
+            }
+            if self.fds.first().is_some_and(|bell| bell.revents != 0) {
+                // Before the list is taken: who adds to an empty list afterwards rings again.
+                self.shared.bell.clear();
+            }
+            self.try_ready(done);
+            self.collect(done);
+            if done.len() > before || left == Some(Duration::ZERO) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Gives the batch to the pool.
+    fn hand_over(&mut self) -> io::Result<()> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        while self.workers.len() < WORKER_COUNT {
+            let shared = Arc::clone(&self.shared);
+            let name = format!("forebay-io-{}", self.workers.len());
+            let worker = std::thread::Builder::new().name(name).spawn(move || work(&shared));
+            match worker {
+                Ok(worker) => self.workers.push(worker),
+                Err(error) if self.workers.is_empty() => return Err(error),
+                Err(_) => break, // fewer will do
+            }
+        }
+        let count = self.batch.len();
+        self.at_work += count;
+        lock(&self.shared.jobs).queue.extend(self.batch.drain(..));
+        if count == 1 {
+            self.shared.work.notify_one();
+        } else {
+            self.shared.work.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Takes what the pool has finished.
+    fn collect(&mut self, done: &mut Vec<(u64, i32)>) {
+        if self.at_work == 0 {
+            return;
+        }
+        let mut finished = lock(&self.shared.done);
+        self.at_work -= finished.len();
+        done.append(&mut finished);
+    }
+
+    /// Tries the socket operations that are new, unless an older one waits for the same thing.
+    fn try_fresh(&mut self, done: &mut Vec<(u64, i32)>) {
+        let mut index = 0;
+        while index < self.parked.len() {
+            let parked = &self.parked[index];
+            let (wanted, fresh, user_data) = (wish(parked.op), parked.fresh, parked.user_data);
+            let older = &self.parked[..index];
+            let first = fresh && older.iter().all(|older| wish(older.op) != wanted);
+            self.parked[index].fresh = false;
+            if first {
+                let result = attempt(self.parked[index].op, &mut self.accepted);
+                if result != -libc::EAGAIN {
+                    self.parked.remove(index);
+                    done.push((user_data, result));
+                    continue;
+                }
+            }
+            index += 1;
+        }
+    }
+
+    /// The bell, then one row for each parked operation.
+    fn list_fds(&mut self) {
+        let bell = libc::pollfd { fd: self.shared.bell.fd(), events: libc::POLLIN, revents: 0 };
+        self.fds.clear();
+        self.fds.push(bell);
+        self.fds.extend(self.parked.iter().map(|parked| {
+            let (fd, events) = wish(parked.op);
+            libc::pollfd { fd, events, revents: 0 }
+        }));
+    }
+
+    /// Tries the parked operations that `poll(2)` called ready, in the order of submission.
+    fn try_ready(&mut self, done: &mut Vec<(u64, i32)>) {
+        let mut row = 0;
+        let (fds, accepted) = (&self.fds, &mut self.accepted);
+        self.parked.retain(|parked| {
+            row += 1; // row 0 is the bell
+            let revents = fds[row].revents;
+            if revents == 0 {
+                return true;
+            }
+            let result = match parked.op {
+                ReactorOp::PollIn { .. } if revents & libc::POLLNVAL != 0 => -libc::EBADF,
+                ReactorOp::PollIn { .. } => i32::from(revents),
+                op => attempt(op, accepted),
+            };
+            if result == -libc::EAGAIN {
+                return true;
+            }
+            done.push((parked.user_data, result));
+            false
+        });
+    }
+}
+
+impl Drop for ThreadsReactor {
+    /// Jobs not begun are forgotten, those at work are waited for (R3).
+    fn drop(&mut self) {
+        let mut jobs = lock(&self.shared.jobs);
+        jobs.closed = true;
+        jobs.queue.clear();
+        drop(jobs);
+        self.shared.work.notify_all();
+        for worker in self.workers.drain(..) {
+            let _ = worker.join(); // a worker that panicked is at no job
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing inside the locks can leave a list half changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A worker's life.
+fn work(shared: &Shared) {
+    sys::block_signals();
+    loop {
+        let mut jobs = lock(&shared.jobs);
+        let job = loop {
+            if jobs.closed {
+                return;
+            }
+            match jobs.queue.pop_front() {
+                Some(job) => break job,
+                None => jobs = shared.work.wait(jobs).unwrap_or_else(PoisonError::into_inner),
+            }
+        };
+        drop(jobs);
+        let result = perform(job.op);
+        let mut done = lock(&shared.done);
+        done.push((job.user_data, result));
+        let first = done.len() == 1;
+        drop(done);
+        if first {
+            shared.bell.ring();
+        }
+    }
+}
+
+/// A file operation, blocking.
+fn perform(op: ReactorOp) -> i32 {
+    match op {
+        ReactorOp::Read { fd, span, offset } => sys::pread(fd, span, offset),
+        ReactorOp::Write { fd, span, offset } => sys::pwrite(fd, span, offset),
+        ReactorOp::Fsync { fd, datasync } => sys::fsync(fd, datasync),
+        ReactorOp::Fallocate { fd, mode, offset, length } => {
+            sys::fallocate(fd, mode, offset, length)
+        }
+        _ => unreachable!("only file operations are handed to the pool"),
+    }
+}
+
+/// A socket operation, not blocking: `-EAGAIN` if its peer is not ready.
+fn attempt(op: ReactorOp, accepted: &mut Vec<OwnedFd>) -> i32 {
+    let result = match op {
+        ReactorOp::Recv { fd, span } => sys::recv(fd, span),
+        ReactorOp::Send { fd, span } => sys::send(fd, span),
+        ReactorOp::Accept { fd } => match sys::set_nonblocking(fd) {
+            0 => sys::accept(fd),
+            error => error,
+        },
+        ReactorOp::PollIn { .. } => -libc::EAGAIN,
+        _ => unreachable!("only socket operations are parked"),
+    };
+    if matches!(op, ReactorOp::Accept { .. }) && result >= 0 {
+        accepted.push(sys::accepted(result));
+    }
+    if result == -libc::EINTR { -libc::EAGAIN } else { result }
+}
+
+/// The readiness a parked operation waits for.
+fn wish(op: ReactorOp) -> (RawFd, i16) {
+    match op {
+        ReactorOp::Send { fd, .. } => (fd, libc::POLLOUT),
+        ReactorOp::Recv { fd, .. } | ReactorOp::Accept { fd } | ReactorOp::PollIn { fd } => {
+            (fd, libc::POLLIN)
+        }
+        _ => unreachable!("only socket operations are parked"),
+    }
+}
