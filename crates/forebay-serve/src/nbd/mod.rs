@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The Network Block Device protocol: bytes in, events out.
+//!
+//! A codec for both sides of the fixed newstyle protocol, written against the protocol
+//! document (`proto.md` of the NBD project). The server half does no I/O, allocates nothing per
+//! request once transmission has begun, and answers every input with an event: there is no
+//! input it panics on. The client half blocks; tests and tools use it.
+//!
+//! # A connection's way
+//!
+//! | phase        | module           | ends with                                            |
+//! |--------------|------------------|------------------------------------------------------|
+//! | handshake    | [`handshake`]    | a [`export::Session`], or a reason to close          |
+//! | transmission | [`transmission`] | a [`transmission::Kind::Disconnect`], or a reason     |
+//! | replies      | [`reply`]        |                                                      |
+//!
+//! # Not here
+//!
+//! Sockets, the memory of payloads and the order of answers: the front end. TLS: nowhere;
+//! `NBD_OPT_STARTTLS` is answered as unsupported.
+
+mod bytes;
+pub mod client;
+pub mod error;
+pub mod export;
+pub mod fuzz;
+pub mod handshake;
+pub mod reply;
+pub mod transmission;
+pub mod wire;
