@@ -151,9 +151,9 @@ impl fmt::Display for Relation {
         };
         let (upper, lower) = (upper.display(), lower.display());
         match through {
-            Link::PartitionOf => write!(out, "{upper} is on a partition of {lower}"),
-            Link::MadeOf => write!(out, "{upper} is made of {lower}"),
-            Link::LoopOf => write!(out, "{upper} is a loop device over {lower}"),
+            Link::PartitionOf => write!(out, "{upper} is, or rests on, a partition of {lower}"),
+            Link::MadeOf => write!(out, "{upper} is, or rests on, a device made of {lower}"),
+            Link::LoopOf => write!(out, "{upper} is, or rests on, a loop device over {lower}"),
             Link::FileOn(mount_point) => {
                 let mount_point = mount_point.display();
                 write!(

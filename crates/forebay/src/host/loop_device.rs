@@ -129,7 +129,9 @@ impl LoopDevice {
         let backing = open(file, !options.read_only, false)?;
         let control = open(Path::new("/dev/loop-control"), true, true)?;
         let mut last = io::Error::from_raw_os_error(libc::EBUSY);
-        for _ in 0..ATTACH_ATTEMPT_COUNT_MAX {
+        let mut attempt_count = 0;
+        while attempt_count < ATTACH_ATTEMPT_COUNT_MAX {
+            attempt_count += 1;
             let number = match sys::loop_free_number(control.as_fd()) {
                 Ok(number) => number,
                 Err(source) => {
@@ -153,11 +155,7 @@ impl LoopDevice {
                 }
             }
         }
-        Err(LoopError::NoneFree {
-            path: file.into(),
-            attempt_count: ATTACH_ATTEMPT_COUNT_MAX,
-            source: last,
-        })
+        Err(LoopError::NoneFree { path: file.into(), attempt_count, source: last })
     }
 
     /// `/dev/loop3`.

@@ -4,6 +4,7 @@
 //! | question | where |
 //! |---|---|
 //! | Is there something on this device already? | [`signature`] |
+//! | What block devices, mounts and swap are there? | [`machine`] |
 //! | Does somebody else use it now? Is the cache on top of its own backing device? | [`guard`] |
 //! | Is it the same device, unchanged, as when we last closed it? | [`identity`] |
 //! | Where do sockets and shared memory live? | [`runtime_dir`] |

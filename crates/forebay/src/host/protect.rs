@@ -58,7 +58,10 @@ pub struct Unprotected {
     pub source: io::Error,
 }
 
-/// Takes every measure; returns those that failed. Called once, before threads and big buffers.
+/// Takes every measure; returns those that failed.
+///
+/// Called once, before the first thread: the kernel keeps [`Measure::IoFlusher`] for each thread
+/// and new ones inherit it. Child processes inherit that and [`Measure::OomScore`].
 pub fn protect() -> Vec<Unprotected> {
     let host = Host::default();
     let attempts = [

@@ -308,14 +308,16 @@ fn real_loop_device_is_free_until_mounted_and_its_file_never() {
     let image = root.join("image");
     fs::File::create(&image).unwrap().set_len(32 << 20).unwrap();
     check_free(&image).unwrap();
-    let device = match LoopDevice::attach(&image, LoopOptions::default()) {
-        Ok(device) => device,
-        Err(error) => {
-            println!("skipped: no loop device: {error}");
-            fs::remove_dir_all(root).unwrap();
-            return;
-        }
-    };
+    let device =
+        match LoopDevice::attach(&image, LoopOptions { autoclear: true, ..LoopOptions::default() })
+        {
+            Ok(device) => device,
+            Err(error) => {
+                println!("skipped: no loop device: {error}");
+                fs::remove_dir_all(root).unwrap();
+                return;
+            }
+        };
     let path = device.path().to_owned();
     let text = path.display().to_string();
     check_free(&path).unwrap();

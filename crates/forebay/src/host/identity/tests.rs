@@ -219,6 +219,45 @@ fn run(program: &str, arguments: &[&str]) -> bool {
     }
 }
 
+/// A real physical volume, then a volume group on it.
+#[test]
+fn real_lvm_metadata_change_is_seen() {
+    let root = std::env::temp_dir().join(format!("forebay-lvm-{}", std::process::id()));
+    fs::create_dir_all(&root).unwrap();
+    let image = root.join("image");
+    File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    let options = LoopOptions { block_size: 512, autoclear: true, ..LoopOptions::default() };
+    match LoopDevice::attach(&image, options) {
+        Ok(device) => {
+            let path = device.path().display().to_string();
+            // Nothing of the machine's own LVM is read or written.
+            let config = format!(
+                "devices {{ dir=\"/dev\" scan=\"/dev\" filter=[\"a|^{path}$|\",\"r|.*|\"] \
+                 use_devicesfile=0 }} backup {{ backup=0 archive=0 }} \
+                 global {{ locking_dir=\"{}\" }} activation {{ udev_sync=0 }}",
+                root.display()
+            );
+            if run("pvcreate", &["--config", &config, "-qq", &path]) {
+                let created = take_file(&image);
+                assert_eq!(created.superblock_kinds, SuperblockKinds::LVM);
+                let name = format!("forebay_test_{}", std::process::id());
+                if run("vgcreate", &["--config", &config, "-qq", &name, &path]) {
+                    let kinds = SuperblockKinds::LVM;
+                    let what = vec![
+                        Difference::Ends,
+                        Difference::Superblock { recorded: kinds, found: kinds },
+                    ];
+                    let found = compare(&created, &take_file(&image), false);
+                    assert_eq!(found, Match::Changed { what });
+                }
+            }
+            device.detach().unwrap();
+        }
+        Err(error) => println!("skipped: no loop device: {error}"),
+    }
+    fs::remove_dir_all(root).unwrap();
+}
+
 /// I1 with real file systems; ext4 and XFS even when no file is written.
 #[test]
 fn mount_that_writes_to_a_real_file_system_is_seen() {
@@ -242,7 +281,7 @@ fn mounted_and_unmounted(program: &str, root: &Path, image: &Path, kind: Superbl
     }
     let mut recorded = take_file(image);
     assert_eq!(recorded.superblock_kinds, kind);
-    let options = LoopOptions { block_size: 512, ..LoopOptions::default() };
+    let options = LoopOptions { block_size: 512, autoclear: true, ..LoopOptions::default() };
     let device = match LoopDevice::attach(image, options) {
         Ok(device) => device,
         Err(error) => return println!("skipped: no loop device: {error}"),
