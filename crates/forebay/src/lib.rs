@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The forebay library: devices, the loop that drives them, and what is done to payload.
 
+pub mod host;
 pub mod ingest;
 pub mod io;

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What forebay asks of the machine it runs on, and what it refuses to touch.
+//!
+//! | question | where |
+//! |---|---|
+//! | Is there something on this device already? | [`signature`] |
+//! | What block devices, mounts and swap are there? | [`machine`] |
+//! | Does somebody else use it now? Is the cache on top of its own backing device? | [`guard`] |
+//! | Is it the same device, unchanged, as when we last closed it? | [`identity`] |
+//! | Where do sockets and shared memory live? | [`runtime_dir`] |
+//! | How does a file become a block device, and who holds that? | [`loop_device`] |
+//! | How do we not deadlock against the pages we clean? | [`protect`] |
+//! | How does the service manager hear of us? | [`notify`] |
+//!
+//! # Invariants
+//!
+//! - **H1** Nothing here writes to a cache device or a backing device.
+//! - **H2** What cannot be found out is an error or a stated absence, never "free" or "same".
+//!
+//! # Not here
+//!
+//! Opening, reading and writing devices: `io`. `sys` is the only file with unsafe code.
+
+pub mod guard;
+pub mod identity;
+pub mod loop_device;
+pub mod machine;
+pub mod notify;
+pub mod protect;
+pub mod runtime_dir;
+pub mod signature;
+mod sys;

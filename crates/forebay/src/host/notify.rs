@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Telling the service manager how we are: `READY=1`, `STATUS=…`, `WATCHDOG=1`, `STOPPING=1`.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// The manager asked to be told and could not be.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotifyError {
+    /// Neither a path nor an abstract name.
+    #[error("NOTIFY_SOCKET is {socket:?}: expected a path or a name that begins with @")]
+    Address {
+        /// As found.
+        socket: OsString,
+        /// Why, when the system said.
+        source: Option<io::Error>,
+    },
+    /// The datagram did not go out.
+    #[error("NOTIFY_SOCKET {socket:?} did not take the message")]
+    Send {
+        /// As found.
+        socket: OsString,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Sends `state` to `$NOTIFY_SOCKET`; `Ok(false)` when no manager asked to be told.
+pub fn sd_notify(state: &str) -> Result<bool, NotifyError> {
+    match std::env::var_os("NOTIFY_SOCKET") {
+        Some(socket) if !socket.is_empty() => send(&socket, state).map(|()| true),
+        _ => Ok(false),
+    }
+}
+
+fn send(socket: &OsStr, state: &str) -> Result<(), NotifyError> {
+    let wrong = |source| NotifyError::Address { socket: socket.into(), source };
+    let address = match socket.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
+        [b'/', ..] => SocketAddr::from_pathname(socket),
+        _ => return Err(wrong(None)),
+    };
+    let address = address.map_err(|source| wrong(Some(source)))?;
+    UnixDatagram::unbound()
+        .and_then(|sender| sender.send_to_addr(state.as_bytes(), &address))
+        .map(drop)
+        .map_err(|source| NotifyError::Send { socket: socket.into(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(receiver: &UnixDatagram) -> String {
+        let mut bytes = [0; 64];
+        let length = receiver.recv(&mut bytes).unwrap();
+        String::from_utf8(bytes[..length].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn message_arrives_at_a_path_and_at_an_abstract_name() {
+        let path = std::env::temp_dir().join(format!("forebay-notify-{}", std::process::id()));
+        let receiver = UnixDatagram::bind(&path).unwrap();
+        send(path.as_os_str(), "READY=1").unwrap();
+        assert_eq!(heard(&receiver), "READY=1");
+        std::fs::remove_file(&path).unwrap();
+
+        let name = format!("forebay-notify-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let receiver = UnixDatagram::bind_addr(&address).unwrap();
+        send(OsStr::new(&format!("@{name}")), "STOPPING=1").unwrap();
+        assert_eq!(heard(&receiver), "STOPPING=1");
+    }
+
+    #[test]
+    fn odd_or_dead_socket_is_an_error() {
+        assert!(matches!(send(OsStr::new("vsock:1"), ""), Err(NotifyError::Address { .. })));
+        let error = send(OsStr::new("/nonexistent/socket"), "x").unwrap_err();
+        assert!(matches!(error, NotifyError::Send { .. }));
+    }
+}

@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Where sockets, locks and shared memory of running caches are.
+//!
+//! `/run/forebay` for root, `$XDG_RUNTIME_DIR/forebay` for others, else `forebay-UID` in the
+//! temporary directory. Whoever can write there can speak to our sockets, so it is ours alone or
+//! it is refused.
+//!
+//! # Invariants
+//!
+//! - **D1** The directory is a directory and not a symbolic link, belongs to us, and has mode 0700
+//!   or less.
+//! - **D2** Nobody but us and root can put another in its place: each is true of the directory
+//!   above it, or that one is sticky.
+//! - **D3** A shared-memory file has its memory when [`RuntimeDir::create_shared`] returns: a full
+//!   tmpfs is an error then and not SIGBUS later.
+
+use super::machine::{Host, read_trimmed};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+
+/// Why there is no directory we may use.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RuntimeDirError {
+    /// A call failed.
+    #[error("{path}: cannot be {attempted}")]
+    Io {
+        /// On what.
+        path: PathBuf,
+        /// `created`, `opened` …
+        attempted: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// A symbolic link or not a directory.
+    #[error("{path}: expected a directory of our own, found a link or a file; remove it")]
+    NotDirectory {
+        /// What.
+        path: PathBuf,
+    },
+    /// Somebody else's.
+    #[error("{path}: expected owner {expected}, found owner {found}; remove it or ask its owner")]
+    Owner {
+        /// What.
+        path: PathBuf,
+        /// Us.
+        expected: u32,
+        /// Them.
+        found: u32,
+    },
+    /// Others can get in.
+    #[error(
+        "{path}: expected no access for others, found mode {mode:04o}; run `chmod 0700 {path}`"
+    )]
+    Mode {
+        /// What.
+        path: PathBuf,
+        /// As found.
+        mode: u32,
+    },
+    /// Others can replace it.
+    #[error(
+        "{path}: others may rename what is in it (owner {owner}, mode {mode:04o}), so nothing \
+         there is safe; set XDG_RUNTIME_DIR"
+    )]
+    Above {
+        /// The directory above ours.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Its mode.
+        mode: u32,
+    },
+    /// Not one name.
+    #[error("{name:?}: expected a plain file name")]
+    Name {
+        /// As given.
+        name: String,
+    },
+    /// The file system has not that much room.
+    #[error("{path}: {expected_bytes} bytes of shared memory cannot be had; free some room there")]
+    Room {
+        /// The file.
+        path: PathBuf,
+        /// As asked for.
+        expected_bytes: u64,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// What the choice of a directory depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// Who we are.
+    pub user_id: u32,
+    /// `/run`, used by root.
+    pub run: PathBuf,
+    /// `$XDG_RUNTIME_DIR`.
+    pub xdg: Option<PathBuf>,
+    /// The temporary directory.
+    pub temporary: PathBuf,
+    /// `/dev/shm`.
+    pub shared: PathBuf,
+}
+
+impl Places {
+    /// As this process finds them.
+    pub fn found() -> Self {
+        let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        Self {
+            user_id: rustix::process::geteuid().as_raw(),
+            run: PathBuf::from("/run"),
+            xdg: xdg.filter(|path| path.is_absolute()),
+            temporary: std::env::temp_dir(),
+            shared: PathBuf::from("/dev/shm"),
+        }
+    }
+
+    fn chosen(&self) -> PathBuf {
+        match &self.xdg {
+            _ if self.user_id == 0 => self.run.join("forebay"),
+            Some(xdg) => xdg.join("forebay"),
+            None => self.temporary.join(format!("forebay-{}", self.user_id)),
+        }
+    }
+}
+
+/// A directory that is ours alone.
+#[derive(Debug)]
+pub struct RuntimeDir {
+    path: PathBuf,
+    directory: OwnedFd,
+}
+
+impl RuntimeDir {
+    /// Creates or checks the directory of this user.
+    pub fn open() -> Result<Self, RuntimeDirError> {
+        let places = Places::found();
+        Self::open_private(&places.chosen(), places.user_id)
+    }
+
+    /// As [`RuntimeDir::open`], elsewhere.
+    pub fn open_in(places: &Places) -> Result<Self, RuntimeDirError> {
+        Self::open_private(&places.chosen(), places.user_id)
+    }
+
+    /// A directory on a memory file system for shared memory: this one when it is on one, else
+    /// `forebay-UID` in `/dev/shm`; `None` when neither is.
+    pub fn shared_dir(&self, places: &Places) -> Result<Option<Self>, RuntimeDirError> {
+        if is_memory(&self.path, self.directory.as_fd())? {
+            return Self::open_private(&self.path, places.user_id).map(Some);
+        }
+        let Ok(shared) = open_directory(&places.shared) else { return Ok(None) };
+        if !is_memory(&places.shared, shared.as_fd())? {
+            return Ok(None);
+        }
+        let path = places.shared.join(format!("forebay-{}", places.user_id));
+        Self::open_private(&path, places.user_id).map(Some)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A new file of this size in it, mode 0600, all of its memory taken (D3). A file of that
+    /// name that a process now gone left behind is replaced.
+    pub fn create_shared(&self, name: &str, size_bytes: u64) -> Result<File, RuntimeDirError> {
+        if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+            return Err(RuntimeDirError::Name { name: name.to_owned() });
+        }
+        let path = self.path.join(name);
+        let failed = |attempted| {
+            let path = path.clone();
+            move |error: Errno| RuntimeDirError::Io { path, attempted, source: error.into() }
+        };
+        match rustix::fs::unlinkat(&self.directory, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(failed("replaced")(error)),
+        }
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.directory, name, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(failed("created"))?;
+        let taken = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size_bytes);
+        if let Err(error) = taken {
+            // Nothing is left of a file that could not be had; that it was not removed hides
+            // nothing, the error is returned either way.
+            let _ = rustix::fs::unlinkat(&self.directory, name, AtFlags::empty());
+            let source = error.into();
+            return Err(RuntimeDirError::Room { path, expected_bytes: size_bytes, source });
+        }
+        Ok(File::from(file))
+    }
+
+    fn open_private(path: &Path, user_id: u32) -> Result<Self, RuntimeDirError> {
+        if let Some(above) = path.parent() {
+            check_above(above, user_id)?; // D2
+        }
+        match rustix::fs::mkdir(path, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(io_failed(path, "created", error)),
+        }
+        let directory = open_directory(path)?; // D1: and from here on by its descriptor
+        let found =
+            rustix::fs::fstat(&directory).map_err(|error| io_failed(path, "examined", error))?;
+        if found.st_uid != user_id {
+            let (expected, found) = (user_id, found.st_uid);
+            return Err(RuntimeDirError::Owner { path: path.into(), expected, found });
+        }
+        let mode = found.st_mode & 0o7777;
+        if mode & 0o077 != 0 {
+            return Err(RuntimeDirError::Mode { path: path.into(), mode });
+        }
+        Ok(Self { path: path.into(), directory })
+    }
+}
+
+/// This boot's identity: what was in memory file systems under another is gone.
+pub fn boot_id(host: &Host) -> Option<String> {
+    read_trimmed(&host.proc.join("sys/kernel/random/boot_id"))
+}
+
+fn check_above(path: &Path, user_id: u32) -> Result<(), RuntimeDirError> {
+    let found = rustix::fs::stat(path).map_err(|error| io_failed(path, "examined", error))?;
+    let mode = found.st_mode & 0o7777;
+    let is_owned = found.st_uid == 0 || found.st_uid == user_id;
+    let is_closed = mode & 0o022 == 0 || mode & 0o1000 != 0;
+    if is_owned && is_closed {
+        Ok(())
+    } else {
+        Err(RuntimeDirError::Above { path: path.into(), owner: found.st_uid, mode })
+    }
+}
+
+fn open_directory(path: &Path) -> Result<OwnedFd, RuntimeDirError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(directory) => Ok(directory),
+        Err(Errno::LOOP | Errno::NOTDIR) => {
+            Err(RuntimeDirError::NotDirectory { path: path.into() })
+        }
+        Err(error) => Err(io_failed(path, "opened", error)),
+    }
+}
+
+fn is_memory(path: &Path, directory: impl AsFd) -> Result<bool, RuntimeDirError> {
+    let found =
+        rustix::fs::fstatfs(directory).map_err(|error| io_failed(path, "examined", error))?;
+    // The type is signed on some machines; the magic is its low 32 bits.
+    let magic = (found.f_type as u64) & 0xffff_ffff;
+    Ok(magic == TMPFS_MAGIC || magic == RAMFS_MAGIC)
+}
+
+fn io_failed(path: &Path, attempted: &'static str, error: Errno) -> RuntimeDirError {
+    RuntimeDirError::Io { path: path.into(), attempted, source: error.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+    fn places(name: &str) -> Places {
+        let root = std::env::temp_dir().join(format!("forebay-dir-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        for part in ["run", "xdg", "tmp", "shm"] {
+            fs::create_dir_all(root.join(part)).unwrap();
+            fs::set_permissions(root.join(part), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        Places {
+            user_id: rustix::process::geteuid().as_raw(),
+            run: root.join("run"),
+            xdg: Some(root.join("xdg")),
+            temporary: root.join("tmp"),
+            shared: root.join("shm"),
+        }
+    }
+
+    fn clean(places: &Places) {
+        fs::remove_dir_all(places.run.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn directory_is_made_private_and_found_again() {
+        let places = places("made");
+        let first = RuntimeDir::open_in(&places).unwrap();
+        assert_eq!(fs::metadata(first.path()).unwrap().mode() & 0o7777, 0o700);
+        assert_eq!(RuntimeDir::open_in(&places).unwrap().path(), first.path());
+        clean(&places);
+    }
+
+    #[test]
+    fn user_without_xdg_gets_a_directory_with_its_number() {
+        let mut places = places("number");
+        places.xdg = None;
+        places.user_id = 4711;
+        assert_eq!(places.chosen(), places.temporary.join("forebay-4711"));
+        clean(&places);
+    }
+
+    #[test]
+    fn open_linked_or_foreign_directory_is_refused() {
+        let places = places("refused");
+        let path = places.chosen();
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o750)).unwrap();
+        let error = RuntimeDir::open_in(&places).unwrap_err();
+        assert!(matches!(error, RuntimeDirError::Mode { mode: 0o750, .. }));
+
+        fs::remove_dir(&path).unwrap();
+        symlink(&places.temporary, &path).unwrap();
+        let error = RuntimeDir::open_in(&places).unwrap_err();
+        assert!(matches!(error, RuntimeDirError::NotDirectory { .. }), "{error}");
+        fs::remove_file(&path).unwrap();
+
+        fs::write(&path, "").unwrap();
+        let error = RuntimeDir::open_in(&places).unwrap_err();
+        assert!(matches!(error, RuntimeDirError::NotDirectory { .. }), "{error}");
+        fs::remove_file(&path).unwrap();
+
+        let error = RuntimeDir::open_private(&path, places.user_id + 1).unwrap_err();
+        let expected = places.user_id + 1;
+        assert!(
+            matches!(error, RuntimeDirError::Owner { expected: e, .. } if e == expected)
+                || matches!(error, RuntimeDirError::Above { .. }),
+            "{error}"
+        );
+        clean(&places);
+    }
+
+    #[test]
+    fn place_that_others_can_rename_in_is_refused_unless_sticky() {
+        let places = places("above");
+        let above = places.chosen().parent().unwrap().to_owned();
+        fs::set_permissions(&above, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = RuntimeDir::open_in(&places).unwrap_err();
+        assert!(matches!(error, RuntimeDirError::Above { mode: 0o777, .. }));
+        fs::set_permissions(&above, fs::Permissions::from_mode(0o1777)).unwrap();
+        RuntimeDir::open_in(&places).unwrap();
+        clean(&places);
+    }
+
+    #[test]
+    fn shared_memory_is_on_a_memory_file_system_or_nowhere() {
+        let mut places = places("shared");
+        let directory = RuntimeDir::open_in(&places).unwrap();
+        if is_memory(directory.path(), &directory.directory).unwrap() {
+            println!("skipped: the temporary directory is a memory file system");
+        } else {
+            assert!(directory.shared_dir(&places).unwrap().is_none());
+        }
+        places.shared = PathBuf::from("/dev/shm");
+        match directory.shared_dir(&places).unwrap() {
+            None => println!("skipped: /dev/shm is not a memory file system"),
+            Some(shared) => {
+                let file = shared.create_shared("forebay-test", 1 << 20).unwrap();
+                let found = file.metadata().unwrap();
+                assert_eq!((found.len(), found.mode() & 0o7777), (1 << 20, 0o600));
+                assert!(found.blocks() * 512 >= 1 << 20, "memory not taken");
+                let error = shared.create_shared("forebay-big", 1 << 50).unwrap_err();
+                assert!(matches!(error, RuntimeDirError::Room { .. }), "{error}");
+                assert!(!shared.path().join("forebay-big").exists());
+                fs::remove_file(shared.path().join("forebay-test")).unwrap();
+                // Fails, rightly, when a running forebay has something there.
+                let _ = fs::remove_dir(shared.path());
+            }
+        }
+        for name in ["", ".", "..", "a/b", "a\0b"] {
+            let error = directory.create_shared(name, 1).unwrap_err();
+            assert!(matches!(error, RuntimeDirError::Name { .. }));
+        }
+        clean(&places);
+    }
+
+    #[test]
+    fn boot_has_an_identity() {
+        match boot_id(&Host::default()) {
+            Some(found) => assert_eq!(found.len(), 36),
+            None => println!("skipped: no procfs"),
+        }
+    }
+}
