@@ -129,6 +129,12 @@ impl Span {
         ingest::crc32c(unsafe { self.as_slice() })
     }
 
+    /// The checksum that a block's entry holds, without its seed.
+    pub fn block_checksum(self) -> u32 {
+        // SAFETY: the reference ends with the call, and no other code of this thread runs inside.
+        forebay_core::format::bytes::block_checksum(unsafe { self.as_slice() })
+    }
+
     /// Copies `bytes` to its front and gives their CRC32C.
     pub fn copy_in_checksum(self, bytes: &[u8]) -> u32 {
         self.copy_in(bytes);

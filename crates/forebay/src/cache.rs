@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A cache device at rest: formatting it, reading and writing its superblock, recovering its log.
+
+use crate::io::{Arena, Device};
+use forebay_core::effect::Fault;
+use forebay_core::format::FormatError;
+use forebay_core::format::superblock::{NewCache, SUPERBLOCK_SIZE, Superblock};
+use forebay_core::log::recovery::CacheReader;
+use std::io;
+
+/// Why a cache cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// Neither copy of the superblock is good.
+    #[error(
+        "{device}: no forebay superblock: at byte 0: {first}; at byte {second_at}: {second}; \
+         give the right device, or `forebay format` it"
+    )]
+    NoSuperblock {
+        /// The device.
+        device: String,
+        /// What is wrong with the first copy.
+        first: FormatError,
+        /// Where the second should be.
+        second_at: u64,
+        /// What is wrong with it.
+        second: FormatError,
+    },
+    /// The device is smaller than the cache on it.
+    #[error("{device}: holds {found} bytes, but the cache on it was made for {expected}; it was cut")]
+    Smaller {
+        /// The device.
+        device: String,
+        /// Bytes the cache has.
+        expected: u64,
+        /// Bytes the device has.
+        found: u64,
+    },
+    /// The device is too small for a cache.
+    #[error("{device}: {found} bytes are too few for a cache; {needed} are needed")]
+    TooSmall {
+        /// The device.
+        device: String,
+        /// Bytes it has.
+        found: u64,
+        /// Bytes needed.
+        needed: u64,
+    },
+    /// The device failed.
+    #[error("{device}: cannot be {attempted}: {source}")]
+    Device {
+        /// The device.
+        device: String,
+        /// `read` or `written`.
+        attempted: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn failed<'a>(
+    device: &'a dyn Device,
+    attempted: &'static str,
+) -> impl FnOnce(io::Error) -> CacheError + 'a {
+    move |source| CacheError::Device { device: device.info().name.clone(), attempted, source }
+}
+
+/// Writes both copies of a superblock, one after the other, each flushed: at every moment one is
+/// whole.
+pub fn write_superblock(device: &dyn Device, superblock: &Superblock) -> Result<(), CacheError> {
+    let memory = Arena::anonymous(SUPERBLOCK_SIZE).map_err(failed(device, "written"))?;
+    let mut copy = vec![0; SUPERBLOCK_SIZE];
+    for address in Superblock::addresses(superblock.size_bytes) {
+        copy.copy_from_slice(&superblock.encode(address));
+        memory.whole().copy_in(&copy);
+        device.write_at(address, &copy).map_err(failed(device, "written"))?;
+        device.sync().map_err(failed(device, "written"))?;
+    }
+    Ok(())
+}
+
+/// A superblock as found.
+#[derive(Debug)]
+pub struct Found {
+    /// The newest good copy.
+    pub superblock: Superblock,
+    /// What is wrong with the other copy, if anything.
+    pub other: Option<FormatError>,
+}
+
+/// Reads both copies, and takes the newest good one.
+pub fn read_superblock(device: &dyn Device) -> Result<Found, CacheError> {
+    let size = device.info().size_bytes;
+    if size < 2 * SUPERBLOCK_SIZE as u64 {
+        let (device, needed) = (device.info().name.clone(), 2 * SUPERBLOCK_SIZE as u64);
+        return Err(CacheError::TooSmall { device, found: size, needed });
+    }
+    let mut bytes = vec![0; SUPERBLOCK_SIZE];
+    device.read_at(0, &mut bytes).map_err(failed(device, "read"))?;
+    let first = Superblock::decode(&mut bytes, 0);
+    if let Ok(first) = &first {
+        if first.size_bytes > size {
+            let device = device.info().name.clone();
+            return Err(CacheError::Smaller { device, expected: first.size_bytes, found: size });
+        }
+    }
+    // The second copy lies at the end of the cache, which the first tells; else of the device.
+    let cache_size = first.as_ref().map_or(size, |first| first.size_bytes);
+    let second_at = Superblock::addresses(cache_size)[1];
+    device.read_at(second_at, &mut bytes).map_err(failed(device, "read"))?;
+    let second = Superblock::decode(&mut bytes, second_at);
+    match (first, second) {
+        (Ok(first), Ok(second)) if first.uuid == second.uuid => {
+            let newer = if first.sequence >= second.sequence { first } else { second };
+            Ok(Found { superblock: newer, other: None })
+        }
+        (Ok(first), Ok(_)) => Ok(Found { superblock: first, other: Some(FormatError::Uuid) }),
+        (Ok(superblock), Err(error)) | (Err(error), Ok(superblock)) => {
+            Ok(Found { superblock, other: Some(error) })
+        }
+        (Err(first), Err(second)) => {
+            let device = device.info().name.clone();
+            Err(CacheError::NoSuperblock { device, first, second_at, second })
+        }
+    }
+}
+
+/// Makes a new, empty cache.
+pub fn format(
+    device: &dyn Device,
+    size_bytes: u64,
+    segment_bytes: u32,
+    now: u64,
+) -> Result<Superblock, CacheError> {
+    let mut random = [0; 24];
+    fill_random(&mut random).map_err(failed(device, "given a uuid"))?;
+    let mut uuid = [0; 16];
+    uuid.copy_from_slice(&random[..16]);
+    // Version 4, variant 1: a random uuid.
+    uuid[6] = uuid[6] & 0x0F | 0x40;
+    uuid[8] = uuid[8] & 0x3F | 0x80;
+    let mut key = [0; 8];
+    key.copy_from_slice(&random[16..]);
+    let new = NewCache { uuid, key: u64::from_le_bytes(key), size_bytes, segment_bytes, now };
+    let superblock = Superblock::format(&new).map_err(|_| CacheError::TooSmall {
+        device: device.info().name.clone(),
+        found: size_bytes,
+        needed: forebay_core::limits::CACHE_BYTES_MIN,
+    })?;
+    // The last copy of what was there before must not be taken for ours.
+    write_superblock(device, &superblock)?;
+    Ok(superblock)
+}
+
+/// Random bytes from the kernel.
+pub fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
+    use std::io::Read;
+    std::fs::File::open("/dev/urandom")?.read_exact(bytes)
+}
+
+/// Reads a device for recovery, through memory that direct I/O can take.
+pub struct Reader<'a> {
+    device: &'a dyn Device,
+    memory: Arena,
+}
+
+impl<'a> Reader<'a> {
+    /// A reader of pieces up to one segment.
+    pub fn new(device: &'a dyn Device, segment_bytes: u32) -> io::Result<Reader<'a>> {
+        Ok(Reader { device, memory: Arena::anonymous(segment_bytes as usize)? })
+    }
+}
+
+impl CacheReader for Reader<'_> {
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        let _ = &self.memory;
+        self.device.read_at(offset, bytes).map_err(|_| Fault)
+    }
+}

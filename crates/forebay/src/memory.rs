@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The memory the engine works on: segment buffers that outlive the process, the write-back
+//! window, and what requests bring along.
+//!
+//! # Invariants
+//!
+//! - **M1** What is stored in a segment buffer is seen by whoever maps the same file later, in the
+//!   order it was stored: a killed process loses nothing it has answered.
+//! - **M2** The file belongs to one boot, one cache and one opening of it: any other leaves it be.
+
+use crate::io::{Arena, Span};
+use forebay_core::payload::{Ingested, Payload, Place};
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, BufferId, SegmentId};
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{Ordering, compiler_fence};
+
+const MAGIC: &[u8; 8] = b"FBSHARED";
+const VERSION: u32 = 1;
+const TABLE_AT: usize = 4096;
+const BOOT_ID_BYTES: usize = 36;
+
+/// Which opening of which cache in which boot a shared file belongs to (M2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedIdentity {
+    /// The kernel's boot id.
+    pub boot_id: String,
+    /// The cache's uuid.
+    pub uuid: [u8; 16],
+    /// The opening of the cache.
+    pub open_generation: u32,
+    /// Bytes of a segment.
+    pub segment_bytes: u32,
+}
+
+impl SharedIdentity {
+    fn encode(&self, buffer_count: u16) -> [u8; 84] {
+        let mut bytes = [0; 84];
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.segment_bytes.to_le_bytes());
+        bytes[16..20].copy_from_slice(&u32::from(buffer_count).to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.open_generation.to_le_bytes());
+        bytes[24..40].copy_from_slice(&self.uuid);
+        let boot = self.boot_id.as_bytes();
+        let length = boot.len().min(BOOT_ID_BYTES);
+        bytes[40..40 + length].copy_from_slice(&boot[..length]);
+        bytes[..8].copy_from_slice(MAGIC);
+        bytes
+    }
+}
+
+/// Bytes of the shared file for so many buffers.
+pub fn shared_bytes(segment_bytes: u32, buffer_count: u16) -> usize {
+    buffers_at(buffer_count) + usize::from(buffer_count) * segment_bytes as usize
+}
+
+fn buffers_at(buffer_count: u16) -> usize {
+    TABLE_AT + (usize::from(buffer_count) * 4).next_multiple_of(4096)
+}
+
+/// What a process that is gone left in its buffers, by segment; empty if it is not this cache's
+/// last opening in this boot.
+pub fn left_behind(file: &File, identity: &SharedIdentity) -> io::Result<Vec<(SegmentId, Vec<u8>)>> {
+    use std::os::unix::fs::FileExt;
+    let mut head = [0; 84];
+    if file.metadata()?.len() < TABLE_AT as u64 {
+        return Ok(Vec::new());
+    }
+    file.read_exact_at(&mut head, 0)?;
+    let count = u32::from_le_bytes([head[16], head[17], head[18], head[19]]);
+    let Ok(count) = u16::try_from(count) else { return Ok(Vec::new()) };
+    if head != identity.encode(count)
+        || file.metadata()?.len() < shared_bytes(identity.segment_bytes, count) as u64
+    {
+        return Ok(Vec::new());
+    }
+    let mut table = vec![0; usize::from(count) * 4];
+    file.read_exact_at(&mut table, TABLE_AT as u64)?;
+    let mut found = Vec::new();
+    for (buffer, entry) in table.chunks_exact(4).enumerate() {
+        let segment = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
+        if segment > 0 {
+            let mut bytes = vec![0; identity.segment_bytes as usize];
+            let at = buffers_at(count) + buffer * identity.segment_bytes as usize;
+            file.read_exact_at(&mut bytes, at as u64)?;
+            found.push((SegmentId(segment - 1), bytes));
+        }
+    }
+    Ok(found)
+}
+
+/// What a request brings along.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestMemory {
+    /// A write: its bytes. A read: whole blocks, the first byte at `offset % 4096`.
+    pub(crate) span: Option<Span>,
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+}
+
+/// The engine's view of memory.
+#[derive(Debug)]
+pub struct Memory {
+    shared: Arena,
+    buffers_at: usize,
+    segment_bytes: usize,
+    window: Arena,
+    edges: Arena,
+    merge: Arena,
+    pub(crate) requests: Vec<RequestMemory>,
+}
+
+impl Memory {
+    /// Memory for one engine. With a file the buffers outlive the process.
+    pub fn new(
+        shared: Option<(&File, &SharedIdentity)>,
+        segment_bytes: u32,
+        buffer_count: u16,
+        window_frames: u32,
+        request_count: usize,
+    ) -> io::Result<Memory> {
+        let bytes = shared_bytes(segment_bytes, buffer_count);
+        let arena = match shared {
+            Some((file, _)) => Arena::shared_file(file, bytes)?,
+            None => Arena::anonymous(bytes)?,
+        };
+        if let Some((_, identity)) = shared {
+            arena.span(TABLE_AT, buffers_at(buffer_count) - TABLE_AT).fill_zero();
+            let head = identity.encode(buffer_count);
+            arena.span(8, head.len() - 8).copy_in(&head[8..]);
+            compiler_fence(Ordering::Release);
+            arena.span(0, 8).copy_in(&head[..8]);
+        }
+        let none = RequestMemory { span: None, offset: 0, length: 0 };
+        Ok(Memory {
+            shared: arena,
+            buffers_at: buffers_at(buffer_count),
+            segment_bytes: segment_bytes as usize,
+            window: Arena::anonymous(window_frames as usize * BLOCK_SIZE)?,
+            edges: Arena::reserved(request_count * 2 * BLOCK_SIZE)?,
+            merge: Arena::anonymous(BLOCK_SIZE)?,
+            requests: vec![none; request_count],
+        })
+    }
+
+    /// The arenas that devices read and write, to be registered with the reactor.
+    pub fn arenas(&self) -> [&Arena; 2] {
+        [&self.shared, &self.window]
+    }
+
+    /// The memory of `blocks` blocks at a place.
+    pub fn span(&self, place: Place, blocks: u16) -> Span {
+        let length = usize::from(blocks) * BLOCK_SIZE;
+        match place {
+            Place::Buffer { buffer, block } => {
+                let at = self.buffers_at + usize::from(buffer.0) * self.segment_bytes;
+                self.shared.span(at + usize::from(block) * BLOCK_SIZE, length)
+            }
+            Place::Request { tag, block } => {
+                let span = self.requests[tag as usize].span.expect("a read brings memory");
+                span.part(usize::from(block) * BLOCK_SIZE, length)
+            }
+            Place::Edge { tag, edge } => {
+                self.edges.span((tag as usize * 2 + usize::from(edge)) * BLOCK_SIZE, length)
+            }
+            Place::Window { frame } => self.window.span(frame as usize * BLOCK_SIZE, length),
+        }
+    }
+
+    /// A block that a request covers in part: what was there before, and the request's bytes.
+    fn merge(&mut self, tag: u32, block: u64) -> Span {
+        let request = self.requests[tag as usize];
+        let whole = self.merge.span(0, BLOCK_SIZE);
+        let edge = Place::Edge { tag, edge: u8::from(block > 0) };
+        whole.copy_from(self.span(edge, 1));
+        let start = (request.offset / BLOCK_BYTES + block) * BLOCK_BYTES;
+        let from = request.offset.max(start);
+        let to = (request.offset + request.length).min(start + BLOCK_BYTES);
+        let part = whole.part((from - start) as usize, (to - from) as usize);
+        match request.span {
+            Some(span) => {
+                part.copy_from(span.part((from - request.offset) as usize, (to - from) as usize));
+            }
+            None => part.fill_zero(),
+        }
+        whole
+    }
+}
+
+impl Payload for Memory {
+    fn ingest(&mut self, tag: u32, block: u64, buffer: BufferId, at: u16) -> Ingested {
+        let request = self.requests[tag as usize];
+        let first = request.offset % BLOCK_BYTES;
+        let start = (block * BLOCK_BYTES).wrapping_sub(first);
+        let whole = block * BLOCK_BYTES >= first && start + BLOCK_BYTES <= request.length;
+        let source = match request.span {
+            Some(span) if whole => span.part(start as usize, BLOCK_SIZE),
+            _ => self.merge(tag, block),
+        };
+        if source.is_zero() {
+            return Ingested::Zero;
+        }
+        let target = self.span(Place::Buffer { buffer, block: at }, 1);
+        target.copy_from(source);
+        Ingested::Stored { crc: target.block_checksum() }
+    }
+
+    fn checksum(&mut self, place: Place) -> u32 {
+        self.span(place, 1).block_checksum()
+    }
+
+    fn copy(&mut self, from: Place, to: Place, blocks: u16) {
+        self.span(to, blocks).copy_from(self.span(from, blocks));
+    }
+
+    fn zero(&mut self, place: Place, blocks: u16) {
+        self.span(place, blocks).fill_zero();
+    }
+
+    fn put(&mut self, buffer: BufferId, offset: u32, bytes: &[u8]) {
+        let at = self.buffers_at + usize::from(buffer.0) * self.segment_bytes + offset as usize;
+        // x86 and the kernel's own barriers at a process's end keep stores in program order for
+        // whoever looks later; the fence keeps the compiler from changing that order (M1).
+        compiler_fence(Ordering::Release);
+        self.shared.span(at, bytes.len()).copy_in(bytes);
+        compiler_fence(Ordering::Release);
+    }
+
+    fn buffer_begin(&mut self, buffer: BufferId, segment: SegmentId) {
+        compiler_fence(Ordering::Release);
+        let at = TABLE_AT + usize::from(buffer.0) * 4;
+        self.shared.span(at, 4).copy_in(&(segment.0 + 1).to_le_bytes());
+        compiler_fence(Ordering::Release);
+    }
+
+    fn buffer_end(&mut self, buffer: BufferId) {
+        compiler_fence(Ordering::Release);
+        let at = TABLE_AT + usize::from(buffer.0) * 4;
+        self.shared.span(at, 4).fill_zero();
+        compiler_fence(Ordering::Release);
+    }
+}

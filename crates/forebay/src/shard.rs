@@ -1,0 +1,639 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A shard: one engine, its devices, and the loop that feeds the one and runs the others.
+//!
+//! It does, it does not decide. One thread drives it. Whoever owns the loop calls
+//! [`Shard::turn`] again and again; requests go in by [`Shard::submit`], answers come out of
+//! [`Shard::take_answers`], and what the reactor reports for others (sockets) is handed on.
+
+use crate::cache::{self, CacheError, Reader};
+use crate::host::machine::Host;
+use crate::host::runtime_dir::{Places, RuntimeDir, boot_id};
+use crate::io::{
+    Completion, Device, DeviceError, Operation, Reactor, ReactorKind, Span, source_of,
+};
+use crate::memory::{self, Memory, RequestMemory, SharedIdentity};
+use forebay_core::effect::{Effect, Fault, Token};
+use forebay_core::engine::{Acknowledge, Config, Engine, window_frames};
+use forebay_core::format::superblock::{Head, Mode, Superblock, Volume};
+use forebay_core::limits::{REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
+use forebay_core::log::recovery::{self, Damage};
+use forebay_core::payload::Place;
+use forebay_core::request::{Op, Request, RequestError};
+use forebay_core::units::{BLOCK_BYTES, Sequence, Tick, VolumeIndex};
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Reactor source of the cache device; backing devices follow, one for each volume index.
+pub const CACHE_SOURCE: u16 = 1;
+/// First reactor source that is not a device's.
+pub const FREE_SOURCE: u16 = 100;
+
+/// The reactor source of a volume's backing device.
+pub const fn backing_source(volume: VolumeIndex) -> u16 {
+    CACHE_SOURCE + 1 + volume.0 as u16
+}
+
+const _: () = assert!(CACHE_SOURCE as usize + 1 + VOLUME_COUNT_MAX < FREE_SOURCE as usize);
+
+/// How a shard is opened.
+#[derive(Clone, Debug)]
+pub struct ShardOptions {
+    /// Which way devices are driven.
+    pub reactor: ReactorKind,
+    /// What the engine may choose.
+    pub config: Config,
+    /// Keep buffers where they outlive the process, if there is such a place.
+    pub shared: bool,
+    /// Where that is looked for.
+    pub places: Places,
+}
+
+impl Default for ShardOptions {
+    fn default() -> ShardOptions {
+        ShardOptions {
+            reactor: ReactorKind::Auto,
+            config: Config::default(),
+            shared: true,
+            places: Places::found(),
+        }
+    }
+}
+
+/// Why a shard cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The cache device.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// Memory, the reactor, the runtime directory.
+    #[error("{what}: {source}")]
+    System {
+        /// What was attempted.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// All places are taken.
+    #[error("a cache holds at most {VOLUME_COUNT_MAX} volumes; `forebay forget` one")]
+    TooManyVolumes,
+}
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+    move |source| OpenError::System { what, source }
+}
+
+/// What opening found.
+#[derive(Clone, Debug, Default)]
+pub struct Opened {
+    /// Segments that a killed process left in memory and that were written.
+    pub redone_segments: usize,
+    /// What was damaged.
+    pub damage: Vec<Damage>,
+    /// The last stop was a clean one.
+    pub clean: bool,
+    /// The superblock's other copy was bad, and is repaired.
+    pub repaired_superblock: bool,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// An answer to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// As submitted.
+    pub cookie: u64,
+    /// What became of it.
+    pub result: Result<(), RequestError>,
+}
+
+/// The engine has no room: offer the request again after the next answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Busy;
+
+/// One engine and its devices.
+pub struct Shard {
+    engine: Engine,
+    memory: Memory,
+    /// The reactor; a front end may submit with a source of its own.
+    pub reactor: Reactor,
+    cache: Box<dyn Device>,
+    backings: Vec<Option<Box<dyn Device>>>,
+    superblock: Superblock,
+    shared_path: Option<PathBuf>,
+    free_tags: Vec<u32>,
+    cookies: Vec<u64>,
+    answers: Vec<Answer>,
+    done: Vec<Completion>,
+    started: Instant,
+    opened: Opened,
+}
+
+impl Shard {
+    /// Opens a cache: redoes what a killed process left in memory, recovers the log, raises the
+    /// generation. No volume is served yet.
+    pub fn open(cache: Box<dyn Device>, options: &ShardOptions) -> Result<Shard, OpenError> {
+        let begun = Instant::now();
+        let found = cache::read_superblock(cache.as_ref())?;
+        let mut opened = Opened {
+            clean: found.superblock.clean,
+            repaired_superblock: found.other.is_some(),
+            ..Opened::default()
+        };
+        let mut superblock = found.superblock;
+        let shared_dir = shared_dir(options);
+        let name = format!("{}.buffers", uuid_text(&superblock.uuid));
+        let mut identity = SharedIdentity {
+            boot_id: boot_id(&Host::default()).unwrap_or_default(),
+            uuid: superblock.uuid,
+            open_generation: superblock.open_generation,
+            segment_bytes: superblock.segment_bytes,
+        };
+        if let Some(dir) = &shared_dir {
+            opened.redone_segments = redo(cache.as_ref(), &superblock, dir, &name, &identity)?;
+        }
+        // What is read below must not be lost once the generation is raised.
+        cache.sync().map_err(system("flush the cache device"))?;
+        let config = options.config;
+        let mut reader = Reader::new(cache.as_ref(), superblock.segment_bytes)
+            .map_err(system("take memory"))?;
+        let recovered = recovery::recover(
+            &superblock,
+            &mut reader,
+            config.extent_count_max,
+            config.mutants,
+        );
+        opened.damage = recovered.damage.clone();
+        superblock = recovery::reopen(&superblock, &recovered, config.mutants);
+        superblock.written_at = wall_now();
+        cache::write_superblock(cache.as_ref(), &superblock)?;
+        identity.open_generation = superblock.open_generation;
+        let bytes = memory::shared_bytes(superblock.segment_bytes, config.buffer_count) as u64;
+        let shared = match &shared_dir {
+            Some(dir) => Some(
+                dir.create_shared(&name, bytes)
+                    .map_err(|error| io::Error::other(error.to_string()))
+                    .map_err(system("take shared memory"))?,
+            ),
+            None => None,
+        };
+        let mut config = config;
+        if shared.is_none() && config.acknowledge == Acknowledge::Placed {
+            config.acknowledge = Acknowledge::Written;
+        }
+        let memory = Memory::new(
+            shared.as_ref().map(|file| (file, &identity)),
+            superblock.segment_bytes,
+            config.buffer_count,
+            window_frames(&config),
+            REQUEST_COUNT_MAX,
+        )
+        .map_err(system("take memory"))?;
+        let mut reactor =
+            Reactor::new(options.reactor, 1024).map_err(system("start the reactor"))?;
+        for arena in memory.arenas() {
+            // Best effort: without it each operation pins its pages anew.
+            let _ = reactor.register_arena(arena);
+        }
+        let engine = Engine::new(&superblock, recovered, config, Tick(0));
+        opened.took = begun.elapsed();
+        let mut backings = Vec::new();
+        backings.resize_with(VOLUME_COUNT_MAX, || None);
+        Ok(Shard {
+            engine,
+            memory,
+            reactor,
+            cache,
+            backings,
+            superblock,
+            shared_path: shared_dir.map(|dir| dir.path().join(name)),
+            free_tags: (0..REQUEST_COUNT_MAX as u32).rev().collect(),
+            cookies: vec![0; REQUEST_COUNT_MAX],
+            answers: Vec::with_capacity(REQUEST_COUNT_MAX),
+            done: Vec::with_capacity(REQUEST_COUNT_MAX),
+            started: Instant::now(),
+            opened,
+        })
+    }
+
+    /// What opening found.
+    pub fn opened(&self) -> &Opened {
+        &self.opened
+    }
+
+    /// The engine, to be asked.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The superblock of this opening.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// The cache device, to be asked.
+    pub fn cache(&self) -> &dyn Device {
+        self.cache.as_ref()
+    }
+
+    /// A volume's backing device, to be asked.
+    pub fn backing(&self, volume: VolumeIndex) -> Option<&dyn Device> {
+        self.backings.get(usize::from(volume.0))?.as_deref()
+    }
+
+    /// Whether acknowledged writes survive the process.
+    pub fn is_shared(&self) -> bool {
+        self.shared_path.is_some()
+    }
+
+    /// The engine's time.
+    pub fn now(&self) -> Tick {
+        Tick(self.started.elapsed().as_nanos() as u64)
+    }
+
+    /// The index of a recorded volume.
+    pub fn find(&self, name: &str) -> Option<VolumeIndex> {
+        let named = |volume: &Option<Volume>| volume.as_ref().is_some_and(|it| it.name == name);
+        let at = self.superblock.volumes.iter().position(named)?;
+        Some(VolumeIndex(at as u8))
+    }
+
+    /// A free place for a new volume.
+    pub fn free_index(&self) -> Result<VolumeIndex, OpenError> {
+        let at = self.superblock.volumes.iter().position(Option::is_none);
+        Ok(VolumeIndex(at.ok_or(OpenError::TooManyVolumes)? as u8))
+    }
+
+    /// Records a new volume, with an empty log.
+    pub fn add(&mut self, index: VolumeIndex, volume: &NewVolume) -> Result<(), OpenError> {
+        let mut uuid = [0; 16];
+        cache::fill_random(&mut uuid).map_err(system("take random bytes"))?;
+        let recorded = Volume {
+            uuid,
+            mode: volume.mode,
+            drained: false,
+            attach_generation: (self.superblock.sequence + 1) as u32,
+            size_bytes: volume.size_bytes,
+            logical_block: volume.logical_block,
+            name: volume.name.clone(),
+            fingerprint: volume.fingerprint,
+            head: Head::NONE,
+            next_sequence: Sequence(1),
+            watermark: Sequence(0),
+            tail: forebay_core::units::Ordinal(1),
+            flush_epoch: 0,
+            backing_as_of: wall_now(),
+            path: volume.path.clone(),
+        };
+        self.superblock.volumes[usize::from(index.0)] = Some(recorded.clone());
+        self.write_superblock()?;
+        self.engine.attach(index, &recorded);
+        Ok(())
+    }
+
+    /// Changes what is recorded of a volume.
+    pub fn record(
+        &mut self,
+        index: VolumeIndex,
+        change: impl FnOnce(&mut Volume),
+    ) -> Result<(), OpenError> {
+        if let Some(Some(volume)) = self.superblock.volumes.get_mut(usize::from(index.0)) {
+            change(volume);
+        }
+        self.write_superblock()
+    }
+
+    fn write_superblock(&mut self) -> Result<(), OpenError> {
+        self.superblock.sequence += 1;
+        self.superblock.written_at = wall_now();
+        Ok(cache::write_superblock(self.cache.as_ref(), &self.superblock)?)
+    }
+
+    /// Gives a volume its backing device, opened with [`backing_source`], and serves it.
+    pub fn serve(&mut self, index: VolumeIndex, device: Box<dyn Device>) {
+        self.backings[usize::from(index.0)] = Some(device);
+        self.engine.serve(index, true);
+    }
+
+    /// Hands a request to the engine. A write's span holds its bytes; a read's holds whole blocks
+    /// and receives the first byte at `offset % 4096`. The span is the engine's until the answer.
+    pub fn submit(
+        &mut self,
+        volume: VolumeIndex,
+        op: Op,
+        offset: u64,
+        length: u64,
+        span: Option<Span>,
+        cookie: u64,
+    ) -> Result<(), Busy> {
+        let tag = self.free_tags.pop().ok_or(Busy)?;
+        self.memory.requests[tag as usize] = RequestMemory { span, offset, length };
+        self.cookies[tag as usize] = cookie;
+        let request = Request { volume, op, offset, length, tag };
+        if self.engine.submit(request, &mut self.memory).is_err() {
+            self.free_tags.push(tag);
+            return Err(Busy);
+        }
+        self.run_effects();
+        Ok(())
+    }
+
+    /// Answers since the last call.
+    pub fn take_answers(&mut self, into: &mut Vec<Answer>) {
+        into.append(&mut self.answers);
+    }
+
+    /// Whether answers wait to be taken.
+    pub fn has_answers(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
+    /// One turn of the loop: waits at most `timeout` (`None`: for as long as it takes) for
+    /// something to happen, does it, and hands on what is not a device's.
+    pub fn turn(
+        &mut self,
+        timeout: Option<Duration>,
+        foreign: &mut Vec<(u64, i32)>,
+    ) -> io::Result<()> {
+        self.run_effects();
+        let timeout = if self.answers.is_empty() { self.timeout(timeout) } else { Duration::ZERO.into() };
+        let first = foreign.len();
+        self.reactor.wait(timeout, foreign)?;
+        let now = Instant::now();
+        let mut kept = first;
+        for at in first..foreign.len() {
+            let (user_data, result) = foreign[at];
+            let source = source_of(user_data);
+            match self.device_of(source) {
+                Some(device) => {
+                    // Split borrows: the device, the reactor and the list are three fields.
+                    let (device, reactor, done) = device;
+                    device.event(reactor, user_data, result, now, done);
+                }
+                None => {
+                    foreign[kept] = foreign[at];
+                    kept += 1;
+                }
+            }
+        }
+        foreign.truncate(kept);
+        self.poll_devices(now);
+        let tick = self.now();
+        self.engine.tick(tick, wall_now(), &mut self.memory);
+        self.run_effects();
+        Ok(())
+    }
+
+    fn timeout(&self, asked: Option<Duration>) -> Option<Duration> {
+        let now = Instant::now();
+        let engine = self.engine.deadline().map(|tick| {
+            (self.started + Duration::from_nanos(tick.0)).saturating_duration_since(now)
+        });
+        let devices = std::iter::once(self.cache.as_ref())
+            .chain(self.backings.iter().flatten().map(AsRef::as_ref))
+            .filter_map(Device::deadline)
+            .map(|at| at.saturating_duration_since(now))
+            .min();
+        [asked, engine, devices].into_iter().flatten().min()
+    }
+
+    #[allow(clippy::type_complexity)]
+    fn device_of(
+        &mut self,
+        source: u16,
+    ) -> Option<(&mut dyn Device, &mut Reactor, &mut Vec<Completion>)> {
+        let device: &mut dyn Device = match source {
+            CACHE_SOURCE => self.cache.as_mut(),
+            _ => {
+                let at = usize::from(source.checked_sub(CACHE_SOURCE + 1)?);
+                self.backings.get_mut(at)?.as_deref_mut()?
+            }
+        };
+        Some((device, &mut self.reactor, &mut self.done))
+    }
+
+    fn poll_devices(&mut self, now: Instant) {
+        self.cache.poll(&mut self.reactor, now, &mut self.done);
+        for device in self.backings.iter_mut().flatten() {
+            device.poll(&mut self.reactor, now, &mut self.done);
+        }
+        let mut done = std::mem::take(&mut self.done);
+        for completion in done.drain(..) {
+            self.complete(completion);
+        }
+        self.done = done;
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        let result = completion.result.map_err(|DeviceError { .. }| Fault);
+        self.engine.complete(Token(completion.token as u32), result, &mut self.memory);
+    }
+
+    /// Does what the engine wants done.
+    fn run_effects(&mut self) {
+        let now = Instant::now();
+        while let Some(effect) = self.engine.next_effect() {
+            self.run(effect, now);
+        }
+    }
+
+    fn run(&mut self, effect: Effect, now: Instant) {
+        match effect {
+            Effect::WriteCache { token, buffer, segment, block, blocks } => {
+                let span = self.memory.span(Place::Buffer { buffer, block }, blocks);
+                let offset = self.superblock.address(segment, block);
+                self.to_cache(Operation::Write { span, offset }, token, now);
+            }
+            Effect::ReadCache { token, segment, block, blocks, to } => {
+                let span = self.memory.span(to, blocks);
+                let offset = self.superblock.address(segment, block);
+                self.to_cache(Operation::Read { span, offset }, token, now);
+            }
+            Effect::FlushCache { token } => self.to_cache(Operation::Flush, token, now),
+            Effect::ReadBacking { token, volume, lba, blocks, to } => {
+                let span = self.memory.span(to, blocks);
+                let bytes = self.bytes_there(volume, lba.bytes(), u64::from(blocks) * BLOCK_BYTES);
+                // What lies past the end reads as zeros.
+                span.skip(bytes as usize).fill_zero();
+                let span = span.part(0, bytes as usize);
+                let offset = lba.bytes();
+                self.to_backing(volume, Operation::Read { span, offset }, token, now);
+            }
+            Effect::WriteBacking { token, volume, lba, blocks, from } => {
+                let span = self.memory.span(from, blocks);
+                let bytes = self.bytes_there(volume, lba.bytes(), u64::from(blocks) * BLOCK_BYTES);
+                let span = span.part(0, bytes as usize);
+                let offset = lba.bytes();
+                self.to_backing(volume, Operation::Write { span, offset }, token, now);
+            }
+            Effect::WriteAround { token, volume, tag } => {
+                let request = self.memory.requests[tag as usize];
+                let span = request.span.expect("a write brings its bytes");
+                let span = span.part(0, request.length as usize);
+                let offset = request.offset;
+                self.to_backing(volume, Operation::Write { span, offset }, token, now);
+            }
+            Effect::ZeroBacking { token, volume, lba, blocks } => {
+                let length = self.bytes_there(volume, lba.bytes(), blocks * BLOCK_BYTES);
+                let offset = lba.bytes();
+                self.to_backing(volume, Operation::WriteZeroes { offset, length }, token, now);
+            }
+            Effect::DiscardBacking { token, volume, lba, blocks } => {
+                let length = self.bytes_there(volume, lba.bytes(), blocks * BLOCK_BYTES);
+                let offset = lba.bytes();
+                self.to_backing(volume, Operation::Discard { offset, length }, token, now);
+            }
+            Effect::FlushBacking { token, volume } => {
+                self.to_backing(volume, Operation::Flush, token, now);
+            }
+            Effect::Answer { tag, result } => {
+                self.free_tags.push(tag);
+                self.answers.push(Answer { cookie: self.cookies[tag as usize], result });
+            }
+        }
+    }
+
+    fn bytes_there(&self, volume: VolumeIndex, offset: u64, length: u64) -> u64 {
+        let size = self.engine.volume_bytes(volume).unwrap_or(0);
+        length.min(size.saturating_sub(offset))
+    }
+
+    fn to_cache(&mut self, operation: Operation, token: Token, now: Instant) {
+        self.cache.submit(&mut self.reactor, operation, u64::from(token.0), now);
+    }
+
+    fn to_backing(&mut self, volume: VolumeIndex, operation: Operation, token: Token, now: Instant) {
+        match self.backings[usize::from(volume.0)].as_deref_mut() {
+            Some(device) => device.submit(&mut self.reactor, operation, u64::from(token.0), now),
+            None => {
+                let result = Err(DeviceError::IO);
+                self.done.push(Completion { token: u64::from(token.0), result });
+            }
+        }
+    }
+
+    /// Writes a volume back and keeps it clean.
+    pub fn drain(&mut self, volume: VolumeIndex) {
+        self.engine.drain(volume, &mut self.memory);
+        self.run_effects();
+    }
+
+    /// Changes how a volume takes writes.
+    pub fn set_mode(&mut self, volume: VolumeIndex, mode: Mode) -> Result<(), OpenError> {
+        self.engine.set_mode(volume, mode, &mut self.memory);
+        self.run_effects();
+        self.record(volume, |volume| {
+            volume.mode = mode;
+            volume.drained = false;
+        })
+    }
+
+    /// What a range reads as without looking at data.
+    pub fn zero_runs(
+        &mut self,
+        volume: VolumeIndex,
+        first: forebay_core::units::Lba,
+        blocks: u64,
+        run: impl FnMut(u64, bool) -> bool,
+    ) {
+        self.engine.zero_runs(volume, first, blocks, run);
+    }
+
+    /// Makes everything durable and notes it in the superblock: a clean stop. Gives up after
+    /// `limit`, which is then no clean stop, and loses nothing either.
+    pub fn close(mut self, limit: Duration) -> Result<bool, OpenError> {
+        let begun = Instant::now();
+        self.engine.stop_writeback();
+        self.engine.sync(&mut self.memory);
+        let mut foreign = Vec::new();
+        while !(self.engine.is_quiet() && self.done.is_empty()) {
+            if begun.elapsed() > limit {
+                return Ok(false);
+            }
+            foreign.clear();
+            self.answers.clear();
+            let wait = Some(Duration::from_millis(100));
+            self.turn(wait, &mut foreign).map_err(system("wait for the devices"))?;
+        }
+        if self.engine.health() == forebay_core::engine::CacheHealth::Failed {
+            return Ok(false);
+        }
+        self.engine.note_heads(&mut self.superblock);
+        self.superblock.clean = true;
+        self.write_superblock()?;
+        if let Some(path) = &self.shared_path {
+            // Stale from now on in any case: the next opening raises the generation.
+            let _ = std::fs::remove_file(path);
+        }
+        Ok(true)
+    }
+}
+
+/// What a new volume is recorded with.
+#[derive(Clone, Debug)]
+pub struct NewVolume {
+    /// Its name.
+    pub name: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// 512 or 4096.
+    pub logical_block: u32,
+    /// How it takes writes.
+    pub mode: Mode,
+    /// Where the backing device is.
+    pub path: String,
+    /// Its identity.
+    pub fingerprint: [u8; 64],
+}
+
+/// Wall clock, milliseconds since 1970.
+pub fn wall_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// A uuid as people write it.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+fn shared_dir(options: &ShardOptions) -> Option<RuntimeDir> {
+    if !options.shared {
+        return None;
+    }
+    let dir = RuntimeDir::open_in(&options.places).ok()?;
+    dir.shared_dir(&options.places).ok().flatten()
+}
+
+/// Writes to the cache device what a killed process had placed and not written.
+fn redo(
+    cache: &dyn Device,
+    superblock: &Superblock,
+    dir: &RuntimeDir,
+    name: &str,
+    identity: &SharedIdentity,
+) -> Result<usize, OpenError> {
+    let file = match File::open(dir.path().join(name)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(system("read shared memory")(error)),
+    };
+    let mut redone = 0;
+    let left = memory::left_behind(&file, identity).map_err(system("read shared memory"))?;
+    for (segment, mut bytes) in left {
+        if segment.0 >= superblock.segment_count {
+            continue;
+        }
+        let blocks = recovery::redo(superblock, segment, &mut bytes);
+        if blocks > 0 {
+            let length = usize::from(blocks) * BLOCK_BYTES as usize;
+            cache
+                .write_at(superblock.address(segment, 0), &bytes[..length])
+                .map_err(system("write what a killed process left in memory"))?;
+            redone += 1;
+        }
+    }
+    Ok(redone)
+}
