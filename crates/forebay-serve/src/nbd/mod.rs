@@ -16,15 +16,20 @@
 //!
 //! # Not here
 //!
-//! Sockets, the memory of payloads and the order of answers: the front end. TLS: nowhere;
+//! Sockets, the memory of payloads and the order of answers are the front end's: [`listen`] and
+//! [`connection`], which are no part of the codec. TLS: nowhere;
 //! `NBD_OPT_STARTTLS` is answered as unsupported.
 
 mod bytes;
 pub mod client;
+pub mod connection;
 pub mod error;
 pub mod export;
 pub mod fuzz;
 pub mod handshake;
+pub mod listen;
+mod output;
+mod pool;
 pub mod reply;
 pub mod transmission;
 pub mod wire;

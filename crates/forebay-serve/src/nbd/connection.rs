@@ -1,0 +1,565 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One NBD connection: its input, its commands under way, its output.
+//!
+//! Many requests come with one receive, many replies go with one send. A write is handed to the
+//! engine only when its payload is there, so a client that stalls in the middle of one holds
+//! nothing but its own connection. Writes above [`REQUEST_BYTES_MAX`] are handed over in pieces.
+//!
+//! # Invariants
+//!
+//! - **N1** The payload of a write stays where it was received until the engine has answered.
+//! - **N2** A command is answered once, after all its pieces are.
+//! - **N3** A connection is gone only when nothing of it is under way.
+
+use super::error::{CloseReason, NbdError};
+use super::export::{Export, Session};
+use super::handshake::{Handshake, INPUT_BYTES_MAX, Step};
+use super::output::Output;
+use super::pool::{Pool, Run};
+use super::reply::{ReplyHead, StatusExtent, StatusReply};
+use super::transmission::{Command, Decoded, Kind, ReplyForm, decode};
+use super::wire::RequestHeader;
+use forebay::io::{Arena, ReactorOp, Span};
+use forebay::shard::Shard;
+use forebay_core::limits::REQUEST_BYTES_MAX;
+use forebay_core::request::{Op, RequestError};
+use forebay_core::units::{BLOCK_BYTES, Lba, VolumeIndex};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Commands of one connection that may be under way.
+const COMMAND_COUNT_MAX: usize = 256;
+const INPUT_BYTES: usize = (1 << 20) + (192 << 10);
+/// A write above [`REQUEST_BYTES_MAX`] goes to the engine in pieces of this size.
+const PIECE_BYTES: u64 = 256 << 10;
+const _: () = assert!(INPUT_BYTES > INPUT_BYTES_MAX);
+const _: () = assert!(INPUT_BYTES as u64 > REQUEST_BYTES_MAX + RequestHeader::BYTES as u64);
+
+/// What an operation of a connection is for: the low byte of its number.
+pub(super) const RECEIVE: u64 = 1;
+pub(super) const SEND: u64 = 2;
+
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    command: Command,
+    form: ReplyForm,
+    /// Bytes handed to the engine.
+    submitted: u64,
+    /// All pieces are.
+    is_submitted: bool,
+    /// Where the payload of a short write lies in the input.
+    payload_at: Option<usize>,
+    /// Pieces the engine has not answered.
+    pieces: u32,
+    error: Option<NbdError>,
+    memory: Option<(Run, Span)>,
+    /// A flush follows once the rest is done.
+    flush_after: bool,
+}
+
+enum Phase {
+    Handshake(Box<Handshake>),
+    Transmission { session: Box<Session>, volume: VolumeIndex },
+}
+
+/// How connections name their operations to reactor and engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Names {
+    pub(super) place: crate::frontend::Place,
+    pub(super) connection: u32,
+}
+
+impl Names {
+    fn reactor(self, what: u64) -> u64 {
+        forebay::io::user_data(self.place.source(), u64::from(self.connection) << 8 | what)
+    }
+
+    fn engine(self, slot: usize) -> u64 {
+        self.place.cookie(u64::from(self.connection) << 16 | slot as u64)
+    }
+}
+
+/// One connection.
+pub(super) struct Connection {
+    socket: OwnedFd,
+    names: Names,
+    phase: Phase,
+    input: Arena,
+    start: usize,
+    end: usize,
+    is_receiving: bool,
+    skip_bytes: u32,
+    under_way: Vec<Option<UnderWay>>,
+    free: Vec<usize>,
+    /// Writes under way: their payload lies in the input (N1).
+    writes: usize,
+    /// A long write whose payload is still coming.
+    streaming: Option<usize>,
+    /// Commands of which the engine did not take every piece yet.
+    unfinished: Vec<usize>,
+    output: Output,
+    is_closing: bool,
+    is_broken: bool,
+}
+
+impl Connection {
+    pub(super) fn new(socket: OwnedFd, names: Names, shard: &mut Shard) -> io::Result<Connection> {
+        let mut connection = Connection {
+            socket,
+            names,
+            phase: Phase::Handshake(Box::new(Handshake::new())),
+            input: Arena::reserved(INPUT_BYTES)?,
+            start: 0,
+            end: 0,
+            is_receiving: false,
+            skip_bytes: 0,
+            under_way: vec![None; COMMAND_COUNT_MAX],
+            free: (0..COMMAND_COUNT_MAX).rev().collect(),
+            writes: 0,
+            streaming: None,
+            unfinished: Vec::with_capacity(COMMAND_COUNT_MAX),
+            output: Output::new()?,
+            is_closing: false,
+            is_broken: false,
+        };
+        let _ = connection.output.push(&Handshake::greeting());
+        connection.go_on_sending(shard);
+        connection.go_on_receiving(shard);
+        Ok(connection)
+    }
+
+    /// Nothing of it is under way, and nothing will be (N3).
+    pub(super) fn is_gone(&self) -> bool {
+        (self.is_closing || self.is_broken)
+            && self.under_way.len() == self.free.len()
+            && !self.is_receiving
+            && !self.output.is_sending
+            && (self.is_broken || self.output.is_empty())
+    }
+
+    /// The volume it is connected to.
+    pub(super) fn volume(&self) -> Option<VolumeIndex> {
+        match self.phase {
+            Phase::Transmission { volume, .. } => Some(volume),
+            Phase::Handshake(_) => None,
+        }
+    }
+
+    /// Ends it: nothing more is received, what is under way is finished.
+    pub(super) fn close(&mut self, shard: &mut Shard) {
+        if !self.is_closing {
+            self.is_closing = true;
+            self.stop_receiving(shard);
+        }
+    }
+
+    fn stop_receiving(&mut self, shard: &mut Shard) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Read);
+        if self.is_receiving {
+            shard.reactor.cancel(self.names.reactor(RECEIVE));
+        }
+    }
+
+    fn broken(&mut self, shard: &mut Shard, pool: &mut Pool) {
+        self.is_broken = true;
+        if !self.output.is_sending {
+            self.output.clear(pool);
+        }
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        self.stop_receiving(shard);
+    }
+
+    pub(super) fn received(
+        &mut self,
+        result: i32,
+        exports: &[(Export, VolumeIndex)],
+        shard: &mut Shard,
+        pool: &mut Pool,
+    ) {
+        self.is_receiving = false;
+        match usize::try_from(result) {
+            Ok(bytes) if bytes > 0 => self.end += bytes,
+            // The client is gone; what it asked for is done all the same.
+            _ => self.is_closing = true,
+        }
+        self.go_on(exports, shard, pool);
+    }
+
+    pub(super) fn sent(
+        &mut self,
+        result: i32,
+        exports: &[(Export, VolumeIndex)],
+        shard: &mut Shard,
+        pool: &mut Pool,
+    ) {
+        self.output.is_sending = false;
+        match usize::try_from(result) {
+            Ok(bytes) if bytes > 0 && !self.is_broken => self.output.sent(bytes, pool),
+            _ => {
+                self.broken(shard, pool);
+                self.output.clear(pool);
+            }
+        }
+        self.go_on(exports, shard, pool);
+    }
+
+    /// Does what can be done: takes input, tries again what found no room, sends and receives.
+    pub(super) fn go_on(
+        &mut self,
+        exports: &[(Export, VolumeIndex)],
+        shard: &mut Shard,
+        pool: &mut Pool,
+    ) {
+        self.try_unfinished(shard);
+        if !self.is_broken {
+            // Bounded by the input: each turn takes some of it.
+            while self.unfinished.is_empty() && self.take_input(exports, shard, pool) {}
+            self.go_on_sending(shard);
+        }
+        self.go_on_receiving(shard);
+    }
+
+    fn go_on_sending(&mut self, shard: &mut Shard) {
+        if self.output.is_sending || self.is_broken {
+            return;
+        }
+        if let Some(span) = self.output.front() {
+            self.output.is_sending = true;
+            let fd = self.socket.as_raw_fd();
+            shard.reactor.submit(ReactorOp::Send { fd, span }, self.names.reactor(SEND));
+        }
+    }
+
+    fn go_on_receiving(&mut self, shard: &mut Shard) {
+        if self.is_receiving || self.is_closing || self.is_broken {
+            return;
+        }
+        if self.writes == 0 {
+            if self.start == self.end {
+                (self.start, self.end) = (0, 0);
+            } else if self.input_ends_soon() {
+                let left = self.input.span(self.start, self.end - self.start);
+                self.input.whole().copy_from(left);
+                (self.start, self.end) = (0, left.len());
+            }
+        }
+        if self.end == INPUT_BYTES {
+            return;
+        }
+        self.is_receiving = true;
+        let span = self.input.span(self.end, INPUT_BYTES - self.end);
+        let fd = self.socket.as_raw_fd();
+        shard.reactor.submit(ReactorOp::Recv { fd, span }, self.names.reactor(RECEIVE));
+    }
+
+    /// Whether what is still to come of the front might not fit behind what is there.
+    fn input_ends_soon(&self) -> bool {
+        INPUT_BYTES - self.start < REQUEST_BYTES_MAX as usize + RequestHeader::BYTES
+            || INPUT_BYTES - self.end < 64 << 10
+    }
+
+    fn available(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Takes one thing off the input; says whether it did.
+    fn take_input(
+        &mut self,
+        exports: &[(Export, VolumeIndex)],
+        shard: &mut Shard,
+        pool: &mut Pool,
+    ) -> bool {
+        if self.available() == 0 || !self.output.has_room() {
+            return false;
+        }
+        if self.skip_bytes > 0 {
+            let bytes = self.available().min(self.skip_bytes as usize);
+            self.skip_bytes -= bytes as u32;
+            self.start += bytes;
+            return true;
+        }
+        match &self.phase {
+            Phase::Handshake(_) => self.take_handshake(exports, shard),
+            Phase::Transmission { .. } if self.streaming.is_some() => self.take_piece(shard),
+            Phase::Transmission { .. } => self.take_command(shard, pool),
+        }
+    }
+
+    fn take_handshake(&mut self, exports: &[(Export, VolumeIndex)], shard: &mut Shard) -> bool {
+        let Phase::Handshake(handshake) = &mut self.phase else { return false };
+        let mut input = vec![0; (self.end - self.start).min(INPUT_BYTES_MAX)];
+        self.input.span(self.start, input.len()).copy_out(&mut input);
+        let offered: Vec<Export> = exports.iter().map(|export| export.0.clone()).collect();
+        let mut out = Vec::new();
+        let (consumed, step) = handshake.advance(&input, &offered, &mut out);
+        self.start += consumed;
+        let room = self.output.push(&out);
+        match step {
+            Step::NeedMore if room => {}
+            Step::Transmit(session) if room => {
+                let volume = exports[session.export_index].1;
+                self.phase = Phase::Transmission { session: Box::new(session), volume };
+            }
+            _ => self.close(shard),
+        }
+        consumed > 0 && !self.is_closing
+    }
+
+    fn take_command(&mut self, shard: &mut Shard, pool: &mut Pool) -> bool {
+        let Phase::Transmission { session, .. } = &self.phase else { return false };
+        if self.available() < RequestHeader::BYTES || self.free.is_empty() {
+            return false;
+        }
+        let mut header = [0; RequestHeader::BYTES];
+        self.input.span(self.start, RequestHeader::BYTES).copy_out(&mut header);
+        match decode(session, &header) {
+            Decoded::NeedMore => false,
+            Decoded::Close(reason) => self.end_session(reason, shard),
+            Decoded::Refuse { cookie, error, form, skip_bytes } => {
+                self.start += RequestHeader::BYTES;
+                self.skip_bytes = skip_bytes;
+                self.push_head(&ReplyHead::failure(form, cookie, error), shard, pool);
+                true
+            }
+            Decoded::Command(command) => {
+                let form = command.reply_form(session);
+                self.begin(command, form, shard, pool)
+            }
+        }
+    }
+
+    fn end_session(&mut self, _: CloseReason, shard: &mut Shard) -> bool {
+        self.close(shard);
+        false
+    }
+
+    fn begin(
+        &mut self,
+        command: Command,
+        form: ReplyForm,
+        shard: &mut Shard,
+        pool: &mut Pool,
+    ) -> bool {
+        let mut begun = UnderWay {
+            command,
+            form,
+            submitted: 0,
+            is_submitted: false,
+            payload_at: None,
+            pieces: 0,
+            error: None,
+            memory: None,
+            flush_after: false,
+        };
+        match command.kind {
+            Kind::Disconnect => {
+                self.start += RequestHeader::BYTES;
+                self.close(shard);
+                return false;
+            }
+            Kind::Cache => {
+                // What is cached is the engine's choice; the answer is true in any case.
+                self.start += RequestHeader::BYTES;
+                self.push_head(&ReplyHead::simple(command.cookie, Ok(())), shard, pool);
+                return true;
+            }
+            Kind::BlockStatus { .. } => {
+                self.start += RequestHeader::BYTES;
+                self.block_status(&command, shard, pool);
+                return true;
+            }
+            Kind::Write { .. } if u64::from(command.length) <= REQUEST_BYTES_MAX => {
+                // All of it or none: a client that breaks off leaves no part of a write behind.
+                if self.available() < RequestHeader::BYTES + command.length as usize {
+                    return false;
+                }
+            }
+            Kind::Read { .. } => {
+                let first = command.offset / BLOCK_BYTES;
+                let end = (command.offset + u64::from(command.length)).div_ceil(BLOCK_BYTES);
+                match pool.take((end - first) as usize) {
+                    Some(memory) => begun.memory = Some(memory),
+                    None => return false,
+                }
+            }
+            Kind::Trim { fua } => begun.flush_after = fua,
+            _ => {}
+        }
+        self.start += RequestHeader::BYTES;
+        let slot = self.free.pop().expect("looked");
+        self.under_way[slot] = Some(begun);
+        match command.kind {
+            Kind::Write { .. } => {
+                self.writes += 1;
+                if u64::from(command.length) > REQUEST_BYTES_MAX {
+                    self.streaming = Some(slot);
+                    return true;
+                }
+                begun.payload_at = Some(self.start);
+                self.under_way[slot] = Some(begun);
+                self.submit_rest(slot, shard);
+                self.start += command.length as usize;
+            }
+            _ => self.submit_rest(slot, shard),
+        }
+        true
+    }
+
+    /// Hands the next piece of a long write to the engine when its payload is there.
+    fn take_piece(&mut self, shard: &mut Shard) -> bool {
+        let slot = self.streaming.expect("looked");
+        let state = self.under_way[slot].as_ref().expect("under way");
+        let left = u64::from(state.command.length) - state.submitted;
+        let bytes = left.min(PIECE_BYTES);
+        if (self.available() as u64) < bytes || !self.submit_piece(slot, shard) {
+            return false;
+        }
+        self.start += bytes as usize;
+        if left == bytes {
+            self.streaming = None;
+        }
+        true
+    }
+
+    /// Hands over every piece of a command that the engine takes.
+    fn submit_rest(&mut self, slot: usize, shard: &mut Shard) {
+        while self.under_way[slot].as_ref().is_some_and(|state| !state.is_submitted) {
+            if !self.submit_piece(slot, shard) {
+                return self.unfinished.push(slot);
+            }
+        }
+    }
+
+    fn try_unfinished(&mut self, shard: &mut Shard) {
+        for _ in 0..self.unfinished.len() {
+            let slot = self.unfinished.remove(0);
+            self.submit_rest(slot, shard);
+            if self.unfinished.contains(&slot) {
+                return;
+            }
+        }
+    }
+
+    fn submit_piece(&mut self, slot: usize, shard: &mut Shard) -> bool {
+        let Phase::Transmission { volume, .. } = self.phase else { return false };
+        let state = self.under_way[slot].as_ref().expect("under way");
+        let command = state.command;
+        let (total, done) = (u64::from(command.length), state.submitted);
+        let offset = command.offset + done;
+        let rest = total - done;
+        let (op, length, span) = match command.kind {
+            Kind::Read { .. } => {
+                let length = rest.min(REQUEST_BYTES_MAX - offset % BLOCK_BYTES);
+                let (_, memory) = state.memory.expect("a read has memory");
+                let blocks = offset / BLOCK_BYTES - command.offset / BLOCK_BYTES;
+                (Op::Read, length, Some(memory.skip((blocks * BLOCK_BYTES) as usize)))
+            }
+            Kind::Write { fua } => {
+                let long = total > REQUEST_BYTES_MAX;
+                let length = if long { rest.min(PIECE_BYTES) } else { rest };
+                (Op::Write { fua }, length, Some(self.payload(state, length)))
+            }
+            Kind::Trim { .. } => (Op::Discard, rest, None),
+            Kind::WriteZeroes { fua, .. } => (Op::WriteZeroes { fua }, rest, None),
+            _ => (Op::Flush, 0, None),
+        };
+        let cookie = self.names.engine(slot);
+        if shard.submit(volume, op, offset, length, span, cookie).is_err() {
+            return false;
+        }
+        let state = self.under_way[slot].as_mut().expect("under way");
+        state.submitted += length;
+        state.is_submitted = state.submitted >= total;
+        state.pieces += 1;
+        if op == Op::Flush {
+            state.flush_after = false;
+        }
+        true
+    }
+
+    /// Where a write's bytes are: a short one's whole payload follows its header; of a long one
+    /// the next piece is at the front.
+    fn payload(&self, state: &UnderWay, length: u64) -> Span {
+        self.input.span(state.payload_at.unwrap_or(self.start), length as usize)
+    }
+
+    /// The engine has answered a piece.
+    pub(super) fn answered(
+        &mut self,
+        slot: usize,
+        result: Result<(), RequestError>,
+        shard: &mut Shard,
+        pool: &mut Pool,
+    ) {
+        let state = self.under_way[slot].as_mut().expect("under way");
+        state.pieces -= 1;
+        if let Err(error) = result {
+            state.error.get_or_insert(NbdError::from(error));
+        }
+        if state.pieces > 0 || !state.is_submitted {
+            return;
+        }
+        if state.flush_after && state.error.is_none() {
+            // A trim with FUA: durable before its answer.
+            state.command.kind = Kind::Flush;
+            state.command.length = 0;
+            (state.submitted, state.is_submitted) = (0, false);
+            return self.submit_rest(slot, shard);
+        }
+        let state = self.under_way[slot].take().expect("under way");
+        self.free.push(slot);
+        self.writes -= usize::from(matches!(state.command.kind, Kind::Write { .. }));
+        self.reply(&state, shard, pool);
+    }
+
+    fn reply(&mut self, state: &UnderWay, shard: &mut Shard, pool: &mut Pool) {
+        let cookie = state.command.cookie;
+        let Phase::Transmission { session, .. } = &self.phase else { return };
+        let (head, data) = match (state.error, state.memory) {
+            (Some(error), memory) => {
+                if let Some((run, _)) = memory {
+                    pool.give(run);
+                }
+                (ReplyHead::failure(state.form, cookie, error), None)
+            }
+            (None, Some(memory)) => (ReplyHead::read(session, &state.command), Some(memory)),
+            (None, None) => (ReplyHead::simple(cookie, Ok(())), None),
+        };
+        self.push_head(&head, shard, pool);
+        let Some((run, span)) = data else { return };
+        let skip = (state.command.offset % BLOCK_BYTES) as usize;
+        let bytes = span.part(skip, state.command.length as usize);
+        if self.is_broken {
+            pool.give(run);
+        } else if self.output.may_copy(bytes.len()) && self.output.push_copy(bytes) {
+            pool.give(run);
+        } else {
+            self.output.push_run(bytes, run);
+        }
+    }
+
+    fn push_head(&mut self, head: &ReplyHead, shard: &mut Shard, pool: &mut Pool) {
+        if !self.is_broken && !self.output.push(head.as_bytes()) {
+            self.broken(shard, pool);
+        }
+    }
+
+    fn block_status(&mut self, command: &Command, shard: &mut Shard, pool: &mut Pool) {
+        let Phase::Transmission { volume, .. } = self.phase else { return };
+        let mut out = Vec::with_capacity(super::reply::STATUS_REPLY_BYTES_MAX);
+        let mut reply = StatusReply::start(command, &mut out);
+        let first = command.offset / BLOCK_BYTES;
+        let end = (command.offset + u64::from(command.length)).div_ceil(BLOCK_BYTES);
+        let mut skip = command.offset % BLOCK_BYTES;
+        shard.zero_runs(volume, Lba(first), end - first, |blocks, zero| {
+            let length = (blocks * BLOCK_BYTES - skip).min(u64::from(u32::MAX)) as u32;
+            skip = 0;
+            // A hole that reads as zeros, or data.
+            reply.push(StatusExtent { length, flags: if zero { 3 } else { 0 } })
+        });
+        reply.finish();
+        if !self.output.push(&out) {
+            self.broken(shard, pool);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The NBD front end: listeners, and the connections that came in by them.
+
+use super::connection::{Connection, Names, RECEIVE, SEND};
+use super::export::{Export, Features, LogicalBlock};
+use super::pool::Pool;
+use crate::frontend::{FrontEnd, Place};
+use forebay::io::{ReactorOp, user_data};
+use forebay::shard::{Answer, Shard};
+use forebay_core::units::VolumeIndex;
+use std::cell::RefCell;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
+use std::rc::Rc;
+
+/// Connections at once, over all listeners.
+pub const CONNECTION_COUNT_MAX: usize = 80;
+/// Bytes for what is read, over all connections; the longest read is 32 MiB.
+const POOL_BYTES: usize = 40 << 20;
+const ACCEPT: u64 = 0;
+
+/// Where clients come in.
+#[derive(Debug)]
+pub enum Listener {
+    /// A Unix socket.
+    Unix(UnixListener),
+    /// A TCP port; only on loopback, since there is no TLS.
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    fn fd(&self) -> RawFd {
+        match self {
+            Listener::Unix(listener) => listener.as_raw_fd(),
+            Listener::Tcp(listener) => listener.as_raw_fd(),
+        }
+    }
+}
+
+/// The exports, shared with whoever attaches volumes.
+pub type Exports = Rc<RefCell<Vec<(Export, VolumeIndex)>>>;
+
+/// An export of a volume, with everything the protocol offers.
+pub fn export(name: &str, size_bytes: u64, logical_block: u32) -> Export {
+    Export {
+        name: name.to_owned(),
+        size_bytes,
+        logical_block: match logical_block {
+            4096 => LogicalBlock::Bytes4096,
+            _ => LogicalBlock::Bytes512,
+        },
+        read_only: false,
+        description: String::new(),
+        features: Features::ALL,
+    }
+}
+
+/// The front end.
+pub struct NbdFrontEnd {
+    place: Place,
+    listeners: Vec<Listener>,
+    exports: Exports,
+    connections: Vec<Option<Connection>>,
+    pool: Pool,
+    is_stopping: bool,
+}
+
+impl NbdFrontEnd {
+    /// A front end on these listeners.
+    pub fn new(listeners: Vec<Listener>, exports: Exports) -> io::Result<NbdFrontEnd> {
+        let mut connections = Vec::new();
+        connections.resize_with(CONNECTION_COUNT_MAX, || None);
+        let pool = Pool::new(POOL_BYTES)?;
+        let place = Place(0);
+        Ok(NbdFrontEnd { place, listeners, exports, connections, pool, is_stopping: false })
+    }
+
+    fn accept(&mut self, listener: usize, shard: &mut Shard) {
+        if self.is_stopping {
+            return;
+        }
+        let fd = self.listeners[listener].fd();
+        let number = (listener as u64) << 8 | ACCEPT;
+        let source = self.place.source();
+        shard.reactor.submit(ReactorOp::Accept { fd }, user_data(source, number));
+    }
+
+    fn accepted(&mut self, listener: usize, result: i32, shard: &mut Shard) {
+        if let Some(socket) = shard.reactor.accepted(result) {
+            if matches!(self.listeners[listener], Listener::Tcp(_)) {
+                // Replies are gathered here already.
+                let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+            }
+            self.connect(socket, shard);
+        }
+        self.accept(listener, shard);
+    }
+
+    /// A connection beyond the limit is closed at once: its client sees the end.
+    fn connect(&mut self, socket: OwnedFd, shard: &mut Shard) {
+        let Some(at) = self.connections.iter().position(Option::is_none) else { return };
+        let names = Names { place: self.place, connection: at as u32 };
+        // No memory for one more: its client sees the end, too.
+        self.connections[at] = Connection::new(socket, names, shard).ok();
+    }
+
+    fn sweep(&mut self, at: usize) {
+        if self.connections[at].as_ref().is_some_and(Connection::is_gone) {
+            self.connections[at] = None;
+        }
+    }
+
+    /// Connections to a volume.
+    pub fn count(&self, volume: VolumeIndex) -> usize {
+        let to = |connection: &&Connection| connection.volume() == Some(volume);
+        self.connections.iter().flatten().filter(to).count()
+    }
+}
+
+impl FrontEnd for NbdFrontEnd {
+    fn start(&mut self, place: Place, shard: &mut Shard) {
+        self.place = place;
+        for listener in 0..self.listeners.len() {
+            self.accept(listener, shard);
+        }
+    }
+
+    fn event(&mut self, shard: &mut Shard, user_data: u64, result: i32) {
+        let number = user_data & ((1 << 48) - 1);
+        let (at, what) = ((number >> 8) as usize, number & 0xFF);
+        if what == ACCEPT {
+            return self.accepted(at, result, shard);
+        }
+        let Some(Some(connection)) = self.connections.get_mut(at) else { return };
+        let exports = self.exports.borrow();
+        match what {
+            RECEIVE => connection.received(result, &exports, shard, &mut self.pool),
+            SEND => connection.sent(result, &exports, shard, &mut self.pool),
+            _ => {}
+        }
+        drop(exports);
+        self.sweep(at);
+    }
+
+    fn answer(&mut self, shard: &mut Shard, answer: Answer) {
+        let (at, slot) = ((answer.cookie >> 16) as usize, (answer.cookie & 0xFFFF) as usize);
+        let Some(Some(connection)) = self.connections.get_mut(at) else { return };
+        connection.answered(slot, answer.result, shard, &mut self.pool);
+    }
+
+    fn turn(&mut self, shard: &mut Shard) {
+        for at in 0..self.connections.len() {
+            if let Some(connection) = &mut self.connections[at] {
+                connection.go_on(&self.exports.borrow(), shard, &mut self.pool);
+                self.sweep(at);
+            }
+        }
+    }
+
+    fn stop(&mut self, shard: &mut Shard) -> bool {
+        if !self.is_stopping {
+            self.is_stopping = true;
+            for listener in 0..self.listeners.len() {
+                let number = (listener as u64) << 8 | ACCEPT;
+                shard.reactor.cancel(user_data(self.place.source(), number));
+            }
+        }
+        for at in 0..self.connections.len() {
+            if let Some(connection) = &mut self.connections[at] {
+                connection.close(shard);
+            }
+            self.sweep(at);
+        }
+        self.connections.iter().all(Option::is_none)
+    }
+}

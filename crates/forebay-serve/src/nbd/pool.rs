@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Memory for what is read: one arena for all connections, given out in runs of blocks.
+
+use forebay::io::{Arena, Span};
+use std::io;
+
+const BLOCK: usize = 4096;
+
+/// A run of blocks that was given out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    first: usize,
+    count: usize,
+}
+
+/// An arena and which of its blocks are given out.
+#[derive(Debug)]
+pub(super) struct Pool {
+    arena: Arena,
+    taken: Vec<bool>,
+    next: usize,
+}
+
+impl Pool {
+    pub(super) fn new(bytes: usize) -> io::Result<Pool> {
+        Ok(Pool { arena: Arena::reserved(bytes)?, taken: vec![false; bytes / BLOCK], next: 0 })
+    }
+
+    /// Takes a run of blocks; `None`: there is none that long now.
+    pub(super) fn take(&mut self, count: usize) -> Option<(Run, Span)> {
+        let end = self.taken.len();
+        let from_next = self.search(self.next, end, count);
+        let first = from_next.or_else(|| self.search(0, end, count))?;
+        self.taken[first..first + count].fill(true);
+        self.next = first + count;
+        Some((Run { first, count }, self.arena.span(first * BLOCK, count * BLOCK)))
+    }
+
+    /// Gives a run back.
+    pub(super) fn give(&mut self, run: Run) {
+        let blocks = &mut self.taken[run.first..run.first + run.count];
+        assert!(blocks.iter().all(|taken| *taken), "a run is given back once");
+        blocks.fill(false);
+    }
+
+    fn search(&self, from: usize, end: usize, count: usize) -> Option<usize> {
+        let mut first = from;
+        while first + count <= end {
+            match self.taken[first..first + count].iter().rposition(|taken| *taken) {
+                None => return Some(first),
+                Some(at) => first += at + 1,
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_do_not_overlap_and_come_back() {
+        let mut pool = Pool::new(16 * BLOCK).expect("memory");
+        let (first, a) = pool.take(6).expect("room");
+        let (second, b) = pool.take(6).expect("room");
+        assert!(pool.take(6).is_none());
+        assert_ne!(a.pointer(), b.pointer());
+        pool.give(first);
+        let (third, c) = pool.take(6).expect("room again");
+        assert_eq!(a.pointer(), c.pointer());
+        pool.give(second);
+        pool.give(third);
+        assert!(pool.take(16).is_some());
+    }
+}
