@@ -74,6 +74,29 @@ impl Engine {
         self.volumes[usize::from(index.0)] = Some(Box::new(volume));
     }
 
+    /// Drops everything the log holds of a volume that is not served: it goes on with an empty
+    /// log. The superblock that names its new attach generation is durable.
+    pub fn forget_data(&mut self, index: VolumeIndex, recorded: &superblock::Volume) {
+        let state = self.volume(index);
+        assert!(!state.serving && state.log.head.is_none() && state.writes.is_empty());
+        let next_sequence = state.log.next_sequence;
+        let mut id = state.log.oldest;
+        while let Some(at) = id {
+            id = self.segments.get(at).next;
+            if self.segments.get(at).state == crate::log::segment::State::Sealed {
+                self.retire(index, at);
+            }
+            let segment = self.segments.get_mut(at);
+            segment.become_state(crate::log::segment::State::Free);
+            segment.next = None;
+            self.segments.put_free(at);
+        }
+        self.volumes[usize::from(index.0)] = None;
+        let mut recorded = recorded.clone();
+        recorded.next_sequence = next_sequence;
+        self.attach(index, &recorded);
+    }
+
     /// Begins or ends taking requests: the backing device is there, or is not.
     pub fn serve(&mut self, volume: VolumeIndex, serving: bool) {
         let state = self.volume(volume);

@@ -240,6 +240,11 @@ impl Engine {
         ]
     }
 
+    /// What was chosen.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// Takes a request. Its answer comes as an effect, at once or later.
     pub fn submit(&mut self, request: Request, payload: &mut impl Payload) -> Result<(), Busy> {
         if self.requests.room() == 0 || self.tokens.room() < 2 * REQUEST_BLOCKS_MAX + 512 {

@@ -28,7 +28,9 @@ pub enum CacheError {
         second: FormatError,
     },
     /// The device is smaller than the cache on it.
-    #[error("{device}: holds {found} bytes, but the cache on it was made for {expected}; it was cut")]
+    #[error(
+        "{device}: holds {found} bytes, but the cache on it was made for {expected}; it was cut"
+    )]
     Smaller {
         /// The device.
         device: String,

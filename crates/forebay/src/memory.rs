@@ -60,7 +60,10 @@ fn buffers_at(buffer_count: u16) -> usize {
 
 /// What a process that is gone left in its buffers, by segment; empty if it is not this cache's
 /// last opening in this boot.
-pub fn left_behind(file: &File, identity: &SharedIdentity) -> io::Result<Vec<(SegmentId, Vec<u8>)>> {
+pub fn left_behind(
+    file: &File,
+    identity: &SharedIdentity,
+) -> io::Result<Vec<(SegmentId, Vec<u8>)>> {
     use std::os::unix::fs::FileExt;
     let mut head = [0; 84];
     if file.metadata()?.len() < TABLE_AT as u64 {

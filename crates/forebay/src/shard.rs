@@ -20,6 +20,7 @@ use forebay_core::log::recovery::{self, Damage};
 use forebay_core::payload::Place;
 use forebay_core::request::{Op, Request, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Sequence, Tick, VolumeIndex};
+use hdrhistogram::Histogram;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -125,6 +126,8 @@ pub struct Shard {
     shared_path: Option<PathBuf>,
     free_tags: Vec<u32>,
     cookies: Vec<u64>,
+    begun: Vec<Begun>,
+    latencies: Vec<Option<Latency>>,
     answers: Vec<Answer>,
     done: Vec<Completion>,
     started: Instant,
@@ -157,14 +160,10 @@ impl Shard {
         // What is read below must not be lost once the generation is raised.
         cache.sync().map_err(system("flush the cache device"))?;
         let config = options.config;
-        let mut reader = Reader::new(cache.as_ref(), superblock.segment_bytes)
-            .map_err(system("take memory"))?;
-        let recovered = recovery::recover(
-            &superblock,
-            &mut reader,
-            config.extent_count_max,
-            config.mutants,
-        );
+        let mut reader =
+            Reader::new(cache.as_ref(), superblock.segment_bytes).map_err(system("take memory"))?;
+        let recovered =
+            recovery::recover(&superblock, &mut reader, config.extent_count_max, config.mutants);
         opened.damage = recovered.damage.clone();
         superblock = recovery::reopen(&superblock, &recovered, config.mutants);
         superblock.written_at = wall_now();
@@ -211,6 +210,11 @@ impl Shard {
             shared_path: shared_dir.map(|dir| dir.path().join(name)),
             free_tags: (0..REQUEST_COUNT_MAX as u32).rev().collect(),
             cookies: vec![0; REQUEST_COUNT_MAX],
+            begun: vec![
+                Begun { at: Tick(0), volume: VolumeIndex(0), op: Op::Flush };
+                REQUEST_COUNT_MAX
+            ],
+            latencies: (0..VOLUME_COUNT_MAX).map(|_| None).collect(),
             answers: Vec::with_capacity(REQUEST_COUNT_MAX),
             done: Vec::with_capacity(REQUEST_COUNT_MAX),
             started: Instant::now(),
@@ -299,9 +303,37 @@ impl Shard {
         index: VolumeIndex,
         change: impl FnOnce(&mut Volume),
     ) -> Result<(), OpenError> {
+        self.note(index, change);
+        self.write_superblock()
+    }
+
+    /// Changes what will be recorded of a volume at the next write of the superblock.
+    pub fn note(&mut self, index: VolumeIndex, change: impl FnOnce(&mut Volume)) {
         if let Some(Some(volume)) = self.superblock.volumes.get_mut(usize::from(index.0)) {
             change(volume);
         }
+    }
+
+    /// Drops everything the cache holds of a volume, dirty data included: it starts empty.
+    pub fn forget_data(&mut self, index: VolumeIndex) -> Result<(), OpenError> {
+        let generation = (self.superblock.sequence + 1) as u32;
+        self.note(index, |volume| {
+            volume.attach_generation = generation;
+            volume.head = Head::NONE;
+            volume.watermark = Sequence(0);
+            volume.tail = forebay_core::units::Ordinal(1);
+        });
+        self.write_superblock()?;
+        let recorded = self.superblock.volumes[usize::from(index.0)].clone();
+        if let Some(recorded) = recorded {
+            self.engine.forget_data(index, &recorded);
+        }
+        Ok(())
+    }
+
+    /// Takes a volume out of the cache, whatever it holds. It is not served.
+    pub fn forget(&mut self, index: VolumeIndex) -> Result<(), OpenError> {
+        self.superblock.volumes[usize::from(index.0)] = None;
         self.write_superblock()
     }
 
@@ -314,6 +346,7 @@ impl Shard {
     /// Gives a volume its backing device, opened with [`backing_source`], and serves it.
     pub fn serve(&mut self, index: VolumeIndex, device: Box<dyn Device>) {
         self.backings[usize::from(index.0)] = Some(device);
+        self.latencies[usize::from(index.0)] = Latency::new();
         self.engine.serve(index, true);
     }
 
@@ -331,6 +364,7 @@ impl Shard {
         let tag = self.free_tags.pop().ok_or(Busy)?;
         self.memory.requests[tag as usize] = RequestMemory { span, offset, length };
         self.cookies[tag as usize] = cookie;
+        self.begun[tag as usize] = Begun { at: self.now(), volume, op };
         let request = Request { volume, op, offset, length, tag };
         if self.engine.submit(request, &mut self.memory).is_err() {
             self.free_tags.push(tag);
@@ -358,7 +392,8 @@ impl Shard {
         foreign: &mut Vec<(u64, i32)>,
     ) -> io::Result<()> {
         self.run_effects();
-        let timeout = if self.answers.is_empty() { self.timeout(timeout) } else { Duration::ZERO.into() };
+        let timeout =
+            if self.answers.is_empty() { self.timeout(timeout) } else { Duration::ZERO.into() };
         let first = foreign.len();
         self.reactor.wait(timeout, foreign)?;
         let now = Instant::now();
@@ -490,8 +525,31 @@ impl Shard {
             }
             Effect::Answer { tag, result } => {
                 self.free_tags.push(tag);
+                self.count_latency(self.begun[tag as usize]);
                 self.answers.push(Answer { cookie: self.cookies[tag as usize], result });
             }
+        }
+    }
+
+    fn count_latency(&mut self, begun: Begun) {
+        let nanos = self.now().since(begun.at).clamp(1, LATENCY_NANOS_MAX);
+        if let Some(latency) = &mut self.latencies[usize::from(begun.volume.0)] {
+            let histogram = match begun.op {
+                Op::Read => &mut latency.reads,
+                Op::Write { .. } => &mut latency.writes,
+                _ => return,
+            };
+            histogram.saturating_record(nanos);
+        }
+    }
+
+    /// How long requests to a volume took: reads, then writes.
+    pub fn latencies(&self, volume: VolumeIndex) -> [Percentiles; 2] {
+        match self.latencies.get(usize::from(volume.0)) {
+            Some(Some(latency)) => {
+                [Percentiles::of(&latency.reads), Percentiles::of(&latency.writes)]
+            }
+            _ => [Percentiles::default(); 2],
         }
     }
 
@@ -504,7 +562,13 @@ impl Shard {
         self.cache.submit(&mut self.reactor, operation, u64::from(token.0), now);
     }
 
-    fn to_backing(&mut self, volume: VolumeIndex, operation: Operation, token: Token, now: Instant) {
+    fn to_backing(
+        &mut self,
+        volume: VolumeIndex,
+        operation: Operation,
+        token: Token,
+        now: Instant,
+    ) {
         match self.backings[usize::from(volume.0)].as_deref_mut() {
             Some(device) => device.submit(&mut self.reactor, operation, u64::from(token.0), now),
             None => {
@@ -568,6 +632,46 @@ impl Shard {
             let _ = std::fs::remove_file(path);
         }
         Ok(true)
+    }
+}
+
+const LATENCY_NANOS_MAX: u64 = 3_600_000_000_000;
+
+/// When and how a request came in.
+#[derive(Clone, Copy, Debug)]
+struct Begun {
+    at: Tick,
+    volume: VolumeIndex,
+    op: Op,
+}
+
+struct Latency {
+    reads: Histogram<u64>,
+    writes: Histogram<u64>,
+}
+
+impl Latency {
+    fn new() -> Option<Latency> {
+        let histogram = || Histogram::new_with_bounds(1, LATENCY_NANOS_MAX, 2).ok();
+        Some(Latency { reads: histogram()?, writes: histogram()? })
+    }
+}
+
+/// Half of the requests took no longer than the one, 99 of a hundred than the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Percentiles {
+    /// Nanoseconds.
+    pub p50_ns: u64,
+    /// Nanoseconds.
+    pub p99_ns: u64,
+}
+
+impl Percentiles {
+    fn of(histogram: &Histogram<u64>) -> Percentiles {
+        Percentiles {
+            p50_ns: histogram.value_at_quantile(0.5),
+            p99_ns: histogram.value_at_quantile(0.99),
+        }
     }
 }
 

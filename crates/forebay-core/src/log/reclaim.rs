@@ -203,7 +203,7 @@ impl Engine {
     }
 
     /// Forgets everything in the segment, and moves the tail behind it.
-    fn retire(&mut self, volume: VolumeIndex, id: SegmentId) {
+    pub(crate) fn retire(&mut self, volume: VolumeIndex, id: SegmentId) {
         let segment = *self.segments.get(id);
         let mut header = 0;
         while header < segment.used {

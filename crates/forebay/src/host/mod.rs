@@ -30,3 +30,12 @@ pub mod protect;
 pub mod runtime_dir;
 pub mod signature;
 mod sys;
+
+/// Takes room for all of a file at once, so that it cannot run out later.
+pub fn allocate(file: &std::fs::File, size_bytes: u64) -> std::io::Result<()> {
+    let flags = rustix::fs::FallocateFlags::empty();
+    match rustix::fs::fallocate(file, flags, 0, size_bytes) {
+        Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(size_bytes),
+        other => other.map_err(Into::into),
+    }
+}

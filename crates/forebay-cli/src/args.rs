@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The command line: man pages and completions are made from these types.
+
+use crate::units::{parse_size, parse_time};
+use clap::{Parser, Subcommand, ValueEnum};
+use forebay_core::format::superblock::Mode;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A fast device in front of a slow one: as large as the slow one, nearly as fast as the fast
+/// one, and safe.
+#[derive(Debug, Parser)]
+#[command(name = "forebay", version, max_term_width = 100)]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a new, empty cache on a device or file
+    Format(FormatArgs),
+    /// Serve volumes until told to stop
+    Serve(Box<ServeArgs>),
+    /// Show how the volumes are
+    Status(StatusArgs),
+    /// Stop the daemon
+    Stop(StopArgs),
+    /// Write everything back to the backing device and keep it so
+    Drain(DrainArgs),
+    /// Take a volume out of a cache
+    Forget(ForgetArgs),
+}
+
+/// `forebay format`
+#[derive(Debug, clap::Args)]
+pub struct FormatArgs {
+    /// The fast device, or a file (made if it is not there)
+    pub cache: PathBuf,
+    /// Bytes to use; needed for a new file (512M, 1G, 1T)
+    #[arg(long, value_parser = parse_size)]
+    pub size: Option<u64>,
+    /// Bytes of a segment: a power of two, 64K to 4M
+    #[arg(long, value_parser = parse_size, default_value = "512K")]
+    pub segment_size: u64,
+    /// Erase a file system or anything else that is recognised there
+    #[arg(long)]
+    pub force: bool,
+    /// Erase a cache with data that is not on its backing device
+    #[arg(long)]
+    pub lose_dirty: bool,
+}
+
+/// A volume as it is asked for: `NAME=BACKING[,mode=…][,logical_block=…]`.
+#[derive(Clone, Debug)]
+pub struct VolumeSpec {
+    pub name: String,
+    pub backing: PathBuf,
+    pub mode: Option<Mode>,
+    pub logical_block: Option<u32>,
+}
+
+fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
+    let (name, rest) = text.split_once('=').ok_or("expected NAME=BACKING[,mode=...]")?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
+        return Err(format!("'{name}' is no volume name; use 1 to 64 of a-z A-Z 0-9 - _ ."));
+    }
+    let mut parts = rest.split(',');
+    let backing = PathBuf::from(parts.next().unwrap_or_default());
+    if backing.as_os_str().is_empty() {
+        return Err("the backing device is missing".into());
+    }
+    let mut spec = VolumeSpec { name: name.into(), backing, mode: None, logical_block: None };
+    for part in parts {
+        match part.split_once('=') {
+            Some(("mode", mode)) => spec.mode = Some(parse_mode(mode)?),
+            Some(("logical_block", "512")) => spec.logical_block = Some(512),
+            Some(("logical_block", "4096")) => spec.logical_block = Some(4096),
+            Some(("logical_block", other)) => {
+                return Err(format!("logical_block={other}: 512 and 4096 are known"));
+            }
+            _ => return Err(format!("'{part}': expected mode=... or logical_block=...")),
+        }
+    }
+    Ok(spec)
+}
+
+fn parse_mode(text: &str) -> Result<Mode, String> {
+    match text {
+        "write-back" => Ok(Mode::WriteBack),
+        "write-through" => Ok(Mode::WriteThrough),
+        "write-around" => Ok(Mode::WriteAround),
+        _ => Err(format!("mode={text}: write-back, write-through and write-around are known")),
+    }
+}
+
+/// How a mode is written.
+pub fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::WriteBack => "write-back",
+        Mode::WriteThrough => "write-through",
+        Mode::WriteAround => "write-around",
+    }
+}
+
+/// Where NBD clients come in.
+#[derive(Clone, Debug)]
+pub enum Listen {
+    Unix(PathBuf),
+    Tcp(std::net::SocketAddr),
+}
+
+fn parse_listen(text: &str) -> Result<Listen, String> {
+    if let Some(path) = text.strip_prefix("nbd+unix://") {
+        if !path.starts_with('/') || path.len() < 2 {
+            return Err("expected nbd+unix:///PATH with an absolute path".into());
+        }
+        return Ok(Listen::Unix(PathBuf::from(path)));
+    }
+    let Some(address) = text.strip_prefix("nbd://") else {
+        return Err("expected nbd+unix:///PATH or nbd://127.0.0.1:PORT".into());
+    };
+    let address: std::net::SocketAddr = address
+        .parse()
+        .map_err(|_| format!("'{address}' is no address with a port; try 127.0.0.1:10809"))?;
+    if !address.ip().is_loopback() {
+        return Err(format!(
+            "{address} is not on loopback; without TLS anyone there could read and write the \
+             volume, so it is refused"
+        ));
+    }
+    Ok(Listen::Tcp(address))
+}
+
+/// Which kernel block device is made of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Attach {
+    /// The best there is
+    Auto,
+    /// FUSE and a loop device
+    Fuse,
+    /// None: NBD only
+    None,
+}
+
+/// How the devices are driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IoChoice {
+    /// io_uring, or threads where it is refused
+    Auto,
+    /// io_uring
+    Uring,
+    /// Threads
+    Threads,
+}
+
+/// `forebay serve`
+#[derive(Debug, clap::Args)]
+pub struct ServeArgs {
+    /// The formatted cache device or file
+    #[arg(long)]
+    pub cache: PathBuf,
+    /// A volume to add, or to change the mode of: NAME=BACKING[,mode=write-back|write-through|
+    /// write-around][,logical_block=512|4096]; recorded volumes are served without it
+    #[arg(long = "volume", value_parser = parse_volume)]
+    pub volumes: Vec<VolumeSpec>,
+    /// Where NBD clients come in: nbd+unix:///PATH or nbd://127.0.0.1:PORT
+    #[arg(long, value_parser = parse_listen)]
+    pub listen: Vec<Listen>,
+    /// Which kernel block device is made of each volume
+    #[arg(long, value_enum, default_value = "auto")]
+    pub attach: Attach,
+    /// The control socket
+    #[arg(long)]
+    pub control: Option<PathBuf>,
+    /// Writes are durable this long after they were answered, at the latest; 0: before
+    #[arg(long, value_parser = parse_time, default_value = "5s")]
+    pub sync_after: Duration,
+    /// Memory for buffers, batches and extents besides the map
+    #[arg(long, value_parser = parse_size, default_value = "192M")]
+    pub memory: u64,
+    /// How devices are driven
+    #[arg(long, value_enum, default_value = "auto")]
+    pub io: IoChoice,
+    /// How long a stop waits for kernel devices to be closed
+    #[arg(long, value_parser = parse_time, default_value = "60s")]
+    pub stop_timeout: Duration,
+    /// Go on with a backing device that was changed by others: VOLUME=keep-dirty|lose-dirty
+    #[arg(long, value_parser = parse_if_changed)]
+    pub if_changed: Vec<(String, IfChanged)>,
+}
+
+/// What to do with dirty data of a volume whose backing device was changed by others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IfChanged {
+    KeepDirty,
+    LoseDirty,
+}
+
+fn parse_if_changed(text: &str) -> Result<(String, IfChanged), String> {
+    match text.split_once('=') {
+        Some((name, "keep-dirty")) => Ok((name.into(), IfChanged::KeepDirty)),
+        Some((name, "lose-dirty")) => Ok((name.into(), IfChanged::LoseDirty)),
+        _ => Err("expected VOLUME=keep-dirty or VOLUME=lose-dirty".into()),
+    }
+}
+
+/// `forebay status`
+#[derive(Debug, clap::Args)]
+pub struct StatusArgs {
+    /// For programs
+    #[arg(long)]
+    pub json: bool,
+    /// Again every two seconds
+    #[arg(long)]
+    pub watch: bool,
+    /// The control socket
+    #[arg(long)]
+    pub control: Option<PathBuf>,
+}
+
+/// `forebay stop`
+#[derive(Debug, clap::Args)]
+pub struct StopArgs {
+    /// Write everything back first
+    #[arg(long)]
+    pub drain: bool,
+    /// The control socket
+    #[arg(long)]
+    pub control: Option<PathBuf>,
+}
+
+/// `forebay drain`
+#[derive(Debug, clap::Args)]
+pub struct DrainArgs {
+    /// The volume; without it all
+    pub name: Option<String>,
+    /// The control socket
+    #[arg(long, conflicts_with = "cache")]
+    pub control: Option<PathBuf>,
+    /// Drain a cache that no daemon serves
+    #[arg(long)]
+    pub cache: Option<PathBuf>,
+}
+
+/// `forebay forget`
+#[derive(Debug, clap::Args)]
+pub struct ForgetArgs {
+    /// The cache
+    #[arg(long)]
+    pub cache: PathBuf,
+    /// The volume
+    pub name: String,
+    /// Give up data that is not on its backing device
+    #[arg(long)]
+    pub lose_dirty: bool,
+}

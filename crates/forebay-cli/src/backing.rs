@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Opening devices the way a careful person would: nobody else may be using them, and a backing
+//! device must be the one that was recorded.
+
+use anyhow::{Context, Result, bail};
+use forebay::host::guard;
+use forebay::host::identity::{Fingerprint, Geometry, Match, Serial, compare};
+use forebay::host::machine::{Host, Target};
+use forebay::io::{Device, FileDevice, FileOptions, Stats, StatsDevice};
+use forebay_core::format::superblock::Volume;
+use std::path::Path;
+use std::time::Duration;
+
+/// How long a device that a dying process still holds is waited for.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+
+/// Opens a device or file for us alone.
+pub fn open_exclusive(path: &Path, source: u16, logical_block: Option<u32>) -> Result<FileDevice> {
+    guard::check_free(path)?;
+    let options = FileOptions {
+        exclusive: true,
+        wait: LOCK_WAIT,
+        source,
+        logical_block,
+        ..FileOptions::default()
+    };
+    FileDevice::open(path, &options).with_context(|| format!("{}", path.display()))
+}
+
+/// A device with its statistics.
+pub fn counted(device: FileDevice) -> (Box<dyn Device>, Stats) {
+    let stats = Stats::new();
+    (Box::new(StatsDevice::new(Box::new(device), stats.clone())), stats)
+}
+
+/// Refuses a backing device that rests on the cache device, or the other way round.
+pub fn check_apart(cache: &Path, backing: &Path) -> Result<()> {
+    if let Some(relation) = guard::related(cache, backing)? {
+        bail!(
+            "{} and {}: {relation}; a cache in front of itself would lose both, use another device",
+            cache.display(),
+            backing.display()
+        );
+    }
+    Ok(())
+}
+
+/// Who a device is, and what its ends and superblocks hold.
+pub fn fingerprint(device: &dyn Device, path: &Path) -> Result<Fingerprint> {
+    let info = device.info();
+    let geometry = Geometry { size_bytes: info.size_bytes, logical_block: info.logical_block };
+    let host = Host::default();
+    let serial = Target::of(path).map_or(Serial::UNKNOWN, |target| Serial::of(&host, &target));
+    let mut read = |offset: u64, bytes: &mut [u8]| device.read_at(offset, bytes);
+    Fingerprint::take(&mut read, geometry, serial)
+        .with_context(|| format!("{}: cannot be read to recognise it later", path.display()))
+}
+
+/// Compares a backing device with what was recorded of it.
+pub fn compare_recorded(recorded: &Volume, found: &Fingerprint, after_crash: bool) -> Match {
+    match Fingerprint::decode(&recorded.fingerprint) {
+        Ok(known) => compare(&known, found, after_crash),
+        // Recorded by a newer version, or never: nothing to compare with.
+        Err(_) => Match::Same,
+    }
+}

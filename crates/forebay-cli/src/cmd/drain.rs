@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay drain`: writes everything back and keeps it so.
+
+use crate::args::DrainArgs;
+use crate::control::{self, Request};
+use crate::status::{Status, VolumeStatus};
+use crate::units::size;
+use anyhow::{Result, bail};
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+pub fn run(args: &DrainArgs) -> Result<ExitCode> {
+    if let Some(cache) = &args.cache {
+        return super::serve::drain_offline(cache, args.name.as_deref());
+    }
+    let socket = control::find(args.control.as_deref())?;
+    watch(&socket, args.name.as_deref())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Has the daemon drain, and shows how far it is until it is done. Ending this ends nothing.
+pub fn watch(socket: &Path, name: Option<&str>) -> Result<()> {
+    control::ask(socket, &Request::Drain { name: name.map(str::to_owned) })?;
+    let mut progress = Progress::new();
+    loop {
+        let status = control::status(socket)?;
+        if progress.show(&status, name)? {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// A progress line: rewritten on a terminal, now and then a new one elsewhere.
+pub struct Progress {
+    begun: Instant,
+    shown: Option<Instant>,
+    is_terminal: bool,
+    first: Option<u64>,
+}
+
+impl Progress {
+    pub fn new() -> Progress {
+        let is_terminal = std::io::stdout().is_terminal();
+        Progress { begun: Instant::now(), shown: None, is_terminal, first: None }
+    }
+
+    /// Shows how far the volumes are; says whether they are drained.
+    pub fn show(&mut self, status: &Status, name: Option<&str>) -> Result<bool> {
+        let mine = |volume: &&VolumeStatus| name.is_none_or(|name| name == volume.name);
+        let volumes: Vec<&VolumeStatus> = status.volumes.iter().filter(mine).collect();
+        let dirty: u64 = volumes.iter().map(|volume| volume.dirty_bytes).sum();
+        if volumes.iter().all(|volume| !volume.dirty) {
+            self.end();
+            for volume in volumes {
+                println!("{}: drained; {} is the plain disk", volume.name, volume.backing);
+            }
+            return Ok(true);
+        }
+        if let Some(volume) = volumes.iter().find(|it| it.dirty && it.state != "serving") {
+            self.end();
+            bail!("{}: cannot be drained while it is {}", volume.name, volume.state);
+        }
+        let first = *self.first.get_or_insert(dirty);
+        let every = Duration::from_millis(if self.is_terminal { 200 } else { 5000 });
+        if self.shown.is_none_or(|shown| shown.elapsed() >= every) {
+            self.shown = Some(Instant::now());
+            self.line(first, dirty)?;
+        }
+        Ok(false)
+    }
+
+    fn line(&self, first: u64, dirty: u64) -> Result<()> {
+        let done = first.saturating_sub(dirty);
+        let seconds = self.begun.elapsed().as_secs_f64();
+        let rate = done as f64 / seconds.max(0.001);
+        let eta = match rate > 0.0 {
+            true => format!("{:.0} s left", dirty as f64 / rate),
+            false => "no estimate yet".into(),
+        };
+        let line =
+            format!("{} of {} left, {}/s, {eta}", size(dirty), size(first), size(rate as u64));
+        if self.is_terminal {
+            print!("\r\x1b[K{line}");
+            std::io::stdout().flush()?;
+        } else {
+            println!("{line}");
+        }
+        Ok(())
+    }
+
+    fn end(&self) {
+        if self.is_terminal && self.shown.is_some() {
+            println!();
+        }
+    }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay format`: makes a new, empty cache.
+
+use crate::args::FormatArgs;
+use crate::backing;
+use crate::units::size;
+use anyhow::{Context, Result, bail};
+use forebay::cache;
+use forebay::host::signature;
+use forebay::io::{Device, FileDevice};
+use forebay::shard::{CACHE_SOURCE, uuid_text, wall_now};
+use forebay_core::engine::{Config, Engine};
+use forebay_core::format::superblock::Superblock;
+use forebay_core::limits::{CACHE_BYTES_MIN, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use std::process::ExitCode;
+
+pub fn run(args: &FormatArgs) -> Result<ExitCode> {
+    let path = args.cache.display();
+    let segments = u64::from(SEGMENT_BYTES_MIN)..=u64::from(SEGMENT_BYTES_MAX);
+    if !args.segment_size.is_power_of_two() || !segments.contains(&args.segment_size) {
+        bail!("--segment-size {}: must be a power of two, 64K to 4M", args.segment_size);
+    }
+    if let Some(size) = args.size.filter(|size| *size < CACHE_BYTES_MIN) {
+        bail!("--size {}: a cache needs at least 64 MiB", crate::units::size(size));
+    }
+    make_file(args)?;
+    let device = backing::open_exclusive(&args.cache, CACHE_SOURCE, None)?;
+    let info = device.info().clone();
+    let size_bytes = args.size.unwrap_or(info.size_bytes);
+    if size_bytes > info.size_bytes {
+        bail!("{path}: holds {}, less than --size asks for", size(info.size_bytes));
+    }
+    if size_bytes < CACHE_BYTES_MIN {
+        bail!("{path}: holds {}; a cache needs at least 64 MiB", size(size_bytes));
+    }
+    let device = check_content(args, device)?;
+    let superblock = cache::format(&device, size_bytes, args.segment_size as u32, wall_now())
+        .context("cannot format")?;
+    print_result(args, &superblock);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A file that is not there yet is made, all of its room taken.
+fn make_file(args: &FormatArgs) -> Result<()> {
+    if args.cache.exists() {
+        return Ok(());
+    }
+    let path = args.cache.display();
+    let Some(size) = args.size else {
+        bail!("{path}: does not exist; give --size to make a file of that size");
+    };
+    let file = std::fs::File::create_new(&args.cache).with_context(|| format!("{path}"))?;
+    if let Err(error) = forebay::host::allocate(&file, size) {
+        // Nothing is left of a file that has no room.
+        let _ = std::fs::remove_file(&args.cache);
+        return Err(error).with_context(|| format!("{path}: there is no room for it"));
+    }
+    Ok(())
+}
+
+/// Refuses to erase what somebody may want.
+fn check_content(args: &FormatArgs, device: FileDevice) -> Result<FileDevice> {
+    let path = args.cache.display();
+    let size_bytes = device.info().size_bytes;
+    let mut read = |offset: u64, bytes: &mut [u8]| device.read_at(offset, bytes);
+    let found = signature::probe(&mut read, size_bytes)
+        .with_context(|| format!("{path}: cannot be read, so what is on it is unknown"))?;
+    println!("{path}: {}", size(size_bytes));
+    for signature in &found {
+        println!("  holds {signature}");
+    }
+    let is_cache = cache::read_superblock(&device).is_ok();
+    if is_cache && !args.force {
+        bail!("{path}: is a forebay cache already; give --force to erase it");
+    }
+    if !is_cache {
+        if !found.is_empty() && !args.force {
+            bail!("{path}: would erase what is listed above; give --force if that is meant");
+        }
+        return Ok(device);
+    }
+    let dirty = super::forget::dirty_volumes(device)?;
+    if !dirty.is_empty() && !args.lose_dirty {
+        bail!(
+            "{path}: has data that is not on its backing devices: {}; run `forebay drain --cache \
+             {path}` first, or give --lose-dirty",
+            dirty.join(", ")
+        );
+    }
+    super::forget::ask_for(&dirty)?;
+    backing::open_exclusive(&args.cache, CACHE_SOURCE, None)
+}
+
+fn print_result(args: &FormatArgs, superblock: &Superblock) {
+    let path = args.cache.display();
+    let config = Config::default();
+    let blocks = superblock.segment_blocks();
+    let parts = Engine::memory_parts(superblock.segment_count, blocks, 1, &config);
+    let usable = u64::from(superblock.segment_count) * u64::from(superblock.segment_bytes);
+    println!("cache {} of {} made on {path}", uuid_text(&superblock.uuid), size(usable));
+    println!("memory that `serve` will take with one volume:");
+    let mut total = 0;
+    for (name, bytes) in parts {
+        println!("  {:>9}  {name}", size(bytes));
+        total += bytes;
+    }
+    println!("  {:>9}  in all", size(total));
+    println!("next: forebay serve --cache {path} --volume NAME=BACKING");
+}

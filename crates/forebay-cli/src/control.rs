@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Speaking to a daemon: one JSON line each way on its control socket.
+
+use crate::NoDaemon;
+use crate::status::Status;
+use anyhow::{Context, Result, bail};
+use forebay::host::runtime_dir::RuntimeDir;
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// What can be asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case")]
+pub enum Request {
+    Status,
+    Stop { drain: bool },
+    Drain { name: Option<String> },
+}
+
+/// What is answered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "kebab-case")]
+pub enum Reply {
+    Status(Box<Status>),
+    Done,
+    Error { text: String },
+}
+
+/// Sockets of running daemons, found in the runtime directory.
+fn sockets() -> Result<Vec<PathBuf>> {
+    let dir = RuntimeDir::open()?;
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir.path())? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|it| it == "sock") && UnixStream::connect(&path).is_ok() {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+/// The daemon's socket: the one given, or the only one there is.
+pub fn find(given: Option<&Path>) -> Result<PathBuf> {
+    if let Some(path) = given {
+        return Ok(path.to_owned());
+    }
+    let mut found = sockets()?;
+    match found.len() {
+        0 => Err(NoDaemon("no daemon is running; start one with `forebay serve`".into()).into()),
+        1 => Ok(found.remove(0)),
+        _ => {
+            let list: Vec<String> =
+                found.iter().map(|path| format!("--control {}", path.display())).collect();
+            bail!("several daemons are running; choose one: {}", list.join(" | "))
+        }
+    }
+}
+
+/// Asks, and waits for the answer.
+pub fn ask(socket: &Path, request: &Request) -> Result<Reply> {
+    let mut stream = UnixStream::connect(socket).map_err(|error| {
+        NoDaemon(format!("{}: no daemon answers there: {error}", socket.display()))
+    })?;
+    let mut line = serde_json::to_string(request)?;
+    line.push('\n');
+    stream.write_all(line.as_bytes()).context("the daemon went away")?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).context("the daemon went away")?;
+    if answer.is_empty() {
+        return Err(NoDaemon("the daemon went away before it answered".into()).into());
+    }
+    match serde_json::from_str(&answer).context("the daemon's answer is not understood")? {
+        Reply::Error { text } => bail!(text),
+        reply => Ok(reply),
+    }
+}
+
+/// Asks how things are.
+pub fn status(socket: &Path) -> Result<Status> {
+    match ask(socket, &Request::Status)? {
+        Reply::Status(status) => Ok(*status),
+        _ => bail!("the daemon answered something else than its status"),
+    }
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The daemon's side of the control socket: a front end that asks the engine instead of writing.
+
+use crate::control::{Reply, Request};
+use forebay::io::{Arena, ReactorOp, user_data};
+use forebay::shard::{Answer, Shard};
+use forebay_serve::frontend::{FrontEnd, Place};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::rc::Rc;
+
+const CLIENT_COUNT_MAX: usize = 16;
+const LINE_BYTES_MAX: usize = 64 << 10;
+const ACCEPT: u64 = 0;
+const RECEIVE: u64 = 1;
+const SEND: u64 = 2;
+
+/// Questions on their way to whoever can answer them, and answers on their way back.
+#[derive(Debug, Default)]
+pub struct Desk {
+    pub questions: VecDeque<(usize, Request)>,
+    pub answers: VecDeque<(usize, Reply)>,
+}
+
+struct Client {
+    socket: OwnedFd,
+    memory: Arena,
+    received: usize,
+    out: Vec<u8>,
+    sent: usize,
+    busy: bool,
+    is_gone: bool,
+}
+
+/// The front end.
+pub struct ControlServer {
+    place: Place,
+    listener: UnixListener,
+    clients: Vec<Option<Client>>,
+    desk: Rc<RefCell<Desk>>,
+}
+
+impl ControlServer {
+    pub fn new(listener: UnixListener, desk: Rc<RefCell<Desk>>) -> ControlServer {
+        let mut clients = Vec::new();
+        clients.resize_with(CLIENT_COUNT_MAX, || None);
+        ControlServer { place: Place(0), listener, clients, desk }
+    }
+
+    fn name(&self, client: usize, what: u64) -> u64 {
+        user_data(self.place.source(), (client as u64) << 8 | what)
+    }
+
+    fn accept(&self, shard: &mut Shard) {
+        let fd = self.listener.as_raw_fd();
+        shard.reactor.submit(ReactorOp::Accept { fd }, self.name(0, ACCEPT));
+    }
+
+    fn connect(&mut self, socket: OwnedFd, shard: &mut Shard) -> io::Result<()> {
+        let Some(at) = self.clients.iter().position(Option::is_none) else { return Ok(()) };
+        self.clients[at] = Some(Client {
+            socket,
+            memory: Arena::reserved(2 * LINE_BYTES_MAX)?,
+            received: 0,
+            out: Vec::new(),
+            sent: 0,
+            busy: false,
+            is_gone: false,
+        });
+        self.receive(at, shard);
+        Ok(())
+    }
+
+    fn receive(&mut self, at: usize, shard: &mut Shard) {
+        let name = self.name(at, RECEIVE);
+        let Some(client) = &mut self.clients[at] else { return };
+        client.busy = true;
+        let span = client.memory.span(client.received, LINE_BYTES_MAX - client.received);
+        shard.reactor.submit(ReactorOp::Recv { fd: client.socket.as_raw_fd(), span }, name);
+    }
+
+    fn received(&mut self, at: usize, result: i32, shard: &mut Shard) {
+        let Some(client) = &mut self.clients[at] else { return };
+        client.busy = false;
+        let Some(bytes) = usize::try_from(result).ok().filter(|bytes| *bytes > 0) else {
+            client.is_gone = true;
+            return;
+        };
+        client.received += bytes;
+        let mut line = vec![0; client.received];
+        client.memory.span(0, client.received).copy_out(&mut line);
+        let Some(end) = line.iter().position(|byte| *byte == b'\n') else {
+            if client.received == LINE_BYTES_MAX {
+                client.is_gone = true;
+                return;
+            }
+            return self.receive(at, shard);
+        };
+        match serde_json::from_slice(&line[..end]) {
+            Ok(request) => self.desk.borrow_mut().questions.push_back((at, request)),
+            Err(error) => {
+                let text = format!("the request is not understood: {error}");
+                self.desk.borrow_mut().answers.push_back((at, Reply::Error { text }));
+            }
+        }
+    }
+
+    fn send(&mut self, at: usize, shard: &mut Shard) {
+        let name = self.name(at, SEND);
+        let Some(client) = &mut self.clients[at] else { return };
+        if client.sent == client.out.len() {
+            // One question, one answer.
+            client.is_gone = true;
+            return;
+        }
+        client.busy = true;
+        let rest = &client.out[client.sent..];
+        let rest = &rest[..rest.len().min(LINE_BYTES_MAX)];
+        let span = client.memory.span(LINE_BYTES_MAX, rest.len());
+        span.copy_in(rest);
+        shard.reactor.submit(ReactorOp::Send { fd: client.socket.as_raw_fd(), span }, name);
+    }
+}
+
+impl FrontEnd for ControlServer {
+    fn start(&mut self, place: Place, shard: &mut Shard) {
+        self.place = place;
+        self.accept(shard);
+    }
+
+    fn event(&mut self, shard: &mut Shard, user_data: u64, result: i32) {
+        let number = user_data & ((1 << 48) - 1);
+        let (at, what) = ((number >> 8) as usize, number & 0xFF);
+        match what {
+            ACCEPT => {
+                if let Some(socket) = shard.reactor.accepted(result) {
+                    // No memory for one more: its client sees the end.
+                    let _ = self.connect(socket, shard);
+                }
+                self.accept(shard);
+            }
+            RECEIVE => self.received(at, result, shard),
+            _ => {
+                if let Some(client) = &mut self.clients[at] {
+                    client.busy = false;
+                    match usize::try_from(result) {
+                        Ok(bytes) => client.sent += bytes,
+                        Err(_) => client.is_gone = true,
+                    }
+                    if !client.is_gone {
+                        self.send(at, shard);
+                    }
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, _: &mut Shard, _: Answer) {}
+
+    fn turn(&mut self, shard: &mut Shard) {
+        loop {
+            let next = self.desk.borrow_mut().answers.pop_front();
+            let Some((at, reply)) = next else { break };
+            if let Some(client) = &mut self.clients[at] {
+                client.out = serde_json::to_vec(&reply).unwrap_or_default();
+                client.out.push(b'\n');
+                client.sent = 0;
+                self.send(at, shard);
+            }
+        }
+        for client in &mut self.clients {
+            if client.as_ref().is_some_and(|client| client.is_gone && !client.busy) {
+                *client = None;
+            }
+        }
+    }
+
+    fn stop(&mut self, _: &mut Shard) -> bool {
+        true
+    }
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The `forebay` program: one file a subcommand, in `cmd`.
+
+// A program has no users of its items: `pub` says here what its modules show each other.
+#![allow(unreachable_pub)]
+
+mod args;
+mod backing;
+mod cmd;
+mod control;
+mod control_server;
+mod status;
+mod units;
+
+use args::{Args, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+/// No daemon answers: exit code 5.
+#[derive(Debug)]
+struct NoDaemon(String);
+
+impl std::fmt::Display for NoDaemon {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NoDaemon {}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let done = match &args.command {
+        Command::Format(args) => cmd::format::run(args),
+        Command::Serve(args) => cmd::serve::run(args),
+        Command::Status(args) => cmd::status::run(args),
+        Command::Stop(args) => cmd::stop::run(args),
+        Command::Drain(args) => cmd::drain::run(args),
+        Command::Forget(args) => cmd::forget::run(args),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
+            eprintln!("forebay: {}", causes.join(": "));
+            let no_daemon = error.downcast_ref::<NoDaemon>().is_some();
+            ExitCode::from(if no_daemon { 5 } else { 1 })
+        }
+    }
+}

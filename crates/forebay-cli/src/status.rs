@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What `status` tells: made by the daemon, shown by the client. The names are stable.
+
+use crate::units::{clock, size};
+use serde::{Deserialize, Serialize};
+
+/// Everything.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    pub version: String,
+    pub pid: u32,
+    pub cache: CacheStatus,
+    pub volumes: Vec<VolumeStatus>,
+    pub memory: Vec<MemoryPart>,
+    /// What is wrong, in words; empty: nothing.
+    pub problems: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CacheStatus {
+    pub uuid: String,
+    pub path: String,
+    pub size_bytes: u64,
+    pub segments: u32,
+    pub segments_free: u32,
+    pub health: String,
+    pub io: String,
+    pub io_refusal: Option<String>,
+    /// When a plain write is answered: `placed`, `written` or `durable`.
+    pub acknowledge: String,
+    pub device: DeviceStatus,
+}
+
+/// One device's own figures.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct DeviceStatus {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub read_p50_us: f64,
+    pub read_p99_us: f64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    pub write_p50_us: f64,
+    pub write_p99_us: f64,
+    pub flushes: u64,
+    pub flush_p50_us: f64,
+    pub flush_p99_us: f64,
+    pub errors: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VolumeStatus {
+    pub name: String,
+    pub size_bytes: u64,
+    pub backing: String,
+    /// `serving`, `waiting` (no backing device), `frozen`.
+    pub state: String,
+    pub mode: String,
+    pub drained: bool,
+    pub dirty_bytes: u64,
+    pub dirty: bool,
+    pub dirty_age_seconds: Option<f64>,
+    /// Milliseconds since 1970: the backing device holds what was written before.
+    pub backing_as_of: u64,
+    pub writeback: String,
+    pub writeback_bytes_per_second: f64,
+    pub seconds_to_drained: Option<f64>,
+    pub undurable: bool,
+    pub hit_ratio: Option<f64>,
+    pub read_p50_us: f64,
+    pub read_p99_us: f64,
+    pub write_p50_us: f64,
+    pub write_p99_us: f64,
+    pub reads: u64,
+    pub writes: u64,
+    pub flushes: u64,
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+    pub cache_bytes_written: u64,
+    pub backing_bytes_written: u64,
+    pub lost_blocks: u64,
+    pub repaired_blocks: u64,
+    pub backing_faults: u64,
+    pub attached: Vec<String>,
+    pub device: DeviceStatus,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MemoryPart {
+    pub name: String,
+    pub bytes: u64,
+}
+
+impl Status {
+    /// As people read it.
+    pub fn print(&self) {
+        let cache = &self.cache;
+        let used = cache.segments - cache.segments_free;
+        println!(
+            "cache {} on {}: {}, {}, {} % of its segments in use",
+            cache.uuid,
+            cache.path,
+            size(cache.size_bytes),
+            cache.health,
+            u64::from(used) * 100 / u64::from(cache.segments.max(1)),
+        );
+        println!(
+            "  devices by {}{}; a plain write is answered when {}",
+            cache.io,
+            cache.io_refusal.as_ref().map_or(String::new(), |why| format!(" ({why})")),
+            cache.acknowledge,
+        );
+        for volume in &self.volumes {
+            volume.print();
+        }
+        let total: u64 = self.memory.iter().map(|part| part.bytes).sum();
+        let parts: Vec<String> =
+            self.memory.iter().map(|part| format!("{} {}", part.name, size(part.bytes))).collect();
+        println!("memory {}: {}", size(total), parts.join(", "));
+        if self.problems.is_empty() {
+            println!("nothing is wrong");
+        }
+        for problem in &self.problems {
+            println!("PROBLEM: {problem}");
+        }
+    }
+}
+
+impl VolumeStatus {
+    fn print(&self) {
+        println!("{}: {}, {}, {}", self.name, size(self.size_bytes), self.state, self.mode_text());
+        println!("  backing {}, as of {}", self.backing, clock(self.backing_as_of));
+        let mut dirty = format!("  dirty {}", size(self.dirty_bytes));
+        if let Some(age) = self.dirty_age_seconds {
+            dirty += &format!(", since {age:.0} s");
+        }
+        dirty += &format!("; write-back {}", self.writeback);
+        if self.writeback_bytes_per_second > 0.0 {
+            dirty += &format!(" at {}/s", size(self.writeback_bytes_per_second as u64));
+        }
+        if let Some(seconds) = self.seconds_to_drained {
+            dirty += &format!(", drained in {seconds:.0} s");
+        }
+        println!("{dirty}");
+        let hits = match self.hit_ratio {
+            Some(ratio) => format!("{:.1} % without the backing device", ratio * 100.0),
+            None => "none yet".into(),
+        };
+        println!(
+            "  reads {} ({hits}), writes {}, flushes {}",
+            self.reads, self.writes, self.flushes
+        );
+        println!(
+            "  latency p50/p99 µs: read {:.0}/{:.0}, write {:.0}/{:.0}; backing read {:.0}/{:.0}, \
+             write {:.0}/{:.0}",
+            self.read_p50_us,
+            self.read_p99_us,
+            self.write_p50_us,
+            self.write_p99_us,
+            self.device.read_p50_us,
+            self.device.read_p99_us,
+            self.device.write_p50_us,
+            self.device.write_p99_us,
+        );
+        if self.written_bytes > 0 {
+            println!(
+                "  written per guest byte: cache {:.2}, backing {:.2}",
+                self.cache_bytes_written as f64 / self.written_bytes as f64,
+                self.backing_bytes_written as f64 / self.written_bytes as f64,
+            );
+        }
+        for attached in &self.attached {
+            println!("  attached: {attached}");
+        }
+    }
+
+    fn mode_text(&self) -> String {
+        if self.drained {
+            format!("{}, drained (kept clean)", self.mode)
+        } else {
+            self.mode.clone()
+        }
+    }
+}
