@@ -68,7 +68,9 @@ impl Engine {
         }
         self.release_buffer(segment, payload);
         let log = &mut self.volume(volume).log;
-        if let Some(record) = log.in_flight.iter_mut().find(|record| record.token == token) {
+        // A record that is written and waits for one before it has a token that was used again.
+        let mut waiting = log.in_flight.iter_mut().filter(|record| !record.written);
+        if let Some(record) = waiting.find(|record| record.token == token) {
             record.written = true;
         }
         while let Some(record) = log.in_flight.front().filter(|record| record.written) {
