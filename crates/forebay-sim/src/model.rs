@@ -20,7 +20,8 @@
 //! - The blocks of the log are whole: what a power cut leaves of a block is never a part of a
 //!   write beside something older (unless the write went around the log).
 
-use crate::block::{Block, SECTORS, Tags, origin};
+use crate::block::{Block, NumberMap, SECTORS, Tags, origin};
+use crate::random::mix;
 use std::rc::Rc;
 
 /// One value.
@@ -81,6 +82,8 @@ pub struct Model {
     /// Writes answered up to this moment are covered by a flush.
     flushed: u64,
     epoch: u32,
+    /// What was written that does not tell its place: block and tag, mixed.
+    odd: NumberMap<()>,
 }
 
 impl Model {
@@ -99,7 +102,7 @@ impl Model {
             survivor: true,
         };
         let cell = Cell { values: vec![value], lost: false };
-        Model { volume, cells: vec![cell; blocks], flushed: 0, epoch: 0 }
+        Model { volume, cells: vec![cell; blocks], flushed: 0, epoch: 0, odd: NumberMap::default() }
     }
 
     /// What a block held before anything was written.
@@ -124,6 +127,11 @@ impl Model {
             });
         }
         let Write { mask, made, fua, discard, torn } = write;
+        for (sector, tag) in content.tags().iter().enumerate() {
+            if *tag != 0 && !is_home(content, sector, self.volume, block) {
+                self.odd.insert(odd(block, sector, *tag), ());
+            }
+        }
         cell.values.push(Value {
             tags: *content.tags(),
             mask,
@@ -205,7 +213,11 @@ impl Model {
         let mut by = [None; SECTORS];
         for sector in (0..SECTORS).filter(|sector| mask & 1 << sector != 0) {
             let found = cell.values.iter().enumerate().rev().find(|(_, value)| {
-                value.holds(sector, tags[sector], content, self.volume, block)
+                let once = || {
+                    is_home(content, sector, self.volume, block)
+                        || self.odd.contains_key(&odd(block, sector, tags[sector]))
+                };
+                value.holds(sector, tags[sector], once)
                     && !cell.values.iter().any(|other| {
                         other.mask & 1 << sector != 0
                             && value.yields_to(other)
@@ -293,16 +305,19 @@ impl Value {
                 || self.answered.is_some_and(|answered| answered < flushed))
     }
 
-    fn holds(&self, sector: usize, tag: u64, content: &Block, volume: u8, block: usize) -> bool {
+    fn holds(&self, sector: usize, tag: u64, once: impl FnOnce() -> bool) -> bool {
         if self.mask & 1 << sector == 0 {
             return false;
         }
-        if !self.discard {
-            return self.tags[sector] == tag;
-        }
-        let once = origin(content, sector).is_some_and(|(of, at, _)| {
-            of == volume && at == block as u64
-        });
-        tag == 0 || once
+        if self.discard { tag == 0 || once() } else { self.tags[sector] == tag }
     }
+}
+
+/// Whether a sector says that a guest wrote it here.
+fn is_home(content: &Block, sector: usize, volume: u8, block: usize) -> bool {
+    origin(content, sector).is_some_and(|(of, at, _)| of == volume && at == block as u64)
+}
+
+fn odd(block: usize, sector: usize, tag: u64) -> u64 {
+    mix(tag ^ ((block * SECTORS + sector) as u64) << 20)
 }

@@ -277,7 +277,7 @@ impl Engine {
         log.open = None;
         log.closed = header.last_sequence();
         log.note_wanted = false;
-        log.undurable_bytes += u64::from(header.blocks) * BLOCK_BYTES;
+        log.closed_bytes += u64::from(header.blocks) * BLOCK_BYTES;
         core::mem::swap(&mut log.items, &mut log.previous_items);
         let marks = log.marks(&header, now);
         let token = self.token(Pending::Record { volume, segment: head.segment });

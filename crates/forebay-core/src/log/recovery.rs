@@ -274,6 +274,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             tail: out.log.tail,
             watermark: out.log.watermark,
             closed_at: crate::units::Tick(0),
+            bytes: 0,
         };
         let log = &mut out.log;
         log.next_sequence = next;

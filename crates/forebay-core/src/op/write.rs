@@ -324,11 +324,19 @@ impl Engine {
 
     /// Whether a write goes around the log: the one decision to bypass.
     fn goes_around(&mut self, volume: VolumeIndex, at: u32) -> bool {
-        let write = matches!(self.active(at).request.op, Op::Write { .. });
+        let active = *self.active(at);
+        let write = matches!(active.request.op, Op::Write { .. });
+        let edges = self.edges(at);
         let state = self.volume(volume);
+        // A crash must not find anything older dirty: the watermark is durable too.
+        let clean = !state.log.is_dirty() && state.log.durable.watermark >= state.log.dirtied;
+        // What is lost of a block may not come back as what the backing device held before.
+        let last = active.first + (active.blocks - 1);
+        let lost = |lba| state.extents.get(lba).is_some_and(|extent| extent.kind == Kind::Lost);
         write
             && state.mode == Mode::WriteAround
-            && !state.log.is_dirty()
+            && clean
             && state.locks.len() < LOCK_COUNT_MAX
+            && !(edges.first && lost(active.first) || edges.last && lost(last))
     }
 }
