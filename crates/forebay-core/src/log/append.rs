@@ -42,6 +42,12 @@ impl Engine {
         if self.health == CacheHealth::Failed {
             return false;
         }
+        if guest && self.volume(volume).log.head.is_some_and(|head| head.reserve) {
+            if !self.guest_may_take(volume) {
+                return false;
+            }
+            self.volume(volume).log.head.as_mut().expect("looked").reserve = false;
+        }
         let blocks = self.geometry.segment_blocks;
         let log = &self.volume(volume).log;
         if let (Some(head), Some(open)) = (log.head, log.open) {
@@ -311,7 +317,8 @@ impl Engine {
         guest: bool,
         payload: &mut impl Payload,
     ) -> bool {
-        if self.buffers.is_empty() || guest && !self.guest_may_take(volume) {
+        let reserve = !self.guest_may_take(volume);
+        if self.buffers.is_empty() || guest && reserve {
             return false;
         }
         let Some(id) = self.segments.take_free() else { return false };
@@ -327,7 +334,7 @@ impl Engine {
         log.segment_count += 1;
         log.oldest.get_or_insert(id);
         log.tail_segment.get_or_insert(id);
-        log.head = Some(Head { segment: id, buffer, next_block: 0 });
+        log.head = Some(Head { segment: id, buffer, next_block: 0, reserve });
         if let Some(before) = before {
             self.segments.get_mut(before).next = Some(id);
         }

@@ -26,6 +26,8 @@ pub struct Head {
     pub buffer: BufferId,
     /// Next block to fill.
     pub next_block: u16,
+    /// It was taken from the reserve: guest data does not go into it while the pool is that low.
+    pub reserve: bool,
 }
 
 /// The record that is being filled.
