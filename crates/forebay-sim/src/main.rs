@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Runs seeds: `forebay-sim --seeds N [--from K] [--seed S]`.
+//! Runs seeds: `forebay-sim --seeds N [--from K] [--seed S] [--tell S]`.
 
 use forebay_core::mutant::Mutants;
 use forebay_sim::marks::Marks;
-use forebay_sim::run::run;
+use forebay_sim::run::run_and;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::Instant;
 
 fn main() -> ExitCode {
     let (mut seeds, mut from) = (100, 0);
+    let mut tell = false;
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
         let value = arguments.next().and_then(|value| value.parse::<u64>().ok());
@@ -17,8 +18,9 @@ fn main() -> ExitCode {
             ("--seeds", Some(value)) => seeds = value,
             ("--from", Some(value)) => from = value,
             ("--seed", Some(value)) => (from, seeds) = (value, 1),
+            ("--tell", Some(value)) => (from, seeds, tell) = (value, 1, true),
             _ => {
-                eprintln!("usage: forebay-sim --seeds N [--from K] [--seed S]");
+                eprintln!("usage: forebay-sim --seeds N [--from K] [--seed S] [--tell S]");
                 return ExitCode::from(2);
             }
         }
@@ -27,7 +29,7 @@ fn main() -> ExitCode {
     let mut marks = Marks::default();
     let mut failed = 0;
     for seed in from..from + seeds {
-        let outcome = catch_unwind(AssertUnwindSafe(|| run(seed, Mutants::default())));
+        let outcome = catch_unwind(AssertUnwindSafe(|| run_and(seed, Mutants::default(), tell)));
         match outcome {
             Ok(Ok(report)) => marks.merge(&report.marks),
             Ok(Err(failure)) => {

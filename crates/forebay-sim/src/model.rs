@@ -241,8 +241,10 @@ impl Model {
                 let older = &cell.values[older];
                 let same = value.tags[other] == tags[other];
                 if !same && older.epoch == value.epoch && older.is_before(value) && !older.torn {
-                    return Err(format!("sectors {sector} and {other} of block {block} are of \
-                        different writes: the block is torn"));
+                    return Err(format!(
+                        "sectors {sector} and {other} of block {block} are of \
+                        different writes: the block is torn"
+                    ));
                 }
             }
         }

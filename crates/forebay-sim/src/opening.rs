@@ -91,6 +91,7 @@ impl World {
     }
 
     fn start(&mut self, recovered: Recovered) {
+        self.tell(|| format!("opened, damage {:?}", recovered.damage));
         let config = self.setup.config;
         self.memory.restart(window_frames(&config));
         let mut engine = Engine::new(&self.superblock, recovered, config, Tick(self.now));
@@ -108,9 +109,11 @@ impl World {
             Ok(superblock) => superblock,
             Err(crashed) => return Ok(Err(crashed)),
         };
+        self.tell(|| format!("opening generation {}", superblock.open_generation));
         let held = attempt.held.clone();
         for (segment, mut bytes) in held {
             let blocks = redo(&superblock, segment, &mut bytes);
+            self.tell(|| format!("redo {segment:?} {blocks} blocks"));
             if blocks == 0 {
                 continue;
             }

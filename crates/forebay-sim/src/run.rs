@@ -26,8 +26,14 @@ pub struct Report {
 
 /// Runs a seed.
 pub fn run(seed: u64, mutants: Mutants) -> Result<Report, Failure> {
+    run_and(seed, mutants, false)
+}
+
+/// Runs a seed, and prints every step if `tell`.
+pub fn run_and(seed: u64, mutants: Mutants, tell: bool) -> Result<Report, Failure> {
     let mut random = Random::new(seed);
-    let setup = Setup::new(&mut random, mutants);
+    let mut setup = Setup::new(&mut random, mutants);
+    setup.tell = tell;
     let mut world = World::new(setup, random);
     world.format();
     world.open(None)?;
@@ -92,7 +98,11 @@ fn operation(world: &mut World) -> Result<bool, Failure> {
     let fua = world.random.one_in(20);
     let op = match world.random.below(10) {
         _ if world.random.one_in(range) => {
-            if world.random.one_in(2) { Op::Discard } else { Op::WriteZeroes { fua } }
+            if world.random.one_in(2) {
+                Op::Discard
+            } else {
+                Op::WriteZeroes { fua }
+            }
         }
         0..4 => Op::Read,
         _ => Op::Write { fua },

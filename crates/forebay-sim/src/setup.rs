@@ -64,6 +64,8 @@ pub struct Setup {
     pub size: u64,
     /// One moment in so many the guest pauses.
     pub pause: u64,
+    /// Every step is printed.
+    pub tell: bool,
 }
 
 /// The superblock of a cache of just so many segments of 64 KiB.
@@ -145,6 +147,7 @@ impl Setup {
             hot: random.between(0, 90),
             size: *random.pick(&[1, 2, 4, 8, 16]),
             pause: *random.pick(&[10, 100, 1000]),
+            tell: false,
         }
     }
 }

@@ -204,6 +204,13 @@ impl World {
         self.moment
     }
 
+    /// Says what happens, if the run is to be told.
+    pub fn tell(&self, what: impl FnOnce() -> String) {
+        if self.setup.tell {
+            println!("{:>12} {}", self.now, what());
+        }
+    }
+
     fn note(&mut self, what: u64) {
         self.trace = mix(self.trace ^ what.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_add(what);
     }
@@ -218,8 +225,8 @@ impl World {
         if self.random.one_in(40) {
             // A copy of a block of the log, as of a guest that backs up this very cache device.
             let first = self.superblock.first_segment / BLOCK_BYTES;
-            let slots =
-                u64::from(self.superblock.segment_count) * u64::from(self.superblock.segment_blocks());
+            let slots = u64::from(self.superblock.segment_count)
+                * u64::from(self.superblock.segment_blocks());
             let block = first + self.random.below(slots);
             return self.cache.read(block);
         }
@@ -228,7 +235,13 @@ impl World {
     }
 
     /// The guest asks for something; says whether the engine took it.
-    pub fn ask(&mut self, volume: usize, op: Op, offset: u64, length: u64) -> Result<bool, Failure> {
+    pub fn ask(
+        &mut self,
+        volume: usize,
+        op: Op,
+        offset: u64,
+        length: u64,
+    ) -> Result<bool, Failure> {
         let tag = self.next_tag;
         let request = Request { volume: VolumeIndex(volume as u8), op, offset, length, tag };
         let first = offset / BLOCK_BYTES;
@@ -264,6 +277,7 @@ impl World {
             return Ok(false);
         }
         self.next_tag += 1;
+        self.tell(|| format!("ask {request:?} at {made}"));
         self.note(u64::from(tag) << 32 ^ offset ^ length << 20);
         self.model_made(&asked);
         self.asked.insert(tag.into(), asked);
@@ -327,9 +341,7 @@ impl World {
         if self.memory.dead {
             return Ok(());
         }
-        while let Some(effect) =
-            self.engine.as_mut().expect("there is a process").next_effect()
-        {
+        while let Some(effect) = self.engine.as_mut().expect("there is a process").next_effect() {
             if let Effect::Answer { tag, result } = effect {
                 self.answered(tag, result)?;
                 continue;
@@ -340,6 +352,7 @@ impl World {
     }
 
     fn issue(&mut self, effect: Effect) {
+        self.tell(|| format!("issue {effect:?}"));
         let micro = 1_000;
         let (token, latency) = match effect {
             Effect::WriteCache { token, .. } => (token, self.random.between(20, 400) * micro),
@@ -430,6 +443,7 @@ impl World {
             let flight = self.flights.remove(&order).expect("an event has its flight");
             self.note(order);
             let result = self.happen(&flight);
+            self.tell(|| format!("done {:?} {result:?}", flight.token));
             let engine = self.engine.as_mut().expect("there is a process");
             engine.complete(flight.token, result, &mut self.memory);
             self.drain_effects()?;
@@ -513,6 +527,7 @@ impl World {
         let asked = self.asked.remove(&tag.into()).expect("it was asked");
         self.note(u64::from(tag) ^ u64::from(result.is_err()) << 40);
         let now = self.moment();
+        self.tell(|| format!("answer {tag} {result:?} at {now}"));
         let volume = usize::from(asked.request.volume.0);
         match (asked.request.op, result) {
             (_, Err(error)) => {
@@ -524,12 +539,13 @@ impl World {
                     let at = lba - asked.first;
                     let mask = memory.mask(at) & self.volumes[volume].mask(lba);
                     let content = &memory.blocks[at as usize];
-                    self.volumes[volume]
-                        .model
-                        .read(cell, content, mask, asked.made, now)
-                        .map_err(|text| {
-                            Failure(format!("block {lba} (cell {cell}): {text}\n    read {asked:?}"))
-                        })?;
+                    self.volumes[volume].model.read(cell, content, mask, asked.made, now).map_err(
+                        |text| {
+                            Failure(format!(
+                                "block {lba} (cell {cell}): {text}\n    read {asked:?}"
+                            ))
+                        },
+                    )?;
                 }
             }
             (_, Ok(())) => {
@@ -543,6 +559,7 @@ impl World {
 
     /// The machine stops here and now; what is in flight may have happened.
     pub fn stop(&mut self, stop: Stop) {
+        self.tell(|| format!("stop {stop:?}"));
         let mut orders: Vec<u64> = self.flights.keys().copied().collect();
         orders.sort_unstable();
         let mut cache = Vec::new();

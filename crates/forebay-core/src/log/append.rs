@@ -145,7 +145,8 @@ impl Engine {
         let position = Position::new(ordinal, head.next_block);
         let state = self.volume(volume);
         let end = lba + u64::from(count);
-        state.extents.insert(Extent { start: lba, end, position, kind });
+        let long = count > EAGER_BLOCKS;
+        state.extents.insert(Extent { start: lba, end, position, kind, long });
         if matches!(kind, Kind::Zero | Kind::Discard) {
             state.log.dirtied = sequence;
             let pending = PendingExtent { sequence, position, kind, lba, count };

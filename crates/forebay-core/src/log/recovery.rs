@@ -910,7 +910,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             }
         }
         out.extents.make_room();
-        let extent = Extent { start: lba, end: lba + count, position, kind };
+        let extent = Extent { start: lba, end: lba + count, position, kind, long: !small };
         if small && !dirty && kind != Kind::Lost {
             out.extents.erase(extent.start, extent.end);
         } else {

@@ -370,6 +370,7 @@ impl Engine {
                     end: extent.lba + u64::from(extent.count),
                     position: extent.position,
                     kind: extent.kind,
+                    long: false,
                 });
             }
             extent_at += count;
@@ -723,8 +724,8 @@ impl Engine {
         }
     }
 
-    /// Extents up to the watermark are on the backing device: small ones need not be kept, once no
-    /// older data is in the index.
+    /// Extents up to the watermark are on the backing device: short ones need not be kept, since
+    /// placing them took older data out of the index. What is left of a long one did not.
     fn drop_pending(&mut self, volume: VolumeIndex, through: Sequence) {
         let state = self.volume(volume);
         let mut dropped = None;
@@ -735,22 +736,10 @@ impl Engine {
             dropped = state.pending_extents.pop_front();
         }
         let Some(last) = dropped else { return };
-        let Engine { volumes, index, segments, .. } = self;
-        let state = volumes[usize::from(volume.0)].as_deref_mut().expect("it exists");
-        state.extents.remove_where(|extent| {
-            let drop = extent.position <= last.position
-                && extent.end - extent.start <= u64::from(crate::log::append::EAGER_BLOCKS)
-                && matches!(extent.kind, Kind::Zero | Kind::Discard);
-            // It may be what is left of a long one, that did not take older data out.
-            for offset in 0..if drop { extent.end - extent.start } else { 0 } {
-                let lba = extent.start + offset;
-                let Some(slot) = index.get(volume, lba) else { continue };
-                let (id, block) = segments.place(slot);
-                if Position::new(segments.get(id).ordinal, block) < extent.position {
-                    index.remove(volume, lba, slot);
-                }
-            }
-            drop
+        self.volume(volume).extents.remove_where(|extent| {
+            extent.position <= last.position
+                && !extent.long
+                && matches!(extent.kind, Kind::Zero | Kind::Discard)
         });
     }
 
