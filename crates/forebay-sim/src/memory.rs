@@ -217,7 +217,7 @@ impl Payload for Memory {
     }
 
     fn copy(&mut self, from: Place, to: Place, blocks: u16) {
-        if !self.alive() {
+        if matches!(to, Place::Buffer { .. }) && !self.alive() {
             return;
         }
         for at in 0..blocks {

@@ -76,7 +76,7 @@ impl Engine {
                 }
                 let edges = self.edges(at);
                 if edges.first || edges.last {
-                    if self.volume(volume).locks.len() + 2 > LOCK_COUNT_MAX {
+                    if self.volume(volume).locks.len() >= LOCK_COUNT_MAX {
                         break;
                     }
                     self.volume(volume).writes.pop_front();
@@ -105,17 +105,17 @@ impl Engine {
         Edges { first: head != 0 || single && tail != 0, last: !single && tail != 0 }
     }
 
-    /// Locks the blocks that are covered in part, and has their old content read (W1).
+    /// Locks the request's blocks, and has the old content of its edges read (W1).
     fn edges_begin(&mut self, at: u32, edges: Edges, payload: &mut impl Payload) {
         let active = *self.active(at);
         let (volume, tag) = (active.request.volume, active.request.tag);
         let last = active.first + (active.blocks - 1);
         let wanted = [(edges.first, active.first, 0), (edges.last, last, 1)];
         if !self.config.mutants.is(Mutant::EdgeNotLocked) {
-            for (_, start, _) in wanted.iter().filter(|edge| edge.0) {
-                let lock = Lock { owner: at, start: *start, end: *start + 1 };
-                self.volume(volume).locks.push(lock);
-            }
+            // All of it, not only the edges: what this request covers as a whole may be the edge
+            // of a later one, which must not be read before this one is placed.
+            let lock = Lock { owner: at, start: active.first, end: last + 1 };
+            self.volume(volume).locks.push(lock);
         }
         // Keeps the request here until both are issued.
         self.active(at).remaining += 1;
