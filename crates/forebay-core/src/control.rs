@@ -61,8 +61,12 @@ impl Engine {
     pub fn attach(&mut self, index: VolumeIndex, recorded: &superblock::Volume) {
         assert!(self.volumes[usize::from(index.0)].is_none());
         let next = Sequence(recorded.next_sequence.0.max(1));
+        let mut log = Log::new(Sequence(next.0 - 1), next);
+        log.watermark = log.placed;
+        log.durable.watermark = log.placed;
+        (log.written, log.flushing) = (log.durable, log.durable);
         let found = RecoveredVolume {
-            log: Log::new(Sequence(next.0 - 1), next),
+            log,
             extents: ExtentMap::new(self.config.extent_count_max as usize),
             pending_extents: VecDeque::new(),
             cursor: Cursor::default(),

@@ -66,6 +66,8 @@ pub struct Volume {
     pub(crate) through_waiters: VecDeque<Waiter>,
     /// A request found no room in the log.
     pub(crate) starved: bool,
+    /// A clean block was taken out of the index whose entry is still in the log.
+    pub(crate) forgot: bool,
     /// A write reached the backing device around the log since the guest's last flush of it.
     pub(crate) around_unflushed: bool,
     pub(crate) around_flushing: bool,
@@ -103,6 +105,7 @@ impl Volume {
             written_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             through_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             starved: false,
+            forgot: false,
             around_unflushed: true,
             around_flushing: false,
             around_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),

@@ -1,1 +1,18 @@
-//! To be filled.
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The simulator: the whole engine on simulated devices with a simulated clock, from one seed.
+//!
+//! Read in this order: [`model`], what a guest may believe of its disk; [`device`], what a device
+//! may do to it; [`memory`], [`world`], [`opening`], the machine between them; [`setup`] and
+//! [`run`], what a seed makes of it.
+#![forbid(unsafe_code)]
+
+pub mod block;
+pub mod device;
+pub mod marks;
+pub mod memory;
+pub mod model;
+pub mod opening;
+pub mod random;
+pub mod run;
+pub mod setup;
+pub mod world;

@@ -355,6 +355,10 @@ pub fn close(bytes: &mut [u8; BLOCK_SIZE], address: u64, identity: &Identity) ->
         return None;
     }
     bytes[AT_ENTRIES + usize::from(count) * ENTRY_SIZE..AT_ITEMS].fill(0);
+    // The process may have died while it was completing the header: of two moments some fields
+    // are the older, some the newer ones. Each is true; together they must be possible.
+    let watermark = get_u64(bytes, 136).min(get_u64(bytes, 120));
+    put(bytes, 136, &watermark.to_le_bytes());
     let slots = (0..count)
         .filter(|index| entry(bytes, *index).is_ok_and(|entry| entry.kind.has_slot()))
         .count();

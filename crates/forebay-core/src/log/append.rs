@@ -42,6 +42,12 @@ impl Engine {
         if self.health == CacheHealth::Failed {
             return false;
         }
+        if guest && self.volume(volume).log.head.is_some_and(|head| head.reserve) {
+            if !self.guest_may_take(volume) {
+                return false;
+            }
+            self.volume(volume).log.head.as_mut().expect("looked").reserve = false;
+        }
         let blocks = self.geometry.segment_blocks;
         let log = &self.volume(volume).log;
         if let (Some(head), Some(open)) = (log.head, log.open) {
@@ -139,7 +145,8 @@ impl Engine {
         let position = Position::new(ordinal, head.next_block);
         let state = self.volume(volume);
         let end = lba + u64::from(count);
-        state.extents.insert(Extent { start: lba, end, position, kind });
+        let long = count > EAGER_BLOCKS;
+        state.extents.insert(Extent { start: lba, end, position, kind, long });
         if matches!(kind, Kind::Zero | Kind::Discard) {
             state.log.dirtied = sequence;
             let pending = PendingExtent { sequence, position, kind, lba, count };
@@ -277,7 +284,7 @@ impl Engine {
         log.open = None;
         log.closed = header.last_sequence();
         log.note_wanted = false;
-        log.undurable_bytes += u64::from(header.blocks) * BLOCK_BYTES;
+        log.closed_bytes += u64::from(header.blocks) * BLOCK_BYTES;
         core::mem::swap(&mut log.items, &mut log.previous_items);
         let marks = log.marks(&header, now);
         let token = self.token(Pending::Record { volume, segment: head.segment });
@@ -311,7 +318,8 @@ impl Engine {
         guest: bool,
         payload: &mut impl Payload,
     ) -> bool {
-        if self.buffers.is_empty() || guest && !self.guest_may_take(volume) {
+        let reserve = !self.guest_may_take(volume);
+        if self.buffers.is_empty() || guest && reserve {
             return false;
         }
         let Some(id) = self.segments.take_free() else { return false };
@@ -327,7 +335,7 @@ impl Engine {
         log.segment_count += 1;
         log.oldest.get_or_insert(id);
         log.tail_segment.get_or_insert(id);
-        log.head = Some(Head { segment: id, buffer, next_block: 0 });
+        log.head = Some(Head { segment: id, buffer, next_block: 0, reserve });
         if let Some(before) = before {
             self.segments.get_mut(before).next = Some(id);
         }

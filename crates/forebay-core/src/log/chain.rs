@@ -26,6 +26,8 @@ pub struct Head {
     pub buffer: BufferId,
     /// Next block to fill.
     pub next_block: u16,
+    /// It was taken from the reserve: guest data does not go into it while the pool is that low.
+    pub reserve: bool,
 }
 
 /// The record that is being filled.
@@ -63,6 +65,8 @@ pub struct Marks {
     pub watermark: Sequence,
     /// When it was closed.
     pub closed_at: Tick,
+    /// Bytes closed in this opening, its own included.
+    pub bytes: u64,
 }
 
 /// A list of what a record holds, for the header of the next one.
@@ -156,8 +160,8 @@ pub struct Log {
     pub segment_count: u32,
     /// Blocks that are not on the backing device, superseded versions included.
     pub dirty_blocks: u64,
-    /// Bytes closed since the last durable point.
-    pub undurable_bytes: u64,
+    /// Bytes closed since this opening.
+    pub closed_bytes: u64,
 }
 
 impl Log {
@@ -194,13 +198,18 @@ impl Log {
             flush_epoch: 0,
             segment_count: 0,
             dirty_blocks: 0,
-            undurable_bytes: 0,
+            closed_bytes: 0,
         }
     }
 
     /// Whether something in the log is not on the backing device.
     pub fn is_dirty(&self) -> bool {
         self.dirtied > self.watermark
+    }
+
+    /// Bytes closed and not durable.
+    pub fn undurable_bytes(&self) -> u64 {
+        self.closed_bytes - self.durable.bytes
     }
 
     /// Marks of a record that is closed now.
@@ -210,6 +219,7 @@ impl Log {
             tail: header.tail,
             watermark: header.watermark,
             closed_at: now,
+            bytes: self.closed_bytes,
         }
     }
 }

@@ -26,8 +26,12 @@ impl Engine {
         }
         let (now, config) = (self.now, self.config);
         let state = self.volume(volume);
-        if oldest_undurable(state).is_some_and(|since| now.since(since) >= config.durable_after)
-            || state.log.undurable_bytes >= config.durable_bytes
+        // Once: what is placed while that flush is under way waits for the next one.
+        let asked = state.log.wanted > state.log.durable.through;
+        let old = |since| now.since(since) >= config.durable_after;
+        if !asked
+            && (oldest_undurable(state).is_some_and(old)
+                || state.log.undurable_bytes() >= config.durable_bytes)
         {
             state.log.wanted = state.log.wanted.max(state.log.placed);
         }
@@ -39,6 +43,9 @@ impl Engine {
                 || config.acknowledge != Acknowledge::Placed && log.in_flight.is_empty()
         });
         if due || open.is_some() && log.note_wanted {
+            if log.note_wanted {
+                log.wanted = log.wanted.max(log.placed);
+            }
             self.close_record(volume, payload);
         } else if open.is_none() && self.volume(volume).log.note_wanted {
             self.write_note(volume, payload);
@@ -66,9 +73,15 @@ impl Engine {
         if result.is_err() {
             return self.fail_cache();
         }
+        if self.health == CacheHealth::Failed {
+            // The buffer is kept: it may be all there is of a record whose write failed.
+            return;
+        }
         self.release_buffer(segment, payload);
         let log = &mut self.volume(volume).log;
-        if let Some(record) = log.in_flight.iter_mut().find(|record| record.token == token) {
+        // A record that is written and waits for one before it has a token that was used again.
+        let mut waiting = log.in_flight.iter_mut().filter(|record| !record.written);
+        if let Some(record) = waiting.find(|record| record.token == token) {
             record.written = true;
         }
         while let Some(record) = log.in_flight.front().filter(|record| record.written) {
@@ -117,9 +130,6 @@ impl Engine {
             if let Some(state) = self.volumes[index].as_deref_mut() {
                 let log = &mut state.log;
                 log.durable = log.flushing;
-                if log.durable.through == log.closed {
-                    log.undurable_bytes = 0;
-                }
                 self.answer_durable(VolumeIndex(index as u8)); // D2
                 self.free_retired(VolumeIndex(index as u8));
             }

@@ -16,6 +16,7 @@ use crate::log::segment::State;
 use crate::map::extent::Position;
 use crate::mutant::Mutant;
 use crate::payload::{Payload, Place};
+use crate::policy::writeback::Cursor;
 use crate::units::{Lba, Ordinal, SegmentId, VolumeIndex};
 
 /// Second chances that may be under way at once.
@@ -220,6 +221,10 @@ impl Engine {
         segment.become_state(State::Retired);
         let (ordinal, next) = (segment.ordinal, segment.next);
         let state = self.volume(volume);
+        // Write-back goes on at the next segment: this one may soon be in another log.
+        if state.writeback.cursor.segment == Some(id) {
+            state.writeback.cursor = Cursor { segment: next, block: 0 };
+        }
         state.extents.remove_where(|extent| extent.position.ordinal() <= ordinal);
         state.log.tail_segment = next;
         state.log.tail = Ordinal(ordinal.0 + 1);

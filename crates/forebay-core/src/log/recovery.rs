@@ -267,19 +267,21 @@ impl<R: CacheReader> Recovery<'_, R> {
         let reuse = self.mutants.is(Mutant::ReuseSequences);
         let gap = if reuse { 1 } else { SEQUENCE_GAP };
         let top = if reuse { out.log.placed } else { behind.sequence_max.max(out.log.placed) };
-        let through = out.log.closed;
+        let through = out.log.closed.max(out.log.watermark);
         let next = Sequence(top.0.max(through.0) + gap);
         let marks = crate::log::chain::Marks {
             through,
             tail: out.log.tail,
             watermark: out.log.watermark,
             closed_at: crate::units::Tick(0),
+            bytes: 0,
         };
         let log = &mut out.log;
         log.next_sequence = next;
         (log.written, log.flushing, log.durable) = (marks, marks, marks);
         log.wanted = through;
-        log.placed = through;
+        (log.placed, log.closed) = (through, through);
+        log.next_ordinal = log.next_ordinal.max(log.tail);
         out
     }
 
@@ -311,33 +313,53 @@ impl<R: CacheReader> Recovery<'_, R> {
             .filter(|first| any || first.header.open_generation == generation)
             .filter(|first| first.header.ordinal > volume.head.ordinal)
             .collect();
-        // Pass one: everything that could belong, in order, with the holes between.
-        let mut ordinal = Ordinal(volume.head.ordinal.0 + 1);
-        let mut steps = Vec::new();
-        loop {
-            let here = current
+        // Pass one: everything that could belong, with the holes between, newest segment first:
+        // each names the one before it. Below the highest tail that any of them names everything
+        // was on the backing device for good, whether that record stands or not.
+        let bottom = Ordinal(volume.head.ordinal.0 + 1);
+        let top = current.iter().map(|first| first.header.ordinal).max();
+        let mut found: Vec<(Ordinal, Vec<Step>)> = Vec::new();
+        let mut named: Option<(SegmentId, u16)> = None;
+        let mut ordinal = top.unwrap_or(Ordinal(0));
+        // Bounded: a log has no more segments than the cache.
+        for _ in 0..self.superblock.segment_count {
+            if ordinal < bottom || ordinal < behind.tail {
+                break;
+            }
+            let first = current
                 .iter()
                 .filter(|first| first.header.ordinal == ordinal)
                 .max_by_key(|first| first.header.segment_sequence)
-                .copied();
-            let next = current
-                .iter()
-                .filter(|first| first.header.ordinal.0 == ordinal.0 + 1)
-                .max_by_key(|first| first.header.segment_sequence)
-                .copied();
-            let id = match (here, next) {
-                (Some(first), _) => first.id,
-                // Its first header is gone, but the next segment says which it was.
-                (None, Some(next)) => next.header.previous_segment,
-                (None, None) => break,
-            };
-            let limit = next
-                .filter(|next| next.header.previous_segment == id)
-                .map_or(self.superblock.segment_blocks(), |next| next.header.previous_segment_used);
-            self.read_segment(id, index, ordinal, generation, limit, &mut steps);
-            ordinal = Ordinal(ordinal.0 + 1);
+                .map(|first| first.id);
+            let mut steps = Vec::new();
+            match first.or(named.map(|(id, _)| id)) {
+                Some(id) => {
+                    let limit = named
+                        .filter(|named| named.0 == id)
+                        .map_or(self.superblock.segment_blocks(), |named| named.1);
+                    self.read_segment(id, index, ordinal, generation, limit, &mut steps);
+                }
+                None => steps.push(Step::Hole { id: SegmentId(u32::MAX), block: 0 }),
+            }
+            named = steps.iter().find_map(|step| match step {
+                Step::Record { header, .. } => {
+                    let known = header.previous_segment.0 < self.superblock.segment_count;
+                    known.then_some((header.previous_segment, header.previous_segment_used))
+                }
+                Step::Hole { .. } => None,
+            });
+            for step in &steps {
+                if let Step::Record { header, .. } = step {
+                    behind.tail = behind.tail.max(header.tail);
+                }
+            }
+            found.push((ordinal, steps));
+            ordinal = Ordinal(ordinal.0 - 1);
         }
-        self.judge(index, volume, steps, &mut behind);
+        let first = bottom.max(behind.tail);
+        found.retain(|(ordinal, _)| *ordinal >= first);
+        let steps: Vec<Step> = found.into_iter().rev().flat_map(|(_, steps)| steps).collect();
+        self.judge(index, volume, steps, first == bottom, &mut behind);
         behind
     }
 
@@ -407,12 +429,14 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
     }
 
-    /// Pass two: where the log ends (V1, V2, V3).
+    /// Pass two: where the log ends (V1, V2, V3). The first record links to the head, unless what
+    /// was between the two has been reclaimed.
     fn judge(
         &mut self,
         index: VolumeIndex,
         volume: &Volume,
         steps: Vec<Step>,
+        links_to_head: bool,
         behind: &mut Behind,
     ) {
         let mut durable = Sequence(0);
@@ -427,17 +451,20 @@ impl<R: CacheReader> Recovery<'_, R> {
         let mut last = volume.head.link;
         let mut through = volume.head.through;
         let mut held = false;
+        let mut first = !links_to_head;
         for step in steps {
             match &step {
                 Step::Hole { .. } => held = true,
                 Step::Record { id, block, header, checksum } => {
-                    let linked = header.previous == last;
+                    let linked = header.previous == last || first && !held && *block == 0;
+                    first = false;
                     if (held || !linked) && !unlinked {
                         // Something between the last good record and this one is missing. At or
                         // below what is durable it is rot, else the end.
                         let rot = durable > through && header.sequence <= Sequence(durable.0 + 1);
                         let later = header.previous.sequence > last.sequence;
                         if !rot || !later || torn_end {
+                            self.found.damage.push(Damage::Cut { volume: index, through });
                             break;
                         }
                         if !held {
@@ -448,6 +475,7 @@ impl<R: CacheReader> Recovery<'_, R> {
                         && !self.mutants.is(Mutant::SkipPayloadCheck)
                         && !self.payload_is_good(*id, *block, header)
                     {
+                        self.found.damage.push(Damage::Cut { volume: index, through });
                         break;
                     }
                     held = false;
@@ -509,6 +537,10 @@ impl<R: CacheReader> Recovery<'_, R> {
             ordinal = Ordinal(ordinal.0 - 1);
         }
         let mut steps = Vec::new();
+        if volume.head != Head::NONE && ordinal >= tail && ordinal.0 > 0 {
+            // Older segments that should be there cannot be found.
+            steps.push(Step::Hole { id: SegmentId(u32::MAX), block: 0 });
+        }
         for (id, ordinal, used) in ids.into_iter().rev() {
             self.read_established(id, index, ordinal, used, &mut steps);
         }
@@ -623,6 +655,11 @@ impl<R: CacheReader> Recovery<'_, R> {
                 }
             }
         }
+        if let Some((segment, block)) = hole {
+            // The last record of the log as it was opened: nothing says what it held.
+            out.frozen = true;
+            self.found.damage.push(Damage::Unknown { volume: index, segment, block });
+        }
     }
 
     /// A record is missing: what it held is known from the next one, or is not.
@@ -638,8 +675,8 @@ impl<R: CacheReader> Recovery<'_, R> {
         out: &mut RecoveredVolume,
     ) {
         let (segment, hole_block) = at;
-        let clean =
-            next.previous.sequence != Sequence(0) && next.sequence.0 - 1 <= out.log.watermark.0;
+        // The watermark lies at the end of a record: it is not within the one that is missing.
+        let clean = next.previous.sequence <= out.log.watermark;
         let known =
             holes == 1 && next.previous.segment == segment && next.previous.block == hole_block;
         self.load(id);
@@ -683,6 +720,18 @@ impl<R: CacheReader> Recovery<'_, R> {
 
     /// Forgets everything of a volume that was applied so far and is clean.
     fn forget_all(&mut self, index: VolumeIndex, out: &mut RecoveredVolume) {
+        // What was lost stays so, unless it was written again.
+        let lost: Vec<Extent> =
+            out.extents.iter().filter(|extent| extent.kind == Kind::Lost).copied().collect();
+        for extent in lost {
+            for offset in 0..extent.end - extent.start {
+                let lba = extent.start + offset;
+                if self.found.index.get(index, lba).is_some() {
+                    out.extents.make_room();
+                    out.extents.cut(lba);
+                }
+            }
+        }
         let mut id = out.log.oldest;
         while let Some(at) = id {
             let segment = *self.found.segments.get(at);
@@ -694,7 +743,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             }
             id = segment.next;
         }
-        out.extents.clear();
+        out.extents.remove_where(|extent| extent.kind != Kind::Lost);
     }
 
     fn apply_record(
@@ -707,6 +756,17 @@ impl<R: CacheReader> Recovery<'_, R> {
         out: &mut RecoveredVolume,
     ) {
         self.enter_segment(index, id, header, out);
+        let segment = self.found.segments.get_mut(id);
+        if segment.used < block {
+            // A hole: for whoever goes from header to header it is a record of nothing.
+            let before = segment.used;
+            let heading = Heading {
+                blocks: block - before,
+                entries: 0,
+                sequence_offset: (segment.last_sequence.0 - segment.first_sequence.0) as u32,
+            };
+            self.found.slots.head(self.found.segments.slot(id, before), heading);
+        }
         let segment = self.found.segments.get_mut(id);
         segment.used = block + header.blocks;
         segment.last_sequence = header.last_sequence();
@@ -768,6 +828,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         segment.sequence = header.segment_sequence;
         segment.ordinal = header.ordinal;
         segment.first_sequence = header.sequence;
+        segment.last_sequence = header.sequence;
         let log = &mut out.log;
         if let Some(before) = log.newest.replace(id) {
             self.found.segments.get_mut(before).next = Some(id);
@@ -849,7 +910,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             }
         }
         out.extents.make_room();
-        let extent = Extent { start: lba, end: lba + count, position, kind };
+        let extent = Extent { start: lba, end: lba + count, position, kind, long: !small };
         if small && !dirty && kind != Kind::Lost {
             out.extents.erase(extent.start, extent.end);
         } else {

@@ -36,6 +36,8 @@ pub struct Extent {
     pub position: Position,
     /// Zero, discard, bypassed or lost.
     pub kind: Kind,
+    /// It is, or was a part of, one so long that older data stays in the index under it.
+    pub long: bool,
 }
 
 /// Extents by LBA, at most as many as it was made for.
@@ -136,7 +138,7 @@ impl ExtentMap {
     pub fn erase(&mut self, start: Lba, end: Lba) {
         let kind = Kind::Void;
         let position = Position::default();
-        self.insert(Extent { start, end, position, kind });
+        self.insert(Extent { start, end, position, kind, long: false });
         self.remove_where(|extent| extent.kind == Kind::Void);
     }
 
@@ -169,7 +171,10 @@ impl ExtentMap {
 }
 
 fn joins(left: &Extent, right: &Extent) -> bool {
-    left.end == right.start && left.kind == right.kind && left.position == right.position
+    left.end == right.start
+        && left.kind == right.kind
+        && left.position == right.position
+        && left.long == right.long
 }
 
 #[cfg(test)]
@@ -190,7 +195,8 @@ mod tests {
             let end = start + 1 + random(10);
             let position = Position::new(Ordinal(step / 3), 0);
             let kind = if random(2) == 0 { Kind::Zero } else { Kind::Discard };
-            map.insert(Extent { start: Lba(start), end: Lba(end), position, kind });
+            let long = false;
+            map.insert(Extent { start: Lba(start), end: Lba(end), position, kind, long });
             model[start as usize..end as usize].fill(Some((position, kind)));
             for (lba, expected) in model.iter().enumerate() {
                 let found = map.get(Lba(lba as u64)).map(|extent| (extent.position, extent.kind));

@@ -25,8 +25,12 @@ impl Engine {
     ) -> bool {
         let active = *self.active(at);
         let end = active.first + active.blocks;
-        let cached = (0..active.blocks)
-            .any(|block| self.index.get(volume, active.first + block).is_some())
+        // What the index forgot and the log still holds would come back after a crash.
+        let state = self.volume(volume);
+        let forgotten = state.forgot || state.log.tail > state.log.durable.tail;
+        let cached = forgotten
+            || (0..active.blocks)
+                .any(|block| self.index.get(volume, active.first + block).is_some())
             || self.volume(volume).extents.overlapping(active.first, end).next().is_some();
         if cached && !self.extent_room(volume, payload) {
             return false;

@@ -190,6 +190,7 @@ impl Engine {
         }
         let slot = self.segments.slot(segment, block);
         self.index.remove(one.volume, one.lba, slot);
+        self.volume(one.volume).forgot = true;
         self.volume(one.volume).stats.repaired_blocks += 1;
         self.read_piece(Piece { source: Source::Backing, ..one }, payload);
     }

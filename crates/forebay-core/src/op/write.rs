@@ -76,7 +76,7 @@ impl Engine {
                 }
                 let edges = self.edges(at);
                 if edges.first || edges.last {
-                    if self.volume(volume).locks.len() + 2 > LOCK_COUNT_MAX {
+                    if self.volume(volume).locks.len() >= LOCK_COUNT_MAX {
                         break;
                     }
                     self.volume(volume).writes.pop_front();
@@ -105,17 +105,17 @@ impl Engine {
         Edges { first: head != 0 || single && tail != 0, last: !single && tail != 0 }
     }
 
-    /// Locks the blocks that are covered in part, and has their old content read (W1).
+    /// Locks the request's blocks, and has the old content of its edges read (W1).
     fn edges_begin(&mut self, at: u32, edges: Edges, payload: &mut impl Payload) {
         let active = *self.active(at);
         let (volume, tag) = (active.request.volume, active.request.tag);
         let last = active.first + (active.blocks - 1);
         let wanted = [(edges.first, active.first, 0), (edges.last, last, 1)];
         if !self.config.mutants.is(Mutant::EdgeNotLocked) {
-            for (_, start, _) in wanted.iter().filter(|edge| edge.0) {
-                let lock = Lock { owner: at, start: *start, end: *start + 1 };
-                self.volume(volume).locks.push(lock);
-            }
+            // All of it, not only the edges: what this request covers as a whole may be the edge
+            // of a later one, which must not be read before this one is placed.
+            let lock = Lock { owner: at, start: active.first, end: last + 1 };
+            self.volume(volume).locks.push(lock);
         }
         // Keeps the request here until both are issued.
         self.active(at).remaining += 1;
@@ -324,11 +324,19 @@ impl Engine {
 
     /// Whether a write goes around the log: the one decision to bypass.
     fn goes_around(&mut self, volume: VolumeIndex, at: u32) -> bool {
-        let write = matches!(self.active(at).request.op, Op::Write { .. });
+        let active = *self.active(at);
+        let write = matches!(active.request.op, Op::Write { .. });
+        let edges = self.edges(at);
         let state = self.volume(volume);
+        // A crash must not find anything older dirty: the watermark is durable too.
+        let clean = !state.log.is_dirty() && state.log.durable.watermark >= state.log.dirtied;
+        // What is lost of a block may not come back as what the backing device held before.
+        let last = active.first + (active.blocks - 1);
+        let lost = |lba| state.extents.get(lba).is_some_and(|extent| extent.kind == Kind::Lost);
         write
             && state.mode == Mode::WriteAround
-            && !state.log.is_dirty()
+            && clean
             && state.locks.len() < LOCK_COUNT_MAX
+            && !(edges.first && lost(active.first) || edges.last && lost(last))
     }
 }

@@ -213,7 +213,8 @@ mod tests {
                     let (start, count) = (random(390), 1 + random(9));
                     let kind = if random(2) == 0 { Kind::Zero } else { Kind::Discard };
                     let end = Lba(start + count);
-                    batch.push_extent(Extent { start: Lba(start), end, position, kind });
+                    let long = false;
+                    batch.push_extent(Extent { start: Lba(start), end, position, kind, long });
                     model[start as usize..(start + count) as usize].fill(Some((kind, 0)));
                 }
             }

@@ -44,6 +44,9 @@ const RUN_COUNT_MAX: usize = 256;
 const BATCH_TIME: u64 = 30_000_000_000;
 /// Blocks of a first batch, before anything is known of the device's speed.
 const BATCH_BLOCKS_FIRST: u32 = 4096;
+/// The first batch after an opening takes all it can hold: it covers whatever batch was under way
+/// before, so that the backing device is not left ahead of the watermark.
+const BATCH_BLOCKS_AFTER_OPENING: u32 = u32::MAX;
 const BATCH_BLOCKS_MIN: u32 = 512;
 
 /// Where a batch begins or ends: at a record's header.
@@ -103,7 +106,7 @@ impl Writeback {
             begun: Tick(0),
             begun_wall: 0,
             batch_blocks: 0,
-            batch_cap: BATCH_BLOCKS_FIRST,
+            batch_cap: BATCH_BLOCKS_AFTER_OPENING,
             dirty_since: None,
             failing: false,
         }
@@ -282,8 +285,10 @@ impl Engine {
         let Some(lane) = self.lanes.iter().position(|lane| !lane.taken) else { return };
         if !self.writeback_build(volume, lane) {
             // All that is dirty is not durable yet.
-            let state = self.volume(volume);
-            state.log.wanted = state.log.wanted.max(state.log.placed);
+            let log = &mut self.volume(volume).log;
+            if log.wanted <= log.durable.through {
+                log.wanted = log.placed;
+            }
             return;
         }
         let (now, wall) = (self.now, self.wall);
@@ -365,6 +370,7 @@ impl Engine {
                     end: extent.lba + u64::from(extent.count),
                     position: extent.position,
                     kind: extent.kind,
+                    long: false,
                 });
             }
             extent_at += count;
@@ -400,21 +406,24 @@ impl Engine {
             }
             return;
         }
-        self.writeback_read_ahead(volume, lane, payload);
-        self.writeback_write(volume, lane);
-        let lane_state = &mut self.lanes[lane];
-        while lane_state.runs.front().is_some_and(|run| run.state == RunState::Done) {
-            let run = lane_state.runs.pop_front().expect("looked");
-            lane_state.frames_used -= run.frames;
-            lane_state.front = lane_state.front.wrapping_add(1);
-        }
-        if lane_state.given_out && lane_state.runs.is_empty() {
-            assert!(lane_state.under_way == 0);
-            self.writeback_flush(volume, lane);
-        } else if !lane_state.given_out && lane_state.runs.len() < RUN_COUNT_MAX {
-            // Frames may have come free.
+        // Bounded: each turn ends a run, which may give frames back for the next one.
+        loop {
             self.writeback_read_ahead(volume, lane, payload);
             self.writeback_write(volume, lane);
+            let lane_state = &mut self.lanes[lane];
+            let before = lane_state.runs.len();
+            while lane_state.runs.front().is_some_and(|run| run.state == RunState::Done) {
+                let run = lane_state.runs.pop_front().expect("looked");
+                lane_state.frames_used -= run.frames;
+                lane_state.front = lane_state.front.wrapping_add(1);
+            }
+            if lane_state.given_out && lane_state.runs.is_empty() {
+                assert!(lane_state.under_way == 0);
+                return self.writeback_flush(volume, lane);
+            }
+            if lane_state.runs.len() == before {
+                return;
+            }
         }
     }
 
@@ -682,6 +691,9 @@ impl Engine {
         writeback.dirty_since = None;
         let took = now.since(writeback.begun).max(1);
         let blocks = u64::from(writeback.batch_blocks);
+        if writeback.batch_cap == BATCH_BLOCKS_AFTER_OPENING {
+            writeback.batch_cap = BATCH_BLOCKS_FIRST;
+        }
         if blocks >= u64::from(BATCH_BLOCKS_MIN) {
             let cap = u128::from(blocks) * u128::from(BATCH_TIME) / u128::from(took);
             let cap = cap.min(u128::from(u32::MAX)) as u32;
@@ -712,8 +724,8 @@ impl Engine {
         }
     }
 
-    /// Extents up to the watermark are on the backing device: small ones need not be kept, since
-    /// placing them took older data out of the index.
+    /// Extents up to the watermark are on the backing device: short ones need not be kept, since
+    /// placing them took older data out of the index. What is left of a long one did not.
     fn drop_pending(&mut self, volume: VolumeIndex, through: Sequence) {
         let state = self.volume(volume);
         let mut dropped = None;
@@ -723,13 +735,12 @@ impl Engine {
             }
             dropped = state.pending_extents.pop_front();
         }
-        if let Some(last) = dropped {
-            state.extents.remove_where(|extent| {
-                extent.position <= last.position
-                    && extent.end - extent.start <= u64::from(crate::log::append::EAGER_BLOCKS)
-                    && matches!(extent.kind, Kind::Zero | Kind::Discard)
-            });
-        }
+        let Some(last) = dropped else { return };
+        self.volume(volume).extents.remove_where(|extent| {
+            extent.position <= last.position
+                && !extent.long
+                && matches!(extent.kind, Kind::Zero | Kind::Discard)
+        });
     }
 
     /// The backing device failed: nothing is lost, the batch is built again later.
@@ -755,7 +766,10 @@ impl Engine {
         payload: &mut impl Payload,
     ) -> bool {
         let slot = self.segments.slot(segment, block);
-        if self.index.get(volume, lba) == Some(slot) {
+        let position = Position::new(self.segments.get(segment).ordinal, block);
+        let covered =
+            self.volume(volume).extents.get(lba).is_some_and(|extent| extent.position > position);
+        if self.index.get(volume, lba) == Some(slot) && !covered {
             let room = self.volume(volume).extents.has_room();
             if !room || !self.room(volume, 0, false, payload) {
                 return false;
@@ -770,7 +784,9 @@ impl Engine {
         match volume.writeback.stage {
             Stage::Waiting { until } => Some(until),
             Stage::Idle if volume.serving => {
-                volume.writeback.dirty_since.map(|since| since.after(self.config.dirty_age))
+                let due = volume.writeback.dirty_since?.after(self.config.dirty_age);
+                // Past that time it waits for something else than time.
+                (due > self.now && !self.stopping).then_some(due)
             }
             _ => None,
         }

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A simulated device: what it promises is what is told of it here and in `docs/faults.md`.
+//!
+//! # Invariants
+//!
+//! - A sector of 512 bytes is whole or not written; a block of 4,096 bytes may be torn.
+//! - A completed flush makes durable what was complete when the flush was issued.
+//! - At a power cut, of all that was not flushed any part survives, in any combination.
+//! - A killed process takes none of its writes back.
+
+use crate::block::{Block, NumberMap};
+use crate::random::Random;
+use std::rc::Rc;
+
+/// A block, which of its sectors, and what they become.
+pub type Piece = (u64, u8, Rc<Block>);
+
+/// A write that a power cut may still undo.
+#[derive(Clone, Debug)]
+struct Unflushed {
+    /// Writes up to this number were complete when it was.
+    number: u64,
+    pieces: Vec<Piece>,
+}
+
+/// What a device does with a discarded range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Discard {
+    /// It reads as zeros.
+    Zeros,
+    /// It reads as before.
+    Stays,
+    /// Each block as it likes: zeros, as before, or as it was when last flushed.
+    Mixed,
+}
+
+/// How much of what was not flushed a power cut leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Survival {
+    Nothing,
+    Everything,
+    Prefix,
+    Subset,
+    Torn,
+}
+
+/// A device.
+#[derive(Debug)]
+pub struct Device {
+    blocks: u64,
+    current: NumberMap<Rc<Block>>,
+    durable: NumberMap<Rc<Block>>,
+    unflushed: Vec<Unflushed>,
+    number: u64,
+    discard: Discard,
+    /// Blocks that cannot be read until they are written.
+    unreadable: NumberMap<()>,
+    /// It has failed for good.
+    pub failed: bool,
+}
+
+impl Device {
+    /// A device of so many blocks, all zeros.
+    pub fn new(blocks: u64, discard: Discard) -> Device {
+        Device {
+            blocks,
+            current: NumberMap::default(),
+            durable: NumberMap::default(),
+            unflushed: Vec::new(),
+            number: 0,
+            discard,
+            unreadable: NumberMap::default(),
+            failed: false,
+        }
+    }
+
+    /// Blocks it has.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// What a block reads as.
+    pub fn read(&self, block: u64) -> Rc<Block> {
+        assert!(block < self.blocks, "block {block} of {}", self.blocks);
+        self.current.get(&block).cloned().unwrap_or_else(Block::zero)
+    }
+
+    /// What a block would read as after a power cut, if nothing survived that was not flushed.
+    pub fn durable(&self, block: u64) -> Rc<Block> {
+        self.durable.get(&block).cloned().unwrap_or_else(Block::zero)
+    }
+
+    /// Whether a block cannot be read.
+    pub fn is_unreadable(&self, block: u64) -> bool {
+        self.unreadable.contains_key(&block)
+    }
+
+    /// From now on a block cannot be read, until it is written.
+    pub fn make_unreadable(&mut self, block: u64) {
+        self.unreadable.insert(block, ());
+    }
+
+    /// Changes what the medium holds behind everybody's back.
+    pub fn rot(&mut self, block: u64, to: Rc<Block>) {
+        put(&mut self.current, block, u8::MAX, &to);
+        put(&mut self.durable, block, u8::MAX, &to);
+        for write in &mut self.unflushed {
+            write.pieces.retain(|piece| piece.0 != block);
+        }
+    }
+
+    /// A write is complete.
+    pub fn write(&mut self, pieces: Vec<Piece>) {
+        self.number += 1;
+        for (block, mask, content) in &pieces {
+            assert!(*block < self.blocks, "block {block} of {}", self.blocks);
+            self.unreadable.remove(block);
+            put(&mut self.current, *block, *mask, content);
+        }
+        self.unflushed.push(Unflushed { number: self.number, pieces });
+    }
+
+    /// A range reads as zeros from now on; `last_mask` says which sectors of its last block.
+    pub fn zero(&mut self, start: u64, end: u64, last_mask: u8) {
+        let blocks = self.stored(start, end);
+        let mask = |block: u64| if block + 1 == end { last_mask } else { u8::MAX };
+        let pieces = blocks.into_iter().map(|at| (at, mask(at), Block::zero())).collect();
+        self.write(pieces);
+    }
+
+    /// A range is not needed any more.
+    pub fn discard(&mut self, start: u64, end: u64, random: &mut Random) {
+        let mut pieces = Vec::new();
+        for block in self.stored(start, end) {
+            let choice = match self.discard {
+                Discard::Zeros => 0,
+                Discard::Stays => 1,
+                Discard::Mixed => random.below(3),
+            };
+            match choice {
+                0 => pieces.push((block, u8::MAX, Block::zero())),
+                1 => {}
+                _ => pieces.push((block, u8::MAX, self.durable(block))),
+            }
+        }
+        self.write(pieces);
+    }
+
+    fn stored(&self, start: u64, end: u64) -> Vec<u64> {
+        let mut blocks: Vec<u64> = if end - start < 64 {
+            (start..end).filter(|block| self.current.contains_key(block)).collect()
+        } else {
+            let within = |block: &&u64| (start..end).contains(*block);
+            self.current.keys().filter(within).copied().collect()
+        };
+        blocks.sort_unstable();
+        blocks
+    }
+
+    /// What a flush issued now will cover.
+    pub fn flush_begin(&self) -> u64 {
+        self.number
+    }
+
+    /// A flush is complete.
+    pub fn flush_end(&mut self, through: u64) {
+        let mut kept = Vec::new();
+        for write in self.unflushed.drain(..) {
+            if write.number > through {
+                kept.push(write);
+                continue;
+            }
+            for (block, mask, content) in &write.pieces {
+                put(&mut self.durable, *block, *mask, content);
+            }
+        }
+        self.unflushed = kept;
+    }
+
+    /// A flush failed, and what it should have covered is gone, or in part.
+    pub fn flush_lost(&mut self, random: &mut Random) {
+        self.power_cut(Vec::new(), random);
+    }
+
+    /// The power fails. `in_flight` are writes that were not complete.
+    pub fn power_cut(&mut self, in_flight: Vec<Vec<Piece>>, random: &mut Random) {
+        use Survival::{Everything, Nothing, Prefix, Subset, Torn};
+        let survival = *random.pick(&[Nothing, Everything, Prefix, Subset, Subset, Torn, Torn]);
+        let mut writes: Vec<Vec<Piece>> =
+            self.unflushed.drain(..).map(|write| write.pieces).collect();
+        writes.extend(in_flight);
+        let prefix = random.below(writes.len() as u64 + 1) as usize;
+        for (at, pieces) in writes.into_iter().enumerate() {
+            let keep = match survival {
+                Nothing => false,
+                Everything => true,
+                Prefix => at < prefix,
+                Subset | Torn => random.one_in(2),
+            };
+            let torn = survival == Torn && random.one_in(2) || survival == Prefix && at == prefix;
+            if torn {
+                self.survive_in_part(&pieces, random);
+            } else if keep {
+                for (block, mask, content) in &pieces {
+                    put(&mut self.durable, *block, *mask, content);
+                }
+            }
+        }
+        self.current = self.durable.clone();
+    }
+
+    /// Some sectors of a write survive: a prefix, or any.
+    fn survive_in_part(&mut self, pieces: &[Piece], random: &mut Random) {
+        let prefix = random.one_in(2).then(|| random.below(8 * pieces.len() as u64 + 1));
+        for (at, (block, mask, content)) in pieces.iter().enumerate() {
+            let kept = match prefix {
+                Some(sectors) => match sectors.saturating_sub(8 * at as u64) {
+                    0 => 0,
+                    count if count >= 8 => u8::MAX,
+                    count => (1 << count) - 1,
+                },
+                None => match random.below(4) {
+                    0 => 0,
+                    1 => u8::MAX,
+                    _ => random.next() as u8,
+                },
+            };
+            put(&mut self.durable, *block, mask & kept, content);
+        }
+    }
+
+    /// The process was killed: of its writes in flight each is done, or not, or in part.
+    pub fn process_killed(&mut self, in_flight: Vec<Vec<Piece>>, random: &mut Random) {
+        for pieces in in_flight {
+            match random.below(4) {
+                0 => {}
+                1 => {
+                    let kept = |piece: Piece, random: &mut Random| {
+                        (piece.0, piece.1 & random.next() as u8, piece.2)
+                    };
+                    let pieces = pieces.into_iter().map(|piece| kept(piece, random)).collect();
+                    self.write(pieces);
+                }
+                _ => self.write(pieces),
+            }
+        }
+    }
+
+    /// Writes that are not flushed.
+    pub fn unflushed_count(&self) -> usize {
+        self.unflushed.len()
+    }
+}
+
+fn put(map: &mut NumberMap<Rc<Block>>, block: u64, mask: u8, content: &Rc<Block>) {
+    if mask == 0 {
+        return;
+    }
+    if mask == u8::MAX {
+        map.insert(block, Rc::clone(content));
+        return;
+    }
+    let before = map.get(&block).cloned().unwrap_or_else(Block::zero);
+    map.insert(block, Block::merge(&before, content, mask));
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Runs seeds: `forebay-sim --seeds N [--from K] [--seed S] [--tell S]`.
+
+use forebay_core::mutant::Mutants;
+use forebay_sim::marks::Marks;
+use forebay_sim::run::run_and;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::Instant;
+
+fn main() -> ExitCode {
+    let (mut seeds, mut from) = (100, 0);
+    let mut tell = false;
+    let mut arguments = std::env::args().skip(1);
+    while let Some(name) = arguments.next() {
+        let value = arguments.next().and_then(|value| value.parse::<u64>().ok());
+        match (name.as_str(), value) {
+            ("--seeds", Some(value)) => seeds = value,
+            ("--from", Some(value)) => from = value,
+            ("--seed", Some(value)) => (from, seeds) = (value, 1),
+            ("--tell", Some(value)) => (from, seeds, tell) = (value, 1, true),
+            _ => {
+                eprintln!("usage: forebay-sim --seeds N [--from K] [--seed S] [--tell S]");
+                return ExitCode::from(2);
+            }
+        }
+    }
+    let begun = Instant::now();
+    let mut marks = Marks::default();
+    let mut failed = 0;
+    for seed in from..from + seeds {
+        let outcome = catch_unwind(AssertUnwindSafe(|| run_and(seed, Mutants::default(), tell)));
+        match outcome {
+            Ok(Ok(report)) => marks.merge(&report.marks),
+            Ok(Err(failure)) => {
+                failed += 1;
+                println!("seed {seed}: {}", failure.0);
+                println!("    reproduce: cargo run -p forebay-sim -- --seed {seed}");
+            }
+            Err(_) => {
+                failed += 1;
+                println!("seed {seed}: panicked");
+                println!("    reproduce: cargo run -p forebay-sim -- --seed {seed}");
+            }
+        }
+    }
+    for (name, times) in marks.iter() {
+        println!("{times:>10}  {name}");
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    println!("{} passed, {failed} failed in {seconds:.1} s", seeds - failed);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The disk as the guest may believe it to be: small enough to be believed.
+//!
+//! # Terms
+//!
+//! A *value* is what one write (or discard, or the disk as it was found) put into some sectors of
+//! a block. Moments are numbers that rise: when a request was made, when it was answered.
+//!
+//! A value is *superseded* by another over the same sector if the other's request was made after
+//! the first was answered, and the other *counts*: for a read, if it was answered before the read
+//! was made; after a killed process, if it was answered at all; after a power cut, if it was
+//! durable (a FUA write, or covered by a FLUSH that was made after its answer).
+//!
+//! # The rules
+//!
+//! - A sector reads as a value that nothing supersedes. A failed write may have happened or not.
+//! - A discarded sector reads as zeros or as anything the guest once wrote there, until written.
+//! - After a crash the values that are left are alternatives, and the first read decides: from
+//!   then on it is that one (P1: it sticks).
+//! - The blocks of the log are whole: what a power cut leaves of a block is never a part of a
+//!   write beside something older (unless the write went around the log).
+
+use crate::block::{Block, NumberMap, SECTORS, Tags, origin};
+use crate::random::mix;
+use std::rc::Rc;
+
+/// One value.
+#[derive(Clone, Debug)]
+struct Value {
+    tags: Tags,
+    mask: u8,
+    made: u64,
+    answered: Option<u64>,
+    /// Durable from its answer on.
+    fua: bool,
+    failed: bool,
+    discard: bool,
+    /// It may be torn within the block.
+    torn: bool,
+    /// Crashes before it.
+    epoch: u32,
+    /// It may be what a crash left.
+    survivor: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Cell {
+    values: Vec<Value>,
+    /// Reads may fail.
+    lost: bool,
+}
+
+/// Which block of which request a value is of.
+#[derive(Clone, Copy, Debug)]
+pub struct Write {
+    /// Sectors it covers.
+    pub mask: u8,
+    /// When its request was made; no two have the same.
+    pub made: u64,
+    /// Durable from its answer on.
+    pub fua: bool,
+    /// It is a discard.
+    pub discard: bool,
+    /// It may be torn within the block.
+    pub torn: bool,
+}
+
+/// How the machine stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The process was killed: nothing acknowledged is lost.
+    Process,
+    /// The power failed: what no flush covered may be lost.
+    Power,
+}
+
+/// A disk.
+#[derive(Debug)]
+pub struct Model {
+    volume: u8,
+    cells: Vec<Cell>,
+    /// Writes answered up to this moment are covered by a flush.
+    flushed: u64,
+    epoch: u32,
+    /// What was written that does not tell its place: block and tag, mixed.
+    odd: NumberMap<()>,
+}
+
+impl Model {
+    /// A disk of so many blocks, all zeros.
+    pub fn new(volume: u8, blocks: usize) -> Model {
+        let value = Value {
+            tags: [0; SECTORS],
+            mask: u8::MAX,
+            made: 0,
+            answered: Some(0),
+            fua: true,
+            failed: false,
+            discard: false,
+            torn: false,
+            epoch: 0,
+            survivor: true,
+        };
+        let cell = Cell { values: vec![value], lost: false };
+        Model { volume, cells: vec![cell; blocks], flushed: 0, epoch: 0, odd: NumberMap::default() }
+    }
+
+    /// What a block held before anything was written.
+    pub fn found(&mut self, block: usize, content: &Block) {
+        self.cells[block].values[0].tags = *content.tags();
+    }
+
+    /// A request that changes a block was made. `done` is before every read that still runs.
+    pub fn made(&mut self, block: usize, content: &Block, write: Write, done: u64) {
+        let (flushed, epoch) = (self.flushed, self.epoch);
+        let cell = &mut self.cells[block];
+        if cell.values.len() >= 4 {
+            let all = cell.values.clone();
+            cell.values.retain(|value| {
+                let by = |other: &&Value| {
+                    value.yields_to(other)
+                        && other.is_durable(flushed)
+                        && other.answered.is_some_and(|at| at < done)
+                };
+                let covered = all.iter().filter(by).fold(0, |mask, other| mask | other.mask);
+                value.mask & !covered != 0
+            });
+        }
+        let Write { mask, made, fua, discard, torn } = write;
+        for (sector, tag) in content.tags().iter().enumerate() {
+            if *tag != 0 && !is_home(content, sector, self.volume, block) {
+                self.odd.insert(odd(block, sector, *tag), ());
+            }
+        }
+        cell.values.push(Value {
+            tags: *content.tags(),
+            mask,
+            made,
+            answered: None,
+            fua,
+            failed: false,
+            discard,
+            torn,
+            epoch,
+            survivor: false,
+        });
+    }
+
+    /// It was answered.
+    pub fn answered(&mut self, block: usize, made: u64, now: u64, good: bool) {
+        let cell = &mut self.cells[block];
+        let value = cell.values.iter_mut().find(|value| value.made == made && value.mask != 0);
+        let value = value.expect("what is not answered is kept");
+        value.answered = Some(now);
+        value.failed = !good;
+        if good && value.mask == u8::MAX && !value.discard {
+            cell.lost = false;
+        }
+    }
+
+    /// A flush that was made at this moment was answered.
+    pub fn flushed(&mut self, made: u64) {
+        self.flushed = self.flushed.max(made);
+    }
+
+    /// Reads of a block may fail, until it is written as a whole.
+    pub fn may_be_lost(&mut self, block: usize) {
+        self.cells[block].lost = true;
+    }
+
+    /// Whether reads of a block may fail.
+    pub fn is_lost(&self, block: usize) -> bool {
+        self.cells[block].lost
+    }
+
+    /// The machine stopped: only what could be left is left.
+    pub fn stopped(&mut self, stop: Stop, now: u64) {
+        let flushed = self.flushed;
+        for cell in &mut self.cells {
+            let all = cell.values.clone();
+            cell.values.retain(|value| {
+                let by = |other: &&Value| {
+                    value.yields_to(other)
+                        && match stop {
+                            Stop::Process => other.counts(),
+                            Stop::Power => other.is_durable(flushed),
+                        }
+                };
+                let covered = all.iter().filter(by).fold(0, |mask, other| mask | other.mask);
+                value.mask & !covered != 0
+            });
+            for value in &mut cell.values {
+                value.answered.get_or_insert(now);
+                value.survivor = true;
+            }
+        }
+        self.flushed = now;
+        self.epoch += 1;
+    }
+
+    /// Whether a read made at `made` may give this; if so and the block had alternatives since a
+    /// crash, they are decided.
+    pub fn read(
+        &mut self,
+        block: usize,
+        content: &Rc<Block>,
+        mask: u8,
+        made: u64,
+        now: u64,
+    ) -> Result<(), String> {
+        let cell = &mut self.cells[block];
+        let tags = content.tags();
+        let mut by = [None; SECTORS];
+        for sector in (0..SECTORS).filter(|sector| mask & 1 << sector != 0) {
+            let found = cell.values.iter().enumerate().rev().find(|(_, value)| {
+                let once = || {
+                    is_home(content, sector, self.volume, block)
+                        || self.odd.contains_key(&odd(block, sector, tags[sector]))
+                };
+                value.holds(sector, tags[sector], once)
+                    && !cell.values.iter().any(|other| {
+                        other.mask & 1 << sector != 0
+                            && value.yields_to(other)
+                            && other.counts()
+                            && other.answered.is_some_and(|at| at < made)
+                    })
+            });
+            let Some((at, _)) = found else {
+                return Err(self.explain(block, sector, content));
+            };
+            by[sector] = Some(at);
+        }
+        // The blocks of the log are whole.
+        for (sector, at) in by.iter().enumerate().filter_map(|(s, at)| at.map(|at| (s, at))) {
+            let value = &cell.values[at];
+            if !value.survivor || value.torn || value.discard || tags[sector] == 0 {
+                continue;
+            }
+            let beside = by.iter().enumerate().filter_map(|(s, at)| at.map(|at| (s, at)));
+            for (other, older) in beside.filter(|(s, _)| value.mask & 1 << s != 0) {
+                let older = &cell.values[older];
+                let same = value.tags[other] == tags[other];
+                if !same && older.epoch == value.epoch && older.is_before(value) && !older.torn {
+                    return Err(format!(
+                        "sectors {sector} and {other} of block {block} are of \
+                        different writes: the block is torn"
+                    ));
+                }
+            }
+        }
+        let unsettled = cell.values.len() > 1
+            && cell.values.iter().all(|value| value.survivor && !value.discard);
+        if unsettled && mask == u8::MAX {
+            let mut value = cell.values[0].clone();
+            (value.tags, value.mask, value.torn) = (*tags, u8::MAX, false);
+            (value.made, value.answered, value.failed, value.fua) = (now, Some(now), false, true);
+            cell.values = vec![value];
+        }
+        Ok(())
+    }
+
+    fn explain(&self, block: usize, sector: usize, content: &Block) -> String {
+        let cell = &self.cells[block];
+        let mut text = format!(
+            "volume {} block {block} sector {sector} reads {:x} {:?}; flushed {}, epoch {}, values:",
+            self.volume,
+            content.tags()[sector],
+            origin(content, sector),
+            self.flushed,
+            self.epoch
+        );
+        for value in cell.values.iter().filter(|value| value.mask & 1 << sector != 0) {
+            let kind = if value.discard { "discard" } else { "write" };
+            text += &format!(
+                "\n    {kind} {:x} mask {:02x} made {} answered {:?} fua {} failed {} epoch {}",
+                value.tags[sector],
+                value.mask,
+                value.made,
+                value.answered,
+                value.fua,
+                value.failed,
+                value.epoch
+            );
+        }
+        text
+    }
+}
+
+impl Value {
+    fn is_before(&self, other: &Value) -> bool {
+        self.answered.is_some_and(|answered| other.made > answered)
+    }
+
+    /// What a crash left are alternatives; of them none supersedes another.
+    fn yields_to(&self, other: &Value) -> bool {
+        !(self.survivor && other.survivor) && self.is_before(other)
+    }
+
+    fn counts(&self) -> bool {
+        self.answered.is_some() && !self.failed
+    }
+
+    fn is_durable(&self, flushed: u64) -> bool {
+        self.counts()
+            && (self.survivor
+                || self.fua
+                || self.answered.is_some_and(|answered| answered < flushed))
+    }
+
+    fn holds(&self, sector: usize, tag: u64, once: impl FnOnce() -> bool) -> bool {
+        if self.mask & 1 << sector == 0 {
+            return false;
+        }
+        if self.discard { tag == 0 || once() } else { self.tags[sector] == tag }
+    }
+}
+
+/// Whether a sector says that a guest wrote it here.
+fn is_home(content: &Block, sector: usize, volume: u8, block: usize) -> bool {
+    origin(content, sector).is_some_and(|(of, at, _)| of == volume && at == block as u64)
+}
+
+fn odd(block: usize, sector: usize, tag: u64) -> u64 {
+    mix(tag ^ ((block * SECTORS + sector) as u64) << 20)
+}

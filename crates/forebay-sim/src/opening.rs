@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Opening the cache as a runtime does it, with crashes at every step.
+//!
+//! In this order: what a killed process left in its buffers is written, and flushed; the newest
+//! whole superblock is read, the other copy repaired; the log is recovered; the superblock of the
+//! next opening goes to one copy, flush, the other, flush; only then does an engine run.
+
+use crate::block::Block;
+use crate::device::Piece;
+use crate::model::Stop;
+use crate::world::{Failure, World};
+use forebay_core::effect::Fault;
+use forebay_core::engine::{Acknowledge, Engine, window_frames};
+use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
+use forebay_core::log::recovery::{CacheReader, Recovered, recover, redo, reopen};
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Tick, VolumeIndex};
+
+struct Reader<'a>(&'a crate::device::Device);
+
+impl CacheReader for Reader<'_> {
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        assert!(offset % BLOCK_BYTES == 0 && bytes.len().is_multiple_of(BLOCK_SIZE));
+        for (at, block) in bytes.as_chunks_mut::<BLOCK_SIZE>().0.iter_mut().enumerate() {
+            let address = offset / BLOCK_BYTES + at as u64;
+            if self.0.is_unreadable(address) {
+                return Err(Fault);
+            }
+            block.copy_from_slice(self.0.read(address).bytes());
+        }
+        Ok(())
+    }
+}
+
+/// A crash within an opening.
+struct Crashed(Stop);
+
+/// What one attempt needs.
+struct Attempt {
+    /// What the killed process left.
+    held: Vec<(SegmentId, Vec<u8>)>,
+    /// Device operations until it crashes.
+    fuse: Option<u64>,
+}
+
+impl World {
+    /// Writes the superblock of a fresh cache.
+    pub fn format(&mut self) {
+        let superblock = self.superblock.clone();
+        for address in Superblock::addresses(superblock.size_bytes) {
+            let bytes = superblock.encode(address);
+            self.cache.write(pieces(address, &bytes));
+        }
+        let through = self.cache.flush_begin();
+        self.cache.flush_end(through);
+    }
+
+    /// Opens the cache after `stop` (none: after a clean one), crashing within now and then.
+    pub fn open(&mut self, stop: Option<Stop>) -> Result<(), Failure> {
+        let outlives = self.setup.config.acknowledge == Acknowledge::Placed;
+        let mut stop = stop;
+        let mut held = Vec::new();
+        if stop == Some(Stop::Process) && outlives {
+            held = self.memory.held();
+        }
+        let mut crashes = if stop.is_some() { self.random.below(3) } else { 0 };
+        loop {
+            let fuse = (crashes > 0).then(|| {
+                crashes -= 1;
+                self.random.below(16)
+            });
+            let mut attempt = Attempt { held: held.clone(), fuse };
+            match self.open_attempt(&mut attempt)? {
+                Ok(recovered) => {
+                    if let Some(stop) = stop {
+                        self.models_stopped(stop);
+                    }
+                    self.start(recovered);
+                    return Ok(());
+                }
+                Err(Crashed(Stop::Process)) => self.marks.hit("killed while opening"),
+                Err(Crashed(Stop::Power)) => {
+                    self.marks.hit("power cut while opening");
+                    if !attempt.held.is_empty() {
+                        // What the process left was not durable yet.
+                        stop = Some(Stop::Power);
+                    }
+                    held.clear();
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, recovered: Recovered) {
+        self.tell(|| format!("opened, damage {:?}", recovered.damage));
+        let config = self.setup.config;
+        self.memory.restart(window_frames(&config));
+        let mut engine = Engine::new(&self.superblock, recovered, config, Tick(self.now));
+        for index in 0..self.volumes.len() {
+            engine.serve(VolumeIndex(index as u8), true);
+        }
+        self.engine = Some(engine);
+    }
+
+    fn open_attempt(
+        &mut self,
+        attempt: &mut Attempt,
+    ) -> Result<Result<Recovered, Crashed>, Failure> {
+        let mut superblock = match self.read_superblock(attempt)? {
+            Ok(superblock) => superblock,
+            Err(crashed) => return Ok(Err(crashed)),
+        };
+        self.tell(|| format!("opening generation {}", superblock.open_generation));
+        let held = attempt.held.clone();
+        for (segment, mut bytes) in held {
+            let blocks = redo(&superblock, segment, &mut bytes);
+            self.tell(|| format!("redo {segment:?} {blocks} blocks"));
+            if blocks == 0 {
+                continue;
+            }
+            self.marks.hit("redo");
+            let address = superblock.address(segment, 0);
+            let bytes = &bytes[..usize::from(blocks) * BLOCK_SIZE];
+            if let Err(crashed) = self.open_write(attempt, pieces(address, bytes)) {
+                return Ok(Err(crashed));
+            }
+        }
+        if let Err(crashed) = self.open_flush(attempt) {
+            return Ok(Err(crashed));
+        }
+        attempt.held.clear();
+        let config = self.setup.config;
+        let recovered = self.recover(&superblock);
+        let next = reopen(&superblock, &recovered, config.mutants);
+        for address in Superblock::addresses(next.size_bytes) {
+            let bytes = next.encode(address);
+            if let Err(crashed) = self.open_write(attempt, pieces(address, &bytes)) {
+                return Ok(Err(crashed));
+            }
+            if let Err(crashed) = self.open_flush(attempt) {
+                return Ok(Err(crashed));
+            }
+        }
+        superblock = next;
+        self.superblock = superblock;
+        Ok(Ok(recovered))
+    }
+
+    fn recover(&mut self, superblock: &Superblock) -> Recovered {
+        let config = self.setup.config;
+        let room = config.extent_count_max;
+        recover(superblock, &mut Reader(&self.cache), room, config.mutants)
+    }
+
+    /// The newest whole copy; the other is repaired.
+    fn read_superblock(
+        &mut self,
+        attempt: &mut Attempt,
+    ) -> Result<Result<Superblock, Crashed>, Failure> {
+        let addresses = Superblock::addresses(self.setup.superblock.size_bytes);
+        let mut copies = addresses.map(|address| {
+            let mut bytes = vec![0; SUPERBLOCK_SIZE];
+            Reader(&self.cache).read(address, &mut bytes).ok()?;
+            Superblock::decode(&mut bytes, address).ok()
+        });
+        let newest = copies.iter().flatten().max_by_key(|copy| copy.sequence).cloned();
+        let Some(newest) = newest else {
+            return Err(Failure("both copies of the superblock are bad".into()));
+        };
+        for (copy, address) in copies.iter_mut().zip(addresses) {
+            if copy.as_ref() == Some(&newest) {
+                continue;
+            }
+            self.marks.hit("superblock repaired");
+            let bytes = newest.encode(address);
+            if let Err(crashed) = self.open_write(attempt, pieces(address, &bytes)) {
+                return Ok(Err(crashed));
+            }
+            if let Err(crashed) = self.open_flush(attempt) {
+                return Ok(Err(crashed));
+            }
+        }
+        Ok(Ok(newest))
+    }
+
+    fn open_write(&mut self, attempt: &mut Attempt, pieces: Vec<Piece>) -> Result<(), Crashed> {
+        if let Some(crashed) = self.crash_now(attempt) {
+            let writes = vec![pieces];
+            match crashed.0 {
+                Stop::Process => self.cache.process_killed(writes, &mut self.random),
+                Stop::Power => self.power_cut(writes),
+            }
+            return Err(crashed);
+        }
+        self.cache.write(pieces);
+        Ok(())
+    }
+
+    fn open_flush(&mut self, attempt: &mut Attempt) -> Result<(), Crashed> {
+        if let Some(crashed) = self.crash_now(attempt) {
+            if crashed.0 == Stop::Power {
+                self.power_cut(Vec::new());
+            }
+            return Err(crashed);
+        }
+        let through = self.cache.flush_begin();
+        self.cache.flush_end(through);
+        Ok(())
+    }
+
+    fn power_cut(&mut self, writes: Vec<Vec<Piece>>) {
+        self.cache.power_cut(writes, &mut self.random);
+        for volume in &mut self.volumes {
+            volume.device.power_cut(Vec::new(), &mut self.random);
+        }
+    }
+
+    fn crash_now(&mut self, attempt: &mut Attempt) -> Option<Crashed> {
+        let fuse = attempt.fuse.as_mut()?;
+        if *fuse > 0 {
+            *fuse -= 1;
+            return None;
+        }
+        attempt.fuse = None;
+        Some(Crashed(if self.random.one_in(2) { Stop::Power } else { Stop::Process }))
+    }
+}
+
+/// Bytes as blocks at an address.
+pub fn pieces(address: u64, bytes: &[u8]) -> Vec<Piece> {
+    let first = address / BLOCK_BYTES;
+    let blocks = bytes.as_chunks::<BLOCK_SIZE>().0.iter().enumerate();
+    blocks.map(|(at, block)| (first + at as u64, u8::MAX, Block::new(*block))).collect()
+}

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One seed: a guest, its requests, and the machine stopping under it.
+
+use crate::marks::Marks;
+use crate::model::Stop;
+use crate::random::Random;
+use crate::setup::Setup;
+use crate::world::{Failure, Outcome, World};
+use forebay_core::engine::Acknowledge;
+use forebay_core::format::superblock::Superblock;
+use forebay_core::mutant::Mutants;
+use forebay_core::request::Op;
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+
+/// Simulated nanoseconds that any wait may take while the devices work.
+const WAIT_MAX: u64 = 60_000_000_000;
+
+/// What a run that passed tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// What it came past.
+    pub marks: Marks,
+    /// A hash of everything that happened.
+    pub trace: u64,
+}
+
+/// Runs a seed.
+pub fn run(seed: u64, mutants: Mutants) -> Result<Report, Failure> {
+    run_and(seed, mutants, false)
+}
+
+/// Runs a seed, and prints every step if `tell`.
+pub fn run_and(seed: u64, mutants: Mutants, tell: bool) -> Result<Report, Failure> {
+    let mut random = Random::new(seed);
+    let mut setup = Setup::new(&mut random, mutants);
+    setup.tell = tell;
+    let mut world = World::new(setup, random);
+    world.format();
+    world.open(None)?;
+    guest(&mut world)?;
+    drain(&mut world)?;
+    Ok(Report { marks: world.marks, trace: world.trace })
+}
+
+fn guest(world: &mut World) -> Outcome {
+    let mut stops = world.setup.stops.clone().into_iter().peekable();
+    let mut done = 0;
+    while done < world.setup.operations {
+        if stops.peek().is_some_and(|at| *at <= done) {
+            stops.next();
+            stop_and_open(world)?;
+            continue;
+        }
+        let room = (world.asked.len() as u64) < world.setup.depth;
+        let pause = world.random.one_in(world.setup.pause);
+        if room && !pause && !world.random.one_in(3) {
+            done += u64::from(operation(world)?);
+        } else if !world.step()? && !room {
+            return Err(stuck(world));
+        }
+    }
+    settle(world)
+}
+
+fn stuck(world: &World) -> Failure {
+    let engine = world.engine.as_ref().expect("there is a process");
+    let mut text = format!("nothing goes on, {} requests wait:", world.asked.len());
+    for asked in world.asked.values().take(4) {
+        text += &format!("\n    {asked:?}");
+    }
+    for index in 0..world.volumes.len() {
+        text += &format!("\n    {:?}", engine.status(VolumeIndex(index as u8)));
+    }
+    text += &format!("\n    free {:?}, {:?}", engine.free_segments(), world.setup.config);
+    Failure(text)
+}
+
+/// Waits until all requests are answered.
+fn settle(world: &mut World) -> Outcome {
+    let begun = world.now;
+    while !world.asked.is_empty() {
+        if !world.step()? || world.now - begun > WAIT_MAX {
+            return Err(stuck(world));
+        }
+    }
+    Ok(())
+}
+
+/// One operation of the guest; says whether the engine took it.
+fn operation(world: &mut World) -> Result<bool, Failure> {
+    let index = world.random.below(world.volumes.len() as u64) as usize;
+    let setup = &world.setup;
+    let (flush, range, unaligned, hot, size) =
+        (setup.flush, setup.range, setup.unaligned, setup.hot, setup.size);
+    if world.random.one_in(flush) {
+        return world.ask(index, Op::Flush, 0, 0);
+    }
+    let fua = world.random.one_in(20);
+    let op = match world.random.below(10) {
+        _ if world.random.one_in(range) => {
+            if world.random.one_in(2) {
+                Op::Discard
+            } else {
+                Op::WriteZeroes { fua }
+            }
+        }
+        0..4 => Op::Read,
+        _ => Op::Write { fua },
+    };
+    let ranged = matches!(op, Op::Discard | Op::WriteZeroes { .. });
+    if ranged && world.random.one_in(8) {
+        // A large one, over all islands.
+        let size_bytes = world.volumes[index].size_bytes;
+        let offset = world.random.below(8) * 512;
+        return world.ask(index, op, offset, size_bytes - offset);
+    }
+    let islands = world.volumes[index].islands.clone();
+    let island = *world.random.pick(&islands);
+    let blocks = if world.random.below(100) < hot { island.blocks.min(8) } else { island.blocks };
+    let first = island.start + world.random.below(blocks);
+    let most = if world.random.one_in(200) { 256 } else { size };
+    let count = world.random.between(1, most).min(island.start + island.blocks - first);
+    let mut offset = first * BLOCK_BYTES;
+    let mut end = (first + count) * BLOCK_BYTES;
+    if world.random.one_in(unaligned) {
+        offset += world.random.below(8) * 512;
+        end -= world.random.below(8) * 512;
+        if end <= offset {
+            end = offset + 512;
+        }
+    }
+    end = end.min(world.volumes[index].size_bytes);
+    if end <= offset {
+        return Ok(false);
+    }
+    world.ask(index, op, offset, end - offset)
+}
+
+/// The machine stops, one way or another, and is started again.
+fn stop_and_open(world: &mut World) -> Outcome {
+    let placed = world.setup.config.acknowledge == Acknowledge::Placed;
+    match world.random.below(7) {
+        0 => {
+            clean_stop(world)?;
+            world.marks.hit("clean stop");
+            world.open(None)?;
+        }
+        kind @ (1 | 2) => {
+            // The process dies somewhere within the engine, between two of its stores.
+            let stores = world.random.below(200);
+            world.memory.fuse = Some(stores);
+            let mut left = 300;
+            while !world.memory.dead && left > 0 {
+                left -= 1;
+                if (world.asked.len() as u64) < world.setup.depth && world.random.one_in(2) {
+                    operation(world)?;
+                } else {
+                    world.step()?;
+                }
+            }
+            let stop = if kind == 1 || placed { Stop::Process } else { Stop::Power };
+            world.marks.hit("killed within a call");
+            world.stop(stop);
+            world.open(Some(stop))?;
+        }
+        3 | 4 => {
+            world.marks.hit("killed between calls");
+            world.stop(Stop::Process);
+            world.open(Some(Stop::Process))?;
+        }
+        _ => {
+            world.marks.hit("power cut");
+            world.stop(Stop::Power);
+            world.open(Some(Stop::Power))?;
+        }
+    }
+    if world.random.one_in(4) {
+        return Ok(());
+    }
+    read_all(world)
+}
+
+/// Everything is read, and compared with the model as any read is.
+fn read_all(world: &mut World) -> Outcome {
+    for index in 0..world.volumes.len() {
+        for island in world.volumes[index].islands.clone() {
+            let mut at = island.start;
+            let island_end = island.start + island.blocks;
+            while at < island_end {
+                let end = (at + 64).min(island_end);
+                let bytes = (end * BLOCK_BYTES).min(world.volumes[index].size_bytes);
+                let offset = at * BLOCK_BYTES;
+                while !world.ask(index, Op::Read, offset, bytes - offset)? {
+                    world.step()?;
+                }
+                at = end;
+            }
+        }
+    }
+    settle(world)
+}
+
+fn clean_stop(world: &mut World) -> Outcome {
+    settle(world)?;
+    let begun = world.now;
+    let engine = world.engine.as_mut().expect("there is a process");
+    engine.sync(&mut world.memory);
+    engine.stop_writeback();
+    world.drain_effects()?;
+    while !world.engine.as_ref().expect("there is a process").is_quiet() {
+        if !world.step()? || world.now - begun > WAIT_MAX {
+            return Err(Failure(format!("a stop does not end: {}", stuck(world).0)));
+        }
+    }
+    let engine = world.engine.take().expect("there is a process");
+    let mut superblock = world.superblock.clone();
+    engine.note_heads(&mut superblock);
+    superblock.sequence += 1;
+    superblock.clean = true;
+    for address in Superblock::addresses(superblock.size_bytes) {
+        let bytes = superblock.encode(address);
+        world.cache.write(crate::opening::pieces(address, &bytes));
+        let through = world.cache.flush_begin();
+        world.cache.flush_end(through);
+    }
+    world.superblock = superblock;
+    world.models_stopped(Stop::Process);
+    Ok(())
+}
+
+/// At the end everything is drained: the backing device alone is the disk then (P3).
+fn drain(world: &mut World) -> Outcome {
+    settle(world)?;
+    for index in 0..world.volumes.len() {
+        let engine = world.engine.as_mut().expect("there is a process");
+        engine.drain(VolumeIndex(index as u8), &mut world.memory);
+        world.drain_effects()?;
+    }
+    let begun = world.now;
+    for index in 0..world.volumes.len() {
+        while !world.engine.as_ref().is_some_and(|engine| engine.is_clean(VolumeIndex(index as u8)))
+        {
+            if !world.step()? || world.now - begun > WAIT_MAX {
+                return Err(Failure(format!("a drain does not end: {}", stuck(world).0)));
+            }
+        }
+    }
+    for index in 0..world.volumes.len() {
+        world.ask(index, Op::Flush, 0, 0)?;
+    }
+    settle(world)?;
+    let (made, now) = (world.moment(), world.moment());
+    for volume in &mut world.volumes {
+        for cell in 0..volume.cells() {
+            let lba = volume.lba(cell);
+            let content = volume.device.durable(lba);
+            let mask = volume.mask(lba);
+            volume.model.read(cell, &content, mask, made, now).map_err(|text| {
+                Failure(format!("drained, but the backing device differs: {text}"))
+            })?;
+        }
+    }
+    Ok(())
+}

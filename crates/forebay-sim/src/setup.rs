@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a seed chooses before anything runs: sizes, settings, what goes wrong and when.
+
+use crate::device::Discard;
+use crate::random::Random;
+use forebay_core::engine::{Acknowledge, Config};
+use forebay_core::format::superblock::{Head, Mode, NewCache, Superblock, Volume};
+use forebay_core::mutant::Mutants;
+use forebay_core::units::{Ordinal, Sequence};
+
+const MICRO: u64 = 1_000;
+const MILLI: u64 = 1_000_000;
+
+/// A stretch of a volume that the guest uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Island {
+    /// First block.
+    pub start: u64,
+    /// Blocks.
+    pub blocks: u64,
+}
+
+/// A volume.
+#[derive(Clone, Debug)]
+pub struct VolumeSetup {
+    /// Its size: a multiple of 512.
+    pub size_bytes: u64,
+    /// Where the guest goes.
+    pub islands: Vec<Island>,
+    /// How it takes writes at first.
+    pub mode: Mode,
+    /// What its backing device does with discards.
+    pub discard: Discard,
+}
+
+/// All that is chosen before the start.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The engine's settings.
+    pub config: Config,
+    /// The cache, as formatted.
+    pub superblock: Superblock,
+    /// The volumes.
+    pub volumes: Vec<VolumeSetup>,
+    /// Guest operations.
+    pub operations: u64,
+    /// Requests the guest has under way at most.
+    pub depth: u64,
+    /// Crashes and stops, by number of operations before them.
+    pub stops: Vec<u64>,
+    /// Devices take the bytes of a write when it is done, not when it is issued.
+    pub late_copy: bool,
+    /// One write in so many is unaligned; zero: none.
+    pub unaligned: u64,
+    /// One operation in so many is a flush.
+    pub flush: u64,
+    /// One in so many is a discard or write-zeroes.
+    pub range: u64,
+    /// One written block in so many is all zeros.
+    pub zeros: u64,
+    /// Of writes, percent go to the hot blocks.
+    pub hot: u64,
+    /// Most blocks of an ordinary request.
+    pub size: u64,
+    /// One moment in so many the guest pauses.
+    pub pause: u64,
+    /// Every step is printed.
+    pub tell: bool,
+}
+
+/// The superblock of a cache of just so many segments of 64 KiB.
+pub fn format(segments: u32, segment_bytes: u32, volumes: &[VolumeSetup], key: u64) -> Superblock {
+    let mut size_bytes = u64::from(segments) * u64::from(segment_bytes);
+    let mut superblock = loop {
+        let new = NewCache { uuid: [7; 16], key, size_bytes, segment_bytes, now: 1 };
+        match Superblock::format(&new) {
+            Ok(superblock) if superblock.segment_count >= segments => break superblock,
+            _ => size_bytes += 64 << 10,
+        }
+    };
+    for (index, volume) in volumes.iter().enumerate() {
+        superblock.volumes[index] = Some(Volume {
+            uuid: [index as u8 + 1; 16],
+            mode: volume.mode,
+            drained: false,
+            attach_generation: 1,
+            size_bytes: volume.size_bytes,
+            logical_block: 512,
+            name: format!("volume{index}"),
+            fingerprint: [0; 64],
+            head: Head::NONE,
+            next_sequence: Sequence(1),
+            watermark: Sequence(0),
+            tail: Ordinal(1),
+            flush_epoch: 0,
+            backing_as_of: 0,
+            path: String::new(),
+        });
+    }
+    superblock
+}
+
+impl Setup {
+    /// What this seed chooses.
+    pub fn new(random: &mut Random, mutants: Mutants) -> Setup {
+        let count = random.between(2, 3);
+        let volumes: Vec<VolumeSetup> = (0..count).map(|at| volume(at, random)).collect();
+        let segments = random.between(18, 32) as u32;
+        let superblock = format(segments, 64 << 10, &volumes, random.next());
+        let acknowledge = match random.below(10) {
+            0 => Acknowledge::Written,
+            1 => Acknowledge::Durable,
+            _ => Acknowledge::Placed,
+        };
+        let config = Config {
+            buffer_count: random.between(6, 16) as u16,
+            acknowledge,
+            close_after: random.between(50, 5_000) * MICRO,
+            durable_after: random.between(1, 30) * MILLI,
+            durable_bytes: random.between(64 << 10, 1 << 20),
+            window_blocks: *random.pick(&[32, 64, 256, 512]),
+            batch_blocks_max: *random.pick(&[16, 40, 100, 512]),
+            backing_in_flight: random.between(1, 32) as u16,
+            dirty_age: random.between(2, 200) * MILLI,
+            dirty_percent: random.between(5, 60) as u8,
+            extent_count_max: *random.pick(&[24, 48, 256, 1024]),
+            retry_after: random.between(1, 10) * MILLI,
+            mutants,
+        };
+        let operations = 5_000;
+        let stop_count = random.between(4, 7);
+        let mut stops: Vec<u64> =
+            (0..stop_count).map(|_| random.between(1, operations - 1)).collect();
+        stops.sort_unstable();
+        Setup {
+            config,
+            superblock,
+            volumes,
+            operations,
+            depth: *random.pick(&[1, 4, 16, 32, 64]),
+            stops,
+            late_copy: random.one_in(2),
+            unaligned: *random.pick(&[2, 4, 10, 50]),
+            flush: *random.pick(&[4, 12, 40, 200]),
+            range: *random.pick(&[5, 12, 40]),
+            zeros: *random.pick(&[3, 10, 50]),
+            hot: random.between(0, 90),
+            size: *random.pick(&[1, 2, 4, 8, 16]),
+            pause: *random.pick(&[10, 100, 1000]),
+            tell: false,
+        }
+    }
+}
+
+fn volume(at: u64, random: &mut Random) -> VolumeSetup {
+    let mode = match random.below(8) {
+        0 | 1 => Mode::WriteThrough,
+        2 => Mode::WriteAround,
+        _ => Mode::WriteBack,
+    };
+    let discard = *random.pick(&[Discard::Zeros, Discard::Stays, Discard::Mixed]);
+    let (size_bytes, islands) = if at == 1 {
+        // A large one: what counts lies far apart.
+        let end = 1 << 33;
+        let length = random.between(20, 80);
+        let starts = [0, (1 << 20) + 7, end - length];
+        let islands = starts.map(|start| Island { start, blocks: length });
+        (end * 4096, islands.to_vec())
+    } else {
+        let blocks = random.between(60, 300);
+        let tail = random.below(8) * 512;
+        let size_bytes = blocks * 4096 + tail;
+        (size_bytes, vec![Island { start: 0, blocks: size_bytes.div_ceil(4096) }])
+    };
+    VolumeSetup { size_bytes, islands, mode, discard }
+}

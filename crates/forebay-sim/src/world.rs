@@ -1,0 +1,613 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The simulated machine: engine, devices, memory, clock, and the guest's view of its disks.
+//!
+//! What the engine wants done is put on a heap of events, each with a random latency; what the
+//! guest is told is compared with the model at once. Which operations come, and when the machine
+//! stops, is decided in `run`.
+
+use crate::block::{Block, NumberMap, SECTORS, guest_block};
+use crate::device::{Device, Piece};
+use crate::marks::Marks;
+use crate::memory::{Memory, RequestMemory, behind};
+use crate::model::{Model, Stop, Write};
+use crate::random::{Random, mix};
+use crate::setup::{Island, Setup};
+use forebay_core::effect::{Effect, Fault, Token};
+use forebay_core::engine::{Engine, window_frames};
+use forebay_core::format::superblock::Superblock;
+use forebay_core::payload::Place;
+use forebay_core::request::{Op, Request, RequestError};
+use forebay_core::units::{BLOCK_BYTES, Lba, SegmentId, Tick, VolumeIndex};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::rc::Rc;
+
+/// A volume's backing device and what the guest knows of it.
+#[derive(Debug)]
+pub struct Volume {
+    /// The backing device.
+    pub device: Device,
+    /// What the guest knows.
+    pub model: Model,
+    /// Where the guest goes.
+    pub islands: Vec<Island>,
+    /// Its size.
+    pub size_bytes: u64,
+}
+
+impl Volume {
+    /// The model's cell of a block, if the guest ever looks at it.
+    pub fn cell(&self, lba: u64) -> Option<usize> {
+        let mut base = 0;
+        for island in &self.islands {
+            if (island.start..island.start + island.blocks).contains(&lba) {
+                return Some((base + lba - island.start) as usize);
+            }
+            base += island.blocks;
+        }
+        None
+    }
+
+    /// The block of a cell.
+    pub fn lba(&self, cell: usize) -> u64 {
+        let mut left = cell as u64;
+        for island in &self.islands {
+            if left < island.blocks {
+                return island.start + left;
+            }
+            left -= island.blocks;
+        }
+        unreachable!("the cell exists")
+    }
+
+    /// Blocks the guest uses.
+    pub fn cells(&self) -> usize {
+        self.islands.iter().map(|island| island.blocks as usize).sum()
+    }
+
+    /// Blocks of the volume.
+    pub fn blocks(&self) -> u64 {
+        self.size_bytes.div_ceil(BLOCK_BYTES)
+    }
+
+    /// Sectors of a block that the volume has.
+    pub fn mask(&self, lba: u64) -> u8 {
+        let sectors = (self.size_bytes - lba * BLOCK_BYTES).div_ceil(512).min(8);
+        (u16::MAX >> (16 - sectors)) as u8
+    }
+}
+
+/// A request of the guest.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The request.
+    pub request: Request,
+    /// When it was made.
+    pub made: u64,
+    /// First block that is changed or read, in the model's terms.
+    first: u64,
+    end: u64,
+}
+
+/// Something that will happen.
+#[derive(Clone, Debug)]
+struct Flight {
+    token: Token,
+    effect: Effect,
+    /// Bytes of a write, if it has taken them.
+    pieces: Option<Vec<Piece>>,
+    /// What a flush will cover.
+    through: u64,
+}
+
+/// What went wrong.
+#[derive(Clone, Debug)]
+pub struct Failure(pub String);
+
+/// Shorthand.
+pub type Outcome = Result<(), Failure>;
+
+/// The machine.
+#[derive(Debug)]
+pub struct World {
+    /// What was chosen before.
+    pub setup: Setup,
+    /// Chance.
+    pub random: Random,
+    /// What was come past.
+    pub marks: Marks,
+    /// The cache device.
+    pub cache: Device,
+    /// The volumes.
+    pub volumes: Vec<Volume>,
+    /// The superblock of this opening.
+    pub superblock: Superblock,
+    /// Memory of the process.
+    pub memory: Memory,
+    /// The engine, while there is a process.
+    pub engine: Option<Engine>,
+    /// Nanoseconds.
+    pub now: u64,
+    /// Requests under way, by tag.
+    pub asked: NumberMap<Asked>,
+    /// A hash of everything that happened.
+    pub trace: u64,
+    moment: u64,
+    version: u64,
+    events: BinaryHeap<Reverse<(u64, u64)>>,
+    flights: NumberMap<Flight>,
+    order: u64,
+    next_tag: u32,
+}
+
+impl World {
+    /// A machine with a fresh cache and backing devices that hold something.
+    pub fn new(setup: Setup, mut random: Random) -> World {
+        let superblock = setup.superblock.clone();
+        let blocks = superblock.size_bytes / BLOCK_BYTES;
+        let cache = Device::new(blocks, crate::device::Discard::Stays);
+        let frames = window_frames(&setup.config);
+        let memory = Memory::new(
+            setup.config.buffer_count,
+            superblock.segment_blocks(),
+            frames,
+            Random::new(random.next()),
+        );
+        let mut volumes = Vec::new();
+        for (index, volume) in setup.volumes.iter().enumerate() {
+            let mut made = Volume {
+                device: Device::new(volume.size_bytes.div_ceil(BLOCK_BYTES), volume.discard),
+                model: Model::new(index as u8, 0),
+                islands: volume.islands.clone(),
+                size_bytes: volume.size_bytes,
+            };
+            made.model = Model::new(index as u8, made.cells());
+            for cell in 0..made.cells() {
+                if random.one_in(3) {
+                    continue;
+                }
+                let lba = made.lba(cell);
+                let mask = made.mask(lba);
+                let content = guest_block(index as u8, cell as u64, 0, false);
+                let content = Block::merge(&Block::zero(), &content, mask);
+                made.model.found(cell, &content);
+                made.device.write(vec![(lba, u8::MAX, content)]);
+            }
+            let through = made.device.flush_begin();
+            made.device.flush_end(through);
+            volumes.push(made);
+        }
+        World {
+            setup,
+            random,
+            marks: Marks::default(),
+            cache,
+            volumes,
+            superblock,
+            memory,
+            engine: None,
+            now: 0,
+            asked: NumberMap::default(),
+            trace: 0,
+            moment: 1,
+            version: 1,
+            events: BinaryHeap::new(),
+            flights: NumberMap::default(),
+            order: 0,
+            next_tag: 0,
+        }
+    }
+
+    /// A moment after every other.
+    pub fn moment(&mut self) -> u64 {
+        self.moment += 1;
+        self.moment
+    }
+
+    /// Says what happens, if the run is to be told.
+    pub fn tell(&self, what: impl FnOnce() -> String) {
+        if self.setup.tell {
+            println!("{:>12} {}", self.now, what());
+        }
+    }
+
+    fn note(&mut self, what: u64) {
+        self.trace = mix(self.trace ^ what.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_add(what);
+    }
+
+    /// A new block for a place.
+    pub fn content(&mut self, volume: usize, lba: u64) -> Rc<Block> {
+        self.version += 1;
+        let cell = self.volumes[volume].cell(lba).expect("the guest goes there");
+        if self.random.one_in(self.setup.zeros) {
+            return Block::zero();
+        }
+        if self.random.one_in(40) {
+            // A copy of a block of the log, as of a guest that backs up this very cache device.
+            let first = self.superblock.first_segment / BLOCK_BYTES;
+            let slots = u64::from(self.superblock.segment_count)
+                * u64::from(self.superblock.segment_blocks());
+            let block = first + self.random.below(slots);
+            return self.cache.read(block);
+        }
+        let sealed = self.random.one_in(8);
+        guest_block(volume as u8, cell as u64, self.version, sealed)
+    }
+
+    /// The guest asks for something; says whether the engine took it.
+    pub fn ask(
+        &mut self,
+        volume: usize,
+        op: Op,
+        offset: u64,
+        length: u64,
+    ) -> Result<bool, Failure> {
+        let tag = self.next_tag;
+        let request = Request { volume: VolumeIndex(volume as u8), op, offset, length, tag };
+        let first = offset / BLOCK_BYTES;
+        let end = (offset + length).div_ceil(BLOCK_BYTES);
+        let sectors = |byte: u64| (byte % BLOCK_BYTES / 512) as u32;
+        let first_mask = u8::MAX << sectors(offset);
+        let last = sectors(offset + length);
+        let last_mask = if last == 0 { u8::MAX } else { (1u16 << last) as u8 - 1 };
+        let data = matches!(op, Op::Read | Op::Write { .. });
+        let mut blocks = Vec::new();
+        if data {
+            for lba in first..end {
+                let write = op != Op::Read;
+                blocks.push(if write { self.content(volume, lba) } else { Block::zero() });
+            }
+        }
+        let count = end - first;
+        let memory = RequestMemory::new(blocks, count, (first_mask, last_mask));
+        self.memory.begin(tag, memory);
+        let made = self.moment();
+        let mut asked = Asked { request, made, first, end };
+        if op == Op::Discard {
+            let state = &self.volumes[volume];
+            let whole = offset + length == state.size_bytes;
+            asked.first = offset.div_ceil(BLOCK_BYTES);
+            asked.end = if whole { state.blocks() } else { (offset + length) / BLOCK_BYTES };
+            asked.end = asked.end.max(asked.first);
+        }
+        let engine = self.engine.as_mut().expect("there is a process");
+        if engine.submit(request, &mut self.memory).is_err() {
+            self.memory.end(tag);
+            self.marks.hit("busy");
+            return Ok(false);
+        }
+        self.next_tag += 1;
+        self.tell(|| format!("ask {request:?} at {made}"));
+        self.note(u64::from(tag) << 32 ^ offset ^ length << 20);
+        self.model_made(&asked);
+        self.asked.insert(tag.into(), asked);
+        self.drain_effects()?;
+        Ok(true)
+    }
+
+    /// Calls `each` with the blocks of a range that the guest uses: cell, block.
+    fn cells(&self, volume: usize, first: u64, end: u64) -> Vec<(usize, u64)> {
+        let mut cells = Vec::new();
+        let mut base = 0;
+        for island in &self.volumes[volume].islands {
+            let from = first.max(island.start);
+            let to = end.min(island.start + island.blocks);
+            for lba in from..to.max(from) {
+                cells.push(((base + lba - island.start) as usize, lba));
+            }
+            base += island.blocks;
+        }
+        cells
+    }
+
+    fn model_made(&mut self, asked: &Asked) {
+        let op = asked.request.op;
+        if matches!(op, Op::Read | Op::Flush) {
+            return;
+        }
+        let volume = usize::from(asked.request.volume.0);
+        let reading = |asked: &&Asked| asked.request.op == Op::Read;
+        let reads = self.asked.values().filter(reading);
+        let done = reads.map(|asked| asked.made).min().unwrap_or(asked.made);
+        let fua = matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true });
+        let durable = self.setup.config.acknowledge == forebay_core::engine::Acknowledge::Durable;
+        let torn = self.setup.superblock.volumes[volume].as_ref().is_some_and(|recorded| {
+            recorded.mode == forebay_core::format::superblock::Mode::WriteAround
+        });
+        for (cell, lba) in self.cells(volume, asked.first, asked.end) {
+            let memory = self.memory.request(asked.request.tag);
+            let content = match op {
+                Op::Write { .. } => Rc::clone(&memory.blocks[(lba - asked.first) as usize]),
+                _ => Block::zero(),
+            };
+            let mask = match op {
+                Op::Discard => u8::MAX,
+                _ => memory.mask(lba - asked.first),
+            };
+            let mask = mask & self.volumes[volume].mask(lba);
+            let write = Write {
+                mask,
+                made: asked.made,
+                fua: fua || durable,
+                discard: op == Op::Discard,
+                torn,
+            };
+            self.volumes[volume].model.made(cell, &content, write, done);
+        }
+    }
+
+    /// Takes what the engine wants done.
+    pub fn drain_effects(&mut self) -> Outcome {
+        if self.memory.dead {
+            return Ok(());
+        }
+        while let Some(effect) = self.engine.as_mut().expect("there is a process").next_effect() {
+            if let Effect::Answer { tag, result } = effect {
+                self.answered(tag, result)?;
+                continue;
+            }
+            self.issue(effect);
+        }
+        Ok(())
+    }
+
+    fn issue(&mut self, effect: Effect) {
+        self.tell(|| format!("issue {effect:?}"));
+        let micro = 1_000;
+        let (token, latency) = match effect {
+            Effect::WriteCache { token, .. } => (token, self.random.between(20, 400) * micro),
+            Effect::ReadCache { token, .. } => (token, self.random.between(30, 300) * micro),
+            Effect::FlushCache { token } => (token, self.random.between(50, 1_000) * micro),
+            Effect::ReadBacking { token, .. }
+            | Effect::WriteBacking { token, .. }
+            | Effect::WriteAround { token, .. } => (token, self.random.between(100, 5_000) * micro),
+            Effect::ZeroBacking { token, .. } | Effect::DiscardBacking { token, .. } => {
+                (token, self.random.between(100, 3_000) * micro)
+            }
+            Effect::FlushBacking { token, .. } => (token, self.random.between(500, 8_000) * micro),
+            Effect::Answer { .. } => unreachable!("answers are told at once"),
+        };
+        let mut flight = Flight { token, effect, pieces: None, through: 0 };
+        match effect {
+            Effect::FlushCache { .. } => flight.through = self.cache.flush_begin(),
+            Effect::FlushBacking { volume, .. } => {
+                flight.through = self.volumes[usize::from(volume.0)].device.flush_begin();
+            }
+            _ if !self.setup.late_copy => flight.pieces = self.pieces(&effect),
+            _ => {}
+        }
+        self.order += 1;
+        self.events.push(Reverse((self.now + latency, self.order)));
+        self.flights.insert(self.order, flight);
+    }
+
+    /// The bytes of a write, as they are now.
+    fn pieces(&mut self, effect: &Effect) -> Option<Vec<Piece>> {
+        match *effect {
+            Effect::WriteCache { buffer, segment, block, blocks, .. } => {
+                let address = self.superblock.address(segment, block) / BLOCK_BYTES;
+                let from = Place::Buffer { buffer, block };
+                Some(
+                    (0..blocks)
+                        .map(|at| {
+                            (address + u64::from(at), u8::MAX, self.memory.get(behind(from, at)))
+                        })
+                        .collect(),
+                )
+            }
+            Effect::WriteBacking { volume, lba, blocks, from, .. } => {
+                let index = usize::from(volume.0);
+                Some(
+                    (0..blocks)
+                        .map(|at| {
+                            let lba = lba.0 + u64::from(at);
+                            let mask = self.volumes[index].mask(lba);
+                            (lba, mask, self.memory.get(behind(from, at)))
+                        })
+                        .collect(),
+                )
+            }
+            Effect::WriteAround { tag, .. } => {
+                let first = self.asked[&u64::from(tag)].request.offset / BLOCK_BYTES;
+                let memory = self.memory.request(tag);
+                Some(
+                    (0..memory.count)
+                        .map(|at| {
+                            (first + at, memory.mask(at), Rc::clone(&memory.blocks[at as usize]))
+                        })
+                        .collect(),
+                )
+            }
+            _ => None,
+        }
+    }
+
+    /// When the next thing happens, if anything.
+    pub fn next_event(&self) -> Option<u64> {
+        let event = self.events.peek().map(|Reverse((at, _))| *at);
+        let engine = self.engine.as_ref().expect("there is a process");
+        let deadline = engine.deadline().map(|at| at.0.max(self.now + 1));
+        [event, deadline].into_iter().flatten().min()
+    }
+
+    /// Lets the next thing happen; says whether there was one.
+    pub fn step(&mut self) -> Result<bool, Failure> {
+        let Some(at) = self.next_event() else { return Ok(false) };
+        self.now = self.now.max(at);
+        let due = self.events.peek().is_some_and(|Reverse((when, _))| *when <= self.now);
+        let engine = self.engine.as_mut().expect("there is a process");
+        engine.tick(Tick(self.now), self.now / 1_000_000, &mut self.memory);
+        self.drain_effects()?;
+        if due && !self.memory.dead {
+            let Reverse((_, order)) = self.events.pop().expect("looked");
+            let flight = self.flights.remove(&order).expect("an event has its flight");
+            self.note(order);
+            let result = self.happen(&flight);
+            self.tell(|| format!("done {:?} {result:?}", flight.token));
+            let engine = self.engine.as_mut().expect("there is a process");
+            engine.complete(flight.token, result, &mut self.memory);
+            self.drain_effects()?;
+        }
+        Ok(true)
+    }
+
+    /// A device does what it was asked to.
+    fn happen(&mut self, flight: &Flight) -> Result<(), Fault> {
+        let effect = flight.effect;
+        match effect {
+            Effect::WriteCache { .. } => {
+                let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
+                self.cache.write(pieces.expect("a write has bytes"));
+            }
+            Effect::ReadCache { segment, block, blocks, to, .. } => {
+                for at in 0..blocks {
+                    let address = self.cache_block(segment, block + at);
+                    if self.cache.is_unreadable(address) {
+                        return Err(Fault);
+                    }
+                    let content = self.cache.read(address);
+                    self.memory.set(behind(to, at), content);
+                }
+            }
+            Effect::FlushCache { .. } => self.cache.flush_end(flight.through),
+            Effect::ReadBacking { volume, lba, blocks, to, .. } => {
+                self.read_backing(usize::from(volume.0), lba, blocks, to);
+            }
+            Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
+                let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
+                let device = &mut self.volumes[usize::from(volume.0)].device;
+                device.write(pieces.expect("a write has bytes"));
+            }
+            Effect::ZeroBacking { volume, lba, blocks, .. } => {
+                self.marks.hit("backing zeroed");
+                self.zero_backing(usize::from(volume.0), lba, blocks);
+            }
+            Effect::DiscardBacking { volume, lba, blocks, .. } => {
+                self.marks.hit("backing discarded");
+                let volume = &mut self.volumes[usize::from(volume.0)];
+                let end = (lba.0 + blocks).min(volume.device.blocks());
+                volume.device.discard(lba.0, end, &mut self.random);
+            }
+            Effect::FlushBacking { volume, .. } => {
+                self.volumes[usize::from(volume.0)].device.flush_end(flight.through);
+            }
+            Effect::Answer { .. } => unreachable!("answers are told at once"),
+        }
+        Ok(())
+    }
+
+    fn zero_backing(&mut self, index: usize, lba: Lba, blocks: u64) {
+        let volume = &mut self.volumes[index];
+        let end = (lba.0 + blocks).min(volume.device.blocks());
+        let mask = volume.mask(end - 1);
+        volume.device.zero(lba.0, end, mask);
+    }
+
+    fn read_backing(&mut self, index: usize, lba: Lba, blocks: u16, to: Place) {
+        for at in 0..blocks {
+            let lba = lba.0 + u64::from(at);
+            let volume = &self.volumes[index];
+            let content = if lba < volume.device.blocks() {
+                Block::merge(&Block::zero(), &volume.device.read(lba), volume.mask(lba))
+            } else {
+                Block::zero()
+            };
+            self.memory.set(behind(to, at), content);
+        }
+    }
+
+    /// Where a block of a segment lies, in blocks of the cache device.
+    pub fn cache_block(&self, segment: SegmentId, block: u16) -> u64 {
+        self.superblock.address(segment, block) / BLOCK_BYTES
+    }
+
+    /// The guest is told.
+    fn answered(&mut self, tag: u32, result: Result<(), RequestError>) -> Outcome {
+        let memory = self.memory.end(tag);
+        let asked = self.asked.remove(&tag.into()).expect("it was asked");
+        self.note(u64::from(tag) ^ u64::from(result.is_err()) << 40);
+        let now = self.moment();
+        self.tell(|| format!("answer {tag} {result:?} at {now}"));
+        let volume = usize::from(asked.request.volume.0);
+        match (asked.request.op, result) {
+            (_, Err(error)) => {
+                return Err(Failure(format!("{:?} failed: {error:?}", asked.request)));
+            }
+            (Op::Flush, Ok(())) => self.volumes[volume].model.flushed(asked.made),
+            (Op::Read, Ok(())) => {
+                for (cell, lba) in self.cells(volume, asked.first, asked.end) {
+                    let at = lba - asked.first;
+                    let mask = memory.mask(at) & self.volumes[volume].mask(lba);
+                    let content = &memory.blocks[at as usize];
+                    self.volumes[volume].model.read(cell, content, mask, asked.made, now).map_err(
+                        |text| {
+                            Failure(format!(
+                                "block {lba} (cell {cell}): {text}\n    read {asked:?}"
+                            ))
+                        },
+                    )?;
+                }
+            }
+            (_, Ok(())) => {
+                for (cell, _) in self.cells(volume, asked.first, asked.end) {
+                    self.volumes[volume].model.answered(cell, asked.made, now, true);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The machine stops here and now; what is in flight may have happened.
+    pub fn stop(&mut self, stop: Stop) {
+        self.tell(|| format!("stop {stop:?}"));
+        let mut orders: Vec<u64> = self.flights.keys().copied().collect();
+        orders.sort_unstable();
+        let mut cache = Vec::new();
+        let mut backing: Vec<Vec<Vec<Piece>>> = vec![Vec::new(); self.volumes.len()];
+        for order in orders {
+            let flight = self.flights.remove(&order).expect("listed");
+            let pieces = flight.pieces.clone().or_else(|| self.pieces(&flight.effect));
+            match flight.effect {
+                Effect::WriteCache { .. } => cache.extend(pieces),
+                Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
+                    backing[usize::from(volume.0)].extend(pieces);
+                }
+                Effect::ZeroBacking { volume, lba, blocks, .. } if self.random.one_in(2) => {
+                    self.zero_backing(usize::from(volume.0), lba, blocks);
+                }
+                Effect::DiscardBacking { .. } if self.random.one_in(2) => {
+                    let _ = self.happen(&flight);
+                }
+                _ => {}
+            }
+        }
+        self.events.clear();
+        self.asked.clear();
+        self.engine = None;
+        match stop {
+            Stop::Process => {
+                self.cache.process_killed(cache, &mut self.random);
+                for (volume, writes) in self.volumes.iter_mut().zip(backing) {
+                    volume.device.process_killed(writes, &mut self.random);
+                }
+            }
+            Stop::Power => {
+                self.cache.power_cut(cache, &mut self.random);
+                for (volume, writes) in self.volumes.iter_mut().zip(backing) {
+                    volume.device.power_cut(writes, &mut self.random);
+                }
+            }
+        }
+    }
+
+    /// Tells the models what became of the machine.
+    pub fn models_stopped(&mut self, stop: Stop) {
+        let now = self.moment();
+        for volume in &mut self.volumes {
+            volume.model.stopped(stop, now);
+        }
+        self.moment();
+    }
+}
+
+const _: () = assert!(SECTORS == 8);
