@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+# The few entry points; each is one line that calls cargo or a script.
+.PHONY: run check test sim soak bench setup clean-var
+
+setup:            ## what the machine must have (Debian packages; root installs them, else they are named)
+	@scripts/setup
+
+run: setup        ## build, and serve the default volume until Ctrl-C
+	@scripts/run
+
+check:            ## before each commit, at most two minutes
+	@scripts/check
+
+test: setup       ## everything that needs no guest machine
+	@scripts/test
+
+SEEDS ?= 1000
+sim:              ## the simulator for as long as you like: make sim SEEDS=100000
+	cargo run --release -q -p forebay-sim -- --seeds $(SEEDS)
+
+soak:             ## the long counts, recorded under bench/results
+	@scripts/soak
+
+bench:            ## the workload
+	@scripts/bench
