@@ -66,6 +66,8 @@ pub struct Volume {
     pub(crate) through_waiters: VecDeque<Waiter>,
     /// A request found no room in the log.
     pub(crate) starved: bool,
+    /// Of the extents there was no room for one more: reclaiming segments ends some.
+    pub(crate) extents_full: bool,
     /// A clean block was taken out of the index whose entry is still in the log.
     pub(crate) forgot: bool,
     /// A write reached the backing device around the log since the guest's last flush of it.
@@ -105,6 +107,7 @@ impl Volume {
             written_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             through_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             starved: false,
+            extents_full: false,
             forgot: false,
             around_unflushed: true,
             around_flushing: false,

@@ -31,7 +31,7 @@ struct Value {
     mask: u8,
     made: u64,
     answered: Option<u64>,
-    /// Durable from its answer on.
+    /// Durable from its answer on, or by now.
     fua: bool,
     failed: bool,
     discard: bool,
@@ -82,6 +82,8 @@ pub struct Model {
     /// Writes answered up to this moment are covered by a flush.
     flushed: u64,
     epoch: u32,
+    /// Writes may go around the log: a killed process leaves them as durable as they were.
+    pub around: bool,
     /// What was written that does not tell its place: block and tag, mixed.
     odd: NumberMap<()>,
 }
@@ -102,7 +104,7 @@ impl Model {
             survivor: true,
         };
         let cell = Cell { values: vec![value], lost: false };
-        Model { volume, cells: vec![cell; blocks], flushed: 0, epoch: 0, odd: NumberMap::default() }
+        Model { volume, cells: vec![cell; blocks], flushed: 0, epoch: 0, around: false, odd: NumberMap::default() }
     }
 
     /// What a block held before anything was written.
@@ -176,6 +178,7 @@ impl Model {
     /// The machine stopped: only what could be left is left.
     pub fn stopped(&mut self, stop: Stop, now: u64) {
         let flushed = self.flushed;
+        let durable = stop == Stop::Power || !self.around;
         for cell in &mut self.cells {
             let all = cell.values.clone();
             cell.values.retain(|value| {
@@ -192,9 +195,12 @@ impl Model {
             for value in &mut cell.values {
                 value.answered.get_or_insert(now);
                 value.survivor = true;
+                value.fua |= durable;
             }
         }
-        self.flushed = now;
+        if durable {
+            self.flushed = now;
+        }
         self.epoch += 1;
     }
 
@@ -252,9 +258,14 @@ impl Model {
             && cell.values.iter().all(|value| value.survivor && !value.discard);
         if unsettled && mask == u8::MAX {
             let mut value = cell.values[0].clone();
+            let durable = cell.values.iter().all(|value| value.fua);
             (value.tags, value.mask, value.torn) = (*tags, u8::MAX, false);
-            (value.made, value.answered, value.failed, value.fua) = (now, Some(now), false, true);
-            cell.values = vec![value];
+            (value.made, value.answered, value.failed) = (now, Some(now), false);
+            (value.fua, value.survivor) = (durable, durable);
+            if durable {
+                cell.values.clear();
+            }
+            cell.values.push(value);
         }
         Ok(())
     }
@@ -302,8 +313,7 @@ impl Value {
 
     fn is_durable(&self, flushed: u64) -> bool {
         self.counts()
-            && (self.survivor
-                || self.fua
+            && (self.fua
                 || self.answered.is_some_and(|answered| answered < flushed))
     }
 

@@ -40,6 +40,8 @@ struct Attempt {
     held: Vec<(SegmentId, Vec<u8>)>,
     /// Device operations until it crashes.
     fuse: Option<u64>,
+    /// What it left is durable.
+    flushed: bool,
 }
 
 impl World {
@@ -68,7 +70,7 @@ impl World {
                 crashes -= 1;
                 self.random.below(16)
             });
-            let mut attempt = Attempt { held: held.clone(), fuse };
+            let mut attempt = Attempt { held: held.clone(), fuse, flushed: false };
             match self.open_attempt(&mut attempt)? {
                 Ok(recovered) => {
                     if let Some(stop) = stop {
@@ -80,8 +82,8 @@ impl World {
                 Err(Crashed(Stop::Process)) => self.marks.hit("killed while opening"),
                 Err(Crashed(Stop::Power)) => {
                     self.marks.hit("power cut while opening");
-                    if !attempt.held.is_empty() {
-                        // What the process left was not durable yet.
+                    if !attempt.flushed {
+                        // What the process left, here or in the device, was not durable yet.
                         stop = Some(Stop::Power);
                     }
                     held.clear();
@@ -127,7 +129,7 @@ impl World {
         if let Err(crashed) = self.open_flush(attempt) {
             return Ok(Err(crashed));
         }
-        attempt.held.clear();
+        attempt.flushed = true;
         let config = self.setup.config;
         let recovered = self.recover(&superblock);
         let next = reopen(&superblock, &recovered, config.mutants);

@@ -14,7 +14,7 @@ use crate::random::{Random, mix};
 use crate::setup::{Island, Setup};
 use forebay_core::effect::{Effect, Fault, Token};
 use forebay_core::engine::{Engine, window_frames};
-use forebay_core::format::superblock::Superblock;
+use forebay_core::format::superblock::{Mode, Superblock};
 use forebay_core::payload::Place;
 use forebay_core::request::{Op, Request, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Lba, SegmentId, Tick, VolumeIndex};
@@ -162,6 +162,7 @@ impl World {
                 size_bytes: volume.size_bytes,
             };
             made.model = Model::new(index as u8, made.cells());
+            made.model.around = volume.mode == Mode::WriteAround;
             for cell in 0..made.cells() {
                 if random.one_in(3) {
                     continue;
@@ -312,7 +313,7 @@ impl World {
         let fua = matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true });
         let durable = self.setup.config.acknowledge == forebay_core::engine::Acknowledge::Durable;
         let torn = self.setup.superblock.volumes[volume].as_ref().is_some_and(|recorded| {
-            recorded.mode == forebay_core::format::superblock::Mode::WriteAround
+            recorded.mode == Mode::WriteAround
         });
         for (cell, lba) in self.cells(volume, asked.first, asked.end) {
             let memory = self.memory.request(asked.request.tag);

@@ -80,6 +80,7 @@ impl Engine {
         let room = state.extents.has_room() && state.pending_extents.len() < limit;
         if !room {
             state.starved = true;
+            state.extents_full = !state.extents.has_room();
         }
         room && self.room(volume, 0, true, payload)
     }

@@ -205,7 +205,7 @@ impl Engine {
         }
         let open = volume.log.open.filter(|open| open.entries > 0);
         let close = open.map(|open| open.since.after(self.config.close_after));
-        let wanted = volume.log.wanted >= volume.log.placed;
+        let wanted = volume.log.wanted > volume.log.durable.through;
         let durable = oldest_undurable(volume)
             .filter(|_| !wanted)
             .map(|since| since.after(self.config.durable_after));

@@ -37,27 +37,49 @@ pub(crate) struct Chance {
 }
 
 impl Engine {
-    /// Empties the volume's tail while the pool is low and this tail is the oldest there is.
+    /// Empties the volume's tail while the pool is low and this tail is the oldest there is, or
+    /// while the volume's extents fill their map.
     pub(crate) fn reclaim_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         // Bounded: each turn retires one of at most so many segments.
         for _ in 0..8 {
-            if !self.pool_is_low() || self.health == CacheHealth::Failed {
+            let extents_full = self.volume(volume).extents_full;
+            if !(self.pool_is_low() || extents_full) || self.health == CacheHealth::Failed {
                 return;
             }
-            let Some(id) = self.reclaimable(volume) else { return };
+            let Some(id) = self.reclaimable(volume) else {
+                return self.make_reclaimable(volume, payload);
+            };
             let sequence = self.segments.get(id).sequence;
             let older = |other: &crate::volume::Volume| {
                 self.reclaimable(other.index)
                     .is_some_and(|id| self.segments.get(id).sequence < sequence)
             };
-            if self.volumes.iter().flatten().any(|other| older(other)) {
+            if !extents_full && self.volumes.iter().flatten().any(|other| older(other)) {
                 return;
             }
             if !self.chances_given(volume, id, payload) || !self.keep_lost(volume, id, payload) {
                 return;
             }
             self.retire(volume, id);
+            let state = self.volume(volume);
+            state.extents_full &= !state.extents.has_room();
         }
+    }
+
+    /// The extents that fill the map may all be in the head: then a log goes on in a new segment.
+    fn make_reclaimable(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        let state = self.volume(volume);
+        let log = &state.log;
+        if !state.extents_full || log.newest != log.tail_segment || log.is_dirty() {
+            return;
+        }
+        if log.open.is_some() {
+            self.close_record(volume, payload);
+        }
+        if self.volume(volume).log.head.is_some() {
+            self.seal_segment(volume, payload);
+        }
+        self.volume(volume).log.note_wanted = true;
     }
 
     /// The volume's oldest segment, if it could be emptied now (C1, C2).

@@ -8,7 +8,7 @@
 //! - **A2** While it is under way nobody else writes these blocks.
 
 use crate::effect::{Effect, Fault};
-use crate::engine::{Engine, Pending};
+use crate::engine::{Acknowledge, Engine, Pending};
 use crate::format::entry::Kind;
 use crate::payload::Payload;
 use crate::request::{Op, RequestError};
@@ -67,7 +67,8 @@ impl Engine {
             state.stats.backing_faults += 1;
             return self.answer(at, Err(RequestError::Io));
         }
-        if request.op == (Op::Write { fua: true }) {
+        let durable = self.config.acknowledge == Acknowledge::Durable;
+        if durable || request.op == (Op::Write { fua: true }) {
             self.flush_accept(at);
         } else {
             self.answer(at, Ok(()));

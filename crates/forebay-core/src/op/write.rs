@@ -52,7 +52,9 @@ impl Engine {
 
     /// Places what can be placed.
     pub(crate) fn write_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
-        self.volume(volume).starved = false;
+        let state = self.volume(volume);
+        state.starved = false;
+        state.extents_full &= !state.extents.has_room();
         // Bounded: each turn takes a request off the queue or stops.
         while let Some(at) = self.volume(volume).writes.front().copied() {
             if self.health == CacheHealth::Failed {

@@ -273,9 +273,13 @@ impl Engine {
         }
         if !state.log.is_dirty() {
             // Entries that the backing device holds by their nature need no batch.
+            let log = &state.log;
+            let (through, watermark) = (log.durable.through, log.watermark);
+            // A note at the end of the oldest segment holds it as any entry would.
+            let held = log.tail_segment.filter(|_| log.tail_segment != log.newest);
+            let held = held.is_some_and(|id| self.segments.get(id).last_sequence > watermark);
             let state = self.volume(volume);
-            let through = state.log.durable.through;
-            if through > state.log.watermark && state.log.placed > state.log.watermark {
+            if through > watermark && (state.log.placed > watermark || held) {
                 state.log.watermark = through;
                 state.log.note_wanted = true;
                 self.skip_cursor(volume, through);
