@@ -312,9 +312,9 @@ impl World {
         let done = reads.map(|asked| asked.made).min().unwrap_or(asked.made);
         let fua = matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true });
         let durable = self.setup.config.acknowledge == forebay_core::engine::Acknowledge::Durable;
-        let torn = self.setup.superblock.volumes[volume].as_ref().is_some_and(|recorded| {
-            recorded.mode == Mode::WriteAround
-        });
+        let torn = self.setup.superblock.volumes[volume]
+            .as_ref()
+            .is_some_and(|recorded| recorded.mode == Mode::WriteAround);
         for (cell, lba) in self.cells(volume, asked.first, asked.end) {
             let memory = self.memory.request(asked.request.tag);
             let content = match op {
@@ -601,11 +601,13 @@ impl World {
         }
     }
 
-    /// Tells the models what became of the machine.
-    pub fn models_stopped(&mut self, stop: Stop) {
+    /// Tells the models what became of the machine: how it stopped, and whether the power failed
+    /// while it was started again, when what went around the log was still not flushed.
+    pub fn models_stopped(&mut self, stop: Stop, power_failed: bool) {
         let now = self.moment();
         for volume in &mut self.volumes {
-            volume.model.stopped(stop, now);
+            let around = power_failed && volume.model.around;
+            volume.model.stopped(if around { Stop::Power } else { stop }, now);
         }
         self.moment();
     }
