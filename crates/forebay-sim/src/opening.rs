@@ -61,6 +61,7 @@ impl World {
         let outlives = self.setup.config.acknowledge == Acknowledge::Placed;
         let mut stop = stop;
         let mut held = Vec::new();
+        let mut power_failed = false;
         if stop == Some(Stop::Process) && outlives {
             held = self.memory.held();
         }
@@ -74,7 +75,7 @@ impl World {
             match self.open_attempt(&mut attempt)? {
                 Ok(recovered) => {
                     if let Some(stop) = stop {
-                        self.models_stopped(stop);
+                        self.models_stopped(stop, power_failed);
                     }
                     self.start(recovered);
                     return Ok(());
@@ -82,6 +83,7 @@ impl World {
                 Err(Crashed(Stop::Process)) => self.marks.hit("killed while opening"),
                 Err(Crashed(Stop::Power)) => {
                     self.marks.hit("power cut while opening");
+                    power_failed = true;
                     if !attempt.flushed {
                         // What the process left, here or in the device, was not durable yet.
                         stop = Some(Stop::Power);
@@ -133,6 +135,19 @@ impl World {
         let config = self.setup.config;
         let recovered = self.recover(&superblock);
         let next = reopen(&superblock, &recovered, config.mutants);
+        let again = self.recover(&next);
+        for (index, volume) in self.volumes.iter().enumerate() {
+            for cell in 0..volume.cells() {
+                let lba = forebay_core::units::Lba(volume.lba(cell));
+                let of = VolumeIndex(index as u8);
+                let (first, second) = (recovered.find(of, lba), again.find(of, lba));
+                if first != second {
+                    return Err(Failure(format!(
+                        "recovered twice, block {lba:?} of {of:?} is {first:?}, then {second:?}"
+                    )));
+                }
+            }
+        }
         for address in Superblock::addresses(next.size_bytes) {
             let bytes = next.encode(address);
             if let Err(crashed) = self.open_write(attempt, pieces(address, &bytes)) {

@@ -224,7 +224,7 @@ fn clean_stop(world: &mut World) -> Outcome {
         world.cache.flush_end(through);
     }
     world.superblock = superblock;
-    world.models_stopped(Stop::Process);
+    world.models_stopped(Stop::Process, false);
     Ok(())
 }
 

@@ -601,11 +601,13 @@ impl World {
         }
     }
 
-    /// Tells the models what became of the machine.
-    pub fn models_stopped(&mut self, stop: Stop) {
+    /// Tells the models what became of the machine: how it stopped, and whether the power failed
+    /// while it was started again, when what went around the log was still not flushed.
+    pub fn models_stopped(&mut self, stop: Stop, power_failed: bool) {
         let now = self.moment();
         for volume in &mut self.volumes {
-            volume.model.stopped(stop, now);
+            let around = power_failed && volume.model.around;
+            volume.model.stopped(if around { Stop::Power } else { stop }, now);
         }
         self.moment();
     }

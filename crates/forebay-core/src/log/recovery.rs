@@ -35,7 +35,7 @@ use crate::map::index::Index;
 use crate::map::slots::{Heading, Held, Slots};
 use crate::mutant::{Mutant, Mutants};
 use crate::policy::writeback::Cursor;
-use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, VolumeIndex};
+use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, Slot, VolumeIndex};
 use crate::volume::PendingExtent;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -116,6 +116,27 @@ pub struct Recovered {
     pub damage: Vec<Damage>,
 }
 
+/// Where recovery found a block: what two recoveries of the same bytes must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The slot of its newest version.
+    pub slot: Option<Slot>,
+    /// The newest extent over it.
+    pub extent: Option<(Position, Kind)>,
+}
+
+impl Recovered {
+    /// Where a block is.
+    pub fn find(&self, volume: VolumeIndex, lba: Lba) -> Found {
+        let state = self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref);
+        let extent = state.and_then(|state| state.extents.get(lba));
+        Found {
+            slot: self.index.get(volume, lba),
+            extent: extent.map(|extent| (extent.position, extent.kind)),
+        }
+    }
+}
+
 /// A first header of a segment.
 #[derive(Clone, Copy)]
 struct First {
@@ -124,6 +145,7 @@ struct First {
 }
 
 /// A record that stands, or a hole where one should be.
+#[derive(Clone, Copy)]
 enum Step {
     Record { id: SegmentId, block: u16, header: Header, checksum: u32 },
     Hole { id: SegmentId, block: u16 },
@@ -248,7 +270,8 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// One volume: its chain, its entries, its end.
     fn volume(&mut self, index: VolumeIndex, volume: &Volume) -> RecoveredVolume {
         let behind = self.behind_head(index, volume);
-        let chain = self.chain(index, volume, behind.steps.as_slice());
+        self.found.damage.extend_from_slice(&behind.damage);
+        let chain = self.chain(index, volume, &behind);
         let mut out = RecoveredVolume {
             log: Log::new(Sequence(0), Sequence(1)),
             extents: ExtentMap::new(self.extent_count_max as usize),
@@ -302,6 +325,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             flush_epoch: volume.flush_epoch,
             sequence_max: Sequence(volume.next_sequence.0.saturating_sub(1)),
             unknown_end: false,
+            damage: Vec::new(),
         };
         for first in &mine {
             behind.sequence_max = behind.sequence_max.max(first.header.last_sequence());
@@ -314,11 +338,11 @@ impl<R: CacheReader> Recovery<'_, R> {
             .filter(|first| first.header.ordinal > volume.head.ordinal)
             .collect();
         // Pass one: everything that could belong, with the holes between, newest segment first:
-        // each names the one before it. Below the highest tail that any of them names everything
-        // was on the backing device for good, whether that record stands or not.
+        // each names the one before it.
         let bottom = Ordinal(volume.head.ordinal.0 + 1);
         let top = current.iter().map(|first| first.header.ordinal).max();
         let mut found: Vec<(Ordinal, Vec<Step>)> = Vec::new();
+        let mut tails: Vec<Ordinal> = alloc::vec![behind.tail];
         let mut named: Option<(SegmentId, u16)> = None;
         let mut ordinal = top.unwrap_or(Ordinal(0));
         // Bounded: a log has no more segments than the cache.
@@ -350,16 +374,28 @@ impl<R: CacheReader> Recovery<'_, R> {
             });
             for step in &steps {
                 if let Step::Record { header, .. } = step {
-                    behind.tail = behind.tail.max(header.tail);
+                    tails.push(header.tail);
+                    let last = header.last_sequence();
+                    behind.sequence_max = behind.sequence_max.max(last);
                 }
             }
             found.push((ordinal, steps));
             ordinal = Ordinal(ordinal.0 - 1);
         }
-        let first = bottom.max(behind.tail);
-        found.retain(|(ordinal, _)| *ordinal >= first);
-        let steps: Vec<Step> = found.into_iter().rev().flat_map(|(_, steps)| steps).collect();
-        self.judge(index, volume, steps, first == bottom, &mut behind);
+        found.reverse();
+        // Where it begins: at the highest tail that a record names which stands. Below that
+        // segments may be gone; below the tail of a record that does not stand they are all there.
+        tails.sort_unstable();
+        tails.dedup();
+        while let Some(tail) = tails.pop() {
+            let first = bottom.max(tail);
+            let from_first = found.iter().filter(|(ordinal, _)| *ordinal >= first);
+            let steps: Vec<Step> = from_first.flat_map(|(_, steps)| steps).copied().collect();
+            let judged = self.judge(index, volume, &steps, first == bottom, &behind);
+            if judged.tail >= tail || tails.is_empty() {
+                return judged;
+            }
+        }
         behind
     }
 
@@ -435,17 +471,16 @@ impl<R: CacheReader> Recovery<'_, R> {
         &mut self,
         index: VolumeIndex,
         volume: &Volume,
-        steps: Vec<Step>,
+        steps: &[Step],
         links_to_head: bool,
-        behind: &mut Behind,
-    ) {
-        let mut durable = Sequence(0);
-        for step in &steps {
-            if let Step::Record { header, .. } = step {
-                durable = durable.max(header.durable_through);
-                behind.sequence_max = behind.sequence_max.max(header.last_sequence());
-            }
-        }
+        before: &Behind,
+    ) -> Behind {
+        let mut behind = before.clone();
+        let headers = steps.iter().filter_map(|step| match step {
+            Step::Record { header, .. } => Some(header),
+            Step::Hole { .. } => None,
+        });
+        let durable = headers.map(|header| header.durable_through).max().unwrap_or_default();
         let torn_end = self.mutants.is(Mutant::RotIsTornEnd);
         let unlinked = self.mutants.is(Mutant::IgnoreLink);
         let mut last = volume.head.link;
@@ -453,56 +488,55 @@ impl<R: CacheReader> Recovery<'_, R> {
         let mut held = false;
         let mut first = !links_to_head;
         for step in steps {
-            match &step {
-                Step::Hole { .. } => held = true,
-                Step::Record { id, block, header, checksum } => {
-                    let linked = header.previous == last || first && !held && *block == 0;
-                    first = false;
-                    if (held || !linked) && !unlinked {
-                        // Something between the last good record and this one is missing. At or
-                        // below what is durable it is rot, else the end.
-                        let rot = durable > through && header.sequence <= Sequence(durable.0 + 1);
-                        let later = header.previous.sequence > last.sequence;
-                        if !rot || !later || torn_end {
-                            self.found.damage.push(Damage::Cut { volume: index, through });
-                            break;
-                        }
-                        if !held {
-                            behind.steps.push(Step::Hole { id: *id, block: *block });
-                        }
-                    }
-                    if header.last_sequence() > durable
-                        && !self.mutants.is(Mutant::SkipPayloadCheck)
-                        && !self.payload_is_good(*id, *block, header)
-                    {
-                        self.found.damage.push(Damage::Cut { volume: index, through });
-                        break;
-                    }
-                    held = false;
-                    last = Link {
-                        sequence: header.sequence,
-                        checksum: *checksum,
-                        segment: *id,
-                        block: *block,
-                    };
-                    through = header.last_sequence();
-                    behind.watermark = behind.watermark.max(header.watermark);
-                    behind.tail = behind.tail.max(header.tail);
-                    behind.backing_as_of = behind.backing_as_of.max(header.backing_as_of);
-                    behind.flush_epoch = behind.flush_epoch.max(header.flush_epoch);
+            let Step::Record { id, block, header, checksum } = step else {
+                held = true;
+                behind.steps.push(*step);
+                continue;
+            };
+            let linked = header.previous == last || first && !held && *block == 0;
+            first = false;
+            let mut cut = false;
+            if (held || !linked) && !unlinked {
+                // Something between the last good record and this one is missing. At or below
+                // what is durable it is rot, else the end.
+                let rot = durable > through && header.sequence <= Sequence(durable.0 + 1);
+                let later = header.previous.sequence > last.sequence;
+                cut = !rot || !later || torn_end;
+                if !held {
+                    behind.steps.push(Step::Hole { id: *id, block: *block });
                 }
             }
-            behind.steps.push(step);
+            cut |= header.last_sequence() > durable
+                && !self.mutants.is(Mutant::SkipPayloadCheck)
+                && !self.payload_is_good(*id, *block, header);
+            if cut {
+                behind.damage.push(Damage::Cut { volume: index, through });
+                break;
+            }
+            held = false;
+            last = Link {
+                sequence: header.sequence,
+                checksum: *checksum,
+                segment: *id,
+                block: *block,
+            };
+            through = header.last_sequence();
+            behind.watermark = behind.watermark.max(header.watermark);
+            behind.tail = behind.tail.max(header.tail);
+            behind.backing_as_of = behind.backing_as_of.max(header.backing_as_of);
+            behind.flush_epoch = behind.flush_epoch.max(header.flush_epoch);
+            behind.steps.push(*step);
         }
         while matches!(behind.steps.last(), Some(Step::Hole { .. })) {
             behind.steps.pop();
         }
         if durable > through {
             // What is missing was durable: the end of the log rotted. Nothing says what it held.
-            let segment = last.segment;
-            self.found.damage.push(Damage::Unknown { volume: index, segment, block: last.block });
+            let (segment, block) = (last.segment, last.block);
+            behind.damage.push(Damage::Unknown { volume: index, segment, block });
             behind.unknown_end = true;
         }
+        behind
     }
 
     fn payload_is_good(&mut self, id: SegmentId, block: u16, header: &Header) -> bool {
@@ -524,8 +558,8 @@ impl<R: CacheReader> Recovery<'_, R> {
     }
 
     /// The whole log, tail to end: what stood when the cache was opened, then what came since.
-    fn chain(&mut self, index: VolumeIndex, volume: &Volume, behind: &[Step]) -> Vec<Step> {
-        let tail = behind_tail(volume, behind);
+    fn chain(&mut self, index: VolumeIndex, volume: &Volume, behind: &Behind) -> Vec<Step> {
+        let tail = behind.tail;
         let mut ids = Vec::new();
         let mut ordinal = volume.head.ordinal;
         let mut next: Option<(SegmentId, u16)> =
@@ -544,14 +578,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         for (id, ordinal, used) in ids.into_iter().rev() {
             self.read_established(id, index, ordinal, used, &mut steps);
         }
-        for step in behind {
-            steps.push(match step {
-                Step::Record { id, block, header, checksum } => {
-                    Step::Record { id: *id, block: *block, header: *header, checksum: *checksum }
-                }
-                Step::Hole { id, block } => Step::Hole { id: *id, block: *block },
-            });
-        }
+        steps.extend_from_slice(&behind.steps);
         steps.retain(|step| match step {
             Step::Record { header, .. } => header.ordinal >= tail,
             Step::Hole { .. } => true,
@@ -920,6 +947,7 @@ impl<R: CacheReader> Recovery<'_, R> {
 }
 
 /// What is known of the log behind the head.
+#[derive(Clone)]
 struct Behind {
     steps: Vec<Step>,
     watermark: Sequence,
@@ -929,16 +957,7 @@ struct Behind {
     sequence_max: Sequence,
     /// Something durable behind the last record is missing.
     unknown_end: bool,
-}
-
-fn behind_tail(volume: &Volume, behind: &[Step]) -> Ordinal {
-    behind
-        .iter()
-        .filter_map(|step| match step {
-            Step::Record { header, .. } => Some(header.tail),
-            Step::Hole { .. } => None,
-        })
-        .fold(volume.tail.max(Ordinal(1)), Ordinal::max)
+    damage: Vec<Damage>,
 }
 
 /// Makes what a dead process left in one segment's buffer ready to be written to the segment:
