@@ -185,7 +185,15 @@ impl Model {
     /// The machine stopped: only what could be left is left.
     pub fn stopped(&mut self, stop: Stop, now: u64) {
         let flushed = self.flushed;
-        let durable = stop == Stop::Power || !self.around;
+        if stop == Stop::Process && self.around {
+            // Nothing becomes durable by it; what was not answered may have happened or not.
+            for value in self.cells.iter_mut().flat_map(|cell| &mut cell.values) {
+                value.failed |= value.answered.is_none();
+                value.answered.get_or_insert(now);
+            }
+            self.epoch += 1;
+            return;
+        }
         for cell in &mut self.cells {
             let all = cell.values.clone();
             cell.values.retain(|value| {
@@ -202,12 +210,10 @@ impl Model {
             for value in &mut cell.values {
                 value.answered.get_or_insert(now);
                 value.survivor = true;
-                value.fua |= durable;
+                value.fua = true;
             }
         }
-        if durable {
-            self.flushed = now;
-        }
+        self.flushed = now;
         self.epoch += 1;
     }
 
@@ -265,14 +271,9 @@ impl Model {
             && cell.values.iter().all(|value| value.survivor && !value.discard);
         if unsettled && mask == u8::MAX {
             let mut value = cell.values[0].clone();
-            let durable = cell.values.iter().all(|value| value.fua);
             (value.tags, value.mask, value.torn) = (*tags, u8::MAX, false);
             (value.made, value.answered, value.failed) = (now, Some(now), false);
-            (value.fua, value.survivor) = (durable, durable);
-            if durable {
-                cell.values.clear();
-            }
-            cell.values.push(value);
+            cell.values = vec![value];
         }
         Ok(())
     }
