@@ -10,6 +10,7 @@ use crate::effect::{Effect, Fault, Token};
 use crate::format::record::Identity;
 use crate::format::superblock::{Mode, Superblock};
 use crate::limits::{REQUEST_BLOCKS_MAX, REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
+use crate::log::checkpoint::Checkpointer;
 use crate::log::recovery::Recovered;
 use crate::log::segment::Segments;
 use crate::map::index::Index;
@@ -118,6 +119,9 @@ pub(crate) enum Pending {
     Around { request: u32 },
     AroundFlush { volume: VolumeIndex },
     Chance(crate::log::reclaim::Chance),
+    CheckpointPages,
+    CheckpointFlush,
+    CheckpointName,
 }
 
 /// State of the cache device.
@@ -154,6 +158,7 @@ pub struct Engine {
     pub(crate) lanes: Vec<Lane>,
     /// Frames behind the window that no second chance is using.
     pub(crate) chance_frames: Vec<u32>,
+    pub(crate) checkpoint: Checkpointer,
 }
 
 /// Where segments lie.
@@ -205,6 +210,12 @@ impl Engine {
             chance_frames: (0..crate::log::reclaim::CHANCE_COUNT_MAX as u32)
                 .map(|frame| config.window_blocks + frame)
                 .collect(),
+            checkpoint: Checkpointer::new(
+                superblock.checkpoint_sequence,
+                superblock.checkpoint_bytes,
+                superblock.segment_count,
+                superblock.segment_blocks(),
+            ),
         };
         for (index, found) in recovered.volumes.into_iter().enumerate() {
             if let (Some(found), Some(Some(recorded))) = (found, superblock.volumes.get(index)) {
@@ -318,6 +329,9 @@ impl Engine {
             Pending::Writeback(work) => self.writeback_complete(work, result, payload),
             Pending::Around { request } => self.around_complete(request, result),
             Pending::AroundFlush { volume } => self.around_flushed(volume, result),
+            Pending::CheckpointPages => self.checkpoint_written(result),
+            Pending::CheckpointFlush => self.checkpoint_flushed(result),
+            Pending::CheckpointName => self.checkpoint_named(result),
             Pending::Chance(chance) => self.chance_complete(chance, result, payload),
         }
         self.settle(payload);
@@ -353,6 +367,7 @@ impl Engine {
             self.reclaim_settle(volume, payload);
             self.durable_settle(volume, payload);
         }
+        self.checkpoint_settle(payload);
         self.flush_settle();
     }
 
@@ -383,5 +398,7 @@ impl Engine {
 
 /// Frames that [`crate::payload::Place::Window`] may name: the window and the second chances'.
 pub fn window_frames(config: &Config) -> u32 {
-    config.window_blocks + crate::log::reclaim::CHANCE_COUNT_MAX as u32
+    config.window_blocks
+        + crate::log::reclaim::CHANCE_COUNT_MAX as u32
+        + crate::log::checkpoint::STAGE_FRAMES
 }

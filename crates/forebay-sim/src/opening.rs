@@ -148,6 +148,7 @@ impl World {
                 }
             }
         }
+        self.same_without_checkpoint(&superblock, &recovered)?;
         for address in Superblock::addresses(next.size_bytes) {
             let bytes = next.encode(address);
             if let Err(crashed) = self.open_write(attempt, pieces(address, &bytes)) {
@@ -160,6 +161,35 @@ impl World {
         superblock = next;
         self.superblock = superblock;
         Ok(Ok(recovered))
+    }
+
+    /// A checkpoint is derived data: the log alone gives the same map.
+    fn same_without_checkpoint(
+        &mut self,
+        superblock: &Superblock,
+        recovered: &Recovered,
+    ) -> Result<(), Failure> {
+        if !recovered.from_checkpoint {
+            return Ok(());
+        }
+        self.marks.hit("opened from a checkpoint");
+        let mut bare = superblock.clone();
+        bare.checkpoint_sequence = 0;
+        let whole = self.recover(&bare);
+        for (index, volume) in self.volumes.iter().enumerate() {
+            for cell in 0..volume.cells() {
+                let lba = forebay_core::units::Lba(volume.lba(cell));
+                let of = VolumeIndex(index as u8);
+                let (first, second) = (recovered.newest(of, lba), whole.newest(of, lba));
+                if first != second {
+                    return Err(Failure(format!(
+                        "block {lba:?} of {of:?} is {first:?} by the checkpoint, {second:?} by the \
+                         log alone"
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn recover(&mut self, superblock: &Superblock) -> Recovered {

@@ -204,10 +204,17 @@ fn clean_stop(world: &mut World) -> Outcome {
     settle(world)?;
     let begun = world.now;
     let engine = world.engine.as_mut().expect("there is a process");
+    if world.random.one_in(2) {
+        engine.want_checkpoint();
+    }
     engine.sync(&mut world.memory);
     engine.stop_writeback();
     world.drain_effects()?;
-    while !world.engine.as_ref().expect("there is a process").is_quiet() {
+    let quiet = |world: &World| {
+        let engine = world.engine.as_ref().expect("there is a process");
+        engine.is_quiet() && engine.is_checkpointed()
+    };
+    while !quiet(world) {
         if !world.step()? || world.now - begun > WAIT_MAX {
             return Err(Failure(format!("a stop does not end: {}", stuck(world).0)));
         }

@@ -356,7 +356,10 @@ impl World {
         self.tell(|| format!("issue {effect:?}"));
         let micro = 1_000;
         let (token, latency) = match effect {
-            Effect::WriteCache { token, .. } => (token, self.random.between(20, 400) * micro),
+            Effect::WriteCache { token, .. } | Effect::WriteArea { token, .. } => {
+                (token, self.random.between(20, 400) * micro)
+            }
+            Effect::NameCheckpoint { token, .. } => (token, self.random.between(200, 900) * micro),
             Effect::ReadCache { token, .. } => (token, self.random.between(30, 300) * micro),
             Effect::FlushCache { token } => (token, self.random.between(50, 1_000) * micro),
             Effect::ReadBacking { token, .. }
@@ -395,6 +398,11 @@ impl World {
                         })
                         .collect(),
                 )
+            }
+            Effect::WriteArea { address, blocks, from, .. } => {
+                let first = address / BLOCK_BYTES;
+                let mut content = |at| self.memory.get(behind(from, at));
+                Some((0..blocks).map(|at| (first + u64::from(at), u8::MAX, content(at))).collect())
             }
             Effect::WriteBacking { volume, lba, blocks, from, .. } => {
                 let index = usize::from(volume.0);
@@ -456,7 +464,8 @@ impl World {
     fn happen(&mut self, flight: &Flight) -> Result<(), Fault> {
         let effect = flight.effect;
         match effect {
-            Effect::WriteCache { .. } => {
+            Effect::NameCheckpoint { sequence, .. } => self.name_checkpoint(sequence, 4),
+            Effect::WriteCache { .. } | Effect::WriteArea { .. } => {
                 let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
                 self.cache.write(pieces.expect("a write has bytes"));
             }
@@ -495,6 +504,27 @@ impl World {
             Effect::Answer { .. } => unreachable!("answers are told at once"),
         }
         Ok(())
+    }
+
+    /// Writes the superblock with a checkpoint's name: one copy, a flush, the other, a flush; only
+    /// the first `steps` of these.
+    fn name_checkpoint(&mut self, sequence: u64, steps: u64) {
+        self.superblock.checkpoint_sequence = sequence;
+        self.superblock.sequence += 1;
+        let copies = Superblock::addresses(self.superblock.size_bytes);
+        for (copy, address) in copies.into_iter().enumerate() {
+            if steps > 2 * copy as u64 {
+                let bytes = self.superblock.encode(address);
+                self.cache.write(crate::opening::pieces(address, &bytes));
+            }
+            if steps > 2 * copy as u64 + 1 {
+                let through = self.cache.flush_begin();
+                self.cache.flush_end(through);
+            }
+        }
+        if steps == 4 {
+            self.marks.hit("checkpoint named");
+        }
     }
 
     fn zero_backing(&mut self, index: usize, lba: Lba, blocks: u64) {
@@ -569,7 +599,11 @@ impl World {
             let flight = self.flights.remove(&order).expect("listed");
             let pieces = flight.pieces.clone().or_else(|| self.pieces(&flight.effect));
             match flight.effect {
-                Effect::WriteCache { .. } => cache.extend(pieces),
+                Effect::WriteCache { .. } | Effect::WriteArea { .. } => cache.extend(pieces),
+                Effect::NameCheckpoint { sequence, .. } => {
+                    let steps = self.random.below(5);
+                    self.name_checkpoint(sequence, steps);
+                }
                 Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
                     backing[usize::from(volume.0)].extend(pieces);
                 }

@@ -50,7 +50,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    fn decode(byte: u8) -> Option<Kind> {
+    pub(crate) fn decode(byte: u8) -> Option<Kind> {
         [
             Kind::Void,
             Kind::Data,

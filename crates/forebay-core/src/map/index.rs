@@ -204,7 +204,8 @@ impl Index {
         self.recount();
     }
 
-    fn recount(&mut self) {
+    /// Counts the keys, after pages were put back.
+    pub fn recount(&mut self) {
         let cells = self.cells.iter().filter(|cell| **cell != 0).count();
         self.used = (cells + self.overflow.len()) as u64;
     }
