@@ -134,6 +134,7 @@ pub struct World {
     pub asked: NumberMap<Asked>,
     /// A hash of everything that happened.
     pub trace: u64,
+    copied: NumberMap<()>,
     /// Nothing fails any more.
     pub faults_over: bool,
     moment: u64,
@@ -195,6 +196,7 @@ impl World {
             now: 0,
             asked: NumberMap::default(),
             trace: 0,
+            copied: NumberMap::default(),
             faults_over: false,
             moment: 1,
             version: 1,
@@ -235,7 +237,9 @@ impl World {
             let slots = u64::from(self.superblock.segment_count)
                 * u64::from(self.superblock.segment_blocks());
             let block = first + self.random.below(slots);
-            return self.cache.read(block);
+            let copy = self.cache.read(block);
+            self.copied.insert(copy.tags()[0], ());
+            return copy;
         }
         let sealed = self.random.one_in(8);
         guest_block(volume as u8, cell as u64, self.version, sealed)
@@ -470,7 +474,9 @@ impl World {
         let content = self.cache.read(block);
         let Some((volume, cell, _)) = origin(&content, 0) else { return };
         let durable = Rc::ptr_eq(&content, &self.cache.durable(block));
-        if !durable || origin(&content, 7).is_none() {
+        // Of a copy nobody knows by looking whose block it is.
+        let copied = self.copied.contains_key(&content.tags()[0]);
+        if !durable || copied || origin(&content, 7).is_none() {
             return;
         }
         let now = self.moment();
@@ -632,8 +638,12 @@ impl World {
         let state = &mut self.volumes[index];
         let damaged = cells.iter().any(|(cell, _)| state.model.is_lost(*cell, asked.made));
         if error != RequestError::Io || state.failed_at < asked.made && !damaged {
-            let lost: Vec<_> = cells.iter().filter(|c| state.model.is_lost(c.0, u64::MAX)).collect();
-            return Err(Failure(format!("{:?} failed: {error:?}; damaged {lost:?}", asked.request)));
+            let lost: Vec<_> =
+                cells.iter().filter(|c| state.model.is_lost(c.0, u64::MAX)).collect();
+            return Err(Failure(format!(
+                "{:?} failed: {error:?}; damaged {lost:?}",
+                asked.request
+            )));
         }
         if !matches!(asked.request.op, Op::Read | Op::Flush) {
             for (cell, _) in cells {
