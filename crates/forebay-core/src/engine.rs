@@ -148,6 +148,8 @@ pub struct Engine {
     pub(crate) segment_sequence: u64,
     pub(crate) buffers: Vec<BufferId>,
     pub(crate) volumes: Vec<Option<Box<Volume>>>,
+    /// Above the highest place in use.
+    pub(crate) volume_end: usize,
     pub(crate) requests: Slab<Active>,
     pub(crate) tokens: Slab<Pending>,
     pub(crate) effects: VecDeque<Effect>,
@@ -200,6 +202,7 @@ impl Engine {
             segment_sequence: recovered.segment_sequence,
             buffers: (0..config.buffer_count).rev().map(BufferId).collect(),
             volumes,
+            volume_end: 0,
             requests: Slab::new(REQUEST_COUNT_MAX),
             tokens: Slab::new(TOKEN_COUNT_MAX),
             effects: VecDeque::with_capacity(2 * TOKEN_COUNT_MAX),
@@ -222,6 +225,7 @@ impl Engine {
                 let volume =
                     Volume::new(VolumeIndex(index as u8), recorded, found, &engine.config, now);
                 engine.volumes[index] = Some(Box::new(volume));
+                engine.volume_end = index + 1;
             }
         }
         engine
@@ -352,12 +356,12 @@ impl Engine {
 
     /// When `tick` must be called at the latest, if nothing else happens.
     pub fn deadline(&self) -> Option<Tick> {
-        self.volumes.iter().flatten().filter_map(|volume| self.volume_deadline(volume)).min()
+        self.all_volumes().filter_map(|volume| self.volume_deadline(volume)).min()
     }
 
     /// Puts the state in order: always the same steps, bounded by what is there to do.
     fn settle(&mut self, payload: &mut impl Payload) {
-        for index in 0..VOLUME_COUNT_MAX {
+        for index in 0..self.volume_end {
             if self.volumes[index].is_none() {
                 continue;
             }
@@ -369,6 +373,11 @@ impl Engine {
         }
         self.checkpoint_settle(payload);
         self.flush_settle();
+    }
+
+    /// Every volume there is.
+    pub(crate) fn all_volumes(&self) -> impl Iterator<Item = &Volume> {
+        self.volumes[..self.volume_end].iter().filter_map(|volume| volume.as_deref())
     }
 
     pub(crate) fn volume_ref(&self, volume: VolumeIndex) -> Option<&Volume> {

@@ -46,8 +46,8 @@ struct Value {
 #[derive(Clone, Debug, Default)]
 struct Cell {
     values: Vec<Value>,
-    /// Reads may fail.
-    lost: bool,
+    /// Damaged then: reads may fail.
+    lost: Option<u64>,
 }
 
 /// Which block of which request a value is of.
@@ -103,7 +103,7 @@ impl Model {
             epoch: 0,
             survivor: true,
         };
-        let cell = Cell { values: vec![value], lost: false };
+        let cell = Cell { values: vec![value], lost: None };
         Model {
             volume,
             cells: vec![cell; blocks],
@@ -162,9 +162,6 @@ impl Model {
         let value = value.expect("what is not answered is kept");
         value.answered = Some(now);
         value.failed = !good;
-        if good && value.mask == u8::MAX && !value.discard {
-            cell.lost = false;
-        }
     }
 
     /// A flush that was made at this moment was answered.
@@ -172,14 +169,23 @@ impl Model {
         self.flushed = self.flushed.max(made);
     }
 
-    /// Reads of a block may fail, until it is written as a whole.
-    pub fn may_be_lost(&mut self, block: usize) {
-        self.cells[block].lost = true;
+    /// A version of this block is damaged: reads may fail, until it is written as a whole and that
+    /// is durable.
+    pub fn may_be_lost(&mut self, block: usize, now: u64) {
+        self.cells[block].lost = Some(now);
     }
 
-    /// Whether reads of a block may fail.
-    pub fn is_lost(&self, block: usize) -> bool {
-        self.cells[block].lost
+    /// Whether a request for a block that was made at `made` may fail.
+    pub fn is_lost(&self, block: usize, made: u64) -> bool {
+        let cell = &self.cells[block];
+        let Some(lost) = cell.lost else { return false };
+        let whole = |value: &Value| {
+            value.mask == u8::MAX
+                && !value.discard
+                && value.made > lost
+                && value.answered.is_some_and(|at| at < made)
+        };
+        !cell.values.iter().any(|value| whole(value) && value.is_durable(self.flushed))
     }
 
     /// The machine stopped: only what could be left is left.

@@ -12,7 +12,7 @@ use crate::world::{Failure, World};
 use forebay_core::effect::Fault;
 use forebay_core::engine::{Acknowledge, Engine, window_frames};
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
-use forebay_core::log::recovery::{CacheReader, Recovered, recover, redo, reopen};
+use forebay_core::log::recovery::{CacheReader, Damage, Recovered, recover, redo, reopen};
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Tick, VolumeIndex};
 
 struct Reader<'a>(&'a crate::device::Device);
@@ -96,6 +96,14 @@ impl World {
 
     fn start(&mut self, recovered: Recovered) {
         self.tell(|| format!("opened, damage {:?}", recovered.damage));
+        for damage in &recovered.damage {
+            self.marks.hit(match damage {
+                Damage::Cut { .. } => "log cut",
+                Damage::Lost { .. } => "rot known",
+                Damage::Unknown { .. } => "rot unknown",
+                Damage::Clean { .. } => "rot clean",
+            });
+        }
         let config = self.setup.config;
         self.memory.restart(window_frames(&config));
         let mut engine = Engine::new(&self.superblock, recovered, config, Tick(self.now));

@@ -39,6 +39,7 @@ pub fn run_and(seed: u64, mutants: Mutants, tell: bool) -> Result<Report, Failur
     world.open(None)?;
     guest(&mut world)?;
     drain(&mut world)?;
+    count(&mut world);
     Ok(Report { marks: world.marks, trace: world.trace })
 }
 
@@ -170,6 +171,7 @@ fn stop_and_open(world: &mut World) -> Outcome {
         }
         _ => {
             world.marks.hit("power cut");
+            count(world);
             world.stop(Stop::Power);
             world.open(Some(Stop::Power))?;
         }
@@ -235,8 +237,30 @@ fn clean_stop(world: &mut World) -> Outcome {
     Ok(())
 }
 
+/// What the engine counted becomes marks.
+fn count(world: &mut World) {
+    let engine = world.engine.as_ref().expect("there is a process");
+    for index in 0..world.volumes.len() {
+        let Some(status) = engine.status(VolumeIndex(index as u8)) else { continue };
+        let stats = status.stats;
+        let counts = [
+            ("around the log", stats.bypassed_writes),
+            ("block lost", stats.lost_blocks),
+            ("block repaired", stats.repaired_blocks),
+            ("second chance", stats.second_chances),
+            ("segment reclaimed", stats.reclaimed_segments),
+            ("write-back waiting", stats.backing_faults),
+            ("zero block", stats.zeroed_blocks),
+        ];
+        for (name, times) in counts {
+            world.marks.add(name, times);
+        }
+    }
+}
+
 /// At the end everything is drained: the backing device alone is the disk then (P3).
 fn drain(world: &mut World) -> Outcome {
+    world.faults_over = true;
     settle(world)?;
     for index in 0..world.volumes.len() {
         let engine = world.engine.as_mut().expect("there is a process");
@@ -262,6 +286,9 @@ fn drain(world: &mut World) -> Outcome {
             let lba = volume.lba(cell);
             let content = volume.device.durable(lba);
             let mask = volume.mask(lba);
+            if volume.model.is_lost(cell, made) {
+                continue;
+            }
             volume.model.read(cell, &content, mask, made, now).map_err(|text| {
                 Failure(format!("drained, but the backing device differs: {text}"))
             })?;
