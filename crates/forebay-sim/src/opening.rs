@@ -19,7 +19,7 @@ struct Reader<'a>(&'a crate::device::Device);
 
 impl CacheReader for Reader<'_> {
     fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-        assert!(offset % BLOCK_BYTES == 0 && bytes.len().is_multiple_of(BLOCK_SIZE));
+        assert!(offset.is_multiple_of(BLOCK_BYTES) && bytes.len().is_multiple_of(BLOCK_SIZE));
         for (at, block) in bytes.as_chunks_mut::<BLOCK_SIZE>().0.iter_mut().enumerate() {
             let address = offset / BLOCK_BYTES + at as u64;
             if self.0.is_unreadable(address) {

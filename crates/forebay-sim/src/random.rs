@@ -14,6 +14,7 @@ impl Random {
     }
 
     /// The next number.
+    #[allow(clippy::should_implement_trait)] // it never ends
     pub fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.state)

@@ -101,11 +101,11 @@ pub fn read_superblock(device: &dyn Device) -> Result<Found, CacheError> {
     let mut bytes = vec![0; SUPERBLOCK_SIZE];
     device.read_at(0, &mut bytes).map_err(failed(device, "read"))?;
     let first = Superblock::decode(&mut bytes, 0);
-    if let Ok(first) = &first {
-        if first.size_bytes > size {
-            let device = device.info().name.clone();
-            return Err(CacheError::Smaller { device, expected: first.size_bytes, found: size });
-        }
+    if let Ok(first) = &first
+        && first.size_bytes > size
+    {
+        let device = device.info().name.clone();
+        return Err(CacheError::Smaller { device, expected: first.size_bytes, found: size });
     }
     // The second copy lies at the end of the cache, which the first tells; else of the device.
     let cache_size = first.as_ref().map_or(size, |first| first.size_bytes);

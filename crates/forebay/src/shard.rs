@@ -539,21 +539,21 @@ impl Shard {
             Effect::WriteCache { token, buffer, segment, block, blocks } => {
                 let span = self.memory.span(Place::Buffer { buffer, block }, blocks);
                 let offset = self.superblock.address(segment, block);
-                self.to_cache(Operation::Write { span, offset }, token, now);
+                self.ask_cache(Operation::Write { span, offset }, token, now);
             }
             Effect::ReadCache { token, segment, block, blocks, to } => {
                 let span = self.memory.span(to, blocks);
                 let offset = self.superblock.address(segment, block);
-                self.to_cache(Operation::Read { span, offset }, token, now);
+                self.ask_cache(Operation::Read { span, offset }, token, now);
             }
             Effect::WriteArea { token, address, blocks, from } => {
                 let span = self.memory.span(from, blocks);
-                self.to_cache(Operation::Write { span, offset: address }, token, now);
+                self.ask_cache(Operation::Write { span, offset: address }, token, now);
             }
             Effect::NameCheckpoint { token, sequence } => {
                 self.name_checkpoint(token, sequence, now)
             }
-            Effect::FlushCache { token } => self.to_cache(Operation::Flush, token, now),
+            Effect::FlushCache { token } => self.ask_cache(Operation::Flush, token, now),
             Effect::ReadBacking { token, volume, lba, blocks, to } => {
                 let span = self.memory.span(to, blocks);
                 let bytes = self.bytes_there(volume, lba.bytes(), u64::from(blocks) * BLOCK_BYTES);
@@ -561,34 +561,34 @@ impl Shard {
                 span.skip(bytes as usize).fill_zero();
                 let span = span.part(0, bytes as usize);
                 let offset = lba.bytes();
-                self.to_backing(volume, Operation::Read { span, offset }, token, now);
+                self.ask_backing(volume, Operation::Read { span, offset }, token, now);
             }
             Effect::WriteBacking { token, volume, lba, blocks, from } => {
                 let span = self.memory.span(from, blocks);
                 let bytes = self.bytes_there(volume, lba.bytes(), u64::from(blocks) * BLOCK_BYTES);
                 let span = span.part(0, bytes as usize);
                 let offset = lba.bytes();
-                self.to_backing(volume, Operation::Write { span, offset }, token, now);
+                self.ask_backing(volume, Operation::Write { span, offset }, token, now);
             }
             Effect::WriteAround { token, volume, tag } => {
                 let request = self.memory.requests[tag as usize];
                 let span = request.span.expect("a write brings its bytes");
                 let span = span.part(0, request.length as usize);
                 let offset = request.offset;
-                self.to_backing(volume, Operation::Write { span, offset }, token, now);
+                self.ask_backing(volume, Operation::Write { span, offset }, token, now);
             }
             Effect::ZeroBacking { token, volume, lba, blocks } => {
                 let length = self.bytes_there(volume, lba.bytes(), blocks * BLOCK_BYTES);
                 let offset = lba.bytes();
-                self.to_backing(volume, Operation::WriteZeroes { offset, length }, token, now);
+                self.ask_backing(volume, Operation::WriteZeroes { offset, length }, token, now);
             }
             Effect::DiscardBacking { token, volume, lba, blocks } => {
                 let length = self.bytes_there(volume, lba.bytes(), blocks * BLOCK_BYTES);
                 let offset = lba.bytes();
-                self.to_backing(volume, Operation::Discard { offset, length }, token, now);
+                self.ask_backing(volume, Operation::Discard { offset, length }, token, now);
             }
             Effect::FlushBacking { token, volume } => {
-                self.to_backing(volume, Operation::Flush, token, now);
+                self.ask_backing(volume, Operation::Flush, token, now);
             }
             Effect::Answer { tag, result } => {
                 self.free_tags.push(tag);
@@ -625,11 +625,11 @@ impl Shard {
         length.min(size.saturating_sub(offset))
     }
 
-    fn to_cache(&mut self, operation: Operation, token: Token, now: Instant) {
+    fn ask_cache(&mut self, operation: Operation, token: Token, now: Instant) {
         self.cache.submit(&mut self.reactor, operation, u64::from(token.0), now);
     }
 
-    fn to_backing(
+    fn ask_backing(
         &mut self,
         volume: VolumeIndex,
         operation: Operation,

@@ -107,7 +107,7 @@ impl Connection {
         let mut connection = Connection {
             socket,
             names,
-            phase: Phase::Handshake(Box::new(Handshake::new())),
+            phase: Phase::Handshake(Box::default()),
             input: Arena::reserved(INPUT_BYTES)?,
             start: 0,
             end: 0,
@@ -368,11 +368,12 @@ impl Connection {
                 self.block_status(&command, shard, pool);
                 return true;
             }
-            Kind::Write { .. } if u64::from(command.length) <= REQUEST_BYTES_MAX => {
-                // All of it or none: a client that breaks off leaves no part of a write behind.
-                if self.available() < RequestHeader::BYTES + command.length as usize {
-                    return false;
-                }
+            // All of it or none: a client that breaks off leaves no part of a write behind.
+            Kind::Write { .. }
+                if u64::from(command.length) <= REQUEST_BYTES_MAX
+                    && self.available() < RequestHeader::BYTES + command.length as usize =>
+            {
+                return false;
             }
             Kind::Read { .. } => {
                 let first = command.offset / BLOCK_BYTES;
@@ -529,9 +530,9 @@ impl Connection {
         let Some((run, span)) = data else { return };
         let skip = (state.command.offset % BLOCK_BYTES) as usize;
         let bytes = span.part(skip, state.command.length as usize);
-        if self.is_broken {
-            pool.give(run);
-        } else if self.output.may_copy(bytes.len()) && self.output.push_copy(bytes) {
+        let copied =
+            self.is_broken || self.output.may_copy(bytes.len()) && self.output.push_copy(bytes);
+        if copied {
             pool.give(run);
         } else {
             self.output.push_run(bytes, run);
