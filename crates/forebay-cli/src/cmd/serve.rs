@@ -434,7 +434,9 @@ impl Daemon {
     /// second signal or stop, or the end of `limit`, ends the wait.
     fn release_devices(&mut self, signals: &AtomicUsize, limit: Duration) -> Result<()> {
         let Some(mut attached) = self.attached.take() else { return Ok(()) };
-        let (begun, before) = (Instant::now(), signals.load(Ordering::Relaxed));
+        let begun = Instant::now();
+        // From here on a signal is the second one.
+        signals.store(0, Ordering::Relaxed);
         let mut releases = false;
         let mut given_up = None;
         while !attached.is_gone() {
@@ -445,7 +447,7 @@ impl Daemon {
             self.server.turn(Some(Duration::from_millis(100)))?;
             attached.tell_news();
             self.attached = Some(attached);
-            let again = self.answer_questions() || signals.load(Ordering::Relaxed) > before;
+            let again = self.answer_questions() || signals.load(Ordering::Relaxed) > 0;
             attached = self.attached.take().context("it was put there")?;
             match given_up {
                 None if again || begun.elapsed() > limit => {

@@ -97,15 +97,23 @@ impl FrontEnd for FuseFrontEnd {
 
     fn turn(&mut self, shard: &mut Shard) {
         self.leave();
+        let mut yielded = false;
         // Bounded by the places: none comes back in here.
         loop {
             self.submit_held(shard);
             if !self.held.is_empty() {
                 return;
             }
-            self.crossing.fetch(&mut self.held, !shard.has_answers());
+            let is_idle = !shard.has_answers();
+            self.crossing.fetch(&mut self.held, is_idle && yielded);
             if self.held.is_empty() {
-                return;
+                if yielded || !is_idle {
+                    return;
+                }
+                // Going to sleep and being woken costs more than this, and the FUSE thread may
+                // only lack a processor to bring more.
+                std::thread::yield_now();
+                yielded = true;
             }
         }
     }
