@@ -3,6 +3,8 @@
 //!
 //! Needs root, `/dev/fuse` and loop devices; without them each test says `SKIP` and why.
 #![cfg(feature = "fuse")]
+// All of it is tests, helpers too.
+#![allow(clippy::unwrap_used)]
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -16,7 +18,7 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// What stands against running on this machine.
 fn obstacle(programs: &[&str]) -> Option<String> {
-    if !forebay::host::runtime_dir::Places::found().user_id.eq(&0) {
+    if forebay::host::runtime_dir::Places::found().user_id != 0 {
         return Some("not root".into());
     }
     for device in ["/dev/fuse", "/dev/loop-control"] {
