@@ -5,6 +5,7 @@
 #![allow(unreachable_pub)]
 
 mod args;
+mod attach;
 mod backing;
 mod cmd;
 mod control;

@@ -2,8 +2,11 @@
 //! The ways guests reach a volume.
 //!
 //! [`frontend`] is what they have in common, [`server`] the loop that drives one shard and all
-//! its front ends on one thread, [`nbd`] the protocol.
+//! its front ends on one thread, [`nbd`] the protocol, `fuse` what makes block devices of volumes
+//! where root may mount.
 
 pub mod frontend;
+#[cfg(feature = "fuse")]
+pub mod fuse;
 pub mod nbd;
 pub mod server;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay serve`: opens a cache and serves its volumes until told to stop.
 
-use crate::args::{IfChanged, IoChoice, Listen, ServeArgs, VolumeSpec, mode_name};
+use crate::args::{Attach, IfChanged, IoChoice, Listen, ServeArgs, VolumeSpec, mode_name};
+use crate::attach::{self, Attached, Wanted};
 use crate::backing;
 use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
@@ -33,6 +34,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+/// How long a stop that waits no more for holders waits for what is under way.
+const GIVE_UP_MAX: Duration = Duration::from_secs(5);
+
 /// A volume that is served.
 struct Served {
     index: VolumeIndex,
@@ -50,11 +54,16 @@ struct Daemon {
     volumes: Vec<Served>,
     desk: Rc<RefCell<Desk>>,
     problems: Vec<String>,
+    attached: Option<Attached>,
 }
 
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let signals = Arc::new(AtomicUsize::new(0));
     catch_signals(&signals)?;
+    let attaches = attach::choose(args.attach)?;
+    if attaches {
+        attach::protect();
+    }
     let mut daemon = Daemon::open(&args.cache, args)?;
     daemon.add_volumes(args)?;
     let exports: Exports = Rc::default();
@@ -69,17 +78,32 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let listeners = args.listen.iter().map(listen).collect::<Result<Vec<_>>>()?;
     daemon.server.add(Box::new(NbdFrontEnd::new(listeners, exports)?));
     let control = daemon.listen_for_control(args.control.as_deref())?;
-    daemon.print_ready(args, &control);
+    daemon.print_exports(args);
+    if attaches && let Err(error) = daemon.attach_devices(&signals) {
+        match args.attach {
+            Attach::Fuse => {
+                daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
+                return Err(error.context("--attach fuse"));
+            }
+            _ => daemon.problem(format!("no volume is attached: {error:#}")),
+        }
+    }
+    println!("control: {}", control.display());
+    println!("ready");
     // Without a service manager there is nobody to tell.
     let _ = sd_notify("READY=1");
     daemon.serve(&signals)?;
     let _ = sd_notify("STOPPING=1");
-    let sockets = args.listen.iter().filter_map(|listen| match listen {
+    daemon.release_devices(&signals, args.stop_timeout)?;
+    daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn unix_sockets(args: &ServeArgs) -> impl Iterator<Item = PathBuf> {
+    args.listen.iter().filter_map(|listen| match listen {
         Listen::Unix(path) => Some(path.clone()),
         Listen::Tcp(_) => None,
-    });
-    daemon.end(args.stop_timeout, &control, sockets)?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 /// `forebay drain --cache`: opens the cache, drains, and closes it; nobody is served.
@@ -173,6 +197,7 @@ impl Daemon {
             volumes: Vec::new(),
             desk: Rc::default(),
             problems: Vec::new(),
+            attached: None,
         };
         daemon.tell_opened();
         Ok(daemon)
@@ -375,7 +400,68 @@ impl Daemon {
         Ok(path)
     }
 
-    fn print_ready(&self, args: &ServeArgs, control: &Path) {
+    fn problem(&mut self, text: String) {
+        eprintln!("forebay: {text}");
+        self.problems.push(text);
+    }
+
+    /// Makes a block device of each volume. The kernel reads it meanwhile, so the loop runs.
+    fn attach_devices(&mut self, signals: &AtomicUsize) -> Result<()> {
+        let shard = &self.server.shard;
+        let wanted = self.volumes.iter().filter_map(|served| {
+            let recorded = self.recorded(served.index)?;
+            Some(Wanted {
+                index: served.index,
+                name: served.name.clone(),
+                size_bytes: recorded.size_bytes,
+                logical_block: recorded.logical_block,
+                backing: served.backing.clone(),
+                discards: shard.backing(served.index).is_some_and(|it| it.info().discards),
+            })
+        });
+        let wanted = wanted.collect();
+        let uuid = uuid_text(&shard.superblock().uuid);
+        let mut attached = Attached::begin(&mut self.server, &uuid, wanted)?;
+        while !attached.is_ready() && signals.load(Ordering::Relaxed) == 0 {
+            self.server.turn(Some(Duration::from_millis(500)))?;
+            attached.tell_news();
+        }
+        self.attached = Some(attached);
+        Ok(())
+    }
+
+    /// Detaches the block devices when nobody holds them any more, and serves until then. A
+    /// second signal or stop, or the end of `limit`, ends the wait.
+    fn release_devices(&mut self, signals: &AtomicUsize, limit: Duration) -> Result<()> {
+        let Some(mut attached) = self.attached.take() else { return Ok(()) };
+        let begun = Instant::now();
+        // From here on a signal is the second one.
+        signals.store(0, Ordering::Relaxed);
+        let mut releases = false;
+        let mut given_up = None;
+        while !attached.is_gone() {
+            if attached.is_ready() && !releases {
+                attached.release()?;
+                releases = true;
+            }
+            self.server.turn(Some(Duration::from_millis(100)))?;
+            attached.tell_news();
+            self.attached = Some(attached);
+            let again = self.answer_questions() || signals.load(Ordering::Relaxed) > 0;
+            attached = self.attached.take().context("it was put there")?;
+            match given_up {
+                None if again || begun.elapsed() > limit => {
+                    given_up = Some(Instant::now());
+                    attached.give_up();
+                }
+                Some(at) if at.elapsed() > GIVE_UP_MAX => break,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn print_exports(&self, args: &ServeArgs) {
         for served in &self.volumes {
             for listen in &args.listen {
                 match listen {
@@ -386,13 +472,14 @@ impl Daemon {
                 }
             }
         }
-        println!("control: {}", control.display());
-        println!("ready");
     }
 
     fn serve(&mut self, signals: &AtomicUsize) -> Result<()> {
         loop {
             self.server.turn(Some(Duration::from_millis(500)))?;
+            if let Some(attached) = &mut self.attached {
+                attached.tell_news();
+            }
             if signals.load(Ordering::Relaxed) > 0 || self.answer_questions() {
                 return Ok(());
             }
@@ -495,6 +582,7 @@ impl Daemon {
         let parts =
             Engine::memory_parts(segments, superblock.segment_blocks(), self.volumes.len(), config);
         let mut problems = self.problems.clone();
+        problems.extend(self.attached.iter().flat_map(|it| it.problems().to_vec()));
         if engine.health() == CacheHealth::Failed {
             problems.push(format!(
                 "{}: the cache device failed; writes are refused until the daemon is restarted",
@@ -525,7 +613,11 @@ impl Daemon {
         };
         let mut volumes = Vec::new();
         for served in &mut self.volumes {
-            volumes.extend(volume_status(&self.server.shard, served, &mut problems));
+            let mut status = volume_status(&self.server.shard, served, &mut problems);
+            if let (Some(status), Some(attached)) = (&mut status, &self.attached) {
+                status.attached.extend(attached.text(served.index));
+            }
+            volumes.extend(status);
         }
         Status {
             version: env!("CARGO_PKG_VERSION").into(),

@@ -29,7 +29,7 @@ pub mod fuzz;
 pub mod handshake;
 pub mod listen;
 mod output;
-mod pool;
+pub(crate) mod pool;
 pub mod reply;
 pub mod transmission;
 pub mod wire;

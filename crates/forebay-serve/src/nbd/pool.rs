@@ -8,26 +8,26 @@ const BLOCK: usize = 4096;
 
 /// A run of blocks that was given out.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
+pub(crate) struct Run {
     first: usize,
     count: usize,
 }
 
 /// An arena and which of its blocks are given out.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(crate) struct Pool {
     arena: Arena,
     taken: Vec<bool>,
     next: usize,
 }
 
 impl Pool {
-    pub(super) fn new(bytes: usize) -> io::Result<Pool> {
+    pub(crate) fn new(bytes: usize) -> io::Result<Pool> {
         Ok(Pool { arena: Arena::reserved(bytes)?, taken: vec![false; bytes / BLOCK], next: 0 })
     }
 
     /// Takes a run of blocks; `None`: there is none that long now.
-    pub(super) fn take(&mut self, count: usize) -> Option<(Run, Span)> {
+    pub(crate) fn take(&mut self, count: usize) -> Option<(Run, Span)> {
         let end = self.taken.len();
         let from_next = self.search(self.next, end, count);
         let first = from_next.or_else(|| self.search(0, end, count))?;
@@ -37,7 +37,7 @@ impl Pool {
     }
 
     /// Gives a run back.
-    pub(super) fn give(&mut self, run: Run) {
+    pub(crate) fn give(&mut self, run: Run) {
         let blocks = &mut self.taken[run.first..run.first + run.count];
         assert!(blocks.iter().all(|taken| *taken), "a run is given back once");
         blocks.fill(false);

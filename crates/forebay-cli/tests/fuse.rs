@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The program with FUSE and loop devices, under file systems and tools that others wrote.
+//!
+//! Needs root, `/dev/fuse` and loop devices; without them each test says `SKIP` and why.
+#![cfg(feature = "fuse")]
+// All of it is tests, helpers too.
+#![allow(clippy::unwrap_used)]
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const FOREBAY: &str = env!("CARGO_BIN_EXE_forebay");
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// What stands against running on this machine.
+fn obstacle(programs: &[&str]) -> Option<String> {
+    if forebay::host::runtime_dir::Places::found().user_id != 0 {
+        return Some("not root".into());
+    }
+    for device in ["/dev/fuse", "/dev/loop-control"] {
+        if !Path::new(device).exists() {
+            return Some(format!("no {device}"));
+        }
+    }
+    for program in programs {
+        let found = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+            .iter()
+            .any(|directory| Path::new(directory).join(program).exists());
+        if !found {
+            return Some(format!("no {program}"));
+        }
+    }
+    None
+}
+
+fn has_file_system(kind: &str) -> bool {
+    let _ = Command::new("modprobe").arg(kind).stderr(Stdio::null()).status();
+    let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    known.lines().any(|line| line.split_whitespace().last() == Some(kind))
+}
+
+macro_rules! requires {
+    ($($program:expr),*) => {
+        if let Some(why) = obstacle(&[$($program),*]) {
+            println!("SKIP {why}");
+            return;
+        }
+    };
+}
+
+/// A command that cannot hang.
+fn try_run(words: &[&str]) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["-s", "KILL", "40"]).args(words).stdin(Stdio::null());
+    command.output().expect("`timeout` is there")
+}
+
+fn run(words: &[&str]) -> String {
+    let output = try_run(words);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words:?}: {}: {error}", output.status);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < WAIT_MAX, "waited too long until {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Everything a test makes, taken away at its end however it ends.
+struct Bench {
+    root: PathBuf,
+    daemon: Option<Child>,
+    uuid: String,
+    device: String,
+    /// Loop devices of the test itself.
+    own: Vec<String>,
+}
+
+impl Bench {
+    fn new(name: &str, size_bytes: u64) -> Bench {
+        let memory = Path::new("/dev/shm");
+        let above = if memory.is_dir() { memory.into() } else { std::env::temp_dir() };
+        let root = above.join(format!("forebay-fuse-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        fs::create_dir_all(root.join("mnt")).unwrap();
+        let (uuid, device) = (String::new(), String::new());
+        let bench = Bench { root, daemon: None, uuid, device, own: Vec::new() };
+        File::create(bench.path("back")).unwrap().set_len(size_bytes).unwrap();
+        run(&[FOREBAY, "format", &bench.path("cache"), "--size", "128M"]);
+        bench
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.root.join(name).to_str().unwrap().to_owned()
+    }
+
+    fn mount_point(&self) -> String {
+        self.path("mnt")
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// Serves until `ready`, and learns the device.
+    fn serve(&mut self) {
+        let (out, err) = (self.path("out"), self.path("err"));
+        let daemon = Command::new(FOREBAY)
+            .args(["serve", "--cache", &self.path("cache"), "--attach", "fuse"])
+            .args(["--volume", &format!("v={}", self.path("back"))])
+            .stdin(Stdio::null())
+            .stdout(File::create(out).unwrap())
+            .stderr(File::create(err).unwrap())
+            .spawn()
+            .unwrap();
+        self.daemon = Some(daemon);
+        wait_until("the daemon is ready", || {
+            let ended = self.daemon.as_mut().unwrap().try_wait().unwrap();
+            assert!(ended.is_none(), "{ended:?}: {}", self.read("err"));
+            self.read("out").lines().any(|line| line == "ready")
+        });
+        let out = self.read("out");
+        let device = out.lines().find_map(|line| line.strip_suffix(" v")).expect("a device line");
+        assert!(device.starts_with("/dev/loop"), "{out}");
+        self.device = device.into();
+        let control = out.lines().find_map(|line| line.strip_prefix("control: ")).unwrap();
+        self.uuid = Path::new(control).file_stem().unwrap().to_str().unwrap().into();
+    }
+
+    fn signal(&self, name: &str) {
+        let process_id = self.daemon.as_ref().expect("it runs").id().to_string();
+        run(&["kill", name, &process_id]);
+    }
+
+    fn kill(&mut self) {
+        let mut daemon = self.daemon.take().expect("it runs");
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
+    }
+
+    fn wait_for_end(&mut self) {
+        wait_until("the daemon has ended", || {
+            self.daemon.as_mut().unwrap().try_wait().unwrap().is_some()
+        });
+        let status = self.daemon.take().unwrap().wait().unwrap();
+        assert!(status.success(), "{status}: {}", self.read("err"));
+    }
+
+    fn stop(&mut self) {
+        self.signal("-TERM");
+        self.wait_for_end();
+        assert!(!self.fuse_directory().exists());
+        assert_eq!(self.loops(), Vec::<String>::new());
+    }
+
+    fn fuse_directory(&self) -> PathBuf {
+        Path::new("/run/forebay").join(format!("{}.fuse", self.uuid))
+    }
+
+    fn control(&self) -> String {
+        format!("/run/forebay/{}.sock", self.uuid)
+    }
+
+    fn drain_and_stop(&mut self) {
+        run(&[FOREBAY, "drain", "--control", &self.control()]);
+        self.stop();
+    }
+
+    /// Loop devices over files of the cache's mount or of this test.
+    fn loops(&self) -> Vec<String> {
+        forebay::host::machine::Host::default()
+            .loops()
+            .into_iter()
+            .filter(|it| {
+                it.backing_file.starts_with(self.fuse_directory())
+                    || it.backing_file.starts_with(&self.root)
+            })
+            .map(|it| format!("/dev/{}", it.node.name))
+            .collect()
+    }
+
+    fn mount(&self, device: &str, options: &str) {
+        run(&["mount", "-o", options, device, &self.mount_point()]);
+    }
+
+    fn unmount(&self) {
+        run(&["umount", &self.mount_point()]);
+    }
+
+    /// A loop device over the backing file alone.
+    fn backing_alone(&mut self) -> String {
+        let device = run(&["losetup", "-f", "--show", "-P", &self.path("back")]);
+        self.own.push(device.trim().into());
+        device.trim().into()
+    }
+
+    fn detach_own(&mut self) {
+        for device in std::mem::take(&mut self.own) {
+            run(&["losetup", "-d", &device]);
+        }
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the daemon said:\n{}", self.read("err"));
+        }
+        try_run(&["umount", "-l", &self.mount_point()]);
+        if let Some(mut daemon) = self.daemon.take() {
+            // Best effort: it may have ended by itself.
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        for device in self.loops() {
+            try_run(&["losetup", "-d", &device]);
+        }
+        if !self.uuid.is_empty() {
+            let directory = self.fuse_directory();
+            try_run(&["umount", "-l", directory.to_str().unwrap()]);
+            let _ = fs::remove_dir(directory);
+            let _ = fs::remove_file(self.control());
+            let _ = fs::remove_file(format!("/run/forebay/{}.buffers", self.uuid));
+        }
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+fn source() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_str().unwrap().to_owned()
+}
+
+fn compare(bench: &Bench) {
+    run(&["diff", "-r", &source(), &format!("{}/crates", bench.mount_point())]);
+}
+
+/// mkfs, a source tree, kill -9, restart, fsck, compare; drained, the backing device alone.
+fn file_system_survives(kind: &str, make: &[&str], check: &[&str]) {
+    if !has_file_system(kind) {
+        println!("SKIP the kernel has no {kind}");
+        return;
+    }
+    let mut bench = Bench::new(kind, 400 << 20);
+    bench.serve();
+    let device = bench.device.clone();
+    run(&[make, &[&device]].concat());
+    bench.mount(&device, "defaults");
+    run(&["cp", "-r", &source(), &bench.mount_point()]);
+    run(&["sync", "-f", &bench.mount_point()]);
+    let status = run(&[FOREBAY, "status", "--control", &bench.control()]);
+    assert!(status.contains(&format!("{device} (fuse), mounted at {}", bench.mount_point())));
+    bench.kill();
+    // Served again while the dead file system is still mounted: it is named.
+    bench.serve();
+    let told = bench.read("err");
+    assert!(told.contains(&format!("umount {}", bench.mount_point())), "{told}");
+    bench.unmount();
+    let device = bench.device.clone();
+    // Once for the journal.
+    bench.mount(&device, "defaults");
+    bench.unmount();
+    run(&[check, &[&device]].concat());
+    bench.mount(&device, "ro");
+    compare(&bench);
+    bench.unmount();
+    bench.drain_and_stop();
+    let device = bench.backing_alone();
+    run(&[check, &[&device]].concat());
+    bench.mount(&device, "ro");
+    compare(&bench);
+    bench.unmount();
+    bench.detach_own();
+}
+
+#[test]
+fn ext4_survives_a_kill_and_is_whole_on_the_backing_device() {
+    requires!("mkfs.ext4", "e2fsck", "losetup");
+    file_system_survives("ext4", &["mkfs.ext4", "-q"], &["e2fsck", "-f", "-n"]);
+}
+
+#[test]
+fn xfs_survives_a_kill_and_is_whole_on_the_backing_device() {
+    requires!("mkfs.xfs", "xfs_repair", "losetup");
+    file_system_survives("xfs", &["mkfs.xfs", "-q"], &["xfs_repair", "-n"]);
+}
+
+#[test]
+fn btrfs_survives_a_kill_and_is_whole_on_the_backing_device() {
+    requires!("mkfs.btrfs", "btrfs", "losetup");
+    file_system_survives("btrfs", &["mkfs.btrfs", "-q"], &["btrfs", "check", "--readonly"]);
+}
+
+#[test]
+fn partitions_are_seen_when_a_volume_is_attached() {
+    requires!("sgdisk", "losetup");
+    let mut bench = Bench::new("gpt", 64 << 20);
+    bench.serve();
+    run(&["sgdisk", "-n", "1:2048:+16M", "-n", "2:0:0", &bench.device]);
+    bench.drain_and_stop();
+    let plain = bench.backing_alone();
+    let known = partition_sizes(&plain);
+    bench.detach_own();
+    bench.serve();
+    let found = partition_sizes(&bench.device);
+    assert!(run(&["sgdisk", "-p", &bench.device]).contains("16.0 MiB"));
+    bench.stop();
+    // The kernel sees behind the volume what it sees on the backing device.
+    assert_eq!(found, known);
+    match found[..] {
+        [] => println!("SKIP the kernel knows no GPT (CONFIG_EFI_PARTITION)"),
+        _ => assert_eq!(found[0], (16 << 20) / 512),
+    }
+}
+
+/// Sectors of the partitions that the kernel has found.
+fn partition_sizes(device: &str) -> Vec<u64> {
+    let name = device.strip_prefix("/dev/").unwrap();
+    let size = |part: &str| {
+        let size = fs::read_to_string(format!("/sys/class/block/{name}{part}/size")).ok()?;
+        size.trim().parse().ok()
+    };
+    ["p1", "p2"].into_iter().filter_map(size).collect()
+}
+
+#[test]
+fn sectors_tail_discards_and_zeroes_are_exact() {
+    requires!("blkdiscard", "mkfs.ext4", "fstrim");
+    let size_bytes = (48 << 20) + 512;
+    let mut bench = Bench::new("tail", size_bytes);
+    bench.serve();
+    let device = File::options().read(true).write(true).open(&bench.device).unwrap();
+    let read = |at: u64, length: usize| {
+        run(&["blockdev", "--flushbufs", &bench.device]);
+        let mut bytes = vec![9; length];
+        device.read_exact_at(&mut bytes, at).unwrap();
+        bytes
+    };
+    assert_eq!(run(&["blockdev", "--getsize64", &bench.device]).trim(), size_bytes.to_string());
+    device.write_all_at(&[7; 512], size_bytes - 512).unwrap();
+    device.write_all_at(&[5; 3 * 512], 4096 + 512).unwrap();
+    device.write_all_at(&[6; 1 << 20], 8 << 20).unwrap();
+    device.sync_all().unwrap();
+    assert_eq!(read(size_bytes - 512, 512), [7; 512]);
+    assert_eq!(read(4096 + 512, 1536), [5; 1536]);
+    assert_eq!(read(4096, 512), [0; 512]);
+    // Zeroes with sector edges, then a hole of whole blocks.
+    let zero = ["blkdiscard", "-z", "-o", "8389120", "-l", "1024", &bench.device];
+    run(&zero);
+    assert_eq!(read((8 << 20) + 512, 1024), [0; 1024]);
+    assert_eq!(read(8 << 20, 512), [6; 512]);
+    assert_eq!(read((8 << 20) + 1536, 512), [6; 512]);
+    run(&["blkdiscard", "-o", "8392704", "-l", "8192", &bench.device]);
+    assert_eq!(read((8 << 20) + 4096, 8192), vec![0; 8192]);
+    assert_eq!(read((8 << 20) + 3584, 512), [6; 512]);
+    drop(device);
+    bench.drain_and_stop();
+    let mut backing = Vec::new();
+    File::open(bench.path("back")).unwrap().read_to_end(&mut backing).unwrap();
+    assert_eq!(backing.len() as u64, size_bytes);
+    assert_eq!(backing[backing.len() - 512..], [7; 512]);
+    assert_eq!(backing[(8 << 20) + 4096..][..8192], vec![0; 8192]);
+    assert_eq!(backing[4608..][..1536], [5; 1536]);
+    bench.serve();
+    run(&["mkfs.ext4", "-q", "-F", &bench.device]);
+    bench.mount(&bench.device, "defaults");
+    run(&["fstrim", &bench.mount_point()]);
+    bench.unmount();
+    bench.stop();
+}
+
+#[test]
+fn stop_waits_for_those_it_names_and_serves_them() {
+    requires!("mkfs.ext4");
+    let mut bench = Bench::new("stop", 64 << 20);
+    bench.serve();
+    run(&["mkfs.ext4", "-q", &bench.device]);
+    bench.mount(&bench.device, "defaults");
+    bench.signal("-TERM");
+    let holder = format!("{}: mounted at {} (ext4)", bench.device, bench.mount_point());
+    wait_until("the holder is named", || bench.read("err").contains(&holder));
+    let file = format!("{}/later", bench.mount_point());
+    fs::write(&file, "written while stopping").unwrap();
+    run(&["sync", "-f", &bench.mount_point()]);
+    let status = run(&[FOREBAY, "status", "--control", &bench.control()]);
+    assert!(status.contains("(fuse), mounted at"), "{status}");
+    bench.unmount();
+    bench.wait_for_end();
+    assert_eq!(bench.loops(), Vec::<String>::new());
+    bench.serve();
+    bench.mount(&bench.device, "ro");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "written while stopping");
+    bench.unmount();
+    // A second signal does not wait.
+    let device = File::open(&bench.device).unwrap();
+    let holder = format!("open in process {}", std::process::id());
+    bench.signal("-TERM");
+    wait_until("the holder is named", || bench.read("err").contains(&holder));
+    bench.signal("-TERM");
+    bench.wait_for_end();
+    assert!(!bench.fuse_directory().exists());
+    drop(device);
+    bench.serve();
+    bench.stop();
+}
