@@ -25,7 +25,7 @@ use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 /// Nothing a test waits for takes longer, even on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Says why something is not tested, past the test harness, which would keep it to itself.
 pub fn skip(reason: &str) {
@@ -208,7 +208,7 @@ pub fn run(command: &mut Command) -> Output {
     std::thread::spawn(move || {
         let _ = sender.send(child.wait_with_output());
     });
-    match receiver.recv_timeout(2 * PATIENCE) {
+    match receiver.recv_timeout(PATIENCE) {
         Ok(output) => output.unwrap(),
         Err(_) => {
             signal(id, "KILL");
