@@ -160,10 +160,10 @@ impl History {
         }
         let mut flushes: HashMap<u16, Vec<(usize, usize)>> = HashMap::new();
         for (place, recorded) in all.iter().enumerate() {
-            if let Recorded::Submit { device, kind: OperationKind::Flush, .. } = *recorded {
-                if let Some(end) = answered.get(&place) {
-                    flushes.entry(device).or_default().push((place, *end));
-                }
+            if let Recorded::Submit { device, kind: OperationKind::Flush, .. } = *recorded
+                && let Some(end) = answered.get(&place)
+            {
+                flushes.entry(device).or_default().push((place, *end));
             }
         }
         History { answered, flushes }

@@ -4,9 +4,9 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use forebay::cache;
-use forebay::host::runtime_dir::Places;
+use forebay::host::runtime_dir::{Places, RuntimeDir};
 use forebay::io::{Arena, Device, ReactorKind, Span};
-use forebay::shard::{Answer, NewVolume, Shard, ShardOptions};
+use forebay::shard::{Answer, NewVolume, Shard, ShardOptions, uuid_text};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
 use forebay_core::request::{Op, RequestError};
@@ -61,14 +61,29 @@ pub struct Rig {
     pub memory: Arena,
     foreign: Vec<(u64, i32)>,
     answers: Vec<Answer>,
+    _buffers: Buffers,
+}
+
+/// Shared memory that a test which fails before its clean close would leave behind.
+struct Buffers(PathBuf);
+
+impl Drop for Buffers {
+    fn drop(&mut self) {
+        // After a clean close it is gone already.
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 impl Rig {
     /// Formats the cache device and opens it.
     pub fn new(cache: Box<dyn Device>, options: &ShardOptions, memory: usize) -> Rig {
         let size = cache.info().size_bytes;
-        cache::format(cache.as_ref(), size, SEGMENT_BYTES, 1).unwrap();
+        let superblock = cache::format(cache.as_ref(), size, SEGMENT_BYTES, 1).unwrap();
+        let name = format!("{}.buffers", uuid_text(&superblock.uuid));
+        let dir = RuntimeDir::open().unwrap();
+        let dir = dir.shared_dir(&options.places).unwrap().unwrap_or(dir);
         Rig {
+            _buffers: Buffers(dir.path().join(name)),
             shard: Shard::open(cache, options).unwrap(),
             memory: Arena::anonymous(memory).unwrap(),
             foreign: Vec::with_capacity(4096),
