@@ -147,8 +147,8 @@ impl FrontEnd for ControlServer {
                 if let Some(client) = &mut self.clients[at] {
                     client.busy = false;
                     match usize::try_from(result) {
-                        Ok(bytes) => client.sent += bytes,
-                        Err(_) => client.is_gone = true,
+                        Ok(bytes) if bytes > 0 => client.sent += bytes,
+                        _ => client.is_gone = true,
                     }
                     if !client.is_gone {
                         self.send(at, shard);
@@ -178,7 +178,9 @@ impl FrontEnd for ControlServer {
         }
     }
 
+    /// Whoever asked for the stop hears so before the socket is closed.
     fn stop(&mut self, _: &mut Shard) -> bool {
-        true
+        let told = |client: &Client| client.is_gone || client.sent == client.out.len();
+        self.desk.borrow().answers.is_empty() && self.clients.iter().flatten().all(told)
     }
 }

@@ -15,7 +15,7 @@ use crate::memory::{self, Memory, RequestMemory, SharedIdentity};
 use forebay_core::effect::{Effect, Fault, Token};
 use forebay_core::engine::{Acknowledge, Config, Engine, window_frames};
 use forebay_core::format::superblock::{Head, Mode, SUPERBLOCK_SIZE, Superblock, Volume};
-use forebay_core::limits::{REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
+use forebay_core::limits::{REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
 use forebay_core::log::recovery::{self, Damage};
 use forebay_core::payload::Place;
 use forebay_core::request::{Op, Request, RequestError};
@@ -232,7 +232,7 @@ impl Shard {
             ],
             latencies: (0..VOLUME_COUNT_MAX).map(|_| None).collect(),
             answers: Vec::with_capacity(REQUEST_COUNT_MAX),
-            done: Vec::with_capacity(REQUEST_COUNT_MAX),
+            done: Vec::with_capacity(TOKEN_COUNT_MAX),
             naming: None,
             naming_memory: Arena::anonymous(2 * SUPERBLOCK_SIZE).map_err(system("take memory"))?,
             started: Instant::now(),

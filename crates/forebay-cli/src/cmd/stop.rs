@@ -5,17 +5,25 @@ use crate::args::StopArgs;
 use crate::control::{self, Request};
 use anyhow::Result;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+
+const POLL: Duration = Duration::from_millis(20);
 
 pub fn run(args: &StopArgs) -> Result<ExitCode> {
     let socket = control::find(args.control.as_deref())?;
     if args.drain {
         super::drain::watch(&socket, None)?;
     }
+    let process = PathBuf::from(format!("/proc/{}", control::status(&socket)?.pid));
     control::ask(&socket, &Request::Stop { drain: args.drain })?;
     while UnixStream::connect(&socket).is_ok() {
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(POLL);
+    }
+    // Nobody answers any more, but what is in memory is still on its way: the socket goes last.
+    while socket.exists() && process.exists() {
+        std::thread::sleep(POLL);
     }
     Ok(ExitCode::SUCCESS)
 }

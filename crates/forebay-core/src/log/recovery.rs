@@ -146,14 +146,16 @@ impl Recovered {
 }
 
 impl Recovered {
-    /// The slot that a read of the block would use; none: it has no data in the log, or an extent
-    /// over it is newer.
-    pub fn newest(&self, volume: VolumeIndex, lba: Lba) -> Option<Slot> {
+    /// The slot that a read of the block would use, what it should hold, and the life of its
+    /// segment; none: it has no data in the log, or an extent over it is newer.
+    pub fn newest(&self, volume: VolumeIndex, lba: Lba) -> Option<(Slot, Option<Held>, u64)> {
         let found = self.find(volume, lba);
         let slot = found.slot?;
         let (id, block) = self.segments.place(slot);
-        let position = Position::new(self.segments.get(id).ordinal, block);
-        found.extent.is_none_or(|(extent, _)| position >= extent).then_some(slot)
+        let segment = self.segments.get(id);
+        let position = Position::new(segment.ordinal, block);
+        let newer = found.extent.is_none_or(|(extent, _)| position >= extent);
+        newer.then(|| (slot, self.slots.held(slot), segment.sequence))
     }
 }
 

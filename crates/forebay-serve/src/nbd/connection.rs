@@ -57,6 +57,14 @@ struct UnderWay {
     flush_after: bool,
 }
 
+impl UnderWay {
+    /// Handed to the engine piece by piece, as its payload comes in.
+    fn is_long_write(&self) -> bool {
+        matches!(self.command.kind, Kind::Write { .. })
+            && u64::from(self.command.length) > REQUEST_BYTES_MAX
+    }
+}
+
 enum Phase {
     Handshake(Box<Handshake>),
     Transmission { session: Box<Session>, volume: VolumeIndex },
@@ -91,8 +99,9 @@ pub(super) struct Connection {
     skip_bytes: u32,
     under_way: Vec<Option<UnderWay>>,
     free: Vec<usize>,
-    /// Writes under way: their payload lies in the input (N1).
-    writes: usize,
+    /// Short writes under way and pieces of long ones inside the engine: their bytes lie in the
+    /// input (N1).
+    payloads: usize,
     /// A long write whose payload is still coming.
     streaming: Option<usize>,
     /// Commands of which the engine did not take every piece yet.
@@ -115,7 +124,7 @@ impl Connection {
             skip_bytes: 0,
             under_way: vec![None; COMMAND_COUNT_MAX],
             free: (0..COMMAND_COUNT_MAX).rev().collect(),
-            writes: 0,
+            payloads: 0,
             streaming: None,
             unfinished: Vec::with_capacity(COMMAND_COUNT_MAX),
             output: Output::new()?,
@@ -217,6 +226,28 @@ impl Connection {
             self.go_on_sending(shard);
         }
         self.go_on_receiving(shard);
+        self.give_up_streaming();
+    }
+
+    /// Ends a long write whose client is gone before all of it came (N3): the pieces that came are
+    /// written, the rest never will be.
+    fn give_up_streaming(&mut self) {
+        let Some(slot) = self.streaming else { return };
+        if self.is_receiving || !(self.is_closing || self.is_broken) {
+            return;
+        }
+        let state = self.under_way[slot].as_mut().expect("under way");
+        let left = u64::from(state.command.length) - state.submitted;
+        if !self.is_broken && (self.end - self.start) as u64 >= left.min(PIECE_BYTES) {
+            return;
+        }
+        self.streaming = None;
+        state.is_submitted = true;
+        state.error.get_or_insert(NbdError::Io);
+        if state.pieces == 0 {
+            self.under_way[slot] = None;
+            self.free.push(slot);
+        }
     }
 
     fn go_on_sending(&mut self, shard: &mut Shard) {
@@ -234,7 +265,7 @@ impl Connection {
         if self.is_receiving || self.is_closing || self.is_broken {
             return;
         }
-        if self.writes == 0 {
+        if self.payloads == 0 {
             if self.start == self.end {
                 (self.start, self.end) = (0, 0);
             } else if self.input_ends_soon() {
@@ -391,11 +422,11 @@ impl Connection {
         self.under_way[slot] = Some(begun);
         match command.kind {
             Kind::Write { .. } => {
-                self.writes += 1;
-                if u64::from(command.length) > REQUEST_BYTES_MAX {
+                if begun.is_long_write() {
                     self.streaming = Some(slot);
                     return true;
                 }
+                self.payloads += 1;
                 begun.payload_at = Some(self.start);
                 self.under_way[slot] = Some(begun);
                 self.submit_rest(slot, shard);
@@ -456,8 +487,7 @@ impl Connection {
                 (Op::Read, length, Some(memory.skip((blocks * BLOCK_BYTES) as usize)))
             }
             Kind::Write { fua } => {
-                let long = total > REQUEST_BYTES_MAX;
-                let length = if long { rest.min(PIECE_BYTES) } else { rest };
+                let length = if state.is_long_write() { rest.min(PIECE_BYTES) } else { rest };
                 (Op::Write { fua }, length, Some(self.payload(state, length)))
             }
             Kind::Trim { .. } => (Op::Discard, rest, None),
@@ -475,6 +505,7 @@ impl Connection {
         if op == Op::Flush {
             state.flush_after = false;
         }
+        self.payloads += usize::from(state.is_long_write());
         true
     }
 
@@ -494,6 +525,7 @@ impl Connection {
     ) {
         let state = self.under_way[slot].as_mut().expect("under way");
         state.pieces -= 1;
+        self.payloads -= usize::from(state.is_long_write());
         if let Err(error) = result {
             state.error.get_or_insert(NbdError::from(error));
         }
@@ -509,7 +541,7 @@ impl Connection {
         }
         let state = self.under_way[slot].take().expect("under way");
         self.free.push(slot);
-        self.writes -= usize::from(matches!(state.command.kind, Kind::Write { .. }));
+        self.payloads -= usize::from(state.payload_at.is_some());
         self.reply(&state, shard, pool);
     }
 

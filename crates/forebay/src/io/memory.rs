@@ -3,6 +3,7 @@
 //!
 //! Operations are queued and done in the order of submission by the next poll, by copying.
 
+use forebay_core::limits::TOKEN_COUNT_MAX;
 use std::io;
 use std::time::Instant;
 
@@ -39,7 +40,9 @@ impl MemoryDevice {
             read_only: false,
         };
         let memory = Arena::reserved(length)?;
-        Ok(MemoryDevice { info, memory, queue: Vec::new(), since: None })
+        // Nothing is allocated once requests flow.
+        let queue = Vec::with_capacity(TOKEN_COUNT_MAX);
+        Ok(MemoryDevice { info, memory, queue, since: None })
     }
 
     fn perform(&self, operation: Operation) -> Result<(), DeviceError> {

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A client that stalls in the middle of a write harms nobody else, and leaves nothing behind.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use forebay_serve::nbd::wire::{RequestHeader, command};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+use support::model::{SECTOR, content, tag_of};
+use support::{Daemon, Random, Scratch};
+
+const MIB: u64 = 1 << 20;
+const STALLED: u64 = 64;
+const TRIES: usize = 3;
+
+fn serve(name: &str) -> (Scratch, Daemon) {
+    let scratch = Scratch::new(name);
+    scratch.format("256M");
+    let backing = scratch.file("backing", 512 * MIB);
+    let daemon = scratch.serve(&["--volume", &format!("v={}", backing.display())]);
+    (scratch, daemon)
+}
+
+/// Sends the first `bytes` bytes of a write of `length`, header included, and no more.
+fn stall(scratch: &Scratch, offset: u64, length: u64, tag: u64, bytes: usize) -> UnixStream {
+    let mut client = scratch.connect("v");
+    let mut all = write_header(offset, length);
+    all.extend(content(tag, offset, length));
+    client.stream().write_all(&all[..bytes.min(all.len() - 1)]).unwrap();
+    client.stream().try_clone().unwrap()
+}
+
+fn write_header(offset: u64, length: u64) -> Vec<u8> {
+    let length = length as u32;
+    let header = RequestHeader { flags: 0, command: command::WRITE, cookie: 1, offset, length };
+    header.encode().to_vec()
+}
+
+/// Byte counts of each class: in the header, at its end, in and around sectors, blocks, the
+/// pieces of the socket, and just before the end; the rest by chance.
+fn stall_after() -> Vec<usize> {
+    let header = RequestHeader::BYTES;
+    let payload = MIB as usize;
+    let mut all: Vec<usize> = vec![1, 4, header - 1, header, header + 1];
+    for at in [512, 4096, 65_536, 131_072, 212_992, 262_144, 524_288, payload - 4096, payload] {
+        all.extend([header + at - 1, header + at, header + at + 1]);
+    }
+    let mut random = Random(64);
+    while all.len() < STALLED as usize {
+        all.push(1 + random.below((header + payload - 1) as u64) as usize);
+    }
+    all
+}
+
+/// p99 of 4 KiB writes, each with a flush behind it.
+fn p99(scratch: &Scratch, random: &mut Random) -> Duration {
+    const ROUNDS: usize = 600;
+    let mut client = scratch.connect("v");
+    let mut took = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        let offset = random.below(16384) * 4096;
+        let bytes = content(9, offset, 4096);
+        let begun = Instant::now();
+        client.write(offset, &bytes, false).unwrap();
+        client.flush().unwrap();
+        took.push(begun.elapsed());
+    }
+    took.sort_unstable();
+    took[ROUNDS * 99 / 100]
+}
+
+#[test]
+fn stalled_writers_slow_nobody_and_leave_no_part_of_a_write() {
+    let (scratch, daemon) = serve("stall");
+    // Where the stalled ones write, there is something already.
+    let base = 256 * MIB;
+    let mut client = scratch.connect("v");
+    for number in 0..STALLED {
+        let offset = base + number * MIB;
+        client.write(offset, &content(1, offset, MIB), false).unwrap();
+    }
+    let mut random = Random(3);
+    p99(&scratch, &mut random);
+    let mut stalled = Vec::new();
+    for attempt in 1..=TRIES {
+        let alone = p99(&scratch, &mut random);
+        for (number, bytes) in stall_after().into_iter().enumerate() {
+            stalled.push(stall(&scratch, base + number as u64 * MIB, MIB, 2, bytes));
+        }
+        assert_eq!(stalled.len() as u64, STALLED);
+        let beside = p99(&scratch, &mut random);
+        println!("p99 of write and flush: {alone:?} alone, {beside:?} beside {STALLED} stalled");
+        stalled.clear();
+        if beside < 2 * alone {
+            break;
+        }
+        assert!(attempt < TRIES, "{beside:?} beside stalled clients, {alone:?} without");
+    }
+    for number in 0..STALLED {
+        let offset = base + number * MIB;
+        let found = client.read(offset, MIB as u32).unwrap();
+        assert!(
+            found == content(1, offset, MIB),
+            "part of a write that never ended is at {offset}"
+        );
+    }
+    daemon.stop("TERM");
+}
+
+#[test]
+fn a_client_that_goes_on_after_a_stall_gets_its_write() {
+    let (scratch, daemon) = serve("resume");
+    let mut all = write_header(MIB, MIB);
+    all.extend(content(5, MIB, MIB));
+    let mut client = scratch.connect("v");
+    for part in all.chunks(91_000) {
+        client.stream().write_all(part).unwrap();
+        // Somebody else is served meanwhile.
+        scratch.connect("v").flush().unwrap();
+    }
+    let mut reply = [0; 16];
+    client.stream().read_exact(&mut reply).unwrap();
+    assert_eq!(reply[4..8], [0; 4], "an error");
+    let found = scratch.connect("v").read(MIB, MIB as u32).unwrap();
+    assert!(found == content(5, MIB, MIB));
+    daemon.stop("TERM");
+}
+
+#[test]
+fn broken_off_long_writes_use_up_no_connection() {
+    let (scratch, daemon) = serve("dropped");
+    let length = 4 * MIB;
+    let mut client = scratch.connect("v");
+    client.write(0, &content(1, 0, length), false).unwrap();
+    // More of them than there may be connections.
+    for number in 0..100 {
+        drop(stall(&scratch, 0, length, 2, 30 + number * 41_943));
+    }
+    let mut later = scratch.connect("v");
+    let found = later.read(0, length as u32).unwrap();
+    for (number, sector) in found.chunks_exact(SECTOR).enumerate() {
+        let tag = tag_of(number as u64, sector);
+        assert!(matches!(tag, Some(1 | 2)), "sector {number} is torn: {tag:?}");
+    }
+    let begun = Instant::now();
+    drop((client, later));
+    daemon.stop("TERM");
+    assert!(begun.elapsed() < Duration::from_secs(4), "the stop waited for the dead");
+}

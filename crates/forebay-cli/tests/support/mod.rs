@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the tests of the program share: a place for files, the program itself, a random sequence.
+//!
+//! # Invariants
+//!
+//! - **T1** Only processes that a test started itself are ended, by their id.
+//! - **T2** Nothing is left behind: no process, no file, no shared memory.
+
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+
+pub mod load;
+pub mod model;
+
+use forebay_serve::nbd::client::{Client, Connect};
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+/// Nothing a test waits for takes longer, even on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Says why something is not tested, past the test harness, which would keep it to itself.
+pub fn skip(reason: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIP {reason}");
+}
+
+/// Whether a program is installed.
+pub fn has(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
+}
+
+/// Leaves the test, with a line that says why, if a program is not installed.
+#[macro_export]
+macro_rules! requires {
+    ($($program:literal),+) => {
+        $(if !support::has($program) {
+            support::skip(&format!("{}: {} is not installed", module_path!(), $program));
+            return;
+        })+
+    };
+}
+
+/// splitmix64.
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}
+
+/// Directories of one test: one for data, where direct I/O works, and one with a short name for
+/// sockets.
+#[derive(Debug)]
+pub struct Scratch {
+    pub dir: PathBuf,
+    pub sockets: PathBuf,
+    uuids: Mutex<Vec<String>>,
+}
+
+impl Scratch {
+    pub fn new(name: &str) -> Scratch {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let own = format!("{name}-{}-{number}", std::process::id());
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&own);
+        let sockets = std::env::temp_dir().join(format!("fb-{own}"));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::create_dir_all(&sockets).unwrap();
+        Scratch { dir, sockets, uuids: Mutex::default() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    pub fn cache(&self) -> PathBuf {
+        self.path("cache")
+    }
+
+    pub fn control(&self) -> PathBuf {
+        self.sockets.join("control")
+    }
+
+    pub fn nbd(&self) -> PathBuf {
+        self.sockets.join("nbd")
+    }
+
+    /// `--listen` for the NBD socket.
+    pub fn listen(&self) -> String {
+        format!("nbd+unix://{}", self.nbd().display())
+    }
+
+    /// What other programs call a volume.
+    pub fn uri(&self, volume: &str) -> String {
+        format!("nbd+unix:///{volume}?socket={}", self.nbd().display())
+    }
+
+    /// A sparse file.
+    pub fn file(&self, name: &str, bytes: u64) -> PathBuf {
+        let path = self.path(name);
+        File::create(&path).unwrap().set_len(bytes).unwrap();
+        path
+    }
+
+    /// Formats the cache.
+    pub fn format(&self, size: &str) {
+        let done = forebay([
+            OsStr::new("format"),
+            self.cache().as_os_str(),
+            OsStr::new("--size"),
+            OsStr::new(size),
+        ]);
+        assert!(done.status.success(), "{done:?}");
+        self.note_cache(&String::from_utf8_lossy(&done.stdout));
+    }
+
+    /// Remembers which cache `format` has made, to remove its shared memory in the end.
+    pub fn note_cache(&self, printed: &str) {
+        let line = printed.lines().find_map(|line| line.strip_prefix("cache ")).unwrap();
+        self.uuids.lock().unwrap().push(line.split(' ').next().unwrap().to_owned());
+    }
+
+    /// Serves the cache with the NBD and control sockets of this place.
+    pub fn serve<S: AsRef<OsStr>>(&self, more: &[S]) -> Daemon {
+        Daemon::start(self.serve_command(more), &self.path("stderr"))
+    }
+
+    /// As [`Scratch::serve`], not started yet.
+    pub fn serve_command<S: AsRef<OsStr>>(&self, more: &[S]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.arg("serve").arg("--cache").arg(self.cache());
+        command.arg("--listen").arg(self.listen());
+        command.arg("--control").arg(self.control()).arg("--attach").arg("none");
+        command.args(more);
+        command
+    }
+
+    /// A client of a volume.
+    pub fn connect(&self, volume: &str) -> Client<UnixStream> {
+        let stream = UnixStream::connect(self.nbd()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        Client::connect(stream, &Connect { export: volume, ..Connect::default() }).unwrap()
+    }
+
+    /// `forebay COMMAND --control …`
+    pub fn ask(&self, command: &[&str]) -> Output {
+        let control = self.control();
+        forebay(command.iter().map(OsStr::new).chain([OsStr::new("--control"), control.as_ref()]))
+    }
+
+    /// `status --json`.
+    pub fn status(&self) -> serde_json::Value {
+        let done = self.ask(&["status", "--json"]);
+        assert!(done.status.success(), "{done:?}");
+        serde_json::from_slice(&done.stdout).unwrap()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let user = std::fs::metadata(&self.dir).map(|it| std::os::unix::fs::MetadataExt::uid(&it));
+        let mut places = vec![PathBuf::from("/run/forebay")];
+        places.extend(user.map(|user| PathBuf::from(format!("/dev/shm/forebay-{user}"))));
+        for uuid in self.uuids.lock().unwrap().iter() {
+            for place in &places {
+                let _ = std::fs::remove_file(place.join(format!("{uuid}.buffers")));
+            }
+        }
+        // What a failed test leaves is looked at by hand.
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
+        let _ = std::fs::remove_dir_all(&self.sockets);
+    }
+}
+
+/// Runs the program to its end.
+pub fn forebay<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
+    run(Command::new(env!("CARGO_BIN_EXE_forebay")).args(args))
+}
+
+/// Runs a command to its end, which is waited for with patience.
+pub fn run(command: &mut Command) -> Output {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = child.spawn().unwrap();
+    let id = child.id();
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = sender.send(child.wait_with_output());
+    });
+    match receiver.recv_timeout(PATIENCE) {
+        Ok(output) => output.unwrap(),
+        Err(_) => {
+            signal(id, "KILL");
+            panic!("{command:?} does not end");
+        }
+    }
+}
+
+/// Runs a command that must succeed and gives what it printed.
+pub fn good(command: &mut Command) -> String {
+    let done = run(command);
+    let error = String::from_utf8_lossy(&done.stderr);
+    let out = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{command:?}: {:?}\n{out}\n{error}", done.status);
+    out.into_owned()
+}
+
+/// Sends a signal to a process that this test has started (T1).
+pub fn signal(id: u32, name: &str) {
+    let done = Command::new("kill").args(["-s", name, &id.to_string()]).status();
+    assert!(done.unwrap().success());
+}
+
+/// A running `forebay serve`; ended when dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    /// What it printed up to `ready`.
+    pub lines: Vec<String>,
+    stderr: PathBuf,
+    /// From its start until it was ready.
+    pub took: Duration,
+}
+
+impl Daemon {
+    /// Starts it and waits until it is ready.
+    pub fn start(command: Command, stderr: &Path) -> Daemon {
+        match Daemon::try_start(command, stderr) {
+            Ok(daemon) => daemon,
+            Err((code, text)) => panic!("serve ended with {code:?}: {text}"),
+        }
+    }
+
+    /// Starts it and kills it when it has come so far as it comes in this time.
+    pub fn start_and_kill(mut command: Command, after: Duration) {
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        std::thread::sleep(after);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Starts it; if it ends without being ready, gives its exit code and what it said.
+    pub fn try_start(mut command: Command, stderr: &Path) -> Result<Daemon, (Option<i32>, String)> {
+        let begun = Instant::now();
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command.stderr(File::create(stderr).unwrap());
+        let mut child = command.spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                // Nobody may be listening any more; the pipe must not fill for that.
+                let _ = sender.send(line);
+            }
+        });
+        let mut lines = Vec::new();
+        loop {
+            match receiver.recv_timeout(PATIENCE) {
+                Ok(line) if line == "ready" => break,
+                Ok(line) => lines.push(line),
+                Err(error) => {
+                    if error == mpsc::RecvTimeoutError::Timeout {
+                        let _ = child.kill();
+                    }
+                    let code = child.wait().unwrap().code();
+                    return Err((code, std::fs::read_to_string(stderr).unwrap()));
+                }
+            }
+        }
+        Ok(Daemon { child, lines, stderr: stderr.to_owned(), took: begun.elapsed() })
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it said on stderr until now.
+    pub fn said(&self) -> String {
+        std::fs::read_to_string(&self.stderr).unwrap()
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// kill -9.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        let status = self.child.wait().unwrap();
+        assert_eq!(status.signal(), Some(9), "it ended before it was killed: {}", self.said());
+    }
+
+    /// Waits for its end; gives the exit code and all it said on stderr.
+    pub fn ended(mut self) -> (Option<i32>, String) {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return (status.code(), self.said());
+            }
+            assert!(begun.elapsed() < PATIENCE, "it does not end: {}", self.said());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Ends it by a signal, which must be a clean stop.
+    pub fn stop(self, name: &str) -> String {
+        signal(self.id(), name);
+        let (code, said) = self.ended();
+        assert_eq!(code, Some(0), "{said}");
+        said
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Ended already, or ended now.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits for a condition, with patience.
+pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < PATIENCE, "{what} does not come true");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

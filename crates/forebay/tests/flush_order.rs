@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The devices are really flushed, and at the right time.
+//!
+//! - An answered FLUSH, and an answered write with FUA: the records that hold what they cover are
+//!   written; then the cache device is flushed; then the answer.
+//! - A record whose watermark passes an entry: what the entry says is on the backing device; then
+//!   that is flushed; then the record is written.
+//!
+//! Blocks are known by a tag in their first bytes, so what a record covers is seen in the bytes
+//! that reach the device and not believed.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use forebay::io::{
+    Completion, Device, DeviceInfo, FileDevice, FileOptions, MemoryDevice, Operation,
+    OperationKind, Reactor, ReactorKind, RecordDevice, Recorded, Recorder, Span,
+};
+use forebay::shard::{CACHE_SOURCE, ShardOptions, backing_source};
+use forebay_core::engine::Config;
+use forebay_core::format::entry::{Entry, Kind};
+use forebay_core::format::record::{self, Header};
+use forebay_core::format::superblock::Mode;
+use forebay_core::request::Op;
+use forebay_core::units::VolumeIndex;
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use support::{BLOCK, Dir, Random, Rig};
+
+const CACHE: u16 = 1;
+const BACKING: u16 = 2;
+const CACHE_BYTES: u64 = 64 << 20;
+const BACKING_BYTES: u64 = 128 << 20;
+const BLOCKS_MAX: u64 = 16;
+const DEPTH: usize = 32;
+
+/// What a device was told to write; `submitted` is its place in the record.
+struct Seen {
+    submitted: usize,
+    what: What,
+}
+
+enum What {
+    /// A record: its entries, with the tags of those that have a block.
+    Record { header: Header, entries: Vec<(Entry, u64)> },
+    /// Blocks on the backing device.
+    Blocks { first: u64, tags: Vec<u64> },
+    /// Blocks on the backing device that were zeroed or given up.
+    Gone { first: u64, count: u64 },
+}
+
+/// Looks into what is written, above a [`RecordDevice`].
+struct Tap {
+    inner: RecordDevice,
+    device: u16,
+    recorder: Recorder,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+fn first_word(block: &[u8]) -> u64 {
+    u64::from_le_bytes(block[..8].try_into().unwrap())
+}
+
+fn look(device: u16, span: Span, offset: u64) -> What {
+    let mut bytes = vec![0; span.len()];
+    span.copy_out(&mut bytes);
+    let blocks: Vec<&[u8]> = bytes.chunks(BLOCK as usize).collect();
+    if device == BACKING {
+        let tags = blocks.iter().map(|block| first_word(block)).collect();
+        return What::Blocks { first: offset / BLOCK, tags };
+    }
+    let head = blocks[0].try_into().unwrap();
+    let header = Header::fields(head);
+    assert_eq!(usize::from(header.blocks), blocks.len(), "one device write per record");
+    let entries = (0..header.entry_count)
+        .map(|index| {
+            let entry = record::entry(head, index).unwrap();
+            (entry, first_word(blocks[usize::from(entry.slot)]))
+        })
+        .collect();
+    What::Record { header, entries }
+}
+
+impl Device for Tap {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
+        let what = match operation {
+            Operation::Write { span, offset } => Some(look(self.device, span, offset)),
+            Operation::Discard { offset, length } | Operation::WriteZeroes { offset, length } => {
+                Some(What::Gone { first: offset / BLOCK, count: length / BLOCK })
+            }
+            _ => None,
+        };
+        if let Some(what) = what {
+            let submitted = self.recorder.mark(0) + 1;
+            self.seen.lock().unwrap().push(Seen { submitted, what });
+        }
+        self.inner.submit(reactor, operation, token, now);
+    }
+
+    fn event(
+        &mut self,
+        reactor: &mut Reactor,
+        user_data: u64,
+        result: i32,
+        now: Instant,
+        done: &mut Vec<Completion>,
+    ) {
+        self.inner.event(reactor, user_data, result, now, done);
+    }
+
+    fn poll(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Completion>) {
+        self.inner.poll(reactor, now, done);
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.inner.deadline()
+    }
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.inner.read_at(offset, bytes)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.inner.write_at(offset, bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.inner.sync()
+    }
+}
+
+/// An answer that promises durability: its place, and the tags that it covers.
+struct Promise {
+    place: usize,
+    covered: Vec<u64>,
+}
+
+/// What happened, in a form that can be asked.
+struct History {
+    answered: HashMap<usize, usize>,
+    /// Flushes that went well: where submitted, where answered.
+    flushes: HashMap<u16, Vec<(usize, usize)>>,
+}
+
+impl History {
+    fn new(all: &[Recorded]) -> History {
+        let mut answered = HashMap::new();
+        for (place, recorded) in all.iter().enumerate() {
+            if let Recorded::Complete { submitted, good } = *recorded {
+                assert!(good);
+                answered.insert(submitted, place);
+            }
+        }
+        let mut flushes: HashMap<u16, Vec<(usize, usize)>> = HashMap::new();
+        for (place, recorded) in all.iter().enumerate() {
+            if let Recorded::Submit { device, kind: OperationKind::Flush, .. } = *recorded
+                && let Some(end) = answered.get(&place)
+            {
+                flushes.entry(device).or_default().push((place, *end));
+            }
+        }
+        History { answered, flushes }
+    }
+
+    /// Whether what was submitted there was written, then flushed, before `end`.
+    fn is_durable(&self, device: u16, submitted: usize, end: usize) -> bool {
+        let Some(written) = self.answered.get(&submitted) else { return false };
+        let flushes = self.flushes.get(&device).map_or(&[][..], Vec::as_slice);
+        flushes.iter().any(|(begin, done)| begin > written && *done < end)
+    }
+}
+
+/// A guest with many requests under way, never two on the same blocks.
+struct Guest {
+    random: Random,
+    tag: u64,
+    under_way: Vec<Option<Request>>,
+    busy: HashSet<u64>,
+    acknowledged: Vec<u64>,
+    promises: Vec<Promise>,
+}
+
+#[derive(Clone)]
+struct Request {
+    blocks: std::ops::Range<u64>,
+    /// Of its own blocks; none for zeros.
+    tags: Vec<u64>,
+    /// What its answer promises.
+    covered: Option<Vec<u64>>,
+}
+
+impl Guest {
+    fn submit(&mut self, slot: usize, rig: &mut Rig, volume: VolumeIndex) {
+        let count = 1 + self.random.below(BLOCKS_MAX);
+        let first = self.random.below(BACKING_BYTES / BLOCK - count);
+        let blocks = first..first + count;
+        if blocks.clone().any(|block| self.busy.contains(&block)) {
+            return;
+        }
+        let (offset, length) = (first * BLOCK, count * BLOCK);
+        let mut request = Request { blocks, tags: Vec::new(), covered: None };
+        let (op, span) = match self.random.below(100) {
+            0..6 => {
+                request.covered = Some(self.acknowledged.clone());
+                request.blocks = 0..0;
+                (Op::Flush, None)
+            }
+            6..12 => (Op::WriteZeroes { fua: false }, None),
+            12..16 => (Op::Discard, None),
+            kind => {
+                let whole = rig.span(slot, (BLOCKS_MAX * BLOCK) as usize);
+                for block in 0..count {
+                    self.tag += 1;
+                    request.tags.push(self.tag);
+                    whole.skip((block * BLOCK) as usize).copy_in(&self.tag.to_le_bytes());
+                }
+                let fua = kind < 22;
+                request.covered = fua.then(|| request.tags.clone());
+                (Op::Write { fua }, Some(whole.part(0, length as usize)))
+            }
+        };
+        let (offset, length) = if op == Op::Flush { (0, 0) } else { (offset, length) };
+        if rig.shard.submit(volume, op, offset, length, span, slot as u64).is_ok() {
+            self.busy.extend(request.blocks.clone());
+            self.under_way[slot] = Some(request);
+        }
+    }
+
+    fn answered(&mut self, slot: usize, recorder: &Recorder) {
+        let request = self.under_way[slot].take().unwrap();
+        let place = recorder.mark(1);
+        for block in request.blocks {
+            self.busy.remove(&block);
+        }
+        self.acknowledged.extend(request.tags);
+        if let Some(covered) = request.covered {
+            self.promises.push(Promise { place, covered });
+        }
+        // What an earlier promise covers need not be looked at again and again.
+        if self.acknowledged.len() > 4096 {
+            self.acknowledged.drain(..2048);
+        }
+    }
+}
+
+fn run(
+    cache: Box<dyn Device>,
+    backing: Box<dyn Device>,
+    options: &ShardOptions,
+    requests: usize,
+) -> usize {
+    let recorder = Recorder::new();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let tap = |inner, device| {
+        let inner = RecordDevice::new(inner, recorder.clone(), device);
+        Box::new(Tap { inner, device, recorder: recorder.clone(), seen: Arc::clone(&seen) })
+    };
+    let mut rig = Rig::new(tap(cache, CACHE), options, DEPTH * (BLOCKS_MAX * BLOCK) as usize);
+    let volume = rig.add("v", Mode::WriteBack, tap(backing, BACKING));
+    let mut guest = Guest {
+        random: Random(requests as u64),
+        tag: 0,
+        under_way: vec![None; DEPTH],
+        busy: HashSet::new(),
+        acknowledged: Vec::new(),
+        promises: Vec::new(),
+    };
+    let mut answered = 0;
+    let begun = Instant::now();
+    while answered < requests {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no progress");
+        for slot in 0..DEPTH {
+            if guest.under_way[slot].is_none() {
+                guest.submit(slot, &mut rig, volume);
+            }
+        }
+        let mut slots = Vec::new();
+        rig.turn(Duration::from_millis(100), |answer| {
+            answer.result.unwrap();
+            slots.push(answer.cookie as usize);
+        });
+        for slot in slots {
+            guest.answered(slot, &recorder);
+            answered += 1;
+        }
+    }
+    rig.shard.drain(volume);
+    rig.wait("drained", |shard| shard.engine().is_clean(volume));
+    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+    let history = History::new(&recorder.all());
+    let seen = seen.lock().unwrap();
+    check_promises(&history, &seen, &guest.promises);
+    let raised = check_watermarks(&history, &seen);
+    assert!(guest.promises.len() > requests / 20, "hardly a promise");
+    assert!(raised > 3, "hardly any write-back");
+    raised
+}
+
+fn check_promises(history: &History, seen: &[Seen], promises: &[Promise]) {
+    let mut written = HashMap::new();
+    for it in seen {
+        if let What::Record { entries, .. } = &it.what {
+            for (entry, tag) in entries {
+                if entry.kind == Kind::Data {
+                    written.entry(*tag).or_insert_with(Vec::new).push(it.submitted);
+                }
+            }
+        }
+    }
+    for promise in promises {
+        for tag in &promise.covered {
+            let records = written.get(tag).map_or(&[][..], Vec::as_slice);
+            assert!(
+                records.iter().any(|at| history.is_durable(CACHE, *at, promise.place)),
+                "tag {tag} was not durable when a flush or FUA was answered at {}: {records:?}",
+                promise.place
+            );
+        }
+    }
+}
+
+/// Gives how often a watermark was raised.
+fn check_watermarks(history: &History, seen: &[Seen]) -> usize {
+    // What came to each block of the backing device: where submitted, and its tag, 0 for zeros.
+    let mut came: HashMap<u64, Vec<(usize, u64)>> = HashMap::new();
+    for it in seen {
+        match &it.what {
+            What::Blocks { first, tags } => {
+                for (block, tag) in (*first..).zip(tags) {
+                    came.entry(block).or_default().push((it.submitted, *tag));
+                }
+            }
+            What::Gone { first, count } => {
+                for block in *first..first + count {
+                    came.entry(block).or_default().push((it.submitted, 0));
+                }
+            }
+            What::Record { .. } => {}
+        }
+    }
+    let mut placed: Vec<(u64, usize, Entry, u64)> = Vec::new();
+    let mut records: Vec<(u64, usize)> = Vec::new();
+    for it in seen {
+        let What::Record { header, entries } = &it.what else { continue };
+        records.push((header.watermark.0, it.submitted));
+        for (number, (entry, tag)) in entries.iter().enumerate() {
+            placed.push((header.sequence.0 + 1 + number as u64, it.submitted, *entry, *tag));
+        }
+    }
+    placed.sort_by_key(|it| it.0);
+    let (mut passed, mut watermark, mut raised) = (0, 0, 0);
+    for (new, place) in records {
+        if new <= watermark {
+            continue;
+        }
+        (watermark, raised) = (new, raised + 1);
+        while let Some((sequence, at, entry, tag)) = placed.get(passed) {
+            if *sequence > watermark {
+                break;
+            }
+            passed += 1;
+            if !matches!(entry.kind, Kind::Data | Kind::Zero | Kind::Discard) {
+                continue;
+            }
+            for block in entry.lba.0..entry.lba.0 + u64::from(entry.count) {
+                // This version, or a newer one, which came later in any case.
+                let good = |(to, found): &(usize, u64)| {
+                    let newer = *found == 0 || entry.kind != Kind::Data || found >= tag;
+                    newer && to > at && history.is_durable(BACKING, *to, place)
+                };
+                assert!(
+                    came.get(&block).is_some_and(|all| all.iter().any(good)),
+                    "block {block} (sequence {sequence}, tag {tag}) was not durable on the \
+                     backing device when a record with watermark {watermark} was written at {place}"
+                );
+            }
+        }
+    }
+    raised
+}
+
+fn config() -> Config {
+    // Records and batches come often.
+    Config {
+        close_after: 20_000_000,
+        dirty_percent: 10,
+        dirty_age: 50_000_000,
+        ..Config::default()
+    }
+}
+
+#[test]
+fn flushes_come_in_order_on_memory() {
+    for shared in [true, false] {
+        let options = support::options(ReactorKind::Threads, config());
+        let options = ShardOptions { shared, ..options };
+        let memory = |bytes| Box::new(MemoryDevice::new(bytes, 512).unwrap());
+        let raised = run(memory(CACHE_BYTES), memory(BACKING_BYTES), &options, 12_000);
+        println!("shared {shared}: {raised} watermarks");
+    }
+}
+
+#[test]
+fn flushes_come_in_order_on_files() {
+    for kind in [ReactorKind::Threads, ReactorKind::Auto] {
+        let dir = Dir::new("flush-order");
+        let open = |name, bytes, source| {
+            let options = FileOptions { source, ..FileOptions::default() };
+            let path = dir.file(name, bytes);
+            Box::new(FileDevice::open(&path, &options).unwrap())
+        };
+        let cache = open("cache", CACHE_BYTES, CACHE_SOURCE);
+        let backing = open("backing", BACKING_BYTES, backing_source(VolumeIndex(0)));
+        let raised = run(cache, backing, &support::shared_options(kind, config()), 6_000);
+        println!("{kind:?}: {raised} watermarks");
+    }
+}
