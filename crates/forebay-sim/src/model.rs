@@ -191,6 +191,12 @@ impl Model {
     /// The machine stopped: only what could be left is left.
     pub fn stopped(&mut self, stop: Stop, now: u64) {
         let flushed = self.flushed;
+        for block in 0..self.cells.len() {
+            // What replaced a damaged version and was not durable may be gone again.
+            if self.is_lost(block, now) {
+                self.cells[block].lost = Some(now);
+            }
+        }
         if stop == Stop::Process && self.around {
             // Nothing becomes durable by it; what was not answered may have happened or not.
             for value in self.cells.iter_mut().flat_map(|cell| &mut cell.values) {
