@@ -24,6 +24,7 @@
 use crate::effect::Fault;
 use crate::format::bytes::{FormatError, Seed, block_checksum};
 use crate::format::entry::{Entry, Kind};
+use crate::format::feature::AUTOCLEAR_KNOWN;
 use crate::format::record::{self, Header, Link};
 use crate::format::superblock::{Head, Superblock, Volume};
 use crate::limits::VOLUME_COUNT_MAX;
@@ -190,6 +191,9 @@ pub fn reopen(superblock: &Superblock, found: &Recovered, mutants: Mutants) -> S
     let mut next = superblock.clone();
     next.sequence += 1;
     next.clean = false;
+    // What this program does not know it cannot keep true.
+    next.autoclear &= AUTOCLEAR_KNOWN;
+    next.feature_names.retain(|name| name.mask != 3 || AUTOCLEAR_KNOWN >> name.bit & 1 == 1);
     if !mutants.is(Mutant::GenerationNotRaised) {
         next.open_generation += 1;
     }
@@ -377,14 +381,15 @@ impl<R: CacheReader> Recovery<'_, R> {
         let any = self.mutants.is(Mutant::IgnoreGeneration);
         let limit = limit.min(self.superblock.segment_blocks());
         let mut block = 0;
+        let mut before = Sequence(0);
         let mut hole = None;
         while block < limit {
             let at = usize::from(block) * BLOCK_SIZE;
             let address = self.address(id, block);
             let found = self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok();
             let found = found.filter(|(header, _)| {
-                usize::from(header.volume) == usize::from(index.0)
-                    && header.ordinal == ordinal
+                self.belongs(header, index, ordinal)
+                    && header.sequence > before
                     && (any || header.open_generation == generation)
                     && block + header.blocks <= self.superblock.segment_blocks()
             });
@@ -394,6 +399,7 @@ impl<R: CacheReader> Recovery<'_, R> {
                         steps.push(Step::Hole { id, block });
                     }
                     steps.push(Step::Record { id, block, header, checksum });
+                    before = header.last_sequence();
                     block += header.blocks;
                 }
                 // Every block is looked at: a header proves itself by its address, the cache's
@@ -407,6 +413,15 @@ impl<R: CacheReader> Recovery<'_, R> {
         if let Some(block) = hole {
             steps.push(Step::Hole { id, block });
         }
+    }
+
+    /// Whether a header is of this place in this volume's log: not of a volume that had the index
+    /// before, which counted its segments from one, too.
+    fn belongs(&self, header: &Header, index: VolumeIndex, ordinal: Ordinal) -> bool {
+        let volume = self.superblock.volumes.get(usize::from(index.0)).and_then(Option::as_ref);
+        usize::from(header.volume) == usize::from(index.0)
+            && header.ordinal == ordinal
+            && volume.is_some_and(|volume| header.attach_generation == volume.attach_generation)
     }
 
     fn load(&mut self, id: SegmentId) {
@@ -532,7 +547,11 @@ impl<R: CacheReader> Recovery<'_, R> {
             (volume.head != Head::NONE).then_some((volume.head.link.segment, volume.head.used));
         // From the head down: each segment names the one before it.
         while let Some((id, used)) = next.filter(|_| ordinal >= tail && ordinal.0 > 0) {
-            ids.push((id, ordinal, used));
+            // A log has no more segments than the cache, and each is in it once.
+            if ids.len() >= self.superblock.segment_count as usize {
+                break;
+            }
+            ids.push((id, ordinal, used.min(self.superblock.segment_blocks())));
             next = self.predecessor(index, id, ordinal);
             ordinal = Ordinal(ordinal.0 - 1);
         }
@@ -566,11 +585,8 @@ impl<R: CacheReader> Recovery<'_, R> {
         id: SegmentId,
         ordinal: Ordinal,
     ) -> Option<(SegmentId, u16)> {
-        let mine = |header: &Header| {
-            usize::from(header.volume) == usize::from(index.0) && header.ordinal == ordinal
-        };
         let first = self.firsts.iter().find(|first| first.id == id);
-        let header = match first.filter(|first| mine(&first.header)) {
+        let header = match first.filter(|first| self.belongs(&first.header, index, ordinal)) {
             Some(first) => Some(first.header),
             None => {
                 // Its first header rotted; any other header of it says the same.
@@ -579,7 +595,7 @@ impl<R: CacheReader> Recovery<'_, R> {
                     let at = usize::from(block) * BLOCK_SIZE;
                     let address = self.address(id, block);
                     let found = self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok()?;
-                    mine(&found.0).then_some(found.0)
+                    self.belongs(&found.0, index, ordinal).then_some(found.0)
                 })
             }
         };
@@ -591,8 +607,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         let before = Ordinal(ordinal.0.checked_sub(1)?);
         self.firsts
             .iter()
-            .filter(|first| usize::from(first.header.volume) == usize::from(index.0))
-            .filter(|first| first.header.ordinal == before)
+            .filter(|first| self.belongs(&first.header, index, before))
             .max_by_key(|first| first.header.segment_sequence)
             .map(|first| (first.id, self.superblock.segment_blocks()))
     }
@@ -607,14 +622,15 @@ impl<R: CacheReader> Recovery<'_, R> {
     ) {
         self.load(id);
         let mut block = 0;
+        let mut before = Sequence(0);
         let mut hole = None;
         while block < used {
             let at = usize::from(block) * BLOCK_SIZE;
             let address = self.address(id, block);
             let found = self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok();
             let found = found.filter(|(header, _)| {
-                usize::from(header.volume) == usize::from(index.0)
-                    && header.ordinal == ordinal
+                self.belongs(header, index, ordinal)
+                    && header.sequence > before
                     && block + header.blocks <= used
             });
             match found {
@@ -623,6 +639,7 @@ impl<R: CacheReader> Recovery<'_, R> {
                         steps.push(Step::Hole { id, block });
                     }
                     steps.push(Step::Record { id, block, header, checksum });
+                    before = header.last_sequence();
                     block += header.blocks;
                 }
                 None => {
@@ -763,14 +780,15 @@ impl<R: CacheReader> Recovery<'_, R> {
             let heading = Heading {
                 blocks: block - before,
                 entries: 0,
-                sequence_offset: (segment.last_sequence.0 - segment.first_sequence.0) as u32,
+                sequence_offset: segment.last_sequence.0.saturating_sub(segment.first_sequence.0)
+                    as u32,
             };
             self.found.slots.head(self.found.segments.slot(id, before), heading);
         }
         let segment = self.found.segments.get_mut(id);
         segment.used = block + header.blocks;
         segment.last_sequence = header.last_sequence();
-        let offset = header.sequence.0 - segment.first_sequence.0;
+        let offset = header.sequence.0.saturating_sub(segment.first_sequence.0);
         let heading = Heading {
             blocks: header.blocks,
             entries: header.entry_count,
@@ -960,11 +978,16 @@ pub fn redo(superblock: &Superblock, id: SegmentId, bytes: &mut [u8]) -> u16 {
         if *life.get_or_insert(sequence) != sequence {
             break;
         }
+        let room = superblock.segment_blocks() - block;
         if let Ok(header) = record::decode(&mut head, address, &identity) {
+            if header.blocks > room {
+                break;
+            }
             block += header.blocks;
             continue;
         }
-        if let Some(blocks) = record::close(&mut head, address, &identity) {
+        let closed = record::close(&mut head, address, &identity);
+        if let Some(blocks) = closed.filter(|blocks| *blocks <= room) {
             bytes[at..at + BLOCK_SIZE].copy_from_slice(&head[..]);
             block += blocks;
         }
