@@ -104,7 +104,14 @@ impl Model {
             survivor: true,
         };
         let cell = Cell { values: vec![value], lost: false };
-        Model { volume, cells: vec![cell; blocks], flushed: 0, epoch: 0, around: false, odd: NumberMap::default() }
+        Model {
+            volume,
+            cells: vec![cell; blocks],
+            flushed: 0,
+            epoch: 0,
+            around: false,
+            odd: NumberMap::default(),
+        }
     }
 
     /// What a block held before anything was written.
@@ -312,9 +319,7 @@ impl Value {
     }
 
     fn is_durable(&self, flushed: u64) -> bool {
-        self.counts()
-            && (self.fua
-                || self.answered.is_some_and(|answered| answered < flushed))
+        self.counts() && (self.fua || self.answered.is_some_and(|answered| answered < flushed))
     }
 
     fn holds(&self, sector: usize, tag: u64, once: impl FnOnce() -> bool) -> bool {

@@ -312,9 +312,9 @@ impl World {
         let done = reads.map(|asked| asked.made).min().unwrap_or(asked.made);
         let fua = matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true });
         let durable = self.setup.config.acknowledge == forebay_core::engine::Acknowledge::Durable;
-        let torn = self.setup.superblock.volumes[volume].as_ref().is_some_and(|recorded| {
-            recorded.mode == Mode::WriteAround
-        });
+        let torn = self.setup.superblock.volumes[volume]
+            .as_ref()
+            .is_some_and(|recorded| recorded.mode == Mode::WriteAround);
         for (cell, lba) in self.cells(volume, asked.first, asked.end) {
             let memory = self.memory.request(asked.request.tag);
             let content = match op {
