@@ -465,7 +465,11 @@ impl Superblock {
         let mut volumes = Vec::with_capacity(VOLUME_COUNT_MAX);
         for index in 0..VOLUME_COUNT_MAX {
             let at = HEADER_SIZE + index * VOLUME_SIZE;
-            volumes.push(Volume::decode(&bytes[at..at + VOLUME_SIZE])?);
+            let volume = Volume::decode(&bytes[at..at + VOLUME_SIZE]);
+            volumes.push(volume.map_err(|error| match error {
+                FormatError::Reserved { offset } => FormatError::Reserved { offset: at + offset },
+                other => other,
+            })?);
         }
         let superblock = Superblock {
             uuid: array(bytes, AT_UUID),
