@@ -24,9 +24,12 @@ use alloc::vec::Vec;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"FOREBAYS");
 /// Bytes of one copy.
 pub const SUPERBLOCK_SIZE: usize = 64 << 10;
-const HEADER_SIZE: usize = 4096;
-const VOLUME_SIZE: usize = 1024;
-const AT_NAMES: usize = 192;
+/// Where the volumes begin.
+pub const HEADER_SIZE: usize = 4096;
+/// Bytes of a volume's part.
+pub const VOLUME_SIZE: usize = 1024;
+/// Where the names of features begin.
+pub const AT_NAMES: usize = 192;
 const NAMES_END: usize = AT_NAMES + NAME_COUNT * NAME_SIZE;
 const COMMON: Common = Common { magic: MAGIC, kind: 1, size: SUPERBLOCK_SIZE as u32 };
 const _: () = assert!(HEADER_SIZE + VOLUME_COUNT_MAX * VOLUME_SIZE <= SUPERBLOCK_SIZE);

@@ -117,6 +117,58 @@ pub struct Recovered {
     pub damage: Vec<Damage>,
 }
 
+impl Recovered {
+    /// Where the records of a volume's log begin, oldest first; a place among them may be a hole.
+    pub fn records(&self, volume: VolumeIndex) -> Vec<(SegmentId, u16)> {
+        let mut all = Vec::new();
+        let mut next = self.volume(volume).and_then(|volume| volume.log.oldest);
+        while let Some(id) = next {
+            let segment = self.segments.get(id);
+            let mut block = 0;
+            while block < segment.used {
+                all.push((id, block));
+                block += self.slots.heading(self.segments.slot(id, block)).blocks.max(1);
+            }
+            next = segment.next;
+        }
+        all
+    }
+
+    /// Whether this block of this segment is the newest one the log has for an LBA.
+    pub fn is_newest(&self, volume: VolumeIndex, lba: Lba, id: SegmentId, block: u16) -> bool {
+        self.index.get(volume, lba) == Some(self.segments.slot(id, block))
+    }
+
+    /// Whether reads of a block fail, because it was lost and not written since.
+    pub fn is_lost(&self, volume: VolumeIndex, lba: Lba) -> bool {
+        let extents = self.volume(volume).map(|volume| &volume.extents);
+        let extent = extents.and_then(|extents| extents.get(lba));
+        extent.is_some_and(|extent| extent.kind == Kind::Lost)
+            && self.index.get(volume, lba).is_none()
+    }
+
+    /// Everything of a volume up to this sequence is on its backing device.
+    pub fn watermark(&self, volume: VolumeIndex) -> Sequence {
+        self.volume(volume).map_or(Sequence(0), |volume| volume.log.watermark)
+    }
+
+    /// Blocks of a volume that are not on its backing device, superseded versions included.
+    pub fn dirty_blocks(&self, volume: VolumeIndex) -> u64 {
+        self.volume(volume).map_or(0, |volume| volume.log.dirty_blocks)
+    }
+
+    /// Segments of a volume's log, oldest first.
+    pub fn segments(&self, volume: VolumeIndex) -> Vec<SegmentId> {
+        let mut ids: Vec<SegmentId> = self.records(volume).iter().map(|place| place.0).collect();
+        ids.dedup();
+        ids
+    }
+
+    fn volume(&self, volume: VolumeIndex) -> Option<&RecoveredVolume> {
+        self.volumes.get(usize::from(volume.0))?.as_ref()
+    }
+}
+
 /// A first header of a segment.
 #[derive(Clone, Copy)]
 struct First {
