@@ -179,6 +179,8 @@ impl FrontEnd for ControlServer {
     }
 
     fn stop(&mut self, _: &mut Shard) -> bool {
-        true
+        // The one who asked for the stop hears that it was understood.
+        self.desk.borrow().answers.is_empty()
+            && self.clients.iter().flatten().all(|client| client.sent == client.out.len())
     }
 }

@@ -267,7 +267,7 @@ impl Engine {
             return Err(RequestError::NoVolume);
         }
         let end = request.offset.checked_add(request.length).ok_or(RequestError::Invalid)?;
-        let aligned = request.offset % 512 == 0 && request.length % 512 == 0;
+        let aligned = request.offset.is_multiple_of(512) && request.length.is_multiple_of(512);
         if end > volume.size_bytes || !aligned {
             return Err(RequestError::Invalid);
         }

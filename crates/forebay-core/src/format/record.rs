@@ -27,7 +27,7 @@ pub const ENTRY_BYTES: usize = ENTRY_SIZE;
 pub const AT_ENTRY_COUNT: usize = 112;
 const AT_ITEMS: usize = AT_ENTRIES + RECORD_ENTRIES_MAX * ENTRY_SIZE + 4;
 const AT_END: usize = AT_ITEMS + RECORD_ITEMS_MAX * 8;
-const _: () = assert!(AT_ITEMS % 8 == 0 && AT_END <= BLOCK_SIZE);
+const _: () = assert!(AT_ITEMS.is_multiple_of(8) && AT_END <= BLOCK_SIZE);
 
 /// Rows of the table in `docs/format.md`, after the common ones.
 pub const FIELDS: [Field; 25] = [

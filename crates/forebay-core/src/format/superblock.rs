@@ -551,14 +551,16 @@ impl Superblock {
         }
         let begin = SUPERBLOCK_SIZE as u64;
         let areas = self.checkpoint_bytes.checked_mul(2).and_then(|bytes| bytes.checked_add(begin));
-        if self.checkpoint_bytes % BLOCK_BYTES != 0
+        if !self.checkpoint_bytes.is_multiple_of(BLOCK_BYTES)
             || areas.is_none_or(|end| end > self.first_segment)
         {
             return value("checkpoint_bytes", self.checkpoint_bytes);
         }
         let segments = u64::from(segment) * u64::from(self.segment_count);
         let end = self.first_segment.checked_add(segments).and_then(|end| end.checked_add(begin));
-        if self.first_segment % BLOCK_BYTES != 0 || end.is_none_or(|end| end > self.size_bytes) {
+        if !self.first_segment.is_multiple_of(BLOCK_BYTES)
+            || end.is_none_or(|end| end > self.size_bytes)
+        {
             return value("first_segment", self.first_segment);
         }
         Ok(())
@@ -614,7 +616,9 @@ impl Volume {
             return value("flags", get_u16(bytes, 18).into());
         }
         let size_bytes = get_u64(bytes, 24);
-        if size_bytes == 0 || size_bytes % 512 != 0 || size_bytes / BLOCK_BYTES >= VOLUME_BLOCKS_MAX
+        if size_bytes == 0
+            || !size_bytes.is_multiple_of(512)
+            || size_bytes / BLOCK_BYTES >= VOLUME_BLOCKS_MAX
         {
             return value("volume_bytes", size_bytes);
         }

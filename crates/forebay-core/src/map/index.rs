@@ -251,7 +251,7 @@ mod tests {
             for step in 0..200_000 {
                 let volume = VolumeIndex((random(&mut seed) % 3) as u8);
                 let lba = Lba(random(&mut seed) % (slots * 2));
-                if random(&mut seed) % 3 > 0 && (model.len() as u64) < slots {
+                if !random(&mut seed).is_multiple_of(3) && (model.len() as u64) < slots {
                     let slot = Slot((step % slots) as u32);
                     assert_eq!(index.insert(volume, lba, slot), model.insert((volume, lba), slot));
                 } else if let Some(slot) = model.get(&(volume, lba)).copied() {

@@ -356,7 +356,7 @@ impl Engine {
             let batch = &self.lanes[lane].batch;
             if last > durable
                 || !batch.has_room(usize::from(blocks))
-                || batch.len() >= cap && batch.len() > 0
+                || batch.len() >= cap && !batch.is_empty()
             {
                 break;
             }
