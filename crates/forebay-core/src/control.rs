@@ -76,6 +76,7 @@ impl Engine {
         };
         let volume = Volume::new(index, recorded, found, &self.config, self.now);
         self.volumes[usize::from(index.0)] = Some(Box::new(volume));
+        self.volume_end = self.volume_end.max(usize::from(index.0) + 1);
     }
 
     /// Drops everything the log holds of a volume that is not served: it goes on with an empty

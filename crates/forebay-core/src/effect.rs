@@ -43,6 +43,24 @@ pub enum Effect {
         /// Where they go, consecutively.
         to: Place,
     },
+    /// Write `blocks` consecutive blocks to the cache device, outside the segments.
+    WriteArea {
+        /// Report with this.
+        token: Token,
+        /// Where they go: bytes from the device's start.
+        address: u64,
+        /// How many.
+        blocks: u16,
+        /// Where they come from, consecutively.
+        from: Place,
+    },
+    /// Write the superblock (both copies, each flushed) with this checkpoint's sequence.
+    NameCheckpoint {
+        /// Report with this.
+        token: Token,
+        /// The checkpoint.
+        sequence: u64,
+    },
     /// Everything whose write was reported before becomes durable on the cache device.
     FlushCache {
         /// Report with this.

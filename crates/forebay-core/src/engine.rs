@@ -10,6 +10,7 @@ use crate::effect::{Effect, Fault, Token};
 use crate::format::record::Identity;
 use crate::format::superblock::{Mode, Superblock};
 use crate::limits::{REQUEST_BLOCKS_MAX, REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
+use crate::log::checkpoint::Checkpointer;
 use crate::log::recovery::Recovered;
 use crate::log::segment::Segments;
 use crate::map::index::Index;
@@ -118,6 +119,9 @@ pub(crate) enum Pending {
     Around { request: u32 },
     AroundFlush { volume: VolumeIndex },
     Chance(crate::log::reclaim::Chance),
+    CheckpointPages,
+    CheckpointFlush,
+    CheckpointName,
 }
 
 /// State of the cache device.
@@ -144,6 +148,8 @@ pub struct Engine {
     pub(crate) segment_sequence: u64,
     pub(crate) buffers: Vec<BufferId>,
     pub(crate) volumes: Vec<Option<Box<Volume>>>,
+    /// Above the highest place in use.
+    pub(crate) volume_end: usize,
     pub(crate) requests: Slab<Active>,
     pub(crate) tokens: Slab<Pending>,
     pub(crate) effects: VecDeque<Effect>,
@@ -154,6 +160,7 @@ pub struct Engine {
     pub(crate) lanes: Vec<Lane>,
     /// Frames behind the window that no second chance is using.
     pub(crate) chance_frames: Vec<u32>,
+    pub(crate) checkpoint: Checkpointer,
 }
 
 /// Where segments lie.
@@ -195,6 +202,7 @@ impl Engine {
             segment_sequence: recovered.segment_sequence,
             buffers: (0..config.buffer_count).rev().map(BufferId).collect(),
             volumes,
+            volume_end: 0,
             requests: Slab::new(REQUEST_COUNT_MAX),
             tokens: Slab::new(TOKEN_COUNT_MAX),
             effects: VecDeque::with_capacity(2 * TOKEN_COUNT_MAX),
@@ -205,12 +213,19 @@ impl Engine {
             chance_frames: (0..crate::log::reclaim::CHANCE_COUNT_MAX as u32)
                 .map(|frame| config.window_blocks + frame)
                 .collect(),
+            checkpoint: Checkpointer::new(
+                superblock.checkpoint_sequence,
+                superblock.checkpoint_bytes,
+                superblock.segment_count,
+                superblock.segment_blocks(),
+            ),
         };
         for (index, found) in recovered.volumes.into_iter().enumerate() {
             if let (Some(found), Some(Some(recorded))) = (found, superblock.volumes.get(index)) {
                 let volume =
                     Volume::new(VolumeIndex(index as u8), recorded, found, &engine.config, now);
                 engine.volumes[index] = Some(Box::new(volume));
+                engine.volume_end = index + 1;
             }
         }
         engine
@@ -318,6 +333,9 @@ impl Engine {
             Pending::Writeback(work) => self.writeback_complete(work, result, payload),
             Pending::Around { request } => self.around_complete(request, result),
             Pending::AroundFlush { volume } => self.around_flushed(volume, result),
+            Pending::CheckpointPages => self.checkpoint_written(result),
+            Pending::CheckpointFlush => self.checkpoint_flushed(result),
+            Pending::CheckpointName => self.checkpoint_named(result),
             Pending::Chance(chance) => self.chance_complete(chance, result, payload),
         }
         self.settle(payload);
@@ -338,12 +356,12 @@ impl Engine {
 
     /// When `tick` must be called at the latest, if nothing else happens.
     pub fn deadline(&self) -> Option<Tick> {
-        self.volumes.iter().flatten().filter_map(|volume| self.volume_deadline(volume)).min()
+        self.all_volumes().filter_map(|volume| self.volume_deadline(volume)).min()
     }
 
     /// Puts the state in order: always the same steps, bounded by what is there to do.
     fn settle(&mut self, payload: &mut impl Payload) {
-        for index in 0..VOLUME_COUNT_MAX {
+        for index in 0..self.volume_end {
             if self.volumes[index].is_none() {
                 continue;
             }
@@ -353,7 +371,13 @@ impl Engine {
             self.reclaim_settle(volume, payload);
             self.durable_settle(volume, payload);
         }
+        self.checkpoint_settle(payload);
         self.flush_settle();
+    }
+
+    /// Every volume there is.
+    pub(crate) fn all_volumes(&self) -> impl Iterator<Item = &Volume> {
+        self.volumes[..self.volume_end].iter().filter_map(|volume| volume.as_deref())
     }
 
     pub(crate) fn volume_ref(&self, volume: VolumeIndex) -> Option<&Volume> {
@@ -383,5 +407,7 @@ impl Engine {
 
 /// Frames that [`crate::payload::Place::Window`] may name: the window and the second chances'.
 pub fn window_frames(config: &Config) -> u32 {
-    config.window_blocks + crate::log::reclaim::CHANCE_COUNT_MAX as u32
+    config.window_blocks
+        + crate::log::reclaim::CHANCE_COUNT_MAX as u32
+        + crate::log::checkpoint::STAGE_FRAMES
 }

@@ -71,6 +71,9 @@ pub trait Payload {
     /// as another process would see it, before any later call to `put` has an effect.
     fn put(&mut self, buffer: BufferId, offset: u32, bytes: &[u8]);
 
+    /// Stores metadata at a place that is not a segment buffer's.
+    fn store(&mut self, place: Place, bytes: &[u8]);
+
     /// A buffer begins to hold a segment: from now on it must survive the process.
     fn buffer_begin(&mut self, buffer: BufferId, segment: crate::units::SegmentId);
 

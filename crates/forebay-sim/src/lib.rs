@@ -11,6 +11,7 @@ pub mod device;
 pub mod marks;
 pub mod memory;
 pub mod model;
+pub mod mutants;
 pub mod opening;
 pub mod random;
 pub mod run;

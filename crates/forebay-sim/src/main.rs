@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Runs seeds: `forebay-sim --seeds N [--from K] [--seed S] [--tell S]`.
+//! Runs seeds: `forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N]`.
 
 use forebay_core::mutant::Mutants;
 use forebay_sim::marks::Marks;
@@ -18,9 +18,12 @@ fn main() -> ExitCode {
             ("--seeds", Some(value)) => seeds = value,
             ("--from", Some(value)) => from = value,
             ("--seed", Some(value)) => (from, seeds) = (value, 1),
+            ("--mutants", Some(value)) => return mutants(value),
             ("--tell", Some(value)) => (from, seeds, tell) = (value, 1, true),
             _ => {
-                eprintln!("usage: forebay-sim --seeds N [--from K] [--seed S] [--tell S]");
+                eprintln!(
+                    "usage: forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N]"
+                );
                 return ExitCode::from(2);
             }
         }
@@ -50,4 +53,21 @@ fn main() -> ExitCode {
     let seconds = begun.elapsed().as_secs_f64();
     println!("{} passed, {failed} failed in {seconds:.1} s", seeds - failed);
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The table of deliberate faults: who is found, by which seed, in which time.
+fn mutants(seeds: u64) -> ExitCode {
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut missed = 0;
+    for mutant in forebay_sim::mutants::ALL {
+        let (seed, seconds) = forebay_sim::mutants::hunt(mutant, seeds);
+        match seed {
+            Some(seed) => println!("{mutant:?} | seed {seed} | {seconds:.1} s"),
+            None => {
+                missed += 1;
+                println!("{mutant:?} | not found in {seeds} | {seconds:.1} s");
+            }
+        }
+    }
+    if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

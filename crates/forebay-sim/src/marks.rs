@@ -3,6 +3,33 @@
 
 use std::collections::BTreeMap;
 
+/// What a run of many seeds must have come past.
+pub const EXPECTED: [&str; 23] = [
+    "around the log",
+    "backing discarded",
+    "backing zeroed",
+    "block lost",
+    "block repaired",
+    "cache block rotted",
+    "cache block unreadable",
+    "clean stop",
+    "killed between calls",
+    "killed while opening",
+    "killed within a call",
+    "log cut",
+    "power cut",
+    "power cut while opening",
+    "redo",
+    "second chance",
+    "segment reclaimed",
+    "superblock repaired",
+    "backing read failed",
+    "backing write failed",
+    "backing flush failed",
+    "write-back waiting",
+    "zero block",
+];
+
 /// Counters by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
@@ -23,6 +50,11 @@ impl Marks {
     /// How often.
     pub fn count(&self, name: &str) -> u64 {
         self.counts.get(name).copied().unwrap_or(0)
+    }
+
+    /// The names that must be there and are not.
+    pub fn missing(&self) -> Vec<&'static str> {
+        EXPECTED.into_iter().filter(|name| self.count(name) == 0).collect()
     }
 
     /// Adds another run's.

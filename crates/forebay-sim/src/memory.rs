@@ -267,6 +267,11 @@ impl Payload for Memory {
         }
     }
 
+    fn store(&mut self, place: Place, bytes: &[u8]) {
+        let block: &[u8; BLOCK_SIZE] = bytes.try_into().expect("a place is one block");
+        self.set(place, crate::block::Block::new(*block));
+    }
+
     fn buffer_begin(&mut self, buffer: BufferId, segment: SegmentId) {
         if self.alive() {
             let state = &mut self.buffers[usize::from(buffer.0)];

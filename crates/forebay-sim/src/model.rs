@@ -46,8 +46,8 @@ struct Value {
 #[derive(Clone, Debug, Default)]
 struct Cell {
     values: Vec<Value>,
-    /// Reads may fail.
-    lost: bool,
+    /// Damaged then: reads may fail.
+    lost: Option<u64>,
 }
 
 /// Which block of which request a value is of.
@@ -103,7 +103,7 @@ impl Model {
             epoch: 0,
             survivor: true,
         };
-        let cell = Cell { values: vec![value], lost: false };
+        let cell = Cell { values: vec![value], lost: None };
         Model {
             volume,
             cells: vec![cell; blocks],
@@ -162,9 +162,6 @@ impl Model {
         let value = value.expect("what is not answered is kept");
         value.answered = Some(now);
         value.failed = !good;
-        if good && value.mask == u8::MAX && !value.discard {
-            cell.lost = false;
-        }
     }
 
     /// A flush that was made at this moment was answered.
@@ -172,20 +169,37 @@ impl Model {
         self.flushed = self.flushed.max(made);
     }
 
-    /// Reads of a block may fail, until it is written as a whole.
-    pub fn may_be_lost(&mut self, block: usize) {
-        self.cells[block].lost = true;
+    /// A version of this block is damaged: reads may fail, until it is written as a whole and that
+    /// is durable.
+    pub fn may_be_lost(&mut self, block: usize, now: u64) {
+        self.cells[block].lost = Some(now);
     }
 
-    /// Whether reads of a block may fail.
-    pub fn is_lost(&self, block: usize) -> bool {
-        self.cells[block].lost
+    /// Whether a request for a block that was made at `made` may fail.
+    pub fn is_lost(&self, block: usize, made: u64) -> bool {
+        let cell = &self.cells[block];
+        let Some(lost) = cell.lost else { return false };
+        let whole = |value: &Value| {
+            value.mask == u8::MAX
+                && !value.discard
+                && value.made > lost
+                && value.answered.is_some_and(|at| at < made)
+        };
+        !cell.values.iter().any(|value| whole(value) && value.is_durable(self.flushed))
     }
 
     /// The machine stopped: only what could be left is left.
     pub fn stopped(&mut self, stop: Stop, now: u64) {
         let flushed = self.flushed;
-        let durable = stop == Stop::Power || !self.around;
+        if stop == Stop::Process && self.around {
+            // Nothing becomes durable by it; what was not answered may have happened or not.
+            for value in self.cells.iter_mut().flat_map(|cell| &mut cell.values) {
+                value.failed |= value.answered.is_none();
+                value.answered.get_or_insert(now);
+            }
+            self.epoch += 1;
+            return;
+        }
         for cell in &mut self.cells {
             let all = cell.values.clone();
             cell.values.retain(|value| {
@@ -202,12 +216,10 @@ impl Model {
             for value in &mut cell.values {
                 value.answered.get_or_insert(now);
                 value.survivor = true;
-                value.fua |= durable;
+                value.fua = true;
             }
         }
-        if durable {
-            self.flushed = now;
-        }
+        self.flushed = now;
         self.epoch += 1;
     }
 
@@ -265,14 +277,9 @@ impl Model {
             && cell.values.iter().all(|value| value.survivor && !value.discard);
         if unsettled && mask == u8::MAX {
             let mut value = cell.values[0].clone();
-            let durable = cell.values.iter().all(|value| value.fua);
             (value.tags, value.mask, value.torn) = (*tags, u8::MAX, false);
             (value.made, value.answered, value.failed) = (now, Some(now), false);
-            (value.fua, value.survivor) = (durable, durable);
-            if durable {
-                cell.values.clear();
-            }
-            cell.values.push(value);
+            cell.values = vec![value];
         }
         Ok(())
     }

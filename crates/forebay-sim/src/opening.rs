@@ -12,7 +12,7 @@ use crate::world::{Failure, World};
 use forebay_core::effect::Fault;
 use forebay_core::engine::{Acknowledge, Engine, window_frames};
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
-use forebay_core::log::recovery::{CacheReader, Recovered, recover, redo, reopen};
+use forebay_core::log::recovery::{CacheReader, Damage, Recovered, recover, redo, reopen};
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Tick, VolumeIndex};
 
 struct Reader<'a>(&'a crate::device::Device);
@@ -61,6 +61,7 @@ impl World {
         let outlives = self.setup.config.acknowledge == Acknowledge::Placed;
         let mut stop = stop;
         let mut held = Vec::new();
+        let mut power_failed = false;
         if stop == Some(Stop::Process) && outlives {
             held = self.memory.held();
         }
@@ -74,7 +75,7 @@ impl World {
             match self.open_attempt(&mut attempt)? {
                 Ok(recovered) => {
                     if let Some(stop) = stop {
-                        self.models_stopped(stop);
+                        self.models_stopped(stop, power_failed);
                     }
                     self.start(recovered);
                     return Ok(());
@@ -82,6 +83,7 @@ impl World {
                 Err(Crashed(Stop::Process)) => self.marks.hit("killed while opening"),
                 Err(Crashed(Stop::Power)) => {
                     self.marks.hit("power cut while opening");
+                    power_failed = true;
                     if !attempt.flushed {
                         // What the process left, here or in the device, was not durable yet.
                         stop = Some(Stop::Power);
@@ -94,6 +96,14 @@ impl World {
 
     fn start(&mut self, recovered: Recovered) {
         self.tell(|| format!("opened, damage {:?}", recovered.damage));
+        for damage in &recovered.damage {
+            self.marks.hit(match damage {
+                Damage::Cut { .. } => "log cut",
+                Damage::Lost { .. } => "rot known",
+                Damage::Unknown { .. } => "rot unknown",
+                Damage::Clean { .. } => "rot clean",
+            });
+        }
         let config = self.setup.config;
         self.memory.restart(window_frames(&config));
         let mut engine = Engine::new(&self.superblock, recovered, config, Tick(self.now));
@@ -133,6 +143,20 @@ impl World {
         let config = self.setup.config;
         let recovered = self.recover(&superblock);
         let next = reopen(&superblock, &recovered, config.mutants);
+        let again = self.recover(&next);
+        for (index, volume) in self.volumes.iter().enumerate() {
+            for cell in 0..volume.cells() {
+                let lba = forebay_core::units::Lba(volume.lba(cell));
+                let of = VolumeIndex(index as u8);
+                let (first, second) = (recovered.find(of, lba), again.find(of, lba));
+                if first != second {
+                    return Err(Failure(format!(
+                        "recovered twice, block {lba:?} of {of:?} is {first:?}, then {second:?}"
+                    )));
+                }
+            }
+        }
+        self.same_without_checkpoint(&superblock, &recovered)?;
         for address in Superblock::addresses(next.size_bytes) {
             let bytes = next.encode(address);
             if let Err(crashed) = self.open_write(attempt, pieces(address, &bytes)) {
@@ -145,6 +169,35 @@ impl World {
         superblock = next;
         self.superblock = superblock;
         Ok(Ok(recovered))
+    }
+
+    /// A checkpoint is derived data: the log alone gives the same map.
+    fn same_without_checkpoint(
+        &mut self,
+        superblock: &Superblock,
+        recovered: &Recovered,
+    ) -> Result<(), Failure> {
+        if !recovered.from_checkpoint {
+            return Ok(());
+        }
+        self.marks.hit("opened from a checkpoint");
+        let mut bare = superblock.clone();
+        bare.checkpoint_sequence = 0;
+        let whole = self.recover(&bare);
+        for (index, volume) in self.volumes.iter().enumerate() {
+            for cell in 0..volume.cells() {
+                let lba = forebay_core::units::Lba(volume.lba(cell));
+                let of = VolumeIndex(index as u8);
+                let (first, second) = (recovered.newest(of, lba), whole.newest(of, lba));
+                if first != second {
+                    return Err(Failure(format!(
+                        "block {lba:?} of {of:?} is {first:?} by the checkpoint, {second:?} by the \
+                         log alone"
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn recover(&mut self, superblock: &Superblock) -> Recovered {

@@ -39,6 +39,7 @@ pub fn run_and(seed: u64, mutants: Mutants, tell: bool) -> Result<Report, Failur
     world.open(None)?;
     guest(&mut world)?;
     drain(&mut world)?;
+    count(&mut world);
     Ok(Report { marks: world.marks, trace: world.trace })
 }
 
@@ -170,6 +171,7 @@ fn stop_and_open(world: &mut World) -> Outcome {
         }
         _ => {
             world.marks.hit("power cut");
+            count(world);
             world.stop(Stop::Power);
             world.open(Some(Stop::Power))?;
         }
@@ -204,10 +206,17 @@ fn clean_stop(world: &mut World) -> Outcome {
     settle(world)?;
     let begun = world.now;
     let engine = world.engine.as_mut().expect("there is a process");
+    if world.random.one_in(2) {
+        engine.want_checkpoint();
+    }
     engine.sync(&mut world.memory);
     engine.stop_writeback();
     world.drain_effects()?;
-    while !world.engine.as_ref().expect("there is a process").is_quiet() {
+    let quiet = |world: &World| {
+        let engine = world.engine.as_ref().expect("there is a process");
+        engine.is_quiet() && engine.is_checkpointed()
+    };
+    while !quiet(world) {
         if !world.step()? || world.now - begun > WAIT_MAX {
             return Err(Failure(format!("a stop does not end: {}", stuck(world).0)));
         }
@@ -224,12 +233,34 @@ fn clean_stop(world: &mut World) -> Outcome {
         world.cache.flush_end(through);
     }
     world.superblock = superblock;
-    world.models_stopped(Stop::Process);
+    world.models_stopped(Stop::Process, false);
     Ok(())
+}
+
+/// What the engine counted becomes marks.
+fn count(world: &mut World) {
+    let engine = world.engine.as_ref().expect("there is a process");
+    for index in 0..world.volumes.len() {
+        let Some(status) = engine.status(VolumeIndex(index as u8)) else { continue };
+        let stats = status.stats;
+        let counts = [
+            ("around the log", stats.bypassed_writes),
+            ("block lost", stats.lost_blocks),
+            ("block repaired", stats.repaired_blocks),
+            ("second chance", stats.second_chances),
+            ("segment reclaimed", stats.reclaimed_segments),
+            ("write-back waiting", stats.backing_faults),
+            ("zero block", stats.zeroed_blocks),
+        ];
+        for (name, times) in counts {
+            world.marks.add(name, times);
+        }
+    }
 }
 
 /// At the end everything is drained: the backing device alone is the disk then (P3).
 fn drain(world: &mut World) -> Outcome {
+    world.faults_over = true;
     settle(world)?;
     for index in 0..world.volumes.len() {
         let engine = world.engine.as_mut().expect("there is a process");
@@ -255,6 +286,9 @@ fn drain(world: &mut World) -> Outcome {
             let lba = volume.lba(cell);
             let content = volume.device.durable(lba);
             let mask = volume.mask(lba);
+            if volume.model.is_lost(cell, made) {
+                continue;
+            }
             volume.model.read(cell, &content, mask, made, now).map_err(|text| {
                 Failure(format!("drained, but the backing device differs: {text}"))
             })?;

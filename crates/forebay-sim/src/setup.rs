@@ -64,6 +64,10 @@ pub struct Setup {
     pub size: u64,
     /// One moment in so many the guest pauses.
     pub pause: u64,
+    /// One moment in so many a block of the cache device rots, or cannot be read; zero: none.
+    pub rot: u64,
+    /// One request in so many to a backing device fails; zero: none.
+    pub backing_fault: u64,
     /// Every step is printed.
     pub tell: bool,
 }
@@ -147,6 +151,8 @@ impl Setup {
             hot: random.between(0, 90),
             size: *random.pick(&[1, 2, 4, 8, 16]),
             pause: *random.pick(&[10, 100, 1000]),
+            rot: if random.one_in(4) { 500 } else { 0 },
+            backing_fault: if random.one_in(4) { 60 } else { 0 },
             tell: false,
         }
     }

@@ -5,7 +5,7 @@
 //! guest is told is compared with the model at once. Which operations come, and when the machine
 //! stops, is decided in `run`.
 
-use crate::block::{Block, NumberMap, SECTORS, guest_block};
+use crate::block::{Block, NumberMap, SECTORS, guest_block, origin};
 use crate::device::{Device, Piece};
 use crate::marks::Marks;
 use crate::memory::{Memory, RequestMemory, behind};
@@ -33,6 +33,8 @@ pub struct Volume {
     pub islands: Vec<Island>,
     /// Its size.
     pub size_bytes: u64,
+    /// When its device failed last.
+    pub failed_at: u64,
 }
 
 impl Volume {
@@ -132,6 +134,9 @@ pub struct World {
     pub asked: NumberMap<Asked>,
     /// A hash of everything that happened.
     pub trace: u64,
+    copied: NumberMap<()>,
+    /// Nothing fails any more.
+    pub faults_over: bool,
     moment: u64,
     version: u64,
     events: BinaryHeap<Reverse<(u64, u64)>>,
@@ -160,6 +165,7 @@ impl World {
                 model: Model::new(index as u8, 0),
                 islands: volume.islands.clone(),
                 size_bytes: volume.size_bytes,
+                failed_at: 0,
             };
             made.model = Model::new(index as u8, made.cells());
             made.model.around = volume.mode == Mode::WriteAround;
@@ -190,6 +196,8 @@ impl World {
             now: 0,
             asked: NumberMap::default(),
             trace: 0,
+            copied: NumberMap::default(),
+            faults_over: false,
             moment: 1,
             version: 1,
             events: BinaryHeap::new(),
@@ -229,7 +237,9 @@ impl World {
             let slots = u64::from(self.superblock.segment_count)
                 * u64::from(self.superblock.segment_blocks());
             let block = first + self.random.below(slots);
-            return self.cache.read(block);
+            let copy = self.cache.read(block);
+            self.copied.insert(copy.tags()[0], ());
+            return copy;
         }
         let sealed = self.random.one_in(8);
         guest_block(volume as u8, cell as u64, self.version, sealed)
@@ -356,7 +366,10 @@ impl World {
         self.tell(|| format!("issue {effect:?}"));
         let micro = 1_000;
         let (token, latency) = match effect {
-            Effect::WriteCache { token, .. } => (token, self.random.between(20, 400) * micro),
+            Effect::WriteCache { token, .. } | Effect::WriteArea { token, .. } => {
+                (token, self.random.between(20, 400) * micro)
+            }
+            Effect::NameCheckpoint { token, .. } => (token, self.random.between(200, 900) * micro),
             Effect::ReadCache { token, .. } => (token, self.random.between(30, 300) * micro),
             Effect::FlushCache { token } => (token, self.random.between(50, 1_000) * micro),
             Effect::ReadBacking { token, .. }
@@ -395,6 +408,11 @@ impl World {
                         })
                         .collect(),
                 )
+            }
+            Effect::WriteArea { address, blocks, from, .. } => {
+                let first = address / BLOCK_BYTES;
+                let mut content = |at| self.memory.get(behind(from, at));
+                Some((0..blocks).map(|at| (first + u64::from(at), u8::MAX, content(at))).collect())
             }
             Effect::WriteBacking { volume, lba, blocks, from, .. } => {
                 let index = usize::from(volume.0);
@@ -452,11 +470,63 @@ impl World {
         Ok(true)
     }
 
+    /// A block of the log rots, or cannot be read any more: one that a guest wrote.
+    ///
+    /// Headers of records are left alone (see `docs/faults.md`), and what is not durable yet too:
+    /// that a device forgets is what power cuts are for.
+    fn rot(&mut self) {
+        let first = self.superblock.first_segment / BLOCK_BYTES;
+        let slots =
+            u64::from(self.superblock.segment_count) * u64::from(self.superblock.segment_blocks());
+        let block = first + self.random.below(slots);
+        let content = self.cache.read(block);
+        let Some((volume, cell, _)) = origin(&content, 0) else { return };
+        let durable = Rc::ptr_eq(&content, &self.cache.durable(block));
+        // Of a copy nobody knows by looking whose block it is.
+        let copied = self.copied.contains_key(&content.tags()[0]);
+        if !durable || copied || origin(&content, 7).is_none() {
+            return;
+        }
+        let now = self.moment();
+        self.volumes[usize::from(volume)].model.may_be_lost(cell as usize, now);
+        if self.random.one_in(2) {
+            self.marks.hit("cache block unreadable");
+            self.cache.make_unreadable(block);
+            return;
+        }
+        self.marks.hit("cache block rotted");
+        let mut bytes = *content.bytes();
+        match self.random.below(3) {
+            0 => bytes[self.random.below(4096) as usize] ^= 1 << self.random.below(8),
+            1 => bytes.fill(0),
+            // An older version: the write that should have replaced it was lost.
+            _ => {
+                bytes = *guest_block(volume, cell, 0, false).bytes();
+            }
+        }
+        self.cache.rot(block, Block::new(bytes));
+    }
+
+    /// Whether a backing device fails to do this.
+    fn backing_fails(&mut self, volume: VolumeIndex, name: &'static str) -> bool {
+        if self.faults_over || !self.random.one_in(self.setup.backing_fault) {
+            return false;
+        }
+        self.marks.hit(name);
+        let now = self.moment();
+        self.volumes[usize::from(volume.0)].failed_at = now;
+        true
+    }
+
     /// A device does what it was asked to.
     fn happen(&mut self, flight: &Flight) -> Result<(), Fault> {
         let effect = flight.effect;
+        if self.random.one_in(self.setup.rot) && !self.faults_over {
+            self.rot();
+        }
         match effect {
-            Effect::WriteCache { .. } => {
+            Effect::NameCheckpoint { sequence, .. } => self.name_checkpoint(sequence, 4),
+            Effect::WriteCache { .. } | Effect::WriteArea { .. } => {
                 let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
                 self.cache.write(pieces.expect("a write has bytes"));
             }
@@ -472,12 +542,23 @@ impl World {
             }
             Effect::FlushCache { .. } => self.cache.flush_end(flight.through),
             Effect::ReadBacking { volume, lba, blocks, to, .. } => {
+                if self.backing_fails(volume, "backing read failed") {
+                    return Err(Fault);
+                }
                 self.read_backing(usize::from(volume.0), lba, blocks, to);
             }
             Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
                 let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
-                let device = &mut self.volumes[usize::from(volume.0)].device;
-                device.write(pieces.expect("a write has bytes"));
+                let mut pieces = pieces.expect("a write has bytes");
+                let fails = self.backing_fails(volume, "backing write failed");
+                if fails {
+                    // Some of it may be there all the same.
+                    pieces.truncate(self.random.below(pieces.len() as u64 + 1) as usize);
+                }
+                self.volumes[usize::from(volume.0)].device.write(pieces);
+                if fails {
+                    return Err(Fault);
+                }
             }
             Effect::ZeroBacking { volume, lba, blocks, .. } => {
                 self.marks.hit("backing zeroed");
@@ -490,11 +571,35 @@ impl World {
                 volume.device.discard(lba.0, end, &mut self.random);
             }
             Effect::FlushBacking { volume, .. } => {
+                if self.backing_fails(volume, "backing flush failed") {
+                    return Err(Fault);
+                }
                 self.volumes[usize::from(volume.0)].device.flush_end(flight.through);
             }
             Effect::Answer { .. } => unreachable!("answers are told at once"),
         }
         Ok(())
+    }
+
+    /// Writes the superblock with a checkpoint's name: one copy, a flush, the other, a flush; only
+    /// the first `steps` of these.
+    fn name_checkpoint(&mut self, sequence: u64, steps: u64) {
+        self.superblock.checkpoint_sequence = sequence;
+        self.superblock.sequence += 1;
+        let copies = Superblock::addresses(self.superblock.size_bytes);
+        for (copy, address) in copies.into_iter().enumerate() {
+            if steps > 2 * copy as u64 {
+                let bytes = self.superblock.encode(address);
+                self.cache.write(crate::opening::pieces(address, &bytes));
+            }
+            if steps > 2 * copy as u64 + 1 {
+                let through = self.cache.flush_begin();
+                self.cache.flush_end(through);
+            }
+        }
+        if steps == 4 {
+            self.marks.hit("checkpoint named");
+        }
     }
 
     fn zero_backing(&mut self, index: usize, lba: Lba, blocks: u64) {
@@ -531,9 +636,7 @@ impl World {
         self.tell(|| format!("answer {tag} {result:?} at {now}"));
         let volume = usize::from(asked.request.volume.0);
         match (asked.request.op, result) {
-            (_, Err(error)) => {
-                return Err(Failure(format!("{:?} failed: {error:?}", asked.request)));
-            }
+            (_, Err(error)) => self.failed(&asked, error, now)?,
             (Op::Flush, Ok(())) => self.volumes[volume].model.flushed(asked.made),
             (Op::Read, Ok(())) => {
                 for (cell, lba) in self.cells(volume, asked.first, asked.end) {
@@ -558,6 +661,28 @@ impl World {
         Ok(())
     }
 
+    /// A request failed: it may, if its device failed meanwhile or a block of it was damaged.
+    fn failed(&mut self, asked: &Asked, error: RequestError, now: u64) -> Outcome {
+        let index = usize::from(asked.request.volume.0);
+        let cells = self.cells(index, asked.first, asked.end);
+        let state = &mut self.volumes[index];
+        let damaged = cells.iter().any(|(cell, _)| state.model.is_lost(*cell, asked.made));
+        if error != RequestError::Io || state.failed_at < asked.made && !damaged {
+            let lost: Vec<_> =
+                cells.iter().filter(|c| state.model.is_lost(c.0, u64::MAX)).collect();
+            return Err(Failure(format!(
+                "{:?} failed: {error:?}; damaged {lost:?}",
+                asked.request
+            )));
+        }
+        if !matches!(asked.request.op, Op::Read | Op::Flush) {
+            for (cell, _) in cells {
+                state.model.answered(cell, asked.made, now, false);
+            }
+        }
+        Ok(())
+    }
+
     /// The machine stops here and now; what is in flight may have happened.
     pub fn stop(&mut self, stop: Stop) {
         self.tell(|| format!("stop {stop:?}"));
@@ -569,7 +694,11 @@ impl World {
             let flight = self.flights.remove(&order).expect("listed");
             let pieces = flight.pieces.clone().or_else(|| self.pieces(&flight.effect));
             match flight.effect {
-                Effect::WriteCache { .. } => cache.extend(pieces),
+                Effect::WriteCache { .. } | Effect::WriteArea { .. } => cache.extend(pieces),
+                Effect::NameCheckpoint { sequence, .. } => {
+                    let steps = self.random.below(5);
+                    self.name_checkpoint(sequence, steps);
+                }
                 Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
                     backing[usize::from(volume.0)].extend(pieces);
                 }
@@ -601,11 +730,13 @@ impl World {
         }
     }
 
-    /// Tells the models what became of the machine.
-    pub fn models_stopped(&mut self, stop: Stop) {
+    /// Tells the models what became of the machine: how it stopped, and whether the power failed
+    /// while it was started again, when what went around the log was still not flushed.
+    pub fn models_stopped(&mut self, stop: Stop, power_failed: bool) {
         let now = self.moment();
         for volume in &mut self.volumes {
-            volume.model.stopped(stop, now);
+            let around = power_failed && volume.model.around;
+            volume.model.stopped(if around { Stop::Power } else { stop }, now);
         }
         self.moment();
     }

@@ -229,6 +229,10 @@ impl Payload for Memory {
         compiler_fence(Ordering::Release);
     }
 
+    fn store(&mut self, place: Place, bytes: &[u8]) {
+        self.span(place, 1).copy_in(bytes);
+    }
+
     fn buffer_begin(&mut self, buffer: BufferId, segment: SegmentId) {
         compiler_fence(Ordering::Release);
         let at = TABLE_AT + usize::from(buffer.0) * 4;

@@ -9,12 +9,12 @@ use crate::cache::{self, CacheError, Reader};
 use crate::host::machine::Host;
 use crate::host::runtime_dir::{Places, RuntimeDir, boot_id};
 use crate::io::{
-    Completion, Device, DeviceError, Operation, Reactor, ReactorKind, Span, source_of,
+    Arena, Completion, Device, DeviceError, Operation, Reactor, ReactorKind, Span, source_of,
 };
 use crate::memory::{self, Memory, RequestMemory, SharedIdentity};
 use forebay_core::effect::{Effect, Fault, Token};
 use forebay_core::engine::{Acknowledge, Config, Engine, window_frames};
-use forebay_core::format::superblock::{Head, Mode, Superblock, Volume};
+use forebay_core::format::superblock::{Head, Mode, SUPERBLOCK_SIZE, Superblock, Volume};
 use forebay_core::limits::{REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
 use forebay_core::log::recovery::{self, Damage};
 use forebay_core::payload::Place;
@@ -95,6 +95,8 @@ pub struct Opened {
     pub damage: Vec<Damage>,
     /// The last stop was a clean one.
     pub clean: bool,
+    /// A checkpoint was used: only what came after it was read.
+    pub from_checkpoint: bool,
     /// The superblock's other copy was bad, and is repaired.
     pub repaired_superblock: bool,
     /// How long it took.
@@ -130,8 +132,21 @@ pub struct Shard {
     latencies: Vec<Option<Latency>>,
     answers: Vec<Answer>,
     done: Vec<Completion>,
+    naming: Option<Naming>,
+    naming_memory: Arena,
     started: Instant,
     opened: Opened,
+}
+
+/// The device token of the superblock's own writes.
+const NAMING_TOKEN: u64 = 1 << 40;
+
+/// A checkpoint that is being named.
+#[derive(Clone, Copy, Debug)]
+struct Naming {
+    token: Token,
+    /// Copy, flush, copy, flush.
+    step: usize,
 }
 
 impl Shard {
@@ -160,6 +175,7 @@ impl Shard {
         let recovered =
             recovery::recover(&superblock, &mut reader, config.extent_count_max, config.mutants);
         opened.damage = recovered.damage.clone();
+        opened.from_checkpoint = recovered.from_checkpoint;
         superblock = recovery::reopen(&superblock, &recovered, config.mutants);
         superblock.written_at = wall_now();
         cache::write_superblock(cache.as_ref(), &superblock)?;
@@ -212,6 +228,8 @@ impl Shard {
             latencies: (0..VOLUME_COUNT_MAX).map(|_| None).collect(),
             answers: Vec::with_capacity(REQUEST_COUNT_MAX),
             done: Vec::with_capacity(REQUEST_COUNT_MAX),
+            naming: None,
+            naming_memory: Arena::anonymous(2 * SUPERBLOCK_SIZE).map_err(system("take memory"))?,
             started: Instant::now(),
             opened,
         })
@@ -456,7 +474,49 @@ impl Shard {
         self.done = done;
     }
 
+    /// Writes the superblock with a new checkpoint's name: one copy, a flush, the other, a flush.
+    fn name_checkpoint(&mut self, token: Token, sequence: u64, now: Instant) {
+        self.superblock.checkpoint_sequence = sequence;
+        self.superblock.sequence += 1;
+        self.superblock.written_at = wall_now();
+        let addresses = Superblock::addresses(self.superblock.size_bytes);
+        for (copy, address) in addresses.into_iter().enumerate() {
+            let bytes = self.superblock.encode(address);
+            self.naming_memory.span(copy * SUPERBLOCK_SIZE, SUPERBLOCK_SIZE).copy_in(&bytes);
+        }
+        self.naming = Some(Naming { token, step: 0 });
+        self.name_step(now);
+    }
+
+    fn name_step(&mut self, now: Instant) {
+        let Some(naming) = self.naming else { return };
+        let addresses = Superblock::addresses(self.superblock.size_bytes);
+        let operation = match naming.step {
+            0 | 2 => {
+                let copy = naming.step / 2;
+                let span = self.naming_memory.span(copy * SUPERBLOCK_SIZE, SUPERBLOCK_SIZE);
+                Operation::Write { span, offset: addresses[copy] }
+            }
+            _ => Operation::Flush,
+        };
+        self.cache.submit(&mut self.reactor, operation, NAMING_TOKEN, now);
+    }
+
+    fn named_step(&mut self, result: Result<(), Fault>) {
+        let Some(naming) = &mut self.naming else { return };
+        naming.step += 1;
+        if result.is_err() || naming.step == 4 {
+            let token = naming.token;
+            self.naming = None;
+            return self.engine.complete(token, result, &mut self.memory);
+        }
+        self.name_step(Instant::now());
+    }
+
     fn complete(&mut self, completion: Completion) {
+        if completion.token == NAMING_TOKEN {
+            return self.named_step(completion.result.map_err(|_| Fault));
+        }
         let result = completion.result.map_err(|DeviceError { .. }| Fault);
         self.engine.complete(Token(completion.token as u32), result, &mut self.memory);
     }
@@ -480,6 +540,13 @@ impl Shard {
                 let span = self.memory.span(to, blocks);
                 let offset = self.superblock.address(segment, block);
                 self.to_cache(Operation::Read { span, offset }, token, now);
+            }
+            Effect::WriteArea { token, address, blocks, from } => {
+                let span = self.memory.span(from, blocks);
+                self.to_cache(Operation::Write { span, offset: address }, token, now);
+            }
+            Effect::NameCheckpoint { token, sequence } => {
+                self.name_checkpoint(token, sequence, now)
             }
             Effect::FlushCache { token } => self.to_cache(Operation::Flush, token, now),
             Effect::ReadBacking { token, volume, lba, blocks, to } => {
@@ -605,9 +672,10 @@ impl Shard {
     pub fn close(mut self, limit: Duration) -> Result<bool, OpenError> {
         let begun = Instant::now();
         self.engine.stop_writeback();
+        self.engine.want_checkpoint();
         self.engine.sync(&mut self.memory);
         let mut foreign = Vec::new();
-        while !(self.engine.is_quiet() && self.done.is_empty()) {
+        while !(self.engine.is_quiet() && self.engine.is_checkpointed() && self.done.is_empty()) {
             if begun.elapsed() > limit {
                 return Ok(false);
             }

@@ -68,7 +68,7 @@ impl Kind {
         (Kind::Marker, "marker", "a note for recovery"),
     ];
 
-    fn decode(byte: u8) -> Option<Kind> {
+    pub(crate) fn decode(byte: u8) -> Option<Kind> {
         Kind::ALL.into_iter().map(|row| row.0).find(|kind| *kind as u8 == byte)
     }
 

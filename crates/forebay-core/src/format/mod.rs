@@ -8,6 +8,7 @@
 //! write; `decode` trusts nothing and returns a [`FormatError`].
 
 pub mod bytes;
+pub mod checkpoint;
 pub mod entry;
 pub mod feature;
 pub mod record;

@@ -10,6 +10,7 @@ use super::bytes::{
     AT_SEQUENCE, AT_UUID, COMMON_SIZE, Common, Field, FormatError, Seed, array, get_u16, get_u32,
     get_u64, put, zeros,
 };
+use super::checkpoint;
 use super::feature::{self, FeatureName, NAME_COUNT, NAME_SIZE};
 use super::record::{Identity, Link};
 use crate::limits::{
@@ -315,14 +316,6 @@ pub struct TooSmall {
     pub size_bytes: u64,
 }
 
-/// Bytes of one checkpoint area for so many segments: index pages, slots, segments, extents.
-fn checkpoint_room(segment_count: u64, segment_bytes: u64) -> u64 {
-    let slots = segment_count * (segment_bytes / BLOCK_BYTES);
-    let pages = slots.div_ceil(crate::map::index::PAGE_LOAD).max(1) * BLOCK_BYTES;
-    let bytes = pages + slots * 9 + segment_count * 64 + (segment_count * 512).min(4 << 20);
-    (bytes + (256 << 10)).next_multiple_of(BLOCK_BYTES)
-}
-
 impl Superblock {
     /// The superblock of a new cache of `size_bytes` bytes.
     pub fn format(new: &NewCache) -> Result<Superblock, TooSmall> {
@@ -333,7 +326,8 @@ impl Superblock {
         let mut segment_count = room / segment;
         let mut checkpoint_bytes = 0;
         for _ in 0..8 {
-            checkpoint_bytes = checkpoint_room(segment_count, segment);
+            let count = segment_count.min(u64::from(SEGMENT_COUNT_MAX)) as u32;
+            checkpoint_bytes = checkpoint::area_bytes(count, (segment / BLOCK_BYTES) as u16);
             segment_count = room.saturating_sub(2 * checkpoint_bytes) / segment;
         }
         let first_segment = copy + 2 * checkpoint_bytes;

@@ -357,19 +357,20 @@ impl Engine {
 
     /// Guest data leaves each log its reserve, and each other volume a share it may grow to (P3).
     fn guest_may_take(&self, volume: VolumeIndex) -> bool {
-        let others = |state: &&crate::volume::Volume| state.index != volume;
-        let count = self.volumes.iter().flatten().count() as u32;
+        self.segments.free_count() > self.kept_segments(Some(volume))
+    }
+
+    /// Segments of the pool that are kept: the reserve, and what volumes, all but one, may still
+    /// grow to.
+    pub(crate) fn kept_segments(&self, but: Option<VolumeIndex>) -> u32 {
+        let count = self.all_volumes().count() as u32;
         let share = (self.segments.count() / (4 * count.max(1))).max(2);
         let owed: u32 = self
-            .volumes
-            .iter()
-            .flatten()
-            .map(AsRef::as_ref)
-            .filter(others)
-            .filter(|state| state.serving)
+            .all_volumes()
+            .filter(|state| state.serving && Some(state.index) != but)
             .map(|state| share.saturating_sub(state.log.segment_count))
             .sum();
-        self.segments.free_count() > SEGMENTS_RESERVED * count + owed
+        SEGMENTS_RESERVED * count + owed
     }
 
     /// Ends the head: nothing more goes into it.

@@ -103,7 +103,7 @@ impl Engine {
         if self.flush_running || self.health == CacheHealth::Failed {
             return;
         }
-        if !self.volumes.iter().flatten().any(|volume| flush_helps(volume, &self.config.mutants)) {
+        if !self.all_volumes().any(|volume| flush_helps(volume, &self.config.mutants)) {
             return;
         }
         for volume in self.volumes.iter_mut().flatten() {

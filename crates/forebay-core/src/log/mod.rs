@@ -3,11 +3,13 @@
 //!
 //! [`segment`] knows what a segment is; [`chain`] what a log is; [`append`] puts entries at its
 //! head; [`durable`] makes them durable; [`reclaim`] empties its tail; [`recovery`] reads it all
-//! back.
+//! back, from a [`checkpoint`] on where there is one.
 
 pub mod append;
 pub mod chain;
+pub mod checkpoint;
 pub mod durable;
+pub(crate) mod image;
 pub mod reclaim;
 pub mod recovery;
 pub mod segment;

@@ -30,22 +30,28 @@ use crate::format::superblock::{Head, Superblock, Volume};
 use crate::limits::VOLUME_COUNT_MAX;
 use crate::log::append::EAGER_BLOCKS;
 use crate::log::chain::Log;
+use crate::log::image::{self, Image, ImageVolume};
 use crate::log::segment::{Segments, State};
 use crate::map::extent::{Extent, ExtentMap, Position};
 use crate::map::index::Index;
 use crate::map::slots::{Heading, Held, Slots};
 use crate::mutant::{Mutant, Mutants};
 use crate::policy::writeback::Cursor;
-use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, VolumeIndex};
+use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, Slot, VolumeIndex};
 use crate::volume::PendingExtent;
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::rc::Rc;
 use alloc::vec::Vec;
 
 /// Sequences left out at each opening, for records that were void and not seen.
 const SEQUENCE_GAP: u64 = 1 << 24;
 /// The same for segment sequences.
 const SEGMENT_SEQUENCE_GAP: u64 = 1 << 12;
+
+/// So many segments in a row that were not used again since a checkpoint: none behind them was.
+/// More than can be open or on their way at once.
+const UNUSED_RUN: usize = 256;
 
 /// The cache device as recovery sees it: plain reads that wait.
 pub trait CacheReader {
@@ -115,6 +121,41 @@ pub struct Recovered {
     pub(crate) volumes: Vec<Option<RecoveredVolume>>,
     /// What was damaged.
     pub damage: Vec<Damage>,
+    /// A checkpoint was used.
+    pub from_checkpoint: bool,
+}
+
+/// Where recovery found a block: what two recoveries of the same bytes must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The slot of its newest version.
+    pub slot: Option<Slot>,
+    /// The newest extent over it.
+    pub extent: Option<(Position, Kind)>,
+}
+
+impl Recovered {
+    /// Where a block is.
+    pub fn find(&self, volume: VolumeIndex, lba: Lba) -> Found {
+        let state = self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref);
+        let extent = state.and_then(|state| state.extents.get(lba));
+        Found {
+            slot: self.index.get(volume, lba),
+            extent: extent.map(|extent| (extent.position, extent.kind)),
+        }
+    }
+}
+
+impl Recovered {
+    /// The slot that a read of the block would use; none: it has no data in the log, or an extent
+    /// over it is newer.
+    pub fn newest(&self, volume: VolumeIndex, lba: Lba) -> Option<Slot> {
+        let found = self.find(volume, lba);
+        let slot = found.slot?;
+        let (id, block) = self.segments.place(slot);
+        let position = Position::new(self.segments.get(id).ordinal, block);
+        found.extent.is_none_or(|(extent, _)| position >= extent).then_some(slot)
+    }
 }
 
 impl Recovered {
@@ -177,6 +218,7 @@ struct First {
 }
 
 /// A record that stands, or a hole where one should be.
+#[derive(Clone, Copy)]
 enum Step {
     Record { id: SegmentId, block: u16, header: Header, checksum: u32 },
     Hole { id: SegmentId, block: u16 },
@@ -186,20 +228,44 @@ struct Recovery<'a, R> {
     superblock: &'a Superblock,
     reader: &'a mut R,
     mutants: Mutants,
-    firsts: Vec<First>,
+    /// First headers, by segment: of all, or of those that may have changed since a checkpoint.
+    firsts: BTreeMap<SegmentId, First>,
+    image: Option<Rc<Image>>,
+    /// Segments that got records from the log, not from the checkpoint alone.
+    touched: Vec<bool>,
     bytes: Vec<u8>,
     in_bytes: Option<SegmentId>,
     found: Recovered,
     extent_count_max: u32,
 }
 
-/// Reads the whole log of every volume.
+/// Reads the log of every volume: from the newest checkpoint on, or all of it where there is none
+/// that stands.
 pub fn recover<R: CacheReader>(
     superblock: &Superblock,
     reader: &mut R,
     extent_count_max: u32,
     mutants: Mutants,
 ) -> Recovered {
+    let image = image::read(superblock, reader);
+    if let Some(image) = image {
+        let found = recover_from(superblock, reader, extent_count_max, mutants, Some(image));
+        if let Some(mut found) = found {
+            found.from_checkpoint = true;
+            return found;
+        }
+    }
+    recover_from(superblock, reader, extent_count_max, mutants, None)
+        .expect("only a checkpoint can be found wanting")
+}
+
+fn recover_from<R: CacheReader>(
+    superblock: &Superblock,
+    reader: &mut R,
+    extent_count_max: u32,
+    mutants: Mutants,
+    image: Option<Image>,
+) -> Option<Recovered> {
     let blocks = superblock.segment_blocks();
     let slots = u64::from(superblock.segment_count) * u64::from(blocks);
     let mut volumes = Vec::with_capacity(VOLUME_COUNT_MAX);
@@ -208,7 +274,9 @@ pub fn recover<R: CacheReader>(
         superblock,
         reader,
         mutants,
-        firsts: Vec::new(),
+        firsts: BTreeMap::new(),
+        image: None,
+        touched: alloc::vec![false; superblock.segment_count as usize],
         bytes: alloc::vec![0; usize::from(blocks) * BLOCK_SIZE],
         in_bytes: None,
         found: Recovered {
@@ -218,24 +286,39 @@ pub fn recover<R: CacheReader>(
             segment_sequence: superblock.segment_sequence,
             volumes,
             damage: Vec::new(),
+            from_checkpoint: false,
         },
         extent_count_max,
     };
-    recovery.read_firsts();
+    match image {
+        Some(image) => recovery.use_image(image),
+        None => recovery.read_firsts(),
+    }
     for index in 0..superblock.volumes.len() {
         if let Some(volume) = &superblock.volumes[index] {
-            let found = recovery.volume(VolumeIndex(index as u8), volume);
+            let found = recovery.volume(VolumeIndex(index as u8), volume)?;
             recovery.found.volumes[index] = Some(found);
         }
     }
-    let mut found = recovery.found;
+    if recovery.image.is_some() {
+        recovery.sweep();
+    }
+    let Recovery { mut found, image, .. } = recovery;
     found.segment_sequence += SEGMENT_SEQUENCE_GAP; // V5
-    for id in (0..superblock.segment_count).map(SegmentId) {
-        if found.segments.get(id).state == State::Free {
+    let order = image.iter().flat_map(|image| {
+        // The order in which they come free after the checkpoint (checkpoint::T3).
+        image.free.iter().copied().chain(image.rows.iter().map(|row| row.id))
+    });
+    let all = (0..superblock.segment_count).map(SegmentId);
+    let mut listed = alloc::vec![false; superblock.segment_count as usize];
+    for id in order.chain(all) {
+        let listed = &mut listed[id.0 as usize];
+        if found.segments.get(id).state == State::Free && !*listed {
+            *listed = true;
             found.segments.put_free(id);
         }
     }
-    found
+    Some(found)
 }
 
 /// The superblock of the next opening: its generation, and where each log now ends.
@@ -294,17 +377,219 @@ impl<R: CacheReader> Recovery<'_, R> {
                 continue;
             }
             if let Ok((header, _)) = self.decode(&bytes, address) {
-                let sequence = &mut self.found.segment_sequence;
-                *sequence = (*sequence).max(header.segment_sequence + 1);
-                self.firsts.push(First { id, header });
+                self.add_first(First { id, header });
+            }
+        }
+    }
+
+    fn add_first(&mut self, first: First) {
+        let sequence = &mut self.found.segment_sequence;
+        *sequence = (*sequence).max(first.header.segment_sequence + 1);
+        self.firsts.insert(first.id, first);
+    }
+
+    /// Puts a checkpoint in place, and looks for what came after it: in the pool it captured, from
+    /// the front, then at the tails (checkpoint::T3).
+    fn use_image(&mut self, mut image: Image) {
+        let slots = Slots::new(0);
+        self.found.slots = core::mem::replace(&mut image.slots, slots);
+        let index = Index::new(1, 0);
+        self.found.index = core::mem::replace(&mut image.index, index);
+        let sequence = &mut self.found.segment_sequence;
+        *sequence = (*sequence).max(image.segment_sequence);
+        image.rows.sort_by_key(|row| (row.volume, row.ordinal));
+        let since = image.segment_sequence;
+        // What was in a log when it began and, as far as the copy shows, still was later.
+        image.rows.retain(|row| row.sequence < since);
+        self.read_firsts_of(&image.free, since, UNUSED_RUN);
+        let mut known = alloc::vec![false; self.superblock.segment_count as usize];
+        for id in image.free.iter().copied().chain(image.rows.iter().map(|row| row.id)) {
+            known[id.0 as usize] = true;
+        }
+        // Retired while the checkpoint was written, or just before: used again or not.
+        let all = (0..self.superblock.segment_count).map(SegmentId);
+        let others: Vec<SegmentId> = all.filter(|id| !known[id.0 as usize]).collect();
+        self.read_firsts_of(&others, since, usize::MAX);
+        for volume in &image.volumes {
+            let mine = image.rows.iter().filter(|row| row.volume == volume.index);
+            let ids: Vec<SegmentId> = mine.map(|row| row.id).collect();
+            self.read_firsts_of(&ids, since, UNUSED_RUN);
+        }
+        self.image = Some(Rc::new(image));
+    }
+
+    /// Reads first headers in this order until more than `run` segments in a row have not been
+    /// used since.
+    fn read_firsts_of(&mut self, ids: &[SegmentId], since: u64, run: usize) {
+        let mut bytes = alloc::vec![0; BLOCK_SIZE];
+        let mut unused = 0;
+        for id in ids {
+            let address = self.address(*id, 0);
+            let header = match self.reader.read(address, &mut bytes) {
+                Ok(()) => self.decode(&bytes, address).ok().map(|found| found.0),
+                Err(Fault) => None,
+            };
+            match header {
+                Some(header) => {
+                    unused = if header.segment_sequence >= since { 0 } else { unused + 1 };
+                    self.add_first(First { id: *id, header });
+                }
+                None => unused += 1,
+            }
+            if unused > run {
+                return;
+            }
+        }
+    }
+
+    /// Takes out of the index what a checkpoint's pages hold of segments that are gone, or that
+    /// hold something else now.
+    fn sweep(&mut self) {
+        let touched = &self.touched;
+        let Recovered { index, slots, segments, .. } = &mut self.found;
+        index.sweep(|volume, lba, slot| {
+            if u64::from(slot.0) >= u64::from(segments.count()) * u64::from(segments.blocks()) {
+                return false;
+            }
+            let (id, block) = segments.place(slot);
+            let segment = segments.get(id);
+            segment.state == State::Sealed
+                && segment.volume == volume
+                && block < segment.used
+                && (!touched[id.0 as usize] || slots.held(slot).is_some_and(|held| held.lba == lba))
+        });
+    }
+
+    /// What the checkpoint holds of a volume, put in place: the log as it was when it began.
+    fn base(&mut self, index: VolumeIndex, tail: Ordinal, out: &mut RecoveredVolume) {
+        let Some(image) = self.image.clone() else { return };
+        let Some(volume) = self.volume_in(&image, index) else { return };
+        for row in image.rows.iter().filter(|row| row.volume == index) {
+            if row.ordinal < tail || row.ordinal > volume.start.ordinal {
+                continue;
+            }
+            let last = row.ordinal == volume.start.ordinal;
+            let segment = self.found.segments.get_mut(row.id);
+            segment.become_state(State::Open);
+            segment.become_state(State::Sealed);
+            segment.volume = index;
+            segment.sequence = row.sequence;
+            segment.ordinal = row.ordinal;
+            segment.first_sequence = row.first_sequence;
+            segment.last_sequence = if last { volume.start.through } else { row.last_sequence };
+            segment.used = if last { volume.start.used } else { row.used };
+            let log = &mut out.log;
+            if let Some(before) = log.newest.replace(row.id) {
+                self.found.segments.get_mut(before).next = Some(row.id);
+            }
+            log.oldest.get_or_insert(row.id);
+            log.tail_segment.get_or_insert(row.id);
+            log.segment_count += 1;
+            log.next_ordinal = Ordinal(row.ordinal.0 + 1);
+        }
+        let watermark = out.log.watermark;
+        out.log.last = volume.start.link;
+        (out.log.closed, out.log.placed) = (volume.start.through, volume.start.through);
+        out.log.dirtied = volume.dirtied;
+        out.head = volume.start;
+        for extent in volume.extents.iter().filter(|it| it.position.ordinal() >= tail) {
+            out.extents.make_room();
+            out.extents.insert(*extent);
+        }
+        let dirty = volume.pending.iter().filter(|pending| pending.sequence > watermark);
+        out.pending_extents.extend(dirty.copied());
+        let link = volume.start.link;
+        self.restore_items(link, out);
+    }
+
+    /// What the last record before the checkpoint holds: the next one must say it.
+    fn restore_items(&mut self, link: Link, out: &mut RecoveredVolume) {
+        if link == Link::NONE {
+            return;
+        }
+        self.load(link.segment);
+        let at = usize::from(link.block) * BLOCK_SIZE;
+        let mut head: Box<[u8; BLOCK_SIZE]> = Box::new([0; BLOCK_SIZE]);
+        head.copy_from_slice(&self.bytes[at..at + BLOCK_SIZE]);
+        let count = Header::fields(&head).entry_count;
+        out.log.previous_items.clear();
+        for number in 0..count.min(crate::limits::RECORD_ENTRIES_MAX as u16) {
+            let Ok(entry) = record::entry(&head, number) else { continue };
+            let (first, second) = record::items(entry.lba, entry.count);
+            if !out.log.previous_items.has_room() {
+                break;
+            }
+            out.log.previous_items.push(first);
+            if let Some(second) = second {
+                out.log.previous_items.push(second);
+            }
+        }
+    }
+
+    /// Whether the checkpoint has all it needs of a volume: the segments from the tail to its
+    /// beginning, and a last record that can be read.
+    fn image_stands(&mut self, index: VolumeIndex, tail: Ordinal) -> bool {
+        let Some(image) = self.image.clone() else { return true };
+        let Some(volume) = self.volume_in(&image, index) else { return true };
+        let start = volume.start;
+        if start == Head::NONE || start.ordinal < tail {
+            return true;
+        }
+        if start.link.segment.0 >= self.superblock.segment_count {
+            return false;
+        }
+        let rows = image.rows.iter().filter(|row| {
+            row.volume == index && row.ordinal >= tail && row.ordinal <= start.ordinal
+        });
+        self.load(start.link.segment);
+        let at = usize::from(start.link.block) * BLOCK_SIZE;
+        let address = self.address(start.link.segment, start.link.block);
+        let header = self.decode(&self.bytes[at..at + BLOCK_SIZE], address);
+        rows.count() as u64 == start.ordinal.0 - tail.0 + 1
+            && header.is_ok_and(|(_, checksum)| checksum == start.link.checksum)
+    }
+
+    /// Finds where write-back goes on, and counts what is dirty.
+    fn find_cursor(&mut self, out: &mut RecoveredVolume) {
+        let watermark = out.log.watermark;
+        (out.cursor, out.log.dirty_blocks) = (Cursor::default(), 0);
+        let mut next = out.log.tail_segment;
+        while let Some(id) = next {
+            let segment = *self.found.segments.get(id);
+            next = segment.next;
+            if segment.last_sequence <= watermark {
+                out.cursor = Cursor { segment: Some(id), block: segment.used };
+                continue;
+            }
+            let mut block = 0;
+            while block < segment.used {
+                let heading = self.found.slots.heading(self.found.segments.slot(id, block));
+                let first = segment.first_sequence.0 + u64::from(heading.sequence_offset);
+                let end = block + heading.blocks.max(1);
+                if first + u64::from(heading.entries) <= watermark.0 {
+                    out.cursor = Cursor { segment: Some(id), block: end };
+                } else {
+                    let slots = (block + 1..end).map(|at| self.found.segments.slot(id, at));
+                    let dirty = slots
+                        .filter_map(|slot| self.found.slots.held(slot))
+                        .filter(|held| !held.fill);
+                    out.log.dirty_blocks += dirty.count() as u64;
+                }
+                block = end;
             }
         }
     }
 
     /// One volume: its chain, its entries, its end.
-    fn volume(&mut self, index: VolumeIndex, volume: &Volume) -> RecoveredVolume {
+    fn volume(&mut self, index: VolumeIndex, recorded: &Volume) -> Option<RecoveredVolume> {
+        let volume = &self.with_image(index, recorded);
         let behind = self.behind_head(index, volume);
-        let chain = self.chain(index, volume, behind.steps.as_slice());
+        if !self.image_stands(index, behind.tail) {
+            return None;
+        }
+        let has_image = self.image_of(index).is_some();
+        self.found.damage.extend_from_slice(&behind.damage);
+        let chain = self.chain(index, volume, &behind);
         let mut out = RecoveredVolume {
             log: Log::new(Sequence(0), Sequence(1)),
             extents: ExtentMap::new(self.extent_count_max as usize),
@@ -318,7 +603,11 @@ impl<R: CacheReader> Recovery<'_, R> {
         out.log.tail = behind.tail;
         out.log.backing_as_of = behind.backing_as_of;
         out.log.flush_epoch = behind.flush_epoch;
+        self.base(index, behind.tail, &mut out);
         self.apply(index, &chain, &mut out);
+        if has_image {
+            self.find_cursor(&mut out);
+        }
         // V5
         let reuse = self.mutants.is(Mutant::ReuseSequences);
         let gap = if reuse { 1 } else { SEQUENCE_GAP };
@@ -338,14 +627,14 @@ impl<R: CacheReader> Recovery<'_, R> {
         log.wanted = through;
         (log.placed, log.closed) = (through, through);
         log.next_ordinal = log.next_ordinal.max(log.tail);
-        out
+        Some(out)
     }
 
     /// The records this opening appended behind the head it found.
     fn behind_head(&mut self, index: VolumeIndex, volume: &Volume) -> Behind {
         let mine: Vec<First> = self
             .firsts
-            .iter()
+            .values()
             .filter(|first| usize::from(first.header.volume) == usize::from(index.0))
             .filter(|first| first.header.attach_generation == volume.attach_generation)
             .copied()
@@ -358,6 +647,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             flush_epoch: volume.flush_epoch,
             sequence_max: Sequence(volume.next_sequence.0.saturating_sub(1)),
             unknown_end: false,
+            damage: Vec::new(),
         };
         for first in &mine {
             behind.sequence_max = behind.sequence_max.max(first.header.last_sequence());
@@ -370,11 +660,11 @@ impl<R: CacheReader> Recovery<'_, R> {
             .filter(|first| first.header.ordinal > volume.head.ordinal)
             .collect();
         // Pass one: everything that could belong, with the holes between, newest segment first:
-        // each names the one before it. Below the highest tail that any of them names everything
-        // was on the backing device for good, whether that record stands or not.
+        // each names the one before it.
         let bottom = Ordinal(volume.head.ordinal.0 + 1);
         let top = current.iter().map(|first| first.header.ordinal).max();
         let mut found: Vec<(Ordinal, Vec<Step>)> = Vec::new();
+        let mut tails: Vec<Ordinal> = alloc::vec![behind.tail];
         let mut named: Option<(SegmentId, u16)> = None;
         let mut ordinal = top.unwrap_or(Ordinal(0));
         // Bounded: a log has no more segments than the cache.
@@ -406,16 +696,28 @@ impl<R: CacheReader> Recovery<'_, R> {
             });
             for step in &steps {
                 if let Step::Record { header, .. } = step {
-                    behind.tail = behind.tail.max(header.tail);
+                    tails.push(header.tail);
+                    let last = header.last_sequence();
+                    behind.sequence_max = behind.sequence_max.max(last);
                 }
             }
             found.push((ordinal, steps));
             ordinal = Ordinal(ordinal.0 - 1);
         }
-        let first = bottom.max(behind.tail);
-        found.retain(|(ordinal, _)| *ordinal >= first);
-        let steps: Vec<Step> = found.into_iter().rev().flat_map(|(_, steps)| steps).collect();
-        self.judge(index, volume, steps, first == bottom, &mut behind);
+        found.reverse();
+        // Where it begins: at the highest tail that a record names which stands. Below that
+        // segments may be gone; below the tail of a record that does not stand they are all there.
+        tails.sort_unstable();
+        tails.dedup();
+        while let Some(tail) = tails.pop() {
+            let first = bottom.max(tail);
+            let from_first = found.iter().filter(|(ordinal, _)| *ordinal >= first);
+            let steps: Vec<Step> = from_first.flat_map(|(_, steps)| steps).copied().collect();
+            let judged = self.judge(index, volume, &steps, first == bottom, &behind);
+            if judged.tail >= tail || tails.is_empty() {
+                return judged;
+            }
+        }
         behind
     }
 
@@ -502,17 +804,16 @@ impl<R: CacheReader> Recovery<'_, R> {
         &mut self,
         index: VolumeIndex,
         volume: &Volume,
-        steps: Vec<Step>,
+        steps: &[Step],
         links_to_head: bool,
-        behind: &mut Behind,
-    ) {
-        let mut durable = Sequence(0);
-        for step in &steps {
-            if let Step::Record { header, .. } = step {
-                durable = durable.max(header.durable_through);
-                behind.sequence_max = behind.sequence_max.max(header.last_sequence());
-            }
-        }
+        before: &Behind,
+    ) -> Behind {
+        let mut behind = before.clone();
+        let headers = steps.iter().filter_map(|step| match step {
+            Step::Record { header, .. } => Some(header),
+            Step::Hole { .. } => None,
+        });
+        let durable = headers.map(|header| header.durable_through).max().unwrap_or_default();
         let torn_end = self.mutants.is(Mutant::RotIsTornEnd);
         let unlinked = self.mutants.is(Mutant::IgnoreLink);
         let mut last = volume.head.link;
@@ -520,56 +821,55 @@ impl<R: CacheReader> Recovery<'_, R> {
         let mut held = false;
         let mut first = !links_to_head;
         for step in steps {
-            match &step {
-                Step::Hole { .. } => held = true,
-                Step::Record { id, block, header, checksum } => {
-                    let linked = header.previous == last || first && !held && *block == 0;
-                    first = false;
-                    if (held || !linked) && !unlinked {
-                        // Something between the last good record and this one is missing. At or
-                        // below what is durable it is rot, else the end.
-                        let rot = durable > through && header.sequence <= Sequence(durable.0 + 1);
-                        let later = header.previous.sequence > last.sequence;
-                        if !rot || !later || torn_end {
-                            self.found.damage.push(Damage::Cut { volume: index, through });
-                            break;
-                        }
-                        if !held {
-                            behind.steps.push(Step::Hole { id: *id, block: *block });
-                        }
-                    }
-                    if header.last_sequence() > durable
-                        && !self.mutants.is(Mutant::SkipPayloadCheck)
-                        && !self.payload_is_good(*id, *block, header)
-                    {
-                        self.found.damage.push(Damage::Cut { volume: index, through });
-                        break;
-                    }
-                    held = false;
-                    last = Link {
-                        sequence: header.sequence,
-                        checksum: *checksum,
-                        segment: *id,
-                        block: *block,
-                    };
-                    through = header.last_sequence();
-                    behind.watermark = behind.watermark.max(header.watermark);
-                    behind.tail = behind.tail.max(header.tail);
-                    behind.backing_as_of = behind.backing_as_of.max(header.backing_as_of);
-                    behind.flush_epoch = behind.flush_epoch.max(header.flush_epoch);
+            let Step::Record { id, block, header, checksum } = step else {
+                held = true;
+                behind.steps.push(*step);
+                continue;
+            };
+            let linked = header.previous == last || first && !held && *block == 0;
+            first = false;
+            let mut cut = false;
+            if (held || !linked) && !unlinked {
+                // Something between the last good record and this one is missing. At or below
+                // what is durable it is rot, else the end.
+                let rot = durable > through && header.sequence <= Sequence(durable.0 + 1);
+                let later = header.previous.sequence > last.sequence;
+                cut = !rot || !later || torn_end;
+                if !held {
+                    behind.steps.push(Step::Hole { id: *id, block: *block });
                 }
             }
-            behind.steps.push(step);
+            cut |= header.last_sequence() > durable
+                && !self.mutants.is(Mutant::SkipPayloadCheck)
+                && !self.payload_is_good(*id, *block, header);
+            if cut {
+                behind.damage.push(Damage::Cut { volume: index, through });
+                break;
+            }
+            held = false;
+            last = Link {
+                sequence: header.sequence,
+                checksum: *checksum,
+                segment: *id,
+                block: *block,
+            };
+            through = header.last_sequence();
+            behind.watermark = behind.watermark.max(header.watermark);
+            behind.tail = behind.tail.max(header.tail);
+            behind.backing_as_of = behind.backing_as_of.max(header.backing_as_of);
+            behind.flush_epoch = behind.flush_epoch.max(header.flush_epoch);
+            behind.steps.push(*step);
         }
         while matches!(behind.steps.last(), Some(Step::Hole { .. })) {
             behind.steps.pop();
         }
         if durable > through {
             // What is missing was durable: the end of the log rotted. Nothing says what it held.
-            let segment = last.segment;
-            self.found.damage.push(Damage::Unknown { volume: index, segment, block: last.block });
+            let (segment, block) = (last.segment, last.block);
+            behind.damage.push(Damage::Unknown { volume: index, segment, block });
             behind.unknown_end = true;
         }
+        behind
     }
 
     fn payload_is_good(&mut self, id: SegmentId, block: u16, header: &Header) -> bool {
@@ -591,8 +891,10 @@ impl<R: CacheReader> Recovery<'_, R> {
     }
 
     /// The whole log, tail to end: what stood when the cache was opened, then what came since.
-    fn chain(&mut self, index: VolumeIndex, volume: &Volume, behind: &[Step]) -> Vec<Step> {
-        let tail = behind_tail(volume, behind);
+    fn chain(&mut self, index: VolumeIndex, volume: &Volume, behind: &Behind) -> Vec<Step> {
+        // What a checkpoint holds need not be read again.
+        let start = self.image_of(index).map_or(Head::NONE, |volume| volume.start);
+        let tail = behind.tail.max(start.ordinal);
         let mut ids = Vec::new();
         let mut ordinal = volume.head.ordinal;
         let mut next: Option<(SegmentId, u16)> =
@@ -615,19 +917,46 @@ impl<R: CacheReader> Recovery<'_, R> {
         for (id, ordinal, used) in ids.into_iter().rev() {
             self.read_established(id, index, ordinal, used, &mut steps);
         }
-        for step in behind {
-            steps.push(match step {
-                Step::Record { id, block, header, checksum } => {
-                    Step::Record { id: *id, block: *block, header: *header, checksum: *checksum }
-                }
-                Step::Hole { id, block } => Step::Hole { id: *id, block: *block },
-            });
-        }
+        steps.extend_from_slice(&behind.steps);
         steps.retain(|step| match step {
-            Step::Record { header, .. } => header.ordinal >= tail,
-            Step::Hole { .. } => true,
+            Step::Record { header, .. } => {
+                header.ordinal >= tail && header.sequence > start.link.sequence
+            }
+            Step::Hole { id, block } => {
+                *id != start.link.segment || *block > start.link.block || start == Head::NONE
+            }
         });
         steps
+    }
+
+    /// What the checkpoint holds of a volume: of the one that is there, not of another that had
+    /// its place.
+    fn volume_in<'i>(&self, image: &'i Image, index: VolumeIndex) -> Option<&'i ImageVolume> {
+        let recorded = self.superblock.volumes.get(usize::from(index.0))?.as_ref()?;
+        image.volumes.iter().find(|volume| {
+            volume.index == index && volume.attach_generation == recorded.attach_generation
+        })
+    }
+
+    fn image_of(&self, index: VolumeIndex) -> Option<&ImageVolume> {
+        self.volume_in(self.image.as_deref()?, index)
+    }
+
+    /// The volume with the newest end of its log that is known for sure: the superblock's, or the
+    /// checkpoint's, which everything before it was durable for.
+    fn with_image(&self, index: VolumeIndex, recorded: &Volume) -> Volume {
+        let mut volume = recorded.clone();
+        if let Some(image) = self.image_of(index) {
+            if image.start.link.sequence > volume.head.link.sequence {
+                volume.head = image.start;
+            }
+            volume.next_sequence = volume.next_sequence.max(image.next_sequence);
+            volume.watermark = volume.watermark.max(image.watermark);
+            volume.tail = volume.tail.max(image.tail);
+            volume.flush_epoch = volume.flush_epoch.max(image.flush_epoch);
+            volume.backing_as_of = volume.backing_as_of.max(image.backing_as_of);
+        }
+        volume
     }
 
     /// The segment before `id` in the log.
@@ -637,7 +966,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         id: SegmentId,
         ordinal: Ordinal,
     ) -> Option<(SegmentId, u16)> {
-        let first = self.firsts.iter().find(|first| first.id == id);
+        let first = self.firsts.get(&id);
         let header = match first.filter(|first| self.belongs(&first.header, index, ordinal)) {
             Some(first) => Some(first.header),
             None => {
@@ -658,7 +987,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         // Nothing of it is left: the youngest segment that claims the place before.
         let before = Ordinal(ordinal.0.checked_sub(1)?);
         self.firsts
-            .iter()
+            .values()
             .filter(|first| self.belongs(&first.header, index, before))
             .max_by_key(|first| first.header.segment_sequence)
             .map(|first| (first.id, self.superblock.segment_blocks()))
@@ -825,6 +1154,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         out: &mut RecoveredVolume,
     ) {
         self.enter_segment(index, id, header, out);
+        self.touched[id.0 as usize] = true;
         let segment = self.found.segments.get_mut(id);
         if segment.used < block {
             // A hole: for whoever goes from header to header it is a record of nothing.
@@ -894,6 +1224,11 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
         segment.become_state(State::Open);
         segment.become_state(State::Sealed);
+        for block in 0..self.superblock.segment_blocks() {
+            // Of an earlier life, if a checkpoint was put in place.
+            self.found.slots.void(self.found.segments.slot(id, block));
+        }
+        let segment = self.found.segments.get_mut(id);
         segment.volume = index;
         segment.sequence = header.segment_sequence;
         segment.ordinal = header.ordinal;
@@ -990,6 +1325,7 @@ impl<R: CacheReader> Recovery<'_, R> {
 }
 
 /// What is known of the log behind the head.
+#[derive(Clone)]
 struct Behind {
     steps: Vec<Step>,
     watermark: Sequence,
@@ -999,16 +1335,7 @@ struct Behind {
     sequence_max: Sequence,
     /// Something durable behind the last record is missing.
     unknown_end: bool,
-}
-
-fn behind_tail(volume: &Volume, behind: &[Step]) -> Ordinal {
-    behind
-        .iter()
-        .filter_map(|step| match step {
-            Step::Record { header, .. } => Some(header.tail),
-            Step::Hole { .. } => None,
-        })
-        .fold(volume.tail.max(Ordinal(1)), Ordinal::max)
+    damage: Vec<Damage>,
 }
 
 /// Makes what a dead process left in one segment's buffer ready to be written to the segment:

@@ -135,6 +135,11 @@ impl Segments {
         self.free.len() as u32
     }
 
+    /// The pool, in the order in which segments are taken from it.
+    pub fn free(&self) -> &VecDeque<SegmentId> {
+        &self.free
+    }
+
     /// A segment.
     pub fn get(&self, id: SegmentId) -> &Segment {
         &self.all[id.0 as usize]

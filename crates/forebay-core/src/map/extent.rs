@@ -19,6 +19,16 @@ impl Position {
         Position(ordinal.0 << 16 | block as u64)
     }
 
+    /// As it is stored.
+    pub const fn raw(self) -> u64 {
+        self.0
+    }
+
+    /// From what was stored.
+    pub const fn from_raw(raw: u64) -> Position {
+        Position(raw)
+    }
+
     /// The segment's ordinal.
     pub const fn ordinal(self) -> Ordinal {
         Ordinal(self.0 >> 16)

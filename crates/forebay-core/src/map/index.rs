@@ -156,6 +156,71 @@ impl Index {
         self.find(self.home(volume, lba)).is_some_and(|at| self.cells[at] & REFERENCED != 0)
     }
 
+    /// Pages of the table.
+    pub fn page_count(&self) -> u32 {
+        self.page_count as u32
+    }
+
+    /// The cells of a page, for a checkpoint.
+    pub fn page(&self, page: u32) -> &[u64] {
+        let base = page as usize * PAGE_CELLS;
+        &self.cells[base..base + PAGE_CELLS]
+    }
+
+    /// Puts a page's cells back in place, from a checkpoint.
+    pub fn page_mut(&mut self, page: u32) -> &mut [u64] {
+        let base = page as usize * PAGE_CELLS;
+        &mut self.cells[base..base + PAGE_CELLS]
+    }
+
+    /// Whether every key found room in its page: a checkpoint holds pages only.
+    pub fn is_in_pages(&self) -> bool {
+        self.overflow.is_empty()
+    }
+
+    /// After pages were put back: drops every key that `keep` does not want, and counts the rest.
+    pub fn sweep(&mut self, mut keep: impl FnMut(VolumeIndex, Lba, Slot) -> bool) {
+        self.used = self.overflow.len() as u64;
+        for page in 0..self.page_count as usize {
+            let base = page * PAGE_CELLS;
+            let mut at = 0;
+            while at < PAGE_CELLS {
+                let cell = self.cells[base + at];
+                if cell == 0 {
+                    at += 1;
+                    continue;
+                }
+                let (volume, lba) = self.key_of(page as u64, cell);
+                if keep(volume, lba, self.slot(cell)) {
+                    self.used += 1;
+                    at += 1;
+                } else {
+                    // Another cell may have moved here: it is looked at next. One that wrapped
+                    // round from the page's end is looked at again there, or was before.
+                    self.close_gap(page, at);
+                }
+            }
+        }
+        self.recount();
+    }
+
+    /// Counts the keys, after pages were put back.
+    pub fn recount(&mut self) {
+        let cells = self.cells.iter().filter(|cell| **cell != 0).count();
+        self.used = (cells + self.overflow.len()) as u64;
+    }
+
+    /// The key of a cell: what [`Index::home`] does, backwards.
+    fn key_of(&self, page: u64, cell: u64) -> (VolumeIndex, Lba) {
+        let rest = cell & ((1 << self.rest_bits) - 1);
+        let low = rest << (KEY_BITS - self.rest_bits);
+        let product = u128::from(page) << KEY_BITS | u128::from(low);
+        // One multiple of `page_count` has these upper bits: the first at or above the product.
+        let hash = product.div_ceil(u128::from(self.page_count)) as u64;
+        let key = unmix(hash & KEY_MASK) ^ self.salt;
+        (VolumeIndex((key >> 40) as u8), Lba(key & ((1 << 40) - 1)))
+    }
+
     fn home(&self, volume: VolumeIndex, lba: Lba) -> Home {
         let wide = u128::from(mix(key(volume, lba) ^ self.salt)) * u128::from(self.page_count);
         let page = (wide >> KEY_BITS) as usize;
@@ -221,13 +286,35 @@ fn next(at: usize) -> usize {
     if at + 1 == PAGE_CELLS { 0 } else { at + 1 }
 }
 
+const MIX: [u64; 2] = [0x9FB2_1C65_1E99, 0xD6E8_FEB8_6659];
+
 /// A bijection on 48 bits.
 fn mix(mut x: u64) -> u64 {
     x ^= x >> 24;
-    x = x.wrapping_mul(0x9FB2_1C65_1E99) & KEY_MASK;
+    x = x.wrapping_mul(MIX[0]) & KEY_MASK;
     x ^= x >> 25;
-    x = x.wrapping_mul(0xD6E8_FEB8_6659) & KEY_MASK;
+    x = x.wrapping_mul(MIX[1]) & KEY_MASK;
     x ^ x >> 24
+}
+
+/// [`mix`] backwards: each shift is at least half of the width, so it undoes itself.
+fn unmix(mut x: u64) -> u64 {
+    x ^= x >> 24;
+    x = x.wrapping_mul(inverse(MIX[1])) & KEY_MASK;
+    x ^= x >> 25;
+    x = x.wrapping_mul(inverse(MIX[0])) & KEY_MASK;
+    x ^ x >> 24
+}
+
+/// The inverse of an odd number modulo 2^64 (Newton: each step doubles the right bits).
+const fn inverse(odd: u64) -> u64 {
+    let mut x = odd;
+    let mut step = 0;
+    while step < 6 {
+        x = x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x)));
+        step += 1;
+    }
+    x
 }
 
 #[cfg(test)]
@@ -279,6 +366,28 @@ mod tests {
             assert!(index.remove(VolumeIndex(0), Lba(lba), Slot(lba as u32)));
         }
         assert!(index.is_empty());
+    }
+
+    #[test]
+    fn a_cell_tells_its_key() {
+        for slots in [10, 100_000, 5_000_000] {
+            let mut index = Index::new(slots, 0x1234_5678_9ABC_DEF0);
+            let mut seed = 77;
+            let mut keys = alloc::collections::BTreeSet::new();
+            for slot in 0..slots.min(20_000) {
+                let volume = VolumeIndex((random(&mut seed) % 60) as u8);
+                let lba = Lba(random(&mut seed) % (1 << 39));
+                index.insert(volume, lba, Slot(slot as u32));
+                keys.insert((volume, lba));
+            }
+            let mut found = alloc::collections::BTreeSet::new();
+            index.sweep(|volume, lba, _| found.insert((volume, lba)));
+            assert_eq!(found, keys);
+            index.sweep(|_, lba, _| lba.0 % 2 == 0);
+            let even = keys.iter().filter(|key| key.1.0 % 2 == 0);
+            assert_eq!(index.len(), even.clone().count() as u64);
+            assert!(even.clone().all(|key| index.get(key.0, key.1).is_some()));
+        }
     }
 
     #[test]

@@ -91,6 +91,22 @@ impl Slots {
         }
     }
 
+    /// The nine bytes of a slot, for a checkpoint.
+    pub fn row(&self, slot: Slot) -> [u8; 9] {
+        let at = slot.0 as usize;
+        let mut row = [0; 9];
+        row[..5].copy_from_slice(&self.lbas[at]);
+        row[5..].copy_from_slice(&self.crcs[at].to_le_bytes());
+        row
+    }
+
+    /// Puts a slot's nine bytes back, from a checkpoint.
+    pub fn set_row(&mut self, slot: Slot, row: &[u8]) {
+        let at = slot.0 as usize;
+        self.lbas[at].copy_from_slice(&row[..5]);
+        self.crcs[at] = u32::from_le_bytes([row[5], row[6], row[7], row[8]]);
+    }
+
     fn put(&mut self, slot: Slot, raw: u64) {
         self.lbas[slot.0 as usize].copy_from_slice(&raw.to_le_bytes()[..5]);
     }

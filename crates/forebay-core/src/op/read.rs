@@ -11,6 +11,7 @@ use crate::effect::{Effect, Fault};
 use crate::engine::{Engine, Pending};
 use crate::format::bytes::Seed;
 use crate::format::entry::Kind;
+use crate::map::extent::Position;
 use crate::mutant::Mutant;
 use crate::payload::{Payload, Place};
 use crate::request::{Op, RequestError};
@@ -189,8 +190,15 @@ impl Engine {
             return self.fail(piece.request, RequestError::Io);
         }
         let slot = self.segments.slot(segment, block);
-        self.index.remove(one.volume, one.lba, slot);
-        self.volume(one.volume).forgot = true;
+        if self.index.remove(one.volume, one.lba, slot) {
+            // The backing device's version is the newest now: an older extent must not come forth.
+            let position = Position::new(self.segments.get(segment).ordinal, block);
+            let state = self.volume(one.volume);
+            state.forgot = true;
+            if state.extents.get(one.lba).is_some_and(|extent| extent.position <= position) {
+                state.extents.cut(one.lba);
+            }
+        }
         self.volume(one.volume).stats.repaired_blocks += 1;
         self.read_piece(Piece { source: Source::Backing, ..one }, payload);
     }

@@ -243,9 +243,8 @@ impl Engine {
 
     /// Whether the pool is so low that logs must give segments back.
     pub(crate) fn pool_is_low(&self) -> bool {
-        let volumes = self.volumes.iter().flatten().count() as u32;
-        let reserve = crate::limits::SEGMENTS_RESERVED * volumes;
-        self.segments.free_count() < reserve + (self.segments.count() / 32).max(3)
+        // More than what is kept of it: whoever is refused a segment must not wait for ever.
+        self.segments.free_count() < self.kept_segments(None) + (self.segments.count() / 32).max(3)
     }
 
     fn writeback_wanted(&self, volume: &Volume) -> bool {

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Reading a checkpoint back into place.
+//!
+//! Nothing of it is believed before its checksum is right; if any page is bad, all of it is left
+//! alone and the log is read instead.
+
+use crate::format::checkpoint::{
+    self, Head, PAGE_BYTES, PAGE_HEAD, PAGE_SEGMENTS, PAGE_SLOTS, SEGMENT_BYTES,
+};
+use crate::format::entry::Kind;
+use crate::format::record::Link;
+use crate::format::superblock::{self, Superblock};
+use crate::log::recovery::CacheReader;
+use crate::map::extent::{Extent, Position};
+use crate::map::index::Index;
+use crate::map::slots::Slots;
+use crate::units::{BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, Slot, VolumeIndex};
+use crate::volume::PendingExtent;
+use alloc::vec::Vec;
+
+/// Pages that are read at once.
+const READ_PAGES: u32 = 256;
+
+/// A segment that was in a log when its row was copied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row {
+    pub(crate) id: SegmentId,
+    pub(crate) volume: VolumeIndex,
+    pub(crate) used: u16,
+    pub(crate) sequence: u64,
+    pub(crate) ordinal: Ordinal,
+    pub(crate) first_sequence: Sequence,
+    pub(crate) last_sequence: Sequence,
+}
+
+/// A volume as the checkpoint captured it.
+#[derive(Debug)]
+pub(crate) struct ImageVolume {
+    pub(crate) index: VolumeIndex,
+    pub(crate) attach_generation: u32,
+    /// Where its log ended.
+    pub(crate) start: superblock::Head,
+    pub(crate) next_sequence: Sequence,
+    pub(crate) watermark: Sequence,
+    pub(crate) tail: Ordinal,
+    pub(crate) flush_epoch: u64,
+    pub(crate) backing_as_of: u64,
+    pub(crate) dirtied: Sequence,
+    pub(crate) extents: Vec<Extent>,
+    pub(crate) pending: Vec<PendingExtent>,
+}
+
+/// A checkpoint.
+#[derive(Debug)]
+pub(crate) struct Image {
+    pub(crate) index: Index,
+    pub(crate) slots: Slots,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) volumes: Vec<ImageVolume>,
+    /// The free pool, in its order.
+    pub(crate) free: Vec<SegmentId>,
+    /// The next segment sequence when it began.
+    pub(crate) segment_sequence: u64,
+}
+
+/// Reads the checkpoint that the superblock names; none: there is none, or it is damaged.
+pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> Option<Image> {
+    if superblock.checkpoint_sequence == 0 {
+        return None;
+    }
+    let mut pages = Pages::new(superblock, reader);
+    let head = Head::decode(pages.page(0)?, superblock).ok()?;
+    let layout = head.layout;
+    pages.total = layout.stream_page() + head.stream_pages;
+    let slot_count = superblock.segment_count * u32::from(superblock.segment_blocks());
+    let mut index = Index::new(u64::from(slot_count), superblock.key);
+    let mut number = 1;
+    for page in 0..layout.index_pages {
+        let bytes = pages.page(number)?;
+        for (cell, raw) in index.page_mut(page).iter_mut().zip(bytes[PAGE_HEAD..].chunks_exact(8)) {
+            *cell = u64_at(raw, 0);
+        }
+        number += 1;
+    }
+    index.recount();
+    let mut slots = Slots::new(u64::from(slot_count));
+    for page in 0..layout.slot_pages {
+        let first = page * PAGE_SLOTS as u32;
+        let bytes = pages.page(number)?;
+        let rows = bytes[PAGE_HEAD..].chunks_exact(9).take(PAGE_SLOTS);
+        for (slot, row) in (first..slot_count).zip(rows) {
+            slots.set_row(Slot(slot), row);
+        }
+        number += 1;
+    }
+    let mut rows = Vec::new();
+    for page in 0..layout.segment_pages {
+        let first = page * PAGE_SEGMENTS as u32;
+        let bytes = pages.page(number)?;
+        let raws = bytes[PAGE_HEAD..].chunks_exact(SEGMENT_BYTES).take(PAGE_SEGMENTS);
+        let ids = (first..superblock.segment_count).map(SegmentId);
+        rows.extend(ids.zip(raws).filter_map(|(id, raw)| row(id, raw)));
+        number += 1;
+    }
+    let mut stream = Vec::with_capacity(head.stream_bytes as usize);
+    for _ in 0..head.stream_pages {
+        stream.extend_from_slice(&pages.page(number)?[PAGE_HEAD..PAGE_HEAD + PAGE_BYTES]);
+        number += 1;
+    }
+    stream.truncate(head.stream_bytes as usize);
+    let mut stream = Stream { bytes: &stream };
+    let count = stream.u32()?;
+    let mut volumes = Vec::new();
+    for _ in 0..count {
+        volumes.push(stream.volume()?);
+    }
+    let mut free = Vec::new();
+    for _ in 0..stream.u32()? {
+        free.push(SegmentId(stream.u32().filter(|id| *id < superblock.segment_count)?));
+    }
+    let segment_sequence = head.segment_sequence;
+    Some(Image { index, slots, rows, volumes, free, segment_sequence })
+}
+
+fn row(id: SegmentId, raw: &[u8]) -> Option<Row> {
+    (raw[0] == 1).then(|| Row {
+        id,
+        volume: VolumeIndex(raw[1]),
+        used: u16::from_le_bytes([raw[2], raw[3]]),
+        sequence: u64_at(raw, 8),
+        ordinal: Ordinal(u64_at(raw, 16)),
+        first_sequence: Sequence(u64_at(raw, 24)),
+        last_sequence: Sequence(u64_at(raw, 32)),
+    })
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    crate::format::bytes::get_u64(bytes, at)
+}
+
+/// Pages, read in long runs and checked one by one.
+struct Pages<'a, R> {
+    superblock: &'a Superblock,
+    reader: &'a mut R,
+    bytes: Vec<u8>,
+    first: u32,
+    count: u32,
+    total: u32,
+    page: [u8; BLOCK_SIZE],
+}
+
+impl<'a, R: CacheReader> Pages<'a, R> {
+    fn new(superblock: &'a Superblock, reader: &'a mut R) -> Pages<'a, R> {
+        let bytes = alloc::vec![0; READ_PAGES as usize * BLOCK_SIZE];
+        Pages { superblock, reader, bytes, first: 0, count: 0, total: 1, page: [0; BLOCK_SIZE] }
+    }
+
+    fn page(&mut self, number: u32) -> Option<&[u8; BLOCK_SIZE]> {
+        let sequence = self.superblock.checkpoint_sequence;
+        let address = checkpoint::address(self.superblock, sequence, number);
+        if number < self.first || number >= self.first + self.count {
+            let count = (self.total - number).min(READ_PAGES);
+            let bytes = &mut self.bytes[..count as usize * BLOCK_SIZE];
+            self.reader.read(address, bytes).ok()?;
+            (self.first, self.count) = (number, count);
+        }
+        let at = (number - self.first) as usize * BLOCK_SIZE;
+        self.page.copy_from_slice(&self.bytes[at..at + BLOCK_SIZE]);
+        let identity = self.superblock.identity();
+        checkpoint::open(&mut self.page, &identity, address, sequence, number).ok()?;
+        Some(&self.page)
+    }
+}
+
+/// What was captured, taken off from the front.
+struct Stream<'a> {
+    bytes: &'a [u8],
+}
+
+impl Stream<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (first, rest) = self.bytes.split_first_chunk::<N>()?;
+        self.bytes = rest;
+        Some(*first)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    fn kind(&mut self) -> Option<Kind> {
+        Kind::decode(self.take::<1>()?[0])
+    }
+
+    fn volume(&mut self) -> Option<ImageVolume> {
+        let index = VolumeIndex(u8::try_from(self.u64()?).ok()?);
+        let attach_generation = u32::try_from(self.u64()?).ok()?;
+        let link = Link {
+            sequence: Sequence(self.u64()?),
+            checksum: self.u64()? as u32,
+            segment: SegmentId(self.u64()? as u32),
+            block: self.u64()? as u16,
+        };
+        let through = Sequence(self.u64()?);
+        let used = self.u64()? as u16;
+        let ordinal = Ordinal(self.u64()?);
+        let start = match link {
+            Link::NONE => superblock::Head::NONE,
+            link => superblock::Head { link, through, used, ordinal },
+        };
+        let mut volume = ImageVolume {
+            index,
+            attach_generation,
+            start,
+            next_sequence: Sequence(self.u64()?),
+            watermark: Sequence(self.u64()?),
+            tail: Ordinal(self.u64()?),
+            flush_epoch: self.u64()?,
+            backing_as_of: self.u64()?,
+            dirtied: Sequence(self.u64()?),
+            extents: Vec::new(),
+            pending: Vec::new(),
+        };
+        let (extents, pending) = (self.u64()?, self.u64()?);
+        for _ in 0..extents {
+            volume.extents.push(Extent {
+                start: Lba(self.u64()?),
+                end: Lba(self.u64()?),
+                position: Position::from_raw(self.u64()?),
+                kind: self.kind()?,
+                long: self.take::<1>()?[0] == 1,
+            });
+        }
+        for _ in 0..pending {
+            volume.pending.push(PendingExtent {
+                sequence: Sequence(self.u64()?),
+                position: Position::from_raw(self.u64()?),
+                kind: self.kind()?,
+                lba: Lba(self.u64()?),
+                count: self.u32()?,
+            });
+        }
+        Some(volume)
+    }
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Does the simulator find what it should? Each deliberate fault is run until a seed fails.
+
+use crate::run::run;
+use forebay_core::mutant::{Mutant, Mutants};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+/// Every deliberate fault.
+pub const ALL: [Mutant; 30] = [
+    Mutant::SkipCacheFlush,
+    Mutant::AnswerFlushBeforeRecords,
+    Mutant::AnswerFuaAtOnce,
+    Mutant::SkipBackingFlush,
+    Mutant::WatermarkBeforeBackingFlush,
+    Mutant::WatermarkNotDurableBeforeNextBatch,
+    Mutant::BatchBeyondDurable,
+    Mutant::BatchKeepsOldest,
+    Mutant::FreeBeforeTailDurable,
+    Mutant::ReclaimDirty,
+    Mutant::IgnoreReaders,
+    Mutant::SkipReadChecksum,
+    Mutant::SkipWritebackChecksum,
+    Mutant::SkipHeaderChecksum,
+    Mutant::IgnoreAddress,
+    Mutant::IgnoreGeneration,
+    Mutant::IgnoreLink,
+    Mutant::IgnoreCut,
+    Mutant::SkipPayloadCheck,
+    Mutant::RotIsTornEnd,
+    Mutant::ReuseSequences,
+    Mutant::GenerationNotRaised,
+    Mutant::ExtentsForgotten,
+    Mutant::ExtentAlwaysWins,
+    Mutant::DataAlwaysWins,
+    Mutant::TicketIgnored,
+    Mutant::EdgeNotLocked,
+    Mutant::IndexNotUpdated,
+    Mutant::ZeroBlockDropped,
+    Mutant::LostForgotten,
+];
+
+/// Runs seeds with a fault on until one fails; says which, and how long that took.
+pub fn hunt(mutant: Mutant, seeds: u64) -> (Option<u64>, f64) {
+    let begun = Instant::now();
+    let failing = (0..seeds).find(|seed| {
+        let outcome = catch_unwind(AssertUnwindSafe(|| run(*seed, Mutants::with(mutant))));
+        !matches!(outcome, Ok(Ok(_)))
+    });
+    (failing, begun.elapsed().as_secs_f64())
+}

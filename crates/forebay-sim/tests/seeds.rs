@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The simulation on every push: a hundred seeds, twice the same, and faults that must be found.
+
+use forebay_core::mutant::{Mutant, Mutants};
+use forebay_sim::marks::Marks;
+use forebay_sim::mutants::hunt;
+use forebay_sim::run::run;
+
+#[test]
+fn a_hundred_seeds_pass_and_come_past_every_mark() {
+    let mut marks = Marks::default();
+    for seed in 0..100 {
+        match run(seed, Mutants::default()) {
+            Ok(report) => marks.merge(&report.marks),
+            Err(failure) => panic!("cargo run -p forebay-sim -- --seed {seed}\n{}", failure.0),
+        }
+    }
+    assert_eq!(marks.missing(), Vec::<&str>::new(), "nobody came past these");
+}
+
+#[test]
+fn the_same_seed_does_the_same() {
+    for seed in 1..4 {
+        let first = run(seed, Mutants::default()).expect("it passes");
+        assert_eq!(Ok(first), run(seed, Mutants::default()).map_err(|failure| failure.0));
+    }
+}
+
+#[test]
+fn faults_that_any_run_should_find_are_found() {
+    for mutant in [Mutant::SkipCacheFlush, Mutant::EdgeNotLocked, Mutant::ReclaimDirty] {
+        assert!(hunt(mutant, 10).0.is_some(), "{mutant:?}");
+    }
+}
