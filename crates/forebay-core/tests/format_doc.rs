@@ -4,7 +4,7 @@
 //! `UPDATE_DOCS=1 cargo test -p forebay-core --test format_doc` writes them anew.
 
 use forebay_core::format::bytes::{COMMON_FIELDS, COMMON_SIZE, Field};
-use forebay_core::format::{entry, feature, record, superblock};
+use forebay_core::format::{checkpoint, entry, feature, record, superblock};
 use std::path::PathBuf;
 
 fn document() -> PathBuf {
@@ -39,6 +39,8 @@ fn tables() -> Vec<(&'static str, String)> {
         ("record", table(&record::FIELDS)),
         ("entry", table(&entry::FIELDS)),
         ("kinds", kinds()),
+        ("checkpoint", table(&checkpoint::FIELDS)),
+        ("checkpoint_head", table(&checkpoint::HEAD_FIELDS)),
     ]
 }
 
@@ -62,7 +64,9 @@ fn the_tables_in_the_manual_are_those_of_the_code() {
 
 #[test]
 fn fields_do_not_overlap_and_have_names_of_their_own() {
-    let structures: [(&str, usize, &[Field]); 6] = [
+    let structures: [(&str, usize, &[Field]); 8] = [
+        ("checkpoint", 0, &checkpoint::FIELDS),
+        ("checkpoint_head", checkpoint::PAGE_HEAD, &checkpoint::HEAD_FIELDS),
         ("common", 0, &COMMON_FIELDS),
         ("superblock", COMMON_SIZE, &superblock::FIELDS),
         ("feature_name", 0, &feature::NAME_FIELDS),

@@ -91,6 +91,11 @@ pub fn check(inspection: &Inspection) -> Result<Report, InspectError> {
     let superblock = inspection.superblock();
     let mut checker = Checker { inspection, findings: Vec::new(), volumes: Vec::new() };
     checker.check_copies();
+    if inspection.checkpoint_is_good() == Some(false) {
+        let text =
+            "the checkpoint is damaged; opening reads all records instead, which takes longer";
+        checker.find(Severity::Clean, "checkpoint", text.into());
+    }
     let recovered = inspection.recover();
     checker.check_damage(&recovered);
     for (index, volume) in superblock.volumes.iter().enumerate() {

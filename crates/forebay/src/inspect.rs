@@ -20,7 +20,7 @@ use forebay_core::engine::Config;
 use forebay_core::format::bytes::{COMMON_FIELDS, Field};
 use forebay_core::format::record::{self, Header};
 use forebay_core::format::superblock::{self, SUPERBLOCK_SIZE, Superblock};
-use forebay_core::format::{FormatError, entry, feature};
+use forebay_core::format::{FormatError, checkpoint, entry, feature};
 use forebay_core::log::recovery::{self, CacheReader, Recovered};
 use forebay_core::units::{BLOCK_SIZE, SegmentId};
 use std::fs::File;
@@ -117,12 +117,34 @@ impl Inspection {
         self.left.iter().map(|(segment, _)| *segment).collect()
     }
 
-    /// Every log, as an opening would find it.
+    /// Every log, read from its records alone: what a checkpoint says is not needed, and would
+    /// hide what rotted before it.
     pub fn recover(&self) -> Recovered {
+        let mut superblock = self.found.superblock.clone();
+        superblock.checkpoint_sequence = 0;
+        self.recover_by(&superblock)
+    }
+
+    /// Whether the next opening will use the checkpoint that the superblock names; none: it names
+    /// none.
+    pub fn checkpoint_is_good(&self) -> Option<bool> {
+        let named = self.superblock().checkpoint_sequence != 0;
+        named.then(|| self.recover_by(self.superblock()).from_checkpoint)
+    }
+
+    fn recover_by(&self, superblock: &Superblock) -> Recovered {
         let config = Config::default();
         let mut reader = Overlay { inspection: self };
-        let (room, mutants) = (config.extent_count_max, config.mutants);
-        recovery::recover(&self.found.superblock, &mut reader, room, mutants)
+        recovery::recover(superblock, &mut reader, config.extent_count_max, config.mutants)
+    }
+
+    /// The head page of the checkpoint that the superblock names, as its bytes have it.
+    pub fn checkpoint_fields(&self) -> io::Result<Fields> {
+        let superblock = self.superblock();
+        let address = checkpoint::address(superblock, superblock.checkpoint_sequence, 0);
+        let mut bytes = vec![0; BLOCK_SIZE];
+        self.device.read_at(address, &mut bytes)?;
+        Ok(decode(&bytes, &[&checkpoint::FIELDS[..], &checkpoint::HEAD_FIELDS].concat()))
     }
 
     /// Reads what the log holds at an address: memory first, then the device.

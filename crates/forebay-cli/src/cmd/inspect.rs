@@ -184,15 +184,18 @@ fn entries(
 
 fn checkpoint(inspection: &Inspection) -> Vec<Shown> {
     let superblock = inspection.superblock();
-    let state = match superblock.checkpoint_sequence {
-        0 => "none: the log's records are read instead",
-        _ => "of a kind that this program does not read",
+    let state = match inspection.checkpoint_is_good() {
+        None => "none: the log's records are read instead",
+        Some(true) => "good: the next opening begins with it",
+        Some(false) => "damaged: the log's records are read instead",
     };
-    let fields = vec![
-        ("state", text(state)),
-        ("checkpoint_sequence", number(superblock.checkpoint_sequence)),
-        ("checkpoint_bytes", number(superblock.checkpoint_bytes)),
-    ];
+    let mut fields =
+        vec![("state", text(state)), ("checkpoint_bytes", number(superblock.checkpoint_bytes))];
+    match superblock.checkpoint_sequence {
+        0 => fields.push(("checkpoint_sequence", number(0_u64))),
+        // What cannot be read has no fields; the state says so.
+        _ => fields.extend(inspection.checkpoint_fields().unwrap_or_default()),
+    }
     vec![Shown::new("checkpoint".into(), fields)]
 }
 
