@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Bad input to the real program: each is a clear error, or a named state, and loses nothing.
 
+#![allow(clippy::unwrap_used)]
+
 mod bad;
 
 use bad::{Done, Place, patch, set_mode};

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay check` and `forebay inspect` of the real program.
 
+#![allow(clippy::unwrap_used)]
+
 mod bad;
 
 use bad::{Place, patch};

@@ -3,6 +3,8 @@
 //!
 //! `UPDATE_DOCS=1 cargo test -p forebay-cli --test pages` writes it anew.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

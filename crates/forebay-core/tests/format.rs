@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The format: what is written is read back, and nothing that is not right is taken for right.
 
+#![allow(clippy::unwrap_used)]
+
 use forebay_core::format::bytes::{FormatError, crc32c};
 use forebay_core::format::entry::{ENTRY_SIZE, Entry, Kind};
 use forebay_core::format::feature::FeatureName;

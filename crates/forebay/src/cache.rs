@@ -21,11 +21,11 @@ pub enum CacheError {
         /// The device.
         device: String,
         /// What is wrong with the first copy.
-        first: FormatError,
+        first: Box<FormatError>,
         /// Where the second should be.
         second_at: u64,
         /// What is wrong with it.
-        second: FormatError,
+        second: Box<FormatError>,
     },
     /// The device is smaller than the cache on it.
     #[error(
@@ -130,10 +130,10 @@ pub fn read_superblock(device: &dyn Device) -> Result<Found, CacheError> {
     let cache_size = first.as_ref().map_or(size, |first| first.size_bytes);
     let second_at = Superblock::addresses(cache_size)[1];
     let mut second = read_copy(device, second_at);
-    if let (Ok(first), Ok(other)) = (&first, &second) {
-        if first.uuid != other.uuid {
-            second = Err(FormatError::Uuid);
-        }
+    if let (Ok(first), Ok(other)) = (&first, &second)
+        && first.uuid != other.uuid
+    {
+        second = Err(FormatError::Uuid);
     }
     let sequence = |copy: &Result<Superblock, FormatError>| match copy {
         Ok(superblock) => Ok(superblock.sequence),
@@ -145,6 +145,7 @@ pub fn read_superblock(device: &dyn Device) -> Result<Found, CacheError> {
         (_, Ok(superblock)) | (Ok(superblock), Err(_)) => superblock,
         (Err(first), Err(second)) => {
             let device = device.info().name.clone();
+            let (first, second) = (Box::new(first), Box::new(second));
             return Err(CacheError::NoSuperblock { device, first, second_at, second });
         }
     };

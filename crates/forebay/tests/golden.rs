@@ -4,6 +4,8 @@
 //! An image is text: per line an offset and up to 64 bytes, what is zero left out. To add one for a
 //! new version or feature: `UPDATE_GOLDEN=1`; none is ever changed.
 
+#![allow(clippy::unwrap_used)]
+
 use forebay_core::effect::Fault;
 use forebay_core::format::bytes::{Seed, block_checksum};
 use forebay_core::format::entry::{Entry, Kind};
