@@ -31,6 +31,68 @@ pub enum Command {
     Drain(DrainArgs),
     /// Take a volume out of a cache
     Forget(ForgetArgs),
+    /// Verify everything in a cache that nobody serves, without changing it
+    ///
+    /// Exit code 0: sound (a torn end is what a crash leaves, and is sound); 3: damage that loses
+    /// nothing; 4: damage in data that is not on its backing device, listed by volume, LBA and
+    /// byte.
+    Check(CheckArgs),
+    /// Show what is in a cache that nobody serves, without changing it
+    Inspect(InspectArgs),
+    /// Write man pages and shell completions into a directory
+    #[command(hide = true)]
+    Pages(PagesArgs),
+}
+
+/// `forebay check`
+#[derive(Debug, clap::Args)]
+pub struct CheckArgs {
+    /// The cache device or file
+    pub cache: PathBuf,
+    /// For programs
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `forebay inspect` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// Both copies
+    Superblock,
+    /// What is recorded of each volume
+    Volumes,
+    /// Which log each segment is in
+    Segments,
+    /// Every record of every log, and its entries
+    Entries,
+    /// The image of the map
+    Checkpoint,
+}
+
+/// `forebay inspect`
+#[derive(Debug, clap::Args)]
+pub struct InspectArgs {
+    /// The cache device or file
+    pub cache: PathBuf,
+    /// What to show; the fields are those of docs/format.md
+    #[arg(value_enum)]
+    pub part: Part,
+    /// Only entries for this block of 4096 bytes
+    #[arg(long)]
+    pub lba: Option<u64>,
+    /// Only this volume
+    #[arg(long)]
+    pub volume: Option<String>,
+    /// For programs
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay pages`
+#[derive(Debug, clap::Args)]
+pub struct PagesArgs {
+    /// Where to
+    pub directory: PathBuf,
 }
 
 /// `forebay format`

@@ -24,7 +24,7 @@ pub fn open_exclusive(path: &Path, source: u16, logical_block: Option<u32>) -> R
         logical_block,
         ..FileOptions::default()
     };
-    FileDevice::open(path, &options).with_context(|| format!("{}", path.display()))
+    Ok(FileDevice::open(path, &options)?)
 }
 
 /// A device with its statistics.

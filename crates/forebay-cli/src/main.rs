@@ -30,7 +30,10 @@ impl std::fmt::Display for NoDaemon {
 impl std::error::Error for NoDaemon {}
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return usage(&error),
+    };
     let done = match &args.command {
         Command::Format(args) => cmd::format::run(args),
         Command::Serve(args) => cmd::serve::run(args),
@@ -38,6 +41,9 @@ fn main() -> ExitCode {
         Command::Stop(args) => cmd::stop::run(args),
         Command::Drain(args) => cmd::drain::run(args),
         Command::Forget(args) => cmd::forget::run(args),
+        Command::Check(args) => cmd::check::run(args),
+        Command::Inspect(args) => cmd::inspect::run(args),
+        Command::Pages(args) => cmd::pages::run(args),
     };
     match done {
         Ok(code) => code,
@@ -48,4 +54,23 @@ fn main() -> ExitCode {
             ExitCode::from(if no_daemon { 5 } else { 1 })
         }
     }
+}
+
+/// A command line that is not understood: one line in the form of every other error, and exit code
+/// 2. Help and version are no errors.
+fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        let code = if error.print().is_ok() { 0 } else { 1 };
+        return ExitCode::from(code);
+    }
+    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = error.print();
+        return ExitCode::from(2);
+    }
+    let text = error.to_string();
+    let what: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();
+    let what = what.join(" ");
+    let what = what.strip_prefix("error: ").unwrap_or(&what);
+    eprintln!("forebay: {what}; see `forebay --help`");
+    ExitCode::from(2)
 }

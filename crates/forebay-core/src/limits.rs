@@ -31,9 +31,18 @@ pub const SEGMENT_COUNT_MIN: u32 = 16;
 pub const CACHE_BYTES_MIN: u64 = 64 << 20;
 /// Segments of each log that guest data never takes: they are for watermarks and the like.
 pub const SEGMENTS_RESERVED: u32 = 2;
+/// Sequences and epochs on a device lie below this: whoever adds to one need not look
+/// for an overflow. At a million a second it is reached in 146,000 years.
+pub const SEQUENCE_MAX: u64 = 1 << 62;
+/// The same for ordinals: positions in a log are an ordinal and a block in 64 bits.
+pub const ORDINAL_MAX: u64 = 1 << 48;
+/// The same for generations.
+pub const GENERATION_MAX: u32 = u32::MAX - 1;
 /// Effects on devices that may be under way at once.
 pub const TOKEN_COUNT_MAX: usize = 8192;
 
 const _: () = assert!(SEGMENT_BYTES_MIN.is_power_of_two());
 const _: () = assert!(SEGMENT_BYTES_MAX as usize / BLOCK_SIZE <= u16::MAX as usize);
 const _: () = assert!(RECORD_ITEMS_MAX >= RECORD_ENTRIES_MAX);
+/// Blocks of the largest segment.
+pub const SEGMENT_BLOCKS_MAX: u16 = (SEGMENT_BYTES_MAX as usize / BLOCK_SIZE) as u16;

@@ -8,6 +8,7 @@
 
 pub mod block;
 pub mod device;
+pub mod fuzz;
 pub mod marks;
 pub mod memory;
 pub mod model;

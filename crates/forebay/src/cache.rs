@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A cache device at rest: formatting it, reading and writing its superblock, recovering its log.
 
-use crate::io::{Arena, Device};
+use crate::io::Device;
 use forebay_core::effect::Fault;
 use forebay_core::format::FormatError;
 use forebay_core::format::superblock::{NewCache, SUPERBLOCK_SIZE, Superblock};
@@ -21,11 +21,11 @@ pub enum CacheError {
         /// The device.
         device: String,
         /// What is wrong with the first copy.
-        first: FormatError,
+        first: Box<FormatError>,
         /// Where the second should be.
         second_at: u64,
         /// What is wrong with it.
-        second: FormatError,
+        second: Box<FormatError>,
     },
     /// The device is smaller than the cache on it.
     #[error(
@@ -69,15 +69,31 @@ fn failed<'a>(
 }
 
 /// Writes both copies of a superblock, one after the other, each flushed: at every moment one is
-/// whole.
+/// whole, if both were ([`repair_superblock`]).
 pub fn write_superblock(device: &dyn Device, superblock: &Superblock) -> Result<(), CacheError> {
-    let memory = Arena::anonymous(SUPERBLOCK_SIZE).map_err(failed(device, "written"))?;
-    let mut copy = vec![0; SUPERBLOCK_SIZE];
     for address in Superblock::addresses(superblock.size_bytes) {
-        copy.copy_from_slice(&superblock.encode(address));
-        memory.whole().copy_in(&copy);
-        device.write_at(address, &copy).map_err(failed(device, "written"))?;
-        device.sync().map_err(failed(device, "written"))?;
+        write_copy(device, superblock, address)?;
+    }
+    Ok(())
+}
+
+fn write_copy(
+    device: &dyn Device,
+    superblock: &Superblock,
+    address: u64,
+) -> Result<(), CacheError> {
+    device.write_at(address, &superblock.encode(address)).map_err(failed(device, "written"))?;
+    device.sync().map_err(failed(device, "written"))
+}
+
+/// Makes a copy that is bad or older equal to the good one. Before anything else is written: else
+/// a crash while the only good copy is being replaced would leave none.
+pub fn repair_superblock(device: &dyn Device, found: &Found) -> Result<(), CacheError> {
+    let addresses = Superblock::addresses(found.superblock.size_bytes);
+    for (copy, address) in found.copies.iter().zip(addresses) {
+        if copy.as_ref() != Ok(&found.superblock.sequence) {
+            write_copy(device, &found.superblock, address)?;
+        }
     }
     Ok(())
 }
@@ -87,8 +103,15 @@ pub fn write_superblock(device: &dyn Device, superblock: &Superblock) -> Result<
 pub struct Found {
     /// The newest good copy.
     pub superblock: Superblock,
-    /// What is wrong with the other copy, if anything.
-    pub other: Option<FormatError>,
+    /// The sequence of each copy, or what is wrong with it.
+    pub copies: [Result<u64, FormatError>; 2],
+}
+
+impl Found {
+    /// What is wrong with the copy that is not good, if one is not.
+    pub fn bad_copy(&self) -> Option<FormatError> {
+        self.copies.iter().find_map(|copy| copy.err())
+    }
 }
 
 /// Reads both copies, and takes the newest good one.
@@ -98,34 +121,42 @@ pub fn read_superblock(device: &dyn Device) -> Result<Found, CacheError> {
         let (device, needed) = (device.info().name.clone(), 2 * SUPERBLOCK_SIZE as u64);
         return Err(CacheError::TooSmall { device, found: size, needed });
     }
-    let mut bytes = vec![0; SUPERBLOCK_SIZE];
-    device.read_at(0, &mut bytes).map_err(failed(device, "read"))?;
-    let first = Superblock::decode(&mut bytes, 0);
-    if let Ok(first) = &first
-        && first.size_bytes > size
-    {
+    let first = read_copy(device, 0);
+    if let Some(first) = first.as_ref().ok().filter(|first| first.size_bytes > size) {
         let device = device.info().name.clone();
         return Err(CacheError::Smaller { device, expected: first.size_bytes, found: size });
     }
     // The second copy lies at the end of the cache, which the first tells; else of the device.
     let cache_size = first.as_ref().map_or(size, |first| first.size_bytes);
     let second_at = Superblock::addresses(cache_size)[1];
-    device.read_at(second_at, &mut bytes).map_err(failed(device, "read"))?;
-    let second = Superblock::decode(&mut bytes, second_at);
-    match (first, second) {
-        (Ok(first), Ok(second)) if first.uuid == second.uuid => {
-            let newer = if first.sequence >= second.sequence { first } else { second };
-            Ok(Found { superblock: newer, other: None })
-        }
-        (Ok(first), Ok(_)) => Ok(Found { superblock: first, other: Some(FormatError::Uuid) }),
-        (Ok(superblock), Err(error)) | (Err(error), Ok(superblock)) => {
-            Ok(Found { superblock, other: Some(error) })
-        }
+    let mut second = read_copy(device, second_at);
+    if let (Ok(first), Ok(other)) = (&first, &second)
+        && first.uuid != other.uuid
+    {
+        second = Err(FormatError::Uuid);
+    }
+    let sequence = |copy: &Result<Superblock, FormatError>| match copy {
+        Ok(superblock) => Ok(superblock.sequence),
+        Err(error) => Err(*error),
+    };
+    let copies = [sequence(&first), sequence(&second)];
+    let superblock = match (first, second) {
+        (Ok(first), Ok(second)) if first.sequence >= second.sequence => first,
+        (_, Ok(superblock)) | (Ok(superblock), Err(_)) => superblock,
         (Err(first), Err(second)) => {
             let device = device.info().name.clone();
-            Err(CacheError::NoSuperblock { device, first, second_at, second })
+            let (first, second) = (Box::new(first), Box::new(second));
+            return Err(CacheError::NoSuperblock { device, first, second_at, second });
         }
-    }
+    };
+    Ok(Found { superblock, copies })
+}
+
+/// One copy. What cannot be read is no worse than what is wrong: the other may be good.
+fn read_copy(device: &dyn Device, address: u64) -> Result<Superblock, FormatError> {
+    let mut bytes = vec![0; SUPERBLOCK_SIZE];
+    device.read_at(address, &mut bytes).map_err(|_| FormatError::Unreadable)?;
+    Superblock::decode(&mut bytes, address)
 }
 
 /// Makes a new, empty cache.
@@ -161,22 +192,20 @@ pub fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
     std::fs::File::open("/dev/urandom")?.read_exact(bytes)
 }
 
-/// Reads a device for recovery, through memory that direct I/O can take.
+/// Reads a device for recovery.
 pub struct Reader<'a> {
     device: &'a dyn Device,
-    memory: Arena,
 }
 
 impl<'a> Reader<'a> {
-    /// A reader of pieces up to one segment.
-    pub fn new(device: &'a dyn Device, segment_bytes: u32) -> io::Result<Reader<'a>> {
-        Ok(Reader { device, memory: Arena::anonymous(segment_bytes as usize)? })
+    /// A reader of this device.
+    pub fn new(device: &'a dyn Device) -> Reader<'a> {
+        Reader { device }
     }
 }
 
 impl CacheReader for Reader<'_> {
     fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-        let _ = &self.memory;
         self.device.read_at(offset, bytes).map_err(|_| Fault)
     }
 }

@@ -2,8 +2,10 @@
 //! The forebay library: devices, the loop that drives them, and what is done to payload.
 
 pub mod cache;
+pub mod check;
 pub mod host;
 pub mod ingest;
+pub mod inspect;
 pub mod io;
 pub mod memory;
 pub mod shard;

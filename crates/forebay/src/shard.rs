@@ -157,26 +157,21 @@ impl Shard {
         let found = cache::read_superblock(cache.as_ref())?;
         let mut opened = Opened {
             clean: found.superblock.clean,
-            repaired_superblock: found.other.is_some(),
+            repaired_superblock: found.bad_copy().is_some(),
             ..Opened::default()
         };
+        cache::repair_superblock(cache.as_ref(), &found)?;
         let mut superblock = found.superblock;
         let shared_dir = shared_dir(options);
-        let name = format!("{}.buffers", uuid_text(&superblock.uuid));
-        let mut identity = SharedIdentity {
-            boot_id: boot_id(&Host::default()).unwrap_or_default(),
-            uuid: superblock.uuid,
-            open_generation: superblock.open_generation,
-            segment_bytes: superblock.segment_bytes,
-        };
+        let name = shared_name(&superblock);
+        let mut identity = shared_identity(&superblock);
         if let Some(dir) = &shared_dir {
             opened.redone_segments = redo(cache.as_ref(), &superblock, dir, &name, &identity)?;
         }
         // What is read below must not be lost once the generation is raised.
         cache.sync().map_err(system("flush the cache device"))?;
         let config = options.config;
-        let mut reader =
-            Reader::new(cache.as_ref(), superblock.segment_bytes).map_err(system("take memory"))?;
+        let mut reader = Reader::new(cache.as_ref());
         let recovered =
             recovery::recover(&superblock, &mut reader, config.extent_count_max, config.mutants);
         opened.damage = recovered.damage.clone();
@@ -769,6 +764,21 @@ pub fn wall_now() -> u64 {
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// The name of a cache's file in shared memory.
+pub(crate) fn shared_name(superblock: &Superblock) -> String {
+    format!("{}.buffers", uuid_text(&superblock.uuid))
+}
+
+/// What that file begins with, if it is of the last opening.
+pub(crate) fn shared_identity(superblock: &Superblock) -> SharedIdentity {
+    SharedIdentity {
+        boot_id: boot_id(&Host::default()).unwrap_or_default(),
+        uuid: superblock.uuid,
+        open_generation: superblock.open_generation,
+        segment_bytes: superblock.segment_bytes,
+    }
 }
 
 fn shared_dir(options: &ShardOptions) -> Option<RuntimeDir> {

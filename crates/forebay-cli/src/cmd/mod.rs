@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The subcommands.
 
+pub mod check;
 pub mod drain;
 pub mod forget;
 pub mod format;
+pub mod inspect;
+pub mod pages;
 pub mod serve;
 pub mod status;
 pub mod stop;

@@ -90,9 +90,12 @@ pub enum FormatError {
     Incompatible {
         /// The unknown bits.
         bits: u64,
-        /// Their names, as far as known.
-        names: &'static str,
+        /// Their names, as far as the superblock tells them.
+        names: super::feature::Names,
     },
+    /// The device would not read it.
+    #[error("it cannot be read")]
+    Unreadable,
 }
 
 /// What a keyed checksum is computed for: bytes that are right for one place and one life of it

@@ -12,17 +12,22 @@ pub const ENTRY_SIZE: usize = 20;
 pub const FIELDS: [Field; 8] = [
     Field { offset: 0, size: 6, name: "lba", meaning: "first block within the volume" },
     Field { offset: 6, size: 1, name: "kind", meaning: "see the kinds" },
-    Field { offset: 7, size: 1, name: "sector_mask", meaning: "data and fill: 255; others: 0" },
+    Field { offset: 7, size: 1, name: "sector_mask", meaning: "kinds with a slot: 255; others: 0" },
     Field {
         offset: 8,
         size: 4,
         name: "crc",
-        meaning: "data and fill: seeded checksum of the block; others: 0",
+        meaning: "seeded checksum of the block; kinds without a slot: 0",
     },
-    Field { offset: 12, size: 4, name: "count", meaning: "blocks; data and fill: 1" },
+    Field { offset: 12, size: 4, name: "count", meaning: "blocks; kinds with a slot: 1" },
     Field { offset: 16, size: 1, name: "codec", meaning: "0: stored as it is" },
     Field { offset: 17, size: 1, name: "stored_length", meaning: "0" },
-    Field { offset: 18, size: 2, name: "slot", meaning: "data and fill: block in the record" },
+    Field {
+        offset: 18,
+        size: 2,
+        name: "slot",
+        meaning: "block in the record; kinds without one: 0",
+    },
 ];
 
 /// What an entry says.
@@ -50,20 +55,26 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All of them, with their names and what an entry of each says: a table of `docs/format.md`.
+    pub const ALL: [(Kind, &'static str, &'static str); 9] = [
+        (Kind::Void, "void", "a slot that was not filled"),
+        (Kind::Data, "data", "a block the guest wrote"),
+        (Kind::Fill, "fill", "a copy of what the backing device holds: never dirty"),
+        (Kind::Zero, "zero", "blocks that read as zeros"),
+        (Kind::Discard, "discard", "blocks the guest gave up: they read as zeros"),
+        (Kind::Bypassed, "bypassed", "blocks to be read from the backing device: never dirty"),
+        (Kind::Lost, "lost", "blocks whose newest contents were lost: reads fail"),
+        (Kind::Parked, "parked", "a block the backing device refused: kept, tried again"),
+        (Kind::Marker, "marker", "a note for recovery"),
+    ];
+
     pub(crate) fn decode(byte: u8) -> Option<Kind> {
-        [
-            Kind::Void,
-            Kind::Data,
-            Kind::Fill,
-            Kind::Zero,
-            Kind::Discard,
-            Kind::Bypassed,
-            Kind::Lost,
-            Kind::Parked,
-            Kind::Marker,
-        ]
-        .into_iter()
-        .find(|kind| *kind as u8 == byte)
+        Kind::ALL.into_iter().map(|row| row.0).find(|kind| *kind as u8 == byte)
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Kind::ALL[self as usize].1
     }
 
     /// Whether an entry of this kind has a slot.
@@ -92,6 +103,8 @@ impl Entry {
     pub fn encode(&self) -> [u8; ENTRY_SIZE] {
         assert!(self.lba.0 + u64::from(self.count) <= VOLUME_BLOCKS_MAX, "entry past any volume");
         assert_eq!(self.kind.has_slot(), self.slot != 0, "a slot where there is none");
+        assert!(self.kind.has_slot() || self.crc == 0, "a checksum of nothing");
+        assert!(self.count == 1 || !self.kind.has_slot() && self.count > 0, "blocks it has not");
         let mut bytes = [0; ENTRY_SIZE];
         put(&mut bytes, 0, &self.lba.0.to_le_bytes()[..6]);
         bytes[6] = self.kind as u8;
@@ -119,6 +132,9 @@ impl Entry {
         };
         if entry.lba.0 + u64::from(entry.count) > VOLUME_BLOCKS_MAX {
             return value("lba", entry.lba.0);
+        }
+        if !kind.has_slot() && entry.crc != 0 {
+            return value("crc", entry.crc.into());
         }
         let mask = if kind.has_slot() { 255 } else { 0 };
         if bytes[7] != mask {

@@ -9,7 +9,10 @@ use super::bytes::{
     put, zeros,
 };
 use super::entry::{ENTRY_SIZE, Entry};
-use crate::limits::{RECORD_ENTRIES_MAX, RECORD_ITEMS_MAX};
+use crate::limits::{
+    GENERATION_MAX, ORDINAL_MAX, RECORD_ENTRIES_MAX, RECORD_ITEMS_MAX, SEGMENT_BLOCKS_MAX,
+    SEQUENCE_MAX, VOLUME_BLOCKS_MAX, VOLUME_COUNT_MAX,
+};
 use crate::units::{BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence};
 
 /// `FBRECORD`, as a little-endian number.
@@ -292,6 +295,29 @@ pub fn decode(
     }
     let header = Header::fields(bytes);
     let value = |field, found: u64| Err(FormatError::Value { field, found });
+    let bounded = [
+        ("sequence", header.sequence.0),
+        ("segment_sequence", header.segment_sequence),
+        ("flush_epoch", header.flush_epoch),
+    ];
+    if let Some((field, found)) = bounded.into_iter().find(|(_, found)| *found >= SEQUENCE_MAX) {
+        return value(field, found);
+    }
+    if header.ordinal.0 >= ORDINAL_MAX {
+        return value("ordinal", header.ordinal.0);
+    }
+    if header.open_generation > GENERATION_MAX {
+        return value("open_generation", header.open_generation.into());
+    }
+    if usize::from(header.volume) >= VOLUME_COUNT_MAX {
+        return value("volume", header.volume.into());
+    }
+    if header.previous.block >= SEGMENT_BLOCKS_MAX {
+        return value("previous_block", header.previous.block.into());
+    }
+    if header.previous_segment_used > SEGMENT_BLOCKS_MAX {
+        return value("previous_segment_used", header.previous_segment_used.into());
+    }
     if usize::from(header.entry_count) > RECORD_ENTRIES_MAX {
         return value("entry_count", header.entry_count.into());
     }
@@ -320,9 +346,10 @@ pub fn decode(
     let entries = AT_ENTRIES + usize::from(header.entry_count) * ENTRY_SIZE;
     zeros(bytes, entries, AT_ITEMS)?;
     zeros(bytes, AT_ITEMS + usize::from(header.item_count) * 8, BLOCK_SIZE)?;
-    let mut slots = 0;
+    let (mut slots, mut needed) = (0, 0);
     for index in 0..header.entry_count {
         let entry = entry(bytes, index)?;
+        needed += if u64::from(entry.count) < ITEM_COUNT_WIDE { 1 } else { 2 };
         if entry.kind.has_slot() {
             slots += 1;
             if entry.slot != slots {
@@ -332,6 +359,10 @@ pub fn decode(
     }
     if header.blocks != slots + 1 {
         return value("blocks", header.blocks.into());
+    }
+    // The next record must be able to say what this one held.
+    if needed > RECORD_ITEMS_MAX {
+        return value("entry_count", header.entry_count.into());
     }
     let mut index = 0;
     while index < header.item_count {
@@ -413,10 +444,22 @@ pub fn item(
     let first = get_u64(bytes, at);
     let (lba, count) = (Lba(first & ((1 << 40) - 1)), first >> 40);
     if count != ITEM_COUNT_WIDE {
-        return Ok(((lba, count), 1));
+        return item_extent(lba, count).map(|extent| (extent, 1));
     }
     if index + 1 >= item_count {
         return Err(FormatError::Value { field: "items", found: first });
     }
-    Ok(((lba, get_u64(bytes, at + 8)), 2))
+    let wide = get_u64(bytes, at + 8);
+    if wide < ITEM_COUNT_WIDE {
+        return Err(FormatError::Value { field: "items", found: wide });
+    }
+    item_extent(lba, wide).map(|extent| (extent, 2))
+}
+
+/// An item's extent lies within the largest volume: whoever adds the two need not look.
+fn item_extent(lba: Lba, count: u64) -> Result<(Lba, u64), FormatError> {
+    if count == 0 || count > u64::from(u32::MAX) || lba.0 + count > VOLUME_BLOCKS_MAX {
+        return Err(FormatError::Value { field: "items", found: count });
+    }
+    Ok((lba, count))
 }

@@ -11,11 +11,11 @@ use super::bytes::{
     get_u64, put, zeros,
 };
 use super::checkpoint;
-use super::feature;
+use super::feature::{self, FeatureName, NAME_COUNT, NAME_SIZE};
 use super::record::{Identity, Link};
 use crate::limits::{
-    SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENT_COUNT_MAX, SEGMENT_COUNT_MIN, VOLUME_BLOCKS_MAX,
-    VOLUME_COUNT_MAX,
+    GENERATION_MAX, ORDINAL_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENT_COUNT_MAX,
+    SEGMENT_COUNT_MIN, SEQUENCE_MAX, VOLUME_BLOCKS_MAX, VOLUME_COUNT_MAX,
 };
 use crate::units::{BLOCK_BYTES, Ordinal, SegmentId, Sequence};
 use alloc::string::String;
@@ -25,13 +25,18 @@ use alloc::vec::Vec;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"FOREBAYS");
 /// Bytes of one copy.
 pub const SUPERBLOCK_SIZE: usize = 64 << 10;
-const HEADER_SIZE: usize = 4096;
-const VOLUME_SIZE: usize = 1024;
+/// Where the volumes begin.
+pub const HEADER_SIZE: usize = 4096;
+/// Bytes of a volume's part.
+pub const VOLUME_SIZE: usize = 1024;
+/// Where the names of features begin.
+pub const AT_NAMES: usize = 192;
+const NAMES_END: usize = AT_NAMES + NAME_COUNT * NAME_SIZE;
 const COMMON: Common = Common { magic: MAGIC, kind: 1, size: SUPERBLOCK_SIZE as u32 };
 const _: () = assert!(HEADER_SIZE + VOLUME_COUNT_MAX * VOLUME_SIZE <= SUPERBLOCK_SIZE);
 
 /// Rows of the table in `docs/format.md`, after the common ones.
-pub const FIELDS: [Field; 20] = [
+pub const FIELDS: [Field; 21] = [
     Field {
         offset: 56,
         size: 4,
@@ -95,6 +100,12 @@ pub const FIELDS: [Field; 20] = [
         size: 8,
         name: "written_at",
         meaning: "wall clock, milliseconds since 1970",
+    },
+    Field {
+        offset: 192,
+        size: 1024,
+        name: "feature_names",
+        meaning: "32 names of 32 bytes for the bits that are set",
     },
     Field { offset: 4096, size: 61440, name: "volumes", meaning: "60 volumes of 1024 bytes" },
 ];
@@ -257,6 +268,8 @@ pub struct Superblock {
     pub compat: u64,
     /// Features an older program must clear before it writes.
     pub autoclear: u64,
+    /// Names for the bits of the masks.
+    pub feature_names: Vec<FeatureName>,
     /// Seeds all checksums.
     pub key: u64,
     /// Bytes of the cache.
@@ -333,6 +346,7 @@ impl Superblock {
             incompat: 0,
             compat: 0,
             autoclear: 0,
+            feature_names: Vec::new(),
             key: new.key,
             size_bytes: new.size_bytes,
             segment_bytes: new.segment_bytes,
@@ -393,6 +407,10 @@ impl Superblock {
         put(&mut bytes, 144, &self.segment_sequence.to_le_bytes());
         put(&mut bytes, 152, &self.created_at.to_le_bytes());
         put(&mut bytes, 160, &self.written_at.to_le_bytes());
+        assert!(self.feature_names.len() <= NAME_COUNT);
+        for (index, name) in self.feature_names.iter().enumerate() {
+            name.encode(&mut bytes[AT_NAMES + index * NAME_SIZE..]);
+        }
         for (index, volume) in self.volumes.iter().enumerate() {
             let at = HEADER_SIZE + index * VOLUME_SIZE;
             if let Some(volume) = volume {
@@ -409,28 +427,46 @@ impl Superblock {
         let value = |field, found: u64| Err(FormatError::Value { field, found });
         let unknown = get_u64(bytes, 64) & !feature::INCOMPAT_KNOWN;
         if unknown != 0 {
-            let names = feature::incompat_names(unknown);
+            // A row that is wrong must not hide what is missing.
+            let rows = (0..NAME_COUNT).map(|index| &bytes[AT_NAMES + index * NAME_SIZE..]);
+            let table: Vec<FeatureName> =
+                rows.filter_map(|row| FeatureName::decode(row).ok().flatten()).collect();
+            let names = feature::Names::of(&table, 1, unknown);
             return Err(FormatError::Incompatible { bits: unknown, names });
         }
-        let fixed = [(120, 2, 12, "block_shift"), (122, 2, 9, "atomic_shift")];
-        for (at, _, expected, field) in fixed {
+        let fixed = [
+            (120, 12, "block_shift"),
+            (122, 9, "atomic_shift"),
+            (124, 1, "member_count"),
+            (126, 0, "member_index"),
+        ];
+        for (at, expected, field) in fixed {
             if get_u16(bytes, at) != expected {
                 return value(field, get_u16(bytes, at).into());
             }
         }
-        if get_u16(bytes, 124) != 1 || get_u16(bytes, 126) != 0 {
-            return value("member_count", get_u16(bytes, 124).into());
+        if array::<16>(bytes, AT_UUID) == [0; 16] {
+            return value("uuid", 0);
         }
         if get_u32(bytes, 60) > 1 {
             return value("clean", get_u32(bytes, 60).into());
         }
         let volumes_end = HEADER_SIZE + VOLUME_COUNT_MAX * VOLUME_SIZE;
-        zeros(bytes, 168, HEADER_SIZE)?;
+        zeros(bytes, 168, AT_NAMES)?;
+        zeros(bytes, NAMES_END, HEADER_SIZE)?;
+        let mut feature_names = Vec::new();
+        for index in 0..NAME_COUNT {
+            feature_names.extend(FeatureName::decode(&bytes[AT_NAMES + index * NAME_SIZE..])?);
+        }
         zeros(bytes, volumes_end, SUPERBLOCK_SIZE)?;
         let mut volumes = Vec::with_capacity(VOLUME_COUNT_MAX);
         for index in 0..VOLUME_COUNT_MAX {
             let at = HEADER_SIZE + index * VOLUME_SIZE;
-            volumes.push(Volume::decode(&bytes[at..at + VOLUME_SIZE])?);
+            let volume = Volume::decode(&bytes[at..at + VOLUME_SIZE]);
+            volumes.push(volume.map_err(|error| match error {
+                FormatError::Reserved { offset } => FormatError::Reserved { offset: at + offset },
+                other => other,
+            })?);
         }
         let superblock = Superblock {
             uuid: array(bytes, AT_UUID),
@@ -440,6 +476,7 @@ impl Superblock {
             incompat: get_u64(bytes, 64),
             compat: get_u64(bytes, 72),
             autoclear: get_u64(bytes, 80),
+            feature_names,
             key: get_u64(bytes, 88),
             size_bytes: get_u64(bytes, 96),
             segment_bytes: get_u32(bytes, 104),
@@ -453,7 +490,47 @@ impl Superblock {
             volumes,
         };
         superblock.check_geometry()?;
+        superblock.check_counters()?;
+        for volume in superblock.volumes.iter().flatten() {
+            superblock.check_head(&volume.head)?;
+        }
         Ok(superblock)
+    }
+
+    fn check_counters(&self) -> Result<(), FormatError> {
+        if self.open_generation > GENERATION_MAX {
+            let found = self.open_generation.into();
+            return Err(FormatError::Value { field: "open_generation", found });
+        }
+        bounded("sequence", self.sequence)?;
+        bounded("segment_sequence", self.segment_sequence)?;
+        bounded("checkpoint_sequence", self.checkpoint_sequence)
+    }
+
+    /// A head is none at all, or lies within the cache.
+    fn check_head(&self, head: &Head) -> Result<(), FormatError> {
+        let value = |field, found: u64| Err(FormatError::Value { field, found });
+        let link = &head.link;
+        if link.sequence.0 == 0 {
+            let none = *head == Head::NONE;
+            return if none { Ok(()) } else { value("head_sequence", 0) };
+        }
+        if link.segment.0 >= self.segment_count {
+            return value("head_segment", link.segment.0.into());
+        }
+        if head.used > self.segment_blocks() {
+            return value("head_used", head.used.into());
+        }
+        if link.block >= head.used {
+            return value("head_block", link.block.into());
+        }
+        if head.through < link.sequence {
+            return value("head_through", head.through.0);
+        }
+        if head.ordinal.0 == 0 {
+            return value("head_ordinal", 0);
+        }
+        Ok(())
     }
 
     fn check_geometry(&self) -> Result<(), FormatError> {
@@ -543,8 +620,25 @@ impl Volume {
         if logical_block != 512 && logical_block != 4096 {
             return value("logical_block", logical_block.into());
         }
-        if get_u16(bytes, 36) != 0 || get_u16(bytes, 38) != 1 {
+        if get_u16(bytes, 36) != 0 {
             return value("shard", get_u16(bytes, 36).into());
+        }
+        if get_u16(bytes, 38) != 1 {
+            return value("shard_count", get_u16(bytes, 38).into());
+        }
+        let counters = [
+            (168, "head_sequence", SEQUENCE_MAX),
+            (192, "head_ordinal", ORDINAL_MAX),
+            (200, "next_sequence", SEQUENCE_MAX),
+            (208, "sb_watermark", SEQUENCE_MAX),
+            (216, "sb_tail", ORDINAL_MAX),
+            (224, "sb_flush_epoch", SEQUENCE_MAX),
+            (240, "head_through", SEQUENCE_MAX),
+        ];
+        for (at, field, end) in counters {
+            if get_u64(bytes, at) >= end {
+                return value(field, get_u64(bytes, at));
+            }
         }
         let name = text(&bytes[40..40 + NAME_MAX])
             .ok_or(FormatError::Value { field: "name", found: get_u64(bytes, 40) })?;
@@ -585,6 +679,11 @@ impl Volume {
             path: path.into(),
         }))
     }
+}
+
+/// Whoever adds to it need not look for an overflow.
+fn bounded(field: &'static str, found: u64) -> Result<(), FormatError> {
+    if found < SEQUENCE_MAX { Ok(()) } else { Err(FormatError::Value { field, found }) }
 }
 
 fn text(bytes: &[u8]) -> Option<&str> {

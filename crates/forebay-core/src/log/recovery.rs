@@ -24,6 +24,7 @@
 use crate::effect::Fault;
 use crate::format::bytes::{FormatError, Seed, block_checksum};
 use crate::format::entry::{Entry, Kind};
+use crate::format::feature::AUTOCLEAR_KNOWN;
 use crate::format::record::{self, Header, Link};
 use crate::format::superblock::{Head, Superblock, Volume};
 use crate::limits::VOLUME_COUNT_MAX;
@@ -159,6 +160,58 @@ impl Recovered {
     }
 }
 
+impl Recovered {
+    /// Where the records of a volume's log begin, oldest first; a place among them may be a hole.
+    pub fn records(&self, volume: VolumeIndex) -> Vec<(SegmentId, u16)> {
+        let mut all = Vec::new();
+        let mut next = self.volume(volume).and_then(|volume| volume.log.oldest);
+        while let Some(id) = next {
+            let segment = self.segments.get(id);
+            let mut block = 0;
+            while block < segment.used {
+                all.push((id, block));
+                block += self.slots.heading(self.segments.slot(id, block)).blocks.max(1);
+            }
+            next = segment.next;
+        }
+        all
+    }
+
+    /// Whether this block of this segment is the newest one the log has for an LBA.
+    pub fn is_newest(&self, volume: VolumeIndex, lba: Lba, id: SegmentId, block: u16) -> bool {
+        self.index.get(volume, lba) == Some(self.segments.slot(id, block))
+    }
+
+    /// Whether reads of a block fail, because it was lost and not written since.
+    pub fn is_lost(&self, volume: VolumeIndex, lba: Lba) -> bool {
+        let extents = self.volume(volume).map(|volume| &volume.extents);
+        let extent = extents.and_then(|extents| extents.get(lba));
+        extent.is_some_and(|extent| extent.kind == Kind::Lost)
+            && self.index.get(volume, lba).is_none()
+    }
+
+    /// Everything of a volume up to this sequence is on its backing device.
+    pub fn watermark(&self, volume: VolumeIndex) -> Sequence {
+        self.volume(volume).map_or(Sequence(0), |volume| volume.log.watermark)
+    }
+
+    /// Blocks of a volume that are not on its backing device, superseded versions included.
+    pub fn dirty_blocks(&self, volume: VolumeIndex) -> u64 {
+        self.volume(volume).map_or(0, |volume| volume.log.dirty_blocks)
+    }
+
+    /// Segments of a volume's log, oldest first.
+    pub fn segments(&self, volume: VolumeIndex) -> Vec<SegmentId> {
+        let mut ids: Vec<SegmentId> = self.records(volume).iter().map(|place| place.0).collect();
+        ids.dedup();
+        ids
+    }
+
+    fn volume(&self, volume: VolumeIndex) -> Option<&RecoveredVolume> {
+        self.volumes.get(usize::from(volume.0))?.as_ref()
+    }
+}
+
 /// A first header of a segment.
 #[derive(Clone, Copy)]
 struct First {
@@ -275,6 +328,9 @@ pub fn reopen(superblock: &Superblock, found: &Recovered, mutants: Mutants) -> S
     let mut next = superblock.clone();
     next.sequence += 1;
     next.clean = false;
+    // What this program does not know it cannot keep true.
+    next.autoclear &= AUTOCLEAR_KNOWN;
+    next.feature_names.retain(|name| name.mask != 3 || AUTOCLEAR_KNOWN >> name.bit & 1 == 1);
     if !mutants.is(Mutant::GenerationNotRaised) {
         next.open_generation += 1;
     }
@@ -681,14 +737,15 @@ impl<R: CacheReader> Recovery<'_, R> {
         let any = self.mutants.is(Mutant::IgnoreGeneration);
         let limit = limit.min(self.superblock.segment_blocks());
         let mut block = 0;
+        let mut before = Sequence(0);
         let mut hole = None;
         while block < limit {
             let at = usize::from(block) * BLOCK_SIZE;
             let address = self.address(id, block);
             let found = self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok();
             let found = found.filter(|(header, _)| {
-                usize::from(header.volume) == usize::from(index.0)
-                    && header.ordinal == ordinal
+                self.belongs(header, index, ordinal)
+                    && header.sequence > before
                     && (any || header.open_generation == generation)
                     && block + header.blocks <= self.superblock.segment_blocks()
             });
@@ -698,6 +755,7 @@ impl<R: CacheReader> Recovery<'_, R> {
                         steps.push(Step::Hole { id, block });
                     }
                     steps.push(Step::Record { id, block, header, checksum });
+                    before = header.last_sequence();
                     block += header.blocks;
                 }
                 // Every block is looked at: a header proves itself by its address, the cache's
@@ -711,6 +769,15 @@ impl<R: CacheReader> Recovery<'_, R> {
         if let Some(block) = hole {
             steps.push(Step::Hole { id, block });
         }
+    }
+
+    /// Whether a header is of this place in this volume's log: not of a volume that had the index
+    /// before, which counted its segments from one, too.
+    fn belongs(&self, header: &Header, index: VolumeIndex, ordinal: Ordinal) -> bool {
+        let volume = self.superblock.volumes.get(usize::from(index.0)).and_then(Option::as_ref);
+        usize::from(header.volume) == usize::from(index.0)
+            && header.ordinal == ordinal
+            && volume.is_some_and(|volume| header.attach_generation == volume.attach_generation)
     }
 
     fn load(&mut self, id: SegmentId) {
@@ -836,7 +903,11 @@ impl<R: CacheReader> Recovery<'_, R> {
             (volume.head != Head::NONE).then_some((volume.head.link.segment, volume.head.used));
         // From the head down: each segment names the one before it.
         while let Some((id, used)) = next.filter(|_| ordinal >= tail && ordinal.0 > 0) {
-            ids.push((id, ordinal, used));
+            // A log has no more segments than the cache, and each is in it once.
+            if ids.len() >= self.superblock.segment_count as usize {
+                break;
+            }
+            ids.push((id, ordinal, used.min(self.superblock.segment_blocks())));
             next = self.predecessor(index, id, ordinal);
             ordinal = Ordinal(ordinal.0 - 1);
         }
@@ -897,11 +968,8 @@ impl<R: CacheReader> Recovery<'_, R> {
         id: SegmentId,
         ordinal: Ordinal,
     ) -> Option<(SegmentId, u16)> {
-        let mine = |header: &Header| {
-            usize::from(header.volume) == usize::from(index.0) && header.ordinal == ordinal
-        };
         let first = self.firsts.get(&id);
-        let header = match first.filter(|first| mine(&first.header)) {
+        let header = match first.filter(|first| self.belongs(&first.header, index, ordinal)) {
             Some(first) => Some(first.header),
             None => {
                 // Its first header rotted; any other header of it says the same.
@@ -910,7 +978,7 @@ impl<R: CacheReader> Recovery<'_, R> {
                     let at = usize::from(block) * BLOCK_SIZE;
                     let address = self.address(id, block);
                     let found = self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok()?;
-                    mine(&found.0).then_some(found.0)
+                    self.belongs(&found.0, index, ordinal).then_some(found.0)
                 })
             }
         };
@@ -922,8 +990,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         let before = Ordinal(ordinal.0.checked_sub(1)?);
         self.firsts
             .values()
-            .filter(|first| usize::from(first.header.volume) == usize::from(index.0))
-            .filter(|first| first.header.ordinal == before)
+            .filter(|first| self.belongs(&first.header, index, before))
             .max_by_key(|first| first.header.segment_sequence)
             .map(|first| (first.id, self.superblock.segment_blocks()))
     }
@@ -938,14 +1005,15 @@ impl<R: CacheReader> Recovery<'_, R> {
     ) {
         self.load(id);
         let mut block = 0;
+        let mut before = Sequence(0);
         let mut hole = None;
         while block < used {
             let at = usize::from(block) * BLOCK_SIZE;
             let address = self.address(id, block);
             let found = self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok();
             let found = found.filter(|(header, _)| {
-                usize::from(header.volume) == usize::from(index.0)
-                    && header.ordinal == ordinal
+                self.belongs(header, index, ordinal)
+                    && header.sequence > before
                     && block + header.blocks <= used
             });
             match found {
@@ -954,6 +1022,7 @@ impl<R: CacheReader> Recovery<'_, R> {
                         steps.push(Step::Hole { id, block });
                     }
                     steps.push(Step::Record { id, block, header, checksum });
+                    before = header.last_sequence();
                     block += header.blocks;
                 }
                 None => {
@@ -1095,14 +1164,15 @@ impl<R: CacheReader> Recovery<'_, R> {
             let heading = Heading {
                 blocks: block - before,
                 entries: 0,
-                sequence_offset: (segment.last_sequence.0 - segment.first_sequence.0) as u32,
+                sequence_offset: segment.last_sequence.0.saturating_sub(segment.first_sequence.0)
+                    as u32,
             };
             self.found.slots.head(self.found.segments.slot(id, before), heading);
         }
         let segment = self.found.segments.get_mut(id);
         segment.used = block + header.blocks;
         segment.last_sequence = header.last_sequence();
-        let offset = header.sequence.0 - segment.first_sequence.0;
+        let offset = header.sequence.0.saturating_sub(segment.first_sequence.0);
         let heading = Heading {
             blocks: header.blocks,
             entries: header.entry_count,
@@ -1289,11 +1359,16 @@ pub fn redo(superblock: &Superblock, id: SegmentId, bytes: &mut [u8]) -> u16 {
         if *life.get_or_insert(sequence) != sequence {
             break;
         }
+        let room = superblock.segment_blocks() - block;
         if let Ok(header) = record::decode(&mut head, address, &identity) {
+            if header.blocks > room {
+                break;
+            }
             block += header.blocks;
             continue;
         }
-        if let Some(blocks) = record::close(&mut head, address, &identity) {
+        let closed = record::close(&mut head, address, &identity);
+        if let Some(blocks) = closed.filter(|blocks| *blocks <= room) {
             bytes[at..at + BLOCK_SIZE].copy_from_slice(&head[..]);
             block += blocks;
         }

@@ -194,6 +194,12 @@ pub(crate) fn lock_exclusive(fd: BorrowedFd<'_>) -> i32 {
     answer(i64::from(unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }))
 }
 
+/// Locks a file for readers, unless somebody has it alone.
+pub(crate) fn lock_shared(fd: BorrowedFd<'_>) -> i32 {
+    // SAFETY: takes numbers only.
+    answer(i64::from(unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) }))
+}
+
 /// Size of a block device in bytes.
 pub(crate) fn block_size_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
     /// `_IOR(0x12, 114, size_t)`, which libc does not name.

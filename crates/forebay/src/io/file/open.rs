@@ -28,7 +28,8 @@ pub struct FileOptions {
     /// The unit of reading and writing to present, 512 or 4096; a block device's own, and 512 for
     /// a file, if not given.
     pub logical_block: Option<u32>,
-    /// Nobody else may have it open for this: O_EXCL for block devices, flock for files.
+    /// Nobody else may have it open for this: O_EXCL for block devices, flock for files, which
+    /// those who only read share.
     pub exclusive: bool,
     /// How long to wait for another to let go of it.
     pub wait: Duration,
@@ -54,8 +55,8 @@ impl Default for FileOptions {
 #[non_exhaustive]
 pub enum FileError {
     /// Somebody else has it.
-    #[error("{} is in use by another process (waited {waited:?}); stop it, or see `lsof {}`",
-        path.display(), path.display())]
+    #[error("{}: is in use by another process (waited {:.0} s for it); stop that one; \
+        `lsof {}` names it", path.display(), waited.as_secs_f64(), path.display())]
     Busy {
         /// Which.
         path: PathBuf,
@@ -63,13 +64,13 @@ pub enum FileError {
         waited: Duration,
     },
     /// It is neither a regular file nor a block device.
-    #[error("{} is neither a regular file nor a block device", path.display())]
+    #[error("{}: is neither a regular file nor a block device", path.display())]
     Kind {
         /// Which.
         path: PathBuf,
     },
     /// Its logical block is larger than the one asked for, or not one we know.
-    #[error("{} has logical blocks of {found} bytes, not {wanted}; 512 and 4096 are known",
+    #[error("{}: has logical blocks of {found} bytes, not {wanted}; 512 and 4096 are known",
         path.display())]
     LogicalBlock {
         /// Which.
@@ -80,7 +81,7 @@ pub enum FileError {
         wanted: u32,
     },
     /// The system refused something.
-    #[error("cannot {what} {}", path.display())]
+    #[error("{}: cannot {what} it", path.display())]
     System {
         /// Which.
         path: PathBuf,
@@ -142,7 +143,9 @@ impl Opened {
             other => other.map_err(system(path, "open"))?,
         };
         if options.exclusive && !block {
-            match sys::lock_exclusive(file.as_fd()) {
+            // Readers may be several.
+            let lock = if options.read_only { sys::lock_shared } else { sys::lock_exclusive };
+            match lock(file.as_fd()) {
                 result if result == -libc::EWOULDBLOCK => return Err(busy()),
                 result => sys::checked(result).map_err(system(path, "lock"))?,
             };

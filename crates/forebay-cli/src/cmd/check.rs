@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay check`: verifies everything in a cache, and changes nothing.
+
+use crate::args::CheckArgs;
+use crate::units::size;
+use anyhow::Result;
+use forebay::check::{self, Finding, Report, Severity};
+use forebay::host::runtime_dir::Places;
+use forebay::inspect::Inspection;
+use forebay_core::units::BLOCK_BYTES;
+use serde_json::{Value, json};
+use std::process::ExitCode;
+
+pub fn run(args: &CheckArgs) -> Result<ExitCode> {
+    let inspection = Inspection::open(&args.cache, &Places::found())?;
+    let report = check::check(&inspection)?;
+    if args.json {
+        println!("{}", to_json(&report));
+    } else {
+        print(args, &report);
+    }
+    Ok(match report.worst() {
+        Severity::Note => ExitCode::SUCCESS,
+        Severity::Clean => ExitCode::from(3),
+        Severity::Dirty => ExitCode::from(4),
+    })
+}
+
+fn print(args: &CheckArgs, report: &Report) {
+    println!("cache {} on {}", report.uuid, args.cache.display());
+    if !report.clean_stop {
+        println!("  the last stop was not a clean one");
+    }
+    if report.left_segments > 0 {
+        println!(
+            "  {} segments in memory were left by a killed process; the next `serve` writes them",
+            report.left_segments
+        );
+    }
+    for volume in &report.volumes {
+        println!(
+            "{}: {} records, {} blocks checked, {} not on the backing device",
+            volume.name,
+            volume.records,
+            volume.blocks,
+            size(volume.dirty_blocks * BLOCK_BYTES)
+        );
+    }
+    for finding in &report.findings {
+        println!("{}", finding_text(finding));
+    }
+    let of = |severity| report.findings.iter().filter(|it| it.severity == severity).count();
+    match report.worst() {
+        Severity::Note => println!("sound"),
+        Severity::Clean => println!("damage: {}; nothing is lost", of(Severity::Clean)),
+        Severity::Dirty => println!(
+            "damage: {} in data that is not on its backing device, {} elsewhere",
+            of(Severity::Dirty),
+            of(Severity::Clean)
+        ),
+    }
+}
+
+fn finding_text(finding: &Finding) -> String {
+    let mut text = format!("{} [{}]", severity_name(finding.severity), finding.rule);
+    if let Some(volume) = &finding.volume {
+        text += &format!(" {volume}");
+    }
+    if let (Some(lba), Some(byte)) = (finding.lba, finding.volume_byte()) {
+        text += &format!(" LBA {lba} + {}, byte {byte}", finding.blocks);
+    }
+    if let Some(byte) = finding.cache_byte {
+        text += &format!(" (cache byte {byte})");
+    }
+    format!("{text}: {}", finding.text)
+}
+
+fn severity_name(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Note => "note",
+        Severity::Clean => "clean",
+        Severity::Dirty => "dirty",
+    }
+}
+
+/// The names are stable.
+fn to_json(report: &Report) -> Value {
+    let volumes: Vec<Value> = report
+        .volumes
+        .iter()
+        .map(|volume| {
+            json!({
+                "name": volume.name,
+                "records": volume.records,
+                "blocks": volume.blocks,
+                "dirty_blocks": volume.dirty_blocks,
+            })
+        })
+        .collect();
+    let findings: Vec<Value> = report
+        .findings
+        .iter()
+        .map(|finding| {
+            json!({
+                "severity": severity_name(finding.severity),
+                "rule": finding.rule,
+                "volume": finding.volume,
+                "lba": finding.lba,
+                "blocks": finding.blocks,
+                "volume_byte": finding.volume_byte(),
+                "cache_byte": finding.cache_byte,
+                "text": finding.text,
+            })
+        })
+        .collect();
+    json!({
+        "uuid": report.uuid,
+        "result": match report.worst() {
+            Severity::Note => "sound",
+            Severity::Clean => "damaged-clean",
+            Severity::Dirty => "damaged-dirty",
+        },
+        "clean_stop": report.clean_stop,
+        "left_segments": report.left_segments,
+        "volumes": volumes,
+        "findings": findings,
+    })
+}

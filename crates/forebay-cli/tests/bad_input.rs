@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Bad input to the real program: each is a clear error, or a named state, and loses nothing.
+
+#![allow(clippy::unwrap_used)]
+
+mod bad;
+
+use bad::{Done, Place, patch, set_mode};
+use forebay_core::format::bytes::crc32c;
+use forebay_core::format::feature::FeatureName;
+use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
+
+const CACHE_BYTES: u64 = 64 << 20;
+const SECOND: u64 = CACHE_BYTES - SUPERBLOCK_SIZE as u64;
+
+/// Rewrites both copies of the superblock with a change and a right checksum.
+fn reseal(cache: &str, change: impl Fn(&mut [u8])) {
+    for address in [0, SECOND] {
+        let change = |bytes: &mut [u8]| {
+            change(bytes);
+            bytes[24..28].fill(0);
+            let checksum = crc32c(bytes);
+            bytes[24..28].copy_from_slice(&checksum.to_le_bytes());
+        };
+        patch(cache, address, change, SUPERBLOCK_SIZE);
+    }
+}
+
+fn destroy(cache: &str, address: u64) {
+    patch(cache, address, |bytes| bytes.fill(0xA5), 512);
+}
+
+#[test]
+fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
+    let place = Place::new("absurd");
+    let (cache, new) = (place.cache(), place.text("new"));
+    let usage: [(&[&str], &str); 19] = [
+        (&["format"], "<CACHE>"),
+        (&["format", &new, "--size", "x"], "'x' is no size; try 512K or 1G"),
+        (&["format", &new, "--size", ""], "is no size"),
+        (&["format", &new, "--size", "-1"], "unexpected argument"),
+        (&["format", &new, "--size", "1X"], "no unit"),
+        (&["format", &new, "--size", "99999999999999999999"], "is no size"),
+        (&["format", &new, "--size", "9999999P"], "larger than any device"),
+        (&["serve"], "--cache"),
+        (&["serve", "--cache", &cache, "--volume", "v"], "NAME=BACKING"),
+        (&["serve", "--cache", &cache, "--volume", "=b"], "no volume name"),
+        (&["serve", "--cache", &cache, "--volume", "a/b=b"], "no volume name"),
+        (&["serve", "--cache", &cache, "--volume", "v=b,mode=fast"], "write-through"),
+        (&["serve", "--cache", &cache, "--volume", "v=b,logical_block=1"], "512 and 4096"),
+        (&["serve", "--cache", &cache, "--listen", "http://x"], "nbd+unix:///PATH"),
+        (&["serve", "--cache", &cache, "--listen", "nbd://0.0.0.0:1"], "not on loopback"),
+        (&["serve", "--cache", &cache, "--sync-after", "9y"], "no unit of time"),
+        (&["drain", "--cache", &cache, "--control", "x"], "cannot be used with"),
+        (&["inspect", &cache, "everything"], "superblock"),
+        (&["frobnicate"], "unrecognized subcommand"),
+    ];
+    for (args, says) in usage {
+        place.run(args).refused(2, says);
+    }
+    let small = place.file("small", 4096);
+    let empty = place.file("empty", 0);
+    let could_not: [(&[&str], &str); 14] = [
+        (&["format", &new], "give --size"),
+        (&["format", &new, "--size", "1M"], "at least 64 MiB"),
+        (&["format", &new, "--size", "64M", "--segment-size", "3M"], "power of two"),
+        (&["format", &new, "--size", "64M", "--segment-size", "8M"], "64K to 4M"),
+        (&["format", &small], "at least 64 MiB"),
+        (&["format", &small, "--size", "64M"], "less than --size"),
+        (&["format", "/dev/null"], "expected a block device or a regular file"),
+        (&["format", "/nowhere/at/all", "--size", "64M"], "No such file"),
+        (&["serve", "--cache", &small], "too few"),
+        (&["serve", "--cache", &new], "No such file"),
+        (&["serve", "--cache", &cache, "--memory", "1M"], "at least 48 MiB"),
+        (&["serve", "--cache", &cache], "give --volume NAME=BACKING"),
+        (&["serve", "--cache", &cache, "--volume", &format!("v={empty}")], "is empty"),
+        (&["serve", "--cache", &cache, "--volume", &format!("v={cache}")], "same device or file"),
+    ];
+    for (args, says) in could_not {
+        place.run(args).refused(1, says);
+        assert!(!place.at("new").exists(), "{args:?} left a file");
+    }
+    place.run(&["status", "--control", &place.text("none")]).refused(5, "no daemon");
+}
+
+#[test]
+fn one_bad_superblock_is_repaired_from_the_other() {
+    for address in [0, SECOND] {
+        let place = Place::new(&format!("copy{address}"));
+        let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+        destroy(&cache, address);
+        let check = place.run(&["check", &cache]);
+        assert_eq!(check.code, 3, "{check:?}");
+        assert!(check.stdout.contains("opening repairs it"), "{check:?}");
+        let stderr =
+            place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]).stop(&place);
+        assert!(stderr.contains("repaired from the other"), "{stderr}");
+        assert_eq!(place.run(&["check", &cache]).code, 0);
+    }
+}
+
+#[test]
+fn two_bad_superblocks_are_refused_with_what_was_found() {
+    let place = Place::new("both");
+    let cache = place.cache();
+    destroy(&cache, 0);
+    destroy(&cache, SECOND);
+    for args in [&["serve", "--cache", &cache][..], &["check", &cache]] {
+        let done = place.run(args);
+        done.refused(1, "no forebay superblock: at byte 0: magic is 0xa5a5a5a5a5a5a5a5");
+        done.refused(1, &format!("at byte {SECOND}"));
+    }
+}
+
+#[test]
+fn another_version_is_refused_by_its_number() {
+    let place = Place::new("version");
+    let cache = place.cache();
+    reseal(&cache, |bytes| bytes[10] = 2);
+    for args in [&["serve", "--cache", &cache][..], &["check", &cache]] {
+        place.run(args).refused(1, "format version is 2, this program knows 1");
+    }
+    // What a newer version keeps there is not for an older one to erase.
+    place.run(&["format", &cache]).refused(1, "--force");
+}
+
+#[test]
+fn an_unknown_feature_is_refused_by_its_name() {
+    let place = Place::new("feature");
+    let cache = place.cache();
+    let mut bytes = std::fs::read(&cache).unwrap();
+    let mut superblock = Superblock::decode(&mut bytes[..SUPERBLOCK_SIZE], 0).unwrap();
+    superblock.incompat = 1 << 7;
+    superblock.feature_names = vec![FeatureName::new(1, 7, "encryption")];
+    for address in [0, SECOND] {
+        let new = superblock.encode(address);
+        patch(&cache, address, |bytes| bytes.copy_from_slice(&new), SUPERBLOCK_SIZE);
+    }
+    for args in [&["serve", "--cache", &cache][..], &["check", &cache]] {
+        place.run(args).refused(1, "features this program lacks: `encryption`");
+    }
+}
+
+#[test]
+fn a_cache_or_backing_that_was_cut_is_refused() {
+    let place = Place::new("cut");
+    let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+    place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]).stop(&place);
+    place.file("backing", 4 << 20);
+    let done = place.run(&["serve", "--cache", &cache]);
+    done.refused(1, "no volume can be served");
+    assert!(done.stderr.contains("it was cut, or is another disk"), "{done:?}");
+    place.file("backing", 8 << 20);
+    std::fs::File::options().write(true).open(&cache).unwrap().set_len(CACHE_BYTES / 2).unwrap();
+    for args in [&["serve", "--cache", &cache][..], &["check", &cache]] {
+        place.run(args).refused(1, "it was cut");
+    }
+}
+
+#[test]
+fn a_cache_that_may_not_be_written_is_refused_and_can_be_checked() {
+    use std::os::unix::process::CommandExt;
+    let place = Place::new("readonly");
+    let cache = place.cache();
+    set_mode(&place.at("cache"), 0o444);
+    set_mode(&place.path, 0o755);
+    // Root may write everything: somebody else asks.
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|status| {
+        use std::os::unix::fs::MetadataExt;
+        status.uid() == 0
+    });
+    let run = |args: &[&str]| {
+        let mut command = place.command();
+        if is_root {
+            command.uid(65_534).gid(65_534).current_dir("/");
+            std::os::unix::fs::chown(place.at("run"), Some(65_534), Some(65_534)).unwrap();
+        }
+        command.args(args).output().map(|output| Done::new(&output))
+    };
+    match run(&["serve", "--cache", &cache]) {
+        Ok(done) => done.refused(1, "Permission denied"),
+        Err(error) => return println!("SKIP the program cannot be run as another user: {error}"),
+    }
+    let done = run(&["check", &cache]).unwrap();
+    assert_eq!(done.code, 0, "{done:?}");
+}
+
+#[test]
+fn format_erases_nothing_that_it_knows_unless_told_to() {
+    // Where a signature lies, and what it is called.
+    let known: [(u64, &[u8], &str); 3] = [
+        (0, b"XFSB\0\0\x10\0", "XFS"),
+        (0, b"LUKS\xba\xbe\0\x02", "LUKS"),
+        (4096 - 10, b"SWAPSPACE2", "swap"),
+    ];
+    for (at, bytes, name) in known {
+        let place = Place::new(&format!("known{name}"));
+        let file = place.file("file", 64 << 20);
+        patch(&file, at, |place| place.copy_from_slice(bytes), bytes.len());
+        let before = std::fs::read(&file).unwrap();
+        let done = place.run(&["format", &file]);
+        done.refused(1, "give --force");
+        assert!(done.stdout.contains(name), "{done:?}");
+        assert!(std::fs::read(&file).unwrap() == before, "{name}: something was written");
+        assert_eq!(place.run(&["format", &file, "--force"]).code, 0);
+    }
+    let place = Place::new("twice");
+    let cache = place.cache();
+    place.run(&["format", &cache]).refused(1, "is a forebay cache already; give --force");
+    assert_eq!(place.run(&["format", &cache, "--force"]).code, 0);
+}
+
+#[test]
+fn dirty_data_is_not_erased_or_forgotten_by_mistake() {
+    let place = Place::new("dirty");
+    let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+    let daemon = place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]);
+    daemon.client("v").write(0, &[7; 8192], false).unwrap();
+    daemon.kill();
+    let check = place.run(&["check", &cache]);
+    assert_eq!(check.code, 0, "{check:?}");
+    assert!(check.stdout.contains("8 KiB not on the backing device"), "{check:?}");
+    assert!(check.stdout.contains("left by a killed process"), "{check:?}");
+    place.run(&["format", &cache]).refused(1, "--force");
+    place.run(&["format", &cache, "--force"]).refused(1, "lose-dirty");
+    place.run(&["format", &cache, "--force", "--lose-dirty"]).refused(1, "needs a terminal");
+    place.run(&["forget", "--cache", &cache, "v"]).refused(1, "--lose-dirty");
+    place.run(&["forget", "--cache", &cache, "v", "--lose-dirty"]).refused(1, "needs a terminal");
+    place.run(&["forget", "--cache", &cache, "w"]).refused(1, "no such volume");
+    let daemon = place.serve(&["--cache", &cache]);
+    assert_eq!(daemon.client("v").read(0, 8192).unwrap(), [7; 8192]);
+    daemon.stop(&place);
+}
+
+#[test]
+fn a_second_daemon_and_a_check_of_a_served_cache_are_refused() {
+    let place = Place::new("second");
+    let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+    let daemon = place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]);
+    let check = place.run(&["check", &cache]);
+    check.refused(1, "is being served");
+    place.run(&["inspect", &cache, "superblock"]).refused(1, "is being served");
+    place.run(&["format", &cache, "--force"]).refused(1, "in use by another process");
+    place.run(&["serve", "--cache", &cache]).refused(1, "in use by another process");
+    daemon.stop(&place);
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay check` and `forebay inspect` of the real program.
+
+#![allow(clippy::unwrap_used)]
+
+mod bad;
+
+use bad::{Place, patch};
+use serde_json::Value;
+
+/// A cache with four blocks written at LBA 8, and where each lies on the cache device.
+fn written(place: &Place) -> (String, String, Vec<u64>) {
+    let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+    let daemon = place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]);
+    daemon.client("v").write(8 * 4096, &[7; 4 * 4096], true).unwrap();
+    daemon.stop(place);
+    let places = entries(place, &cache);
+    assert_eq!(places.len(), 4);
+    (cache, backing, places)
+}
+
+fn json(place: &Place, args: &[&str]) -> Value {
+    let done = place.run(args);
+    serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
+}
+
+fn entries(place: &Place, cache: &str) -> Vec<u64> {
+    let records = json(place, &["inspect", cache, "entries", "--json"]);
+    let mut places = Vec::new();
+    for record in records.as_array().unwrap() {
+        for row in record["rows"].as_array().into_iter().flatten() {
+            let slot = row["slot"].as_u64().unwrap();
+            places.push(record["address"].as_u64().unwrap() + slot * 4096);
+        }
+    }
+    places
+}
+
+#[test]
+fn a_bad_dirty_block_is_named_and_ends_with_4() {
+    let place = Place::new("checkdirty");
+    let (cache, _, places) = written(&place);
+    assert_eq!(place.run(&["check", &cache]).code, 0);
+    let before = std::fs::read(&cache).unwrap();
+    patch(&cache, places[2], |bytes| bytes[0] ^= 1, 1);
+    let done = place.run(&["check", &cache]);
+    assert_eq!(done.code, 4, "{done:?}");
+    assert!(done.stdout.contains("dirty [P2] v LBA 10 + 1, byte 40960"), "{done:?}");
+    let report = json(&place, &["check", &cache, "--json"]);
+    assert_eq!(report["result"], "damaged-dirty");
+    assert_eq!(report["findings"][0]["cache_byte"], places[2]);
+    let mut after = std::fs::read(&cache).unwrap();
+    after[places[2] as usize] ^= 1;
+    assert!(before == after, "a check changes nothing");
+}
+
+#[test]
+fn a_bad_clean_block_ends_with_3() {
+    let place = Place::new("checkclean");
+    let (cache, _, places) = written(&place);
+    let done = place.run(&["drain", "--cache", &cache]);
+    assert_eq!(done.code, 0, "{done:?}");
+    patch(&cache, places[1], |bytes| bytes[9] ^= 128, 10);
+    let done = place.run(&["check", &cache]);
+    assert_eq!(done.code, 3, "{done:?}");
+    assert!(done.stdout.contains("clean [P2] v LBA 9 + 1, byte 36864"), "{done:?}");
+    assert!(done.stdout.contains("nothing is lost"), "{done:?}");
+}
+
+#[test]
+fn a_rotten_header_is_told_with_the_blocks_it_held() {
+    let place = Place::new("checkheader");
+    let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+    let daemon = place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]);
+    for lba in [3, 5, 7] {
+        daemon.client("v").write(lba * 4096, &[lba as u8; 4096], true).unwrap();
+    }
+    daemon.stop(&place);
+    let records = json(&place, &["inspect", &cache, "entries", "--json", "--lba", "5"]);
+    let address = records[0]["address"].as_u64().unwrap();
+    patch(&cache, address + 100, |bytes| bytes[0] ^= 1, 1);
+    let done = place.run(&["check", &cache]);
+    assert_eq!(done.code, 4, "{done:?}");
+    assert!(done.stdout.contains("dirty [V1] v LBA 5 + 1, byte 20480"), "{done:?}");
+}
+
+#[test]
+fn every_part_is_shown_with_the_names_of_the_manual() {
+    let place = Place::new("inspect");
+    let (cache, ..) = written(&place);
+    let manual = include_str!("../../../docs/format.md");
+    for part in ["superblock", "volumes", "segments", "entries", "checkpoint"] {
+        let all = json(&place, &["inspect", &cache, part, "--json"]);
+        assert!(!all.as_array().unwrap().is_empty(), "{part}");
+        let done = place.run(&["inspect", &cache, part]);
+        assert_eq!(done.code, 0, "{done:?}");
+        if part == "superblock" || part == "volumes" {
+            let lines = done.stdout.lines().filter_map(|line| line.strip_prefix("  "));
+            for name in lines.filter_map(|line| line.split_whitespace().next()) {
+                let known = name == "state" || manual.contains(&format!("| `{name}` |"));
+                assert!(known, "{part}: {name}");
+            }
+        }
+    }
+    let one = json(&place, &["inspect", &cache, "entries", "--lba", "9", "--json"]);
+    assert_eq!(one[0]["rows"].as_array().unwrap().len(), 1);
+    assert_eq!(one[0]["rows"][0]["lba"], 9);
+    assert_eq!(one[0]["rows"][0]["kind_name"], "data");
+    place.run(&["inspect", &cache, "entries", "--volume", "w"]).refused(1, "no such volume");
+    place.run(&["inspect", &cache, "volumes", "--lba", "1"]).refused(1, "--lba");
+    // Nothing that lets one forge a block is in a report.
+    let superblock = json(&place, &["inspect", &cache, "superblock", "--json"]);
+    assert_eq!(superblock[0]["key"], "not shown");
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Checking a cache device without changing it: superblocks, every log as an opening would read
+//! it, and the checksum of every block in them.
+//!
+//! The rules that findings cite are those of `docs/format.md`: V1 and V2 of reading a log, and P2,
+//! the promise that every block is checked.
+
+use crate::inspect::{InspectError, Inspection, RecordFound};
+use crate::shard::uuid_text;
+use forebay_core::format::bytes::{Seed, block_checksum};
+use forebay_core::format::entry::{Entry, Kind};
+use forebay_core::format::record;
+use forebay_core::format::superblock::Volume;
+use forebay_core::log::recovery::{Damage, Recovered};
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Sequence, VolumeIndex};
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// As it should be after a crash.
+    Note,
+    /// Something the backing device has as well, or the other copy of the superblock.
+    Clean,
+    /// Something that nothing else has.
+    Dirty,
+}
+
+/// One thing that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// How bad.
+    pub severity: Severity,
+    /// The rule that is broken, or applied: see `docs/format.md`.
+    pub rule: &'static str,
+    /// The volume, by name.
+    pub volume: Option<String>,
+    /// First block within the volume.
+    pub lba: Option<u64>,
+    /// Blocks.
+    pub blocks: u64,
+    /// Byte on the cache device.
+    pub cache_byte: Option<u64>,
+    /// What it is, in words.
+    pub text: String,
+}
+
+impl Finding {
+    /// First byte within the volume.
+    pub fn volume_byte(&self) -> Option<u64> {
+        self.lba.map(|lba| lba * BLOCK_BYTES)
+    }
+}
+
+/// A volume, counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeChecked {
+    /// Its name.
+    pub name: String,
+    /// Records in its log.
+    pub records: u64,
+    /// Blocks in them that were checked, superseded ones included.
+    pub blocks: u64,
+    /// Those that are not on the backing device.
+    pub dirty_blocks: u64,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The cache.
+    pub uuid: String,
+    /// The last stop was a clean one.
+    pub clean_stop: bool,
+    /// Segments that a killed process left in memory.
+    pub left_segments: u64,
+    /// Its volumes.
+    pub volumes: Vec<VolumeChecked>,
+    /// What is wrong, or worth saying.
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    /// The worst finding.
+    pub fn worst(&self) -> Severity {
+        self.findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Note)
+    }
+}
+
+/// Checks all of a cache.
+pub fn check(inspection: &Inspection) -> Result<Report, InspectError> {
+    let superblock = inspection.superblock();
+    let mut checker = Checker { inspection, findings: Vec::new(), volumes: Vec::new() };
+    checker.check_copies();
+    if inspection.checkpoint_is_good() == Some(false) {
+        let text =
+            "the checkpoint is damaged; opening reads all records instead, which takes longer";
+        checker.find(Severity::Clean, "checkpoint", text.into());
+    }
+    let recovered = inspection.recover();
+    checker.check_damage(&recovered);
+    for (index, volume) in superblock.volumes.iter().enumerate() {
+        if let Some(volume) = volume {
+            checker.check_volume(VolumeIndex(index as u8), volume, &recovered);
+        }
+    }
+    Ok(Report {
+        uuid: uuid_text(&superblock.uuid),
+        clean_stop: superblock.clean,
+        left_segments: inspection.left_segments().len() as u64,
+        volumes: checker.volumes,
+        findings: checker.findings,
+    })
+}
+
+struct Checker<'a> {
+    inspection: &'a Inspection,
+    findings: Vec<Finding>,
+    volumes: Vec<VolumeChecked>,
+}
+
+impl Checker<'_> {
+    fn find(&mut self, severity: Severity, rule: &'static str, text: String) -> &mut Finding {
+        let (volume, lba, cache_byte) = (None, None, None);
+        self.findings.push(Finding { severity, rule, volume, lba, blocks: 0, cache_byte, text });
+        self.findings.last_mut().expect("pushed just above")
+    }
+
+    fn check_copies(&mut self) {
+        let found = self.inspection.found();
+        let size = found.superblock.size_bytes;
+        let addresses = forebay_core::format::superblock::Superblock::addresses(size);
+        for (copy, address) in found.copies.iter().zip(addresses) {
+            match copy {
+                Ok(sequence) if *sequence == found.superblock.sequence => {}
+                Ok(_) => {
+                    let text = "this copy of the superblock is the older one; opening renews it";
+                    self.find(Severity::Note, "superblock", text.into()).cache_byte = Some(address);
+                }
+                Err(error) => {
+                    let text =
+                        format!("this copy of the superblock is bad ({error}); opening repairs it");
+                    self.find(Severity::Clean, "superblock", text).cache_byte = Some(address);
+                }
+            }
+        }
+    }
+
+    fn check_damage(&mut self, recovered: &Recovered) {
+        for damage in &recovered.damage {
+            let (index, severity, rule, text) = match *damage {
+                Damage::Lost { volume, .. } => (
+                    volume,
+                    Severity::Dirty,
+                    "V1",
+                    "the record that held these dirty blocks rotted".to_owned(),
+                ),
+                Damage::Unknown { volume, .. } => (
+                    volume,
+                    Severity::Dirty,
+                    "V1",
+                    "a durable record rotted, and nothing says which dirty blocks it held; the \
+                     volume is frozen"
+                        .to_owned(),
+                ),
+                Damage::Clean { volume, .. } => (
+                    volume,
+                    Severity::Clean,
+                    "V1",
+                    "a record rotted that held only clean blocks; nothing is lost".to_owned(),
+                ),
+                Damage::Cut { volume, through } => (
+                    volume,
+                    Severity::Note,
+                    "V2",
+                    format!("torn end: the log ends at sequence {}", through.0),
+                ),
+            };
+            let superblock = self.inspection.superblock();
+            let place = match *damage {
+                Damage::Unknown { segment, block, .. } | Damage::Clean { segment, block, .. } => {
+                    let known = segment.0 < superblock.segment_count;
+                    known.then(|| superblock.address(segment, block))
+                }
+                _ => None,
+            };
+            let name = superblock.volumes[usize::from(index.0)].as_ref().map(|it| it.name.clone());
+            let finding = self.find(severity, rule, text);
+            finding.volume = name;
+            finding.cache_byte = place;
+            if let Damage::Lost { lba, count, .. } = *damage {
+                (finding.lba, finding.blocks) = (Some(lba.0), count);
+            }
+        }
+    }
+
+    fn check_volume(&mut self, index: VolumeIndex, volume: &Volume, recovered: &Recovered) {
+        let mut checked = VolumeChecked {
+            name: volume.name.clone(),
+            records: 0,
+            blocks: 0,
+            dirty_blocks: recovered.dirty_blocks(index),
+        };
+        for (segment, block) in recovered.records(index) {
+            // A hole: recovery has said so.
+            let Ok(record) = self.inspection.record(segment, block) else { continue };
+            checked.records += 1;
+            checked.blocks += self.check_record(index, volume, &record, recovered);
+        }
+        self.volumes.push(checked);
+    }
+
+    /// The blocks of a record; says how many there were.
+    fn check_record(
+        &mut self,
+        index: VolumeIndex,
+        volume: &Volume,
+        found: &RecordFound,
+        recovered: &Recovered,
+    ) -> u64 {
+        let superblock = self.inspection.superblock();
+        let address = superblock.address(found.segment, found.block);
+        let mut bytes = vec![0; usize::from(found.header.blocks) * BLOCK_SIZE];
+        let readable = self.inspection.read(address, &mut bytes).is_ok();
+        let mut count = 0;
+        for number in 0..found.header.entry_count {
+            let Ok(entry) = record::entry(&found.bytes, number) else { continue };
+            let sequence = Sequence(found.header.sequence.0 + 1 + u64::from(number));
+            let dirty = sequence > recovered.watermark(index) && is_guests(entry.kind);
+            let severity = if dirty { Severity::Dirty } else { Severity::Clean };
+            let place = address + u64::from(entry.slot) * BLOCK_BYTES;
+            let end = volume.size_bytes.div_ceil(BLOCK_BYTES);
+            let problem = if entry.lba.0 + u64::from(entry.count) > end {
+                Some("the entry reaches past the volume's end".to_owned())
+            } else if entry.kind == Kind::Lost && recovered.is_lost(index, entry.lba) {
+                // It was dirty when it was lost.
+                let text = "lost before, and not written since: reads fail".to_owned();
+                self.find_block(Severity::Dirty, volume, &entry, place, text);
+                None
+            } else if entry.kind.has_slot() && entry.kind != Kind::Void {
+                count += 1;
+                let slot = usize::from(entry.slot) * BLOCK_SIZE;
+                let seed = Seed::new(superblock.key, place, found.header.segment_sequence);
+                let block = &mut bytes[slot..slot + BLOCK_SIZE];
+                // One bad sector fails the whole read, but only its own block.
+                let read = readable || self.inspection.read(place, block).is_ok();
+                let newest =
+                    recovered.is_newest(index, entry.lba, found.segment, found.block + entry.slot);
+                let age = if newest { "" } else { ", a version that was overwritten since" };
+                match read {
+                    false => Some(format!("the block cannot be read{age}")),
+                    true if seed.apply(block_checksum(block)) != entry.crc => {
+                        Some(format!("the block's checksum is wrong{age}"))
+                    }
+                    true => None,
+                }
+            } else {
+                None
+            };
+            if let Some(text) = problem {
+                self.find_block(severity, volume, &entry, place, text);
+            }
+        }
+        count
+    }
+
+    fn find_block(
+        &mut self,
+        severity: Severity,
+        volume: &Volume,
+        entry: &Entry,
+        place: u64,
+        text: String,
+    ) {
+        let finding = self.find(severity, "P2", text);
+        finding.volume = Some(volume.name.clone());
+        (finding.lba, finding.blocks) = (Some(entry.lba.0), entry.count.into());
+        finding.cache_byte = Some(place);
+    }
+}
+
+/// Whether an entry of this kind holds what a guest did, and the backing device may lack.
+fn is_guests(kind: Kind) -> bool {
+    matches!(kind, Kind::Data | Kind::Parked | Kind::Zero | Kind::Discard)
+}
