@@ -481,6 +481,11 @@ impl World {
         let block = first + self.random.below(slots);
         let content = self.cache.read(block);
         let Some((volume, cell, _)) = origin(&content, 0) else { return };
+        // Other bytes may look like a guest's tag; there is no such block then.
+        let known = self.volumes.get(usize::from(volume));
+        if known.is_none_or(|known| cell as usize >= known.cells()) {
+            return;
+        }
         let durable = Rc::ptr_eq(&content, &self.cache.durable(block));
         // Of a copy nobody knows by looking whose block it is.
         let copied = self.copied.contains_key(&content.tags()[0]);
