@@ -50,6 +50,9 @@ pub struct Extent {
     pub long: bool,
 }
 
+/// Extents beyond the limit that notes of losses may take.
+const LOSS_ROOM: usize = 512;
+
 /// Extents by LBA, at most as many as it was made for.
 #[derive(Debug)]
 pub struct ExtentMap {
@@ -60,12 +63,12 @@ pub struct ExtentMap {
 impl ExtentMap {
     /// An empty map with room for `count_max` extents.
     pub fn new(count_max: usize) -> ExtentMap {
-        ExtentMap { extents: Vec::with_capacity(count_max), count_max }
+        ExtentMap { extents: Vec::with_capacity(count_max + LOSS_ROOM), count_max }
     }
 
     /// Bytes of memory of a map with this room.
     pub fn memory_bytes(count_max: usize) -> u64 {
-        (count_max * size_of::<Extent>()) as u64
+        ((count_max + LOSS_ROOM) * size_of::<Extent>()) as u64
     }
 
     /// Extents there are.
@@ -76,6 +79,12 @@ impl ExtentMap {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.extents.is_empty()
+    }
+
+    /// Whether the note of a loss is sure to fit. What is full of guests' extents still takes some:
+    /// write-back, which makes room, cannot go past a lost block before it is noted.
+    pub fn has_room_for_loss(&self) -> bool {
+        self.extents.len() + 2 <= self.count_max + LOSS_ROOM
     }
 
     /// Whether one more extent is sure to fit: it may split another in two.
@@ -104,7 +113,7 @@ impl ExtentMap {
     /// Puts an extent over whatever was there.
     pub fn insert(&mut self, new: Extent) {
         assert!(new.start < new.end);
-        assert!(self.has_room(), "the caller looked for room");
+        assert!(self.has_room_for_loss(), "the caller looked for room");
         let mut from = self.first_ending_after(new.start);
         let mut to = from;
         while to < self.extents.len() && self.extents[to].start < new.end {
