@@ -458,7 +458,9 @@ impl<R: CacheReader> Recovery<'_, R> {
             segment.state == State::Sealed
                 && segment.volume == volume
                 && block < segment.used
-                && (!touched[id.0 as usize] || slots.held(slot).is_some_and(|held| held.lba == lba))
+                && (!touched[id.0 as usize]
+                    || slots.is_data(segments.slot(id, 0), segment.used, block)
+                        && slots.held(slot).is_some_and(|held| held.lba == lba))
         });
     }
 
