@@ -553,6 +553,16 @@ impl<R: CacheReader> Recovery<'_, R> {
             && header.is_ok_and(|(_, checksum)| checksum == start.link.checksum)
     }
 
+    /// Drops the extents that write-back had dropped: short ones up to the watermark. Something may
+    /// have gone around the log there since, without a note.
+    fn drop_clean_extents(&mut self, out: &mut RecoveredVolume) {
+        let Cursor { segment: Some(id), block } = out.cursor else { return };
+        let clean = Position::new(self.found.segments.get(id).ordinal, block);
+        out.extents.remove_where(|extent| {
+            !extent.long && extent.kind != Kind::Lost && extent.position <= clean
+        });
+    }
+
     /// Finds where write-back goes on, and counts what is dirty.
     fn find_cursor(&mut self, out: &mut RecoveredVolume) {
         let watermark = out.log.watermark;
@@ -611,6 +621,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         self.apply(index, &chain, &mut out);
         if has_image {
             self.find_cursor(&mut out);
+            self.drop_clean_extents(&mut out);
         }
         // V5
         let reuse = self.mutants.is(Mutant::ReuseSequences);
