@@ -139,6 +139,11 @@ impl Engine {
         })
     }
 
+    /// Everything up to it is on the backing device, and a crash does not forget that.
+    pub fn durable_watermark(&self, volume: VolumeIndex) -> Option<Sequence> {
+        self.volume_ref(volume).map(|state| state.log.durable.watermark)
+    }
+
     /// Wants everything placed so far durable: the first step of a stop.
     pub fn sync(&mut self, payload: &mut impl Payload) {
         for state in self.volumes.iter_mut().flatten() {

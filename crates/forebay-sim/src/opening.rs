@@ -108,7 +108,15 @@ impl World {
         self.memory.restart(window_frames(&config));
         let mut engine = Engine::new(&self.superblock, recovered, config, Tick(self.now));
         for index in 0..self.volumes.len() {
-            engine.serve(VolumeIndex(index as u8), true);
+            let volume = VolumeIndex(index as u8);
+            engine.serve(volume, true);
+            if let (Some(prefix), Some(status)) =
+                (&mut self.volumes[index].prefix, engine.status(volume))
+            {
+                // A batch may have been under way: nothing is compared until the next is done.
+                prefix.cut(status.durable);
+                prefix.advance(status.watermark);
+            }
         }
         self.engine = Some(engine);
     }
