@@ -67,7 +67,7 @@ impl Engine {
         (log.written, log.flushing) = (log.durable, log.durable);
         let found = RecoveredVolume {
             log,
-            extents: ExtentMap::new(self.config.extent_count_max as usize),
+            extents: ExtentMap::with_lost_room(self.config.extent_count_max as usize),
             pending_extents: VecDeque::new(),
             cursor: Cursor::default(),
             lost_blocks: 0,

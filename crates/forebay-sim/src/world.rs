@@ -216,6 +216,11 @@ impl World {
         }
     }
 
+    /// Moments so far.
+    pub fn moments(&self) -> u64 {
+        self.moment
+    }
+
     /// A moment after every other.
     pub fn moment(&mut self) -> u64 {
         self.moment += 1;

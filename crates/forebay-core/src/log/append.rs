@@ -77,10 +77,10 @@ impl Engine {
     pub(crate) fn extent_room(&mut self, volume: VolumeIndex, payload: &mut impl Payload) -> bool {
         let limit = self.config.extent_count_max as usize;
         let state = self.volume(volume);
-        let room = state.extents.has_room() && state.pending_extents.len() < limit;
+        let room = state.extents.has_guest_room() && state.pending_extents.len() < limit;
         if !room {
             state.starved = true;
-            state.extents_full = !state.extents.has_room();
+            state.extents_full = !state.extents.has_guest_room();
         }
         room && self.room(volume, 0, true, payload)
     }

@@ -436,7 +436,17 @@ impl<R: CacheReader> Recovery<'_, R> {
         (out.log.closed, out.log.placed) = (volume.start.through, volume.start.through);
         out.log.dirtied = volume.dirtied;
         out.head = volume.start;
-        for extent in volume.extents.iter().filter(|it| it.position.ordinal() >= tail) {
+        // What has been written back since is on the backing device, and may have been written
+        // there around the log: as when the watermark moved, short extents are dropped.
+        let written = volume.pending.iter().take_while(|pending| pending.sequence <= watermark);
+        let written = written.last().map(|pending| pending.position);
+        let stays = |extent: &&Extent| {
+            extent.position.ordinal() >= tail
+                && (written.is_none_or(|written| extent.position > written)
+                    || extent.long
+                    || !matches!(extent.kind, Kind::Zero | Kind::Discard))
+        };
+        for extent in volume.extents.iter().filter(stays) {
             out.extents.make_room();
             out.extents.insert(*extent);
         }
@@ -536,7 +546,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         let chain = self.chain(index, volume, &behind);
         let mut out = RecoveredVolume {
             log: Log::new(Sequence(0), Sequence(1)),
-            extents: ExtentMap::new(self.extent_count_max as usize),
+            extents: ExtentMap::with_lost_room(self.extent_count_max as usize),
             pending_extents: VecDeque::with_capacity(self.extent_count_max as usize),
             cursor: Cursor::default(),
             lost_blocks: 0,

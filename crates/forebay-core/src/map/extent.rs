@@ -50,6 +50,10 @@ pub struct Extent {
     pub long: bool,
 }
 
+/// Room that only lost blocks may take: a batch that finds a bad block must be able to name it, or
+/// it would never end, nor the extents that it should write.
+pub const LOST_ROOM: usize = 64;
+
 /// Extents by LBA, at most as many as it was made for.
 #[derive(Debug)]
 pub struct ExtentMap {
@@ -58,6 +62,16 @@ pub struct ExtentMap {
 }
 
 impl ExtentMap {
+    /// An empty map with room for `count_max` extents, and for lost blocks beside them.
+    pub fn with_lost_room(count_max: usize) -> ExtentMap {
+        ExtentMap::new(count_max + LOST_ROOM)
+    }
+
+    /// Whether one more is sure to fit and leaves the room for lost blocks.
+    pub fn has_guest_room(&self) -> bool {
+        self.extents.len() + 2 + LOST_ROOM <= self.count_max
+    }
+
     /// An empty map with room for `count_max` extents.
     pub fn new(count_max: usize) -> ExtentMap {
         ExtentMap { extents: Vec::with_capacity(count_max), count_max }
