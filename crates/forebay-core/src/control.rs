@@ -67,7 +67,7 @@ impl Engine {
         (log.written, log.flushing) = (log.durable, log.durable);
         let found = RecoveredVolume {
             log,
-            extents: ExtentMap::new(self.config.extent_count_max as usize),
+            extents: ExtentMap::with_lost_room(self.config.extent_count_max as usize),
             pending_extents: VecDeque::new(),
             cursor: Cursor::default(),
             lost_blocks: 0,
@@ -137,6 +137,11 @@ impl Engine {
         self.volume_ref(volume).is_some_and(|state| {
             !state.log.is_dirty() && state.log.durable.watermark >= state.log.dirtied
         })
+    }
+
+    /// Everything up to it is on the backing device, and a crash does not forget that.
+    pub fn durable_watermark(&self, volume: VolumeIndex) -> Option<Sequence> {
+        self.volume_ref(volume).map(|state| state.log.durable.watermark)
     }
 
     /// Wants everything placed so far durable: the first step of a stop.

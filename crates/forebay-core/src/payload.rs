@@ -5,7 +5,8 @@
 //! and whether a block is all zeros. The runtime implements [`Payload`] over real memory, the
 //! simulator over its own.
 
-use crate::units::BufferId;
+use crate::format::entry::Kind;
+use crate::units::{BufferId, Lba, Sequence, VolumeIndex};
 
 /// A block-sized place in the runtime's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +52,23 @@ pub enum Ingested {
     },
 }
 
+/// An entry that was given its sequence: for whoever compares the engine with what it should do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Whose.
+    pub volume: VolumeIndex,
+    /// Its sequence.
+    pub sequence: Sequence,
+    /// What it is.
+    pub kind: Kind,
+    /// First block.
+    pub lba: Lba,
+    /// Blocks.
+    pub count: u32,
+    /// For data, where it lies.
+    pub at: Place,
+}
+
 /// What the engine may do with memory. All of it happens at once, inside the call.
 pub trait Payload {
     /// Stores block `block` of the write request `tag` in the segment buffer, unless it is all
@@ -79,4 +97,8 @@ pub trait Payload {
 
     /// Everything in the buffer has been written to the cache device.
     fn buffer_end(&mut self, buffer: BufferId);
+
+    /// An entry is being placed. Only simulators listen.
+    #[inline(always)]
+    fn placed(&mut self, _entry: &Placed) {}
 }

@@ -128,7 +128,7 @@ impl Volume {
 
     pub(crate) fn memory_bytes(config: &Config) -> u64 {
         let extents = config.extent_count_max as usize;
-        ExtentMap::memory_bytes(extents)
+        ExtentMap::memory_bytes(extents + crate::map::extent::LOST_ROOM)
             + (extents * size_of::<PendingExtent>()) as u64
             + (REQUEST_COUNT_MAX * (4 * size_of::<Waiter>() + 4)) as u64
             + (size_of::<Volume>() + 4096) as u64

@@ -2,11 +2,12 @@
 //! The simulator: the whole engine on simulated devices with a simulated clock, from one seed.
 //!
 //! Read in this order: [`model`], what a guest may believe of its disk; [`device`], what a device
-//! may do to it; [`memory`], [`world`], [`opening`], the machine between them; [`setup`] and
+//! may do to it; [`checkers`], what else must hold; [`memory`], [`world`], [`opening`], the machine between them; [`setup`] and
 //! [`run`], what a seed makes of it.
 #![forbid(unsafe_code)]
 
 pub mod block;
+pub mod checkers;
 pub mod device;
 pub mod fuzz;
 pub mod marks;

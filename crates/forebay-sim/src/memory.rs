@@ -6,7 +6,8 @@
 
 use crate::block::{Block, NumberMap};
 use crate::random::Random;
-use forebay_core::payload::{Ingested, Payload, Place};
+use forebay_core::format::entry::Kind;
+use forebay_core::payload::{Ingested, Payload, Place, Placed};
 use forebay_core::units::{BLOCK_SIZE, BufferId, SegmentId};
 use std::rc::Rc;
 
@@ -64,6 +65,8 @@ pub struct Memory {
     pub fuse: Option<u64>,
     /// It died.
     pub dead: bool,
+    /// Entries that were placed, with their data.
+    pub placed: Vec<(Placed, Option<Rc<Block>>)>,
     random: Random,
 }
 
@@ -78,6 +81,7 @@ impl Memory {
             window: vec![Block::zero(); frames as usize],
             fuse: None,
             dead: false,
+            placed: Vec::new(),
             random,
         }
     }
@@ -277,6 +281,13 @@ impl Payload for Memory {
             let state = &mut self.buffers[usize::from(buffer.0)];
             assert!(state.segment.is_none(), "a buffer holds one segment");
             state.segment = Some(segment);
+        }
+    }
+
+    fn placed(&mut self, entry: &Placed) {
+        if !self.dead {
+            let content = (entry.kind == Kind::Data).then(|| self.get(entry.at));
+            self.placed.push((*entry, content));
         }
     }
 

@@ -207,6 +207,17 @@ impl Model {
             return;
         }
         for cell in &mut self.cells {
+            let cured = |value: &&Value| {
+                let stays = match stop {
+                    Stop::Process => value.counts(),
+                    Stop::Power => value.is_durable(flushed),
+                };
+                stays && value.mask == u8::MAX && !value.discard && Some(value.made) > cell.lost
+            };
+            if cell.lost.is_some() && !cell.values.iter().any(|value| cured(&value)) {
+                // What would have replaced the damaged version may be gone.
+                cell.lost = Some(now);
+            }
             let all = cell.values.clone();
             cell.values.retain(|value| {
                 let by = |other: &&Value| {

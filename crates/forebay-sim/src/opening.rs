@@ -11,6 +11,7 @@ use crate::model::Stop;
 use crate::world::{Failure, World};
 use forebay_core::effect::Fault;
 use forebay_core::engine::{Acknowledge, Engine, window_frames};
+use forebay_core::format::entry::Kind;
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use forebay_core::log::recovery::{CacheReader, Damage, Recovered, recover, redo, reopen};
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Tick, VolumeIndex};
@@ -108,7 +109,15 @@ impl World {
         self.memory.restart(window_frames(&config));
         let mut engine = Engine::new(&self.superblock, recovered, config, Tick(self.now));
         for index in 0..self.volumes.len() {
-            engine.serve(VolumeIndex(index as u8), true);
+            let volume = VolumeIndex(index as u8);
+            engine.serve(volume, true);
+            if let (Some(prefix), Some(status)) =
+                (&mut self.volumes[index].prefix, engine.status(volume))
+            {
+                // A batch may have been under way: nothing is compared until the next is done.
+                prefix.cut(status.durable);
+                prefix.advance(status.watermark);
+            }
         }
         self.engine = Some(engine);
     }
@@ -189,7 +198,14 @@ impl World {
                 let lba = forebay_core::units::Lba(volume.lba(cell));
                 let of = VolumeIndex(index as u8);
                 let (first, second) = (recovered.newest(of, lba), whole.newest(of, lba));
-                if first != second {
+                let alike = |found: &Recovered| match found.find(of, lba).extent.map(|it| it.1) {
+                    Some(Kind::Zero | Kind::Discard) => 1,
+                    Some(Kind::Lost) => 2,
+                    _ => 0,
+                };
+                let extents_differ = first.is_none() && alike(recovered) != alike(&whole);
+                if first != second || extents_differ {
+                    let (first, second) = (recovered.find(of, lba), whole.find(of, lba));
                     return Err(Failure(format!(
                         "block {lba:?} of {of:?} is {first:?} by the checkpoint, {second:?} by the \
                          log alone"

@@ -46,11 +46,18 @@ pub fn run_and(seed: u64, mutants: Mutants, tell: bool) -> Result<Report, Failur
 fn guest(world: &mut World) -> Outcome {
     let mut stops = world.setup.stops.clone().into_iter().peekable();
     let mut done = 0;
+    let mut moved = (0, 0);
     while done < world.setup.operations {
         if stops.peek().is_some_and(|at| *at <= done) {
             stops.next();
             stop_and_open(world)?;
             continue;
+        }
+        // The answers and operations so far: they must rise.
+        if moved.0 != world.moments() {
+            moved = (world.moments(), world.now);
+        } else if world.now - moved.1 > WAIT_MAX {
+            return Err(stuck(world));
         }
         let room = (world.asked.len() as u64) < world.setup.depth;
         let pause = world.random.one_in(world.setup.pause);

@@ -6,6 +6,7 @@
 //! stops, is decided in `run`.
 
 use crate::block::{Block, NumberMap, SECTORS, guest_block, origin};
+use crate::checkers::watermark_is_prefix::{Change, Prefix};
 use crate::device::{Device, Piece};
 use crate::marks::Marks;
 use crate::memory::{Memory, RequestMemory, behind};
@@ -35,6 +36,8 @@ pub struct Volume {
     pub size_bytes: u64,
     /// When its device failed last.
     pub failed_at: u64,
+    /// What its backing device must hold; nothing is said once writes may go around the log.
+    pub prefix: Option<Prefix>,
 }
 
 impl Volume {
@@ -166,6 +169,7 @@ impl World {
                 islands: volume.islands.clone(),
                 size_bytes: volume.size_bytes,
                 failed_at: 0,
+                prefix: None,
             };
             made.model = Model::new(index as u8, made.cells());
             made.model.around = volume.mode == Mode::WriteAround;
@@ -182,6 +186,11 @@ impl World {
             }
             let through = made.device.flush_begin();
             made.device.flush_end(through);
+            if volume.mode != Mode::WriteAround {
+                let cells = 0..made.cells();
+                let found = cells.map(|cell| *made.device.durable(made.lba(cell)).tags());
+                made.prefix = Some(Prefix::new(found));
+            }
             volumes.push(made);
         }
         World {
@@ -205,6 +214,11 @@ impl World {
             order: 0,
             next_tag: 0,
         }
+    }
+
+    /// Moments so far.
+    pub fn moments(&self) -> u64 {
+        self.moment
     }
 
     /// A moment after every other.
@@ -347,11 +361,50 @@ impl World {
         }
     }
 
+    /// Tells the checkers what was placed.
+    fn take_placed(&mut self) {
+        for (entry, content) in std::mem::take(&mut self.memory.placed) {
+            let volume = usize::from(entry.volume.0);
+            let end = entry.lba.0 + u64::from(entry.count);
+            let cells = self.cells(volume, entry.lba.0, end).iter().map(|cell| cell.0).collect();
+            let (sequence, kind) = (entry.sequence, entry.kind);
+            if let Some(prefix) = &mut self.volumes[volume].prefix {
+                prefix.placed(Change { sequence, kind, cells, content });
+            }
+        }
+    }
+
+    /// Where a watermark has become durable, the backing device is compared with the log up to it.
+    fn check_watermarks(&mut self) -> Outcome {
+        for index in 0..self.volumes.len() {
+            let engine = self.engine.as_ref().expect("there is a process");
+            let watermark = engine.durable_watermark(VolumeIndex(index as u8));
+            let state = &mut self.volumes[index];
+            let (Some(prefix), Some(watermark)) = (&mut state.prefix, watermark) else { continue };
+            if !prefix.advance(watermark) {
+                continue;
+            }
+            self.marks.hit("watermark checked");
+            let state = &self.volumes[index];
+            let prefix = state.prefix.as_ref().expect("looked");
+            for cell in 0..state.cells() {
+                let lba = state.lba(cell);
+                let mask = state.mask(lba);
+                for content in [state.device.durable(lba), state.device.read(lba)] {
+                    prefix.compare(cell, &content, mask).map_err(Failure)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Takes what the engine wants done.
     pub fn drain_effects(&mut self) -> Outcome {
+        self.take_placed();
         if self.memory.dead {
             return Ok(());
         }
+        self.check_watermarks()?;
         while let Some(effect) = self.engine.as_mut().expect("there is a process").next_effect() {
             if let Effect::Answer { tag, result } = effect {
                 self.answered(tag, result)?;
@@ -489,11 +542,16 @@ impl World {
         let durable = Rc::ptr_eq(&content, &self.cache.durable(block));
         // Of a copy nobody knows by looking whose block it is.
         let copied = self.copied.contains_key(&content.tags()[0]);
-        if !durable || copied || origin(&content, 7).is_none() {
+        let whole = origin(&content, 7).is_some_and(|last| (last.0, last.1) == (volume, cell));
+        if !durable || copied || !whole {
             return;
         }
         let now = self.moment();
-        self.volumes[usize::from(volume)].model.may_be_lost(cell as usize, now);
+        let state = &mut self.volumes[usize::from(volume)];
+        state.model.may_be_lost(cell as usize, now);
+        if let Some(prefix) = &mut state.prefix {
+            prefix.damaged(cell as usize);
+        }
         if self.random.one_in(2) {
             self.marks.hit("cache block unreadable");
             self.cache.make_unreadable(block);
@@ -691,6 +749,7 @@ impl World {
     /// The machine stops here and now; what is in flight may have happened.
     pub fn stop(&mut self, stop: Stop) {
         self.tell(|| format!("stop {stop:?}"));
+        self.take_placed();
         let mut orders: Vec<u64> = self.flights.keys().copied().collect();
         orders.sort_unstable();
         let mut cache = Vec::new();

@@ -23,7 +23,7 @@ use crate::log::segment::State;
 use crate::map::extent::{Extent, Position};
 use crate::map::slots::{Heading, Held};
 use crate::mutant::Mutant;
-use crate::payload::Payload;
+use crate::payload::{Payload, Place, Placed};
 use crate::units::{BLOCK_BYTES, BufferId, Lba, Ordinal, SegmentId, Sequence, VolumeIndex};
 use crate::volume::PendingExtent;
 
@@ -77,10 +77,10 @@ impl Engine {
     pub(crate) fn extent_room(&mut self, volume: VolumeIndex, payload: &mut impl Payload) -> bool {
         let limit = self.config.extent_count_max as usize;
         let state = self.volume(volume);
-        let room = state.extents.has_room() && state.pending_extents.len() < limit;
+        let room = state.extents.has_guest_room() && state.pending_extents.len() < limit;
         if !room {
             state.starved = true;
-            state.extents_full = !state.extents.has_room();
+            state.extents_full = !state.extents.has_guest_room();
         }
         room && self.room(volume, 0, true, payload)
     }
@@ -183,6 +183,9 @@ impl Engine {
         let sequence = Sequence(open.sequence.0 + u64::from(entries));
         log.next_sequence = Sequence(sequence.0 + 1);
         log.placed = sequence;
+        let at = Place::Buffer { buffer: head.buffer, block: block + entry.slot };
+        let Entry { kind, lba, count, .. } = entry;
+        payload.placed(&Placed { volume, sequence, kind, lba, count, at });
         let (first, second) = record::items(entry.lba, entry.count);
         log.items.push(first);
         if let Some(second) = second {

@@ -216,7 +216,7 @@ impl Engine {
             let state = self.volume(volume);
             if newer {
                 state.extents.cut(extent.start);
-            } else if !state.extents.has_room_for_loss() || !self.room(volume, 0, false, payload) {
+            } else if !state.extents.has_room() || !self.room(volume, 0, false, payload) {
                 return false;
             } else {
                 self.place_extent(volume, Kind::Lost, extent.start, 1, payload);

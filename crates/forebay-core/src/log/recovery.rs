@@ -606,7 +606,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         let chain = self.chain(index, volume, &behind);
         let mut out = RecoveredVolume {
             log: Log::new(Sequence(0), Sequence(1)),
-            extents: ExtentMap::new(self.extent_count_max as usize),
+            extents: ExtentMap::with_lost_room(self.extent_count_max as usize),
             pending_extents: VecDeque::with_capacity(self.extent_count_max as usize),
             cursor: Cursor::default(),
             lost_blocks: 0,

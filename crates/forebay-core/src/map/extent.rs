@@ -50,8 +50,9 @@ pub struct Extent {
     pub long: bool,
 }
 
-/// Extents beyond the limit that notes of losses may take.
-const LOSS_ROOM: usize = 512;
+/// Room that only lost blocks may take: a batch that finds a bad block must be able to name it, or
+/// it would never end, nor the extents that it should write.
+pub const LOST_ROOM: usize = 64;
 
 /// Extents by LBA, at most as many as it was made for.
 #[derive(Debug)]
@@ -61,14 +62,24 @@ pub struct ExtentMap {
 }
 
 impl ExtentMap {
+    /// An empty map with room for `count_max` extents, and for lost blocks beside them.
+    pub fn with_lost_room(count_max: usize) -> ExtentMap {
+        ExtentMap::new(count_max + LOST_ROOM)
+    }
+
+    /// Whether one more is sure to fit and leaves the room for lost blocks.
+    pub fn has_guest_room(&self) -> bool {
+        self.extents.len() + 2 + LOST_ROOM <= self.count_max
+    }
+
     /// An empty map with room for `count_max` extents.
     pub fn new(count_max: usize) -> ExtentMap {
-        ExtentMap { extents: Vec::with_capacity(count_max + LOSS_ROOM), count_max }
+        ExtentMap { extents: Vec::with_capacity(count_max), count_max }
     }
 
     /// Bytes of memory of a map with this room.
     pub fn memory_bytes(count_max: usize) -> u64 {
-        ((count_max + LOSS_ROOM) * size_of::<Extent>()) as u64
+        (count_max * size_of::<Extent>()) as u64
     }
 
     /// Extents there are.
@@ -79,12 +90,6 @@ impl ExtentMap {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.extents.is_empty()
-    }
-
-    /// Whether the note of a loss is sure to fit. What is full of guests' extents still takes some:
-    /// write-back, which makes room, cannot go past a lost block before it is noted.
-    pub fn has_room_for_loss(&self) -> bool {
-        self.extents.len() + 2 <= self.count_max + LOSS_ROOM
     }
 
     /// Whether one more extent is sure to fit: it may split another in two.
@@ -113,7 +118,7 @@ impl ExtentMap {
     /// Puts an extent over whatever was there.
     pub fn insert(&mut self, new: Extent) {
         assert!(new.start < new.end);
-        assert!(self.has_room_for_loss(), "the caller looked for room");
+        assert!(self.has_room(), "the caller looked for room");
         let mut from = self.first_ending_after(new.start);
         let mut to = from;
         while to < self.extents.len() && self.extents[to].start < new.end {
@@ -144,7 +149,8 @@ impl ExtentMap {
             new.end = joined.end;
             right = None;
         }
-        self.replace(from, to, [left, Some(new), right]);
+        let pieces = [left, Some(new), right];
+        self.extents.splice(from..to, pieces.into_iter().flatten());
     }
 
     /// Makes sure that one more extent fits, even past the limit (at recovery).
@@ -169,25 +175,8 @@ impl ExtentMap {
         };
         let left = Extent { end: lba, ..extent };
         let right = Extent { start: lba + 1, ..extent };
-        let whole = |piece: Extent| (piece.start < piece.end).then_some(piece);
-        self.replace(at, at + 1, [whole(left), whole(right), None]);
-    }
-
-    /// Puts pieces in the place of `from..to`. `Vec::splice` would take memory for that.
-    fn replace(&mut self, from: usize, to: usize, pieces: [Option<Extent>; 3]) {
-        let (length, new) = (self.extents.len(), pieces.iter().flatten().count());
-        let end = from + new;
-        if end > to {
-            let filler = self.extents.first().copied().or(pieces[1]).or(pieces[0]);
-            self.extents.resize(length + end - to, filler.expect("there are pieces"));
-            self.extents.copy_within(to..length, end);
-        } else {
-            self.extents.copy_within(to.., end);
-            self.extents.truncate(length - (to - end));
-        }
-        for (place, piece) in self.extents[from..end].iter_mut().zip(pieces.iter().flatten()) {
-            *place = *piece;
-        }
+        let pieces = [left, right].into_iter().filter(|piece| piece.start < piece.end);
+        self.extents.splice(at..=at, pieces);
     }
 
     /// Drops every extent that `drop` says, keeping the order.

@@ -773,7 +773,7 @@ impl Engine {
         let covered =
             self.volume(volume).extents.get(lba).is_some_and(|extent| extent.position > position);
         if self.index.get(volume, lba) == Some(slot) && !covered {
-            let room = self.volume(volume).extents.has_room_for_loss();
+            let room = self.volume(volume).extents.has_room();
             if !room || !self.room(volume, 0, false, payload) {
                 return false;
             }
