@@ -180,7 +180,9 @@ impl Model {
         let cell = &self.cells[block];
         let Some(lost) = cell.lost else { return false };
         let whole = |value: &Value| {
-            value.mask == u8::MAX
+            // What a crash left is no new write, even if it was decided later what that is.
+            !value.survivor
+                && value.mask == u8::MAX
                 && !value.discard
                 && value.made > lost
                 && value.answered.is_some_and(|at| at < made)
@@ -191,12 +193,6 @@ impl Model {
     /// The machine stopped: only what could be left is left.
     pub fn stopped(&mut self, stop: Stop, now: u64) {
         let flushed = self.flushed;
-        for block in 0..self.cells.len() {
-            // What replaced a damaged version and was not durable may be gone again.
-            if self.is_lost(block, now) {
-                self.cells[block].lost = Some(now);
-            }
-        }
         if stop == Stop::Process && self.around {
             // Nothing becomes durable by it; what was not answered may have happened or not.
             for value in self.cells.iter_mut().flat_map(|cell| &mut cell.values) {
@@ -214,9 +210,10 @@ impl Model {
                 };
                 stays && value.mask == u8::MAX && !value.discard && Some(value.made) > cell.lost
             };
-            if cell.lost.is_some() && !cell.values.iter().any(|value| cured(&value)) {
-                // What would have replaced the damaged version may be gone.
-                cell.lost = Some(now);
+            if cell.lost.is_some() {
+                // What would have replaced the damaged version may be gone, or it stays for good.
+                let stays = cell.values.iter().any(|value| cured(&value));
+                cell.lost = (!stays).then_some(now);
             }
             let all = cell.values.clone();
             cell.values.retain(|value| {
