@@ -391,6 +391,17 @@ impl<R: CacheReader> Recovery<'_, R> {
     fn sweep(&mut self) {
         let touched = &self.touched;
         let Recovered { index, slots, segments, .. } = &mut self.found;
+        // A header's row looks like a block's: what was a block in an earlier life is none now.
+        let mut headers =
+            alloc::vec![false; segments.count() as usize * usize::from(segments.blocks())];
+        for id in (0..segments.count()).map(SegmentId).filter(|id| touched[id.0 as usize]) {
+            let mut block = 0;
+            while block < segments.get(id).used {
+                let slot = segments.slot(id, block);
+                headers[slot.0 as usize] = true;
+                block += slots.heading(slot).blocks.max(1);
+            }
+        }
         index.sweep(|volume, lba, slot| {
             if u64::from(slot.0) >= u64::from(segments.count()) * u64::from(segments.blocks()) {
                 return false;
@@ -400,6 +411,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             segment.state == State::Sealed
                 && segment.volume == volume
                 && block < segment.used
+                && !headers[slot.0 as usize]
                 && (!touched[id.0 as usize] || slots.held(slot).is_some_and(|held| held.lba == lba))
         });
     }
