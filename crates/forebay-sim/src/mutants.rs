@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 30] = [
+pub const ALL: [Mutant; 34] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -38,6 +38,10 @@ pub const ALL: [Mutant; 30] = [
     Mutant::IndexNotUpdated,
     Mutant::ZeroBlockDropped,
     Mutant::LostForgotten,
+    Mutant::CheckpointNotDurable,
+    Mutant::CheckpointSweepSkipped,
+    Mutant::CheckpointHeadersTaken,
+    Mutant::CheckpointKeepsExtents,
 ];
 
 /// Runs seeds with a fault on until one fails; says which, and how long that took.

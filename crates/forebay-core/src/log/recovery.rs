@@ -247,7 +247,7 @@ fn recover_from<R: CacheReader>(
             recovery.found.volumes[index] = Some(found);
         }
     }
-    if recovery.image.is_some() {
+    if recovery.image.is_some() && !mutants.is(Mutant::CheckpointSweepSkipped) {
         recovery.sweep();
     }
     let Recovery { mut found, image, .. } = recovery;
@@ -391,6 +391,7 @@ impl<R: CacheReader> Recovery<'_, R> {
     fn sweep(&mut self) {
         let touched = &self.touched;
         let Recovered { index, slots, segments, .. } = &mut self.found;
+        let taken = self.mutants.is(Mutant::CheckpointHeadersTaken);
         // A header's row looks like a block's: what was a block in an earlier life is none now.
         let mut headers =
             alloc::vec![false; segments.count() as usize * usize::from(segments.blocks())];
@@ -411,7 +412,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             segment.state == State::Sealed
                 && segment.volume == volume
                 && block < segment.used
-                && !headers[slot.0 as usize]
+                && (!headers[slot.0 as usize] || taken)
                 && (!touched[id.0 as usize] || slots.held(slot).is_some_and(|held| held.lba == lba))
         });
     }
@@ -452,6 +453,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         // there around the log: as when the watermark moved, short extents are dropped.
         let written = volume.pending.iter().take_while(|pending| pending.sequence <= watermark);
         let written = written.last().map(|pending| pending.position);
+        let written = written.filter(|_| !self.mutants.is(Mutant::CheckpointKeepsExtents));
         let stays = |extent: &&Extent| {
             extent.position.ordinal() >= tail
                 && (written.is_none_or(|written| extent.position > written)
