@@ -35,10 +35,11 @@ pub enum Mutant {
     EdgeNotLocked,
     IndexNotUpdated,
     ZeroBlockDropped,
-    ShmEntryAfterAnswer,
-    DiscardAfterWrite,
     LostForgotten,
-    ResumeInCutSegment,
+    CheckpointNotDurable,
+    CheckpointSweepSkipped,
+    CheckpointHeadersTaken,
+    CheckpointKeepsExtents,
 }
 
 /// Which fault is on.

@@ -294,6 +294,8 @@ impl Model {
             (value.tags, value.mask, value.torn) = (*tags, u8::MAX, false);
             (value.made, value.answered, value.failed) = (now, Some(now), false);
             cell.values = vec![value];
+            // A read mends nothing.
+            cell.lost = cell.lost.map(|_| now);
         }
         Ok(())
     }

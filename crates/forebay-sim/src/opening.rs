@@ -11,6 +11,7 @@ use crate::model::Stop;
 use crate::world::{Failure, World};
 use forebay_core::effect::Fault;
 use forebay_core::engine::{Acknowledge, Engine, window_frames};
+use forebay_core::format::checkpoint;
 use forebay_core::format::entry::Kind;
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use forebay_core::log::recovery::{CacheReader, Damage, Recovered, recover, redo, reopen};
@@ -66,6 +67,9 @@ impl World {
         if stop == Some(Stop::Process) && outlives {
             held = self.memory.held();
         }
+        if self.random.one_in(self.setup.rot.min(4)) && !self.faults_over {
+            self.rot_what_is_twice();
+        }
         let mut crashes = if stop.is_some() { self.random.below(3) } else { 0 };
         loop {
             let fuse = (crashes > 0).then(|| {
@@ -93,6 +97,33 @@ impl World {
                 }
             }
         }
+    }
+
+    /// One copy of the superblock rots, while the other is whole; or a page of the checkpoint.
+    fn rot_what_is_twice(&mut self) {
+        let addresses = Superblock::addresses(self.setup.superblock.size_bytes);
+        let copies = addresses.map(|address| {
+            let mut bytes = vec![0; SUPERBLOCK_SIZE];
+            Reader(&self.cache).read(address, &mut bytes).ok()?;
+            Superblock::decode(&mut bytes, address).ok()
+        });
+        let [Some(first), Some(second)] = copies else { return };
+        if first != second {
+            return;
+        }
+        let address = if self.random.one_in(2) {
+            self.marks.hit("superblock copy rotted");
+            *self.random.pick(&addresses)
+        } else if first.checkpoint_sequence > 0 {
+            self.marks.hit("checkpoint page rotted");
+            let number = self.random.below(3) as u32;
+            checkpoint::address(&first, first.checkpoint_sequence, number)
+        } else {
+            return;
+        };
+        let mut bytes = *self.cache.read(address / BLOCK_BYTES).bytes();
+        bytes[self.random.below(4096) as usize] ^= 1 << self.random.below(8);
+        self.cache.rot(address / BLOCK_BYTES, Block::new(bytes));
     }
 
     fn start(&mut self, recovered: Recovered) {

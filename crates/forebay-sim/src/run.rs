@@ -53,6 +53,10 @@ fn guest(world: &mut World) -> Outcome {
             stop_and_open(world)?;
             continue;
         }
+        if world.cache_failed && world.random.one_in(50) {
+            restart_failed(world)?;
+            continue;
+        }
         // The answers and operations so far: they must rise.
         if moved.0 != world.moments() {
             moved = (world.moments(), world.now);
@@ -144,11 +148,27 @@ fn operation(world: &mut World) -> Result<bool, Failure> {
     world.ask(index, op, offset, end - offset)
 }
 
+/// Nothing is appended to a cache that failed: a new process has to look at what is there.
+fn restart_failed(world: &mut World) -> Outcome {
+    world.marks.hit("restarted after a cache fault");
+    let stop = if world.random.one_in(2) { Stop::Process } else { Stop::Power };
+    world.stop(stop);
+    world.open(Some(stop))?;
+    read_all(world)
+}
+
 /// The machine stops, one way or another, and is started again.
 fn stop_and_open(world: &mut World) -> Outcome {
+    if world.cache_failed {
+        return restart_failed(world);
+    }
     let placed = world.setup.config.acknowledge == Acknowledge::Placed;
     match world.random.below(7) {
         0 => {
+            settle(world)?;
+            if world.cache_failed {
+                return restart_failed(world);
+            }
             clean_stop(world)?;
             world.marks.hit("clean stop");
             world.open(None)?;
@@ -210,7 +230,13 @@ fn read_all(world: &mut World) -> Outcome {
 }
 
 fn clean_stop(world: &mut World) -> Outcome {
-    settle(world)?;
+    world.faults_over = true;
+    let outcome = clean_stop_whole(world);
+    world.faults_over = false;
+    outcome
+}
+
+fn clean_stop_whole(world: &mut World) -> Outcome {
     let begun = world.now;
     let engine = world.engine.as_mut().expect("there is a process");
     if world.random.one_in(2) {
@@ -269,6 +295,9 @@ fn count(world: &mut World) {
 fn drain(world: &mut World) -> Outcome {
     world.faults_over = true;
     settle(world)?;
+    if world.cache_failed {
+        restart_failed(world)?;
+    }
     for index in 0..world.volumes.len() {
         let engine = world.engine.as_mut().expect("there is a process");
         engine.drain(VolumeIndex(index as u8), &mut world.memory);

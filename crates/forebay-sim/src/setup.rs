@@ -68,6 +68,8 @@ pub struct Setup {
     pub rot: u64,
     /// One request in so many to a backing device fails; zero: none.
     pub backing_fault: u64,
+    /// One write or flush of the cache device in so many fails; zero: none.
+    pub cache_fault: u64,
     /// Every step is printed.
     pub tell: bool,
 }
@@ -153,6 +155,7 @@ impl Setup {
             pause: *random.pick(&[10, 100, 1000]),
             rot: if random.one_in(4) { 500 } else { 0 },
             backing_fault: if random.one_in(4) { 60 } else { 0 },
+            cache_fault: if random.one_in(6) { 2_000 } else { 0 },
             tell: false,
         }
     }

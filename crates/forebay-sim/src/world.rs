@@ -140,6 +140,8 @@ pub struct World {
     copied: NumberMap<()>,
     /// Nothing fails any more.
     pub faults_over: bool,
+    /// The cache device failed a write or a flush in this opening.
+    pub cache_failed: bool,
     moment: u64,
     version: u64,
     events: BinaryHeap<Reverse<(u64, u64)>>,
@@ -207,6 +209,7 @@ impl World {
             trace: 0,
             copied: NumberMap::default(),
             faults_over: false,
+            cache_failed: false,
             moment: 1,
             version: 1,
             events: BinaryHeap::new(),
@@ -581,6 +584,16 @@ impl World {
         true
     }
 
+    /// Whether the cache device fails to do this: from then on the engine appends nothing.
+    fn cache_fails(&mut self, name: &'static str) -> bool {
+        let fails = !self.faults_over && self.random.one_in(self.setup.cache_fault);
+        if fails {
+            self.marks.hit(name);
+            self.cache_failed = true;
+        }
+        fails
+    }
+
     /// A device does what it was asked to.
     fn happen(&mut self, flight: &Flight) -> Result<(), Fault> {
         let effect = flight.effect;
@@ -591,7 +604,15 @@ impl World {
             Effect::NameCheckpoint { sequence, .. } => self.name_checkpoint(sequence, 4),
             Effect::WriteCache { .. } | Effect::WriteArea { .. } => {
                 let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
-                self.cache.write(pieces.expect("a write has bytes"));
+                let mut pieces = pieces.expect("a write has bytes");
+                let fails = self.cache_fails("cache write failed");
+                if fails {
+                    pieces.truncate(self.random.below(pieces.len() as u64 + 1) as usize);
+                }
+                self.cache.write(pieces);
+                if fails {
+                    return Err(Fault);
+                }
             }
             Effect::ReadCache { segment, block, blocks, to, .. } => {
                 for at in 0..blocks {
@@ -603,7 +624,12 @@ impl World {
                     self.memory.set(behind(to, at), content);
                 }
             }
-            Effect::FlushCache { .. } => self.cache.flush_end(flight.through),
+            Effect::FlushCache { .. } => {
+                if self.cache_fails("cache flush failed") {
+                    return Err(Fault);
+                }
+                self.cache.flush_end(flight.through);
+            }
             Effect::ReadBacking { volume, lba, blocks, to, .. } => {
                 if self.backing_fails(volume, "backing read failed") {
                     return Err(Fault);
@@ -730,7 +756,9 @@ impl World {
         let cells = self.cells(index, asked.first, asked.end);
         let state = &mut self.volumes[index];
         let damaged = cells.iter().any(|(cell, _)| state.model.is_lost(*cell, asked.made));
-        if error != RequestError::Io || state.failed_at < asked.made && !damaged {
+        // Reads still find what the memory and the device hold.
+        let refused = self.cache_failed && asked.request.op != Op::Read;
+        if error != RequestError::Io || state.failed_at < asked.made && !damaged && !refused {
             let lost: Vec<_> =
                 cells.iter().filter(|c| state.model.is_lost(c.0, u64::MAX)).collect();
             return Err(Failure(format!(
@@ -778,6 +806,7 @@ impl World {
         self.events.clear();
         self.asked.clear();
         self.engine = None;
+        self.cache_failed = false;
         match stop {
             Stop::Process => {
                 self.cache.process_killed(cache, &mut self.random);

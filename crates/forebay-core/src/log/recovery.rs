@@ -302,7 +302,7 @@ fn recover_from<R: CacheReader>(
             recovery.found.volumes[index] = Some(found);
         }
     }
-    if recovery.image.is_some() {
+    if recovery.image.is_some() && !mutants.is(Mutant::CheckpointSweepSkipped) {
         recovery.sweep();
     }
     let Recovery { mut found, image, .. } = recovery;
@@ -449,6 +449,18 @@ impl<R: CacheReader> Recovery<'_, R> {
     fn sweep(&mut self) {
         let touched = &self.touched;
         let Recovered { index, slots, segments, .. } = &mut self.found;
+        let taken = self.mutants.is(Mutant::CheckpointHeadersTaken);
+        // A header's row looks like a block's: what was a block in an earlier life is none now.
+        let mut headers =
+            alloc::vec![false; segments.count() as usize * usize::from(segments.blocks())];
+        for id in (0..segments.count()).map(SegmentId).filter(|id| touched[id.0 as usize]) {
+            let mut block = 0;
+            while block < segments.get(id).used {
+                let slot = segments.slot(id, block);
+                headers[slot.0 as usize] = true;
+                block += slots.heading(slot).blocks.max(1);
+            }
+        }
         index.sweep(|volume, lba, slot| {
             if u64::from(slot.0) >= u64::from(segments.count()) * u64::from(segments.blocks()) {
                 return false;
@@ -458,9 +470,8 @@ impl<R: CacheReader> Recovery<'_, R> {
             segment.state == State::Sealed
                 && segment.volume == volume
                 && block < segment.used
-                && (!touched[id.0 as usize]
-                    || slots.is_data(segments.slot(id, 0), segment.used, block)
-                        && slots.held(slot).is_some_and(|held| held.lba == lba))
+                && (!headers[slot.0 as usize] || taken)
+                && (!touched[id.0 as usize] || slots.held(slot).is_some_and(|held| held.lba == lba))
         });
     }
 
@@ -557,6 +568,9 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// have gone around the log there since, without a note.
     fn drop_clean_extents(&mut self, out: &mut RecoveredVolume) {
         let Cursor { segment: Some(id), block } = out.cursor else { return };
+        if self.mutants.is(Mutant::CheckpointKeepsExtents) {
+            return;
+        }
         let clean = Position::new(self.found.segments.get(id).ordinal, block);
         out.extents.remove_where(|extent| {
             !extent.long && extent.kind != Kind::Lost && extent.position <= clean

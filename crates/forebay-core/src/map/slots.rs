@@ -91,23 +91,6 @@ impl Slots {
         }
     }
 
-    /// Whether block `block` of the segment that begins at `first` is a record's data and not its
-    /// header: the two look alike.
-    pub fn is_data(&self, first: Slot, used: u16, block: u16) -> bool {
-        let mut header = 0;
-        while header < used {
-            if header == block {
-                return false;
-            }
-            let next = header + self.heading(Slot(first.0 + u32::from(header))).blocks.max(1);
-            if block < next {
-                return true;
-            }
-            header = next;
-        }
-        false
-    }
-
     /// The nine bytes of a slot, for a checkpoint.
     pub fn row(&self, slot: Slot) -> [u8; 9] {
         let at = slot.0 as usize;
