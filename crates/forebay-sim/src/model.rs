@@ -175,6 +175,11 @@ impl Model {
         self.cells[block].lost = Some(now);
     }
 
+    /// Whether any version of this block was ever damaged.
+    pub fn was_damaged(&self, block: usize) -> bool {
+        self.cells[block].lost.is_some()
+    }
+
     /// Whether a request for a block that was made at `made` may fail.
     pub fn is_lost(&self, block: usize, made: u64) -> bool {
         let cell = &self.cells[block];

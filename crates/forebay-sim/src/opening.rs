@@ -228,6 +228,10 @@ impl World {
             for cell in 0..volume.cells() {
                 let lba = forebay_core::units::Lba(volume.lba(cell));
                 let of = VolumeIndex(index as u8);
+                if volume.model.was_damaged(cell) {
+                    // A clean block that rotted is forgotten in memory, and by the log never.
+                    continue;
+                }
                 let (first, second) = (recovered.newest(of, lba), whole.newest(of, lba));
                 let alike = |found: &Recovered| match found.find(of, lba).extent.map(|it| it.1) {
                     Some(Kind::Zero | Kind::Discard) => 1,
