@@ -70,7 +70,8 @@ pub(crate) struct Checkpointer {
     stream: Vec<u8>,
     /// For each volume what must be durable before it is named.
     ends: Vec<Sequence>,
-    page: Box<[u8; BLOCK_SIZE]>,
+    /// Where pages are made; taken only while one is.
+    page: Option<Box<[u8; BLOCK_SIZE]>>,
     blocks_before: u64,
     pub(crate) count: u64,
 }
@@ -87,7 +88,7 @@ impl Checkpointer {
             head: Head { layout, stream_pages: 0, stream_bytes: 0, segment_sequence: 0 },
             stream: Vec::with_capacity(stream_max),
             ends: alloc::vec![Sequence(0); crate::limits::VOLUME_COUNT_MAX],
-            page: Box::new([0; BLOCK_SIZE]),
+            page: Some(Box::new([0; BLOCK_SIZE])),
             blocks_before: 0,
             count: 0,
         }
@@ -256,7 +257,7 @@ impl Engine {
         let sequence = self.checkpoint.sequence;
         let area = checkpoint::area_address(self.checkpoint.area_bytes, sequence);
         let frame = self.config.window_blocks + crate::log::reclaim::CHANCE_COUNT_MAX as u32;
-        let mut page = core::mem::replace(&mut self.checkpoint.page, Box::new([0; BLOCK_SIZE]));
+        let mut page = self.checkpoint.page.take().expect("it is put back below");
         for number in first..first + count {
             page.fill(0);
             self.fill_page(number, &mut page);
@@ -264,7 +265,7 @@ impl Engine {
             checkpoint::seal(&mut page, &self.identity, address, sequence, number);
             payload.store(Place::Window { frame: frame + number - first }, &page[..]);
         }
-        self.checkpoint.page = page;
+        self.checkpoint.page = Some(page);
         self.checkpoint.stage = Stage::Pages { next: first + count, in_flight: true };
         let token = self.token(Pending::CheckpointPages);
         self.effects.push_back(Effect::WriteArea {

@@ -149,8 +149,7 @@ impl ExtentMap {
             new.end = joined.end;
             right = None;
         }
-        let pieces = [left, Some(new), right];
-        self.extents.splice(from..to, pieces.into_iter().flatten());
+        self.replace(from, to, [left, Some(new), right]);
     }
 
     /// Makes sure that one more extent fits, even past the limit (at recovery).
@@ -175,8 +174,25 @@ impl ExtentMap {
         };
         let left = Extent { end: lba, ..extent };
         let right = Extent { start: lba + 1, ..extent };
-        let pieces = [left, right].into_iter().filter(|piece| piece.start < piece.end);
-        self.extents.splice(at..=at, pieces);
+        let whole = |piece: Extent| (piece.start < piece.end).then_some(piece);
+        self.replace(at, at + 1, [whole(left), whole(right), None]);
+    }
+
+    /// Puts pieces in the place of `from..to`. `Vec::splice` would take memory for that.
+    fn replace(&mut self, from: usize, to: usize, pieces: [Option<Extent>; 3]) {
+        let (length, new) = (self.extents.len(), pieces.iter().flatten().count());
+        let end = from + new;
+        if end > to {
+            let filler = self.extents.first().copied().or(pieces[1]).or(pieces[0]);
+            self.extents.resize(length + end - to, filler.expect("there are pieces"));
+            self.extents.copy_within(to..length, end);
+        } else {
+            self.extents.copy_within(to.., end);
+            self.extents.truncate(length - (to - end));
+        }
+        for (place, piece) in self.extents[from..end].iter_mut().zip(pieces.iter().flatten()) {
+            *place = *piece;
+        }
     }
 
     /// Drops every extent that `drop` says, keeping the order.
