@@ -134,6 +134,7 @@ pub struct Shard {
     done: Vec<Completion>,
     naming: Option<Naming>,
     naming_memory: Arena,
+    naming_bytes: Vec<u8>,
     started: Instant,
     opened: Opened,
 }
@@ -229,6 +230,7 @@ impl Shard {
             answers: Vec::with_capacity(REQUEST_COUNT_MAX),
             done: Vec::with_capacity(TOKEN_COUNT_MAX),
             naming: None,
+            naming_bytes: vec![0; SUPERBLOCK_SIZE],
             naming_memory: Arena::anonymous(2 * SUPERBLOCK_SIZE).map_err(system("take memory"))?,
             started: Instant::now(),
             opened,
@@ -481,8 +483,9 @@ impl Shard {
         self.superblock.written_at = wall_now();
         let addresses = Superblock::addresses(self.superblock.size_bytes);
         for (copy, address) in addresses.into_iter().enumerate() {
-            let bytes = self.superblock.encode(address);
-            self.naming_memory.span(copy * SUPERBLOCK_SIZE, SUPERBLOCK_SIZE).copy_in(&bytes);
+            self.superblock.encode_into(address, &mut self.naming_bytes);
+            let span = self.naming_memory.span(copy * SUPERBLOCK_SIZE, SUPERBLOCK_SIZE);
+            span.copy_in(&self.naming_bytes);
         }
         self.naming = Some(Naming { token, step: 0 });
         self.name_step(now);

@@ -64,13 +64,17 @@ fn first_word(block: &[u8]) -> u64 {
     u64::from_le_bytes(block[..8].try_into().unwrap())
 }
 
-fn look(device: u16, span: Span, offset: u64) -> What {
+/// What a write holds; none: a checkpoint's pages or the superblock.
+fn look(device: u16, span: Span, offset: u64) -> Option<What> {
     let mut bytes = vec![0; span.len()];
     span.copy_out(&mut bytes);
     let blocks: Vec<&[u8]> = bytes.chunks(BLOCK as usize).collect();
     if device == BACKING {
         let tags = blocks.iter().map(|block| first_word(block)).collect();
-        return What::Blocks { first: offset / BLOCK, tags };
+        return Some(What::Blocks { first: offset / BLOCK, tags });
+    }
+    if first_word(blocks[0]) != record::MAGIC {
+        return None;
     }
     let head = blocks[0].try_into().unwrap();
     let header = Header::fields(head);
@@ -81,7 +85,7 @@ fn look(device: u16, span: Span, offset: u64) -> What {
             (entry, first_word(blocks[usize::from(entry.slot)]))
         })
         .collect();
-    What::Record { header, entries }
+    Some(What::Record { header, entries })
 }
 
 impl Device for Tap {
@@ -91,7 +95,7 @@ impl Device for Tap {
 
     fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
         let what = match operation {
-            Operation::Write { span, offset } => Some(look(self.device, span, offset)),
+            Operation::Write { span, offset } => look(self.device, span, offset),
             Operation::Discard { offset, length } | Operation::WriteZeroes { offset, length } => {
                 Some(What::Gone { first: offset / BLOCK, count: length / BLOCK })
             }

@@ -386,27 +386,35 @@ impl Superblock {
 
     /// The bytes of the copy that goes to `address`.
     pub fn encode(&self, address: u64) -> Vec<u8> {
-        assert!(self.volumes.len() <= VOLUME_COUNT_MAX);
         let mut bytes = alloc::vec![0; SUPERBLOCK_SIZE];
-        COMMON.encode(&mut bytes, address, self.uuid, self.sequence);
-        put(&mut bytes, 56, &self.open_generation.to_le_bytes());
-        put(&mut bytes, 60, &u32::from(self.clean).to_le_bytes());
-        put(&mut bytes, 64, &self.incompat.to_le_bytes());
-        put(&mut bytes, 72, &self.compat.to_le_bytes());
-        put(&mut bytes, 80, &self.autoclear.to_le_bytes());
-        put(&mut bytes, 88, &self.key.to_le_bytes());
-        put(&mut bytes, 96, &self.size_bytes.to_le_bytes());
-        put(&mut bytes, 104, &self.segment_bytes.to_le_bytes());
-        put(&mut bytes, 108, &self.segment_count.to_le_bytes());
-        put(&mut bytes, 112, &self.first_segment.to_le_bytes());
-        put(&mut bytes, 120, &12u16.to_le_bytes());
-        put(&mut bytes, 122, &9u16.to_le_bytes());
-        put(&mut bytes, 124, &1u16.to_le_bytes());
-        put(&mut bytes, 128, &self.checkpoint_bytes.to_le_bytes());
-        put(&mut bytes, 136, &self.checkpoint_sequence.to_le_bytes());
-        put(&mut bytes, 144, &self.segment_sequence.to_le_bytes());
-        put(&mut bytes, 152, &self.created_at.to_le_bytes());
-        put(&mut bytes, 160, &self.written_at.to_le_bytes());
+        self.encode_into(address, &mut bytes);
+        bytes
+    }
+
+    /// The same, into memory that is there: [`SUPERBLOCK_SIZE`] bytes.
+    pub fn encode_into(&self, address: u64, bytes: &mut [u8]) {
+        assert_eq!(bytes.len(), SUPERBLOCK_SIZE);
+        bytes.fill(0);
+        assert!(self.volumes.len() <= VOLUME_COUNT_MAX);
+        COMMON.encode(bytes, address, self.uuid, self.sequence);
+        put(bytes, 56, &self.open_generation.to_le_bytes());
+        put(bytes, 60, &u32::from(self.clean).to_le_bytes());
+        put(bytes, 64, &self.incompat.to_le_bytes());
+        put(bytes, 72, &self.compat.to_le_bytes());
+        put(bytes, 80, &self.autoclear.to_le_bytes());
+        put(bytes, 88, &self.key.to_le_bytes());
+        put(bytes, 96, &self.size_bytes.to_le_bytes());
+        put(bytes, 104, &self.segment_bytes.to_le_bytes());
+        put(bytes, 108, &self.segment_count.to_le_bytes());
+        put(bytes, 112, &self.first_segment.to_le_bytes());
+        put(bytes, 120, &12u16.to_le_bytes());
+        put(bytes, 122, &9u16.to_le_bytes());
+        put(bytes, 124, &1u16.to_le_bytes());
+        put(bytes, 128, &self.checkpoint_bytes.to_le_bytes());
+        put(bytes, 136, &self.checkpoint_sequence.to_le_bytes());
+        put(bytes, 144, &self.segment_sequence.to_le_bytes());
+        put(bytes, 152, &self.created_at.to_le_bytes());
+        put(bytes, 160, &self.written_at.to_le_bytes());
         assert!(self.feature_names.len() <= NAME_COUNT);
         for (index, name) in self.feature_names.iter().enumerate() {
             name.encode(&mut bytes[AT_NAMES + index * NAME_SIZE..]);
@@ -417,8 +425,7 @@ impl Superblock {
                 volume.encode(&mut bytes[at..at + VOLUME_SIZE]);
             }
         }
-        COMMON.seal(&mut bytes, Seed(0));
-        bytes
+        COMMON.seal(bytes, Seed(0));
     }
 
     /// Checks the copy that lies at `address`.
