@@ -26,6 +26,7 @@ pub enum Mutant {
     IgnoreCut,
     SkipPayloadCheck,
     RotIsTornEnd,
+    DeathTearsEnd,
     ReuseSequences,
     GenerationNotRaised,
     ExtentsForgotten,

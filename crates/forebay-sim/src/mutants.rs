@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 34] = [
+pub const ALL: [Mutant; 35] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -28,6 +28,7 @@ pub const ALL: [Mutant; 34] = [
     Mutant::IgnoreCut,
     Mutant::SkipPayloadCheck,
     Mutant::RotIsTornEnd,
+    Mutant::DeathTearsEnd,
     Mutant::ReuseSequences,
     Mutant::GenerationNotRaised,
     Mutant::ExtentsForgotten,

@@ -14,7 +14,7 @@ use forebay_core::engine::{Acknowledge, Engine, window_frames};
 use forebay_core::format::checkpoint;
 use forebay_core::format::entry::Kind;
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
-use forebay_core::log::recovery::{CacheReader, Damage, Recovered, recover, redo, reopen};
+use forebay_core::log::recovery::{CacheReader, Damage, Recovered, Writer, recover, redo, reopen};
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Tick, VolumeIndex};
 
 struct Reader<'a>(&'a crate::device::Device);
@@ -44,6 +44,8 @@ struct Attempt {
     fuse: Option<u64>,
     /// What it left is durable.
     flushed: bool,
+    /// How it ended.
+    writer: Writer,
 }
 
 impl World {
@@ -63,9 +65,11 @@ impl World {
         let outlives = self.setup.config.acknowledge == Acknowledge::Placed;
         let mut stop = stop;
         let mut held = Vec::new();
+        let mut writer = Writer::MayHaveLostPower;
         let mut power_failed = false;
         if stop == Some(Stop::Process) && outlives {
             held = self.memory.held();
+            writer = Writer::DiedAlone;
         }
         if self.random.one_in(self.setup.rot.min(4)) && !self.faults_over {
             self.rot_what_is_twice();
@@ -76,7 +80,7 @@ impl World {
                 crashes -= 1;
                 self.random.below(16)
             });
-            let mut attempt = Attempt { held: held.clone(), fuse, flushed: false };
+            let mut attempt = Attempt { held: held.clone(), fuse, flushed: false, writer };
             match self.open_attempt(&mut attempt)? {
                 Ok(recovered) => {
                     if let Some(stop) = stop {
@@ -94,6 +98,7 @@ impl World {
                         stop = Some(Stop::Power);
                     }
                     held.clear();
+                    writer = Writer::MayHaveLostPower;
                 }
             }
         }
@@ -181,9 +186,9 @@ impl World {
         }
         attempt.flushed = true;
         let config = self.setup.config;
-        let recovered = self.recover(&superblock);
+        let recovered = self.recover(&superblock, attempt.writer);
         let next = reopen(&superblock, &recovered, config.mutants);
-        let again = self.recover(&next);
+        let again = self.recover(&next, Writer::MayHaveLostPower);
         for (index, volume) in self.volumes.iter().enumerate() {
             for cell in 0..volume.cells() {
                 let lba = forebay_core::units::Lba(volume.lba(cell));
@@ -196,7 +201,7 @@ impl World {
                 }
             }
         }
-        self.same_without_checkpoint(&superblock, &recovered)?;
+        self.same_without_checkpoint(&superblock, &recovered, attempt.writer)?;
         for address in Superblock::addresses(next.size_bytes) {
             let bytes = next.encode(address);
             if let Err(crashed) = self.open_write(attempt, pieces(address, &bytes)) {
@@ -216,6 +221,7 @@ impl World {
         &mut self,
         superblock: &Superblock,
         recovered: &Recovered,
+        writer: Writer,
     ) -> Result<(), Failure> {
         if !recovered.from_checkpoint {
             return Ok(());
@@ -223,7 +229,7 @@ impl World {
         self.marks.hit("opened from a checkpoint");
         let mut bare = superblock.clone();
         bare.checkpoint_sequence = 0;
-        let whole = self.recover(&bare);
+        let whole = self.recover(&bare, writer);
         for (index, volume) in self.volumes.iter().enumerate() {
             for cell in 0..volume.cells() {
                 let lba = forebay_core::units::Lba(volume.lba(cell));
@@ -251,10 +257,10 @@ impl World {
         Ok(())
     }
 
-    fn recover(&mut self, superblock: &Superblock) -> Recovered {
+    fn recover(&mut self, superblock: &Superblock, writer: Writer) -> Recovered {
         let config = self.setup.config;
         let room = config.extent_count_max;
-        recover(superblock, &mut Reader(&self.cache), room, config.mutants)
+        recover(superblock, &mut Reader(&self.cache), room, writer, config.mutants)
     }
 
     /// The newest whole copy; the other is repaired.

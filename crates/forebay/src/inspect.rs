@@ -13,7 +13,7 @@
 use crate::cache::{self, CacheError, Found};
 use crate::host::runtime_dir::{Places, RuntimeDir};
 use crate::io::{Device, FileDevice, FileError, FileOptions};
-use crate::memory;
+use crate::memory::{self, LeftBehind};
 use crate::shard::{shared_identity, shared_name, uuid_text};
 use forebay_core::effect::Fault;
 use forebay_core::engine::Config;
@@ -21,7 +21,7 @@ use forebay_core::format::bytes::{COMMON_FIELDS, Field};
 use forebay_core::format::record::{self, Header};
 use forebay_core::format::superblock::{self, SUPERBLOCK_SIZE, Superblock};
 use forebay_core::format::{FormatError, checkpoint, entry, feature};
-use forebay_core::log::recovery::{self, CacheReader, Recovered};
+use forebay_core::log::recovery::{self, CacheReader, Recovered, Writer};
 use forebay_core::units::{BLOCK_SIZE, SegmentId};
 use std::fs::File;
 use std::io;
@@ -86,7 +86,7 @@ pub struct RecordFound {
 pub struct Inspection {
     device: FileDevice,
     found: Found,
-    left: Vec<(SegmentId, Vec<u8>)>,
+    left: Option<Vec<LeftBehind>>,
 }
 
 impl Inspection {
@@ -114,7 +114,7 @@ impl Inspection {
 
     /// Segments that a killed process had not finished, which the next opening will write.
     pub fn left_segments(&self) -> Vec<SegmentId> {
-        self.left.iter().map(|(segment, _)| *segment).collect()
+        self.left.iter().flatten().map(|(segment, _)| *segment).collect()
     }
 
     /// Every log, read from its records alone: what a checkpoint says is not needed, and would
@@ -135,7 +135,12 @@ impl Inspection {
     fn recover_by(&self, superblock: &Superblock) -> Recovered {
         let config = Config::default();
         let mut reader = Overlay { inspection: self };
-        recovery::recover(superblock, &mut reader, config.extent_count_max, config.mutants)
+        let writer = match self.left {
+            Some(_) => Writer::DiedAlone,
+            None => Writer::MayHaveLostPower,
+        };
+        let (room, mutants) = (config.extent_count_max, config.mutants);
+        recovery::recover(superblock, &mut reader, room, writer, mutants)
     }
 
     /// The head page of the checkpoint that the superblock names, as its bytes have it.
@@ -150,7 +155,7 @@ impl Inspection {
     /// Reads what the log holds at an address: memory first, then the device.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.device.read_at(address, bytes)?;
-        for (segment, left) in &self.left {
+        for (segment, left) in self.left.iter().flatten() {
             let first = self.superblock().address(*segment, 0);
             let from = first.max(address);
             let to = (first + left.len() as u64).min(address + bytes.len() as u64);
@@ -232,18 +237,19 @@ impl CacheReader for Overlay<'_> {
 fn left_in_memory(
     superblock: &Superblock,
     places: &Places,
-) -> Result<Vec<(SegmentId, Vec<u8>)>, InspectError> {
+) -> Result<Option<Vec<LeftBehind>>, InspectError> {
     // Where there is no directory of ours nothing was left.
     let Ok(Some(dir)) = RuntimeDir::open_in(places).and_then(|dir| dir.shared_dir(places)) else {
-        return Ok(Vec::new());
+        return Ok(None);
     };
     let path = dir.path().join(shared_name(superblock));
     let memory = |source| InspectError::Memory { path: path.clone(), source };
     let file = match File::open(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other.map_err(memory)?,
     };
-    let mut left = memory::left_behind(&file, &shared_identity(superblock)).map_err(memory)?;
+    let left = memory::left_behind(&file, &shared_identity(superblock)).map_err(memory)?;
+    let Some(mut left) = left else { return Ok(None) };
     left.retain_mut(|(segment, bytes)| {
         if segment.0 >= superblock.segment_count {
             return false;
@@ -252,7 +258,7 @@ fn left_in_memory(
         bytes.truncate(usize::from(blocks) * BLOCK_SIZE);
         blocks > 0
     });
-    Ok(left)
+    Ok(Some(left))
 }
 
 /// The fields of a structure; parts that have tables of their own are left out.

@@ -58,24 +58,24 @@ fn buffers_at(buffer_count: u16) -> usize {
     TABLE_AT + (usize::from(buffer_count) * 4).next_multiple_of(4096)
 }
 
-/// What a process that is gone left in its buffers, by segment; empty if it is not this cache's
-/// last opening in this boot.
-pub fn left_behind(
-    file: &File,
-    identity: &SharedIdentity,
-) -> io::Result<Vec<(SegmentId, Vec<u8>)>> {
+/// A segment, and the bytes that a process left in the buffer that held it.
+pub type LeftBehind = (SegmentId, Vec<u8>);
+
+/// What a process that is gone left in its buffers; `None` if the file is not of this cache's last
+/// opening in this boot, so that power may have failed since.
+pub fn left_behind(file: &File, identity: &SharedIdentity) -> io::Result<Option<Vec<LeftBehind>>> {
     use std::os::unix::fs::FileExt;
     let mut head = [0; 84];
     if file.metadata()?.len() < TABLE_AT as u64 {
-        return Ok(Vec::new());
+        return Ok(None);
     }
     file.read_exact_at(&mut head, 0)?;
     let count = u32::from_le_bytes([head[16], head[17], head[18], head[19]]);
-    let Ok(count) = u16::try_from(count) else { return Ok(Vec::new()) };
+    let Ok(count) = u16::try_from(count) else { return Ok(None) };
     if head != identity.encode(count)
         || file.metadata()?.len() < shared_bytes(identity.segment_bytes, count) as u64
     {
-        return Ok(Vec::new());
+        return Ok(None);
     }
     let mut table = vec![0; usize::from(count) * 4];
     file.read_exact_at(&mut table, TABLE_AT as u64)?;
@@ -89,7 +89,7 @@ pub fn left_behind(
             found.push((SegmentId(segment - 1), bytes));
         }
     }
-    Ok(found)
+    Ok(Some(found))
 }
 
 /// What a request brings along.

@@ -16,7 +16,7 @@ use forebay_core::effect::{Effect, Fault, Token};
 use forebay_core::engine::{Acknowledge, Config, Engine, window_frames};
 use forebay_core::format::superblock::{Head, Mode, SUPERBLOCK_SIZE, Superblock, Volume};
 use forebay_core::limits::{REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
-use forebay_core::log::recovery::{self, Damage};
+use forebay_core::log::recovery::{self, Damage, Writer};
 use forebay_core::payload::Place;
 use forebay_core::request::{Op, Request, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Sequence, Tick, VolumeIndex};
@@ -166,15 +166,18 @@ impl Shard {
         let shared_dir = shared_dir(options);
         let name = shared_name(&superblock);
         let mut identity = shared_identity(&superblock);
-        if let Some(dir) = &shared_dir {
-            opened.redone_segments = redo(cache.as_ref(), &superblock, dir, &name, &identity)?;
+        let mut writer = Writer::MayHaveLostPower;
+        if let Some(dir) = &shared_dir
+            && let Some(redone) = redo(cache.as_ref(), &superblock, dir, &name, &identity)?
+        {
+            (opened.redone_segments, writer) = (redone, Writer::DiedAlone);
         }
         // What is read below must not be lost once the generation is raised.
         cache.sync().map_err(system("flush the cache device"))?;
         let config = options.config;
         let mut reader = Reader::new(cache.as_ref());
-        let recovered =
-            recovery::recover(&superblock, &mut reader, config.extent_count_max, config.mutants);
+        let (room, mutants) = (config.extent_count_max, config.mutants);
+        let recovered = recovery::recover(&superblock, &mut reader, room, writer, mutants);
         opened.damage = recovered.damage.clone();
         opened.from_checkpoint = recovered.from_checkpoint;
         superblock = recovery::reopen(&superblock, &recovered, config.mutants);
@@ -792,21 +795,23 @@ fn shared_dir(options: &ShardOptions) -> Option<RuntimeDir> {
     dir.shared_dir(&options.places).ok().flatten()
 }
 
-/// Writes to the cache device what a killed process had placed and not written.
+/// Writes to the cache device what a killed process had placed and not written. Gives how many
+/// segments; `None` if nothing of the last opening is in memory, as after a reboot.
 fn redo(
     cache: &dyn Device,
     superblock: &Superblock,
     dir: &RuntimeDir,
     name: &str,
     identity: &SharedIdentity,
-) -> Result<usize, OpenError> {
+) -> Result<Option<usize>, OpenError> {
     let file = match File::open(dir.path().join(name)) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(system("read shared memory")(error)),
     };
     let mut redone = 0;
     let left = memory::left_behind(&file, identity).map_err(system("read shared memory"))?;
+    let Some(left) = left else { return Ok(None) };
     for (segment, mut bytes) in left {
         if segment.0 >= superblock.segment_count {
             continue;
@@ -820,5 +825,5 @@ fn redo(
             redone += 1;
         }
     }
-    Ok(redone)
+    Ok(Some(redone))
 }

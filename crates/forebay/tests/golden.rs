@@ -12,7 +12,7 @@ use forebay_core::format::entry::{Entry, Kind};
 use forebay_core::format::feature::FeatureName;
 use forebay_core::format::record::{self, Header, Link};
 use forebay_core::format::superblock::{Head, Mode, NewCache, SUPERBLOCK_SIZE, Superblock, Volume};
-use forebay_core::log::recovery::{CacheReader, recover};
+use forebay_core::log::recovery::{CacheReader, Writer, recover};
 use forebay_core::mutant::Mutants;
 use forebay_core::units::*;
 use std::collections::BTreeMap;
@@ -232,7 +232,7 @@ fn version_1_is_read_field_by_field() {
         previous = Link { sequence: header.sequence, checksum, segment: SEGMENT, block };
         block += header.blocks;
     }
-    let found = recover(&expected, &mut image, 64, Mutants::default());
+    let found = recover(&expected, &mut image, 64, Writer::MayHaveLostPower, Mutants::default());
     assert_eq!(found.damage, []);
     let volume = VolumeIndex(2);
     assert_eq!(found.records(volume), [(SEGMENT, 0), (SEGMENT, 3)]);

@@ -13,6 +13,8 @@
 //!   lost (or, if clean, forgotten together with everything older), what follows is kept.
 //! - **V2** Above it the log is cut at the first bad record; what follows is void for ever.
 //! - **V3** Payload above `durable_through` is read and checked before its record counts.
+//! - **V6** Where the process died alone ([`Writer`]) nothing is torn: all that is there counts as
+//!   durable, so what is bad is rot.
 //! - **V4** Recovering twice gives the same; a crash within recovery changes nothing, since the
 //!   only write is the superblock's.
 //! - **V5** Sequences and segment sequences go on above everything seen, void or not.
@@ -57,6 +59,16 @@ const UNUSED_RUN: usize = 256;
 pub trait CacheReader {
     /// Reads `bytes.len()` bytes (a multiple of 4,096) at `offset`.
     fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault>;
+}
+
+/// How the process that wrote the log came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writer {
+    /// Power may have failed, or nothing is known: the end of the log may be torn.
+    MayHaveLostPower,
+    /// It died alone, and what it left in its buffers has been written ([`redo`]): every record
+    /// that was begun is there, whole.
+    DiedAlone,
 }
 
 /// What was found damaged. Nothing else is affected.
@@ -229,6 +241,7 @@ enum Step {
 struct Recovery<'a, R> {
     superblock: &'a Superblock,
     reader: &'a mut R,
+    writer: Writer,
     mutants: Mutants,
     /// First headers, by segment: of all, or of those that may have changed since a checkpoint.
     firsts: BTreeMap<SegmentId, First>,
@@ -247,17 +260,19 @@ pub fn recover<R: CacheReader>(
     superblock: &Superblock,
     reader: &mut R,
     extent_count_max: u32,
+    writer: Writer,
     mutants: Mutants,
 ) -> Recovered {
     let image = image::read(superblock, reader);
     if let Some(image) = image {
-        let found = recover_from(superblock, reader, extent_count_max, mutants, Some(image));
+        let found =
+            recover_from(superblock, reader, extent_count_max, writer, mutants, Some(image));
         if let Some(mut found) = found {
             found.from_checkpoint = true;
             return found;
         }
     }
-    recover_from(superblock, reader, extent_count_max, mutants, None)
+    recover_from(superblock, reader, extent_count_max, writer, mutants, None)
         .expect("only a checkpoint can be found wanting")
 }
 
@@ -265,6 +280,7 @@ fn recover_from<R: CacheReader>(
     superblock: &Superblock,
     reader: &mut R,
     extent_count_max: u32,
+    writer: Writer,
     mutants: Mutants,
     image: Option<Image>,
 ) -> Option<Recovered> {
@@ -275,6 +291,7 @@ fn recover_from<R: CacheReader>(
     let mut recovery = Recovery {
         superblock,
         reader,
+        writer,
         mutants,
         firsts: BTreeMap::new(),
         image: None,
@@ -842,7 +859,12 @@ impl<R: CacheReader> Recovery<'_, R> {
             Step::Record { header, .. } => Some(header),
             Step::Hole { .. } => None,
         });
-        let durable = headers.map(|header| header.durable_through).max().unwrap_or_default();
+        let whole = self.writer == Writer::DiedAlone && !self.mutants.is(Mutant::DeathTearsEnd);
+        let durable = headers.map(|header| match whole {
+            true => header.last_sequence(), // V6
+            false => header.durable_through,
+        });
+        let durable = durable.max().unwrap_or_default();
         let torn_end = self.mutants.is(Mutant::RotIsTornEnd);
         let unlinked = self.mutants.is(Mutant::IgnoreLink);
         let mut last = volume.head.link;

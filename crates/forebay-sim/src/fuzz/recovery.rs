@@ -8,7 +8,7 @@ use forebay_core::effect::Fault;
 use forebay_core::format::entry::{Entry, Kind};
 use forebay_core::format::record::{self, Header, Link};
 use forebay_core::format::superblock::{Head, Mode, Superblock};
-use forebay_core::log::recovery::{CacheReader, recover, reopen};
+use forebay_core::log::recovery::{CacheReader, Writer, recover, reopen};
 use forebay_core::mutant::Mutants;
 use forebay_core::units::{
     BLOCK_BYTES, BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, VolumeIndex,
@@ -61,8 +61,9 @@ pub fn fuzz_recovery(input: &[u8]) {
         volume.watermark = Sequence(random.below(500));
     }
     let config_room = 64;
-    let first = recover(&superblock, &mut blocks, config_room, Mutants::default());
-    let again = recover(&superblock, &mut blocks, config_room, Mutants::default());
+    let writer = *random.pick(&[Writer::MayHaveLostPower, Writer::DiedAlone]);
+    let first = recover(&superblock, &mut blocks, config_room, writer, Mutants::default());
+    let again = recover(&superblock, &mut blocks, config_room, writer, Mutants::default());
     assert_eq!(first.damage, again.damage); // V4
     for volume in [VolumeIndex(0), VolumeIndex(1)] {
         for lba in 0..64 {
