@@ -2,10 +2,8 @@
 //! A cache device at rest: formatting it, reading and writing its superblock, recovering its log.
 
 use crate::io::Device;
-use forebay_core::effect::Fault;
 use forebay_core::format::FormatError;
 use forebay_core::format::superblock::{NewCache, SUPERBLOCK_SIZE, Superblock};
-use forebay_core::log::recovery::CacheReader;
 use std::io;
 
 /// Why a cache cannot be opened.
@@ -190,22 +188,4 @@ pub fn format(
 pub fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
     use std::io::Read;
     std::fs::File::open("/dev/urandom")?.read_exact(bytes)
-}
-
-/// Reads a device for recovery.
-pub struct Reader<'a> {
-    device: &'a dyn Device,
-}
-
-impl<'a> Reader<'a> {
-    /// A reader of this device.
-    pub fn new(device: &'a dyn Device) -> Reader<'a> {
-        Reader { device }
-    }
-}
-
-impl CacheReader for Reader<'_> {
-    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-        self.device.read_at(offset, bytes).map_err(|_| Fault)
-    }
 }

@@ -8,4 +8,5 @@ pub mod ingest;
 pub mod inspect;
 pub mod io;
 pub mod memory;
+pub mod reader;
 pub mod shard;

@@ -5,13 +5,14 @@
 //! [`Shard::turn`] again and again; requests go in by [`Shard::submit`], answers come out of
 //! [`Shard::take_answers`], and what the reactor reports for others (sockets) is handed on.
 
-use crate::cache::{self, CacheError, Reader};
+use crate::cache::{self, CacheError};
 use crate::host::machine::Host;
 use crate::host::runtime_dir::{Places, RuntimeDir, boot_id};
 use crate::io::{
     Arena, Completion, Device, DeviceError, Operation, Reactor, ReactorKind, Span, source_of,
 };
 use crate::memory::{self, Memory, RequestMemory, SharedIdentity};
+use crate::reader::Reader;
 use forebay_core::effect::{Effect, Fault, Token};
 use forebay_core::engine::{Acknowledge, Config, Engine, window_frames};
 use forebay_core::format::superblock::{Head, Mode, SUPERBLOCK_SIZE, Superblock, Volume};
@@ -153,7 +154,7 @@ struct Naming {
 impl Shard {
     /// Opens a cache: redoes what a killed process left in memory, recovers the log, raises the
     /// generation. No volume is served yet.
-    pub fn open(cache: Box<dyn Device>, options: &ShardOptions) -> Result<Shard, OpenError> {
+    pub fn open(mut cache: Box<dyn Device>, options: &ShardOptions) -> Result<Shard, OpenError> {
         let begun = Instant::now();
         let found = cache::read_superblock(cache.as_ref())?;
         let mut opened = Opened {
@@ -175,9 +176,13 @@ impl Shard {
         // What is read below must not be lost once the generation is raised.
         cache.sync().map_err(system("flush the cache device"))?;
         let config = options.config;
-        let mut reader = Reader::new(cache.as_ref());
+        let mut reactor =
+            Reactor::new(options.reactor, 1024).map_err(system("start the reactor"))?;
+        let mut reader =
+            Reader::new(cache.as_mut(), &mut reactor).map_err(system("take memory"))?;
         let (room, mutants) = (config.extent_count_max, config.mutants);
         let recovered = recovery::recover(&superblock, &mut reader, room, writer, mutants);
+        drop(reader);
         opened.damage = recovered.damage.clone();
         opened.from_checkpoint = recovered.from_checkpoint;
         superblock = recovery::reopen(&superblock, &recovered, config.mutants);
@@ -205,8 +210,6 @@ impl Shard {
             REQUEST_COUNT_MAX,
         )
         .map_err(system("take memory"))?;
-        let mut reactor =
-            Reactor::new(options.reactor, 1024).map_err(system("start the reactor"))?;
         for arena in memory.arenas() {
             // Best effort: without it each operation pins its pages anew.
             let _ = reactor.register_arena(arena);

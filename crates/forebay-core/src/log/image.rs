@@ -10,6 +10,7 @@ use crate::format::checkpoint::{
 use crate::format::entry::Kind;
 use crate::format::record::Link;
 use crate::format::superblock::{self, Superblock};
+use crate::limits::VOLUME_COUNT_MAX;
 use crate::log::recovery::CacheReader;
 use crate::map::extent::{Extent, Position};
 use crate::map::index::Index;
@@ -18,8 +19,10 @@ use crate::units::{BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, Slot, VolumeIn
 use crate::volume::PendingExtent;
 use alloc::vec::Vec;
 
-/// Pages that are read at once.
-const READ_PAGES: u32 = 256;
+/// Pages of one read.
+const RUN_PAGES: u32 = 256;
+/// Reads that are under way at once.
+const RUNS: u32 = 8;
 
 /// A segment that was in a log when its row was copied.
 #[derive(Clone, Copy, Debug)]
@@ -77,12 +80,9 @@ pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> O
     let mut number = 1;
     for page in 0..layout.index_pages {
         let bytes = pages.page(number)?;
-        for (cell, raw) in index.page_mut(page).iter_mut().zip(bytes[PAGE_HEAD..].chunks_exact(8)) {
-            *cell = u64_at(raw, 0);
-        }
+        index.put_page(page, bytes[PAGE_HEAD..].as_chunks::<8>().0);
         number += 1;
     }
-    index.recount();
     let mut slots = Slots::new(u64::from(slot_count));
     for page in 0..layout.slot_pages {
         let first = page * PAGE_SLOTS as u32;
@@ -100,6 +100,9 @@ pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> O
         let raws = bytes[PAGE_HEAD..].chunks_exact(SEGMENT_BYTES).take(PAGE_SEGMENTS);
         let ids = (first..superblock.segment_count).map(SegmentId);
         rows.extend(ids.zip(raws).filter_map(|(id, raw)| row(id, raw)));
+        if rows.iter().any(|row: &Row| row.used > superblock.segment_blocks()) {
+            return None;
+        }
         number += 1;
     }
     let mut stream = Vec::with_capacity(head.stream_bytes as usize);
@@ -109,10 +112,16 @@ pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> O
     }
     stream.truncate(head.stream_bytes as usize);
     let mut stream = Stream { bytes: &stream };
-    let count = stream.u32()?;
+    let count = stream.u32().filter(|count| *count as usize <= VOLUME_COUNT_MAX)?;
     let mut volumes = Vec::new();
     for _ in 0..count {
-        volumes.push(stream.volume()?);
+        let volume = stream.volume()?;
+        let start = &volume.start;
+        let blocks = superblock.segment_blocks();
+        if *start != superblock::Head::NONE && (start.used > blocks || start.link.block >= blocks) {
+            return None;
+        }
+        volumes.push(volume);
     }
     let mut free = Vec::new();
     for _ in 0..stream.u32()? {
@@ -146,29 +155,40 @@ struct Pages<'a, R> {
     first: u32,
     count: u32,
     total: u32,
-    page: [u8; BLOCK_SIZE],
 }
 
 impl<'a, R: CacheReader> Pages<'a, R> {
     fn new(superblock: &'a Superblock, reader: &'a mut R) -> Pages<'a, R> {
-        let bytes = alloc::vec![0; READ_PAGES as usize * BLOCK_SIZE];
-        Pages { superblock, reader, bytes, first: 0, count: 0, total: 1, page: [0; BLOCK_SIZE] }
+        Pages { superblock, reader, bytes: Vec::new(), first: 0, count: 0, total: 1 }
+    }
+
+    fn address(&self, number: u32) -> u64 {
+        checkpoint::address(self.superblock, self.superblock.checkpoint_sequence, number)
     }
 
     fn page(&mut self, number: u32) -> Option<&[u8; BLOCK_SIZE]> {
-        let sequence = self.superblock.checkpoint_sequence;
-        let address = checkpoint::address(self.superblock, sequence, number);
         if number < self.first || number >= self.first + self.count {
-            let count = (self.total - number).min(READ_PAGES);
-            let bytes = &mut self.bytes[..count as usize * BLOCK_SIZE];
-            self.reader.read(address, bytes).ok()?;
-            (self.first, self.count) = (number, count);
+            self.read(number);
         }
         let at = (number - self.first) as usize * BLOCK_SIZE;
-        self.page.copy_from_slice(&self.bytes[at..at + BLOCK_SIZE]);
-        let identity = self.superblock.identity();
-        checkpoint::open(&mut self.page, &identity, address, sequence, number).ok()?;
-        Some(&self.page)
+        let address = self.address(number);
+        let page = self.bytes.get_mut(at..)?.first_chunk_mut::<BLOCK_SIZE>()?;
+        let (identity, sequence) =
+            (self.superblock.identity(), self.superblock.checkpoint_sequence);
+        checkpoint::open(page, &identity, address, sequence, number).ok()?;
+        Some(page)
+    }
+
+    /// Reads pages from this one on: whole runs at once, or what is left.
+    fn read(&mut self, number: u32) {
+        let left = self.total - number;
+        let runs = (left / RUN_PAGES).min(RUNS);
+        let run = if runs == 0 { left } else { RUN_PAGES };
+        let offsets: Vec<u64> =
+            (0..runs.max(1)).map(|at| self.address(number + at * run)).collect();
+        (self.first, self.count) = (number, runs.max(1) * run);
+        self.bytes.resize(self.count as usize * BLOCK_SIZE, 0);
+        self.reader.read_each(&offsets, &mut self.bytes);
     }
 }
 

@@ -41,6 +41,18 @@ pub struct Index {
     used: u64,
 }
 
+/// 2^48 divided by the pages.
+struct Inverse {
+    quotient: u64,
+    remainder: u64,
+}
+
+impl Inverse {
+    fn of(page_count: u64) -> Inverse {
+        Inverse { quotient: (1 << KEY_BITS) / page_count, remainder: (1 << KEY_BITS) % page_count }
+    }
+}
+
 /// Where a key belongs.
 #[derive(Clone, Copy)]
 struct Home {
@@ -167,10 +179,13 @@ impl Index {
         &self.cells[base..base + PAGE_CELLS]
     }
 
-    /// Puts a page's cells back in place, from a checkpoint.
-    pub fn page_mut(&mut self, page: u32) -> &mut [u64] {
+    /// Puts a page's cells back in place, from a checkpoint, into an index without any.
+    pub fn put_page(&mut self, page: u32, cells: &[[u8; 8]]) {
         let base = page as usize * PAGE_CELLS;
-        &mut self.cells[base..base + PAGE_CELLS]
+        for (cell, raw) in self.cells[base..base + PAGE_CELLS].iter_mut().zip(cells) {
+            *cell = u64::from_le_bytes(*raw);
+            self.used += u64::from(*cell != 0);
+        }
     }
 
     /// Whether every key found room in its page: a checkpoint holds pages only.
@@ -178,21 +193,18 @@ impl Index {
         self.overflow.is_empty()
     }
 
-    /// After pages were put back: drops every key that `keep` does not want, and counts the rest.
-    pub fn sweep(&mut self, mut keep: impl FnMut(VolumeIndex, Lba, Slot) -> bool) {
+    /// After pages were put back: drops every cell that `keep` does not want, and counts the rest.
+    /// It is given the cell's slot, and its key if it asks for it.
+    pub fn sweep(&mut self, mut keep: impl FnMut(Slot, &dyn Fn() -> (VolumeIndex, Lba)) -> bool) {
         self.used = self.overflow.len() as u64;
+        let inverse = Inverse::of(self.page_count);
         for page in 0..self.page_count as usize {
             let base = page * PAGE_CELLS;
             let mut at = 0;
             while at < PAGE_CELLS {
                 let cell = self.cells[base + at];
-                if cell == 0 {
-                    at += 1;
-                    continue;
-                }
-                let (volume, lba) = self.key_of(page as u64, cell);
-                if keep(volume, lba, self.slot(cell)) {
-                    self.used += 1;
+                if cell == 0 || keep(self.slot(cell), &|| self.key_of(&inverse, page as u64, cell))
+                {
                     at += 1;
                 } else {
                     // Another cell may have moved here: it is looked at next. One that wrapped
@@ -200,23 +212,19 @@ impl Index {
                     self.close_gap(page, at);
                 }
             }
+            let cells = self.page(page as u32).iter().filter(|cell| **cell != 0);
+            self.used += cells.count() as u64;
         }
-        self.recount();
-    }
-
-    /// Counts the keys, after pages were put back.
-    pub fn recount(&mut self) {
-        let cells = self.cells.iter().filter(|cell| **cell != 0).count();
-        self.used = (cells + self.overflow.len()) as u64;
     }
 
     /// The key of a cell: what [`Index::home`] does, backwards.
-    fn key_of(&self, page: u64, cell: u64) -> (VolumeIndex, Lba) {
+    fn key_of(&self, inverse: &Inverse, page: u64, cell: u64) -> (VolumeIndex, Lba) {
         let rest = cell & ((1 << self.rest_bits) - 1);
         let low = rest << (KEY_BITS - self.rest_bits);
-        let product = u128::from(page) << KEY_BITS | u128::from(low);
-        // One multiple of `page_count` has these upper bits: the first at or above the product.
-        let hash = product.div_ceil(u128::from(self.page_count)) as u64;
+        // One multiple of `page_count` has these upper bits: the first at or above
+        // `page * 2^48 + low`, of which the first term is divided once for all.
+        let hash =
+            page * inverse.quotient + (page * inverse.remainder + low).div_ceil(self.page_count);
         let key = unmix(hash & KEY_MASK) ^ self.salt;
         (VolumeIndex((key >> 40) as u8), Lba(key & ((1 << 40) - 1)))
     }
@@ -297,12 +305,14 @@ fn mix(mut x: u64) -> u64 {
     x ^ x >> 24
 }
 
+const UNMIX: [u64; 2] = [inverse(MIX[0]), inverse(MIX[1])];
+
 /// [`mix`] backwards: each shift is at least half of the width, so it undoes itself.
 fn unmix(mut x: u64) -> u64 {
     x ^= x >> 24;
-    x = x.wrapping_mul(inverse(MIX[1])) & KEY_MASK;
+    x = x.wrapping_mul(UNMIX[1]) & KEY_MASK;
     x ^= x >> 25;
-    x = x.wrapping_mul(inverse(MIX[0])) & KEY_MASK;
+    x = x.wrapping_mul(UNMIX[0]) & KEY_MASK;
     x ^ x >> 24
 }
 
@@ -370,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_cell_tells_its_key() {
-        for slots in [10, 100_000, 5_000_000] {
+        for slots in [10, 100_000, 5_000_000, 40_000_000] {
             let mut index = Index::new(slots, 0x1234_5678_9ABC_DEF0);
             let mut seed = 77;
             let mut keys = alloc::collections::BTreeSet::new();
@@ -381,9 +391,9 @@ mod tests {
                 keys.insert((volume, lba));
             }
             let mut found = alloc::collections::BTreeSet::new();
-            index.sweep(|volume, lba, _| found.insert((volume, lba)));
+            index.sweep(|_, key| found.insert(key()));
             assert_eq!(found, keys);
-            index.sweep(|_, lba, _| lba.0 % 2 == 0);
+            index.sweep(|_, key| key().1.0 % 2 == 0);
             let even = keys.iter().filter(|key| key.1.0 % 2 == 0);
             assert_eq!(index.len(), even.clone().count() as u64);
             assert!(even.clone().all(|key| index.get(key.0, key.1).is_some()));

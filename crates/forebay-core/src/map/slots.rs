@@ -35,6 +35,13 @@ pub struct Heading {
     pub sequence_offset: u32,
 }
 
+impl Heading {
+    /// Where the record behind it begins, if this one begins at `block`.
+    pub fn end(&self, block: u16) -> u16 {
+        block.saturating_add(self.blocks.max(1))
+    }
+}
+
 /// The table.
 #[derive(Debug)]
 pub struct Slots {

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A chain of records, applied in order to index, slots, segments and extents.
+
+use super::read::{BATCH, Step};
+use super::{CacheReader, Damage, RecoveredVolume, Recovery};
+use crate::format::entry::{Entry, Kind};
+use crate::format::record::{self, Header, Link};
+use crate::format::superblock::Head;
+use crate::log::append::EAGER_BLOCKS;
+use crate::log::chain::Log;
+use crate::log::segment::State;
+use crate::map::extent::{Extent, Position};
+use crate::map::slots::{Heading, Held};
+use crate::mutant::Mutant;
+use crate::policy::writeback::Cursor;
+use crate::units::{BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, VolumeIndex};
+use crate::volume::PendingExtent;
+use alloc::vec::Vec;
+
+/// A record that stands, with its header's block.
+#[derive(Clone, Copy)]
+struct Record<'a> {
+    id: SegmentId,
+    block: u16,
+    header: &'a Header,
+    head: &'a [u8; BLOCK_SIZE],
+}
+
+/// Notes what the newest record holds, one entry after the other: the next one must say it.
+pub(super) fn note_items(log: &mut Log, entry: Entry) {
+    // Our own writer closes a record before its list is full.
+    if !log.previous_items.has_room() {
+        return;
+    }
+    let (first, second) = record::items(entry.lba, entry.count);
+    log.previous_items.push(first);
+    if let Some(second) = second {
+        log.previous_items.push(second);
+    }
+}
+
+impl<R: CacheReader> Recovery<'_, R> {
+    /// Applies a chain in order to index, slots, extents and segments.
+    pub(super) fn apply(&mut self, index: VolumeIndex, chain: &[Step], out: &mut RecoveredVolume) {
+        let mut hole: Option<(SegmentId, u16)> = None;
+        let mut holes = 0;
+        for steps in chain.chunks(BATCH) {
+            let records = steps.iter().filter_map(|step| match step {
+                Step::Record { id, block, .. } => Some((*id, *block)),
+                Step::Hole { .. } => None,
+            });
+            let bytes = self.read_blocks(&records.collect::<Vec<_>>());
+            let mut heads = bytes.as_chunks::<BLOCK_SIZE>().0.iter();
+            for step in steps {
+                let mut place = match step {
+                    Step::Hole { id, block } | Step::Record { id, block, .. } => (*id, *block),
+                };
+                if let Step::Record { id, block, header, checksum } = step {
+                    let head = heads.next().expect("each record was read");
+                    let record = Record { id: *id, block: *block, header, head };
+                    // Read for the second time: it may not be what it was.
+                    let address = self.address(*id, *block);
+                    let same = self.decode(head, address) == Ok((*header, *checksum));
+                    if same && self.has_place(&record) {
+                        if let Some(at) = hole.take() {
+                            self.apply_hole(index, at, holes, &record, out);
+                            holes = 0;
+                        }
+                        self.apply_record(index, &record, *checksum, out);
+                        continue;
+                    }
+                    place = (*id, *block);
+                }
+                holes += 1;
+                hole.get_or_insert(place);
+            }
+            self.batch = bytes;
+        }
+        if let Some((segment, block)) = hole {
+            // The last record of the log as it was opened: nothing says what it held.
+            out.frozen = true;
+            self.found.damage.push(Damage::Unknown { volume: index, segment, block });
+        }
+    }
+
+    /// Whether a record's place is behind all that its segment has, in this life of the segment.
+    /// It is, in any log of our own making.
+    fn has_place(&self, record: &Record<'_>) -> bool {
+        let segment = self.found.segments.get(record.id);
+        segment.state == State::Free
+            || segment.ordinal == record.header.ordinal
+                && segment.sequence == record.header.segment_sequence
+                && segment.used <= record.block
+    }
+
+    /// A record is missing: what it held is known from the next one, or is not.
+    fn apply_hole(
+        &mut self,
+        index: VolumeIndex,
+        at: (SegmentId, u16),
+        holes: u32,
+        record: &Record<'_>,
+        out: &mut RecoveredVolume,
+    ) {
+        let (segment, hole_block) = at;
+        let next = record.header;
+        // The watermark lies at the end of a record: it is not within the one that is missing.
+        let clean = next.previous.sequence <= out.log.watermark;
+        let known =
+            holes == 1 && next.previous.segment == segment && next.previous.block == hole_block;
+        if !known {
+            if clean {
+                // Something clean is missing that may have been newer than anything before it.
+                self.forget_all(index, out);
+                self.found.damage.push(Damage::Clean { volume: index, segment, block: hole_block });
+            } else {
+                out.frozen = true;
+                self.found.damage.push(Damage::Unknown {
+                    volume: index,
+                    segment,
+                    block: hole_block,
+                });
+            }
+            return;
+        }
+        if clean {
+            self.found.damage.push(Damage::Clean { volume: index, segment, block: hole_block });
+        }
+        let mut item = 0;
+        while item < next.item_count {
+            let Ok(((lba, count), taken)) = record::item(record.head, item, next.item_count) else {
+                break;
+            };
+            item += taken;
+            let kind = if clean { Kind::Bypassed } else { Kind::Lost };
+            let position = Position::new(next.ordinal, record.block);
+            self.apply_extent(index, kind, lba, count, position, false, out);
+            if !clean {
+                out.lost_blocks += count;
+                self.found.damage.push(Damage::Lost { volume: index, lba, count });
+            }
+        }
+    }
+
+    /// Forgets everything of a volume that was applied so far and is clean.
+    fn forget_all(&mut self, index: VolumeIndex, out: &mut RecoveredVolume) {
+        // What was lost stays so, unless it was written again.
+        let lost: Vec<Extent> =
+            out.extents.iter().filter(|extent| extent.kind == Kind::Lost).copied().collect();
+        for extent in lost {
+            for offset in 0..extent.end - extent.start {
+                let lba = extent.start + offset;
+                if self.found.index.get(index, lba).is_some() {
+                    out.extents.make_room();
+                    out.extents.cut(lba);
+                }
+            }
+        }
+        let mut id = out.log.oldest;
+        while let Some(at) = id {
+            let segment = *self.found.segments.get(at);
+            for block in 0..segment.used {
+                let slot = self.found.segments.slot(at, block);
+                if let Some(held) = self.found.slots.held(slot) {
+                    self.found.index.remove(index, held.lba, slot);
+                }
+            }
+            id = segment.next;
+        }
+        out.extents.remove_where(|extent| extent.kind != Kind::Lost);
+    }
+
+    fn apply_record(
+        &mut self,
+        index: VolumeIndex,
+        record: &Record<'_>,
+        checksum: u32,
+        out: &mut RecoveredVolume,
+    ) {
+        let Record { id, block, header, head } = *record;
+        self.enter_segment(index, id, header, out);
+        self.touched[id.0 as usize] = true;
+        let segment = self.found.segments.get_mut(id);
+        if segment.used < block {
+            // A hole: for whoever goes from header to header it is a record of nothing.
+            let before = segment.used;
+            let heading = Heading {
+                blocks: block - before,
+                entries: 0,
+                sequence_offset: segment.last_sequence.0.saturating_sub(segment.first_sequence.0)
+                    as u32,
+            };
+            self.found.slots.head(self.found.segments.slot(id, before), heading);
+        }
+        let segment = self.found.segments.get_mut(id);
+        segment.used = block + header.blocks;
+        segment.last_sequence = header.last_sequence();
+        let offset = header.sequence.0.saturating_sub(segment.first_sequence.0);
+        let heading = Heading {
+            blocks: header.blocks,
+            entries: header.entry_count,
+            sequence_offset: offset as u32,
+        };
+        self.found.slots.head(self.found.segments.slot(id, block), heading);
+        out.log.previous_items.clear();
+        let mut next_block = block + 1;
+        for number in 0..header.entry_count {
+            let Ok(entry) = record::entry(head, number) else { continue };
+            note_items(&mut out.log, entry);
+            let sequence = Sequence(header.sequence.0 + 1 + u64::from(number));
+            self.apply_entry(index, id, block, &mut next_block, sequence, entry, header, out);
+        }
+        let link = Link { sequence: header.sequence, checksum, segment: id, block };
+        out.log.last = link;
+        out.log.closed = header.last_sequence();
+        if header.entry_count > 0 {
+            out.log.placed = header.last_sequence();
+        }
+        if header.last_sequence() <= out.log.watermark {
+            out.cursor = Cursor { segment: Some(id), block: block + header.blocks };
+        }
+        out.head = Head {
+            link,
+            through: header.last_sequence(),
+            used: block + header.blocks,
+            ordinal: header.ordinal,
+        };
+    }
+
+    /// The first record of a segment puts the segment into the chain.
+    fn enter_segment(
+        &mut self,
+        index: VolumeIndex,
+        id: SegmentId,
+        header: &Header,
+        out: &mut RecoveredVolume,
+    ) {
+        let segment = self.found.segments.get_mut(id);
+        if segment.state == State::Sealed {
+            return;
+        }
+        segment.become_state(State::Open);
+        segment.become_state(State::Sealed);
+        for block in 0..self.superblock.segment_blocks() {
+            // Of an earlier life, if a checkpoint was put in place.
+            self.found.slots.void(self.found.segments.slot(id, block));
+        }
+        let segment = self.found.segments.get_mut(id);
+        segment.volume = index;
+        segment.sequence = header.segment_sequence;
+        segment.ordinal = header.ordinal;
+        segment.first_sequence = header.sequence;
+        segment.last_sequence = header.sequence;
+        let log = &mut out.log;
+        if let Some(before) = log.newest.replace(id) {
+            self.found.segments.get_mut(before).next = Some(id);
+        }
+        log.oldest.get_or_insert(id);
+        log.tail_segment.get_or_insert(id);
+        log.segment_count += 1;
+        log.next_ordinal = Ordinal(header.ordinal.0 + 1);
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn apply_entry(
+        &mut self,
+        index: VolumeIndex,
+        id: SegmentId,
+        block: u16,
+        next_block: &mut u16,
+        sequence: Sequence,
+        entry: Entry,
+        header: &Header,
+        out: &mut RecoveredVolume,
+    ) {
+        let dirty = sequence > out.log.watermark;
+        match entry.kind {
+            Kind::Data | Kind::Fill | Kind::Parked => {
+                *next_block = block + entry.slot + 1;
+                let slot = self.found.segments.slot(id, block + entry.slot);
+                let fill = entry.kind == Kind::Fill;
+                self.found.slots.hold(slot, Held { lba: entry.lba, crc: entry.crc, fill });
+                self.found.index.insert(index, entry.lba, slot);
+                if !fill && dirty {
+                    out.log.dirtied = sequence;
+                    out.log.dirty_blocks += 1;
+                }
+            }
+            Kind::Void => {
+                *next_block = block + entry.slot + 1;
+                self.found.slots.void(self.found.segments.slot(id, block + entry.slot));
+            }
+            Kind::Zero | Kind::Discard | Kind::Bypassed | Kind::Lost => {
+                if self.mutants.is(Mutant::ExtentsForgotten) {
+                    return;
+                }
+                let position = Position::new(header.ordinal, *next_block);
+                let (lba, count) = (entry.lba, u64::from(entry.count));
+                self.apply_extent(index, entry.kind, lba, count, position, dirty, out);
+                if dirty && matches!(entry.kind, Kind::Zero | Kind::Discard) {
+                    out.log.dirtied = sequence;
+                    out.pending_extents.push_back(PendingExtent {
+                        sequence,
+                        position,
+                        kind: entry.kind,
+                        lba,
+                        count: entry.count,
+                    });
+                }
+            }
+            Kind::Marker => {}
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn apply_extent(
+        &mut self,
+        index: VolumeIndex,
+        kind: Kind,
+        lba: Lba,
+        count: u64,
+        position: Position,
+        dirty: bool,
+        out: &mut RecoveredVolume,
+    ) {
+        let small = count <= u64::from(EAGER_BLOCKS);
+        if small {
+            for offset in 0..count {
+                if let Some(slot) = self.found.index.get(index, lba + offset) {
+                    self.found.index.remove(index, lba + offset, slot);
+                }
+            }
+        }
+        out.extents.make_room();
+        let extent = Extent { start: lba, end: lba + count, position, kind, long: !small };
+        if small && !dirty && kind != Kind::Lost {
+            out.extents.erase(extent.start, extent.end);
+        } else {
+            out.extents.insert(extent);
+        }
+    }
+}

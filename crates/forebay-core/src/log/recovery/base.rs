@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a checkpoint holds, put in place, and what it holds no more taken out.
+
+use super::apply::note_items;
+use super::{CacheReader, Recovered, RecoveredVolume, Recovery};
+use crate::format::entry::Kind;
+use crate::format::record::{self, Link};
+use crate::format::superblock::{Head, Volume};
+use crate::log::image::{Image, ImageVolume};
+use crate::log::segment::State;
+use crate::map::extent::Position;
+use crate::map::index::Index;
+use crate::map::slots::Slots;
+use crate::mutant::Mutant;
+use crate::policy::writeback::Cursor;
+use crate::units::{BLOCK_SIZE, Ordinal, SegmentId, Slot, VolumeIndex};
+use alloc::collections::BTreeSet;
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+
+/// So many segments in a row that were not used again since a checkpoint: none behind them was.
+/// More than can be open or on their way at once.
+const UNUSED_RUN: usize = 256;
+
+impl<R: CacheReader> Recovery<'_, R> {
+    /// Puts a checkpoint in place, and looks for what came after it: in the pool it captured, from
+    /// the front, then at the tails (checkpoint::T3).
+    pub(super) fn use_image(&mut self, mut image: Image) {
+        let slots = Slots::new(0);
+        self.found.slots = core::mem::replace(&mut image.slots, slots);
+        let index = Index::new(1, 0);
+        self.found.index = core::mem::replace(&mut image.index, index);
+        let sequence = &mut self.found.segment_sequence;
+        *sequence = (*sequence).max(image.segment_sequence);
+        image.rows.sort_by_key(|row| (row.volume, row.ordinal));
+        let since = image.segment_sequence;
+        // What was in a log when it began and, as far as the copy shows, still was later.
+        image.rows.retain(|row| row.sequence < since);
+        self.read_firsts_of(&image.free, since, UNUSED_RUN);
+        let mut known = alloc::vec![false; self.superblock.segment_count as usize];
+        for id in image.free.iter().copied().chain(image.rows.iter().map(|row| row.id)) {
+            known[id.0 as usize] = true;
+        }
+        // Retired while the checkpoint was written, or just before: used again or not.
+        let all = (0..self.superblock.segment_count).map(SegmentId);
+        let others: Vec<SegmentId> = all.filter(|id| !known[id.0 as usize]).collect();
+        self.read_firsts_of(&others, since, usize::MAX);
+        for volume in &image.volumes {
+            let mine = image.rows.iter().filter(|row| row.volume == volume.index);
+            let ids: Vec<SegmentId> = mine.map(|row| row.id).collect();
+            self.read_firsts_of(&ids, since, UNUSED_RUN);
+        }
+        self.image = Some(Rc::new(image));
+    }
+
+    /// Takes out of the index what a checkpoint's pages hold of segments that are gone, or that
+    /// hold something else now.
+    pub(super) fn sweep(&mut self) {
+        let touched = &self.touched;
+        let Recovered { index, slots, segments, .. } = &mut self.found;
+        let taken = self.mutants.is(Mutant::CheckpointHeadersTaken);
+        // A header's row looks like a block's: what was a block in an earlier life is none now.
+        let mut headers: BTreeSet<Slot> = BTreeSet::new();
+        for id in (0..segments.count()).map(SegmentId).filter(|id| touched[id.0 as usize]) {
+            let mut block = 0;
+            while block < segments.get(id).used && !taken {
+                let slot = segments.slot(id, block);
+                headers.insert(slot);
+                block = slots.heading(slot).end(block);
+            }
+        }
+        // Blocks of each segment that a log has: what the sweep looks at for each of millions.
+        let used = |id| match segments.get(id) {
+            segment if segment.state == State::Sealed => segment.used,
+            _ => 0,
+        };
+        let used: Vec<u16> = (0..segments.count()).map(|id| used(SegmentId(id))).collect();
+        index.sweep(|slot, key| {
+            let (id, block) = segments.place(slot);
+            if used.get(id.0 as usize).is_none_or(|used| block >= *used) {
+                return false;
+            }
+            // A segment that was not used again is in the log that it was in.
+            if !touched[id.0 as usize] {
+                return true;
+            }
+            let (volume, lba) = key();
+            segments.get(id).volume == volume
+                && !headers.contains(&slot)
+                && slots.held(slot).is_some_and(|held| held.lba == lba)
+        });
+    }
+
+    /// What the checkpoint holds of a volume, put in place: the log as it was when it began.
+    pub(super) fn base(&mut self, index: VolumeIndex, tail: Ordinal, out: &mut RecoveredVolume) {
+        let Some(image) = self.image.clone() else { return };
+        let Some(volume) = self.volume_in(&image, index) else { return };
+        for row in image.rows.iter().filter(|row| row.volume == index) {
+            if row.ordinal < tail || row.ordinal > volume.start.ordinal {
+                continue;
+            }
+            let last = row.ordinal == volume.start.ordinal;
+            let segment = self.found.segments.get_mut(row.id);
+            segment.become_state(State::Open);
+            segment.become_state(State::Sealed);
+            segment.volume = index;
+            segment.sequence = row.sequence;
+            segment.ordinal = row.ordinal;
+            segment.first_sequence = row.first_sequence;
+            segment.last_sequence = if last { volume.start.through } else { row.last_sequence };
+            segment.used = if last { volume.start.used } else { row.used };
+            let log = &mut out.log;
+            if let Some(before) = log.newest.replace(row.id) {
+                self.found.segments.get_mut(before).next = Some(row.id);
+            }
+            log.oldest.get_or_insert(row.id);
+            log.tail_segment.get_or_insert(row.id);
+            log.segment_count += 1;
+            log.next_ordinal = Ordinal(row.ordinal.0 + 1);
+        }
+        let watermark = out.log.watermark;
+        out.log.last = volume.start.link;
+        (out.log.closed, out.log.placed) = (volume.start.through, volume.start.through);
+        out.log.dirtied = volume.dirtied;
+        out.head = volume.start;
+        for extent in volume.extents.iter().filter(|it| it.position.ordinal() >= tail) {
+            out.extents.make_room();
+            out.extents.insert(*extent);
+        }
+        let dirty = volume.pending.iter().filter(|pending| pending.sequence > watermark);
+        out.pending_extents.extend(dirty.copied());
+        let link = volume.start.link;
+        self.restore_items(link, out);
+    }
+
+    /// What the last record before the checkpoint holds: the next one must say it.
+    pub(super) fn restore_items(&mut self, link: Link, out: &mut RecoveredVolume) {
+        if link == Link::NONE {
+            return;
+        }
+        let bytes = self.read_blocks(&[(link.segment, link.block)]);
+        let address = self.address(link.segment, link.block);
+        // It may have been reclaimed since: then others follow it, and say what they hold.
+        if let Ok((header, _)) = self.decode(&bytes, address)
+            && let Some(head) = bytes.first_chunk::<BLOCK_SIZE>()
+        {
+            let entries = (0..header.entry_count).map(|number| record::entry(head, number));
+            entries.flatten().for_each(|entry| note_items(&mut out.log, entry));
+        }
+        self.batch = bytes;
+    }
+
+    /// Whether the checkpoint has all it needs of a volume: the segments from the tail to its
+    /// beginning, and a last record that can be read.
+    pub(super) fn image_stands(&mut self, index: VolumeIndex, tail: Ordinal) -> bool {
+        let Some(image) = self.image.clone() else { return true };
+        let Some(volume) = self.volume_in(&image, index) else { return true };
+        let start = volume.start;
+        if start == Head::NONE || start.ordinal < tail {
+            return true;
+        }
+        if start.link.segment.0 >= self.superblock.segment_count {
+            return false;
+        }
+        let rows = image.rows.iter().filter(|row| {
+            row.volume == index && row.ordinal >= tail && row.ordinal <= start.ordinal
+        });
+        let address = self.address(start.link.segment, start.link.block);
+        let bytes = self.read_blocks(&[(start.link.segment, start.link.block)]);
+        let header = self.decode(&bytes, address);
+        self.batch = bytes;
+        rows.count() as u64 == start.ordinal.0 - tail.0 + 1
+            && header.is_ok_and(|(_, checksum)| checksum == start.link.checksum)
+    }
+
+    /// Drops the extents that write-back had dropped: short ones up to the watermark. Something may
+    /// have gone around the log there since, without a note.
+    pub(super) fn drop_clean_extents(&mut self, out: &mut RecoveredVolume) {
+        let Cursor { segment: Some(id), block } = out.cursor else { return };
+        if self.mutants.is(Mutant::CheckpointKeepsExtents) {
+            return;
+        }
+        let clean = Position::new(self.found.segments.get(id).ordinal, block);
+        out.extents.remove_where(|extent| {
+            !extent.long && extent.kind != Kind::Lost && extent.position <= clean
+        });
+    }
+
+    /// Finds where write-back goes on, and counts what is dirty.
+    pub(super) fn find_cursor(&mut self, out: &mut RecoveredVolume) {
+        let watermark = out.log.watermark;
+        (out.cursor, out.log.dirty_blocks) = (Cursor::default(), 0);
+        let mut next = out.log.tail_segment;
+        while let Some(id) = next {
+            let segment = *self.found.segments.get(id);
+            next = segment.next;
+            if segment.last_sequence <= watermark {
+                out.cursor = Cursor { segment: Some(id), block: segment.used };
+                continue;
+            }
+            let mut block = 0;
+            while block < segment.used {
+                let heading = self.found.slots.heading(self.found.segments.slot(id, block));
+                let first = segment.first_sequence.0 + u64::from(heading.sequence_offset);
+                let end = heading.end(block).min(segment.used);
+                if first + u64::from(heading.entries) <= watermark.0 {
+                    out.cursor = Cursor { segment: Some(id), block: end };
+                } else {
+                    let slots = (block + 1..end).map(|at| self.found.segments.slot(id, at));
+                    let dirty = slots
+                        .filter_map(|slot| self.found.slots.held(slot))
+                        .filter(|held| !held.fill);
+                    out.log.dirty_blocks += dirty.count() as u64;
+                }
+                block = end;
+            }
+        }
+    }
+
+    /// What the checkpoint holds of a volume: of the one that is there, not of another that had
+    /// its place.
+    pub(super) fn volume_in<'i>(
+        &self,
+        image: &'i Image,
+        index: VolumeIndex,
+    ) -> Option<&'i ImageVolume> {
+        let recorded = self.superblock.volumes.get(usize::from(index.0))?.as_ref()?;
+        image.volumes.iter().find(|volume| {
+            volume.index == index && volume.attach_generation == recorded.attach_generation
+        })
+    }
+
+    pub(super) fn image_of(&self, index: VolumeIndex) -> Option<&ImageVolume> {
+        self.volume_in(self.image.as_deref()?, index)
+    }
+
+    /// The volume with the newest end of its log that is known for sure: the superblock's, or the
+    /// checkpoint's, which everything before it was durable for.
+    pub(super) fn with_image(&self, index: VolumeIndex, recorded: &Volume) -> Volume {
+        let mut volume = recorded.clone();
+        if let Some(image) = self.image_of(index) {
+            if image.start.link.sequence > volume.head.link.sequence {
+                volume.head = image.start;
+            }
+            volume.next_sequence = volume.next_sequence.max(image.next_sequence);
+            volume.watermark = volume.watermark.max(image.watermark);
+            volume.tail = volume.tail.max(image.tail);
+            volume.flush_epoch = volume.flush_epoch.max(image.flush_epoch);
+            volume.backing_as_of = volume.backing_as_of.max(image.backing_as_of);
+        }
+        volume
+    }
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Where a log ends: what stands behind the head that the superblock names (V1, V2, V3, V6).
+
+use super::read::{BATCH, First, Step, Wanted};
+use super::{CacheReader, Damage, Recovery, Writer};
+use crate::format::bytes::{Seed, block_checksum};
+use crate::format::entry::Kind;
+use crate::format::record::{self, Header, Link};
+use crate::format::superblock::Volume;
+use crate::mutant::Mutant;
+use crate::units::{BLOCK_SIZE, Ordinal, SegmentId, Sequence, VolumeIndex};
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+/// What is known of the log behind the head.
+#[derive(Clone)]
+pub(super) struct Behind {
+    pub(super) steps: Vec<Step>,
+    pub(super) watermark: Sequence,
+    pub(super) tail: Ordinal,
+    pub(super) backing_as_of: u64,
+    pub(super) flush_epoch: u64,
+    pub(super) sequence_max: Sequence,
+    /// Something durable behind the last record is missing.
+    pub(super) unknown_end: bool,
+    pub(super) damage: Vec<Damage>,
+}
+
+impl<R: CacheReader> Recovery<'_, R> {
+    /// The records this opening appended behind the head it found.
+    pub(super) fn behind_head(&mut self, index: VolumeIndex, volume: &Volume) -> Behind {
+        let mut behind = Behind {
+            steps: Vec::new(),
+            watermark: volume.watermark,
+            tail: volume.tail.max(Ordinal(1)),
+            backing_as_of: volume.backing_as_of,
+            flush_epoch: volume.flush_epoch,
+            sequence_max: Sequence(volume.next_sequence.0.saturating_sub(1)),
+            unknown_end: false,
+            damage: Vec::new(),
+        };
+        let generation = self.superblock.open_generation;
+        let any = self.mutants.is(Mutant::IgnoreGeneration);
+        // The segments of this opening, by their place in the log: of two the younger.
+        let mut current: BTreeMap<Ordinal, First> = BTreeMap::new();
+        for first in self.firsts.values() {
+            let header = &first.header;
+            if !self.belongs(header, index, header.ordinal) {
+                continue;
+            }
+            behind.sequence_max = behind.sequence_max.max(header.last_sequence());
+            if header.ordinal <= volume.head.ordinal || !any && header.open_generation != generation
+            {
+                continue;
+            }
+            let place = current.entry(header.ordinal).or_insert(*first);
+            if place.header.segment_sequence < header.segment_sequence {
+                *place = *first;
+            }
+        }
+        // Pass one: everything that could belong, with the holes between, newest segment first:
+        // each names the one before it.
+        let bottom = Ordinal(volume.head.ordinal.0 + 1);
+        let top = current.last_key_value().map_or(Ordinal(0), |(ordinal, _)| *ordinal);
+        let mut found: Vec<(Ordinal, Vec<Step>)> = Vec::new();
+        let mut tails: Vec<Ordinal> = alloc::vec![behind.tail];
+        let mut named: Option<(SegmentId, u16)> = None;
+        let mut ahead: VecDeque<(Wanted, Vec<Step>)> = VecDeque::new();
+        let mut ordinal = top;
+        // Bounded: a log has no more segments than the cache.
+        for _ in 0..self.superblock.segment_count {
+            if ordinal < bottom || ordinal < behind.tail {
+                break;
+            }
+            let first = current.get(&ordinal).map(|first| first.id);
+            let steps = match first.or(named.map(|(id, _)| id)) {
+                Some(id) => {
+                    let limit = named
+                        .filter(|named| named.0 == id)
+                        .map_or(self.superblock.segment_blocks(), |named| named.1);
+                    let wanted = Wanted { id, ordinal, used: limit, generation: Some(generation) };
+                    if ahead.front().is_none_or(|ahead| ahead.0 != wanted) {
+                        let batch = self.expected(wanted, &current);
+                        let read = self.read_segments(index, &batch);
+                        ahead = batch.into_iter().zip(read).collect();
+                    }
+                    ahead.pop_front().map(|ahead| ahead.1).unwrap_or_default()
+                }
+                None => alloc::vec![Step::Hole { id: SegmentId(u32::MAX), block: 0 }],
+            };
+            named = steps.iter().find_map(|step| match step {
+                Step::Record { header, .. } => self.names(header),
+                Step::Hole { .. } => None,
+            });
+            for step in &steps {
+                if let Step::Record { header, .. } = step {
+                    tails.push(header.tail);
+                    let last = header.last_sequence();
+                    behind.sequence_max = behind.sequence_max.max(last);
+                }
+            }
+            found.push((ordinal, steps));
+            ordinal = Ordinal(ordinal.0 - 1);
+        }
+        // Where it begins: at the highest tail that a record names which stands. Below that
+        // segments may be gone; below the tail of a record that does not stand they are all there.
+        tails.sort_unstable();
+        tails.dedup();
+        let mut steps: Vec<Step> = Vec::new();
+        let mut begins: Vec<(Ordinal, usize)> = Vec::with_capacity(found.len());
+        for (ordinal, of_segment) in found.into_iter().rev() {
+            begins.push((ordinal, steps.len()));
+            steps.extend_from_slice(&of_segment);
+        }
+        while let Some(tail) = tails.pop() {
+            let first = bottom.max(tail);
+            let at = begins.partition_point(|(ordinal, _)| *ordinal < first);
+            let from = begins.get(at).map_or(steps.len(), |(_, from)| *from);
+            let judged = self.judge(index, volume, &steps[from..], first == bottom, &behind);
+            if judged.tail >= tail || tails.is_empty() {
+                return judged;
+            }
+        }
+        behind
+    }
+
+    /// A segment that is wanted, and those that will be after it, down the log, as far as their
+    /// first headers tell: to be read at once.
+    fn expected(&self, wanted: Wanted, current: &BTreeMap<Ordinal, First>) -> Vec<Wanted> {
+        let mut all = alloc::vec![wanted];
+        while all.len() < BATCH {
+            let last = all[all.len() - 1];
+            let before = Ordinal(last.ordinal.0.saturating_sub(1));
+            let (Some(above), Some(first)) = (current.get(&last.ordinal), current.get(&before))
+            else {
+                break;
+            };
+            let Some((_, used)) = self.names(&above.header).filter(|named| named.0 == first.id)
+            else {
+                break;
+            };
+            all.push(Wanted { id: first.id, ordinal: before, used, ..wanted });
+        }
+        all
+    }
+
+    /// The segment before, as a header names it.
+    fn names(&self, header: &Header) -> Option<(SegmentId, u16)> {
+        let known = header.previous_segment.0 < self.superblock.segment_count;
+        known.then_some((header.previous_segment, header.previous_segment_used))
+    }
+
+    /// Pass two: where the log ends (V1, V2, V3). The first record links to the head, unless what
+    /// was between the two has been reclaimed.
+    fn judge(
+        &mut self,
+        index: VolumeIndex,
+        volume: &Volume,
+        steps: &[Step],
+        links_to_head: bool,
+        before: &Behind,
+    ) -> Behind {
+        let mut behind = before.clone();
+        let headers = steps.iter().filter_map(|step| match step {
+            Step::Record { header, .. } => Some(header),
+            Step::Hole { .. } => None,
+        });
+        let whole = self.writer == Writer::DiedAlone && !self.mutants.is(Mutant::DeathTearsEnd);
+        let durable = headers.map(|header| match whole {
+            true => header.last_sequence(), // V6
+            false => header.durable_through,
+        });
+        let durable = durable.max().unwrap_or_default();
+        let torn_end = self.mutants.is(Mutant::RotIsTornEnd);
+        let unlinked = self.mutants.is(Mutant::IgnoreLink);
+        let mut last = volume.head.link;
+        let mut through = volume.head.through;
+        let mut held = false;
+        let mut first = !links_to_head;
+        for step in steps {
+            let Step::Record { id, block, header, checksum } = step else {
+                held = true;
+                behind.steps.push(*step);
+                continue;
+            };
+            let linked = header.previous == last || first && !held && *block == 0;
+            first = false;
+            let mut cut = false;
+            if (held || !linked) && !unlinked {
+                // Something between the last good record and this one is missing. At or below
+                // what is durable it is rot, else the end.
+                let rot = durable > through && header.sequence <= Sequence(durable.0 + 1);
+                let later = header.previous.sequence > last.sequence;
+                cut = !rot || !later || torn_end;
+                if !held {
+                    behind.steps.push(Step::Hole { id: *id, block: *block });
+                }
+            }
+            cut |= header.last_sequence() > durable
+                && !self.mutants.is(Mutant::SkipPayloadCheck)
+                && !self.payload_is_good(*id, *block, header);
+            if cut {
+                behind.damage.push(Damage::Cut { volume: index, through });
+                break;
+            }
+            held = false;
+            last = Link {
+                sequence: header.sequence,
+                checksum: *checksum,
+                segment: *id,
+                block: *block,
+            };
+            through = header.last_sequence();
+            behind.watermark = behind.watermark.max(header.watermark);
+            behind.tail = behind.tail.max(header.tail);
+            behind.backing_as_of = behind.backing_as_of.max(header.backing_as_of);
+            behind.flush_epoch = behind.flush_epoch.max(header.flush_epoch);
+            behind.steps.push(*step);
+        }
+        while matches!(behind.steps.last(), Some(Step::Hole { .. })) {
+            behind.steps.pop();
+        }
+        if durable > through {
+            // What is missing was durable: the end of the log rotted. Nothing says what it held.
+            let (segment, block) = (last.segment, last.block);
+            behind.damage.push(Damage::Unknown { volume: index, segment, block });
+            behind.unknown_end = true;
+        }
+        behind
+    }
+
+    fn payload_is_good(&mut self, id: SegmentId, block: u16, header: &Header) -> bool {
+        self.load(id);
+        let at = usize::from(block) * BLOCK_SIZE;
+        let mut head = [0; BLOCK_SIZE];
+        head.copy_from_slice(&self.bytes[at..at + BLOCK_SIZE]);
+        (0..header.entry_count).all(|entry| match record::entry(&head, entry) {
+            Ok(entry) if entry.kind.has_slot() && entry.kind != Kind::Void => {
+                let block = block + entry.slot;
+                let at = usize::from(block) * BLOCK_SIZE;
+                let address = self.address(id, block);
+                let seed = Seed::new(self.superblock.key, address, header.segment_sequence);
+                seed.apply(block_checksum(&self.bytes[at..at + BLOCK_SIZE])) == entry.crc
+            }
+            Ok(_) => true,
+            Err(_) => false,
+        })
+    }
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What recovery found, and questions to it.
+
+use crate::format::entry::Kind;
+use crate::format::superblock::Head;
+use crate::log::chain::Log;
+use crate::log::segment::Segments;
+use crate::map::extent::{ExtentMap, Position};
+use crate::map::index::Index;
+use crate::map::slots::{Held, Slots};
+use crate::policy::writeback::Cursor;
+use crate::units::{Lba, SegmentId, Sequence, Slot, VolumeIndex};
+use crate::volume::PendingExtent;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// What was found damaged. Nothing else is affected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// A record's header rotted; these blocks were dirty and are lost.
+    Lost {
+        /// Whose.
+        volume: VolumeIndex,
+        /// First block.
+        lba: Lba,
+        /// Blocks.
+        count: u64,
+    },
+    /// A record's header rotted, and nothing says which dirty blocks it held.
+    Unknown {
+        /// Whose.
+        volume: VolumeIndex,
+        /// The segment it was in.
+        segment: SegmentId,
+        /// Its block in the segment.
+        block: u16,
+    },
+    /// A record's header rotted; it held only clean blocks.
+    Clean {
+        /// Whose.
+        volume: VolumeIndex,
+        /// The segment it was in.
+        segment: SegmentId,
+        /// Its block in the segment.
+        block: u16,
+    },
+    /// The log was cut: what followed had not become durable.
+    Cut {
+        /// Whose.
+        volume: VolumeIndex,
+        /// Last sequence that stands.
+        through: Sequence,
+    },
+}
+
+/// A volume as recovery found it.
+#[derive(Debug)]
+pub struct RecoveredVolume {
+    pub(crate) log: Log,
+    pub(crate) extents: ExtentMap,
+    pub(crate) pending_extents: VecDeque<PendingExtent>,
+    pub(crate) cursor: Cursor,
+    pub(crate) lost_blocks: u64,
+    /// Dirty blocks nobody can name are lost: the volume must not be served as if nothing were.
+    pub(crate) frozen: bool,
+    pub(crate) head: Head,
+}
+
+/// What recovery found.
+#[derive(Debug)]
+pub struct Recovered {
+    pub(crate) index: Index,
+    pub(crate) slots: Slots,
+    pub(crate) segments: Segments,
+    pub(crate) segment_sequence: u64,
+    pub(crate) volumes: Vec<Option<RecoveredVolume>>,
+    /// What was damaged.
+    pub damage: Vec<Damage>,
+    /// A checkpoint was used.
+    pub from_checkpoint: bool,
+}
+
+/// Where recovery found a block: what two recoveries of the same bytes must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The slot of its newest version.
+    pub slot: Option<Slot>,
+    /// The newest extent over it.
+    pub extent: Option<(Position, Kind)>,
+}
+
+impl Recovered {
+    /// Where a block is.
+    pub fn find(&self, volume: VolumeIndex, lba: Lba) -> Found {
+        let state = self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref);
+        let extent = state.and_then(|state| state.extents.get(lba));
+        Found {
+            slot: self.index.get(volume, lba),
+            extent: extent.map(|extent| (extent.position, extent.kind)),
+        }
+    }
+
+    /// The slot that a read of the block would use, what it should hold, and the life of its
+    /// segment; none: it has no data in the log, or an extent over it is newer.
+    pub fn newest(&self, volume: VolumeIndex, lba: Lba) -> Option<(Slot, Option<Held>, u64)> {
+        let found = self.find(volume, lba);
+        let slot = found.slot?;
+        let (id, block) = self.segments.place(slot);
+        let segment = self.segments.get(id);
+        let position = Position::new(segment.ordinal, block);
+        let newer = found.extent.is_none_or(|(extent, _)| position >= extent);
+        newer.then(|| (slot, self.slots.held(slot), segment.sequence))
+    }
+
+    /// Where the records of a volume's log begin, oldest first; a place among them may be a hole.
+    pub fn records(&self, volume: VolumeIndex) -> Vec<(SegmentId, u16)> {
+        let mut all = Vec::new();
+        let mut next = self.volume(volume).and_then(|volume| volume.log.oldest);
+        while let Some(id) = next {
+            let segment = self.segments.get(id);
+            let mut block = 0;
+            while block < segment.used {
+                all.push((id, block));
+                block = self.slots.heading(self.segments.slot(id, block)).end(block);
+            }
+            next = segment.next;
+        }
+        all
+    }
+
+    /// Whether this block of this segment is the newest one the log has for an LBA.
+    pub fn is_newest(&self, volume: VolumeIndex, lba: Lba, id: SegmentId, block: u16) -> bool {
+        self.index.get(volume, lba) == Some(self.segments.slot(id, block))
+    }
+
+    /// Whether reads of a block fail, because it was lost and not written since.
+    pub fn is_lost(&self, volume: VolumeIndex, lba: Lba) -> bool {
+        let extents = self.volume(volume).map(|volume| &volume.extents);
+        let extent = extents.and_then(|extents| extents.get(lba));
+        extent.is_some_and(|extent| extent.kind == Kind::Lost)
+            && self.index.get(volume, lba).is_none()
+    }
+
+    /// Everything of a volume up to this sequence is on its backing device.
+    pub fn watermark(&self, volume: VolumeIndex) -> Sequence {
+        self.volume(volume).map_or(Sequence(0), |volume| volume.log.watermark)
+    }
+
+    /// Blocks of a volume that are not on its backing device, superseded versions included.
+    pub fn dirty_blocks(&self, volume: VolumeIndex) -> u64 {
+        self.volume(volume).map_or(0, |volume| volume.log.dirty_blocks)
+    }
+
+    /// Segments of a volume's log, oldest first.
+    pub fn segments(&self, volume: VolumeIndex) -> Vec<SegmentId> {
+        let mut ids: Vec<SegmentId> = self.records(volume).iter().map(|place| place.0).collect();
+        ids.dedup();
+        ids
+    }
+
+    fn volume(&self, volume: VolumeIndex) -> Option<&RecoveredVolume> {
+        self.volumes.get(usize::from(volume.0))?.as_ref()
+    }
+}

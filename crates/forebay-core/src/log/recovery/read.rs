@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Reading headers: the first of each segment, and all of some segments.
+//!
+//! Headers are read many at a time: a device answers many small reads at once in hardly more time
+//! than one.
+
+use super::{CacheReader, Recovery};
+use crate::format::bytes::FormatError;
+use crate::format::record::{self, Header};
+use crate::mutant::Mutant;
+use crate::units::{BLOCK_SIZE, Ordinal, SegmentId, Sequence, VolumeIndex};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+/// Headers that are read at once.
+pub(super) const BATCH: usize = 256;
+
+/// The first header of a segment.
+#[derive(Clone, Copy)]
+pub(super) struct First {
+    pub(super) id: SegmentId,
+    pub(super) header: Header,
+    pub(super) checksum: u32,
+}
+
+/// A record that stands, or a hole where one should be.
+#[derive(Clone, Copy)]
+pub(super) enum Step {
+    Record { id: SegmentId, block: u16, header: Header, checksum: u32 },
+    Hole { id: SegmentId, block: u16 },
+}
+
+/// A segment whose records are wanted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) id: SegmentId,
+    pub(super) ordinal: Ordinal,
+    /// Blocks of it that can belong to the log.
+    pub(super) used: u16,
+    /// Only records of this opening count; none: of any.
+    pub(super) generation: Option<u32>,
+}
+
+/// How far the records of a segment have been read.
+struct Progress {
+    wanted: Wanted,
+    block: u16,
+    before: Sequence,
+    steps: Vec<Step>,
+}
+
+impl<R: CacheReader> Recovery<'_, R> {
+    pub(super) fn address(&self, id: SegmentId, block: u16) -> u64 {
+        self.superblock.address(id, block)
+    }
+
+    pub(super) fn decode(&self, bytes: &[u8], address: u64) -> Result<(Header, u32), FormatError> {
+        let mut copy: Box<[u8; BLOCK_SIZE]> = Box::new([0; BLOCK_SIZE]);
+        copy.copy_from_slice(bytes);
+        let identity = self.superblock.identity();
+        match record::decode(&mut copy, address, &identity) {
+            Err(FormatError::Checksum { .. }) if self.mutants.is(Mutant::SkipHeaderChecksum) => {
+                Ok((Header::fields(&copy), record::checksum(&copy)))
+            }
+            Err(FormatError::Address { .. }) if self.mutants.is(Mutant::IgnoreAddress) => {
+                Ok((Header::fields(&copy), record::checksum(&copy)))
+            }
+            other => other.map(|header| (header, record::checksum(&copy))),
+        }
+    }
+
+    /// Reads these blocks, at most [`BATCH`]; one that cannot be read is zeros, and so no header.
+    /// The memory is to be given back.
+    pub(super) fn read_blocks(&mut self, places: &[(SegmentId, u16)]) -> Vec<u8> {
+        let mut bytes = core::mem::take(&mut self.batch);
+        bytes.resize(places.len() * BLOCK_SIZE, 0);
+        let at = |place: &(SegmentId, u16)| self.superblock.address(place.0, place.1);
+        let offsets: Vec<u64> = places.iter().map(at).collect();
+        self.reader.read_each(&offsets, &mut bytes);
+        bytes
+    }
+
+    /// The first header of every segment: which log it was in, and where.
+    pub(super) fn read_firsts(&mut self) {
+        let all: Vec<SegmentId> = (0..self.superblock.segment_count).map(SegmentId).collect();
+        self.read_firsts_of(&all, 0, usize::MAX);
+    }
+
+    /// Reads first headers in this order until more than `run` segments in a row have not been
+    /// used since.
+    pub(super) fn read_firsts_of(&mut self, ids: &[SegmentId], since: u64, run: usize) {
+        let mut unused = 0;
+        for ids in ids.chunks(BATCH) {
+            let places: Vec<(SegmentId, u16)> = ids.iter().map(|id| (*id, 0)).collect();
+            let bytes = self.read_blocks(&places);
+            for (id, bytes) in ids.iter().zip(bytes.chunks_exact(BLOCK_SIZE)) {
+                match self.decode(bytes, self.address(*id, 0)) {
+                    Ok((header, checksum)) => {
+                        unused = if header.segment_sequence >= since { 0 } else { unused + 1 };
+                        let sequence = &mut self.found.segment_sequence;
+                        *sequence = (*sequence).max(header.segment_sequence + 1);
+                        self.firsts.insert(*id, First { id: *id, header, checksum });
+                    }
+                    Err(_) => unused += 1,
+                }
+                if unused > run {
+                    return;
+                }
+            }
+            self.batch = bytes;
+        }
+    }
+
+    /// All records of these segments of a volume, and the holes between them: headers found by the
+    /// length of the record before, and by looking at every block where that leads to none.
+    ///
+    /// That is safe: a header proves itself by its address, the cache's key and its segment's
+    /// ordinal, which nothing a guest wrote can do.
+    pub(super) fn read_segments(&mut self, index: VolumeIndex, all: &[Wanted]) -> Vec<Vec<Step>> {
+        let begin = |wanted: &Wanted| Progress {
+            wanted: Wanted { used: wanted.used.min(self.superblock.segment_blocks()), ..*wanted },
+            block: 0,
+            before: Sequence(0),
+            steps: Vec::new(),
+        };
+        let mut all: Vec<Progress> = all.iter().map(begin).collect();
+        for progress in &mut all {
+            let first = self.firsts.get(&progress.wanted.id).copied();
+            if let Some(first) = first.filter(|first| self.fits(index, progress, &first.header)) {
+                self.take(progress, first.header, first.checksum);
+            }
+        }
+        loop {
+            let open = |progress: &&mut Progress| progress.block < progress.wanted.used;
+            let mut batch: Vec<&mut Progress> = all.iter_mut().filter(open).take(BATCH).collect();
+            if batch.is_empty() {
+                return all.into_iter().map(|progress| progress.steps).collect();
+            }
+            let places: Vec<(SegmentId, u16)> =
+                batch.iter().map(|progress| (progress.wanted.id, progress.block)).collect();
+            let bytes = self.read_blocks(&places);
+            for (progress, bytes) in batch.iter_mut().zip(bytes.chunks_exact(BLOCK_SIZE)) {
+                let address = self.address(progress.wanted.id, progress.block);
+                match self.decode(bytes, address) {
+                    Ok((header, checksum)) if self.fits(index, progress, &header) => {
+                        self.take(progress, header, checksum);
+                    }
+                    _ => self.search(index, progress),
+                }
+            }
+            self.batch = bytes;
+        }
+    }
+
+    /// Whether a header can be the next record of a segment.
+    fn fits(&self, index: VolumeIndex, progress: &Progress, header: &Header) -> bool {
+        let wanted = &progress.wanted;
+        let any = self.mutants.is(Mutant::IgnoreGeneration);
+        self.belongs(header, index, wanted.ordinal)
+            && header.sequence > progress.before
+            && progress.block + header.blocks <= wanted.used
+            && wanted.generation.is_none_or(|it| any || header.open_generation == it)
+    }
+
+    fn take(&self, progress: &mut Progress, header: Header, checksum: u32) {
+        let (id, block) = (progress.wanted.id, progress.block);
+        progress.steps.push(Step::Record { id, block, header, checksum });
+        progress.before = header.last_sequence();
+        progress.block += header.blocks;
+    }
+
+    /// Looks at every block from here on.
+    fn search(&mut self, index: VolumeIndex, progress: &mut Progress) {
+        let id = progress.wanted.id;
+        self.load(id);
+        let mut hole = None;
+        while progress.block < progress.wanted.used {
+            let at = usize::from(progress.block) * BLOCK_SIZE;
+            let address = self.address(id, progress.block);
+            match self.decode(&self.bytes[at..at + BLOCK_SIZE], address) {
+                Ok((header, checksum)) if self.fits(index, progress, &header) => {
+                    if let Some(block) = hole.take() {
+                        progress.steps.push(Step::Hole { id, block });
+                    }
+                    self.take(progress, header, checksum);
+                }
+                _ => {
+                    hole.get_or_insert(progress.block);
+                    progress.block += 1;
+                }
+            }
+        }
+        if let Some(block) = hole {
+            progress.steps.push(Step::Hole { id, block });
+        }
+    }
+
+    /// Whether a header is of this place in this volume's log: not of a volume that had the index
+    /// before, which counted its segments from one, too.
+    pub(super) fn belongs(&self, header: &Header, index: VolumeIndex, ordinal: Ordinal) -> bool {
+        let volume = self.superblock.volumes.get(usize::from(index.0)).and_then(Option::as_ref);
+        usize::from(header.volume) == usize::from(index.0)
+            && header.ordinal == ordinal
+            && volume.is_some_and(|volume| header.attach_generation == volume.attach_generation)
+    }
+
+    /// Reads a whole segment into `bytes`.
+    pub(super) fn load(&mut self, id: SegmentId) {
+        if self.in_bytes == Some(id) {
+            return;
+        }
+        let address = self.address(id, 0);
+        self.in_bytes = Some(id);
+        if self.reader.read(address, &mut self.bytes).is_ok() {
+            return;
+        }
+        // Some of it cannot be read: the rest still can.
+        for block in 0..self.superblock.segment_blocks() {
+            let at = usize::from(block) * BLOCK_SIZE;
+            let address = self.address(id, block);
+            let bytes = &mut self.bytes[at..at + BLOCK_SIZE];
+            if self.reader.read(address, bytes).is_err() {
+                bytes.fill(0);
+            }
+        }
+    }
+
+    /// The segment before `id` in the log, and how much of it belongs to the log.
+    pub(super) fn predecessor(
+        &mut self,
+        index: VolumeIndex,
+        id: SegmentId,
+        ordinal: Ordinal,
+    ) -> Option<(SegmentId, u16)> {
+        let first = self.firsts.get(&id);
+        let header = match first.filter(|first| self.belongs(&first.header, index, ordinal)) {
+            Some(first) => Some(first.header),
+            None => {
+                // Its first header rotted; any other header of it says the same.
+                self.load(id);
+                (0..self.superblock.segment_blocks()).find_map(|block| {
+                    let at = usize::from(block) * BLOCK_SIZE;
+                    let address = self.address(id, block);
+                    let found = self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok()?;
+                    self.belongs(&found.0, index, ordinal).then_some(found.0)
+                })
+            }
+        };
+        if let Some(header) = header {
+            let known = header.previous_segment.0 < self.superblock.segment_count;
+            return known.then_some((header.previous_segment, header.previous_segment_used));
+        }
+        // Nothing of it is left: the youngest segment that claims the place before.
+        let before = Ordinal(ordinal.0.checked_sub(1)?);
+        self.firsts
+            .values()
+            .filter(|first| self.belongs(&first.header, index, before))
+            .max_by_key(|first| first.header.segment_sequence)
+            .map(|first| (first.id, self.superblock.segment_blocks()))
+    }
+}
