@@ -9,7 +9,8 @@
 //! - A killed process takes none of its writes back.
 
 use crate::block::{Block, NumberMap};
-use crate::random::Random;
+use crate::fate::Fate;
+use crate::random::{Random, mix};
 use std::rc::Rc;
 
 /// A block, which of its sectors, and what they become.
@@ -45,7 +46,7 @@ enum Survival {
 }
 
 /// A device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Device {
     blocks: u64,
     current: NumberMap<Rc<Block>>,
@@ -177,20 +178,33 @@ impl Device {
         self.unflushed = kept;
     }
 
-    /// A flush failed, and what it should have covered is gone, or in part.
-    pub fn flush_lost(&mut self, random: &mut Random) {
-        self.power_cut(Vec::new(), random);
-    }
-
     /// The power fails. `in_flight` are writes that were not complete.
-    pub fn power_cut(&mut self, in_flight: Vec<Vec<Piece>>, random: &mut Random) {
-        use Survival::{Everything, Nothing, Prefix, Subset, Torn};
-        let survival = *random.pick(&[Nothing, Everything, Prefix, Subset, Subset, Torn, Torn]);
+    pub fn power_cut(&mut self, in_flight: Vec<Vec<Piece>>, fate: &mut Fate, random: &mut Random) {
         let mut writes: Vec<Vec<Piece>> =
             self.unflushed.drain(..).map(|write| write.pieces).collect();
         writes.extend(in_flight);
+        match fate {
+            Fate::Chance => self.survive_by_chance(&writes, random),
+            Fate::Chosen(choices) => {
+                for pieces in &writes {
+                    // Its first block (a record's header) and the others each for themselves.
+                    let (first, others) = pieces.split_at(pieces.len().min(1));
+                    for part in [first, others] {
+                        if !part.is_empty() && choices.below(2) == 1 {
+                            self.survive(part);
+                        }
+                    }
+                }
+            }
+        }
+        self.current = self.durable.clone();
+    }
+
+    fn survive_by_chance(&mut self, writes: &[Vec<Piece>], random: &mut Random) {
+        use Survival::{Everything, Nothing, Prefix, Subset, Torn};
+        let survival = *random.pick(&[Nothing, Everything, Prefix, Subset, Subset, Torn, Torn]);
         let prefix = random.below(writes.len() as u64 + 1) as usize;
-        for (at, pieces) in writes.into_iter().enumerate() {
+        for (at, pieces) in writes.iter().enumerate() {
             let keep = match survival {
                 Nothing => false,
                 Everything => true,
@@ -199,14 +213,17 @@ impl Device {
             };
             let torn = survival == Torn && random.one_in(2) || survival == Prefix && at == prefix;
             if torn {
-                self.survive_in_part(&pieces, random);
+                self.survive_in_part(pieces, random);
             } else if keep {
-                for (block, mask, content) in &pieces {
-                    put(&mut self.durable, *block, *mask, content);
-                }
+                self.survive(pieces);
             }
         }
-        self.current = self.durable.clone();
+    }
+
+    fn survive(&mut self, pieces: &[Piece]) {
+        for (block, mask, content) in pieces {
+            put(&mut self.durable, *block, *mask, content);
+        }
     }
 
     /// Some sectors of a write survive: a prefix, or any.
@@ -230,9 +247,18 @@ impl Device {
     }
 
     /// The process was killed: of its writes in flight each is done, or not, or in part.
-    pub fn process_killed(&mut self, in_flight: Vec<Vec<Piece>>, random: &mut Random) {
+    pub fn process_killed(
+        &mut self,
+        in_flight: Vec<Vec<Piece>>,
+        fate: &mut Fate,
+        random: &mut Random,
+    ) {
         for pieces in in_flight {
-            match random.below(4) {
+            let what = match fate {
+                Fate::Chance => random.below(4),
+                Fate::Chosen(choices) => 2 * choices.below(2), // none of it, or all
+            };
+            match what {
                 0 => {}
                 1 => {
                     let kept = |piece: Piece, random: &mut Random| {
@@ -244,6 +270,17 @@ impl Device {
                 _ => self.write(pieces),
             }
         }
+    }
+
+    /// A hash of all it holds, and of what a power cut would leave.
+    pub fn digest(&self) -> u64 {
+        let held = |map: &NumberMap<Rc<Block>>| {
+            let block = |(at, block): (&u64, &Rc<Block>)| {
+                block.tags().iter().fold(mix(*at), |hash, tag| mix(hash ^ tag))
+            };
+            map.iter().map(block).fold(0u64, u64::wrapping_add)
+        };
+        mix(held(&self.current)) ^ held(&self.durable)
     }
 
     /// Writes that are not flushed.

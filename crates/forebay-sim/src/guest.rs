@@ -30,7 +30,7 @@ impl World {
         if self.random.one_in(self.setup.zeros) {
             return Block::zero();
         }
-        if self.random.one_in(40) {
+        if !self.setup.steady && self.random.one_in(40) {
             // A copy of a block of the log, as of a guest that backs up this very cache device.
             let first = self.superblock.first_segment / BLOCK_BYTES;
             let slots = u64::from(self.superblock.segment_count)

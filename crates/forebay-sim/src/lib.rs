@@ -3,12 +3,15 @@
 //!
 //! Read in this order: [`model`], what a guest may believe of its disk; [`device`], what a device
 //! may do to it; [`checkers`], what else must hold; [`memory`], [`volume`], [`world`], [`guest`],
-//! [`stop`], [`opening`], the machine between them; [`setup`] and [`run`], what a seed makes of it.
+//! [`stop`], [`opening`], the machine between them; [`setup`] and [`run`], what a seed makes of it;
+//! [`exhaustive`], the short histories, all of them.
 #![forbid(unsafe_code)]
 
 pub mod block;
 pub mod checkers;
 pub mod device;
+pub mod exhaustive;
+pub mod fate;
 pub mod fuzz;
 pub mod guest;
 pub mod marks;

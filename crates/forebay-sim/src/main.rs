@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Runs seeds: `forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N]`.
+//! Runs seeds: `forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N]
+//! [--exhaustive LENGTH]`.
 
+use forebay_core::format::superblock::Mode;
 use forebay_core::mutant::Mutants;
+use forebay_sim::exhaustive::{Scope, explore};
 use forebay_sim::marks::Marks;
 use forebay_sim::run::run_and;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,10 +25,12 @@ fn main() -> ExitCode {
             ("--from", Some(value)) => from = value,
             ("--seed", Some(value)) => (from, seeds) = (value, 1),
             ("--mutants", Some(value)) => return mutants(value),
+            ("--exhaustive", Some(value)) => return exhaustive(value as usize),
             ("--tell", Some(value)) => (from, seeds, tell) = (value, 1, true),
             _ => {
                 eprintln!(
-                    "usage: forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N]"
+                    "usage: forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N] \
+                     [--exhaustive LENGTH]"
                 );
                 return ExitCode::from(2);
             }
@@ -77,4 +82,32 @@ fn mutants(seeds: u64) -> ExitCode {
         }
     }
     if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Every history of write-back up to a length, and of the other modes up to one step less.
+fn exhaustive(length: usize) -> ExitCode {
+    let mut failed = 0;
+    for mode in [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround] {
+        let begun = Instant::now();
+        let length = if mode == Mode::WriteBack { length } else { length.saturating_sub(1) };
+        let stores_length = length.saturating_sub(1);
+        let scope = Scope { length, stores_length, mode, mutants: Mutants::default() };
+        match explore(scope) {
+            Ok(count) => println!(
+                "{mode:?}: {} histories of up to {length} steps, {} stops, {} outcomes, {} states \
+                 compared in {:.1} s",
+                count.histories,
+                count.points,
+                count.left,
+                count.states,
+                begun.elapsed().as_secs_f64()
+            ),
+            Err(failure) => {
+                failed += 1;
+                println!("{mode:?}: {}", failure.0);
+            }
+        }
+    }
+    println!("{} passed, {failed} failed", 3 - failed);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

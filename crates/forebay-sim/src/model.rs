@@ -75,7 +75,7 @@ pub enum Stop {
 }
 
 /// A disk.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Model {
     volume: u8,
     cells: Vec<Cell>,
@@ -303,6 +303,24 @@ impl Model {
             cell.lost = cell.lost.map(|_| now);
         }
         Ok(())
+    }
+
+    /// A hash of what may be read.
+    pub fn digest(&self) -> u64 {
+        let mut hash = mix(self.flushed) ^ u64::from(self.epoch);
+        for value in self.cells.iter().flat_map(|cell| &cell.values) {
+            let flags = u64::from(value.mask) << 8
+                | u64::from(value.fua) << 4
+                | u64::from(value.failed) << 3
+                | u64::from(value.discard) << 2
+                | u64::from(value.survivor) << 1;
+            let answered = value.answered.unwrap_or(u64::MAX);
+            for word in [flags, value.made, answered].iter().chain(&value.tags) {
+                hash = mix(hash ^ word);
+            }
+            hash = mix(hash);
+        }
+        hash
     }
 
     fn explain(&self, block: usize, sector: usize, content: &Block) -> String {

@@ -2,6 +2,7 @@
 //! The machine stops: what becomes of what was under way.
 
 use crate::device::Piece;
+use crate::fate::Fate;
 use crate::model::Stop;
 use crate::world::World;
 use forebay_core::effect::Effect;
@@ -9,6 +10,11 @@ use forebay_core::effect::Effect;
 impl World {
     /// The machine stops here and now; what is in flight may have happened.
     pub fn stop(&mut self, stop: Stop) {
+        self.stop_by(stop, &mut Fate::Chance);
+    }
+
+    /// The same, and who decides what is left.
+    pub fn stop_by(&mut self, stop: Stop, fate: &mut Fate) {
         self.tell(|| format!("stop {stop:?}"));
         self.take_placed();
         let mut orders: Vec<u64> = self.flights.keys().copied().collect();
@@ -21,16 +27,19 @@ impl World {
             match flight.effect {
                 Effect::WriteCache { .. } | Effect::WriteArea { .. } => cache.extend(pieces),
                 Effect::NameCheckpoint { sequence, .. } => {
-                    let steps = self.random.below(5);
+                    let steps = match fate {
+                        Fate::Chance => self.random.below(5),
+                        Fate::Chosen(choices) => choices.below(5),
+                    };
                     self.name_checkpoint(sequence, steps);
                 }
                 Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
                     backing[usize::from(volume.0)].extend(pieces);
                 }
-                Effect::ZeroBacking { volume, lba, blocks, .. } if self.random.one_in(2) => {
+                Effect::ZeroBacking { volume, lba, blocks, .. } if self.happened(fate) => {
                     self.zero_backing(usize::from(volume.0), lba, blocks);
                 }
-                Effect::DiscardBacking { .. } if self.random.one_in(2) => {
+                Effect::DiscardBacking { .. } if self.happened(fate) => {
                     let _ = self.happen(&flight);
                 }
                 _ => {}
@@ -42,17 +51,24 @@ impl World {
         self.cache_failed = false;
         match stop {
             Stop::Process => {
-                self.cache.process_killed(cache, &mut self.random);
+                self.cache.process_killed(cache, fate, &mut self.random);
                 for (volume, writes) in self.volumes.iter_mut().zip(backing) {
-                    volume.device.process_killed(writes, &mut self.random);
+                    volume.device.process_killed(writes, fate, &mut self.random);
                 }
             }
             Stop::Power => {
-                self.cache.power_cut(cache, &mut self.random);
+                self.cache.power_cut(cache, fate, &mut self.random);
                 for (volume, writes) in self.volumes.iter_mut().zip(backing) {
-                    volume.device.power_cut(writes, &mut self.random);
+                    volume.device.power_cut(writes, fate, &mut self.random);
                 }
             }
+        }
+    }
+
+    fn happened(&mut self, fate: &mut Fate) -> bool {
+        match fate {
+            Fate::Chance => self.random.one_in(2),
+            Fate::Chosen(choices) => choices.below(2) == 1,
         }
     }
 

@@ -8,7 +8,7 @@ use crate::setup::Island;
 use forebay_core::units::BLOCK_BYTES;
 
 /// A volume's backing device and what the guest knows of it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Volume {
     /// The backing device.
     pub device: Device,

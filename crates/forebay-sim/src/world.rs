@@ -46,7 +46,7 @@ pub type Outcome = Result<(), Failure>;
 #[derive(Debug)]
 pub struct World {
     /// What was chosen before.
-    pub setup: Setup,
+    pub setup: Rc<Setup>,
     /// Chance.
     pub random: Random,
     /// What was come past.
@@ -126,7 +126,7 @@ impl World {
             volumes.push(made);
         }
         World {
-            setup,
+            setup: Rc::new(setup),
             random,
             marks: Marks::default(),
             cache,
@@ -147,6 +147,40 @@ impl World {
             order: 0,
             next_tag: 0,
         }
+    }
+
+    /// The same machine once more, without its process: what it could leave if it stopped now.
+    pub fn fork(&self) -> World {
+        World {
+            setup: Rc::clone(&self.setup),
+            random: self.random.clone(),
+            marks: Marks::default(),
+            cache: self.cache.clone(),
+            volumes: self.volumes.clone(),
+            superblock: self.superblock.clone(),
+            memory: self.memory.clone(),
+            engine: None,
+            now: self.now,
+            asked: self.asked.clone(),
+            trace: self.trace,
+            copied: self.copied.clone(),
+            faults_over: self.faults_over,
+            cache_failed: self.cache_failed,
+            moment: self.moment,
+            version: self.version,
+            events: self.events.clone(),
+            flights: self.flights.clone(),
+            order: self.order,
+            next_tag: self.next_tag,
+        }
+    }
+
+    /// A hash of everything a new process would find, and of what the guest may expect.
+    pub fn digest(&self) -> u64 {
+        let volumes = self.volumes.iter().map(|volume| (&volume.device, volume.model.digest()));
+        volumes.fold(mix(self.cache.digest()), |hash, (device, model)| {
+            mix(hash ^ device.digest()).wrapping_add(model)
+        })
     }
 
     /// Moments so far.
@@ -244,6 +278,7 @@ impl World {
             Effect::FlushBacking { token, .. } => (token, self.random.between(500, 8_000) * micro),
             Effect::Answer { .. } => unreachable!("answers are told at once"),
         };
+        let latency = if self.setup.steady { 100 * micro } else { latency };
         let mut flight = Flight { token, effect, pieces: None, through: 0 };
         match effect {
             Effect::FlushCache { .. } => flight.through = self.cache.flush_begin(),
@@ -312,14 +347,24 @@ impl World {
         [event, deadline].into_iter().flatten().min()
     }
 
+    /// Tells the engine the time, and does what it wants done.
+    pub fn put_in_order(&mut self) -> Outcome {
+        let engine = self.engine.as_mut().expect("there is a process");
+        engine.tick(Tick(self.now), self.now / 1_000_000, &mut self.memory);
+        self.drain_effects()
+    }
+
+    /// Whether a device is at work.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// Lets the next thing happen; says whether there was one.
     pub fn step(&mut self) -> Result<bool, Failure> {
         let Some(at) = self.next_event() else { return Ok(false) };
         self.now = self.now.max(at);
         let due = self.events.peek().is_some_and(|Reverse((when, _))| *when <= self.now);
-        let engine = self.engine.as_mut().expect("there is a process");
-        engine.tick(Tick(self.now), self.now / 1_000_000, &mut self.memory);
-        self.drain_effects()?;
+        self.put_in_order()?;
         if due && !self.memory.dead {
             let Reverse((_, order)) = self.events.pop().expect("looked");
             let flight = self.flights.remove(&order).expect("an event has its flight");
