@@ -36,6 +36,8 @@ pub enum Mutant {
     IndexNotUpdated,
     ZeroBlockDropped,
     LostForgotten,
+    FlushFailureForgotten,
+    BatchOutlivesFailedFlush,
     CheckpointNotDurable,
     CheckpointSweepSkipped,
     CheckpointHeadersTaken,

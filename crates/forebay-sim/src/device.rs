@@ -16,9 +16,20 @@ use std::rc::Rc;
 /// A block, which of its sectors, and what they become.
 pub type Piece = (u64, u8, Rc<Block>);
 
+/// What a flush that failed leaves of the writes that it should have covered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unflushed {
+    /// The next flush takes care of them.
+    Kept,
+    /// No flush takes care of them; they are read until the power fails.
+    Forgotten,
+    /// They read as before they were written.
+    Gone,
+}
+
 /// A write that a power cut may still undo.
 #[derive(Clone, Debug)]
-struct Unflushed {
+struct Pending {
     /// Writes up to this number were complete when it was.
     number: u64,
     pieces: Vec<Piece>,
@@ -51,13 +62,15 @@ pub struct Device {
     blocks: u64,
     current: NumberMap<Rc<Block>>,
     durable: NumberMap<Rc<Block>>,
-    unflushed: Vec<Unflushed>,
+    unflushed: Vec<Pending>,
     number: u64,
     discard: Discard,
     /// Blocks that cannot be read until they are written.
     unreadable: NumberMap<()>,
-    /// It has failed for good.
+    /// It fails whatever it is asked to do.
     pub failed: bool,
+    /// It takes so many times as long.
+    pub slow: u64,
 }
 
 impl Device {
@@ -72,6 +85,7 @@ impl Device {
             discard,
             unreadable: NumberMap::default(),
             failed: false,
+            slow: 1,
         }
     }
 
@@ -118,7 +132,7 @@ impl Device {
             self.unreadable.remove(block);
             put(&mut self.current, *block, *mask, content);
         }
-        self.unflushed.push(Unflushed { number: self.number, pieces });
+        self.unflushed.push(Pending { number: self.number, pieces });
     }
 
     /// A range reads as zeros from now on; `last_mask` says which sectors of its last block.
@@ -176,6 +190,31 @@ impl Device {
             }
         }
         self.unflushed = kept;
+    }
+
+    /// A flush failed: what became of that which it should have covered.
+    pub fn flush_failed(&mut self, through: u64, random: &mut Random) -> Unflushed {
+        let fate = *random.pick(&[Unflushed::Kept, Unflushed::Forgotten, Unflushed::Gone]);
+        if fate == Unflushed::Kept {
+            return fate;
+        }
+        let all = std::mem::take(&mut self.unflushed);
+        let (dropped, kept): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|write| write.number <= through);
+        self.unflushed = kept;
+        if fate == Unflushed::Forgotten {
+            return fate;
+        }
+        for (block, ..) in dropped.iter().flat_map(|write| &write.pieces) {
+            match self.durable.get(block) {
+                Some(before) => self.current.insert(*block, Rc::clone(before)),
+                None => self.current.remove(block),
+            };
+        }
+        for (block, mask, content) in self.unflushed.iter().flat_map(|write| &write.pieces) {
+            put(&mut self.current, *block, *mask, content);
+        }
+        fate
     }
 
     /// The power fails. `in_flight` are writes that were not complete.

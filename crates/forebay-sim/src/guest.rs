@@ -5,6 +5,7 @@ use crate::block::{Block, guest_block};
 use crate::memory::RequestMemory;
 use crate::model::Write;
 use crate::world::{Failure, Outcome, World};
+use forebay_core::engine::Acknowledge;
 use forebay_core::format::superblock::Mode;
 use forebay_core::request::{Op, Request, RequestError};
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
@@ -17,6 +18,10 @@ pub struct Asked {
     pub request: Request,
     /// When it was made.
     pub made: u64,
+    /// The same on the clock.
+    pub since: u64,
+    /// Mode changes of its volume before it.
+    mode_changes: u64,
     /// First block that is changed or read, in the model's terms.
     pub(crate) first: u64,
     pub(crate) end: u64,
@@ -72,7 +77,8 @@ impl World {
         let memory = RequestMemory::new(blocks, count, (first_mask, last_mask));
         self.memory.begin(tag, memory);
         let made = self.moment();
-        let mut asked = Asked { request, made, first, end };
+        let (since, mode_changes) = (self.now, self.volumes[volume].mode_changes);
+        let mut asked = Asked { request, made, since, mode_changes, first, end };
         if op == Op::Discard {
             let state = &self.volumes[volume];
             let whole = offset + length == state.size_bytes;
@@ -120,10 +126,8 @@ impl World {
         let reads = self.asked.values().filter(reading);
         let done = reads.map(|asked| asked.made).min().unwrap_or(asked.made);
         let fua = matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true });
-        let durable = self.setup.config.acknowledge == forebay_core::engine::Acknowledge::Durable;
-        let torn = self.setup.superblock.volumes[volume]
-            .as_ref()
-            .is_some_and(|recorded| recorded.mode == Mode::WriteAround);
+        let durable = self.setup.config.acknowledge == Acknowledge::Durable;
+        let torn = self.volumes[volume].model.around;
         for (cell, lba) in self.cells(volume, asked.first, asked.end) {
             let memory = self.memory.request(asked.request.tag);
             let content = match op {
@@ -172,12 +176,24 @@ impl World {
                 }
             }
             (_, Ok(())) => {
+                let through = self.is_through(&asked);
                 for (cell, _) in self.cells(volume, asked.first, asked.end) {
-                    self.volumes[volume].model.answered(cell, asked.made, now, true);
+                    let model = &mut self.volumes[volume].model;
+                    if through {
+                        model.answered_durable(cell, asked.made, now);
+                    } else {
+                        model.answered(cell, asked.made, now, true);
+                    }
                 }
             }
         }
         Ok(())
+    }
+
+    /// Whether a write was answered on a volume that answers only what is on the backing device.
+    fn is_through(&self, asked: &Asked) -> bool {
+        let state = &self.volumes[usize::from(asked.request.volume.0)];
+        state.mode == Mode::WriteThrough && state.mode_changes == asked.mode_changes
     }
 
     /// A request failed: it may, if its device failed meanwhile or a block of it was damaged.
@@ -188,7 +204,11 @@ impl World {
         let damaged = cells.iter().any(|(cell, _)| state.model.is_lost(*cell, asked.made));
         // Reads still find what the memory and the device hold.
         let refused = self.cache_failed && asked.request.op != Op::Read;
-        if error != RequestError::Io || state.failed_at < asked.made && !damaged && !refused {
+        let fua = matches!(asked.request.op, Op::Flush | Op::Write { fua: true });
+        let durable = self.setup.config.acknowledge == Acknowledge::Durable;
+        let latched = state.flush_failed && (fua || durable);
+        let failing = state.device.failed || state.failed_at >= asked.made || latched;
+        if error != RequestError::Io || !failing && !damaged && !refused {
             let lost: Vec<_> =
                 cells.iter().filter(|c| state.model.is_lost(c.0, u64::MAX)).collect();
             return Err(Failure(format!(

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Runs seeds: `forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N]
-//! [--exhaustive LENGTH]`.
+//! [--mutant NAME] [--exhaustive LENGTH]`.
 
 use forebay_core::format::superblock::Mode;
-use forebay_core::mutant::Mutants;
+use forebay_core::mutant::{Mutant, Mutants};
 use forebay_sim::exhaustive::{Scope, explore};
 use forebay_sim::marks::Marks;
 use forebay_sim::run::run_and;
@@ -19,18 +19,22 @@ fn main() -> ExitCode {
     let mut tell = false;
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
-        let value = arguments.next().and_then(|value| value.parse::<u64>().ok());
+        let value = arguments.next();
+        if let ("--mutant", Some(mutant)) = (name.as_str(), &value) {
+            return mutants(1000, mutant);
+        }
+        let value = value.and_then(|value| value.parse::<u64>().ok());
         match (name.as_str(), value) {
             ("--seeds", Some(value)) => seeds = value,
             ("--from", Some(value)) => from = value,
             ("--seed", Some(value)) => (from, seeds) = (value, 1),
-            ("--mutants", Some(value)) => return mutants(value),
+            ("--mutants", Some(value)) => return mutants(value, ""),
             ("--exhaustive", Some(value)) => return exhaustive(value as usize),
             ("--tell", Some(value)) => (from, seeds, tell) = (value, 1, true),
             _ => {
                 eprintln!(
                     "usage: forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N] \
-                     [--exhaustive LENGTH]"
+                     [--mutant NAME] [--exhaustive LENGTH]"
                 );
                 return ExitCode::from(2);
             }
@@ -67,11 +71,13 @@ fn main() -> ExitCode {
     if failed == 0 && missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The table of deliberate faults: who is found, by which seed, in which time.
-fn mutants(seeds: u64) -> ExitCode {
+/// The table of deliberate faults whose name has `part` in it: who is found, by which seed, in
+/// which time.
+fn mutants(seeds: u64, part: &str) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = 0;
-    for mutant in forebay_sim::mutants::ALL {
+    let named = |mutant: &Mutant| format!("{mutant:?}").contains(part);
+    for mutant in forebay_sim::mutants::ALL.into_iter().filter(named) {
         let (seed, seconds) = forebay_sim::mutants::hunt(mutant, seeds);
         match seed {
             Some(seed) => println!("{mutant:?} | seed {seed} | {seconds:.1} s"),

@@ -155,6 +155,23 @@ impl Model {
         });
     }
 
+    /// The device forgot what went around the log and was not flushed.
+    pub fn unflushed_dropped(&mut self) {
+        let flushed = self.flushed;
+        for value in self.cells.iter_mut().flat_map(|cell| &mut cell.values) {
+            value.failed |= value.answered.is_some() && !value.is_durable(flushed);
+        }
+    }
+
+    /// It was answered, and what was answered well is durable from now on.
+    pub fn answered_durable(&mut self, block: usize, made: u64, now: u64) {
+        self.answered(block, made, now, true);
+        let mut values = self.cells[block].values.iter_mut();
+        if let Some(value) = values.find(|value| value.made == made) {
+            value.fua = true;
+        }
+    }
+
     /// It was answered.
     pub fn answered(&mut self, block: usize, made: u64, now: u64, good: bool) {
         let cell = &mut self.cells[block];

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 34] = [
+pub const ALL: [Mutant; 36] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -38,6 +38,8 @@ pub const ALL: [Mutant; 34] = [
     Mutant::IndexNotUpdated,
     Mutant::ZeroBlockDropped,
     Mutant::LostForgotten,
+    Mutant::FlushFailureForgotten,
+    Mutant::BatchOutlivesFailedFlush,
     Mutant::CheckpointNotDurable,
     Mutant::CheckpointSweepSkipped,
     Mutant::CheckpointHeadersTaken,

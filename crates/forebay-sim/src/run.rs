@@ -295,6 +295,10 @@ fn count(world: &mut World) {
 pub(crate) fn drain(world: &mut World) -> Outcome {
     world.faults_over = true;
     settle(world)?;
+    if world.volumes.iter().any(|volume| volume.flush_failed) {
+        world.marks.hit("restarted after a failed flush");
+        world.cache_failed = true;
+    }
     if world.cache_failed {
         restart_failed(world)?;
     }

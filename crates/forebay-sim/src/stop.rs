@@ -49,6 +49,13 @@ impl World {
         self.asked.clear();
         self.engine = None;
         self.cache_failed = false;
+        for volume in &mut self.volumes {
+            volume.flush_failed = false;
+            if volume.forgotten {
+                // No flush that was answered since covers it.
+                volume.unflushed_dropped();
+            }
+        }
         match stop {
             Stop::Process => {
                 self.cache.process_killed(cache, fate, &mut self.random);

@@ -5,6 +5,7 @@ use crate::checkers::watermark_is_prefix::Prefix;
 use crate::device::Device;
 use crate::model::Model;
 use crate::setup::Island;
+use forebay_core::format::superblock::Mode;
 use forebay_core::units::BLOCK_BYTES;
 
 /// A volume's backing device and what the guest knows of it.
@@ -20,6 +21,16 @@ pub struct Volume {
     pub size_bytes: u64,
     /// When its device failed last.
     pub failed_at: u64,
+    /// How the operator wants it to take writes.
+    pub mode: Mode,
+    /// How often that was changed, drains included.
+    pub mode_changes: u64,
+    /// The cache knows it.
+    pub attached: bool,
+    /// A flush of its device failed while writes went around the log: flushes may fail from now on.
+    pub flush_failed: bool,
+    /// Its device dropped writes at such a flush, which does not show yet.
+    pub forgotten: bool,
     /// What its backing device must hold; nothing is said once writes may go around the log.
     pub prefix: Option<Prefix>,
 }
@@ -35,6 +46,14 @@ impl Volume {
             base += island.blocks;
         }
         None
+    }
+
+    /// Its device dropped what it had not flushed: that is missed if it went around the log.
+    pub fn unflushed_dropped(&mut self) {
+        self.forgotten = false;
+        if self.model.around {
+            self.model.unflushed_dropped();
+        }
     }
 
     /// The block of a cell.

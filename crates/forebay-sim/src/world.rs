@@ -7,7 +7,7 @@
 
 use crate::block::{Block, NumberMap, SECTORS, guest_block, origin};
 use crate::checkers::watermark_is_prefix::{Change, Prefix};
-use crate::device::{Device, Piece};
+use crate::device::{Device, Piece, Unflushed};
 use crate::guest::Asked;
 use crate::marks::Marks;
 use crate::memory::{Memory, behind};
@@ -101,6 +101,11 @@ impl World {
                 islands: volume.islands.clone(),
                 size_bytes: volume.size_bytes,
                 failed_at: 0,
+                mode: volume.mode,
+                mode_changes: 0,
+                attached: true,
+                flush_failed: false,
+                forgotten: false,
                 prefix: None,
             };
             made.model = Model::new(index as u8, made.cells());
@@ -427,7 +432,8 @@ impl World {
 
     /// Whether a backing device fails to do this.
     fn backing_fails(&mut self, volume: VolumeIndex, name: &'static str) -> bool {
-        if self.faults_over || !self.random.one_in(self.setup.backing_fault) {
+        let failed = self.volumes[usize::from(volume.0)].device.failed;
+        if !failed && (self.faults_over || !self.random.one_in(self.setup.backing_fault)) {
             return false;
         }
         self.marks.hit(name);
@@ -501,6 +507,11 @@ impl World {
                     return Err(Fault);
                 }
             }
+            Effect::ZeroBacking { volume, .. } | Effect::DiscardBacking { volume, .. }
+                if self.backing_fails(volume, "backing write failed") =>
+            {
+                return Err(Fault);
+            }
             Effect::ZeroBacking { volume, lba, blocks, .. } => {
                 self.marks.hit("backing zeroed");
                 self.zero_backing(usize::from(volume.0), lba, blocks);
@@ -512,10 +523,19 @@ impl World {
                 volume.device.discard(lba.0, end, &mut self.random);
             }
             Effect::FlushBacking { volume, .. } => {
-                if self.backing_fails(volume, "backing flush failed") {
+                let fails = self.backing_fails(volume, "backing flush failed");
+                let state = &mut self.volumes[usize::from(volume.0)];
+                if fails {
+                    state.flush_failed |= state.mode == Mode::WriteAround;
+                    let fate = state.device.flush_failed(flight.through, &mut self.random);
+                    state.forgotten |= fate != Unflushed::Kept;
+                    if fate == Unflushed::Gone {
+                        self.marks.hit("unflushed writes dropped");
+                        state.unflushed_dropped();
+                    }
                     return Err(Fault);
                 }
-                self.volumes[usize::from(volume.0)].device.flush_end(flight.through);
+                state.device.flush_end(flight.through);
             }
             Effect::Answer { .. } => unreachable!("answers are told at once"),
         }
