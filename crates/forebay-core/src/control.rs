@@ -40,6 +40,9 @@ pub struct VolumeStatus {
     pub writeback: Stage,
     /// The backing device failed when it was written last.
     pub backing_failing: bool,
+    /// A flush of the backing device failed that should have covered writes around the log: flushes
+    /// answer errors until the volume is opened again.
+    pub flush_failed: bool,
     /// Segments its log has.
     pub segments: u32,
     /// Bytes placed and not yet durable.
@@ -228,6 +231,7 @@ impl Engine {
             backing_as_of: log.backing_as_of,
             writeback: state.writeback.stage,
             backing_failing: state.writeback.failing,
+            flush_failed: state.around_lost,
             segments: log.segment_count,
             undurable: log.placed > log.durable.through,
             waiting: state.writes.len(),

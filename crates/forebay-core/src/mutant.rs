@@ -37,6 +37,8 @@ pub enum Mutant {
     IndexNotUpdated,
     ZeroBlockDropped,
     LostForgotten,
+    FlushFailureForgotten,
+    BatchOutlivesFailedFlush,
     CheckpointNotDurable,
     CheckpointSweepSkipped,
     CheckpointHeadersTaken,

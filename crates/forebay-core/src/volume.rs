@@ -72,6 +72,12 @@ pub struct Volume {
     pub(crate) forgot: bool,
     /// A write reached the backing device around the log since the guest's last flush of it.
     pub(crate) around_unflushed: bool,
+    /// There may be such writes at all: else it is only not known that there are none.
+    pub(crate) around_used: bool,
+    /// Writes around the log that are not done.
+    pub(crate) around_under_way: u32,
+    /// A flush that should have covered such writes failed: none is answered well any more.
+    pub(crate) around_lost: bool,
     pub(crate) around_flushing: bool,
     pub(crate) around_waiters: VecDeque<u32>,
     pub(crate) writeback: Writeback,
@@ -110,6 +116,9 @@ impl Volume {
             extents_full: false,
             forgot: false,
             around_unflushed: true,
+            around_used: recorded.mode == Mode::WriteAround,
+            around_under_way: 0,
+            around_lost: false,
             around_flushing: false,
             around_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             writeback: Writeback::new(found.cursor, now),

@@ -9,15 +9,27 @@
 //! - A killed process takes none of its writes back.
 
 use crate::block::{Block, NumberMap};
-use crate::random::Random;
+use crate::fate::Fate;
+use crate::random::{Random, mix};
 use std::rc::Rc;
 
 /// A block, which of its sectors, and what they become.
 pub type Piece = (u64, u8, Rc<Block>);
 
+/// What a flush that failed leaves of the writes that it should have covered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unflushed {
+    /// The next flush takes care of them.
+    Kept,
+    /// No flush takes care of them; they are read until the power fails.
+    Forgotten,
+    /// They read as before they were written.
+    Gone,
+}
+
 /// A write that a power cut may still undo.
 #[derive(Clone, Debug)]
-struct Unflushed {
+struct Pending {
     /// Writes up to this number were complete when it was.
     number: u64,
     pieces: Vec<Piece>,
@@ -45,18 +57,20 @@ enum Survival {
 }
 
 /// A device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Device {
     blocks: u64,
     current: NumberMap<Rc<Block>>,
     durable: NumberMap<Rc<Block>>,
-    unflushed: Vec<Unflushed>,
+    unflushed: Vec<Pending>,
     number: u64,
     discard: Discard,
     /// Blocks that cannot be read until they are written.
     unreadable: NumberMap<()>,
-    /// It has failed for good.
+    /// It fails whatever it is asked to do.
     pub failed: bool,
+    /// It takes so many times as long.
+    pub slow: u64,
 }
 
 impl Device {
@@ -71,6 +85,7 @@ impl Device {
             discard,
             unreadable: NumberMap::default(),
             failed: false,
+            slow: 1,
         }
     }
 
@@ -117,7 +132,7 @@ impl Device {
             self.unreadable.remove(block);
             put(&mut self.current, *block, *mask, content);
         }
-        self.unflushed.push(Unflushed { number: self.number, pieces });
+        self.unflushed.push(Pending { number: self.number, pieces });
     }
 
     /// A range reads as zeros from now on; `last_mask` says which sectors of its last block.
@@ -177,20 +192,58 @@ impl Device {
         self.unflushed = kept;
     }
 
-    /// A flush failed, and what it should have covered is gone, or in part.
-    pub fn flush_lost(&mut self, random: &mut Random) {
-        self.power_cut(Vec::new(), random);
+    /// A flush failed: what became of that which it should have covered.
+    pub fn flush_failed(&mut self, through: u64, random: &mut Random) -> Unflushed {
+        let fate = *random.pick(&[Unflushed::Kept, Unflushed::Forgotten, Unflushed::Gone]);
+        if fate == Unflushed::Kept {
+            return fate;
+        }
+        let all = std::mem::take(&mut self.unflushed);
+        let (dropped, kept): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|write| write.number <= through);
+        self.unflushed = kept;
+        if fate == Unflushed::Forgotten {
+            return fate;
+        }
+        for (block, ..) in dropped.iter().flat_map(|write| &write.pieces) {
+            match self.durable.get(block) {
+                Some(before) => self.current.insert(*block, Rc::clone(before)),
+                None => self.current.remove(block),
+            };
+        }
+        for (block, mask, content) in self.unflushed.iter().flat_map(|write| &write.pieces) {
+            put(&mut self.current, *block, *mask, content);
+        }
+        fate
     }
 
     /// The power fails. `in_flight` are writes that were not complete.
-    pub fn power_cut(&mut self, in_flight: Vec<Vec<Piece>>, random: &mut Random) {
-        use Survival::{Everything, Nothing, Prefix, Subset, Torn};
-        let survival = *random.pick(&[Nothing, Everything, Prefix, Subset, Subset, Torn, Torn]);
+    pub fn power_cut(&mut self, in_flight: Vec<Vec<Piece>>, fate: &mut Fate, random: &mut Random) {
         let mut writes: Vec<Vec<Piece>> =
             self.unflushed.drain(..).map(|write| write.pieces).collect();
         writes.extend(in_flight);
+        match fate {
+            Fate::Chance => self.survive_by_chance(&writes, random),
+            Fate::Chosen(choices) => {
+                for pieces in &writes {
+                    // Its first block (a record's header) and the others each for themselves.
+                    let (first, others) = pieces.split_at(pieces.len().min(1));
+                    for part in [first, others] {
+                        if !part.is_empty() && choices.below(2) == 1 {
+                            self.survive(part);
+                        }
+                    }
+                }
+            }
+        }
+        self.current = self.durable.clone();
+    }
+
+    fn survive_by_chance(&mut self, writes: &[Vec<Piece>], random: &mut Random) {
+        use Survival::{Everything, Nothing, Prefix, Subset, Torn};
+        let survival = *random.pick(&[Nothing, Everything, Prefix, Subset, Subset, Torn, Torn]);
         let prefix = random.below(writes.len() as u64 + 1) as usize;
-        for (at, pieces) in writes.into_iter().enumerate() {
+        for (at, pieces) in writes.iter().enumerate() {
             let keep = match survival {
                 Nothing => false,
                 Everything => true,
@@ -199,14 +252,17 @@ impl Device {
             };
             let torn = survival == Torn && random.one_in(2) || survival == Prefix && at == prefix;
             if torn {
-                self.survive_in_part(&pieces, random);
+                self.survive_in_part(pieces, random);
             } else if keep {
-                for (block, mask, content) in &pieces {
-                    put(&mut self.durable, *block, *mask, content);
-                }
+                self.survive(pieces);
             }
         }
-        self.current = self.durable.clone();
+    }
+
+    fn survive(&mut self, pieces: &[Piece]) {
+        for (block, mask, content) in pieces {
+            put(&mut self.durable, *block, *mask, content);
+        }
     }
 
     /// Some sectors of a write survive: a prefix, or any.
@@ -230,9 +286,18 @@ impl Device {
     }
 
     /// The process was killed: of its writes in flight each is done, or not, or in part.
-    pub fn process_killed(&mut self, in_flight: Vec<Vec<Piece>>, random: &mut Random) {
+    pub fn process_killed(
+        &mut self,
+        in_flight: Vec<Vec<Piece>>,
+        fate: &mut Fate,
+        random: &mut Random,
+    ) {
         for pieces in in_flight {
-            match random.below(4) {
+            let what = match fate {
+                Fate::Chance => random.below(4),
+                Fate::Chosen(choices) => 2 * choices.below(2), // none of it, or all
+            };
+            match what {
                 0 => {}
                 1 => {
                     let kept = |piece: Piece, random: &mut Random| {
@@ -244,6 +309,17 @@ impl Device {
                 _ => self.write(pieces),
             }
         }
+    }
+
+    /// A hash of all it holds, and of what a power cut would leave.
+    pub fn digest(&self) -> u64 {
+        let held = |map: &NumberMap<Rc<Block>>| {
+            let block = |(at, block): (&u64, &Rc<Block>)| {
+                block.tags().iter().fold(mix(*at), |hash, tag| mix(hash ^ tag))
+            };
+            map.iter().map(block).fold(0u64, u64::wrapping_add)
+        };
+        mix(held(&self.current)) ^ held(&self.durable)
     }
 
     /// Writes that are not flushed.

@@ -2,14 +2,18 @@
 //! The simulator: the whole engine on simulated devices with a simulated clock, from one seed.
 //!
 //! Read in this order: [`model`], what a guest may believe of its disk; [`device`], what a device
-//! may do to it; [`checkers`], what else must hold; [`memory`], [`world`], [`opening`], the machine between them; [`setup`] and
-//! [`run`], what a seed makes of it.
+//! may do to it; [`checkers`], what else must hold; [`memory`], [`volume`], [`world`], [`guest`],
+//! [`stop`], [`opening`], the machine between them; [`setup`] and [`run`], what a seed makes of it;
+//! [`exhaustive`], the short histories, all of them.
 #![forbid(unsafe_code)]
 
 pub mod block;
 pub mod checkers;
 pub mod device;
+pub mod exhaustive;
+pub mod fate;
 pub mod fuzz;
+pub mod guest;
 pub mod marks;
 pub mod memory;
 pub mod model;
@@ -18,4 +22,6 @@ pub mod opening;
 pub mod random;
 pub mod run;
 pub mod setup;
+pub mod stop;
+pub mod volume;
 pub mod world;

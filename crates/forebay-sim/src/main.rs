@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Runs seeds: `forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N]`.
+//! Runs seeds: `forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N]
+//! [--mutant NAME] [--exhaustive LENGTH]`.
 
-use forebay_core::mutant::Mutants;
+use forebay_core::format::superblock::Mode;
+use forebay_core::mutant::{Mutant, Mutants};
+use forebay_sim::exhaustive::{Scope, explore};
 use forebay_sim::marks::Marks;
 use forebay_sim::run::run_and;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,16 +19,22 @@ fn main() -> ExitCode {
     let mut tell = false;
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
-        let value = arguments.next().and_then(|value| value.parse::<u64>().ok());
+        let value = arguments.next();
+        if let ("--mutant", Some(mutant)) = (name.as_str(), &value) {
+            return mutants(1000, mutant);
+        }
+        let value = value.and_then(|value| value.parse::<u64>().ok());
         match (name.as_str(), value) {
             ("--seeds", Some(value)) => seeds = value,
             ("--from", Some(value)) => from = value,
             ("--seed", Some(value)) => (from, seeds) = (value, 1),
-            ("--mutants", Some(value)) => return mutants(value),
+            ("--mutants", Some(value)) => return mutants(value, ""),
+            ("--exhaustive", Some(value)) => return exhaustive(value as usize),
             ("--tell", Some(value)) => (from, seeds, tell) = (value, 1, true),
             _ => {
                 eprintln!(
-                    "usage: forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N]"
+                    "usage: forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N] \
+                     [--mutant NAME] [--exhaustive LENGTH]"
                 );
                 return ExitCode::from(2);
             }
@@ -62,11 +71,13 @@ fn main() -> ExitCode {
     if failed == 0 && missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The table of deliberate faults: who is found, by which seed, in which time.
-fn mutants(seeds: u64) -> ExitCode {
+/// The table of deliberate faults whose name has `part` in it: who is found, by which seed, in
+/// which time.
+fn mutants(seeds: u64, part: &str) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = 0;
-    for mutant in forebay_sim::mutants::ALL {
+    let named = |mutant: &Mutant| format!("{mutant:?}").contains(part);
+    for mutant in forebay_sim::mutants::ALL.into_iter().filter(named) {
         let (seed, seconds) = forebay_sim::mutants::hunt(mutant, seeds);
         match seed {
             Some(seed) => println!("{mutant:?} | seed {seed} | {seconds:.1} s"),
@@ -77,4 +88,32 @@ fn mutants(seeds: u64) -> ExitCode {
         }
     }
     if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Every history of write-back up to a length, and of the other modes up to one step less.
+fn exhaustive(length: usize) -> ExitCode {
+    let mut failed = 0;
+    for mode in [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround] {
+        let begun = Instant::now();
+        let length = if mode == Mode::WriteBack { length } else { length.saturating_sub(1) };
+        let stores_length = length.saturating_sub(1);
+        let scope = Scope { length, stores_length, mode, mutants: Mutants::default() };
+        match explore(scope) {
+            Ok(count) => println!(
+                "{mode:?}: {} histories of up to {length} steps, {} stops, {} outcomes, {} states \
+                 compared in {:.1} s",
+                count.histories,
+                count.points,
+                count.left,
+                count.states,
+                begun.elapsed().as_secs_f64()
+            ),
+            Err(failure) => {
+                failed += 1;
+                println!("{mode:?}: {}", failure.0);
+            }
+        }
+    }
+    println!("{} passed, {failed} failed", 3 - failed);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

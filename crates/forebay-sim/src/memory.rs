@@ -5,7 +5,7 @@
 //! after it is done at all.
 
 use crate::block::{Block, NumberMap};
-use crate::random::Random;
+use crate::random::{Random, mix};
 use forebay_core::format::entry::Kind;
 use forebay_core::payload::{Ingested, Payload, Place, Placed};
 use forebay_core::units::{BLOCK_SIZE, BufferId, SegmentId};
@@ -56,11 +56,13 @@ impl RequestMemory {
 }
 
 /// All of it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Memory {
     buffers: Vec<Buffer>,
     requests: NumberMap<RequestMemory>,
     window: Vec<Rc<Block>>,
+    /// Stores so far.
+    pub stores: u64,
     /// Stores until the process dies.
     pub fuse: Option<u64>,
     /// It died.
@@ -79,6 +81,7 @@ impl Memory {
             buffers: (0..buffers).map(|_| buffer()).collect(),
             requests: NumberMap::default(),
             window: vec![Block::zero(); frames as usize],
+            stores: 0,
             fuse: None,
             dead: false,
             placed: Vec::new(),
@@ -112,6 +115,23 @@ impl Memory {
             held.push((segment, bytes));
         }
         held
+    }
+
+    /// A hash of what a killed process leaves.
+    pub fn digest(&self) -> u64 {
+        let mut hash = 0;
+        for buffer in &self.buffers {
+            let Some(segment) = buffer.segment else { continue };
+            hash = mix(hash ^ u64::from(segment.0));
+            for cell in &buffer.cells {
+                let whole = match cell {
+                    Cell::Whole(block) => Rc::clone(block),
+                    Cell::Bytes(bytes) => Block::new(**bytes),
+                };
+                hash = whole.tags().iter().fold(hash, |hash, tag| mix(hash ^ tag));
+            }
+        }
+        hash
     }
 
     /// A request's memory.
@@ -171,6 +191,7 @@ impl Memory {
 
     /// Whether a store may be done; the last one before the process dies says `false` first.
     fn alive(&mut self) -> bool {
+        self.stores += 1;
         if let Some(left) = &mut self.fuse {
             if *left == 0 {
                 self.dead = true;

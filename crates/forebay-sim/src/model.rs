@@ -75,7 +75,7 @@ pub enum Stop {
 }
 
 /// A disk.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Model {
     volume: u8,
     cells: Vec<Cell>,
@@ -153,6 +153,23 @@ impl Model {
             epoch,
             survivor: false,
         });
+    }
+
+    /// The device forgot what went around the log and was not flushed.
+    pub fn unflushed_dropped(&mut self) {
+        let flushed = self.flushed;
+        for value in self.cells.iter_mut().flat_map(|cell| &mut cell.values) {
+            value.failed |= value.answered.is_some() && !value.is_durable(flushed);
+        }
+    }
+
+    /// It was answered, and what was answered well is durable from now on.
+    pub fn answered_durable(&mut self, block: usize, made: u64, now: u64) {
+        self.answered(block, made, now, true);
+        let mut values = self.cells[block].values.iter_mut();
+        if let Some(value) = values.find(|value| value.made == made) {
+            value.fua = true;
+        }
     }
 
     /// It was answered.
@@ -303,6 +320,24 @@ impl Model {
             cell.lost = cell.lost.map(|_| now);
         }
         Ok(())
+    }
+
+    /// A hash of what may be read.
+    pub fn digest(&self) -> u64 {
+        let mut hash = mix(self.flushed) ^ u64::from(self.epoch);
+        for value in self.cells.iter().flat_map(|cell| &cell.values) {
+            let flags = u64::from(value.mask) << 8
+                | u64::from(value.fua) << 4
+                | u64::from(value.failed) << 3
+                | u64::from(value.discard) << 2
+                | u64::from(value.survivor) << 1;
+            let answered = value.answered.unwrap_or(u64::MAX);
+            for word in [flags, value.made, answered].iter().chain(&value.tags) {
+                hash = mix(hash ^ word);
+            }
+            hash = mix(hash);
+        }
+        hash
     }
 
     fn explain(&self, block: usize, sector: usize, content: &Block) -> String {

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 35] = [
+pub const ALL: [Mutant; 37] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -39,6 +39,8 @@ pub const ALL: [Mutant; 35] = [
     Mutant::IndexNotUpdated,
     Mutant::ZeroBlockDropped,
     Mutant::LostForgotten,
+    Mutant::FlushFailureForgotten,
+    Mutant::BatchOutlivesFailedFlush,
     Mutant::CheckpointNotDurable,
     Mutant::CheckpointSweepSkipped,
     Mutant::CheckpointHeadersTaken,

@@ -7,6 +7,7 @@
 
 use crate::block::Block;
 use crate::device::Piece;
+use crate::fate::Fate;
 use crate::model::Stop;
 use crate::world::{Failure, World};
 use forebay_core::effect::Fault;
@@ -74,7 +75,8 @@ impl World {
         if self.random.one_in(self.setup.rot.min(4)) && !self.faults_over {
             self.rot_what_is_twice();
         }
-        let mut crashes = if stop.is_some() { self.random.below(3) } else { 0 };
+        let by_chance = stop.is_some() && !self.setup.steady;
+        let mut crashes = if by_chance { self.random.below(3) } else { 0 };
         loop {
             let fuse = (crashes > 0).then(|| {
                 crashes -= 1;
@@ -298,7 +300,9 @@ impl World {
         if let Some(crashed) = self.crash_now(attempt) {
             let writes = vec![pieces];
             match crashed.0 {
-                Stop::Process => self.cache.process_killed(writes, &mut self.random),
+                Stop::Process => {
+                    self.cache.process_killed(writes, &mut Fate::Chance, &mut self.random);
+                }
                 Stop::Power => self.power_cut(writes),
             }
             return Err(crashed);
@@ -320,9 +324,9 @@ impl World {
     }
 
     fn power_cut(&mut self, writes: Vec<Vec<Piece>>) {
-        self.cache.power_cut(writes, &mut self.random);
+        self.cache.power_cut(writes, &mut Fate::Chance, &mut self.random);
         for volume in &mut self.volumes {
-            volume.device.power_cut(Vec::new(), &mut self.random);
+            volume.device.power_cut(Vec::new(), &mut Fate::Chance, &mut self.random);
         }
     }
 

@@ -210,7 +210,7 @@ fn stop_and_open(world: &mut World) -> Outcome {
 }
 
 /// Everything is read, and compared with the model as any read is.
-fn read_all(world: &mut World) -> Outcome {
+pub(crate) fn read_all(world: &mut World) -> Outcome {
     for index in 0..world.volumes.len() {
         for island in world.volumes[index].islands.clone() {
             let mut at = island.start;
@@ -292,9 +292,13 @@ fn count(world: &mut World) {
 }
 
 /// At the end everything is drained: the backing device alone is the disk then (P3).
-fn drain(world: &mut World) -> Outcome {
+pub(crate) fn drain(world: &mut World) -> Outcome {
     world.faults_over = true;
     settle(world)?;
+    if world.volumes.iter().any(|volume| volume.flush_failed) {
+        world.marks.hit("restarted after a failed flush");
+        world.cache_failed = true;
+    }
     if world.cache_failed {
         restart_failed(world)?;
     }

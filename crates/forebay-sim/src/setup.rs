@@ -70,6 +70,8 @@ pub struct Setup {
     pub backing_fault: u64,
     /// One write or flush of the cache device in so many fails; zero: none.
     pub cache_fault: u64,
+    /// Devices take the same time for everything, and nothing stops an opening.
+    pub steady: bool,
     /// Every step is printed.
     pub tell: bool,
 }
@@ -156,6 +158,7 @@ impl Setup {
             rot: if random.one_in(4) { 500 } else { 0 },
             backing_fault: if random.one_in(4) { 60 } else { 0 },
             cache_fault: if random.one_in(6) { 2_000 } else { 0 },
+            steady: false,
             tell: false,
         }
     }

@@ -7,102 +7,32 @@
 
 use crate::block::{Block, NumberMap, SECTORS, guest_block, origin};
 use crate::checkers::watermark_is_prefix::{Change, Prefix};
-use crate::device::{Device, Piece};
+use crate::device::{Device, Piece, Unflushed};
+use crate::guest::Asked;
 use crate::marks::Marks;
-use crate::memory::{Memory, RequestMemory, behind};
-use crate::model::{Model, Stop, Write};
+use crate::memory::{Memory, behind};
+use crate::model::Model;
 use crate::random::{Random, mix};
-use crate::setup::{Island, Setup};
+use crate::setup::Setup;
+use crate::volume::Volume;
 use forebay_core::effect::{Effect, Fault, Token};
 use forebay_core::engine::{Engine, window_frames};
 use forebay_core::format::superblock::{Mode, Superblock};
 use forebay_core::payload::Place;
-use forebay_core::request::{Op, Request, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Lba, SegmentId, Tick, VolumeIndex};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
-/// A volume's backing device and what the guest knows of it.
-#[derive(Debug)]
-pub struct Volume {
-    /// The backing device.
-    pub device: Device,
-    /// What the guest knows.
-    pub model: Model,
-    /// Where the guest goes.
-    pub islands: Vec<Island>,
-    /// Its size.
-    pub size_bytes: u64,
-    /// When its device failed last.
-    pub failed_at: u64,
-    /// What its backing device must hold; nothing is said once writes may go around the log.
-    pub prefix: Option<Prefix>,
-}
-
-impl Volume {
-    /// The model's cell of a block, if the guest ever looks at it.
-    pub fn cell(&self, lba: u64) -> Option<usize> {
-        let mut base = 0;
-        for island in &self.islands {
-            if (island.start..island.start + island.blocks).contains(&lba) {
-                return Some((base + lba - island.start) as usize);
-            }
-            base += island.blocks;
-        }
-        None
-    }
-
-    /// The block of a cell.
-    pub fn lba(&self, cell: usize) -> u64 {
-        let mut left = cell as u64;
-        for island in &self.islands {
-            if left < island.blocks {
-                return island.start + left;
-            }
-            left -= island.blocks;
-        }
-        unreachable!("the cell exists")
-    }
-
-    /// Blocks the guest uses.
-    pub fn cells(&self) -> usize {
-        self.islands.iter().map(|island| island.blocks as usize).sum()
-    }
-
-    /// Blocks of the volume.
-    pub fn blocks(&self) -> u64 {
-        self.size_bytes.div_ceil(BLOCK_BYTES)
-    }
-
-    /// Sectors of a block that the volume has.
-    pub fn mask(&self, lba: u64) -> u8 {
-        let sectors = (self.size_bytes - lba * BLOCK_BYTES).div_ceil(512).min(8);
-        (u16::MAX >> (16 - sectors)) as u8
-    }
-}
-
-/// A request of the guest.
-#[derive(Clone, Debug)]
-pub struct Asked {
-    /// The request.
-    pub request: Request,
-    /// When it was made.
-    pub made: u64,
-    /// First block that is changed or read, in the model's terms.
-    first: u64,
-    end: u64,
-}
-
 /// Something that will happen.
 #[derive(Clone, Debug)]
-struct Flight {
-    token: Token,
-    effect: Effect,
+pub(crate) struct Flight {
+    pub(crate) token: Token,
+    pub(crate) effect: Effect,
     /// Bytes of a write, if it has taken them.
-    pieces: Option<Vec<Piece>>,
+    pub(crate) pieces: Option<Vec<Piece>>,
     /// What a flush will cover.
-    through: u64,
+    pub(crate) through: u64,
 }
 
 /// What went wrong.
@@ -116,7 +46,7 @@ pub type Outcome = Result<(), Failure>;
 #[derive(Debug)]
 pub struct World {
     /// What was chosen before.
-    pub setup: Setup,
+    pub setup: Rc<Setup>,
     /// Chance.
     pub random: Random,
     /// What was come past.
@@ -137,17 +67,17 @@ pub struct World {
     pub asked: NumberMap<Asked>,
     /// A hash of everything that happened.
     pub trace: u64,
-    copied: NumberMap<()>,
+    pub(crate) copied: NumberMap<()>,
     /// Nothing fails any more.
     pub faults_over: bool,
     /// The cache device failed a write or a flush in this opening.
     pub cache_failed: bool,
-    moment: u64,
-    version: u64,
-    events: BinaryHeap<Reverse<(u64, u64)>>,
-    flights: NumberMap<Flight>,
-    order: u64,
-    next_tag: u32,
+    pub(crate) moment: u64,
+    pub(crate) version: u64,
+    pub(crate) events: BinaryHeap<Reverse<(u64, u64)>>,
+    pub(crate) flights: NumberMap<Flight>,
+    pub(crate) order: u64,
+    pub(crate) next_tag: u32,
 }
 
 impl World {
@@ -171,6 +101,11 @@ impl World {
                 islands: volume.islands.clone(),
                 size_bytes: volume.size_bytes,
                 failed_at: 0,
+                mode: volume.mode,
+                mode_changes: 0,
+                attached: true,
+                flush_failed: false,
+                forgotten: false,
                 prefix: None,
             };
             made.model = Model::new(index as u8, made.cells());
@@ -196,7 +131,7 @@ impl World {
             volumes.push(made);
         }
         World {
-            setup,
+            setup: Rc::new(setup),
             random,
             marks: Marks::default(),
             cache,
@@ -219,6 +154,40 @@ impl World {
         }
     }
 
+    /// The same machine once more, without its process: what it could leave if it stopped now.
+    pub fn fork(&self) -> World {
+        World {
+            setup: Rc::clone(&self.setup),
+            random: self.random.clone(),
+            marks: Marks::default(),
+            cache: self.cache.clone(),
+            volumes: self.volumes.clone(),
+            superblock: self.superblock.clone(),
+            memory: self.memory.clone(),
+            engine: None,
+            now: self.now,
+            asked: self.asked.clone(),
+            trace: self.trace,
+            copied: self.copied.clone(),
+            faults_over: self.faults_over,
+            cache_failed: self.cache_failed,
+            moment: self.moment,
+            version: self.version,
+            events: self.events.clone(),
+            flights: self.flights.clone(),
+            order: self.order,
+            next_tag: self.next_tag,
+        }
+    }
+
+    /// A hash of everything a new process would find, and of what the guest may expect.
+    pub fn digest(&self) -> u64 {
+        let volumes = self.volumes.iter().map(|volume| (&volume.device, volume.model.digest()));
+        volumes.fold(mix(self.cache.digest()), |hash, (device, model)| {
+            mix(hash ^ device.digest()).wrapping_add(model)
+        })
+    }
+
     /// Moments so far.
     pub fn moments(&self) -> u64 {
         self.moment
@@ -237,135 +206,12 @@ impl World {
         }
     }
 
-    fn note(&mut self, what: u64) {
+    pub(crate) fn note(&mut self, what: u64) {
         self.trace = mix(self.trace ^ what.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_add(what);
     }
 
-    /// A new block for a place.
-    pub fn content(&mut self, volume: usize, lba: u64) -> Rc<Block> {
-        self.version += 1;
-        let cell = self.volumes[volume].cell(lba).expect("the guest goes there");
-        if self.random.one_in(self.setup.zeros) {
-            return Block::zero();
-        }
-        if self.random.one_in(40) {
-            // A copy of a block of the log, as of a guest that backs up this very cache device.
-            let first = self.superblock.first_segment / BLOCK_BYTES;
-            let slots = u64::from(self.superblock.segment_count)
-                * u64::from(self.superblock.segment_blocks());
-            let block = first + self.random.below(slots);
-            let copy = self.cache.read(block);
-            self.copied.insert(copy.tags()[0], ());
-            return copy;
-        }
-        let sealed = self.random.one_in(8);
-        guest_block(volume as u8, cell as u64, self.version, sealed)
-    }
-
-    /// The guest asks for something; says whether the engine took it.
-    pub fn ask(
-        &mut self,
-        volume: usize,
-        op: Op,
-        offset: u64,
-        length: u64,
-    ) -> Result<bool, Failure> {
-        let tag = self.next_tag;
-        let request = Request { volume: VolumeIndex(volume as u8), op, offset, length, tag };
-        let first = offset / BLOCK_BYTES;
-        let end = (offset + length).div_ceil(BLOCK_BYTES);
-        let sectors = |byte: u64| (byte % BLOCK_BYTES / 512) as u32;
-        let first_mask = u8::MAX << sectors(offset);
-        let last = sectors(offset + length);
-        let last_mask = if last == 0 { u8::MAX } else { (1u16 << last) as u8 - 1 };
-        let data = matches!(op, Op::Read | Op::Write { .. });
-        let mut blocks = Vec::new();
-        if data {
-            for lba in first..end {
-                let write = op != Op::Read;
-                blocks.push(if write { self.content(volume, lba) } else { Block::zero() });
-            }
-        }
-        let count = end - first;
-        let memory = RequestMemory::new(blocks, count, (first_mask, last_mask));
-        self.memory.begin(tag, memory);
-        let made = self.moment();
-        let mut asked = Asked { request, made, first, end };
-        if op == Op::Discard {
-            let state = &self.volumes[volume];
-            let whole = offset + length == state.size_bytes;
-            asked.first = offset.div_ceil(BLOCK_BYTES);
-            asked.end = if whole { state.blocks() } else { (offset + length) / BLOCK_BYTES };
-            asked.end = asked.end.max(asked.first);
-        }
-        let engine = self.engine.as_mut().expect("there is a process");
-        if engine.submit(request, &mut self.memory).is_err() {
-            self.memory.end(tag);
-            self.marks.hit("busy");
-            return Ok(false);
-        }
-        self.next_tag += 1;
-        self.tell(|| format!("ask {request:?} at {made}"));
-        self.note(u64::from(tag) << 32 ^ offset ^ length << 20);
-        self.model_made(&asked);
-        self.asked.insert(tag.into(), asked);
-        self.drain_effects()?;
-        Ok(true)
-    }
-
-    /// Calls `each` with the blocks of a range that the guest uses: cell, block.
-    fn cells(&self, volume: usize, first: u64, end: u64) -> Vec<(usize, u64)> {
-        let mut cells = Vec::new();
-        let mut base = 0;
-        for island in &self.volumes[volume].islands {
-            let from = first.max(island.start);
-            let to = end.min(island.start + island.blocks);
-            for lba in from..to.max(from) {
-                cells.push(((base + lba - island.start) as usize, lba));
-            }
-            base += island.blocks;
-        }
-        cells
-    }
-
-    fn model_made(&mut self, asked: &Asked) {
-        let op = asked.request.op;
-        if matches!(op, Op::Read | Op::Flush) {
-            return;
-        }
-        let volume = usize::from(asked.request.volume.0);
-        let reading = |asked: &&Asked| asked.request.op == Op::Read;
-        let reads = self.asked.values().filter(reading);
-        let done = reads.map(|asked| asked.made).min().unwrap_or(asked.made);
-        let fua = matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true });
-        let durable = self.setup.config.acknowledge == forebay_core::engine::Acknowledge::Durable;
-        let torn = self.setup.superblock.volumes[volume]
-            .as_ref()
-            .is_some_and(|recorded| recorded.mode == Mode::WriteAround);
-        for (cell, lba) in self.cells(volume, asked.first, asked.end) {
-            let memory = self.memory.request(asked.request.tag);
-            let content = match op {
-                Op::Write { .. } => Rc::clone(&memory.blocks[(lba - asked.first) as usize]),
-                _ => Block::zero(),
-            };
-            let mask = match op {
-                Op::Discard => u8::MAX,
-                _ => memory.mask(lba - asked.first),
-            };
-            let mask = mask & self.volumes[volume].mask(lba);
-            let write = Write {
-                mask,
-                made: asked.made,
-                fua: fua || durable,
-                discard: op == Op::Discard,
-                torn,
-            };
-            self.volumes[volume].model.made(cell, &content, write, done);
-        }
-    }
-
     /// Tells the checkers what was placed.
-    fn take_placed(&mut self) {
+    pub(crate) fn take_placed(&mut self) {
         for (entry, content) in std::mem::take(&mut self.memory.placed) {
             let volume = usize::from(entry.volume.0);
             let end = entry.lba.0 + u64::from(entry.count);
@@ -437,6 +283,7 @@ impl World {
             Effect::FlushBacking { token, .. } => (token, self.random.between(500, 8_000) * micro),
             Effect::Answer { .. } => unreachable!("answers are told at once"),
         };
+        let latency = if self.setup.steady { 100 * micro } else { latency };
         let mut flight = Flight { token, effect, pieces: None, through: 0 };
         match effect {
             Effect::FlushCache { .. } => flight.through = self.cache.flush_begin(),
@@ -452,7 +299,7 @@ impl World {
     }
 
     /// The bytes of a write, as they are now.
-    fn pieces(&mut self, effect: &Effect) -> Option<Vec<Piece>> {
+    pub(crate) fn pieces(&mut self, effect: &Effect) -> Option<Vec<Piece>> {
         match *effect {
             Effect::WriteCache { buffer, segment, block, blocks, .. } => {
                 let address = self.superblock.address(segment, block) / BLOCK_BYTES;
@@ -505,14 +352,24 @@ impl World {
         [event, deadline].into_iter().flatten().min()
     }
 
+    /// Tells the engine the time, and does what it wants done.
+    pub fn put_in_order(&mut self) -> Outcome {
+        let engine = self.engine.as_mut().expect("there is a process");
+        engine.tick(Tick(self.now), self.now / 1_000_000, &mut self.memory);
+        self.drain_effects()
+    }
+
+    /// Whether a device is at work.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// Lets the next thing happen; says whether there was one.
     pub fn step(&mut self) -> Result<bool, Failure> {
         let Some(at) = self.next_event() else { return Ok(false) };
         self.now = self.now.max(at);
         let due = self.events.peek().is_some_and(|Reverse((when, _))| *when <= self.now);
-        let engine = self.engine.as_mut().expect("there is a process");
-        engine.tick(Tick(self.now), self.now / 1_000_000, &mut self.memory);
-        self.drain_effects()?;
+        self.put_in_order()?;
         if due && !self.memory.dead {
             let Reverse((_, order)) = self.events.pop().expect("looked");
             let flight = self.flights.remove(&order).expect("an event has its flight");
@@ -575,7 +432,8 @@ impl World {
 
     /// Whether a backing device fails to do this.
     fn backing_fails(&mut self, volume: VolumeIndex, name: &'static str) -> bool {
-        if self.faults_over || !self.random.one_in(self.setup.backing_fault) {
+        let failed = self.volumes[usize::from(volume.0)].device.failed;
+        if !failed && (self.faults_over || !self.random.one_in(self.setup.backing_fault)) {
             return false;
         }
         self.marks.hit(name);
@@ -595,7 +453,7 @@ impl World {
     }
 
     /// A device does what it was asked to.
-    fn happen(&mut self, flight: &Flight) -> Result<(), Fault> {
+    pub(crate) fn happen(&mut self, flight: &Flight) -> Result<(), Fault> {
         let effect = flight.effect;
         if self.random.one_in(self.setup.rot) && !self.faults_over {
             self.rot();
@@ -649,6 +507,11 @@ impl World {
                     return Err(Fault);
                 }
             }
+            Effect::ZeroBacking { volume, .. } | Effect::DiscardBacking { volume, .. }
+                if self.backing_fails(volume, "backing write failed") =>
+            {
+                return Err(Fault);
+            }
             Effect::ZeroBacking { volume, lba, blocks, .. } => {
                 self.marks.hit("backing zeroed");
                 self.zero_backing(usize::from(volume.0), lba, blocks);
@@ -660,10 +523,19 @@ impl World {
                 volume.device.discard(lba.0, end, &mut self.random);
             }
             Effect::FlushBacking { volume, .. } => {
-                if self.backing_fails(volume, "backing flush failed") {
+                let fails = self.backing_fails(volume, "backing flush failed");
+                let state = &mut self.volumes[usize::from(volume.0)];
+                if fails {
+                    state.flush_failed |= state.mode == Mode::WriteAround;
+                    let fate = state.device.flush_failed(flight.through, &mut self.random);
+                    state.forgotten |= fate != Unflushed::Kept;
+                    if fate == Unflushed::Gone {
+                        self.marks.hit("unflushed writes dropped");
+                        state.unflushed_dropped();
+                    }
                     return Err(Fault);
                 }
-                self.volumes[usize::from(volume.0)].device.flush_end(flight.through);
+                state.device.flush_end(flight.through);
             }
             Effect::Answer { .. } => unreachable!("answers are told at once"),
         }
@@ -672,7 +544,7 @@ impl World {
 
     /// Writes the superblock with a checkpoint's name: one copy, a flush, the other, a flush; only
     /// the first `steps` of these.
-    fn name_checkpoint(&mut self, sequence: u64, steps: u64) {
+    pub(crate) fn name_checkpoint(&mut self, sequence: u64, steps: u64) {
         self.superblock.checkpoint_sequence = sequence;
         self.superblock.sequence += 1;
         let copies = Superblock::addresses(self.superblock.size_bytes);
@@ -691,7 +563,7 @@ impl World {
         }
     }
 
-    fn zero_backing(&mut self, index: usize, lba: Lba, blocks: u64) {
+    pub(crate) fn zero_backing(&mut self, index: usize, lba: Lba, blocks: u64) {
         let volume = &mut self.volumes[index];
         let end = (lba.0 + blocks).min(volume.device.blocks());
         let mask = volume.mask(end - 1);
@@ -714,124 +586,6 @@ impl World {
     /// Where a block of a segment lies, in blocks of the cache device.
     pub fn cache_block(&self, segment: SegmentId, block: u16) -> u64 {
         self.superblock.address(segment, block) / BLOCK_BYTES
-    }
-
-    /// The guest is told.
-    fn answered(&mut self, tag: u32, result: Result<(), RequestError>) -> Outcome {
-        let memory = self.memory.end(tag);
-        let asked = self.asked.remove(&tag.into()).expect("it was asked");
-        self.note(u64::from(tag) ^ u64::from(result.is_err()) << 40);
-        let now = self.moment();
-        self.tell(|| format!("answer {tag} {result:?} at {now}"));
-        let volume = usize::from(asked.request.volume.0);
-        match (asked.request.op, result) {
-            (_, Err(error)) => self.failed(&asked, error, now)?,
-            (Op::Flush, Ok(())) => self.volumes[volume].model.flushed(asked.made),
-            (Op::Read, Ok(())) => {
-                for (cell, lba) in self.cells(volume, asked.first, asked.end) {
-                    let at = lba - asked.first;
-                    let mask = memory.mask(at) & self.volumes[volume].mask(lba);
-                    let content = &memory.blocks[at as usize];
-                    self.volumes[volume].model.read(cell, content, mask, asked.made, now).map_err(
-                        |text| {
-                            Failure(format!(
-                                "block {lba} (cell {cell}): {text}\n    read {asked:?}"
-                            ))
-                        },
-                    )?;
-                }
-            }
-            (_, Ok(())) => {
-                for (cell, _) in self.cells(volume, asked.first, asked.end) {
-                    self.volumes[volume].model.answered(cell, asked.made, now, true);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A request failed: it may, if its device failed meanwhile or a block of it was damaged.
-    fn failed(&mut self, asked: &Asked, error: RequestError, now: u64) -> Outcome {
-        let index = usize::from(asked.request.volume.0);
-        let cells = self.cells(index, asked.first, asked.end);
-        let state = &mut self.volumes[index];
-        let damaged = cells.iter().any(|(cell, _)| state.model.is_lost(*cell, asked.made));
-        // Reads still find what the memory and the device hold.
-        let refused = self.cache_failed && asked.request.op != Op::Read;
-        if error != RequestError::Io || state.failed_at < asked.made && !damaged && !refused {
-            let lost: Vec<_> =
-                cells.iter().filter(|c| state.model.is_lost(c.0, u64::MAX)).collect();
-            return Err(Failure(format!(
-                "{:?} failed: {error:?}; damaged {lost:?}",
-                asked.request
-            )));
-        }
-        if !matches!(asked.request.op, Op::Read | Op::Flush) {
-            for (cell, _) in cells {
-                state.model.answered(cell, asked.made, now, false);
-            }
-        }
-        Ok(())
-    }
-
-    /// The machine stops here and now; what is in flight may have happened.
-    pub fn stop(&mut self, stop: Stop) {
-        self.tell(|| format!("stop {stop:?}"));
-        self.take_placed();
-        let mut orders: Vec<u64> = self.flights.keys().copied().collect();
-        orders.sort_unstable();
-        let mut cache = Vec::new();
-        let mut backing: Vec<Vec<Vec<Piece>>> = vec![Vec::new(); self.volumes.len()];
-        for order in orders {
-            let flight = self.flights.remove(&order).expect("listed");
-            let pieces = flight.pieces.clone().or_else(|| self.pieces(&flight.effect));
-            match flight.effect {
-                Effect::WriteCache { .. } | Effect::WriteArea { .. } => cache.extend(pieces),
-                Effect::NameCheckpoint { sequence, .. } => {
-                    let steps = self.random.below(5);
-                    self.name_checkpoint(sequence, steps);
-                }
-                Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
-                    backing[usize::from(volume.0)].extend(pieces);
-                }
-                Effect::ZeroBacking { volume, lba, blocks, .. } if self.random.one_in(2) => {
-                    self.zero_backing(usize::from(volume.0), lba, blocks);
-                }
-                Effect::DiscardBacking { .. } if self.random.one_in(2) => {
-                    let _ = self.happen(&flight);
-                }
-                _ => {}
-            }
-        }
-        self.events.clear();
-        self.asked.clear();
-        self.engine = None;
-        self.cache_failed = false;
-        match stop {
-            Stop::Process => {
-                self.cache.process_killed(cache, &mut self.random);
-                for (volume, writes) in self.volumes.iter_mut().zip(backing) {
-                    volume.device.process_killed(writes, &mut self.random);
-                }
-            }
-            Stop::Power => {
-                self.cache.power_cut(cache, &mut self.random);
-                for (volume, writes) in self.volumes.iter_mut().zip(backing) {
-                    volume.device.power_cut(writes, &mut self.random);
-                }
-            }
-        }
-    }
-
-    /// Tells the models what became of the machine: how it stopped, and whether the power failed
-    /// while it was started again, when what went around the log was still not flushed.
-    pub fn models_stopped(&mut self, stop: Stop, power_failed: bool) {
-        let now = self.moment();
-        for volume in &mut self.volumes {
-            let around = power_failed && volume.model.around;
-            volume.model.stopped(if around { Stop::Power } else { stop }, now);
-        }
-        self.moment();
     }
 }
 

@@ -657,6 +657,15 @@ impl Shard {
 
     /// Changes how a volume takes writes.
     pub fn set_mode(&mut self, volume: VolumeIndex, mode: Mode) -> Result<(), OpenError> {
+        let recorded = self.superblock.volumes[usize::from(volume.0)].as_ref();
+        let around = recorded.is_some_and(|recorded| recorded.mode == Mode::WriteAround);
+        if around && mode != Mode::WriteAround {
+            // Whoever opens it next must know, or need not know, that flushes of the backing
+            // device cover writes that are not in the log (A3 in `op/around.rs`).
+            if let Some(device) = &self.backings[usize::from(volume.0)] {
+                device.sync().map_err(system("flush the backing device"))?;
+            }
+        }
         self.engine.set_mode(volume, mode, &mut self.memory);
         self.run_effects();
         self.record(volume, |volume| {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Two volumes behind one cache, and the backing device of one fails for good under load: the
-//! other goes on, nothing of the failing one is lost, and when it is well again it drains.
+//! other goes on, nothing of the failing one is lost, and when it is well again it drains. And a
+//! flush that fails after writes around the log: no later one is answered as if it had not.
 
 #![allow(clippy::unwrap_used)]
 
@@ -141,4 +142,41 @@ fn fail_and_recover(kind: OperationKind) {
     two.check_reads(&mut rig);
     assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
     two.check_file(&dir.0.join("bad"));
+}
+
+#[test]
+fn no_flush_is_answered_well_after_one_that_failed_over_writes_around_the_log() {
+    let dir = Dir::new("failed-flush");
+    let file = |name, bytes, source| {
+        let options = FileOptions { source, ..FileOptions::default() };
+        Box::new(FileDevice::open(&dir.file(name, bytes), &options).unwrap())
+    };
+    let options = support::options(ReactorKind::Auto, Config::default());
+    let mut rig = Rig::new(file("cache", CACHE_BYTES, CACHE_SOURCE), &options, 1 << 20);
+    let volume = VolumeIndex(0);
+    let faults = Faults::new();
+    let below = file("backing", BACKING_BYTES, backing_source(volume));
+    let device = Box::new(FaultDevice::new(below, faults.clone()));
+    assert_eq!(rig.add("around", Mode::WriteAround, device), volume);
+    let mut guest = Guest { volume, holds: HashMap::new(), tag: 0, random: Random(1) };
+    guest.write(&mut rig);
+    rig.request(volume, Op::Flush, 0, 0, None).unwrap();
+    assert!(!rig.shard.engine().status(volume).unwrap().flush_failed);
+
+    guest.write(&mut rig);
+    let next = faults.count(Some(OperationKind::Flush)) + 1;
+    faults.add(FaultRule::new(Some(OperationKind::Flush), FaultWhen::Nth(next)));
+    rig.request(volume, Op::Flush, 0, 0, None).unwrap_err();
+    assert_eq!(faults.failed(), 1);
+    // The device is well again, but it may have dropped what it should have flushed.
+    for _ in 0..3 {
+        rig.request(volume, Op::Flush, 0, 0, None).unwrap_err();
+    }
+    let span = rig.memory.span(0, WRITE as usize);
+    rig.request(volume, Op::Write { fua: true }, 0, WRITE, Some(span)).unwrap_err();
+    // What promises nothing goes on, and what is there can be read.
+    rig.request(volume, Op::Write { fua: false }, WRITE, WRITE, Some(span)).unwrap();
+    rig.request(volume, Op::Read, WRITE, WRITE, Some(span)).unwrap();
+    assert!(rig.shard.engine().status(volume).unwrap().flush_failed);
+    assert_eq!(faults.failed(), 1);
 }

@@ -706,6 +706,14 @@ fn volume_status(
             served.backing.display()
         ));
     }
+    if now.flush_failed {
+        problems.push(format!(
+            "{}: {} failed a flush: writes answered since the flush before it may be lost, and \
+             flushes answer errors until serve is started again",
+            served.name,
+            served.backing.display()
+        ));
+    }
     if stats.lost_blocks > 0 {
         problems.push(format!(
             "{}: {} blocks were lost on the cache device; reads there fail until they are written",

@@ -6,6 +6,9 @@
 //! - **A1** If the log holds an older version, an entry that voids it is durable before the
 //!   backing device is written: no crash can bring the older version back.
 //! - **A2** While it is under way nobody else writes these blocks.
+//! - **A3** A flush of the backing device that fails while such writes are not flushed is latched:
+//!   the device may have dropped them, and would answer the next flush well. They are not in the
+//!   log, so no flush of this volume is answered well until it is opened again.
 
 use crate::effect::{Effect, Fault};
 use crate::engine::{Acknowledge, Engine, Pending};
@@ -53,6 +56,9 @@ impl Engine {
 
     pub(crate) fn around_issue(&mut self, at: u32) {
         let request = self.active(at).request;
+        let state = self.volume(request.volume);
+        state.around_used = true;
+        state.around_under_way += 1;
         let token = self.token(Pending::Around { request: at });
         let (volume, tag) = (request.volume, request.tag);
         self.effects.push_back(Effect::WriteAround { token, volume, tag });
@@ -62,6 +68,7 @@ impl Engine {
         let request = self.active(at).request;
         let state = self.volume(request.volume);
         state.unlock(at);
+        state.around_under_way -= 1;
         state.around_unflushed = true;
         if result.is_err() {
             state.stats.backing_faults += 1;

@@ -16,6 +16,10 @@ impl Engine {
         state.stats.flushes += 1;
         state.log.flush_epoch += 1;
         let placed = state.log.placed;
+        if state.around_lost && !self.config.mutants.is(Mutant::FlushFailureForgotten) {
+            return self.answer(at, Err(RequestError::Io)); // A3
+        }
+        let state = self.volume(volume);
         // A write that went around the log is covered by a flush of the backing device.
         if state.around_unflushed || state.around_flushing {
             state.around_waiters.push_back(at);
@@ -52,15 +56,32 @@ impl Engine {
         self.effects.push_back(Effect::FlushBacking { token, volume });
     }
 
+    /// A flush of the backing device failed, whoever wanted it: what was written since the last good
+    /// one may be dropped, and no later flush would say so (A3, K5).
+    pub(crate) fn backing_flush_failed(&mut self, volume: VolumeIndex) {
+        if !self.config.mutants.is(Mutant::BatchOutlivesFailedFlush) {
+            self.writeback_spoil(volume);
+        }
+        let state = self.volume(volume);
+        let around = state.around_unflushed || state.around_flushing || state.around_under_way > 0;
+        state.around_lost |= state.around_used && around;
+    }
+
     pub(crate) fn around_flushed(&mut self, volume: VolumeIndex, result: Result<(), Fault>) {
+        if result.is_err() {
+            self.backing_flush_failed(volume);
+        }
+        let forget = self.config.mutants.is(Mutant::FlushFailureForgotten);
         let state = self.volume(volume);
         state.around_flushing = false;
         let late = state.around_unflushed;
+        // Another flush may have been told of the failure instead of this one.
+        let failed = result.is_err() || state.around_lost && !forget;
         let waiters = state.around_waiters.len();
         for _ in 0..waiters {
             let state = self.volume(volume);
             let at = state.around_waiters.pop_front().expect("counted");
-            if result.is_err() {
+            if failed {
                 state.around_unflushed = true;
                 self.answer(at, Err(RequestError::Io));
             } else if late {
@@ -71,7 +92,7 @@ impl Engine {
                 self.wait_durable(at, sequence);
             }
         }
-        if late && result.is_ok() && waiters > 0 {
+        if late && !failed && waiters > 0 {
             self.around_flush(volume);
         }
     }

@@ -8,6 +8,7 @@
 //!   durable, the first write of the next batch.
 //! - **K3** No two writes to one backing device that overlap are in flight.
 //! - **K4** A block is verified before it is written back; a bad one is lost and named.
+//! - **K5** A batch during which any flush of its backing device failed is written again, all of it.
 //!
 //! # States
 //!
@@ -624,11 +625,17 @@ impl Engine {
                     run.state = RunState::Done;
                 }
             }
-            What::Flush if result.is_err() => {
-                self.volume(volume).writeback.stage = Stage::Writing;
-                self.lanes[lane].failed = true;
+            What::Flush => {
+                if result.is_err() {
+                    self.backing_flush_failed(volume);
+                }
+                if result.is_err() || self.lanes[lane].failed {
+                    self.volume(volume).writeback.stage = Stage::Writing;
+                    self.lanes[lane].failed = true;
+                    return;
+                }
+                self.writeback_done(volume, lane);
             }
-            What::Flush => self.writeback_done(volume, lane),
         }
     }
 
@@ -744,6 +751,13 @@ impl Engine {
                 && !extent.long
                 && matches!(extent.kind, Kind::Zero | Kind::Discard)
         });
+    }
+
+    /// A flush of the backing device failed: the batch under way is to be given up (K5).
+    pub(crate) fn writeback_spoil(&mut self, volume: VolumeIndex) {
+        if let Some(lane) = self.volume(volume).writeback.lane {
+            self.lanes[lane].failed = true;
+        }
     }
 
     /// The backing device failed: nothing is lost, the batch is built again later.

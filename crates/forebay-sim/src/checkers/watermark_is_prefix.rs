@@ -36,7 +36,7 @@ struct State {
 }
 
 /// A volume's log as the guest filled it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Prefix {
     states: Vec<State>,
     through: Sequence,

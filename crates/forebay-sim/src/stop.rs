@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The machine stops: what becomes of what was under way.
+
+use crate::device::Piece;
+use crate::fate::Fate;
+use crate::model::Stop;
+use crate::world::World;
+use forebay_core::effect::Effect;
+
+impl World {
+    /// The machine stops here and now; what is in flight may have happened.
+    pub fn stop(&mut self, stop: Stop) {
+        self.stop_by(stop, &mut Fate::Chance);
+    }
+
+    /// The same, and who decides what is left.
+    pub fn stop_by(&mut self, stop: Stop, fate: &mut Fate) {
+        self.tell(|| format!("stop {stop:?}"));
+        self.take_placed();
+        let mut orders: Vec<u64> = self.flights.keys().copied().collect();
+        orders.sort_unstable();
+        let mut cache = Vec::new();
+        let mut backing: Vec<Vec<Vec<Piece>>> = vec![Vec::new(); self.volumes.len()];
+        for order in orders {
+            let flight = self.flights.remove(&order).expect("listed");
+            let pieces = flight.pieces.clone().or_else(|| self.pieces(&flight.effect));
+            match flight.effect {
+                Effect::WriteCache { .. } | Effect::WriteArea { .. } => cache.extend(pieces),
+                Effect::NameCheckpoint { sequence, .. } => {
+                    let steps = match fate {
+                        Fate::Chance => self.random.below(5),
+                        Fate::Chosen(choices) => choices.below(5),
+                    };
+                    self.name_checkpoint(sequence, steps);
+                }
+                Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
+                    backing[usize::from(volume.0)].extend(pieces);
+                }
+                Effect::ZeroBacking { volume, lba, blocks, .. } if self.happened(fate) => {
+                    self.zero_backing(usize::from(volume.0), lba, blocks);
+                }
+                Effect::DiscardBacking { .. } if self.happened(fate) => {
+                    let _ = self.happen(&flight);
+                }
+                _ => {}
+            }
+        }
+        self.events.clear();
+        self.asked.clear();
+        self.engine = None;
+        self.cache_failed = false;
+        for volume in &mut self.volumes {
+            volume.flush_failed = false;
+            if volume.forgotten {
+                // No flush that was answered since covers it.
+                volume.unflushed_dropped();
+            }
+        }
+        match stop {
+            Stop::Process => {
+                self.cache.process_killed(cache, fate, &mut self.random);
+                for (volume, writes) in self.volumes.iter_mut().zip(backing) {
+                    volume.device.process_killed(writes, fate, &mut self.random);
+                }
+            }
+            Stop::Power => {
+                self.cache.power_cut(cache, fate, &mut self.random);
+                for (volume, writes) in self.volumes.iter_mut().zip(backing) {
+                    volume.device.power_cut(writes, fate, &mut self.random);
+                }
+            }
+        }
+    }
+
+    fn happened(&mut self, fate: &mut Fate) -> bool {
+        match fate {
+            Fate::Chance => self.random.one_in(2),
+            Fate::Chosen(choices) => choices.below(2) == 1,
+        }
+    }
+
+    /// Tells the models what became of the machine: how it stopped, and whether the power failed
+    /// while it was started again, when what went around the log was still not flushed.
+    pub fn models_stopped(&mut self, stop: Stop, power_failed: bool) {
+        let now = self.moment();
+        for volume in &mut self.volumes {
+            let around = power_failed && volume.model.around;
+            volume.model.stopped(if around { Stop::Power } else { stop }, now);
+        }
+        self.moment();
+    }
+}

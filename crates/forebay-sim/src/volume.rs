@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A volume of the simulated machine: its backing device, and what is known of it.
+
+use crate::checkers::watermark_is_prefix::Prefix;
+use crate::device::Device;
+use crate::model::Model;
+use crate::setup::Island;
+use forebay_core::format::superblock::Mode;
+use forebay_core::units::BLOCK_BYTES;
+
+/// A volume's backing device and what the guest knows of it.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    /// The backing device.
+    pub device: Device,
+    /// What the guest knows.
+    pub model: Model,
+    /// Where the guest goes.
+    pub islands: Vec<Island>,
+    /// Its size.
+    pub size_bytes: u64,
+    /// When its device failed last.
+    pub failed_at: u64,
+    /// How the operator wants it to take writes.
+    pub mode: Mode,
+    /// How often that was changed, drains included.
+    pub mode_changes: u64,
+    /// The cache knows it.
+    pub attached: bool,
+    /// A flush of its device failed while writes went around the log: flushes may fail from now on.
+    pub flush_failed: bool,
+    /// Its device dropped writes at such a flush, which does not show yet.
+    pub forgotten: bool,
+    /// What its backing device must hold; nothing is said once writes may go around the log.
+    pub prefix: Option<Prefix>,
+}
+
+impl Volume {
+    /// The model's cell of a block, if the guest ever looks at it.
+    pub fn cell(&self, lba: u64) -> Option<usize> {
+        let mut base = 0;
+        for island in &self.islands {
+            if (island.start..island.start + island.blocks).contains(&lba) {
+                return Some((base + lba - island.start) as usize);
+            }
+            base += island.blocks;
+        }
+        None
+    }
+
+    /// Its device dropped what it had not flushed: that is missed if it went around the log.
+    pub fn unflushed_dropped(&mut self) {
+        self.forgotten = false;
+        if self.model.around {
+            self.model.unflushed_dropped();
+        }
+    }
+
+    /// The block of a cell.
+    pub fn lba(&self, cell: usize) -> u64 {
+        let mut left = cell as u64;
+        for island in &self.islands {
+            if left < island.blocks {
+                return island.start + left;
+            }
+            left -= island.blocks;
+        }
+        unreachable!("the cell exists")
+    }
+
+    /// Blocks the guest uses.
+    pub fn cells(&self) -> usize {
+        self.islands.iter().map(|island| island.blocks as usize).sum()
+    }
+
+    /// Blocks of the volume.
+    pub fn blocks(&self) -> u64 {
+        self.size_bytes.div_ceil(BLOCK_BYTES)
+    }
+
+    /// Sectors of a block that the volume has.
+    pub fn mask(&self, lba: u64) -> u8 {
+        let sectors = (self.size_bytes - lba * BLOCK_BYTES).div_ceil(512).min(8);
+        (u16::MAX >> (16 - sectors)) as u8
+    }
+}
