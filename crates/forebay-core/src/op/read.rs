@@ -190,7 +190,10 @@ impl Engine {
             return self.fail(piece.request, RequestError::Io);
         }
         let slot = self.segments.slot(segment, block);
-        if self.index.remove(one.volume, one.lba, slot) {
+        // With no room to cut an extent in two it is found bad again by the next read.
+        if self.volume(one.volume).extents.has_room()
+            && self.index.remove(one.volume, one.lba, slot)
+        {
             // The backing device's version is the newest now: an older extent must not come forth.
             let position = Position::new(self.segments.get(segment).ordinal, block);
             let state = self.volume(one.volume);

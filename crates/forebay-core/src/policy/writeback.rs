@@ -364,7 +364,7 @@ impl Engine {
             let batch = &mut self.lanes[lane].batch;
             let extents = state.pending_extents.iter().skip(extent_at);
             let count = extents.clone().take_while(|extent| extent.sequence <= last).count();
-            if count > 0 && !batch.has_extent_room() {
+            if !batch.has_extent_room(count) {
                 break;
             }
             for extent in extents.take(count) {
