@@ -287,7 +287,10 @@ impl Engine {
             Link { sequence: header.sequence, checksum, segment: head.segment, block: open.block };
         log.open = None;
         log.closed = header.last_sequence();
-        log.note_wanted = false;
+        if core::mem::take(&mut log.note_wanted) {
+            // Here and nowhere else: a record may be closed for being full before anyone asks.
+            log.wanted = log.wanted.max(log.closed);
+        }
         log.closed_bytes += u64::from(header.blocks) * BLOCK_BYTES;
         core::mem::swap(&mut log.items, &mut log.previous_items);
         let marks = log.marks(&header, now);
