@@ -299,6 +299,7 @@ impl Engine {
         state.log.in_flight.push_back(InFlight { token, marks, written: false });
         state.stats.records += 1;
         state.stats.cache_blocks_written += u64::from(header.blocks);
+        self.checkpoint.written += u64::from(header.blocks);
         let segment = self.segments.get_mut(head.segment);
         segment.writes += 1;
         segment.used = head.next_block;
