@@ -11,6 +11,7 @@ use forebay::io::{
 };
 use forebay_core::engine::{Config, Engine};
 use forebay_core::format::superblock::Mode;
+use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::request::Op;
 use std::io;
 use std::time::{Duration, Instant};
@@ -118,6 +119,14 @@ fn a_hundred_tebibytes_are_discarded_and_zeroed_at_once() {
     rig.shard.drain(volume);
     rig.wait("drained", |shard| shard.engine().is_clean(volume));
     assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+}
+
+#[test]
+fn what_does_not_grow_with_the_cache_is_within_192_mib_for_all_volumes() {
+    let parts = Engine::memory_parts(2048, 128, VOLUME_COUNT_MAX, &Config::default());
+    let map = ["index", "slots and checksums", "segments"];
+    let fixed = parts.iter().filter(|part| !map.contains(&part.0)).map(|part| part.1);
+    assert!(fixed.sum::<u64>() <= 192 << 20, "{parts:?}");
 }
 
 fn resident_bytes() -> u64 {

@@ -115,6 +115,11 @@ impl Engine {
         let sequence = self.place_entry(volume, entry, payload);
         if kind == Kind::Data {
             let state = self.volume(volume);
+            let lost = |extent: &Extent| extent.kind == Kind::Lost;
+            if state.extents.lost_len() > 0 && state.extents.get(lba).is_some_and(lost) {
+                // It is over anyway; without room it is seen to be when its segment is emptied.
+                state.extents.try_cut(lba);
+            }
             state.log.dirtied = sequence;
             state.log.dirty_blocks += 1;
             state.stats.written_blocks += 1;

@@ -15,9 +15,9 @@
 //!
 //! # Limits
 //!
-//! Made for so many extents, it has chunks for them all at three quarters of their room, and an
-//! eighth more. So between two spreads there are insertions in proportion to what a spread moves,
-//! and at the limit, where a guest would have to place and void in a worst order, still dozens.
+//! Made for so many extents, it has chunks for them all at seven eighths of their room, and a
+//! sixteenth more. A spread leaves every chunk the same room and the sixteenth free, so that there
+//! are insertions in proportion to the chunks until the next one, at the limit and in a worst order.
 //!
 //! # Not here
 //!
@@ -30,8 +30,8 @@ use alloc::vec::Vec;
 
 /// Extents in a chunk: two kibibytes.
 const CHUNK: usize = 64;
-/// Extents in a chunk after a spread.
-const FILL: usize = CHUNK / 4 * 3;
+/// Extents in a chunk after a spread, at most.
+const FILL: usize = CHUNK / 8 * 7;
 
 /// A place in the list: before the extent there, or at the end. Inserting and removing void it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,8 @@ pub(super) struct Chunks {
     extents: Vec<Extent>,
     directory: Vec<Node>,
     free: Vec<u32>,
+    /// Chunks that a spread leaves free.
+    kept_free: usize,
     len: usize,
     lost: usize,
 }
@@ -66,6 +68,7 @@ impl Chunks {
             extents: Vec::new(),
             directory: Vec::new(),
             free: Vec::new(),
+            kept_free: 0,
             len: 0,
             lost: 0,
         };
@@ -73,23 +76,26 @@ impl Chunks {
         list
     }
 
-    /// Chunks for so many extents.
-    fn chunk_count(room: usize) -> usize {
-        room.div_ceil(FILL) + room / (8 * CHUNK) + 2
+    /// Chunks for so many extents, and what a spread leaves free of them.
+    fn chunk_count(room: usize) -> (usize, usize) {
+        let free = room / (16 * CHUNK) + 2;
+        (room.div_ceil(FILL) + free, free)
     }
 
     /// Bytes of memory of a list with this room.
     pub(super) fn memory_bytes(room: usize) -> u64 {
         let chunk = CHUNK * size_of::<Extent>() + size_of::<Node>() + size_of::<u32>();
-        (Chunks::chunk_count(room) * chunk) as u64
+        (Chunks::chunk_count(room).0 * chunk) as u64
     }
 
     /// Takes memory for more (at recovery).
     pub(super) fn grow(&mut self, room: usize) {
-        let (old, new) = (self.extents.len() / CHUNK, Chunks::chunk_count(room));
+        let (new, free) = Chunks::chunk_count(room);
+        let old = self.extents.len() / CHUNK;
         if new <= old {
             return;
         }
+        self.kept_free = free;
         self.extents.resize(new * CHUNK, Extent::VOID);
         self.directory.reserve_exact(new - self.directory.len());
         self.free.reserve_exact(new - self.free.len());
@@ -310,7 +316,10 @@ impl Chunks {
                 packed += 1;
             }
         }
-        let nodes = packed.div_ceil(FILL);
+        let most = self.extents.len() / CHUNK - self.kept_free;
+        let fill = packed.div_ceil(most);
+        debug_assert!(fill <= FILL);
+        let nodes = packed.div_ceil(fill);
         while self.directory.len() > nodes {
             self.free.extend(self.directory.pop().map(|node| node.chunk));
         }
@@ -320,12 +329,12 @@ impl Chunks {
         }
         // Then apart, from the last on: what is written lies behind what is still to be read.
         for at in (0..packed).rev() {
-            let to = base(self, at / FILL) + at % FILL;
+            let to = base(self, at / fill) + at % fill;
             self.extents[to] = self.extents[base(self, at / CHUNK) + at % CHUNK];
         }
         for node in 0..nodes {
             let start = self.extents[base(self, node)].start;
-            let count = FILL.min(packed - node * FILL) as u32;
+            let count = fill.min(packed - node * fill) as u32;
             let chunk = self.directory[node].chunk;
             self.directory[node] = Node { start, chunk, count };
         }

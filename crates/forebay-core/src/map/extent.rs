@@ -15,6 +15,7 @@
 
 use super::chunks::Chunks;
 use crate::format::entry::Kind;
+use crate::limits::RECORD_ENTRIES_MAX;
 use crate::units::{Lba, Ordinal};
 
 /// A place in a log: data at a position not below an extent's was placed after it.
@@ -64,26 +65,32 @@ impl Extent {
         Extent { start: Lba(0), end: Lba(0), position: Position(0), kind: Kind::Void, long: false };
 }
 
-/// Room that only lost blocks may take: a batch that finds a bad block must be able to name it, or
-/// it would never end, nor the extents that it should write.
-pub const LOST_ROOM: usize = 64;
+/// Room that only lost blocks may take, beside so many extents: a batch that finds a bad block must
+/// be able to name it, or it would never end, nor the extents that it should write. By default eight
+/// mebibytes may rot, each block by itself, while guests fill the rest; at the least, four records.
+pub fn lost_room(count_max: usize) -> usize {
+    (count_max / 8).max(4 * RECORD_ENTRIES_MAX)
+}
 
 /// Extents by LBA, at most as many as it was made for.
 #[derive(Debug)]
 pub struct ExtentMap {
     list: Chunks,
     count_max: usize,
+    /// Of them, those that only lost blocks may take.
+    lost_room: usize,
 }
 
 impl ExtentMap {
     /// An empty map with room for `count_max` extents, and for lost blocks beside them.
     pub fn with_lost_room(count_max: usize) -> ExtentMap {
-        ExtentMap::new(count_max + LOST_ROOM)
+        let lost_room = lost_room(count_max);
+        ExtentMap { lost_room, ..ExtentMap::new(count_max + lost_room) }
     }
 
     /// An empty map with room for `count_max` extents.
     pub fn new(count_max: usize) -> ExtentMap {
-        ExtentMap { list: Chunks::new(count_max), count_max }
+        ExtentMap { list: Chunks::new(count_max), count_max, lost_room: 0 }
     }
 
     /// Bytes of memory of a map with this room.
@@ -116,14 +123,42 @@ impl ExtentMap {
         self.list.len() + 2 * count <= self.count_max
     }
 
+    /// Extents that there is room for; one more may take two.
+    pub fn room(&self) -> usize {
+        self.count_max - self.list.len()
+    }
+
+    /// Whether one over exactly this range would fit.
+    pub fn has_room_over(&self, start: Lba, end: Lba) -> bool {
+        let mut whole = 0;
+        let mut parts = 0;
+        // Two of them make the room that one takes at most.
+        for extent in self.overlapping(start, end).take(4) {
+            let sides = usize::from(extent.start < start) + usize::from(extent.end > end);
+            whole += usize::from(sides == 0);
+            parts += sides.saturating_sub(1);
+        }
+        self.list.len() + parts < self.count_max + whole
+    }
+
+    /// Whether there is none but of lost blocks, and no room for any other.
+    pub fn is_all_lost(&self) -> bool {
+        self.list.lost() == self.list.len() && !self.has_guest_room()
+    }
+
     /// Whether one more is sure to fit and leaves the room for lost blocks.
     pub fn has_guest_room(&self) -> bool {
-        self.list.len() + 2 + LOST_ROOM <= self.count_max
+        self.list.len() + 2 + self.lost_room <= self.count_max
     }
 
     /// Makes sure that one more extent fits, even past the limit (at recovery).
     pub fn make_room(&mut self) {
         self.make_room_for(1);
+    }
+
+    /// Makes sure that lost blocks find room, whatever was found (at recovery).
+    pub fn make_lost_room(&mut self) {
+        self.make_room_for(self.lost_room.div_ceil(2));
     }
 
     /// Makes sure that so many more extents fit, even past the limit (at recovery).
@@ -151,7 +186,6 @@ impl ExtentMap {
     /// Puts an extent over whatever was there. Panics if there is no room for one more.
     pub fn insert(&mut self, new: Extent) {
         assert!(new.start < new.end);
-        assert!(self.has_room(), "the caller looked for room");
         let mut at = self.list.seek(new.start);
         if self.list.get(at).is_some_and(|extent| extent.start < new.end) {
             self.erase(new.start, new.end);
@@ -162,7 +196,10 @@ impl ExtentMap {
         let before = self.list.before(at);
         let left = before.and_then(|before| self.list.get(before)).copied();
         match (before.zip(left).filter(|left| joins(&left.1, &new)), right) {
-            (None, None) => self.list.insert(at, new),
+            (None, None) => {
+                assert!(self.len() < self.count_max, "the caller looked for room");
+                self.list.insert(at, new);
+            }
             (None, Some(right)) => self.list.set_bounds(at, new.start, right.end),
             (Some((before, left)), None) => self.list.set_bounds(before, left.start, new.end),
             (Some((before, left)), Some(right)) => {
@@ -197,6 +234,16 @@ impl ExtentMap {
     /// Takes one block out of the extent over it, as [`ExtentMap::erase`] does.
     pub fn cut(&mut self, lba: Lba) {
         self.erase(lba, lba + 1);
+    }
+
+    /// Takes one block out, if there is room for what that leaves; says whether there was.
+    pub fn try_cut(&mut self, lba: Lba) -> bool {
+        let inside = |extent: &Extent| extent.start < lba && lba + 1 < extent.end;
+        if self.len() == self.count_max && self.get(lba).is_some_and(inside) {
+            return false;
+        }
+        self.cut(lba);
+        true
     }
 
     /// Drops every extent that `drop` says, keeping the order.

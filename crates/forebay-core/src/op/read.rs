@@ -186,7 +186,8 @@ impl Engine {
             return self.read_piece(one, payload);
         }
         if self.is_dirty_slot(segment, block) {
-            self.mark_lost(one.volume, one.lba, segment, block, payload);
+            // If it cannot be noted now it is found bad again.
+            let _ = self.mark_lost(one.volume, one.lba, segment, block, payload);
             return self.fail(piece.request, RequestError::Io);
         }
         let slot = self.segments.slot(segment, block);
