@@ -7,15 +7,18 @@
 mod support;
 
 use forebay::io::{
-    FaultDevice, FaultRule, FaultWhen, Faults, MemoryDevice, OperationKind, ReactorKind,
+    FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileOptions, MemoryDevice,
+    OperationKind, ReactorKind,
 };
+use forebay::shard::CACHE_SOURCE;
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
 use forebay_core::map::extent::lost_room;
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::VolumeIndex;
+use std::path::Path;
 use std::time::Duration;
-use support::{BLOCK, Rig};
+use support::{BLOCK, Dir, Rig};
 
 const CACHE_BYTES: u64 = 64 << 20;
 const BACKING_BYTES: u64 = 256 << 20;
@@ -69,6 +72,18 @@ fn rotten(data: u64) -> Case {
     Case { rig, volume, faults }
 }
 
+/// Writes twice as much as the log holds, far away.
+fn go_round(rig: &mut Rig, volume: VolumeIndex) {
+    let span = rig.memory.span(0, 1 << 20);
+    span.copy_in(&vec![7; 1 << 20]);
+    for at in 0..(2 * CACHE_BYTES) >> 20 {
+        let offset = (128 << 20) + ((at % 64) << 20);
+        rig.request(volume, WRITE, offset, 1 << 20, Some(span)).unwrap();
+    }
+    let state = rig.shard.engine().status(volume).unwrap();
+    assert!(state.stats.reclaimed_segments > 128, "{state:?}");
+}
+
 impl Case {
     fn read(&mut self, block: u64) -> Result<u64, RequestError> {
         let span = self.rig.memory.span(0, BLOCK as usize);
@@ -112,14 +127,7 @@ fn write_back_makes_room_to_name_what_was_lost() {
         assert_eq!(case.read(4 * at + 2), Ok(0));
     }
     // Twice round the log: what was lost is named again as often.
-    let span = case.rig.memory.span(0, 1 << 20);
-    span.copy_in(&vec![7; 1 << 20]);
-    for at in 0..(2 * CACHE_BYTES) >> 20 {
-        let offset = (128 << 20) + ((at % 64) << 20);
-        case.rig.request(volume, WRITE, offset, 1 << 20, Some(span)).unwrap();
-    }
-    let state = case.rig.shard.engine().status(volume).unwrap();
-    assert!(state.stats.reclaimed_segments > 128, "{state:?}");
+    go_round(&mut case.rig, volume);
     assert_eq!(case.lost(data), lost);
     // A block that is written again is lost no more.
     let span = case.rig.memory.span(0, BLOCK as usize);
@@ -156,4 +164,85 @@ fn what_cannot_be_named_holds_back_zeros_and_not_data() {
     assert_eq!(case.lost(data), 0);
     case.rig.request(volume, ZEROES, 3 * BLOCK, BLOCK, None).unwrap();
     assert!(case.rig.shard.close(Duration::from_secs(10)).unwrap());
+}
+
+/// Where record headers lie in a cache.
+fn records(path: &Path) -> Vec<usize> {
+    let bytes = std::fs::read(path).unwrap();
+    let blocks = bytes.chunks(BLOCK as usize).enumerate();
+    blocks.filter(|block| block.1.starts_with(b"FBRECORD")).map(|block| block.0).collect()
+}
+
+#[test]
+fn a_long_range_that_was_lost_stays_so_around_what_was_written_since() {
+    use std::os::unix::fs::FileExt;
+    const FIRST: u64 = 1_000;
+    const COUNT: u64 = 10_000;
+    let dir = Dir::new("lost");
+    let path = dir.file("cache", CACHE_BYTES);
+    let open = || {
+        let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
+        Box::new(FileDevice::open(&path, &options).unwrap())
+    };
+    let backing = || Box::new(MemoryDevice::new(BACKING_BYTES, 4096).unwrap());
+    let config = Config { dirty_age: 3_600_000_000_000, ..Config::default() };
+    let options = support::options(ReactorKind::Threads, config);
+    let mut rig = Rig::new(open(), &options, 1 << 20);
+    let volume = rig.add("v", Mode::WriteBack, backing());
+    let write = |rig: &mut Rig, block: u64| {
+        let span = rig.memory.span(0, BLOCK as usize);
+        span.copy_in(&block.to_le_bytes());
+        rig.request(volume, WRITE, block * BLOCK, BLOCK, Some(span)).unwrap();
+    };
+    let read = |rig: &mut Rig, block: u64| {
+        let span = rig.memory.span(0, BLOCK as usize);
+        rig.request(volume, Op::Read, block * BLOCK, BLOCK, Some(span))?;
+        let mut number = [0; 8];
+        span.copy_out(&mut number);
+        Ok(u64::from_le_bytes(number))
+    };
+    // One of the blocks was there before, and is still in the index under what is lost.
+    write(&mut rig, FIRST + 7);
+    rig.request(volume, Op::Flush, 0, 0, None).unwrap();
+    let before = records(&path);
+    rig.request(volume, ZEROES, FIRST * BLOCK, COUNT * BLOCK, None).unwrap();
+    rig.request(volume, Op::Flush, 0, 0, None).unwrap();
+    let rotten: Vec<usize> =
+        records(&path).into_iter().filter(|block| !before.contains(block)).collect();
+    write(&mut rig, 1);
+    rig.request(volume, Op::Flush, 0, 0, None).unwrap();
+    drop(rig);
+    // The header that says zero is rotten; the next one says which blocks it was about.
+    assert_eq!(rotten.len(), 1);
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&[0xA5; 64], rotten[0] as u64 * BLOCK + 512).unwrap();
+    drop(file);
+
+    let mut rig = Rig::open(open(), &options, 1 << 20);
+    rig.shard.serve(volume, backing());
+    assert_eq!(rig.shard.engine().status(volume).unwrap().stats.lost_blocks, COUNT);
+    let written = [FIRST + 1, FIRST + 5_000, FIRST + 5_001, FIRST + COUNT - 1];
+    for block in written {
+        write(&mut rig, block);
+    }
+    // Once more: what the log says of it is applied as it was, and taken apart when it is reclaimed.
+    rig.request(volume, Op::Flush, 0, 0, None).unwrap();
+    drop(rig);
+    let mut rig = Rig::open(open(), &options, 1 << 20);
+    rig.shard.serve(volume, backing());
+    let lost = [FIRST, FIRST + 7, FIRST + 2, FIRST + 4_999, FIRST + 5_002, FIRST + COUNT - 2];
+    for round in 0..3 {
+        for block in lost {
+            assert_eq!(read(&mut rig, block), Err(RequestError::Io), "{block}, round {round}");
+        }
+        for block in written.into_iter().chain([1]) {
+            assert_eq!(read(&mut rig, block), Ok(block), "round {round}");
+        }
+        assert_eq!(read(&mut rig, FIRST - 1), Ok(0));
+        assert_eq!(read(&mut rig, FIRST + COUNT), Ok(0));
+        go_round(&mut rig, volume);
+    }
+    rig.shard.drain(volume);
+    rig.wait("drained", |shard| shard.engine().is_clean(volume));
+    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
 }
