@@ -7,7 +7,7 @@ use crate::format::superblock::{self, Mode};
 use crate::limits::REQUEST_COUNT_MAX;
 use crate::log::chain::Log;
 use crate::log::recovery::RecoveredVolume;
-use crate::map::extent::{ExtentMap, Position};
+use crate::map::extent::{ExtentMap, Position, lost_room};
 use crate::policy::writeback::Writeback;
 use crate::stats::Stats;
 use crate::units::{BLOCK_BYTES, Lba, Sequence, Tick, VolumeIndex};
@@ -131,15 +131,17 @@ impl Volume {
 
     fn with_room(mut self, config: &Config) -> Volume {
         let room = config.extent_count_max as usize;
+        self.extents.make_lost_room();
         self.pending_extents.reserve(room.saturating_sub(self.pending_extents.len()));
         self
     }
 
     pub(crate) fn memory_bytes(config: &Config) -> u64 {
         let extents = config.extent_count_max as usize;
-        ExtentMap::memory_bytes(extents + crate::map::extent::LOST_ROOM)
+        ExtentMap::memory_bytes(extents + lost_room(extents))
             + (extents * size_of::<PendingExtent>()) as u64
-            + (REQUEST_COUNT_MAX * (4 * size_of::<Waiter>() + 4)) as u64
+            + (REQUEST_COUNT_MAX * (3 * size_of::<Waiter>() + 2 * size_of::<u32>())) as u64
+            + (LOCK_COUNT_MAX * size_of::<Lock>()) as u64
             + (size_of::<Volume>() + 4096) as u64
     }
 

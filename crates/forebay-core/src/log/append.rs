@@ -115,6 +115,11 @@ impl Engine {
         let sequence = self.place_entry(volume, entry, payload);
         if kind == Kind::Data {
             let state = self.volume(volume);
+            let lost = |extent: &Extent| extent.kind == Kind::Lost;
+            if state.extents.lost_len() > 0 && state.extents.get(lba).is_some_and(lost) {
+                // It is over anyway; without room it is seen to be when its segment is emptied.
+                state.extents.try_cut(lba);
+            }
             state.log.dirtied = sequence;
             state.log.dirty_blocks += 1;
             state.stats.written_blocks += 1;
@@ -287,7 +292,10 @@ impl Engine {
             Link { sequence: header.sequence, checksum, segment: head.segment, block: open.block };
         log.open = None;
         log.closed = header.last_sequence();
-        log.note_wanted = false;
+        if core::mem::take(&mut log.note_wanted) {
+            // Here and nowhere else: a record may be closed for being full before anyone asks.
+            log.wanted = log.wanted.max(log.closed);
+        }
         log.closed_bytes += u64::from(header.blocks) * BLOCK_BYTES;
         core::mem::swap(&mut log.items, &mut log.previous_items);
         let marks = log.marks(&header, now);
@@ -296,6 +304,7 @@ impl Engine {
         state.log.in_flight.push_back(InFlight { token, marks, written: false });
         state.stats.records += 1;
         state.stats.cache_blocks_written += u64::from(header.blocks);
+        self.checkpoint.written += u64::from(header.blocks);
         let segment = self.segments.get_mut(head.segment);
         segment.writes += 1;
         segment.used = head.next_block;

@@ -72,7 +72,8 @@ pub(crate) struct Checkpointer {
     ends: Vec<Sequence>,
     /// Where pages are made; taken only while one is.
     page: Option<Box<[u8; BLOCK_SIZE]>>,
-    blocks_before: u64,
+    /// Blocks written to the cache as records since the last one began.
+    pub(crate) written: u64,
     pub(crate) count: u64,
 }
 
@@ -89,7 +90,7 @@ impl Checkpointer {
             stream: Vec::with_capacity(stream_max),
             ends: alloc::vec![Sequence(0); crate::limits::VOLUME_COUNT_MAX],
             page: Some(Box::new([0; BLOCK_SIZE])),
-            blocks_before: 0,
+            written: 0,
             count: 0,
         }
     }
@@ -116,19 +117,13 @@ impl Engine {
         self.checkpoint.count
     }
 
-    /// Blocks written to the cache as records.
-    fn blocks_written(&self) -> u64 {
-        self.volumes.iter().flatten().map(|volume| volume.stats.cache_blocks_written).sum()
-    }
-
     pub(crate) fn checkpoint_settle(&mut self, payload: &mut impl Payload) {
         if self.health == CacheHealth::Failed {
             return;
         }
         match self.checkpoint.stage {
             Stage::Idle => {
-                let written = self.blocks_written()
-                    - self.checkpoint.blocks_before.min(self.blocks_written());
+                let written = self.checkpoint.written;
                 let due = u64::from(self.checkpoint.page_count()) * WRITTEN_PER_CHECKPOINT;
                 if (self.checkpoint.wanted || written >= due) && self.tokens.room() > 256 {
                     self.checkpoint_begin(payload);
@@ -157,7 +152,7 @@ impl Engine {
             }
         }
         self.checkpoint.wanted = false;
-        self.checkpoint.blocks_before = self.blocks_written();
+        self.checkpoint.written = 0;
         if !self.index.is_in_pages() {
             return;
         }

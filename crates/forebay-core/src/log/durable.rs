@@ -43,9 +43,6 @@ impl Engine {
                 || config.acknowledge != Acknowledge::Placed && log.in_flight.is_empty()
         });
         if due || open.is_some() && log.note_wanted {
-            if log.note_wanted {
-                log.wanted = log.wanted.max(log.placed);
-            }
             self.close_record(volume, payload);
         } else if open.is_none() && self.volume(volume).log.note_wanted {
             self.write_note(volume, payload);
@@ -56,8 +53,6 @@ impl Engine {
     fn write_note(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         if self.volume(volume).log.open.is_some() || self.room(volume, 0, false, payload) {
             self.close_record(volume, payload);
-            let log = &mut self.volume(volume).log;
-            log.wanted = log.wanted.max(log.closed);
         }
     }
 

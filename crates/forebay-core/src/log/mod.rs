@@ -2,7 +2,8 @@
 //! The log of each volume: a chain of segments taken from one pool.
 //!
 //! [`segment`] knows what a segment is; [`chain`] what a log is; [`append`] puts entries at its
-//! head; [`durable`] makes them durable; [`reclaim`] empties its tail; [`recovery`] reads it all
+//! head; [`durable`] makes them durable; [`reclaim`] empties its tail; `lost` keeps what
+//! was lost; [`recovery`] reads it all
 //! back, from a [`checkpoint`] on where there is one.
 
 pub mod append;
@@ -10,6 +11,7 @@ pub mod chain;
 pub mod checkpoint;
 pub mod durable;
 pub(crate) mod image;
+pub(crate) mod lost;
 pub mod reclaim;
 pub mod recovery;
 pub mod segment;

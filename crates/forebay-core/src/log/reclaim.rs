@@ -7,7 +7,7 @@
 //! - **C2** Older always dies first: segments are emptied in the order of their log.
 //! - **C3** A block that is appended again (a second chance) enters only if nothing newer was
 //!   placed for it since its read began, whatever the index says later: its *ticket* is void then.
-//! - **C4** What was lost is appended again, never forgotten.
+//! - **C4** What was lost is appended again, never forgotten (`lost`).
 
 use crate::effect::{Effect, Fault};
 use crate::engine::{CacheHealth, Engine, Pending};
@@ -23,8 +23,6 @@ use crate::units::{Lba, Ordinal, SegmentId, VolumeIndex};
 pub const CHANCE_COUNT_MAX: usize = 32;
 /// Of a segment's blocks, at most this share (one in so many) gets a second chance.
 const CHANCE_SHARE: u16 = 8;
-/// Lost extents that one step appends again at most.
-const LOST_STEP: usize = 16;
 
 /// A clean block that was read since it was placed, on its way from the tail to the head.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +40,9 @@ impl Engine {
     pub(crate) fn reclaim_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         // Bounded: each turn retires one of at most so many segments.
         for _ in 0..8 {
-            let extents_full = self.volume(volume).extents_full;
+            // Emptying segments ends no loss.
+            let state = self.volume(volume);
+            let extents_full = state.extents_full && !state.extents.is_all_lost();
             if !(self.pool_is_low() || extents_full) || self.health == CacheHealth::Failed {
                 return;
             }
@@ -188,41 +188,6 @@ impl Engine {
         let crc = payload.checksum(from);
         self.place_data(volume, lba, crc, Kind::Fill, payload);
         self.volume(volume).stats.second_chances += 1;
-    }
-
-    /// Appends again what is still lost and noted in this segment (C4); says whether all is.
-    fn keep_lost(
-        &mut self,
-        volume: VolumeIndex,
-        id: SegmentId,
-        payload: &mut impl Payload,
-    ) -> bool {
-        let ordinal = self.segments.get(id).ordinal;
-        for _ in 0..LOST_STEP {
-            let old = |extent: &&crate::map::extent::Extent| {
-                extent.kind == Kind::Lost && extent.position.ordinal() <= ordinal
-            };
-            let Some(extent) = self.volume(volume).extents.iter().find(old).copied() else {
-                return true;
-            };
-            if self.config.mutants.is(Mutant::LostForgotten) {
-                return true;
-            }
-            // One block at a time: data may have been written over a part of it.
-            let newer = self.index.get(volume, extent.start).is_some_and(|slot| {
-                let (id, block) = self.segments.place(slot);
-                Position::new(self.segments.get(id).ordinal, block) >= extent.position
-            });
-            let state = self.volume(volume);
-            if newer {
-                state.extents.cut(extent.start);
-            } else if !state.extents.has_room() || !self.room(volume, 0, false, payload) {
-                return false;
-            } else {
-                self.place_extent(volume, Kind::Lost, extent.start, 1, payload);
-            }
-        }
-        false
     }
 
     /// Forgets everything in the segment, and moves the tail behind it.

@@ -4,10 +4,19 @@
 //! Extents do not overlap: a newer one cuts or replaces older ones. Whether a block's data or the
 //! extent over it is newer is told by their [`Position`]s in the log; nothing needs to be cut when
 //! data is written over an extent, because older always dies first.
+//!
+//! # Invariants
+//!
+//! E1 to E4 are those of the list they are kept in (`chunks`).
+//!
+//! - **E5** Neighbours that touch and are alike in all else are one extent.
+//! - **E6** There are never more than the map was made for: who inserts asks for room first. One
+//!   more extent takes two at most, since it may split another.
 
+use super::chunks::Chunks;
 use crate::format::entry::Kind;
+use crate::limits::RECORD_ENTRIES_MAX;
 use crate::units::{Lba, Ordinal};
-use alloc::vec::Vec;
 
 /// A place in a log: data at a position not below an extent's was placed after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,163 +59,213 @@ pub struct Extent {
     pub long: bool,
 }
 
-/// Room that only lost blocks may take: a batch that finds a bad block must be able to name it, or
-/// it would never end, nor the extents that it should write.
-pub const LOST_ROOM: usize = 64;
+impl Extent {
+    /// What fills unused memory.
+    pub(super) const VOID: Extent =
+        Extent { start: Lba(0), end: Lba(0), position: Position(0), kind: Kind::Void, long: false };
+}
+
+/// Room that only lost blocks may take, beside so many extents: a batch that finds a bad block must
+/// be able to name it, or it would never end, nor the extents that it should write. By default eight
+/// mebibytes may rot, each block by itself, while guests fill the rest; at the least, four records.
+pub fn lost_room(count_max: usize) -> usize {
+    (count_max / 8).max(4 * RECORD_ENTRIES_MAX)
+}
 
 /// Extents by LBA, at most as many as it was made for.
 #[derive(Debug)]
 pub struct ExtentMap {
-    extents: Vec<Extent>,
+    list: Chunks,
     count_max: usize,
+    /// Of them, those that only lost blocks may take.
+    lost_room: usize,
 }
 
 impl ExtentMap {
     /// An empty map with room for `count_max` extents, and for lost blocks beside them.
     pub fn with_lost_room(count_max: usize) -> ExtentMap {
-        ExtentMap::new(count_max + LOST_ROOM)
-    }
-
-    /// Whether one more is sure to fit and leaves the room for lost blocks.
-    pub fn has_guest_room(&self) -> bool {
-        self.extents.len() + 2 + LOST_ROOM <= self.count_max
+        let lost_room = lost_room(count_max);
+        ExtentMap { lost_room, ..ExtentMap::new(count_max + lost_room) }
     }
 
     /// An empty map with room for `count_max` extents.
     pub fn new(count_max: usize) -> ExtentMap {
-        ExtentMap { extents: Vec::with_capacity(count_max), count_max }
+        ExtentMap { list: Chunks::new(count_max), count_max, lost_room: 0 }
     }
 
     /// Bytes of memory of a map with this room.
     pub fn memory_bytes(count_max: usize) -> u64 {
-        (count_max * size_of::<Extent>()) as u64
+        Chunks::memory_bytes(count_max)
     }
 
     /// Extents there are.
     pub fn len(&self) -> usize {
-        self.extents.len()
+        self.list.len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.extents.is_empty()
+        self.list.len() == 0
+    }
+
+    /// Extents there are of lost blocks.
+    pub fn lost_len(&self) -> usize {
+        self.list.lost()
     }
 
     /// Whether one more extent is sure to fit: it may split another in two.
     pub fn has_room(&self) -> bool {
-        self.extents.len() + 2 <= self.count_max
+        self.has_room_for(1)
     }
 
-    /// The extent over a block.
-    pub fn get(&self, lba: Lba) -> Option<&Extent> {
-        let at = self.first_ending_after(lba);
-        self.extents.get(at).filter(|extent| extent.start <= lba)
+    /// Whether so many more are sure to fit.
+    pub fn has_room_for(&self, count: usize) -> bool {
+        self.list.len() + 2 * count <= self.count_max
     }
 
-    /// The extents that touch `start..end`, in order.
-    pub fn overlapping(&self, start: Lba, end: Lba) -> impl Iterator<Item = &Extent> {
-        self.extents[self.first_ending_after(start)..]
-            .iter()
-            .take_while(move |extent| extent.start < end)
+    /// Extents that there is room for; one more may take two.
+    pub fn room(&self) -> usize {
+        self.count_max - self.list.len()
     }
 
-    /// All extents, in order.
-    pub fn iter(&self) -> impl Iterator<Item = &Extent> {
-        self.extents.iter()
+    /// Whether one over exactly this range would fit.
+    pub fn has_room_over(&self, start: Lba, end: Lba) -> bool {
+        let mut whole = 0;
+        let mut parts = 0;
+        // Two of them make the room that one takes at most.
+        for extent in self.overlapping(start, end).take(4) {
+            let sides = usize::from(extent.start < start) + usize::from(extent.end > end);
+            whole += usize::from(sides == 0);
+            parts += sides.saturating_sub(1);
+        }
+        self.list.len() + parts < self.count_max + whole
     }
 
-    /// Puts an extent over whatever was there.
-    pub fn insert(&mut self, new: Extent) {
-        assert!(new.start < new.end);
-        assert!(self.has_room(), "the caller looked for room");
-        let mut from = self.first_ending_after(new.start);
-        let mut to = from;
-        while to < self.extents.len() && self.extents[to].start < new.end {
-            to += 1;
-        }
-        let mut new = new;
-        let mut left = None;
-        let mut right = None;
-        if from < to {
-            let (first, last) = (self.extents[from], self.extents[to - 1]);
-            left = (first.start < new.start).then_some(Extent { end: new.start, ..first });
-            right = (last.end > new.end).then_some(Extent { start: new.end, ..last });
-        }
-        // Neighbours placed with no data in between are one.
-        if left.is_none() && from > 0 {
-            left = Some(self.extents[from - 1]).filter(|left| joins(left, &new));
-            from -= usize::from(left.is_some());
-        }
-        if right.is_none() && to < self.extents.len() {
-            right = Some(self.extents[to]).filter(|right| joins(&new, right));
-            to += usize::from(right.is_some());
-        }
-        if let Some(joined) = left.filter(|left| joins(left, &new)) {
-            new.start = joined.start;
-            left = None;
-        }
-        if let Some(joined) = right.filter(|right| joins(&new, right)) {
-            new.end = joined.end;
-            right = None;
-        }
-        self.replace(from, to, [left, Some(new), right]);
+    /// Whether there is none but of lost blocks, and no room for any other.
+    pub fn is_all_lost(&self) -> bool {
+        self.list.lost() == self.list.len() && !self.has_guest_room()
+    }
+
+    /// Whether one more is sure to fit and leaves the room for lost blocks.
+    pub fn has_guest_room(&self) -> bool {
+        self.list.len() + 2 + self.lost_room <= self.count_max
     }
 
     /// Makes sure that one more extent fits, even past the limit (at recovery).
     pub fn make_room(&mut self) {
-        self.count_max = self.count_max.max(self.extents.len() + 2);
+        self.make_room_for(1);
     }
 
-    /// Takes a range out of whatever extents are over it.
+    /// Makes sure that lost blocks find room, whatever was found (at recovery).
+    pub fn make_lost_room(&mut self) {
+        self.make_room_for(self.lost_room.div_ceil(2));
+    }
+
+    /// Makes sure that so many more extents fit, even past the limit (at recovery).
+    pub fn make_room_for(&mut self, count: usize) {
+        self.count_max = self.count_max.max(self.list.len() + 2 * count);
+        self.list.grow(self.count_max);
+    }
+
+    /// The extent over a block.
+    pub fn get(&self, lba: Lba) -> Option<&Extent> {
+        self.list.get(self.list.seek(lba)).filter(|extent| extent.start <= lba)
+    }
+
+    /// The extents that touch `start..end`, in order.
+    pub fn overlapping(&self, start: Lba, end: Lba) -> impl Iterator<Item = &Extent> {
+        let from = self.list.seek(start);
+        self.list.iter_from(from).take_while(move |extent| extent.start < end)
+    }
+
+    /// All extents, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Extent> {
+        self.list.iter_from(self.list.seek(Lba(0)))
+    }
+
+    /// Puts an extent over whatever was there. Panics if there is no room for one more.
+    pub fn insert(&mut self, new: Extent) {
+        assert!(new.start < new.end);
+        let mut at = self.list.seek(new.start);
+        if self.list.get(at).is_some_and(|extent| extent.start < new.end) {
+            self.erase(new.start, new.end);
+            at = self.list.seek(new.start);
+        }
+        // Neighbours placed with no data in between are one.
+        let right = self.list.get(at).copied().filter(|right| joins(&new, right));
+        let before = self.list.before(at);
+        let left = before.and_then(|before| self.list.get(before)).copied();
+        match (before.zip(left).filter(|left| joins(&left.1, &new)), right) {
+            (None, None) => {
+                assert!(self.len() < self.count_max, "the caller looked for room");
+                self.list.insert(at, new);
+            }
+            (None, Some(right)) => self.list.set_bounds(at, new.start, right.end),
+            (Some((before, left)), None) => self.list.set_bounds(before, left.start, new.end),
+            (Some((before, left)), Some(right)) => {
+                self.list.set_bounds(before, left.start, right.end);
+                self.list.remove(at, self.list.next(at));
+            }
+        }
+    }
+
+    /// Takes a range out of whatever extents are over it. Panics if that splits one in two and
+    /// there is no room for one more.
     pub fn erase(&mut self, start: Lba, end: Lba) {
-        let kind = Kind::Void;
-        let position = Position::default();
-        self.insert(Extent { start, end, position, kind, long: false });
-        self.remove_where(|extent| extent.kind == Kind::Void);
-    }
-
-    /// Takes one block out of the extent over it.
-    pub fn cut(&mut self, lba: Lba) {
-        let at = self.first_ending_after(lba);
-        let Some(extent) = self.extents.get(at).copied().filter(|extent| extent.start <= lba)
-        else {
+        let mut from = self.list.seek(start);
+        let Some(first) = self.list.get(from).copied().filter(|first| first.start < end) else {
             return;
         };
-        let left = Extent { end: lba, ..extent };
-        let right = Extent { start: lba + 1, ..extent };
-        let whole = |piece: Extent| (piece.start < piece.end).then_some(piece);
-        self.replace(at, at + 1, [whole(left), whole(right), None]);
+        if first.start < start {
+            self.list.set_bounds(from, first.start, start);
+            from = self.list.next(from);
+            if first.end > end {
+                assert!(self.len() < self.count_max, "the caller looked for room");
+                return self.list.insert(from, Extent { start: end, ..first });
+            }
+        }
+        let to = self.list.seek(end);
+        if let Some(last) = self.list.get(to).copied().filter(|last| last.start < end) {
+            self.list.set_bounds(to, end, last.end);
+        }
+        self.list.remove(from, to);
     }
 
-    /// Puts pieces in the place of `from..to`. `Vec::splice` would take memory for that.
-    fn replace(&mut self, from: usize, to: usize, pieces: [Option<Extent>; 3]) {
-        let (length, new) = (self.extents.len(), pieces.iter().flatten().count());
-        let end = from + new;
-        if end > to {
-            let filler = self.extents.first().copied().or(pieces[1]).or(pieces[0]);
-            self.extents.resize(length + end - to, filler.expect("there are pieces"));
-            self.extents.copy_within(to..length, end);
-        } else {
-            self.extents.copy_within(to.., end);
-            self.extents.truncate(length - (to - end));
+    /// Takes one block out of the extent over it, as [`ExtentMap::erase`] does.
+    pub fn cut(&mut self, lba: Lba) {
+        self.erase(lba, lba + 1);
+    }
+
+    /// Takes one block out, if there is room for what that leaves; says whether there was.
+    pub fn try_cut(&mut self, lba: Lba) -> bool {
+        let inside = |extent: &Extent| extent.start < lba && lba + 1 < extent.end;
+        if self.len() == self.count_max && self.get(lba).is_some_and(inside) {
+            return false;
         }
-        for (place, piece) in self.extents[from..end].iter_mut().zip(pieces.iter().flatten()) {
-            *place = *piece;
-        }
+        self.cut(lba);
+        true
     }
 
     /// Drops every extent that `drop` says, keeping the order.
     pub fn remove_where(&mut self, mut drop: impl FnMut(&Extent) -> bool) {
-        self.extents.retain(|extent| !drop(extent));
+        self.list.retain(|extent| !drop(extent));
     }
 
     /// Drops all.
     pub fn clear(&mut self) {
-        self.extents.clear();
+        self.list.retain(|_| false);
     }
 
-    fn first_ending_after(&self, lba: Lba) -> usize {
-        self.extents.partition_point(|extent| extent.end <= lba)
+    /// Looks at every invariant.
+    #[cfg(test)]
+    fn check_invariants(&self) {
+        self.list.check_invariants();
+        assert!(self.len() <= self.count_max, "E6");
+        let mut last: Option<&Extent> = None;
+        for extent in self.iter() {
+            assert!(!last.is_some_and(|last| joins(last, extent)), "E5: {last:?}, {extent:?}");
+            last = Some(extent);
+        }
     }
 }
 
@@ -218,37 +277,4 @@ fn joins(left: &Extent, right: &Extent) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn agrees_with_a_vector_of_blocks_under_random_inserts() {
-        let mut map = ExtentMap::new(512);
-        let mut model: Vec<Option<(Position, Kind)>> = alloc::vec![None; 200];
-        let mut seed = 99u64;
-        let mut random = |below: u64| {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (seed >> 33) % below
-        };
-        for step in 0..20_000u64 {
-            let start = random(190);
-            let end = start + 1 + random(10);
-            let position = Position::new(Ordinal(step / 3), 0);
-            let kind = if random(2) == 0 { Kind::Zero } else { Kind::Discard };
-            let long = false;
-            map.insert(Extent { start: Lba(start), end: Lba(end), position, kind, long });
-            model[start as usize..end as usize].fill(Some((position, kind)));
-            for (lba, expected) in model.iter().enumerate() {
-                let found = map.get(Lba(lba as u64)).map(|extent| (extent.position, extent.kind));
-                assert_eq!(found, *expected, "step {step}, block {lba}");
-            }
-            if step % 1000 == 999 {
-                let old = Ordinal(step / 3 - 20);
-                map.remove_where(|extent| extent.position.ordinal() < old);
-                for cell in &mut model {
-                    *cell = cell.filter(|cell| cell.0.ordinal() >= old);
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -186,11 +186,15 @@ impl Engine {
             return self.read_piece(one, payload);
         }
         if self.is_dirty_slot(segment, block) {
-            self.mark_lost(one.volume, one.lba, segment, block, payload);
+            // If it cannot be noted now it is found bad again.
+            let _ = self.mark_lost(one.volume, one.lba, segment, block, payload);
             return self.fail(piece.request, RequestError::Io);
         }
         let slot = self.segments.slot(segment, block);
-        if self.index.remove(one.volume, one.lba, slot) {
+        // With no room to cut an extent in two it is found bad again by the next read.
+        if self.volume(one.volume).extents.has_room()
+            && self.index.remove(one.volume, one.lba, slot)
+        {
             // The backing device's version is the newest now: an older extent must not come forth.
             let position = Position::new(self.segments.get(segment).ordinal, block);
             let state = self.volume(one.volume);

@@ -71,6 +71,9 @@ impl Engine {
                 }
                 if self.goes_around(volume, at) {
                     if !self.around_begin(volume, at, payload) {
+                        if self.write_refused(volume, at) {
+                            continue;
+                        }
                         break;
                     }
                     self.volume(volume).writes.pop_front();
@@ -88,12 +91,30 @@ impl Engine {
                 self.active(at).edges_read = true;
             }
             if !self.write_place(volume, at, payload) {
+                if self.write_refused(volume, at) {
+                    continue;
+                }
                 self.volume(volume).starved = true;
                 break;
             }
             self.volume(volume).writes.pop_front();
             self.write_placed(volume, at);
         }
+    }
+
+    /// Refuses a request that waits for room for an extent, if lost blocks have it all: nobody makes
+    /// room then, and what is behind it may be what ends their loss.
+    fn write_refused(&mut self, volume: VolumeIndex, at: u32) -> bool {
+        let state = self.volume(volume);
+        let stuck = state.writeback.stuck || state.extents.is_all_lost();
+        if !state.extents_full || !stuck {
+            return false;
+        }
+        state.extents_full = false;
+        state.writes.pop_front();
+        state.unlock(at);
+        self.answer(at, Err(RequestError::Io));
+        true
     }
 
     fn edges(&mut self, at: u32) -> Edges {

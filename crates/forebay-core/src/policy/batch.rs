@@ -11,6 +11,7 @@
 //! - **B2** A block's newest version inside the range is in exactly one run; others in none.
 
 use crate::format::entry::Kind;
+use crate::limits::RECORD_ENTRIES_MAX;
 use crate::map::extent::{Extent, ExtentMap, Position};
 use crate::units::{Lba, Slot};
 use alloc::vec::Vec;
@@ -46,9 +47,7 @@ pub struct Batch {
     items: Vec<Item>,
     item_count_max: usize,
     extents: ExtentMap,
-    ranges: Vec<Extent>,
     next_item: usize,
-    next_extent: usize,
     given: Lba,
 }
 
@@ -58,26 +57,23 @@ impl Batch {
         Batch {
             items: Vec::with_capacity(item_count_max),
             item_count_max,
-            extents: ExtentMap::new(2 * extent_count_max + 2),
-            ranges: Vec::with_capacity(2 * extent_count_max + 2),
+            extents: ExtentMap::new(extent_room(extent_count_max)),
             next_item: 0,
-            next_extent: 0,
             given: Lba(0),
         }
     }
 
     /// Bytes of memory of a batch with this room.
     pub fn memory_bytes(item_count_max: usize, extent_count_max: usize) -> u64 {
-        let extents = (2 * extent_count_max + 2) as u64;
-        (item_count_max * size_of::<Item>()) as u64 + 2 * extents * size_of::<Extent>() as u64
+        (item_count_max * size_of::<Item>()) as u64
+            + ExtentMap::memory_bytes(extent_room(extent_count_max))
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.items.clear();
         self.extents.clear();
-        self.ranges.clear();
-        (self.next_item, self.next_extent, self.given) = (0, 0, Lba(0));
+        (self.next_item, self.given) = (0, Lba(0));
     }
 
     /// Whether the blocks and extents of one more record are sure to fit.
@@ -85,9 +81,9 @@ impl Batch {
         self.items.len() + items <= self.item_count_max
     }
 
-    /// Whether one more extent is sure to fit.
-    pub fn has_extent_room(&self) -> bool {
-        self.extents.has_room()
+    /// Whether so many more extents are sure to fit.
+    pub fn has_extent_room(&self, count: usize) -> bool {
+        self.extents.has_room_for(count)
     }
 
     /// Blocks in it.
@@ -134,13 +130,12 @@ impl Batch {
                 None => true,
             });
         }
-        self.ranges.extend(self.extents.iter());
     }
 
     /// The next stretch, ascending (B1), of data at most `limit` blocks; none: all was given out.
     pub fn next_stretch(&mut self, limit: usize) -> Option<Stretch> {
         let item = self.items.get(self.next_item).copied();
-        let range = self.ranges.get(self.next_extent).copied();
+        let range = self.extents.overlapping(self.given, Lba(u64::MAX)).next().copied();
         let start = range.map(|range| range.start.max(self.given));
         match (item, range, start) {
             (Some(item), _, start) if start.is_none_or(|start| item.lba <= start) => {
@@ -150,7 +145,6 @@ impl Batch {
                 // Data inside the extent that is left over is newer than it.
                 let end = item.map_or(range.end, |item| item.lba.min(range.end));
                 self.given = end;
-                self.skip_given();
                 Some(Stretch { kind: range.kind, lba: start, blocks: end - start, item: 0 })
             }
             _ => None,
@@ -167,14 +161,7 @@ impl Batch {
         }
         self.next_item += blocks;
         self.given = lba + blocks as u64;
-        self.skip_given();
         Stretch { kind: Kind::Data, lba, blocks: blocks as u64, item: first }
-    }
-
-    fn skip_given(&mut self) {
-        while self.ranges.get(self.next_extent).is_some_and(|range| range.end <= self.given) {
-            self.next_extent += 1;
-        }
     }
 
     /// Where a block of a stretch is.
@@ -186,6 +173,12 @@ impl Batch {
     pub fn lose(&mut self, item: usize) {
         self.items[item].slot = None;
     }
+}
+
+/// Extents that so many of a log make at most, and those of one record whatever the limit was when
+/// it was made.
+fn extent_room(extent_count_max: usize) -> usize {
+    2 * extent_count_max.max(RECORD_ENTRIES_MAX) + 2
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@
 //! | writing  | flushing | every run is written |
 //! | flushing | noting   | the backing device says it is durable |
 //! | noting   | idle     | the watermark is durable |
-//! | writing, flushing | waiting | the backing device failed: the batch is given up, to be built again |
+//! | writing, flushing | waiting | the backing device failed, or what was found lost could not be noted: the batch is given up, to be built again |
 //! | waiting  | idle     | after `retry_after` |
 //!
 //! # Crash
@@ -28,12 +28,13 @@
 use crate::effect::{Effect, Fault};
 use crate::engine::{Config, Engine, Pending};
 use crate::format::entry::Kind;
+use crate::log::lost::Noted;
 use crate::map::extent::{Extent, Position};
 use crate::mutant::Mutant;
 use crate::op::read::behind;
 use crate::payload::{Payload, Place};
 use crate::policy::batch::{Batch, Stretch};
-use crate::units::{Lba, SegmentId, Sequence, Tick, VolumeIndex};
+use crate::units::{SegmentId, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
 use alloc::collections::VecDeque;
 
@@ -94,6 +95,10 @@ pub struct Writeback {
     pub(crate) dirty_since: Option<Tick>,
     /// The last thing the backing device was told failed.
     pub(crate) failing: bool,
+    /// No batch holds more than what could be noted if all of it were lost, but for one record.
+    pub(crate) careful: bool,
+    /// Not even one record could be written back: lost blocks have all the room there is.
+    pub(crate) stuck: bool,
 }
 
 impl Writeback {
@@ -110,6 +115,8 @@ impl Writeback {
             batch_cap: BATCH_BLOCKS_AFTER_OPENING,
             dirty_since: None,
             failing: false,
+            careful: false,
+            stuck: false,
         }
     }
 }
@@ -149,7 +156,10 @@ pub(crate) struct Lane {
     under_way: u32,
     writes_under_way: u16,
     given_out: bool,
+    /// It is given up as soon as nothing of it is under way.
     failed: bool,
+    /// Because not all that was found lost could be noted.
+    crowded: bool,
 }
 
 impl Lane {
@@ -172,6 +182,7 @@ impl Lane {
             writes_under_way: 0,
             given_out: false,
             failed: false,
+            crowded: false,
         }
     }
 
@@ -350,6 +361,7 @@ impl Engine {
         let cap = state.writeback.batch_cap.min(self.config.batch_blocks_max) as usize;
         let mut end = state.log.watermark;
         let mut extent_at = 0;
+        let safe = if state.writeback.careful { state.extents.room() / 2 } else { usize::MAX };
         self.lanes[lane].batch.clear();
         // Bounded by the batch's room: every record adds a block or an extent, or is a mere note.
         while let Some(((id, block, blocks), last, next)) = self.record_at(volume, cursor) {
@@ -357,6 +369,7 @@ impl Engine {
             if last > durable
                 || !batch.has_room(usize::from(blocks))
                 || batch.len() >= cap && !batch.is_empty()
+                || batch.len() + usize::from(blocks) > safe && !batch.is_empty()
             {
                 break;
             }
@@ -365,7 +378,7 @@ impl Engine {
             let batch = &mut self.lanes[lane].batch;
             let extents = state.pending_extents.iter().skip(extent_at);
             let count = extents.clone().take_while(|extent| extent.sequence <= last).count();
-            if count > 0 && !batch.has_extent_room() {
+            if !batch.has_extent_room(count) {
                 break;
             }
             for extent in extents.take(count) {
@@ -393,7 +406,7 @@ impl Engine {
         lane.batch.seal(keep_oldest);
         lane.runs.clear();
         (lane.front, lane.next_write, lane.frame_next, lane.frames_used) = (0, 0, 0, 0);
-        (lane.given_out, lane.failed) = (false, false);
+        (lane.given_out, lane.failed, lane.crowded) = (false, false, false);
         assert!(lane.under_way == 0, "a lane is free only when nothing of it is under way");
         let state = self.volume(volume);
         state.writeback.end = end;
@@ -405,8 +418,8 @@ impl Engine {
     fn writeback_go_on(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         let lane = self.volume(volume).writeback.lane.expect("a batch has a lane");
         if self.lanes[lane].failed {
-            if self.lanes[lane].under_way == 0 {
-                self.writeback_give_up(volume, lane);
+            if self.lanes[lane].under_way == 0 && self.writeback_give_up(volume, lane) {
+                self.writeback_begin(volume, payload);
             }
             return;
         }
@@ -669,9 +682,9 @@ impl Engine {
             let stretch = self.lanes[lane].run(run).stretch;
             self.lanes[lane].batch.lose(stretch.item + usize::from(offset));
             let lba = stretch.lba + u64::from(offset);
-            if !self.mark_lost(volume, lba, segment, block, payload) {
-                self.lanes[lane].failed = true;
-            }
+            let noted = self.mark_lost(volume, lba, segment, block, payload);
+            self.lanes[lane].failed |= noted != Noted::Yes;
+            self.lanes[lane].crowded |= noted == Noted::NoRoom;
         }
         self.segments.get_mut(segment).readers -= 1;
         self.lanes[lane].run(run).remaining -= 1;
@@ -699,6 +712,8 @@ impl Engine {
         writeback.stage = Stage::Noting;
         writeback.cursor = writeback.end_cursor;
         writeback.dirty_since = None;
+        writeback.careful &= !state.extents.has_guest_room();
+        writeback.stuck = false;
         let took = now.since(writeback.begun).max(1);
         let blocks = u64::from(writeback.batch_blocks);
         if writeback.batch_cap == BATCH_BLOCKS_AFTER_OPENING {
@@ -760,41 +775,22 @@ impl Engine {
         }
     }
 
-    /// The backing device failed: nothing is lost, the batch is built again later.
-    fn writeback_give_up(&mut self, volume: VolumeIndex, lane: usize) {
+    /// Nothing is lost, the batch is built again: later, or at once if a smaller one may do.
+    fn writeback_give_up(&mut self, volume: VolumeIndex, lane: usize) -> bool {
         let until = self.now.after(self.config.retry_after);
+        let crowded = self.lanes[lane].crowded;
         self.lanes[lane].taken = false;
         let state = self.volume(volume);
+        let at_once = crowded && !state.writeback.careful;
         state.writeback.lane = None;
-        state.writeback.failing = true;
-        state.writeback.stage = Stage::Waiting { until };
-        state.stats.backing_faults += 1;
-    }
-
-    /// A dirty block is not what was written (K4): if it is the block's newest version, reads
-    /// answer an error until it is written again. Says whether that could be noted: a watermark may
-    /// not pass it otherwise.
-    pub(crate) fn mark_lost(
-        &mut self,
-        volume: VolumeIndex,
-        lba: Lba,
-        segment: SegmentId,
-        block: u16,
-        payload: &mut impl Payload,
-    ) -> bool {
-        let slot = self.segments.slot(segment, block);
-        let position = Position::new(self.segments.get(segment).ordinal, block);
-        let covered =
-            self.volume(volume).extents.get(lba).is_some_and(|extent| extent.position > position);
-        if self.index.get(volume, lba) == Some(slot) && !covered {
-            let room = self.volume(volume).extents.has_room();
-            if !room || !self.room(volume, 0, false, payload) {
-                return false;
-            }
-            self.place_extent(volume, Kind::Lost, lba, 1, payload);
+        state.writeback.careful |= crowded;
+        state.writeback.stuck = crowded && !at_once;
+        state.writeback.stage = if at_once { Stage::Idle } else { Stage::Waiting { until } };
+        if !crowded {
+            state.writeback.failing = true;
+            state.stats.backing_faults += 1;
         }
-        self.volume(volume).stats.lost_blocks += 1;
-        true
+        at_once
     }
 
     pub(crate) fn writeback_deadline(&self, volume: &Volume) -> Option<Tick> {

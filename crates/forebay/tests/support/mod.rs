@@ -78,13 +78,19 @@ impl Rig {
     /// Formats the cache device and opens it.
     pub fn new(cache: Box<dyn Device>, options: &ShardOptions, memory: usize) -> Rig {
         let size = cache.info().size_bytes;
-        let superblock = cache::format(cache.as_ref(), size, SEGMENT_BYTES, 1).unwrap();
-        let name = format!("{}.buffers", uuid_text(&superblock.uuid));
+        cache::format(cache.as_ref(), size, SEGMENT_BYTES, 1).unwrap();
+        Rig::open(cache, options, memory)
+    }
+
+    /// Opens a cache that was formatted before.
+    pub fn open(cache: Box<dyn Device>, options: &ShardOptions, memory: usize) -> Rig {
+        let shard = Shard::open(cache, options).unwrap();
+        let name = format!("{}.buffers", uuid_text(&shard.superblock().uuid));
         let dir = RuntimeDir::open().unwrap();
         let dir = dir.shared_dir(&options.places).unwrap().unwrap_or(dir);
         Rig {
             _buffers: Buffers(dir.path().join(name)),
-            shard: Shard::open(cache, options).unwrap(),
+            shard,
             memory: Arena::anonymous(memory).unwrap(),
             foreign: Vec::with_capacity(4096),
             answers: Vec::with_capacity(4096),

@@ -2,12 +2,13 @@
 //! A chain of records, applied in order to index, slots, segments and extents.
 
 use super::read::{BATCH, Step};
-use super::{CacheReader, Damage, RecoveredVolume, Recovery};
+use super::{CacheReader, Damage, Recovered, RecoveredVolume, Recovery};
 use crate::format::entry::{Entry, Kind};
 use crate::format::record::{self, Header, Link};
 use crate::format::superblock::Head;
 use crate::log::append::EAGER_BLOCKS;
 use crate::log::chain::Log;
+use crate::log::lost;
 use crate::log::segment::State;
 use crate::map::extent::{Extent, Position};
 use crate::map::slots::{Heading, Held};
@@ -144,30 +145,8 @@ impl<R: CacheReader> Recovery<'_, R> {
 
     /// Forgets everything of a volume that was applied so far and is clean.
     fn forget_all(&mut self, index: VolumeIndex, out: &mut RecoveredVolume) {
-        // What was lost stays so, unless it was written again.
-        let lost: Vec<Extent> =
-            out.extents.iter().filter(|extent| extent.kind == Kind::Lost).copied().collect();
-        for extent in lost {
-            for offset in 0..extent.end - extent.start {
-                let lba = extent.start + offset;
-                if self.found.index.get(index, lba).is_some() {
-                    out.extents.make_room();
-                    out.extents.cut(lba);
-                }
-            }
-        }
-        let mut id = out.log.oldest;
-        while let Some(at) = id {
-            let segment = *self.found.segments.get(at);
-            for block in 0..segment.used {
-                let slot = self.found.segments.slot(at, block);
-                if let Some(held) = self.found.slots.held(slot) {
-                    self.found.index.remove(index, held.lba, slot);
-                }
-            }
-            id = segment.next;
-        }
-        out.extents.remove_where(|extent| extent.kind != Kind::Lost);
+        let Recovered { index: blocks, segments, slots, .. } = &mut self.found;
+        lost::forget_all(index, out.log.oldest, (blocks, segments, slots), &mut out.extents);
     }
 
     fn apply_record(

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the cache device does behind everybody's back: rot, latent errors, lost and misdirected
+//! writes, of blocks that guests wrote and of record headers.
+//!
+//! # Rules
+//!
+//! - Only what is durable is touched: that a device forgets the rest is what power cuts are for.
+//! - Only what a later durable record calls durable is touched. What no record calls so yet looks
+//!   torn once it is bad, and nobody can tell (`docs/faults.md`).
+//! - Of a log at most one header is bad at a time, and never if the next record, which says what
+//!   the bad one held, may itself be taken back by a power cut.
+
+use crate::block::{Block, guest_block, origin};
+use crate::world::World;
+use forebay_core::format::entry::Entry;
+use forebay_core::format::record::{self, Header};
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Sequence, VolumeIndex};
+use std::rc::Rc;
+
+/// A record on the cache device.
+struct Record {
+    /// The header's block on the device.
+    at: u64,
+    segment: SegmentId,
+    header: Header,
+    entries: Vec<Entry>,
+}
+
+impl World {
+    /// Something on the cache device goes bad, if chance finds something that may.
+    pub(crate) fn rot(&mut self) {
+        if self.random.one_in(4) { self.rot_record(false) } else { self.rot_block() }
+    }
+
+    /// Before the machine stops: what the next opening will read goes bad.
+    pub(crate) fn rot_before_stop(&mut self) {
+        if self.setup.rot == 0 {
+            return;
+        }
+        for _ in 0..self.random.below(8) {
+            self.rot_record(true);
+        }
+    }
+
+    fn rot_block(&mut self) {
+        let first = self.superblock.first_segment / BLOCK_BYTES;
+        let slots =
+            u64::from(self.superblock.segment_count) * u64::from(self.superblock.segment_blocks());
+        let block = first + self.random.below(slots);
+        let content = self.cache.read(block);
+        let Some((volume, cell, _)) = origin(&content, 0) else { return };
+        // Other bytes may look like a guest's tag; there is no such block then.
+        let known = self.volumes.get(usize::from(volume));
+        if known.is_none_or(|known| cell as usize >= known.cells()) {
+            return;
+        }
+        let durable = Rc::ptr_eq(&content, &self.cache.durable(block));
+        // Of a copy nobody knows by looking whose block it is.
+        let copied = self.copied.contains_key(&content.tags()[0]);
+        let whole = origin(&content, 7).is_some_and(|last| (last.0, last.1) == (volume, cell));
+        if !durable || copied || !whole {
+            return;
+        }
+        let records = self.records();
+        let mine = |record: &&Record| {
+            (record.at..record.at + u64::from(record.header.blocks)).contains(&block)
+        };
+        let Some(record) = records.iter().find(mine) else { return };
+        if record.header.last_sequence() > self.named(&records, record.header.volume) {
+            return;
+        }
+        let now = self.moment();
+        let state = &mut self.volumes[usize::from(volume)];
+        state.model.may_be_lost(cell as usize, now);
+        if let Some(prefix) = &mut state.prefix {
+            prefix.damaged(cell as usize);
+        }
+        if self.random.one_in(2) {
+            self.marks.hit("cache block unreadable");
+            self.cache.make_unreadable(block);
+            return;
+        }
+        self.marks.hit("cache block rotted");
+        let mut bytes = *content.bytes();
+        match self.random.below(4) {
+            0 => bytes[self.random.below(4096) as usize] ^= 1 << self.random.below(8),
+            1 => bytes.fill(0),
+            // An older version: the write that should have replaced it was lost.
+            2 => bytes = *guest_block(volume, cell, 0, false).bytes(),
+            // Another block: a write went astray.
+            _ => bytes = *self.cache.read(first + self.random.below(slots)).bytes(),
+        }
+        self.cache.rot(block, Block::new(bytes));
+    }
+
+    /// The header of a record goes bad, or all of the record: one that is not yet on the backing
+    /// device, if `dirty`.
+    fn rot_record(&mut self, dirty: bool) {
+        let records = self.records();
+        let watermark = |volume: u16| {
+            let status = self.engine.as_ref()?.status(VolumeIndex(volume as u8))?;
+            Some(status.watermark)
+        };
+        let watermarks: Vec<_> = (0..self.volumes.len() as u16).map(watermark).collect();
+        let wanted: Vec<&Record> = (records.iter())
+            .filter(|record| {
+                let watermark = watermarks.get(usize::from(record.header.volume));
+                let is_dirty = watermark.is_some_and(|it| Some(record.header.sequence) > *it);
+                is_dirty || !dirty
+            })
+            .collect();
+        if wanted.is_empty() {
+            return;
+        }
+        let record = *self.random.pick(&wanted);
+        let volume = record.header.volume;
+        let named = self.named(&records, volume);
+        // The next record, which says what this one held, is safe.
+        let told = records.iter().any(|next| {
+            next.header.volume == volume
+                && next.header.previous.sequence == record.header.sequence
+                && next.header.last_sequence() <= named
+        });
+        let alone = self
+            .bad_headers
+            .iter()
+            .all(|(of, at, bad)| *of != volume || !Rc::ptr_eq(&self.cache.read(*at), bad));
+        if !told || !alone {
+            return;
+        }
+        let (at, blocks) = (record.at, u64::from(record.header.blocks));
+        let from = self.random.pick(&records).at;
+        let others: Vec<u64> =
+            records.iter().filter(|it| it.segment == record.segment).map(|it| it.at).collect();
+        let beside = *self.random.pick(&others);
+        let mut header = *self.cache.read(at).bytes();
+        let mut whole = false;
+        let name = match self.random.below(6) {
+            0 => {
+                header[self.random.below(4096) as usize] ^= 1 << self.random.below(8);
+                "header rotted"
+            }
+            1 => {
+                header.fill(0);
+                "header rotted"
+            }
+            // Another header of the same segment, valid but for its address; or any.
+            2 => {
+                header = *self.cache.read(beside).bytes();
+                "header written astray"
+            }
+            3 => {
+                header = *self.cache.read(from).bytes();
+                "header written astray"
+            }
+            4 => {
+                whole = true;
+                "record written astray"
+            }
+            _ => {
+                whole = true;
+                "write lost"
+            }
+        };
+        if header == *self.cache.read(at).bytes() && !whole {
+            return;
+        }
+        self.marks.hit(name);
+        let (segment, ordinal, block) = (record.segment, record.header.ordinal, at % 16);
+        self.tell(|| format!("{name}: volume {volume} {segment:?} {ordinal:?}, block {block}"));
+        let now = self.moment();
+        let state = usize::from(volume);
+        let entries: Vec<Entry> = record.entries.clone();
+        for entry in entries {
+            let end = entry.lba.0 + u64::from(entry.count);
+            for (cell, _) in self.cells(state, entry.lba.0, end) {
+                self.volumes[state].model.may_be_lost(cell, now);
+                if let Some(prefix) = &mut self.volumes[state].prefix {
+                    prefix.damaged(cell);
+                }
+            }
+        }
+        for block in 0..if whole { blocks } else { 1 } {
+            let content = match name {
+                "write lost" => self.cache.before(at + block),
+                "record written astray" => self.cache.read(from + block),
+                _ => Block::new(header),
+            };
+            self.cache.rot(at + block, content);
+        }
+        let bad = self.cache.read(at);
+        self.bad_headers.retain(|(of, _, _)| *of != volume);
+        self.bad_headers.push((volume, at, bad));
+    }
+
+    /// The records that are on the device for sure, of all segments.
+    fn records(&self) -> Vec<Record> {
+        let blocks = self.superblock.segment_blocks();
+        let mut all = Vec::new();
+        for segment in (0..self.superblock.segment_count).map(SegmentId) {
+            for block in 0..blocks {
+                let address = self.superblock.address(segment, block);
+                let at = address / BLOCK_BYTES;
+                let content = self.cache.read(at);
+                if !Rc::ptr_eq(&content, &self.cache.durable(at)) || self.cache.is_unreadable(at) {
+                    continue;
+                }
+                let mut bytes: [u8; BLOCK_SIZE] = *content.bytes();
+                let identity = self.superblock.identity();
+                let Ok(header) = record::decode(&mut bytes, address, &identity) else { continue };
+                let entries = (0..header.entry_count).map(|entry| record::entry(&bytes, entry));
+                all.push(Record { at, segment, header, entries: entries.flatten().collect() });
+            }
+        }
+        all
+    }
+
+    /// The newest sequence of a log that something on the device calls durable.
+    fn named(&self, records: &[Record], volume: u16) -> Sequence {
+        let mine = records.iter().filter(|record| record.header.volume == volume);
+        let by_records = mine.map(|record| record.header.durable_through).max().unwrap_or_default();
+        let recorded = self.superblock.volumes[usize::from(volume)].as_ref();
+        let by_superblock = recorded.map(|volume| volume.head.through).unwrap_or_default();
+        by_records.max(by_superblock)
+    }
+}
