@@ -74,6 +74,7 @@ impl Engine {
             pending_extents: VecDeque::new(),
             cursor: Cursor::default(),
             lost_blocks: 0,
+            unnamed_lost: None,
             frozen: false,
             head: Head::NONE,
         };

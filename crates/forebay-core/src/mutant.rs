@@ -37,6 +37,7 @@ pub enum Mutant {
     IndexNotUpdated,
     ZeroBlockDropped,
     LostForgotten,
+    LostUnnamed,
     FlushFailureForgotten,
     BatchOutlivesFailedFlush,
     CheckpointNotDurable,

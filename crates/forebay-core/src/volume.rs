@@ -57,6 +57,8 @@ pub struct Volume {
     pub(crate) frozen: bool,
     pub(crate) log: Log,
     pub(crate) extents: ExtentMap,
+    /// Up to here blocks are lost that no entry names yet (`log::lost`, L1).
+    pub(crate) unnamed_lost: Option<crate::units::Ordinal>,
     pub(crate) pending_extents: VecDeque<PendingExtent>,
     /// Requests that change something and are not placed yet, in order.
     pub(crate) writes: VecDeque<u32>,
@@ -106,6 +108,7 @@ impl Volume {
             frozen: found.frozen,
             log: found.log,
             extents: found.extents,
+            unnamed_lost: found.unnamed_lost,
             pending_extents: found.pending_extents,
             writes: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             locks: Vec::with_capacity(LOCK_COUNT_MAX),

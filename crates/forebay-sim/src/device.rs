@@ -62,6 +62,8 @@ pub struct Device {
     blocks: u64,
     current: NumberMap<Rc<Block>>,
     durable: NumberMap<Rc<Block>>,
+    /// What each block held before its newest write.
+    before: NumberMap<Rc<Block>>,
     unflushed: Vec<Pending>,
     number: u64,
     discard: Discard,
@@ -80,6 +82,7 @@ impl Device {
             blocks,
             current: NumberMap::default(),
             durable: NumberMap::default(),
+            before: NumberMap::default(),
             unflushed: Vec::new(),
             number: 0,
             discard,
@@ -103,6 +106,11 @@ impl Device {
     /// What a block would read as after a power cut, if nothing survived that was not flushed.
     pub fn durable(&self, block: u64) -> Rc<Block> {
         self.durable.get(&block).cloned().unwrap_or_else(Block::zero)
+    }
+
+    /// What a block held before it was written last.
+    pub fn before(&self, block: u64) -> Rc<Block> {
+        self.before.get(&block).cloned().unwrap_or_else(Block::zero)
     }
 
     /// Whether a block cannot be read.
@@ -130,6 +138,8 @@ impl Device {
         for (block, mask, content) in &pieces {
             assert!(*block < self.blocks, "block {block} of {}", self.blocks);
             self.unreadable.remove(block);
+            let before = self.read(*block);
+            self.before.insert(*block, before);
             put(&mut self.current, *block, *mask, content);
         }
         self.unflushed.push(Pending { number: self.number, pieces });

@@ -20,6 +20,7 @@ pub mod model;
 pub mod mutants;
 pub mod opening;
 pub mod random;
+pub mod rot;
 pub mod run;
 pub mod setup;
 pub mod stop;

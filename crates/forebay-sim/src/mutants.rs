@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 37] = [
+pub const ALL: [Mutant; 38] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -39,6 +39,7 @@ pub const ALL: [Mutant; 37] = [
     Mutant::IndexNotUpdated,
     Mutant::ZeroBlockDropped,
     Mutant::LostForgotten,
+    Mutant::LostUnnamed,
     Mutant::FlushFailureForgotten,
     Mutant::BatchOutlivesFailedFlush,
     Mutant::CheckpointNotDurable,

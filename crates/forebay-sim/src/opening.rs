@@ -198,7 +198,9 @@ impl World {
                 let (first, second) = (recovered.find(of, lba), again.find(of, lba));
                 if first != second {
                     return Err(Failure(format!(
-                        "recovered twice, block {lba:?} of {of:?} is {first:?}, then {second:?}"
+                        "recovered twice, block {lba:?} of {of:?} is {first:?}, then {second:?}; damage \
+                         {:?}, then {:?}",
+                        recovered.damage, again.damage
                     )));
                 }
             }

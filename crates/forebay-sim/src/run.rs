@@ -162,6 +162,7 @@ fn stop_and_open(world: &mut World) -> Outcome {
     if world.cache_failed {
         return restart_failed(world);
     }
+    world.rot_before_stop();
     let placed = world.setup.config.acknowledge == Acknowledge::Placed;
     match world.random.below(7) {
         0 => {

@@ -5,7 +5,7 @@
 //! guest is told is compared with the model at once. Which operations come, and when the machine
 //! stops, is decided in `run`.
 
-use crate::block::{Block, NumberMap, SECTORS, guest_block, origin};
+use crate::block::{Block, NumberMap, SECTORS, guest_block};
 use crate::checkers::watermark_is_prefix::{Change, Prefix};
 use crate::device::{Device, Piece, Unflushed};
 use crate::guest::Asked;
@@ -68,6 +68,8 @@ pub struct World {
     /// A hash of everything that happened.
     pub trace: u64,
     pub(crate) copied: NumberMap<()>,
+    /// Headers that went bad: whose, where, and what is there now.
+    pub bad_headers: Vec<(u16, u64, Rc<Block>)>,
     /// Nothing fails any more.
     pub faults_over: bool,
     /// The cache device failed a write or a flush in this opening.
@@ -143,6 +145,7 @@ impl World {
             asked: NumberMap::default(),
             trace: 0,
             copied: NumberMap::default(),
+            bad_headers: Vec::new(),
             faults_over: false,
             cache_failed: false,
             moment: 1,
@@ -167,6 +170,7 @@ impl World {
             engine: None,
             now: self.now,
             asked: self.asked.clone(),
+            bad_headers: self.bad_headers.clone(),
             trace: self.trace,
             copied: self.copied.clone(),
             faults_over: self.faults_over,
@@ -381,53 +385,6 @@ impl World {
             self.drain_effects()?;
         }
         Ok(true)
-    }
-
-    /// A block of the log rots, or cannot be read any more: one that a guest wrote.
-    ///
-    /// Headers of records are left alone (see `docs/faults.md`), and what is not durable yet too:
-    /// that a device forgets is what power cuts are for.
-    fn rot(&mut self) {
-        let first = self.superblock.first_segment / BLOCK_BYTES;
-        let slots =
-            u64::from(self.superblock.segment_count) * u64::from(self.superblock.segment_blocks());
-        let block = first + self.random.below(slots);
-        let content = self.cache.read(block);
-        let Some((volume, cell, _)) = origin(&content, 0) else { return };
-        // Other bytes may look like a guest's tag; there is no such block then.
-        let known = self.volumes.get(usize::from(volume));
-        if known.is_none_or(|known| cell as usize >= known.cells()) {
-            return;
-        }
-        let durable = Rc::ptr_eq(&content, &self.cache.durable(block));
-        // Of a copy nobody knows by looking whose block it is.
-        let copied = self.copied.contains_key(&content.tags()[0]);
-        let whole = origin(&content, 7).is_some_and(|last| (last.0, last.1) == (volume, cell));
-        if !durable || copied || !whole {
-            return;
-        }
-        let now = self.moment();
-        let state = &mut self.volumes[usize::from(volume)];
-        state.model.may_be_lost(cell as usize, now);
-        if let Some(prefix) = &mut state.prefix {
-            prefix.damaged(cell as usize);
-        }
-        if self.random.one_in(2) {
-            self.marks.hit("cache block unreadable");
-            self.cache.make_unreadable(block);
-            return;
-        }
-        self.marks.hit("cache block rotted");
-        let mut bytes = *content.bytes();
-        match self.random.below(3) {
-            0 => bytes[self.random.below(4096) as usize] ^= 1 << self.random.below(8),
-            1 => bytes.fill(0),
-            // An older version: the write that should have replaced it was lost.
-            _ => {
-                bytes = *guest_block(volume, cell, 0, false).bytes();
-            }
-        }
-        self.cache.rot(block, Block::new(bytes));
     }
 
     /// Whether a backing device fails to do this.

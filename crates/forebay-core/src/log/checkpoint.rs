@@ -137,10 +137,15 @@ impl Engine {
 
     /// Captures what is small; from here on everything else is copied as it comes.
     fn checkpoint_begin(&mut self, payload: &mut impl Payload) {
+        let mut named = true;
         for index in 0..self.volumes.len() {
             let volume = VolumeIndex(index as u8);
-            let Some(state) = self.volumes[index].as_deref() else { continue };
-            if state.log.open.is_some_and(|open| open.entries > 0) {
+            if self.volumes[index].is_none() {
+                continue;
+            }
+            // What is captured is not read again: by then all that is lost has its entry.
+            named &= self.name_lost(volume, payload);
+            if self.volume(volume).log.open.is_some_and(|open| open.entries > 0) {
                 self.close_record(volume, payload);
             }
             // The log goes on in another segment: what lies behind the beginning is whole
@@ -153,7 +158,7 @@ impl Engine {
         }
         self.checkpoint.wanted = false;
         self.checkpoint.written = 0;
-        if !self.index.is_in_pages() {
+        if !self.index.is_in_pages() || !named {
             return;
         }
         let mut stream = core::mem::take(&mut self.checkpoint.stream);

@@ -4,7 +4,9 @@
 //!
 //! # Invariants
 //!
-//! - **L1** No watermark passes a bad dirty block before an entry names it lost.
+//! - **L1** No watermark passes a bad dirty block before an entry names it lost: neither one that was
+//!   found bad when it was read, nor those of a record whose header rotted, which recovery knows
+//!   from the next header only.
 //! - **L2** What is still lost when its entry's segment is emptied is named again (C4 of `reclaim`).
 //! - **L3** A block that was written later than it was lost is not lost.
 //!
@@ -119,6 +121,17 @@ impl Engine {
         Noted::Yes
     }
 
+    /// Names what recovery found lost and no entry names (L1); says whether all is named.
+    pub(crate) fn name_lost(&mut self, volume: VolumeIndex, payload: &mut impl Payload) -> bool {
+        let Some(ordinal) = self.volume(volume).unnamed_lost else { return true };
+        let loose = self.config.mutants.is(Mutant::LostUnnamed);
+        let named = loose || self.name_lost_through(volume, ordinal, payload);
+        if named {
+            self.volume(volume).unnamed_lost = None;
+        }
+        named
+    }
+
     /// Names again what is still lost and noted up to this segment (L2); says whether all is.
     pub(crate) fn keep_lost(
         &mut self,
@@ -126,11 +139,20 @@ impl Engine {
         id: SegmentId,
         payload: &mut impl Payload,
     ) -> bool {
+        let ordinal = self.segments.get(id).ordinal;
+        self.name_lost_through(volume, ordinal, payload)
+    }
+
+    fn name_lost_through(
+        &mut self,
+        volume: VolumeIndex,
+        ordinal: Ordinal,
+        payload: &mut impl Payload,
+    ) -> bool {
         let none = self.volume(volume).extents.lost_len() == 0;
         if none || self.config.mutants.is(Mutant::LostForgotten) {
             return true;
         }
-        let ordinal = self.segments.get(id).ordinal;
         if !self.end_written(volume, ordinal) {
             return false;
         }

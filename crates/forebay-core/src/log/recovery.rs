@@ -101,6 +101,8 @@ struct Recovery<'a, R> {
     in_bytes: Option<SegmentId>,
     found: Recovered,
     extent_count_max: u32,
+    /// The opening of the newest record that was applied.
+    closed_generation: u32,
 }
 
 /// Reads the log of every volume: from the newest checkpoint on, or all of it where there is none
@@ -158,6 +160,7 @@ fn recover_from<R: CacheReader>(
             from_checkpoint: false,
         },
         extent_count_max,
+        closed_generation: 0,
     };
     match image {
         Some(image) => recovery.use_image(image),
@@ -234,6 +237,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             pending_extents: VecDeque::with_capacity(self.extent_count_max as usize),
             cursor: Cursor::default(),
             lost_blocks: 0,
+            unnamed_lost: None,
             frozen: behind.unknown_end,
             head: Head::NONE,
         };
@@ -276,8 +280,8 @@ impl<R: CacheReader> Recovery<'_, R> {
         let tail = behind.tail.max(start.ordinal);
         let mut ids = Vec::new();
         let mut ordinal = volume.head.ordinal;
-        let mut next: Option<(SegmentId, u16)> =
-            (volume.head != Head::NONE).then_some((volume.head.link.segment, volume.head.used));
+        let mut next: Option<(SegmentId, Option<u16>)> = (volume.head != Head::NONE)
+            .then_some((volume.head.link.segment, Some(volume.head.used)));
         // From the head down: each segment names the one before it.
         while let Some((id, used)) = next.filter(|_| ordinal >= tail && ordinal.0 > 0) {
             // A log has no more segments than the cache, and each is in it once.

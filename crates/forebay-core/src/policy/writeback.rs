@@ -279,9 +279,10 @@ impl Engine {
         if !state.serving || self.stopping || self.health == crate::engine::CacheHealth::Failed {
             return;
         }
-        if !self.writeback_wanted(state) {
+        if !self.writeback_wanted(state) || !self.name_lost(volume, payload) {
             return;
         }
+        let state = self.volume_ref(volume).expect("it exists");
         if !state.log.is_dirty() {
             // Entries that the backing device holds by their nature need no batch.
             let log = &state.log;

@@ -43,6 +43,7 @@ pub(super) fn note_items(log: &mut Log, entry: Entry) {
 impl<R: CacheReader> Recovery<'_, R> {
     /// Applies a chain in order to index, slots, extents and segments.
     pub(super) fn apply(&mut self, index: VolumeIndex, chain: &[Step], out: &mut RecoveredVolume) {
+        self.closed_generation = 0;
         let mut hole: Option<(SegmentId, u16)> = None;
         let mut holes = 0;
         for steps in chain.chunks(BATCH) {
@@ -107,8 +108,13 @@ impl<R: CacheReader> Recovery<'_, R> {
         let next = record.header;
         // The watermark lies at the end of a record: it is not within the one that is missing.
         let clean = next.previous.sequence <= out.log.watermark;
-        let known =
-            holes == 1 && next.previous.segment == segment && next.previous.block == hole_block;
+        // Sequences have no gap but between two openings: else more than one record is missing.
+        let alone = out.log.closed.0 + 1 == next.previous.sequence.0
+            || self.closed_generation != next.open_generation;
+        let known = holes == 1
+            && alone
+            && next.previous.segment == segment
+            && next.previous.block == hole_block;
         if !known {
             if clean {
                 // Something clean is missing that may have been newer than anything before it.
@@ -137,6 +143,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             let position = Position::new(next.ordinal, record.block);
             self.apply_extent(index, kind, lba, count, position, false, out);
             if !clean {
+                out.unnamed_lost = Some(next.ordinal);
                 out.lost_blocks += count;
                 self.found.damage.push(Damage::Lost { volume: index, lba, count });
             }
@@ -192,6 +199,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         let link = Link { sequence: header.sequence, checksum, segment: id, block };
         out.log.last = link;
         out.log.closed = header.last_sequence();
+        self.closed_generation = header.open_generation;
         if header.entry_count > 0 {
             out.log.placed = header.last_sequence();
         }

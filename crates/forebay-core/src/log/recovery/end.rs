@@ -64,7 +64,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         let top = current.last_key_value().map_or(Ordinal(0), |(ordinal, _)| *ordinal);
         let mut found: Vec<(Ordinal, Vec<Step>)> = Vec::new();
         let mut tails: Vec<Ordinal> = alloc::vec![behind.tail];
-        let mut named: Option<(SegmentId, u16)> = None;
+        let mut named: Option<(SegmentId, Option<u16>)> = None;
         let mut ahead: VecDeque<(Wanted, Vec<Step>)> = VecDeque::new();
         let mut ordinal = top;
         // Bounded: a log has no more segments than the cache.
@@ -75,10 +75,8 @@ impl<R: CacheReader> Recovery<'_, R> {
             let first = current.get(&ordinal).map(|first| first.id);
             let steps = match first.or(named.map(|(id, _)| id)) {
                 Some(id) => {
-                    let limit = named
-                        .filter(|named| named.0 == id)
-                        .map_or(self.superblock.segment_blocks(), |named| named.1);
-                    let wanted = Wanted { id, ordinal, used: limit, generation: Some(generation) };
+                    let used = named.filter(|named| named.0 == id).and_then(|named| named.1);
+                    let wanted = Wanted { id, ordinal, used, generation: Some(generation) };
                     if ahead.front().is_none_or(|ahead| ahead.0 != wanted) {
                         let batch = self.expected(wanted, &current);
                         let read = self.read_segments(index, &batch);
@@ -142,12 +140,6 @@ impl<R: CacheReader> Recovery<'_, R> {
             all.push(Wanted { id: first.id, ordinal: before, used, ..wanted });
         }
         all
-    }
-
-    /// The segment before, as a header names it.
-    fn names(&self, header: &Header) -> Option<(SegmentId, u16)> {
-        let known = header.previous_segment.0 < self.superblock.segment_count;
-        known.then_some((header.previous_segment, header.previous_segment_used))
     }
 
     /// Pass two: where the log ends (V1, V2, V3). The first record links to the head, unless what

@@ -9,7 +9,7 @@ use crate::map::extent::{ExtentMap, Position};
 use crate::map::index::Index;
 use crate::map::slots::{Held, Slots};
 use crate::policy::writeback::Cursor;
-use crate::units::{Lba, SegmentId, Sequence, Slot, VolumeIndex};
+use crate::units::{Lba, Ordinal, SegmentId, Sequence, Slot, VolumeIndex};
 use crate::volume::PendingExtent;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -61,6 +61,8 @@ pub struct RecoveredVolume {
     pub(crate) pending_extents: VecDeque<PendingExtent>,
     pub(crate) cursor: Cursor,
     pub(crate) lost_blocks: u64,
+    /// Up to here blocks are lost that no entry names, because the header that held them rotted.
+    pub(crate) unnamed_lost: Option<Ordinal>,
     /// Dirty blocks nobody can name are lost: the volume must not be served as if nothing were.
     pub(crate) frozen: bool,
     pub(crate) head: Head,
@@ -137,8 +139,7 @@ impl Recovered {
     pub fn is_lost(&self, volume: VolumeIndex, lba: Lba) -> bool {
         let extents = self.volume(volume).map(|volume| &volume.extents);
         let extent = extents.and_then(|extents| extents.get(lba));
-        extent.is_some_and(|extent| extent.kind == Kind::Lost)
-            && self.index.get(volume, lba).is_none()
+        extent.is_some_and(|extent| extent.kind == Kind::Lost) && self.newest(volume, lba).is_none()
     }
 
     /// Everything of a volume up to this sequence is on its backing device.

@@ -15,10 +15,16 @@ use alloc::vec::Vec;
 /// Headers that are read at once.
 pub(super) const BATCH: usize = 256;
 
-/// The first header of a segment.
+/// Segments without a first header that are searched for another, of those that look as if they
+/// had never been used. Unused segments are taken in the order of their numbers, so that the newest
+/// one of each log is among the first of them.
+const BLIND_SEARCHED: usize = 64;
+
+/// The first header of a segment that can be read.
 #[derive(Clone, Copy)]
 pub(super) struct First {
     pub(super) id: SegmentId,
+    block: u16,
     pub(super) header: Header,
     pub(super) checksum: u32,
 }
@@ -35,8 +41,8 @@ pub(super) enum Step {
 pub(super) struct Wanted {
     pub(super) id: SegmentId,
     pub(super) ordinal: Ordinal,
-    /// Blocks of it that can belong to the log.
-    pub(super) used: u16,
+    /// Blocks of it that belong to the log; none: nobody says.
+    pub(super) used: Option<u16>,
     /// Only records of this opening count; none: of any.
     pub(super) generation: Option<u32>,
 }
@@ -44,6 +50,8 @@ pub(super) struct Wanted {
 /// How far the records of a segment have been read.
 struct Progress {
     wanted: Wanted,
+    /// Where to stop.
+    end: u16,
     block: u16,
     before: Sequence,
     steps: Vec<Step>,
@@ -90,25 +98,54 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// used since.
     pub(super) fn read_firsts_of(&mut self, ids: &[SegmentId], since: u64, run: usize) {
         let mut unused = 0;
-        for ids in ids.chunks(BATCH) {
+        let mut blind = Vec::new();
+        let mut unwritten = 0;
+        'all: for ids in ids.chunks(BATCH) {
             let places: Vec<(SegmentId, u16)> = ids.iter().map(|id| (*id, 0)).collect();
             let bytes = self.read_blocks(&places);
-            for (id, bytes) in ids.iter().zip(bytes.chunks_exact(BLOCK_SIZE)) {
-                match self.decode(bytes, self.address(*id, 0)) {
+            for (id, bytes) in ids.iter().zip(bytes.as_chunks::<BLOCK_SIZE>().0) {
+                let address = self.address(*id, 0);
+                match self.decode(bytes, address) {
                     Ok((header, checksum)) => {
                         unused = if header.segment_sequence >= since { 0 } else { unused + 1 };
-                        let sequence = &mut self.found.segment_sequence;
-                        *sequence = (*sequence).max(header.segment_sequence + 1);
-                        self.firsts.insert(*id, First { id: *id, header, checksum });
+                        self.add_first(First { id: *id, block: 0, header, checksum });
                     }
-                    Err(_) => unused += 1,
+                    Err(_) => {
+                        unused += 1;
+                        let ours = record::is_of(bytes, address, &self.superblock.identity());
+                        unwritten += usize::from(!ours);
+                        if ours || unwritten <= BLIND_SEARCHED {
+                            blind.push(*id);
+                        }
+                    }
                 }
                 if unused > run {
-                    return;
+                    break 'all;
                 }
             }
             self.batch = bytes;
         }
+        // The newest segment of a log is named by nobody: if its first header rotted, the next one
+        // in it tells of it.
+        for id in blind {
+            self.load(id);
+            let found = (1..self.superblock.segment_blocks()).find_map(|block| {
+                let at = usize::from(block) * BLOCK_SIZE;
+                let address = self.address(id, block);
+                let (header, checksum) =
+                    self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok()?;
+                Some(First { id, block, header, checksum })
+            });
+            if let Some(first) = found {
+                self.add_first(first);
+            }
+        }
+    }
+
+    fn add_first(&mut self, first: First) {
+        let sequence = &mut self.found.segment_sequence;
+        *sequence = (*sequence).max(first.header.segment_sequence + 1);
+        self.firsts.insert(first.id, first);
     }
 
     /// All records of these segments of a volume, and the holes between them: headers found by the
@@ -118,20 +155,23 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// ordinal, which nothing a guest wrote can do.
     pub(super) fn read_segments(&mut self, index: VolumeIndex, all: &[Wanted]) -> Vec<Vec<Step>> {
         let begin = |wanted: &Wanted| Progress {
-            wanted: Wanted { used: wanted.used.min(self.superblock.segment_blocks()), ..*wanted },
+            wanted: *wanted,
+            end: wanted.used.unwrap_or(u16::MAX).min(self.superblock.segment_blocks()),
             block: 0,
             before: Sequence(0),
             steps: Vec::new(),
         };
         let mut all: Vec<Progress> = all.iter().map(begin).collect();
         for progress in &mut all {
-            let first = self.firsts.get(&progress.wanted.id).copied();
-            if let Some(first) = first.filter(|first| self.fits(index, progress, &first.header)) {
+            let first = self.firsts.get(&progress.wanted.id).filter(|first| first.block == 0);
+            if let Some(first) =
+                first.copied().filter(|first| self.fits(index, progress, &first.header))
+            {
                 self.take(progress, first.header, first.checksum);
             }
         }
         loop {
-            let open = |progress: &&mut Progress| progress.block < progress.wanted.used;
+            let open = |progress: &&mut Progress| progress.block < progress.end;
             let mut batch: Vec<&mut Progress> = all.iter_mut().filter(open).take(BATCH).collect();
             if batch.is_empty() {
                 return all.into_iter().map(|progress| progress.steps).collect();
@@ -158,7 +198,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         let any = self.mutants.is(Mutant::IgnoreGeneration);
         self.belongs(header, index, wanted.ordinal)
             && header.sequence > progress.before
-            && progress.block + header.blocks <= wanted.used
+            && progress.block + header.blocks <= progress.end
             && wanted.generation.is_none_or(|it| any || header.open_generation == it)
     }
 
@@ -174,7 +214,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         let id = progress.wanted.id;
         self.load(id);
         let mut hole = None;
-        while progress.block < progress.wanted.used {
+        while progress.block < progress.end {
             let at = usize::from(progress.block) * BLOCK_SIZE;
             let address = self.address(id, progress.block);
             match self.decode(&self.bytes[at..at + BLOCK_SIZE], address) {
@@ -190,7 +230,8 @@ impl<R: CacheReader> Recovery<'_, R> {
                 }
             }
         }
-        if let Some(block) = hole {
+        // Where nobody says how far the log goes in it, nothing is missing at its end.
+        if let Some(block) = hole.filter(|_| progress.wanted.used.is_some()) {
             progress.steps.push(Step::Hole { id, block });
         }
     }
@@ -225,13 +266,13 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
     }
 
-    /// The segment before `id` in the log, and how much of it belongs to the log.
+    /// The segment before `id` in the log, and how much of it belongs to the log, if that is said.
     pub(super) fn predecessor(
         &mut self,
         index: VolumeIndex,
         id: SegmentId,
         ordinal: Ordinal,
-    ) -> Option<(SegmentId, u16)> {
+    ) -> Option<(SegmentId, Option<u16>)> {
         let first = self.firsts.get(&id);
         let header = match first.filter(|first| self.belongs(&first.header, index, ordinal)) {
             Some(first) => Some(first.header),
@@ -247,8 +288,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             }
         };
         if let Some(header) = header {
-            let known = header.previous_segment.0 < self.superblock.segment_count;
-            return known.then_some((header.previous_segment, header.previous_segment_used));
+            return self.names(&header);
         }
         // Nothing of it is left: the youngest segment that claims the place before.
         let before = Ordinal(ordinal.0.checked_sub(1)?);
@@ -256,6 +296,12 @@ impl<R: CacheReader> Recovery<'_, R> {
             .values()
             .filter(|first| self.belongs(&first.header, index, before))
             .max_by_key(|first| first.header.segment_sequence)
-            .map(|first| (first.id, self.superblock.segment_blocks()))
+            .map(|first| (first.id, None))
+    }
+
+    /// The segment before, as a header names it, and how much of it belongs to the log.
+    pub(super) fn names(&self, header: &Header) -> Option<(SegmentId, Option<u16>)> {
+        let known = header.previous_segment.0 < self.superblock.segment_count;
+        known.then_some((header.previous_segment, Some(header.previous_segment_used)))
     }
 }
