@@ -70,6 +70,7 @@ impl Engine {
                     break;
                 }
                 if self.goes_around(volume, at) {
+                    self.volume(volume).extents_full = false; // `extent_room` says it of this one
                     if !self.around_begin(volume, at, payload) {
                         if self.write_refused(volume, at) {
                             continue;
@@ -90,6 +91,7 @@ impl Engine {
                 }
                 self.active(at).edges_read = true;
             }
+            self.volume(volume).extents_full = false; // `extent_room` says it of this one
             if !self.write_place(volume, at, payload) {
                 if self.write_refused(volume, at) {
                     continue;
