@@ -376,6 +376,41 @@ fn sectors_tail_discards_and_zeroes_are_exact() {
     bench.stop();
 }
 
+/// More at once than there is memory for, and than the kernel hands over at once.
+#[test]
+fn many_long_requests_at_once_are_all_done_and_right() {
+    requires!("dd", "cmp");
+    const PIECE_COUNT: u64 = 24;
+    let mut bench = Bench::new("many", PIECE_COUNT * (4 << 20));
+    bench.serve();
+    let (pattern, back) = (bench.path("pattern"), bench.path("read"));
+    let all = format!("count={}", PIECE_COUNT * 4);
+    run(&["dd", "if=/dev/urandom", &format!("of={pattern}"), "bs=1M", &all]);
+    let at_once = |from: &str, to: &str, flag: &str| {
+        let pieces: Vec<Child> = (0..PIECE_COUNT)
+            .map(|at| {
+                let mut command = Command::new("timeout");
+                command.args(["-s", "KILL", "40", "dd", "bs=4M", "count=1", "conv=notrunc", flag]);
+                command.args([format!("if={from}"), format!("of={to}")]);
+                command.args([format!("skip={at}"), format!("seek={at}")]);
+                command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+            })
+            .collect();
+        for mut piece in pieces {
+            assert!(piece.wait().unwrap().success());
+        }
+    };
+    at_once(&pattern, &bench.device, "oflag=direct");
+    at_once(&bench.device, &back, "iflag=direct");
+    run(&["cmp", &pattern, &back]);
+    // The file is read through the page cache, at any place.
+    let file = bench.fuse_directory().join("v");
+    run(&["cmp", &pattern, file.to_str().unwrap()]);
+    let odd = ["-n", "123457", "-i", "4097:4097"];
+    run(&[&["cmp"], &odd[..], &[&pattern, file.to_str().unwrap()]].concat());
+    bench.stop();
+}
+
 #[test]
 fn stop_waits_for_those_it_names_and_serves_them() {
     requires!("mkfs.ext4");

@@ -3,33 +3,22 @@
 //!
 //! # Not here
 //!
-//! Anything that takes time: that is handed over ([`super::crossing`]).
+//! Bytes: [`super::wire`]. Reading and writing them: [`super::front_end`].
 
-use super::crossing::{Ask, Back, Crossing};
+use super::channel::TRANSFER_BYTES_MAX;
+use super::wire::{self, Attributes, Call, ROOT, Request};
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
-use fuser::{
-    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
-    ReplyEmpty, ReplyEntry, ReplyWrite, Request, TimeOrNow, WriteFlags,
-};
-use std::ffi::OsStr;
-use std::io;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use rustix::io::Errno;
+use std::time::SystemTime;
 
-/// The longest read and write.
-pub(super) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
-/// Requests the kernel lets be under way at once.
-const BACKGROUND_COUNT: u16 = 256;
-/// Nothing about a file changes while it is mounted.
-const FOR_LONG: Duration = Duration::from_secs(24 * 3600);
 const SECTOR_BYTES: u64 = 512;
-const O_DSYNC: i32 = 0o10000;
-const KEEP_SIZE: i32 = 0x01;
-const PUNCH_HOLE: i32 = 0x02;
-const ZERO_RANGE: i32 = 0x10;
-const FIRST_FILE: u64 = INodeNo::ROOT.0 + 1;
+const KEEP_SIZE: u32 = 0x01;
+const PUNCH_HOLE: u32 = 0x02;
+const ZERO_RANGE: u32 = 0x10;
+const FIRST_FILE: u64 = ROOT + 1;
+const DIRECTORY_MODE: u32 = 0o40_700;
+const FILE_MODE: u32 = 0o100_600;
 
 /// A volume that is shown.
 #[derive(Clone, Debug)]
@@ -47,53 +36,162 @@ pub struct FuseVolume {
     pub discards_to_zero: bool,
 }
 
+/// What is to be done about a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Reply(Vec<u8>),
+    Refuse(Errno),
+    /// Nobody waits.
+    Silence,
+    /// The engine is asked.
+    Ask(Ask),
+}
+
+/// What the engine is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ask {
+    pub(super) volume: VolumeIndex,
+    pub(super) op: Op,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+    pub(super) back: Back,
+}
+
+/// How it is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Back {
+    Written(u32),
+    /// So many bytes, behind so many that were read only because blocks are whole.
+    Bytes {
+        skip: usize,
+        length: usize,
+    },
+    Empty,
+}
+
 pub(super) struct Files {
     volumes: Vec<FuseVolume>,
-    crossing: Arc<Crossing>,
-    since: SystemTime,
+    since: u64,
 }
 
 impl Files {
-    pub(super) fn new(volumes: Vec<FuseVolume>, crossing: Arc<Crossing>) -> Files {
-        Files { volumes, crossing, since: SystemTime::now() }
+    pub(super) fn new(volumes: Vec<FuseVolume>) -> Files {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        Files { volumes, since: since.map_or(0, |since| since.as_secs()) }
     }
 
-    fn volume(&self, ino: INodeNo) -> Option<&FuseVolume> {
-        self.volumes.get(usize::try_from(ino.0.checked_sub(FIRST_FILE)?).ok()?)
+    /// Judges a request.
+    pub(super) fn judge(&self, request: &Request<'_>) -> Verdict {
+        let node = request.node;
+        match request.call {
+            Call::Lookup { name } => self.lookup(node, name),
+            Call::Attributes => self.attributes_reply(node),
+            Call::Change { size } => {
+                let now = self.volume(node).map(|volume| volume.size_bytes);
+                if size.is_some() && size != now {
+                    return Verdict::Refuse(Errno::PERM);
+                }
+                self.attributes_reply(node)
+            }
+            Call::Open => Verdict::Reply(wire::open_reply().into()),
+            Call::List { offset, size } => self.list(node, offset, size),
+            Call::Space => Verdict::Reply(wire::space_reply().into()),
+            // A close promises nothing.
+            Call::Done => Verdict::Reply(Vec::new()),
+            Call::Forget => Verdict::Silence,
+            Call::Unknown | Call::Init(_) => Verdict::Refuse(Errno::NOSYS),
+            Call::Read { .. } | Call::Write { .. } | Call::Fsync | Call::Fallocate { .. } => {
+                let Some(volume) = self.volume(node) else {
+                    return Verdict::Refuse(Errno::NOENT);
+                };
+                transfer(volume, &request.call)
+            }
+        }
     }
 
-    fn attributes(&self, ino: INodeNo) -> Option<FileAttr> {
-        let (kind, perm, size) = match self.volume(ino) {
-            Some(volume) => (FileType::RegularFile, 0o600, volume.size_bytes),
-            None if ino == INodeNo::ROOT => (FileType::Directory, 0o700, 0),
+    fn volume(&self, node: u64) -> Option<&FuseVolume> {
+        self.volumes.get(usize::try_from(node.checked_sub(FIRST_FILE)?).ok()?)
+    }
+
+    fn attributes(&self, node: u64) -> Option<Attributes> {
+        let (mode, size_bytes) = match self.volume(node) {
+            Some(volume) => (FILE_MODE, volume.size_bytes),
+            None if node == ROOT => (DIRECTORY_MODE, 0),
             None => return None,
         };
-        Some(FileAttr {
-            ino,
-            size,
-            blocks: size / SECTOR_BYTES,
-            atime: self.since,
-            mtime: self.since,
-            ctime: self.since,
-            crtime: self.since,
-            kind,
-            perm,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: BLOCK_BYTES as u32,
-            flags: 0,
-        })
+        Some(Attributes { node, size_bytes, mode, since: self.since })
     }
 
-    fn hand_over(&self, volume: &FuseVolume, op: Op, range: (u64, u64), reply: ReplyEmpty) {
-        if !self.crossing.enter() {
-            return reply.error(Errno::ENOTCONN);
+    fn attributes_reply(&self, node: u64) -> Verdict {
+        match self.attributes(node) {
+            Some(attributes) => Verdict::Reply(attributes.reply()),
+            None => Verdict::Refuse(Errno::NOENT),
         }
-        let (offset, length) = range;
-        let back = Back::Empty(reply);
-        self.crossing.push(Ask { volume: volume.index, op, offset, length, memory: None, back });
+    }
+
+    fn lookup(&self, parent: u64, name: &[u8]) -> Verdict {
+        let at = self.volumes.iter().position(|volume| volume.name.as_bytes() == name);
+        let attributes =
+            at.filter(|_| parent == ROOT).and_then(|at| self.attributes(FIRST_FILE + at as u64));
+        match attributes {
+            Some(attributes) => Verdict::Reply(attributes.entry_reply()),
+            None => Verdict::Refuse(Errno::NOENT),
+        }
+    }
+
+    fn list(&self, node: u64, offset: u64, size: u32) -> Verdict {
+        if node != ROOT {
+            return Verdict::Refuse(Errno::NOTDIR);
+        }
+        let files = self.volumes.iter().enumerate();
+        let files = files.map(|(at, volume)| (FIRST_FILE + at as u64, volume.name.as_str()));
+        let lines = [(ROOT, "."), (ROOT, "..")].into_iter().chain(files);
+        let skipped = usize::try_from(offset).unwrap_or(usize::MAX);
+        let mut body = Vec::new();
+        for (next, (node, name)) in (1..).zip(lines).skip(skipped) {
+            let Some(attributes) = self.attributes(node) else { break };
+            if !wire::list_line(&mut body, size.min(TRANSFER_BYTES_MAX), attributes, next, name) {
+                break;
+            }
+        }
+        Verdict::Reply(body)
+    }
+}
+
+/// What the engine is asked, if it can be.
+fn transfer(volume: &FuseVolume, call: &Call<'_>) -> Verdict {
+    let ask = |op, offset, length, back| {
+        Verdict::Ask(Ask { volume: volume.index, op, offset, length, back })
+    };
+    match *call {
+        Call::Read { offset, size } => {
+            let end = offset.saturating_add(u64::from(size.min(TRANSFER_BYTES_MAX)));
+            let end = end.min(volume.size_bytes);
+            if offset >= end {
+                return Verdict::Reply(Vec::new());
+            }
+            let from = offset / SECTOR_BYTES * SECTOR_BYTES;
+            let to = end.next_multiple_of(SECTOR_BYTES);
+            let skip = (offset % BLOCK_BYTES) as usize;
+            ask(Op::Read, from, to - from, Back::Bytes { skip, length: (end - offset) as usize })
+        }
+        Call::Write { offset, size, durable } => {
+            if size == 0 || size > TRANSFER_BYTES_MAX || !fits(volume, offset, size.into()) {
+                return Verdict::Refuse(Errno::INVAL);
+            }
+            ask(Op::Write { fua: durable }, offset, size.into(), Back::Written(size))
+        }
+        Call::Fsync => ask(Op::Flush, 0, 0, Back::Empty),
+        Call::Fallocate { offset, length, mode } => {
+            if length == 0 || !fits(volume, offset, length) {
+                return Verdict::Refuse(Errno::INVAL);
+            }
+            match fallocate_op(volume, mode, offset, length) {
+                Some(op) => ask(op, offset, length, Back::Empty),
+                None => Verdict::Refuse(Errno::OPNOTSUPP),
+            }
+        }
+        _ => Verdict::Refuse(Errno::NOSYS),
     }
 }
 
@@ -105,189 +203,12 @@ fn fits(volume: &FuseVolume, offset: u64, length: u64) -> bool {
         && length.is_multiple_of(SECTOR_BYTES)
 }
 
-fn fallocate_op(volume: &FuseVolume, mode: i32, offset: u64, length: u64) -> Option<Op> {
+fn fallocate_op(volume: &FuseVolume, mode: u32, offset: u64, length: u64) -> Option<Op> {
     let whole = offset.is_multiple_of(BLOCK_BYTES) && length.is_multiple_of(BLOCK_BYTES);
     match mode & !KEEP_SIZE {
         PUNCH_HOLE if volume.discards_to_zero && whole => Some(Op::Discard),
         PUNCH_HOLE | ZERO_RANGE => Some(Op::WriteZeroes { fua: false }),
         _ => None,
-    }
-}
-
-impl Filesystem for Files {
-    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let refused = |_| io::Error::from(io::ErrorKind::Unsupported);
-        config.set_max_write(TRANSFER_BYTES_MAX).map_err(refused)?;
-        config.set_max_background(BACKGROUND_COUNT).map_err(|_| refused(0))?;
-        // Without it the loop device waits for each request; an old kernel does.
-        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
-        Ok(())
-    }
-
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let at = self.volumes.iter().position(|volume| OsStr::new(&volume.name) == name);
-        let attributes = at
-            .filter(|_| parent == INodeNo::ROOT)
-            .and_then(|at| self.attributes(INodeNo(FIRST_FILE + at as u64)));
-        match attributes {
-            Some(attributes) => reply.entry(&FOR_LONG, &attributes, Generation(0)),
-            None => reply.error(Errno::ENOENT),
-        }
-    }
-
-    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.attributes(ino) {
-            Some(attributes) => reply.attr(&FOR_LONG, &attributes),
-            None => reply.error(Errno::ENOENT),
-        }
-    }
-
-    fn setattr(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        _mode: Option<u32>,
-        _uid: Option<u32>,
-        _gid: Option<u32>,
-        size: Option<u64>,
-        _atime: Option<TimeOrNow>,
-        _mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        file: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        let now = self.volume(ino).map(|volume| volume.size_bytes);
-        if size.is_some() && size != now {
-            return reply.error(Errno::EPERM);
-        }
-        self.getattr(request, ino, file, reply);
-    }
-
-    fn read(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let Some(volume) = self.volume(ino) else { return reply.error(Errno::ENOENT) };
-        let end = offset.saturating_add(u64::from(size.min(TRANSFER_BYTES_MAX)));
-        let end = end.min(volume.size_bytes);
-        if offset >= end {
-            return reply.data(&[]);
-        }
-        let from = offset / SECTOR_BYTES * SECTOR_BYTES;
-        let to = end.next_multiple_of(SECTOR_BYTES);
-        let first = from / BLOCK_BYTES;
-        let blocks = to.div_ceil(BLOCK_BYTES) - first;
-        let Some(memory) = self.crossing.enter_with(blocks as usize) else {
-            return reply.error(Errno::ENOTCONN);
-        };
-        let skip = (offset - first * BLOCK_BYTES) as usize;
-        self.crossing.push(Ask {
-            volume: volume.index,
-            op: Op::Read,
-            offset: from,
-            length: to - from,
-            memory: Some(memory),
-            back: Back::Bytes(reply, skip, (end - offset) as usize),
-        });
-    }
-
-    fn write(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        bytes: &[u8],
-        _: WriteFlags,
-        flags: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        let Some(volume) = self.volume(ino) else { return reply.error(Errno::ENOENT) };
-        let length = bytes.len() as u64;
-        if length == 0 || !fits(volume, offset, length) {
-            return reply.error(Errno::EINVAL);
-        }
-        let blocks = length.div_ceil(BLOCK_BYTES);
-        let Some(memory) = self.crossing.enter_with(blocks as usize) else {
-            return reply.error(Errno::ENOTCONN);
-        };
-        memory.1.copy_in(bytes);
-        self.crossing.push(Ask {
-            volume: volume.index,
-            op: Op::Write { fua: flags.0 & O_DSYNC != 0 },
-            offset,
-            length,
-            memory: Some((memory.0, memory.1.part(0, bytes.len()))),
-            back: Back::Written(reply, length as u32),
-        });
-    }
-
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        // A close promises nothing.
-        reply.ok();
-    }
-
-    fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        match self.volume(ino) {
-            Some(volume) => self.hand_over(volume, Op::Flush, (0, 0), reply),
-            None => reply.error(Errno::ENOENT),
-        }
-    }
-
-    fn readdir(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
-        if ino != INodeNo::ROOT {
-            return reply.error(Errno::ENOTDIR);
-        }
-        let own = [".", ".."].map(|name| (INodeNo::ROOT, FileType::Directory, name));
-        let files = self.volumes.iter().enumerate().map(|(at, volume)| {
-            (INodeNo(FIRST_FILE + at as u64), FileType::RegularFile, volume.name.as_str())
-        });
-        let entries = (1..).zip(own.into_iter().chain(files)).skip(offset as usize);
-        for (next, (ino, kind, name)) in entries {
-            if reply.add(ino, next, kind, name) {
-                break;
-            }
-        }
-        reply.ok();
-    }
-
-    fn fallocate(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        let Some(volume) = self.volume(ino) else { return reply.error(Errno::ENOENT) };
-        if length == 0 || !fits(volume, offset, length) {
-            return reply.error(Errno::EINVAL);
-        }
-        match fallocate_op(volume, mode, offset, length) {
-            Some(op) => self.hand_over(volume, op, (offset, length), reply),
-            None => reply.error(Errno::EOPNOTSUPP),
-        }
     }
 }
 
@@ -299,6 +220,10 @@ mod tests {
         let size_bytes = 10 * BLOCK_BYTES + 512;
         let index = VolumeIndex(0);
         FuseVolume { index, name: "v".into(), size_bytes, logical_block: 512, discards_to_zero }
+    }
+
+    fn judged(node: u64, call: Call<'_>) -> Verdict {
+        Files::new(vec![volume(true)]).judge(&Request { unique: 1, node, call })
     }
 
     #[test]
@@ -320,5 +245,37 @@ mod tests {
         assert_eq!(fallocate_op(&volume(false), PUNCH_HOLE | KEEP_SIZE, 0, 8192), zero);
         assert_eq!(fallocate_op(&volume(true), ZERO_RANGE, 0, 8192), zero);
         assert_eq!(fallocate_op(&volume(true), 0, 0, 8192), None);
+    }
+
+    #[test]
+    fn read_is_widened_to_sectors_and_ends_with_the_volume() {
+        let end = 10 * BLOCK_BYTES + 512;
+        let read = |offset, size| judged(FIRST_FILE, Call::Read { offset, size });
+        let Verdict::Ask(ask) = read(4097, 100) else { panic!("not asked") };
+        assert_eq!((ask.offset, ask.length), (4096, 512));
+        assert_eq!(ask.back, Back::Bytes { skip: 1, length: 100 });
+        let Verdict::Ask(ask) = read(end - 10, u32::MAX) else { panic!("not asked") };
+        assert_eq!((ask.offset, ask.length), (end - 512, 512));
+        assert_eq!(ask.back, Back::Bytes { skip: 502, length: 10 });
+        assert_eq!(read(end, 1), Verdict::Reply(Vec::new()));
+        assert_eq!(read(u64::MAX, 1), Verdict::Reply(Vec::new()));
+    }
+
+    #[test]
+    fn only_files_that_are_there_are_read_written_and_found() {
+        let write = Call::Write { offset: 0, size: 512, durable: false };
+        for node in [0, ROOT, FIRST_FILE + 1, u64::MAX] {
+            for call in [Call::Read { offset: 0, size: 1 }, write, Call::Fsync] {
+                assert_eq!(judged(node, call), Verdict::Refuse(Errno::NOENT));
+            }
+        }
+        assert!(matches!(judged(FIRST_FILE, write), Verdict::Ask(_)));
+        let too_long = Call::Write { offset: 0, size: TRANSFER_BYTES_MAX + 512, durable: false };
+        assert_eq!(judged(FIRST_FILE, too_long), Verdict::Refuse(Errno::INVAL));
+        assert!(matches!(judged(ROOT, Call::Lookup { name: b"v" }), Verdict::Reply(_)));
+        assert_eq!(judged(ROOT, Call::Lookup { name: b"w" }), Verdict::Refuse(Errno::NOENT));
+        assert_eq!(judged(FIRST_FILE, Call::Lookup { name: b"v" }), Verdict::Refuse(Errno::NOENT));
+        let grow = Call::Change { size: Some(0) };
+        assert_eq!(judged(FIRST_FILE, grow), Verdict::Refuse(Errno::PERM));
     }
 }

@@ -1,68 +1,179 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The loop's side of the FUSE mount: requests go to the engine, answers to the kernel.
+//!
+//! The loop's thread reads requests itself, as long as there are some; when there is none it asks
+//! the reactor to say when there is.
+//!
+//! A request is read into a run of memory as long as the longest. The part it needs until its
+//! answer stays with it, the rest goes back; so a write's bytes go to the log from where the kernel
+//! put them, and a read's come from there.
+//!
+//! # Invariants
+//!
+//! - **C1** The loop sleeps only if requests were looked for and there was none, or none could be
+//!   taken until one is answered; the next request, or the answer, wakes it.
+//! - **C2** Slots and memory taken come back with the answer, once.
+//! - **C3** Each request is answered once, but for those that want no answer. Those that are never
+//!   taken are failed by the kernel when the connection is dropped.
 
-use super::crossing::{Ask, Back, Crossing, PLACE_COUNT};
-use super::lend::lend;
+use super::channel::{Channel, Received, TRANSFER_BYTES_MAX};
+use super::files::{Ask, Back, Files, Verdict};
+use super::wire::{self, HEAD_BYTES_MAX, Malformed, WRITE_HEAD_BYTES};
 use crate::frontend::{FrontEnd, Place};
-use crate::nbd::pool::Run;
-use forebay::io::{ReactorOp, user_data};
+use crate::nbd::pool::{Pool, Run};
+use forebay::io::{Bell, ReactorOp, Span, user_data};
 use forebay::shard::{Answer, Shard};
-use forebay_core::request::RequestError;
-use fuser::Errno;
-use std::collections::VecDeque;
+use forebay_core::request::{Op, RequestError};
+use forebay_core::units::BLOCK_BYTES;
+use rustix::io::Errno;
+use std::io;
 use std::sync::Arc;
+
+/// Requests that are not answered.
+const PLACE_COUNT: usize = 512;
+/// Bytes for their payload.
+const POOL_BYTES: usize = 64 << 20;
+/// Most requests taken in one turn: the answers to them go out before the next are read.
+const RECEIVE_COUNT_MAX: usize = 8;
+const BLOCK: usize = BLOCK_BYTES as usize;
+/// Of a request's memory: a block that ends with its head, so that payload begins with a block.
+const REQUEST_BLOCKS: usize = 1 + TRANSFER_BYTES_MAX as usize / BLOCK;
+/// Reactor operations.
+const BELL: u64 = 0;
+const READABLE: u64 = 1;
+
+/// A request that the engine answers.
+struct Pending {
+    unique: u64,
+    ask: Ask,
+    memory: Option<(Run, Span)>,
+}
 
 /// The front end.
 pub struct FuseFrontEnd {
     place: Place,
-    crossing: Arc<Crossing>,
-    /// Fetched, and not taken by the engine yet.
-    held: VecDeque<Ask>,
-    under_way: Vec<Option<Ask>>,
+    bell: Arc<Bell>,
+    /// `None`: it was unmounted.
+    channel: Option<Channel>,
+    files: Files,
+    pool: Pool,
+    /// Where the next request is read to.
+    room: Option<(Run, Span)>,
+    /// Not taken by the engine yet.
+    held: Option<Pending>,
+    under_way: Vec<Option<Pending>>,
     free: Vec<usize>,
-    /// Answered in this turn: places and memory that go back together.
-    left: usize,
-    runs: Vec<Run>,
+    /// The reactor was asked to say when there is a request.
+    is_listening: bool,
+    is_closing: bool,
 }
 
 impl FuseFrontEnd {
-    pub(super) fn new(crossing: Arc<Crossing>) -> FuseFrontEnd {
+    pub(super) fn new(channel: Channel, files: Files, bell: Arc<Bell>) -> io::Result<FuseFrontEnd> {
         let mut under_way = Vec::new();
         under_way.resize_with(PLACE_COUNT, || None);
-        FuseFrontEnd {
+        Ok(FuseFrontEnd {
             place: Place(0),
-            crossing,
-            held: VecDeque::with_capacity(PLACE_COUNT),
+            bell,
+            channel: Some(channel),
+            files,
+            pool: Pool::new(POOL_BYTES)?,
+            room: None,
+            held: None,
             under_way,
             free: (0..PLACE_COUNT).rev().collect(),
-            left: 0,
-            runs: Vec::with_capacity(PLACE_COUNT),
+            is_listening: false,
+            is_closing: false,
+        })
+    }
+
+    fn hear_bell(&self, shard: &mut Shard) {
+        let fd = self.bell.fd();
+        shard.reactor.submit(ReactorOp::PollIn { fd }, user_data(self.place.source(), BELL));
+    }
+
+    fn listen(&mut self, shard: &mut Shard) {
+        if let Some(channel) = &self.channel {
+            let fd = channel.fd();
+            let name = user_data(self.place.source(), READABLE);
+            shard.reactor.submit(ReactorOp::PollIn { fd }, name);
+            self.is_listening = true;
         }
     }
 
-    fn listen(&self, shard: &mut Shard) {
-        let fd = self.crossing.bell().fd();
-        shard.reactor.submit(ReactorOp::PollIn { fd }, user_data(self.place.source(), 0));
+    /// Hands over what is held; false: the engine has no room.
+    fn submit_held(&mut self, shard: &mut Shard) -> bool {
+        let Some(pending) = self.held.take() else { return true };
+        let Some(slot) = self.free.pop() else {
+            self.held = Some(pending);
+            return false;
+        };
+        let Ask { volume, op, offset, length, .. } = pending.ask;
+        let span = pending.memory.map(|memory| memory.1);
+        let cookie = self.place.cookie(slot as u64);
+        if shard.submit(volume, op, offset, length, span, cookie).is_err() {
+            self.free.push(slot);
+            self.held = Some(pending);
+            return false;
+        }
+        self.under_way[slot] = Some(pending);
+        true
     }
 
-    fn submit_held(&mut self, shard: &mut Shard) {
-        // Bounded by the places.
-        while let Some(ask) = self.held.pop_front() {
-            let slot = self.free.pop().expect("a slot for each place");
-            let cookie = self.place.cookie(slot as u64);
-            let span = ask.memory.map(|memory| memory.1);
-            if shard.submit(ask.volume, ask.op, ask.offset, ask.length, span, cookie).is_err() {
-                self.free.push(slot);
-                return self.held.push_front(ask);
+    /// Looks for a request; `None`: there is no memory for one now.
+    fn receive(&mut self) -> Option<Received> {
+        let Some(channel) = &self.channel else { return Some(Received::Over) };
+        if self.room.is_none() {
+            self.room = self.pool.take(REQUEST_BLOCKS);
+        }
+        let (_, span) = self.room?;
+        let span = span.skip(BLOCK - WRITE_HEAD_BYTES);
+        let received = channel.receive(span);
+        if let Received::Request(length) = received {
+            let mut head = [0; HEAD_BYTES_MAX];
+            let head = &mut head[..length.min(HEAD_BYTES_MAX)];
+            span.part(0, head.len()).copy_out(head);
+            self.judge(head, length);
+        }
+        Some(received)
+    }
+
+    /// Answers a request, or holds it for the engine.
+    fn judge(&mut self, head: &[u8], length: usize) {
+        let Some(channel) = &self.channel else { return };
+        let request = match wire::decode(head, length) {
+            Ok(request) => request,
+            Err(Malformed { unique: Some(unique) }) => return channel.refuse(unique, Errno::INVAL),
+            Err(Malformed { unique: None }) => return,
+        };
+        match self.files.judge(&request) {
+            Verdict::Reply(bytes) => channel.reply(request.unique, &bytes),
+            Verdict::Refuse(error) => channel.refuse(request.unique, error),
+            Verdict::Silence => {}
+            Verdict::Ask(ask) => {
+                let memory = self.keep(&ask);
+                self.held = Some(Pending { unique: request.unique, ask, memory });
             }
-            self.under_way[slot] = Some(ask);
         }
     }
 
-    fn leave(&mut self) {
-        if self.left > 0 {
-            self.crossing.leave(self.left, &mut self.runs);
-            self.left = 0;
+    /// Of the memory that a request was read to, what it needs until it is answered.
+    fn keep(&mut self, ask: &Ask) -> Option<(Run, Span)> {
+        let skip = (ask.offset % BLOCK_BYTES) as usize;
+        let length = ask.length as usize;
+        let (from, blocks) = match ask.op {
+            Op::Write { .. } => (BLOCK, 1 + length.div_ceil(BLOCK)),
+            Op::Read => (0, (skip + length).div_ceil(BLOCK)),
+            _ => return None,
+        };
+        let (run, span) = self.room.take().expect("it was read to there");
+        let bytes = if from > 0 { length } else { blocks * BLOCK };
+        Some((self.pool.cut(run, blocks), span.part(from, bytes)))
+    }
+
+    fn release(&mut self, pending: &Pending) {
+        if let Some((run, _)) = pending.memory {
+            self.pool.give(run);
         }
     }
 }
@@ -70,69 +181,92 @@ impl FuseFrontEnd {
 impl FrontEnd for FuseFrontEnd {
     fn start(&mut self, place: Place, shard: &mut Shard) {
         self.place = place;
+        self.hear_bell(shard);
         self.listen(shard);
     }
 
-    fn event(&mut self, shard: &mut Shard, _: u64, _: i32) {
-        self.crossing.bell().clear();
-        self.listen(shard);
+    fn event(&mut self, shard: &mut Shard, name: u64, _: i32) {
+        if name == user_data(self.place.source(), READABLE) {
+            self.is_listening = false;
+        } else {
+            self.bell.clear();
+            self.hear_bell(shard);
+        }
     }
 
     fn answer(&mut self, _: &mut Shard, answer: Answer) {
         let slot = answer.cookie as usize;
-        let ask = self.under_way[slot].take().expect("answered once");
+        let pending = self.under_way[slot].take().expect("answered once"); // C2
         self.free.push(slot);
-        match (answer.result, ask.back) {
-            (Err(error), back) => back.error(errno(error)),
-            (Ok(()), Back::Written(reply, bytes)) => reply.written(bytes),
-            (Ok(()), Back::Bytes(reply, skip, length)) => {
-                let (_, span) = ask.memory.expect("a read has memory");
-                lend(span.part(skip, length), |bytes| reply.data(bytes));
+        if let Some(channel) = &self.channel {
+            match (answer.result, pending.ask.back) {
+                (Err(error), _) => channel.refuse(pending.unique, errno(error)),
+                (Ok(()), Back::Written(bytes)) => {
+                    channel.reply(pending.unique, &wire::write_reply(bytes));
+                }
+                (Ok(()), Back::Bytes { skip, length }) => {
+                    let (_, span) = pending.memory.expect("a read has memory");
+                    channel.reply_span(pending.unique, span.part(skip, length));
+                }
+                (Ok(()), Back::Empty) => channel.reply(pending.unique, &[]),
             }
-            (Ok(()), Back::Empty(reply)) => reply.ok(),
         }
-        self.left += 1;
-        self.runs.extend(ask.memory.map(|memory| memory.0));
+        self.release(&pending);
     }
 
     fn turn(&mut self, shard: &mut Shard) {
-        self.leave();
-        let mut yielded = false;
-        // Bounded by the places: none comes back in here.
-        loop {
-            self.submit_held(shard);
-            if !self.held.is_empty() {
+        if self.is_listening || self.is_closing {
+            return;
+        }
+        let mut has_yielded = false;
+        for _ in 0..RECEIVE_COUNT_MAX {
+            if !self.submit_held(shard) {
                 return;
             }
-            let is_idle = !shard.has_answers();
-            self.crossing.fetch(&mut self.held, is_idle && yielded);
-            if self.held.is_empty() {
-                if yielded || !is_idle {
+            match self.receive() {
+                Some(Received::Request(_)) => {}
+                Some(Received::Nothing) if shard.has_answers() => return,
+                Some(Received::Nothing) if has_yielded => break,
+                Some(Received::Nothing) => {
+                    // Going to sleep and being woken costs more than this, and the kernel may only
+                    // lack a processor to bring more.
+                    std::thread::yield_now();
+                    has_yielded = true;
+                }
+                Some(Received::Over) => {
+                    self.channel = None;
                     return;
                 }
-                // Going to sleep and being woken costs more than this, and the FUSE thread may
-                // only lack a processor to bring more.
-                std::thread::yield_now();
-                yielded = true;
+                None => return,
             }
+        }
+        if self.submit_held(shard) && !shard.has_answers() {
+            self.listen(shard);
         }
     }
 
-    fn stop(&mut self, _: &mut Shard) -> bool {
-        self.leave();
-        self.crossing.close()
+    fn stop(&mut self, shard: &mut Shard) -> bool {
+        if !self.is_closing && self.is_listening {
+            shard.reactor.cancel(user_data(self.place.source(), READABLE));
+        }
+        self.is_closing = true;
+        if let Some(pending) = self.held.take() {
+            if let Some(channel) = &self.channel {
+                channel.refuse(pending.unique, errno(RequestError::Closing));
+            }
+            self.release(&pending);
+        }
+        !self.is_listening && self.free.len() == PLACE_COUNT
     }
 }
 
 /// What the kernel is told.
 fn errno(error: RequestError) -> Errno {
-    use rustix::io::Errno as Number;
-    let number = match error {
-        RequestError::Io => Number::IO,
-        RequestError::Invalid => Number::INVAL,
-        RequestError::ReadOnly => Number::ROFS,
-        RequestError::NoVolume => Number::NXIO,
-        RequestError::Closing => Number::SHUTDOWN,
-    };
-    Errno::from_i32(number.raw_os_error())
+    match error {
+        RequestError::Io => Errno::IO,
+        RequestError::Invalid => Errno::INVAL,
+        RequestError::ReadOnly => Errno::ROFS,
+        RequestError::NoVolume => Errno::NXIO,
+        RequestError::Closing => Errno::SHUTDOWN,
+    }
 }

@@ -3,8 +3,8 @@
 //! device over it.
 //!
 //! The mount is in a directory that only root enters; the loop device goes around the page cache,
-//! so a block is in memory once. FUSE requests arrive on a thread of `fuser`, are handed to the
-//! loop's thread through [`crossing`], and are answered from there.
+//! so a block is in memory once. The loop's thread reads FUSE requests ([`channel`]) and answers them
+//! itself: a hop to another thread and back costs more than the request.
 //!
 //! # Invariants
 //!
@@ -21,8 +21,9 @@
 //! and FUA become an `fsync` of the file.
 
 pub mod attach;
-mod crossing;
+mod channel;
 mod files;
 pub mod front_end;
 mod lend;
 pub mod mount;
+mod wire;

@@ -4,13 +4,12 @@
 
 pub use super::files::FuseVolume;
 
-use super::crossing::Crossing;
-use super::files::{Files, TRANSFER_BYTES_MAX};
+use super::channel::Channel;
+use super::files::Files;
 use super::front_end::FuseFrontEnd;
 use forebay::host::loop_device::{self, LoopError};
 use forebay::host::machine::Host;
 use forebay::io::Bell;
-use fuser::{BackgroundSession, Config, MountOption, Session};
 use rustix::mount::{UnmountFlags, unmount};
 use std::fs;
 use std::io;
@@ -23,7 +22,6 @@ pub struct FuseMount {
     directory: PathBuf,
     volumes: Vec<FuseVolume>,
     bell: Arc<Bell>,
-    session: BackgroundSession,
 }
 
 impl FuseMount {
@@ -35,20 +33,16 @@ impl FuseMount {
     ) -> io::Result<(FuseMount, FuseFrontEnd)> {
         fs::DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
         let bell = Arc::new(Bell::new()?);
-        let crossing = Arc::new(Crossing::new(Arc::clone(&bell))?);
-        let mut config = Config::default();
-        config.mount_options = vec![
-            MountOption::FSName("forebay".into()),
-            MountOption::NoDev,
-            MountOption::NoSuid,
-            MountOption::NoExec,
-            MountOption::NoAtime,
-            MountOption::CUSTOM(format!("max_read={TRANSFER_BYTES_MAX}")),
-        ];
-        let files = Files::new(volumes.clone(), Arc::clone(&crossing));
-        let session = Session::new(files, directory, &config)?.spawn()?;
-        let mount = FuseMount { directory: directory.into(), volumes, bell, session };
-        Ok((mount, FuseFrontEnd::new(crossing)))
+        let channel = Channel::mount(directory)?;
+        let mount = FuseMount { directory: directory.into(), volumes, bell: Arc::clone(&bell) };
+        let files = Files::new(mount.volumes.clone());
+        match FuseFrontEnd::new(channel, files, bell) {
+            Ok(front_end) => Ok((mount, front_end)),
+            Err(error) => {
+                let _ = mount.abandon(); // the error is what matters
+                Err(error)
+            }
+        }
     }
 
     /// The files in it.
@@ -72,12 +66,11 @@ impl FuseMount {
 
     /// Unmounts it and removes the directory. The server must be running.
     pub(super) fn end(self) -> io::Result<()> {
-        let FuseMount { directory, session, .. } = self;
-        if session.umount_and_join().is_err() {
+        if unmount(&self.directory, UnmountFlags::empty()).is_err() {
             // Somebody looks into it: it goes when they do.
-            unmount(&directory, UnmountFlags::DETACH)?;
+            unmount(&self.directory, UnmountFlags::DETACH)?;
         }
-        fs::remove_dir(directory)
+        fs::remove_dir(&self.directory)
     }
 
     /// Takes it away from under those who use it; they get errors when the process ends.

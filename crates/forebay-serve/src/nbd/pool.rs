@@ -36,11 +36,21 @@ impl Pool {
         Some((Run { first, count }, self.arena.span(first * BLOCK, count * BLOCK)))
     }
 
-    /// Gives a run back.
+    /// Gives the end of a run back and keeps its first `count` blocks.
+    #[cfg(any(test, feature = "fuse"))]
+    pub(crate) fn cut(&mut self, run: Run, count: usize) -> Run {
+        assert!(count <= run.count);
+        self.give(Run { first: run.first + count, count: run.count - count });
+        Run { first: run.first, count }
+    }
+
+    /// Gives a run back. Its place is looked at first by the next that takes: it is still in the
+    /// processor's cache.
     pub(crate) fn give(&mut self, run: Run) {
         let blocks = &mut self.taken[run.first..run.first + run.count];
         assert!(blocks.iter().all(|taken| *taken), "a run is given back once");
         blocks.fill(false);
+        self.next = self.next.min(run.first);
     }
 
     fn search(&self, from: usize, end: usize, count: usize) -> Option<usize> {
@@ -70,7 +80,11 @@ mod tests {
         let (third, c) = pool.take(6).expect("room again");
         assert_eq!(a.pointer(), c.pointer());
         pool.give(second);
+        let third = pool.cut(third, 2);
+        let (fourth, d) = pool.take(4).expect("what was cut off");
+        assert_eq!(d.pointer(), a.part(2 * BLOCK, BLOCK).pointer());
         pool.give(third);
+        pool.give(fourth);
         assert!(pool.take(16).is_some());
     }
 }
