@@ -121,7 +121,7 @@ impl Engine {
 
     /// Blocks written to the cache as records.
     fn blocks_written(&self) -> u64 {
-        self.volumes.iter().flatten().map(|volume| volume.stats.cache_blocks_written).sum()
+        self.all_volumes().map(|volume| volume.stats.cache_blocks_written).sum()
     }
 
     pub(crate) fn checkpoint_settle(&mut self, payload: &mut impl Payload) {
@@ -130,8 +130,7 @@ impl Engine {
         }
         match self.checkpoint.stage {
             Stage::Idle => {
-                let written = self.blocks_written()
-                    - self.checkpoint.blocks_before.min(self.blocks_written());
+                let written = self.blocks_written().saturating_sub(self.checkpoint.blocks_before);
                 let size = u64::from(self.checkpoint.page_count()) + NAMING_BLOCKS;
                 let due = size * WRITTEN_PER_CHECKPOINT;
                 if (self.checkpoint.wanted || written >= due) && self.tokens.room() > 256 {
