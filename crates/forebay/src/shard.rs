@@ -464,6 +464,7 @@ impl Shard {
         Some((device, &mut self.reactor, &mut self.done))
     }
 
+    /// Reports what the devices have done; the engine's tick comes after it.
     fn poll_devices(&mut self, now: Instant) {
         self.cache.poll(&mut self.reactor, now, &mut self.done);
         for device in self.backings.iter_mut().flatten() {
@@ -511,7 +512,7 @@ impl Shard {
         if result.is_err() || naming.step == 4 {
             let token = naming.token;
             self.naming = None;
-            return self.engine.complete(token, result, &mut self.memory);
+            return self.engine.completed(token, result, &mut self.memory);
         }
         self.name_step(Instant::now());
     }
@@ -521,7 +522,7 @@ impl Shard {
             return self.named_step(completion.result.map_err(|_| Fault));
         }
         let result = completion.result.map_err(|DeviceError { .. }| Fault);
-        self.engine.complete(Token(completion.token as u32), result, &mut self.memory);
+        self.engine.completed(Token(completion.token as u32), result, &mut self.memory);
     }
 
     /// Does what the engine wants done.
