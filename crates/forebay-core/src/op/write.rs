@@ -88,7 +88,10 @@ impl Engine {
                 self.active(at).edges_read = true;
             }
             if !self.write_place(volume, at, payload) {
-                self.volume(volume).starved = true;
+                // Buffers come back by themselves: writing back would only take the cache device
+                // from those who wait for it.
+                let starved = !self.buffers.is_empty();
+                self.volume(volume).starved |= starved;
                 break;
             }
             self.volume(volume).writes.pop_front();
