@@ -22,7 +22,7 @@ use serde_json::json;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use support::{Median, bound, record, rounds, row};
+use support::{Median, bound, record, rounds, row, thread_cpu_ns};
 
 const MIB: u64 = 1 << 20;
 const CACHE_BYTES: u64 = 4 << 30;
