@@ -271,7 +271,10 @@ impl Engine {
             }
             Ok(()) => self.accept(request, payload),
         }
-        self.settle(payload);
+        // A read that comes makes nothing possible that was not before.
+        if request.op != Op::Read {
+            self.settle(payload);
+        }
         Ok(())
     }
 
