@@ -21,5 +21,5 @@ sim:              ## the simulator for as long as you like: make sim SEEDS=10000
 soak:             ## the long counts, recorded under bench/results
 	@scripts/soak
 
-bench:            ## the workload
+bench:            ## every bench, with a table each, recorded under bench/results
 	@scripts/bench

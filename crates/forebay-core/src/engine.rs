@@ -271,7 +271,10 @@ impl Engine {
             }
             Ok(()) => self.accept(request, payload),
         }
-        self.settle(payload);
+        // A read that comes makes nothing possible that was not before.
+        if request.op != Op::Read {
+            self.settle(payload);
+        }
         Ok(())
     }
 
@@ -323,6 +326,18 @@ impl Engine {
         result: Result<(), Fault>,
         payload: &mut impl Payload,
     ) {
+        self.completed(token, result, payload);
+        self.settle(payload);
+    }
+
+    /// As [`Engine::complete`], one of several at once: [`Engine::tick`] follows and puts the
+    /// state in order for all of them.
+    pub fn completed(
+        &mut self,
+        token: Token,
+        result: Result<(), Fault>,
+        payload: &mut impl Payload,
+    ) {
         let pending = self.tokens.remove(token.0).expect("each token is reported once");
         match pending {
             Pending::Record { volume, segment } => {
@@ -338,7 +353,6 @@ impl Engine {
             Pending::CheckpointName => self.checkpoint_named(result),
             Pending::Chance(chance) => self.chance_complete(chance, result, payload),
         }
-        self.settle(payload);
     }
 
     /// Tells the time: `now` never goes back, `wall` is milliseconds since 1970.

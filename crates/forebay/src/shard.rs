@@ -229,7 +229,7 @@ impl Shard {
             free_tags: (0..REQUEST_COUNT_MAX as u32).rev().collect(),
             cookies: vec![0; REQUEST_COUNT_MAX],
             begun: vec![
-                Begun { at: Tick(0), volume: VolumeIndex(0), op: Op::Flush };
+                Begun { at: begun, volume: VolumeIndex(0), op: Op::Flush };
                 REQUEST_COUNT_MAX
             ],
             latencies: (0..VOLUME_COUNT_MAX).map(|_| None).collect(),
@@ -385,7 +385,7 @@ impl Shard {
         let tag = self.free_tags.pop().ok_or(Busy)?;
         self.memory.requests[tag as usize] = RequestMemory { span, offset, length };
         self.cookies[tag as usize] = cookie;
-        self.begun[tag as usize] = Begun { at: self.now(), volume, op };
+        self.begun[tag as usize] = Begun { at: Instant::now(), volume, op };
         let request = Request { volume, op, offset, length, tag };
         if self.engine.submit(request, &mut self.memory).is_err() {
             self.free_tags.push(tag);
@@ -470,6 +470,7 @@ impl Shard {
         Some((device, &mut self.reactor, &mut self.done))
     }
 
+    /// Reports what the devices have done; the engine's tick comes after it.
     fn poll_devices(&mut self, now: Instant) {
         self.cache.poll(&mut self.reactor, now, &mut self.done);
         for device in self.backings.iter_mut().flatten() {
@@ -517,7 +518,7 @@ impl Shard {
         if result.is_err() || naming.step == 4 {
             let token = naming.token;
             self.naming = None;
-            return self.engine.complete(token, result, &mut self.memory);
+            return self.engine.completed(token, result, &mut self.memory);
         }
         self.name_step(Instant::now());
     }
@@ -527,13 +528,14 @@ impl Shard {
             return self.named_step(completion.result.map_err(|_| Fault));
         }
         let result = completion.result.map_err(|DeviceError { .. }| Fault);
-        self.engine.complete(Token(completion.token as u32), result, &mut self.memory);
+        self.engine.completed(Token(completion.token as u32), result, &mut self.memory);
     }
 
     /// Does what the engine wants done.
     fn run_effects(&mut self) {
-        let now = Instant::now();
+        let mut now = None;
         while let Some(effect) = self.engine.next_effect() {
+            let now = *now.get_or_insert_with(Instant::now);
             self.run(effect, now);
         }
     }
@@ -596,14 +598,15 @@ impl Shard {
             }
             Effect::Answer { tag, result } => {
                 self.free_tags.push(tag);
-                self.count_latency(self.begun[tag as usize]);
+                self.count_latency(self.begun[tag as usize], now);
                 self.answers.push(Answer { cookie: self.cookies[tag as usize], result });
             }
         }
     }
 
-    fn count_latency(&mut self, begun: Begun) {
-        let nanos = self.now().since(begun.at).clamp(1, LATENCY_NANOS_MAX);
+    fn count_latency(&mut self, begun: Begun, now: Instant) {
+        let nanos = now.saturating_duration_since(begun.at).as_nanos() as u64;
+        let nanos = nanos.clamp(1, LATENCY_NANOS_MAX);
         if let Some(latency) = &mut self.latencies[usize::from(begun.volume.0)] {
             let histogram = match begun.op {
                 Op::Read => &mut latency.reads,
@@ -721,7 +724,7 @@ const LATENCY_NANOS_MAX: u64 = 3_600_000_000_000;
 /// When and how a request came in.
 #[derive(Clone, Copy, Debug)]
 struct Begun {
-    at: Tick,
+    at: Instant,
     volume: VolumeIndex,
     op: Op,
 }

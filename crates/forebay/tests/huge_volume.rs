@@ -6,80 +6,15 @@
 
 mod support;
 
-use forebay::io::{
-    Completion, Device, DeviceInfo, DeviceKind, MemoryDevice, Operation, Reactor, ReactorKind,
-};
+use forebay::io::{Device, MemoryDevice, ReactorKind};
 use forebay_core::engine::{Config, Engine};
 use forebay_core::format::superblock::Mode;
 use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::request::Op;
-use std::io;
 use std::time::{Duration, Instant};
-use support::{BLOCK, Random, Rig};
+use support::{BLOCK, Random, Rig, Void};
 
 const TIB: u64 = 1 << 40;
-
-/// A disk of any size that holds zeros and forgets what it is told.
-struct Void {
-    info: DeviceInfo,
-    done: Vec<Completion>,
-    since: Option<Instant>,
-}
-
-impl Void {
-    fn new(size_bytes: u64) -> Box<Void> {
-        let info = DeviceInfo {
-            name: "void".into(),
-            size_bytes,
-            logical_block: 512,
-            kind: DeviceKind::Memory,
-            volatile_cache: false,
-            discards: true,
-            direct: true,
-            read_only: false,
-        };
-        Box::new(Void { info, done: Vec::new(), since: None })
-    }
-}
-
-impl Device for Void {
-    fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    fn submit(&mut self, _: &mut Reactor, operation: Operation, token: u64, now: Instant) {
-        assert!(self.info.holds(operation.offset(), operation.length()), "{operation:?}");
-        if let Operation::Read { span, .. } = operation {
-            span.fill_zero();
-        }
-        self.done.push(Completion { token, result: Ok(()) });
-        self.since.get_or_insert(now);
-    }
-
-    fn event(&mut self, _: &mut Reactor, _: u64, _: i32, _: Instant, _: &mut Vec<Completion>) {}
-
-    fn poll(&mut self, _: &mut Reactor, _: Instant, done: &mut Vec<Completion>) {
-        self.since = None;
-        done.append(&mut self.done);
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.since
-    }
-
-    fn read_at(&self, _: u64, bytes: &mut [u8]) -> io::Result<()> {
-        bytes.fill(0);
-        Ok(())
-    }
-
-    fn write_at(&self, _: u64, _: &[u8]) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 fn rig(cache: Box<MemoryDevice>) -> Rig {
     let options = support::shared_options(ReactorKind::Threads, Config::default());
@@ -89,7 +24,7 @@ fn rig(cache: Box<MemoryDevice>) -> Rig {
 #[test]
 fn a_hundred_tebibytes_are_discarded_and_zeroed_at_once() {
     let mut rig = rig(Box::new(MemoryDevice::new(1 << 30, 4096).unwrap()));
-    let volume = rig.add("v", Mode::WriteBack, Void::new(100 * TIB));
+    let volume = rig.add("v", Mode::WriteBack, Box::new(Void::new(100 * TIB)));
     let span = rig.memory.span(0, 1 << 20);
     span.copy_in(&[7; 1 << 20]);
     for at in [0, 50 * TIB, 100 * TIB - (1 << 20)] {
@@ -148,7 +83,7 @@ fn random_zero_writes_stay_within_the_memory_bound() {
     }
     let before = resident_bytes();
     let mut rig = rig(cache);
-    let volume = rig.add("v", Mode::WriteBack, Void::new(16 * TIB));
+    let volume = rig.add("v", Mode::WriteBack, Box::new(Void::new(16 * TIB)));
     let superblock = rig.shard.superblock();
     let (segments, blocks) = (superblock.segment_count, superblock.segment_blocks());
     let parts = Engine::memory_parts(segments, blocks, 1, rig.shard.engine().config());

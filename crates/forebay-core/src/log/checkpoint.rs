@@ -25,11 +25,12 @@ use crate::format::checkpoint::{
     self, Head, Layout, PAGE_BYTES, PAGE_HEAD, PAGE_SEGMENTS, PAGE_SLOTS, SEGMENT_BYTES,
 };
 use crate::format::record::Link;
+use crate::format::superblock::SUPERBLOCK_SIZE;
 use crate::log::segment::State;
 use crate::map::extent::Extent;
 use crate::mutant::Mutant;
 use crate::payload::{Payload, Place};
-use crate::units::{BLOCK_SIZE, Sequence, Slot, VolumeIndex};
+use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Sequence, Slot, VolumeIndex};
 use crate::volume::{PendingExtent, Volume};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -37,8 +38,10 @@ use alloc::vec::Vec;
 /// Pages that are written at once.
 pub const STAGE_FRAMES: u32 = 32;
 /// A checkpoint begins when this many times its size has been written to the cache since the last:
-/// checkpoints are at most five parts of a hundred.
-const WRITTEN_PER_CHECKPOINT: u64 = 20;
+/// with the headers, one block in 128, that is less than six parts of a hundred of the payload.
+const WRITTEN_PER_CHECKPOINT: u64 = 21;
+/// Naming it writes both copies of the superblock.
+const NAMING_BLOCKS: u64 = 2 * SUPERBLOCK_SIZE as u64 / BLOCK_BYTES;
 
 /// How far a checkpoint has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +127,8 @@ impl Engine {
         match self.checkpoint.stage {
             Stage::Idle => {
                 let written = self.checkpoint.written;
-                let due = u64::from(self.checkpoint.page_count()) * WRITTEN_PER_CHECKPOINT;
+                let size = u64::from(self.checkpoint.page_count()) + NAMING_BLOCKS;
+                let due = size * WRITTEN_PER_CHECKPOINT;
                 if (self.checkpoint.wanted || written >= due) && self.tokens.room() > 256 {
                     self.checkpoint_begin(payload);
                 }

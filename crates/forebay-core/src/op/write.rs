@@ -96,7 +96,10 @@ impl Engine {
                 if self.write_refused(volume, at) {
                     continue;
                 }
-                self.volume(volume).starved = true;
+                // Buffers come back by themselves: writing back would only take the cache device
+                // from those who wait for it.
+                let starved = !self.buffers.is_empty();
+                self.volume(volume).starved |= starved;
                 break;
             }
             self.volume(volume).writes.pop_front();

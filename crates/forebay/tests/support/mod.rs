@@ -5,12 +5,15 @@
 
 use forebay::cache;
 use forebay::host::runtime_dir::{Places, RuntimeDir};
-use forebay::io::{Arena, Device, ReactorKind, Span};
+use forebay::io::{
+    Arena, Completion, Device, DeviceInfo, DeviceKind, Operation, Reactor, ReactorKind, Span,
+};
 use forebay::shard::{Answer, NewVolume, Shard, ShardOptions, uuid_text};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::VolumeIndex;
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -149,6 +152,68 @@ impl Rig {
             assert!(begun.elapsed() < PATIENCE, "{what} does not come true");
             self.turn(Duration::from_millis(10), |_| {});
         }
+    }
+}
+
+/// A disk of any size that holds zeros and forgets what it is told.
+pub struct Void {
+    info: DeviceInfo,
+    done: Vec<Completion>,
+    since: Option<Instant>,
+}
+
+impl Void {
+    pub fn new(size_bytes: u64) -> Void {
+        let info = DeviceInfo {
+            name: "void".into(),
+            size_bytes,
+            logical_block: 512,
+            kind: DeviceKind::Memory,
+            volatile_cache: false,
+            discards: true,
+            direct: true,
+            read_only: false,
+        };
+        Void { info, done: Vec::new(), since: None }
+    }
+}
+
+impl Device for Void {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn submit(&mut self, _: &mut Reactor, operation: Operation, token: u64, now: Instant) {
+        assert!(self.info.holds(operation.offset(), operation.length()), "{operation:?}");
+        if let Operation::Read { span, .. } = operation {
+            span.fill_zero();
+        }
+        self.done.push(Completion { token, result: Ok(()) });
+        self.since.get_or_insert(now);
+    }
+
+    fn event(&mut self, _: &mut Reactor, _: u64, _: i32, _: Instant, _: &mut Vec<Completion>) {}
+
+    fn poll(&mut self, _: &mut Reactor, _: Instant, done: &mut Vec<Completion>) {
+        self.since = None;
+        done.append(&mut self.done);
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.since
+    }
+
+    fn read_at(&self, _: u64, bytes: &mut [u8]) -> io::Result<()> {
+        bytes.fill(0);
+        Ok(())
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Opening after a crash, of caches full of 4 KiB entries: 1, 4 and 16 GiB, and 1 TiB where there
+//! is room. `cargo bench -p forebay --bench opening [-- GIB ...]`.
+//!
+//! The process died in the middle of a checkpoint, with a tail behind the last whole one that is as
+//! long as the budget allows: the worst moment. Files are sparse (`support/filler.rs`); the page
+//! cache is emptied of them before each. A hole reads faster than a device, so the time spent in
+//! reads is taken out and their bytes are put in at 2 GB/s.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/filler.rs"]
+mod filler;
+mod support;
+
+use filler::Filler;
+use forebay::host::runtime_dir::Places;
+use forebay::io::{
+    Completion, Device, DeviceInfo, FileDevice, FileOptions, Operation, Reactor, ReactorKind,
+};
+use forebay::shard::{Shard, ShardOptions};
+use forebay_core::engine::Config;
+use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
+use serde_json::json;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use support::{Median, bound, record, rounds, thread_cpu_ns};
+
+const GIB: u64 = 1 << 30;
+const SCALE_BYTES_PER_SECOND: f64 = 2e9;
+/// Free room that the largest case wants, on the disk and in memory.
+const ROOM: u64 = 16 * GIB;
+const PERCENT: u64 = 85;
+
+/// What was read, and how long that took.
+#[derive(Default)]
+struct Reads {
+    count: AtomicU64,
+    bytes: AtomicU64,
+    nanos: AtomicU64,
+}
+
+struct Counting {
+    inner: FileDevice,
+    reads: Arc<Reads>,
+}
+
+impl Device for Counting {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
+        self.inner.submit(reactor, operation, token, now);
+    }
+
+    fn event(
+        &mut self,
+        reactor: &mut Reactor,
+        user_data: u64,
+        result: i32,
+        now: Instant,
+        done: &mut Vec<Completion>,
+    ) {
+        self.inner.event(reactor, user_data, result, now, done);
+    }
+
+    fn poll(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Completion>) {
+        self.inner.poll(reactor, now, done);
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.inner.deadline()
+    }
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let begun = Instant::now();
+        let result = self.inner.read_at(offset, bytes);
+        self.reads.nanos.fetch_add(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.reads.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.reads.count.fetch_add(1, Ordering::Relaxed);
+        result
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.inner.write_at(offset, bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.inner.sync()
+    }
+}
+
+fn device(path: &Path) -> (Counting, Arc<Reads>) {
+    let reads = Arc::new(Reads::default());
+    let inner = FileDevice::open(path, &FileOptions::default()).unwrap();
+    (Counting { inner, reads: reads.clone() }, reads)
+}
+
+struct Opening {
+    seconds: f64,
+    cpu: f64,
+    scaled: f64,
+    bytes: u64,
+    count: u64,
+}
+
+fn open(path: &Path) -> Opening {
+    let options = ShardOptions {
+        reactor: ReactorKind::Auto,
+        config: Config::default(),
+        shared: false,
+        places: Places::found(),
+    };
+    let (device, reads) = device(path);
+    let (begun, cpu) = (Instant::now(), thread_cpu_ns());
+    let shard = Shard::open(Box::new(device), &options).unwrap();
+    let seconds = begun.elapsed().as_secs_f64();
+    let cpu = (thread_cpu_ns() - cpu) as f64 / 1e9;
+    assert!(shard.opened().from_checkpoint, "the checkpoint was not used");
+    assert!(shard.opened().damage.is_empty() && !shard.opened().clean);
+    let bytes = reads.bytes.load(Ordering::Relaxed);
+    let reading = reads.nanos.load(Ordering::Relaxed) as f64 / 1e9;
+    let scaled = seconds - reading + bytes as f64 / SCALE_BYTES_PER_SECOND;
+    Opening { seconds, cpu, scaled, bytes, count: reads.count.load(Ordering::Relaxed) }
+}
+
+/// Bytes a second, reading the last whole checkpoint from the front.
+fn sequential_rate(path: &Path) -> f64 {
+    let (device, _) = device(path);
+    let superblock = forebay::cache::read_superblock(&device).unwrap().superblock;
+    let start =
+        forebay_core::format::checkpoint::address(&superblock, superblock.checkpoint_sequence, 0);
+    let bytes = superblock.checkpoint_bytes.min(GIB) / (1 << 20) * (1 << 20);
+    let begun = Instant::now();
+    let mut target = vec![0; 1 << 20];
+    for at in (0..bytes).step_by(1 << 20) {
+        device.read_at(start + at, &mut target).unwrap();
+    }
+    bytes as f64 / begun.elapsed().as_secs_f64()
+}
+
+/// What the kernel keeps of the file in memory goes.
+fn forget_pages(file: &File) {
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+fn free_disk(folder: &Path) -> u64 {
+    let found = rustix::fs::statvfs(folder).unwrap();
+    found.f_bavail * found.f_frsize
+}
+
+fn free_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// The file is gone when this is.
+struct Gone(PathBuf);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn main() {
+    let asked: Vec<u64> = std::env::args().filter_map(|text| text.parse().ok()).collect();
+    let sizes = if asked.is_empty() { vec![1, 4, 16, 1024] } else { asked };
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    println!("opening after a crash in the middle of a checkpoint (medians)");
+    println!(
+        "  {:>8} {:>12} {:>12} {:>10} {:>9} {:>9} {:>10} {:>12}",
+        "cache", "entries", "in the tail", "read MiB", "seconds", "CPU s", "file GB/s", "at 2 GB/s"
+    );
+    for gib in sizes {
+        if gib >= 1024 && (free_disk(&folder) < ROOM || free_memory() < ROOM) {
+            println!(
+                "SKIP opening of {gib} GiB: {} GiB of disk and {} GiB of memory are free, {} are needed",
+                free_disk(&folder) / GIB,
+                free_memory() / GIB,
+                ROOM / GIB
+            );
+            continue;
+        }
+        let path = folder.join(format!("opening-{}", std::process::id()));
+        let _gone = Gone(path.clone());
+        let (filled, tail) = Filler::new(&path, gib * GIB).fill(PERCENT);
+        // Each opening moves the superblock on; both copies are put back.
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let addresses = Superblock::addresses(gib * GIB);
+        let copies = addresses.map(|address| {
+            let mut bytes = vec![0; SUPERBLOCK_SIZE];
+            file.read_exact_at(&mut bytes, address).unwrap();
+            bytes
+        });
+        let rounds = if gib >= 1024 { rounds().min(3) } else { rounds() };
+        let mut openings = Vec::new();
+        let mut rates = Vec::new();
+        for _ in 0..rounds {
+            for (address, bytes) in addresses.iter().zip(&copies) {
+                file.write_all_at(bytes, *address).unwrap();
+            }
+            forget_pages(&file);
+            openings.push(open(&path));
+            forget_pages(&file);
+            rates.push(sequential_rate(&path));
+        }
+        let of = |value: fn(&Opening) -> f64| Median::of(openings.iter().map(value));
+        let (seconds, cpu, scaled) = (of(|it| it.seconds), of(|it| it.cpu), of(|it| it.scaled));
+        let rate = Median::of(rates);
+        let read = openings[0].bytes;
+        println!(
+            "  {gib:>4} GiB {:>12} {tail:>12} {:>10} {:>9.3} {:>9.3} {:>10.2} {:>11.3}s",
+            filled + tail,
+            read >> 20,
+            seconds.median,
+            cpu.median,
+            rate.median / 1e9,
+            scaled.median
+        );
+        if gib >= 1024 {
+            bound("1 TiB at 2 GB/s", scaled.median, scaled.median <= 5.0, "<= 5 s");
+        }
+        record(
+            "opening",
+            &format!("opening-{gib}GiB"),
+            "a sparse file, direct",
+            rounds,
+            json!({
+                "entries": filled + tail, "tail_entries": tail, "read_bytes": read,
+                "reads": openings[0].count, "seconds": seconds.json(), "cpu_s": cpu.json(),
+                "file_bytes_per_second": rate.json(), "scaled_s": scaled.json(), "aim_s": 5.0,
+            }),
+        );
+    }
+}
