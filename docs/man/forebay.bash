@@ -176,7 +176,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__serve)
-            opts="-h --cache --volume --listen --attach --control --sync-after --memory --io --stop-timeout --if-changed --help"
+            opts="-h --cache --volume --listen --attach --control --metrics --sync-after --memory --io --stop-timeout --if-changed --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -199,6 +199,10 @@ _forebay() {
                     return 0
                     ;;
                 --control)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --metrics)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

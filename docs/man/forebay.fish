@@ -47,6 +47,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand serve" -l attach -d 'Whi
 fuse\t'FUSE and a loop device'
 none\t'None: NBD only'"
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l control -d 'The control socket' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l metrics -d 'Serve metrics for Prometheus over HTTP, at /metrics: unix:PATH or 127.0.0.1:PORT' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l sync-after -d 'Writes are durable this long after they were answered, at the latest; 0: before' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l memory -d 'Memory for buffers, batches and extents besides the map' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l io -d 'How devices are driven' -r -f -a "auto\t'io_uring, or threads where it is refused'

@@ -196,6 +196,33 @@ fn parse_listen(text: &str) -> Result<Listen, String> {
     Ok(Listen::Tcp(address))
 }
 
+/// Where metrics are scraped.
+#[derive(Clone, Debug)]
+pub enum MetricsAddress {
+    Unix(PathBuf),
+    Tcp(std::net::SocketAddr),
+}
+
+fn parse_metrics(text: &str) -> Result<MetricsAddress, String> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        // `unix:///run/x` is how some write it.
+        let path = path.strip_prefix("//").unwrap_or(path);
+        if path.is_empty() {
+            return Err("expected unix:PATH".into());
+        }
+        return Ok(MetricsAddress::Unix(PathBuf::from(path)));
+    }
+    let address: std::net::SocketAddr =
+        text.parse().map_err(|_| format!("'{text}': expected unix:PATH or 127.0.0.1:PORT"))?;
+    if !address.ip().is_loopback() {
+        return Err(format!(
+            "{address} is not on loopback; anyone there could read how the volumes are used, so \
+             it is refused"
+        ));
+    }
+    Ok(MetricsAddress::Tcp(address))
+}
+
 /// Which kernel block device is made of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Attach {
@@ -237,6 +264,9 @@ pub struct ServeArgs {
     /// The control socket
     #[arg(long)]
     pub control: Option<PathBuf>,
+    /// Serve metrics for Prometheus over HTTP, at /metrics: unix:PATH or 127.0.0.1:PORT
+    #[arg(long, value_parser = parse_metrics)]
+    pub metrics: Option<MetricsAddress>,
     /// Writes are durable this long after they were answered, at the latest; 0: before
     #[arg(long, value_parser = parse_time, default_value = "5s")]
     pub sync_after: Duration,

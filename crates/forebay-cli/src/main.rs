@@ -10,6 +10,8 @@ mod backing;
 mod cmd;
 mod control;
 mod control_server;
+mod metrics;
+mod sockets;
 mod status;
 mod units;
 

@@ -2,6 +2,7 @@
 //! What `status` tells: made by the daemon, shown by the client. The names are stable.
 
 use crate::units::{clock, size};
+use forebay::latency::{BUCKET_NANOS, LatencySummary};
 use serde::{Deserialize, Serialize};
 
 /// Everything.
@@ -45,7 +46,32 @@ pub struct DeviceStatus {
     pub flushes: u64,
     pub flush_p50_us: f64,
     pub flush_p99_us: f64,
+    pub read_latency_seconds: Latency,
+    pub write_latency_seconds: Latency,
+    pub flush_latency_seconds: Latency,
     pub errors: u64,
+}
+
+/// How long things took, since the daemon started.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Latency {
+    pub count: u64,
+    /// Seconds in all, to two digits.
+    pub sum: f64,
+    /// Upper ends, in seconds, and how many took at most so long but longer than the end before.
+    /// Those of `count` that are in none took longer than the last.
+    pub buckets: Vec<(f64, u64)>,
+}
+
+impl From<&LatencySummary> for Latency {
+    fn from(summary: &LatencySummary) -> Latency {
+        let ends = BUCKET_NANOS.iter().map(|nanos| *nanos as f64 / 1e9);
+        Latency {
+            count: summary.count,
+            sum: summary.sum_ns as f64 / 1e9,
+            buckets: ends.zip(summary.buckets).collect(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -71,6 +97,8 @@ pub struct VolumeStatus {
     pub read_p99_us: f64,
     pub write_p50_us: f64,
     pub write_p99_us: f64,
+    pub read_latency_seconds: Latency,
+    pub write_latency_seconds: Latency,
     pub reads: u64,
     pub writes: u64,
     pub flushes: u64,

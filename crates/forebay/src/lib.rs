@@ -7,5 +7,6 @@ pub mod host;
 pub mod ingest;
 pub mod inspect;
 pub mod io;
+pub mod latency;
 pub mod memory;
 pub mod shard;

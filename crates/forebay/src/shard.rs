@@ -11,6 +11,7 @@ use crate::host::runtime_dir::{Places, RuntimeDir, boot_id};
 use crate::io::{
     Arena, Completion, Device, DeviceError, Operation, Reactor, ReactorKind, Span, source_of,
 };
+use crate::latency::{Latency, LatencySummary};
 use crate::memory::{self, Memory, RequestMemory, SharedIdentity};
 use forebay_core::effect::{Effect, Fault, Token};
 use forebay_core::engine::{Acknowledge, Config, Engine, window_frames};
@@ -20,7 +21,6 @@ use forebay_core::log::recovery::{self, Damage};
 use forebay_core::payload::Place;
 use forebay_core::request::{Op, Request, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Sequence, Tick, VolumeIndex};
-use hdrhistogram::Histogram;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -129,7 +129,7 @@ pub struct Shard {
     free_tags: Vec<u32>,
     cookies: Vec<u64>,
     begun: Vec<Begun>,
-    latencies: Vec<Option<Latency>>,
+    latencies: Vec<Option<[Latency; 2]>>,
     answers: Vec<Answer>,
     done: Vec<Completion>,
     naming: Option<Naming>,
@@ -361,7 +361,7 @@ impl Shard {
     /// Gives a volume its backing device, opened with [`backing_source`], and serves it.
     pub fn serve(&mut self, index: VolumeIndex, device: Box<dyn Device>) {
         self.backings[usize::from(index.0)] = Some(device);
-        self.latencies[usize::from(index.0)] = Latency::new();
+        self.latencies[usize::from(index.0)] = Some([Latency::new(), Latency::new()]);
         self.engine.serve(index, true);
     }
 
@@ -597,24 +597,21 @@ impl Shard {
     }
 
     fn count_latency(&mut self, begun: Begun) {
-        let nanos = self.now().since(begun.at).clamp(1, LATENCY_NANOS_MAX);
-        if let Some(latency) = &mut self.latencies[usize::from(begun.volume.0)] {
-            let histogram = match begun.op {
-                Op::Read => &mut latency.reads,
-                Op::Write { .. } => &mut latency.writes,
-                _ => return,
-            };
-            histogram.saturating_record(nanos);
+        let nanos = self.now().since(begun.at);
+        if let Some([reads, writes]) = &mut self.latencies[usize::from(begun.volume.0)] {
+            match begun.op {
+                Op::Read => reads.record(nanos),
+                Op::Write { .. } => writes.record(nanos),
+                _ => {}
+            }
         }
     }
 
     /// How long requests to a volume took: reads, then writes.
-    pub fn latencies(&self, volume: VolumeIndex) -> [Percentiles; 2] {
+    pub fn latencies(&self, volume: VolumeIndex) -> [LatencySummary; 2] {
         match self.latencies.get(usize::from(volume.0)) {
-            Some(Some(latency)) => {
-                [Percentiles::of(&latency.reads), Percentiles::of(&latency.writes)]
-            }
-            _ => [Percentiles::default(); 2],
+            Some(Some(both)) => both.each_ref().map(Latency::summary),
+            _ => [LatencySummary::default(); 2],
         }
     }
 
@@ -701,44 +698,12 @@ impl Shard {
     }
 }
 
-const LATENCY_NANOS_MAX: u64 = 3_600_000_000_000;
-
 /// When and how a request came in.
 #[derive(Clone, Copy, Debug)]
 struct Begun {
     at: Tick,
     volume: VolumeIndex,
     op: Op,
-}
-
-struct Latency {
-    reads: Histogram<u64>,
-    writes: Histogram<u64>,
-}
-
-impl Latency {
-    fn new() -> Option<Latency> {
-        let histogram = || Histogram::new_with_bounds(1, LATENCY_NANOS_MAX, 2).ok();
-        Some(Latency { reads: histogram()?, writes: histogram()? })
-    }
-}
-
-/// Half of the requests took no longer than the one, 99 of a hundred than the other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Percentiles {
-    /// Nanoseconds.
-    pub p50_ns: u64,
-    /// Nanoseconds.
-    pub p99_ns: u64,
-}
-
-impl Percentiles {
-    fn of(histogram: &Histogram<u64>) -> Percentiles {
-        Percentiles {
-            p50_ns: histogram.value_at_quantile(0.5),
-            p99_ns: histogram.value_at_quantile(0.99),
-        }
-    }
 }
 
 /// What a new volume is recorded with.

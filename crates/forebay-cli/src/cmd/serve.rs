@@ -6,15 +6,15 @@ mod ending;
 mod offline;
 mod opening;
 mod report;
-mod sockets;
 mod volumes;
 
 pub use offline::drain_offline;
 
-use crate::args::{Attach, Listen, ServeArgs};
+use crate::args::{Attach, Listen, MetricsAddress, ServeArgs};
 use crate::attach::{self, Attached};
 use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
+use crate::{metrics, sockets};
 use anyhow::{Context, Result, bail};
 use forebay::host::notify::sd_notify;
 use forebay::host::runtime_dir::RuntimeDir;
@@ -71,6 +71,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
         bail!("no volume can be served; give --volume NAME=BACKING");
     }
     let listeners = args.listen.iter().map(sockets::listen).collect::<Result<Vec<_>>>()?;
+    let metrics = args.metrics.as_ref().map(metrics::Listener::bind).transpose()?;
     daemon.server.add(Box::new(NbdFrontEnd::new(listeners, exports)?));
     let control = daemon.listen_for_control(args.control.as_deref())?;
     daemon.print_exports(args);
@@ -83,6 +84,9 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
             _ => daemon.problem(format!("no volume is attached: {error:#}")),
         }
     }
+    if let Some(listener) = metrics {
+        metrics::start(listener, control.clone()).context("metrics cannot be served")?;
+    }
     println!("control: {}", control.display());
     println!("ready");
     // Without a service manager there is nobody to tell.
@@ -94,11 +98,17 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The sockets that are files, to be removed in the end.
 fn unix_sockets(args: &ServeArgs) -> impl Iterator<Item = PathBuf> {
-    args.listen.iter().filter_map(|listen| match listen {
+    let metrics = args.metrics.iter().filter_map(|address| match address {
+        MetricsAddress::Unix(path) => Some(path.clone()),
+        MetricsAddress::Tcp(_) => None,
+    });
+    let listen = args.listen.iter().filter_map(|listen| match listen {
         Listen::Unix(path) => Some(path.clone()),
         Listen::Tcp(_) => None,
-    })
+    });
+    listen.chain(metrics)
 }
 
 fn catch_signals(count: &Arc<AtomicUsize>) -> Result<()> {

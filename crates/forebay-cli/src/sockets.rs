@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-pub(super) fn listen(listen: &Listen) -> Result<Listener> {
+pub fn listen(listen: &Listen) -> Result<Listener> {
     match listen {
         Listen::Tcp(address) => {
             let listener = TcpListener::bind(address)
@@ -21,7 +21,7 @@ pub(super) fn listen(listen: &Listen) -> Result<Listener> {
 }
 
 /// Binds a socket; a stale one is taken over, a live one is refused.
-pub(super) fn bind(path: &Path) -> Result<UnixListener> {
+pub fn bind(path: &Path) -> Result<UnixListener> {
     let shown = path.display();
     match UnixListener::bind(path) {
         Ok(listener) => return private(path, listener),
