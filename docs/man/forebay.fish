@@ -54,6 +54,10 @@ complete -c forebay -n "__fish_forebay_using_subcommand serve" -l io -d 'How dev
 uring\t'io_uring'
 threads\t'Threads'"
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l stop-timeout -d 'How long a stop waits for kernel devices to be closed' -r
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l log-level -d 'What is logged on stderr' -r -f -a "error\t'What needs somebody now'
+warn\t'What somebody should know'
+info\t'Each change of state'
+debug\t'Also each batch written back'"
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l if-changed -d 'Go on with a backing device that was changed by others: VOLUME=keep-dirty|lose-dirty' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand status" -l control -d 'The control socket' -r -F

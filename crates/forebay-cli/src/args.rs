@@ -245,6 +245,19 @@ pub enum IoChoice {
     Threads,
 }
 
+/// How much is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// What needs somebody now
+    Error,
+    /// What somebody should know
+    Warn,
+    /// Each change of state
+    Info,
+    /// Also each batch written back
+    Debug,
+}
+
 /// `forebay serve`
 #[derive(Debug, clap::Args)]
 pub struct ServeArgs {
@@ -279,6 +292,9 @@ pub struct ServeArgs {
     /// How long a stop waits for kernel devices to be closed
     #[arg(long, value_parser = parse_time, default_value = "60s")]
     pub stop_timeout: Duration,
+    /// What is logged on stderr
+    #[arg(long, value_enum, default_value = "info")]
+    pub log_level: LogLevel,
     /// Go on with a backing device that was changed by others: VOLUME=keep-dirty|lose-dirty
     #[arg(long, value_parser = parse_if_changed)]
     pub if_changed: Vec<(String, IfChanged)>,

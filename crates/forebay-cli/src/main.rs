@@ -10,6 +10,7 @@ mod backing;
 mod cmd;
 mod control;
 mod control_server;
+mod log;
 mod metrics;
 mod sockets;
 mod status;

@@ -7,6 +7,7 @@ mod offline;
 mod opening;
 mod report;
 mod volumes;
+mod watch;
 
 pub use offline::drain_offline;
 
@@ -18,7 +19,7 @@ use crate::{metrics, sockets};
 use anyhow::{Context, Result, bail};
 use forebay::host::notify::sd_notify;
 use forebay::host::runtime_dir::RuntimeDir;
-use forebay::io::Stats;
+use forebay::io::{ReactorKind, Stats};
 use forebay::shard::uuid_text;
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
@@ -31,6 +32,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use tracing::{info, warn};
+use watch::Watch;
 
 /// A volume that is served.
 struct Served {
@@ -50,9 +53,11 @@ struct Daemon {
     desk: Rc<RefCell<Desk>>,
     problems: Vec<String>,
     attached: Option<Attached>,
+    watch: Watch,
 }
 
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
+    crate::log::start(args.log_level);
     let signals = Arc::new(AtomicUsize::new(0));
     catch_signals(&signals)?;
     let attaches = attach::choose(args.attach)?;
@@ -89,9 +94,11 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     }
     println!("control: {}", control.display());
     println!("ready");
+    daemon.tell_started();
     // Without a service manager there is nobody to tell.
     let _ = sd_notify("READY=1");
-    daemon.serve(&signals)?;
+    let why = daemon.serve(&signals)?;
+    info!("stops: {why}");
     let _ = sd_notify("STOPPING=1");
     daemon.release_devices(&signals, args.stop_timeout)?;
     daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
@@ -112,6 +119,9 @@ fn unix_sockets(args: &ServeArgs) -> impl Iterator<Item = PathBuf> {
 }
 
 fn catch_signals(count: &Arc<AtomicUsize>) -> Result<()> {
+    // A write past a limit on the size of files is to fail, not to end the process.
+    signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default())
+        .context("cannot catch signals")?;
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register_usize(signal, Arc::clone(count), 1)
             .context("cannot catch signals")?;
@@ -138,8 +148,26 @@ impl Daemon {
     }
 
     fn problem(&mut self, text: String) {
-        eprintln!("forebay: {text}");
+        warn!("{text}");
         self.problems.push(text);
+    }
+
+    fn tell_started(&self) {
+        let shard = &self.server.shard;
+        let how = match shard.reactor.kind() {
+            ReactorKind::Threads => "threads",
+            _ => "io_uring",
+        };
+        info!(
+            "started: cache {} on {}, {} volumes, devices by {how}, a plain write is answered when {}",
+            uuid_text(&shard.superblock().uuid),
+            self.cache_path.display(),
+            self.volumes.len(),
+            report::acknowledge_name(shard.engine().config().acknowledge),
+        );
+        if let Some(why) = shard.reactor.refusal() {
+            warn!("io_uring is refused ({why}); devices are driven by threads");
+        }
     }
 
     fn print_exports(&self, args: &ServeArgs) {
@@ -155,14 +183,19 @@ impl Daemon {
         }
     }
 
-    fn serve(&mut self, signals: &AtomicUsize) -> Result<()> {
+    /// Serves until told to stop, and says by whom.
+    fn serve(&mut self, signals: &AtomicUsize) -> Result<&'static str> {
         loop {
             self.server.turn(Some(Duration::from_millis(500)))?;
             if let Some(attached) = &mut self.attached {
                 attached.tell_news();
             }
-            if signals.load(Ordering::Relaxed) > 0 || self.answer_questions() {
-                return Ok(());
+            self.watch();
+            if signals.load(Ordering::Relaxed) > 0 {
+                return Ok("a signal came");
+            }
+            if self.answer_questions() {
+                return Ok("`forebay stop` asked for it");
             }
         }
     }
@@ -190,11 +223,13 @@ impl Daemon {
 
     fn drain(&mut self, name: Option<&str>) -> Result<()> {
         let mut found = false;
-        for served in &self.volumes {
-            if name.is_none_or(|name| name == served.name) {
+        for at in 0..self.volumes.len() {
+            let (index, its) = (self.volumes[at].index, &self.volumes[at].name);
+            if name.is_none_or(|name| name == its) {
                 found = true;
-                self.server.shard.drain(served.index);
-                self.server.shard.record(served.index, |volume| volume.drained = true)?;
+                self.watch_drain(at);
+                self.server.shard.drain(index);
+                self.server.shard.record(index, |volume| volume.drained = true)?;
             }
         }
         match name {

@@ -64,7 +64,7 @@ pub fn start(listener: Listener, control: PathBuf) -> Result<()> {
             };
             match listening {
                 Ok(listening) => accept(listening, answers).await,
-                Err(error) => eprintln!("forebay: metrics are not served: {error}"),
+                Err(error) => tracing::error!("metrics are not served: {error}"),
             }
         });
     })?;

@@ -168,6 +168,14 @@ impl Scratch {
         forebay(command.iter().map(OsStr::new).chain([OsStr::new("--control"), control.as_ref()]))
     }
 
+    /// `drain`, not started yet.
+    pub fn drain_command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.arg("drain").arg("--control").arg(self.control());
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    }
+
     /// `status --json`.
     pub fn status(&self) -> serde_json::Value {
         let done = self.ask(&["status", "--json"]);

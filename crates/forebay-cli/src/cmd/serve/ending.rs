@@ -8,6 +8,7 @@ use anyhow::Result;
 use forebay_core::units::BLOCK_BYTES;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tracing::{info, warn};
 
 impl Daemon {
     /// Stops taking work, makes everything durable, and says what is not on which disk.
@@ -19,6 +20,7 @@ impl Daemon {
     ) -> Result<()> {
         // The one who asked to stop hears that it was understood.
         self.server.turn(Some(Duration::ZERO))?;
+        self.watch_ends();
         self.close(limit)?;
         for path in sockets.chain([control.to_owned()]) {
             // A socket that somebody else has removed is gone, too.
@@ -53,10 +55,12 @@ impl Daemon {
             .collect();
         let clean = shard.close(limit)?;
         for text in left {
-            eprintln!("forebay: {text}");
+            warn!("{text}");
         }
-        if !clean {
-            eprintln!("forebay: not everything could be made durable; the next start recovers it");
+        if clean {
+            info!("stopped: everything is durable");
+        } else {
+            warn!("not everything could be made durable; the next start recovers it");
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 //! Opening the cache, and saying what was found.
 
 use super::Daemon;
+use super::watch::Watch;
 use crate::args::{IoChoice, ServeArgs};
 use crate::backing;
 use crate::units::size;
@@ -14,6 +15,7 @@ use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use forebay_serve::server::Server;
 use std::path::Path;
 use std::rc::Rc;
+use tracing::{info, warn};
 
 impl Daemon {
     pub(super) fn open(cache: &Path, args: &ServeArgs) -> Result<Daemon> {
@@ -29,7 +31,7 @@ impl Daemon {
             &options.config,
         );
         let total: u64 = parts.iter().map(|part| part.1).sum();
-        eprintln!("forebay: takes {} of memory for {volumes} volumes", size(total));
+        info!("takes {} of memory for {volumes} volumes", size(total));
         let shard = Shard::open(device, &options)?;
         let mut daemon = Daemon {
             server: Server::new(shard),
@@ -39,6 +41,7 @@ impl Daemon {
             desk: Rc::default(),
             problems: Vec::new(),
             attached: None,
+            watch: Watch::new(),
         };
         daemon.tell_opened();
         Ok(daemon)
@@ -48,11 +51,11 @@ impl Daemon {
     fn tell_opened(&mut self) {
         let opened = self.server.shard.opened().clone();
         if opened.repaired_superblock {
-            eprintln!("forebay: one copy of the superblock was bad; it is repaired from the other");
+            warn!("one copy of the superblock was bad; it is repaired from the other");
         }
         if !opened.clean {
-            eprintln!(
-                "forebay: the last stop was not a clean one; recovered in {:.1} s, {} segments from \
+            warn!(
+                "the last stop was not a clean one; recovered in {:.1} s, {} segments from \
                  memory",
                 opened.took.as_secs_f64(),
                 opened.redone_segments
@@ -60,7 +63,7 @@ impl Daemon {
         }
         for damage in opened.damage {
             let text = self.damage_text(damage);
-            eprintln!("forebay: {text}");
+            warn!("{text}");
             if !matches!(damage, Damage::Cut { .. } | Damage::Clean { .. }) {
                 self.problems.push(text);
             }

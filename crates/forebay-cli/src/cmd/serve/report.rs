@@ -43,11 +43,7 @@ impl Daemon {
                 _ => "io_uring".into(),
             },
             io_refusal: shard.reactor.refusal().map(str::to_owned),
-            acknowledge: match config.acknowledge {
-                Acknowledge::Placed => "placed".into(),
-                Acknowledge::Written => "written".into(),
-                Acknowledge::Durable => "durable".into(),
-            },
+            acknowledge: acknowledge_name(config.acknowledge).into(),
             device: device_status(&self.cache_stats),
         };
         let mut volumes = Vec::new();
@@ -69,6 +65,15 @@ impl Daemon {
                 .collect(),
             problems,
         }
+    }
+}
+
+/// When a plain write is answered.
+pub(super) fn acknowledge_name(when: Acknowledge) -> &'static str {
+    match when {
+        Acknowledge::Placed => "placed",
+        Acknowledge::Written => "written",
+        Acknowledge::Durable => "durable",
     }
 }
 

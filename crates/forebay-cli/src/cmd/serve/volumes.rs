@@ -4,7 +4,7 @@
 use super::{Daemon, Served};
 use crate::args::{IfChanged, ServeArgs, VolumeSpec};
 use crate::backing;
-use crate::units::clock;
+use crate::units::{clock, size};
 use anyhow::{Context, Result, bail};
 use forebay::host::identity::Match;
 use forebay::io::Device;
@@ -13,6 +13,7 @@ use forebay_core::format::superblock::Mode;
 use forebay_core::units::VolumeIndex;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use tracing::{info, warn};
 
 impl Daemon {
     /// Gives every recorded volume its backing device, and adds what is new.
@@ -38,8 +39,7 @@ impl Daemon {
             let path = PathBuf::from(&volume.path);
             if let Err(error) = self.attach(index, &path, Some(volume.logical_block), args) {
                 let text = format!("{}: waits for its backing device: {error:#}", volume.name);
-                eprintln!("forebay: {text}");
-                self.problems.push(text);
+                self.problem(text);
             }
         }
         Ok(())
@@ -82,12 +82,10 @@ impl Daemon {
                     clock(self.server.shard.superblock().written_at),
                 ),
                 Some(IfChanged::KeepDirty) if dirty => {
-                    eprintln!(
-                        "forebay: {name}: backing device changed ({what}); dirty data is kept"
-                    );
+                    warn!("{name}: backing device changed ({what}); dirty data is kept");
                 }
                 _ => {
-                    eprintln!("forebay: {name}: backing device changed ({what}); starts empty");
+                    warn!("{name}: backing device changed ({what}); starts empty");
                     self.server.shard.forget_data(index)?;
                 }
             }
@@ -134,9 +132,14 @@ impl Daemon {
         if self.server.shard.engine().is_frozen(index) {
             let text =
                 format!("{}: is frozen: dirty data is lost and cannot be named", recorded.name);
-            eprintln!("forebay: {text}");
-            self.problems.push(text);
+            self.problem(text);
         }
+        info!(
+            "{}: served: {} in front of {}",
+            recorded.name,
+            size(recorded.size_bytes),
+            absolute.display()
+        );
         self.server.shard.serve(index, device);
         let rate = (Instant::now(), 0, 0.0);
         self.volumes.push(Served { index, name: recorded.name, backing: absolute, stats, rate });
