@@ -107,6 +107,8 @@ pub(crate) struct Active {
     /// Last sequence it placed.
     pub(crate) sequence: Sequence,
     pub(crate) edges_read: bool,
+    /// Its answer waits, or waited, for the backing device.
+    pub(crate) backing_waited: bool,
 }
 
 /// What an effect under way is for.
@@ -308,6 +310,7 @@ impl Engine {
             failed: None,
             sequence: Sequence(0),
             edges_read: false,
+            backing_waited: false,
         });
         match request.op {
             Op::Read => self.read_accept(at, payload),
@@ -395,6 +398,9 @@ impl Engine {
     /// Answers a request and forgets it.
     pub(crate) fn answer(&mut self, at: u32, result: Result<(), RequestError>) {
         let active = self.requests.remove(at).expect("a request is answered once");
+        if active.backing_waited {
+            self.volume(active.request.volume).stats.backing_waits += 1;
+        }
         self.effects.push_back(Effect::Answer { tag: active.request.tag, result });
     }
 

@@ -13,3 +13,4 @@ pub(crate) mod image;
 pub mod reclaim;
 pub mod recovery;
 pub mod segment;
+pub(crate) mod times;

@@ -52,6 +52,7 @@ impl Engine {
     }
 
     pub(crate) fn around_issue(&mut self, at: u32) {
+        self.active(at).backing_waited = true;
         let request = self.active(at).request;
         let token = self.token(Pending::Around { request: at });
         let (volume, tag) = (request.volume, request.tag);
