@@ -36,7 +36,7 @@ complete -c forebay -n "__fish_forebay_needs_command" -f -a "check" -d 'Verify e
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "inspect" -d 'Show what is in a cache that nobody serves, without changing it'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "pages" -d 'Write man pages and shell completions into a directory'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l size -d 'Bytes to use; needed for a new file (512M, 1G, 1T)' -r
-complete -c forebay -n "__fish_forebay_using_subcommand format" -l segment-size -d 'Bytes of a segment: a power of two, 64K to 4M' -r
+complete -c forebay -n "__fish_forebay_using_subcommand format" -l segment-size -d 'Bytes of a segment: a power of two, 256K to 4M' -r
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l force -d 'Erase a file system or anything else that is recognised there'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l lose-dirty -d 'Erase a cache with data that is not on its backing device'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -s h -l help -d 'Print help'
@@ -49,7 +49,7 @@ none\t'None: NBD only'"
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l control -d 'The control socket' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l metrics -d 'Serve metrics for Prometheus over HTTP, at /metrics: unix:PATH or 127.0.0.1:PORT' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l sync-after -d 'Writes are durable this long after they were answered, at the latest; 0: before' -r
-complete -c forebay -n "__fish_forebay_using_subcommand serve" -l memory -d 'Memory for buffers, batches and extents besides the map' -r
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l memory -d 'Memory for everything besides the map: buffers, batches, extents, clients' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l io -d 'How devices are driven' -r -f -a "auto\t'io_uring, or threads where it is refused'
 uring\t'io_uring'
 threads\t'Threads'"

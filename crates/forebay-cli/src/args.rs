@@ -95,6 +95,10 @@ pub struct PagesArgs {
     pub directory: PathBuf,
 }
 
+/// The smallest segment that `format` makes: with smaller ones the map takes more than 5 MiB for
+/// each GiB of cache (P9).
+pub const SEGMENT_BYTES_LEAST: u32 = 256 << 10;
+
 /// `forebay format`
 #[derive(Debug, clap::Args)]
 pub struct FormatArgs {
@@ -103,7 +107,7 @@ pub struct FormatArgs {
     /// Bytes to use; needed for a new file (512M, 1G, 1T)
     #[arg(long, value_parser = parse_size)]
     pub size: Option<u64>,
-    /// Bytes of a segment: a power of two, 64K to 4M
+    /// Bytes of a segment: a power of two, 256K to 4M
     #[arg(long, value_parser = parse_size, default_value = "512K")]
     pub segment_size: u64,
     /// Erase a file system or anything else that is recognised there
@@ -258,6 +262,9 @@ pub enum LogLevel {
     Debug,
 }
 
+/// What `--memory` is when it is not given.
+pub const MEMORY_DEFAULT: u64 = 192 << 20;
+
 /// `forebay serve`
 #[derive(Debug, clap::Args)]
 pub struct ServeArgs {
@@ -283,7 +290,7 @@ pub struct ServeArgs {
     /// Writes are durable this long after they were answered, at the latest; 0: before
     #[arg(long, value_parser = parse_time, default_value = "5s")]
     pub sync_after: Duration,
-    /// Memory for buffers, batches and extents besides the map
+    /// Memory for everything besides the map: buffers, batches, extents, clients
     #[arg(long, value_parser = parse_size, default_value = "192M")]
     pub memory: u64,
     /// How devices are driven

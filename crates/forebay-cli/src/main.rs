@@ -11,6 +11,7 @@ mod cmd;
 mod control;
 mod control_server;
 mod log;
+mod memory;
 mod metrics;
 mod sockets;
 mod status;

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct Status {
     pub version: String,
     pub pid: u32,
+    /// What the daemon is doing now, in words.
+    pub activity: String,
     pub cache: CacheStatus,
     pub volumes: Vec<VolumeStatus>,
     pub memory: Vec<MemoryPart>,
@@ -24,6 +26,8 @@ pub struct CacheStatus {
     pub size_bytes: u64,
     pub segments: u32,
     pub segments_free: u32,
+    /// Until all of it is dirty, if dirty data goes on growing as it does.
+    pub seconds_to_full: Option<f64>,
     pub health: String,
     pub io: String,
     pub io_refusal: Option<String>,
@@ -81,10 +85,13 @@ pub struct VolumeStatus {
     pub backing: String,
     /// `serving`, `waiting` (no backing device), `frozen`.
     pub state: String,
+    /// `healthy`, `degraded` (works, and something is wrong), `failed` (writes are refused).
+    pub health: String,
     pub mode: String,
     pub drained: bool,
     pub dirty_bytes: u64,
     pub dirty: bool,
+    /// Of the oldest data that is not on the backing device; since the cache was opened, at least.
     pub dirty_age_seconds: Option<f64>,
     /// Milliseconds since 1970: the backing device holds what was written before.
     pub backing_as_of: u64,
@@ -92,7 +99,12 @@ pub struct VolumeStatus {
     pub writeback_bytes_per_second: f64,
     pub seconds_to_drained: Option<f64>,
     pub undurable: bool,
+    /// Of the oldest write that a power cut would take.
+    pub undurable_age_seconds: Option<f64>,
+    /// Share of the blocks read that the cache answered.
     pub hit_ratio: Option<f64>,
+    /// Share of the requests that did not wait for the backing device.
+    pub without_backing_ratio: Option<f64>,
     pub read_p50_us: f64,
     pub read_p99_us: f64,
     pub write_p50_us: f64,
@@ -106,10 +118,15 @@ pub struct VolumeStatus {
     pub written_bytes: u64,
     pub cache_bytes_written: u64,
     pub backing_bytes_written: u64,
+    /// The same for each byte that guests wrote.
+    pub cache_bytes_per_written_byte: Option<f64>,
+    pub backing_bytes_per_written_byte: Option<f64>,
     pub lost_blocks: u64,
     pub repaired_blocks: u64,
     pub backing_faults: u64,
     pub attached: Vec<String>,
+    /// NBD connections.
+    pub nbd_clients: u32,
     pub device: DeviceStatus,
 }
 
@@ -124,6 +141,7 @@ impl Status {
     pub fn print(&self) {
         let cache = &self.cache;
         let used = cache.segments - cache.segments_free;
+        println!("forebay {}, process {}: {}", self.version, self.pid, self.activity);
         println!(
             "cache {} on {}: {}, {}, {} % of its segments in use",
             cache.uuid,
@@ -132,6 +150,9 @@ impl Status {
             cache.health,
             u64::from(used) * 100 / u64::from(cache.segments.max(1)),
         );
+        if let Some(seconds) = cache.seconds_to_full {
+            println!("  full in {seconds:.0} s if dirty data goes on growing");
+        }
         println!(
             "  devices by {}{}; a plain write is answered when {}",
             cache.io,
@@ -156,11 +177,18 @@ impl Status {
 
 impl VolumeStatus {
     fn print(&self) {
-        println!("{}: {}, {}, {}", self.name, size(self.size_bytes), self.state, self.mode_text());
+        println!(
+            "{}: {}, {}, {}, {}",
+            self.name,
+            size(self.size_bytes),
+            self.state,
+            self.mode_text(),
+            self.health
+        );
         println!("  backing {}, as of {}", self.backing, clock(self.backing_as_of));
         let mut dirty = format!("  dirty {}", size(self.dirty_bytes));
         if let Some(age) = self.dirty_age_seconds {
-            dirty += &format!(", since {age:.0} s");
+            dirty += &format!(", the oldest for {age:.0} s");
         }
         dirty += &format!("; write-back {}", self.writeback);
         if self.writeback_bytes_per_second > 0.0 {
@@ -170,12 +198,18 @@ impl VolumeStatus {
             dirty += &format!(", drained in {seconds:.0} s");
         }
         println!("{dirty}");
+        if let Some(age) = self.undurable_age_seconds {
+            println!("  not durable yet: the oldest write is {age:.1} s old");
+        }
         let hits = match self.hit_ratio {
-            Some(ratio) => format!("{:.1} % without the backing device", ratio * 100.0),
+            Some(ratio) => format!("{:.1} % of their blocks from the cache", ratio * 100.0),
             None => "none yet".into(),
         };
+        let without = self.without_backing_ratio.map_or(String::new(), |ratio| {
+            format!("; {:.1} % answered without the backing device", ratio * 100.0)
+        });
         println!(
-            "  reads {} ({hits}), writes {}, flushes {}",
+            "  reads {} ({hits}), writes {}, flushes {}{without}",
             self.reads, self.writes, self.flushes
         );
         println!(
@@ -190,12 +224,13 @@ impl VolumeStatus {
             self.device.write_p50_us,
             self.device.write_p99_us,
         );
-        if self.written_bytes > 0 {
-            println!(
-                "  written per guest byte: cache {:.2}, backing {:.2}",
-                self.cache_bytes_written as f64 / self.written_bytes as f64,
-                self.backing_bytes_written as f64 / self.written_bytes as f64,
-            );
+        if let (Some(cache), Some(backing)) =
+            (self.cache_bytes_per_written_byte, self.backing_bytes_per_written_byte)
+        {
+            println!("  written per guest byte: cache {cache:.2}, backing {backing:.2}");
+        }
+        if self.nbd_clients > 0 {
+            println!("  NBD clients: {}", self.nbd_clients);
         }
         for attached in &self.attached {
             println!("  attached: {attached}");

@@ -117,7 +117,7 @@ fn check(scratch: &Scratch, text: &str) {
     let status = scratch.status();
     let mut names = BTreeSet::new();
     wanted("forebay", &status, &mut names);
-    assert!(names.len() >= 60, "{names:?}");
+    assert!(names.len() > 64, "{names:?}");
     for name in &names {
         let name = name.replace("forebay_volumes", "forebay_volume");
         assert!(families.contains_key(&name), "{name} is in the status and not in:\n{text}");
@@ -131,8 +131,12 @@ fn check(scratch: &Scratch, text: &str) {
     assert_eq!(of_volume("forebay_volume_writes"), 3.0);
     assert_eq!(of_volume("forebay_volume_written_bytes"), 3.0 * 8192.0);
     assert_eq!(of_volume("forebay_volume_dirty"), 1.0);
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
+    assert!((now - of_volume("forebay_volume_backing_as_of_timestamp_seconds")).abs() < 3600.0);
     let info = &families["forebay_volume"].samples[0].1;
     assert_eq!((&*info["volume"], &*info["mode"], &*info["state"]), ("v", "write-back", "serving"));
+    let daemon = &families["forebay_daemon"].samples[0].1;
+    assert_eq!((&*daemon["version"], &*daemon["activity"]), (env!("CARGO_PKG_VERSION"), "serves"));
     histogram(&families["forebay_volume_write_latency_seconds"], 3.0);
     let parts = families["forebay_memory_bytes"].samples.iter();
     assert!(parts.map(|part| part.2).sum::<f64>() > 32.0 * MIB as f64);

@@ -240,9 +240,12 @@ impl Engine {
         segment_blocks: u16,
         volume_count: usize,
         config: &Config,
-    ) -> [(&'static str, u64); 7] {
+    ) -> [(&'static str, u64); 9] {
         let slots = u64::from(segment_count) * u64::from(segment_blocks);
         let volumes = volume_count as u64;
+        let requests = Slab::<Active>::memory_bytes(REQUEST_COUNT_MAX)
+            + Slab::<Pending>::memory_bytes(TOKEN_COUNT_MAX)
+            + (2 * TOKEN_COUNT_MAX * size_of::<Effect>()) as u64;
         [
             ("index", Index::memory_bytes(slots)),
             ("slots and checksums", Slots::memory_bytes(slots)),
@@ -254,6 +257,8 @@ impl Engine {
                 "segment buffers",
                 u64::from(config.buffer_count) * u64::from(segment_blocks) * BLOCK_BYTES,
             ),
+            ("checkpoint stream", Checkpointer::memory_bytes(segment_count)),
+            ("requests and effects", requests),
         ]
     }
 

@@ -9,7 +9,7 @@ use crate::cache::{self, CacheError, Reader};
 use crate::host::machine::Host;
 use crate::host::runtime_dir::{Places, RuntimeDir, boot_id};
 use crate::io::{
-    Arena, Completion, Device, DeviceError, Operation, Reactor, ReactorKind, Span, source_of,
+    Arena, Completion, Device, DeviceError, Operation, Reactor, ReactorKind, Span, Stats, source_of,
 };
 use crate::latency::{Latency, LatencySummary};
 use crate::memory::{self, Memory, RequestMemory, SharedIdentity};
@@ -30,6 +30,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub const CACHE_SOURCE: u16 = 1;
 /// First reactor source that is not a device's.
 pub const FREE_SOURCE: u16 = 100;
+
+/// Requests of front ends that may be inside at once, then [`Busy`]: each has room for two blocks
+/// that it covers in part.
+pub const REQUESTS_INSIDE_MAX: usize = 1024;
+const _: () = assert!(REQUESTS_INSIDE_MAX <= REQUEST_COUNT_MAX);
 
 /// The reactor source of a volume's backing device.
 pub const fn backing_source(volume: VolumeIndex) -> u16 {
@@ -199,7 +204,7 @@ impl Shard {
             superblock.segment_bytes,
             config.buffer_count,
             window_frames(&config),
-            REQUEST_COUNT_MAX,
+            REQUESTS_INSIDE_MAX,
         )
         .map_err(system("take memory"))?;
         let mut reactor =
@@ -220,14 +225,14 @@ impl Shard {
             backings,
             superblock,
             shared_path: shared_dir.map(|dir| dir.path().join(name)),
-            free_tags: (0..REQUEST_COUNT_MAX as u32).rev().collect(),
-            cookies: vec![0; REQUEST_COUNT_MAX],
+            free_tags: (0..REQUESTS_INSIDE_MAX as u32).rev().collect(),
+            cookies: vec![0; REQUESTS_INSIDE_MAX],
             begun: vec![
                 Begun { at: Tick(0), volume: VolumeIndex(0), op: Op::Flush };
-                REQUEST_COUNT_MAX
+                REQUESTS_INSIDE_MAX
             ],
             latencies: (0..VOLUME_COUNT_MAX).map(|_| None).collect(),
-            answers: Vec::with_capacity(REQUEST_COUNT_MAX),
+            answers: Vec::with_capacity(REQUESTS_INSIDE_MAX),
             done: Vec::with_capacity(TOKEN_COUNT_MAX),
             naming: None,
             naming_bytes: vec![0; SUPERBLOCK_SIZE],
@@ -235,6 +240,22 @@ impl Shard {
             started: Instant::now(),
             opened,
         })
+    }
+
+    /// Bytes of memory that a shard takes, and those of its devices' [`Stats`], by part; see
+    /// [`Engine::memory_parts`].
+    pub fn memory_parts(
+        segment_count: u32,
+        segment_blocks: u16,
+        volume_count: usize,
+        config: &Config,
+    ) -> Vec<(&'static str, u64)> {
+        let parts = Engine::memory_parts(segment_count, segment_blocks, volume_count, config);
+        let edges = (REQUESTS_INSIDE_MAX * 2) as u64 * BLOCK_BYTES;
+        let volumes = volume_count as u64;
+        let latencies =
+            volumes * 2 * Latency::memory_bytes() + (volumes + 1) * Stats::memory_bytes();
+        parts.into_iter().chain([("unaligned edges", edges), ("latencies", latencies)]).collect()
     }
 
     /// What opening found.

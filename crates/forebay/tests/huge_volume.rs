@@ -9,7 +9,8 @@ mod support;
 use forebay::io::{
     Completion, Device, DeviceInfo, DeviceKind, MemoryDevice, Operation, Reactor, ReactorKind,
 };
-use forebay_core::engine::{Config, Engine};
+use forebay::shard::Shard;
+use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
 use forebay_core::request::Op;
 use std::io;
@@ -140,7 +141,7 @@ fn random_zero_writes_stay_within_the_memory_bound() {
     let volume = rig.add("v", Mode::WriteBack, Void::new(16 * TIB));
     let superblock = rig.shard.superblock();
     let (segments, blocks) = (superblock.segment_count, superblock.segment_blocks());
-    let parts = Engine::memory_parts(segments, blocks, 1, rig.shard.engine().config());
+    let parts = Shard::memory_parts(segments, blocks, 1, rig.shard.engine().config());
     let engine: u64 = parts.iter().map(|part| part.1).sum();
     let span = rig.memory.span(0, BLOCK as usize);
     let mut random = Random(1);

@@ -5,6 +5,7 @@ mod devices;
 mod ending;
 mod offline;
 mod opening;
+mod rates;
 mod report;
 mod volumes;
 mod watch;
@@ -23,15 +24,16 @@ use forebay::io::{ReactorKind, Stats};
 use forebay::shard::uuid_text;
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
-use forebay_serve::nbd::listen::{Exports, NbdFrontEnd, export};
+use forebay_serve::nbd::listen::{Counts, Exports, NbdFrontEnd, export};
 use forebay_serve::server::Server;
+use rates::Rates;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tracing::{info, warn};
 use watch::Watch;
 
@@ -41,8 +43,7 @@ struct Served {
     name: String,
     backing: PathBuf,
     stats: Stats,
-    /// Written back at a moment, for the rate.
-    rate: (Instant, u64, f64),
+    rates: Rates,
 }
 
 struct Daemon {
@@ -54,6 +55,9 @@ struct Daemon {
     problems: Vec<String>,
     attached: Option<Attached>,
     watch: Watch,
+    /// What it is doing now.
+    activity: &'static str,
+    nbd_clients: Option<Counts>,
 }
 
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
@@ -77,9 +81,12 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     }
     let listeners = args.listen.iter().map(sockets::listen).collect::<Result<Vec<_>>>()?;
     let metrics = args.metrics.as_ref().map(metrics::Listener::bind).transpose()?;
-    daemon.server.add(Box::new(NbdFrontEnd::new(listeners, exports)?));
+    let nbd = NbdFrontEnd::new(listeners, exports)?;
+    daemon.nbd_clients = Some(nbd.counts());
+    daemon.server.add(Box::new(nbd));
     let control = daemon.listen_for_control(args.control.as_deref())?;
     daemon.print_exports(args);
+    daemon.activity = "attaches the volumes";
     if attaches && let Err(error) = daemon.attach_devices(&signals) {
         match args.attach {
             Attach::Fuse => {
@@ -94,11 +101,13 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     }
     println!("control: {}", control.display());
     println!("ready");
+    daemon.activity = "serves";
     daemon.tell_started();
     // Without a service manager there is nobody to tell.
     let _ = sd_notify("READY=1");
     let why = daemon.serve(&signals)?;
     info!("stops: {why}");
+    daemon.activity = "stops: waits until nobody holds its block devices";
     let _ = sd_notify("STOPPING=1");
     daemon.release_devices(&signals, args.stop_timeout)?;
     daemon.end(args.stop_timeout, &control, unix_sockets(args))?;

@@ -67,6 +67,9 @@ impl Snapshot {
 
     /// The values at a path, each with the label that tells it from the others.
     fn values(&self, path: &str) -> Vec<(Option<(&'static str, String)>, &Value)> {
+        if path.is_empty() {
+            return vec![(None, &self.0)];
+        }
         let (first, rest) = path.split_once('.').unwrap_or((path, ""));
         let pointer = match rest {
             "" => String::new(),
@@ -91,6 +94,9 @@ impl Snapshot {
 
 /// The name of a metric without its prefix, and what its values are multiplied by.
 pub fn name(path: &str) -> (String, f64) {
+    if path.is_empty() {
+        return ("daemon".into(), 1.0);
+    }
     let name = match path.strip_prefix("volumes") {
         Some(rest) => format!("volume{rest}"),
         None => path.to_owned(),
@@ -136,6 +142,6 @@ fn histogram(encoder: &mut MetricEncoder<'_>, value: &Value) -> fmt::Result {
 fn words(value: &Value) -> Vec<(String, String)> {
     let fields = value.as_object().into_iter().flatten();
     let words = fields.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
-    // The label that all of them have.
-    words.filter(|word| word.0 != "name").collect()
+    // The name is a label already; what kind of reply it was is the control socket's business.
+    words.filter(|word| word.0 != "name" && word.0 != "reply").collect()
 }

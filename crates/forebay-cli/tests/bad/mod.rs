@@ -44,7 +44,7 @@ impl Place {
     /// A formatted cache.
     pub fn cache(&self) -> String {
         let cache = self.text("cache");
-        let done = self.run(&["format", &cache, "--size", "64M", "--segment-size", "64K"]);
+        let done = self.run(&["format", &cache, "--size", "64M", "--segment-size", "256K"]);
         assert_eq!(done.code, 0, "{}", done.stderr);
         cache
     }

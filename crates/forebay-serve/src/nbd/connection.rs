@@ -137,6 +137,12 @@ impl Connection {
         Ok(connection)
     }
 
+    /// Bytes of memory one takes at most.
+    pub(super) const fn memory_bytes() -> u64 {
+        let slot = size_of::<Option<UnderWay>>() + 2 * size_of::<usize>();
+        (INPUT_BYTES + Output::MEMORY_BYTES + COMMAND_COUNT_MAX * slot) as u64
+    }
+
     /// Nothing of it is under way, and nothing will be (N3).
     pub(super) fn is_gone(&self) -> bool {
         (self.is_closing || self.is_broken)

@@ -4,12 +4,12 @@
 use super::Daemon;
 use super::watch::Watch;
 use crate::args::{IoChoice, ServeArgs};
-use crate::backing;
 use crate::units::size;
-use anyhow::{Result, bail};
+use crate::{backing, memory};
+use anyhow::Result;
 use forebay::io::ReactorKind;
 use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions};
-use forebay_core::engine::{Acknowledge, Config, Engine};
+use forebay_core::engine::{Acknowledge, Config};
 use forebay_core::log::recovery::Damage;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use forebay_serve::server::Server;
@@ -21,17 +21,16 @@ impl Daemon {
     pub(super) fn open(cache: &Path, args: &ServeArgs) -> Result<Daemon> {
         let device = backing::open_exclusive(cache, CACHE_SOURCE, None)?;
         let (device, cache_stats) = backing::counted(device);
-        let options = options(args)?;
+        let mut options = options(args);
         let found = forebay::cache::read_superblock(device.as_ref())?;
         let volumes = found.superblock.volumes.iter().flatten().count() + args.volumes.len();
-        let parts = Engine::memory_parts(
-            found.superblock.segment_count,
-            found.superblock.segment_blocks(),
-            volumes.max(1),
-            &options.config,
-        );
+        options.config =
+            memory::fit(&options.config, &found.superblock, volumes.max(1), args.memory)?;
+        let parts = memory::parts(&found.superblock, volumes.max(1), &options.config);
         let total: u64 = parts.iter().map(|part| part.1).sum();
-        info!("takes {} of memory for {volumes} volumes", size(total));
+        let parts: Vec<String> =
+            parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
+        info!("takes {} of memory for {volumes} volumes: {}", size(total), parts.join(", "));
         let shard = Shard::open(device, &options)?;
         let mut daemon = Daemon {
             server: Server::new(shard),
@@ -42,6 +41,8 @@ impl Daemon {
             problems: Vec::new(),
             attached: None,
             watch: Watch::new(),
+            activity: "opens the cache",
+            nbd_clients: None,
         };
         daemon.tell_opened();
         Ok(daemon)
@@ -100,7 +101,7 @@ impl Daemon {
     }
 }
 
-fn options(args: &ServeArgs) -> Result<ShardOptions> {
+fn options(args: &ServeArgs) -> ShardOptions {
     let mut config = Config::default();
     if args.sync_after.is_zero() {
         config.acknowledge = Acknowledge::Durable;
@@ -108,22 +109,10 @@ fn options(args: &ServeArgs) -> Result<ShardOptions> {
         config.durable_after = args.sync_after.as_nanos() as u64;
         config.close_after = config.close_after.min(config.durable_after);
     }
-    // The fixed sum: buffers, window, batches and extents scale together.
-    let default = 192 << 20;
-    if args.memory < 48 << 20 {
-        bail!("--memory {}: at least 48 MiB are needed", size(args.memory));
-    }
-    if args.memory < default {
-        let share = |value: u64| value * args.memory / default;
-        config.buffer_count = share(u64::from(config.buffer_count)).max(8) as u16;
-        config.window_blocks = (share(u64::from(config.window_blocks)) as u32 / 4 * 4).max(1024);
-        config.batch_blocks_max = share(u64::from(config.batch_blocks_max)).max(2048) as u32;
-        config.extent_count_max = share(u64::from(config.extent_count_max)).max(1024) as u32;
-    }
     let reactor = match args.io {
         IoChoice::Auto => ReactorKind::Auto,
         IoChoice::Uring => ReactorKind::Uring,
         IoChoice::Threads => ReactorKind::Threads,
     };
-    Ok(ShardOptions { reactor, config, ..ShardOptions::default() })
+    ShardOptions { reactor, config, ..ShardOptions::default() }
 }

@@ -3,23 +3,24 @@
 
 use super::{Daemon, Served};
 use crate::args::mode_name;
-use crate::status::{self, Status};
+use crate::memory;
+use crate::status::{self, DeviceStatus, Status, VolumeStatus};
 use forebay::io::{OperationKind, ReactorKind, Stats};
 use forebay::shard::{Shard, uuid_text, wall_now};
-use forebay_core::engine::{Acknowledge, CacheHealth, Engine};
+use forebay_core::engine::{Acknowledge, CacheHealth};
+use forebay_core::format::superblock::Volume;
 use forebay_core::policy::writeback::Stage;
-use forebay_core::units::BLOCK_BYTES;
-use std::time::Instant;
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 
 impl Daemon {
-    pub(super) fn status(&mut self) -> Status {
+    pub(super) fn status(&self) -> Status {
         let shard = &self.server.shard;
         let superblock = shard.superblock();
         let engine = shard.engine();
         let (free, segments) = engine.free_segments();
         let config = engine.config();
-        let parts =
-            Engine::memory_parts(segments, superblock.segment_blocks(), self.volumes.len(), config);
+        let volume_count = superblock.volumes.iter().flatten().count();
+        let parts = memory::parts(superblock, volume_count.max(1), config);
         let mut problems = self.problems.clone();
         problems.extend(self.attached.iter().flat_map(|it| it.problems().to_vec()));
         if engine.health() == CacheHealth::Failed {
@@ -34,6 +35,7 @@ impl Daemon {
             size_bytes: superblock.size_bytes,
             segments,
             segments_free: free,
+            seconds_to_full: self.seconds_to_full(),
             health: match engine.health() {
                 CacheHealth::Healthy => "healthy".into(),
                 CacheHealth::Failed => "failed".into(),
@@ -46,17 +48,23 @@ impl Daemon {
             acknowledge: acknowledge_name(config.acknowledge).into(),
             device: device_status(&self.cache_stats),
         };
-        let mut volumes = Vec::new();
-        for served in &mut self.volumes {
-            let mut status = volume_status(&self.server.shard, served, &mut problems);
-            if let (Some(status), Some(attached)) = (&mut status, &self.attached) {
-                status.attached.extend(attached.text(served.index));
-            }
-            volumes.extend(status);
-        }
+        let recorded = superblock.volumes.iter().enumerate();
+        let indexes = recorded.filter_map(|(at, volume)| Some((at, volume.as_ref()?)));
+        let volumes: Vec<VolumeStatus> = indexes
+            .filter_map(|(at, recorded)| {
+                let index = VolumeIndex(at as u8);
+                let served = self.volumes.iter().find(|served| served.index == index);
+                let mut status = volume_status(shard, index, recorded, served, &mut problems)?;
+                let attached = self.attached.as_ref().and_then(|it| it.text(index));
+                status.attached.extend(attached);
+                status.nbd_clients = self.nbd_clients.as_ref().map_or(0, |it| it[at].get());
+                Some(status)
+            })
+            .collect();
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
+            activity: self.activity_text(&volumes),
             cache,
             volumes,
             memory: parts
@@ -65,6 +73,36 @@ impl Daemon {
                 .collect(),
             problems,
         }
+    }
+
+    /// What it is doing, and for which volumes.
+    fn activity_text(&self, volumes: &[VolumeStatus]) -> String {
+        let names = |of: fn(&VolumeStatus) -> bool| {
+            let names: Vec<&str> =
+                volumes.iter().filter(|it| of(it)).map(|it| it.name.as_str()).collect();
+            names.join(", ")
+        };
+        let drained = names(|volume| volume.drained && volume.dirty);
+        let written = names(|volume| !volume.drained && volume.writeback != "idle");
+        let mut text = self.activity.to_owned();
+        for (what, names) in [("drains", drained), ("writes back", written)] {
+            if !names.is_empty() {
+                text += &format!("; {what} {names}");
+            }
+        }
+        text
+    }
+
+    /// When all of the cache is dirty, if dirty data grows on.
+    fn seconds_to_full(&self) -> Option<f64> {
+        let growth: f64 = self.volumes.iter().map(|served| served.rates.growth).sum();
+        let superblock = self.server.shard.superblock();
+        let engine = self.server.shard.engine();
+        let status = self.volumes.iter().filter_map(|served| engine.status(served.index));
+        let dirty: u64 = status.map(|status| status.dirty_blocks * BLOCK_BYTES).sum();
+        let all = u64::from(superblock.segment_count) * u64::from(superblock.segment_bytes);
+        // Below a KiB a second it is noise.
+        (growth > 1024.0).then(|| all.saturating_sub(dirty) as f64 / growth)
     }
 }
 
@@ -104,48 +142,59 @@ fn device_status(stats: &Stats) -> status::DeviceStatus {
 
 fn volume_status(
     shard: &Shard,
-    served: &mut Served,
+    index: VolumeIndex,
+    recorded: &Volume,
+    served: Option<&Served>,
     problems: &mut Vec<String>,
-) -> Option<status::VolumeStatus> {
-    let now = shard.engine().status(served.index)?;
+) -> Option<VolumeStatus> {
+    let now = shard.engine().status(index)?;
     let stats = now.stats;
+    let name = &recorded.name;
+    let backing = served.map_or(recorded.path.clone(), |it| it.backing.display().to_string());
     let written = stats.backing_blocks_written * BLOCK_BYTES;
-    let since = served.rate.0.elapsed().as_secs_f64();
-    if since >= 1.0 {
-        let rate = written.saturating_sub(served.rate.1) as f64 / since;
-        served.rate = (Instant::now(), written, rate);
-    }
     let dirty_bytes = now.dirty_blocks * BLOCK_BYTES;
-    let [reads, writes] = shard.latencies(served.index);
+    let [reads, writes] = shard.latencies(index);
     let us = |nanos: u64| nanos as f64 / 1000.0;
+    let age = |at| shard.now().since(at) as f64 / 1e9;
     if now.backing_failing {
         problems.push(format!(
-            "{}: {} refuses to be written; dirty data is kept and tried again",
-            served.name,
-            served.backing.display()
+            "{name}: {backing} refuses to be written; dirty data is kept and tried again"
         ));
     }
     if stats.lost_blocks > 0 {
         problems.push(format!(
-            "{}: {} blocks were lost on the cache device; reads there fail until they are written",
-            served.name, stats.lost_blocks
+            "{name}: {} blocks were lost on the cache device; reads there fail until they are \
+             written",
+            stats.lost_blocks
         ));
     }
+    let is_failed = now.frozen || shard.engine().health() == CacheHealth::Failed;
+    let is_degraded = now.backing_failing || stats.lost_blocks > 0 || !now.serving;
     let answered = stats.hit_blocks + stats.zero_blocks;
-    Some(status::VolumeStatus {
-        name: served.name.clone(),
-        size_bytes: shard.engine().volume_bytes(served.index)?,
-        backing: served.backing.display().to_string(),
+    let requests = stats.reads + stats.writes + stats.discards;
+    let ratio = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
+    let guest_bytes = stats.written_blocks * BLOCK_BYTES;
+    let cache_bytes = stats.cache_blocks_written * BLOCK_BYTES;
+    let rate = served.map_or(0.0, |served| served.rates.writeback);
+    Some(VolumeStatus {
+        name: name.clone(),
+        size_bytes: shard.engine().volume_bytes(index)?,
+        backing,
         state: match (now.frozen, now.serving) {
             (true, _) => "frozen".into(),
             (false, true) => "serving".into(),
             (false, false) => "waiting".into(),
         },
+        health: match (is_failed, is_degraded) {
+            (true, _) => "failed".into(),
+            (false, true) => "degraded".into(),
+            (false, false) => "healthy".into(),
+        },
         mode: mode_name(now.mode).into(),
         drained: now.drained,
         dirty_bytes,
         dirty: now.dirty,
-        dirty_age_seconds: now.dirty_since.map(|at| shard.now().since(at) as f64 / 1e9),
+        dirty_age_seconds: now.dirty_since.map(age),
         backing_as_of: if now.dirty { now.backing_as_of } else { wall_now() },
         writeback: match now.writeback {
             Stage::Idle => "idle".into(),
@@ -154,12 +203,12 @@ fn volume_status(
             Stage::Noting => "noting".into(),
             Stage::Waiting { .. } => "waiting after a failure".into(),
         },
-        writeback_bytes_per_second: served.rate.2,
-        seconds_to_drained: (served.rate.2 > 0.0 && dirty_bytes > 0)
-            .then(|| dirty_bytes as f64 / served.rate.2),
+        writeback_bytes_per_second: rate,
+        seconds_to_drained: (rate > 0.0 && dirty_bytes > 0).then(|| dirty_bytes as f64 / rate),
         undurable: now.undurable,
-        hit_ratio: (stats.read_blocks > 0)
-            .then(|| answered as f64 / stats.read_blocks.max(answered) as f64),
+        undurable_age_seconds: now.undurable_since.map(age),
+        hit_ratio: ratio(answered.min(stats.read_blocks), stats.read_blocks),
+        without_backing_ratio: ratio(requests.saturating_sub(stats.backing_waits), requests),
         read_p50_us: us(reads.p50_ns),
         read_p99_us: us(reads.p99_ns),
         write_p50_us: us(writes.p50_ns),
@@ -170,13 +219,16 @@ fn volume_status(
         writes: stats.writes,
         flushes: stats.flushes,
         read_bytes: stats.read_blocks * BLOCK_BYTES,
-        written_bytes: stats.written_blocks * BLOCK_BYTES,
-        cache_bytes_written: stats.cache_blocks_written * BLOCK_BYTES,
+        written_bytes: guest_bytes,
+        cache_bytes_written: cache_bytes,
         backing_bytes_written: written,
+        cache_bytes_per_written_byte: ratio(cache_bytes, guest_bytes),
+        backing_bytes_per_written_byte: ratio(written, guest_bytes),
         lost_blocks: stats.lost_blocks,
         repaired_blocks: stats.repaired_blocks,
         backing_faults: stats.backing_faults,
         attached: Vec::new(),
-        device: device_status(&served.stats),
+        nbd_clients: 0,
+        device: served.map_or_else(DeviceStatus::default, |it| device_status(&it.stats)),
     })
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The volumes: each gets its backing device if that is the one it was.
 
+use super::rates::Rates;
 use super::{Daemon, Served};
 use crate::args::{IfChanged, ServeArgs, VolumeSpec};
 use crate::backing;
@@ -12,7 +13,6 @@ use forebay::shard::{NewVolume, backing_source};
 use forebay_core::format::superblock::Mode;
 use forebay_core::units::VolumeIndex;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 use tracing::{info, warn};
 
 impl Daemon {
@@ -141,8 +141,8 @@ impl Daemon {
             absolute.display()
         );
         self.server.shard.serve(index, device);
-        let rate = (Instant::now(), 0, 0.0);
-        self.volumes.push(Served { index, name: recorded.name, backing: absolute, stats, rate });
+        let rates = Rates::default();
+        self.volumes.push(Served { index, name: recorded.name, backing: absolute, stats, rates });
         Ok(())
     }
 }

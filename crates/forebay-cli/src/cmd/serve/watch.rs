@@ -122,6 +122,7 @@ impl Daemon {
         let (index, name) = (served.index, &served.name);
         let Some(status) = self.server.shard.engine().status(index) else { return };
         let backing = served.backing.display();
+        let written = status.stats.backing_blocks_written * BLOCK_BYTES;
         self.watch.volumes.resize_with(self.volumes.len(), Seen::default);
         let mut seen = self.watch.volumes[at];
         if let Some((text, count)) = seen.backing.news(&served.stats) {
@@ -163,11 +164,13 @@ impl Daemon {
         if batches > 0 {
             debug!("{name}: {batches} batches were written back");
         }
+        let dirty = status.dirty_blocks * BLOCK_BYTES;
         seen.is_failing = status.backing_failing;
         seen.lost = status.stats.lost_blocks;
         seen.repaired = status.stats.repaired_blocks;
         seen.batches = status.stats.batches;
         self.watch.volumes[at] = seen;
+        self.volumes[at].rates.sample(now, written, dirty);
     }
 }
 
