@@ -233,6 +233,23 @@ fn dirty_data_is_not_erased_or_forgotten_by_mistake() {
 }
 
 #[test]
+fn a_cache_that_a_process_which_is_gone_still_holds_is_waited_for() {
+    let place = Place::new("dying");
+    let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+    // The one that took the lock is gone; what it left behind holds it for a while, as I/O that
+    // is under way does after a kill.
+    let hold = format!("exec 9<>'{cache}'; flock -x 9 || exit 1; sleep 2 9<&9 & exit 0");
+    let done = std::process::Command::new("sh").args(["-c", &hold]).status().unwrap();
+    assert!(done.success());
+    let begun = std::time::Instant::now();
+    let daemon = place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]);
+    let took = begun.elapsed();
+    assert!(took > std::time::Duration::from_millis(500), "it was not held: {took:?}");
+    let said = daemon.stop(&place);
+    assert!(said.contains("waits up to 10 s for a process that is ending"), "{said}");
+}
+
+#[test]
 fn a_second_daemon_and_a_check_of_a_served_cache_are_refused() {
     let place = Place::new("second");
     let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
@@ -240,7 +257,10 @@ fn a_second_daemon_and_a_check_of_a_served_cache_are_refused() {
     let check = place.run(&["check", &cache]);
     check.refused(1, "is being served");
     place.run(&["inspect", &cache, "superblock"]).refused(1, "is being served");
-    place.run(&["format", &cache, "--force"]).refused(1, "in use by another process");
-    place.run(&["serve", "--cache", &cache]).refused(1, "in use by another process");
+    let begun = std::time::Instant::now();
+    place.run(&["format", &cache, "--force"]).refused(1, "is in use by process ");
+    place.run(&["serve", "--cache", &cache]).refused(1, "(forebay); stop that one");
+    // It lives: there is nothing to wait for.
+    assert!(begun.elapsed() < std::time::Duration::from_secs(8), "{:?}", begun.elapsed());
     daemon.stop(&place);
 }

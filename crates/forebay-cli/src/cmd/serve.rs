@@ -61,7 +61,6 @@ struct Daemon {
 }
 
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
-    crate::log::start(args.log_level);
     let signals = Arc::new(AtomicUsize::new(0));
     catch_signals(&signals)?;
     let attaches = attach::choose(args.attach)?;
