@@ -7,10 +7,19 @@ use forebay_core::format::superblock::Mode;
 use std::path::PathBuf;
 use std::time::Duration;
 
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  it could not be done; stderr says why
+  2  the command line is not understood
+  3  `check` found damage that loses nothing
+  4  `check` found damage in data that is not on its backing device
+  5  no daemon answers";
+
 /// A fast device in front of a slow one: as large as the slow one, nearly as fast as the fast
 /// one, and safe.
 #[derive(Debug, Parser)]
-#[command(name = "forebay", version, max_term_width = 100)]
+#[command(name = "forebay", version, max_term_width = 100, after_help = EXIT_CODES)]
 pub struct Args {
     #[command(subcommand)]
     pub command: Command,

@@ -84,6 +84,30 @@ fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
 }
 
 #[test]
+fn each_exit_code_means_what_the_help_says() {
+    let place = Place::new("codes");
+    let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+    let help = place.run(&["--help"]);
+    assert_eq!(help.code, 0);
+    for code in 0..=5 {
+        assert!(help.stdout.contains(&format!("\n  {code}  ")), "{code}: {help:?}");
+    }
+    assert_eq!(place.run(&["check", &cache]).code, 0);
+    assert_eq!(place.run(&["format", &cache]).code, 1);
+    assert_eq!(place.run(&["format"]).code, 2);
+    assert_eq!(place.run(&["status"]).code, 5);
+    let daemon = place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]);
+    daemon.client("v").write(0, &[0x5B; 4096], true).unwrap();
+    daemon.stop(&place);
+    destroy(&cache, SECOND);
+    assert_eq!(place.run(&["check", &cache]).code, 3);
+    let bytes = std::fs::read(&cache).unwrap();
+    let at = bytes.chunks(4096).position(|block| block == [0x5B; 4096]).unwrap() as u64;
+    destroy(&cache, at * 4096);
+    assert_eq!(place.run(&["check", &cache]).code, 4);
+}
+
+#[test]
 fn one_bad_superblock_is_repaired_from_the_other() {
     for address in [0, SECOND] {
         let place = Place::new(&format!("copy{address}"));

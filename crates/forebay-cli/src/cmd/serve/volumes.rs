@@ -18,6 +18,10 @@ use tracing::{info, warn};
 impl Daemon {
     /// Gives every recorded volume its backing device, and adds what is new.
     pub(super) fn add_volumes(&mut self, args: &ServeArgs) -> Result<()> {
+        let known = |name: &String| self.server.shard.find(name).is_some();
+        if let Some((name, _)) = args.if_changed.iter().find(|(name, _)| !known(name)) {
+            bail!("--if-changed {name}: no such volume in this cache; nothing was changed");
+        }
         for spec in &args.volumes {
             match self.server.shard.find(&spec.name) {
                 Some(index) => {
