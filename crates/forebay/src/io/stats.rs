@@ -4,11 +4,11 @@
 //! Time is what the loop passes in, so it is as fine as the loop's turns. Blocking use is not
 //! counted.
 
-use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use super::device::{Completion, Device, DeviceError, DeviceInfo, Operation, OperationKind};
+use super::device::{Completion, Device, DeviceError, Operation, OperationKind};
+use super::layer::Layer;
 use super::reactor::Reactor;
 use super::slab::Slab;
 use crate::latency::{Latency, LatencySummary};
@@ -137,12 +137,30 @@ impl StatsDevice {
     pub fn new(inner: Box<dyn Device>, stats: Stats) -> StatsDevice {
         StatsDevice { inner, stats, flights: Slab::new() }
     }
+}
 
-    /// Counts the answers from `from` on and gives them their own tokens back.
-    fn count(&mut self, from: usize, now: Instant, done: &mut [Completion]) {
-        let Some(answers) = done.get_mut(from..).filter(|answers| !answers.is_empty()) else {
+impl Layer for StatsDevice {
+    fn below(&self) -> &dyn Device {
+        self.inner.as_ref()
+    }
+
+    fn below_mut(&mut self) -> &mut dyn Device {
+        self.inner.as_mut()
+    }
+
+    fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
+        let kind = operation.kind();
+        let flight = Flight { kind, bytes: operation.length(), token, start: now };
+        self.stats.with(|rows| rows[kind.index()].in_flight += 1);
+        let own = self.flights.insert(flight);
+        self.inner.submit(reactor, operation, u64::from(own), now);
+    }
+
+    /// Counts the answers and gives them their own tokens back.
+    fn answered(&mut self, answers: &mut [Completion], now: Instant) {
+        if answers.is_empty() {
             return;
-        };
+        }
         let flights = &mut self.flights;
         self.stats.with(|rows| {
             for answer in answers {
@@ -162,55 +180,6 @@ impl StatsDevice {
                 row.latency.record(u64::try_from(nanos).unwrap_or(u64::MAX));
             }
         });
-    }
-}
-
-impl Device for StatsDevice {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
-        let kind = operation.kind();
-        let flight = Flight { kind, bytes: operation.length(), token, start: now };
-        self.stats.with(|rows| rows[kind.index()].in_flight += 1);
-        let own = self.flights.insert(flight);
-        self.inner.submit(reactor, operation, u64::from(own), now);
-    }
-
-    fn event(
-        &mut self,
-        reactor: &mut Reactor,
-        user_data: u64,
-        result: i32,
-        now: Instant,
-        done: &mut Vec<Completion>,
-    ) {
-        let from = done.len();
-        self.inner.event(reactor, user_data, result, now, done);
-        self.count(from, now, done);
-    }
-
-    fn poll(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Completion>) {
-        let from = done.len();
-        self.inner.poll(reactor, now, done);
-        self.count(from, now, done);
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.inner.deadline()
-    }
-
-    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.inner.read_at(offset, bytes)
-    }
-
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.inner.write_at(offset, bytes)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.inner.sync()
     }
 }
 
