@@ -31,7 +31,7 @@ pub fn open_exclusive(path: &Path, source: u16, logical_block: Option<u32>) -> R
             bail!("{}: is in use by {holder}; stop that one, or use another", path.display());
         }
         if begun.elapsed() >= LOCK_WAIT {
-            return Err(error).context(format!("waited {} s", LOCK_WAIT.as_secs()));
+            bail!("{error}; it was waited for, for {} s", LOCK_WAIT.as_secs());
         }
         if !told {
             tracing::warn!(

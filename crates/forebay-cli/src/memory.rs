@@ -58,7 +58,7 @@ pub fn fit(
     }
     let needed = least.next_multiple_of(1 << 20) >> 20;
     bail!(
-        "--memory {}: at least {needed}M are needed for {volumes} volumes on this cache",
+        "--memory {}: at least {needed}M are needed on this cache (volumes: {volumes})",
         size(memory)
     );
 }

@@ -95,7 +95,7 @@ fn each_exit_code_means_what_the_help_says() {
     assert_eq!(place.run(&["check", &cache]).code, 0);
     assert_eq!(place.run(&["format", &cache]).code, 1);
     assert_eq!(place.run(&["format"]).code, 2);
-    assert_eq!(place.run(&["status"]).code, 5);
+    assert_eq!(place.run(&["status", "--control", &place.text("none")]).code, 5);
     let daemon = place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]);
     daemon.client("v").write(0, &[0x5B; 4096], true).unwrap();
     daemon.stop(&place);

@@ -61,7 +61,11 @@ impl Progress {
         }
         if let Some(volume) = volumes.iter().find(|it| it.dirty && it.state != "serving") {
             self.end();
-            bail!("{}: cannot be drained while it is {}", volume.name, volume.state);
+            bail!(
+                "{}: cannot be drained while it is {}; `forebay status` says why",
+                volume.name,
+                volume.state
+            );
         }
         let first = *self.first.get_or_insert(dirty);
         let every = Duration::from_millis(if self.is_terminal { 200 } else { 5000 });

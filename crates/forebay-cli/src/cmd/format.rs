@@ -28,14 +28,16 @@ pub fn run(args: &FormatArgs) -> Result<ExitCode> {
     let info = device.info().clone();
     let size_bytes = args.size.unwrap_or(info.size_bytes);
     if size_bytes > info.size_bytes {
-        bail!("{path}: holds {}, less than --size asks for", size(info.size_bytes));
+        bail!(
+            "{path}: holds {}, less than --size asks for; give a smaller one or leave it out",
+            size(info.size_bytes)
+        );
     }
     if size_bytes < CACHE_BYTES_MIN {
         bail!("{path}: holds {}; a cache needs at least 64 MiB", size(size_bytes));
     }
     let device = check_content(args, device)?;
-    let superblock = cache::format(&device, size_bytes, args.segment_size as u32, wall_now())
-        .context("cannot format")?;
+    let superblock = cache::format(&device, size_bytes, args.segment_size as u32, wall_now())?;
     print_result(args, &superblock)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -49,7 +51,8 @@ fn make_file(args: &FormatArgs) -> Result<()> {
     let Some(size) = args.size else {
         bail!("{path}: does not exist; give --size to make a file of that size");
     };
-    let file = std::fs::File::create_new(&args.cache).with_context(|| format!("{path}"))?;
+    let file = std::fs::File::create_new(&args.cache)
+        .with_context(|| format!("{path}: cannot be made"))?;
     if let Err(error) = forebay::host::allocate(&file, size) {
         // Nothing is left of a file that has no room.
         let _ = std::fs::remove_file(&args.cache);

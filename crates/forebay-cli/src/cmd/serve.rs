@@ -76,7 +76,10 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
         exports.borrow_mut().push((entry, served.index));
     }
     if exports.borrow().is_empty() {
-        bail!("no volume can be served; give --volume NAME=BACKING");
+        if daemon.problems.is_empty() {
+            bail!("the cache has no volume yet; give --volume NAME=BACKING");
+        }
+        bail!("no volume can be served: {}", daemon.problems.join("; "));
     }
     let listeners = args.listen.iter().map(sockets::listen).collect::<Result<Vec<_>>>()?;
     let metrics = args.metrics.as_ref().map(metrics::Listener::bind).transpose()?;
@@ -241,7 +244,9 @@ impl Daemon {
             }
         }
         match name {
-            Some(name) if !found => bail!("{name}: no such volume is served"),
+            Some(name) if !found => {
+                bail!("{name}: no such volume is served; `forebay status` lists them")
+            }
             _ => Ok(()),
         }
     }

@@ -175,7 +175,9 @@ impl Answers {
             return Ok(text.clone());
         }
         let status = tokio::time::timeout(ASK_TIME_MAX, ask(&self.control)).await;
-        let status = status.map_err(|_| anyhow!("the daemon is too busy to answer"))??;
+        let status = status.map_err(|_| {
+            anyhow!("the daemon does not answer in time; `forebay status` shows what it does")
+        })??;
         let text = Bytes::from(text(status).context("the status cannot be told as metrics")?);
         *last = Some((Instant::now(), text.clone()));
         Ok(text)

@@ -19,7 +19,10 @@ pub fn drain_offline(cache: &Path, name: Option<&str>) -> Result<ExitCode> {
     let mut daemon = Daemon::open(cache, &args)?;
     daemon.add_volumes(&args)?;
     if let Some(name) = name.filter(|name| daemon.volumes.iter().all(|it| it.name != *name)) {
-        bail!("{name}: no such volume in this cache, or its backing device is missing");
+        bail!(
+            "{name}: no such volume in this cache, or its backing device is missing (then the log above \
+             says so); `forebay inspect CACHE volumes` lists them"
+        );
     }
     daemon.drain(name)?;
     let mut progress = Progress::new();

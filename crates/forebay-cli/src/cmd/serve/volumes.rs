@@ -105,7 +105,7 @@ impl Daemon {
         let info = device.info().clone();
         let size_bytes = info.size_bytes / 512 * 512;
         if size_bytes == 0 {
-            bail!("{}: is empty", spec.backing.display());
+            bail!("{}: is empty, so there is nothing to be a volume of", spec.backing.display());
         }
         let path = std::path::absolute(&spec.backing)?;
         let path = path.to_str().context("the backing device's path is not UTF-8")?;
