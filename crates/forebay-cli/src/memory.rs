@@ -81,7 +81,7 @@ mod tests {
             for gib in [16, 256, 4096] {
                 let superblock = cache(gib * GIB, super::super::args::SEGMENT_BYTES_LEAST << shift);
                 let map = map(&parts(&superblock, 1, &Config::default()), &superblock);
-                let bound = 5 * gib << 20;
+                let bound = 5 * (gib << 20);
                 assert!(map <= bound, "{gib} GiB, shift {shift}: {map} of {bound} bytes");
             }
         }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad;
+mod support;
 
 use bad::{Done, Place, patch, set_mode};
 use forebay_core::format::bytes::crc32c;

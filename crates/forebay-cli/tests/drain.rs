@@ -9,6 +9,7 @@
 
 mod support;
 
+use forebay_testing::requires;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::fs::File;
 use std::path::PathBuf;

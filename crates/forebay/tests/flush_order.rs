@@ -386,7 +386,7 @@ fn flushes_come_in_order_on_memory() {
 #[test]
 fn flushes_come_in_order_on_files() {
     for kind in [ReactorKind::Threads, ReactorKind::Auto] {
-        let dir = Dir::new("flush-order");
+        let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "flush-order");
         let open = |name, bytes, source| {
             let options = FileOptions { source, ..FileOptions::default() };
             let path = dir.file(name, bytes);
