@@ -4,8 +4,11 @@
 use crate::args::Listen;
 use anyhow::{Context, Result, bail};
 use forebay_serve::nbd::listen::Listener;
-use std::io::ErrorKind;
+use rustix::fs::Mode;
+use rustix::process::umask;
+use std::io::{self, ErrorKind};
 use std::net::TcpListener;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
@@ -20,26 +23,29 @@ pub fn listen(listen: &Listen) -> Result<Listener> {
     }
 }
 
-/// Binds a socket; a stale one is taken over, a live one is refused.
+/// Binds a socket that is ours alone; a stale one is taken over, a live one is refused.
 pub fn bind(path: &Path) -> Result<UnixListener> {
     let shown = path.display();
-    match UnixListener::bind(path) {
-        Ok(listener) => return private(path, listener),
+    match bind_private(path) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {}
-        Err(error) => return Err(error).with_context(|| format!("{shown}: cannot be listened on")),
+        other => return other.with_context(|| format!("{shown}: cannot be listened on")),
     }
     if UnixStream::connect(path).is_ok() {
         bail!("{shown}: another daemon listens there; choose another path or stop it");
     }
+    // Whatever else is there is somebody's.
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
+    if !is_socket {
+        bail!("{shown}: is there already and is no socket; choose another path");
+    }
     std::fs::remove_file(path).with_context(|| format!("{shown}: is stale, cannot be removed"))?;
-    let listener =
-        UnixListener::bind(path).with_context(|| format!("{shown}: cannot be listened on"))?;
-    private(path, listener)
+    bind_private(path).with_context(|| format!("{shown}: cannot be listened on"))
 }
 
-fn private(path: &Path, listener: UnixListener) -> Result<UnixListener> {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-        .with_context(|| format!("{}: cannot be made private", path.display()))?;
-    Ok(listener)
+/// Nobody else may connect, not even between the binding and a change of its mode.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    let before = umask(Mode::from_raw_mode(0o177));
+    let bound = UnixListener::bind(path);
+    umask(before);
+    bound
 }

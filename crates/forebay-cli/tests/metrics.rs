@@ -201,6 +201,26 @@ fn every_number_of_the_status_is_scraped_from_a_unix_socket() {
 }
 
 #[test]
+fn a_file_in_the_place_of_a_socket_is_left_alone() {
+    let scratch = Scratch::new("metrics-file");
+    scratch.format("64M");
+    let precious = scratch.path("precious");
+    std::fs::write(&precious, "precious").unwrap();
+    let volume = volume(&scratch);
+    for args in [
+        ["--metrics", &format!("unix:{}", precious.display())],
+        ["--listen", &format!("nbd+unix://{}", precious.display())],
+    ] {
+        let args = [&["--volume", &*volume], &args[..]].concat();
+        let refused = Daemon::try_start(scratch.serve_command(&args), &scratch.path("stderr"));
+        let (code, said) = refused.unwrap_err();
+        assert_eq!(code, Some(1), "{said}");
+        assert!(said.contains("is no socket; choose another path"), "{said}");
+        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
+    }
+}
+
+#[test]
 fn a_stale_socket_is_taken_over() {
     let scratch = Scratch::new("metrics-stale");
     scratch.format("64M");
