@@ -77,7 +77,11 @@ fn a_volume_without_its_backing_device_is_shown_as_waiting() {
     let scratch = Scratch::new("status-waiting");
     scratch.format("64M");
     let both = ["--volume", &volume(&scratch, "v"), "--volume", &volume(&scratch, "w")];
-    scratch.serve(&both).stop("TERM");
+    let daemon = scratch.serve(&both);
+    for name in ["v", "w"] {
+        scratch.connect(name).write(0, &[1; 4096], true).unwrap();
+    }
+    daemon.stop("TERM");
     std::fs::rename(scratch.path("w"), scratch.path("elsewhere")).unwrap();
     let daemon = scratch.serve::<&str>(&[]);
     let status = scratch.status();
@@ -87,6 +91,16 @@ fn a_volume_without_its_backing_device_is_shown_as_waiting() {
     assert_eq!(states[1]["health"], "degraded");
     assert!(status["problems"][0].as_str().unwrap().contains("w: waits for its backing device"));
     assert!(daemon.said().contains(" WARN w: waits for its backing device"), "{}", daemon.said());
+    // What can be drained is, and that the rest is not is no success.
+    let done = scratch.ask(&["drain"]);
+    let (out, said) =
+        (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert_eq!(done.status.code(), Some(1), "{done:?}");
+    assert!(out.contains("v: drained; ") && !out.contains("w: drained"), "{out}");
+    assert!(said.contains("w: cannot be drained while it is waiting"), "{said}");
+    let done = scratch.ask(&["stop", "--drain"]);
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(said.starts_with("forebay: the daemon was not stopped: w: cannot be"), "{said}");
     daemon.stop("TERM");
 }
 
