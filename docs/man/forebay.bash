@@ -176,7 +176,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__serve)
-            opts="-h --cache --volume --listen --attach --control --sync-after --memory --io --stop-timeout --if-changed --help"
+            opts="-h --cache --volume --listen --attach --control --metrics --sync-after --memory --io --stop-timeout --log-level --if-changed --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -202,6 +202,10 @@ _forebay() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --metrics)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --sync-after)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -216,6 +220,10 @@ _forebay() {
                     ;;
                 --stop-timeout)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --log-level)
+                    COMPREPLY=($(compgen -W "error warn info debug" -- "${cur}"))
                     return 0
                     ;;
                 --if-changed)

@@ -28,50 +28,55 @@ complete -c forebay -n "__fish_forebay_needs_command" -s h -l help -d 'Print hel
 complete -c forebay -n "__fish_forebay_needs_command" -s V -l version -d 'Print version'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "format" -d 'Make a new, empty cache on a device or file'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "serve" -d 'Serve volumes until told to stop'
-complete -c forebay -n "__fish_forebay_needs_command" -f -a "status" -d 'Show how the volumes are'
-complete -c forebay -n "__fish_forebay_needs_command" -f -a "stop" -d 'Stop the daemon'
-complete -c forebay -n "__fish_forebay_needs_command" -f -a "drain" -d 'Write everything back to the backing device and keep it so'
-complete -c forebay -n "__fish_forebay_needs_command" -f -a "forget" -d 'Take a volume out of a cache'
+complete -c forebay -n "__fish_forebay_needs_command" -f -a "status" -d 'Show what the daemon does, how the volumes are, and what is wrong'
+complete -c forebay -n "__fish_forebay_needs_command" -f -a "stop" -d 'Stop the daemon; everything answered is durable then'
+complete -c forebay -n "__fish_forebay_needs_command" -f -a "drain" -d 'Write everything back, so that the backing device is the plain disk, and keep it so'
+complete -c forebay -n "__fish_forebay_needs_command" -f -a "forget" -d 'Take a volume out of a cache that nobody serves'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "check" -d 'Verify everything in a cache that nobody serves, without changing it'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "inspect" -d 'Show what is in a cache that nobody serves, without changing it'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "pages" -d 'Write man pages and shell completions into a directory'
-complete -c forebay -n "__fish_forebay_using_subcommand format" -l size -d 'Bytes to use; needed for a new file (512M, 1G, 1T)' -r
-complete -c forebay -n "__fish_forebay_using_subcommand format" -l segment-size -d 'Bytes of a segment: a power of two, 64K to 4M' -r
-complete -c forebay -n "__fish_forebay_using_subcommand format" -l force -d 'Erase a file system or anything else that is recognised there'
-complete -c forebay -n "__fish_forebay_using_subcommand format" -l lose-dirty -d 'Erase a cache with data that is not on its backing device'
+complete -c forebay -n "__fish_forebay_using_subcommand format" -l size -d 'Bytes of the device to use (512M, 1G, 1T), all if it is not given; needed for a new file' -r
+complete -c forebay -n "__fish_forebay_using_subcommand format" -l segment-size -d 'Bytes of a segment: a power of two, 256K to 4M' -r
+complete -c forebay -n "__fish_forebay_using_subcommand format" -l force -d 'Erase what is recognised there: a file system, a partition table, another cache'
+complete -c forebay -n "__fish_forebay_using_subcommand format" -l lose-dirty -d 'With --force: erase a cache although it has data that is not on its backing device'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l cache -d 'The formatted cache device or file' -r -F
-complete -c forebay -n "__fish_forebay_using_subcommand serve" -l volume -d 'A volume to add, or to change the mode of: NAME=BACKING[,mode=write-back|write-through| write-around][,logical_block=512|4096]; recorded volumes are served without it' -r
-complete -c forebay -n "__fish_forebay_using_subcommand serve" -l listen -d 'Where NBD clients come in: nbd+unix:///PATH or nbd://127.0.0.1:PORT' -r
-complete -c forebay -n "__fish_forebay_using_subcommand serve" -l attach -d 'Which kernel block device is made of each volume' -r -f -a "auto\t'The best there is'
-fuse\t'FUSE and a loop device'
-none\t'None: NBD only'"
-complete -c forebay -n "__fish_forebay_using_subcommand serve" -l control -d 'The control socket' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l volume -d 'A volume to add, or to change; those that the cache remembers are served without it' -r
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l listen -d 'Where NBD clients come in: nbd+unix:///PATH or nbd://127.0.0.1:PORT; may be given again' -r
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l attach -d 'Which kernel block device is made of each volume' -r -f -a "auto\t'The best that this machine and user allow'
+fuse\t'/dev/loopN, by FUSE and a loop device; needs root'
+none\t'No block device: NBD only'"
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l control -d 'The control socket, if not the usual one in the runtime directory' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l metrics -d 'Serve metrics for Prometheus over HTTP, at /metrics: unix:PATH or 127.0.0.1:PORT' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l sync-after -d 'Writes are durable this long after they were answered, at the latest; 0: before' -r
-complete -c forebay -n "__fish_forebay_using_subcommand serve" -l memory -d 'Memory for buffers, batches and extents besides the map' -r
-complete -c forebay -n "__fish_forebay_using_subcommand serve" -l io -d 'How devices are driven' -r -f -a "auto\t'io_uring, or threads where it is refused'
-uring\t'io_uring'
-threads\t'Threads'"
-complete -c forebay -n "__fish_forebay_using_subcommand serve" -l stop-timeout -d 'How long a stop waits for kernel devices to be closed' -r
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l memory -d 'Bytes of memory for everything but the map: buffers, batches, extents, clients' -r
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l io -d 'How reads and writes are given to the kernel' -r -f -a "auto\t'io_uring, or threads where it is refused'
+uring\t'io_uring, or not at all'
+threads\t'A few threads that read and write'"
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l stop-timeout -d 'How long a stop waits until nobody holds the kernel block devices' -r
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l log-level -d 'What is logged on stderr' -r -f -a "error\t'What needs somebody now'
+warn\t'What somebody should know'
+info\t'Each change of state'
+debug\t'Also each batch written back'"
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l if-changed -d 'Go on with a backing device that was changed by others: VOLUME=keep-dirty|lose-dirty' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c forebay -n "__fish_forebay_using_subcommand status" -l control -d 'The control socket' -r -F
-complete -c forebay -n "__fish_forebay_using_subcommand status" -l json -d 'For programs'
-complete -c forebay -n "__fish_forebay_using_subcommand status" -l watch -d 'Again every two seconds'
+complete -c forebay -n "__fish_forebay_using_subcommand status" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand status" -l json -d 'Print JSON, for programs'
+complete -c forebay -n "__fish_forebay_using_subcommand status" -l watch -d 'Show it again every two seconds'
 complete -c forebay -n "__fish_forebay_using_subcommand status" -s h -l help -d 'Print help'
-complete -c forebay -n "__fish_forebay_using_subcommand stop" -l control -d 'The control socket' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand stop" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand stop" -l drain -d 'Write everything back first'
 complete -c forebay -n "__fish_forebay_using_subcommand stop" -s h -l help -d 'Print help'
-complete -c forebay -n "__fish_forebay_using_subcommand drain" -l control -d 'The control socket' -r -F
-complete -c forebay -n "__fish_forebay_using_subcommand drain" -l cache -d 'Drain a cache that no daemon serves' -r -F
-complete -c forebay -n "__fish_forebay_using_subcommand drain" -s h -l help -d 'Print help'
-complete -c forebay -n "__fish_forebay_using_subcommand forget" -l cache -d 'The cache' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand drain" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand drain" -l cache -d 'Drain a cache that no daemon serves: its device or file' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand drain" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c forebay -n "__fish_forebay_using_subcommand forget" -l cache -d 'The cache device or file' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand forget" -l lose-dirty -d 'Give up data that is not on its backing device'
 complete -c forebay -n "__fish_forebay_using_subcommand forget" -s h -l help -d 'Print help'
-complete -c forebay -n "__fish_forebay_using_subcommand check" -l json -d 'For programs'
+complete -c forebay -n "__fish_forebay_using_subcommand check" -l json -d 'Print JSON, for programs'
 complete -c forebay -n "__fish_forebay_using_subcommand check" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand inspect" -l lba -d 'Only entries for this block of 4096 bytes' -r
 complete -c forebay -n "__fish_forebay_using_subcommand inspect" -l volume -d 'Only this volume' -r
-complete -c forebay -n "__fish_forebay_using_subcommand inspect" -l json -d 'For programs'
+complete -c forebay -n "__fish_forebay_using_subcommand inspect" -l json -d 'Print JSON, for programs'
 complete -c forebay -n "__fish_forebay_using_subcommand inspect" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand pages" -s h -l help -d 'Print help'

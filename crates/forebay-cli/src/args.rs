@@ -7,10 +7,19 @@ use forebay_core::format::superblock::Mode;
 use std::path::PathBuf;
 use std::time::Duration;
 
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  it could not be done; stderr says why
+  2  the command line is not understood
+  3  `check` found damage that loses nothing
+  4  `check` found damage in data that is not on its backing device
+  5  no daemon answers";
+
 /// A fast device in front of a slow one: as large as the slow one, nearly as fast as the fast
 /// one, and safe.
 #[derive(Debug, Parser)]
-#[command(name = "forebay", version, max_term_width = 100)]
+#[command(name = "forebay", version, max_term_width = 100, after_help = EXIT_CODES)]
 pub struct Args {
     #[command(subcommand)]
     pub command: Command,
@@ -23,13 +32,17 @@ pub enum Command {
     Format(FormatArgs),
     /// Serve volumes until told to stop
     Serve(Box<ServeArgs>),
-    /// Show how the volumes are
+    /// Show what the daemon does, how the volumes are, and what is wrong
     Status(StatusArgs),
-    /// Stop the daemon
+    /// Stop the daemon; everything answered is durable then
     Stop(StopArgs),
-    /// Write everything back to the backing device and keep it so
+    /// Write everything back, so that the backing device is the plain disk, and keep it so
+    ///
+    /// What is written to a drained volume is answered when it is on the backing device, until the
+    /// volume is given a mode again (`serve --volume NAME=BACKING,mode=write-back`). Ending this
+    /// command ends the watching: the daemon drains on.
     Drain(DrainArgs),
-    /// Take a volume out of a cache
+    /// Take a volume out of a cache that nobody serves
     Forget(ForgetArgs),
     /// Verify everything in a cache that nobody serves, without changing it
     ///
@@ -49,7 +62,7 @@ pub enum Command {
 pub struct CheckArgs {
     /// The cache device or file
     pub cache: PathBuf,
-    /// For programs
+    /// Print JSON, for programs
     #[arg(long)]
     pub json: bool,
 }
@@ -83,7 +96,7 @@ pub struct InspectArgs {
     /// Only this volume
     #[arg(long)]
     pub volume: Option<String>,
-    /// For programs
+    /// Print JSON, for programs
     #[arg(long)]
     pub json: bool,
 }
@@ -95,21 +108,25 @@ pub struct PagesArgs {
     pub directory: PathBuf,
 }
 
+/// The smallest segment that `format` makes: with smaller ones the map takes more than 5 MiB for
+/// each GiB of cache (P9).
+pub const SEGMENT_BYTES_LEAST: u32 = 256 << 10;
+
 /// `forebay format`
 #[derive(Debug, clap::Args)]
 pub struct FormatArgs {
     /// The fast device, or a file (made if it is not there)
     pub cache: PathBuf,
-    /// Bytes to use; needed for a new file (512M, 1G, 1T)
+    /// Bytes of the device to use (512M, 1G, 1T), all if it is not given; needed for a new file
     #[arg(long, value_parser = parse_size)]
     pub size: Option<u64>,
-    /// Bytes of a segment: a power of two, 64K to 4M
+    /// Bytes of a segment: a power of two, 256K to 4M
     #[arg(long, value_parser = parse_size, default_value = "512K")]
     pub segment_size: u64,
-    /// Erase a file system or anything else that is recognised there
+    /// Erase what is recognised there: a file system, a partition table, another cache
     #[arg(long)]
     pub force: bool,
-    /// Erase a cache with data that is not on its backing device
+    /// With --force: erase a cache although it has data that is not on its backing device
     #[arg(long)]
     pub lose_dirty: bool,
 }
@@ -196,14 +213,41 @@ fn parse_listen(text: &str) -> Result<Listen, String> {
     Ok(Listen::Tcp(address))
 }
 
+/// Where metrics are scraped.
+#[derive(Clone, Debug)]
+pub enum MetricsAddress {
+    Unix(PathBuf),
+    Tcp(std::net::SocketAddr),
+}
+
+fn parse_metrics(text: &str) -> Result<MetricsAddress, String> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        // `unix:///run/x` is how some write it.
+        let path = path.strip_prefix("//").unwrap_or(path);
+        if path.is_empty() {
+            return Err("expected unix:PATH".into());
+        }
+        return Ok(MetricsAddress::Unix(PathBuf::from(path)));
+    }
+    let address: std::net::SocketAddr =
+        text.parse().map_err(|_| format!("'{text}': expected unix:PATH or 127.0.0.1:PORT"))?;
+    if !address.ip().is_loopback() {
+        return Err(format!(
+            "{address} is not on loopback; anyone there could read how the volumes are used, so \
+             it is refused"
+        ));
+    }
+    Ok(MetricsAddress::Tcp(address))
+}
+
 /// Which kernel block device is made of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Attach {
-    /// The best there is
+    /// The best that this machine and user allow
     Auto,
-    /// FUSE and a loop device
+    /// /dev/loopN, by FUSE and a loop device; needs root
     Fuse,
-    /// None: NBD only
+    /// No block device: NBD only
     None,
 }
 
@@ -212,11 +256,27 @@ pub enum Attach {
 pub enum IoChoice {
     /// io_uring, or threads where it is refused
     Auto,
-    /// io_uring
+    /// io_uring, or not at all
     Uring,
-    /// Threads
+    /// A few threads that read and write
     Threads,
 }
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// What needs somebody now
+    Error,
+    /// What somebody should know
+    Warn,
+    /// Each change of state
+    Info,
+    /// Also each batch written back
+    Debug,
+}
+
+/// What `--memory` is when it is not given.
+pub const MEMORY_DEFAULT: u64 = 192 << 20;
 
 /// `forebay serve`
 #[derive(Debug, clap::Args)]
@@ -224,33 +284,50 @@ pub struct ServeArgs {
     /// The formatted cache device or file
     #[arg(long)]
     pub cache: PathBuf,
-    /// A volume to add, or to change the mode of: NAME=BACKING[,mode=write-back|write-through|
-    /// write-around][,logical_block=512|4096]; recorded volumes are served without it
-    #[arg(long = "volume", value_parser = parse_volume)]
+    /// A volume to add, or to change; those that the cache remembers are served without it
+    ///
+    /// NAME=BACKING[,mode=MODE][,logical_block=512|4096]. The mode says when a write is answered:
+    /// write-back, when the cache has it; write-through, when the backing device has it as well;
+    /// write-around, when the backing device has it, the cache left out.
+    #[arg(long = "volume", value_name = "NAME=BACKING[,...]", value_parser = parse_volume)]
     pub volumes: Vec<VolumeSpec>,
-    /// Where NBD clients come in: nbd+unix:///PATH or nbd://127.0.0.1:PORT
-    #[arg(long, value_parser = parse_listen)]
+    /// Where NBD clients come in: nbd+unix:///PATH or nbd://127.0.0.1:PORT; may be given again
+    #[arg(long, value_name = "URI", value_parser = parse_listen)]
     pub listen: Vec<Listen>,
     /// Which kernel block device is made of each volume
     #[arg(long, value_enum, default_value = "auto")]
     pub attach: Attach,
-    /// The control socket
+    /// The control socket, if not the usual one in the runtime directory
     #[arg(long)]
     pub control: Option<PathBuf>,
+    /// Serve metrics for Prometheus over HTTP, at /metrics: unix:PATH or 127.0.0.1:PORT
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_metrics)]
+    pub metrics: Option<MetricsAddress>,
     /// Writes are durable this long after they were answered, at the latest; 0: before
-    #[arg(long, value_parser = parse_time, default_value = "5s")]
+    ///
+    /// What a guest flushes is durable when its flush is answered, whatever is given here.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "5s")]
     pub sync_after: Duration,
-    /// Memory for buffers, batches and extents besides the map
-    #[arg(long, value_parser = parse_size, default_value = "192M")]
+    /// Bytes of memory for everything but the map: buffers, batches, extents, clients
+    ///
+    /// The map takes at most 5 MiB for each GiB of the cache besides. `format` and the log say what
+    /// takes how much.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "192M")]
     pub memory: u64,
-    /// How devices are driven
+    /// How reads and writes are given to the kernel
     #[arg(long, value_enum, default_value = "auto")]
     pub io: IoChoice,
-    /// How long a stop waits for kernel devices to be closed
-    #[arg(long, value_parser = parse_time, default_value = "60s")]
+    /// How long a stop waits until nobody holds the kernel block devices
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
     pub stop_timeout: Duration,
+    /// What is logged on stderr
+    #[arg(long, value_enum, default_value = "info")]
+    pub log_level: LogLevel,
     /// Go on with a backing device that was changed by others: VOLUME=keep-dirty|lose-dirty
-    #[arg(long, value_parser = parse_if_changed)]
+    ///
+    /// keep-dirty writes what the cache holds over what was changed; lose-dirty gives up what the
+    /// cache holds. Neither can be undone.
+    #[arg(long, value_name = "VOLUME=CHOICE", value_parser = parse_if_changed)]
     pub if_changed: Vec<(String, IfChanged)>,
 }
 
@@ -272,13 +349,13 @@ fn parse_if_changed(text: &str) -> Result<(String, IfChanged), String> {
 /// `forebay status`
 #[derive(Debug, clap::Args)]
 pub struct StatusArgs {
-    /// For programs
+    /// Print JSON, for programs
     #[arg(long)]
     pub json: bool,
-    /// Again every two seconds
+    /// Show it again every two seconds
     #[arg(long)]
     pub watch: bool,
-    /// The control socket
+    /// The daemon's control socket; needed if several run, or if it is not in the usual place
     #[arg(long)]
     pub control: Option<PathBuf>,
 }
@@ -289,7 +366,7 @@ pub struct StopArgs {
     /// Write everything back first
     #[arg(long)]
     pub drain: bool,
-    /// The control socket
+    /// The daemon's control socket; needed if several run, or if it is not in the usual place
     #[arg(long)]
     pub control: Option<PathBuf>,
 }
@@ -297,12 +374,12 @@ pub struct StopArgs {
 /// `forebay drain`
 #[derive(Debug, clap::Args)]
 pub struct DrainArgs {
-    /// The volume; without it all
+    /// The volume; all if it is not given
     pub name: Option<String>,
-    /// The control socket
+    /// The daemon's control socket; needed if several run, or if it is not in the usual place
     #[arg(long, conflicts_with = "cache")]
     pub control: Option<PathBuf>,
-    /// Drain a cache that no daemon serves
+    /// Drain a cache that no daemon serves: its device or file
     #[arg(long)]
     pub cache: Option<PathBuf>,
 }
@@ -310,7 +387,7 @@ pub struct DrainArgs {
 /// `forebay forget`
 #[derive(Debug, clap::Args)]
 pub struct ForgetArgs {
-    /// The cache
+    /// The cache device or file
     #[arg(long)]
     pub cache: PathBuf,
     /// The volume

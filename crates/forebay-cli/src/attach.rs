@@ -22,8 +22,8 @@ pub fn choose(wanted: Attach) -> Result<bool> {
     }
     match (obstacle(), wanted) {
         (None, Attach::Auto) => {
-            eprintln!(
-                "forebay: attaches volumes by FUSE and loop devices; ublk and nbd are not in this \
+            tracing::info!(
+                "attaches volumes by FUSE and loop devices; ublk and nbd are not in this \
                  version"
             );
             Ok(true)
@@ -31,7 +31,7 @@ pub fn choose(wanted: Attach) -> Result<bool> {
         (None, _) => Ok(true),
         (Some(why), Attach::Fuse) => bail!("--attach fuse: {why}"),
         (Some(why), _) => {
-            eprintln!("forebay: attaches no volume, serves NBD only: {why}");
+            tracing::info!("attaches no volume, serves NBD only: {why}");
             Ok(false)
         }
     }
@@ -59,6 +59,6 @@ pub fn protect() {
     let failed: Vec<String> =
         failed.iter().map(|failed| format!("{failed} ({})", failed.source)).collect();
     if !failed.is_empty() {
-        eprintln!("forebay: when memory is short: {}", failed.join("; "));
+        tracing::warn!("when memory is short: {}", failed.join("; "));
     }
 }

@@ -3,28 +3,56 @@
 //! device must be the one that was recorded.
 
 use anyhow::{Context, Result, bail};
-use forebay::host::guard;
+use forebay::host::guard::{self, GuardError};
 use forebay::host::identity::{Fingerprint, Geometry, Match, Serial, compare};
 use forebay::host::machine::{Host, Target};
-use forebay::io::{Device, FileDevice, FileOptions, Stats, StatsDevice};
+use forebay::io::{Device, FileDevice, FileError, FileOptions, Stats, StatsDevice};
 use forebay_core::format::superblock::Volume;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a device that a dying process still holds is waited for.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
+/// How often it is tried again meanwhile.
+const LOCK_RETRY: Duration = Duration::from_millis(20);
 
-/// Opens a device or file for us alone.
+/// Opens a device or file for us alone. Who lives and has it is named at once; who is ending is
+/// waited for.
 pub fn open_exclusive(path: &Path, source: u16, logical_block: Option<u32>) -> Result<FileDevice> {
+    let options = FileOptions { exclusive: true, source, logical_block, ..FileOptions::default() };
+    let begun = Instant::now();
+    let mut told = false;
+    loop {
+        let error = match attempt(path, &options) {
+            Err(error) if is_busy(&error) => error,
+            other => return other,
+        };
+        if let Some(holder) = Host::default().living_holder(path) {
+            bail!("{}: is in use by {holder}; stop that one, or use another", path.display());
+        }
+        if begun.elapsed() >= LOCK_WAIT {
+            bail!("{error}; it was waited for, for {} s", LOCK_WAIT.as_secs());
+        }
+        if !told {
+            tracing::warn!(
+                "{}: waits up to {} s for a process that is ending to let go of it",
+                path.display(),
+                LOCK_WAIT.as_secs()
+            );
+            told = true;
+        }
+        std::thread::sleep(LOCK_RETRY);
+    }
+}
+
+fn attempt(path: &Path, options: &FileOptions) -> Result<FileDevice> {
     guard::check_free(path)?;
-    let options = FileOptions {
-        exclusive: true,
-        wait: LOCK_WAIT,
-        source,
-        logical_block,
-        ..FileOptions::default()
-    };
-    Ok(FileDevice::open(path, &options)?)
+    Ok(FileDevice::open(path, options)?)
+}
+
+fn is_busy(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(FileError::Busy { .. }))
+        || matches!(error.downcast_ref(), Some(GuardError::Busy { .. }))
 }
 
 /// A device with its statistics.

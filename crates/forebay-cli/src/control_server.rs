@@ -35,6 +35,11 @@ struct Client {
     is_gone: bool,
 }
 
+/// Bytes of memory that clients take at most, but for the answer on its way to each.
+pub const fn memory_bytes() -> u64 {
+    (CLIENT_COUNT_MAX * 2 * LINE_BYTES_MAX) as u64
+}
+
 /// The front end.
 pub struct ControlServer {
     place: Place,

@@ -10,6 +10,10 @@ mod backing;
 mod cmd;
 mod control;
 mod control_server;
+mod log;
+mod memory;
+mod metrics;
+mod sockets;
 mod status;
 mod units;
 
@@ -34,6 +38,10 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => return usage(&error),
     };
+    log::start(match &args.command {
+        Command::Serve(args) => args.log_level,
+        _ => args::LogLevel::Info,
+    });
     let done = match &args.command {
         Command::Format(args) => cmd::format::run(args),
         Command::Serve(args) => cmd::serve::run(args),

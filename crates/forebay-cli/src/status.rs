@@ -2,6 +2,7 @@
 //! What `status` tells: made by the daemon, shown by the client. The names are stable.
 
 use crate::units::{clock, size};
+use forebay::latency::{BUCKET_NANOS, LatencySummary};
 use serde::{Deserialize, Serialize};
 
 /// Everything.
@@ -9,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct Status {
     pub version: String,
     pub pid: u32,
+    /// What the daemon is doing now, in words.
+    pub activity: String,
     pub cache: CacheStatus,
     pub volumes: Vec<VolumeStatus>,
     pub memory: Vec<MemoryPart>,
@@ -23,6 +26,8 @@ pub struct CacheStatus {
     pub size_bytes: u64,
     pub segments: u32,
     pub segments_free: u32,
+    /// Until all of it is dirty, if dirty data goes on growing as it does.
+    pub seconds_to_full: Option<f64>,
     pub health: String,
     pub io: String,
     pub io_refusal: Option<String>,
@@ -45,7 +50,32 @@ pub struct DeviceStatus {
     pub flushes: u64,
     pub flush_p50_us: f64,
     pub flush_p99_us: f64,
+    pub read_latency_seconds: Latency,
+    pub write_latency_seconds: Latency,
+    pub flush_latency_seconds: Latency,
     pub errors: u64,
+}
+
+/// How long things took, since the daemon started.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Latency {
+    pub count: u64,
+    /// Seconds in all, to two digits.
+    pub sum: f64,
+    /// Upper ends, in seconds, and how many took at most so long but longer than the end before.
+    /// Those of `count` that are in none took longer than the last.
+    pub buckets: Vec<(f64, u64)>,
+}
+
+impl From<&LatencySummary> for Latency {
+    fn from(summary: &LatencySummary) -> Latency {
+        let ends = BUCKET_NANOS.iter().map(|nanos| *nanos as f64 / 1e9);
+        Latency {
+            count: summary.count,
+            sum: summary.sum_ns as f64 / 1e9,
+            buckets: ends.zip(summary.buckets).collect(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -55,10 +85,13 @@ pub struct VolumeStatus {
     pub backing: String,
     /// `serving`, `waiting` (no backing device), `frozen`.
     pub state: String,
+    /// `healthy`, `degraded` (works, and something is wrong), `failed` (writes are refused).
+    pub health: String,
     pub mode: String,
     pub drained: bool,
     pub dirty_bytes: u64,
     pub dirty: bool,
+    /// Of the oldest data that is not on the backing device; since the cache was opened, at least.
     pub dirty_age_seconds: Option<f64>,
     /// Milliseconds since 1970: the backing device holds what was written before.
     pub backing_as_of: u64,
@@ -66,11 +99,18 @@ pub struct VolumeStatus {
     pub writeback_bytes_per_second: f64,
     pub seconds_to_drained: Option<f64>,
     pub undurable: bool,
+    /// Of the oldest write that a power cut would take.
+    pub undurable_age_seconds: Option<f64>,
+    /// Share of the blocks read that the cache answered.
     pub hit_ratio: Option<f64>,
+    /// Share of the requests that did not wait for the backing device.
+    pub without_backing_ratio: Option<f64>,
     pub read_p50_us: f64,
     pub read_p99_us: f64,
     pub write_p50_us: f64,
     pub write_p99_us: f64,
+    pub read_latency_seconds: Latency,
+    pub write_latency_seconds: Latency,
     pub reads: u64,
     pub writes: u64,
     pub flushes: u64,
@@ -78,10 +118,15 @@ pub struct VolumeStatus {
     pub written_bytes: u64,
     pub cache_bytes_written: u64,
     pub backing_bytes_written: u64,
+    /// The same for each byte that guests wrote.
+    pub cache_bytes_per_written_byte: Option<f64>,
+    pub backing_bytes_per_written_byte: Option<f64>,
     pub lost_blocks: u64,
     pub repaired_blocks: u64,
     pub backing_faults: u64,
     pub attached: Vec<String>,
+    /// NBD connections.
+    pub nbd_clients: u32,
     pub device: DeviceStatus,
 }
 
@@ -96,6 +141,7 @@ impl Status {
     pub fn print(&self) {
         let cache = &self.cache;
         let used = cache.segments - cache.segments_free;
+        println!("forebay {}, process {}: {}", self.version, self.pid, self.activity);
         println!(
             "cache {} on {}: {}, {}, {} % of its segments in use",
             cache.uuid,
@@ -104,6 +150,9 @@ impl Status {
             cache.health,
             u64::from(used) * 100 / u64::from(cache.segments.max(1)),
         );
+        if let Some(seconds) = cache.seconds_to_full {
+            println!("  full in {seconds:.0} s if dirty data goes on growing");
+        }
         println!(
             "  devices by {}{}; a plain write is answered when {}",
             cache.io,
@@ -128,11 +177,18 @@ impl Status {
 
 impl VolumeStatus {
     fn print(&self) {
-        println!("{}: {}, {}, {}", self.name, size(self.size_bytes), self.state, self.mode_text());
+        println!(
+            "{}: {}, {}, {}, {}",
+            self.name,
+            size(self.size_bytes),
+            self.state,
+            self.mode_text(),
+            self.health
+        );
         println!("  backing {}, as of {}", self.backing, clock(self.backing_as_of));
         let mut dirty = format!("  dirty {}", size(self.dirty_bytes));
         if let Some(age) = self.dirty_age_seconds {
-            dirty += &format!(", since {age:.0} s");
+            dirty += &format!(", the oldest for {age:.0} s");
         }
         dirty += &format!("; write-back {}", self.writeback);
         if self.writeback_bytes_per_second > 0.0 {
@@ -142,12 +198,18 @@ impl VolumeStatus {
             dirty += &format!(", drained in {seconds:.0} s");
         }
         println!("{dirty}");
+        if let Some(age) = self.undurable_age_seconds {
+            println!("  not durable yet: the oldest write is {age:.1} s old");
+        }
         let hits = match self.hit_ratio {
-            Some(ratio) => format!("{:.1} % without the backing device", ratio * 100.0),
+            Some(ratio) => format!("{:.1} % of their blocks from the cache", ratio * 100.0),
             None => "none yet".into(),
         };
+        let without = self.without_backing_ratio.map_or(String::new(), |ratio| {
+            format!("; {:.1} % answered without the backing device", ratio * 100.0)
+        });
         println!(
-            "  reads {} ({hits}), writes {}, flushes {}",
+            "  reads {} ({hits}), writes {}, flushes {}{without}",
             self.reads, self.writes, self.flushes
         );
         println!(
@@ -162,12 +224,13 @@ impl VolumeStatus {
             self.device.write_p50_us,
             self.device.write_p99_us,
         );
-        if self.written_bytes > 0 {
-            println!(
-                "  written per guest byte: cache {:.2}, backing {:.2}",
-                self.cache_bytes_written as f64 / self.written_bytes as f64,
-                self.backing_bytes_written as f64 / self.written_bytes as f64,
-            );
+        if let (Some(cache), Some(backing)) =
+            (self.cache_bytes_per_written_byte, self.backing_bytes_per_written_byte)
+        {
+            println!("  written per guest byte: cache {cache:.2}, backing {backing:.2}");
+        }
+        if self.nbd_clients > 0 {
+            println!("  NBD clients: {}", self.nbd_clients);
         }
         for attached in &self.attached {
             println!("  attached: {attached}");

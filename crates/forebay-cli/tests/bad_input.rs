@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad;
+mod support;
 
 use bad::{Done, Place, patch, set_mode};
 use forebay_core::format::bytes::crc32c;
@@ -64,14 +65,14 @@ fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
         (&["format", &new], "give --size"),
         (&["format", &new, "--size", "1M"], "at least 64 MiB"),
         (&["format", &new, "--size", "64M", "--segment-size", "3M"], "power of two"),
-        (&["format", &new, "--size", "64M", "--segment-size", "8M"], "64K to 4M"),
+        (&["format", &new, "--size", "64M", "--segment-size", "8M"], "256K to 4M"),
         (&["format", &small], "at least 64 MiB"),
         (&["format", &small, "--size", "64M"], "less than --size"),
         (&["format", "/dev/null"], "expected a block device or a regular file"),
         (&["format", "/nowhere/at/all", "--size", "64M"], "No such file"),
         (&["serve", "--cache", &small], "too few"),
         (&["serve", "--cache", &new], "No such file"),
-        (&["serve", "--cache", &cache, "--memory", "1M"], "at least 48 MiB"),
+        (&["serve", "--cache", &cache, "--memory", "1M"], "--memory 1 MiB: at least "),
         (&["serve", "--cache", &cache], "give --volume NAME=BACKING"),
         (&["serve", "--cache", &cache, "--volume", &format!("v={empty}")], "is empty"),
         (&["serve", "--cache", &cache, "--volume", &format!("v={cache}")], "same device or file"),
@@ -81,6 +82,30 @@ fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
         assert!(!place.at("new").exists(), "{args:?} left a file");
     }
     place.run(&["status", "--control", &place.text("none")]).refused(5, "no daemon");
+}
+
+#[test]
+fn each_exit_code_means_what_the_help_says() {
+    let place = Place::new("codes");
+    let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+    let help = place.run(&["--help"]);
+    assert_eq!(help.code, 0);
+    for code in 0..=5 {
+        assert!(help.stdout.contains(&format!("\n  {code}  ")), "{code}: {help:?}");
+    }
+    assert_eq!(place.run(&["check", &cache]).code, 0);
+    assert_eq!(place.run(&["format", &cache]).code, 1);
+    assert_eq!(place.run(&["format"]).code, 2);
+    assert_eq!(place.run(&["status", "--control", &place.text("none")]).code, 5);
+    let daemon = place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]);
+    daemon.client("v").write(0, &[0x5B; 4096], true).unwrap();
+    daemon.stop(&place);
+    destroy(&cache, SECOND);
+    assert_eq!(place.run(&["check", &cache]).code, 3);
+    let bytes = std::fs::read(&cache).unwrap();
+    let at = bytes.chunks(4096).position(|block| block == [0x5B; 4096]).unwrap() as u64;
+    destroy(&cache, at * 4096);
+    assert_eq!(place.run(&["check", &cache]).code, 4);
 }
 
 #[test]
@@ -233,6 +258,23 @@ fn dirty_data_is_not_erased_or_forgotten_by_mistake() {
 }
 
 #[test]
+fn a_cache_that_a_process_which_is_gone_still_holds_is_waited_for() {
+    let place = Place::new("dying");
+    let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+    // The one that took the lock is gone; what it left behind holds it for a while, as I/O that
+    // is under way does after a kill.
+    let hold = format!("exec 9<>'{cache}'; flock -x 9 || exit 1; sleep 2 9<&9 & exit 0");
+    let done = std::process::Command::new("sh").args(["-c", &hold]).status().unwrap();
+    assert!(done.success());
+    let begun = std::time::Instant::now();
+    let daemon = place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]);
+    let took = begun.elapsed();
+    assert!(took > std::time::Duration::from_millis(500), "it was not held: {took:?}");
+    let said = daemon.stop(&place);
+    assert!(said.contains("waits up to 10 s for a process that is ending"), "{said}");
+}
+
+#[test]
 fn a_second_daemon_and_a_check_of_a_served_cache_are_refused() {
     let place = Place::new("second");
     let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
@@ -240,7 +282,10 @@ fn a_second_daemon_and_a_check_of_a_served_cache_are_refused() {
     let check = place.run(&["check", &cache]);
     check.refused(1, "is being served");
     place.run(&["inspect", &cache, "superblock"]).refused(1, "is being served");
-    place.run(&["format", &cache, "--force"]).refused(1, "in use by another process");
-    place.run(&["serve", "--cache", &cache]).refused(1, "in use by another process");
+    let begun = std::time::Instant::now();
+    place.run(&["format", &cache, "--force"]).refused(1, "is in use by process ");
+    place.run(&["serve", "--cache", &cache]).refused(1, "(forebay); stop that one");
+    // It lives: there is nothing to wait for.
+    assert!(begun.elapsed() < std::time::Duration::from_secs(8), "{:?}", begun.elapsed());
     daemon.stop(&place);
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad;
+mod support;
 
 use bad::{Place, patch};
 use serde_json::Value;

@@ -6,6 +6,7 @@
 
 mod support;
 
+use forebay_testing::requires;
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -5,6 +5,7 @@
 
 mod support;
 
+use forebay_testing::requires;
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -39,6 +39,34 @@ fn write_header(offset: u64, length: u64) -> Vec<u8> {
     header.encode().to_vec()
 }
 
+#[test]
+fn nothing_after_a_disconnect_is_done() {
+    let (scratch, daemon) = serve("disconnect");
+    for round in 0..20 {
+        let mut client = scratch.connect("v");
+        // All of it comes with one receive: a write with FUA, the end, and what must not be.
+        let header = |command, offset, flags| {
+            let length = if command == command::WRITE { 4096 } else { 0 };
+            RequestHeader { flags, command, cookie: 1, offset, length }.encode().to_vec()
+        };
+        let mut all = header(command::WRITE, 0, 1);
+        all.extend([round + 1; 4096]);
+        all.extend(header(command::DISCONNECT, 0, 0));
+        for at in 1..4 {
+            all.extend(header(command::WRITE, at * 4096, 0));
+            all.extend([0xEE; 4096]);
+        }
+        client.stream().write_all(&all).unwrap();
+        let mut rest = Vec::new();
+        client.stream().read_to_end(&mut rest).unwrap();
+        assert_eq!(rest.len(), 16, "one answer: {rest:?}");
+        let found = scratch.connect("v").read(0, 16384).unwrap();
+        assert!(found[..4096].iter().all(|byte| *byte == round + 1));
+        assert!(found[4096..].iter().all(|byte| *byte == 0), "round {round}");
+    }
+    daemon.stop("TERM");
+}
+
 /// Byte counts of each class: in the header, at its end, in and around sectors, blocks, the
 /// pieces of the socket, and just before the end; the rest by chance.
 fn stall_after() -> Vec<usize> {

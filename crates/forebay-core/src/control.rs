@@ -32,7 +32,8 @@ pub struct VolumeStatus {
     pub dirty_extents: u64,
     /// Anything at all is not on the backing device.
     pub dirty: bool,
-    /// Since when something is dirty without a pause.
+    /// When the oldest data that is not on the backing device was placed, if it was in this opening;
+    /// else when the cache was opened.
     pub dirty_since: Option<Tick>,
     /// Wall clock of the newest data on the backing device; 0: never written.
     pub backing_as_of: u64,
@@ -45,8 +46,10 @@ pub struct VolumeStatus {
     pub flush_failed: bool,
     /// Segments its log has.
     pub segments: u32,
-    /// Bytes placed and not yet durable.
+    /// Something placed is not durable yet.
     pub undurable: bool,
+    /// When the oldest of that was placed; early by a second at most.
+    pub undurable_since: Option<Tick>,
     /// Requests that wait for room in the log.
     pub waiting: usize,
     /// Last sequence of an entry.
@@ -67,6 +70,7 @@ impl Engine {
         let mut log = Log::new(Sequence(next.0 - 1), next);
         log.watermark = log.placed;
         log.durable.watermark = log.placed;
+        log.backing_as_of = recorded.backing_as_of;
         (log.written, log.flushing) = (log.durable, log.durable);
         let found = RecoveredVolume {
             log,
@@ -228,13 +232,18 @@ impl Engine {
             dirty_blocks: log.dirty_blocks,
             dirty_extents: state.pending_extents.len() as u64,
             dirty: log.is_dirty(),
-            dirty_since: state.writeback.dirty_since,
+            dirty_since: log.is_dirty().then_some(()).and_then(|()| {
+                log.times.placed_since(log.watermark).or(state.writeback.dirty_since)
+            }),
             backing_as_of: log.backing_as_of,
             writeback: state.writeback.stage,
             backing_failing: state.writeback.failing,
             flush_failed: state.around_lost,
             segments: log.segment_count,
             undurable: log.placed > log.durable.through,
+            undurable_since: (log.placed > log.durable.through)
+                .then(|| log.times.placed_since(log.durable.through))
+                .flatten(),
             waiting: state.writes.len(),
             placed: log.placed,
             durable: log.durable.through,

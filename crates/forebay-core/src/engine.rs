@@ -107,6 +107,8 @@ pub(crate) struct Active {
     /// Last sequence it placed.
     pub(crate) sequence: Sequence,
     pub(crate) edges_read: bool,
+    /// Its answer waits, or waited, for the backing device.
+    pub(crate) backing_waited: bool,
 }
 
 /// What an effect under way is for.
@@ -238,9 +240,12 @@ impl Engine {
         segment_blocks: u16,
         volume_count: usize,
         config: &Config,
-    ) -> [(&'static str, u64); 7] {
+    ) -> [(&'static str, u64); 9] {
         let slots = u64::from(segment_count) * u64::from(segment_blocks);
         let volumes = volume_count as u64;
+        let requests = Slab::<Active>::memory_bytes(REQUEST_COUNT_MAX)
+            + Slab::<Pending>::memory_bytes(TOKEN_COUNT_MAX)
+            + (2 * TOKEN_COUNT_MAX * size_of::<Effect>()) as u64;
         [
             ("index", Index::memory_bytes(slots)),
             ("slots and checksums", Slots::memory_bytes(slots)),
@@ -252,6 +257,8 @@ impl Engine {
                 "segment buffers",
                 u64::from(config.buffer_count) * u64::from(segment_blocks) * BLOCK_BYTES,
             ),
+            ("checkpoint stream", Checkpointer::memory_bytes(segment_count)),
+            ("requests and effects", requests),
         ]
     }
 
@@ -311,6 +318,7 @@ impl Engine {
             failed: None,
             sequence: Sequence(0),
             edges_read: false,
+            backing_waited: false,
         });
         match request.op {
             Op::Read => self.read_accept(at, payload),
@@ -409,6 +417,9 @@ impl Engine {
     /// Answers a request and forgets it.
     pub(crate) fn answer(&mut self, at: u32, result: Result<(), RequestError>) {
         let active = self.requests.remove(at).expect("a request is answered once");
+        if active.backing_waited {
+            self.volume(active.request.volume).stats.backing_waits += 1;
+        }
         self.effects.push_back(Effect::Answer { tag: active.request.tag, result });
     }
 

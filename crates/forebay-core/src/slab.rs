@@ -18,6 +18,11 @@ impl<T> Slab<T> {
         Slab { rows, free: (0..count_max as u32).rev().collect() }
     }
 
+    /// Bytes of memory a table with room for `count_max` rows takes.
+    pub(crate) const fn memory_bytes(count_max: usize) -> u64 {
+        (count_max * (size_of::<Option<T>>() + size_of::<u32>())) as u64
+    }
+
     /// Rows that can still be taken.
     pub(crate) fn room(&self) -> usize {
         self.free.len()

@@ -42,6 +42,8 @@ pub struct Stats {
     pub lost_blocks: u64,
     /// Failures of the backing device.
     pub backing_faults: u64,
+    /// Reads and writes whose answer waited for the backing device.
+    pub backing_waits: u64,
     /// Writes that went around the log.
     pub bypassed_writes: u64,
     /// Segments reclaimed.

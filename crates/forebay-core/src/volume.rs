@@ -7,6 +7,7 @@ use crate::format::superblock::{self, Mode};
 use crate::limits::REQUEST_COUNT_MAX;
 use crate::log::chain::Log;
 use crate::log::recovery::RecoveredVolume;
+use crate::log::times::Times;
 use crate::map::extent::{ExtentMap, Position, lost_room};
 use crate::policy::writeback::Writeback;
 use crate::stats::Stats;
@@ -98,6 +99,9 @@ impl Volume {
         config: &Config,
         now: Tick,
     ) -> Volume {
+        let mut found = found;
+        // What was found is older than this opening.
+        found.log.times = Times::new(found.log.placed);
         Volume {
             index,
             attach_generation: recorded.attach_generation,

@@ -38,7 +38,7 @@ pub enum CacheError {
         found: u64,
     },
     /// The device is too small for a cache.
-    #[error("{device}: {found} bytes are too few for a cache; {needed} are needed")]
+    #[error("{device}: {found} bytes are too few for a cache; at least {needed} are needed")]
     TooSmall {
         /// The device.
         device: String,
@@ -177,11 +177,21 @@ pub fn format(
     let superblock = Superblock::format(&new).map_err(|_| CacheError::TooSmall {
         device: device.info().name.clone(),
         found: size_bytes,
-        needed: forebay_core::limits::CACHE_BYTES_MIN,
+        needed: size_needed(&new),
     })?;
     // The last copy of what was there before must not be taken for ours.
     write_superblock(device, &superblock)?;
     Ok(superblock)
+}
+
+/// The least size, to the MiB, for a cache with segments of that size.
+fn size_needed(new: &NewCache) -> u64 {
+    let first = forebay_core::limits::CACHE_BYTES_MIN;
+    let last = first + 64 * u64::from(new.segment_bytes);
+    let good = |size_bytes: &u64| {
+        Superblock::format(&NewCache { size_bytes: *size_bytes, ..*new }).is_ok()
+    };
+    (first..=last).step_by(1 << 20).find(good).unwrap_or(last)
 }
 
 /// Random bytes from the kernel.

@@ -72,6 +72,7 @@ pub mod host;
 pub mod ingest;
 pub mod inspect;
 pub mod io;
+pub mod latency;
 pub mod memory;
 pub mod reader;
 pub mod shard;

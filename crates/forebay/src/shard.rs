@@ -9,8 +9,9 @@ use crate::cache::{self, CacheError};
 use crate::host::machine::Host;
 use crate::host::runtime_dir::{Places, RuntimeDir, boot_id};
 use crate::io::{
-    Arena, Completion, Device, DeviceError, Operation, Reactor, ReactorKind, Span, source_of,
+    Arena, Completion, Device, DeviceError, Operation, Reactor, ReactorKind, Span, Stats, source_of,
 };
+use crate::latency::{Latency, LatencySummary};
 use crate::memory::{self, Memory, RequestMemory, SharedIdentity};
 use crate::reader::Reader;
 use forebay_core::effect::{Effect, Fault, Token};
@@ -21,7 +22,6 @@ use forebay_core::log::recovery::{self, Damage, Writer};
 use forebay_core::payload::Place;
 use forebay_core::request::{Op, Request, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Sequence, Tick, VolumeIndex};
-use hdrhistogram::Histogram;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -31,6 +31,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub const CACHE_SOURCE: u16 = 1;
 /// First reactor source that is not a device's.
 pub const FREE_SOURCE: u16 = 100;
+
+/// Requests of front ends that may be inside at once, then [`Busy`]: each has room for two blocks
+/// that it covers in part.
+pub const REQUESTS_INSIDE_MAX: usize = 1024;
+const _: () = assert!(REQUESTS_INSIDE_MAX <= REQUEST_COUNT_MAX);
 
 /// The reactor source of a volume's backing device.
 pub const fn backing_source(volume: VolumeIndex) -> u16 {
@@ -130,7 +135,7 @@ pub struct Shard {
     free_tags: Vec<u32>,
     cookies: Vec<u64>,
     begun: Vec<Begun>,
-    latencies: Vec<Option<Latency>>,
+    latencies: Vec<Option<[Latency; 2]>>,
     answers: Vec<Answer>,
     done: Vec<Completion>,
     naming: Option<Naming>,
@@ -207,7 +212,7 @@ impl Shard {
             superblock.segment_bytes,
             config.buffer_count,
             window_frames(&config),
-            REQUEST_COUNT_MAX,
+            REQUESTS_INSIDE_MAX,
         )
         .map_err(system("take memory"))?;
         for arena in memory.arenas() {
@@ -226,14 +231,14 @@ impl Shard {
             backings,
             superblock,
             shared_path: shared_dir.map(|dir| dir.path().join(name)),
-            free_tags: (0..REQUEST_COUNT_MAX as u32).rev().collect(),
-            cookies: vec![0; REQUEST_COUNT_MAX],
+            free_tags: (0..REQUESTS_INSIDE_MAX as u32).rev().collect(),
+            cookies: vec![0; REQUESTS_INSIDE_MAX],
             begun: vec![
                 Begun { at: begun, volume: VolumeIndex(0), op: Op::Flush };
-                REQUEST_COUNT_MAX
+                REQUESTS_INSIDE_MAX
             ],
             latencies: (0..VOLUME_COUNT_MAX).map(|_| None).collect(),
-            answers: Vec::with_capacity(REQUEST_COUNT_MAX),
+            answers: Vec::with_capacity(REQUESTS_INSIDE_MAX),
             done: Vec::with_capacity(TOKEN_COUNT_MAX),
             naming: None,
             naming_bytes: vec![0; SUPERBLOCK_SIZE],
@@ -241,6 +246,22 @@ impl Shard {
             started: Instant::now(),
             opened,
         })
+    }
+
+    /// Bytes of memory that a shard takes, and those of its devices' [`Stats`], by part; see
+    /// [`Engine::memory_parts`].
+    pub fn memory_parts(
+        segment_count: u32,
+        segment_blocks: u16,
+        volume_count: usize,
+        config: &Config,
+    ) -> Vec<(&'static str, u64)> {
+        let parts = Engine::memory_parts(segment_count, segment_blocks, volume_count, config);
+        let edges = (REQUESTS_INSIDE_MAX * 2) as u64 * BLOCK_BYTES;
+        let volumes = volume_count as u64;
+        let latencies =
+            volumes * 2 * Latency::memory_bytes() + (volumes + 1) * Stats::memory_bytes();
+        parts.into_iter().chain([("unaligned edges", edges), ("latencies", latencies)]).collect()
     }
 
     /// What opening found.
@@ -367,7 +388,7 @@ impl Shard {
     /// Gives a volume its backing device, opened with [`backing_source`], and serves it.
     pub fn serve(&mut self, index: VolumeIndex, device: Box<dyn Device>) {
         self.backings[usize::from(index.0)] = Some(device);
-        self.latencies[usize::from(index.0)] = Latency::new();
+        self.latencies[usize::from(index.0)] = Some([Latency::new(), Latency::new()]);
         self.engine.serve(index, true);
     }
 
@@ -606,24 +627,20 @@ impl Shard {
 
     fn count_latency(&mut self, begun: Begun, now: Instant) {
         let nanos = now.saturating_duration_since(begun.at).as_nanos() as u64;
-        let nanos = nanos.clamp(1, LATENCY_NANOS_MAX);
-        if let Some(latency) = &mut self.latencies[usize::from(begun.volume.0)] {
-            let histogram = match begun.op {
-                Op::Read => &mut latency.reads,
-                Op::Write { .. } => &mut latency.writes,
-                _ => return,
-            };
-            histogram.saturating_record(nanos);
+        if let Some([reads, writes]) = &mut self.latencies[usize::from(begun.volume.0)] {
+            match begun.op {
+                Op::Read => reads.record(nanos),
+                Op::Write { .. } => writes.record(nanos),
+                _ => {}
+            }
         }
     }
 
     /// How long requests to a volume took: reads, then writes.
-    pub fn latencies(&self, volume: VolumeIndex) -> [Percentiles; 2] {
+    pub fn latencies(&self, volume: VolumeIndex) -> [LatencySummary; 2] {
         match self.latencies.get(usize::from(volume.0)) {
-            Some(Some(latency)) => {
-                [Percentiles::of(&latency.reads), Percentiles::of(&latency.writes)]
-            }
-            _ => [Percentiles::default(); 2],
+            Some(Some(both)) => both.each_ref().map(Latency::summary),
+            _ => [LatencySummary::default(); 2],
         }
     }
 
@@ -719,44 +736,12 @@ impl Shard {
     }
 }
 
-const LATENCY_NANOS_MAX: u64 = 3_600_000_000_000;
-
 /// When and how a request came in.
 #[derive(Clone, Copy, Debug)]
 struct Begun {
     at: Instant,
     volume: VolumeIndex,
     op: Op,
-}
-
-struct Latency {
-    reads: Histogram<u64>,
-    writes: Histogram<u64>,
-}
-
-impl Latency {
-    fn new() -> Option<Latency> {
-        let histogram = || Histogram::new_with_bounds(1, LATENCY_NANOS_MAX, 2).ok();
-        Some(Latency { reads: histogram()?, writes: histogram()? })
-    }
-}
-
-/// Half of the requests took no longer than the one, 99 of a hundred than the other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Percentiles {
-    /// Nanoseconds.
-    pub p50_ns: u64,
-    /// Nanoseconds.
-    pub p99_ns: u64,
-}
-
-impl Percentiles {
-    fn of(histogram: &Histogram<u64>) -> Percentiles {
-        Percentiles {
-            p50_ns: histogram.value_at_quantile(0.5),
-            p99_ns: histogram.value_at_quantile(0.99),
-        }
-    }
 }
 
 /// What a new volume is recorded with.

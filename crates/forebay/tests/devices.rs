@@ -104,7 +104,7 @@ fn drill(inner: Box<dyn Device>, reactor: &mut Reactor) {
     assert_eq!(row(OperationKind::Write), (64, 1, 0));
     assert_eq!(row(OperationKind::Flush), (2, 1, 0));
     assert_eq!(row(OperationKind::Read), (1, 0, 0));
-    assert!(stats.kind(OperationKind::Read).latency_p50_ns >= 200_000);
+    assert!(stats.kind(OperationKind::Read).latency.p50_ns >= 200_000);
 }
 
 fn each(test: impl Fn(&mut Reactor)) {

@@ -77,7 +77,7 @@ fn one_backing_fails_for_good_and_the_other_goes_on() {
 }
 
 fn fail_and_recover(kind: OperationKind) {
-    let dir = Dir::new("failing");
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failing");
     let device = |name, bytes, source| {
         let options = FileOptions { source, ..FileOptions::default() };
         Box::new(FileDevice::open(&dir.file(name, bytes), &options).unwrap())

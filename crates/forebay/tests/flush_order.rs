@@ -14,8 +14,8 @@
 mod support;
 
 use forebay::io::{
-    Completion, Device, DeviceInfo, FileDevice, FileOptions, MemoryDevice, Operation,
-    OperationKind, Reactor, ReactorKind, RecordDevice, Recorded, Recorder, Span,
+    Device, FileDevice, FileOptions, Layer, MemoryDevice, Operation, OperationKind, Reactor,
+    ReactorKind, RecordDevice, Recorded, Recorder, Span,
 };
 use forebay::shard::{CACHE_SOURCE, ShardOptions, backing_source};
 use forebay_core::engine::Config;
@@ -25,7 +25,6 @@ use forebay_core::format::superblock::Mode;
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use support::{BLOCK, Dir, Random, Rig};
@@ -88,12 +87,16 @@ fn look(device: u16, span: Span, offset: u64) -> Option<What> {
     Some(What::Record { header, entries })
 }
 
-impl Device for Tap {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
+impl Layer for Tap {
+    fn below(&self) -> &dyn Device {
+        &self.inner
     }
 
-    fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
+    fn below_mut(&mut self) -> &mut dyn Device {
+        &mut self.inner
+    }
+
+    fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
         let what = match operation {
             Operation::Write { span, offset } => look(self.device, span, offset),
             Operation::Discard { offset, length } | Operation::WriteZeroes { offset, length } => {
@@ -106,37 +109,6 @@ impl Device for Tap {
             self.seen.lock().unwrap().push(Seen { submitted, what });
         }
         self.inner.submit(reactor, operation, token, now);
-    }
-
-    fn event(
-        &mut self,
-        reactor: &mut Reactor,
-        user_data: u64,
-        result: i32,
-        now: Instant,
-        done: &mut Vec<Completion>,
-    ) {
-        self.inner.event(reactor, user_data, result, now, done);
-    }
-
-    fn poll(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Completion>) {
-        self.inner.poll(reactor, now, done);
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.inner.deadline()
-    }
-
-    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.inner.read_at(offset, bytes)
-    }
-
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.inner.write_at(offset, bytes)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.inner.sync()
     }
 }
 
@@ -414,7 +386,7 @@ fn flushes_come_in_order_on_memory() {
 #[test]
 fn flushes_come_in_order_on_files() {
     for kind in [ReactorKind::Threads, ReactorKind::Auto] {
-        let dir = Dir::new("flush-order");
+        let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "flush-order");
         let open = |name, bytes, source| {
             let options = FileOptions { source, ..FileOptions::default() };
             let path = dir.file(name, bytes);

@@ -7,7 +7,8 @@
 mod support;
 
 use forebay::io::{Device, MemoryDevice, ReactorKind};
-use forebay_core::engine::{Config, Engine};
+use forebay::shard::Shard;
+use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
 use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::request::Op;
@@ -58,7 +59,7 @@ fn a_hundred_tebibytes_are_discarded_and_zeroed_at_once() {
 
 #[test]
 fn what_does_not_grow_with_the_cache_is_within_192_mib_for_all_volumes() {
-    let parts = Engine::memory_parts(2048, 128, VOLUME_COUNT_MAX, &Config::default());
+    let parts = Shard::memory_parts(2048, 128, VOLUME_COUNT_MAX, &Config::default());
     let map = ["index", "slots and checksums", "segments"];
     let fixed = parts.iter().filter(|part| !map.contains(&part.0)).map(|part| part.1);
     assert!(fixed.sum::<u64>() <= 192 << 20, "{parts:?}");
@@ -86,7 +87,7 @@ fn random_zero_writes_stay_within_the_memory_bound() {
     let volume = rig.add("v", Mode::WriteBack, Box::new(Void::new(16 * TIB)));
     let superblock = rig.shard.superblock();
     let (segments, blocks) = (superblock.segment_count, superblock.segment_blocks());
-    let parts = Engine::memory_parts(segments, blocks, 1, rig.shard.engine().config());
+    let parts = Shard::memory_parts(segments, blocks, 1, rig.shard.engine().config());
     let engine: u64 = parts.iter().map(|part| part.1).sum();
     let span = rig.memory.span(0, BLOCK as usize);
     let mut random = Random(1);

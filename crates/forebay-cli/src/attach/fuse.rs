@@ -42,7 +42,7 @@ impl Attached {
         let mut problems = Vec::new();
         for error in held {
             let text = stale_text(&error);
-            eprintln!("forebay: {text}");
+            tracing::warn!("{text}");
             problems.push(text);
         }
         let names = wanted.iter().map(|volume| (volume.index, volume.name.clone())).collect();
@@ -60,31 +60,32 @@ impl Attached {
             match report {
                 Report::Attached { volume, device, is_direct } => {
                     println!("{} {}", device.display(), self.name(volume));
+                    tracing::info!("{}: attached as {}", self.name(volume), device.display());
                     if !is_direct {
-                        eprintln!(
-                            "forebay: {}: direct I/O is refused, so each block is in memory twice",
+                        tracing::warn!(
+                            "{}: direct I/O is refused, so each block is in memory twice",
                             device.display()
                         );
                     }
                 }
                 Report::Failed { volume, error } => {
                     let text = format!("{}: not attached: {}", self.name(volume), chain(&error));
-                    eprintln!("forebay: {text}");
+                    tracing::warn!("{text}");
                     self.problems.push(text);
                 }
                 Report::Ready => self.is_ready = true,
-                Report::Held { device, holders } => eprintln!(
-                    "forebay: stop waits for {}: {}; a second signal ends it now",
+                Report::Held { device, holders } => tracing::warn!(
+                    "stop waits for {}: {}; a second signal ends it now",
                     device.display(),
                     holders_text(&holders)
                 ),
                 Report::Detached { device } => {
-                    eprintln!("forebay: {} is detached", device.display());
+                    tracing::info!("{} is detached", device.display());
                 }
                 Report::Gone(result) => {
                     self.is_gone = true;
                     if let Err(error) = result {
-                        eprintln!("forebay: the FUSE mount could not be removed: {error}");
+                        tracing::warn!("the FUSE mount could not be removed: {error}");
                     }
                 }
             }

@@ -50,18 +50,23 @@ impl Progress {
     /// Shows how far the volumes are; says whether they are drained.
     pub fn show(&mut self, status: &Status, name: Option<&str>) -> Result<bool> {
         let mine = |volume: &&VolumeStatus| name.is_none_or(|name| name == volume.name);
-        let volumes: Vec<&VolumeStatus> = status.volumes.iter().filter(mine).collect();
+        let (volumes, others): (Vec<&VolumeStatus>, Vec<&VolumeStatus>) =
+            status.volumes.iter().filter(mine).partition(|volume| volume.state == "serving");
         let dirty: u64 = volumes.iter().map(|volume| volume.dirty_bytes).sum();
         if volumes.iter().all(|volume| !volume.dirty) {
             self.end();
             for volume in volumes {
                 println!("{}: drained; {} is the plain disk", volume.name, volume.backing);
             }
+            // What can be drained is. The rest is not to be overlooked.
+            if let Some(volume) = others.iter().find(|volume| volume.dirty) {
+                bail!(
+                    "{}: cannot be drained while it is {}; `forebay status` says why",
+                    volume.name,
+                    volume.state
+                );
+            }
             return Ok(true);
-        }
-        if let Some(volume) = volumes.iter().find(|it| it.dirty && it.state != "serving") {
-            self.end();
-            bail!("{}: cannot be drained while it is {}", volume.name, volume.state);
         }
         let first = *self.first.get_or_insert(dirty);
         let every = Duration::from_millis(if self.is_terminal { 200 } else { 5000 });

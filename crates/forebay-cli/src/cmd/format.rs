@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay format`: makes a new, empty cache.
 
-use crate::args::FormatArgs;
-use crate::backing;
+use crate::args::{FormatArgs, SEGMENT_BYTES_LEAST};
 use crate::units::size;
+use crate::{backing, memory};
 use anyhow::{Context, Result, bail};
 use forebay::cache;
 use forebay::host::signature;
 use forebay::io::{Device, FileDevice};
 use forebay::shard::{CACHE_SOURCE, uuid_text, wall_now};
-use forebay_core::engine::{Config, Engine};
+use forebay_core::engine::Config;
 use forebay_core::format::superblock::Superblock;
-use forebay_core::limits::{CACHE_BYTES_MIN, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use forebay_core::limits::{CACHE_BYTES_MIN, SEGMENT_BYTES_MAX};
 use std::process::ExitCode;
 
 pub fn run(args: &FormatArgs) -> Result<ExitCode> {
     let path = args.cache.display();
-    let segments = u64::from(SEGMENT_BYTES_MIN)..=u64::from(SEGMENT_BYTES_MAX);
+    let segments = u64::from(SEGMENT_BYTES_LEAST)..=u64::from(SEGMENT_BYTES_MAX);
     if !args.segment_size.is_power_of_two() || !segments.contains(&args.segment_size) {
-        bail!("--segment-size {}: must be a power of two, 64K to 4M", args.segment_size);
+        bail!("--segment-size {}: must be a power of two, 256K to 4M", args.segment_size);
     }
     if let Some(size) = args.size.filter(|size| *size < CACHE_BYTES_MIN) {
         bail!("--size {}: a cache needs at least 64 MiB", crate::units::size(size));
@@ -28,15 +28,17 @@ pub fn run(args: &FormatArgs) -> Result<ExitCode> {
     let info = device.info().clone();
     let size_bytes = args.size.unwrap_or(info.size_bytes);
     if size_bytes > info.size_bytes {
-        bail!("{path}: holds {}, less than --size asks for", size(info.size_bytes));
+        bail!(
+            "{path}: holds {}, less than --size asks for; give a smaller one or leave it out",
+            size(info.size_bytes)
+        );
     }
     if size_bytes < CACHE_BYTES_MIN {
         bail!("{path}: holds {}; a cache needs at least 64 MiB", size(size_bytes));
     }
     let device = check_content(args, device)?;
-    let superblock = cache::format(&device, size_bytes, args.segment_size as u32, wall_now())
-        .context("cannot format")?;
-    print_result(args, &superblock);
+    let superblock = cache::format(&device, size_bytes, args.segment_size as u32, wall_now())?;
+    print_result(args, &superblock)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -49,7 +51,8 @@ fn make_file(args: &FormatArgs) -> Result<()> {
     let Some(size) = args.size else {
         bail!("{path}: does not exist; give --size to make a file of that size");
     };
-    let file = std::fs::File::create_new(&args.cache).with_context(|| format!("{path}"))?;
+    let file = std::fs::File::create_new(&args.cache)
+        .with_context(|| format!("{path}: cannot be made"))?;
     if let Err(error) = forebay::host::allocate(&file, size) {
         // Nothing is left of a file that has no room.
         let _ = std::fs::remove_file(&args.cache);
@@ -91,11 +94,10 @@ fn check_content(args: &FormatArgs, device: FileDevice) -> Result<FileDevice> {
     backing::open_exclusive(&args.cache, CACHE_SOURCE, None)
 }
 
-fn print_result(args: &FormatArgs, superblock: &Superblock) {
+fn print_result(args: &FormatArgs, superblock: &Superblock) -> Result<()> {
     let path = args.cache.display();
-    let config = Config::default();
-    let blocks = superblock.segment_blocks();
-    let parts = Engine::memory_parts(superblock.segment_count, blocks, 1, &config);
+    let config = memory::fit(&Config::default(), superblock, 1, crate::args::MEMORY_DEFAULT)?;
+    let parts = memory::parts(superblock, 1, &config);
     let usable = u64::from(superblock.segment_count) * u64::from(superblock.segment_bytes);
     println!("cache {} of {} made on {path}", uuid_text(&superblock.uuid), size(usable));
     println!("memory that `serve` will take with one volume:");
@@ -106,4 +108,5 @@ fn print_result(args: &FormatArgs, superblock: &Superblock) {
     }
     println!("  {:>9}  in all", size(total));
     println!("next: forebay serve --cache {path} --volume NAME=BACKING");
+    Ok(())
 }

@@ -3,7 +3,7 @@
 
 use crate::args::StopArgs;
 use crate::control::{self, Request};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,7 +14,7 @@ const POLL: Duration = Duration::from_millis(20);
 pub fn run(args: &StopArgs) -> Result<ExitCode> {
     let socket = control::find(args.control.as_deref())?;
     if args.drain {
-        super::drain::watch(&socket, None)?;
+        super::drain::watch(&socket, None).context("the daemon was not stopped")?;
     }
     let process = PathBuf::from(format!("/proc/{}", control::status(&socket)?.pid));
     control::ask(&socket, &Request::Stop { drain: args.drain })?;

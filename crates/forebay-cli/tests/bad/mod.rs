@@ -3,13 +3,12 @@
 
 #![allow(unreachable_pub, dead_code)]
 
+use crate::support;
 use forebay_serve::nbd::client::{Client, Connect};
-use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output, Stdio};
 
 /// A directory of this test alone, removed when it ends.
 pub struct Place {
@@ -44,7 +43,7 @@ impl Place {
     /// A formatted cache.
     pub fn cache(&self) -> String {
         let cache = self.text("cache");
-        let done = self.run(&["format", &cache, "--size", "64M", "--segment-size", "64K"]);
+        let done = self.run(&["format", &cache, "--size", "64M", "--segment-size", "256K"]);
         assert_eq!(done.code, 0, "{}", done.stderr);
         cache
     }
@@ -56,7 +55,7 @@ impl Place {
     }
 
     pub fn run(&self, args: &[&str]) -> Done {
-        Done::new(&self.command().args(args).output().unwrap())
+        Done::new(&support::run(self.command().args(args)))
     }
 
     /// A daemon that is ready.
@@ -64,23 +63,11 @@ impl Place {
         let socket = self.at("nbd");
         let listen = format!("nbd+unix://{}", socket.display());
         let control = self.at("control");
-        let mut child = self
-            .command()
-            .args(["serve", "--attach", "none", "--listen", &listen, "--control"])
-            .arg(&control)
-            .args(args)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        if !lines.any(|line| line.is_ok_and(|line| line == "ready")) {
-            let mut stderr = String::new();
-            child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-            let _ = child.wait();
-            panic!("it did not get ready: {stderr}");
-        }
-        Daemon { child, socket, control }
+        let mut command = self.command();
+        command.args(["serve", "--attach", "none", "--listen", &listen, "--control"]);
+        command.arg(&control).args(args);
+        let daemon = support::Daemon::start(command, &self.at("stderr"));
+        Daemon { daemon, socket, control }
     }
 }
 
@@ -118,9 +105,9 @@ impl Done {
 
 /// A daemon that runs until it is told to stop, or dropped.
 pub struct Daemon {
-    child: Child,
+    daemon: support::Daemon,
     socket: PathBuf,
-    pub control: PathBuf,
+    control: PathBuf,
 }
 
 impl Daemon {
@@ -131,36 +118,18 @@ impl Daemon {
 
     /// Ends at once, as a crash does.
     pub fn kill(mut self) -> String {
-        self.child.kill().unwrap();
-        self.ended()
+        self.daemon.kill();
+        self.daemon.said()
     }
 
     /// Ends cleanly; returns what it said on stderr.
-    pub fn stop(mut self, place: &Place) -> String {
+    pub fn stop(self, place: &Place) -> String {
         let control = self.control.to_str().unwrap().to_owned();
         let done = place.run(&["stop", "--control", &control]);
         assert_eq!(done.code, 0, "{done:?}");
-        self.ended()
-    }
-
-    fn ended(&mut self) -> String {
-        let begun = Instant::now();
-        while self.child.try_wait().unwrap().is_none() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "it does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let mut stderr = String::new();
-        if let Some(mut pipe) = self.child.stderr.take() {
-            pipe.read_to_string(&mut stderr).unwrap();
-        }
-        stderr
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let (code, said) = self.daemon.ended();
+        assert_eq!(code, Some(0), "{said}");
+        said
     }
 }
 

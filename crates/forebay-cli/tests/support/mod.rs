@@ -6,10 +6,12 @@
 //! - **T1** Only processes that a test started itself are ended, by their id.
 //! - **T2** Nothing is left behind: no process, no file, no shared memory.
 
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+#![allow(dead_code, unused_imports, unreachable_pub, clippy::unwrap_used)]
 
 pub mod load;
 pub mod model;
+
+pub use forebay_testing::{PATIENCE, Random, has, skip, wait_for};
 
 use forebay_serve::nbd::client::{Client, Connect};
 
@@ -23,49 +25,6 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
-
-/// Nothing a test waits for takes longer, even on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Says why something is not tested, past the test harness, which would keep it to itself.
-pub fn skip(reason: &str) {
-    let _ = writeln!(std::io::stderr(), "SKIP {reason}");
-}
-
-/// Whether a program is installed.
-pub fn has(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
-}
-
-/// Leaves the test, with a line that says why, if a program is not installed.
-#[macro_export]
-macro_rules! requires {
-    ($($program:literal),+) => {
-        $(if !support::has($program) {
-            support::skip(&format!("{}: {} is not installed", module_path!(), $program));
-            return;
-        })+
-    };
-}
-
-/// splitmix64.
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-}
 
 /// Directories of one test: one for data, where direct I/O works, and one with a short name for
 /// sockets.
@@ -166,6 +125,14 @@ impl Scratch {
     pub fn ask(&self, command: &[&str]) -> Output {
         let control = self.control();
         forebay(command.iter().map(OsStr::new).chain([OsStr::new("--control"), control.as_ref()]))
+    }
+
+    /// `drain`, not started yet.
+    pub fn drain_command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.arg("drain").arg("--control").arg(self.control());
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command
     }
 
     /// `status --json`.
@@ -339,14 +306,5 @@ impl Drop for Daemon {
         // Ended already, or ended now.
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// Waits for a condition, with patience.
-pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < PATIENCE, "{what} does not come true");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }

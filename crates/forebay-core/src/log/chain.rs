@@ -10,6 +10,7 @@
 use crate::effect::Token;
 use crate::format::record::{Header, Link};
 use crate::limits::RECORD_ITEMS_MAX;
+use crate::log::times::Times;
 use crate::units::{BLOCK_SIZE, BufferId, Ordinal, SegmentId, Sequence, Tick};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -154,6 +155,8 @@ pub struct Log {
     pub watermark: Sequence,
     /// Wall clock of the newest data on the backing device.
     pub backing_as_of: u64,
+    /// When entries were placed.
+    pub(crate) times: Times,
     /// Guest flushes so far.
     pub flush_epoch: u64,
     /// Segments in the log, retired ones not counted.
@@ -195,6 +198,7 @@ impl Log {
             note_wanted: false,
             watermark: Sequence(0),
             backing_as_of: 0,
+            times: Times::new(through),
             flush_epoch: 0,
             segment_count: 0,
             dirty_blocks: 0,

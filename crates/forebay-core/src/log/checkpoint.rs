@@ -98,6 +98,10 @@ impl Checkpointer {
         }
     }
 
+    pub(crate) fn memory_bytes(segment_count: u32) -> u64 {
+        u64::from(checkpoint::stream_pages_max(segment_count)) * PAGE_BYTES as u64
+    }
+
     fn page_count(&self) -> u32 {
         self.head.layout.stream_page() + self.head.stream_pages
     }

@@ -15,3 +15,4 @@ pub(crate) mod lost;
 pub mod reclaim;
 pub mod recovery;
 pub mod segment;
+pub(crate) mod times;

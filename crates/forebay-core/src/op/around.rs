@@ -55,6 +55,7 @@ impl Engine {
     }
 
     pub(crate) fn around_issue(&mut self, at: u32) {
+        self.active(at).backing_waited = true;
         let request = self.active(at).request;
         let state = self.volume(request.volume);
         state.around_used = true;

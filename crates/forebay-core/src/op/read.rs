@@ -134,6 +134,7 @@ impl Engine {
             }
             Source::Backing => {
                 self.active(piece.request).remaining += 1;
+                self.active(piece.request).backing_waited = true;
                 let token = self.token(Pending::Read(piece));
                 self.effects.push_back(Effect::ReadBacking { token, volume, lba, blocks, to });
             }

@@ -334,6 +334,7 @@ impl Engine {
         let sequence = self.active(at).sequence;
         let waiter = Waiter { sequence, request: at };
         if through {
+            self.active(at).backing_waited = true;
             // What a batch has written back is durable in the log before.
             let state = self.volume(volume);
             state.log.wanted = state.log.wanted.max(sequence);

@@ -88,7 +88,6 @@ pub struct Writeback {
     end: Sequence,
     end_cursor: Cursor,
     begun: Tick,
-    begun_wall: u64,
     /// Blocks of its range, superseded ones included.
     batch_blocks: u32,
     batch_cap: u32,
@@ -110,7 +109,6 @@ impl Writeback {
             end: Sequence(0),
             end_cursor: cursor,
             begun: Tick(0),
-            begun_wall: 0,
             batch_blocks: 0,
             batch_cap: BATCH_BLOCKS_AFTER_OPENING,
             dirty_since: None,
@@ -225,8 +223,9 @@ enum What {
 impl Engine {
     /// Goes on with the volume's write-back as far as it can.
     pub(crate) fn writeback_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
-        let now = self.now;
+        let (now, wall) = (self.now, self.wall);
         let state = self.volume(volume);
+        state.log.times.note(state.log.placed, now, wall);
         if !state.log.is_dirty() {
             state.writeback.dirty_since = None;
         } else if state.writeback.dirty_since.is_none() {
@@ -307,13 +306,12 @@ impl Engine {
             }
             return;
         }
-        let (now, wall) = (self.now, self.wall);
+        let now = self.now;
         self.lanes[lane].taken = true;
         let state = self.volume(volume);
         state.writeback.stage = Stage::Writing;
         state.writeback.lane = Some(lane);
         state.writeback.begun = now;
-        state.writeback.begun_wall = wall;
         self.writeback_go_on(volume, payload);
     }
 
@@ -705,7 +703,7 @@ impl Engine {
     /// The batch is on the backing device for good: the watermark may move (K2).
     fn writeback_done(&mut self, volume: VolumeIndex, lane: usize) {
         self.lanes[lane].taken = false;
-        let now = self.now;
+        let (now, wall) = (self.now, self.wall);
         let state = self.volume(volume);
         let writeback = &mut state.writeback;
         writeback.lane = None;
@@ -727,7 +725,9 @@ impl Engine {
                 cap.clamp(BATCH_BLOCKS_MIN, writeback.batch_cap.saturating_mul(4));
         }
         let end = writeback.end;
-        state.log.backing_as_of = writeback.begun_wall;
+        // What the batch did not reach may be older than the batch.
+        let as_of = if end >= state.log.placed { Some(wall) } else { state.log.times.as_of(end) };
+        state.log.backing_as_of = as_of.unwrap_or(0).max(state.log.backing_as_of);
         state.log.watermark = end;
         state.log.note_wanted = true;
         state.log.dirty_blocks = state.log.dirty_blocks.saturating_sub(blocks);

@@ -109,6 +109,9 @@ pub(super) struct Connection {
     output: Output,
     is_closing: bool,
     is_broken: bool,
+    /// The client has said that it ends, or something that cannot be understood: what comes after
+    /// that is no command any more.
+    is_over: bool,
 }
 
 impl Connection {
@@ -130,11 +133,18 @@ impl Connection {
             output: Output::new()?,
             is_closing: false,
             is_broken: false,
+            is_over: false,
         };
         let _ = connection.output.push(&Handshake::greeting());
         connection.go_on_sending(shard);
         connection.go_on_receiving(shard);
         Ok(connection)
+    }
+
+    /// Bytes of memory one takes at most.
+    pub(super) const fn memory_bytes() -> u64 {
+        let slot = size_of::<Option<UnderWay>>() + 2 * size_of::<usize>();
+        (INPUT_BYTES + Output::MEMORY_BYTES + COMMAND_COUNT_MAX * slot) as u64
     }
 
     /// Nothing of it is under way, and nothing will be (N3).
@@ -300,7 +310,7 @@ impl Connection {
         shard: &mut Shard,
         pool: &mut Pool,
     ) -> bool {
-        if self.available() == 0 || !self.output.has_room() {
+        if self.is_over || self.available() == 0 || !self.output.has_room() {
             return false;
         }
         if self.skip_bytes > 0 {
@@ -331,7 +341,10 @@ impl Connection {
                 let volume = exports[session.export_index].1;
                 self.phase = Phase::Transmission { session: Box::new(session), volume };
             }
-            _ => self.close(shard),
+            _ => {
+                self.is_over = true;
+                self.close(shard);
+            }
         }
         consumed > 0 && !self.is_closing
     }
@@ -360,6 +373,7 @@ impl Connection {
     }
 
     fn end_session(&mut self, _: CloseReason, shard: &mut Shard) -> bool {
+        self.is_over = true;
         self.close(shard);
         false
     }
@@ -385,6 +399,7 @@ impl Connection {
         match command.kind {
             Kind::Disconnect => {
                 self.start += RequestHeader::BYTES;
+                self.is_over = true;
                 self.close(shard);
                 return false;
             }

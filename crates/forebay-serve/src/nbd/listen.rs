@@ -7,8 +7,9 @@ use super::pool::Pool;
 use crate::frontend::{FrontEnd, Place};
 use forebay::io::{ReactorOp, user_data};
 use forebay::shard::{Answer, Shard};
+use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::units::VolumeIndex;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -16,9 +17,10 @@ use std::os::unix::net::UnixListener;
 use std::rc::Rc;
 
 /// Connections at once, over all listeners.
-pub const CONNECTION_COUNT_MAX: usize = 80;
-/// Bytes for what is read, over all connections; the longest read is 32 MiB.
-const POOL_BYTES: usize = 40 << 20;
+pub const CONNECTION_COUNT_MAX: usize = 68;
+/// Bytes for what is read, over all connections; the longest read is 32 MiB and a block.
+const POOL_BYTES: usize = 34 << 20;
+const _: () = assert!(POOL_BYTES >= super::wire::TRANSFER_BYTES_MAX as usize + 4096);
 const ACCEPT: u64 = 0;
 
 /// Where clients come in.
@@ -39,8 +41,17 @@ impl Listener {
     }
 }
 
+/// How many connections each volume has, by its index.
+pub type Counts = Rc<[Cell<u32>; VOLUME_COUNT_MAX]>;
+
 /// The exports, shared with whoever attaches volumes.
 pub type Exports = Rc<RefCell<Vec<(Export, VolumeIndex)>>>;
+
+/// Bytes of memory the front end takes at most, by part.
+pub fn memory_parts() -> [(&'static str, u64); 2] {
+    let connections = CONNECTION_COUNT_MAX as u64 * Connection::memory_bytes();
+    [("NBD connections", connections), ("NBD reads", POOL_BYTES as u64)]
+}
 
 /// An export of a volume, with everything the protocol offers.
 pub fn export(name: &str, size_bytes: u64, logical_block: u32) -> Export {
@@ -64,6 +75,7 @@ pub struct NbdFrontEnd {
     exports: Exports,
     connections: Vec<Option<Connection>>,
     pool: Pool,
+    counts: Counts,
     is_stopping: bool,
 }
 
@@ -74,7 +86,9 @@ impl NbdFrontEnd {
         connections.resize_with(CONNECTION_COUNT_MAX, || None);
         let pool = Pool::new(POOL_BYTES)?;
         let place = Place(0);
-        Ok(NbdFrontEnd { place, listeners, exports, connections, pool, is_stopping: false })
+        let counts = Rc::new(std::array::from_fn(|_| Cell::new(0)));
+        let is_stopping = false;
+        Ok(NbdFrontEnd { place, listeners, exports, connections, pool, counts, is_stopping })
     }
 
     fn accept(&mut self, listener: usize, shard: &mut Shard) {
@@ -112,10 +126,9 @@ impl NbdFrontEnd {
         }
     }
 
-    /// Connections to a volume.
-    pub fn count(&self, volume: VolumeIndex) -> usize {
-        let to = |connection: &&Connection| connection.volume() == Some(volume);
-        self.connections.iter().flatten().filter(to).count()
+    /// Connections to each volume, as of the last turn of the loop.
+    pub fn counts(&self) -> Counts {
+        Rc::clone(&self.counts)
     }
 }
 
@@ -151,11 +164,19 @@ impl FrontEnd for NbdFrontEnd {
     }
 
     fn turn(&mut self, shard: &mut Shard) {
+        let mut counts = [0; VOLUME_COUNT_MAX];
         for at in 0..self.connections.len() {
             if let Some(connection) = &mut self.connections[at] {
                 connection.go_on(&self.exports.borrow(), shard, &mut self.pool);
                 self.sweep(at);
             }
+            let volume = self.connections[at].as_ref().and_then(Connection::volume);
+            if let Some(volume) = volume {
+                counts[usize::from(volume.0)] += 1;
+            }
+        }
+        for (count, now) in self.counts.iter().zip(counts) {
+            count.set(now);
         }
     }
 

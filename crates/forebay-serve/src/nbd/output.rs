@@ -32,6 +32,9 @@ pub(super) struct Output {
 }
 
 impl Output {
+    /// What one takes, but for the list of what is on its way.
+    pub(super) const MEMORY_BYTES: usize = RING_BYTES;
+
     pub(super) fn new() -> io::Result<Output> {
         let ring = Arena::reserved(RING_BYTES)?;
         Ok(Output { ring, next: 0, used: 0, items: VecDeque::new(), is_sending: false })

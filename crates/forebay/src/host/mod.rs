@@ -22,6 +22,7 @@
 //! Opening, reading and writing devices: `io`. `sys` is the only file with unsafe code.
 
 pub mod guard;
+pub mod holder;
 pub mod identity;
 pub mod loop_device;
 pub mod machine;

@@ -8,7 +8,8 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use super::device::{Completion, Device, DeviceError, DeviceInfo, Operation, OperationKind};
+use super::device::{Completion, Device, DeviceError, Operation, OperationKind};
+use super::layer::{Layer, Use};
 use super::reactor::Reactor;
 
 /// Which operations of a kind fail.
@@ -141,12 +142,16 @@ impl FaultDevice {
     }
 }
 
-impl Device for FaultDevice {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
+impl Layer for FaultDevice {
+    fn below(&self) -> &dyn Device {
+        self.inner.as_ref()
     }
 
-    fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
+    fn below_mut(&mut self) -> &mut dyn Device {
+        self.inner.as_mut()
+    }
+
+    fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
         match self.faults.judge(operation.kind()) {
             Ok(()) => self.inner.submit(reactor, operation, token, now),
             Err(error) => {
@@ -156,40 +161,18 @@ impl Device for FaultDevice {
         }
     }
 
-    fn event(
-        &mut self,
-        reactor: &mut Reactor,
-        user_data: u64,
-        result: i32,
-        now: Instant,
-        done: &mut Vec<Completion>,
-    ) {
-        self.inner.event(reactor, user_data, result, now, done);
-    }
-
-    fn poll(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Completion>) {
+    fn turn(&mut self, _: &mut Reactor, _: Instant, done: &mut Vec<Completion>) {
         self.since = None;
         done.append(&mut self.failed);
-        self.inner.poll(reactor, now, done);
     }
 
-    fn deadline(&self) -> Option<Instant> {
-        self.since.into_iter().chain(self.inner.deadline()).min()
+    fn due(&self) -> Option<Instant> {
+        self.since
     }
 
-    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.faults.judge(OperationKind::Read)?;
-        self.inner.read_at(offset, bytes)
-    }
-
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.faults.judge(OperationKind::Write)?;
-        self.inner.write_at(offset, bytes)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.faults.judge(OperationKind::Flush)?;
-        self.inner.sync()
+    fn blocking(&self, use_of: Use, run: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
+        self.faults.judge(use_of.kind)?;
+        run()
     }
 }
 

@@ -3,8 +3,8 @@
 //!
 //! Everything that stores bytes is a [`Device`]. One thread owns a [`Reactor`] and the devices that
 //! use it: it submits operations, waits once for everything, and hands each completion back to
-//! the device it belongs to ([`source_of`]). Wrappers (throttle, fault, stats, record) are devices
-//! around a device.
+//! the device it belongs to ([`source_of`]). Layers (throttle, fault, stats, record) are devices around a
+//! device: a [`Layer`] says only what it changes.
 //!
 //! # Not here
 //!
@@ -15,6 +15,7 @@ mod buffer;
 mod device;
 mod fault;
 mod file;
+mod layer;
 mod memory;
 mod reactor;
 mod record;
@@ -33,6 +34,7 @@ pub use device::{
 };
 pub use fault::{FaultDevice, FaultRule, FaultWhen, Faults};
 pub use file::{FileDevice, FileError, FileOptions};
+pub use layer::{Layer, Use};
 pub use memory::MemoryDevice;
 pub use reactor::{Reactor, ReactorKind, ReactorOp};
 pub use record::{RecordDevice, Recorded, Recorder};

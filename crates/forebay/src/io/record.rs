@@ -9,7 +9,8 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use super::device::{Completion, Device, DeviceInfo, Operation, OperationKind};
+use super::device::{Completion, Device, Operation, OperationKind};
+use super::layer::{Layer, Use};
 use super::reactor::Reactor;
 use super::slab::Slab;
 
@@ -134,65 +135,35 @@ impl RecordDevice {
             self.recorder.push(Recorded::Complete { submitted, good });
         }
     }
-
-    /// Records the answers from `from` on and gives them their own tokens back.
-    fn record(&mut self, from: usize, done: &mut [Completion]) {
-        for answer in done.iter_mut().skip(from) {
-            let flight = self.flights.remove(answer.token as u32).expect("answered once (D1)");
-            answer.token = flight.token;
-            self.end(flight.place, answer.result.is_ok());
-        }
-    }
 }
 
-impl Device for RecordDevice {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
+impl Layer for RecordDevice {
+    fn below(&self) -> &dyn Device {
+        self.inner.as_ref()
     }
 
-    fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
+    fn below_mut(&mut self) -> &mut dyn Device {
+        self.inner.as_mut()
+    }
+
+    fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
         let place = self.begin(operation.kind(), operation.offset(), operation.length());
         let own = self.flights.insert(Flight { token, place });
         self.inner.submit(reactor, operation, u64::from(own), now);
     }
 
-    fn event(
-        &mut self,
-        reactor: &mut Reactor,
-        user_data: u64,
-        result: i32,
-        now: Instant,
-        done: &mut Vec<Completion>,
-    ) {
-        let from = done.len();
-        self.inner.event(reactor, user_data, result, now, done);
-        self.record(from, done);
+    /// Records the answers and gives them their own tokens back.
+    fn answered(&mut self, answers: &mut [Completion], _: Instant) {
+        for answer in answers {
+            let flight = self.flights.remove(answer.token as u32).expect("answered once (D1)");
+            answer.token = flight.token;
+            self.end(flight.place, answer.result.is_ok());
+        }
     }
 
-    fn poll(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Completion>) {
-        let from = done.len();
-        self.inner.poll(reactor, now, done);
-        self.record(from, done);
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.inner.deadline()
-    }
-
-    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.inner.read_at(offset, bytes)
-    }
-
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let place = self.begin(OperationKind::Write, offset, bytes.len() as u64);
-        let result = self.inner.write_at(offset, bytes);
-        self.end(place, result.is_ok());
-        result
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        let place = self.begin(OperationKind::Flush, 0, 0);
-        let result = self.inner.sync();
+    fn blocking(&self, use_of: Use, run: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
+        let place = self.begin(use_of.kind, use_of.offset, use_of.length);
+        let result = run();
         self.end(place, result.is_ok());
         result
     }

@@ -4,18 +4,14 @@
 //! Time is what the loop passes in, so it is as fine as the loop's turns. Blocking use is not
 //! counted.
 
-use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use hdrhistogram::Histogram;
-
-use super::device::{Completion, Device, DeviceInfo, Operation, OperationKind};
+use super::device::{Completion, Device, DeviceError, Operation, OperationKind};
+use super::layer::Layer;
 use super::reactor::Reactor;
 use super::slab::Slab;
-
-/// The longest time that is told apart from longer ones: an hour.
-const LATENCY_NANOS_MAX: u64 = 3_600_000_000_000;
+use crate::latency::{Latency, LatencySummary};
 
 /// One kind's numbers.
 #[derive(Clone, Debug)]
@@ -24,7 +20,8 @@ struct Row {
     bytes: u64,
     errors: u64,
     in_flight: u64,
-    latency: Histogram<u64>,
+    last_error: Option<DeviceError>,
+    latency: Latency,
 }
 
 /// One kind's numbers, as read.
@@ -38,12 +35,10 @@ pub struct KindStats {
     pub errors: u64,
     /// Operations not yet answered.
     pub in_flight: u64,
-    /// Half of them took no longer.
-    pub latency_p50_ns: u64,
-    /// 99 of a hundred took no longer.
-    pub latency_p99_ns: u64,
-    /// None took longer.
-    pub latency_max_ns: u64,
+    /// Why the last of these failed.
+    pub last_error: Option<DeviceError>,
+    /// How long they took.
+    pub latency: LatencySummary,
 }
 
 /// A row for each kind.
@@ -77,10 +72,15 @@ impl Stats {
             bytes: 0,
             errors: 0,
             in_flight: 0,
-            latency: Histogram::new_with_bounds(1, LATENCY_NANOS_MAX, 2)
-                .expect("bounds that hdrhistogram takes"),
+            last_error: None,
+            latency: Latency::new(),
         };
         Stats(Arc::new(Mutex::new(std::array::from_fn(|_| row()))))
+    }
+
+    /// Bytes of memory one takes.
+    pub fn memory_bytes() -> u64 {
+        OperationKind::ALL.len() as u64 * Latency::memory_bytes()
     }
 
     /// The numbers now.
@@ -93,9 +93,8 @@ impl Stats {
                     bytes: row.bytes,
                     errors: row.errors,
                     in_flight: row.in_flight,
-                    latency_p50_ns: row.latency.value_at_quantile(0.5),
-                    latency_p99_ns: row.latency.value_at_quantile(0.99),
-                    latency_max_ns: row.latency.max(),
+                    last_error: row.last_error,
+                    latency: row.latency.summary(),
                 };
             }
         });
@@ -107,6 +106,7 @@ impl Stats {
         self.with(|rows| {
             for row in rows {
                 (row.count, row.bytes, row.errors) = (0, 0, 0);
+                row.last_error = None;
                 row.latency.reset();
             }
         });
@@ -137,12 +137,30 @@ impl StatsDevice {
     pub fn new(inner: Box<dyn Device>, stats: Stats) -> StatsDevice {
         StatsDevice { inner, stats, flights: Slab::new() }
     }
+}
 
-    /// Counts the answers from `from` on and gives them their own tokens back.
-    fn count(&mut self, from: usize, now: Instant, done: &mut [Completion]) {
-        let Some(answers) = done.get_mut(from..).filter(|answers| !answers.is_empty()) else {
+impl Layer for StatsDevice {
+    fn below(&self) -> &dyn Device {
+        self.inner.as_ref()
+    }
+
+    fn below_mut(&mut self) -> &mut dyn Device {
+        self.inner.as_mut()
+    }
+
+    fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
+        let kind = operation.kind();
+        let flight = Flight { kind, bytes: operation.length(), token, start: now };
+        self.stats.with(|rows| rows[kind.index()].in_flight += 1);
+        let own = self.flights.insert(flight);
+        self.inner.submit(reactor, operation, u64::from(own), now);
+    }
+
+    /// Counts the answers and gives them their own tokens back.
+    fn answered(&mut self, answers: &mut [Completion], now: Instant) {
+        if answers.is_empty() {
             return;
-        };
+        }
         let flights = &mut self.flights;
         self.stats.with(|rows| {
             for answer in answers {
@@ -153,61 +171,15 @@ impl StatsDevice {
                 row.count += 1;
                 match answer.result {
                     Ok(()) => row.bytes += flight.bytes,
-                    Err(_) => row.errors += 1,
+                    Err(error) => {
+                        row.errors += 1;
+                        row.last_error = Some(error);
+                    }
                 }
                 let nanos = now.saturating_duration_since(flight.start).as_nanos();
-                row.latency.saturating_record(u64::try_from(nanos).unwrap_or(u64::MAX));
+                row.latency.record(u64::try_from(nanos).unwrap_or(u64::MAX));
             }
         });
-    }
-}
-
-impl Device for StatsDevice {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
-        let kind = operation.kind();
-        let flight = Flight { kind, bytes: operation.length(), token, start: now };
-        self.stats.with(|rows| rows[kind.index()].in_flight += 1);
-        let own = self.flights.insert(flight);
-        self.inner.submit(reactor, operation, u64::from(own), now);
-    }
-
-    fn event(
-        &mut self,
-        reactor: &mut Reactor,
-        user_data: u64,
-        result: i32,
-        now: Instant,
-        done: &mut Vec<Completion>,
-    ) {
-        let from = done.len();
-        self.inner.event(reactor, user_data, result, now, done);
-        self.count(from, now, done);
-    }
-
-    fn poll(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Completion>) {
-        let from = done.len();
-        self.inner.poll(reactor, now, done);
-        self.count(from, now, done);
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.inner.deadline()
-    }
-
-    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.inner.read_at(offset, bytes)
-    }
-
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.inner.write_at(offset, bytes)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.inner.sync()
     }
 }
 
@@ -234,8 +206,9 @@ mod tests {
         assert_eq!(done.iter().map(|done| done.token).collect::<Vec<_>>(), [77, 77]);
         let read = stats.snapshot().kind(OperationKind::Read);
         assert_eq!((read.count, read.bytes, read.errors, read.in_flight), (2, 4096, 1, 0));
-        assert!((2_900_000..3_100_000).contains(&read.latency_p50_ns), "{read:?}");
-        assert!(read.latency_p99_ns >= read.latency_p50_ns);
+        assert_eq!(read.last_error, Some(DeviceError::RANGE));
+        assert!((2_900_000..3_100_000).contains(&read.latency.p50_ns), "{read:?}");
+        assert!(read.latency.p99_ns >= read.latency.p50_ns);
         assert_eq!(stats.snapshot().kind(OperationKind::Write), KindStats::default());
         stats.reset();
         assert_eq!(stats.snapshot(), StatsSnapshot::default());

@@ -5,11 +5,11 @@
 //! submission. Time not used is not saved up: there are no bursts.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::device::{Completion, Device, DeviceInfo, Operation};
+use super::device::{Completion, Device, Operation};
+use super::layer::Layer;
 use super::reactor::Reactor;
 
 /// How slow; all zero is no limit.
@@ -108,12 +108,16 @@ fn share(count: u64, per_second: u64) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
-impl Device for ThrottleDevice {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
+impl Layer for ThrottleDevice {
+    fn below(&self) -> &dyn Device {
+        self.inner.as_ref()
     }
 
-    fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
+    fn below_mut(&mut self) -> &mut dyn Device {
+        self.inner.as_mut()
+    }
+
+    fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
         let start = self.start(&operation, now);
         if start <= now && self.held.is_empty() {
             self.inner.submit(reactor, operation, token, now);
@@ -122,37 +126,12 @@ impl Device for ThrottleDevice {
         }
     }
 
-    fn event(
-        &mut self,
-        reactor: &mut Reactor,
-        user_data: u64,
-        result: i32,
-        now: Instant,
-        done: &mut Vec<Completion>,
-    ) {
-        self.inner.event(reactor, user_data, result, now, done);
-    }
-
-    fn poll(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Completion>) {
+    fn turn(&mut self, reactor: &mut Reactor, now: Instant, _: &mut Vec<Completion>) {
         self.start_due(reactor, now);
-        self.inner.poll(reactor, now, done);
     }
 
-    fn deadline(&self) -> Option<Instant> {
-        let own = self.held.front().map(|held| held.start);
-        own.into_iter().chain(self.inner.deadline()).min()
-    }
-
-    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.inner.read_at(offset, bytes)
-    }
-
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.inner.write_at(offset, bytes)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.inner.sync()
+    fn due(&self) -> Option<Instant> {
+        self.held.front().map(|held| held.start)
     }
 }
 

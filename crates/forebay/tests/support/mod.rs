@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A shard with volumes and a guest that has many requests under way, for tests of the runtime.
 
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+#![allow(dead_code, unused_imports, unreachable_pub, clippy::unwrap_used)]
 
 use forebay::cache;
 use forebay::host::runtime_dir::{Places, RuntimeDir};
@@ -13,40 +13,14 @@ use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::VolumeIndex;
+use forebay_testing::PATIENCE;
+pub use forebay_testing::{Dir, Random};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 pub const BLOCK: u64 = 4096;
 pub const SEGMENT_BYTES: u32 = 512 << 10;
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A directory that is gone when dropped.
-pub struct Dir(pub PathBuf);
-
-impl Dir {
-    pub fn new(name: &str) -> Dir {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let own = format!("{name}-{}-{number}", std::process::id());
-        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(own);
-        std::fs::create_dir_all(&path).unwrap();
-        Dir(path)
-    }
-
-    pub fn file(&self, name: &str, bytes: u64) -> PathBuf {
-        let path = self.0.join(name);
-        std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
-        path
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Memory of this process alone: acknowledged when written.
 pub fn options(kind: ReactorKind, config: Config) -> ShardOptions {
@@ -214,22 +188,5 @@ impl Device for Void {
 
     fn sync(&self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// splitmix64.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
     }
 }

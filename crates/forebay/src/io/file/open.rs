@@ -55,8 +55,8 @@ impl Default for FileOptions {
 #[non_exhaustive]
 pub enum FileError {
     /// Somebody else has it.
-    #[error("{}: is in use by another process (waited {:.0} s for it); stop that one; \
-        `lsof {}` names it", path.display(), waited.as_secs_f64(), path.display())]
+    #[error("{}: is in use by another process; stop that one; `lsof {}` names it",
+        path.display(), path.display())]
     Busy {
         /// Which.
         path: PathBuf,

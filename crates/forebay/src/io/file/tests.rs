@@ -343,6 +343,32 @@ fn a_refused_discard_succeeds_and_a_broken_one_does_not() {
 }
 
 #[test]
+fn a_refused_zeroing_writes_zeros_instead() {
+    let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
+    let mut device = FileDevice::open(&file.0, &options()).unwrap();
+    let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
+    let now = Instant::now();
+    let zeroes = Operation::WriteZeroes { offset: 0, length: 8192 };
+    let key = user_data(SOURCE, 0);
+    // No room for it, or not for this range: another way now, and this one again the next time.
+    // Not known at all: never again.
+    for (error, later) in [(libc::ENOSPC, ZeroWay::Range), (libc::EOPNOTSUPP, ZeroWay::Fill)] {
+        let mut done = Vec::new();
+        device.submit(&mut reactor, zeroes, 1, now);
+        for way in [ZeroWay::Punch, ZeroWay::Fill] {
+            device.event(&mut reactor, key, -error, now, &mut done);
+            assert_eq!(device.flights.get_mut(0).unwrap().zero_way, way);
+            assert!(done.is_empty(), "it is not done yet");
+        }
+        // The zeros themselves do not fit: that is an error, not a hint.
+        device.event(&mut reactor, key, -libc::ENOSPC, now, &mut done);
+        let result = Err(DeviceError::new(libc::ENOSPC));
+        assert_eq!(done, [Completion { token: 1, result }]);
+        assert_eq!(device.zero_way, later);
+    }
+}
+
+#[test]
 fn a_second_exclusive_open_is_refused_by_name() {
     let file = Temporary::new(&std::env::temp_dir(), 4096);
     let first = FileDevice::open(&file.0, &options()).unwrap();

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The end: everything durable, and what is not on which disk.
+
+use super::Daemon;
+use crate::backing;
+use crate::units::{clock, size};
+use anyhow::Result;
+use forebay_core::units::BLOCK_BYTES;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tracing::{info, warn};
+
+impl Daemon {
+    /// Stops taking work, makes everything durable, and says what is not on which disk.
+    pub(super) fn end(
+        mut self,
+        limit: Duration,
+        control: &Path,
+        sockets: impl Iterator<Item = PathBuf>,
+    ) -> Result<()> {
+        // The one who asked to stop hears that it was understood.
+        self.server.turn(Some(Duration::ZERO))?;
+        self.watch_ends();
+        self.close(limit)?;
+        for path in sockets.chain([control.to_owned()]) {
+            // A socket that somebody else has removed is gone, too.
+            let _ = std::fs::remove_file(path);
+        }
+        Ok(())
+    }
+
+    pub(super) fn close(self, limit: Duration) -> Result<()> {
+        let Daemon { server, volumes, cache_path, .. } = self;
+        let mut shard = server.stop(Duration::from_secs(5))?;
+        for served in &volumes {
+            if let Some(device) = shard.backing(served.index) {
+                let found = backing::fingerprint(device, &served.backing)?.encode();
+                shard.note(served.index, |volume| volume.fingerprint = found);
+            }
+        }
+        let left: Vec<String> = volumes
+            .iter()
+            .filter_map(|served| {
+                let status = shard.engine().status(served.index).filter(|it| it.dirty)?;
+                let backing = served.backing.display();
+                Some(format!(
+                    "{}: {} not yet on {backing}, whose content is of {}. Do not mount {backing}. \
+                     To get it plain: forebay drain --cache {}",
+                    served.name,
+                    size(status.dirty_blocks * BLOCK_BYTES),
+                    clock(status.backing_as_of),
+                    cache_path.display()
+                ))
+            })
+            .collect();
+        let clean = shard.close(limit)?;
+        for text in left {
+            warn!("{text}");
+        }
+        if clean {
+            info!("stopped: everything is durable");
+        } else {
+            warn!("not everything could be made durable; the next start recovers it");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Draining a cache that nobody serves.
+
+use super::Daemon;
+use crate::args::{Args, Command};
+use crate::cmd::drain::Progress;
+use anyhow::{Result, bail};
+use clap::Parser;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// `forebay drain --cache`: opens the cache, drains, and closes it; nobody is served.
+pub fn drain_offline(cache: &Path, name: Option<&str>) -> Result<ExitCode> {
+    let given = ["forebay".into(), "serve".into(), "--cache".into(), cache.as_os_str().to_owned()];
+    let Command::Serve(args) = Args::parse_from(given).command else {
+        unreachable!("the words above are a serve");
+    };
+    let mut daemon = Daemon::open(cache, &args)?;
+    daemon.add_volumes(&args)?;
+    if let Some(name) = name.filter(|name| daemon.volumes.iter().all(|it| it.name != *name)) {
+        bail!(
+            "{name}: no such volume in this cache, or its backing device is missing (then the log above \
+             says so); `forebay inspect CACHE volumes` lists them"
+        );
+    }
+    daemon.drain(name)?;
+    let mut progress = Progress::new();
+    loop {
+        daemon.server.turn(Some(Duration::from_millis(100)))?;
+        let status = daemon.status();
+        if progress.show(&status, name)? {
+            break;
+        }
+    }
+    daemon.close(Duration::from_secs(60))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Opening the cache, and saying what was found.
+
+use super::Daemon;
+use super::watch::Watch;
+use crate::args::{IoChoice, ServeArgs};
+use crate::units::size;
+use crate::{backing, memory};
+use anyhow::Result;
+use forebay::io::ReactorKind;
+use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions};
+use forebay_core::engine::{Acknowledge, Config};
+use forebay_core::log::recovery::Damage;
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_serve::server::Server;
+use std::path::Path;
+use std::rc::Rc;
+use tracing::{info, warn};
+
+impl Daemon {
+    pub(super) fn open(cache: &Path, args: &ServeArgs) -> Result<Daemon> {
+        let device = backing::open_exclusive(cache, CACHE_SOURCE, None)?;
+        let (device, cache_stats) = backing::counted(device);
+        let mut options = options(args);
+        let found = forebay::cache::read_superblock(device.as_ref())?;
+        let volumes = found.superblock.volumes.iter().flatten().count() + args.volumes.len();
+        options.config =
+            memory::fit(&options.config, &found.superblock, volumes.max(1), args.memory)?;
+        let parts = memory::parts(&found.superblock, volumes.max(1), &options.config);
+        let total: u64 = parts.iter().map(|part| part.1).sum();
+        let parts: Vec<String> =
+            parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
+        info!("takes {} of memory for {volumes} volumes: {}", size(total), parts.join(", "));
+        let shard = Shard::open(device, &options)?;
+        let mut daemon = Daemon {
+            server: Server::new(shard),
+            cache_path: cache.to_owned(),
+            cache_stats,
+            volumes: Vec::new(),
+            desk: Rc::default(),
+            problems: Vec::new(),
+            attached: None,
+            watch: Watch::new(),
+            activity: "opens the cache",
+            nbd_clients: None,
+        };
+        daemon.tell_opened();
+        Ok(daemon)
+    }
+
+    /// Says what opening found.
+    fn tell_opened(&mut self) {
+        let opened = self.server.shard.opened().clone();
+        if opened.repaired_superblock {
+            warn!("one copy of the superblock was bad; it is repaired from the other");
+        }
+        if !opened.clean {
+            warn!(
+                "the last stop was not a clean one; recovered in {:.1} s, {} segments from \
+                 memory",
+                opened.took.as_secs_f64(),
+                opened.redone_segments
+            );
+        }
+        for damage in opened.damage {
+            let text = self.damage_text(damage);
+            warn!("{text}");
+            if !matches!(damage, Damage::Cut { .. } | Damage::Clean { .. }) {
+                self.problems.push(text);
+            }
+        }
+    }
+
+    fn damage_text(&self, damage: Damage) -> String {
+        let name = |index: VolumeIndex| {
+            self.recorded(index).map_or_else(String::new, |volume| volume.name.clone())
+        };
+        match damage {
+            Damage::Lost { volume, lba, count } => format!(
+                "{}: {} at byte {} were dirty and their record rotted; reads there fail until they \
+                 are written",
+                name(volume),
+                size(count * BLOCK_BYTES),
+                lba.bytes()
+            ),
+            Damage::Unknown { volume, segment, block } => format!(
+                "{}: a dirty record rotted (segment {}, block {block}) and nothing says what it \
+                 held; the volume is frozen, see `forebay check`",
+                name(volume),
+                segment.0
+            ),
+            Damage::Clean { volume, segment, block } => format!(
+                "{}: a clean record rotted (segment {}, block {block}); nothing is lost",
+                name(volume),
+                segment.0
+            ),
+            Damage::Cut { volume, through } => {
+                format!("{}: the log ends at sequence {}", name(volume), through.0)
+            }
+        }
+    }
+}
+
+fn options(args: &ServeArgs) -> ShardOptions {
+    let mut config = Config::default();
+    if args.sync_after.is_zero() {
+        config.acknowledge = Acknowledge::Durable;
+    } else {
+        config.durable_after = args.sync_after.as_nanos() as u64;
+        config.close_after = config.close_after.min(config.durable_after);
+    }
+    let reactor = match args.io {
+        IoChoice::Auto => ReactorKind::Auto,
+        IoChoice::Uring => ReactorKind::Uring,
+        IoChoice::Threads => ReactorKind::Threads,
+    };
+    ShardOptions { reactor, config, ..ShardOptions::default() }
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What `status` is told.
+
+use super::{Daemon, Served};
+use crate::args::mode_name;
+use crate::memory;
+use crate::status::{self, DeviceStatus, Status, VolumeStatus};
+use forebay::io::{OperationKind, ReactorKind, Stats};
+use forebay::shard::{Shard, uuid_text, wall_now};
+use forebay_core::engine::{Acknowledge, CacheHealth};
+use forebay_core::format::superblock::Volume;
+use forebay_core::policy::writeback::Stage;
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+
+impl Daemon {
+    pub(super) fn status(&self) -> Status {
+        let shard = &self.server.shard;
+        let superblock = shard.superblock();
+        let engine = shard.engine();
+        let (free, segments) = engine.free_segments();
+        let config = engine.config();
+        let volume_count = superblock.volumes.iter().flatten().count();
+        let parts = memory::parts(superblock, volume_count.max(1), config);
+        let mut problems = self.problems.clone();
+        problems.extend(self.attached.iter().flat_map(|it| it.problems().to_vec()));
+        if engine.health() == CacheHealth::Failed {
+            problems.push(format!(
+                "{}: the cache device failed; writes are refused until the daemon is restarted",
+                self.cache_path.display()
+            ));
+        }
+        let cache = status::CacheStatus {
+            uuid: uuid_text(&superblock.uuid),
+            path: self.cache_path.display().to_string(),
+            size_bytes: superblock.size_bytes,
+            segments,
+            segments_free: free,
+            seconds_to_full: self.seconds_to_full(),
+            health: match engine.health() {
+                CacheHealth::Healthy => "healthy".into(),
+                CacheHealth::Failed => "failed".into(),
+            },
+            io: match shard.reactor.kind() {
+                ReactorKind::Threads => "threads".into(),
+                _ => "io_uring".into(),
+            },
+            io_refusal: shard.reactor.refusal().map(str::to_owned),
+            acknowledge: acknowledge_name(config.acknowledge).into(),
+            device: device_status(&self.cache_stats),
+        };
+        let recorded = superblock.volumes.iter().enumerate();
+        let indexes = recorded.filter_map(|(at, volume)| Some((at, volume.as_ref()?)));
+        let volumes: Vec<VolumeStatus> = indexes
+            .filter_map(|(at, recorded)| {
+                let index = VolumeIndex(at as u8);
+                let served = self.volumes.iter().find(|served| served.index == index);
+                let mut status = volume_status(shard, index, recorded, served, &mut problems)?;
+                let attached = self.attached.as_ref().and_then(|it| it.text(index));
+                status.attached.extend(attached);
+                status.nbd_clients = self.nbd_clients.as_ref().map_or(0, |it| it[at].get());
+                Some(status)
+            })
+            .collect();
+        Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            activity: self.activity_text(&volumes),
+            cache,
+            volumes,
+            memory: parts
+                .into_iter()
+                .map(|(name, bytes)| status::MemoryPart { name: name.into(), bytes })
+                .collect(),
+            problems,
+        }
+    }
+
+    /// What it is doing, and for which volumes.
+    fn activity_text(&self, volumes: &[VolumeStatus]) -> String {
+        let names = |of: fn(&VolumeStatus) -> bool| {
+            let names: Vec<&str> =
+                volumes.iter().filter(|it| of(it)).map(|it| it.name.as_str()).collect();
+            names.join(", ")
+        };
+        let drained = names(|volume| volume.drained && volume.dirty);
+        let written = names(|volume| !volume.drained && volume.writeback != "idle");
+        let mut text = self.activity.to_owned();
+        for (what, names) in [("drains", drained), ("writes back", written)] {
+            if !names.is_empty() {
+                text += &format!("; {what} {names}");
+            }
+        }
+        text
+    }
+
+    /// When all of the cache is dirty, if dirty data grows on.
+    fn seconds_to_full(&self) -> Option<f64> {
+        let growth: f64 = self.volumes.iter().map(|served| served.rates.growth).sum();
+        let superblock = self.server.shard.superblock();
+        let engine = self.server.shard.engine();
+        let status = self.volumes.iter().filter_map(|served| engine.status(served.index));
+        let dirty: u64 = status.map(|status| status.dirty_blocks * BLOCK_BYTES).sum();
+        let all = u64::from(superblock.segment_count) * u64::from(superblock.segment_bytes);
+        // Below a KiB a second it is noise.
+        (growth > 1024.0).then(|| all.saturating_sub(dirty) as f64 / growth)
+    }
+}
+
+/// When a plain write is answered.
+pub(super) fn acknowledge_name(when: Acknowledge) -> &'static str {
+    match when {
+        Acknowledge::Placed => "placed",
+        Acknowledge::Written => "written",
+        Acknowledge::Durable => "durable",
+    }
+}
+
+fn device_status(stats: &Stats) -> status::DeviceStatus {
+    let all = stats.snapshot();
+    let read = all.kind(OperationKind::Read);
+    let write = all.kind(OperationKind::Write);
+    let flush = all.kind(OperationKind::Flush);
+    let us = |nanos: u64| nanos as f64 / 1000.0;
+    status::DeviceStatus {
+        reads: read.count,
+        read_bytes: read.bytes,
+        read_p50_us: us(read.latency.p50_ns),
+        read_p99_us: us(read.latency.p99_ns),
+        writes: write.count,
+        write_bytes: write.bytes,
+        write_p50_us: us(write.latency.p50_ns),
+        write_p99_us: us(write.latency.p99_ns),
+        flushes: flush.count,
+        flush_p50_us: us(flush.latency.p50_ns),
+        flush_p99_us: us(flush.latency.p99_ns),
+        read_latency_seconds: (&read.latency).into(),
+        write_latency_seconds: (&write.latency).into(),
+        flush_latency_seconds: (&flush.latency).into(),
+        errors: OperationKind::ALL.iter().map(|kind| all.kind(*kind).errors).sum(),
+    }
+}
+
+fn volume_status(
+    shard: &Shard,
+    index: VolumeIndex,
+    recorded: &Volume,
+    served: Option<&Served>,
+    problems: &mut Vec<String>,
+) -> Option<VolumeStatus> {
+    let now = shard.engine().status(index)?;
+    let stats = now.stats;
+    let name = &recorded.name;
+    let backing = served.map_or(recorded.path.clone(), |it| it.backing.display().to_string());
+    let written = stats.backing_blocks_written * BLOCK_BYTES;
+    let dirty_bytes = now.dirty_blocks * BLOCK_BYTES;
+    let [reads, writes] = shard.latencies(index);
+    let us = |nanos: u64| nanos as f64 / 1000.0;
+    let age = |at| shard.now().since(at) as f64 / 1e9;
+    if now.backing_failing {
+        problems.push(format!(
+            "{name}: {backing} refuses to be written; dirty data is kept and tried again"
+        ));
+    }
+    if now.flush_failed {
+        problems.push(format!(
+            "{name}: {backing} failed a flush: writes answered since the flush before it may be \
+             lost, and flushes answer errors until serve is started again"
+        ));
+    }
+    if stats.lost_blocks > 0 {
+        problems.push(format!(
+            "{name}: {} blocks were lost on the cache device; reads there fail until they are \
+             written",
+            stats.lost_blocks
+        ));
+    }
+    let is_failed = now.frozen || shard.engine().health() == CacheHealth::Failed;
+    let is_degraded =
+        now.backing_failing || now.flush_failed || stats.lost_blocks > 0 || !now.serving;
+    let answered = stats.hit_blocks + stats.zero_blocks;
+    let requests = stats.reads + stats.writes + stats.discards;
+    let ratio = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
+    let guest_bytes = stats.written_blocks * BLOCK_BYTES;
+    let cache_bytes = stats.cache_blocks_written * BLOCK_BYTES;
+    let rate = served.map_or(0.0, |served| served.rates.writeback);
+    Some(VolumeStatus {
+        name: name.clone(),
+        size_bytes: shard.engine().volume_bytes(index)?,
+        backing,
+        state: match (now.frozen, now.serving) {
+            (true, _) => "frozen".into(),
+            (false, true) => "serving".into(),
+            (false, false) => "waiting".into(),
+        },
+        health: match (is_failed, is_degraded) {
+            (true, _) => "failed".into(),
+            (false, true) => "degraded".into(),
+            (false, false) => "healthy".into(),
+        },
+        mode: mode_name(now.mode).into(),
+        drained: now.drained,
+        dirty_bytes,
+        dirty: now.dirty,
+        dirty_age_seconds: now.dirty_since.map(age),
+        backing_as_of: if now.dirty { now.backing_as_of } else { wall_now() },
+        writeback: match now.writeback {
+            Stage::Idle => "idle".into(),
+            Stage::Writing => "writing".into(),
+            Stage::Flushing => "flushing".into(),
+            Stage::Noting => "noting".into(),
+            Stage::Waiting { .. } => "waiting after a failure".into(),
+        },
+        writeback_bytes_per_second: rate,
+        seconds_to_drained: (rate > 0.0 && dirty_bytes > 0).then(|| dirty_bytes as f64 / rate),
+        undurable: now.undurable,
+        undurable_age_seconds: now.undurable_since.map(age),
+        hit_ratio: ratio(answered.min(stats.read_blocks), stats.read_blocks),
+        without_backing_ratio: ratio(requests.saturating_sub(stats.backing_waits), requests),
+        read_p50_us: us(reads.p50_ns),
+        read_p99_us: us(reads.p99_ns),
+        write_p50_us: us(writes.p50_ns),
+        write_p99_us: us(writes.p99_ns),
+        read_latency_seconds: (&reads).into(),
+        write_latency_seconds: (&writes).into(),
+        reads: stats.reads,
+        writes: stats.writes,
+        flushes: stats.flushes,
+        read_bytes: stats.read_blocks * BLOCK_BYTES,
+        written_bytes: guest_bytes,
+        cache_bytes_written: cache_bytes,
+        backing_bytes_written: written,
+        cache_bytes_per_written_byte: ratio(cache_bytes, guest_bytes),
+        backing_bytes_per_written_byte: ratio(written, guest_bytes),
+        lost_blocks: stats.lost_blocks,
+        repaired_blocks: stats.repaired_blocks,
+        backing_faults: stats.backing_faults,
+        attached: Vec::new(),
+        nbd_clients: 0,
+        device: served.map_or_else(DeviceStatus::default, |it| device_status(&it.stats)),
+    })
+}

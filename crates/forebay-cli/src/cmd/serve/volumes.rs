@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The volumes: each gets its backing device if that is the one it was.
+
+use super::rates::Rates;
+use super::{Daemon, Served};
+use crate::args::{IfChanged, ServeArgs, VolumeSpec};
+use crate::backing;
+use crate::units::{clock, size};
+use anyhow::{Context, Result, bail};
+use forebay::host::identity::Match;
+use forebay::io::Device;
+use forebay::shard::{NewVolume, backing_source};
+use forebay_core::format::superblock::Mode;
+use forebay_core::units::VolumeIndex;
+use std::path::{Path, PathBuf};
+use tracing::{info, warn};
+
+impl Daemon {
+    /// Gives every recorded volume its backing device, and adds what is new.
+    pub(super) fn add_volumes(&mut self, args: &ServeArgs) -> Result<()> {
+        let known = |name: &String| self.server.shard.find(name).is_some();
+        if let Some((name, _)) = args.if_changed.iter().find(|(name, _)| !known(name)) {
+            bail!("--if-changed {name}: no such volume in this cache; nothing was changed");
+        }
+        for spec in &args.volumes {
+            match self.server.shard.find(&spec.name) {
+                Some(index) => {
+                    self.attach(index, &spec.backing, spec.logical_block, args)?;
+                    if let Some(mode) = spec.mode {
+                        self.server.shard.set_mode(index, mode)?;
+                    }
+                }
+                None => self.add(spec)?,
+            }
+        }
+        let recorded = self.server.shard.superblock().volumes.clone();
+        for (at, volume) in recorded.iter().enumerate() {
+            let index = VolumeIndex(at as u8);
+            let Some(volume) = volume else { continue };
+            if self.volumes.iter().any(|served| served.index == index) {
+                continue;
+            }
+            let path = PathBuf::from(&volume.path);
+            if let Err(error) = self.attach(index, &path, Some(volume.logical_block), args) {
+                let text = format!("{}: waits for its backing device: {error:#}", volume.name);
+                self.problem(text);
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves a recorded volume, if its backing device is the one it was.
+    fn attach(
+        &mut self,
+        index: VolumeIndex,
+        path: &Path,
+        logical_block: Option<u32>,
+        args: &ServeArgs,
+    ) -> Result<()> {
+        let recorded = self.recorded(index).context("the volume is recorded")?.clone();
+        backing::check_apart(&self.cache_path, path)?;
+        let device = backing::open_exclusive(path, backing_source(index), logical_block)?;
+        let name = &recorded.name;
+        if device.info().size_bytes < recorded.size_bytes {
+            bail!(
+                "{}: holds {} bytes, but volume {name} has {}; it was cut, or is another disk",
+                path.display(),
+                device.info().size_bytes,
+                recorded.size_bytes
+            );
+        }
+        let found = backing::fingerprint(&device, path)?;
+        let crashed = !self.server.shard.opened().clean;
+        let state = self.server.shard.engine().status(index);
+        let dirty = state.is_some_and(|status| status.dirty);
+        if let Match::Changed { what } = backing::compare_recorded(&recorded, &found, crashed) {
+            let what: Vec<String> = what.iter().map(ToString::to_string).collect();
+            let what = what.join(", ");
+            let choice = args.if_changed.iter().find(|(name, _)| *name == recorded.name);
+            match choice.map(|choice| choice.1) {
+                None if dirty => bail!(
+                    "{}: was changed by others since forebay stopped ({what}), and the cache holds \
+                     newer data for volume {name}, written until {}; give --if-changed \
+                     {name}=keep-dirty or {name}=lose-dirty",
+                    path.display(),
+                    clock(self.server.shard.superblock().written_at),
+                ),
+                Some(IfChanged::KeepDirty) if dirty => {
+                    warn!("{name}: backing device changed ({what}); dirty data is kept");
+                }
+                _ => {
+                    warn!("{name}: backing device changed ({what}); starts empty");
+                    self.server.shard.forget_data(index)?;
+                }
+            }
+        }
+        self.serve_volume(index, path, device)
+    }
+
+    fn add(&mut self, spec: &VolumeSpec) -> Result<()> {
+        let index = self.server.shard.free_index()?;
+        backing::check_apart(&self.cache_path, &spec.backing)?;
+        let device =
+            backing::open_exclusive(&spec.backing, backing_source(index), spec.logical_block)?;
+        let info = device.info().clone();
+        let size_bytes = info.size_bytes / 512 * 512;
+        if size_bytes == 0 {
+            bail!("{}: is empty, so there is nothing to be a volume of", spec.backing.display());
+        }
+        let path = std::path::absolute(&spec.backing)?;
+        let path = path.to_str().context("the backing device's path is not UTF-8")?;
+        let volume = NewVolume {
+            name: spec.name.clone(),
+            size_bytes,
+            logical_block: info.logical_block,
+            mode: spec.mode.unwrap_or(Mode::WriteBack),
+            path: path.into(),
+            fingerprint: backing::fingerprint(&device, &spec.backing)?.encode(),
+        };
+        self.server.shard.add(index, &volume)?;
+        self.serve_volume(index, &spec.backing, device)
+    }
+
+    fn serve_volume(
+        &mut self,
+        index: VolumeIndex,
+        path: &Path,
+        device: forebay::io::FileDevice,
+    ) -> Result<()> {
+        let (device, stats) = backing::counted(device);
+        let absolute = std::path::absolute(path)?;
+        let recorded = self.recorded(index).context("the volume is recorded")?.clone();
+        if let Some(text) = absolute.to_str().filter(|text| *text != recorded.path) {
+            self.server.shard.record(index, |volume| volume.path = text.into())?;
+        }
+        if self.server.shard.engine().is_frozen(index) {
+            let text =
+                format!("{}: is frozen: dirty data is lost and cannot be named", recorded.name);
+            self.problem(text);
+        }
+        info!(
+            "{}: served: {} in front of {}",
+            recorded.name,
+            size(recorded.size_bytes),
+            absolute.display()
+        );
+        self.server.shard.serve(index, device);
+        let rates = Rates::default();
+        self.volumes.push(Served { index, name: recorded.name, backing: absolute, stats, rates });
+        Ok(())
+    }
+}

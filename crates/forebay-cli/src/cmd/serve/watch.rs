@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Seeing what has changed, twice a second, and telling it in the log.
+
+use super::Daemon;
+use crate::log::Limiter;
+use crate::units::size;
+use forebay::io::{KindStats, OperationKind, Stats};
+use forebay_core::engine::CacheHealth;
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use std::time::{Duration, Instant};
+use tracing::{debug, error, info, warn};
+
+const EVERY: Duration = Duration::from_millis(500);
+
+/// What may happen again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Cause {
+    /// The cache device failed an operation.
+    Cache,
+    /// A backing device did.
+    Backing(VolumeIndex),
+    /// A volume's backing device does not take what is written back, or does again.
+    Failing(VolumeIndex),
+    Lost(VolumeIndex),
+    Repaired(VolumeIndex),
+}
+
+/// What was seen last.
+pub(super) struct Watch {
+    limiter: Limiter<Cause>,
+    next: Instant,
+    cache: Device,
+    is_failed: bool,
+    volumes: Vec<Seen>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Device {
+    errors: [u64; OperationKind::ALL.len()],
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    backing: Device,
+    is_failing: bool,
+    is_draining: bool,
+    lost: u64,
+    repaired: u64,
+    batches: u64,
+}
+
+impl Watch {
+    pub(super) fn new() -> Watch {
+        Watch {
+            limiter: Limiter::new(),
+            next: Instant::now(),
+            cache: Device::default(),
+            is_failed: false,
+            volumes: Vec::new(),
+        }
+    }
+
+    fn warn(&mut self, cause: Cause, text: String, count: u64, now: Instant) {
+        if let Some(line) = self.limiter.tell(cause, text, count, now) {
+            warn!("{line}");
+        }
+    }
+}
+
+impl Daemon {
+    /// A drain of a volume was asked for.
+    pub(super) fn watch_drain(&mut self, at: usize) {
+        let served = &self.volumes[at];
+        let Some(status) = self.server.shard.engine().status(served.index) else { return };
+        info!("{}: drains: {} to go", served.name, size(status.dirty_blocks * BLOCK_BYTES));
+        self.watch.volumes.resize_with(self.volumes.len(), Seen::default);
+        self.watch.volumes[at].is_draining = true;
+    }
+
+    /// Tells what was not told for having been told before: nobody watches any more.
+    pub(super) fn watch_ends(&mut self) {
+        self.watch.next = Instant::now();
+        self.watch();
+        for (_, line) in self.watch.limiter.due(Instant::now() + Duration::from_secs(60)) {
+            warn!("{line}");
+        }
+    }
+
+    /// Looks whether anything has changed, if it is time.
+    pub(super) fn watch(&mut self) {
+        let now = Instant::now();
+        if now < self.watch.next {
+            return;
+        }
+        self.watch.next = now + EVERY;
+        self.watch_cache(now);
+        for at in 0..self.volumes.len() {
+            self.watch_volume(at, now);
+        }
+        for (_, line) in self.watch.limiter.due(now) {
+            warn!("{line}");
+        }
+    }
+
+    fn watch_cache(&mut self, now: Instant) {
+        let path = self.cache_path.display();
+        if let Some((text, count)) = self.watch.cache.news(&self.cache_stats) {
+            self.watch.warn(Cause::Cache, format!("{path}: {text}"), count, now);
+        }
+        let is_failed = self.server.shard.engine().health() == CacheHealth::Failed;
+        if is_failed && !self.watch.is_failed {
+            error!(
+                "{path}: the cache device has failed: writes and flushes are refused, reads go on; \
+                 nothing that was answered is lost; restart the daemon when the device is well"
+            );
+        }
+        self.watch.is_failed = is_failed;
+    }
+
+    fn watch_volume(&mut self, at: usize, now: Instant) {
+        let served = &self.volumes[at];
+        let (index, name) = (served.index, &served.name);
+        let Some(status) = self.server.shard.engine().status(index) else { return };
+        let backing = served.backing.display();
+        let written = status.stats.backing_blocks_written * BLOCK_BYTES;
+        self.watch.volumes.resize_with(self.volumes.len(), Seen::default);
+        let mut seen = self.watch.volumes[at];
+        if let Some((text, count)) = seen.backing.news(&served.stats) {
+            let text = format!("{name}: {backing}: {text}");
+            self.watch.warn(Cause::Backing(index), text, count, now);
+        }
+        if status.backing_failing != seen.is_failing {
+            let text = match status.backing_failing {
+                true => format!(
+                    "{name}: degraded: {backing} does not take what is written back; {} of dirty \
+                     data is kept and tried again",
+                    size(status.dirty_blocks * BLOCK_BYTES)
+                ),
+                false => format!("{name}: healthy again: {backing} takes what is written back"),
+            };
+            self.watch.warn(Cause::Failing(index), text, 1, now);
+        }
+        let lost = status.stats.lost_blocks.saturating_sub(seen.lost);
+        if lost > 0 {
+            let text = format!(
+                "{name}: {lost} dirty blocks are bad on the cache device and lost: reads there \
+                 fail until they are written; `forebay check` names them"
+            );
+            self.watch.warn(Cause::Lost(index), text, 1, now);
+        }
+        let repaired = status.stats.repaired_blocks.saturating_sub(seen.repaired);
+        if repaired > 0 {
+            let text = format!(
+                "{name}: {repaired} clean blocks are bad on the cache device; they were read from \
+                 {backing} instead"
+            );
+            self.watch.warn(Cause::Repaired(index), text, 1, now);
+        }
+        if seen.is_draining && !status.dirty {
+            seen.is_draining = false;
+            info!("{name}: drained: {backing} is the plain disk, and is kept so");
+        }
+        let batches = status.stats.batches - seen.batches;
+        if batches > 0 {
+            debug!("{name}: {batches} batches were written back");
+        }
+        let dirty = status.dirty_blocks * BLOCK_BYTES;
+        seen.is_failing = status.backing_failing;
+        seen.lost = status.stats.lost_blocks;
+        seen.repaired = status.stats.repaired_blocks;
+        seen.batches = status.stats.batches;
+        self.watch.volumes[at] = seen;
+        self.volumes[at].rates.sample(now, written, dirty);
+    }
+}
+
+impl Device {
+    /// What the device failed since the last time, and how often.
+    fn news(&mut self, stats: &Stats) -> Option<(String, u64)> {
+        let all = stats.snapshot();
+        let mut text = None;
+        let mut count = 0;
+        for kind in OperationKind::ALL {
+            let KindStats { errors, last_error, .. } = all.kind(kind);
+            let new = errors - std::mem::replace(&mut self.errors[kind.index()], errors);
+            if let Some(error) = last_error.filter(|_| new > 0) {
+                count += new;
+                text = Some(format!("a {} failed: {error}", kind.name()));
+            }
+        }
+        Some((text?, count))
+    }
+}

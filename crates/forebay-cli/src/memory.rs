@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How much memory a daemon takes: the parts, and a configuration that keeps within `--memory`.
+//!
+//! The map's parts follow from the cache's size. All others together are the *fixed sum*, which
+//! `--memory` bounds: buffers, window, batches and extents shrink until it holds.
+
+use crate::control_server;
+use crate::units::size;
+use anyhow::{Result, bail};
+use forebay::shard::Shard;
+use forebay_core::engine::Config;
+use forebay_core::format::superblock::Superblock;
+use forebay_serve::nbd::listen;
+
+/// The parts that grow with the cache and not with anything else.
+const MAP: [&str; 3] = ["index", "slots and checksums", "segments"];
+
+/// Every part, by name, in bytes.
+pub fn parts(superblock: &Superblock, volumes: usize, config: &Config) -> Vec<(&'static str, u64)> {
+    let (segments, blocks) = (superblock.segment_count, superblock.segment_blocks());
+    let mut parts = Shard::memory_parts(segments, blocks, volumes, config);
+    parts.extend(listen::memory_parts());
+    parts.push(("control clients", control_server::memory_bytes()));
+    parts
+}
+
+/// Bytes of the map's parts.
+fn map(parts: &[(&str, u64)], superblock: &Superblock) -> u64 {
+    // A checkpoint's stream has the free segments' numbers.
+    let numbers = u64::from(superblock.segment_count) * 4;
+    parts.iter().filter(|part| MAP.contains(&part.0)).map(|part| part.1).sum::<u64>() + numbers
+}
+
+/// Bytes of all others.
+fn fixed(parts: &[(&str, u64)], superblock: &Superblock) -> u64 {
+    parts.iter().map(|part| part.1).sum::<u64>() - map(parts, superblock)
+}
+
+/// As much of `config` as fits: the fixed sum is at most `memory`.
+pub fn fit(
+    config: &Config,
+    superblock: &Superblock,
+    volumes: usize,
+    memory: u64,
+) -> Result<Config> {
+    let mut least = 0;
+    for percent in (1..=100).rev() {
+        let share = |value: u64| value * percent / 100;
+        let mut config = *config;
+        config.buffer_count = share(u64::from(config.buffer_count)).max(8) as u16;
+        config.window_blocks = (share(u64::from(config.window_blocks)) as u32 / 4 * 4).max(1024);
+        config.batch_blocks_max = share(u64::from(config.batch_blocks_max)).max(2048) as u32;
+        config.extent_count_max = share(u64::from(config.extent_count_max)).max(1024) as u32;
+        least = fixed(&parts(superblock, volumes, &config), superblock);
+        if least <= memory {
+            return Ok(config);
+        }
+    }
+    let needed = least.next_multiple_of(1 << 20) >> 20;
+    bail!(
+        "--memory {}: at least {needed}M are needed on this cache (volumes: {volumes})",
+        size(memory)
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_core::format::superblock::NewCache;
+
+    const GIB: u64 = 1 << 30;
+
+    fn cache(size_bytes: u64, segment_bytes: u32) -> Superblock {
+        let new = NewCache { uuid: [1; 16], key: 1, size_bytes, segment_bytes, now: 0 };
+        Superblock::format(&new).unwrap()
+    }
+
+    #[test]
+    fn the_map_takes_at_most_5_mib_for_each_gib() {
+        for shift in 0..=4 {
+            for gib in [16, 256, 4096] {
+                let superblock = cache(gib * GIB, super::super::args::SEGMENT_BYTES_LEAST << shift);
+                let map = map(&parts(&superblock, 1, &Config::default()), &superblock);
+                let bound = 5 * (gib << 20);
+                assert!(map <= bound, "{gib} GiB, shift {shift}: {map} of {bound} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn the_fixed_sum_is_within_what_was_asked_for() {
+        for segment_bytes in [256 << 10, 512 << 10, 4 << 20] {
+            let superblock = cache(1024 * GIB, segment_bytes);
+            for memory in [192 << 20, 256 << 20, 1 << 30] {
+                let config = fit(&Config::default(), &superblock, 1, memory).unwrap();
+                assert!(fixed(&parts(&superblock, 1, &config), &superblock) <= memory);
+                assert!(config.buffer_count >= 8);
+            }
+            let full = fit(&Config::default(), &superblock, 1, 1 << 30).unwrap();
+            assert_eq!(full.buffer_count, Config::default().buffer_count);
+        }
+        let superblock = cache(64 << 20, 512 << 10);
+        let error = fit(&Config::default(), &superblock, 1, 32 << 20).unwrap_err().to_string();
+        assert!(error.contains("--memory 32 MiB: at least "), "{error}");
+        // The number that is told is enough, and less is not.
+        let needed = error.split("at least ").nth(1).unwrap().split('M').next().unwrap();
+        let needed = needed.parse::<u64>().unwrap() << 20;
+        assert!(fit(&Config::default(), &superblock, 1, needed).is_ok());
+        assert!(fit(&Config::default(), &superblock, 1, needed - (1 << 20)).is_err());
+    }
+}

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `serve --metrics`: what `status --json` tells, as Prometheus reads it.
+//!
+//! A thread of its own answers scrapes. It asks the daemon on its control socket, as `forebay
+//! status` does, and at most once a second however often it is scraped: it shares nothing with the
+//! loop that does I/O.
+//!
+//! # Not here
+//!
+//! What the numbers are: `status.rs`.
+
+mod server;
+mod table;
+mod text;
+
+pub use server::{Listener, start};

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Which numbers of the status are metrics, and what is said of them.
+//!
+//! A metric is called as its place in the JSON is: `volumes[].read_bytes` is
+//! `forebay_volume_read_bytes`; `_us` becomes `_seconds`.
+
+/// What kind of number it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only rises while the daemon runs.
+    Counter,
+    /// Rises and falls; true is 1.
+    Gauge,
+    /// A number of them: the length of a list.
+    Count,
+    /// How long things took.
+    Histogram,
+    /// Words, as labels.
+    Info,
+}
+
+/// One metric.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Its place in the JSON.
+    pub path: &'static str,
+    pub kind: Kind,
+    pub help: &'static str,
+}
+
+const fn row(path: &'static str, kind: Kind, help: &'static str) -> Row {
+    Row { path, kind, help }
+}
+
+use Kind::{Count, Counter, Gauge, Histogram, Info};
+
+/// Of the daemon, the cache and each volume.
+pub const ROWS: &[Row] = &[
+    row("pid", Gauge, "Process id of the daemon."),
+    row("problems", Count, "Things that are wrong now; `forebay status` names them."),
+    row("memory.bytes", Gauge, "Memory taken at start, by part."),
+    row("", Info, "Words about the daemon."),
+    row("cache", Info, "Words about the cache."),
+    row("cache.size_bytes", Gauge, "Bytes of the cache device that are used."),
+    row("cache.segments", Gauge, "Segments of the cache."),
+    row("cache.segments_free", Gauge, "Segments in no log."),
+    row("cache.seconds_to_full", Gauge, "Until all is dirty, if dirty data goes on growing."),
+    row("volumes", Info, "Words about the volume."),
+    row("volumes.size_bytes", Gauge, "Bytes of the volume."),
+    row("volumes.drained", Gauge, "Whether the volume is kept clean."),
+    row("volumes.dirty", Gauge, "Whether anything is not on the backing device."),
+    row("volumes.dirty_bytes", Gauge, "Bytes not on the backing device, superseded ones included."),
+    row("volumes.dirty_age_seconds", Gauge, "Age of the oldest data not on the backing device."),
+    row(
+        "volumes.backing_as_of",
+        Gauge,
+        "The backing device holds what was written before (Unix time).",
+    ),
+    row("volumes.writeback_bytes_per_second", Gauge, "Rate of write-back."),
+    row("volumes.seconds_to_drained", Gauge, "Until nothing is dirty, at this rate."),
+    row("volumes.undurable", Gauge, "Whether anything placed is not durable yet."),
+    row("volumes.undurable_age_seconds", Gauge, "Age of the oldest write that is not durable."),
+    row(
+        "volumes.without_backing_ratio",
+        Gauge,
+        "Share of requests that did not wait for the backing device.",
+    ),
+    row(
+        "volumes.cache_bytes_per_written_byte",
+        Gauge,
+        "Bytes to the cache device for each that guests wrote.",
+    ),
+    row(
+        "volumes.backing_bytes_per_written_byte",
+        Gauge,
+        "Bytes to the backing device for each that guests wrote.",
+    ),
+    row("volumes.nbd_clients", Gauge, "NBD connections to the volume."),
+    row("volumes.hit_ratio", Gauge, "Share of the blocks read that the cache answered."),
+    row("volumes.read_p50_us", Gauge, "Half of the guest's reads took no longer."),
+    row("volumes.read_p99_us", Gauge, "99 % of the guest's reads took no longer."),
+    row("volumes.write_p50_us", Gauge, "Half of the guest's writes took no longer."),
+    row("volumes.write_p99_us", Gauge, "99 % of the guest's writes took no longer."),
+    row("volumes.read_latency_seconds", Histogram, "How long the guest's reads took."),
+    row("volumes.write_latency_seconds", Histogram, "How long the guest's writes took."),
+    row("volumes.reads", Counter, "Read requests of guests."),
+    row("volumes.writes", Counter, "Write requests of guests."),
+    row("volumes.flushes", Counter, "Flush requests of guests."),
+    row("volumes.read_bytes", Counter, "Bytes of the blocks that guests read."),
+    row(
+        "volumes.written_bytes",
+        Counter,
+        "Bytes of the blocks that guests wrote, zeros not counted.",
+    ),
+    row("volumes.cache_bytes_written", Counter, "Bytes written to the cache device."),
+    row("volumes.backing_bytes_written", Counter, "Bytes written to the backing device."),
+    row("volumes.lost_blocks", Counter, "Dirty blocks that were bad on the cache device."),
+    row("volumes.repaired_blocks", Counter, "Clean blocks that were bad on the cache device."),
+    row("volumes.backing_faults", Counter, "Failures of the backing device."),
+    row("volumes.attached", Count, "Kernel block devices made of the volume."),
+];
+
+/// Of a device: the cache's under `cache.device`, a volume's backing device under
+/// `volumes.device`.
+pub const DEVICE_ROWS: &[Row] = &[
+    row("reads", Counter, "Reads of the device."),
+    row("read_bytes", Counter, "Bytes read from the device."),
+    row("read_p50_us", Gauge, "Half of the device's reads took no longer."),
+    row("read_p99_us", Gauge, "99 % of the device's reads took no longer."),
+    row("read_latency_seconds", Histogram, "How long the device's reads took."),
+    row("writes", Counter, "Writes to the device."),
+    row("write_bytes", Counter, "Bytes written to the device."),
+    row("write_p50_us", Gauge, "Half of the device's writes took no longer."),
+    row("write_p99_us", Gauge, "99 % of the device's writes took no longer."),
+    row("write_latency_seconds", Histogram, "How long the device's writes took."),
+    row("flushes", Counter, "Flushes of the device."),
+    row("flush_p50_us", Gauge, "Half of the device's flushes took no longer."),
+    row("flush_p99_us", Gauge, "99 % of the device's flushes took no longer."),
+    row("flush_latency_seconds", Histogram, "How long the device's flushes took."),
+    row("errors", Counter, "Operations that the device failed."),
+];

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The sockets that clients come in by.
+
+use crate::args::Listen;
+use anyhow::{Context, Result, bail};
+use forebay_serve::nbd::listen::Listener;
+use rustix::fs::Mode;
+use rustix::process::umask;
+use std::io::{self, ErrorKind};
+use std::net::TcpListener;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+pub fn listen(listen: &Listen) -> Result<Listener> {
+    match listen {
+        Listen::Tcp(address) => {
+            let listener = TcpListener::bind(address)
+                .with_context(|| format!("nbd://{address}: cannot be listened on"))?;
+            Ok(Listener::Tcp(listener))
+        }
+        Listen::Unix(path) => Ok(Listener::Unix(bind(path)?)),
+    }
+}
+
+/// Binds a socket that is ours alone; a stale one is taken over, a live one is refused.
+pub fn bind(path: &Path) -> Result<UnixListener> {
+    let shown = path.display();
+    match bind_private(path) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+        other => return other.with_context(|| format!("{shown}: cannot be listened on")),
+    }
+    if UnixStream::connect(path).is_ok() {
+        bail!("{shown}: another daemon listens there; choose another path or stop it");
+    }
+    // Whatever else is there is somebody's.
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
+    if !is_socket {
+        bail!("{shown}: is there already and is no socket; choose another path");
+    }
+    std::fs::remove_file(path).with_context(|| format!("{shown}: is stale, cannot be removed"))?;
+    bind_private(path).with_context(|| format!("{shown}: cannot be listened on"))
+}
+
+/// Nobody else may connect, not even between the binding and a change of its mode.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    let before = umask(Mode::from_raw_mode(0o177));
+    let bound = UnixListener::bind(path);
+    umask(before);
+    bound
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A backing device that somebody changed while forebay was not looking: refused while the cache
+//! holds newer data, and then as the operator chooses.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use support::{Daemon, Scratch};
+
+const MIB: u64 = 1 << 20;
+
+/// A volume with `[7; 8192]` at 1 MiB that is not on its backing file, whose first block has been
+/// overwritten with 9 since.
+fn changed(name: &str) -> (Scratch, PathBuf) {
+    let scratch = Scratch::new(name);
+    scratch.format("64M");
+    let backing = scratch.file("backing", 16 * MIB);
+    let daemon = scratch.serve(&["--volume", &format!("v={}", backing.display())]);
+    scratch.connect("v").write(MIB, &[7; 8192], true).unwrap();
+    let said = daemon.stop("TERM");
+    assert!(said.contains("v: 8 KiB not yet on "), "{said}");
+    let file = std::fs::File::options().write(true).open(&backing).unwrap();
+    file.write_all_at(&[9; 4096], 0).unwrap();
+    file.sync_all().unwrap();
+    (scratch, backing)
+}
+
+fn refused(scratch: &Scratch, more: &[&str]) -> String {
+    let command = scratch.serve_command(more);
+    let (code, said) = Daemon::try_start(command, &scratch.path("stderr")).unwrap_err();
+    assert_eq!(code, Some(1), "{said}");
+    said
+}
+
+#[test]
+fn dirty_data_for_a_changed_backing_device_is_refused_with_both_ways_on() {
+    let (scratch, backing) = changed("changed-refused");
+    let before = std::fs::read(&backing).unwrap();
+    let said = refused(&scratch, &[]);
+    let path = backing.display().to_string();
+    for text in [
+        path.as_str(),
+        "was changed by others since forebay stopped (",
+        "and the cache holds newer data for volume v, written until ",
+        "give --if-changed v=keep-dirty or v=lose-dirty",
+        "no volume can be served",
+    ] {
+        assert!(said.contains(text), "no '{text}' in: {said}");
+    }
+    // A choice for another volume is a mistake, and none for this one.
+    let said = refused(&scratch, &["--if-changed", "w=lose-dirty"]);
+    assert!(said.contains("--if-changed w: no such volume in this cache"), "{said}");
+    assert!(std::fs::read(&backing).unwrap() == before, "a refusal writes nothing");
+    // It is still there after all that.
+    let daemon = scratch.serve(&["--if-changed", "v=keep-dirty"]);
+    assert_eq!(scratch.connect("v").read(MIB, 8192).unwrap(), [7; 8192]);
+    daemon.stop("TERM");
+}
+
+#[test]
+fn keep_dirty_puts_the_cached_data_over_what_was_changed() {
+    let (scratch, backing) = changed("changed-keep");
+    let daemon = scratch.serve(&["--if-changed", "v=keep-dirty"]);
+    assert!(daemon.said().contains("; dirty data is kept"), "{}", daemon.said());
+    let mut client = scratch.connect("v");
+    assert_eq!(client.read(0, 4096).unwrap(), [9; 4096]);
+    assert_eq!(client.read(MIB, 8192).unwrap(), [7; 8192]);
+    drop(client);
+    assert!(scratch.ask(&["stop", "--drain"]).status.success());
+    daemon.ended();
+    let found = std::fs::read(&backing).unwrap();
+    assert!(found[..4096] == [9; 4096] && found[MIB as usize..][..8192] == [7; 8192]);
+    // It is known again: nothing has to be chosen any more.
+    scratch.serve::<&str>(&[]).stop("TERM");
+}
+
+#[test]
+fn lose_dirty_starts_empty_from_the_backing_device() {
+    let (scratch, backing) = changed("changed-lose");
+    let before = std::fs::read(&backing).unwrap();
+    let daemon = scratch.serve(&["--if-changed", "v=lose-dirty"]);
+    assert!(daemon.said().contains("; starts empty"), "{}", daemon.said());
+    let mut client = scratch.connect("v");
+    assert_eq!(client.read(0, 4096).unwrap(), [9; 4096]);
+    assert_eq!(client.read(MIB, 8192).unwrap(), [0; 8192]);
+    drop(client);
+    assert_eq!(scratch.status()["volumes"][0]["dirty"], false);
+    daemon.stop("TERM");
+    assert!(std::fs::read(&backing).unwrap() == before);
+    // What was given up does not come back.
+    let daemon = scratch.serve::<&str>(&[]);
+    assert_eq!(scratch.connect("v").read(MIB, 8192).unwrap(), [0; 8192]);
+    daemon.stop("TERM");
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay drain` as people see it: a line that is rewritten on a terminal, plain lines elsewhere;
+//! whoever ends it ends nothing else.
+//!
+//! The drain is held up by a limit on the size of files, set on the daemon, for as long as the
+//! test wants to look.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use forebay_testing::requires;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use support::model::content;
+use support::{Daemon, Scratch, wait_for};
+
+const MIB: u64 = 1 << 20;
+const AT: u64 = 100 * MIB;
+
+fn limit(daemon: &Daemon, bytes: Option<u64>) {
+    let pid = Pid::from_raw(daemon.id() as i32).unwrap();
+    prlimit(Some(pid), Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
+}
+
+/// A daemon whose volume is dirty where its backing file cannot be written.
+fn held_up(scratch: &Scratch) -> (Daemon, PathBuf) {
+    scratch.format("64M");
+    let backing = scratch.file("backing", 128 * MIB);
+    let daemon = scratch.serve(&["--volume", &format!("v={}", backing.display())]);
+    scratch.connect("v").write(AT, &content(1, AT, MIB), true).unwrap();
+    limit(&daemon, Some(80 * MIB));
+    (daemon, backing)
+}
+
+/// The daemon drains on by itself, and the backing file has it all.
+fn ends_well(scratch: &Scratch, daemon: Daemon, backing: &PathBuf) {
+    limit(&daemon, None);
+    wait_for("the drain", || scratch.status()["volumes"][0]["dirty"] == false);
+    assert_eq!(scratch.status()["volumes"][0]["drained"], true);
+    daemon.stop("TERM");
+    let found = std::fs::read(backing).unwrap();
+    assert!(found[AT as usize..][..MIB as usize] == content(1, AT, MIB));
+}
+
+#[test]
+fn on_a_terminal_one_line_is_rewritten_and_an_interrupt_ends_nothing_else() {
+    requires!("script");
+    let scratch = Scratch::new("drain-tty");
+    let (daemon, backing) = held_up(&scratch);
+    let seen = scratch.path("seen");
+    let drain = scratch.drain_command();
+    let words: Vec<_> = std::iter::once(drain.get_program()).chain(drain.get_args()).collect();
+    let line: Vec<String> = words.iter().map(|it| format!("'{}'", it.display())).collect();
+    // `exec`: the process on the terminal is the drain itself.
+    let line = format!("echo $$ >'{}'; exec {}", scratch.path("pid").display(), line.join(" "));
+    let mut script = Command::new("script");
+    script.args(["-qefc", &line, "/dev/null"]).stdin(Stdio::null());
+    let mut script = script.stdout(File::create(&seen).unwrap()).spawn().unwrap();
+    let text = || String::from_utf8_lossy(&std::fs::read(&seen).unwrap()).into_owned();
+    wait_for("a rewritten line", || text().matches("\r\x1b[K").count() >= 3);
+    let shown = text();
+    assert!(shown.contains("\r\x1b[K1 MiB of 1 MiB left, 0 B/s, no estimate yet"), "{shown:?}");
+    assert!(!shown.contains('\n'), "it goes on in one line: {shown:?}");
+    let pid = std::fs::read_to_string(scratch.path("pid")).unwrap();
+    support::signal(pid.trim().parse().unwrap(), "INT");
+    assert!(!script.wait().unwrap().success(), "an interrupt is no success");
+    ends_well(&scratch, daemon, &backing);
+}
+
+#[test]
+fn elsewhere_lines_are_plain_and_the_end_is_said() {
+    let scratch = Scratch::new("drain-plain");
+    let (daemon, backing) = held_up(&scratch);
+    let seen = scratch.path("seen");
+    let mut drain = scratch.drain_command();
+    let mut drain = drain.stdout(File::create(&seen).unwrap()).spawn().unwrap();
+    let text = || std::fs::read_to_string(&seen).unwrap();
+    wait_for("a line", || text().lines().count() >= 1);
+    assert_eq!(text().lines().next(), Some("1 MiB of 1 MiB left, 0 B/s, no estimate yet"));
+    limit(&daemon, None);
+    assert!(drain.wait().unwrap().success());
+    let shown = text();
+    let last = format!("v: drained; {} is the plain disk", backing.display());
+    assert_eq!(shown.lines().last(), Some(last.as_str()));
+    assert!(!shown.contains(['\r', '\x1b']), "{shown:?}");
+    ends_well(&scratch, daemon, &backing);
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Files that cannot be written any more, as on a full disk: a named state, nothing lost, and the
+//! way back. The log says so once a minute, not once a second.
+//!
+//! A limit on the size of files, set on the running daemon, takes the part of the full disk: what
+//! lies behind it cannot be written.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use support::model::content;
+use support::{Daemon, Scratch, wait_for};
+
+const MIB: u64 = 1 << 20;
+
+/// From now on the daemon writes no byte of a file at this offset or behind it.
+fn limit(daemon: &Daemon, bytes: Option<u64>) {
+    let pid = Pid::from_raw(daemon.id() as i32).unwrap();
+    // The hard limit stays, so that there is a way back.
+    prlimit(Some(pid), Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
+}
+
+fn problems(scratch: &Scratch) -> String {
+    scratch.status()["problems"].to_string()
+}
+
+#[test]
+fn a_full_backing_device_is_named_and_loses_nothing() {
+    for io in ["uring", "threads"] {
+        let scratch = Scratch::new("full-backing");
+        scratch.format("64M");
+        let backing = scratch.file("backing", 128 * MIB);
+        let volume = format!("v={}", backing.display());
+        let daemon = scratch.serve(&["--volume", &volume, "--io", io]);
+        let at = 100 * MIB;
+        let bytes = content(1, at, MIB);
+        scratch.connect("v").write(at, &bytes, true).unwrap();
+        scratch.connect("v").write(0, &bytes[..4096], true).unwrap();
+        // The cache file lies before the limit.
+        limit(&daemon, Some(80 * MIB));
+        let mut drain = scratch.drain_command().spawn().unwrap();
+        wait_for("a refusal", || problems(&scratch).contains("refuses to be written"));
+        // It is tried again each second, and told of once.
+        let faults = || scratch.status()["volumes"][0]["backing_faults"].as_u64().unwrap();
+        wait_for("more refusals", || faults() >= 3);
+        let said = daemon.said();
+        let lines = |what: &str| said.lines().filter(|line| line.contains(what)).count();
+        assert_eq!(lines("a write failed: File too large"), 1, "{said}");
+        assert_eq!(lines("WARN v: degraded: "), 1, "{said}");
+        // What was answered is read as it was.
+        assert!(scratch.connect("v").read(at, MIB as u32).unwrap() == bytes);
+        assert!(drain.try_wait().unwrap().is_none(), "it cannot be drained");
+        limit(&daemon, None);
+        assert!(drain.wait().unwrap().success());
+        wait_for("health", || daemon.said().contains("v: drained"));
+        assert_eq!(problems(&scratch), "[]");
+        let said = daemon.stop("TERM");
+        assert!(said.contains("a write failed: File too large (os error 27) ("), "{said}");
+        assert!(said.contains(" more in the last minute)"), "{said}");
+        let found = std::fs::read(&backing).unwrap();
+        assert!(found[at as usize..][..MIB as usize] == bytes && found[..4096] == bytes[..4096]);
+    }
+}
+
+#[test]
+fn a_full_cache_device_is_named_and_loses_nothing() {
+    let scratch = Scratch::new("full-cache");
+    scratch.format("64M");
+    let volume = format!("v={}", scratch.file("backing", 128 * MIB).display());
+    let daemon = scratch.serve(&["--volume", &volume]);
+    let mut client = scratch.connect("v");
+    let mut good = 0;
+    for at in 0..8 {
+        client.write(at * MIB, &content(2, at * MIB, MIB), false).unwrap();
+        good = at + 1;
+    }
+    client.flush().unwrap();
+    limit(&daemon, Some(2 * MIB));
+    for at in 8..64 {
+        if client.write(at * MIB, &content(2, at * MIB, MIB), false).is_err() {
+            break;
+        }
+        good = at + 1;
+    }
+    client.flush().unwrap_err();
+    client.write(0, &[1; 4096], false).unwrap_err();
+    let named = "the cache device failed; writes are refused until the daemon is restarted";
+    wait_for("the state", || problems(&scratch).contains(named));
+    assert_eq!(scratch.status()["cache"]["health"], "failed");
+    wait_for("the log", || daemon.said().contains("ERROR ") && daemon.said().contains("File too"));
+    // What was answered can be read, now and after a restart.
+    let intact = |scratch: &Scratch| {
+        let mut client = scratch.connect("v");
+        for at in 0..good {
+            let found = client.read(at * MIB, MIB as u32).unwrap();
+            assert!(found == content(2, at * MIB, MIB), "{at}");
+        }
+    };
+    intact(&scratch);
+    drop(client);
+    let said = daemon.stop("TERM");
+    assert!(said.contains("not everything could be made durable"), "{said}");
+    let daemon = scratch.serve::<&str>(&[]);
+    intact(&scratch);
+    scratch.connect("v").write(0, &[1; 4096], true).unwrap();
+    assert!(scratch.ask(&["drain"]).status.success());
+    daemon.stop("TERM");
+}
+
+#[test]
+fn the_log_tells_changes_of_state_at_the_level_asked_for() {
+    let scratch = Scratch::new("log");
+    scratch.format("64M");
+    let volume = format!("v={}", scratch.file("backing", 16 * MIB).display());
+    let life = |more: &[&str]| {
+        let args = [&["--volume", &volume], more].concat();
+        let daemon = scratch.serve(&args);
+        scratch.connect("v").write(0, &[5; 4096], true).unwrap();
+        assert!(scratch.ask(&["drain", "v"]).status.success());
+        let clean = scratch.status();
+        assert_eq!(clean["volumes"][0]["dirty"], false);
+        daemon.stop("TERM")
+    };
+    let said = life(&[]);
+    let mut rest = said.as_str();
+    for line in [
+        " INFO v: served: 16 MiB in front of ",
+        " INFO started: cache ",
+        " INFO v: drains: 4 KiB to go",
+        " INFO stops: a signal came",
+        " INFO v: drained: ",
+        " INFO stopped: everything is durable",
+    ] {
+        // The drain may be over before the next look.
+        let at = if line.contains("drained:") { said.find(line) } else { rest.find(line) };
+        let at = at.unwrap_or_else(|| panic!("no '{line}' in its place in: {said}"));
+        if !line.contains("drained:") {
+            rest = &rest[at..];
+        }
+    }
+    assert!(said.lines().all(|line| line.starts_with("20") && line.contains("Z ")), "{said}");
+    assert!(!said.contains("DEBUG"), "{said}");
+    let debug = life(&["--log-level", "debug"]);
+    let batches = |line: &str| line.contains("DEBUG v: ") && line.ends_with(" were written back");
+    assert!(debug.lines().any(batches), "{debug}");
+    assert_eq!(life(&["--log-level", "error"]), "");
+}

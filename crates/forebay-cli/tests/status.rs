@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay status` says what an operator asks.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use serde_json::Value;
+use support::{Daemon, Scratch, wait_for};
+
+const MIB: u64 = 1 << 20;
+
+fn volume(scratch: &Scratch, name: &str) -> String {
+    format!("{name}={}", scratch.file(name, 32 * MIB).display())
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+#[test]
+fn ages_and_shares_are_those_of_what_was_done() {
+    let scratch = Scratch::new("status-ages");
+    scratch.format("64M");
+    let daemon = scratch.serve(&["--volume", &volume(&scratch, "v")]);
+    let clean = scratch.status();
+    assert_eq!(clean["activity"], "serves");
+    let it = &clean["volumes"][0];
+    assert_eq!((&it["health"], &it["nbd_clients"]), (&"healthy".into(), &0.into()));
+    for name in ["dirty_age_seconds", "undurable_age_seconds", "without_backing_ratio"] {
+        assert!(it[name].is_null(), "{name}: {it}");
+    }
+    let mut client = scratch.connect("v");
+    for at in 0..3 {
+        client.write(at * 4096, &[1; 4096], false).unwrap();
+    }
+    let dirty = scratch.status();
+    let it = &dirty["volumes"][0];
+    assert_eq!(it["nbd_clients"], 1);
+    let (age, undurable) = (number(&it["dirty_age_seconds"]), number(&it["undurable_age_seconds"]));
+    assert!((0.0..20.0).contains(&age) && (0.0..20.0).contains(&undurable), "{it}");
+    assert_eq!(number(&it["without_backing_ratio"]), 1.0);
+    // One read of what only the backing device has, of four requests.
+    client.read(16 * MIB, 4096).unwrap();
+    assert_eq!(number(&scratch.status()["volumes"][0]["without_backing_ratio"]), 0.75);
+    client.flush().unwrap();
+    let flushed = scratch.status();
+    let it = &flushed["volumes"][0];
+    assert!(it["undurable_age_seconds"].is_null(), "{it}");
+    assert!(number(&it["dirty_age_seconds"]) >= age, "{it}");
+    // A header and three blocks, at least.
+    assert!(number(&it["cache_bytes_per_written_byte"]) >= 4.0 / 3.0, "{it}");
+    assert_eq!(number(&it["backing_bytes_per_written_byte"]), 0.0);
+    drop(client);
+    assert!(scratch.ask(&["drain"]).status.success());
+    let drained = scratch.status();
+    let it = &drained["volumes"][0];
+    assert!(it["dirty_age_seconds"].is_null() && it["seconds_to_drained"].is_null(), "{it}");
+    assert_eq!(number(&it["backing_bytes_per_written_byte"]), 1.0);
+    let human = String::from_utf8(scratch.ask(&["status"]).stdout).unwrap();
+    for text in [
+        "serves",
+        "healthy",
+        "75.0 % answered without the backing device",
+        "a plain write is answered when placed",
+        "NBD connections",
+        "nothing is wrong",
+    ] {
+        assert!(human.contains(text), "no '{text}' in: {human}");
+    }
+    wait_for("the client's end", || scratch.status()["volumes"][0]["nbd_clients"] == 0);
+    daemon.stop("TERM");
+}
+
+#[test]
+fn a_volume_without_its_backing_device_is_shown_as_waiting() {
+    let scratch = Scratch::new("status-waiting");
+    scratch.format("64M");
+    let both = ["--volume", &volume(&scratch, "v"), "--volume", &volume(&scratch, "w")];
+    let daemon = scratch.serve(&both);
+    for name in ["v", "w"] {
+        scratch.connect(name).write(0, &[1; 4096], true).unwrap();
+    }
+    daemon.stop("TERM");
+    std::fs::rename(scratch.path("w"), scratch.path("elsewhere")).unwrap();
+    let daemon = scratch.serve::<&str>(&[]);
+    let status = scratch.status();
+    let states: Vec<_> = (0..2).map(|at| &status["volumes"][at]).collect();
+    assert_eq!((&states[0]["name"], &states[0]["state"]), (&"v".into(), &"serving".into()));
+    assert_eq!((&states[1]["name"], &states[1]["state"]), (&"w".into(), &"waiting".into()));
+    assert_eq!(states[1]["health"], "degraded");
+    assert!(status["problems"][0].as_str().unwrap().contains("w: waits for its backing device"));
+    assert!(daemon.said().contains(" WARN w: waits for its backing device"), "{}", daemon.said());
+    // What can be drained is, and that the rest is not is no success.
+    let done = scratch.ask(&["drain"]);
+    let (out, said) =
+        (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert_eq!(done.status.code(), Some(1), "{done:?}");
+    assert!(out.contains("v: drained; ") && !out.contains("w: drained"), "{out}");
+    assert!(said.contains("w: cannot be drained while it is waiting"), "{said}");
+    let done = scratch.ask(&["stop", "--drain"]);
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(said.starts_with("forebay: the daemon was not stopped: w: cannot be"), "{said}");
+    daemon.stop("TERM");
+}
+
+#[test]
+fn every_part_of_the_memory_is_told_before_it_is_taken_and_bounded() {
+    let scratch = Scratch::new("status-memory");
+    scratch.format("64M");
+    let volume = volume(&scratch, "v");
+    let daemon = scratch.serve(&["--volume", &volume]);
+    let status = scratch.status();
+    let parts = status["memory"].as_array().unwrap();
+    let of = |name: &str| {
+        let part = parts.iter().find(|part| part["name"] == name);
+        part.unwrap_or_else(|| panic!("no {name} in {parts:?}"))["bytes"].as_u64().unwrap()
+    };
+    let map = of("index") + of("slots and checksums") + of("segments");
+    let all: u64 = parts.iter().map(|part| part["bytes"].as_u64().unwrap()).sum();
+    assert!(all - map <= 192 * MIB, "{parts:?}");
+    for name in ["NBD connections", "NBD reads", "unaligned edges", "checkpoint stream"] {
+        assert!(of(name) > 0);
+        assert!(daemon.said().contains(name), "{}", daemon.said());
+    }
+    let resident = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
+    let resident = resident.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let resident: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(resident << 10 <= all + 16 * MIB, "{resident} KiB resident of {all} bytes");
+    daemon.stop("TERM");
+    let args = ["--volume", &volume, "--memory", "64M"];
+    let refused = Daemon::try_start(scratch.serve_command(&args), &scratch.path("stderr"));
+    let (code, said) = refused.unwrap_err();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("--memory 64 MiB: at least "), "{said}");
+}
