@@ -251,6 +251,7 @@ fn setup(scope: Scope) -> Setup {
         islands: vec![Island { start: 0, blocks: 3 }],
         mode: scope.mode,
         discard: Discard::Mixed,
+        slow: 1,
     };
     let superblock = format(16, 64 << 10, std::slice::from_ref(&volume), 5);
     let config = Config {
@@ -286,6 +287,11 @@ fn setup(scope: Scope) -> Setup {
         rot: 0,
         backing_fault: 0,
         cache_fault: 0,
+        operator: 0,
+        late_volume: false,
+        dies: None,
+        slow_cache: 1,
+        late: 0,
         steady: true,
         tell: false,
     }

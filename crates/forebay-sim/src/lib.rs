@@ -3,7 +3,7 @@
 //!
 //! Read in this order: [`model`], what a guest may believe of its disk; [`device`], what a device
 //! may do to it; [`checkers`], what else must hold; [`memory`], [`volume`], [`world`], [`guest`],
-//! [`stop`], [`opening`], the machine between them; [`setup`] and [`run`], what a seed makes of it;
+//! [`operator`], [`stop`], [`opening`], the machine between them; [`setup`] and [`run`], what a seed makes of it;
 //! [`exhaustive`], the short histories, all of them.
 #![forbid(unsafe_code)]
 
@@ -19,6 +19,7 @@ pub mod memory;
 pub mod model;
 pub mod mutants;
 pub mod opening;
+pub mod operator;
 pub mod random;
 pub mod rot;
 pub mod run;

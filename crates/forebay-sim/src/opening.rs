@@ -145,10 +145,9 @@ impl World {
         }
         let config = self.setup.config;
         self.memory.restart(window_frames(&config));
-        let mut engine = Engine::new(&self.superblock, recovered, config, Tick(self.now));
+        let engine = Engine::new(&self.superblock, recovered, config, Tick(self.now));
         for index in 0..self.volumes.len() {
             let volume = VolumeIndex(index as u8);
-            engine.serve(volume, true);
             if let (Some(prefix), Some(status)) =
                 (&mut self.volumes[index].prefix, engine.status(volume))
             {
@@ -158,6 +157,16 @@ impl World {
             }
         }
         self.engine = Some(engine);
+        for index in self.attached() {
+            let volume = VolumeIndex(index as u8);
+            let clean = self.engine.as_ref().is_some_and(|engine| engine.is_clean(volume));
+            // What is damaged in the log would come back as what the backing device held before.
+            let whole = self.setup.rot == 0;
+            if clean && whole && self.setup.operator > 0 && self.random.one_in(4) {
+                self.forget_data(index);
+            }
+            self.engine.as_mut().expect("just made").serve(volume, true);
+        }
     }
 
     fn open_attempt(
@@ -253,7 +262,8 @@ impl World {
                     let (first, second) = (recovered.find(of, lba), whole.find(of, lba));
                     return Err(Failure(format!(
                         "block {lba:?} of {of:?} is {first:?} by the checkpoint, {second:?} by the \
-                         log alone"
+                         log alone; damage {:?} and {:?}",
+                        recovered.damage, whole.damage
                     )));
                 }
             }

@@ -13,7 +13,7 @@ use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 
 /// Simulated nanoseconds that any wait may take while the devices work.
-const WAIT_MAX: u64 = 60_000_000_000;
+const WAIT_MAX: u64 = 600_000_000_000;
 
 /// What a run that passed tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,6 @@ pub fn run_and(seed: u64, mutants: Mutants, tell: bool) -> Result<Report, Failur
 fn guest(world: &mut World) -> Outcome {
     let mut stops = world.setup.stops.clone().into_iter().peekable();
     let mut done = 0;
-    let mut moved = (0, 0);
     while done < world.setup.operations {
         if stops.peek().is_some_and(|at| *at <= done) {
             stops.next();
@@ -57,13 +56,20 @@ fn guest(world: &mut World) -> Outcome {
             restart_failed(world)?;
             continue;
         }
-        // The answers and operations so far: they must rise.
-        if moved.0 != world.moments() {
-            moved = (world.moments(), world.now);
-        } else if world.now - moved.1 > WAIT_MAX {
+        if world.setup.dies.is_some_and(|(_, at)| at == done) {
+            die(world);
+        }
+        if world.random.one_in(world.setup.operator) && !world.cache_failed {
+            world.operate()?;
+        }
+        if !world.attached().iter().any(|index| !world.volumes[*index].device.failed) {
+            // There would be nobody left to go on.
+            revive(world);
+        }
+        if waits_too_long(world) {
             return Err(stuck(world));
         }
-        let room = (world.asked.len() as u64) < world.setup.depth;
+        let room = (world.asked.len() as u64) < world.setup.depth * world.volumes.len() as u64;
         let pause = world.random.one_in(world.setup.pause);
         if room && !pause && !world.random.one_in(3) {
             done += u64::from(operation(world)?);
@@ -87,10 +93,43 @@ fn stuck(world: &World) -> Failure {
     Failure(text)
 }
 
-/// Waits until all requests are answered.
+/// Whether a request waits that should have been answered: of a volume whose backing device
+/// works, whatever the others' do.
+fn waits_too_long(world: &World) -> bool {
+    world.asked.values().any(|asked| {
+        let volume = &world.volumes[usize::from(asked.request.volume.0)];
+        !volume.device.failed && world.now - asked.since.max(volume.revived_at) > WAIT_MAX
+    })
+}
+
+/// A backing device fails for good, or until the machine stops.
+fn die(world: &mut World) {
+    let Some((index, _)) = world.setup.dies else { return };
+    if world.volumes[index].attached {
+        world.marks.hit("backing device failed for good");
+        world.volumes[index].device.failed = true;
+    }
+}
+
+fn revive(world: &mut World) {
+    for volume in &mut world.volumes {
+        volume.device.failed = false;
+        volume.revived_at = world.now;
+    }
+}
+
+/// Waits until all requests are answered that can be.
 fn settle(world: &mut World) -> Outcome {
+    (0..world.volumes.len()).try_for_each(|index| settle_volume(world, index))
+}
+
+/// Waits until a volume's requests are answered, if its backing device works.
+pub(crate) fn settle_volume(world: &mut World, index: usize) -> Outcome {
     let begun = world.now;
-    while !world.asked.is_empty() {
+    let mine = |world: &World| {
+        world.asked.values().any(|asked| usize::from(asked.request.volume.0) == index)
+    };
+    while mine(world) && !world.volumes[index].device.failed {
         if !world.step()? || world.now - begun > WAIT_MAX {
             return Err(stuck(world));
         }
@@ -102,6 +141,11 @@ fn settle(world: &mut World) -> Outcome {
 fn operation(world: &mut World) -> Result<bool, Failure> {
     let index = world.random.below(world.volumes.len() as u64) as usize;
     let setup = &world.setup;
+    let of_it = |asked: &&crate::guest::Asked| usize::from(asked.request.volume.0) == index;
+    let under_way = world.asked.values().filter(of_it).count() as u64;
+    if !world.volumes[index].attached || under_way >= setup.depth {
+        return Ok(false);
+    }
     let (flush, range, unaligned, hot, size) =
         (setup.flush, setup.range, setup.unaligned, setup.hot, setup.size);
     if world.random.one_in(flush) {
@@ -166,6 +210,7 @@ fn stop_and_open(world: &mut World) -> Outcome {
     let placed = world.setup.config.acknowledge == Acknowledge::Placed;
     match world.random.below(7) {
         0 => {
+            revive(world);
             settle(world)?;
             if world.cache_failed {
                 return restart_failed(world);
@@ -181,9 +226,7 @@ fn stop_and_open(world: &mut World) -> Outcome {
             let mut left = 300;
             while !world.memory.dead && left > 0 {
                 left -= 1;
-                if (world.asked.len() as u64) < world.setup.depth && world.random.one_in(2) {
-                    operation(world)?;
-                } else {
+                if !world.random.one_in(2) || !operation(world)? {
                     world.step()?;
                 }
             }
@@ -212,7 +255,7 @@ fn stop_and_open(world: &mut World) -> Outcome {
 
 /// Everything is read, and compared with the model as any read is.
 pub(crate) fn read_all(world: &mut World) -> Outcome {
-    for index in 0..world.volumes.len() {
+    for index in world.attached() {
         for island in world.volumes[index].islands.clone() {
             let mut at = island.start;
             let island_end = island.start + island.blocks;
@@ -260,6 +303,12 @@ fn clean_stop_whole(world: &mut World) -> Outcome {
     engine.note_heads(&mut superblock);
     superblock.sequence += 1;
     superblock.clean = true;
+    for index in 0..world.volumes.len() {
+        let clean = engine.is_clean(VolumeIndex(index as u8)) && world.setup.rot == 0;
+        if world.setup.operator > 0 && clean && world.random.one_in(4) {
+            world.forget_volume(&mut superblock, index);
+        }
+    }
     for address in Superblock::addresses(superblock.size_bytes) {
         let bytes = superblock.encode(address);
         world.cache.write(crate::opening::pieces(address, &bytes));
@@ -295,6 +344,7 @@ fn count(world: &mut World) {
 /// At the end everything is drained: the backing device alone is the disk then (P3).
 pub(crate) fn drain(world: &mut World) -> Outcome {
     world.faults_over = true;
+    revive(world);
     settle(world)?;
     if world.volumes.iter().any(|volume| volume.flush_failed) {
         world.marks.hit("restarted after a failed flush");
@@ -303,37 +353,39 @@ pub(crate) fn drain(world: &mut World) -> Outcome {
     if world.cache_failed {
         restart_failed(world)?;
     }
-    for index in 0..world.volumes.len() {
-        let engine = world.engine.as_mut().expect("there is a process");
-        engine.drain(VolumeIndex(index as u8), &mut world.memory);
-        world.drain_effects()?;
-    }
+    world.attached().into_iter().try_for_each(|index| drain_volume(world, index))
+}
+
+/// Drains a volume that the guest leaves alone, and compares.
+pub(crate) fn drain_volume(world: &mut World, index: usize) -> Outcome {
+    let engine = world.engine.as_mut().expect("there is a process");
+    engine.drain(VolumeIndex(index as u8), &mut world.memory);
+    world.drain_effects()?;
     let begun = world.now;
-    for index in 0..world.volumes.len() {
-        while !world.engine.as_ref().is_some_and(|engine| engine.is_clean(VolumeIndex(index as u8)))
-        {
-            if !world.step()? || world.now - begun > WAIT_MAX {
-                return Err(Failure(format!("a drain does not end: {}", stuck(world).0)));
-            }
+    while !world.engine.as_ref().is_some_and(|engine| engine.is_clean(VolumeIndex(index as u8))) {
+        if !world.step()? || world.now - begun > WAIT_MAX {
+            return Err(Failure(format!("a drain does not end: {}", stuck(world).0)));
         }
     }
-    for index in 0..world.volumes.len() {
-        world.ask(index, Op::Flush, 0, 0)?;
-    }
-    settle(world)?;
+    world.ask(index, Op::Flush, 0, 0)?;
+    settle_volume(world, index)?;
     let (made, now) = (world.moment(), world.moment());
-    for volume in &mut world.volumes {
-        for cell in 0..volume.cells() {
-            let lba = volume.lba(cell);
-            let content = volume.device.durable(lba);
-            let mask = volume.mask(lba);
-            if volume.model.is_lost(cell, made) {
-                continue;
-            }
-            volume.model.read(cell, &content, mask, made, now).map_err(|text| {
-                Failure(format!("drained, but the backing device differs: {text}"))
-            })?;
+    let volume = &mut world.volumes[index];
+    if volume.flush_failed {
+        // The guest was told that not all of it is there.
+        return Ok(());
+    }
+    for cell in 0..volume.cells() {
+        let lba = volume.lba(cell);
+        let content = volume.device.durable(lba);
+        let mask = volume.mask(lba);
+        if volume.model.is_lost(cell, made) {
+            continue;
         }
+        volume
+            .model
+            .read(cell, &content, mask, made, now)
+            .map_err(|text| Failure(format!("drained, but the backing device differs: {text}")))?;
     }
     Ok(())
 }

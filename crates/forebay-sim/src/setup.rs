@@ -31,6 +31,8 @@ pub struct VolumeSetup {
     pub mode: Mode,
     /// What its backing device does with discards.
     pub discard: Discard,
+    /// It takes so many times as long.
+    pub slow: u64,
 }
 
 /// All that is chosen before the start.
@@ -70,6 +72,16 @@ pub struct Setup {
     pub backing_fault: u64,
     /// One write or flush of the cache device in so many fails; zero: none.
     pub cache_fault: u64,
+    /// One moment in so many the operator does something; zero: none.
+    pub operator: u64,
+    /// The last volume joins the cache in mid-run.
+    pub late_volume: bool,
+    /// A volume whose backing device fails for good, after so many operations.
+    pub dies: Option<(usize, u64)>,
+    /// The cache device takes so many times as long.
+    pub slow_cache: u64,
+    /// One answer in so many comes very late; zero: none.
+    pub late: u64,
     /// Devices take the same time for everything, and nothing stops an opening.
     pub steady: bool,
     /// Every step is printed.
@@ -140,6 +152,7 @@ impl Setup {
         let mut stops: Vec<u64> =
             (0..stop_count).map(|_| random.between(1, operations - 1)).collect();
         stops.sort_unstable();
+        let operator = *random.pick(&[0, 100, 400]);
         Setup {
             config,
             superblock,
@@ -158,6 +171,13 @@ impl Setup {
             rot: if random.one_in(4) { 500 } else { 0 },
             backing_fault: if random.one_in(4) { 60 } else { 0 },
             cache_fault: if random.one_in(6) { 2_000 } else { 0 },
+            operator,
+            late_volume: operator > 0 && random.one_in(3),
+            dies: random
+                .one_in(6)
+                .then(|| (random.below(count) as usize, random.between(1, operations))),
+            slow_cache: *random.pick(&[1, 1, 1, 1, 1, 10]),
+            late: *random.pick(&[0, 0, 500]),
             steady: false,
             tell: false,
         }
@@ -184,5 +204,6 @@ fn volume(at: u64, random: &mut Random) -> VolumeSetup {
         let size_bytes = blocks * 4096 + tail;
         (size_bytes, vec![Island { start: 0, blocks: size_bytes.div_ceil(4096) }])
     };
-    VolumeSetup { size_bytes, islands, mode, discard }
+    let slow = *random.pick(&[1, 1, 1, 1, 1, 10]);
+    VolumeSetup { size_bytes, islands, mode, discard, slow }
 }

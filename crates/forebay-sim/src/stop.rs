@@ -6,6 +6,7 @@ use crate::fate::Fate;
 use crate::model::Stop;
 use crate::world::World;
 use forebay_core::effect::Effect;
+use forebay_core::format::superblock::Mode;
 
 impl World {
     /// The machine stops here and now; what is in flight may have happened.
@@ -48,14 +49,7 @@ impl World {
         self.events.clear();
         self.asked.clear();
         self.engine = None;
-        self.cache_failed = false;
-        for volume in &mut self.volumes {
-            volume.flush_failed = false;
-            if volume.forgotten {
-                // No flush that was answered since covers it.
-                volume.unflushed_dropped();
-            }
-        }
+        (self.cache_failed, self.cache_fails_next) = (false, false);
         match stop {
             Stop::Process => {
                 self.cache.process_killed(cache, fate, &mut self.random);
@@ -84,6 +78,12 @@ impl World {
     pub fn models_stopped(&mut self, stop: Stop, power_failed: bool) {
         let now = self.moment();
         for volume in &mut self.volumes {
+            volume.flush_failed = false;
+            volume.around_used = volume.mode == Mode::WriteAround;
+            if volume.forgotten {
+                // No flush that was answered since covers it.
+                volume.unflushed_dropped();
+            }
             let around = power_failed && volume.model.around;
             volume.model.stopped(if around { Stop::Power } else { stop }, now);
         }

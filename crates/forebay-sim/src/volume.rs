@@ -25,8 +25,12 @@ pub struct Volume {
     pub mode: Mode,
     /// How often that was changed, drains included.
     pub mode_changes: u64,
+    /// When its device worked again.
+    pub revived_at: u64,
     /// The cache knows it.
     pub attached: bool,
+    /// Writes went around the log since it was opened, or before.
+    pub around_used: bool,
     /// A flush of its device failed while writes went around the log: flushes may fail from now on.
     pub flush_failed: bool,
     /// Its device dropped writes at such a flush, which does not show yet.

@@ -74,6 +74,8 @@ pub struct World {
     pub faults_over: bool,
     /// The cache device failed a write or a flush in this opening.
     pub cache_failed: bool,
+    /// Its next write or flush fails.
+    pub cache_fails_next: bool,
     pub(crate) moment: u64,
     pub(crate) version: u64,
     pub(crate) events: BinaryHeap<Reverse<(u64, u64)>>,
@@ -85,9 +87,13 @@ pub struct World {
 impl World {
     /// A machine with a fresh cache and backing devices that hold something.
     pub fn new(setup: Setup, mut random: Random) -> World {
-        let superblock = setup.superblock.clone();
+        let mut superblock = setup.superblock.clone();
+        if setup.late_volume {
+            superblock.volumes[setup.volumes.len() - 1] = None;
+        }
         let blocks = superblock.size_bytes / BLOCK_BYTES;
-        let cache = Device::new(blocks, crate::device::Discard::Stays);
+        let mut cache = Device::new(blocks, crate::device::Discard::Stays);
+        cache.slow = setup.slow_cache;
         let frames = window_frames(&setup.config);
         let memory = Memory::new(
             setup.config.buffer_count,
@@ -105,8 +111,10 @@ impl World {
                 failed_at: 0,
                 mode: volume.mode,
                 mode_changes: 0,
-                attached: true,
+                revived_at: 0,
+                attached: !(setup.late_volume && index + 1 == setup.volumes.len()),
                 flush_failed: false,
+                around_used: volume.mode == Mode::WriteAround,
                 forgotten: false,
                 prefix: None,
             };
@@ -123,6 +131,7 @@ impl World {
                 made.model.found(cell, &content);
                 made.device.write(vec![(lba, u8::MAX, content)]);
             }
+            made.device.slow = volume.slow;
             let through = made.device.flush_begin();
             made.device.flush_end(through);
             if volume.mode != Mode::WriteAround {
@@ -148,6 +157,7 @@ impl World {
             bad_headers: Vec::new(),
             faults_over: false,
             cache_failed: false,
+            cache_fails_next: false,
             moment: 1,
             version: 1,
             events: BinaryHeap::new(),
@@ -175,6 +185,7 @@ impl World {
             copied: self.copied.clone(),
             faults_over: self.faults_over,
             cache_failed: self.cache_failed,
+            cache_fails_next: self.cache_fails_next,
             moment: self.moment,
             version: self.version,
             events: self.events.clone(),
@@ -190,6 +201,11 @@ impl World {
         volumes.fold(mix(self.cache.digest()), |hash, (device, model)| {
             mix(hash ^ device.digest()).wrapping_add(model)
         })
+    }
+
+    /// The volumes that the cache knows.
+    pub fn attached(&self) -> Vec<usize> {
+        (0..self.volumes.len()).filter(|index| self.volumes[*index].attached).collect()
     }
 
     /// Moments so far.
@@ -287,7 +303,8 @@ impl World {
             Effect::FlushBacking { token, .. } => (token, self.random.between(500, 8_000) * micro),
             Effect::Answer { .. } => unreachable!("answers are told at once"),
         };
-        let latency = if self.setup.steady { 100 * micro } else { latency };
+        let latency =
+            if self.setup.steady { 100 * micro } else { latency * self.slowness(&effect) };
         let mut flight = Flight { token, effect, pieces: None, through: 0 };
         match effect {
             Effect::FlushCache { .. } => flight.through = self.cache.flush_begin(),
@@ -300,6 +317,32 @@ impl World {
         self.order += 1;
         self.events.push(Reverse((self.now + latency, self.order)));
         self.flights.insert(self.order, flight);
+    }
+
+    /// A device may be slow, or one answer late, behind many that were asked for later.
+    fn slowness(&mut self, effect: &Effect) -> u64 {
+        let backing = match *effect {
+            Effect::ReadBacking { volume, .. }
+            | Effect::WriteBacking { volume, .. }
+            | Effect::WriteAround { volume, .. }
+            | Effect::ZeroBacking { volume, .. }
+            | Effect::DiscardBacking { volume, .. }
+            | Effect::FlushBacking { volume, .. } => Some(volume),
+            _ => None,
+        };
+        let (device, name) = match backing {
+            Some(volume) => (&self.volumes[usize::from(volume.0)].device, "slow backing device"),
+            None => (&self.cache, "slow cache device"),
+        };
+        let slow = device.slow;
+        if slow > 1 {
+            self.marks.hit(name);
+        }
+        if !self.random.one_in(self.setup.late) {
+            return slow;
+        }
+        self.marks.hit("late answer");
+        slow * 100
     }
 
     /// The bytes of a write, as they are now.
@@ -401,8 +444,12 @@ impl World {
 
     /// Whether the cache device fails to do this: from then on the engine appends nothing.
     fn cache_fails(&mut self, name: &'static str) -> bool {
-        let fails = !self.faults_over && self.random.one_in(self.setup.cache_fault);
+        let clean = std::mem::take(&mut self.cache_fails_next);
+        let fails = !self.faults_over && (clean || self.random.one_in(self.setup.cache_fault));
         if fails {
+            if clean {
+                self.marks.hit("clean cache failed");
+            }
             self.marks.hit(name);
             self.cache_failed = true;
         }
@@ -483,7 +530,7 @@ impl World {
                 let fails = self.backing_fails(volume, "backing flush failed");
                 let state = &mut self.volumes[usize::from(volume.0)];
                 if fails {
-                    state.flush_failed |= state.mode == Mode::WriteAround;
+                    state.flush_failed |= state.around_used;
                     let fate = state.device.flush_failed(flight.through, &mut self.random);
                     state.forgotten |= fate != Unflushed::Kept;
                     if fate == Unflushed::Gone {
@@ -499,10 +546,22 @@ impl World {
         Ok(())
     }
 
+    /// Writes both copies of the superblock, each flushed.
+    pub(crate) fn write_superblock(&mut self) {
+        self.write_superblock_in_part(4);
+    }
+
     /// Writes the superblock with a checkpoint's name: one copy, a flush, the other, a flush; only
     /// the first `steps` of these.
     pub(crate) fn name_checkpoint(&mut self, sequence: u64, steps: u64) {
         self.superblock.checkpoint_sequence = sequence;
+        self.write_superblock_in_part(steps);
+        if steps == 4 {
+            self.marks.hit("checkpoint named");
+        }
+    }
+
+    fn write_superblock_in_part(&mut self, steps: u64) {
         self.superblock.sequence += 1;
         let copies = Superblock::addresses(self.superblock.size_bytes);
         for (copy, address) in copies.into_iter().enumerate() {
@@ -514,9 +573,6 @@ impl World {
                 let through = self.cache.flush_begin();
                 self.cache.flush_end(through);
             }
-        }
-        if steps == 4 {
-            self.marks.hit("checkpoint named");
         }
     }
 

@@ -146,7 +146,7 @@ fn fail_and_recover(kind: OperationKind) {
 
 #[test]
 fn no_flush_is_answered_well_after_one_that_failed_over_writes_around_the_log() {
-    let dir = Dir::new("failed-flush");
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-flush");
     let file = |name, bytes, source| {
         let options = FileOptions { source, ..FileOptions::default() };
         Box::new(FileDevice::open(&dir.file(name, bytes), &options).unwrap())

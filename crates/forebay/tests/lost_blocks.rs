@@ -178,7 +178,7 @@ fn a_long_range_that_was_lost_stays_so_around_what_was_written_since() {
     use std::os::unix::fs::FileExt;
     const FIRST: u64 = 1_000;
     const COUNT: u64 = 10_000;
-    let dir = Dir::new("lost");
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "lost");
     let path = dir.file("cache", CACHE_BYTES);
     let open = || {
         let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };

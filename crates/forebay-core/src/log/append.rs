@@ -368,19 +368,31 @@ impl Engine {
     }
 
     /// Guest data leaves each log its reserve, and each other volume a share it may grow to (P3).
+    ///
+    /// What notes took of the reserve is given back late and, behind a backing device that fails for
+    /// good, not at all. A volume below its share then takes from one half of the reserve.
     fn guest_may_take(&self, volume: VolumeIndex) -> bool {
-        self.segments.free_count() > self.kept_segments(Some(volume))
+        let free = self.segments.free_count();
+        let owed = self.volume_ref(volume).is_some_and(|state| self.owed(state) > 0);
+        let half = SEGMENTS_RESERVED / 2 * self.all_volumes().count() as u32;
+        free > self.kept_segments(Some(volume)) || owed && free > half
+    }
+
+    /// Segments a volume may still grow to, whatever the others do.
+    fn owed(&self, volume: &crate::volume::Volume) -> u32 {
+        let count = self.all_volumes().count() as u32;
+        let share = (self.segments.count() / (4 * count.max(1))).max(2);
+        share.saturating_sub(volume.log.segment_count)
     }
 
     /// Segments of the pool that are kept: the reserve, and what volumes, all but one, may still
     /// grow to.
     pub(crate) fn kept_segments(&self, but: Option<VolumeIndex>) -> u32 {
         let count = self.all_volumes().count() as u32;
-        let share = (self.segments.count() / (4 * count.max(1))).max(2);
         let owed: u32 = self
             .all_volumes()
             .filter(|state| state.serving && Some(state.index) != but)
-            .map(|state| share.saturating_sub(state.log.segment_count))
+            .map(|state| self.owed(state))
             .sum();
         SEGMENTS_RESERVED * count + owed
     }

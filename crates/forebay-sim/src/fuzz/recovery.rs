@@ -38,6 +38,7 @@ pub fn fuzz_recovery(input: &[u8]) {
     });
     let mut random = Random::new(seed);
     let volume = || VolumeSetup {
+        slow: 1,
         size_bytes: 1 << 30,
         islands: Vec::new(),
         mode: Mode::WriteBack,

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What an operator does while the guest works: checkpoints, modes, drains, volumes that come and
+//! go.
+
+use crate::checkers::watermark_is_prefix::Prefix;
+use crate::run::{drain_volume, settle_volume};
+use crate::world::{Outcome, World};
+use forebay_core::format::superblock::{Head, Mode, Superblock};
+use forebay_core::units::{Ordinal, Sequence, VolumeIndex};
+
+impl World {
+    /// Does one thing.
+    pub fn operate(&mut self) -> Outcome {
+        let index = self.random.below(self.volumes.len() as u64) as usize;
+        if !self.volumes[index].attached {
+            return self.attach(index);
+        }
+        match self.random.below(6) {
+            0 | 1 => {
+                self.marks.hit("checkpoint at a moment of chance");
+                self.engine.as_mut().expect("there is a process").want_checkpoint();
+                self.put_in_order()
+            }
+            2 | 3 => {
+                let modes = [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround];
+                let mode = *self.random.pick(&modes);
+                self.change_mode(index, mode)
+            }
+            4 => {
+                self.marks.hit("drain in mid-run");
+                let engine = self.engine.as_mut().expect("there is a process");
+                engine.drain(VolumeIndex(index as u8), &mut self.memory);
+                self.drain_effects()
+            }
+            _ => self.drain_all_and_compare(),
+        }
+    }
+
+    /// From the next write on a volume takes writes differently.
+    fn change_mode(&mut self, index: usize, mode: Mode) -> Outcome {
+        let before = self.volumes[index].mode;
+        if before == Mode::WriteAround && mode != before {
+            // As the runtime does: what went around the log is flushed before it is forgotten
+            // that there was such a thing.
+            if self.volumes[index].device.failed || self.volumes[index].flush_failed {
+                return Ok(());
+            }
+            settle_volume(self, index)?;
+            let device = &mut self.volumes[index].device;
+            let through = device.flush_begin();
+            device.flush_end(through);
+        }
+        if mode != before {
+            self.marks.hit("mode changed in mid-run");
+        }
+        let volume = &mut self.volumes[index];
+        volume.mode = mode;
+        volume.mode_changes += 1;
+        if mode == Mode::WriteAround {
+            (volume.model.around, volume.around_used) = (true, true);
+            volume.prefix = None;
+        }
+        if let Some(recorded) = &mut self.superblock.volumes[index] {
+            (recorded.mode, recorded.drained) = (mode, false);
+        }
+        self.write_superblock();
+        let engine = self.engine.as_mut().expect("there is a process");
+        engine.set_mode(VolumeIndex(index as u8), mode, &mut self.memory);
+        self.drain_effects()
+    }
+
+    /// Every volume's backing device alone is the disk then. The cache holds nothing that is not
+    /// there: now and then it fails at once.
+    fn drain_all_and_compare(&mut self) -> Outcome {
+        if self.cache_failed || self.volumes.iter().any(|volume| volume.device.failed) {
+            return Ok(());
+        }
+        self.faults_over = true;
+        let mut outcome = Ok(());
+        for index in self.attached() {
+            if outcome.is_ok() {
+                outcome = settle_volume(self, index).and_then(|()| drain_volume(self, index));
+            }
+        }
+        self.faults_over = false;
+        outcome?;
+        self.marks.hit("drained and compared in mid-run");
+        if self.random.one_in(4) {
+            self.cache_fails_next = true;
+        }
+        for index in self.attached() {
+            if self.random.one_in(2) {
+                let mode = self.volumes[index].mode;
+                self.change_mode(index, mode)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A volume joins the cache.
+    fn attach(&mut self, index: usize) -> Outcome {
+        self.marks.hit("volume attached in mid-run");
+        let mut recorded =
+            self.setup.superblock.volumes[index].clone().expect("the setup has every volume");
+        recorded.attach_generation = (self.superblock.sequence + 1) as u32;
+        recorded.mode = self.volumes[index].mode;
+        self.superblock.volumes[index] = Some(recorded.clone());
+        self.write_superblock();
+        let at = VolumeIndex(index as u8);
+        let engine = self.engine.as_mut().expect("there is a process");
+        engine.attach(at, &recorded);
+        engine.serve(at, true);
+        let volume = &mut self.volumes[index];
+        volume.attached = true;
+        if volume.prefix.is_some() {
+            let found =
+                (0..volume.cells()).map(|cell| *volume.device.read(volume.lba(cell)).tags());
+            volume.prefix = Some(Prefix::new(found.collect::<Vec<_>>().into_iter()));
+        }
+        Ok(())
+    }
+
+    /// At a clean stop: a volume with nothing dirty leaves the cache.
+    pub(crate) fn forget_volume(&mut self, superblock: &mut Superblock, index: usize) {
+        self.marks.hit("volume forgotten");
+        superblock.volumes[index] = None;
+        self.volumes[index].attached = false;
+    }
+
+    /// Before a volume with nothing dirty is served: what the cache holds of it is dropped, as when
+    /// its backing device was changed by others.
+    pub(crate) fn forget_data(&mut self, index: usize) {
+        self.marks.hit("volume's data forgotten");
+        let generation = (self.superblock.sequence + 1) as u32;
+        if let Some(recorded) = &mut self.superblock.volumes[index] {
+            recorded.attach_generation = generation;
+            recorded.head = Head::NONE;
+            recorded.watermark = Sequence(0);
+            recorded.tail = Ordinal(1);
+        }
+        self.write_superblock();
+        let recorded = self.superblock.volumes[index].clone().expect("it is attached");
+        let engine = self.engine.as_mut().expect("there is a process");
+        engine.forget_data(VolumeIndex(index as u8), &recorded);
+    }
+}
