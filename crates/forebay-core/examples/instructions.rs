@@ -73,7 +73,10 @@ impl Bench {
         };
         let superblock = Superblock::format(&new).unwrap();
         let config = Config { buffer_count: 8, ..Config::default() };
-        let found = recovery::recover(&superblock, &mut Zeros, 1024, config.mutants);
+        let found = {
+            let writer = recovery::Writer::MayHaveLostPower;
+            recovery::recover(&superblock, &mut Zeros, 1024, writer, config.mutants)
+        };
         let superblock = recovery::reopen(&superblock, &found, config.mutants);
         let mut engine = Engine::new(&superblock, found, config, Tick(0));
         let volume = Volume {
