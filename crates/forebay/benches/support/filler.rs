@@ -6,12 +6,12 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use forebay::cache;
-use forebay::io::{FileDevice, FileOptions};
-use forebay_core::effect::Effect;
+use forebay::io::{Device, FileDevice, FileOptions};
+use forebay_core::effect::{Effect, Fault};
 use forebay_core::engine::{Config, Engine, window_frames};
 use forebay_core::format::bytes::block_checksum;
 use forebay_core::format::superblock::{Head, Mode, Superblock, Volume};
-use forebay_core::log::recovery;
+use forebay_core::log::recovery::{self, CacheReader};
 use forebay_core::payload::{Ingested, Payload, Place};
 use forebay_core::request::{Op, Request};
 use forebay_core::units::{BufferId, Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
@@ -69,6 +69,14 @@ impl Payload for Bytes {
     fn buffer_end(&mut self, _: BufferId) {}
 }
 
+struct Reader<'a>(&'a dyn Device);
+
+impl CacheReader for Reader<'_> {
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        self.0.read_at(offset, bytes).map_err(|_| Fault)
+    }
+}
+
 /// An engine that fills a cache.
 pub struct Filler {
     engine: Engine,
@@ -102,7 +110,7 @@ impl Filler {
         let config = Config { dirty_percent: 100, dirty_age: never, ..Config::default() };
         let found = recovery::recover(
             &superblock,
-            &mut cache::Reader::new(&device),
+            &mut Reader(&device),
             config.extent_count_max,
             config.mutants,
         );
