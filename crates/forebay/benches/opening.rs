@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Opening after a crash, of caches full of 4 KiB entries: 1, 4 and 16 GiB, and 1 TiB where there
-//! is room. `cargo bench -p forebay --bench opening [-- GIB ...]`.
+//! is room. `cargo bench -p forebay --bench opening [-- GIB ...]`. With `OPENING_FILE=path` the
+//! file is kept, and used again if it is there (entries are then not known, and 0).
 //!
 //! The process died in the middle of a checkpoint, with a tail behind the last whole one that is as
 //! long as the budget allows: the worst moment. Files are sparse (`support/filler.rs`); the page
@@ -194,9 +195,16 @@ fn main() {
             );
             continue;
         }
-        let path = folder.join(format!("opening-{}", std::process::id()));
-        let _gone = Gone(path.clone());
-        let (filled, tail) = Filler::new(&path, gib * GIB).fill(PERCENT);
+        let kept = std::env::var_os("OPENING_FILE").map(PathBuf::from);
+        let made = folder.join(format!("opening-{}", std::process::id()));
+        let (path, _gone, (filled, tail)) = match kept {
+            Some(path) if path.exists() => (path, None, (0, 0)),
+            Some(path) => (path.clone(), None, Filler::new(&path, gib * GIB).fill(PERCENT)),
+            None => {
+                let gone = Gone(made.clone());
+                (made.clone(), Some(gone), Filler::new(&made, gib * GIB).fill(PERCENT))
+            }
+        };
         // Each opening moves the superblock on; both copies are put back.
         let file = File::options().read(true).write(true).open(&path).unwrap();
         let addresses = Superblock::addresses(gib * GIB);
@@ -216,6 +224,9 @@ fn main() {
             openings.push(open(&path));
             forget_pages(&file);
             rates.push(sequential_rate(&path));
+        }
+        for (address, bytes) in addresses.iter().zip(&copies) {
+            file.write_all_at(bytes, *address).unwrap();
         }
         let of = |value: fn(&Opening) -> f64| Median::of(openings.iter().map(value));
         let (seconds, cpu, scaled) = (of(|it| it.seconds), of(|it| it.cpu), of(|it| it.scaled));
