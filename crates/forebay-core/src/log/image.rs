@@ -99,9 +99,11 @@ pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> O
         let bytes = pages.page(number)?;
         let raws = bytes[PAGE_HEAD..].chunks_exact(SEGMENT_BYTES).take(PAGE_SEGMENTS);
         let ids = (first..superblock.segment_count).map(SegmentId);
-        rows.extend(ids.zip(raws).filter_map(|(id, raw)| row(id, raw)));
-        if rows.iter().any(|row: &Row| row.used > superblock.segment_blocks()) {
-            return None;
+        for row in ids.zip(raws).filter_map(|(id, raw)| row(id, raw)) {
+            if row.used > superblock.segment_blocks() {
+                return None;
+            }
+            rows.push(row);
         }
         number += 1;
     }

@@ -6,13 +6,12 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use forebay::cache;
-use forebay::io::{FileDevice, FileOptions, Reactor, ReactorKind};
-use forebay::reader::Reader;
-use forebay_core::effect::Effect;
+use forebay::io::{Device, FileDevice, FileOptions};
+use forebay_core::effect::{Effect, Fault};
 use forebay_core::engine::{Config, Engine, window_frames};
 use forebay_core::format::bytes::block_checksum;
 use forebay_core::format::superblock::{Head, Mode, Superblock, Volume};
-use forebay_core::log::recovery::{self, Writer};
+use forebay_core::log::recovery::{self, CacheReader, Writer};
 use forebay_core::payload::{Ingested, Payload, Place};
 use forebay_core::request::{Op, Request};
 use forebay_core::units::{BufferId, Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
@@ -70,6 +69,14 @@ impl Payload for Bytes {
     fn buffer_end(&mut self, _: BufferId) {}
 }
 
+struct Reader<'a>(&'a dyn Device);
+
+impl CacheReader for Reader<'_> {
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        self.0.read_at(offset, bytes).map_err(|_| Fault)
+    }
+}
+
 /// An engine that fills a cache.
 pub struct Filler {
     engine: Engine,
@@ -95,16 +102,15 @@ impl Filler {
         let file = file.unwrap();
         file.set_len(size_bytes).unwrap();
         let options = FileOptions { direct: false, ..FileOptions::default() };
-        let mut device = FileDevice::open(path, &options).unwrap();
+        let device = FileDevice::open(path, &options).unwrap();
         let now = forebay::shard::wall_now();
         let superblock = cache::format(&device, size_bytes, SEGMENT_BYTES as u32, now).unwrap();
         // Nothing is written back: all of it is dirty.
         let never = u64::MAX / 4;
         let config = Config { dirty_percent: 100, dirty_age: never, ..Config::default() };
-        let mut reactor = Reactor::new(ReactorKind::Auto, 64).unwrap();
         let found = recovery::recover(
             &superblock,
-            &mut Reader::new(&mut device, &mut reactor).unwrap(),
+            &mut Reader(&device),
             config.extent_count_max,
             Writer::MayHaveLostPower,
             config.mutants,
