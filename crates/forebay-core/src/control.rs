@@ -64,10 +64,9 @@ impl Engine {
     pub fn attach(&mut self, index: VolumeIndex, recorded: &superblock::Volume) {
         assert!(self.volumes[usize::from(index.0)].is_none());
         let next = Sequence(recorded.next_sequence.0.max(1));
-        let mut log = Log::new(Sequence(next.0 - 1), next);
-        log.watermark = log.placed;
-        log.durable.watermark = log.placed;
-        (log.written, log.flushing) = (log.durable, log.durable);
+        // It ends at 0, as its head in the superblock says: a header that called more than that
+        // durable would make a torn first record look like a rotten one.
+        let log = Log::new(Sequence(0), next);
         let found = RecoveredVolume {
             log,
             extents: ExtentMap::with_lost_room(self.config.extent_count_max as usize),
