@@ -67,11 +67,10 @@ impl Engine {
     pub fn attach(&mut self, index: VolumeIndex, recorded: &superblock::Volume) {
         assert!(self.volumes[usize::from(index.0)].is_none());
         let next = Sequence(recorded.next_sequence.0.max(1));
-        let mut log = Log::new(Sequence(next.0 - 1), next);
-        log.watermark = log.placed;
-        log.durable.watermark = log.placed;
+        // It ends at 0, as its head in the superblock says: a header that called more than that
+        // durable would make a torn first record look like a rotten one.
+        let mut log = Log::new(Sequence(0), next);
         log.backing_as_of = recorded.backing_as_of;
-        (log.written, log.flushing) = (log.durable, log.durable);
         let found = RecoveredVolume {
             log,
             extents: ExtentMap::with_lost_room(self.config.extent_count_max as usize),

@@ -69,6 +69,8 @@ pub struct Device {
     discard: Discard,
     /// Blocks that cannot be read until they are written.
     unreadable: NumberMap<()>,
+    /// A block that cannot be read for a while, and was not flushed.
+    shy: Option<u64>,
     /// It fails whatever it is asked to do.
     pub failed: bool,
     /// It takes so many times as long.
@@ -87,6 +89,7 @@ impl Device {
             number: 0,
             discard,
             unreadable: NumberMap::default(),
+            shy: None,
             failed: false,
             slow: 1,
         }
@@ -115,12 +118,23 @@ impl Device {
 
     /// Whether a block cannot be read.
     pub fn is_unreadable(&self, block: u64) -> bool {
-        self.unreadable.contains_key(&block)
+        self.unreadable.contains_key(&block) || self.shy == Some(block)
     }
 
     /// From now on a block cannot be read, until it is written.
     pub fn make_unreadable(&mut self, block: u64) {
         self.unreadable.insert(block, ());
+    }
+
+    /// Blocks that were written and not flushed, from `first` on.
+    pub fn unflushed_blocks(&self, first: u64) -> Vec<u64> {
+        let pieces = self.unflushed.iter().flat_map(|write| &write.pieces);
+        pieces.map(|piece| piece.0).filter(|block| *block >= first).collect()
+    }
+
+    /// A block cannot be read, or can again, if there was such a one.
+    pub fn make_shy(&mut self, block: Option<u64>) {
+        self.shy = block;
     }
 
     /// Changes what the medium holds behind everybody's back.

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 /// What a run of many seeds must have come past.
-pub const EXPECTED: [&str; 50] = [
+pub const EXPECTED: [&str; 52] = [
+    "power cut twice",
+    "block comes back after opening",
     "backing device failed for good",
     "checkpoint at a moment of chance",
     "clean cache failed",
@@ -77,6 +79,19 @@ impl Marks {
     /// How often.
     pub fn count(&self, name: &str) -> u64 {
         self.counts.get(name).copied().unwrap_or(0)
+    }
+
+    /// Times the machine stopped other than cleanly.
+    pub fn crashes(&self) -> u64 {
+        [
+            "killed between calls",
+            "killed within a call",
+            "power cut",
+            "restarted after a cache fault",
+        ]
+        .iter()
+        .map(|name| self.count(name))
+        .sum()
     }
 
     /// The names that must be there and are not.

@@ -85,6 +85,8 @@ impl World {
             let mut attempt = Attempt { held: held.clone(), fuse, flushed: false, writer };
             match self.open_attempt(&mut attempt)? {
                 Ok(recovered) => {
+                    self.cache.make_shy(None);
+                    self.check_damage(&recovered)?;
                     if let Some(stop) = stop {
                         self.models_stopped(stop, power_failed);
                     }
@@ -131,6 +133,16 @@ impl World {
         let mut bytes = *self.cache.read(address / BLOCK_BYTES).bytes();
         bytes[self.random.below(4096) as usize] ^= 1 << self.random.below(8);
         self.cache.rot(address / BLOCK_BYTES, Block::new(bytes));
+    }
+
+    /// Where nothing rotted and no write failed, nothing is damaged.
+    fn check_damage(&self, recovered: &Recovered) -> Result<(), Failure> {
+        let whole = self.setup.rot == 0 && self.setup.cache_fault == 0;
+        let cut = |damage: &Damage| matches!(damage, Damage::Cut { .. });
+        if whole && !recovered.damage.iter().all(cut) {
+            return Err(Failure(format!("damaged, and nothing rotted: {:?}", recovered.damage)));
+        }
+        Ok(())
     }
 
     fn start(&mut self, recovered: Recovered) {

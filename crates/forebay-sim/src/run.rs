@@ -15,6 +15,9 @@ use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 /// Simulated nanoseconds that any wait may take while the devices work.
 const WAIT_MAX: u64 = 600_000_000_000;
 
+/// Crashes of every run, at least.
+pub const CRASHES_MIN: u64 = 3;
+
 /// What a run that passed tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
@@ -22,6 +25,8 @@ pub struct Report {
     pub marks: Marks,
     /// A hash of everything that happened.
     pub trace: u64,
+    /// Segments of its cache.
+    pub segments: u32,
 }
 
 /// Runs a seed.
@@ -39,8 +44,9 @@ pub fn run_and(seed: u64, mutants: Mutants, tell: bool) -> Result<Report, Failur
     world.open(None)?;
     guest(&mut world)?;
     drain(&mut world)?;
-    count(&mut world);
-    Ok(Report { marks: world.marks, trace: world.trace })
+    world.count();
+    let segments = world.superblock.segment_count;
+    Ok(Report { marks: world.marks, trace: world.trace, segments })
 }
 
 fn guest(world: &mut World) -> Outcome {
@@ -49,7 +55,7 @@ fn guest(world: &mut World) -> Outcome {
     while done < world.setup.operations {
         if stops.peek().is_some_and(|at| *at <= done) {
             stops.next();
-            stop_and_open(world)?;
+            stop_and_open(world, stops.len() as u64)?;
             continue;
         }
         if world.cache_failed && world.random.one_in(50) {
@@ -172,10 +178,12 @@ fn operation(world: &mut World) -> Result<bool, Failure> {
     }
     let islands = world.volumes[index].islands.clone();
     let island = *world.random.pick(&islands);
-    let blocks = if world.random.below(100) < hot { island.blocks.min(8) } else { island.blocks };
+    let is_hot = world.random.below(100) < hot;
+    let blocks = if is_hot { island.blocks.min(8) } else { island.blocks };
     let first = island.start + world.random.below(blocks);
     let most = if world.random.one_in(200) { 256 } else { size };
-    let count = world.random.between(1, most).min(island.start + island.blocks - first);
+    let end = if is_hot && most <= size { blocks } else { island.blocks };
+    let count = world.random.between(1, most).min(island.start + end - first);
     let mut offset = first * BLOCK_BYTES;
     let mut end = (first + count) * BLOCK_BYTES;
     if world.random.one_in(unaligned) {
@@ -202,13 +210,15 @@ fn restart_failed(world: &mut World) -> Outcome {
 }
 
 /// The machine stops, one way or another, and is started again.
-fn stop_and_open(world: &mut World) -> Outcome {
+fn stop_and_open(world: &mut World, left: u64) -> Outcome {
     if world.cache_failed {
         return restart_failed(world);
     }
     world.rot_before_stop();
     let placed = world.setup.config.acknowledge == Acknowledge::Placed;
-    match world.random.below(7) {
+    // Three crashes at least: then there may be clean stops.
+    let crash = world.marks.crashes() + left < CRASHES_MIN;
+    match world.random.between(crash.into(), 6) {
         0 => {
             revive(world);
             settle(world)?;
@@ -242,9 +252,15 @@ fn stop_and_open(world: &mut World) -> Outcome {
         }
         _ => {
             world.marks.hit("power cut");
-            count(world);
             world.stop(Stop::Power);
             world.open(Some(Stop::Power))?;
+            if world.random.one_in(2) {
+                // Once more, before anything is written: what was void stays void.
+                world.marks.hit("power cut twice");
+                read_all(world)?;
+                world.stop(Stop::Power);
+                world.open(Some(Stop::Power))?;
+            }
         }
     }
     if world.random.one_in(4) {
@@ -298,6 +314,7 @@ fn clean_stop_whole(world: &mut World) -> Outcome {
             return Err(Failure(format!("a stop does not end: {}", stuck(world).0)));
         }
     }
+    world.count();
     let engine = world.engine.take().expect("there is a process");
     let mut superblock = world.superblock.clone();
     engine.note_heads(&mut superblock);
@@ -318,27 +335,6 @@ fn clean_stop_whole(world: &mut World) -> Outcome {
     world.superblock = superblock;
     world.models_stopped(Stop::Process, false);
     Ok(())
-}
-
-/// What the engine counted becomes marks.
-fn count(world: &mut World) {
-    let engine = world.engine.as_ref().expect("there is a process");
-    for index in 0..world.volumes.len() {
-        let Some(status) = engine.status(VolumeIndex(index as u8)) else { continue };
-        let stats = status.stats;
-        let counts = [
-            ("around the log", stats.bypassed_writes),
-            ("block lost", stats.lost_blocks),
-            ("block repaired", stats.repaired_blocks),
-            ("second chance", stats.second_chances),
-            ("segment reclaimed", stats.reclaimed_segments),
-            ("write-back waiting", stats.backing_faults),
-            ("zero block", stats.zeroed_blocks),
-        ];
-        for (name, times) in counts {
-            world.marks.add(name, times);
-        }
-    }
 }
 
 /// At the end everything is drained: the backing device alone is the disk then (P3).

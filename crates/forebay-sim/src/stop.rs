@@ -7,6 +7,7 @@ use crate::model::Stop;
 use crate::world::World;
 use forebay_core::effect::Effect;
 use forebay_core::format::superblock::Mode;
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 
 impl World {
     /// The machine stops here and now; what is in flight may have happened.
@@ -18,6 +19,7 @@ impl World {
     pub fn stop_by(&mut self, stop: Stop, fate: &mut Fate) {
         self.tell(|| format!("stop {stop:?}"));
         self.take_placed();
+        self.count();
         let mut orders: Vec<u64> = self.flights.keys().copied().collect();
         orders.sort_unstable();
         let mut cache = Vec::new();
@@ -58,10 +60,42 @@ impl World {
                 }
             }
             Stop::Power => {
+                let first = self.superblock.first_segment / BLOCK_BYTES;
+                let unsure = self.cache.unflushed_blocks(first);
                 self.cache.power_cut(cache, fate, &mut self.random);
+                if !self.setup.steady && !unsure.is_empty() && self.random.one_in(3) {
+                    // It may be there, but it does not show before the next opening is over.
+                    self.marks.hit("block comes back after opening");
+                    let block = *self.random.pick(&unsure);
+                    self.tell(|| format!("segment block {} shows later", block - first));
+                    self.cache.make_shy(Some(block));
+                }
                 for (volume, writes) in self.volumes.iter_mut().zip(backing) {
                     volume.device.power_cut(writes, fate, &mut self.random);
                 }
+            }
+        }
+    }
+
+    /// What the engine counted becomes marks.
+    pub(crate) fn count(&mut self) {
+        let Some(engine) = &self.engine else { return };
+        for index in 0..self.volumes.len() {
+            let Some(status) = engine.status(VolumeIndex(index as u8)) else { continue };
+            let stats = status.stats;
+            let counts = [
+                ("around the log", stats.bypassed_writes),
+                ("block lost", stats.lost_blocks),
+                ("block placed", stats.written_blocks),
+                ("block repaired", stats.repaired_blocks),
+                ("block written back", stats.backing_blocks_written),
+                ("second chance", stats.second_chances),
+                ("segment reclaimed", stats.reclaimed_segments),
+                ("write-back waiting", stats.backing_faults),
+                ("zero block", stats.zeroed_blocks),
+            ];
+            for (name, times) in counts {
+                self.marks.add(name, times);
             }
         }
     }
