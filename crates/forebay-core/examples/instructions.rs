@@ -122,7 +122,7 @@ impl Bench {
                 Effect::WriteCache { token, .. }
                 | Effect::ReadCache { token, .. }
                 | Effect::WriteArea { token, .. }
-                | Effect::NameCheckpoint { token, .. }
+                | Effect::WriteSuperblock { token, .. }
                 | Effect::FlushCache { token, .. }
                 | Effect::ReadBacking { token, .. }
                 | Effect::WriteBacking { token, .. }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the engine wants done. The runtime does it, and reports each [`Token`] back exactly once.
 
+use crate::format::superblock::Superblock;
 use crate::payload::Place;
 use crate::request::RequestError;
-use crate::units::{BufferId, Lba, SegmentId, VolumeIndex};
+use crate::units::{BufferId, Lba, Ordinal, SegmentId, Sequence, VolumeIndex};
 
 /// Names one effect under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -12,6 +13,44 @@ pub struct Token(pub u32);
 /// A device failed to do an effect. The engine decides what follows (`docs/faults.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault;
+
+/// What is new in a superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SuperblockChange {
+    /// A newer checkpoint.
+    Checkpoint {
+        /// Its number.
+        sequence: u64,
+    },
+    /// How far a log has come, where it has no segment for a record that says so.
+    Marks {
+        /// Whose.
+        volume: VolumeIndex,
+        /// Everything up to it is on the backing device.
+        watermark: Sequence,
+        /// Lowest ordinal still alive.
+        tail: Ordinal,
+        /// Wall clock of the newest data on the backing device.
+        backing_as_of: u64,
+    },
+}
+
+impl SuperblockChange {
+    /// Makes the change in memory.
+    pub fn apply(&self, superblock: &mut Superblock) {
+        superblock.sequence += 1;
+        match *self {
+            SuperblockChange::Checkpoint { sequence } => superblock.checkpoint_sequence = sequence,
+            SuperblockChange::Marks { volume, watermark, tail, backing_as_of } => {
+                if let Some(Some(recorded)) = superblock.volumes.get_mut(usize::from(volume.0)) {
+                    recorded.watermark = watermark;
+                    recorded.tail = tail;
+                    recorded.backing_as_of = backing_as_of;
+                }
+            }
+        }
+    }
+}
 
 /// One thing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,12 +93,12 @@ pub enum Effect {
         /// Where they come from, consecutively.
         from: Place,
     },
-    /// Write the superblock (both copies, each flushed) with this checkpoint's sequence.
-    NameCheckpoint {
+    /// Change the superblock, and write it: both copies, each flushed. One at a time.
+    WriteSuperblock {
         /// Report with this.
         token: Token,
-        /// The checkpoint.
-        sequence: u64,
+        /// What is new in it.
+        change: SuperblockChange,
     },
     /// Everything whose write was reported before becomes durable on the cache device.
     FlushCache {

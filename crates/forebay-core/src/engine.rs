@@ -124,6 +124,7 @@ pub(crate) enum Pending {
     CheckpointPages,
     CheckpointFlush,
     CheckpointName,
+    Marks(crate::log::durable::Marks),
 }
 
 /// State of the cache device.
@@ -156,6 +157,8 @@ pub struct Engine {
     pub(crate) tokens: Slab<Pending>,
     pub(crate) effects: VecDeque<Effect>,
     pub(crate) flush_running: bool,
+    /// The superblock is being written.
+    pub(crate) superblock_busy: bool,
     pub(crate) health: CacheHealth,
     /// No batch begins any more.
     pub(crate) stopping: bool,
@@ -209,6 +212,7 @@ impl Engine {
             tokens: Slab::new(TOKEN_COUNT_MAX),
             effects: VecDeque::with_capacity(2 * TOKEN_COUNT_MAX),
             flush_running: false,
+            superblock_busy: false,
             health: CacheHealth::Healthy,
             stopping: false,
             lanes: (0..LANE_COUNT).map(|index| Lane::new(index, &config)).collect(),
@@ -359,6 +363,7 @@ impl Engine {
             Pending::CheckpointPages => self.checkpoint_written(result),
             Pending::CheckpointFlush => self.checkpoint_flushed(result),
             Pending::CheckpointName => self.checkpoint_named(result),
+            Pending::Marks(marks) => self.marks_noted(marks, result),
             Pending::Chance(chance) => self.chance_complete(chance, result, payload),
         }
     }

@@ -38,6 +38,7 @@ pub enum Mutant {
     ZeroBlockDropped,
     LostForgotten,
     LostUnnamed,
+    MarksBeforeDurable,
     FlushFailureForgotten,
     BatchOutlivesFailedFlush,
     CheckpointNotDurable,

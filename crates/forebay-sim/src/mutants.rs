@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 38] = [
+pub const ALL: [Mutant; 39] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -40,6 +40,7 @@ pub const ALL: [Mutant; 38] = [
     Mutant::ZeroBlockDropped,
     Mutant::LostForgotten,
     Mutant::LostUnnamed,
+    Mutant::MarksBeforeDurable,
     Mutant::FlushFailureForgotten,
     Mutant::BatchOutlivesFailedFlush,
     Mutant::CheckpointNotDurable,

@@ -29,12 +29,12 @@ impl World {
             let pieces = flight.pieces.clone().or_else(|| self.pieces(&flight.effect));
             match flight.effect {
                 Effect::WriteCache { .. } | Effect::WriteArea { .. } => cache.extend(pieces),
-                Effect::NameCheckpoint { sequence, .. } => {
+                Effect::WriteSuperblock { change, .. } => {
                     let steps = match fate {
                         Fate::Chance => self.random.below(5),
                         Fate::Chosen(choices) => choices.below(5),
                     };
-                    self.name_checkpoint(sequence, steps);
+                    self.change_superblock(change, steps);
                 }
                 Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
                     backing[usize::from(volume.0)].extend(pieces);

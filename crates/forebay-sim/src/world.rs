@@ -15,7 +15,7 @@ use crate::model::Model;
 use crate::random::{Random, mix};
 use crate::setup::Setup;
 use crate::volume::Volume;
-use forebay_core::effect::{Effect, Fault, Token};
+use forebay_core::effect::{Effect, Fault, SuperblockChange, Token};
 use forebay_core::engine::{Engine, window_frames};
 use forebay_core::format::superblock::{Mode, Superblock};
 use forebay_core::payload::Place;
@@ -291,7 +291,7 @@ impl World {
             Effect::WriteCache { token, .. } | Effect::WriteArea { token, .. } => {
                 (token, self.random.between(20, 400) * micro)
             }
-            Effect::NameCheckpoint { token, .. } => (token, self.random.between(200, 900) * micro),
+            Effect::WriteSuperblock { token, .. } => (token, self.random.between(200, 900) * micro),
             Effect::ReadCache { token, .. } => (token, self.random.between(30, 300) * micro),
             Effect::FlushCache { token } => (token, self.random.between(50, 1_000) * micro),
             Effect::ReadBacking { token, .. }
@@ -463,7 +463,7 @@ impl World {
             self.rot();
         }
         match effect {
-            Effect::NameCheckpoint { sequence, .. } => self.name_checkpoint(sequence, 4),
+            Effect::WriteSuperblock { change, .. } => self.change_superblock(change, 4),
             Effect::WriteCache { .. } | Effect::WriteArea { .. } => {
                 let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
                 let mut pieces = pieces.expect("a write has bytes");
@@ -548,21 +548,24 @@ impl World {
 
     /// Writes both copies of the superblock, each flushed.
     pub(crate) fn write_superblock(&mut self) {
+        self.superblock.sequence += 1;
         self.write_superblock_in_part(4);
     }
 
-    /// Writes the superblock with a checkpoint's name: one copy, a flush, the other, a flush; only
+    /// Writes the superblock with something new in it: one copy, a flush, the other, a flush; only
     /// the first `steps` of these.
-    pub(crate) fn name_checkpoint(&mut self, sequence: u64, steps: u64) {
-        self.superblock.checkpoint_sequence = sequence;
+    pub(crate) fn change_superblock(&mut self, change: SuperblockChange, steps: u64) {
+        change.apply(&mut self.superblock);
         self.write_superblock_in_part(steps);
         if steps == 4 {
-            self.marks.hit("checkpoint named");
+            self.marks.hit(match change {
+                SuperblockChange::Checkpoint { .. } => "checkpoint named",
+                SuperblockChange::Marks { .. } => "marks in the superblock",
+            });
         }
     }
 
     fn write_superblock_in_part(&mut self, steps: u64) {
-        self.superblock.sequence += 1;
         let copies = Superblock::addresses(self.superblock.size_bytes);
         for (copy, address) in copies.into_iter().enumerate() {
             if steps > 2 * copy as u64 {

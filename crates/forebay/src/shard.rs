@@ -14,7 +14,7 @@ use crate::io::{
 use crate::latency::{Latency, LatencySummary};
 use crate::memory::{self, Memory, RequestMemory, SharedIdentity};
 use crate::reader::Reader;
-use forebay_core::effect::{Effect, Fault, Token};
+use forebay_core::effect::{Effect, Fault, SuperblockChange, Token};
 use forebay_core::engine::{Acknowledge, Config, Engine, window_frames};
 use forebay_core::format::superblock::{Head, Mode, SUPERBLOCK_SIZE, Superblock, Volume};
 use forebay_core::limits::{REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
@@ -504,10 +504,9 @@ impl Shard {
         self.done = done;
     }
 
-    /// Writes the superblock with a new checkpoint's name: one copy, a flush, the other, a flush.
-    fn name_checkpoint(&mut self, token: Token, sequence: u64, now: Instant) {
-        self.superblock.checkpoint_sequence = sequence;
-        self.superblock.sequence += 1;
+    /// Writes the superblock with something new in it: one copy, a flush, the other, a flush.
+    fn change_superblock(&mut self, token: Token, change: SuperblockChange, now: Instant) {
+        change.apply(&mut self.superblock);
         self.superblock.written_at = wall_now();
         let addresses = Superblock::addresses(self.superblock.size_bytes);
         for (copy, address) in addresses.into_iter().enumerate() {
@@ -577,9 +576,7 @@ impl Shard {
                 let span = self.memory.span(from, blocks);
                 self.ask_cache(Operation::Write { span, offset: address }, token, now);
             }
-            Effect::NameCheckpoint { token, sequence } => {
-                self.name_checkpoint(token, sequence, now)
-            }
+            Effect::WriteSuperblock { token, change } => self.change_superblock(token, change, now),
             Effect::FlushCache { token } => self.ask_cache(Operation::Flush, token, now),
             Effect::ReadBacking { token, volume, lba, blocks, to } => {
                 let span = self.memory.span(to, blocks);

@@ -19,7 +19,7 @@
 //!
 //! Reading it back: [`super::image`].
 
-use crate::effect::{Effect, Fault};
+use crate::effect::{Effect, Fault, SuperblockChange};
 use crate::engine::{CacheHealth, Engine, Pending};
 use crate::format::checkpoint::{
     self, Head, Layout, PAGE_BYTES, PAGE_HEAD, PAGE_SEGMENTS, PAGE_SLOTS, SEGMENT_BYTES,
@@ -56,8 +56,10 @@ pub(crate) enum Stage {
     Flushing {
         in_flight: bool,
     },
-    /// The superblock is being written.
-    Naming,
+    /// The superblock is being written, or something else is noted in it first.
+    Naming {
+        in_flight: bool,
+    },
 }
 
 /// The checkpoint that is being written, and what is known of the last one.
@@ -139,7 +141,8 @@ impl Engine {
             }
             Stage::Pages { next, in_flight: false } => self.checkpoint_pages(next, payload),
             Stage::Flushing { in_flight: false } => self.checkpoint_flush(),
-            Stage::Pages { .. } | Stage::Flushing { .. } | Stage::Naming => {}
+            Stage::Naming { in_flight: false } => self.checkpoint_name(),
+            Stage::Pages { .. } | Stage::Flushing { .. } | Stage::Naming { .. } => {}
         }
     }
 
@@ -356,13 +359,23 @@ impl Engine {
         if result.is_err() {
             return self.fail_cache();
         }
-        self.checkpoint.stage = Stage::Naming;
+        self.checkpoint.stage = Stage::Naming { in_flight: false };
+        self.checkpoint_name();
+    }
+
+    fn checkpoint_name(&mut self) {
+        if self.superblock_busy {
+            return;
+        }
+        self.superblock_busy = true;
+        self.checkpoint.stage = Stage::Naming { in_flight: true };
         let token = self.token(Pending::CheckpointName);
-        let sequence = self.checkpoint.sequence;
-        self.effects.push_back(Effect::NameCheckpoint { token, sequence });
+        let change = SuperblockChange::Checkpoint { sequence: self.checkpoint.sequence };
+        self.effects.push_back(Effect::WriteSuperblock { token, change });
     }
 
     pub(crate) fn checkpoint_named(&mut self, result: Result<(), Fault>) {
+        self.superblock_busy = false;
         if result.is_err() {
             return self.fail_cache();
         }

@@ -8,15 +8,26 @@
 //! - **D1** A flush covers only records whose writes were complete when it was issued.
 //! - **D2** Who waits for a sequence is answered only after a flush that covers it.
 //! - **D3** A failed write or flush is never tried again: the log is closed for appends.
+//! - **D4** Marks that lie in the superblock rest on nothing that is not durable: entries that name
+//!   again what a segment held before the tail passes it, for one.
 
-use crate::effect::{Effect, Fault, Token};
+use crate::effect::{Effect, Fault, SuperblockChange, Token};
 use crate::engine::{Acknowledge, CacheHealth, Engine, Pending};
 use crate::log::segment::State;
 use crate::mutant::Mutant;
 use crate::payload::Payload;
 use crate::request::{Op, RequestError};
-use crate::units::{SegmentId, Tick, VolumeIndex};
+use crate::units::{Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
+
+/// Marks on their way into the superblock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Marks {
+    volume: VolumeIndex,
+    attach_generation: u32,
+    watermark: Sequence,
+    tail: Ordinal,
+}
 
 impl Engine {
     /// Closes the open record if someone waits for it or its time has come.
@@ -53,7 +64,53 @@ impl Engine {
     fn write_note(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         if self.volume(volume).log.open.is_some() || self.room(volume, 0, false, payload) {
             self.close_record(volume, payload);
+        } else if self.segments.free_count() == 0 {
+            self.note_in_superblock(volume);
         }
+    }
+
+    /// The pool is empty, and only what a note would say can give segments back: the superblock
+    /// takes it.
+    fn note_in_superblock(&mut self, volume: VolumeIndex) {
+        let loose = self.config.mutants.is(Mutant::MarksBeforeDurable);
+        let log = &mut self.volume(volume).log;
+        if log.durable.through < log.closed && !loose {
+            log.wanted = log.closed; // D4
+            return;
+        }
+        let news = log.watermark > log.durable.watermark || log.tail > log.durable.tail;
+        if self.superblock_busy || !news {
+            return;
+        }
+        let state = self.volume(volume);
+        let log = &mut state.log;
+        log.note_wanted = false;
+        let (watermark, tail, backing_as_of) = (log.watermark, log.tail, log.backing_as_of);
+        let attach_generation = state.attach_generation;
+        self.superblock_busy = true;
+        let token =
+            self.token(Pending::Marks(Marks { volume, attach_generation, watermark, tail }));
+        let change = SuperblockChange::Marks { volume, watermark, tail, backing_as_of };
+        self.effects.push_back(Effect::WriteSuperblock { token, change });
+    }
+
+    pub(crate) fn marks_noted(&mut self, noted: Marks, result: Result<(), Fault>) {
+        self.superblock_busy = false;
+        if result.is_err() {
+            return self.fail_cache();
+        }
+        // The volume may have been forgotten meanwhile.
+        let Marks { volume, attach_generation, watermark, tail } = noted;
+        let Some(state) = self.volumes[usize::from(volume.0)].as_deref_mut() else { return };
+        if state.attach_generation != attach_generation {
+            return;
+        }
+        let log = &mut state.log;
+        for marks in [&mut log.written, &mut log.flushing, &mut log.durable] {
+            marks.watermark = marks.watermark.max(watermark);
+            marks.tail = marks.tail.max(tail);
+        }
+        self.free_retired(volume);
     }
 
     pub(crate) fn record_written(

@@ -355,17 +355,17 @@ impl Engine {
     fn goes_around(&mut self, volume: VolumeIndex, at: u32) -> bool {
         let active = *self.active(at);
         let write = matches!(active.request.op, Op::Write { .. });
-        let edges = self.edges(at);
         let state = self.volume(volume);
         // A crash must not find anything older dirty: the watermark is durable too.
         let clean = !state.log.is_dirty() && state.log.durable.watermark >= state.log.dirtied;
-        // What is lost of a block may not come back as what the backing device held before.
-        let last = active.first + (active.blocks - 1);
-        let lost = |lba| state.extents.get(lba).is_some_and(|extent| extent.kind == Kind::Lost);
+        // What is lost may not come back as what the backing device held before: not of the other
+        // sectors of a block, and not if this write fails or a crash comes before it.
+        let over = state.extents.overlapping(active.first, active.first + active.blocks);
+        let lost = over.into_iter().any(|extent| extent.kind == Kind::Lost);
         write
             && state.mode == Mode::WriteAround
             && clean
             && state.locks.len() < LOCK_COUNT_MAX
-            && !(edges.first && lost(active.first) || edges.last && lost(last))
+            && !lost
     }
 }

@@ -239,10 +239,9 @@ impl Filler {
                     }
                     token
                 }
-                Effect::NameCheckpoint { token, sequence } => {
+                Effect::WriteSuperblock { token, change } => {
                     if self.real {
-                        self.superblock.checkpoint_sequence = sequence;
-                        self.superblock.sequence += 1;
+                        change.apply(&mut self.superblock);
                         cache::write_superblock(&self.device, &self.superblock).unwrap();
                     } else {
                         self.pages = 0;
