@@ -64,6 +64,9 @@ pub struct Config {
     pub extent_count_max: u32,
     /// Wait after a fault of a backing device before its batch is tried again, in nanoseconds.
     pub retry_after: u64,
+    /// With so few free segments, or fewer, a log's marks go into the superblock instead of a new
+    /// segment.
+    pub free_segments_kept: u32,
     /// Deliberate faults.
     pub mutants: Mutants,
 }
@@ -83,6 +86,7 @@ impl Default for Config {
             dirty_percent: 25,
             extent_count_max: 16 << 10,
             retry_after: 1_000_000_000,
+            free_segments_kept: 0,
             mutants: Mutants::default(),
         }
     }

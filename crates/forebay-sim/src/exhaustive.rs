@@ -267,6 +267,7 @@ fn setup(scope: Scope) -> Setup {
         dirty_percent: 100,
         extent_count_max: 24,
         retry_after: AGE,
+        free_segments_kept: 0,
         mutants: scope.mutants,
     };
     Setup {

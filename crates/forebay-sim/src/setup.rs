@@ -145,6 +145,7 @@ impl Setup {
             dirty_percent: random.between(10, 80) as u8,
             extent_count_max: *random.pick(&[24, 48, 256, 1024]),
             retry_after: random.between(1, 10) * MILLI,
+            free_segments_kept: *random.pick(&[0, 0, 4, 1_000]),
             mutants,
         };
         let operations = 5_000;

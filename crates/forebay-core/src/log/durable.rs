@@ -62,9 +62,12 @@ impl Engine {
 
     /// Writes a record of nothing but marks, and wants it durable.
     fn write_note(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
-        if self.volume(volume).log.open.is_some() || self.room(volume, 0, false, payload) {
+        let few = self.segments.free_count() <= self.config.free_segments_kept;
+        let log = &self.volume(volume).log;
+        let (open, head) = (log.open.is_some(), log.head.is_some());
+        if open || (head || !few) && self.room(volume, 0, false, payload) {
             self.close_record(volume, payload);
-        } else if self.segments.free_count() == 0 {
+        } else if few {
             self.note_in_superblock(volume);
         }
     }

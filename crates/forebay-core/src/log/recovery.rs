@@ -295,7 +295,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         let mut steps = Vec::new();
         if volume.head != Head::NONE && ordinal >= tail && ordinal.0 > 0 {
             // Older segments that should be there cannot be found.
-            steps.push(Step::Hole { id: SegmentId(u32::MAX), block: 0 });
+            steps.push(Step::Hole { ordinal, id: SegmentId(u32::MAX), block: 0 });
         }
         let wanted = |(id, ordinal, used)| Wanted { id, ordinal, used, generation: None };
         let wanted: Vec<Wanted> = ids.into_iter().rev().map(wanted).collect();
@@ -307,8 +307,11 @@ impl<R: CacheReader> Recovery<'_, R> {
             Step::Record { header, .. } => {
                 header.ordinal >= tail && header.sequence > start.link.sequence
             }
-            Step::Hole { id, block } => {
-                *id != start.link.segment || *block > start.link.block || start == Head::NONE
+            // By its place in the log, not by its segment alone, which may have been used again.
+            Step::Hole { ordinal, block, .. } => {
+                *ordinal > start.ordinal
+                    || *ordinal == start.ordinal && *block > start.link.block
+                    || start == Head::NONE
             }
         });
         steps

@@ -55,7 +55,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             let mut heads = bytes.as_chunks::<BLOCK_SIZE>().0.iter();
             for step in steps {
                 let mut place = match step {
-                    Step::Hole { id, block } | Step::Record { id, block, .. } => (*id, *block),
+                    Step::Hole { id, block, .. } | Step::Record { id, block, .. } => (*id, *block),
                 };
                 if let Step::Record { id, block, header, checksum } = step {
                     let head = heads.next().expect("each record was read");

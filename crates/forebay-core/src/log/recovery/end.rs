@@ -84,7 +84,7 @@ impl<R: CacheReader> Recovery<'_, R> {
                     }
                     ahead.pop_front().map(|ahead| ahead.1).unwrap_or_default()
                 }
-                None => alloc::vec![Step::Hole { id: SegmentId(u32::MAX), block: 0 }],
+                None => alloc::vec![Step::Hole { ordinal, id: SegmentId(u32::MAX), block: 0 }],
             };
             named = steps.iter().find_map(|step| match step {
                 Step::Record { header, .. } => self.names(header),
@@ -185,7 +185,8 @@ impl<R: CacheReader> Recovery<'_, R> {
                 let later = header.previous.sequence > last.sequence;
                 cut = !rot || !later || torn_end;
                 if !held {
-                    behind.steps.push(Step::Hole { id: *id, block: *block });
+                    let ordinal = header.ordinal;
+                    behind.steps.push(Step::Hole { ordinal, id: *id, block: *block });
                 }
             }
             cut |= header.last_sequence() > durable

@@ -33,7 +33,7 @@ pub(super) struct First {
 #[derive(Clone, Copy)]
 pub(super) enum Step {
     Record { id: SegmentId, block: u16, header: Header, checksum: u32 },
-    Hole { id: SegmentId, block: u16 },
+    Hole { ordinal: Ordinal, id: SegmentId, block: u16 },
 }
 
 /// A segment whose records are wanted.
@@ -211,7 +211,7 @@ impl<R: CacheReader> Recovery<'_, R> {
 
     /// Looks at every block from here on.
     fn search(&mut self, index: VolumeIndex, progress: &mut Progress) {
-        let id = progress.wanted.id;
+        let Wanted { id, ordinal, .. } = progress.wanted;
         self.load(id);
         let mut hole = None;
         while progress.block < progress.end {
@@ -220,7 +220,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             match self.decode(&self.bytes[at..at + BLOCK_SIZE], address) {
                 Ok((header, checksum)) if self.fits(index, progress, &header) => {
                     if let Some(block) = hole.take() {
-                        progress.steps.push(Step::Hole { id, block });
+                        progress.steps.push(Step::Hole { ordinal, id, block });
                     }
                     self.take(progress, header, checksum);
                 }
@@ -232,7 +232,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
         // Where nobody says how far the log goes in it, nothing is missing at its end.
         if let Some(block) = hole.filter(|_| progress.wanted.used.is_some()) {
-            progress.steps.push(Step::Hole { id, block });
+            progress.steps.push(Step::Hole { ordinal, id, block });
         }
     }
 
