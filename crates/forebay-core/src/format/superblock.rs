@@ -515,7 +515,7 @@ impl Superblock {
     }
 
     /// A head is none at all, or lies within the cache.
-    fn check_head(&self, head: &Head) -> Result<(), FormatError> {
+    pub(crate) fn check_head(&self, head: &Head) -> Result<(), FormatError> {
         let value = |field, found: u64| Err(FormatError::Value { field, found });
         let link = &head.link;
         if link.sequence.0 == 0 {

@@ -10,7 +10,7 @@ use crate::format::checkpoint::{
 use crate::format::entry::Kind;
 use crate::format::record::Link;
 use crate::format::superblock::{self, Superblock};
-use crate::limits::VOLUME_COUNT_MAX;
+use crate::limits::{ORDINAL_MAX, SEQUENCE_MAX, VOLUME_BLOCKS_MAX, VOLUME_COUNT_MAX};
 use crate::log::recovery::CacheReader;
 use crate::map::extent::{Extent, Position};
 use crate::map::index::Index;
@@ -36,6 +36,17 @@ pub(crate) struct Row {
     pub(crate) last_sequence: Sequence,
 }
 
+impl Row {
+    /// Whether all of it can be: a right checksum says that it is what was written, no more.
+    fn is_sound(&self, superblock: &Superblock) -> bool {
+        self.used <= superblock.segment_blocks()
+            && self.sequence < SEQUENCE_MAX
+            && self.ordinal.0 < ORDINAL_MAX
+            && self.first_sequence <= self.last_sequence
+            && self.last_sequence.0 < SEQUENCE_MAX
+    }
+}
+
 /// A volume as the checkpoint captured it.
 #[derive(Debug)]
 pub(crate) struct ImageVolume {
@@ -51,6 +62,29 @@ pub(crate) struct ImageVolume {
     pub(crate) dirtied: Sequence,
     pub(crate) extents: Vec<Extent>,
     pub(crate) pending: Vec<PendingExtent>,
+}
+
+impl ImageVolume {
+    fn is_sound(&self, superblock: &Superblock) -> bool {
+        let start = &self.start;
+        let sequences = [start.link.sequence, start.through, self.next_sequence, self.watermark];
+        let positions = self.pending.iter().map(|pending| pending.position);
+        let mut positions = self.extents.iter().map(|extent| extent.position).chain(positions);
+        sequences.iter().chain([&self.dirtied]).all(|it| it.0 < SEQUENCE_MAX)
+            && start.ordinal.0 < ORDINAL_MAX
+            && self.tail.0 < ORDINAL_MAX
+            && self.flush_epoch < SEQUENCE_MAX
+            && superblock.check_head(start).is_ok()
+            && self
+                .extents
+                .iter()
+                .all(|extent| extent.start < extent.end && extent.end.0 <= VOLUME_BLOCKS_MAX)
+            && positions.all(|position| position.ordinal().0 < ORDINAL_MAX)
+            && self.pending.iter().all(|pending| {
+                let end = pending.lba.0.saturating_add(pending.count.into());
+                pending.sequence.0 < SEQUENCE_MAX && end <= VOLUME_BLOCKS_MAX
+            })
+    }
 }
 
 /// A checkpoint.
@@ -100,7 +134,7 @@ pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> O
         let raws = bytes[PAGE_HEAD..].chunks_exact(SEGMENT_BYTES).take(PAGE_SEGMENTS);
         let ids = (first..superblock.segment_count).map(SegmentId);
         for row in ids.zip(raws).filter_map(|(id, raw)| row(id, raw)) {
-            if row.used > superblock.segment_blocks() {
+            if !row.is_sound(superblock) {
                 return None;
             }
             rows.push(row);
@@ -118,9 +152,7 @@ pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> O
     let mut volumes = Vec::new();
     for _ in 0..count {
         let volume = stream.volume()?;
-        let start = &volume.start;
-        let blocks = superblock.segment_blocks();
-        if *start != superblock::Head::NONE && (start.used > blocks || start.link.block >= blocks) {
+        if !volume.is_sound(superblock) {
             return None;
         }
         volumes.push(volume);

@@ -4,6 +4,7 @@
 //! Each takes its bytes twice: as they are, and with the checksum put right, so that what lies
 //! behind the checksum is reached, too. libFuzzer calls them from `fuzz/`, a test by seed.
 
+pub mod checkpoint;
 pub mod entry;
 pub mod record;
 pub mod recovery;

@@ -18,7 +18,9 @@ use std::collections::HashMap;
 const SEGMENTS: u32 = 16;
 const SEGMENT_BLOCKS: u64 = 16;
 
-struct Sparse(HashMap<u64, [u8; BLOCK_SIZE]>);
+/// A device of which only some blocks were written.
+#[derive(Default)]
+pub(super) struct Sparse(pub(super) HashMap<u64, [u8; BLOCK_SIZE]>);
 
 impl CacheReader for Sparse {
     fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
@@ -37,16 +39,8 @@ pub fn fuzz_recovery(input: &[u8]) {
         seed.wrapping_mul(0x100_0000_01B3).wrapping_add(u64::from(*byte) + 1)
     });
     let mut random = Random::new(seed);
-    let volume = || VolumeSetup {
-        slow: 1,
-        size_bytes: 1 << 30,
-        islands: Vec::new(),
-        mode: Mode::WriteBack,
-        discard: Discard::Zeros,
-    };
-    let mut superblock = format(SEGMENTS, 64 << 10, &[volume(), volume()], 5);
-    superblock.open_generation = 3;
-    let mut blocks = Sparse(HashMap::new());
+    let mut superblock = superblock_of_two();
+    let mut blocks = Sparse::default();
     let mut links = Vec::new();
     for _ in 0..random.between(1, 40) {
         let link = put_record(&mut random, &superblock, &mut blocks, &links);
@@ -76,8 +70,22 @@ pub fn fuzz_recovery(input: &[u8]) {
     assert_eq!(Superblock::decode(&mut next.encode(0), 0), Ok(next));
 }
 
+/// A small cache of two volumes.
+pub(super) fn superblock_of_two() -> Superblock {
+    let volume = || VolumeSetup {
+        slow: 1,
+        size_bytes: 1 << 30,
+        islands: Vec::new(),
+        mode: Mode::WriteBack,
+        discard: Discard::Zeros,
+    };
+    let mut superblock = format(SEGMENTS, 64 << 10, &[volume(), volume()], 5);
+    superblock.open_generation = 3;
+    superblock
+}
+
 /// A valid header somewhere; mostly one that fits to another.
-fn put_record(
+pub(super) fn put_record(
     random: &mut Random,
     superblock: &Superblock,
     blocks: &mut Sparse,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Every body, by seed: what libFuzzer would find quickly is found here in every test.
 
-use super::{entry, record, recovery, superblock};
+use super::{checkpoint, entry, record, recovery, superblock};
 use crate::random::Random;
 
 /// Bytes that are mostly zeros and small numbers, as the fields are.
@@ -57,4 +57,11 @@ fn logs_of_any_records() {
     for seed in 0..3_000_u64 {
         recovery::fuzz_recovery(&seed.to_le_bytes());
     }
+}
+
+#[test]
+fn checkpoints_of_any_pages() {
+    let used = (0..3_000_u64).filter(|seed| checkpoint::fuzz_checkpoint(&seed.to_le_bytes()));
+    let used = used.count();
+    assert!(used > 100, "{used} of 3,000 were used");
 }

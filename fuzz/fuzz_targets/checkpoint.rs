@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+#![no_main]
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    forebay_sim::fuzz::checkpoint::fuzz_checkpoint(bytes);
+});
