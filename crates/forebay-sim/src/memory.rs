@@ -5,6 +5,7 @@
 //! after it is done at all.
 
 use crate::block::{Block, NumberMap};
+use crate::checkers::dirty_is_never_evicted::Lives;
 use crate::random::{Random, mix};
 use forebay_core::format::entry::Kind;
 use forebay_core::payload::{Ingested, Payload, Place, Placed};
@@ -69,6 +70,8 @@ pub struct Memory {
     pub dead: bool,
     /// Entries that were placed, with their data.
     pub placed: Vec<(Placed, Option<Rc<Block>>)>,
+    /// What the segments of this opening got.
+    pub lives: Lives,
     random: Random,
 }
 
@@ -85,12 +88,14 @@ impl Memory {
             fuse: None,
             dead: false,
             placed: Vec::new(),
+            lives: Lives::default(),
             random,
         }
     }
 
     /// A new process over the same segment buffers (or none of them, after a power cut).
     pub fn restart(&mut self, frames: u32) {
+        self.lives = Lives::default();
         for buffer in &mut self.buffers {
             buffer.segment = None;
         }
@@ -302,12 +307,18 @@ impl Payload for Memory {
             let state = &mut self.buffers[usize::from(buffer.0)];
             assert!(state.segment.is_none(), "a buffer holds one segment");
             state.segment = Some(segment);
+            self.lives.begin(segment);
         }
     }
 
     fn placed(&mut self, entry: &Placed) {
         if !self.dead {
             let content = (entry.kind == Kind::Data).then(|| self.get(entry.at));
+            if let (Kind::Data, Place::Buffer { buffer, .. }) = (entry.kind, entry.at) {
+                let segment = self.buffers[usize::from(buffer.0)].segment;
+                let segment = segment.expect("what is placed lies in a segment");
+                self.lives.placed(segment, entry.volume, entry.sequence);
+            }
             self.placed.push((*entry, content));
         }
     }

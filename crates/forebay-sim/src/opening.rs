@@ -6,6 +6,7 @@
 //! next opening goes to one copy, flush, the other, flush; only then does an engine run.
 
 use crate::block::Block;
+use crate::checkers::{checkpoint_is_derived, recovery_is_repeatable};
 use crate::device::Piece;
 use crate::fate::Fate;
 use crate::model::Stop;
@@ -13,7 +14,6 @@ use crate::world::{Failure, World};
 use forebay_core::effect::Fault;
 use forebay_core::engine::{Acknowledge, Engine, window_frames};
 use forebay_core::format::checkpoint;
-use forebay_core::format::entry::Kind;
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use forebay_core::log::recovery::{CacheReader, Damage, Recovered, Writer, recover, redo, reopen};
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Tick, VolumeIndex};
@@ -212,20 +212,7 @@ impl World {
         let recovered = self.recover(&superblock, attempt.writer);
         let next = reopen(&superblock, &recovered, config.mutants);
         let again = self.recover(&next, Writer::MayHaveLostPower);
-        for (index, volume) in self.volumes.iter().enumerate() {
-            for cell in 0..volume.cells() {
-                let lba = forebay_core::units::Lba(volume.lba(cell));
-                let of = VolumeIndex(index as u8);
-                let (first, second) = (recovered.find(of, lba), again.find(of, lba));
-                if first != second {
-                    return Err(Failure(format!(
-                        "recovered twice, block {lba:?} of {of:?} is {first:?}, then {second:?}; damage \
-                         {:?}, then {:?}",
-                        recovered.damage, again.damage
-                    )));
-                }
-            }
-        }
+        recovery_is_repeatable::compare(&self.volumes, &recovered, &again).map_err(Failure)?;
         self.same_without_checkpoint(&superblock, &recovered, attempt.writer)?;
         for address in Superblock::addresses(next.size_bytes) {
             let bytes = next.encode(address);
@@ -255,32 +242,7 @@ impl World {
         let mut bare = superblock.clone();
         bare.checkpoint_sequence = 0;
         let whole = self.recover(&bare, writer);
-        for (index, volume) in self.volumes.iter().enumerate() {
-            for cell in 0..volume.cells() {
-                let lba = forebay_core::units::Lba(volume.lba(cell));
-                let of = VolumeIndex(index as u8);
-                if volume.model.was_damaged(cell) {
-                    // A clean block that rotted is forgotten in memory, and by the log never.
-                    continue;
-                }
-                let (first, second) = (recovered.newest(of, lba), whole.newest(of, lba));
-                let alike = |found: &Recovered| match found.find(of, lba).extent.map(|it| it.1) {
-                    Some(Kind::Zero | Kind::Discard) => 1,
-                    Some(Kind::Lost) => 2,
-                    _ => 0,
-                };
-                let extents_differ = first.is_none() && alike(recovered) != alike(&whole);
-                if first != second || extents_differ {
-                    let (first, second) = (recovered.find(of, lba), whole.find(of, lba));
-                    return Err(Failure(format!(
-                        "block {lba:?} of {of:?} is {first:?} by the checkpoint, {second:?} by the \
-                         log alone; damage {:?} and {:?}",
-                        recovered.damage, whole.damage
-                    )));
-                }
-            }
-        }
-        Ok(())
+        checkpoint_is_derived::compare(&self.volumes, recovered, &whole).map_err(Failure)
     }
 
     fn recover(&mut self, superblock: &Superblock, writer: Writer) -> Recovered {

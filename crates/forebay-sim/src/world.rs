@@ -274,6 +274,8 @@ impl World {
             return Ok(());
         }
         self.check_watermarks()?;
+        let engine = self.engine.as_ref().expect("there is a process");
+        self.memory.lives.check(|volume| engine.durable_watermark(volume)).map_err(Failure)?;
         while let Some(effect) = self.engine.as_mut().expect("there is a process").next_effect() {
             if let Effect::Answer { tag, result } = effect {
                 self.answered(tag, result)?;

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One property, one file.
+//! One property, one file. That no flushed write is lost, and that the newest one wins, is what the
+//! [`model`](crate::model) itself compares at every read.
 
+pub mod checkpoint_is_derived;
+pub mod dirty_is_never_evicted;
+pub mod recovery_is_repeatable;
 pub mod watermark_is_prefix;
