@@ -43,7 +43,7 @@ pub enum Mutant {
     BatchOutlivesFailedFlush,
     CheckpointNotDurable,
     CheckpointSweepSkipped,
-    CheckpointHeadersTaken,
+    ReusedSegmentsKept,
     CheckpointKeepsExtents,
 }
 

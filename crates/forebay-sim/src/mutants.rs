@@ -45,7 +45,7 @@ pub const ALL: [Mutant; 39] = [
     Mutant::BatchOutlivesFailedFlush,
     Mutant::CheckpointNotDurable,
     Mutant::CheckpointSweepSkipped,
-    Mutant::CheckpointHeadersTaken,
+    Mutant::ReusedSegmentsKept,
     Mutant::CheckpointKeepsExtents,
 ];
 

@@ -84,6 +84,15 @@ pub enum Writer {
     DiedAlone,
 }
 
+/// A volume whose log has been found and not been applied.
+struct Begun {
+    index: VolumeIndex,
+    chain: Vec<Step>,
+    /// The newest sequence seen, void or not.
+    sequence_max: Sequence,
+    out: RecoveredVolume,
+}
+
 struct Recovery<'a, R> {
     superblock: &'a Superblock,
     reader: &'a mut R,
@@ -92,8 +101,6 @@ struct Recovery<'a, R> {
     /// First headers, by segment: of all, or of those that may have changed since a checkpoint.
     firsts: BTreeMap<SegmentId, First>,
     image: Option<Rc<Image>>,
-    /// Segments that got records from the log, not from the checkpoint alone.
-    touched: Vec<bool>,
     /// A whole segment: `in_bytes`.
     bytes: Vec<u8>,
     /// Headers read together.
@@ -146,7 +153,6 @@ fn recover_from<R: CacheReader>(
         mutants,
         firsts: BTreeMap::new(),
         image: None,
-        touched: alloc::vec![false; superblock.segment_count as usize],
         bytes: alloc::vec![0; usize::from(blocks) * BLOCK_SIZE],
         batch: Vec::new(),
         in_bytes: None,
@@ -166,14 +172,18 @@ fn recover_from<R: CacheReader>(
         Some(image) => recovery.use_image(image),
         None => recovery.read_firsts(),
     }
-    for index in 0..superblock.volumes.len() {
-        if let Some(volume) = &superblock.volumes[index] {
-            let found = recovery.volume(VolumeIndex(index as u8), volume)?;
-            recovery.found.volumes[index] = Some(found);
+    let mut begun = Vec::new();
+    for (index, volume) in superblock.volumes.iter().enumerate() {
+        if let Some(volume) = volume {
+            begun.push(recovery.begin_volume(VolumeIndex(index as u8), volume)?);
         }
     }
     if recovery.image.is_some() && !mutants.is(Mutant::CheckpointSweepSkipped) {
-        recovery.sweep();
+        recovery.sweep(&begun);
+    }
+    for volume in begun {
+        let index = usize::from(volume.index.0);
+        recovery.found.volumes[index] = Some(recovery.end_volume(volume));
     }
     let Recovery { mut found, image, .. } = recovery;
     found.segment_sequence += SEGMENT_SEQUENCE_GAP; // V5
@@ -221,14 +231,13 @@ pub fn reopen(superblock: &Superblock, found: &Recovered, mutants: Mutants) -> S
 }
 
 impl<R: CacheReader> Recovery<'_, R> {
-    /// One volume: its chain, its entries, its end.
-    fn volume(&mut self, index: VolumeIndex, recorded: &Volume) -> Option<RecoveredVolume> {
+    /// One volume: its chain, its end, and what a checkpoint holds of it.
+    fn begin_volume(&mut self, index: VolumeIndex, recorded: &Volume) -> Option<Begun> {
         let volume = &self.with_image(index, recorded);
         let behind = self.behind_head(index, volume);
         if !self.image_stands(index, behind.tail) {
             return None;
         }
-        let has_image = self.image_of(index).is_some();
         self.found.damage.extend_from_slice(&behind.damage);
         let chain = self.chain(index, volume, &behind);
         let mut out = RecoveredVolume {
@@ -246,15 +255,21 @@ impl<R: CacheReader> Recovery<'_, R> {
         out.log.backing_as_of = behind.backing_as_of;
         out.log.flush_epoch = behind.flush_epoch;
         self.base(index, behind.tail, &mut out);
+        Some(Begun { index, chain, sequence_max: behind.sequence_max, out })
+    }
+
+    /// The rest: what came since the checkpoint, or all of the log.
+    fn end_volume(&mut self, begun: Begun) -> RecoveredVolume {
+        let Begun { index, chain, sequence_max, mut out } = begun;
         self.apply(index, &chain, &mut out);
-        if has_image {
+        if self.image_of(index).is_some() {
             self.find_cursor(&mut out);
             self.drop_clean_extents(&mut out);
         }
         // V5
         let reuse = self.mutants.is(Mutant::ReuseSequences);
         let gap = if reuse { 1 } else { SEQUENCE_GAP };
-        let top = if reuse { out.log.placed } else { behind.sequence_max.max(out.log.placed) };
+        let top = if reuse { out.log.placed } else { sequence_max.max(out.log.placed) };
         let through = out.log.closed.max(out.log.watermark);
         let next = Sequence(top.0.max(through.0) + gap);
         let marks = Marks {
@@ -270,7 +285,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         log.wanted = through;
         (log.placed, log.closed) = (through, through);
         log.next_ordinal = log.next_ordinal.max(log.tail);
-        Some(out)
+        out
     }
 
     /// The whole log, tail to end: what stood when the cache was opened, then what came since.

@@ -165,7 +165,6 @@ impl<R: CacheReader> Recovery<'_, R> {
     ) {
         let Record { id, block, header, head } = *record;
         self.enter_segment(index, id, header, out);
-        self.touched[id.0 as usize] = true;
         let segment = self.found.segments.get_mut(id);
         if segment.used < block {
             // A hole: for whoever goes from header to header it is a record of nothing.

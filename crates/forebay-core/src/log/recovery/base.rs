@@ -2,7 +2,8 @@
 //! What a checkpoint holds, put in place, and what it holds no more taken out.
 
 use super::apply::note_items;
-use super::{CacheReader, Recovered, RecoveredVolume, Recovery};
+use super::read::Step;
+use super::{Begun, CacheReader, Recovered, RecoveredVolume, Recovery};
 use crate::format::entry::Kind;
 use crate::format::record::{self, Link};
 use crate::format::superblock::{Head, Volume};
@@ -13,8 +14,7 @@ use crate::map::index::Index;
 use crate::map::slots::Slots;
 use crate::mutant::Mutant;
 use crate::policy::writeback::Cursor;
-use crate::units::{BLOCK_SIZE, Ordinal, SegmentId, Slot, VolumeIndex};
-use alloc::collections::BTreeSet;
+use crate::units::{BLOCK_SIZE, Ordinal, SegmentId, VolumeIndex};
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
@@ -54,40 +54,26 @@ impl<R: CacheReader> Recovery<'_, R> {
     }
 
     /// Takes out of the index what a checkpoint's pages hold of segments that are gone, or that
-    /// hold something else now.
-    pub(super) fn sweep(&mut self) {
-        let touched = &self.touched;
-        let Recovered { index, slots, segments, .. } = &mut self.found;
-        let taken = self.mutants.is(Mutant::CheckpointHeadersTaken);
-        // A header's row looks like a block's: what was a block in an earlier life is none now.
-        let mut headers: BTreeSet<Slot> = BTreeSet::new();
-        for id in (0..segments.count()).map(SegmentId).filter(|id| touched[id.0 as usize]) {
-            let mut block = 0;
-            while block < segments.get(id).used && !taken {
-                let slot = segments.slot(id, block);
-                headers.insert(slot);
-                block = slots.heading(slot).end(block);
-            }
-        }
-        // Blocks of each segment that a log has: what the sweep looks at for each of millions.
+    /// were used again since it began: of those every record is applied after this.
+    pub(super) fn sweep(&mut self, begun: &[Begun]) {
+        let Recovered { index, segments, .. } = &mut self.found;
+        // Blocks of each segment that were in a log when the checkpoint began and still are: all
+        // that the sweep looks at for each of millions.
         let used = |id| match segments.get(id) {
             segment if segment.state == State::Sealed => segment.used,
             _ => 0,
         };
-        let used: Vec<u16> = (0..segments.count()).map(|id| used(SegmentId(id))).collect();
-        index.sweep(|slot, key| {
+        let mut used: Vec<u16> = (0..segments.count()).map(|id| used(SegmentId(id))).collect();
+        if !self.mutants.is(Mutant::ReusedSegmentsKept) {
+            for step in begun.iter().flat_map(|volume| &volume.chain) {
+                if let Step::Record { id, .. } = step {
+                    used[id.0 as usize] = 0;
+                }
+            }
+        }
+        index.sweep(|slot| {
             let (id, block) = segments.place(slot);
-            if used.get(id.0 as usize).is_none_or(|used| block >= *used) {
-                return false;
-            }
-            // A segment that was not used again is in the log that it was in.
-            if !touched[id.0 as usize] {
-                return true;
-            }
-            let (volume, lba) = key();
-            segments.get(id).volume == volume
-                && !headers.contains(&slot)
-                && slots.held(slot).is_some_and(|held| held.lba == lba)
+            used.get(id.0 as usize).is_some_and(|used| block < *used)
         });
     }
 
