@@ -90,16 +90,16 @@ fn load_and_kill(
     let answered = model.lock().unwrap().answered;
     let until = answered + 20 + random.below(2000);
     let more = Duration::from_micros(random.below(3000));
-    let seeds: Vec<u64> = (0..GUESTS).map(|_| random.next()).collect();
+    // Connected before anybody is killed.
+    let guests: Vec<_> = (0..GUESTS).map(|_| (scratch.connect("v"), random.next())).collect();
     let killed = Mutex::new(false);
     std::thread::scope(|scope| {
-        let guests: Vec<_> = seeds
-            .iter()
-            .map(|seed| {
+        let guests: Vec<_> = guests
+            .into_iter()
+            .map(|(mut client, seed)| {
                 let killed = &killed;
                 scope.spawn(move || {
-                    let mut client = scratch.connect("v");
-                    work(&mut client, model, &HABITS, *seed, |_| *killed.lock().unwrap())
+                    work(&mut client, model, &HABITS, seed, |_| *killed.lock().unwrap())
                 })
             })
             .collect();
