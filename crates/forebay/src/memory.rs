@@ -8,6 +8,7 @@
 //!   order it was stored: a killed process loses nothing it has answered.
 //! - **M2** The file belongs to one boot, one cache and one opening of it: any other leaves it be.
 
+use crate::ingest;
 use crate::io::{Arena, Span};
 use forebay_core::payload::{Ingested, Payload, Place};
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, BufferId, SegmentId};
@@ -231,6 +232,11 @@ impl Payload for Memory {
 
     fn store(&mut self, place: Place, bytes: &[u8]) {
         self.span(place, 1).copy_in(bytes);
+    }
+
+    #[inline]
+    fn prefetch<T>(&mut self, soon: &T) {
+        ingest::prefetch(soon);
     }
 
     fn buffer_begin(&mut self, buffer: BufferId, segment: SegmentId) {
