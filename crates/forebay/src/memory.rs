@@ -153,6 +153,7 @@ impl Memory {
     }
 
     /// The memory of `blocks` blocks at a place.
+    #[inline]
     pub fn span(&self, place: Place, blocks: u16) -> Span {
         let length = usize::from(blocks) * BLOCK_SIZE;
         match place {
@@ -221,6 +222,7 @@ impl Payload for Memory {
         self.span(place, blocks).fill_zero();
     }
 
+    #[inline]
     fn put(&mut self, buffer: BufferId, offset: u32, bytes: &[u8]) {
         let at = self.buffers_at + usize::from(buffer.0) * self.segment_bytes + offset as usize;
         // x86 and the kernel's own barriers at a process's end keep stores in program order for

@@ -82,7 +82,7 @@ impl Slots {
     #[inline]
     pub fn held(&self, slot: Slot) -> Option<Held> {
         let (raw, crc) = self.raw(slot);
-        (raw != VOID).then(|| Held { lba: Lba(raw & (FILL - 1)), crc, fill: raw & FILL != 0 })
+        (raw != VOID).then_some(Held { lba: Lba(raw & (FILL - 1)), crc, fill: raw & FILL != 0 })
     }
 
     /// Notes that a slot is a record's header.
