@@ -106,17 +106,28 @@ impl Bench {
         (self.random >> 33) % (VOLUME_BYTES / BLOCK_BYTES)
     }
 
-    /// One request and all that follows from it; the devices answer at once.
+    /// One request and all that follows from it, as the shard does it: in each turn the devices
+    /// answer all they were asked, then comes a tick.
     fn request(&mut self, op: Op, block: u64) {
         let length = if op == Op::Flush { 0 } else { BLOCK_BYTES };
         let request = Request { volume: VOLUME, op, offset: block * BLOCK_BYTES, length, tag: 0 };
         self.engine.submit(request, &mut Nothing).unwrap();
         let mut answered = false;
+        while self.turn(&mut answered) {
+            self.now += 1000;
+            self.engine.tick(Tick(self.now), self.now / 1_000_000, &mut Nothing);
+        }
+        assert!(answered, "a device that answers at once leaves nothing to wait for");
+    }
+
+    /// Does what the engine wants; says whether a device was asked.
+    fn turn(&mut self, answered: &mut bool) -> bool {
+        let mut completed = false;
         while let Some(effect) = self.engine.next_effect() {
             let token = match effect {
                 Effect::Answer { result, .. } => {
                     assert_eq!(result, Ok(()));
-                    answered = true;
+                    *answered = true;
                     continue;
                 }
                 Effect::WriteCache { token, .. }
@@ -129,11 +140,10 @@ impl Bench {
                 | Effect::FlushBacking { token, .. } => token,
                 other => unreachable!("{other:?}"),
             };
-            self.engine.complete(token, Ok(()), &mut Nothing);
+            self.engine.completed(token, Ok(()), &mut Nothing);
+            completed = true;
         }
-        assert!(answered, "a device that answers at once leaves nothing to wait for");
-        self.now += 1000;
-        self.engine.tick(Tick(self.now), self.now / 1_000_000, &mut Nothing);
+        completed
     }
 
     fn write(&mut self) {

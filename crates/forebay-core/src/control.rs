@@ -96,7 +96,7 @@ impl Engine {
         while let Some(at) = id {
             id = self.segments.get(at).next;
             if self.segments.get(at).state == crate::log::segment::State::Sealed {
-                self.retire(index, at);
+                self.retire(index, at, |_| ());
             }
             let segment = self.segments.get_mut(at);
             segment.become_state(crate::log::segment::State::Free);

@@ -159,6 +159,8 @@ pub struct Engine {
     pub(crate) volume_end: usize,
     pub(crate) requests: Slab<Active>,
     pub(crate) tokens: Slab<Pending>,
+    /// Effects reported so far.
+    pub(crate) completions: u64,
     pub(crate) effects: VecDeque<Effect>,
     pub(crate) flush_running: bool,
     /// The superblock is being written.
@@ -183,6 +185,7 @@ pub struct Geometry {
 
 impl Geometry {
     /// Where a block of a segment lies, in bytes.
+    #[inline]
     pub fn address(&self, segment: SegmentId, block: u16) -> u64 {
         self.first_segment
             + (u64::from(segment.0) * u64::from(self.segment_blocks) + u64::from(block))
@@ -214,6 +217,7 @@ impl Engine {
             volume_end: 0,
             requests: Slab::new(REQUEST_COUNT_MAX),
             tokens: Slab::new(TOKEN_COUNT_MAX),
+            completions: 0,
             effects: VecDeque::with_capacity(2 * TOKEN_COUNT_MAX),
             flush_running: false,
             superblock_busy: false,
@@ -286,8 +290,14 @@ impl Engine {
             }
             Ok(()) => self.accept(request, payload),
         }
-        // A read that comes makes nothing possible that was not before.
-        if request.op != Op::Read {
+        // A read that comes makes nothing possible that was not before, nor does a plain write that
+        // finds its place in the open record.
+        let quiet = match request.op {
+            Op::Read => true,
+            Op::Write { fua: false } => self.write_quietly(request.volume, payload),
+            _ => false,
+        };
+        if !quiet {
             self.settle(payload);
         }
         Ok(())
@@ -355,6 +365,7 @@ impl Engine {
         payload: &mut impl Payload,
     ) {
         let pending = self.tokens.remove(token.0).expect("each token is reported once");
+        self.completions += 1;
         match pending {
             Pending::Record { volume, segment } => {
                 self.record_written(token, volume, segment, result, payload);
@@ -381,6 +392,7 @@ impl Engine {
     }
 
     /// The next thing to do.
+    #[inline]
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
@@ -411,14 +423,17 @@ impl Engine {
         self.volumes[..self.volume_end].iter().filter_map(|volume| volume.as_deref())
     }
 
+    #[inline]
     pub(crate) fn volume_ref(&self, volume: VolumeIndex) -> Option<&Volume> {
         self.volumes.get(usize::from(volume.0))?.as_deref()
     }
 
+    #[inline]
     pub(crate) fn volume(&mut self, volume: VolumeIndex) -> &mut Volume {
         self.volumes[usize::from(volume.0)].as_deref_mut().expect("the volume exists")
     }
 
+    #[inline]
     pub(crate) fn token(&mut self, pending: Pending) -> Token {
         Token(self.tokens.insert(pending))
     }
@@ -433,6 +448,7 @@ impl Engine {
     }
 
     /// Whether the volume's writes are answered only when they are on the backing device.
+    #[inline]
     pub(crate) fn is_through(&self, volume: VolumeIndex) -> bool {
         self.volume_ref(volume)
             .is_some_and(|volume| volume.drained || volume.mode != Mode::WriteBack)

@@ -98,6 +98,10 @@ pub trait Payload {
     /// Everything in the buffer has been written to the cache device.
     fn buffer_end(&mut self, buffer: BufferId);
 
+    /// The engine will look at this soon: a cache line to be fetched. It need not do anything.
+    #[inline(always)]
+    fn prefetch<T>(&mut self, _soon: &T) {}
+
     /// An entry is being placed. Only simulators listen.
     #[inline(always)]
     fn placed(&mut self, _entry: &Placed) {}

@@ -24,6 +24,7 @@ impl<T> Slab<T> {
     }
 
     /// Rows that can still be taken.
+    #[inline]
     pub(crate) fn room(&self) -> usize {
         self.free.len()
     }
@@ -39,6 +40,7 @@ impl<T> Slab<T> {
     }
 
     /// Takes a row; the caller has looked for room.
+    #[inline]
     pub(crate) fn insert(&mut self, row: T) -> u32 {
         let at = self.free.pop().expect("the caller looked for room");
         assert!(self.rows[at as usize].is_none());
@@ -47,6 +49,7 @@ impl<T> Slab<T> {
     }
 
     /// Gives a row back.
+    #[inline]
     pub(crate) fn remove(&mut self, at: u32) -> Option<T> {
         let row = self.rows.get_mut(at as usize)?.take();
         if row.is_some() {
@@ -56,11 +59,13 @@ impl<T> Slab<T> {
     }
 
     /// A row in use.
+    #[inline]
     pub(crate) fn get(&self, at: u32) -> Option<&T> {
         self.rows.get(at as usize)?.as_ref()
     }
 
     /// A row in use, to be changed.
+    #[inline]
     pub(crate) fn get_mut(&mut self, at: u32) -> Option<&mut T> {
         self.rows.get_mut(at as usize)?.as_mut()
     }

@@ -43,6 +43,15 @@ pub fn copy_checksum(target: &mut [u8], source: &[u8]) -> u32 {
     digest.finalize() as u32
 }
 
+/// Has the cache line in which `soon` begins fetched, without waiting for it.
+#[inline(always)]
+pub fn prefetch<T>(soon: &T) {
+    #[cfg(target_arch = "x86_64")]
+    x86::prefetch(soon);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = soon;
+}
+
 /// The test in 64-bit words, for every machine. Inlined into functions for wider machines, where
 /// the compiler makes wider words of it.
 #[inline(always)]
@@ -64,6 +73,14 @@ fn is_zero_words(bytes: &[u8]) -> bool {
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod x86 {
+    use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
+    #[inline(always)]
+    pub(super) fn prefetch<T>(soon: &T) {
+        // SAFETY: a hint, which changes nothing whatever the address is.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(soon).cast()) };
+    }
+
     #[inline]
     pub(super) fn is_zero(bytes: &[u8]) -> bool {
         if is_x86_feature_detected!("avx512f") {

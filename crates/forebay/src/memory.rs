@@ -8,6 +8,7 @@
 //!   order it was stored: a killed process loses nothing it has answered.
 //! - **M2** The file belongs to one boot, one cache and one opening of it: any other leaves it be.
 
+use crate::ingest;
 use crate::io::{Arena, Span};
 use forebay_core::payload::{Ingested, Payload, Place};
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, BufferId, SegmentId};
@@ -152,6 +153,7 @@ impl Memory {
     }
 
     /// The memory of `blocks` blocks at a place.
+    #[inline]
     pub fn span(&self, place: Place, blocks: u16) -> Span {
         let length = usize::from(blocks) * BLOCK_SIZE;
         match place {
@@ -220,6 +222,7 @@ impl Payload for Memory {
         self.span(place, blocks).fill_zero();
     }
 
+    #[inline]
     fn put(&mut self, buffer: BufferId, offset: u32, bytes: &[u8]) {
         let at = self.buffers_at + usize::from(buffer.0) * self.segment_bytes + offset as usize;
         // x86 and the kernel's own barriers at a process's end keep stores in program order for
@@ -231,6 +234,11 @@ impl Payload for Memory {
 
     fn store(&mut self, place: Place, bytes: &[u8]) {
         self.span(place, 1).copy_in(bytes);
+    }
+
+    #[inline]
+    fn prefetch<T>(&mut self, soon: &T) {
+        ingest::prefetch(soon);
     }
 
     fn buffer_begin(&mut self, buffer: BufferId, segment: SegmentId) {

@@ -16,7 +16,7 @@
 use crate::effect::Effect;
 use crate::engine::{CacheHealth, Engine, Pending};
 use crate::format::entry::{Entry, Kind};
-use crate::format::record::{self, AT_ENTRY_COUNT, Header, Link};
+use crate::format::record::{self, AT_ENTRIES, AT_ENTRY_COUNT, Header, Link};
 use crate::limits::{RECORD_ENTRIES_MAX, SEGMENTS_RESERVED};
 use crate::log::chain::{Head, InFlight, OpenRecord, RECORDS_IN_FLIGHT_MAX};
 use crate::log::segment::State;
@@ -217,6 +217,7 @@ impl Engine {
         log.next_sequence = Sequence(sequence.0 + 1);
         log.items.clear();
         log.header.fill(0);
+        record::put_items(&mut log.header, log.previous_items.as_slice());
         self.encode_header(volume);
         let log = &self.volume(volume).log;
         let offset = (u64::from(block) * BLOCK_BYTES) as u32;
@@ -257,7 +258,6 @@ impl Engine {
             written_at: wall,
             backing_as_of: log.backing_as_of,
         };
-        record::put_items(&mut log.header, log.previous_items.as_slice());
         header.encode(&mut log.header, address, identity.uuid);
         header
     }
@@ -287,7 +287,8 @@ impl Engine {
             payload.put(head.buffer, next, &[0; 8]);
         }
         let log = &mut self.volume(volume).log;
-        payload.put(head.buffer, offset, &log.header[..]);
+        // Entries and items are there already.
+        payload.put(head.buffer, offset, &log.header[..AT_ENTRIES]);
         log.last =
             Link { sequence: header.sequence, checksum, segment: head.segment, block: open.block };
         log.open = None;

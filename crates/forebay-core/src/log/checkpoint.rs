@@ -30,7 +30,7 @@ use crate::log::segment::State;
 use crate::map::extent::Extent;
 use crate::mutant::Mutant;
 use crate::payload::{Payload, Place};
-use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Sequence, Slot, VolumeIndex};
+use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Sequence, VolumeIndex};
 use crate::volume::{PendingExtent, Volume};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -304,10 +304,8 @@ impl Engine {
         } else if number < segments_at {
             let first = (number - slots_at) * PAGE_SLOTS as u32;
             let end = self.segments.count() * u32::from(self.segments.blocks());
-            let slots = (first..end.min(first + PAGE_SLOTS as u32)).map(Slot);
-            for (bytes, slot) in content.chunks_exact_mut(9).zip(slots) {
-                bytes.copy_from_slice(&self.slots.row(slot));
-            }
+            let rows = self.slots.rows(first..end.min(first + PAGE_SLOTS as u32));
+            content[..rows.len()].copy_from_slice(rows);
         } else if number < stream_at {
             let first = (number - segments_at) * PAGE_SEGMENTS as u32;
             let end = self.segments.count().min(first + PAGE_SEGMENTS as u32);

@@ -35,14 +35,15 @@ impl Engine {
         if self.health == CacheHealth::Failed {
             return;
         }
-        let (now, config) = (self.now, self.config);
-        let state = self.volume(volume);
+        let now = self.now;
+        let Engine { config, volumes, .. } = self;
+        let state = volumes[usize::from(volume.0)].as_deref_mut().expect("the volume exists");
         // Once: what is placed while that flush is under way waits for the next one.
         let asked = state.log.wanted > state.log.durable.through;
         let old = |since| now.since(since) >= config.durable_after;
         if !asked
-            && (oldest_undurable(state).is_some_and(old)
-                || state.log.undurable_bytes() >= config.durable_bytes)
+            && (state.log.undurable_bytes() >= config.durable_bytes
+                || oldest_undurable(state).is_some_and(old))
         {
             state.log.wanted = state.log.wanted.max(state.log.placed);
         }
@@ -161,7 +162,7 @@ impl Engine {
         if !self.all_volumes().any(|volume| flush_helps(volume, &self.config.mutants)) {
             return;
         }
-        for volume in self.volumes.iter_mut().flatten() {
+        for volume in self.volumes[..self.volume_end].iter_mut().flatten() {
             volume.log.flushing = volume.log.written; // D1
             if self.config.mutants.is(Mutant::AnswerFlushBeforeRecords) {
                 volume.log.flushing.through = volume.log.closed;
@@ -181,7 +182,7 @@ impl Engine {
         if result.is_err() {
             return self.fail_cache();
         }
-        for index in 0..self.volumes.len() {
+        for index in 0..self.volume_end {
             if let Some(state) = self.volumes[index].as_deref_mut() {
                 let log = &mut state.log;
                 log.durable = log.flushing;
@@ -270,6 +271,7 @@ impl Engine {
 }
 
 /// When the oldest data that is not durable was closed, or placed.
+#[inline]
 fn oldest_undurable(volume: &Volume) -> Option<Tick> {
     let log = &volume.log;
     if log.placed <= log.durable.through {

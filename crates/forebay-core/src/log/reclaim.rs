@@ -17,12 +17,15 @@ use crate::map::extent::Position;
 use crate::mutant::Mutant;
 use crate::payload::{Payload, Place};
 use crate::policy::writeback::Cursor;
-use crate::units::{Lba, Ordinal, SegmentId, VolumeIndex};
+use crate::units::{Lba, Ordinal, SegmentId, Slot, VolumeIndex};
 
 /// Second chances that may be under way at once.
 pub const CHANCE_COUNT_MAX: usize = 32;
 /// Of a segment's blocks, at most this share (one in so many) gets a second chance.
 const CHANCE_SHARE: u16 = 8;
+
+/// Blocks whose places in the index are fetched before they are needed.
+const LOOK_AHEAD: u16 = 8;
 
 /// A clean block that was read since it was placed, on its way from the tail to the head.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +45,11 @@ impl Engine {
         for _ in 0..8 {
             // Emptying segments ends no loss.
             let state = self.volume(volume);
-            let extents_full = state.extents_full && !state.extents.is_all_lost();
+            let full = state.extents_full;
+            let extents_full = full && !state.extents.is_all_lost();
+            if !full && self.reclaimable(volume).is_none() {
+                return;
+            }
             if !(self.pool_is_low() || extents_full) || self.health == CacheHealth::Failed {
                 return;
             }
@@ -54,13 +61,13 @@ impl Engine {
                 self.reclaimable(other.index)
                     .is_some_and(|id| self.segments.get(id).sequence < sequence)
             };
-            if !extents_full && self.volumes.iter().flatten().any(|other| older(other)) {
+            if !extents_full && self.all_volumes().any(older) {
                 return;
             }
             if !self.chances_given(volume, id, payload) || !self.keep_lost(volume, id, payload) {
                 return;
             }
-            self.retire(volume, id);
+            self.retire(volume, id, |soon| payload.prefetch(soon));
             let state = self.volume(volume);
             state.extents_full &= !state.extents.has_room();
         }
@@ -101,7 +108,7 @@ impl Engine {
         &mut self,
         volume: VolumeIndex,
         id: SegmentId,
-        _payload: &mut impl Payload,
+        payload: &mut impl Payload,
     ) -> bool {
         let state = self.volume(volume);
         if !state.chances.is_empty() {
@@ -113,13 +120,25 @@ impl Engine {
         }
         self.volume(volume).chanced = ordinal;
         let mut left = (self.geometry.segment_blocks / CHANCE_SHARE).max(1);
-        for block in 0..self.segments.get(id).used {
-            let slot = self.segments.slot(id, block);
+        let used = self.segments.get(id).used;
+        let mut header = 0;
+        for block in 0..used {
             if left == 0 || self.chance_frames.is_empty() {
                 break;
             }
-            let Some(lba) = self.live_lba(volume, id, block) else { continue };
-            if self.index.get(volume, lba) != Some(slot) || !self.index.is_referenced(volume, lba) {
+            let slot = self.segments.slot(id, block);
+            if block == header {
+                header += self.slots.heading(slot).blocks;
+                continue;
+            }
+            if block + LOOK_AHEAD < header
+                && let Some(held) = self.slots.held(Slot(slot.0 + u32::from(LOOK_AHEAD)))
+            {
+                payload.prefetch(self.index.begin(volume, held.lba));
+            }
+            let Some(held) = self.slots.held(slot) else { continue };
+            let lba = held.lba;
+            if !self.index.is_referenced(volume, lba, slot) {
                 continue;
             }
             if self.is_under_extent(volume, lba, ordinal, block) {
@@ -135,23 +154,6 @@ impl Engine {
             self.effects.push_back(Effect::ReadCache { token, segment: id, block, blocks: 1, to });
         }
         self.volume(volume).chances.is_empty()
-    }
-
-    /// What a block of a segment holds, if it is no header.
-    fn live_lba(&self, _volume: VolumeIndex, id: SegmentId, block: u16) -> Option<Lba> {
-        let mut header = 0;
-        let used = self.segments.get(id).used;
-        while header < used {
-            if header == block {
-                return None;
-            }
-            let next = header + self.slots.heading(self.segments.slot(id, header)).blocks;
-            if block < next {
-                return self.slots.held(self.segments.slot(id, block)).map(|held| held.lba);
-            }
-            header = next;
-        }
-        None
     }
 
     fn is_under_extent(
@@ -190,14 +192,26 @@ impl Engine {
         self.volume(volume).stats.second_chances += 1;
     }
 
-    /// Forgets everything in the segment, and moves the tail behind it.
-    pub(crate) fn retire(&mut self, volume: VolumeIndex, id: SegmentId) {
+    /// Forgets everything in the segment, and moves the tail behind it. `soon` is told which
+    /// places of the index are looked at next.
+    pub(crate) fn retire(
+        &mut self,
+        volume: VolumeIndex,
+        id: SegmentId,
+        mut soon: impl FnMut(&u64),
+    ) {
         let segment = *self.segments.get(id);
         let mut header = 0;
         while header < segment.used {
             let heading = self.slots.heading(self.segments.slot(id, header));
-            for block in header + 1..header + heading.blocks {
+            let end = header + heading.blocks;
+            for block in header + 1..end {
                 let slot = self.segments.slot(id, block);
+                if block + LOOK_AHEAD < end
+                    && let Some(held) = self.slots.held(Slot(slot.0 + u32::from(LOOK_AHEAD)))
+                {
+                    soon(self.index.begin(volume, held.lba));
+                }
                 if let Some(held) = self.slots.held(slot) {
                     self.index.remove(volume, held.lba, slot);
                 }

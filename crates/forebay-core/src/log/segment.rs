@@ -121,16 +121,19 @@ impl Segments {
     }
 
     /// Blocks of a segment.
+    #[inline]
     pub fn blocks(&self) -> u16 {
         self.blocks
     }
 
     /// Segments there are.
+    #[inline]
     pub fn count(&self) -> u32 {
         self.all.len() as u32
     }
 
     /// Segments in the pool.
+    #[inline]
     pub fn free_count(&self) -> u32 {
         self.free.len() as u32
     }
@@ -141,11 +144,13 @@ impl Segments {
     }
 
     /// A segment.
+    #[inline]
     pub fn get(&self, id: SegmentId) -> &Segment {
         &self.all[id.0 as usize]
     }
 
     /// A segment, to be changed.
+    #[inline]
     pub fn get_mut(&mut self, id: SegmentId) -> &mut Segment {
         &mut self.all[id.0 as usize]
     }
@@ -162,12 +167,14 @@ impl Segments {
     }
 
     /// The slot of a segment's block.
+    #[inline]
     pub fn slot(&self, id: SegmentId, block: u16) -> Slot {
         assert!(block < self.blocks);
         Slot(id.0 * u32::from(self.blocks) + u32::from(block))
     }
 
     /// The segment and block of a slot.
+    #[inline]
     pub fn place(&self, slot: Slot) -> (SegmentId, u16) {
         let blocks = u32::from(self.blocks);
         (SegmentId(slot.0 / blocks), (slot.0 % blocks) as u16)

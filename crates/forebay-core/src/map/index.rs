@@ -79,6 +79,13 @@ impl Index {
         self.used == 0
     }
 
+    /// Where looking for a block begins, for [`crate::payload::Payload::prefetch`].
+    #[inline]
+    pub fn begin(&self, volume: VolumeIndex, lba: Lba) -> &u64 {
+        let home = self.home(volume, lba);
+        &self.cells[home.page * PAGE_CELLS + self.start(home.rest)]
+    }
+
     /// The slot of a block.
     pub fn get(&self, volume: VolumeIndex, lba: Lba) -> Option<Slot> {
         let home = self.home(volume, lba);
@@ -107,27 +114,26 @@ impl Index {
     pub fn insert(&mut self, volume: VolumeIndex, lba: Lba, slot: Slot) -> Option<Slot> {
         let home = self.home(volume, lba);
         let cell = USED | u64::from(slot.0) << self.rest_bits | home.rest;
-        if let Some(at) = self.find(home) {
+        let (at, found) = self.probe(home);
+        if found {
+            let at = at.expect("a cell that was found");
             let before = self.slot(self.cells[at]);
             self.cells[at] = cell;
             return Some(before);
         }
-        let key = key(volume, lba);
-        if let Some(found) = self.overflow.iter_mut().find(|cell| cell.0 == key) {
-            return Some(Slot(core::mem::replace(&mut found.1, slot.0)));
+        if !self.overflow.is_empty() {
+            let key = key(volume, lba);
+            if let Some(found) = self.overflow.iter_mut().find(|cell| cell.0 == key) {
+                return Some(Slot(core::mem::replace(&mut found.1, slot.0)));
+            }
         }
         self.used += 1;
-        let base = home.page * PAGE_CELLS;
-        let mut at = self.start(home.rest);
-        for _ in 0..PAGE_CELLS {
-            if self.cells[base + at] == 0 {
-                self.cells[base + at] = cell;
-                return None;
-            }
-            at = next(at);
+        if let Some(at) = at {
+            self.cells[at] = cell;
+            return None;
         }
         assert!(self.overflow.len() < OVERFLOW_MAX, "the index's overflow is full");
-        self.overflow.push((key, slot.0));
+        self.overflow.push((key(volume, lba), slot.0));
         None
     }
 
@@ -151,9 +157,10 @@ impl Index {
         found.is_some()
     }
 
-    /// Whether the block was read since it was placed.
-    pub fn is_referenced(&self, volume: VolumeIndex, lba: Lba) -> bool {
-        self.find(self.home(volume, lba)).is_some_and(|at| self.cells[at] & REFERENCED != 0)
+    /// Whether the block points at `slot` and was read since it was placed there.
+    pub fn is_referenced(&self, volume: VolumeIndex, lba: Lba, slot: Slot) -> bool {
+        let cell = self.find(self.home(volume, lba)).map(|at| self.cells[at]);
+        cell.is_some_and(|cell| cell & REFERENCED != 0 && self.slot(cell) == slot)
     }
 
     /// Pages of the table.
@@ -203,6 +210,7 @@ impl Index {
         }
     }
 
+    #[inline]
     fn home(&self, volume: VolumeIndex, lba: Lba) -> Home {
         let wide = u128::from(mix(key(volume, lba) ^ self.salt)) * u128::from(self.page_count);
         let page = (wide >> KEY_BITS) as usize;
@@ -212,29 +220,41 @@ impl Index {
         Home { page, rest }
     }
 
+    #[inline]
     fn start(&self, rest: u64) -> usize {
         ((u128::from(rest) * PAGE_CELLS as u128) >> self.rest_bits) as usize
     }
 
+    #[inline]
     fn slot(&self, cell: u64) -> Slot {
         Slot(((cell & !FLAGS) >> self.rest_bits) as u32)
     }
 
+    #[inline]
     fn find(&self, home: Home) -> Option<usize> {
-        let page = &self.cells[home.page * PAGE_CELLS..(home.page + 1) * PAGE_CELLS];
+        let (at, found) = self.probe(home);
+        at.filter(|_| found)
+    }
+
+    /// The cell of a key, or else the empty one where it would go, if its page has one; and whether
+    /// it is the key's.
+    #[inline]
+    fn probe(&self, home: Home) -> (Option<usize>, bool) {
+        let base = home.page * PAGE_CELLS;
+        let page = &self.cells[base..base + PAGE_CELLS];
         let rest_mask = (1 << self.rest_bits) - 1;
-        let mut at = self.start(home.rest);
-        for _ in 0..PAGE_CELLS {
-            let cell = page[at];
-            if cell == 0 {
-                return None;
+        let start = self.start(home.rest);
+        for (at, cell) in page.iter().enumerate().skip(start) {
+            if *cell == 0 || cell & rest_mask == home.rest {
+                return (Some(base + at), *cell != 0);
             }
-            if cell & rest_mask == home.rest {
-                return Some(home.page * PAGE_CELLS + at);
-            }
-            at = next(at);
         }
-        None
+        for (at, cell) in page[..start].iter().enumerate() {
+            if *cell == 0 || cell & rest_mask == home.rest {
+                return (Some(base + at), *cell != 0);
+            }
+        }
+        (None, false)
     }
 
     /// Moves later cells of the probe sequence back over the cell at `gap` (I2).

@@ -45,82 +45,87 @@ impl Heading {
 /// The table.
 #[derive(Debug)]
 pub struct Slots {
-    lbas: Vec<[u8; 5]>,
-    crcs: Vec<u32>,
+    /// Five bytes of block, four of checksum, as a checkpoint holds them: whoever wants one wants
+    /// the other, and a table this large is a cache miss.
+    rows: Vec<[u8; ROW_BYTES]>,
 }
+
+/// Bytes of a slot's row.
+pub const ROW_BYTES: usize = 9;
 
 impl Slots {
     /// A table for `count` slots, all void.
     pub fn new(count: u64) -> Slots {
-        Slots { lbas: alloc::vec![[255; 5]; count as usize], crcs: alloc::vec![0; count as usize] }
+        let void = [255, 255, 255, 255, 255, 0, 0, 0, 0];
+        Slots { rows: alloc::vec![void; count as usize] }
     }
 
     /// Bytes of memory a table for `count` slots takes.
     pub fn memory_bytes(count: u64) -> u64 {
-        count * 9
+        count * ROW_BYTES as u64
     }
 
     /// Notes what a slot holds.
+    #[inline]
     pub fn hold(&mut self, slot: Slot, held: Held) {
         let fill = if held.fill { FILL } else { 0 };
-        self.put(slot, held.lba.0 | fill);
-        self.crcs[slot.0 as usize] = held.crc;
+        self.put(slot, held.lba.0 | fill, held.crc);
     }
 
     /// Notes that a slot holds nothing.
     pub fn void(&mut self, slot: Slot) {
-        self.put(slot, VOID);
+        let crc = self.raw(slot).1;
+        self.put(slot, VOID, crc);
     }
 
     /// What a slot holds.
+    #[inline]
     pub fn held(&self, slot: Slot) -> Option<Held> {
-        let raw = self.raw(slot);
-        (raw != VOID).then(|| Held {
-            lba: Lba(raw & (FILL - 1)),
-            crc: self.crcs[slot.0 as usize],
-            fill: raw & FILL != 0,
-        })
+        let (raw, crc) = self.raw(slot);
+        (raw != VOID).then_some(Held { lba: Lba(raw & (FILL - 1)), crc, fill: raw & FILL != 0 })
     }
 
     /// Notes that a slot is a record's header.
     pub fn head(&mut self, slot: Slot, heading: Heading) {
-        self.put(slot, u64::from(heading.blocks) | u64::from(heading.entries) << 16);
-        self.crcs[slot.0 as usize] = heading.sequence_offset;
+        let raw = u64::from(heading.blocks) | u64::from(heading.entries) << 16;
+        self.put(slot, raw, heading.sequence_offset);
     }
 
     /// What a record's header says.
+    #[inline]
     pub fn heading(&self, slot: Slot) -> Heading {
-        let raw = self.raw(slot);
-        Heading {
-            blocks: raw as u16,
-            entries: (raw >> 16) as u16,
-            sequence_offset: self.crcs[slot.0 as usize],
-        }
+        let (raw, sequence_offset) = self.raw(slot);
+        Heading { blocks: raw as u16, entries: (raw >> 16) as u16, sequence_offset }
     }
 
-    /// The nine bytes of a slot, for a checkpoint.
-    pub fn row(&self, slot: Slot) -> [u8; 9] {
-        let at = slot.0 as usize;
-        let mut row = [0; 9];
-        row[..5].copy_from_slice(&self.lbas[at]);
-        row[5..].copy_from_slice(&self.crcs[at].to_le_bytes());
-        row
+    /// The bytes of a slot.
+    #[inline]
+    pub fn row(&self, slot: Slot) -> &[u8; ROW_BYTES] {
+        &self.rows[slot.0 as usize]
     }
 
-    /// Puts a slot's nine bytes back, from a checkpoint.
+    /// The bytes of some slots, for a checkpoint.
+    pub fn rows(&self, slots: core::ops::Range<u32>) -> &[u8] {
+        self.rows[slots.start as usize..slots.end as usize].as_flattened()
+    }
+
+    /// Puts a slot's bytes back, from a checkpoint.
     pub fn set_row(&mut self, slot: Slot, row: &[u8]) {
-        let at = slot.0 as usize;
-        self.lbas[at].copy_from_slice(&row[..5]);
-        self.crcs[at] = u32::from_le_bytes([row[5], row[6], row[7], row[8]]);
+        self.rows[slot.0 as usize].copy_from_slice(row);
     }
 
-    fn put(&mut self, slot: Slot, raw: u64) {
-        self.lbas[slot.0 as usize].copy_from_slice(&raw.to_le_bytes()[..5]);
+    #[inline]
+    fn put(&mut self, slot: Slot, raw: u64, crc: u32) {
+        let row = &mut self.rows[slot.0 as usize];
+        row[..5].copy_from_slice(&raw.to_le_bytes()[..5]);
+        row[5..].copy_from_slice(&crc.to_le_bytes());
     }
 
-    fn raw(&self, slot: Slot) -> u64 {
+    #[inline]
+    fn raw(&self, slot: Slot) -> (u64, u32) {
+        let row = &self.rows[slot.0 as usize];
         let mut wide = [0; 8];
-        wide[..5].copy_from_slice(&self.lbas[slot.0 as usize]);
-        u64::from_le_bytes(wide)
+        wide[..5].copy_from_slice(&row[..5]);
+        (u64::from_le_bytes(wide), u32::from_le_bytes([row[5], row[6], row[7], row[8]]))
     }
 }

@@ -29,6 +29,7 @@ pub(crate) enum Source {
 
 impl Source {
     /// Where the next block is, if the two can be read as one.
+    #[inline]
     fn next(self) -> Source {
         match self {
             Source::Memory { buffer, block } => Source::Memory { buffer, block: block + 1 },
@@ -51,6 +52,7 @@ pub(crate) struct Piece {
 }
 
 /// The place `blocks` blocks behind.
+#[inline]
 pub(crate) fn behind(place: Place, blocks: u16) -> Place {
     match place {
         Place::Buffer { buffer, block } => Place::Buffer { buffer, block: block + blocks },
@@ -128,6 +130,7 @@ impl Engine {
             Source::Cache { segment, block } => {
                 stats.hit_blocks += u64::from(blocks);
                 self.segments.get_mut(segment).readers += 1; // R2
+                payload.prefetch(self.slots.row(self.segments.slot(segment, block)));
                 self.active(piece.request).remaining += 1;
                 let token = self.token(Pending::Read(piece));
                 self.effects.push_back(Effect::ReadCache { token, segment, block, blocks, to });
@@ -225,12 +228,14 @@ impl Engine {
     }
 
     /// The seed of a block's checksum in the present life of its segment.
+    #[inline]
     pub(crate) fn seed(&self, segment: SegmentId, block: u16) -> Seed {
         let address = self.geometry.address(segment, block);
         Seed::new(self.identity.key, address, self.segments.get(segment).sequence)
     }
 
     /// After pieces were issued or completed: goes on if none is left.
+    #[inline]
     fn read_finish(&mut self, at: u32) {
         let active = self.active(at);
         if active.remaining > 0 {
@@ -245,6 +250,7 @@ impl Engine {
     }
 
     /// Where a block is now. Of data and extent the one placed later counts.
+    #[inline]
     pub(crate) fn locate(&mut self, volume: VolumeIndex, lba: Lba) -> Source {
         let slot = self.index.read(volume, lba);
         let mutants = self.config.mutants;
@@ -295,6 +301,7 @@ impl Engine {
         }
     }
 
+    #[inline]
     pub(crate) fn active(&mut self, at: u32) -> &mut crate::engine::Active {
         self.requests.get_mut(at).expect("the request is in the engine")
     }

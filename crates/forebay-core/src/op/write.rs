@@ -15,6 +15,7 @@ use crate::format::entry::Kind;
 use crate::format::superblock::Mode;
 use crate::mutant::Mutant;
 use crate::payload::{Ingested, Payload, Place};
+use crate::policy::writeback::Stage;
 use crate::request::{Op, RequestError};
 use crate::units::{BLOCK_BYTES, Lba, VolumeIndex};
 use crate::volume::{LOCK_COUNT_MAX, Lock, Waiter};
@@ -48,6 +49,31 @@ impl Engine {
             active.blocks = whole_end - first;
         }
         self.volume(active.request.volume).writes.push_back(at);
+    }
+
+    /// Places what can be placed, as the first step of settling; says whether no other step has
+    /// anything to do because of it.
+    pub(crate) fn write_quietly(
+        &mut self,
+        volume: VolumeIndex,
+        payload: &mut impl Payload,
+    ) -> bool {
+        let Some(state) = self.volume_ref(volume) else { return false };
+        let (closed, extents) = (state.log.closed, state.pending_extents.len());
+        self.write_settle(volume, payload);
+        let (now, wall) = (self.now, self.wall);
+        let limit = self.dirty_limit();
+        let placed = self.config.acknowledge == Acknowledge::Placed;
+        let through = self.is_through(volume);
+        let state = self.volume(volume);
+        state.log.times.note(state.log.placed, now, wall);
+        let log = &state.log;
+        let waits = !state.writes.is_empty() || state.starved || state.extents_full || through;
+        let closes = log.closed != closed || log.wanted > closed || log.note_wanted || !placed;
+        let begins = state.writeback.stage == Stage::Idle && log.dirty_blocks >= limit
+            || state.writeback.dirty_since.is_none()
+            || state.pending_extents.len() != extents;
+        !(waits || closes || begins)
     }
 
     /// Places what can be placed.
@@ -196,6 +222,7 @@ impl Engine {
             }
             let (buffer, slot) = self.next_slot(volume);
             let index = block + zeros;
+            payload.prefetch(self.index.begin(volume, active.first + index));
             match payload.ingest(active.request.tag, index, buffer, slot) {
                 Ingested::Zero if self.config.mutants.is(Mutant::ZeroBlockDropped) => block += 1,
                 Ingested::Zero => zeros += 1,
@@ -353,6 +380,9 @@ impl Engine {
 
     /// Whether a write goes around the log: the one decision to bypass.
     fn goes_around(&mut self, volume: VolumeIndex, at: u32) -> bool {
+        if self.volume(volume).mode != Mode::WriteAround {
+            return false;
+        }
         let active = *self.active(at);
         let write = matches!(active.request.op, Op::Write { .. });
         let state = self.volume(volume);
@@ -362,10 +392,6 @@ impl Engine {
         // sectors of a block, and not if this write fails or a crash comes before it.
         let over = state.extents.overlapping(active.first, active.first + active.blocks);
         let lost = over.into_iter().any(|extent| extent.kind == Kind::Lost);
-        write
-            && state.mode == Mode::WriteAround
-            && clean
-            && state.locks.len() < LOCK_COUNT_MAX
-            && !lost
+        write && clean && state.locks.len() < LOCK_COUNT_MAX && !lost
     }
 }

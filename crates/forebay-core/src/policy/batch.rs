@@ -20,7 +20,7 @@ use alloc::vec::Vec;
 pub const RUN_BLOCKS_MAX: usize = 256;
 
 /// One dirty block of the range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
     lba: Lba,
     position: Position,
@@ -108,7 +108,9 @@ impl Batch {
 
     /// Sorts, and leaves of each block the newest version. `keep_oldest` is a deliberate fault.
     pub fn seal(&mut self, keep_oldest: bool) {
-        self.items.sort_unstable();
+        // One number each: no two have the same place.
+        let key = |item: &Item| u128::from(item.lba.0) << 64 | u128::from(item.position.raw());
+        self.items.sort_unstable_by_key(key);
         let items = &mut self.items;
         let mut kept: usize = 0;
         for at in 0..items.len() {

@@ -154,6 +154,8 @@ pub(crate) struct Lane {
     under_way: u32,
     writes_under_way: u16,
     given_out: bool,
+    /// Completions the engine had seen when it went on last: without another one it cannot.
+    seen: u64,
     /// It is given up as soon as nothing of it is under way.
     failed: bool,
     /// Because not all that was found lost could be noted.
@@ -179,6 +181,7 @@ impl Lane {
             under_way: 0,
             writes_under_way: 0,
             given_out: false,
+            seen: 0,
             failed: false,
             crowded: false,
         }
@@ -189,6 +192,7 @@ impl Lane {
         LANE_COUNT as u64 * Batch::memory_bytes(items, config.extent_count_max as usize)
     }
 
+    #[inline]
     fn run(&mut self, number: u32) -> &mut Run {
         &mut self.runs[number.wrapping_sub(self.front) as usize]
     }
@@ -233,7 +237,14 @@ impl Engine {
         }
         match state.writeback.stage {
             Stage::Idle => self.writeback_begin(volume, payload),
-            Stage::Writing => self.writeback_go_on(volume, payload),
+            Stage::Writing => {
+                let lane = state.writeback.lane.expect("a batch has a lane");
+                let seen = core::mem::replace(&mut self.lanes[lane].seen, self.completions);
+                // What it waits for comes with a completion, whosever it is.
+                if seen != self.completions {
+                    self.writeback_go_on(volume, payload);
+                }
+            }
             Stage::Flushing => {}
             Stage::Noting => {
                 let loose = self.config.mutants.is(Mutant::WatermarkNotDurableBeforeNextBatch);
@@ -258,24 +269,35 @@ impl Engine {
         self.segments.free_count() < self.kept_segments(None) + (self.segments.count() / 32).max(3)
     }
 
-    fn writeback_wanted(&self, volume: &Volume) -> bool {
+    /// A volume with so many dirty blocks is written back.
+    #[inline]
+    pub(crate) fn dirty_limit(&self) -> u64 {
         let percent = u32::from(self.config.dirty_percent);
-        let dirty_segments = volume.log.dirty_blocks / u64::from(self.geometry.segment_blocks);
+        let clean_segments = u64::from(percent * self.segments.count()) / 100;
+        (clean_segments + 1) * u64::from(self.geometry.segment_blocks)
+    }
+
+    fn writeback_wanted(&self, volume: &Volume) -> bool {
         let extents = volume.pending_extents.len() as u64;
         self.is_through(volume.index)
             || volume.starved
-            || self.pool_is_low()
             || extents * 2 > u64::from(self.config.extent_count_max)
-            || dirty_segments * 100 > u64::from(percent * self.segments.count())
+            || volume.log.dirty_blocks >= self.dirty_limit()
             || volume
                 .writeback
                 .dirty_since
                 .is_some_and(|since| self.now.since(since) >= self.config.dirty_age)
+            || self.pool_is_low()
     }
 
     fn writeback_begin(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         let state = self.volume_ref(volume).expect("it exists");
         if !state.serving || self.stopping || self.health == crate::engine::CacheHealth::Failed {
+            return;
+        }
+        let log = &state.log;
+        let clean = !log.is_dirty() && log.durable.through <= log.watermark;
+        if clean && state.unnamed_lost.is_none() {
             return;
         }
         if !self.writeback_wanted(state) || !self.name_lost(volume, payload) {
@@ -520,18 +542,26 @@ impl Engine {
                         blocks: count,
                         again: false,
                     };
-                    self.writeback_read_piece(volume, lane, what, to);
+                    self.writeback_read_piece(volume, lane, what, to, payload);
                 }
             }
             offset += count;
         }
     }
 
-    fn writeback_read_piece(&mut self, volume: VolumeIndex, lane: usize, what: What, to: Place) {
+    fn writeback_read_piece(
+        &mut self,
+        volume: VolumeIndex,
+        lane: usize,
+        what: What,
+        to: Place,
+        payload: &mut impl Payload,
+    ) {
         let What::Read { run, segment, block, blocks, .. } = what else {
             unreachable!("a read");
         };
         self.segments.get_mut(segment).readers += 1;
+        payload.prefetch(self.slots.row(self.segments.slot(segment, block)));
         self.lanes[lane].under_way += 1;
         self.lanes[lane].run(run).remaining += 1;
         let token = self.token(Pending::Writeback(Work { volume, what }));
@@ -675,7 +705,7 @@ impl Engine {
             let (offset, block) = (offset + at, block + at);
             if !again {
                 let what = What::Read { run, offset, segment, block, blocks: 1, again: true };
-                self.writeback_read_piece(volume, lane, what, place);
+                self.writeback_read_piece(volume, lane, what, place, payload);
                 continue;
             }
             let stretch = self.lanes[lane].run(run).stretch;

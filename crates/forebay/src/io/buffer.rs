@@ -76,6 +76,7 @@ impl Span {
     ///
     /// If they are not all inside.
     #[must_use]
+    #[inline]
     pub fn part(self, offset: usize, length: usize) -> Span {
         assert!(offset <= self.length);
         assert!(length <= self.length - offset);
@@ -91,6 +92,7 @@ impl Span {
     }
 
     /// Copies `bytes` to its front. No operation on it may be under way (B2).
+    #[inline]
     pub fn copy_in(self, bytes: &[u8]) {
         assert!(bytes.len() <= self.length);
         // SAFETY: mapped (B1) and long enough; `copy` allows `bytes` to lie in the same memory.
@@ -105,6 +107,7 @@ impl Span {
     }
 
     /// Copies all of `source`, which is not longer, to its front.
+    #[inline]
     pub fn copy_from(self, source: Span) {
         assert!(source.length <= self.length);
         // SAFETY: both mapped (B1) and long enough; `copy` allows an overlap.
@@ -130,6 +133,7 @@ impl Span {
     }
 
     /// The checksum that a block's entry holds, without its seed.
+    #[inline]
     pub fn block_checksum(self) -> u32 {
         // SAFETY: the reference ends with the call, and no other code of this thread runs inside.
         forebay_core::format::bytes::block_checksum(unsafe { self.as_slice() })
@@ -260,6 +264,7 @@ impl Arena {
     /// # Panics
     ///
     /// If they are not all inside.
+    #[inline]
     pub fn span(&self, offset: usize, length: usize) -> Span {
         self.all.part(offset, length)
     }
