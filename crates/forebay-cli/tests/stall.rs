@@ -5,6 +5,7 @@
 
 mod support;
 
+use forebay_serve::nbd::reply::ByteRange;
 use forebay_serve::nbd::wire::{RequestHeader, command};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -177,4 +178,34 @@ fn broken_off_long_writes_use_up_no_connection() {
     drop((client, later));
     daemon.stop("TERM");
     assert!(begun.elapsed() < Duration::from_secs(4), "the stop waited for the dead");
+}
+
+/// Answers that need no device, answers that fit into the ring of replies and answers that do not,
+/// more of each than there is room for: nothing may wait for an event that does not come.
+#[test]
+fn a_client_that_receives_late_gets_every_answer() {
+    const COMMANDS: u64 = 40_000; // their headers fit into what the server takes in
+    let (scratch, daemon) = serve("late");
+    let mut client = scratch.connect("v");
+    client.stream().set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    client.write(0, &content(1, 0, MIB), false).unwrap();
+    for number in 0..COMMANDS {
+        let length = if number % 1000 == 7 { MIB as u32 } else { 4096 };
+        let sent = match number % 10 {
+            7 => client.send_read(ByteRange { offset: 0, length }, false),
+            8 => client.send_read(ByteRange { offset: 1, length }, false),
+            _ => client.send_cache(ByteRange { offset: 0, length }),
+        };
+        sent.unwrap();
+    }
+    let expected = content(1, 0, MIB);
+    let (mut reads, mut refused) = (0, 0);
+    for _ in 0..COMMANDS {
+        let reply = client.receive().unwrap();
+        refused += u64::from(reply.result.is_err());
+        reads += u64::from(!reply.data.is_empty());
+        assert!(reply.data == expected[..reply.data.len()], "{} bytes differ", reply.data.len());
+    }
+    assert_eq!((reads, refused), (COMMANDS / 10, COMMANDS / 10));
+    daemon.stop("TERM");
 }

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! One NBD connection: its input, its commands under way, its output.
 //!
-//! Many requests come with one receive, many replies go with one send. A write is handed to the
-//! engine only when its payload is there, so a client that stalls in the middle of one holds
-//! nothing but its own connection. Writes above [`REQUEST_BYTES_MAX`] are handed over in pieces.
+//! Many requests come with one receive, many replies go with one send. Both are tried by a call
+//! that does not wait; only when there is nothing, or no room, does the reactor wait for it.
+//! A write is handed to the engine only when its payload is there, so a client that stalls in the
+//! middle of one holds nothing but its own connection. Writes above [`REQUEST_BYTES_MAX`] are
+//! handed over in pieces.
 //!
 //! # Invariants
 //!
 //! - **N1** The payload of a write stays where it was received until the engine has answered.
 //! - **N2** A command is answered once, after all its pieces are.
 //! - **N3** A connection is gone only when nothing of it is under way.
+//! - **N4** When its turn ends it waits for input, unless it takes none or another turn is sure to
+//!   come: the reactor, the engine or an answer brings it. So a call that does not wait must not be
+//!   what another command waits for.
 
 use super::error::{CloseReason, NbdError};
 use super::export::{Export, Session};
@@ -24,8 +29,9 @@ use forebay::shard::Shard;
 use forebay_core::limits::REQUEST_BYTES_MAX;
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Lba, VolumeIndex};
+use rustix::io::Errno;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Commands of one connection that may be under way.
 const COMMAND_COUNT_MAX: usize = 256;
@@ -87,6 +93,13 @@ impl Names {
     }
 }
 
+/// Whether a call that does not wait had to leave it to the reactor.
+fn is_not_ready(result: i32) -> bool {
+    const AGAIN: i32 = -Errno::AGAIN.raw_os_error();
+    const INTERRUPTED: i32 = -Errno::INTR.raw_os_error();
+    matches!(result, AGAIN | INTERRUPTED)
+}
+
 /// One connection.
 pub(super) struct Connection {
     socket: OwnedFd,
@@ -115,7 +128,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(socket: OwnedFd, names: Names, shard: &mut Shard) -> io::Result<Connection> {
+    pub(super) fn new(socket: OwnedFd, names: Names) -> io::Result<Connection> {
         let mut connection = Connection {
             socket,
             names,
@@ -136,8 +149,6 @@ impl Connection {
             is_over: false,
         };
         let _ = connection.output.push(&Handshake::greeting());
-        connection.go_on_sending(shard);
-        connection.go_on_receiving(shard);
         Ok(connection)
     }
 
@@ -196,21 +207,19 @@ impl Connection {
         pool: &mut Pool,
     ) {
         self.is_receiving = false;
+        self.note_received(result);
+        self.take(exports, shard, pool);
+    }
+
+    fn note_received(&mut self, result: i32) {
         match usize::try_from(result) {
             Ok(bytes) if bytes > 0 => self.end += bytes,
             // The client is gone; what it asked for is done all the same.
             _ => self.is_closing = true,
         }
-        self.go_on(exports, shard, pool);
     }
 
-    pub(super) fn sent(
-        &mut self,
-        result: i32,
-        exports: &[(Export, VolumeIndex)],
-        shard: &mut Shard,
-        pool: &mut Pool,
-    ) {
+    pub(super) fn sent(&mut self, result: i32, shard: &mut Shard, pool: &mut Pool) {
         self.output.is_sending = false;
         match usize::try_from(result) {
             Ok(bytes) if bytes > 0 && !self.is_broken => self.output.sent(bytes, pool),
@@ -219,24 +228,36 @@ impl Connection {
                 self.output.clear(pool);
             }
         }
-        self.go_on(exports, shard, pool);
     }
 
-    /// Does what can be done: takes input, tries again what found no room, sends and receives.
-    pub(super) fn go_on(
+    /// Once in each turn of the loop, after the answers: sends, receives what is there, and takes
+    /// it. Replies go out before more is received, so that the client has something to do meanwhile.
+    pub(super) fn turn(
         &mut self,
         exports: &[(Export, VolumeIndex)],
         shard: &mut Shard,
         pool: &mut Pool,
     ) {
-        self.try_unfinished(shard);
-        if !self.is_broken {
-            // Bounded by the input: each turn takes some of it.
-            while self.unfinished.is_empty() && self.take_input(exports, shard, pool) {}
-            self.go_on_sending(shard);
+        self.take(exports, shard, pool);
+        self.go_on_sending(shard, pool);
+        if self.receive_now(shard) {
+            self.take(exports, shard, pool);
         }
-        self.go_on_receiving(shard);
+        // With answers there the next turn comes at once, and looks again.
+        if !shard.has_answers() {
+            self.go_on_sending(shard, pool);
+            self.go_on_receiving(shard);
+        }
         self.give_up_streaming();
+    }
+
+    /// Takes input, and tries again what found no room.
+    fn take(&mut self, exports: &[(Export, VolumeIndex)], shard: &mut Shard, pool: &mut Pool) {
+        self.try_unfinished(shard);
+        // Bounded by the input: each turn takes some of it.
+        while !self.is_broken && self.unfinished.is_empty() && self.take_input(exports, shard, pool)
+        {
+        }
     }
 
     /// Ends a long write whose client is gone before all of it came (N3): the pieces that came are
@@ -260,20 +281,48 @@ impl Connection {
         }
     }
 
-    fn go_on_sending(&mut self, shard: &mut Shard) {
-        if self.output.is_sending || self.is_broken {
-            return;
-        }
-        if let Some(span) = self.output.front() {
+    /// Sends: what is gathered at once, the rest when the reactor waits. What frees memory that
+    /// commands wait for goes the reactor's way, because its result brings a turn.
+    fn go_on_sending(&mut self, shard: &mut Shard, pool: &mut Pool) {
+        // Bounded: every round sends something.
+        while !self.output.is_sending && !self.is_broken {
+            let Some(span) = self.output.front() else { return };
+            if self.output.has_room() && self.output.front_is_gathered() {
+                let result = shard.reactor.send_now(self.socket.as_fd(), span);
+                if !is_not_ready(result) {
+                    self.sent(result, shard, pool);
+                    continue;
+                }
+            }
             self.output.is_sending = true;
             let fd = self.socket.as_raw_fd();
             shard.reactor.submit(ReactorOp::Send { fd, span }, self.names.reactor(SEND));
         }
     }
 
+    /// Receives what is there, if anything; says whether it did. The end of the connection is
+    /// noted as well.
+    fn receive_now(&mut self, shard: &Shard) -> bool {
+        let Some(span) = self.input_room() else { return false };
+        let result = shard.reactor.receive_now(self.socket.as_fd(), span);
+        if is_not_ready(result) {
+            return false;
+        }
+        self.note_received(result);
+        true
+    }
+
     fn go_on_receiving(&mut self, shard: &mut Shard) {
+        let Some(span) = self.input_room() else { return };
+        self.is_receiving = true;
+        let fd = self.socket.as_raw_fd();
+        shard.reactor.submit(ReactorOp::Recv { fd, span }, self.names.reactor(RECEIVE));
+    }
+
+    /// Where the next bytes go, if any may come now.
+    fn input_room(&mut self) -> Option<Span> {
         if self.is_receiving || self.is_closing || self.is_broken {
-            return;
+            return None;
         }
         if self.payloads == 0 {
             if self.start == self.end {
@@ -284,13 +333,7 @@ impl Connection {
                 (self.start, self.end) = (0, left.len());
             }
         }
-        if self.end == INPUT_BYTES {
-            return;
-        }
-        self.is_receiving = true;
-        let span = self.input.span(self.end, INPUT_BYTES - self.end);
-        let fd = self.socket.as_raw_fd();
-        shard.reactor.submit(ReactorOp::Recv { fd, span }, self.names.reactor(RECEIVE));
+        (self.end < INPUT_BYTES).then(|| self.input.span(self.end, INPUT_BYTES - self.end))
     }
 
     /// Whether what is still to come of the front might not fit behind what is there.

@@ -107,17 +107,17 @@ impl NbdFrontEnd {
                 // Replies are gathered here already.
                 let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
             }
-            self.connect(socket, shard);
+            self.connect(socket);
         }
         self.accept(listener, shard);
     }
 
     /// A connection beyond the limit is closed at once: its client sees the end.
-    fn connect(&mut self, socket: OwnedFd, shard: &mut Shard) {
+    fn connect(&mut self, socket: OwnedFd) {
         let Some(at) = self.connections.iter().position(Option::is_none) else { return };
         let names = Names { place: self.place, connection: at as u32 };
         // No memory for one more: its client sees the end, too.
-        self.connections[at] = Connection::new(socket, names, shard).ok();
+        self.connections[at] = Connection::new(socket, names).ok();
     }
 
     fn sweep(&mut self, at: usize) {
@@ -150,7 +150,7 @@ impl FrontEnd for NbdFrontEnd {
         let exports = self.exports.borrow();
         match what {
             RECEIVE => connection.received(result, &exports, shard, &mut self.pool),
-            SEND => connection.sent(result, &exports, shard, &mut self.pool),
+            SEND => connection.sent(result, shard, &mut self.pool),
             _ => {}
         }
         drop(exports);
@@ -167,7 +167,7 @@ impl FrontEnd for NbdFrontEnd {
         let mut counts = [0; VOLUME_COUNT_MAX];
         for at in 0..self.connections.len() {
             if let Some(connection) = &mut self.connections[at] {
-                connection.go_on(&self.exports.borrow(), shard, &mut self.pool);
+                connection.turn(&self.exports.borrow(), shard, &mut self.pool);
                 self.sweep(at);
             }
             let volume = self.connections[at].as_ref().and_then(Connection::volume);

@@ -95,6 +95,11 @@ impl Output {
         self.items.front().map(|item| item.span.skip(item.sent))
     }
 
+    /// Whether sending the front gives no run back.
+    pub(super) fn front_is_gathered(&self) -> bool {
+        self.items.front().is_some_and(|item| item.run.is_none())
+    }
+
     /// So many bytes of the front are sent.
     pub(super) fn sent(&mut self, bytes: usize, pool: &mut Pool) {
         let Some(front) = self.items.front_mut() else { return };

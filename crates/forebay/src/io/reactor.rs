@@ -8,7 +8,8 @@
 //! # Invariants
 //!
 //! - **R1** Every operation submitted is answered exactly once, by a later [`Reactor::wait`].
-//! - **R2** Nothing reaches the kernel before [`Reactor::wait`], which submits all of it at once.
+//! - **R2** No operation reaches the kernel before [`Reactor::wait`], which submits all of them at
+//!   once. What ends in `_now` is no operation but a call that does not wait.
 //! - **R3** A reactor dropped on its thread has no disk operation under way: it waits for them.
 //!
 //! The descriptor and the span of an operation stay valid until it is answered; the submitter
@@ -25,10 +26,11 @@
 //! Short reads and writes are given as they are: continuing them is the device's work.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use super::buffer::{Arena, Span};
+use super::sys;
 use super::threads::ThreadsReactor;
 use super::uring::UringReactor;
 
@@ -171,6 +173,18 @@ impl Reactor {
             BackEnd::Uring(uring) => uring.submit(op, user_data),
             BackEnd::Threads(threads) => threads.submit(op, user_data),
         }
+    }
+
+    /// Receives from a socket at once, without waiting: as the result of a [`ReactorOp::Recv`], or
+    /// `-EAGAIN`. Not while a receive of the socket is under way.
+    pub fn receive_now(&self, fd: BorrowedFd<'_>, span: Span) -> i32 {
+        sys::recv(fd.as_raw_fd(), span)
+    }
+
+    /// Sends to a socket at once, without waiting: as the result of a [`ReactorOp::Send`], or
+    /// `-EAGAIN`. Not while a send to the socket is under way.
+    pub fn send_now(&self, fd: BorrowedFd<'_>, span: Span) -> i32 {
+        sys::send(fd.as_raw_fd(), span)
     }
 
     /// Tries to end the operations submitted with `user_data` early; they are then answered

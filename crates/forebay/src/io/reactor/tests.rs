@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
@@ -166,6 +166,27 @@ fn sockets_wait_for_their_peer() {
             reactor.submit(ReactorOp::Send { fd, span }, 4);
             assert_eq!(answers(reactor, 1), [(4, -libc::EPIPE)], "and no signal");
         }
+    });
+}
+
+#[test]
+fn what_does_not_wait_says_so() {
+    each(8, |reactor| {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let arena = Arena::anonymous(4096).unwrap();
+        let (fd, span) = (ours.as_fd(), arena.span(0, 100));
+        assert_eq!(reactor.receive_now(fd, span), -libc::EAGAIN);
+        theirs.write_all(b"hello").unwrap();
+        assert_eq!(reactor.receive_now(fd, span), 5);
+        let mut bytes = [0; 5];
+        span.copy_out(&mut bytes);
+        assert_eq!(&bytes, b"hello");
+        assert_eq!(reactor.send_now(fd, arena.span(0, 5)), 5);
+        theirs.read_exact(&mut bytes).unwrap();
+        while reactor.send_now(fd, arena.whole()) > 0 {}
+        assert_eq!(reactor.send_now(fd, span), -libc::EAGAIN);
+        drop(theirs);
+        assert_eq!(reactor.send_now(fd, span), -libc::EPIPE, "and no signal");
     });
 }
 
