@@ -13,7 +13,7 @@ skip() { skipped=$((skipped + 1)); echo "SKIP $*"; }
 check() {
     local name=$1 output
     shift
-    if output=$("$@" 2>&1); then pass "$name"; else fail "$name: $*: exit $?: $(tail -n 5 <<<"$output" | tr '\n' '|')"; return 1; fi
+    if output=$("$@" 2>&1); then pass "$name"; else fail "$name: $*: exit $?: $(head -n 8 <<<"$output" | tr '\n' '|')"; return 1; fi
 }
 
 # refuses NAME TEXT COMMAND...: the command fails, and says TEXT (a regular expression).
@@ -59,10 +59,27 @@ control() { sed -n 's/^control: //p' "/run/$1.out"; }
 # The loop device of a volume.
 device() { sed -n "s|^\(/dev/loop[0-9]*\) $2\$|\1|p" "/run/$1.out"; }
 
-# drained_stop NAME: everything written back, and the daemon gone.
-drained_stop() {
-    "$FOREBAY" stop --drain --control "$(control "$1")" >"/run/$1.stop" 2>&1 || { cat "/run/$1.stop" "/run/$1.err"; return 1; }
-    wait "$daemon" || { echo "the daemon ended with $?"; tail -5 "/run/$1.err"; return 1; }
+# ended WHAT: the daemon ends by itself, with success. (Not inside `check`: only its parent can wait for it.)
+ended() {
+    wait "$daemon"
+    local status=$?
+    if [ $status = 0 ]; then pass "$1"; else fail "$1: the daemon ended with $status"; fi
+}
+
+# drain_and_stop WHAT NAME: everything written back, and the daemon gone.
+drain_and_stop() {
+    check "$1" "$FOREBAY" stop --drain --control "$(control "$2")" && ended "$1: the daemon ends well"
+}
+
+# stop WHAT NAME: the daemon gone.
+stop() {
+    check "$1" "$FOREBAY" stop --control "$(control "$2")" && ended "$1: the daemon ends well"
+}
+
+# As power would be lost to this process alone.
+kill_daemon() {
+    kill -9 "$daemon"
+    wait "$daemon" 2>/dev/null
 }
 
 # A tree of files that differ, and a list of their sums beside the tree.
