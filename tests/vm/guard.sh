@@ -43,6 +43,9 @@ mkfs.ext4 -q -F /dev/vg/lv; mount /dev/vg/lv /mnt
 both "mounted logical volume" "is mounted at /mnt" /dev/vg/lv
 both "mounted logical volume by its other name" "is mounted at /mnt" /dev/mapper/vg-lv
 umount /mnt
+mkswap -q /dev/vg/lv >/dev/null; swapon /dev/vg/lv
+both "logical volume used as swap" "in use as swap" /dev/vg/lv
+swapoff /dev/vg/lv
 vgchange -qq -an vg
 refuses "inactive physical volume: format" "holds LVM" $FOREBAY format "$disk"
 vgchange -qq -ay vg
@@ -74,13 +77,25 @@ mkfs.xfs -q -f -s size=4096 -l logdev="$other",size=64m "$disk"; mount -o logdev
 both "log device of a mounted xfs" "in exclusive use" "$other"
 umount /mnt
 
+# A loop device over a block device is no holder to the kernel, and does not open it exclusively.
+wipe "$disk"
+sgdisk -o -n 1:0:+512M -n 2:0:+512M "$disk" >/dev/null; partitions "$disk" "${disk}2"
+loop=$(losetup -f --show "${disk}1")
+both "partition behind a loop device" "${disk}1 is behind $loop; detach" "${disk}1"
+both "disk with a partition behind a loop device" "${disk}1 is behind $loop; detach" "$disk"
+check "the partition beside it is free" $FOREBAY format --force "${disk}2"
+losetup -d "$loop"; wipe "$disk"; blockdev --rereadpt "$disk"
+mkfs.ext4 -q -F "$disk"; loop=$(losetup -f --show "$disk"); mount "$loop" /mnt
+both "disk behind a mounted loop device" "$disk is behind $loop \(mounted at /mnt\)" "$disk"
+umount /mnt; losetup -d "$loop"
+
 wipe "$disk"
 mkfs.ext4 -q -F "$disk"; mount "$disk" /mnt
 truncate -s 256M /mnt/file
 loop=$(losetup -f --show /mnt/file)
-both "file behind a loop device" "is the file behind $loop" /mnt/file
+both "file behind a loop device" "/mnt/file is behind $loop" /mnt/file
 mkfs.ext4 -q -F "$loop"; mount "$loop" /mnt2
-both "file behind a mounted loop device" "is the file behind $loop \(mounted at /mnt2\)" /mnt/file
+both "file behind a mounted loop device" "/mnt/file is behind $loop \(mounted at /mnt2\)" /mnt/file
 both "mounted loop device" "$loop is mounted at /mnt2" "$loop"
 umount /mnt2; losetup -d "$loop"
 truncate -s 256M /mnt/cache
