@@ -40,11 +40,11 @@ wipe "$disk"; blockdev --rereadpt "$disk"
 pvcreate -qq -ff -y "$disk" && vgcreate -qq vg "$disk" >/run/lvm 2>&1 && lvcreate -qq -y -Zn -n lv -L 256M vg >/run/lvm 2>&1 || fail "LVM cannot be set up"
 both "physical volume of an active volume" "part of LVM volume /dev/mapper/vg-lv" "$disk"
 mkfs.ext4 -q -F /dev/vg/lv; mount /dev/vg/lv /mnt
-both "mounted logical volume" "is mounted at /mnt" /dev/vg/lv
-both "mounted logical volume by its other name" "is mounted at /mnt" /dev/mapper/vg-lv
+both "mounted logical volume" "/dev/mapper/vg-lv is mounted at /mnt" /dev/vg/lv
+both "mounted logical volume by its other name" "/dev/mapper/vg-lv is mounted at /mnt" /dev/mapper/vg-lv
 umount /mnt
 mkswap -q /dev/vg/lv >/dev/null; swapon /dev/vg/lv
-both "logical volume used as swap" "in use as swap" /dev/vg/lv
+both "logical volume used as swap" "/dev/mapper/vg-lv is in use as swap" /dev/vg/lv
 swapoff /dev/vg/lv
 vgchange -qq -an vg
 refuses "inactive physical volume: format" "holds LVM" $FOREBAY format "$disk"

@@ -256,7 +256,7 @@ impl<'a> View<'a> {
 
     fn check_node(&self, path: &Path, node: &Node) -> Result<(), GuardError> {
         let path = path.to_owned();
-        let device = Path::new("/dev").join(node.name.replace('!', "/"));
+        let device = node.path();
         if let Some(mount) = self.host.mounts_of(&self.mounts, node.number).into_iter().next() {
             let Mount { mount_point, kind, .. } = mount;
             return Err(GuardError::Mounted { path, device, mount_point, kind });

@@ -178,6 +178,9 @@ fn members_of_arrays_and_volumes_name_their_holder() {
     assert!(text.contains("/dev/sdx1 is part of md array /dev/md0 (raid1)"), "{text}");
     let text = machine.check("65:0").unwrap_err().to_string();
     assert!(text.contains("LVM volume /dev/mapper/vg-home"), "{text}");
+    machine.mount("253:3", "/home", "ext4", "/dev/mapper/vg-home");
+    let text = machine.check("253:3").unwrap_err().to_string();
+    assert!(text.contains("/dev/mapper/vg-home is mounted at /home"), "{text}");
     machine.check("9:0").unwrap();
 }
 
