@@ -1,10 +1,10 @@
-# FUSE and loop over a partitioned disk, with logical blocks of 512 and of 4096 bytes: the disk is made without forebay,
-# used through it, killed under it, and read without it again.
+# FUSE and loop over a partitioned disk, with logical blocks of 512 and of 4096 bytes (and a cache device with
+# the other): the disk is made without forebay, used through it, killed under it, and read without it again.
 . ./lib.sh
 modprobe -a fuse loop xfs
 
-whole_way() { # LOGICAL
-    local size=$1 cache=$S/cache$1 backing=$S/backing$1 disk loop
+whole_way() { # LOGICAL CACHE-LOGICAL
+    local size=$1 cache=$S/cache$2 backing=$S/backing$1 disk loop
     disk=$(readlink -f "$backing")
     go() { serve "f$size" --cache "$cache" --volume "v$size=$backing" --attach fuse; }
 
@@ -51,6 +51,6 @@ whole_way() { # LOGICAL
     check "$size: bare disk: everything is there" intact /mnt/new "/run/new$size"
     check "$size: bare disk: unmount" umount /mnt
 }
-whole_way 512
-whole_way 4096
+whole_way 512 4096
+whole_way 4096 512
 finish
