@@ -50,6 +50,21 @@ whole_way() { # LOGICAL CACHE-LOGICAL
     check "$size: bare disk: mount" mount -o ro "${disk}1" /mnt
     check "$size: bare disk: everything is there" intact /mnt/new "/run/new$size"
     check "$size: bare disk: unmount" umount /mnt
+
+    # Dirty data in one partition, and another one mounted without forebay meanwhile. A drained volume stays
+    # write-through until it is told otherwise.
+    serve "f$size" --cache "$cache" --volume "v$size=$backing,mode=write-back" --attach fuse || { fail "$size: serve again"; return; }
+    loop=$(device "f$size" "v$size")
+    wait_for 10 test -b "${loop}p2"
+    check "$size: dirty data in partition 2" dd if=/dev/urandom of="${loop}p2" bs=1M count=8 oflag=direct
+    stop "$size: stop without a drain" "f$size"
+    go || { fail "$size: serve with nothing changed"; return; }
+    stop "$size: nothing changed: served, and stopped again" "f$size"
+    check "$size: partition 1 mounted bare" mount "${disk}1" /mnt
+    touch /mnt/by-others
+    umount /mnt
+    refuses "$size: backing device changed by others" "changed by others.*XFS" \
+        $FOREBAY serve --cache "$cache" --volume "v$size=$backing" --attach fuse
 }
 whole_way 512 4096
 whole_way 4096 512
