@@ -116,8 +116,8 @@ impl Engine {
                 return Noted::NotNow;
             }
             self.place_extent(volume, Kind::Lost, lba, 1, payload);
+            self.volume(volume).stats.lost_blocks += 1;
         }
-        self.volume(volume).stats.lost_blocks += 1;
         Noted::Yes
     }
 

@@ -94,15 +94,18 @@ pub enum GuardError {
         /// The holder's name in the kernel.
         holder_name: String,
     },
-    /// The file is behind an active loop device.
+    /// It, a partition of it, or the disk it is on, is behind an active loop device. The loop
+    /// driver is no holder to the kernel, and it does not open exclusively.
     #[error(
-        "{path}: is the file behind /dev/{loop_name}{}; {}",
+        "{path}: {device} is behind /dev/{loop_name}{}; {}",
         mounted_text(.mount_points),
         if .mount_points.is_empty() { "detach it first" } else { "unmount and detach it first" }
     )]
     LoopBacked {
         /// As given.
         path: PathBuf,
+        /// What is behind the loop device.
+        device: PathBuf,
         /// `loop3`.
         loop_name: String,
         /// Where that, or a partition of it, is mounted.
@@ -253,7 +256,7 @@ impl<'a> View<'a> {
 
     fn check_node(&self, path: &Path, node: &Node) -> Result<(), GuardError> {
         let path = path.to_owned();
-        let device = Path::new("/dev").join(node.name.replace('!', "/"));
+        let device = node.path();
         if let Some(mount) = self.host.mounts_of(&self.mounts, node.number).into_iter().next() {
             let Mount { mount_point, kind, .. } = mount;
             return Err(GuardError::Mounted { path, device, mount_point, kind });
@@ -271,25 +274,35 @@ impl<'a> View<'a> {
             let (holder, holder_name) = (holder.described(), holder.name);
             return Err(GuardError::Held { path, device, holder, holder_name });
         }
-        Ok(())
+        let is_behind = |found: &&LoopBinding| {
+            self.host
+                .node_at_path(&found.backing_file)
+                .is_some_and(|other| other.number == node.number)
+        };
+        match self.loops.iter().find(is_behind) {
+            Some(binding) => Err(self.behind(path, device, binding)),
+            None => Ok(()),
+        }
     }
 
     fn check_file(&self, target: &Target, path: &Path) -> Result<(), GuardError> {
         if let Some(swap) = self.swaps.iter().find(|swap| same_file(target, swap)) {
             return Err(GuardError::Swap { path: path.to_owned(), device: swap.clone() });
         }
-        let binding = self.loops.iter().find(|found| same_file(target, &found.backing_file));
-        let Some(binding) = binding else { return Ok(()) };
+        match self.loops.iter().find(|found| same_file(target, &found.backing_file)) {
+            Some(binding) => Err(self.behind(path.to_owned(), path.to_owned(), binding)),
+            None => Ok(()),
+        }
+    }
+
+    fn behind(&self, path: PathBuf, device: PathBuf, binding: &LoopBinding) -> GuardError {
         let mut mount_points = Vec::new();
         for node in std::iter::once(binding.node.clone()).chain(binding.node.partitions()) {
             let mounts = self.host.mounts_of(&self.mounts, node.number);
             mount_points.extend(mounts.into_iter().map(|mount| mount.mount_point));
         }
-        Err(GuardError::LoopBacked {
-            path: path.to_owned(),
-            loop_name: binding.node.name.clone(),
-            mount_points,
-        })
+        let loop_name = binding.node.name.clone();
+        GuardError::LoopBacked { path, device, loop_name, mount_points }
     }
 }
 

@@ -202,9 +202,19 @@ impl Node {
         read_trimmed(&self.directory.join(name))
     }
 
-    /// The path in `/dev` a person would use, with what the device is made by.
+    /// The path in `/dev` a person would use: `/dev/mapper/vg-home` rather than `/dev/dm-0`.
+    pub fn path(&self) -> PathBuf {
+        match self.attribute("dm/name") {
+            Some(name) => Path::new("/dev/mapper").join(name),
+            None => Path::new("/dev").join(self.name.replace('!', "/")),
+        }
+    }
+
+    /// [`path`](Self::path), with what the device is made by.
     pub fn described(&self) -> String {
-        if let Some(name) = self.attribute("dm/name") {
+        let path = self.path();
+        let path = path.display();
+        if self.attribute("dm/name").is_some() {
             let maker = self.attribute("dm/uuid").unwrap_or_default();
             let maker = match maker.split('-').next() {
                 Some("LVM") => "LVM volume",
@@ -212,12 +222,12 @@ impl Node {
                 Some("mpath") => "multipath device",
                 _ => "device-mapper device",
             };
-            return format!("{maker} /dev/mapper/{name}");
+            return format!("{maker} {path}");
         }
         if let Some(level) = self.attribute("md/level") {
-            return format!("md array /dev/{} ({level})", self.name);
+            return format!("md array {path} ({level})");
         }
-        format!("/dev/{}", self.name.replace('!', "/"))
+        path.to_string()
     }
 
     fn at(directory: &Path) -> Option<Node> {
@@ -415,9 +425,9 @@ impl Host {
         mounts: &[Mount],
         loops: &[LoopBinding],
     ) -> Vec<Beneath> {
-        let block = |node: Node, through: Link| {
-            let path = Path::new("/dev").join(node.name.replace('!', "/"));
-            Beneath { target: Target::Block { path, number: node.number }, through }
+        let block = |node: Node, through: Link| Beneath {
+            target: Target::Block { path: node.path(), number: node.number },
+            through,
         };
         match target {
             Target::Block { number, .. } => {

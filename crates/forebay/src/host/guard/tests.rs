@@ -178,6 +178,9 @@ fn members_of_arrays_and_volumes_name_their_holder() {
     assert!(text.contains("/dev/sdx1 is part of md array /dev/md0 (raid1)"), "{text}");
     let text = machine.check("65:0").unwrap_err().to_string();
     assert!(text.contains("LVM volume /dev/mapper/vg-home"), "{text}");
+    machine.mount("253:3", "/home", "ext4", "/dev/mapper/vg-home");
+    let text = machine.check("253:3").unwrap_err().to_string();
+    assert!(text.contains("/dev/mapper/vg-home is mounted at /home"), "{text}");
     machine.check("9:0").unwrap();
 }
 
@@ -204,7 +207,23 @@ fn file_behind_a_loop_device_is_refused_with_its_mounts() {
     fs::hard_link(file.path(), &other).unwrap();
     let error = machine.host.check_free(&Target::of(&other).unwrap()).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("file behind /dev/loop3 (mounted at /mnt/image); unmount"), "{text}");
+    assert!(text.contains("is behind /dev/loop3 (mounted at /mnt/image); unmount"), "{text}");
+}
+
+/// The kernel shows no holder and grants an exclusive open, so the loop device's own word is all.
+#[test]
+fn device_behind_a_loop_device_is_refused_with_its_disk_and_not_its_neighbour() {
+    let machine = disk("loopdisk");
+    machine.device("loop3", "7:3").set("loop3", "loop/backing_file", "/dev/sdx1\n");
+    for number in ["8:240", "8:241"] {
+        let text = machine.check(number).unwrap_err().to_string();
+        assert!(text.contains("/dev/sdx1 is behind /dev/loop3; detach"), "{text}");
+    }
+    machine.check("8:242").unwrap();
+    machine.set("loop3", "loop/backing_file", "/dev/sdx\n");
+    machine.mount("7:3", "/mnt", "ext4", "/dev/loop3");
+    let text = machine.check("8:242").unwrap_err().to_string();
+    assert!(text.contains("/dev/sdx is behind /dev/loop3 (mounted at /mnt)"), "{text}");
 }
 
 #[test]

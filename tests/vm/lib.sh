@@ -1,0 +1,110 @@
+# Helpers of the guest's tests. Each test is `begin NAME; …; check …` and ends with `finish`.
+# Every line of result is PASS, FAIL or SKIP with a reason, so that it can be counted.
+set -u
+passed=0 failed=0 skipped=0
+S=/dev/scratch
+FOREBAY=/work/forebay
+
+pass() { passed=$((passed + 1)); echo "PASS $*"; }
+fail() { failed=$((failed + 1)); echo "FAIL $*"; }
+skip() { skipped=$((skipped + 1)); echo "SKIP $*"; }
+
+# check NAME COMMAND...: the command succeeds; else its output is the reason.
+check() {
+    local name=$1 output
+    shift
+    if output=$("$@" 2>&1); then pass "$name"; else fail "$name: $*: exit $?: $(head -n 8 <<<"$output" | tr '\n' '|')"; return 1; fi
+}
+
+# refuses NAME TEXT COMMAND...: the command fails, and says TEXT (a regular expression).
+refuses() {
+    local name=$1 text=$2 output
+    shift 2
+    if output=$(timeout 40 "$@" 2>&1); then fail "$name: not refused: $*: $(tr '\n' '|' <<<"$output")"
+    elif grep -qE -- "$text" <<<"$output"; then pass "$name: $(grep -m1 -E -- "$text" <<<"$output")"
+    else fail "$name: refused, but does not say '$text': $(tr '\n' '|' <<<"$output")"; fi
+}
+
+# wait_for SECONDS COMMAND...: until it succeeds.
+wait_for() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        [ "$SECONDS" -lt "$end" ] || return 1
+        sleep 0.1
+    done
+}
+
+said() { grep -qE -- "$2" "/run/$1.out"; }
+
+# serve NAME ARGUMENTS...: a daemon whose words are in /run/NAME.out and .err; returns when it is ready.
+# Sets `daemon` to its process.
+serve() {
+    local name=$1
+    shift
+    "$FOREBAY" serve "$@" >"/run/$name.out" 2>"/run/$name.err" &
+    daemon=$!
+    local end=$((SECONDS + 60))
+    until said "$name" '^ready$'; do
+        if ! kill -0 "$daemon" 2>/dev/null || [ "$SECONDS" -ge "$end" ]; then
+            echo "serve $*: $(tr '\n' '|' <"/run/$name.err")"
+            return 1
+        fi
+        sleep 0.1
+    done
+}
+
+control() { sed -n 's/^control: //p' "/run/$1.out"; }
+
+# The loop device of a volume.
+device() { sed -n "s|^\(/dev/loop[0-9]*\) $2\$|\1|p" "/run/$1.out"; }
+
+# ended WHAT: the daemon ends by itself, with success. (Not inside `check`: only its parent can wait for it.)
+ended() {
+    wait "$daemon"
+    local status=$?
+    if [ $status = 0 ]; then pass "$1"; else fail "$1: the daemon ended with $status"; fi
+}
+
+# drain_and_stop WHAT NAME: everything written back, and the daemon gone.
+drain_and_stop() {
+    check "$1" "$FOREBAY" stop --drain --control "$(control "$2")" && ended "$1: the daemon ends well"
+}
+
+# stop WHAT NAME: the daemon gone.
+stop() {
+    check "$1" "$FOREBAY" stop --control "$(control "$2")" && ended "$1: the daemon ends well"
+}
+
+# As power would be lost to this process alone.
+kill_daemon() {
+    kill -9 "$daemon"
+    wait "$daemon" 2>/dev/null
+}
+
+# A tree of files that differ, and a list of their sums beside the tree.
+fill() { # DIRECTORY SUMS
+    local n
+    for n in 1 2 3 4 5 6; do
+        mkdir -p "$1/d$n"
+        head -c $((n * 700001)) /dev/urandom >"$1/d$n/big"
+        seq $((n * 1000)) >"$1/d$n/small"
+    done
+    (cd "$1" && find . -type f | sort | xargs sha256sum) >"$2"
+}
+intact() { (cd "$1" && sha256sum --quiet -c "$2"); } # DIRECTORY SUMS
+
+wipe() { # DEVICE...: empty again
+    local it
+    for it in "$@"; do blkdiscard -f "$it" 2>/dev/null || dd if=/dev/zero of="$it" bs=1M status=none 2>/dev/null; done
+    sync
+}
+
+# Reads the partition table again and waits for a partition.
+partitions() { blockdev --rereadpt "$1" && wait_for 10 test -b "$2"; }
+
+finish() {
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ "$failed" = 0 ]
+    exit
+}

@@ -1,0 +1,48 @@
+# The daemon is killed under a mounted file system on the kernel's NBD client, and the device is connected again: I/O in
+# flight waits and completes, and nothing is wrong. (By a netlink client of the test's own; forebay does not attach NBD yet.)
+. ./lib.sh
+modprobe nbd
+modprobe xfs
+kills=3
+go() { serve v --cache $S/cache512 --volume v=$S/backing512 --attach none --listen nbd+unix:///run/v.sock; }
+netlink() { timeout 30 python3 ./nbd_netlink.py "$1" /run/v.sock v 2 60 2; }
+
+check "format" $FOREBAY format $S/cache512
+go || fail "serve"
+check "connect" netlink connect
+check "mkfs.xfs" mkfs.xfs -q -f -d size=1g /dev/nbd0
+check "mount" mount /dev/nbd0 /mnt
+# Written and verified, again and again until the last kill is over.
+(
+    until [ -e /run/enough ]; do
+        fio --name=v --filename=/mnt/fio --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bs=4k --size=16m \
+            --verify=crc32c --do_verify=1 --verify_fatal=1 --output-format=terse --terse-version=3 >>/run/fio.out 2>>/run/fio.err || exit
+    done
+) &
+work=$!
+for n in $(seq $kills); do
+    sleep 4
+    kill -0 $work 2>/dev/null || fail "kill $n: fio has ended before it"
+    kill_daemon
+    if go && netlink reconnect; then pass "kill $n: served and connected again"; else fail "kill $n: $(tr '\n' '|' </run/v.err)"; fi
+done
+sleep 4
+touch /run/enough
+wait $work
+status=$?
+# Terse 3: field 5 is the error, 6 and 47 what was read and written in KiB, 15 and 56 the longest completions in microseconds.
+result=$(awk -F';' 'NF > 100 {runs++; errors += $5; read += $6; written += $47; if ($15 > most) most = $15; if ($56 > most) most = $56}
+    END {printf "%d runs, %d errors, %d MiB written, %d MiB verified, longest stall %.1f s", runs, errors, written / 1024, read / 1024, most / 1e6}' /run/fio.out)
+if [ $status = 0 ] && [ ! -s /run/fio.err ]; then pass "fio --verify: $result (requests in flight wait for their time limit of 2 s)"
+else fail "fio --verify: $status: $result: $(tr '\n' '|' </run/fio.err)"; fi
+fill /mnt/. /run/sums
+check "sync" sync -f /mnt/.
+check "unmount" umount /mnt
+check "xfs_repair finds nothing" xfs_repair -n /dev/nbd0
+check "mount again" mount -o ro /dev/nbd0 /mnt
+check "everything is there" bash -c 'cd /mnt && sha256sum --quiet -c <(grep -v fio$ /run/sums)'
+check "unmount again" umount /mnt
+check "disconnect" nbd-client -d /dev/nbd0
+drain_and_stop "drain and stop" v
+check "backing device alone: xfs_repair finds nothing" xfs_repair -n $S/backing512
+finish
