@@ -11,6 +11,10 @@ use std::net::TcpListener;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long a socket that answers is waited for.
+const DYING_WAIT: Duration = Duration::from_secs(2);
 
 pub fn listen(listen: &Listen) -> Result<Listener> {
     match listen {
@@ -30,7 +34,14 @@ pub fn bind(path: &Path) -> Result<UnixListener> {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {}
         other => return other.with_context(|| format!("{shown}: cannot be listened on")),
     }
-    if UnixStream::connect(path).is_ok() {
+    // A process that was killed may hold its sockets for a moment longer than its locks: io_uring
+    // ends what was under way after it.
+    let begun = Instant::now();
+    while UnixStream::connect(path).is_ok() {
+        if begun.elapsed() < DYING_WAIT {
+            std::thread::sleep(Duration::from_millis(20));
+            continue;
+        }
         bail!("{shown}: another daemon listens there; choose another path or stop it");
     }
     // Whatever else is there is somebody's.
