@@ -3,7 +3,7 @@
 set -u
 passed=0 failed=0 skipped=0
 S=/dev/scratch
-FOREBAY=/work/forebay
+FOREBAY=/job/forebay
 
 pass() { passed=$((passed + 1)); echo "PASS $*"; }
 fail() { failed=$((failed + 1)); echo "FAIL $*"; }
