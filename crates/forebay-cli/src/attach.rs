@@ -3,17 +3,30 @@
 
 use crate::args::Attach;
 use anyhow::{Result, bail};
-use std::path::Path;
+use forebay_core::units::VolumeIndex;
+use std::path::{Path, PathBuf};
 
 #[cfg(feature = "fuse")]
 mod fuse;
 #[cfg(feature = "fuse")]
-pub use fuse::{Attached, Wanted};
+pub use fuse::Attached;
 
 #[cfg(not(feature = "fuse"))]
 mod none;
 #[cfg(not(feature = "fuse"))]
-pub use none::{Attached, Wanted};
+pub use none::Attached;
+
+/// A volume to be attached.
+#[cfg_attr(not(feature = "fuse"), allow(dead_code))]
+pub struct Wanted {
+    pub index: VolumeIndex,
+    pub name: String,
+    pub size_bytes: u64,
+    pub logical_block: u32,
+    pub backing: PathBuf,
+    /// Whether the backing device takes discards.
+    pub discards: bool,
+}
 
 /// Whether FUSE and loop devices are used. Says so, and what stands against the rest.
 pub fn choose(wanted: Attach) -> Result<bool> {

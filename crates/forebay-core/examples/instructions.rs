@@ -10,11 +10,11 @@
 
 use forebay_core::effect::{Effect, Fault};
 use forebay_core::engine::{Config, Engine};
-use forebay_core::format::superblock::{Head, Mode, NewCache, Superblock, Volume};
+use forebay_core::format::superblock::{NewCache, Superblock, Volume};
 use forebay_core::log::recovery::{self, CacheReader};
 use forebay_core::payload::{Ingested, Payload, Place};
 use forebay_core::request::{Op, Request};
-use forebay_core::units::{BLOCK_BYTES, BufferId, Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, BufferId, SegmentId, Tick, VolumeIndex};
 
 const CACHE_BYTES: u64 = 64 << 20;
 const VOLUME_BYTES: u64 = 256 << 20;
@@ -79,23 +79,7 @@ impl Bench {
         };
         let superblock = recovery::reopen(&superblock, &found, config.mutants);
         let mut engine = Engine::new(&superblock, found, config, Tick(0));
-        let volume = Volume {
-            uuid: [8; 16],
-            mode: Mode::WriteBack,
-            drained: false,
-            attach_generation: 1,
-            size_bytes: VOLUME_BYTES,
-            logical_block: 512,
-            name: "v".into(),
-            fingerprint: [0; 64],
-            head: Head::NONE,
-            next_sequence: Sequence(1),
-            watermark: Sequence(0),
-            tail: Ordinal(1),
-            flush_epoch: 0,
-            backing_as_of: 0,
-            path: "v".into(),
-        };
+        let volume = Volume::empty([8; 16], "v", VOLUME_BYTES);
         engine.attach(VOLUME, &volume);
         engine.serve(VOLUME, true);
         Bench { engine, random: 1, now: 0 }

@@ -4,9 +4,8 @@
 use crate::device::Discard;
 use crate::random::Random;
 use forebay_core::engine::{Acknowledge, Config};
-use forebay_core::format::superblock::{Head, Mode, NewCache, Superblock, Volume};
+use forebay_core::format::superblock::{Mode, NewCache, Superblock, Volume};
 use forebay_core::mutant::Mutants;
-use forebay_core::units::{Ordinal, Sequence};
 
 const MICRO: u64 = 1_000;
 const MILLI: u64 = 1_000_000;
@@ -100,21 +99,8 @@ pub fn format(segments: u32, segment_bytes: u32, volumes: &[VolumeSetup], key: u
     };
     for (index, volume) in volumes.iter().enumerate() {
         superblock.volumes[index] = Some(Volume {
-            uuid: [index as u8 + 1; 16],
             mode: volume.mode,
-            drained: false,
-            attach_generation: 1,
-            size_bytes: volume.size_bytes,
-            logical_block: 512,
-            name: format!("volume{index}"),
-            fingerprint: [0; 64],
-            head: Head::NONE,
-            next_sequence: Sequence(1),
-            watermark: Sequence(0),
-            tail: Ordinal(1),
-            flush_epoch: 0,
-            backing_as_of: 0,
-            path: String::new(),
+            ..Volume::empty([index as u8 + 1; 16], &format!("volume{index}"), volume.size_bytes)
         });
     }
     superblock

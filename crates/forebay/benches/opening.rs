@@ -17,7 +17,7 @@ mod support;
 use filler::Filler;
 use forebay::host::runtime_dir::Places;
 use forebay::io::{
-    Completion, Device, DeviceInfo, FileDevice, FileOptions, Operation, Reactor, ReactorKind,
+    Device, FileDevice, FileOptions, Layer, Operation, OperationKind, Reactor, ReactorKind, Use,
 };
 use forebay::shard::{Shard, ShardOptions};
 use forebay_core::engine::Config;
@@ -57,48 +57,27 @@ struct Counting {
     reads: Arc<Reads>,
 }
 
-impl Device for Counting {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
+impl Layer for Counting {
+    fn below(&self) -> &dyn Device {
+        &self.inner
     }
 
-    fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
+    fn below_mut(&mut self) -> &mut dyn Device {
+        &mut self.inner
+    }
+
+    fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
         if let Operation::Read { span, .. } = operation {
             self.reads.add(span.len() as u64);
         }
         self.inner.submit(reactor, operation, token, now);
     }
 
-    fn event(
-        &mut self,
-        reactor: &mut Reactor,
-        user_data: u64,
-        result: i32,
-        now: Instant,
-        done: &mut Vec<Completion>,
-    ) {
-        self.inner.event(reactor, user_data, result, now, done);
-    }
-
-    fn poll(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Completion>) {
-        self.inner.poll(reactor, now, done);
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.inner.deadline()
-    }
-
-    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.reads.add(bytes.len() as u64);
-        self.inner.read_at(offset, bytes)
-    }
-
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.inner.write_at(offset, bytes)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.inner.sync()
+    fn blocking(&self, use_of: Use, run: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
+        if use_of.kind == OperationKind::Read {
+            self.reads.add(use_of.length);
+        }
+        run()
     }
 }
 

@@ -317,21 +317,13 @@ impl Shard {
         let mut uuid = [0; 16];
         cache::fill_random(&mut uuid).map_err(system("take random bytes"))?;
         let recorded = Volume {
-            uuid,
             mode: volume.mode,
-            drained: false,
             attach_generation: (self.superblock.sequence + 1) as u32,
-            size_bytes: volume.size_bytes,
             logical_block: volume.logical_block,
-            name: volume.name.clone(),
             fingerprint: volume.fingerprint,
-            head: Head::NONE,
-            next_sequence: Sequence(1),
-            watermark: Sequence(0),
-            tail: forebay_core::units::Ordinal(1),
-            flush_epoch: 0,
             backing_as_of: wall_now(),
             path: volume.path.clone(),
+            ..Volume::empty(uuid, &volume.name, volume.size_bytes)
         };
         self.superblock.volumes[usize::from(index.0)] = Some(recorded.clone());
         self.write_superblock()?;

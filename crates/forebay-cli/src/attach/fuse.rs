@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The daemon's view of FUSE and loop: what to begin, what to say, when it is over.
 
+use super::Wanted;
 use anyhow::{Context, Result};
 use forebay::host::loop_device::{Holder, LoopError};
 use forebay::host::machine::Host;
@@ -11,17 +12,6 @@ use forebay_serve::fuse::mount::{FuseMount, FuseVolume, clear_stale};
 use forebay_serve::server::Server;
 use std::error::Error;
 use std::path::{Path, PathBuf};
-
-/// A volume to be attached.
-pub struct Wanted {
-    pub index: VolumeIndex,
-    pub name: String,
-    pub size_bytes: u64,
-    pub logical_block: u32,
-    pub backing: PathBuf,
-    /// Whether the backing device takes discards.
-    pub discards: bool,
-}
 
 /// What is attached.
 pub struct Attached {

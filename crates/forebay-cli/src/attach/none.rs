@@ -1,22 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Without the feature `fuse` nothing is ever attached.
 
+use super::Wanted;
 use anyhow::{Result, bail};
 use forebay_core::units::VolumeIndex;
 use forebay_serve::server::Server;
 use std::convert::Infallible;
-use std::path::PathBuf;
-
-/// A volume to be attached.
-#[allow(dead_code)]
-pub struct Wanted {
-    pub index: VolumeIndex,
-    pub name: String,
-    pub size_bytes: u64,
-    pub logical_block: u32,
-    pub backing: PathBuf,
-    pub discards: bool,
-}
 
 /// Never there.
 pub struct Attached(Infallible);

@@ -251,6 +251,29 @@ pub struct Volume {
     pub path: String,
 }
 
+impl Volume {
+    /// A volume with an empty log: write-back, blocks of 512 bytes, first attached.
+    pub fn empty(uuid: [u8; 16], name: &str, size_bytes: u64) -> Volume {
+        Volume {
+            uuid,
+            mode: Mode::WriteBack,
+            drained: false,
+            attach_generation: 1,
+            size_bytes,
+            logical_block: 512,
+            name: name.into(),
+            fingerprint: [0; 64],
+            head: Head::NONE,
+            next_sequence: Sequence(1),
+            watermark: Sequence(0),
+            tail: Ordinal(1),
+            flush_epoch: 0,
+            backing_as_of: 0,
+            path: String::new(),
+        }
+    }
+}
+
 /// The superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {

@@ -373,15 +373,14 @@ impl Engine {
     /// What notes took of the reserve is given back late and, behind a backing device that fails for
     /// good, not at all. A volume below its share then takes from one half of the reserve.
     fn guest_may_take(&self, volume: VolumeIndex) -> bool {
-        let free = self.segments.free_count();
-        let owed = self.volume_ref(volume).is_some_and(|state| self.owed(state) > 0);
-        let half = SEGMENTS_RESERVED / 2 * self.all_volumes().count() as u32;
+        let (free, count) = (self.segments.free_count(), self.all_volumes().count() as u32);
+        let owed = self.volume_ref(volume).is_some_and(|state| self.owed(state, count) > 0);
+        let half = SEGMENTS_RESERVED / 2 * count;
         free > self.kept_segments(Some(volume)) || owed && free > half
     }
 
-    /// Segments a volume may still grow to, whatever the others do.
-    fn owed(&self, volume: &crate::volume::Volume) -> u32 {
-        let count = self.all_volumes().count() as u32;
+    /// Segments that a volume, one of `count`, may still grow to, whatever the others do.
+    fn owed(&self, volume: &crate::volume::Volume, count: u32) -> u32 {
         let share = (self.segments.count() / (4 * count.max(1))).max(2);
         share.saturating_sub(volume.log.segment_count)
     }
@@ -393,7 +392,7 @@ impl Engine {
         let owed: u32 = self
             .all_volumes()
             .filter(|state| state.serving && Some(state.index) != but)
-            .map(|state| self.owed(state))
+            .map(|state| self.owed(state, count))
             .sum();
         SEGMENTS_RESERVED * count + owed
     }

@@ -10,11 +10,11 @@ use forebay::io::{Device, FileDevice, FileOptions};
 use forebay_core::effect::{Effect, Fault};
 use forebay_core::engine::{Config, Engine, window_frames};
 use forebay_core::format::bytes::block_checksum;
-use forebay_core::format::superblock::{Head, Mode, Superblock, Volume};
+use forebay_core::format::superblock::{Superblock, Volume};
 use forebay_core::log::recovery::{self, CacheReader, Writer};
 use forebay_core::payload::{Ingested, Payload, Place};
 use forebay_core::request::{Op, Request};
-use forebay_core::units::{BufferId, Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
+use forebay_core::units::{BufferId, SegmentId, Tick, VolumeIndex};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -118,21 +118,8 @@ impl Filler {
         let mut superblock = recovery::reopen(&superblock, &found, config.mutants);
         let mut engine = Engine::new(&superblock, found, config, Tick(0));
         let volume = Volume {
-            uuid: [8; 16],
-            mode: Mode::WriteBack,
-            drained: false,
             attach_generation: superblock.sequence as u32 + 1,
-            size_bytes: 4 * size_bytes,
-            logical_block: 512,
-            name: "v".into(),
-            fingerprint: [0; 64],
-            head: Head::NONE,
-            next_sequence: Sequence(1),
-            watermark: Sequence(0),
-            tail: Ordinal(1),
-            flush_epoch: 0,
-            backing_as_of: 0,
-            path: "v".into(),
+            ..Volume::empty([8; 16], "v", 4 * size_bytes)
         };
         superblock.volumes[0] = Some(volume.clone());
         superblock.sequence += 1;

@@ -128,18 +128,28 @@ impl<R: CacheReader> Recovery<'_, R> {
         // The newest segment of a log is named by nobody: if its first header rotted, the next one
         // in it tells of it.
         for id in blind {
-            self.load(id);
-            let found = (1..self.superblock.segment_blocks()).find_map(|block| {
-                let at = usize::from(block) * BLOCK_SIZE;
-                let address = self.address(id, block);
-                let (header, checksum) =
-                    self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok()?;
-                Some(First { id, block, header, checksum })
-            });
+            let found = self.any_header(id, 1, |_, _| true);
             if let Some(first) = found {
                 self.add_first(first);
             }
         }
+    }
+
+    /// The first header of a segment, from a block on, that can be read and is wanted.
+    fn any_header(
+        &mut self,
+        id: SegmentId,
+        from: u16,
+        wanted: impl Fn(&Self, &Header) -> bool,
+    ) -> Option<First> {
+        self.load(id);
+        (from..self.superblock.segment_blocks()).find_map(|block| {
+            let at = usize::from(block) * BLOCK_SIZE;
+            let address = self.address(id, block);
+            let found = self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok();
+            let (header, checksum) = found.filter(|(header, _)| wanted(self, header))?;
+            Some(First { id, block, header, checksum })
+        })
     }
 
     fn add_first(&mut self, first: First) {
@@ -278,13 +288,9 @@ impl<R: CacheReader> Recovery<'_, R> {
             Some(first) => Some(first.header),
             None => {
                 // Its first header rotted; any other header of it says the same.
-                self.load(id);
-                (0..self.superblock.segment_blocks()).find_map(|block| {
-                    let at = usize::from(block) * BLOCK_SIZE;
-                    let address = self.address(id, block);
-                    let found = self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok()?;
-                    self.belongs(&found.0, index, ordinal).then_some(found.0)
-                })
+                let found =
+                    self.any_header(id, 0, |this, header| this.belongs(header, index, ordinal));
+                found.map(|found| found.header)
             }
         };
         if let Some(header) = header {
