@@ -64,7 +64,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let signals = Arc::new(AtomicUsize::new(0));
     catch_signals(&signals)?;
     let attaches = attach::choose(args.attach)?;
-    if attaches {
+    if attaches.is_some() {
         attach::protect();
     }
     let mut daemon = Daemon::open(&args.cache, args)?;
@@ -89,14 +89,14 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let control = daemon.listen_for_control(args.control.as_deref())?;
     daemon.print_exports(args);
     daemon.activity = "attaches the volumes";
-    if attaches && let Err(error) = daemon.attach_devices(&signals) {
-        match args.attach {
-            Attach::Fuse => {
-                daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
-                return Err(error.context("--attach fuse"));
-            }
-            _ => daemon.problem(format!("no volume is attached: {error:#}")),
+    if let Some(kind) = attaches
+        && let Err(error) = daemon.attach_devices(kind, &signals)
+    {
+        if args.attach != Attach::Auto {
+            daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
+            return Err(error.context(format!("--attach {}", kind.name())));
         }
+        daemon.problem(format!("no volume is attached by {}: {error:#}", kind.name()));
     }
     if let Some(listener) = metrics {
         metrics::start(listener, control.clone()).context("metrics cannot be served")?;

@@ -3,7 +3,7 @@
 
 use super::Daemon;
 use super::watch::Watch;
-use crate::args::{IoChoice, ServeArgs};
+use crate::args::{IoChoice, ServeArgs, VolumeSpec};
 use crate::units::size;
 use crate::{backing, memory};
 use anyhow::Result;
@@ -23,7 +23,9 @@ impl Daemon {
         let (device, cache_stats) = backing::counted(device);
         let mut options = options(args);
         let found = forebay::cache::read_superblock(device.as_ref())?;
-        let volumes = found.superblock.volumes.iter().flatten().count() + args.volumes.len();
+        let recorded = || found.superblock.volumes.iter().flatten();
+        let is_new = |wanted: &&VolumeSpec| recorded().all(|volume| volume.name != wanted.name);
+        let volumes = recorded().count() + args.volumes.iter().filter(is_new).count();
         options.config =
             memory::fit(&options.config, &found.superblock, volumes.max(1), args.memory)?;
         let parts = memory::parts(&found.superblock, volumes.max(1), &options.config);
