@@ -45,6 +45,8 @@ pub enum Mutant {
     CheckpointSweepSkipped,
     ReusedSegmentsKept,
     CheckpointKeepsExtents,
+    ParkedForgotten,
+    ParkedStale,
 }
 
 /// Which fault is on.

@@ -9,6 +9,7 @@ use crate::log::chain::Log;
 use crate::log::recovery::RecoveredVolume;
 use crate::log::times::Times;
 use crate::map::extent::{ExtentMap, Position, lost_room};
+use crate::policy::parked::Parked;
 use crate::policy::writeback::Writeback;
 use crate::stats::Stats;
 use crate::units::{BLOCK_BYTES, Lba, Sequence, Tick, VolumeIndex};
@@ -84,6 +85,7 @@ pub struct Volume {
     pub(crate) around_flushing: bool,
     pub(crate) around_waiters: VecDeque<u32>,
     pub(crate) writeback: Writeback,
+    pub(crate) parked: Parked,
     /// Tickets of the second chances under way.
     pub(crate) chances: Vec<(Lba, bool)>,
     /// Ordinal of the segment whose second chances were given last.
@@ -97,6 +99,7 @@ impl Volume {
         recorded: &superblock::Volume,
         found: RecoveredVolume,
         config: &Config,
+        segment_blocks: u16,
         now: Tick,
     ) -> Volume {
         let mut found = found;
@@ -129,6 +132,7 @@ impl Volume {
             around_flushing: false,
             around_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             writeback: Writeback::new(found.cursor, now),
+            parked: Parked::new(segment_blocks),
             chances: Vec::with_capacity(crate::log::reclaim::CHANCE_COUNT_MAX),
             chanced: crate::units::Ordinal(0),
             stats: Stats { repaired_blocks: 0, lost_blocks: found.lost_blocks, ..Stats::default() },

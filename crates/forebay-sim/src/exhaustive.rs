@@ -291,6 +291,7 @@ fn setup(scope: Scope) -> Setup {
         operator: 0,
         late_volume: false,
         dies: None,
+        bad: None,
         slow_cache: 1,
         late: 0,
         steady: true,

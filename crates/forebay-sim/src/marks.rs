@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 /// What a run of many seeds must have come past.
-pub const EXPECTED: [&str; 53] = [
+pub const EXPECTED: [&str; 58] = [
     "power cut twice",
     "block comes back after opening",
     "backing device failed for good",
@@ -58,6 +58,11 @@ pub const EXPECTED: [&str; 53] = [
     "write-back waiting",
     "watermark checked",
     "zero block",
+    "block refused",
+    "block parked",
+    "parked block overwritten",
+    "parked block written",
+    "refused while too much is parked",
 ];
 
 /// Counters by name.

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 39] = [
+pub const ALL: [Mutant; 41] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -47,6 +47,8 @@ pub const ALL: [Mutant; 39] = [
     Mutant::CheckpointSweepSkipped,
     Mutant::ReusedSegmentsKept,
     Mutant::CheckpointKeepsExtents,
+    Mutant::ParkedForgotten,
+    Mutant::ParkedStale,
 ];
 
 /// Runs seeds with a fault on until one fails; says which, and how long that took.

@@ -79,6 +79,13 @@ impl World {
 
     /// What the engine counted becomes marks.
     pub(crate) fn count(&mut self) {
+        for volume in &mut self.volumes {
+            if let Some(prefix) = &mut volume.prefix {
+                let (overwritten, written) = prefix.take_parked_counts();
+                self.marks.add("parked block overwritten", overwritten);
+                self.marks.add("parked block written", written);
+            }
+        }
         let Some(engine) = &self.engine else { return };
         for index in 0..self.volumes.len() {
             let Some(status) = engine.status(VolumeIndex(index as u8)) else { continue };
