@@ -16,6 +16,7 @@ mod metrics;
 mod sockets;
 mod status;
 mod units;
+mod upgrade;
 
 use args::{Args, Command};
 use clap::Parser;
@@ -34,9 +35,14 @@ impl std::fmt::Display for NoDaemon {
 impl std::error::Error for NoDaemon {}
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
-        Ok(args) => args,
-        Err(error) => return usage(&error),
+    let mut before = upgrade::Before::left();
+    let args = match (Args::try_parse(), &before) {
+        (Ok(args), _) => args,
+        (Err(error), Some(before)) => {
+            eprintln!("forebay: {}", before.go_on(&anyhow::anyhow!(error)));
+            return ExitCode::FAILURE;
+        }
+        (Err(error), None) => return usage(&error),
     };
     log::start(match &args.command {
         Command::Serve(args) => args.log_level,
@@ -44,18 +50,23 @@ fn main() -> ExitCode {
     });
     let done = match &args.command {
         Command::Format(args) => cmd::format::run(args),
-        Command::Serve(args) => cmd::serve::run(args),
+        Command::Serve(args) => cmd::serve::run(args, &mut before),
         Command::Status(args) => cmd::status::run(args),
         Command::Stop(args) => cmd::stop::run(args),
+        Command::Upgrade(args) => cmd::upgrade::run(args),
         Command::Drain(args) => cmd::drain::run(args),
         Command::Forget(args) => cmd::forget::run(args),
         Command::Check(args) => cmd::check::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Pages(args) => cmd::pages::run(args),
     };
-    match done {
-        Ok(code) => code,
-        Err(error) => {
+    match (done, before) {
+        (Ok(code), _) => code,
+        (Err(error), Some(before)) => {
+            eprintln!("forebay: {:#}", before.go_on(&error));
+            ExitCode::FAILURE
+        }
+        (Err(error), None) => {
             let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
             eprintln!("forebay: {}", causes.join(": "));
             let no_daemon = error.downcast_ref::<NoDaemon>().is_some();

@@ -4,11 +4,12 @@
 use super::Daemon;
 use super::watch::Watch;
 use crate::args::{IoChoice, ServeArgs, VolumeSpec};
+use crate::attach::Kind;
 use crate::units::size;
 use crate::{backing, memory};
 use anyhow::Result;
 use forebay::io::ReactorKind;
-use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions};
+use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions, wall_now};
 use forebay_core::engine::{Acknowledge, Config};
 use forebay_core::log::recovery::Damage;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
@@ -18,7 +19,8 @@ use std::rc::Rc;
 use tracing::{info, warn};
 
 impl Daemon {
-    pub(super) fn open(cache: &Path, args: &ServeArgs) -> Result<Daemon> {
+    /// `devices`: what volumes will be attached by.
+    pub(super) fn open(cache: &Path, args: &ServeArgs, devices: Option<Kind>) -> Result<Daemon> {
         let device = backing::open_exclusive(cache, CACHE_SOURCE, None)?;
         let (device, cache_stats) = backing::counted(device);
         let mut options = options(args);
@@ -27,8 +29,8 @@ impl Daemon {
         let is_new = |wanted: &&VolumeSpec| recorded().all(|volume| volume.name != wanted.name);
         let volumes = recorded().count() + args.volumes.iter().filter(is_new).count();
         options.config =
-            memory::fit(&options.config, &found.superblock, volumes.max(1), args.memory)?;
-        let parts = memory::parts(&found.superblock, volumes.max(1), &options.config);
+            memory::fit(&options.config, &found.superblock, volumes.max(1), args.memory, devices)?;
+        let parts = memory::parts(&found.superblock, volumes.max(1), &options.config, devices);
         let total: u64 = parts.iter().map(|part| part.1).sum();
         let parts: Vec<String> =
             parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
@@ -44,6 +46,7 @@ impl Daemon {
             attached: None,
             watch: Watch::new(),
             activity: "opens the cache",
+            started_at: wall_now(),
             nbd_clients: None,
         };
         daemon.tell_opened();
