@@ -56,6 +56,15 @@ impl Kind {
         }
     }
 
+    /// Bytes of memory that its devices take, by part.
+    pub fn memory_parts(self) -> Vec<(&'static str, u64)> {
+        match self {
+            #[cfg(feature = "ublk")]
+            Kind::Ublk => forebay_serve::ublk::memory_parts().into(),
+            _ => Vec::new(),
+        }
+    }
+
     /// Why it cannot be had here.
     fn obstacle(self) -> Option<String> {
         match self {

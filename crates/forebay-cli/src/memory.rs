@@ -4,6 +4,7 @@
 //! The map's parts follow from the cache's size. All others together are the *fixed sum*, which
 //! `--memory` bounds: buffers, window, batches and extents shrink until it holds.
 
+use crate::attach::Kind;
 use crate::control_server;
 use crate::units::size;
 use anyhow::{Result, bail};
@@ -15,12 +16,18 @@ use forebay_serve::nbd::listen;
 /// The parts that grow with the cache and not with anything else.
 const MAP: [&str; 3] = ["index", "slots and checksums", "segments"];
 
-/// Every part, by name, in bytes.
-pub fn parts(superblock: &Superblock, volumes: usize, config: &Config) -> Vec<(&'static str, u64)> {
+/// Every part, by name, in bytes; with what block devices of that kind take.
+pub fn parts(
+    superblock: &Superblock,
+    volumes: usize,
+    config: &Config,
+    devices: Option<Kind>,
+) -> Vec<(&'static str, u64)> {
     let (segments, blocks) = (superblock.segment_count, superblock.segment_blocks());
     let mut parts = Shard::memory_parts(segments, blocks, volumes, config);
     parts.extend(listen::memory_parts());
     parts.push(("control clients", control_server::memory_bytes()));
+    parts.extend(devices.map(Kind::memory_parts).unwrap_or_default());
     parts
 }
 
@@ -42,6 +49,7 @@ pub fn fit(
     superblock: &Superblock,
     volumes: usize,
     memory: u64,
+    devices: Option<Kind>,
 ) -> Result<Config> {
     let mut least = 0;
     for percent in (1..=100).rev() {
@@ -51,7 +59,7 @@ pub fn fit(
         config.window_blocks = (share(u64::from(config.window_blocks)) as u32 / 4 * 4).max(1024);
         config.batch_blocks_max = share(u64::from(config.batch_blocks_max)).max(2048) as u32;
         config.extent_count_max = share(u64::from(config.extent_count_max)).max(1024) as u32;
-        least = fixed(&parts(superblock, volumes, &config), superblock);
+        least = fixed(&parts(superblock, volumes, &config, devices), superblock);
         if least <= memory {
             return Ok(config);
         }
@@ -80,7 +88,7 @@ mod tests {
         for shift in 0..=4 {
             for gib in [16, 256, 4096] {
                 let superblock = cache(gib * GIB, super::super::args::SEGMENT_BYTES_LEAST << shift);
-                let map = map(&parts(&superblock, 1, &Config::default()), &superblock);
+                let map = map(&parts(&superblock, 1, &Config::default(), None), &superblock);
                 let bound = 5 * (gib << 20);
                 assert!(map <= bound, "{gib} GiB, shift {shift}: {map} of {bound} bytes");
             }
@@ -91,21 +99,24 @@ mod tests {
     fn the_fixed_sum_is_within_what_was_asked_for() {
         for segment_bytes in [256 << 10, 512 << 10, 4 << 20] {
             let superblock = cache(1024 * GIB, segment_bytes);
-            for memory in [192 << 20, 256 << 20, 1 << 30] {
-                let config = fit(&Config::default(), &superblock, 1, memory).unwrap();
-                assert!(fixed(&parts(&superblock, 1, &config), &superblock) <= memory);
+            let kinds = [None, Some(Kind::Ublk)];
+            let each = [192 << 20, 256 << 20, 1 << 30].into_iter();
+            for (memory, devices) in each.flat_map(|memory| kinds.map(|kind| (memory, kind))) {
+                let config = fit(&Config::default(), &superblock, 1, memory, devices).unwrap();
+                assert!(fixed(&parts(&superblock, 1, &config, devices), &superblock) <= memory);
                 assert!(config.buffer_count >= 8);
             }
-            let full = fit(&Config::default(), &superblock, 1, 1 << 30).unwrap();
+            let full = fit(&Config::default(), &superblock, 1, 1 << 30, None).unwrap();
             assert_eq!(full.buffer_count, Config::default().buffer_count);
         }
         let superblock = cache(64 << 20, 512 << 10);
-        let error = fit(&Config::default(), &superblock, 1, 32 << 20).unwrap_err().to_string();
+        let error =
+            fit(&Config::default(), &superblock, 1, 32 << 20, None).unwrap_err().to_string();
         assert!(error.contains("--memory 32 MiB: at least "), "{error}");
         // The number that is told is enough, and less is not.
         let needed = error.split("at least ").nth(1).unwrap().split('M').next().unwrap();
         let needed = needed.parse::<u64>().unwrap() << 20;
-        assert!(fit(&Config::default(), &superblock, 1, needed).is_ok());
-        assert!(fit(&Config::default(), &superblock, 1, needed - (1 << 20)).is_err());
+        assert!(fit(&Config::default(), &superblock, 1, needed, None).is_ok());
+        assert!(fit(&Config::default(), &superblock, 1, needed - (1 << 20), None).is_err());
     }
 }

@@ -4,6 +4,7 @@
 use super::Daemon;
 use super::watch::Watch;
 use crate::args::{IoChoice, SEGMENT_BYTES_LEAST, ServeArgs, VolumeSpec};
+use crate::attach::Kind;
 use crate::units::size;
 use crate::{backing, memory};
 use anyhow::{Context, Result};
@@ -19,7 +20,12 @@ use std::rc::Rc;
 use tracing::{info, warn};
 
 impl Daemon {
-    pub(super) fn open(cache: Option<PathBuf>, args: &ServeArgs) -> Result<Daemon> {
+    /// `devices`: what volumes will be attached by.
+    pub(super) fn open(
+        cache: Option<PathBuf>,
+        args: &ServeArgs,
+        devices: Option<Kind>,
+    ) -> Result<Daemon> {
         let mut options = options(args);
         let device: Box<dyn Device> = match &cache {
             Some(path) => Box::new(backing::open_exclusive(path, CACHE_SOURCE, None)?),
@@ -35,8 +41,8 @@ impl Daemon {
         let is_new = |wanted: &&VolumeSpec| recorded().all(|volume| volume.name != wanted.name);
         let volumes = recorded().count() + args.volumes.iter().filter(is_new).count();
         options.config =
-            memory::fit(&options.config, &found.superblock, volumes.max(1), args.memory)?;
-        let parts = memory::parts(&found.superblock, volumes.max(1), &options.config);
+            memory::fit(&options.config, &found.superblock, volumes.max(1), args.memory, devices)?;
+        let parts = memory::parts(&found.superblock, volumes.max(1), &options.config, devices);
         let total: u64 = parts.iter().map(|part| part.1).sum();
         let parts: Vec<String> =
             parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
@@ -52,6 +58,7 @@ impl Daemon {
             attached: None,
             watch: Watch::new(),
             activity: "opens the cache",
+            started_at: wall_now(),
             nbd_clients: None,
         };
         daemon.tell_opened();

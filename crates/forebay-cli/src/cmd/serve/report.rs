@@ -3,6 +3,7 @@
 
 use super::{Daemon, Served};
 use crate::args::mode_name;
+use crate::attach::Attached;
 use crate::memory;
 use crate::status::{self, DeviceStatus, Status, VolumeStatus};
 use forebay::io::{OperationKind, ReactorKind, Stats};
@@ -20,7 +21,8 @@ impl Daemon {
         let (free, segments) = engine.free_segments();
         let config = engine.config();
         let volume_count = superblock.volumes.iter().flatten().count();
-        let parts = memory::parts(superblock, volume_count.max(1), config);
+        let devices = self.attached.as_ref().map(Attached::kind);
+        let parts = memory::parts(superblock, volume_count.max(1), config, devices);
         let mut problems = self.problems.clone();
         problems.extend(self.attached.iter().flat_map(|it| it.problems().to_vec()));
         if engine.health() == CacheHealth::Failed {
@@ -64,6 +66,7 @@ impl Daemon {
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
+            started_at: self.started_at,
             activity: self.activity_text(&volumes),
             cache,
             volumes,
