@@ -245,6 +245,8 @@ fn parse_metrics(text: &str) -> Result<MetricsAddress, String> {
 pub enum Attach {
     /// The best that this machine and user allow
     Auto,
+    /// /dev/ublkbN, by the kernel's ublk driver; survives a kill of the daemon; needs root
+    Ublk,
     /// /dev/loopN, by FUSE and a loop device; needs root
     Fuse,
     /// No block device: NBD only

@@ -19,6 +19,7 @@ impl Daemon {
             let recorded = self.recorded(served.index)?;
             Some(Wanted {
                 index: served.index,
+                uuid: recorded.uuid,
                 name: served.name.clone(),
                 size_bytes: recorded.size_bytes,
                 logical_block: recorded.logical_block,
