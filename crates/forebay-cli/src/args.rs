@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The command line: man pages and completions are made from these types.
 
+use crate::address::Address;
 use crate::units::{parse_size, parse_time};
 use clap::{Parser, Subcommand, ValueEnum};
 use forebay_core::format::superblock::Mode;
@@ -135,7 +136,7 @@ pub struct FormatArgs {
 #[derive(Clone, Debug)]
 pub struct VolumeSpec {
     pub name: String,
-    pub backing: PathBuf,
+    pub backing: Address,
     pub mode: Option<Mode>,
     pub logical_block: Option<u32>,
 }
@@ -147,10 +148,7 @@ fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
         return Err(format!("'{name}' is no volume name; use 1 to 64 of a-z A-Z 0-9 - _ ."));
     }
     let mut parts = rest.split(',');
-    let backing = PathBuf::from(parts.next().unwrap_or_default());
-    if backing.as_os_str().is_empty() {
-        return Err("the backing device is missing".into());
-    }
+    let backing = Address::parse(parts.next().unwrap_or_default())?;
     let mut spec = VolumeSpec { name: name.into(), backing, mode: None, logical_block: None };
     for part in parts {
         match part.split_once('=') {
@@ -283,14 +281,21 @@ pub const MEMORY_DEFAULT: u64 = 192 << 20;
 /// `forebay serve`
 #[derive(Debug, clap::Args)]
 pub struct ServeArgs {
-    /// The formatted cache device or file
+    /// The formatted cache device or file; without it the volumes are their bare backing devices
+    ///
+    /// A bare volume is for comparison: nothing is cached. Never serve a device bare while a cache holds
+    /// data that is not on it yet; `forebay drain` comes first.
     #[arg(long)]
-    pub cache: PathBuf,
+    pub cache: Option<PathBuf>,
     /// A volume to add, or to change; those that the cache remembers are served without it
     ///
     /// NAME=BACKING[,mode=MODE][,logical_block=512|4096]. The mode says when a write is answered:
     /// write-back, when the cache has it; write-through, when the backing device has it as well;
     /// write-around, when the backing device has it, the cache left out.
+    ///
+    /// BACKING is a device or file, or sim+hdd:PATH?model=7200.12 (also st3500641as; sim+ssd: with 840pro or
+    /// nvme; sim+cloud: with gp3; &write_cache=off for a hard disk): the data is in PATH, and it is as
+    /// slow as that disk.
     #[arg(long = "volume", value_name = "NAME=BACKING[,...]", value_parser = parse_volume)]
     pub volumes: Vec<VolumeSpec>,
     /// Where NBD clients come in: nbd+unix:///PATH or nbd://127.0.0.1:PORT; may be given again

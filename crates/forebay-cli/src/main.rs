@@ -4,6 +4,7 @@
 // A program has no users of its items: `pub` says here what its modules show each other.
 #![allow(unreachable_pub)]
 
+mod address;
 mod args;
 mod attach;
 mod backing;

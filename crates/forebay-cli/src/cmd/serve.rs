@@ -48,7 +48,8 @@ struct Served {
 
 struct Daemon {
     server: Server,
-    cache_path: PathBuf,
+    /// None where volumes are served bare.
+    cache_path: Option<PathBuf>,
     cache_stats: Stats,
     volumes: Vec<Served>,
     desk: Rc<RefCell<Desk>>,
@@ -67,7 +68,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     if attaches.is_some() {
         attach::protect();
     }
-    let mut daemon = Daemon::open(&args.cache, args)?;
+    let mut daemon = Daemon::open(args)?;
     daemon.add_volumes(args)?;
     let exports: Exports = Rc::default();
     for served in &daemon.volumes {
@@ -76,6 +77,9 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
         exports.borrow_mut().push((entry, served.index));
     }
     if exports.borrow().is_empty() {
+        if args.cache.is_none() {
+            bail!("without --cache, give --volume NAME=BACKING to serve that device bare");
+        }
         if daemon.problems.is_empty() {
             bail!("the cache has no volume yet; give --volume NAME=BACKING");
         }
@@ -145,6 +149,14 @@ impl Daemon {
         self.server.shard.superblock().volumes.get(usize::from(index.0))?.as_ref()
     }
 
+    /// The cache's path, for people.
+    fn cache_text(&self) -> String {
+        match &self.cache_path {
+            Some(path) => path.display().to_string(),
+            None => "no device".into(),
+        }
+    }
+
     fn listen_for_control(&mut self, given: Option<&Path>) -> Result<PathBuf> {
         let path = match given {
             Some(path) => path.to_owned(),
@@ -172,7 +184,7 @@ impl Daemon {
         info!(
             "started: cache {} on {}, {} volumes, devices by {how}, a plain write is answered when {}",
             uuid_text(&shard.superblock().uuid),
-            self.cache_path.display(),
+            self.cache_text(),
             self.volumes.len(),
             report::acknowledge_name(shard.engine().config().acknowledge),
         );

@@ -3,7 +3,8 @@
 
 use super::rates::Rates;
 use super::{Daemon, Served};
-use crate::args::{IfChanged, ServeArgs, VolumeSpec};
+use crate::address::Address;
+use crate::args::{IfChanged, ServeArgs, VolumeSpec, mode_name};
 use crate::backing;
 use crate::units::{clock, size};
 use anyhow::{Context, Result, bail};
@@ -12,7 +13,6 @@ use forebay::io::Device;
 use forebay::shard::{NewVolume, backing_source};
 use forebay_core::format::superblock::Mode;
 use forebay_core::units::VolumeIndex;
-use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
 impl Daemon {
@@ -40,8 +40,10 @@ impl Daemon {
             if self.volumes.iter().any(|served| served.index == index) {
                 continue;
             }
-            let path = PathBuf::from(&volume.path);
-            if let Err(error) = self.attach(index, &path, Some(volume.logical_block), args) {
+            let attached = Address::parse(&volume.path)
+                .map_err(anyhow::Error::msg)
+                .and_then(|address| self.attach(index, &address, Some(volume.logical_block), args));
+            if let Err(error) = attached {
                 let text = format!("{}: waits for its backing device: {error:#}", volume.name);
                 self.problem(text);
             }
@@ -53,12 +55,15 @@ impl Daemon {
     fn attach(
         &mut self,
         index: VolumeIndex,
-        path: &Path,
+        address: &Address,
         logical_block: Option<u32>,
         args: &ServeArgs,
     ) -> Result<()> {
+        let path = &address.path;
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
-        backing::check_apart(&self.cache_path, path)?;
+        if let Some(cache) = &self.cache_path {
+            backing::check_apart(cache, path)?;
+        }
         let device = backing::open_exclusive(path, backing_source(index), logical_block)?;
         let name = &recorded.name;
         if device.info().size_bytes < recorded.size_bytes {
@@ -94,59 +99,70 @@ impl Daemon {
                 }
             }
         }
-        self.serve_volume(index, path, device)
+        self.serve_volume(index, address, device)
     }
 
     fn add(&mut self, spec: &VolumeSpec) -> Result<()> {
         let index = self.server.shard.free_index()?;
-        backing::check_apart(&self.cache_path, &spec.backing)?;
-        let device =
-            backing::open_exclusive(&spec.backing, backing_source(index), spec.logical_block)?;
+        let backing = &spec.backing.path;
+        if let Some(cache) = &self.cache_path {
+            backing::check_apart(cache, backing)?;
+        }
+        let device = backing::open_exclusive(backing, backing_source(index), spec.logical_block)?;
         let info = device.info().clone();
         let size_bytes = info.size_bytes / 512 * 512;
         if size_bytes == 0 {
-            bail!("{}: is empty, so there is nothing to be a volume of", spec.backing.display());
+            bail!("{}: is empty, so there is nothing to be a volume of", backing.display());
         }
-        let path = std::path::absolute(&spec.backing)?;
-        let path = path.to_str().context("the backing device's path is not UTF-8")?;
+        backing.to_str().context("the backing device's path is not UTF-8")?;
         let volume = NewVolume {
             name: spec.name.clone(),
             size_bytes,
             logical_block: info.logical_block,
-            mode: spec.mode.unwrap_or(Mode::WriteBack),
-            path: path.into(),
-            fingerprint: backing::fingerprint(&device, &spec.backing)?.encode(),
+            mode: self.mode_of(spec)?,
+            path: spec.backing.absolute()?.to_string(),
+            fingerprint: backing::fingerprint(&device, backing)?.encode(),
         };
         self.server.shard.add(index, &volume)?;
         self.serve_volume(index, &spec.backing, device)
     }
 
+    /// Without a cache there is one mode only.
+    fn mode_of(&self, spec: &VolumeSpec) -> Result<Mode> {
+        match (&self.cache_path, spec.mode) {
+            (Some(_), mode) => Ok(mode.unwrap_or(Mode::WriteBack)),
+            (None, None | Some(Mode::WriteAround)) => Ok(Mode::WriteAround),
+            (None, Some(mode)) => bail!(
+                "{}: mode={} needs a cache; give --cache, or leave the mode out to serve the device bare",
+                spec.name,
+                mode_name(mode)
+            ),
+        }
+    }
+
     fn serve_volume(
         &mut self,
         index: VolumeIndex,
-        path: &Path,
+        address: &Address,
         device: forebay::io::FileDevice,
     ) -> Result<()> {
-        let (device, stats) = backing::counted(device);
-        let absolute = std::path::absolute(path)?;
+        let (device, stats) = backing::counted(backing::timed(device, address));
+        let address = address.absolute()?;
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
-        if let Some(text) = absolute.to_str().filter(|text| *text != recorded.path) {
-            self.server.shard.record(index, |volume| volume.path = text.into())?;
+        let text = address.to_string();
+        if address.path.to_str().is_some() && text != recorded.path {
+            self.server.shard.record(index, |volume| volume.path = text.clone())?;
         }
         if self.server.shard.engine().is_frozen(index) {
             let text =
                 format!("{}: is frozen: dirty data is lost and cannot be named", recorded.name);
             self.problem(text);
         }
-        info!(
-            "{}: served: {} in front of {}",
-            recorded.name,
-            size(recorded.size_bytes),
-            absolute.display()
-        );
+        info!("{}: served: {} in front of {address}", recorded.name, size(recorded.size_bytes));
         self.server.shard.serve(index, device);
         let rates = Rates::default();
-        self.volumes.push(Served { index, name: recorded.name, backing: absolute, stats, rates });
+        let backing = address.path;
+        self.volumes.push(Served { index, name: recorded.name, backing, stats, rates });
         Ok(())
     }
 }
