@@ -4,6 +4,8 @@ set -u
 passed=0 failed=0 skipped=0
 S=/dev/scratch
 FOREBAY=/job/forebay
+KILLS=5 UPGRADES=2
+[ ! -e ./settings ] || . ./settings
 
 pass() { passed=$((passed + 1)); echo "PASS $*"; }
 fail() { failed=$((failed + 1)); echo "FAIL $*"; }

@@ -10,6 +10,7 @@
 //! | Where do sockets and shared memory live? | [`runtime_dir`] |
 //! | How does a file become a block device, and who holds that? | [`loop_device`] |
 //! | How do we not deadlock against the pages we clean? | [`protect`] |
+//! | Who may wait for a device that we serve? | [`apart`] |
 //! | How does the service manager hear of us? | [`notify`] |
 //!
 //! # Invariants
@@ -21,6 +22,7 @@
 //!
 //! Opening, reading and writing devices: `io`. `sys` is the only file with unsafe code.
 
+pub mod apart;
 pub mod guard;
 pub mod holder;
 pub mod identity;
