@@ -53,6 +53,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Show what is in a cache that nobody serves, without changing it
     Inspect(InspectArgs),
+    /// Check configuration files, or show what they mean
+    Config(ConfigArgs),
     /// Write man pages and shell completions into a directory
     #[command(hide = true)]
     Pages(PagesArgs),
@@ -102,6 +104,30 @@ pub struct InspectArgs {
     pub json: bool,
 }
 
+/// `forebay config`
+#[derive(Debug, clap::Args)]
+pub struct ConfigArgs {
+    #[command(subcommand)]
+    pub command: ConfigCommand,
+}
+
+/// What is done with configuration files.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Say whether files are right, and if not, what to change at which line and column
+    ///
+    /// No device is looked at. Two files that claim the same device or address are told, too.
+    Check {
+        /// Paths, or names of files in /etc/forebay; all files there if none is given
+        paths: Vec<PathBuf>,
+    },
+    /// Show the settings that hold, with the defaults of all that a file does not say
+    Show {
+        /// Paths, or names of files in /etc/forebay; all files there if none is given
+        paths: Vec<PathBuf>,
+    },
+}
+
 /// `forebay pages`
 #[derive(Debug, clap::Args)]
 pub struct PagesArgs {
@@ -140,6 +166,9 @@ pub struct VolumeSpec {
     pub mode: Option<Mode>,
     pub logical_block: Option<u32>,
 }
+
+/// What may come after the backing device.
+pub const VOLUME_KEYS: [&str; 2] = ["mode", "logical_block"];
 
 fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
     let (name, rest) = text.split_once('=').ok_or("expected NAME=BACKING[,mode=...]")?;
@@ -283,6 +312,14 @@ pub const MEMORY_DEFAULT: u64 = 192 << 20;
 /// `forebay serve`
 #[derive(Debug, clap::Args)]
 pub struct ServeArgs {
+    /// Take the settings from /etc/forebay/NAME.toml
+    ///
+    /// In a file, each option of this command is a key of the same name, and a volume is a table:
+    /// [volume.NAME] with backing, mode and logical_block. What the command line says besides wins.
+    pub name: Option<String>,
+    /// Take the settings from this file
+    #[arg(long, value_name = "PATH", conflicts_with = "name")]
+    pub config: Option<PathBuf>,
     /// The formatted cache device or file; without it the volumes are their bare backing devices
     ///
     /// A bare volume is for comparison: nothing is cached. Never serve a device bare while a cache holds
@@ -329,6 +366,9 @@ pub struct ServeArgs {
     /// How long a stop waits until nobody holds the kernel block devices
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
     pub stop_timeout: Duration,
+    /// How long devices that are not there yet are waited for; 60s if a file has the settings
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "0s")]
+    pub device_timeout: Duration,
     /// What is logged on stderr
     #[arg(long, value_enum, default_value = "info")]
     pub log_level: LogLevel,
@@ -338,6 +378,13 @@ pub struct ServeArgs {
     /// cache holds. Neither can be undone.
     #[arg(long, value_name = "VOLUME=CHOICE", value_parser = parse_if_changed)]
     pub if_changed: Vec<(String, IfChanged)>,
+}
+
+impl ServeArgs {
+    /// True when a file has the settings: it says what is to be, not what was just typed.
+    pub fn is_from_file(&self) -> bool {
+        self.name.is_some() || self.config.is_some()
+    }
 }
 
 /// What to do with dirty data of a volume whose backing device was changed by others.

@@ -16,9 +16,10 @@ use crate::args::{Attach, Listen, MetricsAddress, ServeArgs};
 use crate::attach::{self, Attached};
 use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
+use crate::late::Patience;
 use crate::{metrics, sockets};
 use anyhow::{Context, Result, bail};
-use forebay::host::notify::sd_notify;
+use forebay::host::notify::{sd_notify, watchdog_interval};
 use forebay::host::runtime_dir::RuntimeDir;
 use forebay::io::{ReactorKind, Stats};
 use forebay::shard::uuid_text;
@@ -33,7 +34,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use watch::Watch;
 
@@ -68,8 +69,11 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     if attaches.is_some() {
         attach::protect();
     }
-    let mut daemon = Daemon::open(args)?;
-    daemon.add_volumes(args)?;
+    let patience = Patience::new(args.device_timeout, Arc::clone(&signals));
+    let cache =
+        args.cache.as_deref().map(|name| patience.find(name, "cache device")).transpose()?;
+    let mut daemon = Daemon::open(cache, args)?;
+    daemon.add_volumes(args, &patience)?;
     let exports: Exports = Rc::default();
     for served in &daemon.volumes {
         let recorded = daemon.recorded(served.index).context("a served volume is recorded")?;
@@ -110,7 +114,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     daemon.activity = "serves";
     daemon.tell_started();
     // Without a service manager there is nobody to tell.
-    let _ = sd_notify("READY=1");
+    let _ = sd_notify(&format!("READY=1\nSTATUS={}", daemon.summary()));
     let why = daemon.serve(&signals)?;
     info!("stops: {why}");
     daemon.activity = "stops: waits until nobody holds its block devices";
@@ -206,10 +210,27 @@ impl Daemon {
         }
     }
 
+    /// One line for the service manager.
+    fn summary(&self) -> String {
+        let names: Vec<&str> = self.volumes.iter().map(|served| served.name.as_str()).collect();
+        let mut text = format!("serves {}", names.join(", "));
+        for problem in &self.problems {
+            text += "; ";
+            text += problem;
+        }
+        text.replace('\n', " ")
+    }
+
     /// Serves until told to stop, and says by whom.
     fn serve(&mut self, signals: &AtomicUsize) -> Result<&'static str> {
+        let watchdog = watchdog_interval();
+        let mut told = Instant::now();
         loop {
             self.server.turn(Some(Duration::from_millis(500)))?;
+            if watchdog.is_some_and(|interval| told.elapsed() >= interval) {
+                told = Instant::now();
+                let _ = sd_notify("WATCHDOG=1");
+            }
             if let Some(attached) = &mut self.attached {
                 attached.tell_news();
             }

@@ -14,13 +14,14 @@ use forebay_core::limits::CACHE_BYTES_MIN;
 use forebay_core::log::recovery::Damage;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use forebay_serve::server::Server;
+use std::path::PathBuf;
 use std::rc::Rc;
 use tracing::{info, warn};
 
 impl Daemon {
-    pub(super) fn open(args: &ServeArgs) -> Result<Daemon> {
+    pub(super) fn open(cache: Option<PathBuf>, args: &ServeArgs) -> Result<Daemon> {
         let mut options = options(args);
-        let device: Box<dyn Device> = match &args.cache {
+        let device: Box<dyn Device> = match &cache {
             Some(path) => Box::new(backing::open_exclusive(path, CACHE_SOURCE, None)?),
             None => {
                 // Nothing is ever in it, so nothing has to outlive the process.
@@ -43,7 +44,7 @@ impl Daemon {
         let shard = Shard::open(device, &options)?;
         let mut daemon = Daemon {
             server: Server::new(shard),
-            cache_path: args.cache.clone(),
+            cache_path: cache,
             cache_stats,
             volumes: Vec::new(),
             desk: Rc::default(),

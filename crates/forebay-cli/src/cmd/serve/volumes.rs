@@ -6,65 +6,79 @@ use super::{Daemon, Served};
 use crate::address::Address;
 use crate::args::{IfChanged, ServeArgs, VolumeSpec, mode_name};
 use crate::backing;
+use crate::late::Patience;
 use crate::units::{clock, size};
 use anyhow::{Context, Result, bail};
 use forebay::host::identity::Match;
+use forebay::host::named::Named;
 use forebay::io::Device;
 use forebay::shard::{NewVolume, backing_source};
 use forebay_core::format::superblock::Mode;
 use forebay_core::units::VolumeIndex;
+use std::path::Path;
 use tracing::{info, warn};
 
 impl Daemon {
     /// Gives every recorded volume its backing device, and adds what is new.
-    pub(super) fn add_volumes(&mut self, args: &ServeArgs) -> Result<()> {
+    pub(super) fn add_volumes(&mut self, args: &ServeArgs, patience: &Patience) -> Result<()> {
         let known = |name: &String| self.server.shard.find(name).is_some();
         if let Some((name, _)) = args.if_changed.iter().find(|(name, _)| !known(name)) {
             bail!("--if-changed {name}: no such volume in this cache; nothing was changed");
         }
         for spec in &args.volumes {
-            match self.server.shard.find(&spec.name) {
-                Some(index) => {
-                    self.attach(index, &spec.backing, spec.logical_block, args)?;
+            let Some(index) = self.server.shard.find(&spec.name) else {
+                self.add(spec, patience)?;
+                continue;
+            };
+            let wanted = Wanted { address: &spec.backing, logical_block: spec.logical_block };
+            match self.attach(index, &wanted, args, patience) {
+                Ok(()) => {
                     if let Some(mode) = spec.mode {
                         self.server.shard.set_mode(index, mode)?;
                     }
                 }
-                None => self.add(spec)?,
+                // A file says what is to be; what of it can be is served. Who types a volume means it.
+                Err(error) if args.is_from_file() => self.waits(&spec.name, &error),
+                Err(error) => return Err(error),
             }
         }
         let recorded = self.server.shard.superblock().volumes.clone();
         for (at, volume) in recorded.iter().enumerate() {
             let index = VolumeIndex(at as u8);
             let Some(volume) = volume else { continue };
-            if self.volumes.iter().any(|served| served.index == index) {
+            if args.volumes.iter().any(|spec| spec.name == volume.name) {
                 continue;
             }
-            let attached = Address::parse(&volume.path)
-                .map_err(anyhow::Error::msg)
-                .and_then(|address| self.attach(index, &address, Some(volume.logical_block), args));
+            let attached = Address::parse(&volume.path).map_err(anyhow::Error::msg);
+            let attached = attached.and_then(|address| {
+                let logical_block = Some(volume.logical_block);
+                self.attach(index, &Wanted { address: &address, logical_block }, args, patience)
+            });
             if let Err(error) = attached {
-                let text = format!("{}: waits for its backing device: {error:#}", volume.name);
-                self.problem(text);
+                self.waits(&volume.name, &error);
             }
         }
         Ok(())
+    }
+
+    fn waits(&mut self, name: &str, error: &anyhow::Error) {
+        self.problem(format!("{name}: waits for its backing device: {error:#}"));
     }
 
     /// Serves a recorded volume, if its backing device is the one it was.
     fn attach(
         &mut self,
         index: VolumeIndex,
-        address: &Address,
-        logical_block: Option<u32>,
+        wanted: &Wanted<'_>,
         args: &ServeArgs,
+        patience: &Patience,
     ) -> Result<()> {
-        let path = &address.path;
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
+        let path = &patience.find(&wanted.address.path, &role(&recorded.name))?;
         if let Some(cache) = &self.cache_path {
             backing::check_apart(cache, path)?;
         }
-        let device = backing::open_exclusive(path, backing_source(index), logical_block)?;
+        let device = backing::open_exclusive(path, backing_source(index), wanted.logical_block)?;
         let name = &recorded.name;
         if device.info().size_bytes < recorded.size_bytes {
             bail!(
@@ -99,12 +113,12 @@ impl Daemon {
                 }
             }
         }
-        self.serve_volume(index, address, device)
+        self.serve_volume(index, wanted.address, path, device)
     }
 
-    fn add(&mut self, spec: &VolumeSpec) -> Result<()> {
+    fn add(&mut self, spec: &VolumeSpec, patience: &Patience) -> Result<()> {
         let index = self.server.shard.free_index()?;
-        let backing = &spec.backing.path;
+        let backing = &patience.find(&spec.backing.path, &role(&spec.name))?;
         if let Some(cache) = &self.cache_path {
             backing::check_apart(cache, backing)?;
         }
@@ -114,17 +128,17 @@ impl Daemon {
         if size_bytes == 0 {
             bail!("{}: is empty, so there is nothing to be a volume of", backing.display());
         }
-        backing.to_str().context("the backing device's path is not UTF-8")?;
+        spec.backing.path.to_str().context("the backing device's path is not UTF-8")?;
         let volume = NewVolume {
             name: spec.name.clone(),
             size_bytes,
             logical_block: info.logical_block,
             mode: self.mode_of(spec)?,
-            path: spec.backing.absolute()?.to_string(),
+            path: lasting(&spec.backing)?.to_string(),
             fingerprint: backing::fingerprint(&device, backing)?.encode(),
         };
         self.server.shard.add(index, &volume)?;
-        self.serve_volume(index, &spec.backing, device)
+        self.serve_volume(index, &spec.backing, backing, device)
     }
 
     /// Without a cache there is one mode only.
@@ -144,12 +158,12 @@ impl Daemon {
         &mut self,
         index: VolumeIndex,
         address: &Address,
+        path: &Path,
         device: forebay::io::FileDevice,
     ) -> Result<()> {
         let (device, stats) = backing::counted(backing::timed(device, address));
-        let address = address.absolute()?;
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
-        let text = address.to_string();
+        let text = lasting(address)?.to_string();
         if address.path.to_str().is_some() && text != recorded.path {
             self.server.shard.record(index, |volume| volume.path = text.clone())?;
         }
@@ -158,11 +172,30 @@ impl Daemon {
                 format!("{}: is frozen: dirty data is lost and cannot be named", recorded.name);
             self.problem(text);
         }
-        info!("{}: served: {} in front of {address}", recorded.name, size(recorded.size_bytes));
+        let how = if self.cache_path.is_some() { "in front of" } else { "bare, on" };
+        info!("{}: served: {} {how} {text}", recorded.name, size(recorded.size_bytes));
         self.server.shard.serve(index, device);
         let rates = Rates::default();
-        let backing = address.path;
+        let backing = std::path::absolute(path)?;
         self.volumes.push(Served { index, name: recorded.name, backing, stats, rates });
         Ok(())
+    }
+}
+
+/// A backing device as it is asked for.
+struct Wanted<'a> {
+    address: &'a Address,
+    logical_block: Option<u32>,
+}
+
+fn role(volume: &str) -> String {
+    format!("backing device of {volume}")
+}
+
+/// What is recorded, to be found by next time: an identity as it is, a path from the root.
+fn lasting(address: &Address) -> Result<Address> {
+    match Named::parse(&address.path)? {
+        Named::Path(_) => Ok(address.absolute()?),
+        _ => Ok(address.clone()),
     }
 }
