@@ -280,6 +280,8 @@ pub enum Attach {
     Auto,
     /// /dev/ublkbN, by the kernel's ublk driver; survives a kill of the daemon; needs root
     Ublk,
+    /// /dev/nbdN, by the kernel's NBD client; survives a kill of the daemon; needs root
+    Nbd,
     /// /dev/loopN, by FUSE and a loop device; needs root
     Fuse,
     /// No block device: NBD only

@@ -52,6 +52,15 @@ impl Attached {
                 Report::Detached { device } => {
                     tracing::info!("{} is detached", device.display());
                 }
+                Report::Renewed { device } => tracing::warn!(
+                    "{}: its connection was lost; there is another one",
+                    device.display()
+                ),
+                Report::Disconnected { volume } => {
+                    let text = format!("{}: somebody has disconnected it", self.name(volume));
+                    tracing::warn!("{text}");
+                    self.problems.push(text);
+                }
                 Report::Gone(result) => {
                     self.is_gone = true;
                     if let Err(error) = result {
