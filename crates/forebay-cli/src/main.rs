@@ -16,6 +16,7 @@ mod metrics;
 mod sockets;
 mod status;
 mod units;
+mod vhost;
 
 use args::{Args, Command};
 use clap::Parser;

@@ -24,9 +24,10 @@ impl Daemon {
         let mut options = options(args);
         let found = forebay::cache::read_superblock(device.as_ref())?;
         let volumes = found.superblock.volumes.iter().flatten().count() + args.volumes.len();
-        options.config =
-            memory::fit(&options.config, &found.superblock, volumes.max(1), args.memory)?;
-        let parts = memory::parts(&found.superblock, volumes.max(1), &options.config);
+        let vhost_sockets = crate::vhost::socket_count(args);
+        let counts = memory::Counts { volumes: volumes.max(1), vhost_sockets };
+        options.config = memory::fit(&options.config, &found.superblock, counts, args.memory)?;
+        let parts = memory::parts(&found.superblock, counts, &options.config);
         let total: u64 = parts.iter().map(|part| part.1).sum();
         let parts: Vec<String> =
             parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
@@ -43,6 +44,8 @@ impl Daemon {
             watch: Watch::new(),
             activity: "opens the cache",
             nbd_clients: None,
+            vhost_sockets,
+            machines: None,
         };
         daemon.tell_opened();
         Ok(daemon)

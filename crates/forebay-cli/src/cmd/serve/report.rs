@@ -20,7 +20,9 @@ impl Daemon {
         let (free, segments) = engine.free_segments();
         let config = engine.config();
         let volume_count = superblock.volumes.iter().flatten().count();
-        let parts = memory::parts(superblock, volume_count.max(1), config);
+        let vhost_sockets = self.vhost_sockets;
+        let counts = memory::Counts { volumes: volume_count.max(1), vhost_sockets };
+        let parts = memory::parts(superblock, counts, config);
         let mut problems = self.problems.clone();
         problems.extend(self.attached.iter().flat_map(|it| it.problems().to_vec()));
         if engine.health() == CacheHealth::Failed {
@@ -58,6 +60,10 @@ impl Daemon {
                 let attached = self.attached.as_ref().and_then(|it| it.text(index));
                 status.attached.extend(attached);
                 status.nbd_clients = self.nbd_clients.as_ref().map_or(0, |it| it[at].get());
+                for (path, is_connected) in self.machines.iter().flat_map(|it| it.of(index)) {
+                    status.vhost_user_sockets.push(path);
+                    status.vhost_user_clients += u32::from(is_connected);
+                }
                 Some(status)
             })
             .collect();
@@ -236,6 +242,8 @@ fn volume_status(
         backing_faults: stats.backing_faults,
         attached: Vec::new(),
         nbd_clients: 0,
+        vhost_user_clients: 0,
+        vhost_user_sockets: Vec::new(),
         device: served.map_or_else(DeviceStatus::default, |it| device_status(&it.stats)),
     })
 }
