@@ -20,7 +20,7 @@ use super::inflight::{InflightError, QUEUE_COUNT_MAX, Region};
 use super::memory::Memory as Guest;
 use super::queue::{QueueError, SIZE_MAX};
 use super::requests::{self, Around, Memory, Requests};
-use super::rings::{Event, Rings};
+use super::rings::{self, Event, Rings};
 use super::wire::{self, CONFIG_BYTES_MAX, ConfigPart, Header, Message, protocol};
 use crate::frontend::Place;
 use forebay::io::{ReactorOp, user_data};
@@ -156,7 +156,7 @@ impl Device {
 
     /// Bytes of memory that one takes.
     pub(super) const fn memory_bytes() -> u64 {
-        size_of::<Device>() as u64 + requests::memory_bytes()
+        size_of::<Device>() as u64 + requests::memory_bytes() + rings::memory_bytes()
     }
 
     /// The volume's size, if it is another now: the guest is told. (It is asked for in each turn.)
@@ -430,7 +430,7 @@ impl Device {
         self.vring(queue).map(|_| queue as usize)
     }
 
-    fn vring(&mut self, queue: u32) -> Result<&mut super::rings::Vring, Refusal> {
+    fn vring(&mut self, queue: u32) -> Result<&mut rings::Vring, Refusal> {
         self.rings.vring(queue).ok_or(Refusal::QueueNumber(queue))
     }
 
@@ -572,3 +572,31 @@ impl Device {
 const _: () = assert!(blk::CONFIG_BYTES <= CONFIG_BYTES_MAX);
 const _: () = assert!(requests::REQUEST_COUNT_MAX <= 1 << 16);
 const _: () = assert!(QUEUE_COUNT_MAX <= 1 << 8);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    /// No volume of the engine changes its size yet, so this is asked of the device alone.
+    #[test]
+    fn a_volume_that_grows_is_told_by_the_back_ends_own_way() {
+        let (front, ours) = UnixStream::pair().expect("a pair of sockets");
+        let (mut heard, back_end) = UnixStream::pair().expect("a pair of sockets");
+        let names = Names { place: Place(0), device: 0 };
+        let disk = Disk::new("v", 1 << 20, 512);
+        let mut device = Device::new(ours.into(), names, disk, VolumeIndex(0));
+        device.set(Message::SetBackendReqFd, vec![back_end.into()]).expect("taken");
+        device.resize(1 << 20);
+        assert!(device.news.is_empty());
+        device.resize((2 << 20) + 100);
+        let mut message = [0; wire::HEADER_BYTES];
+        heard.read_exact(&mut message).expect("a message");
+        assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        let config = device.config(ConfigPart { offset: 0, size: 8 });
+        assert_eq!(config[12..], 4096u64.to_le_bytes());
+        assert_eq!(device.news.len(), 1);
+        drop(front);
+    }
+}

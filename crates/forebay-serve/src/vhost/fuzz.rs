@@ -111,7 +111,7 @@ fn judge(memory: &Memory, disk: &Disk, chain: &Chain) {
 fn check(disk: &Disk, range: Range) {
     let block = u64::from(disk.logical_block);
     assert!(range.length > 0 && range.offset + range.length <= disk.size_bytes);
-    assert!(range.offset % block == 0 && range.length % block == 0);
+    assert!(range.offset.is_multiple_of(block) && range.length.is_multiple_of(block));
 }
 
 /// A region that holds anything: what comes back are heads of its queue, each once.

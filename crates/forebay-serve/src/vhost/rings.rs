@@ -12,7 +12,7 @@
 
 use super::inflight::{QUEUE_COUNT_MAX, Region};
 use super::memory::Memory;
-use super::queue::{Chain, Queue, QueueError, Rings as Places};
+use super::queue::{Chain, Queue, QueueError, Rings as Places, SIZE_MAX};
 use super::wire::VringAddr;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, readlink};
 use rustix::io::Errno;
@@ -98,6 +98,13 @@ pub(super) struct Rings {
     first: usize,
 }
 
+/// Bytes of memory that the queues of a device take at most.
+pub(super) const fn memory_bytes() -> u64 {
+    // Which heads are under way, and those that were left in flight.
+    let queue = size_of::<Vring>() + SIZE_MAX as usize * (size_of::<bool>() + size_of::<u16>());
+    queue as u64 * QUEUE_COUNT_MAX as u64
+}
+
 /// A chain that was taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
@@ -123,7 +130,10 @@ impl Rings {
         let Some(addresses) = vring.addresses.filter(|_| vring.kick.is_some()) else {
             return Ok(());
         };
-        (vring.running, vring.is_broken) = (None, false);
+        if let Some(running) = vring.running.take() {
+            vring.base = running.queue.next_available();
+        }
+        vring.is_broken = false;
         let places = Places {
             size: vring.size,
             descriptors: memory.guest_of_user(addresses.descriptors)?,
