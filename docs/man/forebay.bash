@@ -250,7 +250,7 @@ _forebay() {
                     return 0
                     ;;
                 --attach)
-                    COMPREPLY=($(compgen -W "auto fuse none" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "auto ublk fuse none" -- "${cur}"))
                     return 0
                     ;;
                 --control)

@@ -64,7 +64,11 @@ while read -r line; do
 done < <(VM_TIMEOUT=${VM_TIMEOUT:-$((420 + kills * 12))} timeout -k 10 3600 \
     scripts/vm run tests/vm-host/vhost-guest.sh tests/vm/lib.sh "$work/settings"; echo "@ended $?" >"$work/ended")
 grep -q '^@ended 0$' "$work/ended" || say FAIL "the guest ended with $(cat "$work/ended" 2>/dev/null)"
-if [ "$done_kills" = "$kills" ]; then say PASS "the daemon was killed $done_kills times"; else say FAIL "killed $done_kills times of $kills"; fi
+# Both disks at first, and after each kill.
+connected=$(grep -c ' is connected$' "$work/err") wanted=$((2 * (kills + 1)))
+if [ "$done_kills" = "$kills" ] && [ "$connected" = "$wanted" ]; then
+    say PASS "the daemon was killed $done_kills times, and the machine connected $connected times"
+else say FAIL "killed $done_kills times of $kills, connected $connected times of $wanted"; fi
 if grep -qE 'ERROR|PROBLEM|was ended|left alone' "$work/err"; then say FAIL "the daemon says: $(grep -E 'ERROR|PROBLEM|was ended|left alone' "$work/err" | head -n 3 | tr '\n' '|')"
 else say PASS "the daemon has nothing to complain of"; fi
 if "$forebay" stop --drain --control "$work/control" >/dev/null && wait "$daemon"; then say PASS "drained and stopped"; else say FAIL "drain and stop"; fi
