@@ -180,6 +180,54 @@ fn every_request_is_done() {
     }
 }
 
+/// Longer than the engine takes at once, and on no block's edge: in pieces, each copied to its place.
+#[test]
+fn a_long_request_is_done_in_pieces() {
+    let daemon = Daemon::start("vhost-long", 512);
+    let mut machine = Machine::new(1, 256).unwrap();
+    let _link = daemon.connect(&mut machine);
+    let length = (2 << 20) + 300 * 512;
+    let data = machine.slot_at(0, 1) + 17;
+    let bytes = pattern(5, length);
+    machine.memory.write(data, &bytes).unwrap();
+    machine.offer_at(0, 0, (kind::OUT, 3), (data, length), false);
+    assert_eq!(answer(&mut machine, 0).status, 0);
+    for at in [0, 1 << 20, 2 << 20] {
+        let there = read(&mut machine, 3 + at as u64 / 512, 8192);
+        assert!(there == bytes[at..at + 8192], "at {at}");
+    }
+    machine.memory.write(data, &vec![0; length]).unwrap();
+    machine.offer_at(0, 0, (kind::IN, 3), (data, length), true);
+    let done = answer(&mut machine, 0);
+    assert_eq!((done.status, done.length), (0, length as u32 + 1));
+    let mut back = vec![0; length];
+    machine.memory.read(data, &mut back).unwrap();
+    assert!(back == bytes);
+    // Half of it lies behind the guest's memory.
+    let outside = machine.slot_at(0, 63) + 60_000;
+    machine.offer_at(0, 0, (kind::IN, 3), (outside, length), true);
+    assert_eq!(answer(&mut machine, 0).status, 1);
+    machine.offer_at(0, 0, (kind::OUT, 3), (outside, length), false);
+    assert_eq!(answer(&mut machine, 0).status, 1);
+}
+
+#[test]
+fn a_driver_that_begins_anew_is_served_anew() {
+    let daemon = Daemon::start("vhost-anew", 512);
+    let mut machine = Machine::new(2, 64).unwrap();
+    let mut link = daemon.connect(&mut machine);
+    for round in 0..5u8 {
+        for _ in 0..70 {
+            written(&mut machine, 0, &[round; 512]);
+        }
+        assert_eq!(link.stop_queue(0).unwrap(), 70);
+        assert_eq!(link.stop_queue(1).unwrap(), 0);
+        machine.reset();
+        machine.start(&mut link).unwrap();
+    }
+    assert_eq!(read(&mut machine, 0, 512), [4; 512]);
+}
+
 #[test]
 fn what_no_driver_should_ask_for_fails_alone() {
     let daemon = Daemon::start("vhost-bad", 4096);

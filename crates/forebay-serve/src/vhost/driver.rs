@@ -183,6 +183,18 @@ impl Machine {
         link.say(request::SET_VRING_CALL, &(queue as u64).to_le_bytes(), &[&ring.call])
     }
 
+    /// The guest's driver begins anew: its queues are empty, and nothing is in flight.
+    pub fn reset(&mut self) {
+        self.in_flight = None;
+        for queue in 0..self.rings.len() {
+            let ring = &mut self.rings[queue];
+            (ring.next_available, ring.last_used) = (0, 0);
+            ring.under_way.fill(None);
+            let at = ring.at;
+            self.put(at, &[0; RING_BYTES as usize]);
+        }
+    }
+
     /// Slots of a queue that nothing is under way in.
     pub fn free(&self, queue: usize) -> Vec<u16> {
         let all = self.rings[queue].under_way.iter().enumerate();
@@ -195,23 +207,36 @@ impl Machine {
     ///
     /// If the slot is not free, or the data too long.
     pub fn offer(&mut self, queue: usize, slot: u16, kind: u32, sector: u64, data: Data<'_>) {
+        let at = self.slot_at(queue, slot) + 4096;
+        let (length, is_written) = match data {
+            Data::Out(bytes) => {
+                assert!(bytes.len() <= DATA_BYTES);
+                self.put(at, bytes);
+                (bytes.len(), false)
+            }
+            Data::In(length) => (length, true),
+        };
+        self.offer_at(queue, slot, (kind, sector), (at, length), is_written);
+    }
+
+    /// As [`Machine::offer`], of a kind at a sector, with data anywhere in the guest's memory.
+    pub fn offer_at(
+        &mut self,
+        queue: usize,
+        slot: u16,
+        (kind, sector): (u32, u64),
+        (data, length): (u64, usize),
+        is_written: bool,
+    ) {
         let at = self.slot_at(queue, slot);
         let mut head = [0; 16];
         head[..4].copy_from_slice(&kind.to_le_bytes());
         head[8..].copy_from_slice(&sector.to_le_bytes());
         self.put(at, &head);
         self.put(at + STATUS_AT, &[0xff]);
-        let (length, flags) = match data {
-            Data::Out(bytes) => {
-                assert!(bytes.len() <= DATA_BYTES);
-                self.put(at + 4096, bytes);
-                (bytes.len(), 0)
-            }
-            Data::In(length) => (length, WRITE),
-        };
+        let flags = if is_written { WRITE } else { 0 };
         let half = (length / 2) as u32;
         let rest = length as u32 - half;
-        let data = at + 4096;
         let parts = [
             (at, 16, 0),
             (data, half, flags),
@@ -222,7 +247,7 @@ impl Machine {
         let ring = &mut self.rings[queue];
         let under_way = &mut ring.under_way[usize::from(slot)];
         assert!(under_way.is_none());
-        *under_way = Some(if flags == WRITE { length } else { 0 });
+        *under_way = Some(if is_written { length.min(DATA_BYTES) } else { 0 });
         let table = ring.at;
         let first = slot * DESCRIPTORS;
         if self.is_indirect {
