@@ -253,7 +253,7 @@ _forebay() {
                     return 0
                     ;;
                 --attach)
-                    COMPREPLY=($(compgen -W "auto ublk fuse none" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "auto ublk nbd fuse none" -- "${cur}"))
                     return 0
                     ;;
                 --control)

@@ -45,9 +45,10 @@ complete -c forebay -n "__fish_forebay_using_subcommand format" -s h -l help -d 
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l config -d 'Take the settings from this file' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l cache -d 'The formatted cache device or file; without it the volumes are their bare backing devices' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l volume -d 'A volume to add, or to change; those that the cache remembers are served without it' -r
-complete -c forebay -n "__fish_forebay_using_subcommand serve" -l listen -d 'Where NBD clients come in: nbd+unix:///PATH or nbd://127.0.0.1:PORT; may be given again' -r
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l listen -d 'Where guests come in: nbd+unix:///PATH, nbd://127.0.0.1:PORT or vhost-user:///PATH; may be given again' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l attach -d 'Which kernel block device is made of each volume' -r -f -a "auto\t'The best that this machine and user allow'
 ublk\t'/dev/ublkbN, by the kernel\'s ublk driver; survives a kill of the daemon; needs root'
+nbd\t'/dev/nbdN, by the kernel\'s NBD client; survives a kill of the daemon; needs root'
 fuse\t'/dev/loopN, by FUSE and a loop device; needs root'
 none\t'No block device: NBD only'"
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l control -d 'The control socket, if not the usual one in the runtime directory' -r -F

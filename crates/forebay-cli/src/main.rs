@@ -20,6 +20,7 @@ mod sockets;
 mod status;
 mod units;
 mod upgrade;
+mod vhost;
 
 use args::{Args, Command};
 use clap::Parser;

@@ -18,7 +18,7 @@ use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
 use crate::late::Patience;
 use crate::upgrade::{self, Before};
-use crate::{metrics, sockets};
+use crate::{metrics, sockets, vhost};
 use anyhow::{Context, Result, bail};
 use forebay::host::notify::{sd_notify, watchdog_interval};
 use forebay::host::runtime_dir::RuntimeDir;
@@ -63,6 +63,9 @@ struct Daemon {
     /// Milliseconds since 1970.
     started_at: u64,
     nbd_clients: Option<Counts>,
+    /// Sockets for virtual machines that were asked for.
+    vhost_sockets: usize,
+    machines: Option<vhost::Machines>,
 }
 
 /// What ends the serving.
@@ -100,11 +103,17 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         }
         bail!("no volume can be served: {}", daemon.problems.join("; "));
     }
+    let (wanted, waiting) = daemon.wanted_machines(args)?;
+    waiting.into_iter().for_each(|text| daemon.problem(text));
     let listeners = args.listen.iter().map(sockets::listen).collect::<Result<Vec<_>>>()?;
+    let listeners = listeners.into_iter().flatten().collect();
     let metrics = args.metrics.as_ref().map(metrics::Listener::bind).transpose()?;
     let nbd = NbdFrontEnd::new(listeners, exports)?;
     daemon.nbd_clients = Some(nbd.counts());
     daemon.server.add(Box::new(nbd));
+    if !wanted.is_empty() {
+        daemon.machines = Some(vhost::Machines::begin(&mut daemon.server, wanted)?);
+    }
     let control = daemon.listen_for_control(args.control.as_deref())?;
     daemon.print_exports(args);
     daemon.activity = "attaches the volumes";
@@ -157,7 +166,7 @@ fn unix_sockets(args: &ServeArgs) -> impl Iterator<Item = PathBuf> {
         MetricsAddress::Tcp(_) => None,
     });
     let listen = args.listen.iter().filter_map(|listen| match listen {
-        Listen::Unix(path) => Some(path.clone()),
+        Listen::Unix(path) | Listen::VhostUser { path, .. } => Some(path.clone()),
         Listen::Tcp(_) => None,
     });
     listen.chain(metrics)
@@ -177,6 +186,26 @@ fn catch_signals(count: &Arc<AtomicUsize>) -> Result<()> {
 impl Daemon {
     fn recorded(&self, index: VolumeIndex) -> Option<&Volume> {
         self.server.shard.superblock().volumes.get(usize::from(index.0))?.as_ref()
+    }
+
+    /// The volumes that are to be disks of virtual machines.
+    fn wanted_machines(&self, args: &ServeArgs) -> Result<(Vec<vhost::Wanted>, Vec<String>)> {
+        let served: Vec<vhost::Volume> = self
+            .volumes
+            .iter()
+            .filter_map(|it| {
+                let recorded = self.recorded(it.index)?;
+                Some(vhost::Volume {
+                    index: it.index,
+                    name: it.name.clone(),
+                    size_bytes: recorded.size_bytes,
+                    logical_block: recorded.logical_block,
+                })
+            })
+            .collect();
+        let all = self.server.shard.superblock().volumes.iter().flatten();
+        let recorded: Vec<String> = all.map(|volume| volume.name.clone()).collect();
+        vhost::wanted(args, &served, &recorded)
     }
 
     /// The cache's path, for people.
@@ -231,8 +260,12 @@ impl Daemon {
                         println!("nbd+unix:///{}?socket={}", served.name, path.display());
                     }
                     Listen::Tcp(address) => println!("nbd://{address}/{}", served.name),
+                    Listen::VhostUser { .. } => {}
                 }
             }
+        }
+        for line in self.machines.iter().flat_map(vhost::Machines::qemu_lines) {
+            println!("{line}");
         }
     }
 
@@ -259,6 +292,9 @@ impl Daemon {
             }
             if let Some(attached) = &mut self.attached {
                 attached.tell_news();
+            }
+            if let Some(machines) = &mut self.machines {
+                machines.tell_news();
             }
             self.watch();
             if signals.load(Ordering::Relaxed) > 0 {

@@ -40,9 +40,10 @@ impl Daemon {
         let recorded = || found.superblock.volumes.iter().flatten();
         let is_new = |wanted: &&VolumeSpec| recorded().all(|volume| volume.name != wanted.name);
         let volumes = recorded().count() + args.volumes.iter().filter(is_new).count();
-        options.config =
-            memory::fit(&options.config, &found.superblock, volumes.max(1), args.memory, devices)?;
-        let parts = memory::parts(&found.superblock, volumes.max(1), &options.config, devices);
+        let vhost_sockets = crate::vhost::socket_count(args);
+        let counts = memory::Counts { volumes: volumes.max(1), vhost_sockets, devices };
+        options.config = memory::fit(&options.config, &found.superblock, counts, args.memory)?;
+        let parts = memory::parts(&found.superblock, counts, &options.config);
         let total: u64 = parts.iter().map(|part| part.1).sum();
         let parts: Vec<String> =
             parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
@@ -60,6 +61,8 @@ impl Daemon {
             activity: "opens the cache",
             started_at: wall_now(),
             nbd_clients: None,
+            vhost_sockets,
+            machines: None,
         };
         daemon.tell_opened();
         Ok(daemon)

@@ -21,8 +21,12 @@ impl Daemon {
         let (free, segments) = engine.free_segments();
         let config = engine.config();
         let volume_count = superblock.volumes.iter().flatten().count();
-        let devices = self.attached.as_ref().map(Attached::kind);
-        let parts = memory::parts(superblock, volume_count.max(1), config, devices);
+        let counts = memory::Counts {
+            volumes: volume_count.max(1),
+            vhost_sockets: self.vhost_sockets,
+            devices: self.attached.as_ref().map(Attached::kind),
+        };
+        let parts = memory::parts(superblock, counts, config);
         let mut problems = self.problems.clone();
         problems.extend(self.attached.iter().flat_map(|it| it.problems().to_vec()));
         if engine.health() == CacheHealth::Failed {
@@ -60,6 +64,10 @@ impl Daemon {
                 let attached = self.attached.as_ref().and_then(|it| it.text(index));
                 status.attached.extend(attached);
                 status.nbd_clients = self.nbd_clients.as_ref().map_or(0, |it| it[at].get());
+                for (path, is_connected) in self.machines.iter().flat_map(|it| it.of(index)) {
+                    status.vhost_user_sockets.push(path);
+                    status.vhost_user_clients += u32::from(is_connected);
+                }
                 Some(status)
             })
             .collect();
@@ -239,6 +247,8 @@ fn volume_status(
         backing_faults: stats.backing_faults,
         attached: Vec::new(),
         nbd_clients: 0,
+        vhost_user_clients: 0,
+        vhost_user_sockets: Vec::new(),
         device: served.map_or_else(DeviceStatus::default, |it| device_status(&it.stats)),
     })
 }
