@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `--attach`: which kernel block device is made of each volume, and why not another.
 
+mod attached;
+#[cfg(feature = "fuse")]
+mod fuse;
+#[cfg(feature = "ublk")]
+mod ublk;
+
+pub use attached::Attached;
+
 use crate::args::Attach;
 use anyhow::{Result, bail};
 use forebay_core::units::VolumeIndex;
-use std::path::{Path, PathBuf};
-
-#[cfg(feature = "fuse")]
-mod fuse;
-#[cfg(feature = "fuse")]
-pub use fuse::Attached;
-
-#[cfg(not(feature = "fuse"))]
-mod none;
-#[cfg(not(feature = "fuse"))]
-pub use none::Attached;
+use forebay_serve::attach::{Attachments, Reports};
+use forebay_serve::server::Server;
+use std::path::PathBuf;
 
 /// A volume to be attached.
-#[cfg_attr(not(feature = "fuse"), allow(dead_code))]
+#[cfg_attr(not(all(feature = "fuse", feature = "ublk")), allow(dead_code))]
 pub struct Wanted {
     pub index: VolumeIndex,
+    pub uuid: [u8; 16],
     pub name: String,
     pub size_bytes: u64,
     pub logical_block: u32,
@@ -28,42 +29,113 @@ pub struct Wanted {
     pub discards: bool,
 }
 
-/// Whether FUSE and loop devices are used. Says so, and what stands against the rest.
-pub fn choose(wanted: Attach) -> Result<bool> {
-    if wanted == Attach::None {
-        return Ok(false);
+/// What makes the devices, and what went wrong with those of a daemon before.
+#[cfg_attr(not(any(feature = "fuse", feature = "ublk")), allow(dead_code))]
+struct Begun {
+    attachments: Box<dyn Attachments>,
+    reports: Reports,
+    problems: Vec<String>,
+}
+
+/// What block devices are made by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Ublk,
+    Fuse,
+}
+
+impl Kind {
+    /// The best first.
+    const ALL: [Kind; 2] = [Kind::Ublk, Kind::Fuse];
+
+    /// As it is called in `--attach`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Ublk => "ublk",
+            Kind::Fuse => "fuse",
+        }
     }
-    match (obstacle(), wanted) {
-        (None, Attach::Auto) => {
-            tracing::info!(
-                "attaches volumes by FUSE and loop devices; ublk and nbd are not in this \
-                 version"
-            );
-            Ok(true)
+
+    /// Why it cannot be had here.
+    fn obstacle(self) -> Option<String> {
+        match self {
+            #[cfg(feature = "ublk")]
+            Kind::Ublk => ublk::obstacle(),
+            #[cfg(feature = "fuse")]
+            Kind::Fuse => fuse::obstacle(),
+            #[cfg(not(all(feature = "fuse", feature = "ublk")))]
+            kind => Some(format!("this program was built without the feature `{}`", kind.name())),
         }
-        (None, _) => Ok(true),
-        (Some(why), Attach::Fuse) => bail!("--attach fuse: {why}"),
-        (Some(why), _) => {
-            tracing::info!("attaches no volume, serves NBD only: {why}");
-            Ok(false)
+    }
+
+    /// Begins to make a device of each volume.
+    pub fn begin(self, server: &mut Server, uuid: &str, wanted: Vec<Wanted>) -> Result<Attached> {
+        let names = wanted.iter().map(|volume| (volume.index, volume.name.clone())).collect();
+        let begun: Result<Begun> = match self {
+            #[cfg(feature = "ublk")]
+            Kind::Ublk => ublk::begin(server, wanted),
+            #[cfg(feature = "fuse")]
+            Kind::Fuse => fuse::begin(server, uuid, wanted),
+            #[cfg(not(all(feature = "fuse", feature = "ublk")))]
+            _ => Err(missing(server, uuid)),
+        };
+        let begun = begun?;
+        for text in &begun.problems {
+            tracing::warn!("{text}");
         }
+        Ok(Attached::new(self, begun, names))
     }
 }
 
-fn obstacle() -> Option<&'static str> {
-    if !cfg!(feature = "fuse") {
-        return Some("this program was built without the feature `fuse`");
-    }
+#[cfg(not(all(feature = "fuse", feature = "ublk")))]
+fn missing(_: &mut Server, _: &str) -> anyhow::Error {
+    anyhow::anyhow!("this program was built without it")
+}
+
+/// What the devices are made by, if by anything. Says so, and what stands against the others.
+pub fn choose(wanted: Attach) -> Result<Option<Kind>> {
+    let asked = match wanted {
+        Attach::None => return Ok(None),
+        Attach::Auto => None,
+        Attach::Ublk => Some(Kind::Ublk),
+        Attach::Fuse => Some(Kind::Fuse),
+    };
     if forebay::host::runtime_dir::Places::found().user_id != 0 {
-        return Some("not root; run by root it would add a block device, /dev/loopN, per volume");
+        let why = "not root; run by root it would add a block device per volume";
+        return refused(asked, why);
     }
-    if !Path::new("/dev/fuse").exists() {
-        return Some("/dev/fuse is missing; `modprobe fuse` adds it");
+    if let Some(kind) = asked {
+        return match kind.obstacle() {
+            None => Ok(Some(kind)),
+            Some(why) => refused(asked, &why),
+        };
     }
-    if !Path::new("/dev/loop-control").exists() {
-        return Some("/dev/loop-control is missing; `modprobe loop` adds it");
+    let mut why_not = Vec::new();
+    for kind in Kind::ALL {
+        match kind.obstacle() {
+            Some(why) => why_not.push(format!("{}: {why}", kind.name())),
+            None => {
+                let but = if why_not.is_empty() {
+                    String::new()
+                } else {
+                    format!("; {}", why_not.join("; "))
+                };
+                tracing::info!("attaches volumes by {}{but}", kind.name());
+                return Ok(Some(kind));
+            }
+        }
     }
-    None
+    refused(None, &why_not.join("; "))
+}
+
+fn refused(asked: Option<Kind>, why: &str) -> Result<Option<Kind>> {
+    match asked {
+        Some(kind) => bail!("--attach {}: {why}", kind.name()),
+        None => {
+            tracing::info!("attaches no volume, serves NBD only: {why}");
+            Ok(None)
+        }
+    }
 }
 
 /// What keeps a process alive that the kernel waits for. Before the first thread.

@@ -4,12 +4,15 @@
 // A program has no users of its items: `pub` says here what its modules show each other.
 #![allow(unreachable_pub)]
 
+mod address;
 mod args;
 mod attach;
 mod backing;
 mod cmd;
+mod config;
 mod control;
 mod control_server;
+mod late;
 mod log;
 mod memory;
 mod metrics;
@@ -38,6 +41,13 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => return usage(&error),
     };
+    let args = match config::with_file(args, std::env::args_os().collect()) {
+        Ok(args) => args,
+        Err(error) => match error.downcast_ref::<clap::Error>() {
+            Some(error) => return usage(error),
+            None => return failure(&error),
+        },
+    };
     log::start(match &args.command {
         Command::Serve(args) => args.log_level,
         _ => args::LogLevel::Info,
@@ -51,17 +61,21 @@ fn main() -> ExitCode {
         Command::Forget(args) => cmd::forget::run(args),
         Command::Check(args) => cmd::check::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
+        Command::Config(args) => cmd::config::run(args),
         Command::Pages(args) => cmd::pages::run(args),
     };
     match done {
         Ok(code) => code,
-        Err(error) => {
-            let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
-            eprintln!("forebay: {}", causes.join(": "));
-            let no_daemon = error.downcast_ref::<NoDaemon>().is_some();
-            ExitCode::from(if no_daemon { 5 } else { 1 })
-        }
+        Err(error) => failure(&error),
     }
+}
+
+/// It could not be done: one line on stderr.
+fn failure(error: &anyhow::Error) -> ExitCode {
+    let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
+    eprintln!("forebay: {}", causes.join(": "));
+    let no_daemon = error.downcast_ref::<NoDaemon>().is_some();
+    ExitCode::from(if no_daemon { 5 } else { 1 })
 }
 
 /// A command line that is not understood: one line in the form of every other error, and exit code

@@ -2,11 +2,16 @@
 //! The ways guests reach a volume.
 //!
 //! [`frontend`] is what they have in common, [`server`] the loop that drives one shard and all
-//! its front ends on one thread, [`nbd`] the protocol, `fuse` what makes block devices of volumes
-//! where root may mount.
+//! its front ends on one thread, [`nbd`] the protocol, [`attach`] what kernel block devices of volumes
+//! have in common, `ublk` and `fuse` what makes them.
 
+pub mod attach;
 pub mod frontend;
 #[cfg(feature = "fuse")]
 pub mod fuse;
+#[cfg(any(feature = "fuse", feature = "ublk"))]
+mod lend;
 pub mod nbd;
 pub mod server;
+#[cfg(feature = "ublk")]
+pub mod ublk;

@@ -2,15 +2,13 @@
 //! Loop devices over the mounted files, made and ended by a thread of their own (K1).
 
 use super::mount::{FuseMount, FuseVolume};
+use crate::attach::{Attachments, Report, Reports, Teller};
 use forebay::host::loop_device::{self, Holder, LoopDevice, LoopError, LoopOptions};
 use forebay::host::machine::Host;
-use forebay::io::Bell;
-use forebay_core::units::VolumeIndex;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,80 +17,23 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Between two such looks, how often those who hold it are sought; that reads all of `/proc`.
 const SEEK_EACH: u32 = 20;
 
-/// What became of a device.
-#[derive(Debug)]
-pub enum Report {
-    /// There it is.
-    Attached {
-        /// Of which volume.
-        volume: VolumeIndex,
-        /// `/dev/loop3`.
-        device: PathBuf,
-        /// Around the page cache.
-        is_direct: bool,
-    },
-    /// It could not be made.
-    Failed {
-        /// Of which volume.
-        volume: VolumeIndex,
-        /// Why.
-        error: LoopError,
-    },
-    /// Each volume is attached or failed.
-    Ready,
-    /// It is to be detached, and is held open.
-    Held {
-        /// `/dev/loop3`.
-        device: PathBuf,
-        /// By whom, as far as it can be seen.
-        holders: Vec<Holder>,
-    },
-    /// It is detached.
-    Detached {
-        /// `/dev/loop3`.
-        device: PathBuf,
-    },
-    /// The mount is gone, or could not be removed.
-    Gone(io::Result<()>),
-}
-
-/// Tells the daemon; the bell ends a wait of its loop.
-#[derive(Clone)]
-struct Teller {
-    reports: SyncSender<Report>,
-    bell: Arc<Bell>,
-}
-
-impl Teller {
-    fn tell(&self, report: Report) {
-        // A daemon that does not listen any more ends the process in a moment.
-        let _ = self.reports.send(report);
-        self.bell.ring();
-    }
-}
-
 /// The devices of a mount.
-pub struct Attachments {
+pub struct FuseAttachments {
     mount: Arc<Mutex<Option<FuseMount>>>,
-    devices: Vec<(VolumeIndex, PathBuf)>,
     teller: Teller,
-    reports: Receiver<Report>,
     is_given_up: Arc<AtomicBool>,
 }
 
-impl Attachments {
+impl FuseAttachments {
     /// Begins to attach a device to each file. The server must be running, since the kernel reads
     /// partition tables at once.
-    pub fn begin(mount: FuseMount) -> io::Result<Attachments> {
-        let (sender, reports) = sync_channel(1024);
-        let teller = Teller { reports: sender, bell: mount.bell() };
+    pub fn begin(mount: FuseMount) -> io::Result<(FuseAttachments, Reports)> {
+        let (teller, reports) = Teller::new(mount.bell());
         let wanted: Vec<(FuseVolume, PathBuf)> =
             mount.volumes().iter().map(|volume| (volume.clone(), mount.file(volume))).collect();
-        let attachments = Attachments {
+        let attachments = FuseAttachments {
             mount: Arc::new(Mutex::new(Some(mount))),
-            devices: Vec::new(),
             teller: teller.clone(),
-            reports,
             is_given_up: Arc::default(),
         };
         let is_given_up = Arc::clone(&attachments.is_given_up);
@@ -104,33 +45,13 @@ impl Attachments {
             }
             teller.tell(Report::Ready);
         })?;
-        Ok(attachments)
+        Ok((attachments, reports))
     }
+}
 
-    /// What happened since the last call.
-    pub fn reports(&mut self) -> Vec<Report> {
-        let reports: Vec<Report> = self.reports.try_iter().collect();
-        for report in &reports {
-            match report {
-                Report::Attached { volume, device, .. } => {
-                    self.devices.push((*volume, device.clone()));
-                }
-                Report::Detached { device } => self.devices.retain(|it| it.1 != *device),
-                _ => {}
-            }
-        }
-        reports
-    }
-
-    /// The device of a volume.
-    pub fn device(&self, volume: VolumeIndex) -> Option<&Path> {
-        self.devices.iter().find(|device| device.0 == volume).map(|device| device.1.as_path())
-    }
-
-    /// Begins to detach everything: each device when its last holder closes it, then the mount.
-    /// The server must be running until [`Report::Gone`].
-    pub fn release(&mut self) -> io::Result<()> {
-        let devices: Vec<PathBuf> = self.devices.iter().map(|device| device.1.clone()).collect();
+impl Attachments for FuseAttachments {
+    /// The mount goes after the devices.
+    fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()> {
         let (mount, teller) = (Arc::clone(&self.mount), self.teller.clone());
         let is_given_up = Arc::clone(&self.is_given_up);
         spawn("detach", move || {
@@ -138,8 +59,7 @@ impl Attachments {
         })
     }
 
-    /// Ends the wait for those who hold devices; they get errors when the process ends.
-    pub fn give_up(&self) {
+    fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
     }
 }
@@ -158,11 +78,12 @@ fn attach(volume: &FuseVolume, file: &Path) -> Report {
     match LoopDevice::attach(file, options) {
         Ok(device) => {
             limit(device.path(), volume);
-            let (volume, is_direct) = (volume.index, device.is_direct());
+            let twice = "direct I/O is refused, so each block is in memory twice";
+            let warning = (!device.is_direct()).then(|| twice.to_owned());
             // The device is closed here: K2.
-            Report::Attached { volume, device: device.path().into(), is_direct }
+            Report::Attached { volume: volume.index, device: device.path().into(), warning }
         }
-        Err(error) => Report::Failed { volume: volume.index, error },
+        Err(error) => Report::Failed { volume: volume.index, error: Box::new(error) },
     }
 }
 

@@ -8,8 +8,7 @@
 //!
 //! # Invariants
 //!
-//! - **K1** Nothing on the loop's thread waits for the kernel to finish something on one of these
-//!   devices: attaching, detaching and unmounting are done by a thread of their own ([`attach`]).
+//! - **K1** ([`crate::attach`]) holds for the mount as well: unmounting is done by that thread ([`attach`]).
 //! - **K2** The process keeps no loop device and no file of its own mount open: the kernel closes
 //!   the files of a killed process one after the other, and would wait for us in the middle.
 //! - **K3** What is not answered is bounded: `PLACE_COUNT` requests and `POOL_BYTES`.
@@ -24,6 +23,5 @@ pub mod attach;
 mod channel;
 mod files;
 pub mod front_end;
-mod lend;
 pub mod mount;
 mod wire;

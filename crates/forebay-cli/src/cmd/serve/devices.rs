@@ -2,7 +2,7 @@
 //! Kernel block devices: made while the loop runs, and given up before it ends.
 
 use super::Daemon;
-use crate::attach::{Attached, Wanted};
+use crate::attach::{Kind, Wanted};
 use anyhow::{Context, Result};
 use forebay::shard::uuid_text;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,12 +13,13 @@ const GIVE_UP_MAX: Duration = Duration::from_secs(5);
 
 impl Daemon {
     /// Makes a block device of each volume. The kernel reads it meanwhile, so the loop runs.
-    pub(super) fn attach_devices(&mut self, signals: &AtomicUsize) -> Result<()> {
+    pub(super) fn attach_devices(&mut self, kind: Kind, signals: &AtomicUsize) -> Result<()> {
         let shard = &self.server.shard;
         let wanted = self.volumes.iter().filter_map(|served| {
             let recorded = self.recorded(served.index)?;
             Some(Wanted {
                 index: served.index,
+                uuid: recorded.uuid,
                 name: served.name.clone(),
                 size_bytes: recorded.size_bytes,
                 logical_block: recorded.logical_block,
@@ -28,7 +29,7 @@ impl Daemon {
         });
         let wanted = wanted.collect();
         let uuid = uuid_text(&shard.superblock().uuid);
-        let mut attached = Attached::begin(&mut self.server, &uuid, wanted)?;
+        let mut attached = kind.begin(&mut self.server, &uuid, wanted)?;
         while !attached.is_ready() && signals.load(Ordering::Relaxed) == 0 {
             self.server.turn(Some(Duration::from_millis(500)))?;
             attached.tell_news();

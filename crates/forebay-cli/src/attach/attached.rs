@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The daemon's view of its kernel block devices: what to say of them, and when they are gone.
+
+use super::{Begun, Kind};
+use anyhow::{Context, Result};
+use forebay::host::loop_device::Holder;
+use forebay::host::machine::Host;
+use forebay_core::units::VolumeIndex;
+use forebay_serve::attach::{Attachments, Report, Reports};
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+/// What is attached.
+pub struct Attached {
+    kind: Kind,
+    attachments: Box<dyn Attachments>,
+    reports: Reports,
+    names: Vec<(VolumeIndex, String)>,
+    problems: Vec<String>,
+    is_ready: bool,
+    is_gone: bool,
+}
+
+impl Attached {
+    pub(super) fn new(kind: Kind, begun: Begun, names: Vec<(VolumeIndex, String)>) -> Attached {
+        let Begun { attachments, reports, problems } = begun;
+        Attached { kind, attachments, reports, names, problems, is_ready: false, is_gone: false }
+    }
+
+    /// Says what happened.
+    pub fn tell_news(&mut self) {
+        for report in self.reports.take() {
+            match report {
+                Report::Attached { volume, device, warning } => {
+                    println!("{} {}", device.display(), self.name(volume));
+                    tracing::info!("{}: attached as {}", self.name(volume), device.display());
+                    if let Some(text) = warning {
+                        tracing::warn!("{}: {text}", device.display());
+                    }
+                }
+                Report::Failed { volume, error } => {
+                    let text = format!("{}: not attached: {}", self.name(volume), chain(&*error));
+                    tracing::warn!("{text}");
+                    self.problems.push(text);
+                }
+                Report::Ready => self.is_ready = true,
+                Report::Held { device, holders } => tracing::warn!(
+                    "stop waits for {}: {}; a second signal ends it now",
+                    device.display(),
+                    holders_text(&holders)
+                ),
+                Report::Detached { device } => {
+                    tracing::info!("{} is detached", device.display());
+                }
+                Report::Gone(result) => {
+                    self.is_gone = true;
+                    if let Err(error) = result {
+                        tracing::warn!("what the devices need could not be removed: {error}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Each volume is attached or has failed.
+    pub fn is_ready(&self) -> bool {
+        self.is_ready
+    }
+
+    /// All devices are gone, or given up.
+    pub fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
+    /// What went wrong.
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+
+    /// Begins to detach everything.
+    pub fn release(&mut self) -> Result<()> {
+        self.attachments.release(self.reports.devices()).context("cannot start a thread")
+    }
+
+    /// Waits no more for those who hold devices.
+    pub fn give_up(&self) {
+        self.attachments.give_up();
+    }
+
+    /// `/dev/loop3 (fuse), mounted at /mnt`.
+    pub fn text(&self, volume: VolumeIndex) -> Option<String> {
+        let device = self.reports.device(volume)?;
+        let mut text = format!("{} ({})", device.display(), self.kind.name());
+        for mount_point in mount_points(device) {
+            text += &format!(", mounted at {}", mount_point.display());
+        }
+        Some(text)
+    }
+
+    fn name(&self, volume: VolumeIndex) -> &str {
+        self.names.iter().find(|name| name.0 == volume).map_or("", |name| &name.1)
+    }
+}
+
+/// Where the device and its partitions are mounted. Reads tables in memory only, no device.
+fn mount_points(device: &Path) -> Vec<PathBuf> {
+    let host = Host::default();
+    let Some(node) = host.node_at_path(device) else { return Vec::new() };
+    let mounts = host.mounts().unwrap_or_default();
+    let nodes = std::iter::once(node.clone()).chain(node.partitions());
+    let of = |node: forebay::host::machine::Node| host.mounts_of(&mounts, node.number);
+    nodes.flat_map(of).map(|mount| mount.mount_point).collect()
+}
+
+/// `pid 123 (fsck), mounted at /mnt`.
+pub fn holders_text(holders: &[Holder]) -> String {
+    match holders {
+        [] => "it is held open by something not visible here".into(),
+        _ => holders.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// An error and what caused it.
+pub fn chain(error: &dyn Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Kernel block devices of volumes, whatever makes them: what became of each, and their end.
+//!
+//! # Invariants
+//!
+//! - **K1** Nothing on the loop's thread waits for the kernel to finish something on one of these
+//!   devices: attaching and detaching are done by a thread of their own, which reports ([`Teller`]).
+
+use forebay::host::loop_device::Holder;
+use forebay::io::Bell;
+use forebay_core::units::VolumeIndex;
+use std::error::Error;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+/// What became of a device.
+#[derive(Debug)]
+pub enum Report {
+    /// There it is.
+    Attached {
+        /// Of which volume.
+        volume: VolumeIndex,
+        /// `/dev/loop3`.
+        device: PathBuf,
+        /// What a user should know of it, such as what it could not be given.
+        warning: Option<String>,
+    },
+    /// It could not be made.
+    Failed {
+        /// Of which volume.
+        volume: VolumeIndex,
+        /// Why.
+        error: Box<dyn Error + Send + Sync>,
+    },
+    /// Each volume is attached or failed.
+    Ready,
+    /// It is to be detached, and is held open.
+    Held {
+        /// `/dev/loop3`.
+        device: PathBuf,
+        /// By whom, as far as it can be seen.
+        holders: Vec<Holder>,
+    },
+    /// It is detached.
+    Detached {
+        /// `/dev/loop3`.
+        device: PathBuf,
+    },
+    /// All are gone, or what could not be removed.
+    Gone(io::Result<()>),
+}
+
+/// Tells the daemon from another thread; the bell ends a wait of its loop.
+#[derive(Clone)]
+pub struct Teller {
+    reports: SyncSender<Report>,
+    bell: Arc<Bell>,
+}
+
+impl Teller {
+    /// A teller, and where its reports come out.
+    pub fn new(bell: Arc<Bell>) -> (Teller, Reports) {
+        let (sender, receiver) = sync_channel(1024);
+        (Teller { reports: sender, bell }, Reports { receiver, devices: Vec::new() })
+    }
+
+    /// Tells it.
+    pub fn tell(&self, report: Report) {
+        // A daemon that does not listen any more ends the process in a moment.
+        let _ = self.reports.send(report);
+        self.bell.ring();
+    }
+}
+
+/// What was told, and the devices that there are by it.
+pub struct Reports {
+    receiver: Receiver<Report>,
+    devices: Vec<(VolumeIndex, PathBuf)>,
+}
+
+impl Reports {
+    /// What happened since the last call.
+    pub fn take(&mut self) -> Vec<Report> {
+        let reports: Vec<Report> = self.receiver.try_iter().collect();
+        for report in &reports {
+            match report {
+                Report::Attached { volume, device, .. } => {
+                    self.devices.push((*volume, device.clone()));
+                }
+                Report::Detached { device } => self.devices.retain(|it| it.1 != *device),
+                _ => {}
+            }
+        }
+        reports
+    }
+
+    /// The device of a volume.
+    pub fn device(&self, volume: VolumeIndex) -> Option<&Path> {
+        self.devices.iter().find(|device| device.0 == volume).map(|device| device.1.as_path())
+    }
+
+    /// All of them.
+    pub fn devices(&self) -> Vec<PathBuf> {
+        self.devices.iter().map(|device| device.1.clone()).collect()
+    }
+}
+
+/// What makes devices. Each kind has its own way to begin; the server runs from then on until
+/// [`Report::Gone`].
+pub trait Attachments {
+    /// Begins to detach `devices`, each when its last holder closes it, and what they stand on.
+    fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()>;
+
+    /// Ends the wait for those who hold devices; they get errors when the process ends.
+    fn give_up(&self);
+}
