@@ -26,6 +26,10 @@ use args::{Args, Command};
 use clap::Parser;
 use std::process::ExitCode;
 
+/// The map lies in huge pages.
+#[global_allocator]
+static HEAP: forebay::io::Heap = forebay::io::Heap;
+
 /// No daemon answers: exit code 5.
 #[derive(Debug)]
 struct NoDaemon(String);
