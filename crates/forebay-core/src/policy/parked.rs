@@ -39,6 +39,7 @@
 use crate::engine::Engine;
 use crate::format::entry::Kind;
 use crate::map::extent::Position;
+use crate::memory::vec_bytes;
 use crate::mutant::Mutant;
 use crate::op::read::Source;
 use crate::payload::{Payload, Place};
@@ -55,6 +56,8 @@ pub const TRIES: u32 = 8;
 pub const PROBES_MAX: u32 = 32;
 /// Parts of refused writes that may wait to be tried.
 pub const PARTS_MAX: usize = 1024;
+/// Parked blocks of a volume, however large its segments are.
+const COUNT_MAX: usize = 126;
 /// A refused block is tried again after so many times `retry_after`, at first and at last.
 const PAUSE_FIRST: u64 = 8;
 const PAUSE_LAST: u64 = 64;
@@ -77,7 +80,7 @@ pub struct Parked {
 impl Parked {
     /// None yet; `segment_blocks` bounds how many there may be.
     pub(crate) fn new(segment_blocks: u16) -> Parked {
-        let count_max = usize::from(segment_blocks.saturating_sub(2)).min(126);
+        let count_max = usize::from(segment_blocks.saturating_sub(2)).min(COUNT_MAX);
         Parked {
             blocks: Vec::with_capacity(count_max),
             count_max,
@@ -86,6 +89,16 @@ impl Parked {
             pause: 0,
             full: false,
         }
+    }
+
+    /// Bytes of memory at most.
+    pub(crate) fn memory_bytes() -> u64 {
+        (COUNT_MAX * size_of::<Lba>()) as u64
+    }
+
+    /// Bytes of memory it takes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        vec_bytes(&self.blocks)
     }
 
     /// How many.
@@ -184,7 +197,7 @@ impl Engine {
         let (now, retry_after) = (self.now, self.config.retry_after);
         let state = &mut self.lanes[lane];
         state.refusals += 1;
-        if !state.parking {
+        if !state.parking || state.failed {
             state.failed = true;
             return;
         }

@@ -32,6 +32,7 @@ use crate::engine::{Config, Engine, Pending};
 use crate::format::entry::Kind;
 use crate::log::lost::Noted;
 use crate::map::extent::{Extent, Position};
+use crate::memory::{queue_bytes, vec_bytes};
 use crate::mutant::Mutant;
 use crate::op::read::behind;
 use crate::payload::{Payload, Place};
@@ -226,8 +227,16 @@ impl Lane {
 
     pub(crate) fn memory_bytes(config: &Config) -> u64 {
         let items = config.batch_blocks_max as usize + crate::limits::RECORD_ENTRIES_MAX;
-        let parts = (PARTS_MAX * (size_of::<Part>() + size_of::<Lba>())) as u64;
-        LANE_COUNT as u64 * (Batch::memory_bytes(items, config.extent_count_max as usize) + parts)
+        let lane = size_of::<Lane>() + RUN_COUNT_MAX * size_of::<Run>();
+        let parts = PARTS_MAX * (size_of::<Part>() + size_of::<Lba>());
+        let batch = Batch::memory_bytes(items, config.extent_count_max as usize);
+        LANE_COUNT as u64 * (batch + (lane + parts) as u64)
+    }
+
+    /// Bytes of memory it takes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let parts = queue_bytes(&self.parts) + vec_bytes(&self.zeros);
+        size_of::<Lane>() as u64 + self.batch.held_bytes() + queue_bytes(&self.runs) + parts
     }
 
     #[inline]
@@ -926,6 +935,7 @@ impl Engine {
                 break;
             }
             dropped = state.pending_extents.pop_front();
+            state.noting_extents += 1;
         }
         let Some(last) = dropped else { return };
         self.volume(volume).extents.remove_where(|extent| {

@@ -55,7 +55,7 @@ impl Daemon {
             self.server.turn(Some(Duration::from_millis(100)))?;
             attached.tell_news();
             self.attached = Some(attached);
-            let again = self.answer_questions() || signals.load(Ordering::Relaxed) > 0;
+            let again = self.answer_questions().is_some() || signals.load(Ordering::Relaxed) > 0;
             attached = self.attached.take().context("it was put there")?;
             match given_up {
                 None if again || begun.elapsed() > limit => {
