@@ -35,13 +35,15 @@ complete -c forebay -n "__fish_forebay_needs_command" -f -a "drain" -d 'Write ev
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "forget" -d 'Take a volume out of a cache that nobody serves'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "check" -d 'Verify everything in a cache that nobody serves, without changing it'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "inspect" -d 'Show what is in a cache that nobody serves, without changing it'
+complete -c forebay -n "__fish_forebay_needs_command" -f -a "config" -d 'Check configuration files, or show what they mean'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "pages" -d 'Write man pages and shell completions into a directory'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l size -d 'Bytes of the device to use (512M, 1G, 1T), all if it is not given; needed for a new file' -r
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l segment-size -d 'Bytes of a segment: a power of two, 256K to 4M' -r
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l force -d 'Erase what is recognised there: a file system, a partition table, another cache'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l lose-dirty -d 'With --force: erase a cache although it has data that is not on its backing device'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -s h -l help -d 'Print help'
-complete -c forebay -n "__fish_forebay_using_subcommand serve" -l cache -d 'The formatted cache device or file' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l config -d 'Take the settings from this file' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l cache -d 'The formatted cache device or file; without it the volumes are their bare backing devices' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l volume -d 'A volume to add, or to change; those that the cache remembers are served without it' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l listen -d 'Where NBD clients come in: nbd+unix:///PATH or nbd://127.0.0.1:PORT; may be given again' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l attach -d 'Which kernel block device is made of each volume' -r -f -a "auto\t'The best that this machine and user allow'
@@ -56,6 +58,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand serve" -l io -d 'How rea
 uring\t'io_uring, or not at all'
 threads\t'A few threads that read and write'"
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l stop-timeout -d 'How long a stop waits until nobody holds the kernel block devices' -r
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l device-timeout -d 'How long devices that are not there yet are waited for; 60s if a file has the settings' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l log-level -d 'What is logged on stderr' -r -f -a "error\t'What needs somebody now'
 warn\t'What somebody should know'
 info\t'Each change of state'
@@ -85,4 +88,9 @@ complete -c forebay -n "__fish_forebay_using_subcommand inspect" -l lba -d 'Only
 complete -c forebay -n "__fish_forebay_using_subcommand inspect" -l volume -d 'Only this volume' -r
 complete -c forebay -n "__fish_forebay_using_subcommand inspect" -l json -d 'Print JSON, for programs'
 complete -c forebay -n "__fish_forebay_using_subcommand inspect" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c forebay -n "__fish_forebay_using_subcommand config; and not __fish_seen_subcommand_from check show" -s h -l help -d 'Print help'
+complete -c forebay -n "__fish_forebay_using_subcommand config; and not __fish_seen_subcommand_from check show" -f -a "check" -d 'Say whether files are right, and if not, what to change at which line and column'
+complete -c forebay -n "__fish_forebay_using_subcommand config; and not __fish_seen_subcommand_from check show" -f -a "show" -d 'Show the settings that hold, with the defaults of all that a file does not say'
+complete -c forebay -n "__fish_forebay_using_subcommand config; and __fish_seen_subcommand_from check" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c forebay -n "__fish_forebay_using_subcommand config; and __fish_seen_subcommand_from show" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand pages" -s h -l help -d 'Print help'

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The command line: man pages and completions are made from these types.
 
+use crate::address::Address;
 use crate::units::{parse_size, parse_time};
 use clap::{Parser, Subcommand, ValueEnum};
 use forebay_core::format::superblock::Mode;
@@ -58,6 +59,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Show what is in a cache that nobody serves, without changing it
     Inspect(InspectArgs),
+    /// Check configuration files, or show what they mean
+    Config(ConfigArgs),
     /// Write man pages and shell completions into a directory
     #[command(hide = true)]
     Pages(PagesArgs),
@@ -107,6 +110,30 @@ pub struct InspectArgs {
     pub json: bool,
 }
 
+/// `forebay config`
+#[derive(Debug, clap::Args)]
+pub struct ConfigArgs {
+    #[command(subcommand)]
+    pub command: ConfigCommand,
+}
+
+/// What is done with configuration files.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Say whether files are right, and if not, what to change at which line and column
+    ///
+    /// No device is looked at. Two files that claim the same device or address are told, too.
+    Check {
+        /// Paths, or names of files in /etc/forebay; all files there if none is given
+        paths: Vec<PathBuf>,
+    },
+    /// Show the settings that hold, with the defaults of all that a file does not say
+    Show {
+        /// Paths, or names of files in /etc/forebay; all files there if none is given
+        paths: Vec<PathBuf>,
+    },
+}
+
 /// `forebay pages`
 #[derive(Debug, clap::Args)]
 pub struct PagesArgs {
@@ -141,10 +168,13 @@ pub struct FormatArgs {
 #[derive(Clone, Debug)]
 pub struct VolumeSpec {
     pub name: String,
-    pub backing: PathBuf,
+    pub backing: Address,
     pub mode: Option<Mode>,
     pub logical_block: Option<u32>,
 }
+
+/// What may come after the backing device.
+pub const VOLUME_KEYS: [&str; 2] = ["mode", "logical_block"];
 
 fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
     let (name, rest) = text.split_once('=').ok_or("expected NAME=BACKING[,mode=...]")?;
@@ -153,10 +183,7 @@ fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
         return Err(format!("'{name}' is no volume name; use 1 to 64 of a-z A-Z 0-9 - _ ."));
     }
     let mut parts = rest.split(',');
-    let backing = PathBuf::from(parts.next().unwrap_or_default());
-    if backing.as_os_str().is_empty() {
-        return Err("the backing device is missing".into());
-    }
+    let backing = Address::parse(parts.next().unwrap_or_default())?;
     let mut spec = VolumeSpec { name: name.into(), backing, mode: None, logical_block: None };
     for part in parts {
         match part.split_once('=') {
@@ -289,14 +316,29 @@ pub const MEMORY_DEFAULT: u64 = 192 << 20;
 /// `forebay serve`
 #[derive(Debug, clap::Args)]
 pub struct ServeArgs {
-    /// The formatted cache device or file
+    /// Take the settings from /etc/forebay/NAME.toml
+    ///
+    /// In a file, each option of this command is a key of the same name, and a volume is a table:
+    /// [volume.NAME] with backing, mode and logical_block. What the command line says besides wins.
+    pub name: Option<String>,
+    /// Take the settings from this file
+    #[arg(long, value_name = "PATH", conflicts_with = "name")]
+    pub config: Option<PathBuf>,
+    /// The formatted cache device or file; without it the volumes are their bare backing devices
+    ///
+    /// A bare volume is for comparison: nothing is cached. Never serve a device bare while a cache holds
+    /// data that is not on it yet; `forebay drain` comes first.
     #[arg(long)]
-    pub cache: PathBuf,
+    pub cache: Option<PathBuf>,
     /// A volume to add, or to change; those that the cache remembers are served without it
     ///
     /// NAME=BACKING[,mode=MODE][,logical_block=512|4096]. The mode says when a write is answered:
     /// write-back, when the cache has it; write-through, when the backing device has it as well;
     /// write-around, when the backing device has it, the cache left out.
+    ///
+    /// BACKING is a device or file, or sim+hdd:PATH?model=7200.12 (also st3500641as; sim+ssd: with 840pro or
+    /// nvme; sim+cloud: with gp3; &write_cache=off for a hard disk): the data is in PATH, and it is as
+    /// slow as that disk.
     #[arg(long = "volume", value_name = "NAME=BACKING[,...]", value_parser = parse_volume)]
     pub volumes: Vec<VolumeSpec>,
     /// Where NBD clients come in: nbd+unix:///PATH or nbd://127.0.0.1:PORT; may be given again
@@ -328,6 +370,9 @@ pub struct ServeArgs {
     /// How long a stop waits until nobody holds the kernel block devices
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
     pub stop_timeout: Duration,
+    /// How long devices that are not there yet are waited for; 60s if a file has the settings
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "0s")]
+    pub device_timeout: Duration,
     /// What is logged on stderr
     #[arg(long, value_enum, default_value = "info")]
     pub log_level: LogLevel,
@@ -337,6 +382,13 @@ pub struct ServeArgs {
     /// cache holds. Neither can be undone.
     #[arg(long, value_name = "VOLUME=CHOICE", value_parser = parse_if_changed)]
     pub if_changed: Vec<(String, IfChanged)>,
+}
+
+impl ServeArgs {
+    /// True when a file has the settings: it says what is to be, not what was just typed.
+    pub fn is_from_file(&self) -> bool {
+        self.name.is_some() || self.config.is_some()
+    }
 }
 
 /// What to do with dirty data of a volume whose backing device was changed by others.

@@ -2,6 +2,7 @@
 //! The subcommands.
 
 pub mod check;
+pub mod config;
 pub mod drain;
 pub mod forget;
 pub mod format;

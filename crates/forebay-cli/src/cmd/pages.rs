@@ -26,7 +26,11 @@ pub fn run(args: &PagesArgs) -> Result<ExitCode> {
     program.build();
     page(directory, &program, "forebay")?;
     for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
-        page(directory, command, &format!("forebay-{}", command.get_name()))?;
+        let name = format!("forebay-{}", command.get_name());
+        page(directory, command, &name)?;
+        for part in command.get_subcommands().filter(|part| part.get_name() != "help") {
+            page(directory, part, &format!("{name}-{}", part.get_name()))?;
+        }
     }
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         clap_complete::generate_to(shell, &mut program, "forebay", directory)

@@ -16,10 +16,11 @@ use crate::args::{Attach, Listen, MetricsAddress, ServeArgs};
 use crate::attach::{self, Attached};
 use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
+use crate::late::Patience;
 use crate::upgrade::{self, Before};
 use crate::{metrics, sockets};
 use anyhow::{Context, Result, bail};
-use forebay::host::notify::sd_notify;
+use forebay::host::notify::{sd_notify, watchdog_interval};
 use forebay::host::runtime_dir::RuntimeDir;
 use forebay::io::{ReactorKind, Stats};
 use forebay::shard::uuid_text;
@@ -34,7 +35,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use watch::Watch;
 
@@ -49,7 +50,8 @@ struct Served {
 
 struct Daemon {
     server: Server,
-    cache_path: PathBuf,
+    /// None where volumes are served bare.
+    cache_path: Option<PathBuf>,
     cache_stats: Stats,
     volumes: Vec<Served>,
     desk: Rc<RefCell<Desk>>,
@@ -78,8 +80,11 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     if attaches.is_some() {
         attach::protect();
     }
-    let mut daemon = Daemon::open(&args.cache, args, attaches)?;
-    daemon.add_volumes(args)?;
+    let patience = Patience::new(args.device_timeout, Arc::clone(&signals));
+    let cache =
+        args.cache.as_deref().map(|name| patience.find(name, "cache device")).transpose()?;
+    let mut daemon = Daemon::open(cache, args, attaches)?;
+    daemon.add_volumes(args, &patience)?;
     let exports: Exports = Rc::default();
     for served in &daemon.volumes {
         let recorded = daemon.recorded(served.index).context("a served volume is recorded")?;
@@ -87,6 +92,9 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         exports.borrow_mut().push((entry, served.index));
     }
     if exports.borrow().is_empty() {
+        if args.cache.is_none() {
+            bail!("without --cache, give --volume NAME=BACKING to serve that device bare");
+        }
         if daemon.problems.is_empty() {
             bail!("the cache has no volume yet; give --volume NAME=BACKING");
         }
@@ -121,7 +129,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     daemon.activity = "serves";
     daemon.tell_started();
     // Without a service manager there is nobody to tell.
-    let _ = sd_notify("READY=1");
+    let _ = sd_notify(&format!("READY=1\nSTATUS={}", daemon.summary()));
     let end = daemon.serve(&signals)?;
     match &end {
         End::Signal => info!("stops: a signal came"),
@@ -171,6 +179,14 @@ impl Daemon {
         self.server.shard.superblock().volumes.get(usize::from(index.0))?.as_ref()
     }
 
+    /// The cache's path, for people.
+    fn cache_text(&self) -> String {
+        match &self.cache_path {
+            Some(path) => path.display().to_string(),
+            None => "no device".into(),
+        }
+    }
+
     fn listen_for_control(&mut self, given: Option<&Path>) -> Result<PathBuf> {
         let path = match given {
             Some(path) => path.to_owned(),
@@ -198,7 +214,7 @@ impl Daemon {
         info!(
             "started: cache {} on {}, {} volumes, devices by {how}, a plain write is answered when {}",
             uuid_text(&shard.superblock().uuid),
-            self.cache_path.display(),
+            self.cache_text(),
             self.volumes.len(),
             report::acknowledge_name(shard.engine().config().acknowledge),
         );
@@ -220,10 +236,27 @@ impl Daemon {
         }
     }
 
+    /// One line for the service manager.
+    fn summary(&self) -> String {
+        let names: Vec<&str> = self.volumes.iter().map(|served| served.name.as_str()).collect();
+        let mut text = format!("serves {}", names.join(", "));
+        for problem in &self.problems {
+            text += "; ";
+            text += problem;
+        }
+        text.replace('\n', " ")
+    }
+
     /// Serves until told to end, and says how.
     fn serve(&mut self, signals: &AtomicUsize) -> Result<End> {
+        let watchdog = watchdog_interval();
+        let mut told = Instant::now();
         loop {
             self.server.turn(Some(Duration::from_millis(500)))?;
+            if watchdog.is_some_and(|interval| told.elapsed() >= interval) {
+                told = Instant::now();
+                let _ = sd_notify("WATCHDOG=1");
+            }
             if let Some(attached) = &mut self.attached {
                 attached.tell_news();
             }

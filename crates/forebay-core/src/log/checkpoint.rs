@@ -148,14 +148,11 @@ impl Engine {
 
     /// Captures what is small; from here on everything else is copied as it comes.
     fn checkpoint_begin(&mut self, payload: &mut impl Payload) {
-        let mut named = true;
         for index in 0..self.volumes.len() {
             let volume = VolumeIndex(index as u8);
             if self.volumes[index].is_none() {
                 continue;
             }
-            // What is captured is not read again: by then all that is lost has its entry.
-            named &= self.name_lost(volume, payload);
             if self.volume(volume).log.open.is_some_and(|open| open.entries > 0) {
                 self.close_record(volume, payload);
             }
@@ -169,7 +166,7 @@ impl Engine {
         }
         self.checkpoint.wanted = false;
         self.checkpoint.written = 0;
-        if !self.index.is_in_pages() || !named {
+        if !self.index.is_in_pages() {
             return;
         }
         let mut stream = core::mem::take(&mut self.checkpoint.stream);

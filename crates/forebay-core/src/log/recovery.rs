@@ -264,6 +264,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         self.apply(index, &chain, &mut out);
         if self.image_of(index).is_some() {
             self.find_cursor(&mut out);
+            self.find_unnamed(&mut out);
             self.drop_clean_extents(&mut out);
         }
         // V5

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | Is there something on this device already? | [`signature`] |
 //! | What block devices, mounts and swap are there? | [`machine`] |
+//! | Which device carries this identity? | [`named`] |
 //! | Does somebody else use it now? Is the cache on top of its own backing device? | [`guard`] |
 //! | Is it the same device, unchanged, as when we last closed it? | [`identity`] |
 //! | Where do sockets and shared memory live? | [`runtime_dir`] |
@@ -28,6 +29,7 @@ pub mod identity;
 pub mod inherited;
 pub mod loop_device;
 pub mod machine;
+pub mod named;
 pub mod notify;
 pub mod protect;
 pub mod runtime_dir;

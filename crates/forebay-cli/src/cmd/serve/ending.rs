@@ -49,7 +49,8 @@ impl Daemon {
     }
 
     pub(super) fn close(self, limit: Duration) -> Result<()> {
-        let Daemon { server, volumes, cache_path, .. } = self;
+        let cache = self.cache_text();
+        let Daemon { server, volumes, .. } = self;
         let mut shard = server.stop(Duration::from_secs(5))?;
         for served in &volumes {
             if let Some(device) = shard.backing(served.index) {
@@ -64,11 +65,10 @@ impl Daemon {
                 let backing = served.backing.display();
                 Some(format!(
                     "{}: {} not yet on {backing}, whose content is of {}. Do not mount {backing}. \
-                     To get it plain: forebay drain --cache {}",
+                     To get it plain: forebay drain --cache {cache}",
                     served.name,
                     size(status.dirty_blocks * BLOCK_BYTES),
-                    clock(status.backing_as_of),
-                    cache_path.display()
+                    clock(status.backing_as_of)
                 ))
             })
             .collect();

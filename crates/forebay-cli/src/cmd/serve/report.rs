@@ -28,12 +28,12 @@ impl Daemon {
         if engine.health() == CacheHealth::Failed {
             problems.push(format!(
                 "{}: the cache device failed; writes are refused until the daemon is restarted",
-                self.cache_path.display()
+                self.cache_text()
             ));
         }
         let cache = status::CacheStatus {
             uuid: uuid_text(&superblock.uuid),
-            path: self.cache_path.display().to_string(),
+            path: self.cache_text(),
             size_bytes: superblock.size_bytes,
             segments,
             segments_free: free,
@@ -154,7 +154,7 @@ fn volume_status(
     let stats = now.stats;
     let name = &recorded.name;
     let backing = served.map_or(recorded.path.clone(), |it| it.backing.display().to_string());
-    let written = stats.backing_blocks_written * BLOCK_BYTES;
+    let written = (stats.backing_blocks_written + stats.bypassed_blocks) * BLOCK_BYTES;
     let dirty_bytes = now.dirty_blocks * BLOCK_BYTES;
     let [reads, writes] = shard.latencies(index);
     let us = |nanos: u64| nanos as f64 / 1000.0;

@@ -159,6 +159,17 @@ impl<R: CacheReader> Recovery<'_, R> {
             && header.is_ok_and(|(_, checksum)| checksum == start.link.checksum)
     }
 
+    /// A checkpoint holds what was lost, and not which of it no entry names: that is behind the
+    /// watermark. There it is named (once more).
+    pub(super) fn find_unnamed(&mut self, out: &mut RecoveredVolume) {
+        let ordinal = |id| self.found.segments.get(id).ordinal;
+        let clean = out.cursor.segment.map(|id| Position::new(ordinal(id), out.cursor.block));
+        let lost = out.extents.iter().filter(|extent| extent.kind == Kind::Lost);
+        let unnamed = lost.filter(|extent| clean.is_none_or(|clean| extent.position >= clean));
+        let last = unnamed.map(|extent| extent.position.ordinal()).max();
+        out.unnamed_lost = out.unnamed_lost.max(last);
+    }
+
     /// Drops the extents that write-back had dropped: short ones up to the watermark. Something may
     /// have gone around the log there since, without a note.
     pub(super) fn drop_clean_extents(&mut self, out: &mut RecoveredVolume) {
