@@ -12,7 +12,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  done
   1  it could not be done; stderr says why
-  2  the command line is not understood
+  2  the command line or a configuration file is not understood
   3  `check` found damage that loses nothing
   4  `check` found damage in data that is not on its backing device
   5  no daemon answers";

@@ -8,6 +8,7 @@
 
 mod support;
 
+use forebay_serve::vhost::blk::feature;
 use forebay_serve::vhost::driver::{DATA_BYTES, Data, Done, Link, Machine, kind};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -227,6 +228,40 @@ fn a_stop_leaves_the_machine_waiting_for_the_next_daemon() {
         }
     }
     assert_eq!(answered, [(0, 0), (1, 0)]);
+}
+
+/// A driver that knows no flushes, or has given up the write cache, is answered when it is durable.
+#[test]
+fn writes_of_a_guest_without_a_write_cache_are_durable() {
+    let scratch = Scratch::new("vhost-durable");
+    scratch.format("64M");
+    let backing = scratch.file("backing", 16 << 20);
+    let socket = scratch.sockets.join("vm");
+    let listen = format!("vhost-user://{}", socket.display());
+    let volume = format!("v={}", backing.display());
+    let _daemon = scratch.serve(&["--volume", &volume, "--listen", &listen, "--sync-after", "10m"]);
+    let write = |machine: &mut Machine, kind| {
+        machine.offer(0, 0, kind, 8, Data::Out(&[7; 4096]));
+        while machine.used(0).unwrap().is_none() {
+            assert!(machine.wait(0, PATIENCE));
+        }
+        scratch.status()["volumes"][0]["undurable"].as_bool().unwrap()
+    };
+    let mut machine = Machine::new(1, 64).unwrap();
+    let mut link = connect(&mut machine, &socket);
+    assert!(write(&mut machine, kind::OUT), "a write cache");
+    assert!(!write(&mut machine, kind::FLUSH));
+    assert!(write(&mut machine, kind::OUT));
+    link.set_writeback(false).unwrap();
+    assert!(!write(&mut machine, kind::OUT), "given up");
+    drop(link);
+    let _link = connect(&mut machine, &socket);
+    assert!(!write(&mut machine, kind::OUT), "and not forgotten");
+    let mut old = Machine::new(1, 64).unwrap();
+    old.features &= !(feature::FLUSH | feature::CONFIG_WCE);
+    drop(_link);
+    let _link = connect(&mut old, &socket);
+    assert!(!write(&mut old, kind::OUT), "never known");
 }
 
 #[test]
