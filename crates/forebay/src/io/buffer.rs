@@ -304,6 +304,20 @@ impl Drop for Arena {
     }
 }
 
+/// Has the kernel use huge pages for memory of which nothing was touched yet: an eighth of the
+/// time to take it, and fewer misses of the TLB later. Best effort.
+pub(crate) fn advise_huge<T>(memory: &mut [T]) {
+    let begin = memory.as_mut_ptr() as usize;
+    let end = begin + size_of_val(memory);
+    let first = begin.next_multiple_of(HUGE_PAGE_BYTES);
+    let last = end / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+    let pointer = memory.as_mut_ptr().cast::<u8>().wrapping_add(first - begin);
+    if let Some(pointer) = NonNull::new(pointer).filter(|_| first < last) {
+        // SAFETY: it lies within the memory, which is borrowed for as long as the span is used.
+        sys::advise(unsafe { Span::new(pointer, last - first) }, libc::MADV_HUGEPAGE);
+    }
+}
+
 fn whole_pages(length: usize) -> io::Result<usize> {
     match length.checked_next_multiple_of(PAGE_BYTES) {
         Some(length) if length > 0 => Ok(length),

@@ -28,6 +28,7 @@ mod throttle;
 mod uring;
 
 pub use bell::Bell;
+pub(crate) use buffer::advise_huge;
 pub use buffer::{Arena, Span};
 pub use device::{
     Completion, Device, DeviceError, DeviceInfo, DeviceKind, Operation, OperationKind, source_of,
