@@ -9,7 +9,7 @@
 //!   being put in place by one thread, or is free.
 #![allow(unsafe_code)]
 
-use crate::io::{Arena, Completion, Device, Operation, Reactor, Span, advise_huge};
+use crate::io::{Arena, Completion, Device, Operation, Reactor, Span};
 use forebay_core::effect::Fault;
 use forebay_core::log::recovery::CacheReader;
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE};
@@ -349,10 +349,6 @@ impl CacheReader for Reader<'_> {
             }
             mine.map(&work);
         });
-    }
-
-    fn will_use<T>(&mut self, memory: &mut [T]) {
-        advise_huge(memory);
     }
 }
 

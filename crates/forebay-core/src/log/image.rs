@@ -159,7 +159,6 @@ pub(crate) fn read_slots<R: CacheReader>(
     let mut slots = Slots::unfilled(slot_count(superblock));
     let first = 1 + image.layout.index_pages;
     let rows = slots.rows_mut();
-    reader.will_use(rows);
     reader.fill(address(superblock, first), rows, PAGE_SLOTS, |page, bytes, rows| {
         open(superblock, first + page, bytes)?;
         slots::put_rows(rows, &bytes[PAGE_HEAD..]);
@@ -177,7 +176,6 @@ pub(crate) fn read_index<R: CacheReader>(
     let mut index = Index::new(slot_count(superblock), superblock.key);
     let shape = index.shape();
     let cells = index.cells_mut();
-    reader.will_use(cells);
     let used = reader.fill(address(superblock, 1), cells, PAGE_CELLS, |page, bytes, cells| {
         open(superblock, 1 + page, bytes)?;
         Some(shape.put_page(cells, bytes[PAGE_HEAD..].as_chunks::<8>().0, &keep))

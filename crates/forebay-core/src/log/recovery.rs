@@ -134,9 +134,7 @@ fn recover_from<R: CacheReader>(
         Some(slots) => (Index::new(1, superblock.key), slots),
         None => {
             let count = u64::from(superblock.segment_count) * u64::from(blocks);
-            let mut index = Index::new(count, superblock.key);
-            reader.will_use(index.cells_mut());
-            (index, Slots::new(count))
+            (Index::new(count, superblock.key), Slots::new(count))
         }
     };
     let mut volumes = Vec::with_capacity(VOLUME_COUNT_MAX);
@@ -174,7 +172,7 @@ fn recover_from<R: CacheReader>(
         }
     }
     if recovery.image.is_some() {
-        recovery.read_index(&begun)?;
+        recovery.read_index()?;
     }
     for volume in begun {
         let index = usize::from(volume.index.0);

@@ -15,6 +15,7 @@ mod buffer;
 mod device;
 mod fault;
 mod file;
+mod heap;
 mod layer;
 mod memory;
 mod reactor;
@@ -28,7 +29,6 @@ mod throttle;
 mod uring;
 
 pub use bell::Bell;
-pub(crate) use buffer::advise_huge;
 pub use buffer::{Arena, Span};
 pub use device::{
     Completion, Device, DeviceError, DeviceInfo, DeviceKind, Operation, OperationKind, source_of,
@@ -36,6 +36,7 @@ pub use device::{
 };
 pub use fault::{FaultDevice, FaultRule, FaultWhen, Faults};
 pub use file::{FileDevice, FileError, FileOptions};
+pub use heap::Heap;
 pub use layer::{Layer, Use};
 pub use memory::MemoryDevice;
 pub use reactor::{Reactor, ReactorKind, ReactorOp};

@@ -2,8 +2,7 @@
 //! What a checkpoint holds, put in place, and what it holds no more taken out.
 
 use super::apply::note_items;
-use super::read::Step;
-use super::{Begun, CacheReader, Recovered, RecoveredVolume, Recovery};
+use super::{CacheReader, Recovered, RecoveredVolume, Recovery};
 use crate::format::entry::Kind;
 use crate::format::record::{self, Link};
 use crate::format::superblock::{Head, Volume};
@@ -49,22 +48,17 @@ impl<R: CacheReader> Recovery<'_, R> {
     }
 
     /// Puts a checkpoint's index in place, but what its pages hold of segments that are gone, or
-    /// that were used again since it began: of those every record is applied after this.
-    pub(super) fn read_index(&mut self, begun: &[Begun]) -> Option<()> {
+    /// that were used again since it began. Those are free here: each was given back when its death
+    /// was durable, so the tail of its log is behind it. Every record of theirs is applied after
+    /// this.
+    pub(super) fn read_index(&mut self) -> Option<()> {
         let segments = &self.found.segments;
         // Blocks of each segment that were in a log when the checkpoint began and still are.
         let used = |id| match segments.get(id) {
             segment if segment.state == State::Sealed => segment.used,
             _ => 0,
         };
-        let mut used: Vec<u16> = (0..segments.count()).map(|id| used(SegmentId(id))).collect();
-        if !self.mutants.is(Mutant::ReusedSegmentsKept) {
-            for step in begun.iter().flat_map(|volume| &volume.chain) {
-                if let Step::Record { id, .. } = step {
-                    used[id.0 as usize] = 0;
-                }
-            }
-        }
+        let used: Vec<u16> = (0..segments.count()).map(|id| used(SegmentId(id))).collect();
         // Most are wanted whole: one bit tells that of each, and all bits stay in a near cache,
         // since this is asked for each of hundreds of millions of cells.
         let blocks = segments.blocks();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What recovery asks of whoever runs it: bytes of the cache device, and hands.
 //!
-//! The engine has no thread, no advice for memory and no read that does not wait. What could go
+//! The engine has no thread and no read that does not wait. What could go
 //! on at once is put so that a runtime may do it at once: pure functions on parts of a table that do not
 //! overlap, and places named before they are read. What a runtime leaves out is done here, one
 //! after the other, with the same result.
@@ -76,10 +76,5 @@ pub trait CacheReader {
     /// Does some work for each part, in any order, and best at once.
     fn share<T: Send>(&mut self, parts: Vec<T>, work: impl Fn(T) + Sync) {
         parts.into_iter().for_each(work);
-    }
-
-    /// All of this memory, of which nothing was touched yet, will be used.
-    fn will_use<T>(&mut self, memory: &mut [T]) {
-        let _ = memory;
     }
 }
