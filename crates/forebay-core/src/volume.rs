@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A volume as the engine holds it: its log, its extents, who waits for what.
 
+use crate::effect::Token;
 use crate::engine::Config;
 use crate::format::entry::Kind;
 use crate::format::superblock::{self, Mode};
-use crate::limits::REQUEST_COUNT_MAX;
+use crate::limits::{REQUEST_COUNT_MAX, TOKEN_COUNT_MAX};
 use crate::log::chain::Log;
 use crate::log::recovery::RecoveredVolume;
 use crate::log::times::Times;
 use crate::map::extent::{ExtentMap, Position, lost_room};
+use crate::policy::slices::Slices;
 use crate::policy::writeback::Writeback;
 use crate::stats::Stats;
 use crate::units::{BLOCK_BYTES, Lba, Sequence, Tick, VolumeIndex};
@@ -84,6 +86,7 @@ pub struct Volume {
     pub(crate) around_flushing: bool,
     pub(crate) around_waiters: VecDeque<u32>,
     pub(crate) writeback: Writeback,
+    pub(crate) slices: Slices,
     /// Tickets of the second chances under way.
     pub(crate) chances: Vec<(Lba, bool)>,
     /// Ordinal of the segment whose second chances were given last.
@@ -129,6 +132,7 @@ impl Volume {
             around_flushing: false,
             around_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             writeback: Writeback::new(found.cursor, now),
+            slices: Slices::new(now, TOKEN_COUNT_MAX),
             chances: Vec::with_capacity(crate::log::reclaim::CHANCE_COUNT_MAX),
             chanced: crate::units::Ordinal(0),
             stats: Stats { repaired_blocks: 0, lost_blocks: found.lost_blocks, ..Stats::default() },
@@ -149,6 +153,7 @@ impl Volume {
             + (extents * size_of::<PendingExtent>()) as u64
             + (REQUEST_COUNT_MAX * (3 * size_of::<Waiter>() + 2 * size_of::<u32>())) as u64
             + (LOCK_COUNT_MAX * size_of::<Lock>()) as u64
+            + (TOKEN_COUNT_MAX * size_of::<Token>()) as u64
             + (size_of::<Volume>() + 4096) as u64
     }
 

@@ -426,6 +426,7 @@ impl World {
             let result = self.happen(&flight);
             self.tell(|| format!("done {:?} {result:?}", flight.token));
             let engine = self.engine.as_mut().expect("there is a process");
+            engine.clock(Tick(self.now), self.now / 1_000_000);
             engine.complete(flight.token, result, &mut self.memory);
             self.drain_effects()?;
         }

@@ -448,9 +448,10 @@ impl Shard {
             }
         }
         foreign.truncate(kept);
+        let (tick, wall) = (self.now(), wall_now());
+        self.engine.clock(tick, wall);
         self.poll_devices(now);
-        let tick = self.now();
-        self.engine.tick(tick, wall_now(), &mut self.memory);
+        self.engine.tick(tick, wall, &mut self.memory);
         self.run_effects();
         Ok(())
     }

@@ -2,4 +2,5 @@
 //! What is chosen rather than required: when to write back, and how.
 
 pub mod batch;
+pub(crate) mod slices;
 pub mod writeback;

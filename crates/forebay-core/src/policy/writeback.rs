@@ -35,6 +35,7 @@ use crate::mutant::Mutant;
 use crate::op::read::behind;
 use crate::payload::{Payload, Place};
 use crate::policy::batch::{Batch, Stretch};
+use crate::policy::slices::Side;
 use crate::units::{SegmentId, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
 use alloc::collections::VecDeque;
@@ -43,8 +44,9 @@ use alloc::collections::VecDeque;
 pub const LANE_COUNT: usize = 4;
 /// Runs of one batch that may be under way at once.
 const RUN_COUNT_MAX: usize = 256;
-/// What a batch should take at most, in nanoseconds: half of `batch_time_max`.
-const BATCH_TIME: u64 = 30_000_000_000;
+/// What a batch should take, in nanoseconds: three quarters of `batch_time_max`. Where the device is shared
+/// with readers, less makes batches smaller, hence less dense, hence slower, and so on.
+const BATCH_TIME: u64 = 45_000_000_000;
 /// Blocks of a first batch, before anything is known of the device's speed.
 const BATCH_BLOCKS_FIRST: u32 = 4096;
 /// The first batch after an opening takes all it can hold: it covers whatever batch was under way
@@ -440,9 +442,10 @@ impl Engine {
         end > state.log.watermark
     }
 
-    fn writeback_go_on(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+    pub(crate) fn writeback_go_on(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         let lane = self.volume(volume).writeback.lane.expect("a batch has a lane");
         if self.lanes[lane].failed {
+            self.volume(volume).slices.batch_wants(false);
             if self.lanes[lane].under_way == 0 && self.writeback_give_up(volume, lane) {
                 self.writeback_begin(volume, payload);
             }
@@ -574,7 +577,8 @@ impl Engine {
 
     /// Writes the runs that are ready, in order.
     fn writeback_write(&mut self, volume: VolumeIndex, lane: usize) {
-        let limit = self.config.backing_in_flight;
+        let (limit, now) = (self.config.backing_in_flight, self.now);
+        self.volume(volume).slices.batch_wants(true);
         loop {
             let state = &mut self.lanes[lane];
             let number = state.next_write;
@@ -584,9 +588,10 @@ impl Engine {
                 return;
             }
             let run = *state.run(number);
-            if run.remaining > 0 {
+            if run.remaining > 0 || !self.volume(volume).slices.may_write_back(now) {
                 return;
             }
+            let state = &mut self.lanes[lane];
             state.next_write = number.wrapping_add(1);
             self.volume(volume).stats.batch_runs += 1;
             self.writeback_write_run(volume, lane, number, run);
@@ -647,6 +652,7 @@ impl Engine {
         state.under_way += 1;
         state.writes_under_way += 1;
         state.run(number).remaining += 1;
+        self.volume(volume).slices.begin(Side::WriteBack);
         self.token(Pending::Writeback(Work { volume, what }))
     }
 
@@ -662,6 +668,8 @@ impl Engine {
         match work.what {
             What::Read { .. } => self.writeback_was_read(volume, lane, work.what, result, payload),
             What::Write { run } => {
+                let now = self.now;
+                self.volume(volume).slices.end(Side::WriteBack, now);
                 let state = &mut self.lanes[lane];
                 state.writes_under_way -= 1;
                 state.failed |= result.is_err();
@@ -716,7 +724,9 @@ impl Engine {
     }
 
     fn writeback_flush(&mut self, volume: VolumeIndex, lane: usize, payload: &mut impl Payload) {
-        self.volume(volume).writeback.stage = Stage::Flushing;
+        let state = self.volume(volume);
+        state.writeback.stage = Stage::Flushing;
+        state.slices.batch_wants(false);
         let early = self.config.mutants.is(Mutant::WatermarkBeforeBackingFlush);
         if self.config.mutants.is(Mutant::SkipBackingFlush) || early {
             return self.writeback_flushed(volume, lane, payload);
@@ -839,6 +849,7 @@ impl Engine {
         let crowded = self.lanes[lane].crowded;
         self.lanes[lane].taken = false;
         let state = self.volume(volume);
+        state.slices.batch_wants(false);
         let at_once = crowded && !state.writeback.careful;
         state.writeback.lane = None;
         state.writeback.careful |= crowded;
