@@ -3,7 +3,7 @@
 //!
 //! A disk with a queue serves what is near its head. Thirty-two sorted writes are always nearer than the one
 //! read of a guest, so in one queue the read waits for ever, and fewer writes in flight do not help
-//! (`docs/decisions/0011-time-slices.md` has the figures). So only one side at a time has anything under
+//! (`docs/decisions/0012-time-slices.md` has the figures). So only one side at a time has anything under
 //! way: the guests' *foreground*, reads and writes around the log, or *write-back*.
 //!
 //! # Invariants
@@ -18,6 +18,8 @@
 
 use crate::effect::{Effect, Token};
 use crate::engine::{Engine, Pending};
+use crate::limits::TOKEN_COUNT_MAX;
+use crate::memory::queue_bytes;
 use crate::payload::Payload;
 use crate::policy::writeback::Stage;
 use crate::units::{Tick, VolumeIndex};
@@ -80,20 +82,30 @@ pub(crate) struct Slices {
 }
 
 impl Slices {
-    /// The slices of a device that nothing is known of, for so many foreground effects at most.
-    pub(crate) fn new(now: Tick, waiting_max: usize) -> Slices {
+    /// The slices of a device that nothing is known of.
+    pub(crate) fn new(now: Tick) -> Slices {
         Slices {
             turn: Side::Foreground,
             begun: now,
             budget: [0; 2],
             under_way: [0; 2],
-            waiting: VecDeque::with_capacity(waiting_max),
+            waiting: VecDeque::with_capacity(TOKEN_COUNT_MAX),
             batch_wants: false,
             foreground_last: now,
             read_time: 0,
             is_slow: false,
             weight: 100,
         }
+    }
+
+    /// Bytes of memory that they take.
+    pub(crate) const fn memory_bytes() -> u64 {
+        (TOKEN_COUNT_MAX * size_of::<Token>()) as u64
+    }
+
+    /// Bytes of memory beside itself.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        queue_bytes(&self.waiting)
     }
 
     /// A batch has, or has no more, writes to begin.
@@ -233,11 +245,21 @@ impl Engine {
         let now = self.now;
         if self.volume(volume).slices.ask(token, now) {
             self.foreground_begin(volume, token);
+        } else {
+            self.volume(volume).stats.turn_waits += 1;
         }
     }
 
     /// Begins what may begin.
+    #[inline]
     pub(crate) fn slices_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        let slices = &self.volume(volume).slices;
+        if slices.is_slow || !slices.waiting.is_empty() {
+            self.slices_go_on(volume, payload);
+        }
+    }
+
+    fn slices_go_on(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         let (now, count) = (self.now, self.segments.count());
         let used = u64::from(count - self.segments.free_count()) * 100 / u64::from(count.max(1));
         let state = self.volume(volume);
@@ -278,7 +300,7 @@ mod tests {
     const MILLI: u64 = 1_000_000;
 
     fn slow() -> Slices {
-        let mut slices = Slices::new(Tick(0), 64);
+        let mut slices = Slices::new(Tick(0));
         (0..64).for_each(|_| slices.read_took(10 * MILLI, Tick(0)));
         assert!(slices.is_slow);
         slices
@@ -290,7 +312,7 @@ mod tests {
 
     #[test]
     fn on_a_fast_device_nothing_waits() {
-        let mut slices = Slices::new(Tick(0), 64);
+        let mut slices = Slices::new(Tick(0));
         (0..64).for_each(|_| slices.read_took(MILLI, Tick(0)));
         slices.batch_wants(true);
         for _ in 0..4 {
