@@ -358,11 +358,16 @@ impl Engine {
         }
     }
 
-    /// Tells the time: `now` never goes back, `wall` is milliseconds since 1970.
-    pub fn tick(&mut self, now: Tick, wall: u64, payload: &mut impl Payload) {
+    /// Tells the time: `now` never goes back, `wall` is milliseconds since 1970. Before completions are
+    /// reported, so that it is known what took how long.
+    pub fn clock(&mut self, now: Tick, wall: u64) {
         assert!(now >= self.now, "time goes forward");
-        self.now = now;
-        self.wall = wall;
+        (self.now, self.wall) = (now, wall);
+    }
+
+    /// As [`Engine::clock`], and what the time makes possible is done.
+    pub fn tick(&mut self, now: Tick, wall: u64, payload: &mut impl Payload) {
+        self.clock(now, wall);
         self.settle(payload);
     }
 
@@ -385,6 +390,7 @@ impl Engine {
             }
             let volume = VolumeIndex(index as u8);
             self.write_settle(volume, payload);
+            self.slices_settle(volume, payload);
             self.writeback_settle(volume, payload);
             self.reclaim_settle(volume, payload);
             self.durable_settle(volume, payload);

@@ -50,6 +50,8 @@ pub struct Stats {
     pub bypassed_writes: u64,
     /// Blocks of these.
     pub bypassed_blocks: u64,
+    /// Reads and writes around the log that waited for write-back to give the backing device free.
+    pub turn_waits: u64,
     /// Segments reclaimed.
     pub reclaimed_segments: u64,
 }

@@ -12,6 +12,7 @@ use crate::log::times::Times;
 use crate::map::extent::{ExtentMap, Position, lost_room};
 use crate::memory::{queue_bytes, vec_bytes};
 use crate::policy::parked::Parked;
+use crate::policy::slices::Slices;
 use crate::policy::writeback::Writeback;
 use crate::stats::Stats;
 use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Sequence, Tick, VolumeIndex};
@@ -91,6 +92,7 @@ pub struct Volume {
     pub(crate) around_waiters: VecDeque<u32>,
     pub(crate) writeback: Writeback,
     pub(crate) parked: Parked,
+    pub(crate) slices: Slices,
     /// Tickets of the second chances under way.
     pub(crate) chances: Vec<(Lba, bool)>,
     /// Ordinal of the segment whose second chances were given last.
@@ -139,6 +141,7 @@ impl Volume {
             around_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             writeback: Writeback::new(found.cursor, now),
             parked: Parked::new(segment_blocks),
+            slices: Slices::new(now),
             chances: Vec::with_capacity(CHANCE_COUNT_MAX),
             chanced: crate::units::Ordinal(0),
             stats: Stats { repaired_blocks: 0, lost_blocks: found.lost_blocks, ..Stats::default() },
@@ -159,6 +162,7 @@ impl Volume {
             + (extents * size_of::<PendingExtent>()) as u64
             + (REQUEST_COUNT_MAX * (3 * size_of::<Waiter>() + 2 * size_of::<u32>())) as u64
             + (LOCK_COUNT_MAX * size_of::<Lock>()) as u64
+            + Slices::memory_bytes()
             + (RECORDS_IN_FLIGHT_MAX * size_of::<InFlight>()) as u64
             + (CHANCE_COUNT_MAX * size_of::<(Lba, bool)>()) as u64
             + Times::memory_bytes()
@@ -170,6 +174,7 @@ impl Volume {
     pub(crate) fn held_bytes(&self) -> u64 {
         let waiters = [&self.durable_waiters, &self.written_waiters, &self.through_waiters];
         self.extents.held_bytes()
+            + self.slices.held_bytes()
             + queue_bytes(&self.pending_extents)
             + waiters.into_iter().map(queue_bytes).sum::<u64>()
             + queue_bytes(&self.writes)

@@ -215,6 +215,7 @@ impl Machine {
         match &mut self.cached {
             None => self.answered.extend(done.iter().map(|done| done.id as u32)),
             Some(cached) => {
+                cached.engine.clock(Tick(self.now), self.now / 1_000_000);
                 for Done { id, .. } in done.drain(..) {
                     cached.engine.completed(Token(id as u32), Ok(()), &mut Nothing);
                 }

@@ -2,8 +2,8 @@
 //! What the experiments must show. Virtual time: the same digits on every machine, so they may be asserted.
 
 use forebay_disk::hdd::Hdd;
-use forebay_disk::model::BARRACUDA_7200_12;
-use forebay_experiment::experiments::{drained, records};
+use forebay_disk::model::{BARRACUDA_7200_12, ST3500641AS};
+use forebay_experiment::experiments::{drained, fair, records};
 
 const MIB: u64 = 1 << 20;
 
@@ -41,5 +41,18 @@ fn the_whole_history_takes_no_longer_than_on_the_bare_disk() {
         let [bare, forebay] = records::compare(BARRACUDA_7200_12, 256 * MIB, record);
         let ratio = forebay.total() / bare.total();
         assert!(ratio <= 1.02, "records of {record}: {ratio:.3}; {bare:?} {forebay:?}");
+    }
+}
+
+/// Neither readers nor writers of a disk that both want have much less than half of what they have alone.
+#[test]
+fn nobody_starves_on_a_slow_disk() {
+    for spec in [ST3500641AS, BARRACUDA_7200_12] {
+        for row in fair::table(spec) {
+            assert!(row.fairness() >= 0.8, "F {:.2}: {row:?}", row.fairness());
+            assert!(row.efficiency() >= 0.85, "U {:.2}: {row:?}", row.efficiency());
+            let bound = if row.readers == 16 { 650.0 } else { 350.0 };
+            assert!(row.read_p99 <= bound, "{row:?}");
+        }
     }
 }

@@ -100,6 +100,7 @@ impl World {
                 ("block placed", stats.written_blocks),
                 ("block repaired", stats.repaired_blocks),
                 ("block written back", stats.backing_blocks_written),
+                ("foreground waited its turn", stats.turn_waits),
                 ("second chance", stats.second_chances),
                 ("segment reclaimed", stats.reclaimed_segments),
                 ("zero block", stats.zeroed_blocks),

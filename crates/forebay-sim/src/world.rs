@@ -561,6 +561,8 @@ impl World {
     /// was done meanwhile before it puts the engine in order once.
     fn turn(&mut self) -> Outcome {
         self.now += self.random.below(self.setup.turn);
+        let engine = self.engine.as_mut().expect("there is a process");
+        engine.clock(Tick(self.now), self.now / 1_000_000);
         let mut count = 0;
         while self.is_due() && !self.memory.dead {
             let (token, result) = self.next_happens();

@@ -463,9 +463,11 @@ impl Shard {
             }
         }
         foreign.truncate(kept);
-        self.poll_devices(now);
+        let wall = wall_now();
         let tick = Tick(now.saturating_duration_since(self.started).as_nanos() as u64);
-        self.engine.tick(tick, wall_now(), &mut self.memory);
+        self.engine.clock(tick, wall);
+        self.poll_devices(now);
+        self.engine.tick(tick, wall, &mut self.memory);
         self.run_effects();
         Ok(())
     }

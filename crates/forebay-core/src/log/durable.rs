@@ -266,7 +266,8 @@ impl Engine {
             .filter(|_| !wanted)
             .map(|since| since.after(self.config.durable_after));
         let writeback = self.writeback_deadline(volume);
-        [close, durable, writeback].into_iter().flatten().min()
+        let slices = volume.slices.deadline(self.now);
+        [close, durable, writeback, slices].into_iter().flatten().min()
     }
 }
 

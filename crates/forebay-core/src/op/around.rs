@@ -10,10 +10,11 @@
 //!   the device may have dropped them, and would answer the next flush well. They are not in the
 //!   log, so no flush of this volume is answered well until it is opened again.
 
-use crate::effect::{Effect, Fault};
+use crate::effect::Fault;
 use crate::engine::{Acknowledge, Engine, Pending};
 use crate::format::entry::Kind;
 use crate::payload::Payload;
+use crate::policy::slices::Side;
 use crate::request::{Op, RequestError};
 use crate::units::VolumeIndex;
 use crate::volume::{Lock, Waiter};
@@ -64,13 +65,14 @@ impl Engine {
         state.around_used = true;
         state.around_under_way += 1;
         let token = self.token(Pending::Around { request: at });
-        let (volume, tag) = (request.volume, request.tag);
-        self.effects.push_back(Effect::WriteAround { token, volume, tag });
+        self.foreground_ask(request.volume, token);
     }
 
     pub(crate) fn around_complete(&mut self, at: u32, result: Result<(), Fault>) {
+        let now = self.now;
         let request = self.active(at).request;
         let state = self.volume(request.volume);
+        state.slices.end(Side::Foreground, now);
         state.unlock(at);
         state.around_under_way -= 1;
         state.around_unflushed = true;

@@ -7,15 +7,16 @@
 //! - **R2** A segment with a read under way is not reused.
 //! - **R3** A bad clean block is read from the backing device; a bad dirty block fails alone.
 
-use crate::effect::{Effect, Fault};
+use crate::effect::{Effect, Fault, Token};
 use crate::engine::{Engine, Pending};
 use crate::format::bytes::Seed;
 use crate::format::entry::Kind;
 use crate::map::extent::Position;
 use crate::mutant::Mutant;
 use crate::payload::{Payload, Place};
+use crate::policy::slices::Side;
 use crate::request::{Op, RequestError};
-use crate::units::{BufferId, Lba, SegmentId, VolumeIndex};
+use crate::units::{BufferId, Lba, SegmentId, Tick, VolumeIndex};
 
 /// Where a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,17 @@ pub(crate) struct Piece {
     to: Place,
     source: Source,
     again: bool,
+    /// When the device was asked.
+    begun: Tick,
+}
+
+impl Piece {
+    /// The device is asked for it.
+    pub(crate) fn begin(&mut self, token: Token, now: Tick) -> Effect {
+        self.begun = now;
+        let Piece { volume, lba, blocks, to, .. } = *self;
+        Effect::ReadBacking { token, volume, lba, blocks, to }
+    }
 }
 
 /// The place `blocks` blocks behind.
@@ -108,6 +120,7 @@ impl Engine {
                 to: behind(to, done),
                 source,
                 again: false,
+                begun: self.now,
             };
             self.read_piece(piece, payload);
             done += run;
@@ -115,7 +128,7 @@ impl Engine {
     }
 
     fn read_piece(&mut self, piece: Piece, payload: &mut impl Payload) {
-        let Piece { volume, lba, blocks, to, .. } = piece;
+        let Piece { volume, blocks, to, .. } = piece;
         let stats = &mut self.volume(volume).stats;
         match piece.source {
             Source::Zero => {
@@ -139,7 +152,7 @@ impl Engine {
                 self.active(piece.request).remaining += 1;
                 self.active(piece.request).backing_waited = true;
                 let token = self.token(Pending::Read(piece));
-                self.effects.push_back(Effect::ReadBacking { token, volume, lba, blocks, to });
+                self.foreground_ask(volume, token);
             }
         }
     }
@@ -162,11 +175,16 @@ impl Engine {
                 }
                 self.segments.get_mut(segment).readers -= 1;
             }
-            _ if result.is_err() => {
-                self.volume(piece.volume).stats.backing_faults += 1;
-                self.fail(piece.request, RequestError::Io);
+            _ => {
+                let now = self.now;
+                let state = self.volume(piece.volume);
+                state.slices.end(Side::Foreground, now);
+                state.slices.read_took(now.since(piece.begun), now);
+                if result.is_err() {
+                    state.stats.backing_faults += 1;
+                    self.fail(piece.request, RequestError::Io);
+                }
             }
-            _ => {}
         }
         self.active(piece.request).remaining -= 1;
         self.read_finish(piece.request);

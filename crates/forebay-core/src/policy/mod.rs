@@ -3,4 +3,5 @@
 
 pub mod batch;
 pub mod parked;
+pub(crate) mod slices;
 pub mod writeback;

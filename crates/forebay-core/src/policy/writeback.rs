@@ -38,6 +38,7 @@ use crate::op::read::behind;
 use crate::payload::{Payload, Place};
 use crate::policy::batch::{Batch, Stretch};
 use crate::policy::parked::{PARTS_MAX, PROBES_MAX, TRIES};
+use crate::policy::slices::Side;
 use crate::request::RequestError;
 use crate::units::{Lba, SegmentId, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
@@ -48,8 +49,9 @@ use alloc::vec::Vec;
 pub const LANE_COUNT: usize = 4;
 /// Runs of one batch that may be under way at once.
 const RUN_COUNT_MAX: usize = 256;
-/// What a batch should take at most, in nanoseconds: half of `batch_time_max`.
-const BATCH_TIME: u64 = 30_000_000_000;
+/// What a batch should take, in nanoseconds: three quarters of `batch_time_max`. Where the device is shared
+/// with readers, less makes batches smaller, hence less dense, hence slower, and so on.
+const BATCH_TIME: u64 = 45_000_000_000;
 /// Blocks of a first batch, before anything is known of the device's speed.
 const BATCH_BLOCKS_FIRST: u32 = 4096;
 /// The first batch after an opening takes all it can hold: it covers whatever batch was under way
@@ -510,9 +512,10 @@ impl Engine {
         end > state.log.watermark
     }
 
-    fn writeback_go_on(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+    pub(crate) fn writeback_go_on(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         let lane = self.volume(volume).writeback.lane.expect("a batch has a lane");
         if self.lanes[lane].failed {
+            self.volume(volume).slices.batch_wants(false);
             if self.lanes[lane].under_way == 0 && self.writeback_give_up(volume, lane) {
                 self.writeback_begin(volume, payload);
             }
@@ -656,7 +659,8 @@ impl Engine {
 
     /// Writes the runs that are ready, in order.
     fn writeback_write(&mut self, volume: VolumeIndex, lane: usize) {
-        let limit = self.config.backing_in_flight;
+        let (limit, now) = (self.config.backing_in_flight, self.now);
+        self.volume(volume).slices.batch_wants(true);
         loop {
             let state = &mut self.lanes[lane];
             let number = state.next_write;
@@ -664,7 +668,11 @@ impl Engine {
                 return;
             }
             let held = !state.works && state.refusals > PROBES_MAX;
-            if !held && let Some(part) = state.parts.pop_front() {
+            if !held && let Some(part) = state.parts.front().copied() {
+                if !self.volume(volume).slices.may_write_back(now) {
+                    return;
+                }
+                self.lanes[lane].parts.pop_front();
                 self.writeback_write_part(volume, lane, part);
                 continue;
             }
@@ -674,9 +682,10 @@ impl Engine {
                 return;
             }
             let run = *state.run(number);
-            if run.remaining > 0 {
+            if run.remaining > 0 || !self.volume(volume).slices.may_write_back(now) {
                 return;
             }
+            let state = &mut self.lanes[lane];
             state.next_write = number.wrapping_add(1);
             self.volume(volume).stats.batch_runs += 1;
             self.writeback_write_run(volume, lane, number, run);
@@ -727,6 +736,7 @@ impl Engine {
         state.writes_under_way += 1;
         let Run { stretch, frame, .. } = *state.run(run);
         let lba = stretch.lba + from;
+        self.volume(volume).slices.begin(Side::WriteBack);
         let token = self.token(Pending::Writeback(Work { volume, what: What::Write { part } }));
         let effect = match stretch.kind {
             Kind::Data => {
@@ -754,6 +764,8 @@ impl Engine {
         match work.what {
             What::Read { .. } => self.writeback_was_read(volume, lane, work.what, result, payload),
             What::Write { part } => {
+                let now = self.now;
+                self.volume(volume).slices.end(Side::WriteBack, now);
                 self.lanes[lane].writes_under_way -= 1;
                 match result {
                     Ok(()) => self.writeback_took(volume, lane, part),
@@ -817,7 +829,9 @@ impl Engine {
     }
 
     fn writeback_flush(&mut self, volume: VolumeIndex, lane: usize, payload: &mut impl Payload) {
-        self.volume(volume).writeback.stage = Stage::Flushing;
+        let state = self.volume(volume);
+        state.writeback.stage = Stage::Flushing;
+        state.slices.batch_wants(false);
         let early = self.config.mutants.is(Mutant::WatermarkBeforeBackingFlush);
         if self.config.mutants.is(Mutant::SkipBackingFlush) || early {
             return self.writeback_flushed(volume, lane, payload);
@@ -960,6 +974,7 @@ impl Engine {
         let state = self.volume(volume);
         state.parked.tries = state.parked.tries.saturating_add(u32::from(refusals > 0));
         let until = if state.parked.full { soon.max(state.parked.due) } else { soon };
+        state.slices.batch_wants(false);
         let at_once = crowded && !state.writeback.careful;
         state.writeback.lane = None;
         state.writeback.careful |= crowded;
