@@ -72,6 +72,8 @@ pub fn steps() -> Vec<Step> {
 pub struct Scope {
     /// Steps of the longest histories.
     pub length: usize,
+    /// Of the longest histories only one in so many, by chance.
+    pub one_in: u64,
     /// Steps of the longest histories in which the process dies at each of its stores.
     pub stores_length: usize,
     /// How the volume takes writes.
@@ -100,7 +102,10 @@ pub fn explore(scope: Scope) -> Result<Count, Failure> {
     for length in 1..=scope.length {
         let mut history = vec![0; length];
         loop {
-            explorer.history(&history)?;
+            let number = history.iter().fold(0, |number, step| number * 31 + *step as u64);
+            if length < scope.length || mix(number).is_multiple_of(scope.one_in.max(1)) {
+                explorer.history(&history)?;
+            }
             // The next history of this length.
             let Some(at) = history.iter().rposition(|step| step + 1 < explorer.steps.len()) else {
                 break;

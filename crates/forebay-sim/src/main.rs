@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Runs seeds: `forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N]
-//! [--mutant NAME] [--exhaustive LENGTH]`.
+//! [--mutant NAME] [--one-in N] [--exhaustive LENGTH]`.
 
 use forebay_core::format::superblock::Mode;
 use forebay_core::mutant::{Mutant, Mutants};
@@ -15,7 +15,7 @@ use std::time::Instant;
 const MARKS_FROM: u64 = 500;
 
 fn main() -> ExitCode {
-    let (mut seeds, mut from) = (100, 0);
+    let (mut seeds, mut from, mut one_in) = (100, 0, 1);
     let mut tell = false;
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
@@ -29,12 +29,13 @@ fn main() -> ExitCode {
             ("--from", Some(value)) => from = value,
             ("--seed", Some(value)) => (from, seeds) = (value, 1),
             ("--mutants", Some(value)) => return mutants(value, ""),
-            ("--exhaustive", Some(value)) => return exhaustive(value as usize),
+            ("--one-in", Some(value)) => one_in = value,
+            ("--exhaustive", Some(value)) => return exhaustive(value as usize, one_in),
             ("--tell", Some(value)) => (from, seeds, tell) = (value, 1, true),
             _ => {
                 eprintln!(
                     "usage: forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N] \
-                     [--mutant NAME] [--exhaustive LENGTH]"
+                     [--mutant NAME] [--one-in N] [--exhaustive LENGTH]"
                 );
                 return ExitCode::from(2);
             }
@@ -97,14 +98,17 @@ fn mutants(seeds: u64, part: &str) -> ExitCode {
     if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Every history of write-back up to a length, and of the other modes up to one step less.
-fn exhaustive(length: usize) -> ExitCode {
+/// Every history of write-back up to a length (of the longest ones one in so many), and of the other
+/// modes up to one step less.
+fn exhaustive(length: usize, one_in: u64) -> ExitCode {
     let mut failed = 0;
     for mode in [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround] {
         let begun = Instant::now();
-        let length = if mode == Mode::WriteBack { length } else { length.saturating_sub(1) };
+        let back = mode == Mode::WriteBack;
+        let length = if back { length } else { length.saturating_sub(1) };
+        let one_in = if back { one_in } else { 1 };
         let stores_length = length.saturating_sub(1);
-        let scope = Scope { length, stores_length, mode, mutants: Mutants::default() };
+        let scope = Scope { length, one_in, stores_length, mode, mutants: Mutants::default() };
         match explore(scope) {
             Ok(count) => println!(
                 "{mode:?}: {} histories of up to {length} steps, {} stops, {} outcomes, {} states \

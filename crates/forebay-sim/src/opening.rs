@@ -168,6 +168,7 @@ impl World {
         let engine = Engine::new(&self.superblock, recovered, config, Tick(self.now));
         for index in 0..self.volumes.len() {
             let volume = VolumeIndex(index as u8);
+            self.volumes[index].closed = None;
             if let (Some(prefix), Some(status)) =
                 (&mut self.volumes[index].prefix, engine.status(volume))
             {

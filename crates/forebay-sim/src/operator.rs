@@ -107,6 +107,7 @@ impl World {
         engine.serve(at, true);
         let volume = &mut self.volumes[index];
         volume.attached = true;
+        volume.closed = None;
         if volume.prefix.is_some() {
             let found =
                 (0..volume.cells()).map(|cell| *volume.device.read(volume.lba(cell)).tags());
@@ -126,6 +127,7 @@ impl World {
     /// its backing device was changed by others.
     pub(crate) fn forget_data(&mut self, index: usize) {
         self.marks.hit("volume's data forgotten");
+        self.volumes[index].closed = None;
         let generation = (self.superblock.sequence + 1) as u32;
         if let Some(recorded) = &mut self.superblock.volumes[index] {
             recorded.attach_generation = generation;

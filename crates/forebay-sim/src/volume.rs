@@ -7,7 +7,7 @@ use crate::model::Model;
 use crate::setup::Island;
 use forebay_core::format::superblock::Mode;
 use forebay_core::policy::writeback::Stage;
-use forebay_core::units::BLOCK_BYTES;
+use forebay_core::units::{BLOCK_BYTES, Sequence};
 
 /// A volume's backing device and what the guest knows of it.
 #[derive(Clone, Debug)]
@@ -40,6 +40,8 @@ pub struct Volume {
     pub prefix: Option<Prefix>,
     /// Of each cell: its newest version is data, and write-back has not come to it.
     pub dirty: Vec<bool>,
+    /// Last sequence of the newest record of this opening.
+    pub closed: Option<Sequence>,
     /// Where the guest wrote last, and how many blocks.
     pub written: Option<(u64, u64)>,
     /// Its write-back as it was seen last, whether it was drained, and frozen.

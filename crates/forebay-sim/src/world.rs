@@ -7,6 +7,7 @@
 
 use crate::block::{Block, NumberMap, SECTORS, guest_block};
 use crate::checkers::memory_is_bounded::Bound;
+use crate::checkers::sequences_have_no_gap;
 use crate::checkers::watermark_is_prefix::{Change, Prefix};
 use crate::device::{Device, Piece, Unflushed};
 use crate::guest::Asked;
@@ -19,6 +20,7 @@ use crate::volume::Volume;
 use forebay_core::effect::{Effect, Fault, SuperblockChange, Token};
 use forebay_core::engine::{Engine, window_frames};
 use forebay_core::format::entry::Kind;
+use forebay_core::format::record::Header;
 use forebay_core::format::superblock::{Mode, Superblock};
 use forebay_core::payload::Place;
 use forebay_core::policy::writeback::Stage;
@@ -170,6 +172,7 @@ impl World {
                 forgotten: false,
                 prefix: None,
                 dirty: Vec::new(),
+                closed: None,
                 written: None,
                 seen: None,
             };
@@ -372,6 +375,12 @@ impl World {
             if let Effect::Answer { tag, result } = effect {
                 self.answered(tag, result)?;
                 continue;
+            }
+            if let Effect::WriteCache { buffer, block, .. } = effect {
+                let bytes = self.memory.get(Place::Buffer { buffer, block });
+                let header = Header::fields(bytes.bytes());
+                let volume = &mut self.volumes[usize::from(header.volume)];
+                sequences_have_no_gap::check(&mut volume.closed, &header).map_err(Failure)?;
             }
             self.issue(effect);
         }

@@ -8,7 +8,7 @@ use forebay_sim::world::Failure;
 use std::panic::catch_unwind;
 
 fn all_of_two_steps(mode: Mode, mutants: Mutants) -> Result<Count, Failure> {
-    explore(Scope { length: 2, stores_length: 2, mode, mutants })
+    explore(Scope { length: 2, one_in: 1, stores_length: 2, mode, mutants })
 }
 
 #[test]

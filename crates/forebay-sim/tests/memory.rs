@@ -17,7 +17,8 @@ const BLOCKS: u64 = 512;
 /// A guest that zeroes blocks, each for itself, and writes some, with many requests under way.
 fn world() -> World {
     let mode = Mode::WriteBack;
-    let mut setup = setup(Scope { length: 0, stores_length: 0, mode, mutants: Mutants::default() });
+    let mut setup =
+        setup(Scope { length: 0, one_in: 1, stores_length: 0, mode, mutants: Mutants::default() });
     setup.volumes[0].size_bytes = BLOCKS * BLOCK_BYTES;
     setup.volumes[0].islands = vec![Island { start: 0, blocks: BLOCKS }];
     setup.superblock = format(16, 64 << 10, &setup.volumes, 5);

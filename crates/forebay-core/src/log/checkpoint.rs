@@ -167,7 +167,12 @@ impl Engine {
             // segments. One that holds nothing yet is that other one already.
             let head = self.volume(volume).log.head;
             if head.is_some_and(|head| self.segments.get(head.segment).used > 0) {
-                self.volume(volume).log.open = None;
+                // A record without an entry is given up, its sequence with it: recovery takes a gap
+                // for a record that is missing.
+                let log = &mut self.volume(volume).log;
+                if let Some(open) = log.open.take() {
+                    log.next_sequence = open.sequence;
+                }
                 self.seal_segment(volume, payload);
             }
         }

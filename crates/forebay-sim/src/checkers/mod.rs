@@ -6,4 +6,5 @@ pub mod checkpoint_is_derived;
 pub mod dirty_is_never_evicted;
 pub mod memory_is_bounded;
 pub mod recovery_is_repeatable;
+pub mod sequences_have_no_gap;
 pub mod watermark_is_prefix;
