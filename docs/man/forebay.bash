@@ -19,6 +19,9 @@ _forebay() {
             forebay,check)
                 cmd="forebay__subcmd__check"
                 ;;
+            forebay,config)
+                cmd="forebay__subcmd__config"
+                ;;
             forebay,drain)
                 cmd="forebay__subcmd__drain"
                 ;;
@@ -43,6 +46,15 @@ _forebay() {
             forebay,stop)
                 cmd="forebay__subcmd__stop"
                 ;;
+            forebay,upgrade)
+                cmd="forebay__subcmd__upgrade"
+                ;;
+            forebay__subcmd__config,check)
+                cmd="forebay__subcmd__config__subcmd__check"
+                ;;
+            forebay__subcmd__config,show)
+                cmd="forebay__subcmd__config__subcmd__show"
+                ;;
             *)
                 ;;
         esac
@@ -50,7 +62,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --help --version format serve status stop drain forget check inspect pages"
+            opts="-h -V --help --version format serve status stop upgrade drain forget check inspect config pages"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -66,6 +78,48 @@ _forebay() {
         forebay__subcmd__check)
             opts="-h --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__config)
+            opts="-h --help check show"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__config__subcmd__check)
+            opts="-h --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__config__subcmd__show)
+            opts="-h --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -176,12 +230,16 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__serve)
-            opts="-h --cache --volume --listen --attach --control --metrics --sync-after --memory --io --stop-timeout --log-level --if-changed --help"
+            opts="-h --config --cache --volume --listen --attach --control --metrics --sync-after --memory --io --stop-timeout --device-timeout --log-level --if-changed --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --cache)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -195,7 +253,7 @@ _forebay() {
                     return 0
                     ;;
                 --attach)
-                    COMPREPLY=($(compgen -W "auto fuse none" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "auto ublk nbd fuse none" -- "${cur}"))
                     return 0
                     ;;
                 --control)
@@ -219,6 +277,10 @@ _forebay() {
                     return 0
                     ;;
                 --stop-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --device-timeout)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -262,6 +324,32 @@ _forebay() {
                 return 0
             fi
             case "${prev}" in
+                --control)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__upgrade)
+            opts="-h --exec --timeout --control --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --exec)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --control)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0

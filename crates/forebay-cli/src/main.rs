@@ -4,18 +4,23 @@
 // A program has no users of its items: `pub` says here what its modules show each other.
 #![allow(unreachable_pub)]
 
+mod address;
 mod args;
 mod attach;
 mod backing;
 mod cmd;
+mod config;
 mod control;
 mod control_server;
+mod late;
 mod log;
 mod memory;
 mod metrics;
 mod sockets;
 mod status;
 mod units;
+mod upgrade;
+mod vhost;
 
 use args::{Args, Command};
 use clap::Parser;
@@ -38,9 +43,19 @@ impl std::fmt::Display for NoDaemon {
 impl std::error::Error for NoDaemon {}
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
-        Ok(args) => args,
-        Err(error) => return usage(&error),
+    let mut before = upgrade::Before::left();
+    let given = || std::env::args_os().collect();
+    let read = Args::try_parse().map_err(Into::into);
+    let args = match (read.and_then(|args| config::with_file(args, given())), &before) {
+        (Ok(args), _) => args,
+        (Err(error), Some(before)) => {
+            eprintln!("forebay: {:#}", before.go_on(&error));
+            return ExitCode::FAILURE;
+        }
+        (Err(error), None) => match error.downcast_ref::<clap::Error>() {
+            Some(error) => return usage(error),
+            None => return failure(&error),
+        },
     };
     log::start(match &args.command {
         Command::Serve(args) => args.log_level,
@@ -48,24 +63,36 @@ fn main() -> ExitCode {
     });
     let done = match &args.command {
         Command::Format(args) => cmd::format::run(args),
-        Command::Serve(args) => cmd::serve::run(args),
+        Command::Serve(args) => cmd::serve::run(args, &mut before),
         Command::Status(args) => cmd::status::run(args),
         Command::Stop(args) => cmd::stop::run(args),
+        Command::Upgrade(args) => cmd::upgrade::run(args),
         Command::Drain(args) => cmd::drain::run(args),
         Command::Forget(args) => cmd::forget::run(args),
         Command::Check(args) => cmd::check::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
+        Command::Config(args) => cmd::config::run(args),
         Command::Pages(args) => cmd::pages::run(args),
     };
-    match done {
-        Ok(code) => code,
-        Err(error) => {
-            let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
-            eprintln!("forebay: {}", causes.join(": "));
-            let no_daemon = error.downcast_ref::<NoDaemon>().is_some();
-            ExitCode::from(if no_daemon { 5 } else { 1 })
+    match (done, before) {
+        (Ok(code), _) => code,
+        (Err(error), Some(before)) => {
+            eprintln!("forebay: {:#}", before.go_on(&error));
+            ExitCode::FAILURE
         }
+        (Err(error), None) => failure(&error),
     }
+}
+
+/// It could not be done: one line on stderr.
+fn failure(error: &anyhow::Error) -> ExitCode {
+    let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
+    eprintln!("forebay: {}", causes.join(": "));
+    ExitCode::from(match () {
+        () if error.is::<config::Mistakes>() => 2,
+        () if error.is::<NoDaemon>() => 5,
+        () => 1,
+    })
 }
 
 /// A command line that is not understood: one line in the form of every other error, and exit code

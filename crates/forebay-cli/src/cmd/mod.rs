@@ -2,6 +2,7 @@
 //! The subcommands.
 
 pub mod check;
+pub mod config;
 pub mod drain;
 pub mod forget;
 pub mod format;
@@ -10,3 +11,4 @@ pub mod pages;
 pub mod serve;
 pub mod status;
 pub mod stop;
+pub mod upgrade;

@@ -12,7 +12,7 @@ const EXIT_CODES: &str = "\
 .SH \"EXIT STATUS\"\n\
 .TP\n0\nDone, or sound.\n\
 .TP\n1\nIt could not be done; the reason is on stderr.\n\
-.TP\n2\nThe command line was not understood.\n\
+.TP\n2\nThe command line or a configuration file was not understood.\n\
 .TP\n3\ncheck: damage in clean data only; nothing is lost.\n\
 .TP\n4\ncheck: damage in data that is not on its backing device.\n\
 .TP\n5\nNo daemon is running.\n";
@@ -26,7 +26,11 @@ pub fn run(args: &PagesArgs) -> Result<ExitCode> {
     program.build();
     page(directory, &program, "forebay")?;
     for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
-        page(directory, command, &format!("forebay-{}", command.get_name()))?;
+        let name = format!("forebay-{}", command.get_name());
+        page(directory, command, &name)?;
+        for part in command.get_subcommands().filter(|part| part.get_name() != "help") {
+            page(directory, part, &format!("{name}-{}", part.get_name()))?;
+        }
     }
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         clap_complete::generate_to(shell, &mut program, "forebay", directory)

@@ -325,6 +325,11 @@ impl Host {
         Ok(text.split(|byte| *byte == b'\n').skip(1).filter_map(swap_parse).collect())
     }
 
+    /// Every block device, partitions too.
+    pub fn nodes(&self) -> Vec<Node> {
+        entries(&self.sys.join("class/block")).iter().filter_map(|path| Node::at(path)).collect()
+    }
+
     /// Every loop device that has a file.
     pub fn loops(&self) -> Vec<LoopBinding> {
         let mut found = Vec::new();

@@ -5,12 +5,15 @@
 //! |---|---|
 //! | Is there something on this device already? | [`signature`] |
 //! | What block devices, mounts and swap are there? | [`machine`] |
+//! | Which device carries this identity? | [`named`] |
 //! | Does somebody else use it now? Is the cache on top of its own backing device? | [`guard`] |
 //! | Is it the same device, unchanged, as when we last closed it? | [`identity`] |
 //! | Where do sockets and shared memory live? | [`runtime_dir`] |
 //! | How does a file become a block device, and who holds that? | [`loop_device`] |
 //! | How do we not deadlock against the pages we clean? | [`protect`] |
+//! | Who may wait for a device that we serve? | [`apart`] |
 //! | How does the service manager hear of us? | [`notify`] |
+//! | What did the program leave open that executed us? | [`inherited`] |
 //!
 //! # Invariants
 //!
@@ -19,13 +22,16 @@
 //!
 //! # Not here
 //!
-//! Opening, reading and writing devices: `io`. `sys` is the only file with unsafe code.
+//! Opening, reading and writing devices: `io`. Only `sys` and `inherited` have unsafe code.
 
+pub mod apart;
 pub mod guard;
 pub mod holder;
 pub mod identity;
+pub mod inherited;
 pub mod loop_device;
 pub mod machine;
+pub mod named;
 pub mod notify;
 pub mod protect;
 pub mod runtime_dir;

@@ -6,6 +6,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 /// The manager asked to be told and could not be.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +36,18 @@ pub fn sd_notify(state: &str) -> Result<bool, NotifyError> {
         Some(socket) if !socket.is_empty() => send(&socket, state).map(|()| true),
         _ => Ok(false),
     }
+}
+
+/// How often the manager wants to hear `WATCHDOG=1`; `None`: it does not, or not from this process.
+pub fn watchdog_interval() -> Option<Duration> {
+    let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
+    interval(number("WATCHDOG_USEC"), number("WATCHDOG_PID"), std::process::id())
+}
+
+/// Half of what it waits, as `sd_watchdog_enabled` advises.
+fn interval(micros: Option<u64>, pid: Option<u64>, own: u32) -> Option<Duration> {
+    let is_ours = pid.is_none_or(|pid| pid == u64::from(own));
+    micros.filter(|micros| is_ours && *micros > 0).map(|micros| Duration::from_micros(micros / 2))
 }
 
 fn send(socket: &OsStr, state: &str) -> Result<(), NotifyError> {
@@ -81,5 +94,14 @@ mod tests {
         assert!(matches!(send(OsStr::new("vsock:1"), ""), Err(NotifyError::Address { .. })));
         let error = send(OsStr::new("/nonexistent/socket"), "x").unwrap_err();
         assert!(matches!(error, NotifyError::Send { .. }));
+    }
+
+    #[test]
+    fn watchdog_is_told_twice_as_often_as_it_bites_and_only_ours() {
+        assert_eq!(interval(Some(2_000_000), None, 7), Some(Duration::from_secs(1)));
+        assert_eq!(interval(Some(2_000_000), Some(7), 7), Some(Duration::from_secs(1)));
+        assert_eq!(interval(Some(2_000_000), Some(8), 7), None);
+        assert_eq!(interval(Some(0), None, 7), None);
+        assert_eq!(interval(None, Some(7), 7), None);
     }
 }

@@ -322,7 +322,7 @@ const fn mark(kind: Kind, offset: u64, magic: &'static [u8]) -> Mark {
 }
 
 const MARKS: &[Mark] = &[
-    mark(Kind::Forebay, 0, b"FOREBAYS"),
+    Mark { kind: Kind::Forebay, offset: 0, magic: b"FOREBAYS", uuid_offset: Some(32), label: None },
     Mark {
         kind: Kind::Btrfs,
         offset: 0x1_0040,

@@ -4,6 +4,7 @@
 use super::Daemon;
 use crate::args::{Args, Command};
 use crate::cmd::drain::Progress;
+use crate::late::Patience;
 use anyhow::{Result, bail};
 use clap::Parser;
 use std::path::Path;
@@ -16,8 +17,8 @@ pub fn drain_offline(cache: &Path, name: Option<&str>) -> Result<ExitCode> {
     let Command::Serve(args) = Args::parse_from(given).command else {
         unreachable!("the words above are a serve");
     };
-    let mut daemon = Daemon::open(cache, &args)?;
-    daemon.add_volumes(&args)?;
+    let mut daemon = Daemon::open(Some(cache.to_owned()), &args, None)?;
+    daemon.add_volumes(&args, &Patience::none())?;
     if let Some(name) = name.filter(|name| daemon.volumes.iter().all(|it| it.name != *name)) {
         bail!(
             "{name}: no such volume in this cache, or its backing device is missing (then the log above \

@@ -3,63 +3,82 @@
 
 use super::rates::Rates;
 use super::{Daemon, Served};
-use crate::args::{IfChanged, ServeArgs, VolumeSpec};
+use crate::address::Address;
+use crate::args::{IfChanged, ServeArgs, VolumeSpec, mode_name};
 use crate::backing;
+use crate::late::Patience;
 use crate::units::{clock, size};
 use anyhow::{Context, Result, bail};
 use forebay::host::identity::Match;
+use forebay::host::named::Named;
 use forebay::io::Device;
 use forebay::shard::{NewVolume, backing_source};
 use forebay_core::format::superblock::Mode;
 use forebay_core::units::VolumeIndex;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tracing::{info, warn};
 
 impl Daemon {
     /// Gives every recorded volume its backing device, and adds what is new.
-    pub(super) fn add_volumes(&mut self, args: &ServeArgs) -> Result<()> {
+    pub(super) fn add_volumes(&mut self, args: &ServeArgs, patience: &Patience) -> Result<()> {
         let known = |name: &String| self.server.shard.find(name).is_some();
         if let Some((name, _)) = args.if_changed.iter().find(|(name, _)| !known(name)) {
             bail!("--if-changed {name}: no such volume in this cache; nothing was changed");
         }
         for spec in &args.volumes {
-            match self.server.shard.find(&spec.name) {
-                Some(index) => {
-                    self.attach(index, &spec.backing, spec.logical_block, args)?;
+            let Some(index) = self.server.shard.find(&spec.name) else {
+                self.add(spec, patience)?;
+                continue;
+            };
+            let wanted = Wanted { address: &spec.backing, logical_block: spec.logical_block };
+            match self.attach(index, &wanted, args, patience) {
+                Ok(()) => {
                     if let Some(mode) = spec.mode {
                         self.server.shard.set_mode(index, mode)?;
                     }
                 }
-                None => self.add(spec)?,
+                // A file says what is to be; what of it can be is served. Who types a volume means it.
+                Err(error) if args.is_from_file() => self.waits(&spec.name, &error),
+                Err(error) => return Err(error),
             }
         }
         let recorded = self.server.shard.superblock().volumes.clone();
         for (at, volume) in recorded.iter().enumerate() {
             let index = VolumeIndex(at as u8);
             let Some(volume) = volume else { continue };
-            if self.volumes.iter().any(|served| served.index == index) {
+            if args.volumes.iter().any(|spec| spec.name == volume.name) {
                 continue;
             }
-            let path = PathBuf::from(&volume.path);
-            if let Err(error) = self.attach(index, &path, Some(volume.logical_block), args) {
-                let text = format!("{}: waits for its backing device: {error:#}", volume.name);
-                self.problem(text);
+            let attached = Address::parse(&volume.path).map_err(anyhow::Error::msg);
+            let attached = attached.and_then(|address| {
+                let logical_block = Some(volume.logical_block);
+                self.attach(index, &Wanted { address: &address, logical_block }, args, patience)
+            });
+            if let Err(error) = attached {
+                self.waits(&volume.name, &error);
             }
         }
         Ok(())
+    }
+
+    fn waits(&mut self, name: &str, error: &anyhow::Error) {
+        self.problem(format!("{name}: waits for its backing device: {error:#}"));
     }
 
     /// Serves a recorded volume, if its backing device is the one it was.
     fn attach(
         &mut self,
         index: VolumeIndex,
-        path: &Path,
-        logical_block: Option<u32>,
+        wanted: &Wanted<'_>,
         args: &ServeArgs,
+        patience: &Patience,
     ) -> Result<()> {
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
-        backing::check_apart(&self.cache_path, path)?;
-        let device = backing::open_exclusive(path, backing_source(index), logical_block)?;
+        let path = &patience.find(&wanted.address.path, &role(&recorded.name))?;
+        if let Some(cache) = &self.cache_path {
+            backing::check_apart(cache, path)?;
+        }
+        let device = backing::open_exclusive(path, backing_source(index), wanted.logical_block)?;
         let name = &recorded.name;
         if device.info().size_bytes < recorded.size_bytes {
             bail!(
@@ -94,59 +113,89 @@ impl Daemon {
                 }
             }
         }
-        self.serve_volume(index, path, device)
+        self.serve_volume(index, wanted.address, path, device)
     }
 
-    fn add(&mut self, spec: &VolumeSpec) -> Result<()> {
+    fn add(&mut self, spec: &VolumeSpec, patience: &Patience) -> Result<()> {
         let index = self.server.shard.free_index()?;
-        backing::check_apart(&self.cache_path, &spec.backing)?;
-        let device =
-            backing::open_exclusive(&spec.backing, backing_source(index), spec.logical_block)?;
+        let backing = &patience.find(&spec.backing.path, &role(&spec.name))?;
+        if let Some(cache) = &self.cache_path {
+            backing::check_apart(cache, backing)?;
+        }
+        let device = backing::open_exclusive(backing, backing_source(index), spec.logical_block)?;
         let info = device.info().clone();
         let size_bytes = info.size_bytes / 512 * 512;
         if size_bytes == 0 {
-            bail!("{}: is empty, so there is nothing to be a volume of", spec.backing.display());
+            bail!("{}: is empty, so there is nothing to be a volume of", backing.display());
         }
-        let path = std::path::absolute(&spec.backing)?;
-        let path = path.to_str().context("the backing device's path is not UTF-8")?;
+        spec.backing.path.to_str().context("the backing device's path is not UTF-8")?;
         let volume = NewVolume {
             name: spec.name.clone(),
             size_bytes,
             logical_block: info.logical_block,
-            mode: spec.mode.unwrap_or(Mode::WriteBack),
-            path: path.into(),
-            fingerprint: backing::fingerprint(&device, &spec.backing)?.encode(),
+            mode: self.mode_of(spec)?,
+            path: lasting(&spec.backing)?.to_string(),
+            fingerprint: backing::fingerprint(&device, backing)?.encode(),
         };
         self.server.shard.add(index, &volume)?;
-        self.serve_volume(index, &spec.backing, device)
+        self.serve_volume(index, &spec.backing, backing, device)
+    }
+
+    /// Without a cache there is one mode only.
+    fn mode_of(&self, spec: &VolumeSpec) -> Result<Mode> {
+        match (&self.cache_path, spec.mode) {
+            (Some(_), mode) => Ok(mode.unwrap_or(Mode::WriteBack)),
+            (None, None | Some(Mode::WriteAround)) => Ok(Mode::WriteAround),
+            (None, Some(mode)) => bail!(
+                "{}: mode={} needs a cache; give --cache, or leave the mode out to serve the device bare",
+                spec.name,
+                mode_name(mode)
+            ),
+        }
     }
 
     fn serve_volume(
         &mut self,
         index: VolumeIndex,
+        address: &Address,
         path: &Path,
         device: forebay::io::FileDevice,
     ) -> Result<()> {
-        let (device, stats) = backing::counted(device);
-        let absolute = std::path::absolute(path)?;
+        let (device, stats) = backing::counted(backing::timed(device, address));
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
-        if let Some(text) = absolute.to_str().filter(|text| *text != recorded.path) {
-            self.server.shard.record(index, |volume| volume.path = text.into())?;
+        let text = lasting(address)?.to_string();
+        if address.path.to_str().is_some() && text != recorded.path {
+            self.server.shard.record(index, |volume| volume.path = text.clone())?;
         }
         if self.server.shard.engine().is_frozen(index) {
             let text =
                 format!("{}: is frozen: dirty data is lost and cannot be named", recorded.name);
             self.problem(text);
         }
-        info!(
-            "{}: served: {} in front of {}",
-            recorded.name,
-            size(recorded.size_bytes),
-            absolute.display()
-        );
+        let how = if self.cache_path.is_some() { "in front of" } else { "bare, on" };
+        info!("{}: served: {} {how} {text}", recorded.name, size(recorded.size_bytes));
         self.server.shard.serve(index, device);
         let rates = Rates::default();
-        self.volumes.push(Served { index, name: recorded.name, backing: absolute, stats, rates });
+        let backing = std::path::absolute(path)?;
+        self.volumes.push(Served { index, name: recorded.name, backing, stats, rates });
         Ok(())
+    }
+}
+
+/// A backing device as it is asked for.
+struct Wanted<'a> {
+    address: &'a Address,
+    logical_block: Option<u32>,
+}
+
+fn role(volume: &str) -> String {
+    format!("backing device of {volume}")
+}
+
+/// What is recorded, to be found by next time: an identity as it is, a path from the root.
+fn lasting(address: &Address) -> Result<Address> {
+    match Named::parse(&address.path)? {
+        Named::Path(_) => Ok(address.absolute()?),
+        _ => Ok(address.clone()),
     }
 }

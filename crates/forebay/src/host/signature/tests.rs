@@ -74,8 +74,9 @@ fn unreadable_device_is_an_error_and_not_blank() {
 
 #[test]
 fn forebay_is_known_by_its_first_bytes() {
-    let found = Image::new().put(0, b"FOREBAYS").only();
+    let found = Image::new().put(0, b"FOREBAYS").put(32, &ID).only();
     assert_eq!((found.kind, found.offset), (Kind::Forebay, 0));
+    assert_eq!(found.uuid.as_deref(), Some(ID_TEXT));
 }
 
 #[test]

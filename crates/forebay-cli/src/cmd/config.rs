@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay config`: whether configuration files are right, and what they mean.
+
+use crate::args::{ConfigArgs, ConfigCommand};
+use crate::config::{self, Config};
+use anyhow::{Result, bail};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+pub fn run(args: &ConfigArgs) -> Result<ExitCode> {
+    match &args.command {
+        ConfigCommand::Check { paths } => check(paths),
+        ConfigCommand::Show { paths } => show(paths),
+    }
+}
+
+fn check(given: &[PathBuf]) -> Result<ExitCode> {
+    let mut good: Vec<Config> = Vec::new();
+    let mut all_good = true;
+    for path in chosen(given)? {
+        match config::read(&path) {
+            Ok(config) => {
+                let shared = shared(&good, &config);
+                match shared.is_empty() {
+                    true => println!("{}: good", path.display()),
+                    false => all_good = false,
+                }
+                shared.iter().for_each(|text| eprintln!("forebay: {text}"));
+                good.push(config);
+            }
+            Err(error) => {
+                eprintln!("forebay: {error:#}");
+                all_good = false;
+            }
+        }
+    }
+    Ok(ExitCode::from(if all_good { 0 } else { 2 }))
+}
+
+/// What two files cannot both have: the cache and backing devices, and places to listen at.
+fn shared(others: &[Config], config: &Config) -> Vec<String> {
+    let mut found = Vec::new();
+    for (key, value) in config.claims() {
+        for other in others.iter().filter(|other| other.claims().iter().any(|it| it.1 == value)) {
+            let (path, other) = (config.path.display(), other.path.display());
+            found.push(format!("{path}: {key} {value} is that of {other} already; use another"));
+        }
+    }
+    found
+}
+
+fn show(given: &[PathBuf]) -> Result<ExitCode> {
+    for path in chosen(given)? {
+        let config = config::read(&path)?;
+        println!("# {}\n{}", path.display(), config::show::effective(&config)?);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Paths, names, or all files that there are.
+fn chosen(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    if given.is_empty() {
+        let all = config::paths()?;
+        if all.is_empty() {
+            bail!("{}: there is no configuration file", config::DIRECTORY);
+        }
+        return Ok(all);
+    }
+    let by_name = |path: &PathBuf| match path.to_str().filter(|text| !text.contains(['/', '.'])) {
+        Some(name) if !path.exists() => config::path_of(name),
+        _ => Ok(path.clone()),
+    };
+    given.iter().map(by_name).collect()
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Configuration files: the command line of `forebay serve`, written down.
+//!
+//! A file is turned into words of a command line, and the words are read by the one reader there
+//! is. So a key is called as its option is, a value is checked by the same code, an option that is
+//! added later is a key at once, and `serve` knows one kind of arguments.
+//!
+//! # Invariants
+//!
+//! - **C1** Every key is an option of `serve`; what is not is refused, never passed over.
+//! - **C2** A mistake is told with the line and column of what is to be changed; all of them at once.
+//! - **C3** What is given on the command line besides goes after the file's words, so it wins.
+//!
+//! # Not here
+//!
+//! What a file says: `file`. Where files are, and the commands: `cmd/config`.
+
+mod file;
+pub mod show;
+
+pub use file::Mistake;
+
+use crate::args::{Args, Command, ServeArgs};
+use anyhow::{Context, Result, bail};
+use clap::{CommandFactory, FromArgMatches};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// Where the files are.
+pub const DIRECTORY: &str = "/etc/forebay";
+
+/// Options that a file cannot have: they choose the file, or belong to one run.
+const NOT_IN_FILES: [&str; 3] = ["config", "if-changed", "help"];
+
+/// How long devices are waited for when a file says nothing else: at boot they come late.
+const DEVICE_TIMEOUT: &str = "60s";
+
+/// A file that is understood.
+pub struct Config {
+    pub path: PathBuf,
+    /// What `serve` would be called with.
+    pub words: Vec<OsString>,
+}
+
+impl Config {
+    /// What no other file may have as well, with the option that says so.
+    pub fn claims(&self) -> Vec<(&'static str, String)> {
+        let words = self.words.iter().filter_map(|word| word.to_str()?.strip_prefix("--"));
+        let claims = words.filter_map(|word| match word.split_once('=')? {
+            ("cache", path) => Some(("device", path.into())),
+            ("volume", spec) => Some(("device", spec.split_once('=')?.1.split(',').next()?.into())),
+            ("listen" | "metrics" | "control", place) => Some(("address", place.into())),
+            _ => None,
+        });
+        claims.collect()
+    }
+}
+
+/// Why a file is not understood.
+#[derive(Debug)]
+pub struct Mistakes {
+    pub path: PathBuf,
+    /// In the order of the file; at least one.
+    pub list: Vec<Mistake>,
+}
+
+impl std::fmt::Display for Mistakes {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, mistake) in self.list.iter().enumerate() {
+            let Mistake { line, column, text } = mistake;
+            let end = if index == 0 { "" } else { "\nforebay: " };
+            write!(out, "{end}{}:{line}:{column}: {text}", self.path.display())?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Mistakes {}
+
+/// The file of a cache: `data` is `/etc/forebay/data.toml`.
+pub fn path_of(name: &str) -> Result<PathBuf> {
+    if name.contains('/') {
+        bail!(
+            "{name}: expected a name, as data for {DIRECTORY}/data.toml; for a path use --config"
+        );
+    }
+    let path = Path::new(DIRECTORY).join(format!("{name}.toml"));
+    if !path.exists() {
+        let names: Vec<String> = paths()?.iter().filter_map(|path| name_of(path)).collect();
+        let there = match names.is_empty() {
+            true => "there is none".into(),
+            false => format!("there are: {}", names.join(", ")),
+        };
+        bail!("{}: no such file; {there}", path.display());
+    }
+    Ok(path)
+}
+
+fn name_of(path: &Path) -> Option<String> {
+    Some(path.file_stem()?.to_string_lossy().into_owned())
+}
+
+/// All files, by name.
+pub fn paths() -> Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(DIRECTORY) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).with_context(|| format!("{DIRECTORY}: cannot be read")),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_some_and(|it| it == "toml") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Reads a file and checks it.
+pub fn read(path: &Path) -> Result<Config> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("{}: cannot be read", path.display()))?;
+    match file::words(&text) {
+        Ok(words) => Ok(Config { path: path.to_owned(), words }),
+        Err(list) => Err(Mistakes { path: path.to_owned(), list }.into()),
+    }
+}
+
+/// The arguments with those of their file: as given if they name none.
+pub fn with_file(args: Args, given: Vec<OsString>) -> Result<Args> {
+    let Command::Serve(serve) = &args.command else { return Ok(args) };
+    let Some(path) = chosen(serve)? else { return Ok(args) };
+    let config = read(&path)?;
+    // `forebay serve`, and what comes after it.
+    let rest = given.into_iter().skip(2);
+    let matches = file_command().try_get_matches_from(line(&config.words).chain(rest))?;
+    Ok(Args::from_arg_matches(&matches)?)
+}
+
+/// The file that `serve` was told to take its settings from.
+fn chosen(args: &ServeArgs) -> Result<Option<PathBuf>> {
+    match (&args.name, &args.config) {
+        (Some(name), _) => path_of(name).map(Some),
+        (None, config) => Ok(config.clone()),
+    }
+}
+
+fn line(words: &[OsString]) -> impl Iterator<Item = OsString> {
+    ["forebay".into(), "serve".into()].into_iter().chain(words.to_vec())
+}
+
+/// The command line as it is read when a file is in it: a word may come again, the last counts (C3).
+fn file_command() -> clap::Command {
+    Args::command().mut_subcommand("serve", |serve| {
+        serve
+            .args_override_self(true)
+            .mut_arg("device_timeout", |argument| argument.default_value(DEVICE_TIMEOUT))
+    })
+}
+
+/// The options of `serve` that a file can have.
+fn options(serve: &clap::Command) -> impl Iterator<Item = &clap::Arg> {
+    serve
+        .get_arguments()
+        .filter(|argument| argument.get_long().is_some_and(|long| !NOT_IN_FILES.contains(&long)))
+}
+
+fn serve_command() -> clap::Command {
+    let command = file_command();
+    command.find_subcommand("serve").cloned().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn combined(text: &str, more: &[&str]) -> ServeArgs {
+        let path = std::env::temp_dir().join(format!(
+            "forebay-config-{}-{}",
+            std::process::id(),
+            more.len()
+        ));
+        std::fs::write(&path, text).unwrap();
+        let mut given: Vec<OsString> = vec!["forebay".into(), "serve".into(), "--config".into()];
+        given.push(path.clone().into());
+        given.extend(more.iter().map(Into::into));
+        let args = with_file(Args::try_parse_from(&given).unwrap(), given).unwrap();
+        std::fs::remove_file(path).unwrap();
+        let Command::Serve(args) = args.command else { panic!("it was a serve") };
+        *args
+    }
+
+    #[test]
+    fn a_file_is_what_the_command_line_would_be() {
+        let text = "cache = '/dev/a'\nlisten = ['nbd://127.0.0.1:1', 'nbd+unix:///x']\n\
+                    memory = 268435456\nsync-after = 0\n[volume.data]\nbacking = '/dev/b'\n\
+                    mode = 'write-through'\nlogical_block = 4096\n[volume.'a.b']\nbacking = '/dev/c'\n";
+        let by_file = combined(text, &[]);
+        let by_hand = Args::try_parse_from([
+            "forebay",
+            "serve",
+            "--cache",
+            "/dev/a",
+            "--listen",
+            "nbd://127.0.0.1:1",
+            "--listen",
+            "nbd+unix:///x",
+            "--memory",
+            "256M",
+            "--sync-after",
+            "0",
+            "--device-timeout",
+            "60s",
+            "--volume",
+            "data=/dev/b,mode=write-through,logical_block=4096",
+            "--volume",
+            "a.b=/dev/c",
+        ]);
+        let Command::Serve(mut by_hand) = by_hand.unwrap().command else { panic!("it is a serve") };
+        by_hand.config = by_file.config.clone();
+        assert_eq!(format!("{by_file:?}"), format!("{by_hand:?}"));
+    }
+
+    #[test]
+    fn what_the_command_line_says_wins() {
+        let text = "cache = '/dev/a'\nio = 'uring'\n[volume.data]\nbacking = '/dev/b'\n";
+        let args = combined(text, &["--io", "threads", "--if-changed", "data=keep-dirty"]);
+        assert_eq!(args.io, crate::args::IoChoice::Threads);
+        assert_eq!((args.if_changed.len(), args.volumes.len()), (1, 1));
+        assert_eq!(args.cache.as_deref(), Some(Path::new("/dev/a")));
+    }
+
+    #[test]
+    fn every_option_is_a_key_or_named_as_one_that_is_not() {
+        let serve = serve_command();
+        let keys: Vec<&str> = options(&serve).filter_map(clap::Arg::get_long).collect();
+        for key in ["cache", "volume", "listen", "attach", "control", "metrics", "memory"] {
+            assert!(keys.contains(&key), "{key}");
+        }
+        assert!(!keys.contains(&"if-changed") && !keys.contains(&"config"));
+    }
+}

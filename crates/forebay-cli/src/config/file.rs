@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a configuration file says, as words of a command line, or what is wrong with it and where.
+//!
+//! ```toml
+//! cache = "/dev/disk/by-id/nvme-…-part4"
+//! [volume.data]
+//! backing = "/dev/disk/by-id/wwn-…"
+//! ```
+
+use super::{NOT_IN_FILES, options, serve_command};
+use crate::args::VOLUME_KEYS;
+use clap::error::{ContextKind, ContextValue};
+use std::error::Error;
+use std::ffi::OsString;
+use std::ops::Range;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// What is wrong, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// From 1.
+    pub line: usize,
+    /// From 1, in characters.
+    pub column: usize,
+    pub text: String,
+}
+
+/// The words, or every mistake.
+pub fn words(text: &str) -> Result<Vec<OsString>, Vec<Mistake>> {
+    let (table, errors) = DeTable::parse_recoverable(text);
+    let mut reader =
+        Reader { text, serve: serve_command(), words: Vec::new(), mistakes: Vec::new() };
+    for error in errors {
+        reader
+            .wrong(error.span().unwrap_or(0..0), format!("this is not TOML: {}", error.message()));
+    }
+    // What follows from a part that is not understood is no mistake of its own.
+    if reader.mistakes.is_empty() {
+        reader.file(table.get_ref());
+    }
+    let Reader { words, mut mistakes, .. } = reader;
+    mistakes.sort_by_key(|mistake| (mistake.line, mistake.column));
+    if mistakes.is_empty() { Ok(words) } else { Err(mistakes) }
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    serve: clap::Command,
+    words: Vec<OsString>,
+    mistakes: Vec<Mistake>,
+}
+
+type Key<'a> = Spanned<std::borrow::Cow<'a, str>>;
+
+impl Reader<'_> {
+    fn file(&mut self, table: &DeTable<'_>) {
+        let known: Vec<String> =
+            options(&self.serve).filter_map(|it| Some(it.get_long()?.to_owned())).collect();
+        let known: Vec<&str> = known.iter().map(String::as_str).collect();
+        for (key, value) in in_order(table) {
+            match &**key.get_ref() {
+                "volume" => self.volumes(value),
+                "if-changed" => self.wrong(
+                    key.span(),
+                    "if-changed belongs to one run: give it on the command line, once".into(),
+                ),
+                name if known.contains(&name) => self.setting(name, value),
+                name => self.unknown(key, name, &known),
+            }
+        }
+        if !table.contains_key("cache") {
+            self.wrong(0..0, "cache is missing: say which device, as cache = \"/dev/…\"".into());
+        }
+    }
+
+    fn setting(&mut self, name: &str, value: &Spanned<DeValue<'_>>) {
+        let is_list = options(&self.serve).any(|argument| {
+            argument.get_long() == Some(name)
+                && matches!(argument.get_action(), clap::ArgAction::Append)
+        });
+        let values = match value.get_ref() {
+            DeValue::Array(list) if is_list => list.iter().collect(),
+            DeValue::Array(_) => {
+                let text = format!("{name} has one value: write it without the brackets");
+                return self.wrong(value.span(), text);
+            }
+            _ => vec![value],
+        };
+        for value in values {
+            let Some(text) = self.plain(name, value) else { continue };
+            let word = OsString::from(format!("--{name}={text}"));
+            match self.check(&word) {
+                Ok(()) => self.words.push(word),
+                Err(why) => self.wrong(value.span(), format!("{name}: {why}")),
+            }
+        }
+    }
+
+    fn volumes(&mut self, value: &Spanned<DeValue<'_>>) {
+        let DeValue::Table(volumes) = value.get_ref() else {
+            let text = "a volume is a table: [volume.NAME], with backing = \"/dev/…\" below it";
+            return self.wrong(value.span(), text.into());
+        };
+        for (name, value) in in_order(volumes) {
+            match value.get_ref() {
+                DeValue::Table(volume) => self.volume(name, volume),
+                _ => {
+                    let name = name.get_ref();
+                    let text = format!(
+                        "volume.{name} is no table: write [volume.{name}], and this below it"
+                    );
+                    self.wrong(value.span(), text);
+                }
+            }
+        }
+    }
+
+    fn volume(&mut self, name: &Key<'_>, volume: &DeTable<'_>) {
+        let before = self.mistakes.len();
+        let mut word = String::new();
+        for (key, value) in in_order(volume) {
+            let key_name = &**key.get_ref();
+            if key_name != "backing" && !VOLUME_KEYS.contains(&key_name) {
+                let known: Vec<&str> = ["backing"].into_iter().chain(VOLUME_KEYS).collect();
+                self.unknown(key, key_name, &known);
+                continue;
+            }
+            let Some(text) = self.plain(key_name, value) else { continue };
+            if text.contains(',') {
+                let text = format!("{key_name}: a comma is not possible here; use a link to it");
+                self.wrong(value.span(), text);
+            } else if key_name == "backing" {
+                word = format!("{text}{word}");
+            } else {
+                let option = format!(",{key_name}={text}");
+                // Each is tried alone, so that the right one is pointed at.
+                match self.check(&format!("--volume=v=/b{option}").into()) {
+                    Ok(()) => word += &option,
+                    Err(why) => self.wrong(value.span(), why),
+                }
+            }
+        }
+        if !volume.contains_key("backing") {
+            let text = format!(
+                "volume.{}: backing is missing: say which device, as backing = \"/dev/…\"",
+                name.get_ref()
+            );
+            return self.wrong(name.span(), text);
+        }
+        if self.mistakes.len() > before {
+            return;
+        }
+        let word = OsString::from(format!("--volume={}={word}", name.get_ref()));
+        match self.check(&word) {
+            Ok(()) => self.words.push(word),
+            Err(why) => self.wrong(name.span(), why),
+        }
+    }
+
+    /// A value as it would be on the command line.
+    fn plain(&mut self, name: &str, value: &Spanned<DeValue<'_>>) -> Option<String> {
+        match value.get_ref() {
+            DeValue::String(text) => Some(text.to_string()),
+            DeValue::Integer(number) if number.radix() == 10 => Some(number.as_str().to_owned()),
+            other => {
+                let kind = other.type_str();
+                let text = format!("{name}: expected a text in quotes, found this {kind}");
+                self.wrong(value.span(), text);
+                None
+            }
+        }
+    }
+
+    /// What the command line would say to this word alone.
+    fn check(&self, word: &OsString) -> Result<(), String> {
+        let words = ["serve".into(), "--cache=x".into(), word.clone()];
+        match self.serve.clone().try_get_matches_from(words) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(reason(&error)),
+        }
+    }
+
+    fn unknown(&mut self, key: &Key<'_>, name: &str, known: &[&str]) {
+        let of_volume = VOLUME_KEYS.contains(&name) || name == "backing";
+        let advice = match nearest(name, known) {
+            _ if of_volume => "it belongs below [volume.NAME]".into(),
+            _ if NOT_IN_FILES.contains(&name) => "it is for the command line alone".into(),
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("known are: {}", known.join(", ")),
+        };
+        self.wrong(key.span(), format!("{name} is not known here; {advice}"));
+    }
+
+    fn wrong(&mut self, span: Range<usize>, text: String) {
+        let before = self.text.get(..span.start).unwrap_or(self.text);
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        self.mistakes.push(Mistake { line, column, text });
+    }
+}
+
+/// As they are written; the table itself is sorted by name.
+fn in_order<'a, 'i>(table: &'a DeTable<'i>) -> Vec<(&'a Key<'i>, &'a Spanned<DeValue<'i>>)> {
+    let mut found: Vec<_> = table.iter().collect();
+    found.sort_by_key(|(key, _)| key.span().start);
+    found
+}
+
+fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    let score = |it: &&str| strsim::jaro_winkler(name, it);
+    let best = known.iter().copied().max_by(|a, b| score(a).total_cmp(&score(b)))?;
+    (score(&best) > 0.75).then_some(best)
+}
+
+/// Why the command line refuses a value, without its own words about options.
+fn reason(error: &clap::Error) -> String {
+    if let Some(source) = error.source() {
+        return source.to_string();
+    }
+    let given = match error.get(ContextKind::InvalidValue) {
+        Some(ContextValue::String(given)) => given.as_str(),
+        _ => "",
+    };
+    match error.get(ContextKind::ValidValue) {
+        Some(ContextValue::Strings(valid)) => {
+            format!("'{given}' is not known; known are: {}", valid.join(", "))
+        }
+        _ => error.to_string().lines().next().unwrap_or_default().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(text: &str) -> Vec<String> {
+        let mistakes = words(text).unwrap_err();
+        mistakes.iter().map(|it| format!("{}:{}: {}", it.line, it.column, it.text)).collect()
+    }
+
+    fn one(text: &str) -> String {
+        let mut told = told(text);
+        assert_eq!(told.len(), 1, "{told:?}");
+        told.remove(0)
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_and_near_ones_named() {
+        let told = told(
+            "cach = '/dev/a'\nsync_after = '5s'\n[volume.data]\nbacking = '/dev/b'\nmod = 'x'\n\
+             [volumes.other]\nbacking = '/dev/c'\n",
+        );
+        let expected = [
+            "1:1: cache is missing: say which device, as cache = \"/dev/…\"",
+            "1:1: cach is not known here; did you mean cache?",
+            "2:1: sync_after is not known here; did you mean sync-after?",
+            "5:1: mod is not known here; did you mean mode?",
+            "6:2: volumes is not known here; did you mean volume?",
+        ];
+        let mut told = told;
+        told.sort();
+        let mut expected = expected.map(str::to_owned);
+        expected.sort();
+        assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn a_mistake_is_pointed_at() {
+        let at = |line: &str| one(&format!("cache = '/dev/a'\n{line}\n"));
+        assert_eq!(
+            at("memory = '12x'"),
+            "2:10: memory: 'x' is no unit; K, M, G, T and P are known"
+        );
+        assert!(
+            at("attach = 'fuze'").starts_with("2:10: attach: 'fuze' is not known; known are: auto")
+        );
+        assert_eq!(
+            at("listen = ['nbd+unix:///run/a', 'tcp://x']"),
+            "2:32: listen: expected nbd+unix:///PATH, nbd://127.0.0.1:PORT or \
+                 vhost-user:///PATH[?volume=NAME]"
+        );
+        assert_eq!(at("io = ['uring']"), "2:6: io has one value: write it without the brackets");
+        assert_eq!(at("io = true"), "2:6: io: expected a text in quotes, found this boolean");
+        assert_eq!(
+            at("mode = 'write-back'"),
+            "2:1: mode is not known here; it belongs below [volume.NAME]"
+        );
+        assert!(at("if-changed = 'a=keep-dirty'").contains("belongs to one run"));
+        assert!(at("x = ").starts_with("2:5: this is not TOML: "), "{}", at("x = "));
+        assert!(at("cache = 'b'").contains("duplicate key"), "{}", at("cache = 'b'"));
+    }
+
+    #[test]
+    fn a_mistake_in_a_volume_is_pointed_at() {
+        let at = |text: &str| one(&format!("cache = '/dev/a'\n[volume.d]\n{text}\n"));
+        assert_eq!(
+            at("backing = '/dev/b'\nmode = 'fast'"),
+            "4:8: mode=fast: write-back, write-through and write-around are known"
+        );
+        assert!(
+            at("backing = '/dev/b'\nlogical_block = 1024").starts_with("4:17: logical_block=1024")
+        );
+        assert!(at("mode = 'write-back'").starts_with("2:9: volume.d: backing is missing"));
+        // A value cannot bring an option with it.
+        assert!(at("backing = '/dev/b,mode=write-around'").starts_with("3:11: backing: a comma"));
+        assert!(one("cache = 'a'\nvolume.d = '/dev/b'\n").contains("write [volume.d]"));
+        let name = one("cache = 'a'\n[volume.'ä b']\nbacking = '/dev/b'\n");
+        assert_eq!(name, "2:9: 'ä b' is no volume name; use 1 to 64 of a-z A-Z 0-9 - _ .");
+    }
+
+    #[test]
+    fn columns_are_characters() {
+        let told = one("cache = 'ä'\n'äö' = 1\n");
+        assert!(told.starts_with("2:1: äö is not known here; known are: cache, volume"), "{told}");
+        let told = one("cache = 'a'\nx = { 'ä' = 1 }\n");
+        assert!(told.starts_with("2:1: x is not known"), "{told}");
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic() {
+        let mut state = 1u64;
+        let text = "cache = '/a'\n[volume.d]\nbacking = 'b'\nmode = 'write-back'\n";
+        for _ in 0..2000 {
+            let mut bytes = text.as_bytes().to_vec();
+            for _ in 0..3 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let at = (state >> 33) as usize % bytes.len();
+                bytes[at] = (state >> 20) as u8;
+            }
+            if let Ok(text) = std::str::from_utf8(&bytes) {
+                let _ = words(text);
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Devices named by what is on them: `UUID=…`, `PARTUUID=…`, or a path.
+//!
+//! `UUID=` is the identity that a file system, a volume group's member or a cache carries. It is
+//! read from the devices themselves, for the links in `/dev/disk/by-uuid` lead to the volume once
+//! a device is behind one.
+//!
+//! # Invariants
+//!
+//! - **N1** A name that two devices answer to is refused: one of them is a copy, and to choose is
+//!   to guess.
+//! - **N2** Devices are only read, and what cannot be read is passed over: it cannot be used either.
+
+use super::machine::{Host, Node};
+use super::signature;
+use std::fmt;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// How somebody names a device or file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// Where it is.
+    Path(PathBuf),
+    /// The identity of what is on it, in lower case.
+    Uuid(String),
+    /// The identity of the partition, in lower case.
+    PartUuid(String),
+}
+
+/// Why a name leads nowhere.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NamedError {
+    /// Of a kind that is not known.
+    #[error("{name}: expected UUID=…, PARTUUID=… or a path; labels are not unique enough")]
+    Kind {
+        /// As given.
+        name: String,
+    },
+    /// N1
+    #[error(
+        "{name}: {first} and {second} both carry it; name the right one by its path in /dev/disk/by-id"
+    )]
+    Ambiguous {
+        /// As given.
+        name: Named,
+        /// One of them.
+        first: PathBuf,
+        /// Another.
+        second: PathBuf,
+    },
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(out, "{}", path.display()),
+            Self::Uuid(uuid) => write!(out, "UUID={uuid}"),
+            Self::PartUuid(uuid) => write!(out, "PARTUUID={uuid}"),
+        }
+    }
+}
+
+impl Named {
+    /// As on a command line or in `fstab`.
+    pub fn parse(name: &Path) -> Result<Named, NamedError> {
+        let text = name.to_str().filter(|text| !text.contains('/')).unwrap_or_default();
+        match text.split_once('=') {
+            Some(("UUID", uuid)) => Ok(Self::Uuid(uuid.to_ascii_lowercase())),
+            Some(("PARTUUID", uuid)) => Ok(Self::PartUuid(uuid.to_ascii_lowercase())),
+            Some(("LABEL" | "PARTLABEL" | "ID", _)) => {
+                Err(NamedError::Kind { name: text.to_owned() })
+            }
+            _ => Ok(Self::Path(name.to_owned())),
+        }
+    }
+
+    /// Where it is now; `None`: nowhere. Devices for which `is_volume` holds are left out: a
+    /// volume shows what its backing device has.
+    pub fn find(
+        &self,
+        host: &Host,
+        is_volume: &dyn Fn(&Node) -> bool,
+    ) -> Result<Option<PathBuf>, NamedError> {
+        let uuid = match self {
+            Self::Path(path) => return Ok(path.exists().then(|| path.clone())),
+            Self::PartUuid(uuid) => {
+                let link = Path::new("/dev/disk/by-partuuid").join(uuid);
+                return Ok(link.exists().then_some(link));
+            }
+            Self::Uuid(uuid) => uuid,
+        };
+        let mut found: Option<PathBuf> = None;
+        for node in host.nodes() {
+            if is_volume(&node) || !carries(&node, uuid) {
+                continue;
+            }
+            let path = node.path();
+            if let Some(first) = found {
+                return Err(NamedError::Ambiguous { name: self.clone(), first, second: path });
+            }
+            found = Some(path);
+        }
+        Ok(found)
+    }
+}
+
+/// Whether this identity is on the device.
+fn carries(node: &Node, uuid: &str) -> bool {
+    let sectors = node.attribute("size").and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    if sectors == 0 {
+        return false;
+    }
+    let Ok(file) = File::open(node.path()) else { return false }; // N2
+    is_on(&file, sectors * 512, uuid)
+}
+
+fn is_on(file: &File, size_bytes: u64, uuid: &str) -> bool {
+    let mut read = |offset: u64, bytes: &mut [u8]| file.read_exact_at(bytes, offset);
+    let found = signature::probe(&mut read, size_bytes).unwrap_or_default();
+    found.iter().any(|it| it.uuid.as_deref().is_some_and(|it| it.eq_ignore_ascii_case(uuid)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_apart() {
+        let of = |text: &str| Named::parse(Path::new(text));
+        assert_eq!(of("UUID=AB-1").unwrap(), Named::Uuid("ab-1".into()));
+        assert_eq!(of("PARTUUID=AB").unwrap(), Named::PartUuid("ab".into()));
+        for path in ["/dev/sda", "a=b", "./UUID=x", "/x/UUID=y", "uuid=z"] {
+            assert_eq!(of(path).unwrap(), Named::Path(path.into()), "{path}");
+        }
+        assert!(of("LABEL=home").unwrap_err().to_string().contains("expected UUID="));
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_found() {
+        let host = Host { proc: "/nonexistent".into(), sys: "/nonexistent".into() };
+        let find =
+            |text: &str| Named::parse(Path::new(text)).unwrap().find(&host, &|_| false).unwrap();
+        assert_eq!(find("/nonexistent/x"), None);
+        assert_eq!(find("UUID=0"), None);
+        assert_eq!(find("PARTUUID=none-such"), None);
+        assert_eq!(find("/dev/null"), Some("/dev/null".into()));
+    }
+
+    #[test]
+    fn an_identity_is_read_from_the_device() {
+        let path = std::env::temp_dir().join(format!("forebay-named-{}", std::process::id()));
+        let mut bytes = vec![0; 1 << 20];
+        bytes[..8].copy_from_slice(b"FOREBAYS");
+        bytes[32..48].copy_from_slice(&[0xab; 16]);
+        std::fs::write(&path, &bytes).unwrap();
+        let file = File::open(&path).unwrap();
+        let uuid = "abababab-abab-abab-abab-abababababab";
+        assert!(is_on(&file, 1 << 20, uuid));
+        assert!(!is_on(&file, 1 << 20, "abababab-abab-abab-abab-ababababab00"));
+        std::fs::remove_file(path).unwrap();
+    }
+}
