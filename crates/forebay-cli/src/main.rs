@@ -44,26 +44,29 @@ impl std::error::Error for NoDaemon {}
 
 fn main() -> ExitCode {
     let mut before = upgrade::Before::left();
-    let given = || std::env::args_os().collect();
-    let read = Args::try_parse().map_err(Into::into);
-    let args = match (read.and_then(|args| config::with_file(args, given())), &before) {
-        (Ok(args), _) => args,
-        (Err(error), Some(before)) => {
-            eprintln!("forebay: {:#}", before.go_on(&error));
-            return ExitCode::FAILURE;
-        }
-        (Err(error), None) => match error.downcast_ref::<clap::Error>() {
-            Some(error) => return usage(error),
-            None => return failure(&error),
-        },
+    let failed = match run(&mut before) {
+        Ok(code) => return code,
+        Err(error) => error,
     };
+    let error = match before {
+        Some(before) => before.go_on(&failed),
+        None => failed,
+    };
+    match error.downcast_ref::<clap::Error>() {
+        Some(error) => usage(error),
+        None => failure(&error),
+    }
+}
+
+fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
+    let args = config::with_file(Args::try_parse()?, std::env::args_os().collect())?;
     log::start(match &args.command {
         Command::Serve(args) => args.log_level,
         _ => args::LogLevel::Info,
     });
-    let done = match &args.command {
+    match &args.command {
         Command::Format(args) => cmd::format::run(args),
-        Command::Serve(args) => cmd::serve::run(args, &mut before),
+        Command::Serve(args) => cmd::serve::run(args, before),
         Command::Status(args) => cmd::status::run(args),
         Command::Stop(args) => cmd::stop::run(args),
         Command::Upgrade(args) => cmd::upgrade::run(args),
@@ -73,14 +76,6 @@ fn main() -> ExitCode {
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Config(args) => cmd::config::run(args),
         Command::Pages(args) => cmd::pages::run(args),
-    };
-    match (done, before) {
-        (Ok(code), _) => code,
-        (Err(error), Some(before)) => {
-            eprintln!("forebay: {:#}", before.go_on(&error));
-            ExitCode::FAILURE
-        }
-        (Err(error), None) => failure(&error),
     }
 }
 
@@ -88,11 +83,8 @@ fn main() -> ExitCode {
 fn failure(error: &anyhow::Error) -> ExitCode {
     let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
     eprintln!("forebay: {}", causes.join(": "));
-    ExitCode::from(match () {
-        () if error.is::<config::Mistakes>() => 2,
-        () if error.is::<NoDaemon>() => 5,
-        () => 1,
-    })
+    let no_daemon = error.downcast_ref::<NoDaemon>().is_some();
+    ExitCode::from(if no_daemon { 5 } else { 1 })
 }
 
 /// A command line that is not understood: one line in the form of every other error, and exit code

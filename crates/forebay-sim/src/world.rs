@@ -380,7 +380,7 @@ impl World {
         for index in 0..self.volumes.len() {
             let Some(status) = engine.status(VolumeIndex(index as u8)) else { continue };
             let seen = (status.writeback, status.drained, status.frozen);
-            let before = std::mem::replace(&mut self.volumes[index].seen, Some(seen));
+            let before = self.volumes[index].seen.replace(seen);
             if before == Some(seen) {
                 continue;
             }

@@ -119,7 +119,7 @@ fn written(volume: usize, lba: u64, step: u64) -> Vec<u8> {
 
 /// What was on the backing devices before: every other block.
 fn found(volume: usize, lba: u64) -> Vec<u8> {
-    if lba % 2 == 0 { written(volume, lba, 255) } else { vec![0; BLOCK_SIZE] }
+    if lba.is_multiple_of(2) { written(volume, lba, 255) } else { vec![0; BLOCK_SIZE] }
 }
 
 /// What each block of a volume must read as; none: an error.
@@ -246,9 +246,9 @@ fn make(dir: &Dir) -> String {
     let mut rig = open(&path, |index| Some(backing(index)));
     do_steps(&mut rig, &THIRD, FIRST.len() + SECOND.len());
     let mut text = String::new();
-    for index in 0..VOLUMES.len() {
+    for (index, volume) in VOLUMES.iter().enumerate() {
         let image = image_of(rig.shard.backing(VolumeIndex(index as u8)).unwrap());
-        text += &format!("= {}\n{}", VOLUMES[index].0, image.to_text());
+        text += &format!("= {}\n{}", volume.0, image.to_text());
     }
     drop(rig);
     append_last(&path);
