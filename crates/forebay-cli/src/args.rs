@@ -58,6 +58,9 @@ pub enum Command {
     /// Write man pages and shell completions into a directory
     #[command(hide = true)]
     Pages(PagesArgs),
+    /// Hold a descriptor for the daemon that comes after a killed one; `serve` starts it
+    #[command(hide = true)]
+    Keep,
 }
 
 /// `forebay check`

@@ -97,6 +97,14 @@ fn missing(_: &mut Server, _: &str) -> anyhow::Error {
     anyhow::anyhow!("this program was built without it")
 }
 
+/// `forebay keep`: holds what the kernel closes with the last descriptor.
+pub fn keep() -> Result<()> {
+    #[cfg(feature = "fuse")]
+    return fuse::keep();
+    #[cfg(not(feature = "fuse"))]
+    bail!("this program was built without the feature `fuse`")
+}
+
 /// What the devices are made by, if by anything. Says so, and what stands against the others.
 pub fn choose(wanted: Attach) -> Result<Option<Kind>> {
     let asked = match wanted {

@@ -63,6 +63,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Config(args) => cmd::config::run(args),
         Command::Pages(args) => cmd::pages::run(args),
+        Command::Keep => attach::keep().map(|()| ExitCode::SUCCESS),
     };
     match done {
         Ok(code) => code,

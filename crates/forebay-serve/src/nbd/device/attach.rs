@@ -246,7 +246,7 @@ impl Worker {
             let result = detach_all(numbers, &teller, &is_given_up);
             teller.tell(Report::Gone(result.map_err(io::Error::other)));
         };
-        if let Err(error) = attach::spawn_apart("detach", &bell, work) {
+        if let Err(error) = attach::spawn_apart("detach", &[bell.as_fd()], work) {
             failed.tell(Report::Gone(Err(error)));
         }
     }
