@@ -56,7 +56,8 @@ serve() {
     done
 }
 
-control() { sed -n 's/^control: //p' "/run/$1.out"; }
+# The last one: an upgraded daemon says it again.
+control() { sed -n 's/^control: //p' "/run/$1.out" | tail -n 1; }
 
 # The loop device of a volume.
 device() { sed -n "s|^\(/dev/loop[0-9]*\) $2\$|\1|p" "/run/$1.out"; }

@@ -12,7 +12,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  done
   1  it could not be done; stderr says why
-  2  the command line is not understood
+  2  the command line or a configuration file is not understood
   3  `check` found damage that loses nothing
   4  `check` found damage in data that is not on its backing device
   5  no daemon answers";
@@ -37,6 +37,12 @@ pub enum Command {
     Status(StatusArgs),
     /// Stop the daemon; everything answered is durable then
     Stop(StopArgs),
+    /// Have the daemon go on as another program, its block devices in use
+    ///
+    /// The daemon closes the cache and becomes the new program with the same arguments, which opens
+    /// it again and takes the devices over; requests wait meanwhile. If the new program cannot serve, the
+    /// one before goes on. NBD clients have to connect again.
+    Upgrade(UpgradeArgs),
     /// Write everything back, so that the backing device is the plain disk, and keep it so
     ///
     /// What is written to a drained volume is answered when it is on the backing device, until the
@@ -214,11 +220,15 @@ pub fn mode_name(mode: Mode) -> &'static str {
     }
 }
 
-/// Where NBD clients come in.
-#[derive(Clone, Debug)]
+/// Where guests come in.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
+    /// NBD on a Unix socket.
     Unix(PathBuf),
+    /// NBD on a TCP port.
     Tcp(std::net::SocketAddr),
+    /// One virtual machine, whose disk is a volume; the only one if none is named.
+    VhostUser { path: PathBuf, volume: Option<String> },
 }
 
 fn parse_listen(text: &str) -> Result<Listen, String> {
@@ -228,8 +238,13 @@ fn parse_listen(text: &str) -> Result<Listen, String> {
         }
         return Ok(Listen::Unix(PathBuf::from(path)));
     }
+    if let Some(rest) = text.strip_prefix("vhost-user://") {
+        return parse_vhost_user(rest);
+    }
     let Some(address) = text.strip_prefix("nbd://") else {
-        return Err("expected nbd+unix:///PATH or nbd://127.0.0.1:PORT".into());
+        return Err("expected nbd+unix:///PATH, nbd://127.0.0.1:PORT or \
+                    vhost-user:///PATH[?volume=NAME]"
+            .into());
     };
     let address: std::net::SocketAddr = address
         .parse()
@@ -241,6 +256,22 @@ fn parse_listen(text: &str) -> Result<Listen, String> {
         ));
     }
     Ok(Listen::Tcp(address))
+}
+
+fn parse_vhost_user(rest: &str) -> Result<Listen, String> {
+    if cfg!(not(feature = "vhost")) {
+        return Err("this program was built without the feature `vhost`".into());
+    }
+    let (path, query) = rest.split_once('?').map_or((rest, None), |(path, it)| (path, Some(it)));
+    if !path.starts_with('/') || path.len() < 2 {
+        return Err("expected vhost-user:///PATH with an absolute path".into());
+    }
+    let volume = match query.map(|query| query.split_once('=')) {
+        None => None,
+        Some(Some(("volume", name))) if !name.is_empty() => Some(name.to_owned()),
+        Some(_) => return Err("expected ?volume=NAME behind the path, or nothing".into()),
+    };
+    Ok(Listen::VhostUser { path: PathBuf::from(path), volume })
 }
 
 /// Where metrics are scraped.
@@ -340,7 +371,12 @@ pub struct ServeArgs {
     /// slow as that disk.
     #[arg(long = "volume", value_name = "NAME=BACKING[,...]", value_parser = parse_volume)]
     pub volumes: Vec<VolumeSpec>,
-    /// Where NBD clients come in: nbd+unix:///PATH or nbd://127.0.0.1:PORT; may be given again
+    /// Where guests come in: nbd+unix:///PATH, nbd://127.0.0.1:PORT or vhost-user:///PATH; may be
+    /// given again
+    ///
+    /// NBD clients choose the volume. A vhost-user socket is the disk of one virtual machine at a
+    /// time (QEMU's vhost-user-blk-pci), of the volume that ?volume=NAME behind the path names; it
+    /// may be left out if there is one volume. `serve` prints what QEMU is to be given.
     #[arg(long, value_name = "URI", value_parser = parse_listen)]
     pub listen: Vec<Listen>,
     /// Which kernel block device is made of each volume
@@ -430,6 +466,20 @@ pub struct StopArgs {
     pub control: Option<PathBuf>,
 }
 
+/// `forebay upgrade`
+#[derive(Debug, clap::Args)]
+pub struct UpgradeArgs {
+    /// The new program
+    #[arg(long, value_name = "PROGRAM")]
+    pub exec: PathBuf,
+    /// How long it may take until the new program serves
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
+    pub timeout: Duration,
+    /// The daemon's control socket; needed if several run, or if it is not in the usual place
+    #[arg(long)]
+    pub control: Option<PathBuf>,
+}
+
 /// `forebay drain`
 #[derive(Debug, clap::Args)]
 pub struct DrainArgs {
@@ -454,4 +504,22 @@ pub struct ForgetArgs {
     /// Give up data that is not on its backing device
     #[arg(long)]
     pub lose_dirty: bool,
+}
+
+#[cfg(all(test, feature = "vhost"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vhost_user_socket_names_its_volume_or_none() {
+        let to = |volume: Option<&str>| Listen::VhostUser {
+            path: "/run/v.sock".into(),
+            volume: volume.map(str::to_owned),
+        };
+        assert_eq!(parse_listen("vhost-user:///run/v.sock"), Ok(to(None)));
+        assert_eq!(parse_listen("vhost-user:///run/v.sock?volume=a.b"), Ok(to(Some("a.b"))));
+        for bad in ["v.sock", "/", "/v?volume=", "/v?name=a", "/v?", "/v?volume"] {
+            assert!(parse_listen(&format!("vhost-user://{bad}")).is_err(), "{bad}");
+        }
+    }
 }

@@ -59,6 +59,20 @@ impl Kind {
         }
     }
 
+    /// Bytes of memory that its devices take, by part.
+    pub fn memory_parts(self) -> Vec<(&'static str, u64)> {
+        match self {
+            #[cfg(feature = "ublk")]
+            Kind::Ublk => forebay_serve::ublk::memory_parts().into(),
+            // Address space, of which little becomes memory; see P9 in docs/promises.md.
+            Kind::Nbd => Vec::new(),
+            #[cfg(feature = "fuse")]
+            Kind::Fuse => forebay_serve::fuse::front_end::memory_parts().into(),
+            #[cfg(not(all(feature = "fuse", feature = "ublk")))]
+            _ => Vec::new(),
+        }
+    }
+
     /// Why it cannot be had here.
     fn obstacle(self) -> Option<String> {
         match self {

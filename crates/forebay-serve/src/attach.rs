@@ -181,6 +181,13 @@ pub trait Attachments {
     /// Begins to detach `devices`, each when its last holder closes it, and what they stand on.
     fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()>;
 
-    /// Ends the wait for those who hold devices; they get errors when the process ends.
+    /// Ends the wait for those who hold devices: what becomes of these when the process ends says
+    /// [`Attachments::outlive`].
     fn give_up(&self);
+
+    /// Whether the devices wait for the next process when this one ends; else those who use them get
+    /// errors.
+    fn outlive(&self) -> bool {
+        false
+    }
 }

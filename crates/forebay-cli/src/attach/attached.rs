@@ -96,6 +96,16 @@ impl Attached {
         self.attachments.give_up();
     }
 
+    /// Whether they wait for the next process when this one ends.
+    pub fn outlive(&self) -> bool {
+        self.attachments.outlive()
+    }
+
+    /// What they are made by.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
     /// `/dev/loop3 (fuse), mounted at /mnt`.
     pub fn text(&self, volume: VolumeIndex) -> Option<String> {
         let device = self.reports.device(volume)?;

@@ -24,6 +24,8 @@ pub struct FuseAttachments {
     mount: Arc<Mutex<Option<FuseMount>>>,
     teller: Teller,
     is_given_up: Arc<AtomicBool>,
+    /// By a keeper, for the next process.
+    is_kept: bool,
 }
 
 impl FuseAttachments {
@@ -33,7 +35,9 @@ impl FuseAttachments {
         let (teller, reports) = Teller::new(mount.bell());
         let wanted: Vec<(FuseVolume, PathBuf)> =
             mount.volumes().iter().map(|volume| (volume.clone(), mount.file(volume))).collect();
+        let is_kept = mount.lease().is_some();
         let attachments = FuseAttachments {
+            is_kept,
             mount: Arc::new(Mutex::new(Some(mount))),
             teller: teller.clone(),
             is_given_up: Arc::default(),
@@ -68,6 +72,10 @@ impl Attachments for FuseAttachments {
 
     fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
+    }
+
+    fn outlive(&self) -> bool {
+        self.is_kept
     }
 }
 

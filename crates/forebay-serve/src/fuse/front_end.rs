@@ -44,6 +44,11 @@ const REQUEST_BLOCKS: usize = 1 + TRANSFER_BYTES_MAX as usize / BLOCK;
 const BELL: u64 = 0;
 const READABLE: u64 = 1;
 
+/// Bytes of memory that the devices take, by part.
+pub fn memory_parts() -> [(&'static str, u64); 1] {
+    [("FUSE requests", POOL_BYTES as u64)]
+}
+
 /// A request that the engine answers.
 struct Pending {
     unique: u64,

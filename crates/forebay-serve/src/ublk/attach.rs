@@ -223,6 +223,10 @@ impl Attachments for UblkAttachments {
     fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
     }
+
+    fn outlive(&self) -> bool {
+        true
+    }
 }
 
 /// Ends each device when nobody holds it. Those that are given up stay, and wait for the next

@@ -14,6 +14,7 @@
 //! | Who may wait for a device that we serve? | [`apart`] |
 //! | What holds a descriptor when the daemon is killed? | [`keeper`] |
 //! | How does the service manager hear of us? | [`notify`] |
+//! | What did the program leave open that executed us? | [`inherited`] |
 //!
 //! # Invariants
 //!
@@ -22,12 +23,13 @@
 //!
 //! # Not here
 //!
-//! Opening, reading and writing devices: `io`. `sys` is the only file with unsafe code.
+//! Opening, reading and writing devices: `io`. Only `sys` and `inherited` have unsafe code.
 
 pub mod apart;
 pub mod guard;
 pub mod holder;
 pub mod identity;
+pub mod inherited;
 pub mod keeper;
 pub mod loop_device;
 pub mod machine;

@@ -140,6 +140,10 @@ impl Attachments for NbdAttachments {
     fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
     }
+
+    fn outlive(&self) -> bool {
+        true
+    }
 }
 
 /// The thread `attach`.
