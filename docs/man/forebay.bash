@@ -34,6 +34,9 @@ _forebay() {
             forebay,inspect)
                 cmd="forebay__subcmd__inspect"
                 ;;
+            forebay,keep)
+                cmd="forebay__subcmd__keep"
+                ;;
             forebay,pages)
                 cmd="forebay__subcmd__pages"
                 ;;
@@ -62,7 +65,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --help --version format serve status stop upgrade drain forget check inspect config pages"
+            opts="-h -V --help --version format serve status stop upgrade drain forget check inspect config pages keep"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -208,6 +211,20 @@ _forebay() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__keep)
+            opts="-h --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
                 *)
                     COMPREPLY=()
                     ;;

@@ -37,6 +37,7 @@ complete -c forebay -n "__fish_forebay_needs_command" -f -a "check" -d 'Verify e
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "inspect" -d 'Show what is in a cache that nobody serves, without changing it'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "config" -d 'Check configuration files, or show what they mean'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "pages" -d 'Write man pages and shell completions into a directory'
+complete -c forebay -n "__fish_forebay_needs_command" -f -a "keep" -d 'Hold a descriptor for the daemon that comes after a killed one; `serve` starts it'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l size -d 'Bytes of the device to use (512M, 1G, 1T), all if it is not given; needed for a new file' -r
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l segment-size -d 'Bytes of a segment: a power of two, 256K to 4M' -r
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l force -d 'Erase what is recognised there: a file system, a partition table, another cache'
@@ -49,7 +50,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand serve" -l listen -d 'Whe
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l attach -d 'Which kernel block device is made of each volume' -r -f -a "auto\t'The best that this machine and user allow'
 ublk\t'/dev/ublkbN, by the kernel\'s ublk driver; survives a kill of the daemon; needs root'
 nbd\t'/dev/nbdN, by the kernel\'s NBD client; survives a kill of the daemon; needs root'
-fuse\t'/dev/loopN, by FUSE and a loop device; needs root'
+fuse\t'/dev/loopN, by FUSE and a loop device; survives a kill of the daemon (Linux 6.9); needs root'
 none\t'No block device: NBD only'"
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l control -d 'The control socket, if not the usual one in the runtime directory' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l metrics -d 'Serve metrics for Prometheus over HTTP, at /metrics: unix:PATH or 127.0.0.1:PORT' -r
@@ -95,3 +96,4 @@ complete -c forebay -n "__fish_forebay_using_subcommand config; and not __fish_s
 complete -c forebay -n "__fish_forebay_using_subcommand config; and __fish_seen_subcommand_from check" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand config; and __fish_seen_subcommand_from show" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand pages" -s h -l help -d 'Print help'
+complete -c forebay -n "__fish_forebay_using_subcommand keep" -s h -l help -d 'Print help'

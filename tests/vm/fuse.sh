@@ -31,8 +31,9 @@ whole_way() { # LOGICAL CACHE-LOGICAL
     check "$size: status names the mounted partition" bash -c "$FOREBAY status --control $(control "f$size") | grep -F 'mounted at /mnt'"
 
     kill_daemon
-    timeout 60 umount /mnt || timeout 60 umount -l /mnt
     go || { fail "$size: serve after kill -9"; return; }
+    check "$size: the mounted partition goes on after kill -9" intact /mnt/new "/run/new$size"
+    check "$size: unmount after kill -9" timeout 60 umount /mnt
     loop=$(device "f$size" "v$size")
     check "$size: partitions after kill -9" wait_for 10 test -b "${loop}p1" || return
     check "$size: mount after kill -9" mount "${loop}p1" /mnt || return

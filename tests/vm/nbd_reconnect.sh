@@ -1,5 +1,5 @@
 # The daemon is killed under a mounted file system on the kernel's NBD client, and the device is connected again: I/O in
-# flight waits and completes, and nothing is wrong. (By a netlink client of the test's own; forebay does not attach NBD yet.)
+# flight waits and completes, and nothing is wrong. (By a netlink client of the test's own, with two connections and a time limit; nbd_attach.sh is forebay's own.)
 . ./lib.sh
 modprobe nbd
 modprobe xfs

@@ -64,6 +64,9 @@ pub enum Command {
     /// Write man pages and shell completions into a directory
     #[command(hide = true)]
     Pages(PagesArgs),
+    /// Hold a descriptor for the daemon that comes after a killed one; `serve` starts it
+    #[command(hide = true)]
+    Keep,
 }
 
 /// `forebay check`
@@ -307,7 +310,7 @@ pub enum Attach {
     Ublk,
     /// /dev/nbdN, by the kernel's NBD client; survives a kill of the daemon; needs root
     Nbd,
-    /// /dev/loopN, by FUSE and a loop device; needs root
+    /// /dev/loopN, by FUSE and a loop device; survives a kill of the daemon (Linux 6.9); needs root
     Fuse,
     /// No block device: NBD only
     None,

@@ -64,6 +64,11 @@ impl Kind {
         match self {
             #[cfg(feature = "ublk")]
             Kind::Ublk => forebay_serve::ublk::memory_parts().into(),
+            // Address space, of which little becomes memory; see P9 in docs/promises.md.
+            Kind::Nbd => Vec::new(),
+            #[cfg(feature = "fuse")]
+            Kind::Fuse => forebay_serve::fuse::front_end::memory_parts().into(),
+            #[cfg(not(all(feature = "fuse", feature = "ublk")))]
             _ => Vec::new(),
         }
     }
@@ -104,6 +109,14 @@ impl Kind {
 #[cfg(not(all(feature = "fuse", feature = "ublk")))]
 fn missing(_: &mut Server, _: &str) -> anyhow::Error {
     anyhow::anyhow!("this program was built without it")
+}
+
+/// `forebay keep`: holds what the kernel closes with the last descriptor.
+pub fn keep() -> Result<()> {
+    #[cfg(feature = "fuse")]
+    return fuse::keep();
+    #[cfg(not(feature = "fuse"))]
+    bail!("this program was built without the feature `fuse`")
 }
 
 /// What the devices are made by, if by anything. Says so, and what stands against the others.

@@ -76,6 +76,7 @@ fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Config(args) => cmd::config::run(args),
         Command::Pages(args) => cmd::pages::run(args),
+        Command::Keep => attach::keep().map(|()| ExitCode::SUCCESS),
     }
 }
 

@@ -113,7 +113,7 @@ mod tests {
     fn the_fixed_sum_is_within_what_was_asked_for() {
         for segment_bytes in [256 << 10, 512 << 10, 4 << 20] {
             let superblock = cache(1024 * GIB, segment_bytes);
-            let kinds = [None, Some(Kind::Ublk)];
+            let kinds = [None, Some(Kind::Ublk), Some(Kind::Nbd), Some(Kind::Fuse)];
             let each = [192 << 20, 256 << 20, 1 << 30].into_iter();
             for (memory, devices) in each.flat_map(|memory| kinds.map(|kind| (memory, kind))) {
                 let counts = Counts { devices, ..Counts::volumes(1) };

@@ -62,7 +62,8 @@ fn try_run(words: &[&str]) -> Output {
 fn run(words: &[&str]) -> String {
     let output = try_run(words);
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{words:?}: {}: {error}", output.status);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{words:?}: {}: {error}{text}", output.status);
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -165,6 +166,19 @@ impl Bench {
         Path::new("/run/forebay").join(format!("{}.fuse", self.uuid))
     }
 
+    fn keeper_socket(&self) -> PathBuf {
+        Path::new("/run/forebay").join(format!("{}.keeper", self.uuid))
+    }
+
+    /// The process that keeps the mount's connection, a child of the daemon that made it.
+    fn keeper(&self) -> Option<u32> {
+        let daemon = self.daemon.as_ref().expect("it runs").id();
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let mut numbers =
+            processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        numbers.find(|process| stat_field(*process, 1) == Some(daemon))
+    }
+
     fn control(&self) -> String {
         format!("/run/forebay/{}.sock", self.uuid)
     }
@@ -220,6 +234,10 @@ impl Drop for Bench {
             let _ = daemon.kill();
             let _ = daemon.wait();
         }
+        // What waits for a daemon would wait for ever.
+        if let Ok((_, lease)) = forebay::host::keeper::take(&self.keeper_socket()) {
+            lease.end();
+        }
         for device in self.loops() {
             try_run(&["losetup", "-d", &device]);
         }
@@ -228,6 +246,7 @@ impl Drop for Bench {
             try_run(&["umount", "-l", directory.to_str().unwrap()]);
             let _ = fs::remove_dir(directory);
             let _ = fs::remove_file(self.control());
+            let _ = fs::remove_file(self.keeper_socket());
             let _ = fs::remove_file(format!("/run/forebay/{}.buffers", self.uuid));
         }
         let _ = fs::remove_dir_all(&self.root);
@@ -242,7 +261,52 @@ fn compare(bench: &Bench) {
     run(&["diff", "-r", &source(), &format!("{}/crates", bench.mount_point())]);
 }
 
-/// mkfs, a source tree, kill -9, restart, fsck, compare; drained, the backing device alone.
+/// A load on a mounted file system that verifies what it wrote, again and again until told to end.
+struct Verify {
+    child: Child,
+    errors: String,
+    enough: String,
+}
+
+impl Verify {
+    fn begin(bench: &Bench) -> Verify {
+        let (file, enough) = (format!("{}/fio", bench.mount_point()), bench.path("enough"));
+        let errors = bench.path("fio.err");
+        let script = format!(
+            "until [ -e {enough} ]; do timeout -s KILL 120 fio --name=v --filename={file} --direct=1 --ioengine=libaio \
+             --iodepth=16 --rw=randwrite --bs=4k --size=8m --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_state_save=0 \
+             --output={errors}.out >/dev/null 2>>{errors} || exit; done"
+        );
+        let mut command = Command::new("bash");
+        command.args(["-c", &script]).stdin(Stdio::null());
+        Verify { child: command.spawn().unwrap(), errors, enough }
+    }
+
+    fn still_works(&mut self) {
+        let ended = self.child.try_wait().unwrap();
+        assert!(ended.is_none(), "{ended:?}: {}", self.said());
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(&self.errors).unwrap_or_default()
+    }
+
+    fn end(mut self) {
+        File::create(&self.enough).unwrap();
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{status}: {}", self.said());
+        assert_eq!(self.said(), "");
+        fs::remove_file(&self.enough).unwrap();
+    }
+}
+
+/// How often the daemon is killed under each file system.
+fn kill_count() -> u32 {
+    std::env::var("FOREBAY_KILLS").map_or(5, |text| text.parse().expect("a number"))
+}
+
+/// mkfs, a load, kill -9 again and again with nothing unmounted, fsck, compare; drained, the
+/// backing device alone.
 fn file_system_survives(kind: &str, make: &[&str], check: &[&str]) {
     if !has_file_system(kind) {
         println!("SKIP the kernel has no {kind}");
@@ -250,28 +314,38 @@ fn file_system_survives(kind: &str, make: &[&str], check: &[&str]) {
     }
     let mut bench = Bench::new(kind, 400 << 20);
     bench.serve();
+    if bench.read("err").contains("will not outlive this process") {
+        println!("SKIP the kernel's FUSE does not resend requests");
+        return;
+    }
     let device = bench.device.clone();
     run(&[make, &[&device]].concat());
     bench.mount(&device, "defaults");
     run(&["cp", "-r", &source(), &bench.mount_point()]);
-    run(&["sync", "-f", &bench.mount_point()]);
     let status = run(&[FOREBAY, "status", "--control", &bench.control()]);
     assert!(status.contains(&format!("{device} (fuse), mounted at {}", bench.mount_point())));
-    bench.kill();
-    // Served again while the dead file system is still mounted: it is named.
-    bench.serve();
-    let told = bench.read("err");
-    assert!(told.contains(&format!("umount {}", bench.mount_point())), "{told}");
-    bench.unmount();
-    let device = bench.device.clone();
-    // Once for the journal.
-    bench.mount(&device, "defaults");
+    let mut verify = Verify::begin(&bench);
+    for _ in 0..kill_count() {
+        std::thread::sleep(Duration::from_millis(300));
+        verify.still_works();
+        bench.kill();
+        bench.serve();
+        assert_eq!(bench.device, device);
+        let told = bench.read("err");
+        assert!(told.contains("goes on with the devices of the daemon before"), "{told}");
+    }
+    verify.end();
+    let fio = fs::read_to_string(bench.path("fio.err.out")).unwrap();
+    assert!(fio.contains("err= 0"), "{fio}");
+    compare(&bench);
+    run(&["sync", "-f", &bench.mount_point()]);
     bench.unmount();
     run(&[check, &[&device]].concat());
     bench.mount(&device, "ro");
     compare(&bench);
     bench.unmount();
     bench.drain_and_stop();
+    wait_until("the keeper has ended", || !bench.keeper_socket().exists());
     let device = bench.backing_alone();
     run(&[check, &[&device]].concat());
     bench.mount(&device, "ro");
@@ -280,21 +354,117 @@ fn file_system_survives(kind: &str, make: &[&str], check: &[&str]) {
     bench.detach_own();
 }
 
+/// Without its keeper a device is lost with the daemon; what was on it is not.
 #[test]
-fn ext4_survives_a_kill_and_is_whole_on_the_backing_device() {
-    requires!("mkfs.ext4", "e2fsck", "losetup");
+fn a_kill_of_daemon_and_keeper_is_survived_by_a_new_mount() {
+    requires!("mkfs.ext4", "e2fsck");
+    let mut bench = Bench::new("unkept", 200 << 20);
+    bench.serve();
+    run(&["mkfs.ext4", "-q", &bench.device]);
+    bench.mount(&bench.device, "defaults");
+    run(&["cp", "-r", &source(), &bench.mount_point()]);
+    run(&["sync", "-f", &bench.mount_point()]);
+    match bench.keeper() {
+        Some(keeper) => drop(run(&["kill", "-9", &keeper.to_string()])),
+        None => assert!(bench.read("err").contains("will not outlive this process")),
+    }
+    bench.kill();
+    // Served again while the dead file system is still mounted: it is named.
+    bench.serve();
+    let told = bench.read("err");
+    assert!(told.contains(&format!("umount {}", bench.mount_point())), "{told}");
+    bench.unmount();
+    // Once for the journal.
+    bench.mount(&bench.device, "defaults");
+    bench.unmount();
+    run(&["e2fsck", "-f", "-n", &bench.device]);
+    bench.mount(&bench.device, "ro");
+    compare(&bench);
+    bench.unmount();
+    bench.stop();
+}
+
+/// The keeper outlives the daemon and has nothing of it but what it keeps.
+#[test]
+fn the_keeper_has_three_descriptors_and_a_session_of_its_own() {
+    requires!("mkfs.ext4");
+    let mut bench = Bench::new("keeper", 64 << 20);
+    bench.serve();
+    let Some(keeper) = bench.keeper() else {
+        println!("SKIP the kernel's FUSE does not resend requests");
+        return;
+    };
+    let links = || {
+        let mut links: Vec<String> = fs::read_dir(format!("/proc/{keeper}/fd"))
+            .unwrap()
+            .filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())
+            .map(|path| path.to_str().unwrap().split(':').next().unwrap().to_owned())
+            .collect();
+        links.sort();
+        links
+    };
+    // Each of the two twice, and the lease.
+    wait_until("it has the lease", || links().len() == 6);
+    assert_eq!(links(), ["/dev/fuse", "/dev/fuse", "/dev/null", "socket", "socket", "socket"]);
+    let session = |process: u32| stat_field(process, 3);
+    assert_eq!(session(keeper), Some(keeper));
+    assert_eq!(fs::read_link(format!("/proc/{keeper}/cwd")).unwrap(), Path::new("/"));
+    bench.kill();
+    bench.serve();
+    assert_eq!(session(keeper), Some(keeper), "it is the same one");
+    bench.stop();
+    wait_until("it has ended", || !bench.keeper_socket().exists());
+}
+
+/// A stop that does not wait leaves the device to the next daemon.
+#[test]
+fn a_device_that_is_held_over_a_stop_is_there_again_after_it() {
+    requires!("mkfs.ext4", "e2fsck");
+    let mut bench = Bench::new("held", 200 << 20);
+    bench.serve();
+    if bench.keeper().is_none() {
+        println!("SKIP the kernel's FUSE does not resend requests");
+        return;
+    }
+    let device = bench.device.clone();
+    run(&["mkfs.ext4", "-q", &device]);
+    bench.mount(&device, "defaults");
+    let verify = Verify::begin(&bench);
+    bench.signal("-TERM");
+    wait_until("the holder is named", || {
+        bench.read("err").contains(&format!("mounted at {}", bench.mount_point()))
+    });
+    bench.signal("-TERM");
+    bench.wait_for_end();
+    bench.serve();
+    assert_eq!(bench.device, device);
+    verify.end();
+    bench.unmount();
+    run(&["e2fsck", "-f", "-n", &device]);
+    bench.stop();
+}
+
+/// Of `/proc/PID/stat`, the number so many behind the state.
+fn stat_field(process: u32, at: usize) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(at)?.parse().ok()
+}
+
+#[test]
+fn ext4_stays_mounted_over_kills_and_is_whole_on_the_backing_device() {
+    requires!("mkfs.ext4", "e2fsck", "losetup", "fio");
     file_system_survives("ext4", &["mkfs.ext4", "-q"], &["e2fsck", "-f", "-n"]);
 }
 
 #[test]
-fn xfs_survives_a_kill_and_is_whole_on_the_backing_device() {
-    requires!("mkfs.xfs", "xfs_repair", "losetup");
+fn xfs_stays_mounted_over_kills_and_is_whole_on_the_backing_device() {
+    requires!("mkfs.xfs", "xfs_repair", "losetup", "fio");
     file_system_survives("xfs", &["mkfs.xfs", "-q"], &["xfs_repair", "-n"]);
 }
 
 #[test]
-fn btrfs_survives_a_kill_and_is_whole_on_the_backing_device() {
-    requires!("mkfs.btrfs", "btrfs", "losetup");
+fn btrfs_stays_mounted_over_kills_and_is_whole_on_the_backing_device() {
+    requires!("mkfs.btrfs", "btrfs", "losetup", "fio");
     file_system_survives("btrfs", &["mkfs.btrfs", "-q"], &["btrfs", "check", "--readonly"]);
 }
 
@@ -440,8 +610,14 @@ fn stop_waits_for_those_it_names_and_serves_them() {
     wait_until("the holder is named", || bench.read("err").contains(&holder));
     bench.signal("-TERM");
     bench.wait_for_end();
-    assert!(!bench.fuse_directory().exists());
-    drop(device);
-    bench.serve();
+    if bench.keeper_socket().exists() {
+        // It waits for the next daemon.
+        bench.serve();
+        drop(device);
+    } else {
+        assert!(!bench.fuse_directory().exists());
+        drop(device);
+        bench.serve();
+    }
     bench.stop();
 }

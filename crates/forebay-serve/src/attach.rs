@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use std::error::Error;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -132,13 +132,13 @@ pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
     std::thread::Builder::new().name(name.into()).spawn(work).map(drop)
 }
 
-/// Starts a thread that has none of our files open but the bell it tells by (K3).
+/// Starts a thread that has none of our files open but what it tells by (K3).
 pub(crate) fn spawn_apart(
     name: &str,
-    bell: &Bell,
+    kept: &[BorrowedFd<'_>],
     work: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
-    apart::spawn(name, &[bell.as_fd()], work).map(drop)
+    apart::spawn(name, kept, work).map(drop)
 }
 
 /// What was told, and the devices that there are by it.

@@ -4,13 +4,18 @@
 use super::attached::{chain, holders_text};
 use super::{Begun, Wanted};
 use anyhow::{Context, Result};
+use forebay::host::keeper;
 use forebay::host::loop_device::{Holder, LoopError};
 use forebay::host::machine::Host;
 use forebay::host::runtime_dir::RuntimeDir;
 use forebay_serve::fuse::attach::FuseAttachments;
-use forebay_serve::fuse::mount::{FuseMount, FuseVolume, clear_stale};
+use forebay_serve::fuse::mount::{FuseMount, FuseVolume, clear_stale, is_unmounted};
 use forebay_serve::server::Server;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 
 /// Why it cannot be had.
 pub fn obstacle() -> Option<String> {
@@ -23,19 +28,62 @@ pub fn obstacle() -> Option<String> {
     None
 }
 
-/// Clears away what a killed daemon left, mounts, and begins to attach.
+/// Goes on with what a killed daemon left; or clears it away, mounts, and begins to attach.
 pub fn begin(server: &mut Server, uuid: &str, wanted: Vec<Wanted>) -> Result<Begun> {
-    let directory = RuntimeDir::open()?.path().join(format!("{uuid}.fuse"));
+    let runtime = RuntimeDir::open()?;
+    let directory = runtime.path().join(format!("{uuid}.fuse"));
+    let keeper = runtime.path().join(format!("{uuid}.keeper"));
     let shown = directory.display();
-    let held =
-        clear_stale(&directory).with_context(|| format!("{shown}: cannot be cleared away"))?;
-    let problems: Vec<String> = held.iter().map(stale_text).collect();
-    let volumes = wanted.into_iter().map(file).collect();
-    let (mount, front_end) = FuseMount::new(&directory, volumes)
-        .with_context(|| format!("{shown}: cannot be mounted on"))?;
+    let volumes: Vec<FuseVolume> = wanted.into_iter().map(file).collect();
+    let found = FuseMount::take_over(&directory, volumes.clone(), &keeper)
+        .with_context(|| format!("{shown}: cannot be taken over"))?;
+    let mut problems = Vec::new();
+    let (mount, front_end) = match found {
+        Some(taken) => {
+            tracing::info!("goes on with the devices of the daemon before");
+            taken
+        }
+        None => {
+            let held = clear_stale(&directory)
+                .with_context(|| format!("{shown}: cannot be cleared away"))?;
+            problems.extend(held.iter().map(stale_text));
+            let (mount, front_end, unkept) =
+                FuseMount::new(&directory, volumes, &keeper, keeper_program())
+                    .with_context(|| format!("{shown}: cannot be mounted on"))?;
+            if let Some(why) = unkept {
+                tracing::warn!("the block devices will not outlive this process: {why}");
+            }
+            (mount, front_end)
+        }
+    };
     server.add(Box::new(front_end));
     let (attachments, reports) = FuseAttachments::begin(mount).context("cannot start a thread")?;
     Ok(Begun { attachments: Box::new(attachments), reports, problems })
+}
+
+/// This program, as a keeper.
+fn keeper_program() -> Command {
+    let mut program = Command::new("/proc/self/exe");
+    program.arg0("forebay").arg("keep");
+    program
+}
+
+/// `forebay keep`: the keeper, until there is nothing more to hold.
+pub fn keep() -> Result<()> {
+    // What the daemon was given by those who started it is not for the keeper, either.
+    forebay::host::apart::leave_files().context("files cannot be closed")?;
+    // Whoever ends the daemon's session or its group does not mean the keeper.
+    let _ = rustix::process::setsid();
+    let stdio = (
+        std::io::stdin().as_fd().try_clone_to_owned()?,
+        std::io::stdout().as_fd().try_clone_to_owned()?,
+    );
+    let (kept, listener) = (stdio.0, UnixListener::from(stdio.1));
+    let path = listener.local_addr().ok().and_then(|it| it.as_pathname().map(Path::to_owned));
+    let path = path.context("the standard output is no listening socket")?;
+    keeper::keep(&kept, &listener, keeper::KEEP, is_unmounted)?;
+    std::fs::remove_file(path)?;
+    Ok(())
 }
 
 fn file(wanted: Wanted) -> FuseVolume {
@@ -45,6 +93,7 @@ fn file(wanted: Wanted) -> FuseVolume {
     let name = if is_dots { format!("volume-{}", wanted.index.0) } else { wanted.name };
     FuseVolume {
         index: wanted.index,
+        uuid: wanted.uuid,
         name,
         size_bytes: wanted.size_bytes,
         logical_block: wanted.logical_block,

@@ -2,11 +2,13 @@
 //! Loop devices over the mounted files, made and ended by a thread of their own (K1).
 
 use super::mount::{FuseMount, FuseVolume};
-use crate::attach::{Attachments, Report, Reports, Teller, spawn};
+use crate::attach::{Attachments, Report, Reports, Teller, spawn_apart};
 use forebay::host::loop_device::{self, Holder, LoopDevice, LoopError, LoopOptions};
 use forebay::host::machine::Host;
+use std::error::Error;
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +24,8 @@ pub struct FuseAttachments {
     mount: Arc<Mutex<Option<FuseMount>>>,
     teller: Teller,
     is_given_up: Arc<AtomicBool>,
+    /// By a keeper, for the next process.
+    is_kept: bool,
 }
 
 impl FuseAttachments {
@@ -31,13 +35,16 @@ impl FuseAttachments {
         let (teller, reports) = Teller::new(mount.bell());
         let wanted: Vec<(FuseVolume, PathBuf)> =
             mount.volumes().iter().map(|volume| (volume.clone(), mount.file(volume))).collect();
+        let is_kept = mount.lease().is_some();
         let attachments = FuseAttachments {
+            is_kept,
             mount: Arc::new(Mutex::new(Some(mount))),
             teller: teller.clone(),
             is_given_up: Arc::default(),
         };
         let is_given_up = Arc::clone(&attachments.is_given_up);
-        spawn("attach", move || {
+        let bell = teller.bell();
+        spawn_apart("attach", &[bell.as_fd()], move || {
             for (volume, file) in wanted {
                 if !is_given_up.load(Ordering::Relaxed) {
                     teller.tell(attach(&volume, &file));
@@ -54,7 +61,11 @@ impl Attachments for FuseAttachments {
     fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()> {
         let (mount, teller) = (Arc::clone(&self.mount), self.teller.clone());
         let is_given_up = Arc::clone(&self.is_given_up);
-        spawn("detach", move || {
+        let bell = teller.bell();
+        let held = self.mount.lock().unwrap_or_else(PoisonError::into_inner);
+        let lease = held.as_ref().and_then(FuseMount::lease);
+        let kept: Vec<_> = lease.into_iter().chain([bell.as_fd()]).collect();
+        spawn_apart("detach", &kept, move || {
             release(devices, &mount, &teller, &is_given_up);
         })
     }
@@ -62,9 +73,23 @@ impl Attachments for FuseAttachments {
     fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
     }
+
+    fn outlive(&self) -> bool {
+        self.is_kept
+    }
 }
 
+/// Attaches a device, or finds the one that a daemon before has attached.
 fn attach(volume: &FuseVolume, file: &Path) -> Report {
+    if let Some(device) = attached_before(volume, file) {
+        return match device {
+            Ok(device) => {
+                limit(&device, volume);
+                Report::Attached { volume: volume.index, device, warning: None }
+            }
+            Err(error) => Report::Failed { volume: volume.index, error },
+        };
+    }
     let options = LoopOptions {
         direct_io: true,
         partition_scan: true,
@@ -81,6 +106,31 @@ fn attach(volume: &FuseVolume, file: &Path) -> Report {
         }
         Err(error) => Report::Failed { volume: volume.index, error: Box::new(error) },
     }
+}
+
+/// The device over a file that is a volume's. Its number says so: the name may have been another
+/// volume's before.
+fn attached_before(
+    volume: &FuseVolume,
+    file: &Path,
+) -> Option<Result<PathBuf, Box<dyn Error + Send + Sync>>> {
+    let loops = Host::default().loops();
+    let found = loops.into_iter().find(|found| found.backing_file == file)?;
+    let device = Path::new("/dev").join(&found.node.name);
+    let sectors = found.node.attribute("size").and_then(|text| text.parse::<u64>().ok());
+    Some(match loop_device::backing_inode(&device) {
+        Err(error) => Err(error.into()),
+        Ok(inode) if inode == volume.node() && sectors == Some(volume.size_bytes / 512) => {
+            loop_device::stay_attached(&device).map(|()| device).map_err(Into::into)
+        }
+        Ok(_) => {
+            let device = device.display();
+            Err(format!(
+                "{device} is over what this volume was before; close it, then stop and serve again"
+            )
+            .into())
+        }
+    })
 }
 
 /// Best effort: a request is one FUSE request, and discards are offered only if they are kept.

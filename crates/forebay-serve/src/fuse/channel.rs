@@ -2,7 +2,8 @@
 //! The connection to the kernel: `/dev/fuse`, mounted. Requests are read from it and replies
 //! written to it, one system call each; neither waits.
 //!
-//! When it is dropped, the kernel fails everything that is not answered and everything to come.
+//! When the last descriptor of it is closed, the kernel fails everything that is not answered and
+//! everything to come. Before, it waits, and what was read and not answered can be asked for again.
 
 use super::wire::{self, Call, HEAD_BYTES_MAX, Malformed};
 use crate::lend::{lend, lend_to_fill};
@@ -34,8 +35,9 @@ pub(super) enum Received {
 pub(super) struct Channel(OwnedFd);
 
 impl Channel {
-    /// Mounts a directory and agrees with the kernel on the protocol.
-    pub(super) fn mount(directory: &Path) -> io::Result<Channel> {
+    /// Mounts a directory and agrees with the kernel on the protocol. Says as well whether it can be
+    /// [resumed](Channel::resume).
+    pub(super) fn mount(directory: &Path) -> io::Result<(Channel, bool)> {
         let fd = open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let options = format!(
             "fd={},rootmode=40000,user_id={},group_id={},max_read={TRANSFER_BYTES_MAX}",
@@ -49,15 +51,27 @@ impl Channel {
         mount("forebay", directory, "fuse", flags, options.as_c_str())?;
         let channel = Channel(fd);
         // The kernel asks this at once, and nothing else before it is answered.
-        channel.agree().inspect_err(|_| {
+        let resends = channel.agree().inspect_err(|_| {
             // Nobody has seen it yet; what is wrong is said by the error.
             let _ = rustix::mount::unmount(directory, rustix::mount::UnmountFlags::DETACH);
         })?;
         fcntl_setfl(&channel.0, OFlags::NONBLOCK)?;
-        Ok(channel)
+        Ok((channel, resends))
     }
 
-    fn agree(&self) -> io::Result<()> {
+    /// Goes on where a process now gone stopped: what it had read and not answered comes again.
+    pub(super) fn resume(descriptor: OwnedFd) -> io::Result<Channel> {
+        fcntl_setfl(&descriptor, OFlags::NONBLOCK)?;
+        rustix::io::write(&descriptor, &wire::resend())?;
+        Ok(Channel(descriptor))
+    }
+
+    /// The same, for another process.
+    pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.0.try_clone()
+    }
+
+    fn agree(&self) -> io::Result<bool> {
         let unexpected = || io::Error::new(io::ErrorKind::InvalidData, "not FUSE's first request");
         let mut bytes = [0; 8192]; // the kernel's least
         let length = read(&self.0, &mut bytes)?;
@@ -74,7 +88,7 @@ impl Channel {
                 ));
             }
         }
-        Ok(())
+        Ok(offer.resends())
     }
 
     /// What is readable when a request waits.

@@ -16,7 +16,6 @@ const SECTOR_BYTES: u64 = 512;
 const KEEP_SIZE: u32 = 0x01;
 const PUNCH_HOLE: u32 = 0x02;
 const ZERO_RANGE: u32 = 0x10;
-const FIRST_FILE: u64 = ROOT + 1;
 const DIRECTORY_MODE: u32 = 0o40_700;
 const FILE_MODE: u32 = 0o100_600;
 
@@ -25,6 +24,8 @@ const FILE_MODE: u32 = 0o100_600;
 pub struct FuseVolume {
     /// Its index.
     pub index: VolumeIndex,
+    /// What it is known by for ever.
+    pub uuid: [u8; 16],
     /// The name of its file.
     pub name: String,
     /// Its size.
@@ -34,6 +35,16 @@ pub struct FuseVolume {
     /// Whether what is discarded reads as zeros. The loop driver asks for a hole for discards and
     /// for zeroing alike, so if this is false, holes are zeroed and discards are not offered.
     pub discards_to_zero: bool,
+}
+
+impl FuseVolume {
+    /// The file's number, for the kernel and whoever looks. It is the volume's own: another process
+    /// may go on with the same mount, and must mean the same by it.
+    pub(super) fn node(&self) -> u64 {
+        let (high, low) = self.uuid.split_at(8);
+        let number = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all << 8 | u64::from(*byte));
+        (number(high) ^ number(low)).max(ROOT + 1)
+    }
 }
 
 /// What is to be done about a request.
@@ -110,7 +121,7 @@ impl Files {
     }
 
     fn volume(&self, node: u64) -> Option<&FuseVolume> {
-        self.volumes.get(usize::try_from(node.checked_sub(FIRST_FILE)?).ok()?)
+        self.volumes.iter().find(|volume| volume.node() == node)
     }
 
     fn attributes(&self, node: u64) -> Option<Attributes> {
@@ -130,9 +141,8 @@ impl Files {
     }
 
     fn lookup(&self, parent: u64, name: &[u8]) -> Verdict {
-        let at = self.volumes.iter().position(|volume| volume.name.as_bytes() == name);
-        let attributes =
-            at.filter(|_| parent == ROOT).and_then(|at| self.attributes(FIRST_FILE + at as u64));
+        let found = self.volumes.iter().find(|volume| volume.name.as_bytes() == name);
+        let attributes = found.filter(|_| parent == ROOT).and_then(|it| self.attributes(it.node()));
         match attributes {
             Some(attributes) => Verdict::Reply(attributes.entry_reply()),
             None => Verdict::Refuse(Errno::NOENT),
@@ -143,8 +153,7 @@ impl Files {
         if node != ROOT {
             return Verdict::Refuse(Errno::NOTDIR);
         }
-        let files = self.volumes.iter().enumerate();
-        let files = files.map(|(at, volume)| (FIRST_FILE + at as u64, volume.name.as_str()));
+        let files = self.volumes.iter().map(|volume| (volume.node(), volume.name.as_str()));
         let lines = [(ROOT, "."), (ROOT, "..")].into_iter().chain(files);
         let skipped = usize::try_from(offset).unwrap_or(usize::MAX);
         let mut body = Vec::new();
@@ -219,11 +228,26 @@ mod tests {
     fn volume(discards_to_zero: bool) -> FuseVolume {
         let size_bytes = 10 * BLOCK_BYTES + 512;
         let index = VolumeIndex(0);
-        FuseVolume { index, name: "v".into(), size_bytes, logical_block: 512, discards_to_zero }
+        let (name, uuid, logical_block) = ("v".into(), [0; 16], 512);
+        FuseVolume { index, uuid, name, size_bytes, logical_block, discards_to_zero }
     }
 
     fn judged(node: u64, call: Call<'_>) -> Verdict {
         Files::new(vec![volume(true)]).judge(&Request { unique: 1, node, call })
+    }
+
+    /// That of a volume whose uuid is all zeros.
+    const FIRST_FILE: u64 = ROOT + 1;
+
+    #[test]
+    fn a_file_has_a_number_of_its_volume_that_is_not_the_directorys() {
+        let with = |at: usize, byte| {
+            let mut volume = volume(true);
+            volume.uuid[at] = byte;
+            volume.node()
+        };
+        assert_eq!((with(0, 0), with(15, 1), with(7, 1)), (2, 2, 2));
+        assert_eq!((with(0, 1), with(14, 3)), (1 << 56, 3 << 8));
     }
 
     #[test]

@@ -14,7 +14,9 @@
 //!   taken until one is answered; the next request, or the answer, wakes it.
 //! - **C2** Slots and memory taken come back with the answer, once.
 //! - **C3** Each request is answered once, but for those that want no answer. Those that are never
-//!   taken are failed by the kernel when the connection is dropped.
+//!   taken are failed by the kernel when the connection is dropped, or come to the next process.
+//! - **C4** What requests are read to is in memory from the start. The kernel does not wait for a page of
+//!   a process that is being killed: it would fail the request in the middle of being read.
 
 use super::channel::{Channel, Received, TRANSFER_BYTES_MAX};
 use super::files::{Ask, Back, Files, Verdict};
@@ -32,7 +34,7 @@ use std::sync::Arc;
 /// Requests that are not answered.
 const PLACE_COUNT: usize = 512;
 /// Bytes for their payload.
-const POOL_BYTES: usize = 64 << 20;
+const POOL_BYTES: usize = 32 << 20;
 /// Most requests taken in one turn: the answers to them go out before the next are read.
 const RECEIVE_COUNT_MAX: usize = 8;
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -41,6 +43,11 @@ const REQUEST_BLOCKS: usize = 1 + TRANSFER_BYTES_MAX as usize / BLOCK;
 /// Reactor operations.
 const BELL: u64 = 0;
 const READABLE: u64 = 1;
+
+/// Bytes of memory that the devices take, by part.
+pub fn memory_parts() -> [(&'static str, u64); 1] {
+    [("FUSE requests", POOL_BYTES as u64)]
+}
 
 /// A request that the engine answers.
 struct Pending {
@@ -66,10 +73,17 @@ pub struct FuseFrontEnd {
     /// The reactor was asked to say when there is a request.
     is_listening: bool,
     is_closing: bool,
+    /// What is not answered in the end, the next process is asked.
+    is_kept: bool,
 }
 
 impl FuseFrontEnd {
-    pub(super) fn new(channel: Channel, files: Files, bell: Arc<Bell>) -> io::Result<FuseFrontEnd> {
+    pub(super) fn new(
+        channel: Channel,
+        files: Files,
+        bell: Arc<Bell>,
+        is_kept: bool,
+    ) -> io::Result<FuseFrontEnd> {
         let mut under_way = Vec::new();
         under_way.resize_with(PLACE_COUNT, || None);
         Ok(FuseFrontEnd {
@@ -77,13 +91,14 @@ impl FuseFrontEnd {
             bell,
             channel: Some(channel),
             files,
-            pool: Pool::new(POOL_BYTES)?,
+            pool: Pool::present(POOL_BYTES)?, // C4
             room: None,
             held: None,
             under_way,
             free: (0..PLACE_COUNT).rev().collect(),
             is_listening: false,
             is_closing: false,
+            is_kept,
         })
     }
 
@@ -251,7 +266,9 @@ impl FrontEnd for FuseFrontEnd {
         }
         self.is_closing = true;
         if let Some(pending) = self.held.take() {
-            if let Some(channel) = &self.channel {
+            if let Some(channel) = &self.channel
+                && !self.is_kept
+            {
                 channel.refuse(pending.unique, errno(RequestError::Closing));
             }
             self.release(&pending);

@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The FUSE mount of a cache: at a fixed place, so that the next daemon finds what a killed one
-//! left.
+//! left: all of it, if a keeper has the connection to the kernel ([`keeper`]).
 
 pub use super::files::FuseVolume;
 
 use super::channel::Channel;
 use super::files::Files;
 use super::front_end::FuseFrontEnd;
+use forebay::host::keeper::{self, Lease};
 use forebay::host::loop_device::{self, LoopError};
 use forebay::host::machine::Host;
 use forebay::io::Bell;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 /// A mounted directory.
@@ -22,21 +26,69 @@ pub struct FuseMount {
     directory: PathBuf,
     volumes: Vec<FuseVolume>,
     bell: Arc<Bell>,
+    /// Of the process that keeps the connection to the kernel, if there is one.
+    lease: Option<Lease>,
 }
+
+/// Why there is no keeper.
+pub type Unkept = io::Error;
 
 impl FuseMount {
     /// Mounts the volumes as files in `directory`, which is made. Requests wait until the front
-    /// end is part of a running server.
+    /// end is part of a running server. If the kernel can give a request to two processes, one
+    /// after the other, a keeper is started, which is `program` with its socket at `keeper`.
     pub fn new(
         directory: &Path,
         volumes: Vec<FuseVolume>,
-    ) -> io::Result<(FuseMount, FuseFrontEnd)> {
+        keeper: &Path,
+        program: Command,
+    ) -> io::Result<(FuseMount, FuseFrontEnd, Option<Unkept>)> {
         fs::DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
+        let (channel, resends) = Channel::mount(directory)?;
+        let kept = match resends {
+            true => channel.descriptor().and_then(|it| keeper::start(program, keeper, it)),
+            false => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "the kernel's FUSE is older than Linux 6.9",
+            )),
+        };
+        let (lease, unkept) = match kept {
+            Ok(lease) => (Some(lease), None),
+            Err(error) => (None, Some(error)),
+        };
+        let (mount, front_end) = FuseMount::with(directory, volumes, channel, lease)?;
+        Ok((mount, front_end, unkept))
+    }
+
+    /// Goes on with what a killed daemon had mounted at `directory`, if its keeper is there.
+    pub fn take_over(
+        directory: &Path,
+        volumes: Vec<FuseVolume>,
+        keeper: &Path,
+    ) -> io::Result<Option<(FuseMount, FuseFrontEnd)>> {
+        let Ok((descriptor, lease)) = keeper::take(keeper) else { return Ok(None) };
+        let mounts = Host::default().mounts()?;
+        let is_there = mounts.iter().any(|it| it.mount_point == directory && it.kind == "fuse");
+        if !is_there || is_unmounted(&descriptor) {
+            lease.end();
+            return Ok(None);
+        }
+        let channel = Channel::resume(descriptor)?;
+        FuseMount::with(directory, volumes, channel, Some(lease)).map(Some)
+    }
+
+    fn with(
+        directory: &Path,
+        volumes: Vec<FuseVolume>,
+        channel: Channel,
+        lease: Option<Lease>,
+    ) -> io::Result<(FuseMount, FuseFrontEnd)> {
         let bell = Arc::new(Bell::new()?);
-        let channel = Channel::mount(directory)?;
-        let mount = FuseMount { directory: directory.into(), volumes, bell: Arc::clone(&bell) };
+        let is_kept = lease.is_some();
+        let ears = Arc::clone(&bell);
+        let mount = FuseMount { directory: directory.into(), volumes, bell, lease };
         let files = Files::new(mount.volumes.clone());
-        match FuseFrontEnd::new(channel, files, bell) {
+        match FuseFrontEnd::new(channel, files, ears, is_kept) {
             Ok(front_end) => Ok((mount, front_end)),
             Err(error) => {
                 let _ = mount.abandon(); // the error is what matters
@@ -64,19 +116,40 @@ impl FuseMount {
         file.starts_with(&self.directory)
     }
 
+    /// What a thread that ends it must keep open.
+    pub(super) fn lease(&self) -> Option<BorrowedFd<'_>> {
+        self.lease.as_ref().map(AsFd::as_fd)
+    }
+
     /// Unmounts it and removes the directory. The server must be running.
     pub(super) fn end(self) -> io::Result<()> {
         if unmount(&self.directory, UnmountFlags::empty()).is_err() {
             // Somebody looks into it: it goes when they do.
             unmount(&self.directory, UnmountFlags::DETACH)?;
         }
+        if let Some(lease) = &self.lease {
+            lease.end();
+        }
         fs::remove_dir(&self.directory)
     }
 
-    /// Takes it away from under those who use it; they get errors when the process ends.
+    /// Ends the wait for those who use it. With a keeper it stays, for the next daemon; else it is
+    /// taken away from under them, and they get errors when the process ends.
     pub(super) fn abandon(self) -> io::Result<()> {
+        if self.lease.is_some() {
+            return Ok(());
+        }
         unmount(&self.directory, UnmountFlags::DETACH)?;
         fs::remove_dir(&self.directory)
+    }
+}
+
+/// Whether a connection to the kernel is one no longer.
+pub fn is_unmounted(descriptor: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(descriptor, PollFlags::empty())];
+    match poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        Ok(_) => polled[0].revents().contains(PollFlags::ERR),
+        Err(_) => true,
     }
 }
 

@@ -53,6 +53,12 @@ const BIG_WRITES: u32 = 1 << 5;
 /// Without it the loop device waits for each request; an old kernel does.
 const ASYNC_DIO: u32 = 1 << 15;
 const MAX_PAGES: u32 = 1 << 22;
+/// The offer has a second word of flags.
+const INIT_EXT: u32 = 1 << 30;
+/// Of the second word: the kernel hands out again what was not answered, when it is told to.
+const HAS_RESEND: u32 = 1 << 7;
+/// A notice to the kernel, and its code.
+const RESEND: i32 = 7;
 
 const SETATTR_SIZE: u32 = 1 << 3;
 const O_DSYNC: u32 = 0o10000;
@@ -122,6 +128,23 @@ pub(super) struct Init {
     minor: u32,
     max_readahead: u32,
     flags: u32,
+    more_flags: u32,
+}
+
+impl Init {
+    /// Whether the kernel knows [`resend`].
+    pub(super) fn resends(self) -> bool {
+        self.more_flags & HAS_RESEND != 0
+    }
+}
+
+/// Asks the kernel for everything again that was read and not answered. Such a request has the
+/// highest bit of its name set, and so must its reply.
+pub(super) fn resend() -> [u8; REPLY_HEAD_BYTES] {
+    let mut notice = [0; REPLY_HEAD_BYTES]; // of no request: its name is 0
+    notice[0..4].copy_from_slice(&(REPLY_HEAD_BYTES as u32).to_ne_bytes());
+    notice[4..8].copy_from_slice(&RESEND.to_ne_bytes());
+    notice
 }
 
 /// Not a request; with a name, it can be refused.
@@ -155,6 +178,10 @@ fn call(opcode: u32, body: &[u8], length: usize) -> Option<Call<'_>> {
             minor: u32_of(4)?,
             max_readahead: u32_of(8)?,
             flags: u32_of(12)?,
+            more_flags: match u32_of(12)? & INIT_EXT {
+                0 => 0,
+                _ => u32_of(16)?,
+            },
         }),
         LOOKUP => {
             // A name that is too long for the head has no end in it, and is nobody's.
@@ -348,7 +375,8 @@ mod tests {
         write.extend([9; 4096]);
         let allocate = words(&[0, 4096, 8192, pair(3, 0)]);
         let size = words(&[pair(SETATTR_SIZE, 0), 0, 512, 0, 0, 0, 0, 0, 0, 0, 0]);
-        let init = [pair(7, 45), pair(1 << 17, u32::MAX)];
+        let init = [pair(7, 45), pair(1 << 17, u32::MAX), pair(HAS_RESEND, 0)];
+        let old = [pair(7, 23), pair(1 << 17, ASYNC_DIO)];
         vec![
             (request(LOOKUP, 1, b"data\0"), Call::Lookup { name: b"data" }),
             (request(GETATTR, 2, &[0; 16]), Call::Attributes),
@@ -375,7 +403,23 @@ mod tests {
             (request(36, 2, &[0; 8]), Call::Unknown),
             (
                 request(INIT, 0, &words(&init)),
-                Call::Init(Init { major: 7, minor: 45, max_readahead: 1 << 17, flags: u32::MAX }),
+                Call::Init(Init {
+                    major: 7,
+                    minor: 45,
+                    max_readahead: 1 << 17,
+                    flags: u32::MAX,
+                    more_flags: HAS_RESEND,
+                }),
+            ),
+            (
+                request(INIT, 0, &words(&old)),
+                Call::Init(Init {
+                    major: 7,
+                    minor: 23,
+                    max_readahead: 1 << 17,
+                    flags: ASYNC_DIO,
+                    more_flags: 0,
+                }),
             ),
         ]
     }
@@ -437,7 +481,10 @@ mod tests {
 
     #[test]
     fn kernel_gets_no_flag_that_it_did_not_offer() {
-        let offer = Init { major: 7, minor: 45, max_readahead: 4096, flags: ASYNC_DIO | 1 << 31 };
+        let flags = ASYNC_DIO | 1 << 31;
+        let offer = Init { major: 7, minor: 45, max_readahead: 4096, flags, more_flags: 0 };
+        assert!(!offer.resends());
+        assert!(Init { more_flags: HAS_RESEND | 1, ..offer }.resends());
         let body = init_reply(offer, 1 << 20, 256).unwrap();
         assert_eq!(body.len(), 64);
         assert_eq!(u32_at(&body, 4), Some(31));
@@ -468,5 +515,7 @@ mod tests {
         assert_eq!(u32_at(&head, 0), Some(24));
         assert_eq!(u32_at(&head, 4), Some(-2i32 as u32));
         assert_eq!(u64_at(&head, 8), Some(5));
+        assert_eq!((u32_at(&resend(), 0), u32_at(&resend(), 4)), (Some(16), Some(7)));
+        assert_eq!(u64_at(&resend(), 8), Some(0));
     }
 }

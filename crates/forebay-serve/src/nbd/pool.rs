@@ -23,7 +23,18 @@ pub(crate) struct Pool {
 
 impl Pool {
     pub(crate) fn new(bytes: usize) -> io::Result<Pool> {
-        Ok(Pool { arena: Arena::reserved(bytes)?, taken: vec![false; bytes / BLOCK], next: 0 })
+        Ok(Pool::of(Arena::reserved(bytes)?))
+    }
+
+    /// A pool whose memory is there from the start.
+    #[cfg(feature = "fuse")]
+    pub(crate) fn present(bytes: usize) -> io::Result<Pool> {
+        Ok(Pool::of(Arena::anonymous(bytes)?))
+    }
+
+    fn of(arena: Arena) -> Pool {
+        let taken = vec![false; arena.len() / BLOCK];
+        Pool { arena, taken, next: 0 }
     }
 
     /// Takes a run of blocks; `None`: there is none that long now.

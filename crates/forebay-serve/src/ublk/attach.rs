@@ -18,13 +18,15 @@ use super::control::{Control, UblkError, block_path, open_serving};
 use super::front_end::{Device, UblkFrontEnd};
 use super::queue::Queue;
 use super::wire::{DeviceInfo, Parameters, State};
-use crate::attach::{Attachments, Claim, Report, Reports, Teller, claim, spawn, spawn_apart};
+use crate::attach::{Attachments, Claim, Report, Reports, Teller};
+use crate::attach::{claim, spawn, spawn_apart};
 use forebay::host::loop_device::Holder;
 use forebay::io::Bell;
 use forebay_core::limits::REQUEST_BYTES_MAX;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -212,7 +214,7 @@ impl Attachments for UblkAttachments {
         let served = self.served.iter().filter(is_one).cloned().collect();
         let (teller, is_given_up) = (self.teller.clone(), Arc::clone(&self.is_given_up));
         let bell = teller.bell();
-        spawn_apart("detach", &bell, move || {
+        spawn_apart("detach", &[bell.as_fd()], move || {
             let result = detach_all(served, &teller, &is_given_up);
             teller.tell(Report::Gone(result.map_err(io::Error::other)));
         })

@@ -275,9 +275,11 @@ impl<'a> View<'a> {
             return Err(GuardError::Held { path, device, holder, holder_name });
         }
         let is_behind = |found: &&LoopBinding| {
-            self.host
-                .node_at_path(&found.backing_file)
-                .is_some_and(|other| other.number == node.number)
+            !self.is_served(&found.backing_file)
+                && self
+                    .host
+                    .node_at_path(&found.backing_file)
+                    .is_some_and(|other| other.number == node.number)
         };
         match self.loops.iter().find(is_behind) {
             Some(binding) => Err(self.behind(path, device, binding)),
@@ -289,10 +291,24 @@ impl<'a> View<'a> {
         if let Some(swap) = self.swaps.iter().find(|swap| same_file(target, swap)) {
             return Err(GuardError::Swap { path: path.to_owned(), device: swap.clone() });
         }
-        match self.loops.iter().find(|found| same_file(target, &found.backing_file)) {
+        let is_it = |found: &&LoopBinding| match self.is_served(&found.backing_file) {
+            true => found.backing_file == path,
+            false => same_file(target, &found.backing_file),
+        };
+        match self.loops.iter().find(is_it) {
             Some(binding) => Err(self.behind(path.to_owned(), path.to_owned(), binding)),
             None => Ok(()),
         }
+    }
+
+    /// Whether a file is a volume that a daemon of ours shows by FUSE. Nobody may look at it, not even
+    /// with `stat`: if that daemon was killed, this one would wait for itself.
+    fn is_served(&self, file: &Path) -> bool {
+        self.mounts.iter().any(|mount| {
+            mount.kind == "fuse"
+                && mount.mount_source == "forebay"
+                && file.starts_with(&mount.mount_point)
+        })
     }
 
     fn behind(&self, path: PathBuf, device: PathBuf, binding: &LoopBinding) -> GuardError {

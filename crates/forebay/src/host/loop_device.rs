@@ -190,6 +190,32 @@ pub fn detach(device: &Path) -> Result<(), LoopError> {
     detach_finish(device.into(), result)
 }
 
+/// Takes back what [`detach`] began on a device that was held: it stays when that ends.
+pub fn stay_attached(device: &Path) -> Result<(), LoopError> {
+    let file = open(device, true, false)?;
+    let stay = || {
+        let mut status = sys::loop_status(file.as_fd())?;
+        if status.flags & sys::LO_FLAGS_AUTOCLEAR == 0 {
+            return Ok(());
+        }
+        status.flags &= !sys::LO_FLAGS_AUTOCLEAR;
+        sys::loop_set_status(file.as_fd(), &status)
+    };
+    stay().map_err(|source| LoopError::Open { path: device.into(), is_control: false, source })
+}
+
+/// The number of the file (`stat` calls it inode) that a loop device is over.
+pub fn backing_inode(device: &Path) -> Result<u64, LoopError> {
+    let file = open(device, false, false)?;
+    let status = sys::loop_status(file.as_fd());
+    let status = status.map_err(|source| LoopError::Open {
+        path: device.into(),
+        is_control: false,
+        source,
+    })?;
+    Ok(status.inode)
+}
+
 /// The active loop devices whose file is the one at `path`.
 pub fn attached_to(host: &Host, path: &Path) -> Vec<LoopBinding> {
     let target = Target::of(path).ok();

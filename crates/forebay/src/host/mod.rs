@@ -12,6 +12,7 @@
 //! | How does a file become a block device, and who holds that? | [`loop_device`] |
 //! | How do we not deadlock against the pages we clean? | [`protect`] |
 //! | Who may wait for a device that we serve? | [`apart`] |
+//! | What holds a descriptor when the daemon is killed? | [`keeper`] |
 //! | How does the service manager hear of us? | [`notify`] |
 //! | What did the program leave open that executed us? | [`inherited`] |
 //!
@@ -29,6 +30,7 @@ pub mod guard;
 pub mod holder;
 pub mod identity;
 pub mod inherited;
+pub mod keeper;
 pub mod loop_device;
 pub mod machine;
 pub mod named;

@@ -140,6 +140,10 @@ impl Attachments for NbdAttachments {
     fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
     }
+
+    fn outlive(&self) -> bool {
+        true
+    }
 }
 
 /// The thread `attach`.
@@ -246,7 +250,7 @@ impl Worker {
             let result = detach_all(numbers, &teller, &is_given_up);
             teller.tell(Report::Gone(result.map_err(io::Error::other)));
         };
-        if let Err(error) = attach::spawn_apart("detach", &bell, work) {
+        if let Err(error) = attach::spawn_apart("detach", &[bell.as_fd()], work) {
             failed.tell(Report::Gone(Err(error)));
         }
     }

@@ -44,9 +44,3 @@ const REQUEST_KIB_MAX: u32 = 1024;
 /// Bytes for what is read; the longest read is 32 MiB and a block.
 const POOL_BYTES: usize = 34 << 20;
 const _: () = assert!(POOL_BYTES >= super::wire::TRANSFER_BYTES_MAX as usize + 4096);
-
-/// Bytes of memory that the devices of so many volumes take, by part.
-pub fn memory_parts(volumes: usize) -> [(&'static str, u64); 2] {
-    let connections = volumes as u64 * super::connection::Connection::memory_bytes();
-    [("kernel NBD connections", connections), ("kernel NBD reads", POOL_BYTES as u64)]
-}
