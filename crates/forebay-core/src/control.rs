@@ -10,7 +10,7 @@ use crate::map::extent::ExtentMap;
 use crate::payload::Payload;
 use crate::policy::writeback::{Cursor, Stage};
 use crate::stats::Stats;
-use crate::units::{BLOCK_BYTES, Sequence, Tick, VolumeIndex};
+use crate::units::{BLOCK_BYTES, Lba, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -41,6 +41,12 @@ pub struct VolumeStatus {
     pub writeback: Stage,
     /// The backing device failed when it was written last.
     pub backing_failing: bool,
+    /// Blocks that the backing device refuses: kept in the log, tried again (`policy::parked`).
+    pub parked_blocks: u64,
+    /// The first of them.
+    pub parked_first: Option<Lba>,
+    /// It refuses more than may be parked: writes answer errors until it takes them.
+    pub parked_full: bool,
     /// A flush of the backing device failed that should have covered writes around the log: flushes
     /// answer errors until the volume is opened again.
     pub flush_failed: bool,
@@ -81,7 +87,14 @@ impl Engine {
             frozen: false,
             head: Head::NONE,
         };
-        let volume = Volume::new(index, recorded, found, &self.config, self.now);
+        let volume = Volume::new(
+            index,
+            recorded,
+            found,
+            &self.config,
+            self.geometry.segment_blocks,
+            self.now,
+        );
         self.volumes[usize::from(index.0)] = Some(Box::new(volume));
         self.volume_end = self.volume_end.max(usize::from(index.0) + 1);
     }
@@ -237,6 +250,9 @@ impl Engine {
             backing_as_of: log.backing_as_of,
             writeback: state.writeback.stage,
             backing_failing: state.writeback.failing,
+            parked_blocks: state.parked.len() as u64,
+            parked_first: state.parked.first(),
+            parked_full: state.parked.full,
             flush_failed: state.around_lost,
             segments: log.segment_count,
             undurable: log.placed > log.durable.through,

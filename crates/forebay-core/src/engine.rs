@@ -239,8 +239,9 @@ impl Engine {
         };
         for (index, found) in recovered.volumes.into_iter().enumerate() {
             if let (Some(found), Some(Some(recorded))) = (found, superblock.volumes.get(index)) {
-                let volume =
-                    Volume::new(VolumeIndex(index as u8), recorded, found, &engine.config, now);
+                let index_of = VolumeIndex(index as u8);
+                let blocks = engine.geometry.segment_blocks;
+                let volume = Volume::new(index_of, recorded, found, &engine.config, blocks, now);
                 engine.volumes[index] = Some(Box::new(volume));
                 engine.volume_end = index + 1;
             }

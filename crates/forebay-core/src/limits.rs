@@ -29,8 +29,9 @@ pub const SEGMENT_COUNT_MAX: u32 = 1 << 25;
 pub const SEGMENT_COUNT_MIN: u32 = 16;
 /// Smallest cache device.
 pub const CACHE_BYTES_MIN: u64 = 64 << 20;
-/// Segments of each log that guest data never takes: they are for watermarks and the like.
-pub const SEGMENTS_RESERVED: u32 = 2;
+/// Segments of each log that guest data never takes: one for what is parked, two for watermarks and the
+/// like.
+pub const SEGMENTS_RESERVED: u32 = 3;
 /// Sequences and epochs on a device lie below this: whoever adds to one need not look
 /// for an overflow. At a million a second it is reached in 146,000 years.
 pub const SEQUENCE_MAX: u64 = 1 << 62;

@@ -44,6 +44,8 @@ pub enum Mutant {
     CheckpointNotDurable,
     CheckpointSweepSkipped,
     CheckpointKeepsExtents,
+    ParkedForgotten,
+    ParkedStale,
 }
 
 /// Which fault is on.

@@ -40,6 +40,8 @@ pub struct Stats {
     pub repaired_blocks: u64,
     /// Dirty blocks whose checksum was wrong: lost.
     pub lost_blocks: u64,
+    /// Blocks appended again because the backing device refused them, each time counted.
+    pub parked_blocks: u64,
     /// Failures of the backing device.
     pub backing_faults: u64,
     /// Reads and writes whose answer waited for the backing device.

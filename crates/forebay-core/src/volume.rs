@@ -11,6 +11,7 @@ use crate::log::recovery::RecoveredVolume;
 use crate::log::times::Times;
 use crate::map::extent::{ExtentMap, Position, lost_room};
 use crate::memory::{queue_bytes, vec_bytes};
+use crate::policy::parked::Parked;
 use crate::policy::writeback::Writeback;
 use crate::stats::Stats;
 use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Sequence, Tick, VolumeIndex};
@@ -89,6 +90,7 @@ pub struct Volume {
     pub(crate) around_flushing: bool,
     pub(crate) around_waiters: VecDeque<u32>,
     pub(crate) writeback: Writeback,
+    pub(crate) parked: Parked,
     /// Tickets of the second chances under way.
     pub(crate) chances: Vec<(Lba, bool)>,
     /// Ordinal of the segment whose second chances were given last.
@@ -102,6 +104,7 @@ impl Volume {
         recorded: &superblock::Volume,
         found: RecoveredVolume,
         config: &Config,
+        segment_blocks: u16,
         now: Tick,
     ) -> Volume {
         let mut found = found;
@@ -135,6 +138,7 @@ impl Volume {
             around_flushing: false,
             around_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             writeback: Writeback::new(found.cursor, now),
+            parked: Parked::new(segment_blocks),
             chances: Vec::with_capacity(CHANCE_COUNT_MAX),
             chanced: crate::units::Ordinal(0),
             stats: Stats { repaired_blocks: 0, lost_blocks: found.lost_blocks, ..Stats::default() },
@@ -158,6 +162,7 @@ impl Volume {
             + (RECORDS_IN_FLIGHT_MAX * size_of::<InFlight>()) as u64
             + (CHANCE_COUNT_MAX * size_of::<(Lba, bool)>()) as u64
             + Times::memory_bytes()
+            + Parked::memory_bytes()
             + (size_of::<Volume>() + BLOCK_SIZE) as u64
     }
 
@@ -173,6 +178,7 @@ impl Volume {
             + vec_bytes(&self.chances)
             + queue_bytes(&self.log.in_flight)
             + self.log.times.held_bytes()
+            + self.parked.held_bytes()
             + (size_of::<Volume>() + self.log.header.len()) as u64
     }
 

@@ -72,6 +72,8 @@ pub struct Device {
     unreadable: NumberMap<()>,
     /// A block that cannot be read for a while, and was not flushed.
     shy: Option<u64>,
+    /// Blocks whose every write is refused.
+    bad: NumberMap<()>,
     /// What it came past.
     pub marks: Marks,
     /// It fails whatever it is asked to do.
@@ -93,6 +95,7 @@ impl Device {
             discard,
             unreadable: NumberMap::default(),
             shy: None,
+            bad: NumberMap::default(),
             marks: Marks::default(),
             failed: false,
             slow: 1,
@@ -128,6 +131,23 @@ impl Device {
     /// From now on a block cannot be read, until it is written.
     pub fn make_unreadable(&mut self, block: u64) {
         self.unreadable.insert(block, ());
+    }
+
+    /// From now on writes of a block are refused.
+    pub fn go_bad(&mut self, block: u64) {
+        self.bad.insert(block, ());
+    }
+
+    /// Every block takes writes again; says whether there was one that did not.
+    pub fn heal(&mut self) -> bool {
+        let any = !self.bad.is_empty();
+        self.bad.clear();
+        any
+    }
+
+    /// Whether any of these blocks refuses to be written.
+    pub fn refuses(&self, start: u64, end: u64) -> bool {
+        self.bad.keys().any(|block| (start..end).contains(block))
     }
 
     /// Blocks that were written and not flushed, from `first` on.

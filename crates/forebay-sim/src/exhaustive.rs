@@ -293,6 +293,7 @@ pub fn setup(scope: Scope) -> Setup {
         operator: 0,
         late_volume: false,
         dies: None,
+        bad: None,
         slow_cache: 1,
         late: 0,
         turn: 0,

@@ -227,7 +227,14 @@ impl World {
         let durable = self.setup.config.acknowledge == Acknowledge::Durable;
         let latched = state.flush_failed && (fua || durable);
         let failing = state.device.failed || state.failed_at >= asked.made || latched;
-        if error != RequestError::Io || !failing && !damaged && !refused {
+        let change = !matches!(asked.request.op, Op::Read | Op::Flush);
+        let engine = self.engine.as_ref().expect("there is a process");
+        let status = engine.status(asked.request.volume);
+        let full = change && status.is_some_and(|status| status.parked_full);
+        if full {
+            self.marks.hit("refused while too much is parked");
+        }
+        if error != RequestError::Io || !failing && !damaged && !refused && !full {
             let lost: Vec<_> =
                 cells.iter().filter(|c| state.model.is_lost(c.0, u64::MAX)).collect();
             return Err(Failure(format!(

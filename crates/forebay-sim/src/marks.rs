@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 /// What a run of many seeds must have come past.
-pub const EXPECTED: [&str; 78] = [
+pub const EXPECTED: [&str; 83] = [
     "block of the log written by a guest",
     "block torn between sectors",
     "checkpoint named",
@@ -83,6 +83,11 @@ pub const EXPECTED: [&str; 78] = [
     "write-back waiting",
     "watermark checked",
     "zero block",
+    "block refused",
+    "block parked",
+    "parked block overwritten",
+    "parked block written",
+    "refused while too much is parked",
 ];
 
 /// Counters by name.

@@ -319,8 +319,9 @@ impl Payload for Memory {
 
     fn placed(&mut self, entry: &Placed) {
         if !self.dead {
-            let content = (entry.kind == Kind::Data).then(|| self.get(entry.at));
-            if let (Kind::Data, Place::Buffer { buffer, .. }) = (entry.kind, entry.at) {
+            let dirty = matches!(entry.kind, Kind::Data | Kind::Parked);
+            let content = dirty.then(|| self.get(entry.at));
+            if let (true, Place::Buffer { buffer, .. }) = (dirty, entry.at) {
                 let segment = self.buffers[usize::from(buffer.0)].segment;
                 let segment = segment.expect("what is placed lies in a segment");
                 self.lives.placed(segment, entry.volume, entry.sequence);

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 38] = [
+pub const ALL: [Mutant; 40] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -46,6 +46,8 @@ pub const ALL: [Mutant; 38] = [
     Mutant::CheckpointNotDurable,
     Mutant::CheckpointSweepSkipped,
     Mutant::CheckpointKeepsExtents,
+    Mutant::ParkedForgotten,
+    Mutant::ParkedStale,
 ];
 
 /// Runs seeds with a fault on until one fails; says which, and how long that took.

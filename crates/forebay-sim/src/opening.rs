@@ -32,6 +32,11 @@ impl CacheReader for Reader<'_> {
         }
         Ok(())
     }
+
+    /// One after the other, but in parts.
+    fn workers(&self) -> usize {
+        3
+    }
 }
 
 /// A crash within an opening.

@@ -213,7 +213,8 @@ impl World {
                 whole = true;
                 "record written astray"
             }
-            _ if newest => return,
+            // Nor is there anybody to tell what a cut left in the same place (`docs/faults.md`).
+            _ if newest || self.is_void_there(record) => return,
             _ => {
                 whole = true;
                 "write lost"
@@ -247,6 +248,15 @@ impl World {
         }
         self.bad_headers.retain(|(of, ..)| *of != volume);
         self.bad_headers.push((volume, attached, ordinal));
+    }
+
+    /// Whether a lost write would leave a record that a cut made void, with this one's ordinal.
+    fn is_void_there(&self, record: &Record) -> bool {
+        let mut bytes: [u8; BLOCK_SIZE] = *self.cache.before(record.at).bytes();
+        let identity = self.superblock.identity();
+        record::decode(&mut bytes, record.at * BLOCK_BYTES, &identity).is_ok_and(|header| {
+            (header.volume, header.ordinal) == (record.header.volume, record.header.ordinal)
+        })
     }
 
     /// The records that are on the device for sure, of all segments.

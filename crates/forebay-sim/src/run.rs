@@ -117,6 +117,7 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
         if world.setup.dies.is_some_and(|(_, at)| at == done) {
             die(world);
         }
+        go_bad(world, done);
         if world.random.one_in(world.setup.operator) && !world.cache_failed {
             world.operate()?;
         }
@@ -183,6 +184,21 @@ fn die(world: &mut World) {
     if world.volumes[index].attached {
         world.marks.hit("backing device failed for good");
         world.volumes[index].device.failed = true;
+    }
+}
+
+/// Some blocks of a backing device refuse to be written, for a while.
+fn go_bad(world: &mut World, done: u64) {
+    let Some(bad) = world.setup.bad else { return };
+    let volume = &mut world.volumes[bad.volume];
+    if done == bad.from {
+        let mut random = Random::new(bad.seed);
+        for _ in 0..bad.blocks {
+            let cell = random.below(volume.cells() as u64) as usize;
+            volume.device.go_bad(volume.lba(cell));
+        }
+    } else if done >= bad.to && volume.device.heal() {
+        volume.revived_at = world.now;
     }
 }
 

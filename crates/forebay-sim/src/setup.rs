@@ -36,6 +36,34 @@ pub struct VolumeSetup {
     pub slow: u64,
 }
 
+/// Blocks of a backing device that refuse to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Bad {
+    /// Whose.
+    pub volume: usize,
+    /// How many, at most.
+    pub blocks: u64,
+    /// Operations before they go bad.
+    pub from: u64,
+    /// Operations before they are well again.
+    pub to: u64,
+    /// Which.
+    pub seed: u64,
+}
+
+impl Bad {
+    /// One volume in four runs has some. By a chance of its own: the others' are what they were.
+    fn new(volumes: u64, operations: u64, key: u64) -> Option<Bad> {
+        let mut random = Random::new(key ^ 0xBAD);
+        let volume = random.below(volumes) as usize;
+        let blocks = *random.pick(&[1, 1, 2, 5, 40]);
+        let from = random.below(operations);
+        let to = from + random.below(operations);
+        let seed = random.next();
+        random.one_in(4).then_some(Bad { volume, blocks, from, to, seed })
+    }
+}
+
 /// All that is chosen before the start.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -82,6 +110,8 @@ pub struct Setup {
     pub late_volume: bool,
     /// A volume whose backing device fails for good, after so many operations.
     pub dies: Option<(usize, u64)>,
+    /// Of a volume so many blocks go bad after so many operations, and are well again after more.
+    pub bad: Option<Bad>,
     /// The cache device takes so many times as long.
     pub slow_cache: u64,
     /// One answer in so many comes very late; zero: none.
@@ -161,6 +191,7 @@ impl Setup {
             (0..stop_count).map(|_| random.between(1, operations - 1)).collect();
         stops.sort_unstable();
         let operator = *random.pick(&[0, 100, 400]);
+        let bad = Bad::new(count, operations, superblock.key);
         Setup {
             config,
             superblock,
@@ -183,6 +214,7 @@ impl Setup {
             operator,
             late_volume: operator > 0 && random.one_in(3),
             dies,
+            bad,
             slow_cache: *random.pick(&[1, 1, 1, 1, 1, 10]),
             late: *random.pick(&[0, 0, 500]),
             turn: *random.pick(&[0, 30, 200, 1_000]) * MICRO,

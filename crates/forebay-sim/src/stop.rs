@@ -79,6 +79,13 @@ impl World {
 
     /// What the engine counted becomes marks.
     pub(crate) fn count(&mut self) {
+        for volume in &mut self.volumes {
+            if let Some(prefix) = &mut volume.prefix {
+                let (overwritten, written) = prefix.take_parked_counts();
+                self.marks.add("parked block overwritten", overwritten);
+                self.marks.add("parked block written", written);
+            }
+        }
         let devices = self.volumes.iter_mut().map(|volume| &mut volume.device);
         for device in devices.chain([&mut self.cache]) {
             self.marks.merge(&std::mem::take(&mut device.marks));

@@ -305,6 +305,10 @@ impl World {
             let cells: Vec<usize> =
                 self.cells(volume, entry.lba.0, end).iter().map(|cell| cell.0).collect();
             let (sequence, kind) = (entry.sequence, entry.kind);
+            if kind == Kind::Parked {
+                self.tell(|| format!("parked {entry:?}"));
+                self.marks.hit("block parked");
+            }
             self.count_overwritten(volume, kind, &cells);
             if let Some(prefix) = &mut self.volumes[volume].prefix {
                 prefix.placed(Change { sequence, kind, cells, content });
@@ -597,6 +601,25 @@ impl World {
         true
     }
 
+    /// Whether a backing device fails to change these blocks, all of them or one.
+    fn write_fails(&mut self, volume: VolumeIndex, range: (u64, u64)) -> bool {
+        let index = usize::from(volume.0);
+        let refused = !self.faults_over && self.volumes[index].device.refuses(range.0, range.1);
+        if refused {
+            self.marks.hit("block refused");
+            self.volumes[index].failed_at = self.moment();
+        }
+        let fails = refused || self.backing_fails(volume, "backing write failed");
+        if fails {
+            for (cell, _) in self.cells(index, range.0, range.1) {
+                if let Some(prefix) = &mut self.volumes[index].prefix {
+                    prefix.refused(cell);
+                }
+            }
+        }
+        fails
+    }
+
     /// Whether the cache device fails to do this: from then on the engine appends nothing.
     fn cache_fails(&mut self, name: &'static str) -> bool {
         let clean = std::mem::take(&mut self.cache_fails_next);
@@ -656,18 +679,22 @@ impl World {
             Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
                 let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
                 let mut pieces = pieces.expect("a write has bytes");
-                let fails = self.backing_fails(volume, "backing write failed");
+                let range = (pieces[0].0, pieces[0].0 + pieces.len() as u64);
+                let fails = self.write_fails(volume, range);
                 if fails {
                     // Some of it may be there all the same.
                     pieces.truncate(self.random.below(pieces.len() as u64 + 1) as usize);
+                    let device = &self.volumes[usize::from(volume.0)].device;
+                    pieces.retain(|piece| !device.refuses(piece.0, piece.0 + 1));
                 }
                 self.volumes[usize::from(volume.0)].device.write(pieces);
                 if fails {
                     return Err(Fault);
                 }
             }
-            Effect::ZeroBacking { volume, .. } | Effect::DiscardBacking { volume, .. }
-                if self.backing_fails(volume, "backing write failed") =>
+            Effect::ZeroBacking { volume, lba, blocks, .. }
+            | Effect::DiscardBacking { volume, lba, blocks, .. }
+                if self.write_fails(volume, (lba.0, lba.0 + blocks)) =>
             {
                 return Err(Fault);
             }

@@ -1,111 +1,238 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Reading a cache device for recovery: many small reads at once, and long runs ahead of their use.
+//! Reading a cache device for recovery: many small reads at once, and what comes next ahead of its
+//! use; a checkpoint's pages checked and put in place by several threads while others are read.
 //!
 //! # Invariants
 //!
-//! - No read is under way when the reader is gone: its memory and the reactor are free again.
+//! - **O1** No read is under way when the reader is gone: its memory and the reactor are free again.
+//! - **O2** A piece of `fill`'s memory is either being read into, or waits to be put in place, or is
+//!   being put in place by one thread, or is free.
+#![allow(unsafe_code)]
 
-use crate::io::{Arena, Completion, Device, Operation, Reactor};
+use crate::io::{Arena, Completion, Device, Operation, Reactor, Span};
 use forebay_core::effect::Fault;
 use forebay_core::log::recovery::CacheReader;
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE};
+use std::collections::VecDeque;
 use std::io;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes that are read at once, at most; twice of it is taken.
-const HALF: usize = 8 << 20;
+/// Bytes that are read at once by `read_each`, at most; as much is read ahead.
+const HALF: usize = 2 << 20;
+/// Bytes of one read of `fill`, and how many of them there are.
+const PIECE: usize = 1 << 20;
+const PIECES: usize = 24;
+/// Threads that put pages in place, this one included. It is work for the memory: more are hardly
+/// faster.
+const WORKERS_MAX: usize = 4;
 
 /// A reader of a device that nobody else uses meanwhile.
 pub struct Reader<'a> {
     device: &'a mut dyn Device,
     reactor: &'a mut Reactor,
-    memory: Arena,
+    halves: [Arena; 2],
+    pieces: Arena,
     /// Which half the next reads go to.
     half: usize,
-    /// A run that was begun before anybody asked: where it starts, and its parts' length.
-    ahead: Option<(u64, usize)>,
-    /// Reads under way, and which parts have failed.
-    under_way: usize,
-    failed: Vec<bool>,
+    /// What was begun before anybody asked for it, in the half that is next.
+    ahead: Option<(Vec<u64>, usize)>,
+    /// What is to be begun after the next reads.
+    next: Option<(Vec<u64>, usize)>,
+    /// Reads under way, by half, then those of `fill`; and which have failed.
+    under_way: [usize; 3],
+    failed: [Vec<u32>; 3],
+    /// Reads of `fill` that are done.
+    filled: Vec<u32>,
+    workers: usize,
     done: Vec<Completion>,
     events: Vec<(u64, i32)>,
 }
 
+/// The index in `under_way` and `failed` of the reads of `fill`.
+const FILL: usize = 2;
+
 impl<'a> Reader<'a> {
     /// A reader over this device, by this reactor.
     pub fn new(device: &'a mut dyn Device, reactor: &'a mut Reactor) -> io::Result<Reader<'a>> {
+        let workers = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Reader {
             device,
             reactor,
-            memory: Arena::reserved(2 * HALF)?,
+            halves: [Arena::reserved(HALF)?, Arena::reserved(HALF)?],
+            pieces: Arena::reserved(PIECES * PIECE)?,
             half: 0,
             ahead: None,
-            under_way: 0,
-            failed: Vec::new(),
+            next: None,
+            under_way: [0; 3],
+            failed: [const { Vec::new() }; 3],
+            filled: Vec::new(),
+            workers: workers.min(WORKERS_MAX),
             done: Vec::new(),
             events: Vec::new(),
         })
     }
 
-    fn begin(&mut self, offsets: impl Iterator<Item = u64>, part: usize) {
-        let now = Instant::now();
-        self.failed.clear();
-        for (at, offset) in offsets.enumerate() {
-            let span = self.memory.span(self.half * HALF + at * part, part);
-            let read = Operation::Read { span, offset };
-            self.device.submit(self.reactor, read, at as u64, now);
-            self.failed.push(false);
-            self.under_way += 1;
+    fn begin(&mut self, of: usize, at: u32, span: Span, offset: u64) {
+        let read = Operation::Read { span, offset };
+        let token = (of as u64) << 32 | u64::from(at);
+        self.device.submit(self.reactor, read, token, Instant::now());
+        self.under_way[of] += 1;
+    }
+
+    fn begin_each(&mut self, half: usize, offsets: &[u64], part: usize) {
+        self.failed[half].clear();
+        for (at, offset) in offsets.iter().enumerate() {
+            let span = self.halves[half].span(at * part, part);
+            self.begin(half, at as u32, span, *offset);
         }
     }
 
-    /// Waits until all that was begun is there.
-    fn wait(&mut self) {
-        while self.under_way > 0 {
-            self.device.poll(self.reactor, Instant::now(), &mut self.done);
-            if self.done.is_empty() {
-                let deadline = self.device.deadline();
-                let timeout = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-                // An error of the ring itself is as good as no answer yet: R1 brings each.
-                if self.reactor.wait(timeout, &mut self.events).is_err() {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                let now = Instant::now();
-                for (user_data, result) in self.events.drain(..) {
-                    self.device.event(self.reactor, user_data, result, now, &mut self.done);
-                }
+    /// Sees to what is done: waits for the first of it if it is to.
+    fn turn(&mut self, wait: bool) {
+        self.device.poll(self.reactor, Instant::now(), &mut self.done);
+        let deadline = self.device.deadline();
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = if wait && self.done.is_empty() { left } else { Some(Duration::ZERO) };
+        // An error of the ring itself is as good as no answer yet: R1 brings each.
+        if self.reactor.wait(timeout, &mut self.events).is_err() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let now = Instant::now();
+        for (user_data, result) in self.events.drain(..) {
+            self.device.event(self.reactor, user_data, result, now, &mut self.done);
+        }
+        for answer in self.done.drain(..) {
+            let (of, at) = ((answer.token >> 32) as usize, answer.token as u32);
+            self.under_way[of] -= 1;
+            if answer.result.is_err() {
+                self.failed[of].push(at);
             }
-            for answer in self.done.drain(..) {
-                self.under_way -= 1;
-                self.failed[answer.token as usize] = answer.result.is_err();
+            if of == FILL {
+                self.filled.push(at);
             }
+        }
+    }
+
+    /// Waits until all reads of one kind are done.
+    fn wait(&mut self, of: usize) {
+        while self.under_way[of] > 0 {
+            self.turn(true);
         }
     }
 
     fn read_half(&mut self, offsets: &[u64], part: usize, bytes: &mut [u8]) {
-        let first = offsets[0];
-        let run = (offsets.iter().enumerate()).all(|(at, it)| *it == first + (at * part) as u64)
-            && bytes.len() == HALF;
+        let half = self.half;
         // What was read ahead is taken if it is this.
-        let taken = self.ahead.take() == Some((first, part)) && run;
-        self.wait();
-        if !taken {
-            self.begin(offsets.iter().copied(), part);
-            self.wait();
+        let ahead = self.ahead.take();
+        if ahead.is_none_or(|ahead| ahead.0 != offsets || ahead.1 != part) {
+            self.wait(half);
+            self.begin_each(half, offsets, part);
         }
-        let source = self.memory.span(self.half * HALF, bytes.len());
-        let failed = core::mem::take(&mut self.failed);
-        let next = first + HALF as u64;
-        if run && self.device.info().holds(next, HALF as u64) {
+        if let Some((offsets, part)) = self.next.take() {
             // The other half is filled while this one is being used.
-            self.half = 1 - self.half;
-            self.begin((0..offsets.len()).map(|at| next + (at * part) as u64), part);
-            let _ = self.reactor.wait(Some(Duration::ZERO), &mut self.events);
-            self.ahead = Some((next, part));
+            self.wait(1 - half);
+            self.begin_each(1 - half, &offsets, part);
+            (self.ahead, self.half) = (Some((offsets, part)), 1 - half);
         }
-        source.copy_out(bytes);
-        for (at, _) in failed.iter().enumerate().filter(|(_, failed)| **failed) {
-            bytes[at * part..(at + 1) * part].fill(0);
+        self.wait(half);
+        self.halves[half].span(0, bytes.len()).copy_out(bytes);
+        for at in self.failed[half].drain(..) {
+            bytes[at as usize * part..][..part].fill(0);
         }
+        // What was begun meanwhile goes to the kernel now, not when it is asked for.
+        self.turn(false);
+    }
+
+    /// The blocks of a piece that could not be read as a whole: what can be of them.
+    fn read_blocks(&self, offset: u64, span: Span) {
+        let mut bytes = [0; BLOCK_SIZE];
+        for at in (0..span.len()).step_by(BLOCK_SIZE) {
+            if self.device.read_at(offset + at as u64, &mut bytes).is_err() {
+                bytes.fill(0);
+            }
+            span.part(at, BLOCK_SIZE).copy_in(&bytes);
+        }
+    }
+}
+
+/// A piece that was read, its first block's number, and where it goes.
+struct Job<'t, T> {
+    piece: u32,
+    first: u32,
+    span: Span,
+    target: &'t mut [T],
+}
+
+/// What the threads of a `fill` share.
+struct Work<'t, T> {
+    jobs: VecDeque<Job<'t, T>>,
+    free: Vec<u32>,
+    /// What `put` says of the pages so far; none: of one it said none.
+    sum: Option<u64>,
+    is_over: bool,
+}
+
+struct Shared<'t, T> {
+    work: Mutex<Work<'t, T>>,
+    /// There is a job, or it is over.
+    job: Condvar,
+    /// A piece is free.
+    free: Condvar,
+}
+
+impl<'t, T> Shared<'t, T> {
+    fn lock(&self) -> MutexGuard<'_, Work<'t, T>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts the pages of one piece in place.
+    fn run(
+        &self,
+        job: Job<'t, T>,
+        part: usize,
+        put: &impl Fn(u32, &mut [u8; BLOCK_SIZE], &mut [T]) -> Option<u64>,
+    ) {
+        // SAFETY: the read into it is done, and nobody else has it until it is free again (O2).
+        let bytes = unsafe { job.span.as_mut_slice() };
+        let blocks = bytes.as_chunks_mut::<BLOCK_SIZE>().0.iter_mut();
+        let pages = blocks.zip(job.target.chunks_mut(part)).zip(job.first..);
+        let sum: Option<u64> =
+            pages.map(|((block, target), number)| put(number, block, target)).sum();
+        let mut work = self.lock();
+        work.sum = work.sum.zip(sum).map(|(all, more)| all + more);
+        work.free.push(job.piece);
+        self.free.notify_one();
+    }
+
+    /// Puts pieces in place until it is over.
+    fn serve(
+        &self,
+        part: usize,
+        put: &impl Fn(u32, &mut [u8; BLOCK_SIZE], &mut [T]) -> Option<u64>,
+    ) {
+        let mut work = self.lock();
+        loop {
+            if let Some(job) = work.jobs.pop_front() {
+                drop(work);
+                self.run(job, part, put);
+                work = self.lock();
+            } else if work.is_over {
+                return;
+            } else {
+                work = self.job.wait(work).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+}
+
+/// Ends the threads of a `fill`, however it ends.
+struct Over<'s, 't, T>(&'s Shared<'t, T>);
+
+impl<T> Drop for Over<'_, '_, T> {
+    fn drop(&mut self) {
+        self.0.lock().is_over = true;
+        self.0.job.notify_all();
     }
 }
 
@@ -121,11 +248,115 @@ impl CacheReader for Reader<'_> {
             self.read_half(offsets, part, bytes);
         }
     }
+
+    fn will_read(&mut self, offsets: &[u64], length: usize) {
+        if offsets.len() * length <= HALF {
+            self.next = Some((offsets.to_vec(), length));
+        }
+    }
+
+    fn fill<T: Send>(
+        &mut self,
+        offset: u64,
+        target: &mut [T],
+        part: usize,
+        put: impl Fn(u32, &mut [u8; BLOCK_SIZE], &mut [T]) -> Option<u64> + Sync,
+    ) -> Option<u64> {
+        let blocks = PIECE / BLOCK_SIZE;
+        let mut wanted = target.chunks_mut(part * blocks).zip((0..).step_by(blocks));
+        let shared = Shared {
+            work: Mutex::new(Work {
+                jobs: VecDeque::new(),
+                free: (0..PIECES as u32).collect(),
+                sum: Some(0),
+                is_over: false,
+            }),
+            job: Condvar::new(),
+            free: Condvar::new(),
+        };
+        self.filled.clear();
+        self.failed[FILL].clear();
+        std::thread::scope(|scope| {
+            let over = Over(&shared);
+            for _ in 1..self.workers {
+                scope.spawn(|| shared.serve(part, &put));
+            }
+            let mut reading: Vec<Option<Job<'_, T>>> = Vec::new();
+            reading.resize_with(PIECES, || None);
+            let mut is_wanted = true;
+            loop {
+                let mut work = shared.lock();
+                // A bad page spoils all: nothing more is read.
+                is_wanted &= work.sum.is_some();
+                let free = if is_wanted { core::mem::take(&mut work.free) } else { Vec::new() };
+                drop(work);
+                for piece in free {
+                    let Some((target, first)) = wanted.next() else {
+                        is_wanted = false;
+                        break;
+                    };
+                    let length = target.len().div_ceil(part) * BLOCK_SIZE;
+                    let span = self.pieces.span(piece as usize * PIECE, length);
+                    self.begin(FILL, piece, span, offset + u64::from(first) * BLOCK_BYTES);
+                    reading[piece as usize] = Some(Job { piece, first, span, target });
+                }
+                let work = shared.lock();
+                if self.under_way[FILL] == 0 && work.jobs.is_empty() {
+                    if !is_wanted {
+                        break;
+                    }
+                    // All is in other hands.
+                    if work.free.is_empty() {
+                        drop(shared.free.wait(work).unwrap_or_else(PoisonError::into_inner));
+                    }
+                    continue;
+                }
+                let is_idle = work.jobs.is_empty();
+                drop(work);
+                if self.under_way[FILL] > 0 {
+                    self.turn(is_idle);
+                }
+                for piece in core::mem::take(&mut self.filled) {
+                    let Some(job) = reading[piece as usize].take() else { continue };
+                    if self.failed[FILL].contains(&piece) {
+                        self.failed[FILL].retain(|failed| *failed != piece);
+                        self.read_blocks(offset + u64::from(job.first) * BLOCK_BYTES, job.span);
+                    }
+                    shared.lock().jobs.push_back(job);
+                    shared.job.notify_one();
+                }
+                // This thread puts pages in place as well.
+                let job = shared.lock().jobs.pop_front();
+                if let Some(job) = job {
+                    shared.run(job, part, &put);
+                }
+            }
+            drop(over);
+        });
+        shared.lock().sum
+    }
+
+    fn workers(&self) -> usize {
+        self.workers
+    }
+
+    fn share<T: Send>(&mut self, parts: Vec<T>, work: impl Fn(T) + Sync) {
+        let mut parts = parts.into_iter();
+        let mine = parts.next();
+        std::thread::scope(|scope| {
+            for part in parts {
+                scope.spawn(|| work(part));
+            }
+            mine.map(&work);
+        });
+    }
 }
 
 impl Drop for Reader<'_> {
     fn drop(&mut self) {
-        self.wait();
+        for of in 0..self.under_way.len() {
+            self.wait(of); // O1
+        }
     }
 }
 
@@ -157,18 +388,63 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_read_ahead_and_a_jump_is_no_harm() {
+    fn what_was_named_is_read_ahead_and_a_jump_is_no_harm() {
         let mut device = device(40 << 20);
         let mut reactor = Reactor::new(ReactorKind::Auto, 64).expect("a reactor");
         let mut reader = Reader::new(&mut device, &mut reactor).expect("memory");
         let mut bytes = vec![0; HALF];
-        for start in [0, HALF, 2 * HALF, 0, 3 * HALF, 4 * HALF, HALF] {
-            let parts: Vec<u64> = (0..8).map(|at| (start + at * (HALF / 8)) as u64).collect();
-            reader.read_each(&parts, &mut bytes);
+        let starts = [0, HALF, 2 * HALF, 0, 3 * HALF, 4 * HALF, HALF];
+        let named = [HALF, 2 * HALF, 3 * HALF, 3 * HALF, HALF, HALF, 0];
+        let places = |start| (0..8).map(|at| (start + at * (HALF / 8)) as u64).collect::<Vec<_>>();
+        for (start, named) in starts.into_iter().zip(named) {
+            reader.will_read(&places(named), HALF / 8);
+            reader.read_each(&places(start), &mut bytes);
             for (at, block) in bytes.chunks_exact(4096).enumerate() {
                 assert_eq!(block[0], ((start / 4096) + at) as u8, "block {at} of {start}");
             }
         }
+    }
+
+    #[test]
+    fn a_run_is_put_in_place_by_any_number_of_threads() {
+        let blocks = 40 * (PIECE / BLOCK_SIZE) + 7;
+        let faults = Faults::new();
+        // A piece and a block of it cannot be read.
+        faults.add(FaultRule::new(Some(OperationKind::Read), FaultWhen::Nth(3)));
+        faults.add(FaultRule::new(Some(OperationKind::Read), FaultWhen::Nth(50)));
+        let mut device = FaultDevice::new(Box::new(device((blocks + 5) * 4096)), faults);
+        let mut reactor = Reactor::new(ReactorKind::Auto, 64).expect("a reactor");
+        let mut reader = Reader::new(&mut device, &mut reactor).expect("memory");
+        for workers in [1, 2, 4] {
+            reader.workers = workers;
+            let mut target = vec![0_u32; 3 * blocks - 1];
+            let put = |number, bytes: &mut [u8; BLOCK_SIZE], target: &mut [u32]| {
+                let expected = [0, (number + 5) as u8];
+                assert!(bytes.iter().all(|byte| *byte == bytes[0]) && expected.contains(&bytes[0]));
+                target.fill(number * 2 + u32::from(bytes[0] != expected[1]));
+                Some(u64::from(number))
+            };
+            let sum = reader.fill(5 * 4096, &mut target, 3, put);
+            assert_eq!(sum, Some((blocks * (blocks - 1) / 2) as u64));
+            let numbers = target.iter().map(|it| it / 2);
+            assert!(numbers.eq((0..3 * blocks as u32 - 1).map(|at| at / 3)));
+            let unread = target.chunks(3).filter(|of| of[0] % 2 == 1).count();
+            assert_eq!(unread, usize::from(workers == 1), "only the second fault is seen, once");
+            let put =
+                |number, _: &mut [u8; BLOCK_SIZE], _: &mut [u32]| (number != 700).then_some(1);
+            assert_eq!(reader.fill(5 * 4096, &mut target, 3, put), None);
+        }
+    }
+
+    #[test]
+    fn work_is_done_once_for_each_part() {
+        let mut device = device(1 << 20);
+        let mut reactor = Reactor::new(ReactorKind::Auto, 64).expect("a reactor");
+        let mut reader = Reader::new(&mut device, &mut reactor).expect("memory");
+        let mut parts = [0; 9];
+        reader.share(parts.iter_mut().collect(), |part| *part += 1);
+        assert_eq!(parts, [1; 9]);
+        reader.share(Vec::<u8>::new(), |_| unreachable!("there is none"));
     }
 
     #[test]

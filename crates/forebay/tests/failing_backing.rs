@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Two volumes behind one cache, and the backing device of one fails for good under load: the
-//! other goes on, nothing of the failing one is lost, and when it is well again it drains. And a
+//! other goes on, nothing of the failing one is lost, and when it is well again it drains. One that
+//! refuses single blocks takes the others: those are kept, tried again, and hold back nothing. And a
 //! flush that fails after writes around the log: no later one is answered as if it had not.
 
 #![allow(clippy::unwrap_used)]
@@ -13,8 +14,8 @@ use forebay::io::{
 use forebay::shard::{CACHE_SOURCE, backing_source};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
-use forebay_core::request::Op;
-use forebay_core::units::VolumeIndex;
+use forebay_core::request::{Op, RequestError};
+use forebay_core::units::{Lba, VolumeIndex};
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -179,4 +180,137 @@ fn no_flush_is_answered_well_after_one_that_failed_over_writes_around_the_log() 
     rig.request(volume, Op::Read, WRITE, WRITE, Some(span)).unwrap();
     assert!(rig.shard.engine().status(volume).unwrap().flush_failed);
     assert_eq!(faults.failed(), 1);
+}
+
+/// From now on so many blocks of a backing device cannot be written, and all others can.
+fn go_bad(faults: &Faults, bad: u64) {
+    faults.clear();
+    for at in 0..bad {
+        let when = FaultWhen::Over { offset: (3 + 2 * at) * BLOCK, length: 512 };
+        for kind in [OperationKind::Write, OperationKind::WriteZeroes] {
+            faults.add(FaultRule::new(Some(kind), when));
+        }
+    }
+}
+
+/// A volume before a backing device that does nothing yet.
+fn parking(dir: &Dir, mode: Mode) -> (Rig, VolumeIndex, Faults) {
+    let device = |name, bytes, source| {
+        let options = FileOptions { source, ..FileOptions::default() };
+        Box::new(FileDevice::open(&dir.file(name, bytes), &options).unwrap())
+    };
+    let milli = 1_000_000;
+    let config = Config {
+        close_after: 20 * milli,
+        durable_after: 50 * milli,
+        dirty_age: 50 * milli,
+        retry_after: 5 * milli,
+        ..Config::default()
+    };
+    let options = support::options(ReactorKind::Auto, config);
+    let mut rig = Rig::new(device("cache", CACHE_BYTES, CACHE_SOURCE), &options, 1 << 20);
+    let faults = Faults::new();
+    faults.add(FaultRule::new(None, FaultWhen::From(0)));
+    let below = device("backing", BACKING_BYTES, backing_source(VolumeIndex(0)));
+    let volume = rig.add("v", mode, Box::new(FaultDevice::new(below, faults.clone())));
+    (rig, volume, faults)
+}
+
+fn tag_of(rig: &mut Rig, volume: VolumeIndex, block: u64) -> u64 {
+    let span = rig.memory.span(0, BLOCK as usize);
+    rig.request(volume, Op::Read, block * BLOCK, BLOCK, Some(span)).unwrap();
+    let mut word = [0; 8];
+    span.copy_out(&mut word);
+    u64::from_le_bytes(word)
+}
+
+fn put_tag(rig: &mut Rig, volume: VolumeIndex, block: u64, tag: u64) -> Result<(), RequestError> {
+    let span = rig.memory.span(0, BLOCK as usize);
+    span.copy_in(&tag.to_le_bytes());
+    rig.request(volume, Op::Write { fua: false }, block * BLOCK, BLOCK, Some(span))
+}
+
+#[test]
+fn one_refused_block_is_kept_and_the_rest_of_the_volume_drains() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "parked");
+    let (mut rig, volume, faults) = parking(&dir, Mode::WriteBack);
+    for block in 0..600 {
+        put_tag(&mut rig, volume, block, block + 1).unwrap();
+    }
+    // The second bad block is to be zeros.
+    rig.request(volume, Op::WriteZeroes { fua: false }, 4 * BLOCK, 8 * BLOCK, None).unwrap();
+    go_bad(&faults, 2);
+    rig.shard.drain(volume);
+    let parked = |shard: &forebay::shard::Shard| {
+        let state = shard.engine().status(volume).unwrap();
+        state.parked_blocks == 2 && state.dirty_blocks == 2 && state.dirty_extents == 0
+    };
+    rig.wait("all but the bad blocks are written", parked);
+    let state = rig.shard.engine().status(volume).unwrap();
+    assert_eq!((state.parked_first, state.parked_full), (Some(Lba(3)), false), "{state:?}");
+    assert!(!state.backing_failing && !rig.shard.engine().is_clean(volume));
+    let file = std::fs::File::open(dir.0.join("backing")).unwrap();
+    let on_disk = |block: u64| {
+        let mut word = [0; 8];
+        file.read_exact_at(&mut word, block * BLOCK).unwrap();
+        u64::from_le_bytes(word)
+    };
+    let expected = |block: u64| if (4..12).contains(&block) { 0 } else { block + 1 };
+    for block in (0..600).filter(|block| *block != 3) {
+        assert_eq!(on_disk(block), expected(block));
+    }
+    assert_eq!(on_disk(3), 0);
+    // They are tried again, and appended again: seldom.
+    let again = state.stats.parked_blocks;
+    rig.wait("they are tried again", |shard| {
+        shard.engine().status(volume).unwrap().stats.parked_blocks >= again + 4
+    });
+    for block in 0..600 {
+        assert_eq!(tag_of(&mut rig, volume, block), expected(block));
+    }
+    // A volume that was drained answers what the backing device has; and what it has not, with an error.
+    put_tag(&mut rig, volume, 700, 7).unwrap();
+    assert_eq!(on_disk(700), 7);
+    assert_eq!(put_tag(&mut rig, volume, 3, 33), Err(RequestError::Io));
+    // Nobody closes it for the drain's sake: what is parked is in the log.
+    drop(rig);
+    let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
+    let cache = Box::new(FileDevice::open(&dir.0.join("cache"), &options).unwrap());
+    let soon = 50_000_000;
+    let config = Config { dirty_age: soon, retry_after: soon / 10, ..Config::default() };
+    let mut rig = Rig::open(cache, &support::options(ReactorKind::Auto, config), 1 << 20);
+    let options = FileOptions { source: backing_source(volume), ..FileOptions::default() };
+    let below = Box::new(FileDevice::open(&dir.0.join("backing"), &options).unwrap());
+    rig.shard.serve(volume, Box::new(FaultDevice::new(below, faults.clone())));
+    rig.shard.drain(volume);
+    rig.wait("they are found refused again", parked);
+    assert_eq!(tag_of(&mut rig, volume, 3), 33);
+    faults.clear();
+    rig.wait("all is written", |shard| shard.engine().is_clean(volume));
+    assert_eq!(rig.shard.engine().status(volume).unwrap().parked_blocks, 0);
+    assert_eq!((on_disk(3), on_disk(5)), (33, 0));
+    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+}
+
+#[test]
+fn a_volume_that_refuses_too_many_blocks_takes_no_writes_until_it_is_well() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "parked-full");
+    let (mut rig, volume, faults) = parking(&dir, Mode::WriteBack);
+    for block in 0..600 {
+        put_tag(&mut rig, volume, block, block + 1).unwrap();
+    }
+    go_bad(&faults, 200);
+    rig.wait("too many", |shard| shard.engine().status(volume).unwrap().parked_full);
+    assert_eq!(put_tag(&mut rig, volume, 900, 9), Err(RequestError::Io));
+    for block in 0..600 {
+        assert_eq!(tag_of(&mut rig, volume, block), block + 1);
+    }
+    let state = rig.shard.engine().status(volume).unwrap();
+    assert!(state.parked_full && state.dirty && state.parked_blocks > 100, "{state:?}");
+    faults.clear();
+    rig.wait("well", |shard| !shard.engine().status(volume).unwrap().parked_full);
+    put_tag(&mut rig, volume, 900, 9).unwrap();
+    rig.shard.drain(volume);
+    rig.wait("drained", |shard| shard.engine().is_clean(volume));
+    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
 }

@@ -6,6 +6,7 @@ use crate::control::{self, Request};
 use crate::status::{Status, VolumeStatus};
 use crate::units::size;
 use anyhow::{Result, bail};
+use forebay_core::units::BLOCK_BYTES;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -67,6 +68,23 @@ impl Progress {
                 );
             }
             return Ok(true);
+        }
+        // The rest may be written in years or never: whoever drains must hear so.
+        let refused = |volume: &&&VolumeStatus| {
+            let parked = volume.parked_blocks * BLOCK_BYTES;
+            parked > 0 && parked == volume.dirty_bytes
+        };
+        if volumes.iter().all(|volume| !volume.dirty || refused(&volume))
+            && let Some(volume) = volumes.iter().find(refused)
+        {
+            self.end();
+            bail!(
+                "{}: drained but for {} blocks that {} refuses; they are kept in the cache and tried \
+                 again; `forebay status` says where",
+                volume.name,
+                volume.parked_blocks,
+                volume.backing
+            );
         }
         let first = *self.first.get_or_insert(dirty);
         let every = Duration::from_millis(if self.is_terminal { 200 } else { 5000 });

@@ -117,8 +117,17 @@ impl Engine {
         let entry = Entry { kind, lba, count: 1, crc, slot: head.next_block - block };
         log.head.as_mut().expect("there is room").next_block += 1;
         let sequence = self.place_entry(volume, entry, payload);
-        if kind == Kind::Data {
+        if kind == Kind::Parked {
             let state = self.volume(volume);
+            state.parked.insert(lba);
+            state.log.dirtied = sequence;
+            state.log.dirty_blocks += 1;
+            state.stats.parked_blocks += 1;
+        } else if kind == Kind::Data {
+            let state = self.volume(volume);
+            if !state.parked.is_empty() {
+                state.parked.remove(lba, lba + 1);
+            }
             let lost = |extent: &Extent| extent.kind == Kind::Lost;
             if state.extents.lost_len() > 0 && state.extents.get(lba).is_some_and(lost) {
                 // It is over anyway; without room it is seen to be when its segment is emptied.
@@ -157,6 +166,9 @@ impl Engine {
         let end = lba + u64::from(count);
         let long = count > EAGER_BLOCKS;
         state.extents.insert(Extent { start: lba, end, position, kind, long });
+        if !state.parked.is_empty() {
+            state.parked.remove(lba, end);
+        }
         if matches!(kind, Kind::Zero | Kind::Discard) {
             state.log.dirtied = sequence;
             let pending = PendingExtent { sequence, position, kind, lba, count };
@@ -375,12 +387,21 @@ impl Engine {
     /// Guest data leaves each log its reserve, and each other volume a share it may grow to (P3).
     ///
     /// What notes took of the reserve is given back late and, behind a backing device that fails for
-    /// good, not at all. A volume below its share then takes from one half of the reserve.
+    /// good, not at all. A volume below its share then takes all but one of it for each log.
     fn guest_may_take(&self, volume: VolumeIndex) -> bool {
         let (free, count) = (self.segments.free_count(), self.all_volumes().count() as u32);
         let owed = self.volume_ref(volume).is_some_and(|state| self.owed(state, count) > 0);
-        let half = SEGMENTS_RESERVED / 2 * count;
-        free > self.kept_segments(Some(volume)) || owed && free > half
+        free > self.kept_segments(Some(volume)) || owed && free > count
+    }
+
+    /// Whether a parked block finds a place: in the head or, as long as two segments of the reserve
+    /// are left for each log, in a new one.
+    pub(crate) fn may_park(&self, volume: VolumeIndex) -> bool {
+        let head = self.volume_ref(volume).and_then(|state| state.log.head);
+        let count = self.all_volumes().count() as u32;
+        // It may need a header, too.
+        head.is_some_and(|head| head.next_block + 2 <= self.geometry.segment_blocks)
+            || self.segments.free_count() > (SEGMENTS_RESERVED - 1) * count
     }
 
     /// Segments that a volume, one of `count`, may still grow to, whatever the others do.

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Reading a checkpoint back into place.
+//! Reading a checkpoint back into place: first what is small ([`read`]), which tells where the log
+//! goes on; then the slots, over which the log's own rows are put; at last, when it is known which
+//! segments were used again, the index without them.
 //!
 //! Nothing of it is believed before its checksum is right; if any page is bad, all of it is left
 //! alone and the log is read instead.
 
 use crate::format::checkpoint::{
-    self, Head, PAGE_BYTES, PAGE_HEAD, PAGE_SEGMENTS, PAGE_SLOTS, SEGMENT_BYTES,
+    self, Head, Layout, PAGE_BYTES, PAGE_HEAD, PAGE_SEGMENTS, PAGE_SLOTS, SEGMENT_BYTES,
 };
 use crate::format::entry::Kind;
 use crate::format::record::Link;
@@ -13,8 +15,8 @@ use crate::format::superblock::{self, Superblock};
 use crate::limits::{ORDINAL_MAX, SEQUENCE_MAX, VOLUME_BLOCKS_MAX, VOLUME_COUNT_MAX};
 use crate::log::recovery::CacheReader;
 use crate::map::extent::{Extent, Position};
-use crate::map::index::Index;
-use crate::map::slots::Slots;
+use crate::map::index::{Index, PAGE_CELLS};
+use crate::map::slots::{self, Slots};
 use crate::units::{BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, Slot, VolumeIndex};
 use crate::volume::PendingExtent;
 use alloc::vec::Vec;
@@ -22,7 +24,7 @@ use alloc::vec::Vec;
 /// Pages of one read.
 const RUN_PAGES: u32 = 256;
 /// Reads that are under way at once.
-const RUNS: u32 = 8;
+const RUNS: u32 = 2;
 
 /// A segment that was in a log when its row was copied.
 #[derive(Clone, Copy, Debug)]
@@ -87,11 +89,10 @@ impl ImageVolume {
     }
 }
 
-/// A checkpoint.
+/// A checkpoint, but for its index and slots.
 #[derive(Debug)]
 pub(crate) struct Image {
-    pub(crate) index: Index,
-    pub(crate) slots: Slots,
+    layout: Layout,
     pub(crate) rows: Vec<Row>,
     pub(crate) volumes: Vec<ImageVolume>,
     /// The free pool, in its order.
@@ -100,7 +101,8 @@ pub(crate) struct Image {
     pub(crate) segment_sequence: u64,
 }
 
-/// Reads the checkpoint that the superblock names; none: there is none, or it is damaged.
+/// Reads what is small of the checkpoint that the superblock names; none: there is none, or it is
+/// damaged.
 pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> Option<Image> {
     if superblock.checkpoint_sequence == 0 {
         return None;
@@ -109,25 +111,8 @@ pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> O
     let head = Head::decode(pages.page(0)?, superblock).ok()?;
     let layout = head.layout;
     pages.total = layout.stream_page() + head.stream_pages;
-    let slot_count = superblock.segment_count * u32::from(superblock.segment_blocks());
-    let mut index = Index::new(u64::from(slot_count), superblock.key);
-    let mut number = 1;
-    for page in 0..layout.index_pages {
-        let bytes = pages.page(number)?;
-        index.put_page(page, bytes[PAGE_HEAD..].as_chunks::<8>().0);
-        number += 1;
-    }
-    let mut slots = Slots::new(u64::from(slot_count));
-    for page in 0..layout.slot_pages {
-        let first = page * PAGE_SLOTS as u32;
-        let bytes = pages.page(number)?;
-        let rows = bytes[PAGE_HEAD..].chunks_exact(9).take(PAGE_SLOTS);
-        for (slot, row) in (first..slot_count).zip(rows) {
-            slots.set_row(Slot(slot), row);
-        }
-        number += 1;
-    }
-    let mut rows = Vec::new();
+    let mut number = 1 + layout.index_pages + layout.slot_pages;
+    let mut rows = Vec::with_capacity(superblock.segment_count as usize);
     for page in 0..layout.segment_pages {
         let first = page * PAGE_SEGMENTS as u32;
         let bytes = pages.page(number)?;
@@ -162,7 +147,55 @@ pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> O
         free.push(SegmentId(stream.u32().filter(|id| *id < superblock.segment_count)?));
     }
     let segment_sequence = head.segment_sequence;
-    Some(Image { index, slots, rows, volumes, free, segment_sequence })
+    Some(Image { layout, rows, volumes, free, segment_sequence })
+}
+
+/// Reads its slots.
+pub(crate) fn read_slots<R: CacheReader>(
+    superblock: &Superblock,
+    image: &Image,
+    reader: &mut R,
+) -> Option<Slots> {
+    let mut slots = Slots::unfilled(slot_count(superblock));
+    let first = 1 + image.layout.index_pages;
+    let rows = slots.rows_mut();
+    reader.fill(address(superblock, first), rows, PAGE_SLOTS, |page, bytes, rows| {
+        open(superblock, first + page, bytes)?;
+        slots::put_rows(rows, &bytes[PAGE_HEAD..]);
+        Some(0)
+    })?;
+    Some(slots)
+}
+
+/// Reads its index, but the cells of slots that `keep` does not want.
+pub(crate) fn read_index<R: CacheReader>(
+    superblock: &Superblock,
+    reader: &mut R,
+    keep: impl Fn(Slot) -> bool + Sync,
+) -> Option<Index> {
+    let mut index = Index::new(slot_count(superblock), superblock.key);
+    let shape = index.shape();
+    let cells = index.cells_mut();
+    let used = reader.fill(address(superblock, 1), cells, PAGE_CELLS, |page, bytes, cells| {
+        open(superblock, 1 + page, bytes)?;
+        Some(shape.put_page(cells, bytes[PAGE_HEAD..].as_chunks::<8>().0, &keep))
+    })?;
+    index.count(used);
+    Some(index)
+}
+
+fn slot_count(superblock: &Superblock) -> u64 {
+    u64::from(superblock.segment_count) * u64::from(superblock.segment_blocks())
+}
+
+fn address(superblock: &Superblock, page: u32) -> u64 {
+    checkpoint::address(superblock, superblock.checkpoint_sequence, page)
+}
+
+/// Checks a page.
+fn open(superblock: &Superblock, page: u32, bytes: &mut [u8; BLOCK_SIZE]) -> Option<()> {
+    let (identity, sequence) = (superblock.identity(), superblock.checkpoint_sequence);
+    checkpoint::open(bytes, &identity, address(superblock, page), sequence, page).ok()
 }
 
 fn row(id: SegmentId, raw: &[u8]) -> Option<Row> {
@@ -196,33 +229,36 @@ impl<'a, R: CacheReader> Pages<'a, R> {
         Pages { superblock, reader, bytes: Vec::new(), first: 0, count: 0, total: 1 }
     }
 
-    fn address(&self, number: u32) -> u64 {
-        checkpoint::address(self.superblock, self.superblock.checkpoint_sequence, number)
-    }
-
     fn page(&mut self, number: u32) -> Option<&[u8; BLOCK_SIZE]> {
         if number < self.first || number >= self.first + self.count {
             self.read(number);
         }
         let at = (number - self.first) as usize * BLOCK_SIZE;
-        let address = self.address(number);
         let page = self.bytes.get_mut(at..)?.first_chunk_mut::<BLOCK_SIZE>()?;
-        let (identity, sequence) =
-            (self.superblock.identity(), self.superblock.checkpoint_sequence);
-        checkpoint::open(page, &identity, address, sequence, number).ok()?;
+        open(self.superblock, number, page)?;
         Some(page)
     }
 
     /// Reads pages from this one on: whole runs at once, or what is left.
     fn read(&mut self, number: u32) {
+        let (run, offsets) = self.runs(number);
+        (self.first, self.count) = (number, run * offsets.len() as u32);
+        let ahead = self.first + self.count;
+        if ahead < self.total {
+            let (run, offsets) = self.runs(ahead);
+            self.reader.will_read(&offsets, run as usize * BLOCK_SIZE);
+        }
+        self.bytes.resize(self.count as usize * BLOCK_SIZE, 0);
+        self.reader.read_each(&offsets, &mut self.bytes);
+    }
+
+    /// How long each read is, and where they begin.
+    fn runs(&self, number: u32) -> (u32, Vec<u64>) {
         let left = self.total - number;
         let runs = (left / RUN_PAGES).min(RUNS);
         let run = if runs == 0 { left } else { RUN_PAGES };
-        let offsets: Vec<u64> =
-            (0..runs.max(1)).map(|at| self.address(number + at * run)).collect();
-        (self.first, self.count) = (number, runs.max(1) * run);
-        self.bytes.resize(self.count as usize * BLOCK_SIZE, 0);
-        self.reader.read_each(&offsets, &mut self.bytes);
+        let at = |at| address(self.superblock, number + at * run);
+        (run, (0..runs.max(1)).map(at).collect())
     }
 }
 

@@ -29,11 +29,12 @@ mod end;
 mod found;
 mod read;
 mod redo;
+mod source;
 
 pub use found::{Damage, Found, Recovered, RecoveredVolume};
 pub use redo::redo;
+pub use source::CacheReader;
 
-use crate::effect::Fault;
 use crate::format::feature::AUTOCLEAR_KNOWN;
 use crate::format::superblock::{Head, Superblock, Volume};
 use crate::limits::VOLUME_COUNT_MAX;
@@ -56,23 +57,6 @@ use read::{BATCH, First, Step, Wanted};
 const SEQUENCE_GAP: u64 = 1 << 24;
 /// The same for segment sequences.
 const SEGMENT_SEQUENCE_GAP: u64 = 1 << 12;
-
-/// The cache device as recovery sees it: plain reads that wait.
-pub trait CacheReader {
-    /// Reads `bytes.len()` bytes (a multiple of 4,096) at `offset`.
-    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault>;
-
-    /// Reads as many places as there are offsets, each an equal part of `bytes`, in any order and
-    /// best at once. What cannot be read is zeros.
-    fn read_each(&mut self, offsets: &[u64], bytes: &mut [u8]) {
-        let length = bytes.len() / offsets.len().max(1);
-        for (offset, part) in offsets.iter().zip(bytes.chunks_exact_mut(length.max(1))) {
-            if self.read(*offset, part).is_err() {
-                part.fill(0);
-            }
-        }
-    }
-}
 
 /// How the process that wrote the log came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,10 +105,11 @@ pub fn recover<R: CacheReader>(
     writer: Writer,
     mutants: Mutants,
 ) -> Recovered {
-    let image = image::read(superblock, reader);
-    if let Some(image) = image {
-        let found =
-            recover_from(superblock, reader, extent_count_max, writer, mutants, Some(image));
+    let image = image::read(superblock, reader).and_then(|image| {
+        image::read_slots(superblock, &image, reader).map(|slots| (image, slots))
+    });
+    if image.is_some() {
+        let found = recover_from(superblock, reader, extent_count_max, writer, mutants, image);
         if let Some(mut found) = found {
             found.from_checkpoint = true;
             return found;
@@ -140,10 +125,18 @@ fn recover_from<R: CacheReader>(
     extent_count_max: u32,
     writer: Writer,
     mutants: Mutants,
-    image: Option<Image>,
+    image: Option<(Image, Slots)>,
 ) -> Option<Recovered> {
     let blocks = superblock.segment_blocks();
-    let slots = u64::from(superblock.segment_count) * u64::from(blocks);
+    let (image, slots) = image.unzip();
+    // A checkpoint's index is read last.
+    let (index, slots) = match slots {
+        Some(slots) => (Index::new(1, superblock.key), slots),
+        None => {
+            let count = u64::from(superblock.segment_count) * u64::from(blocks);
+            (Index::new(count, superblock.key), Slots::new(count))
+        }
+    };
     let mut volumes = Vec::with_capacity(VOLUME_COUNT_MAX);
     volumes.resize_with(VOLUME_COUNT_MAX, || None);
     let mut recovery = Recovery {
@@ -157,8 +150,8 @@ fn recover_from<R: CacheReader>(
         batch: Vec::new(),
         in_bytes: None,
         found: Recovered {
-            index: Index::new(slots, superblock.key),
-            slots: Slots::new(slots),
+            index,
+            slots,
             segments: Segments::new(superblock.segment_count, blocks),
             segment_sequence: superblock.segment_sequence,
             volumes,
@@ -178,8 +171,8 @@ fn recover_from<R: CacheReader>(
             begun.push(recovery.begin_volume(VolumeIndex(index as u8), volume)?);
         }
     }
-    if recovery.image.is_some() && !mutants.is(Mutant::CheckpointSweepSkipped) {
-        recovery.sweep();
+    if recovery.image.is_some() {
+        recovery.read_index()?;
     }
     for volume in begun {
         let index = usize::from(volume.index.0);

@@ -25,6 +25,13 @@ pub(crate) const PAGE_LOAD: u64 = 406;
 /// Keys that found their page full. At a load of 0.8 that is one page in millions.
 const OVERFLOW_MAX: usize = 4096;
 
+/// Pages that fit a near cache together.
+const GROUP_PAGES: usize = 64;
+/// Keys whose cells are asked for at once.
+const AT_ONCE: usize = 64;
+/// Cells of a cache line. A full index's probes go through two or three.
+const LINE_CELLS: usize = 8;
+
 const KEY_BITS: u32 = 48;
 const KEY_MASK: u64 = (1 << KEY_BITS) - 1;
 const USED: u64 = 1 << 63;
@@ -35,11 +42,17 @@ const FLAGS: u64 = USED | REFERENCED;
 #[derive(Debug)]
 pub struct Index {
     cells: Vec<u64>,
+    shape: Shape,
+    overflow: Vec<(u64, u32)>,
+    used: u64,
+}
+
+/// What tells where keys belong: the same for each page and whoever works on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
     page_count: u64,
     rest_bits: u32,
     salt: u64,
-    overflow: Vec<(u64, u32)>,
-    used: u64,
 }
 
 /// Where a key belongs.
@@ -47,6 +60,14 @@ pub struct Index {
 struct Home {
     page: usize,
     rest: u64,
+}
+
+/// What became of a key that was put into its page.
+enum Put {
+    Added,
+    Replaced(Slot),
+    /// The page has neither the key nor room for it.
+    Full,
 }
 
 impl Index {
@@ -57,9 +78,7 @@ impl Index {
         assert!(slots < 1 << (62 - rest_bits), "a slot number fits a cell");
         Index {
             cells: alloc::vec![0; page_count as usize * PAGE_CELLS],
-            page_count,
-            rest_bits,
-            salt: key & KEY_MASK,
+            shape: Shape { page_count, rest_bits, salt: key & KEY_MASK },
             overflow: Vec::with_capacity(OVERFLOW_MAX),
             used: 0,
         }
@@ -88,15 +107,15 @@ impl Index {
     /// Where looking for a block begins, for [`crate::payload::Payload::prefetch`].
     #[inline]
     pub fn begin(&self, volume: VolumeIndex, lba: Lba) -> &u64 {
-        let home = self.home(volume, lba);
-        &self.cells[home.page * PAGE_CELLS + self.start(home.rest)]
+        let home = self.shape.home(volume, lba);
+        &self.cells[home.page * PAGE_CELLS + self.shape.start(home.rest)]
     }
 
     /// The slot of a block.
     pub fn get(&self, volume: VolumeIndex, lba: Lba) -> Option<Slot> {
-        let home = self.home(volume, lba);
+        let home = self.shape.home(volume, lba);
         match self.find(home) {
-            Some(at) => Some(self.slot(self.cells[at])),
+            Some(at) => Some(self.shape.slot(self.cells[at])),
             None if self.overflow.is_empty() => None,
             None => {
                 let key = key(volume, lba);
@@ -107,10 +126,10 @@ impl Index {
 
     /// The slot of a block, for a reader: sets its reference bit.
     pub fn read(&mut self, volume: VolumeIndex, lba: Lba) -> Option<Slot> {
-        match self.find(self.home(volume, lba)) {
+        match self.find(self.shape.home(volume, lba)) {
             Some(at) => {
                 self.cells[at] |= REFERENCED;
-                Some(self.slot(self.cells[at]))
+                Some(self.shape.slot(self.cells[at]))
             }
             None => self.get(volume, lba),
         }
@@ -118,26 +137,36 @@ impl Index {
 
     /// Points a block at a slot; returns the slot it pointed at before.
     pub fn insert(&mut self, volume: VolumeIndex, lba: Lba, slot: Slot) -> Option<Slot> {
-        let home = self.home(volume, lba);
-        let cell = USED | u64::from(slot.0) << self.rest_bits | home.rest;
-        let (at, found) = self.probe(home);
-        if found {
-            let at = at.expect("a cell that was found");
-            let before = self.slot(self.cells[at]);
-            self.cells[at] = cell;
-            return Some(before);
-        }
-        if !self.overflow.is_empty() {
+        let home = self.shape.home(volume, lba);
+        let base = home.page * PAGE_CELLS;
+        let page = &mut self.cells[base..base + PAGE_CELLS];
+        if self.overflow.is_empty() {
+            match self.shape.put(page, home.rest, slot) {
+                Put::Replaced(before) => return Some(before),
+                Put::Added => {
+                    self.used += 1;
+                    return None;
+                }
+                Put::Full => {}
+            }
+        } else {
+            let (at, found) = self.shape.probe(page, home.rest);
+            if let Some(at) = at.filter(|_| found) {
+                let before = self.shape.slot(page[at]);
+                page[at] = self.shape.cell(home.rest, slot);
+                return Some(before);
+            }
             let key = key(volume, lba);
             if let Some(found) = self.overflow.iter_mut().find(|cell| cell.0 == key) {
                 return Some(Slot(core::mem::replace(&mut found.1, slot.0)));
             }
+            if let Some(at) = at {
+                page[at] = self.shape.cell(home.rest, slot);
+                self.used += 1;
+                return None;
+            }
         }
         self.used += 1;
-        if let Some(at) = at {
-            self.cells[at] = cell;
-            return None;
-        }
         assert!(self.overflow.len() < OVERFLOW_MAX, "the index's overflow is full");
         self.overflow.push((key(volume, lba), slot.0));
         None
@@ -145,12 +174,13 @@ impl Index {
 
     /// Forgets a block if it points at `slot`; says whether it did.
     pub fn remove(&mut self, volume: VolumeIndex, lba: Lba, slot: Slot) -> bool {
-        let home = self.home(volume, lba);
+        let home = self.shape.home(volume, lba);
         if let Some(at) = self.find(home) {
-            if self.slot(self.cells[at]) != slot {
+            if self.shape.slot(self.cells[at]) != slot {
                 return false;
             }
-            self.close_gap(home.page, at - home.page * PAGE_CELLS);
+            let base = home.page * PAGE_CELLS;
+            self.shape.close_gap(&mut self.cells[base..base + PAGE_CELLS], at - base);
             self.used -= 1;
             return true;
         }
@@ -165,13 +195,13 @@ impl Index {
 
     /// Whether the block points at `slot` and was read since it was placed there.
     pub fn is_referenced(&self, volume: VolumeIndex, lba: Lba, slot: Slot) -> bool {
-        let cell = self.find(self.home(volume, lba)).map(|at| self.cells[at]);
-        cell.is_some_and(|cell| cell & REFERENCED != 0 && self.slot(cell) == slot)
+        let cell = self.find(self.shape.home(volume, lba)).map(|at| self.cells[at]);
+        cell.is_some_and(|cell| cell & REFERENCED != 0 && self.shape.slot(cell) == slot)
     }
 
     /// Pages of the table.
     pub fn page_count(&self) -> u32 {
-        self.page_count as u32
+        self.shape.page_count as u32
     }
 
     /// The cells of a page, for a checkpoint.
@@ -180,40 +210,157 @@ impl Index {
         &self.cells[base..base + PAGE_CELLS]
     }
 
-    /// Puts a page's cells back in place, from a checkpoint, into an index without any.
-    pub fn put_page(&mut self, page: u32, cells: &[[u8; 8]]) {
-        let base = page as usize * PAGE_CELLS;
-        for (cell, raw) in self.cells[base..base + PAGE_CELLS].iter_mut().zip(cells) {
-            *cell = u64::from_le_bytes(*raw);
-            self.used += u64::from(*cell != 0);
-        }
-    }
-
     /// Whether every key found room in its page: a checkpoint holds pages only.
     pub fn is_in_pages(&self) -> bool {
         self.overflow.is_empty()
     }
 
-    /// After pages were put back: drops every cell whose slot `keep` does not want, and counts the
-    /// rest.
-    pub fn sweep(&mut self, mut keep: impl FnMut(Slot) -> bool) {
-        self.used = self.overflow.len() as u64;
-        for page in 0..self.page_count as usize {
-            let base = page * PAGE_CELLS;
-            let mut at = 0;
-            while at < PAGE_CELLS {
-                let cell = self.cells[base + at];
-                if cell == 0 || keep(self.slot(cell)) {
-                    at += 1;
-                } else {
-                    // Another cell may have moved here: it is looked at next. One that wrapped
-                    // round from the page's end is looked at again there, or was before.
-                    self.close_gap(page, at);
+    /// What tells where keys belong.
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// All cells, page by page: to be filled from a checkpoint, [`Shape::put_page`] each. Then
+    /// [`Index::count`].
+    pub(crate) fn cells_mut(&mut self) -> &mut [u64] {
+        &mut self.cells
+    }
+
+    /// Says how many keys there are, after all pages were put in place.
+    pub(crate) fn count(&mut self, used: u64) {
+        self.used = used;
+    }
+
+    /// The table in so many parts, each for a worker of its own; none while keys are out of their
+    /// pages, where nobody but the whole index finds them.
+    pub(crate) fn parts(&mut self, count: usize) -> Option<Vec<Part<'_>>> {
+        if !self.overflow.is_empty() {
+            return None;
+        }
+        let pages = (self.shape.page_count as usize).div_ceil(count.max(1));
+        let shape = self.shape;
+        let parts = self.cells.chunks_mut(pages * PAGE_CELLS).enumerate();
+        Some(parts.map(|(at, cells)| Part { shape, first: at * pages, cells }).collect())
+    }
+
+    /// Takes note of what a worker did to a part of the table; who had it do so inserts what it
+    /// spilled.
+    pub(crate) fn join(&mut self, result: &PartResult) {
+        self.used += result.added;
+    }
+
+    #[inline]
+    fn find(&self, home: Home) -> Option<usize> {
+        let base = home.page * PAGE_CELLS;
+        let (at, found) = self.shape.probe(&self.cells[base..base + PAGE_CELLS], home.rest);
+        at.filter(|_| found).map(|at| base + at)
+    }
+}
+
+/// Pages of an index that one worker changes: of all keys it takes those that belong there.
+#[derive(Debug)]
+pub(crate) struct Part<'a> {
+    shape: Shape,
+    /// Its first page.
+    first: usize,
+    cells: &'a mut [u64],
+}
+
+/// What a worker has to tell of its part.
+#[derive(Debug, Default)]
+pub(crate) struct PartResult {
+    added: u64,
+    /// Slots whose keys found their page full, in order.
+    pub(crate) spilled: Vec<Slot>,
+}
+
+impl Part<'_> {
+    /// Points blocks at slots, in order; those that belong to other parts are theirs.
+    ///
+    /// Each key is somewhere else, and that is a miss of every cache and of the TLB. So they are
+    /// first put in the order of groups of pages (and in a group in the order they had).
+    pub(crate) fn insert_all(
+        &mut self,
+        volume: VolumeIndex,
+        all: impl Iterator<Item = (Lba, Slot)> + Clone,
+        result: &mut PartResult,
+    ) {
+        let groups = (self.cells.len() / PAGE_CELLS).div_ceil(GROUP_PAGES);
+        // Where each group's keys begin: at first how many the group before has.
+        let mut begins = alloc::vec![0_usize; groups + 1];
+        for (lba, _) in all.clone() {
+            if let Some(home) = self.home(volume, lba) {
+                begins[home.page / GROUP_PAGES + 1] += 1;
+            }
+        }
+        for group in 0..groups {
+            begins[group + 1] += begins[group];
+        }
+        let mut sorted = alloc::vec![(0_u32, 0_u64); begins[groups]];
+        for (lba, slot) in all {
+            if let Some(home) = self.home(volume, lba) {
+                let next = &mut begins[home.page / GROUP_PAGES];
+                sorted[*next] = (home.page as u32, self.shape.cell(home.rest, slot));
+                *next += 1;
+            }
+        }
+        for some in sorted.chunks(AT_ONCE) {
+            // All cells are asked for before the first is needed, and those that probing comes to:
+            // the misses overlap.
+            let warm = some.iter().fold(0, |warm, (page, cell)| {
+                let base = *page as usize * PAGE_CELLS;
+                let start = self.shape.start(self.shape.rest(*cell));
+                let line = |line: usize| {
+                    self.cells[base + (start + line * LINE_CELLS).min(PAGE_CELLS - 1)]
+                };
+                warm ^ line(0) ^ line(1) ^ line(2)
+            });
+            core::hint::black_box(warm);
+            for (page, cell) in some {
+                let base = *page as usize * PAGE_CELLS;
+                let (rest, slot) = (self.shape.rest(*cell), self.shape.slot(*cell));
+                match self.shape.put(&mut self.cells[base..base + PAGE_CELLS], rest, slot) {
+                    Put::Added => result.added += 1,
+                    Put::Replaced(_) => {}
+                    Put::Full => result.spilled.push(slot),
                 }
             }
-            let cells = self.page(page as u32).iter().filter(|cell| **cell != 0);
-            self.used += cells.count() as u64;
         }
+    }
+
+    /// Where a key belongs, its page counted within the part; none: in another part.
+    #[inline]
+    fn home(&self, volume: VolumeIndex, lba: Lba) -> Option<Home> {
+        let Home { page, rest } = self.shape.home(volume, lba);
+        let page = page.checked_sub(self.first)?;
+        (page < self.cells.len() / PAGE_CELLS).then_some(Home { page, rest })
+    }
+}
+
+impl Shape {
+    /// Puts a page's cells back in place, from a checkpoint, but those whose slot `keep` does not
+    /// want; returns how many are left.
+    pub(crate) fn put_page(
+        &self,
+        page: &mut [u64],
+        cells: &[[u8; 8]],
+        keep: impl Fn(Slot) -> bool,
+    ) -> u64 {
+        for (cell, raw) in page.iter_mut().zip(cells) {
+            *cell = u64::from_le_bytes(*raw);
+        }
+        let mut at = 0;
+        while at < page.len() {
+            let cell = page[at];
+            if cell == 0 || keep(self.slot(cell)) {
+                at += 1;
+            } else {
+                // Another cell may have moved here: it is looked at next. One that wrapped round
+                // from the page's end is looked at again there, or was before.
+                self.close_gap(page, at);
+            }
+        }
+        page.iter().filter(|cell| **cell != 0).count() as u64
     }
 
     #[inline]
@@ -237,40 +384,50 @@ impl Index {
     }
 
     #[inline]
-    fn find(&self, home: Home) -> Option<usize> {
-        let (at, found) = self.probe(home);
-        at.filter(|_| found)
+    fn rest(&self, cell: u64) -> u64 {
+        cell & ((1 << self.rest_bits) - 1)
     }
 
-    /// The cell of a key, or else the empty one where it would go, if its page has one; and whether
-    /// it is the key's.
     #[inline]
-    fn probe(&self, home: Home) -> (Option<usize>, bool) {
-        let base = home.page * PAGE_CELLS;
-        let page = &self.cells[base..base + PAGE_CELLS];
+    fn cell(&self, rest: u64, slot: Slot) -> u64 {
+        USED | u64::from(slot.0) << self.rest_bits | rest
+    }
+
+    /// Puts a key into its page.
+    #[inline]
+    fn put(&self, page: &mut [u64], rest: u64, slot: Slot) -> Put {
+        let (at, found) = self.probe(page, rest);
+        let Some(at) = at else { return Put::Full };
+        let before = core::mem::replace(&mut page[at], self.cell(rest, slot));
+        if found { Put::Replaced(self.slot(before)) } else { Put::Added }
+    }
+
+    /// The cell of a key within its page, or else the empty one where it would go, if there is
+    /// one; and whether it is the key's.
+    #[inline]
+    fn probe(&self, page: &[u64], rest: u64) -> (Option<usize>, bool) {
         let rest_mask = (1 << self.rest_bits) - 1;
-        let start = self.start(home.rest);
+        let start = self.start(rest);
         for (at, cell) in page.iter().enumerate().skip(start) {
-            if *cell == 0 || cell & rest_mask == home.rest {
-                return (Some(base + at), *cell != 0);
+            if *cell == 0 || cell & rest_mask == rest {
+                return (Some(at), *cell != 0);
             }
         }
         for (at, cell) in page[..start].iter().enumerate() {
-            if *cell == 0 || cell & rest_mask == home.rest {
-                return (Some(base + at), *cell != 0);
+            if *cell == 0 || cell & rest_mask == rest {
+                return (Some(at), *cell != 0);
             }
         }
         (None, false)
     }
 
     /// Moves later cells of the probe sequence back over the cell at `gap` (I2).
-    fn close_gap(&mut self, page: usize, mut gap: usize) {
-        let base = page * PAGE_CELLS;
+    fn close_gap(&self, page: &mut [u64], mut gap: usize) {
         let rest_mask = (1 << self.rest_bits) - 1;
         let mut at = gap;
         for _ in 0..PAGE_CELLS - 1 {
             at = next(at);
-            let cell = self.cells[base + at];
+            let cell = page[at];
             if cell == 0 {
                 break;
             }
@@ -278,11 +435,11 @@ impl Index {
             let distance = (at + PAGE_CELLS - home) % PAGE_CELLS;
             let gap_distance = (at + PAGE_CELLS - gap) % PAGE_CELLS;
             if distance >= gap_distance {
-                self.cells[base + gap] = cell;
+                page[gap] = cell;
                 gap = at;
             }
         }
-        self.cells[base + gap] = 0;
+        page[gap] = 0;
     }
 }
 
@@ -357,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_drops_what_is_not_wanted_and_nothing_else() {
+    fn pages_put_back_lack_what_is_not_wanted_and_nothing_else() {
         for slots in [10, 100_000] {
             let mut index = Index::new(slots, 0x1234_5678_9ABC_DEF0);
             let mut seed = 77;
@@ -368,10 +525,59 @@ mod tests {
                 index.insert(volume, lba, Slot(slot as u32));
                 keys.insert((volume, lba), Slot(slot as u32));
             }
-            index.sweep(|slot| slot.0 % 3 != 1);
+            let raw: alloc::vec::Vec<[u8; 8]> =
+                index.cells.iter().map(|cell| cell.to_le_bytes()).collect();
+            let shape = index.shape();
+            let pages = index.cells_mut().chunks_mut(PAGE_CELLS).zip(raw.chunks(PAGE_CELLS));
+            let used = pages.map(|(page, raw)| shape.put_page(page, raw, |slot| slot.0 % 3 != 1));
+            let used = used.sum();
+            index.count(used);
             keys.retain(|_, slot| slot.0 % 3 != 1);
             assert_eq!(index.len(), keys.len() as u64);
             assert!(keys.iter().all(|(key, slot)| index.get(key.0, key.1) == Some(*slot)));
+        }
+    }
+
+    #[test]
+    fn workers_on_parts_make_the_index_that_one_alone_makes() {
+        // The last holds more keys than its pages: some are put aside.
+        for (slots, keys) in [(10, 10), (100_000, 100_000), (1, PAGE_CELLS as u64 + 100)] {
+            let all: alloc::vec::Vec<(Lba, Slot)> = {
+                let mut seed = 4711 + slots;
+                let lba = |_| Lba(random(&mut seed) % keys);
+                let lbas: alloc::vec::Vec<Lba> = match slots {
+                    1 => (0..keys).chain(keys - 200..keys).map(Lba).collect(),
+                    _ => (0..2 * keys).map(lba).collect(),
+                };
+                lbas.into_iter().zip((0..).map(Slot)).collect()
+            };
+            let mut alone = Index::new(slots, 99);
+            for (lba, slot) in &all {
+                alone.insert(VolumeIndex(3), *lba, *slot);
+            }
+            for count in [1, 2, 5] {
+                let mut index = Index::new(slots, 99);
+                let parts = index.parts(count).expect("nothing is out of its page");
+                let mut results = alloc::vec::Vec::new();
+                for mut part in parts {
+                    let mut result = PartResult::default();
+                    for some in all.chunks(all.len() / 3) {
+                        part.insert_all(VolumeIndex(3), some.iter().copied(), &mut result);
+                    }
+                    results.push(result);
+                }
+                for result in &results {
+                    index.join(result);
+                    for slot in &result.spilled {
+                        index.insert(VolumeIndex(3), all[slot.0 as usize].0, *slot);
+                    }
+                }
+                assert_eq!(index.len(), alone.len());
+                for (lba, _) in &all {
+                    let found = index.get(VolumeIndex(3), *lba);
+                    assert_eq!(found, alone.get(VolumeIndex(3), *lba));
+                }
+            }
         }
     }
 

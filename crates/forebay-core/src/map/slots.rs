@@ -61,6 +61,17 @@ impl Slots {
         Slots { rows: alloc::vec![void; count as usize] }
     }
 
+    /// A table for `count` slots whose rows are all to be put in place from a checkpoint
+    /// ([`put_rows`]): nothing has been written to its memory yet.
+    pub(crate) fn unfilled(count: u64) -> Slots {
+        Slots { rows: alloc::vec![[0; ROW_BYTES]; count as usize] }
+    }
+
+    /// All rows, to be put in place.
+    pub(crate) fn rows_mut(&mut self) -> &mut [[u8; ROW_BYTES]] {
+        &mut self.rows
+    }
+
     /// Bytes of memory a table for `count` slots takes.
     pub fn memory_bytes(count: u64) -> u64 {
         count * ROW_BYTES as u64
@@ -115,9 +126,11 @@ impl Slots {
         self.rows[slots.start as usize..slots.end as usize].as_flattened()
     }
 
-    /// Puts a slot's bytes back, from a checkpoint.
-    pub fn set_row(&mut self, slot: Slot, row: &[u8]) {
-        self.rows[slot.0 as usize].copy_from_slice(row);
+    /// Of these slots, in a row, how many hold a block that a guest wrote.
+    pub(crate) fn written(&self, slots: core::ops::Range<u32>) -> u64 {
+        let rows = &self.rows[slots.start as usize..slots.end as usize];
+        // The highest bit of a block says that it is a fill, or that there is none.
+        rows.iter().map(|row| u64::from(row[4] >> 7 ^ 1)).sum()
     }
 
     #[inline]
@@ -133,5 +146,33 @@ impl Slots {
         let mut wide = [0; 8];
         wide[..5].copy_from_slice(&row[..5]);
         (u64::from_le_bytes(wide), u32::from_le_bytes([row[5], row[6], row[7], row[8]]))
+    }
+}
+
+/// Puts rows back in place, from the content of a checkpoint's page.
+pub(crate) fn put_rows(rows: &mut [[u8; ROW_BYTES]], content: &[u8]) {
+    let rows = rows.as_flattened_mut();
+    rows.copy_from_slice(&content[..rows.len()]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_guests_wrote_is_told_from_fills_and_nothing() {
+        let mut slots = Slots::new(6);
+        for (slot, lba, fill) in [(1, 0, false), (2, FILL - 1, false), (3, 7, true), (5, 9, false)]
+        {
+            slots.hold(Slot(slot), Held { lba: Lba(lba), crc: u32::MAX, fill });
+        }
+        assert_eq!(slots.written(0..6), 3);
+        assert_eq!(slots.written(3..5), 0);
+        slots.void(Slot(1));
+        assert_eq!(slots.written(0..2), 0);
+        let mut other = Slots::unfilled(6);
+        put_rows(other.rows_mut(), slots.rows(0..6));
+        assert_eq!(other.rows, slots.rows);
+        assert_eq!(other.held(Slot(0)), None);
     }
 }

@@ -83,7 +83,7 @@ impl Engine {
         state.extents_full &= !state.extents.has_guest_room();
         // Bounded: each turn takes a request off the queue or stops.
         while let Some(at) = self.volume(volume).writes.front().copied() {
-            if self.health == CacheHealth::Failed {
+            if self.health == CacheHealth::Failed || self.volume(volume).parked.full {
                 self.volume(volume).writes.pop_front();
                 self.volume(volume).unlock(at);
                 self.answer(at, Err(RequestError::Io));

@@ -26,8 +26,17 @@ pub struct Item {
     lba: Lba,
     position: Position,
     slot: Slot,
-    /// It is lost, and nothing is written.
-    lost: bool,
+    fate: Fate,
+}
+
+/// What becomes of a block of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Written,
+    /// It is not what was written: nothing is.
+    Lost,
+    /// The backing device does not take it (`parked`).
+    Refused,
 }
 
 /// A stretch of adjacent blocks that are written alike.
@@ -110,7 +119,7 @@ impl Batch {
 
     /// Adds a block; blocks come in log order.
     pub fn push(&mut self, lba: Lba, position: Position, slot: Slot) {
-        self.items.push(Item { lba, position, slot, lost: false });
+        self.items.push(Item { lba, position, slot, fate: Fate::Written });
     }
 
     /// Adds an extent; extents come in log order.
@@ -181,19 +190,34 @@ impl Batch {
     /// Where a block of a stretch is; none: it is lost.
     pub fn slot(&self, item: usize) -> Option<Slot> {
         let item = &self.items[item];
-        (!item.lost).then_some(item.slot)
+        (item.fate != Fate::Lost).then_some(item.slot)
     }
 
     /// A block turned out to be lost: nothing is written for it.
     pub fn lose(&mut self, item: usize) {
-        self.items[item].lost = true;
+        self.items[item].fate = Fate::Lost;
         self.has_lost = true;
+    }
+
+    /// The backing device does not take a block, or is not asked to.
+    pub fn refuse(&mut self, item: usize) {
+        self.items[item].fate = Fate::Refused;
+    }
+
+    /// Whether it does not.
+    pub fn is_refused(&self, item: usize) -> bool {
+        self.items[item].fate == Fate::Refused
+    }
+
+    /// Whether a block goes to the backing device.
+    pub fn is_written(&self, item: usize) -> bool {
+        self.items[item].fate == Fate::Written
     }
 
     /// A lost block that is not named yet, and its place.
     pub fn next_lost(&mut self) -> Option<(Lba, Slot)> {
         while let Some(item) = self.items.get(self.next_lost).filter(|_| self.has_lost) {
-            if item.lost {
+            if item.fate == Fate::Lost {
                 return Some((item.lba, item.slot));
             }
             self.next_lost += 1;

@@ -2,4 +2,5 @@
 //! What is chosen rather than required: when to write back, and how.
 
 pub mod batch;
+pub mod parked;
 pub mod writeback;

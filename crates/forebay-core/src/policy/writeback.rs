@@ -19,6 +19,7 @@
 //! | writing  | flushing | every run is written |
 //! | flushing | noting   | the backing device says it is durable |
 //! | noting   | idle     | the watermark is durable |
+//! | writing  | writing  | some blocks are refused, try after try: they are parked (`parked`), the rest is written |
 //! | writing, flushing | waiting | the backing device failed, or what was found lost could not be named: the batch is given up, to be built again |
 //! | waiting  | idle     | after `retry_after` |
 //!
@@ -31,14 +32,17 @@ use crate::engine::{Config, Engine, Pending};
 use crate::format::entry::Kind;
 use crate::log::lost::Noted;
 use crate::map::extent::{Extent, Position};
-use crate::memory::queue_bytes;
+use crate::memory::{queue_bytes, vec_bytes};
 use crate::mutant::Mutant;
 use crate::op::read::behind;
 use crate::payload::{Payload, Place};
 use crate::policy::batch::{Batch, Stretch};
-use crate::units::{SegmentId, Sequence, Tick, VolumeIndex};
+use crate::policy::parked::{PARTS_MAX, PROBES_MAX, TRIES};
+use crate::request::RequestError;
+use crate::units::{Lba, SegmentId, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 /// Batches that may be under way at once, over all volumes.
 pub const LANE_COUNT: usize = 4;
@@ -129,20 +133,31 @@ enum RunState {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Run {
-    stretch: Stretch,
-    frame: u32,
+pub(super) struct Run {
+    pub(super) stretch: Stretch,
+    pub(super) frame: u32,
     frames: u32,
     state: RunState,
-    /// Reads or writes under way.
-    remaining: u16,
+    /// Reads or writes under way, or waiting to be.
+    pub(super) remaining: u16,
+    /// Some of its blocks are refused.
+    pub(super) refused: bool,
+}
+
+/// A part of a run that is one write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(super) run: u32,
+    /// Blocks from the run's first.
+    pub(super) from: u64,
+    pub(super) blocks: u64,
 }
 
 /// Memory for one batch.
 #[derive(Debug)]
 pub(crate) struct Lane {
     taken: bool,
-    batch: Batch,
+    pub(super) batch: Batch,
     runs: VecDeque<Run>,
     /// Number of the run at the front.
     front: u32,
@@ -153,13 +168,27 @@ pub(crate) struct Lane {
     frame_next: u32,
     frames_used: u32,
     /// Effects under way.
-    under_way: u32,
+    pub(super) under_way: u32,
     writes_under_way: u16,
     given_out: bool,
     /// Completions the engine had seen when it went on last: without another one it cannot.
     seen: u64,
     /// It is given up as soon as nothing of it is under way.
-    failed: bool,
+    pub(super) failed: bool,
+    /// What is refused is halved, and parked in the end.
+    pub(super) parking: bool,
+    /// Parked blocks are tried, too.
+    trying: bool,
+    /// Parts of refused writes, to be tried next.
+    pub(super) parts: VecDeque<Part>,
+    /// Blocks of refused zeros.
+    pub(super) zeros: Vec<Lba>,
+    /// Something was written or, where nothing else was, the device was flushed.
+    pub(super) works: bool,
+    /// Writes that were refused.
+    pub(super) refusals: u32,
+    /// It has put off the next try.
+    pub(super) put_off: bool,
     /// Because not all that was found lost could be noted.
     crowded: bool,
 }
@@ -186,23 +215,32 @@ impl Lane {
             seen: 0,
             failed: false,
             crowded: false,
+            parking: false,
+            trying: false,
+            parts: VecDeque::with_capacity(PARTS_MAX),
+            zeros: Vec::with_capacity(PARTS_MAX),
+            works: false,
+            refusals: 0,
+            put_off: false,
         }
     }
 
     pub(crate) fn memory_bytes(config: &Config) -> u64 {
         let items = config.batch_blocks_max as usize + crate::limits::RECORD_ENTRIES_MAX;
         let lane = size_of::<Lane>() + RUN_COUNT_MAX * size_of::<Run>();
+        let parts = PARTS_MAX * (size_of::<Part>() + size_of::<Lba>());
         let batch = Batch::memory_bytes(items, config.extent_count_max as usize);
-        LANE_COUNT as u64 * (batch + lane as u64)
+        LANE_COUNT as u64 * (batch + (lane + parts) as u64)
     }
 
     /// Bytes of memory it takes.
     pub(crate) fn held_bytes(&self) -> u64 {
-        size_of::<Lane>() as u64 + self.batch.held_bytes() + queue_bytes(&self.runs)
+        let parts = queue_bytes(&self.parts) + vec_bytes(&self.zeros);
+        size_of::<Lane>() as u64 + self.batch.held_bytes() + queue_bytes(&self.runs) + parts
     }
 
     #[inline]
-    fn run(&mut self, number: u32) -> &mut Run {
+    pub(super) fn run(&mut self, number: u32) -> &mut Run {
         &mut self.runs[number.wrapping_sub(self.front) as usize]
     }
 
@@ -228,9 +266,20 @@ pub(crate) struct Work {
 
 #[derive(Clone, Copy, Debug)]
 enum What {
-    Read { run: u32, offset: u16, segment: SegmentId, block: u16, blocks: u16, again: bool },
-    Write { run: u32 },
+    Read {
+        run: u32,
+        offset: u16,
+        segment: SegmentId,
+        block: u16,
+        blocks: u16,
+        again: bool,
+    },
+    Write {
+        part: Part,
+    },
     Flush,
+    /// A flush that only asks whether the backing device does anything at all.
+    Probe,
 }
 
 impl Engine {
@@ -329,6 +378,9 @@ impl Engine {
                 state.log.note_wanted = true;
                 self.skip_cursor(volume, through);
             }
+            return;
+        }
+        if state.is_only_parked() && self.now < state.parked.due {
             return;
         }
         let Some(lane) = self.lanes.iter().position(|lane| !lane.taken) else { return };
@@ -435,12 +487,22 @@ impl Engine {
         }
         let raw_blocks = self.lanes[lane].batch.len() as u32;
         let keep_oldest = self.config.mutants.is(Mutant::BatchKeepsOldest);
+        let lane_index = lane;
         let lane = &mut self.lanes[lane];
         lane.batch.seal(keep_oldest);
         lane.runs.clear();
         (lane.front, lane.next_write, lane.frame_next, lane.frames_used) = (0, 0, 0, 0);
         (lane.given_out, lane.failed, lane.crowded) = (false, false, false);
         assert!(lane.under_way == 0, "a lane is free only when nothing of it is under way");
+        lane.parts.clear();
+        lane.zeros.clear();
+        (lane.works, lane.refusals, lane.put_off) = (false, 0, false);
+        let now = self.now;
+        let parked = &self.volume(volume).parked;
+        let parking = parked.tries >= TRIES || !parked.is_empty();
+        let trying = now >= parked.due;
+        let lane = &mut self.lanes[lane_index];
+        (lane.parking, lane.trying) = (parking, trying);
         let state = self.volume(volume);
         state.writeback.end = end;
         state.writeback.end_cursor = cursor;
@@ -460,12 +522,23 @@ impl Engine {
         loop {
             self.writeback_read_ahead(volume, lane, payload);
             self.writeback_write(volume, lane);
-            let lane_state = &mut self.lanes[lane];
+            let lane_state = &self.lanes[lane];
             let before = lane_state.runs.len();
-            while lane_state.runs.front().is_some_and(|run| run.state == RunState::Done) {
-                let run = lane_state.runs.pop_front().expect("looked");
+            while let Some(run) = self.lanes[lane].runs.front().copied()
+                && run.state == RunState::Done
+                && (!run.refused || self.park_run(volume, lane, run, payload))
+            {
+                let lane_state = &mut self.lanes[lane];
+                lane_state.runs.pop_front();
                 lane_state.frames_used -= run.frames;
                 lane_state.front = lane_state.front.wrapping_add(1);
+            }
+            let lane_state = &self.lanes[lane];
+            if lane_state.failed {
+                if lane_state.under_way == 0 && self.writeback_give_up(volume, lane) {
+                    self.writeback_begin(volume, payload);
+                }
+                return;
             }
             if lane_state.given_out && lane_state.runs.is_empty() {
                 assert!(lane_state.under_way == 0);
@@ -513,6 +586,7 @@ impl Engine {
                 frames: frames - spare,
                 state: RunState::Reading,
                 remaining: 0,
+                refused: false,
             };
             let number = state.front.wrapping_add(state.runs.len() as u32);
             state.runs.push_back(run);
@@ -586,9 +660,17 @@ impl Engine {
         loop {
             let state = &mut self.lanes[lane];
             let number = state.next_write;
-            if state.writes_under_way >= limit
-                || number == state.front.wrapping_add(state.runs.len() as u32)
-            {
+            if state.writes_under_way >= limit {
+                return;
+            }
+            let held = !state.works && state.refusals > PROBES_MAX;
+            if !held && let Some(part) = state.parts.pop_front() {
+                self.writeback_write_part(volume, lane, part);
+                continue;
+            }
+            if number == state.front.wrapping_add(state.runs.len() as u32) {
+                // Q3 of `parked`
+                state.failed |= held && state.writes_under_way == 0 && !state.parts.is_empty();
                 return;
             }
             let run = *state.run(number);
@@ -604,58 +686,60 @@ impl Engine {
     fn writeback_write_run(&mut self, volume: VolumeIndex, lane: usize, number: u32, run: Run) {
         let Stretch { kind, lba, blocks, item } = run.stretch;
         self.lanes[lane].run(number).state = RunState::Writing;
-        let what = What::Write { run: number };
         if kind != Kind::Data {
-            let token = self.writeback_token(volume, lane, number, what);
-            self.effects.push_back(match kind {
-                Kind::Zero => Effect::ZeroBacking { token, volume, lba, blocks },
-                _ => Effect::DiscardBacking { token, volume, lba, blocks },
-            });
-            return;
+            self.lanes[lane].run(number).remaining += 1;
+            return self.writeback_write_part(volume, lane, Part { run: number, from: 0, blocks });
         }
-        // One write, unless a block in between was lost.
-        let mut pieces: u64 = 0;
+        let parked = &self.volumes[usize::from(volume.0)].as_deref().expect("it exists").parked;
+        let state = &mut self.lanes[lane];
+        if !state.trying && parked.overlaps(lba, lba + blocks) {
+            for at in (0..blocks).filter(|at| parked.contains(lba + *at)) {
+                if state.batch.is_written(item + at as usize) {
+                    state.batch.refuse(item + at as usize);
+                    state.run(number).refused = true;
+                }
+            }
+        }
+        // One write, unless a block in between was lost or is not tried now.
         let mut from = 0;
         while from < blocks {
-            if self.lanes[lane].batch.slot(item + from as usize).is_none() {
-                from += 1;
-                continue;
-            }
+            let goes = |at: u64| self.lanes[lane].batch.is_written(item + at as usize);
             let mut to = from;
-            while to < blocks && self.lanes[lane].batch.slot(item + to as usize).is_some() {
+            while to < blocks && goes(to) {
                 to += 1;
             }
-            let token = self.writeback_token(volume, lane, number, what);
-            let stats = &mut self.volume(volume).stats;
-            stats.backing_writes += 1;
-            stats.backing_blocks_written += to - from;
-            pieces += 1;
-            self.effects.push_back(Effect::WriteBacking {
-                token,
-                volume,
-                lba: lba + from,
-                blocks: (to - from) as u16,
-                from: behind(Place::Window { frame: run.frame }, from as u16),
-            });
-            from = to;
+            if to > from {
+                self.lanes[lane].run(number).remaining += 1;
+                let part = Part { run: number, from, blocks: to - from };
+                self.writeback_write_part(volume, lane, part);
+            }
+            from = to + 1;
         }
-        if pieces == 0 {
+        if self.lanes[lane].run(number).remaining == 0 {
             self.lanes[lane].run(number).state = RunState::Done;
         }
     }
 
-    fn writeback_token(
-        &mut self,
-        volume: VolumeIndex,
-        lane: usize,
-        number: u32,
-        what: What,
-    ) -> crate::effect::Token {
+    fn writeback_write_part(&mut self, volume: VolumeIndex, lane: usize, part: Part) {
+        let Part { run, from, blocks } = part;
         let state = &mut self.lanes[lane];
         state.under_way += 1;
         state.writes_under_way += 1;
-        state.run(number).remaining += 1;
-        self.token(Pending::Writeback(Work { volume, what }))
+        let Run { stretch, frame, .. } = *state.run(run);
+        let lba = stretch.lba + from;
+        let token = self.token(Pending::Writeback(Work { volume, what: What::Write { part } }));
+        let effect = match stretch.kind {
+            Kind::Data => {
+                let stats = &mut self.volume(volume).stats;
+                stats.backing_writes += 1;
+                stats.backing_blocks_written += blocks;
+                let from = behind(Place::Window { frame }, from as u16);
+                Effect::WriteBacking { token, volume, lba, blocks: blocks as u16, from }
+            }
+            Kind::Zero => Effect::ZeroBacking { token, volume, lba, blocks },
+            _ => Effect::DiscardBacking { token, volume, lba, blocks },
+        };
+        self.effects.push_back(effect);
     }
 
     pub(crate) fn writeback_complete(
@@ -669,15 +753,24 @@ impl Engine {
         self.lanes[lane].under_way -= 1;
         match work.what {
             What::Read { .. } => self.writeback_was_read(volume, lane, work.what, result, payload),
-            What::Write { run } => {
-                let state = &mut self.lanes[lane];
-                state.writes_under_way -= 1;
-                state.failed |= result.is_err();
-                let run = state.run(run);
+            What::Write { part } => {
+                self.lanes[lane].writes_under_way -= 1;
+                match result {
+                    Ok(()) => self.writeback_took(volume, lane, part),
+                    Err(_) => self.writeback_refused(volume, lane, part),
+                }
+                let run = self.lanes[lane].run(part.run);
                 run.remaining -= 1;
                 if run.remaining == 0 {
                     run.state = RunState::Done;
                 }
+            }
+            What::Probe => {
+                if result.is_err() {
+                    self.backing_flush_failed(volume);
+                }
+                self.lanes[lane].works = result.is_ok();
+                self.lanes[lane].failed |= result.is_err();
             }
             What::Flush => {
                 if result.is_err() {
@@ -734,6 +827,13 @@ impl Engine {
         self.effects.push_back(Effect::FlushBacking { token, volume });
     }
 
+    /// Asks the backing device whether it does anything at all: nothing but that is under way.
+    pub(super) fn writeback_probe(&mut self, volume: VolumeIndex, lane: usize) {
+        self.lanes[lane].under_way += 1;
+        let token = self.token(Pending::Writeback(Work { volume, what: What::Probe }));
+        self.effects.push_back(Effect::FlushBacking { token, volume });
+    }
+
     /// The backing device was flushed: the batch is done if that went well, and if all that it found
     /// lost is named (K4).
     fn writeback_flushed(&mut self, volume: VolumeIndex, lane: usize, payload: &mut impl Payload) {
@@ -768,8 +868,13 @@ impl Engine {
     /// The batch is on the backing device for good: the watermark may move (K2).
     fn writeback_done(&mut self, volume: VolumeIndex, lane: usize) {
         self.lanes[lane].taken = false;
+        let all_taken = self.lanes[lane].refusals == 0;
         let (now, wall) = (self.now, self.wall);
         let state = self.volume(volume);
+        state.parked.full = false;
+        if all_taken {
+            state.parked.all_taken();
+        }
         let writeback = &mut state.writeback;
         writeback.lane = None;
         writeback.failing = false;
@@ -808,7 +913,12 @@ impl Engine {
             match state.through_waiters.front().copied() {
                 Some(waiter) if waiter.sequence <= watermark => {
                     state.through_waiters.pop_front();
-                    self.answer(waiter.request, Ok(()));
+                    let active = self.active(waiter.request);
+                    let (first, end) = (active.first, active.first + active.blocks);
+                    // Q5
+                    let parked = self.volume(volume).parked.overlaps(first, end);
+                    let result = if parked { Err(RequestError::Io) } else { Ok(()) };
+                    self.answer(waiter.request, result);
                 }
                 _ => return,
             }
@@ -844,10 +954,12 @@ impl Engine {
 
     /// Nothing is lost, the batch is built again: later, or at once if a smaller one may do.
     fn writeback_give_up(&mut self, volume: VolumeIndex, lane: usize) -> bool {
-        let until = self.now.after(self.config.retry_after);
-        let crowded = self.lanes[lane].crowded;
+        let soon = self.now.after(self.config.retry_after);
+        let (crowded, refusals) = (self.lanes[lane].crowded, self.lanes[lane].refusals);
         self.lanes[lane].taken = false;
         let state = self.volume(volume);
+        state.parked.tries = state.parked.tries.saturating_add(u32::from(refusals > 0));
+        let until = if state.parked.full { soon.max(state.parked.due) } else { soon };
         let at_once = crowded && !state.writeback.careful;
         state.writeback.lane = None;
         state.writeback.careful |= crowded;
@@ -865,8 +977,10 @@ impl Engine {
             Stage::Waiting { until } => Some(until),
             Stage::Idle if volume.serving => {
                 let due = volume.writeback.dirty_since?.after(self.config.dirty_age);
+                let again = (!volume.parked.is_empty()).then_some(volume.parked.due);
                 // Past that time it waits for something else than time.
-                (due > self.now && !self.stopping).then_some(due)
+                let due = [Some(due), again].into_iter().flatten();
+                due.filter(|due| *due > self.now && !self.stopping).min()
             }
             _ => None,
         }

@@ -24,6 +24,12 @@ pub fn thread_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// Nanoseconds that all threads of this process have had the processor.
+pub fn process_cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 /// The middle of some measurements, and how far they spread.
 #[derive(Clone, Copy, Debug)]
 pub struct Median {

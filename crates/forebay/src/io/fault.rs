@@ -19,6 +19,13 @@ pub enum FaultWhen {
     Nth(u64),
     /// The n-th and all after it.
     From(u64),
+    /// Those that touch any of these bytes, as if a sector were bad.
+    Over {
+        /// First byte.
+        offset: u64,
+        /// How many.
+        length: u64,
+    },
     /// So many of a million, chosen by a seed.
     Rate {
         /// How many of a million.
@@ -83,8 +90,8 @@ impl Faults {
         self.with(|plan| plan.failed)
     }
 
-    fn judge(&self, kind: OperationKind) -> Result<(), DeviceError> {
-        self.with(|plan| plan.judge(kind))
+    fn judge(&self, operation: Use) -> Result<(), DeviceError> {
+        self.with(|plan| plan.judge(operation))
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut Plan) -> T) -> T {
@@ -100,13 +107,17 @@ impl Plan {
         }
     }
 
-    fn judge(&mut self, kind: OperationKind) -> Result<(), DeviceError> {
+    fn judge(&mut self, operation: Use) -> Result<(), DeviceError> {
+        let Use { kind, offset: from, length: bytes } = operation;
         self.counts[kind.index()] += 1;
         let hits = |rule: &&FaultRule| {
             let ordinal = self.count(rule.kind);
             let strikes = match rule.when {
                 FaultWhen::Nth(nth) => ordinal == nth,
                 FaultWhen::From(nth) => ordinal >= nth,
+                FaultWhen::Over { offset, length } => {
+                    from < offset + length && offset < from + bytes
+                }
                 FaultWhen::Rate { per_million, seed } => {
                     mixed(seed, ordinal) % 1_000_000 < u64::from(per_million)
                 }
@@ -152,7 +163,8 @@ impl Layer for FaultDevice {
     }
 
     fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
-        match self.faults.judge(operation.kind()) {
+        let (offset, length) = (operation.offset(), operation.length());
+        match self.faults.judge(Use { kind: operation.kind(), offset, length }) {
             Ok(()) => self.inner.submit(reactor, operation, token, now),
             Err(error) => {
                 self.failed.push(Completion { token, result: Err(error) });
@@ -171,7 +183,7 @@ impl Layer for FaultDevice {
     }
 
     fn blocking(&self, use_of: Use, run: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
-        self.faults.judge(use_of.kind)?;
+        self.faults.judge(use_of)?;
         run()
     }
 }
@@ -218,6 +230,20 @@ mod tests {
         assert_eq!(byte, [0]);
         assert_eq!((faults.failed(), faults.count(Some(OperationKind::Write))), (1, 3));
         assert_eq!(faults.count(None), 5);
+    }
+
+    #[test]
+    fn a_bad_sector_fails_whatever_touches_it() {
+        let faults = Faults::new();
+        let (mut device, mut reactor, arena) = failing(&faults);
+        let when = FaultWhen::Over { offset: 4096, length: 512 };
+        faults.add(FaultRule::new(Some(OperationKind::Write), when));
+        let write = |offset| Operation::Write { span: arena.whole(), offset };
+        let read = Operation::Read { span: arena.whole(), offset: 4096 };
+        let ops = [write(0), write(4096), write(8192), write(512), read, Operation::Flush];
+        let answers = answers(&mut device, &mut reactor, &ops);
+        assert_eq!(answers, [true, false, true, false, true, true]);
+        assert!(device.write_at(4000, &[0; 97]).is_err() && device.write_at(0, &[0; 9]).is_ok());
     }
 
     #[test]

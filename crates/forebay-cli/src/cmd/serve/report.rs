@@ -178,6 +178,20 @@ fn volume_status(
              lost, and flushes answer errors until serve is started again"
         ));
     }
+    if let Some(first) = now.parked_first {
+        problems.push(format!(
+            "{name}: {backing} refuses {} blocks, the first at byte {}; they are kept in the cache \
+             and tried again",
+            now.parked_blocks,
+            first.0 * BLOCK_BYTES
+        ));
+    }
+    if now.parked_full {
+        problems.push(format!(
+            "{name}: {backing} refuses more blocks than can be set aside: writes answer errors \
+             until it takes some of them, reads go on"
+        ));
+    }
     if stats.lost_blocks > 0 {
         problems.push(format!(
             "{name}: {} blocks were lost on the cache device; reads there fail until they are \
@@ -185,9 +199,12 @@ fn volume_status(
             stats.lost_blocks
         ));
     }
-    let is_failed = now.frozen || shard.engine().health() == CacheHealth::Failed;
-    let is_degraded =
-        now.backing_failing || now.flush_failed || stats.lost_blocks > 0 || !now.serving;
+    let is_failed = now.frozen || now.parked_full || shard.engine().health() == CacheHealth::Failed;
+    let is_degraded = now.backing_failing
+        || now.flush_failed
+        || now.parked_blocks > 0
+        || stats.lost_blocks > 0
+        || !now.serving;
     let answered = stats.hit_blocks + stats.zero_blocks;
     let requests = stats.reads + stats.writes + stats.discards;
     let ratio = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
@@ -243,6 +260,7 @@ fn volume_status(
         cache_bytes_per_written_byte: ratio(cache_bytes, guest_bytes),
         backing_bytes_per_written_byte: ratio(written, guest_bytes),
         lost_blocks: stats.lost_blocks,
+        parked_blocks: now.parked_blocks,
         repaired_blocks: stats.repaired_blocks,
         backing_faults: stats.backing_faults,
         attached: Vec::new(),

@@ -43,6 +43,8 @@ struct Device {
 struct Seen {
     backing: Device,
     is_failing: bool,
+    parked: u64,
+    is_parked_full: bool,
     is_draining: bool,
     lost: u64,
     repaired: u64,
@@ -140,6 +142,22 @@ impl Daemon {
             };
             self.watch.warn(Cause::Failing(index), text, 1, now);
         }
+        let parked = status.parked_blocks;
+        if (parked > 0) != (seen.parked > 0) || status.parked_full != seen.is_parked_full {
+            let text = match (status.parked_first, status.parked_full) {
+                (_, true) => format!(
+                    "{name}: failed: {backing} refuses more blocks than can be set aside; writes \
+                     answer errors until it takes some of them"
+                ),
+                (Some(first), false) => format!(
+                    "{name}: degraded: {backing} refuses {parked} blocks, the first at byte {}; \
+                     they are kept in the cache and tried again",
+                    first.0 * BLOCK_BYTES
+                ),
+                (None, false) => format!("{name}: {backing} refuses no block any more"),
+            };
+            self.watch.warn(Cause::Failing(index), text, 1, now);
+        }
         let lost = status.stats.lost_blocks.saturating_sub(seen.lost);
         if lost > 0 {
             let text = format!(
@@ -166,6 +184,8 @@ impl Daemon {
         }
         let dirty = status.dirty_blocks * BLOCK_BYTES;
         seen.is_failing = status.backing_failing;
+        seen.parked = parked;
+        seen.is_parked_full = status.parked_full;
         seen.lost = status.stats.lost_blocks;
         seen.repaired = status.stats.repaired_blocks;
         seen.batches = status.stats.batches;

@@ -11,10 +11,11 @@ use crate::log::chain::Log;
 use crate::log::lost;
 use crate::log::segment::State;
 use crate::map::extent::{Extent, Position};
+use crate::map::index::PartResult;
 use crate::map::slots::{Heading, Held};
 use crate::mutant::Mutant;
 use crate::policy::writeback::Cursor;
-use crate::units::{BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, VolumeIndex};
+use crate::units::{BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, Slot, VolumeIndex};
 use crate::volume::PendingExtent;
 use alloc::vec::Vec;
 
@@ -40,16 +41,23 @@ pub(super) fn note_items(log: &mut Log, entry: Entry) {
     }
 }
 
+/// Records whose blocks are in the slot table and not yet in the index: at most this many, for
+/// which the workers take 64 MiB. They are not more than what the engine takes when it is open.
+const PLAIN_COUNT: usize = 1 << 15;
+
 impl<R: CacheReader> Recovery<'_, R> {
     /// Applies a chain in order to index, slots, extents and segments.
     pub(super) fn apply(&mut self, index: VolumeIndex, chain: &[Step], out: &mut RecoveredVolume) {
         self.closed_generation = 0;
         let mut hole: Option<(SegmentId, u16)> = None;
         let mut holes = 0;
+        let mut plain: Vec<(SegmentId, u16, u16)> = Vec::new();
+        let mut items_known = true;
+        let mut alone = [0; BLOCK_SIZE];
         for steps in chain.chunks(BATCH) {
             let records = steps.iter().filter_map(|step| match step {
-                Step::Record { id, block, .. } => Some((*id, *block)),
-                Step::Hole { .. } => None,
+                Step::Record { id, block, held: false, .. } => Some((*id, *block)),
+                Step::Record { .. } | Step::Hole { .. } => None,
             });
             let bytes = self.read_blocks(&records.collect::<Vec<_>>());
             let mut heads = bytes.as_chunks::<BLOCK_SIZE>().0.iter();
@@ -57,18 +65,47 @@ impl<R: CacheReader> Recovery<'_, R> {
                 let mut place = match step {
                     Step::Hole { id, block, .. } | Step::Record { id, block, .. } => (*id, *block),
                 };
-                if let Step::Record { id, block, header, checksum } = step {
-                    let head = heads.next().expect("each record was read");
-                    let record = Record { id: *id, block: *block, header, head };
+                if let Step::Record { id, block, header, checksum, held } = step {
+                    let head = match held {
+                        true if hole.is_none() => None,
+                        // What its own header names is wanted, too.
+                        true => {
+                            let address = self.address(*id, *block);
+                            let read = self.reader.read(address, &mut alone);
+                            read.map(|()| Some(&alone)).unwrap_or(Some(&[0; BLOCK_SIZE]))
+                        }
+                        false => Some(heads.next().expect("each of these was read")),
+                    };
                     // Read for the second time: it may not be what it was.
                     let address = self.address(*id, *block);
-                    let same = self.decode(head, address) == Ok((*header, *checksum));
-                    if same && self.has_place(&record) {
-                        if let Some(at) = hole.take() {
-                            self.apply_hole(index, at, holes, &record, out);
-                            holes = 0;
+                    let same = head
+                        .is_none_or(|head| self.decode(head, address) == Ok((*header, *checksum)));
+                    if same && self.has_place(*id, *block, header) {
+                        match head {
+                            None => {
+                                items_known = false;
+                                self.enter_segment(index, *id, header, out);
+                                self.note_record(*id, *block, header);
+                                self.note_dirty(*id, *block, header, out);
+                                plain.push((*id, *block, header.entry_count));
+                                if plain.len() == PLAIN_COUNT {
+                                    self.insert_plain(index, &mut plain);
+                                }
+                            }
+                            Some(head) => {
+                                items_known = true;
+                                self.insert_plain(index, &mut plain);
+                                let record = Record { id: *id, block: *block, header, head };
+                                if let Some(at) = hole.take() {
+                                    self.apply_hole(index, at, holes, &record, out);
+                                    holes = 0;
+                                }
+                                self.enter_segment(index, *id, header, out);
+                                self.note_record(*id, *block, header);
+                                self.apply_record(index, &record, out);
+                            }
                         }
-                        self.apply_record(index, &record, *checksum, out);
+                        self.end_record(*id, *block, header, *checksum, out);
                         continue;
                     }
                     place = (*id, *block);
@@ -78,6 +115,11 @@ impl<R: CacheReader> Recovery<'_, R> {
             }
             self.batch = bytes;
         }
+        self.insert_plain(index, &mut plain);
+        if !items_known {
+            out.log.previous_items.clear();
+            self.restore_items(out.log.last, out);
+        }
         if let Some((segment, block)) = hole {
             // The last record of the log as it was opened: nothing says what it held.
             out.frozen = true;
@@ -85,14 +127,48 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
     }
 
+    /// Points the index at the blocks of records, in order, each worker in its part of the index.
+    fn insert_plain(&mut self, index: VolumeIndex, records: &mut Vec<(SegmentId, u16, u16)>) {
+        let Recovered { index: table, slots, segments, .. } = &mut self.found;
+        let (slots, segments) = (&*slots, &*segments);
+        let workers = self.reader.workers();
+        let blocks = |(id, block, entries): &(SegmentId, u16, u16)| {
+            let first = segments.slot(*id, *block).0 + 1;
+            let all = (first..first + u32::from(*entries)).map(Slot);
+            all.filter_map(|slot| slots.held(slot).map(|held| (held.lba, slot)))
+        };
+        if let Some(parts) = table.parts(workers) {
+            let mut results: Vec<PartResult> = Vec::new();
+            results.resize_with(parts.len(), PartResult::default);
+            let parts: Vec<_> = parts.into_iter().zip(&mut results).collect();
+            let records = &*records;
+            self.reader.share(parts, |(mut part, result)| {
+                part.insert_all(index, records.iter().flat_map(blocks), result);
+            });
+            for result in &results {
+                table.join(result);
+                for slot in &result.spilled {
+                    if let Some(held) = slots.held(*slot) {
+                        table.insert(index, held.lba, *slot);
+                    }
+                }
+            }
+        } else {
+            for (lba, slot) in records.iter().flat_map(blocks) {
+                table.insert(index, lba, slot);
+            }
+        }
+        records.clear();
+    }
+
     /// Whether a record's place is behind all that its segment has, in this life of the segment.
     /// It is, in any log of our own making.
-    fn has_place(&self, record: &Record<'_>) -> bool {
-        let segment = self.found.segments.get(record.id);
+    fn has_place(&self, id: SegmentId, block: u16, header: &Header) -> bool {
+        let segment = self.found.segments.get(id);
         segment.state == State::Free
-            || segment.ordinal == record.header.ordinal
-                && segment.sequence == record.header.segment_sequence
-                && segment.used <= record.block
+            || segment.ordinal == header.ordinal
+                && segment.sequence == header.segment_sequence
+                && segment.used <= block
     }
 
     /// A record is missing: what it held is known from the next one, or is not.
@@ -156,42 +232,58 @@ impl<R: CacheReader> Recovery<'_, R> {
         lost::forget_all(index, out.log.oldest, (blocks, segments, slots), &mut out.extents);
     }
 
-    fn apply_record(
-        &mut self,
-        index: VolumeIndex,
-        record: &Record<'_>,
-        checksum: u32,
-        out: &mut RecoveredVolume,
-    ) {
-        let Record { id, block, header, head } = *record;
-        self.enter_segment(index, id, header, out);
-        let segment = self.found.segments.get_mut(id);
-        if segment.used < block {
-            // A hole: for whoever goes from header to header it is a record of nothing.
-            let before = segment.used;
-            let heading = Heading {
-                blocks: block - before,
-                entries: 0,
-                sequence_offset: segment.last_sequence.0.saturating_sub(segment.first_sequence.0)
-                    as u32,
-            };
-            self.found.slots.head(self.found.segments.slot(id, before), heading);
-        }
-        let segment = self.found.segments.get_mut(id);
-        segment.used = block + header.blocks;
-        segment.last_sequence = header.last_sequence();
-        let offset = header.sequence.0.saturating_sub(segment.first_sequence.0);
+    /// Notes in its segment and in the slot table that there is a record, and what lies before it.
+    fn note_record(&mut self, id: SegmentId, block: u16, header: &Header) {
+        let segment = self.found.segments.get(id);
+        let offset = |from: Sequence| from.0.saturating_sub(segment.first_sequence.0) as u32;
         let heading = Heading {
             blocks: header.blocks,
             entries: header.entry_count,
-            sequence_offset: offset as u32,
+            sequence_offset: offset(header.sequence),
         };
+        let before = segment.used;
+        if before < block {
+            // A hole: for whoever goes from header to header it is a record of nothing.
+            let sequence_offset = offset(segment.last_sequence);
+            let nothing = Heading { blocks: block - before, entries: 0, sequence_offset };
+            self.found.slots.head(self.found.segments.slot(id, before), nothing);
+            self.void(id, before + 1..block);
+        }
         self.found.slots.head(self.found.segments.slot(id, block), heading);
+        let segment = self.found.segments.get_mut(id);
+        segment.used = block + header.blocks;
+        segment.last_sequence = header.last_sequence();
+    }
+
+    /// Blocks that hold nothing, whatever they held in an earlier life.
+    fn void(&mut self, id: SegmentId, blocks: core::ops::Range<u16>) {
+        for block in blocks {
+            self.found.slots.void(self.found.segments.slot(id, block));
+        }
+    }
+
+    /// Counts what is dirty of a record that holds nothing but blocks.
+    fn note_dirty(
+        &mut self,
+        id: SegmentId,
+        block: u16,
+        header: &Header,
+        out: &mut RecoveredVolume,
+    ) {
+        let clean = out.log.watermark.0.saturating_sub(header.sequence.0);
+        for number in clean.min(header.entry_count.into()) as u16..header.entry_count {
+            let slot = self.found.segments.slot(id, block + 1 + number);
+            if self.found.slots.held(slot).is_some_and(|held| !held.fill) {
+                out.log.dirtied = Sequence(header.sequence.0 + 1 + u64::from(number));
+                out.log.dirty_blocks += 1;
+            }
+        }
+    }
+
+    fn apply_record(&mut self, index: VolumeIndex, record: &Record<'_>, out: &mut RecoveredVolume) {
+        let Record { id, block, header, head } = *record;
+        self.void(id, block + 1..block + header.blocks);
         out.log.previous_items.clear();
-        // All cells are asked for before the first is needed: the misses overlap.
-        let blocks = (0..header.entry_count).filter_map(|number| record::entry(head, number).ok());
-        let warm = blocks.fold(0, |sum, entry| sum ^ *self.found.index.begin(index, entry.lba));
-        core::hint::black_box(warm);
         let mut next_block = block + 1;
         for number in 0..header.entry_count {
             let Ok(entry) = record::entry(head, number) else { continue };
@@ -199,6 +291,17 @@ impl<R: CacheReader> Recovery<'_, R> {
             let sequence = Sequence(header.sequence.0 + 1 + u64::from(number));
             self.apply_entry(index, id, block, &mut next_block, sequence, entry, header, out);
         }
+    }
+
+    /// What a record says of the log, once it has been applied.
+    fn end_record(
+        &mut self,
+        id: SegmentId,
+        block: u16,
+        header: &Header,
+        checksum: u32,
+        out: &mut RecoveredVolume,
+    ) {
         let link = Link { sequence: header.sequence, checksum, segment: id, block };
         out.log.last = link;
         out.log.closed = header.last_sequence();
@@ -231,10 +334,6 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
         segment.become_state(State::Open);
         segment.become_state(State::Sealed);
-        for block in 0..self.superblock.segment_blocks() {
-            // Of an earlier life, if a checkpoint was put in place.
-            self.found.slots.void(self.found.segments.slot(id, block));
-        }
         let segment = self.found.segments.get_mut(id);
         segment.volume = index;
         segment.sequence = header.segment_sequence;

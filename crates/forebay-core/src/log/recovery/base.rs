@@ -6,14 +6,13 @@ use super::{CacheReader, Recovered, RecoveredVolume, Recovery};
 use crate::format::entry::Kind;
 use crate::format::record::{self, Link};
 use crate::format::superblock::{Head, Volume};
-use crate::log::image::{Image, ImageVolume};
+use crate::log::image::{self, Image, ImageVolume};
 use crate::log::segment::State;
 use crate::map::extent::Position;
-use crate::map::index::Index;
-use crate::map::slots::Slots;
+use crate::map::slots::Heading;
 use crate::mutant::Mutant;
 use crate::policy::writeback::Cursor;
-use crate::units::{BLOCK_SIZE, Ordinal, SegmentId, VolumeIndex};
+use crate::units::{BLOCK_SIZE, Ordinal, SegmentId, Slot, VolumeIndex};
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
@@ -22,13 +21,9 @@ use alloc::vec::Vec;
 const UNUSED_RUN: usize = 256;
 
 impl<R: CacheReader> Recovery<'_, R> {
-    /// Puts a checkpoint in place, and looks for what came after it: in the pool it captured, from
-    /// the front, then at the tails (checkpoint::T3).
+    /// Takes a checkpoint, and looks for what came after it: in the pool it captured, from the
+    /// front, then at the tails (checkpoint::T3).
     pub(super) fn use_image(&mut self, mut image: Image) {
-        let slots = Slots::new(0);
-        self.found.slots = core::mem::replace(&mut image.slots, slots);
-        let index = Index::new(1, 0);
-        self.found.index = core::mem::replace(&mut image.index, index);
         let sequence = &mut self.found.segment_sequence;
         *sequence = (*sequence).max(image.segment_sequence);
         image.rows.sort_by_key(|row| (row.volume, row.ordinal));
@@ -52,22 +47,36 @@ impl<R: CacheReader> Recovery<'_, R> {
         self.image = Some(Rc::new(image));
     }
 
-    /// Takes out of the index what a checkpoint's pages hold of segments that are gone, or that
-    /// were used again since it began. Those are free here: each was given back when its death was
-    /// durable, so the tail of its log is behind it. Every record of theirs is applied after this.
-    pub(super) fn sweep(&mut self) {
-        let Recovered { index, segments, .. } = &mut self.found;
-        // Blocks of each segment that were in a log when the checkpoint began and still are: all
-        // that the sweep looks at for each of millions.
+    /// Puts a checkpoint's index in place, but what its pages hold of segments that are gone, or
+    /// that were used again since it began. Those are free here: each was given back when its death
+    /// was durable, so the tail of its log is behind it. Every record of theirs is applied after
+    /// this.
+    pub(super) fn read_index(&mut self) -> Option<()> {
+        let segments = &self.found.segments;
+        // Blocks of each segment that were in a log when the checkpoint began and still are.
         let used = |id| match segments.get(id) {
             segment if segment.state == State::Sealed => segment.used,
             _ => 0,
         };
         let used: Vec<u16> = (0..segments.count()).map(|id| used(SegmentId(id))).collect();
-        index.sweep(|slot| {
-            let (id, block) = segments.place(slot);
-            used.get(id.0 as usize).is_some_and(|used| block < *used)
-        });
+        // Most are wanted whole: one bit tells that of each, and all bits stay in a near cache,
+        // since this is asked for each of hundreds of millions of cells.
+        let blocks = segments.blocks();
+        let mut whole = alloc::vec![0_u64; used.len().div_ceil(64)];
+        for (id, _) in used.iter().enumerate().filter(|(_, used)| **used == blocks) {
+            whole[id / 64] |= 1 << (id % 64);
+        }
+        assert!(blocks.is_power_of_two(), "as the superblock's check has it");
+        let shift = blocks.trailing_zeros();
+        let skipped = self.mutants.is(Mutant::CheckpointSweepSkipped);
+        let keep = |slot: Slot| {
+            let (id, block) = ((slot.0 >> shift) as usize, slot.0 & (u32::from(blocks) - 1));
+            whole.get(id / 64).is_some_and(|word| word >> (id % 64) & 1 == 1)
+                || used.get(id).is_some_and(|used| block < u32::from(*used))
+                || skipped
+        };
+        self.found.index = image::read_index(self.superblock, self.reader, keep)?;
+        Some(())
     }
 
     /// What the checkpoint holds of a volume, put in place: the log as it was when it began.
@@ -179,7 +188,9 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// Finds where write-back goes on, and counts what is dirty.
     pub(super) fn find_cursor(&mut self, out: &mut RecoveredVolume) {
         let watermark = out.log.watermark;
-        (out.cursor, out.log.dirty_blocks) = (Cursor::default(), 0);
+        out.cursor = Cursor::default();
+        let mut dirty = 0;
+        let mut whole = Vec::new();
         let mut next = out.log.tail_segment;
         while let Some(id) = next {
             let segment = *self.found.segments.get(id);
@@ -188,23 +199,28 @@ impl<R: CacheReader> Recovery<'_, R> {
                 out.cursor = Cursor { segment: Some(id), block: segment.used };
                 continue;
             }
-            let mut block = 0;
-            while block < segment.used {
-                let heading = self.found.slots.heading(self.found.segments.slot(id, block));
+            if segment.first_sequence > watermark {
+                whole.push(id);
+                continue;
+            }
+            for (block, heading, end) in headings(&self.found, id) {
                 let first = segment.first_sequence.0 + u64::from(heading.sequence_offset);
-                let end = heading.end(block).min(segment.used);
                 if first + u64::from(heading.entries) <= watermark.0 {
                     out.cursor = Cursor { segment: Some(id), block: end };
                 } else {
-                    let slots = (block + 1..end).map(|at| self.found.segments.slot(id, at));
-                    let dirty = slots
-                        .filter_map(|slot| self.found.slots.held(slot))
-                        .filter(|held| !held.fill);
-                    out.log.dirty_blocks += dirty.count() as u64;
+                    dirty += written(&self.found, id, block, end);
                 }
-                block = end;
             }
         }
+        // Almost all of a log can be dirty: long to count.
+        let mut counts = alloc::vec![0; self.reader.workers().max(1)];
+        let parts = whole.chunks(whole.len().div_ceil(counts.len()).max(1));
+        let found = &self.found;
+        self.reader.share(parts.zip(&mut counts).collect(), |(ids, count): (&[_], &mut u64)| {
+            let all = ids.iter().flat_map(|id| headings(found, *id).map(move |it| (*id, it)));
+            *count = all.map(|(id, (block, _, end))| written(found, id, block, end)).sum();
+        });
+        out.log.dirty_blocks = dirty + counts.iter().sum::<u64>();
     }
 
     /// What the checkpoint holds of a volume: of the one that is there, not of another that had
@@ -240,4 +256,24 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
         volume
     }
+}
+
+/// The records of a segment, as the slot table has them: where each begins, what its header says,
+/// where it ends.
+fn headings(found: &Recovered, id: SegmentId) -> impl Iterator<Item = (u16, Heading, u16)> {
+    let used = found.segments.get(id).used;
+    let mut block = 0;
+    core::iter::from_fn(move || {
+        let heading =
+            (block < used).then(|| found.slots.heading(found.segments.slot(id, block)))?;
+        let begin = block;
+        block = heading.end(begin).min(used);
+        Some((begin, heading, block))
+    })
+}
+
+/// Blocks that a guest wrote, of those behind the header at `block`.
+fn written(found: &Recovered, id: SegmentId, block: u16, end: u16) -> u64 {
+    let first = found.segments.slot(id, block).0;
+    found.slots.written(first + 1..first + u32::from(end - block))
 }

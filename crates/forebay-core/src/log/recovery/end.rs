@@ -170,7 +170,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         let mut held = false;
         let mut first = !links_to_head;
         for step in steps {
-            let Step::Record { id, block, header, checksum } = step else {
+            let Step::Record { id, block, header, checksum, .. } = step else {
                 held = true;
                 behind.steps.push(*step);
                 continue;

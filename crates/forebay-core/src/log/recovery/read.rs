@@ -2,11 +2,15 @@
 //! Reading headers: the first of each segment, and all of some segments.
 //!
 //! Headers are read many at a time: a device answers many small reads at once in hardly more time
-//! than one.
+//! than one. And they are read once: what a record holds goes into the slot table when its header is seen, whatever
+//! comes of the record. Rows of blocks that are in no log mean nothing.
 
 use super::{CacheReader, Recovery};
 use crate::format::bytes::FormatError;
+use crate::format::entry::Kind;
 use crate::format::record::{self, Header};
+use crate::limits::RECORD_ENTRIES_MAX;
+use crate::map::slots::Held;
 use crate::mutant::Mutant;
 use crate::units::{BLOCK_SIZE, Ordinal, SegmentId, Sequence, VolumeIndex};
 use alloc::boxed::Box;
@@ -27,13 +31,25 @@ pub(super) struct First {
     block: u16,
     pub(super) header: Header,
     pub(super) checksum: u32,
+    held: bool,
 }
 
 /// A record that stands, or a hole where one should be.
 #[derive(Clone, Copy)]
 pub(super) enum Step {
-    Record { id: SegmentId, block: u16, header: Header, checksum: u32 },
-    Hole { ordinal: Ordinal, id: SegmentId, block: u16 },
+    /// `held`: it has nothing but blocks, and they are in the slot table.
+    Record {
+        id: SegmentId,
+        block: u16,
+        header: Header,
+        checksum: u32,
+        held: bool,
+    },
+    Hole {
+        ordinal: Ordinal,
+        id: SegmentId,
+        block: u16,
+    },
 }
 
 /// A segment whose records are wanted.
@@ -78,6 +94,15 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
     }
 
+    /// Says which blocks will be read after the next ones.
+    pub(super) fn will_read(&mut self, places: impl Iterator<Item = (SegmentId, u16)>) {
+        let offsets: Vec<u64> =
+            places.map(|(id, block)| self.superblock.address(id, block)).collect();
+        if !offsets.is_empty() {
+            self.reader.will_read(&offsets, BLOCK_SIZE);
+        }
+    }
+
     /// Reads these blocks, at most [`BATCH`]; one that cannot be read is zeros, and so no header.
     /// The memory is to be given back.
     pub(super) fn read_blocks(&mut self, places: &[(SegmentId, u16)]) -> Vec<u8> {
@@ -101,15 +126,19 @@ impl<R: CacheReader> Recovery<'_, R> {
         let mut unused = 0;
         let mut blind = Vec::new();
         let mut unwritten = 0;
-        'all: for ids in ids.chunks(BATCH) {
+        let mut batches = ids.chunks(BATCH).peekable();
+        'all: while let Some(ids) = batches.next() {
             let places: Vec<(SegmentId, u16)> = ids.iter().map(|id| (*id, 0)).collect();
+            self.will_read(batches.peek().into_iter().copied().flatten().map(|id| (*id, 0)));
             let bytes = self.read_blocks(&places);
             for (id, bytes) in ids.iter().zip(bytes.as_chunks::<BLOCK_SIZE>().0) {
                 let address = self.address(*id, 0);
                 match self.decode(bytes, address) {
                     Ok((header, checksum)) => {
-                        unused = if header.segment_sequence >= since { 0 } else { unused + 1 };
-                        self.add_first(First { id: *id, block: 0, header, checksum });
+                        let used = header.segment_sequence >= since;
+                        unused = if used { 0 } else { unused + 1 };
+                        let held = used && self.hold(*id, 0, &header, bytes);
+                        self.add_first(First { id: *id, block: 0, header, checksum, held });
                     }
                     Err(_) => {
                         unused += 1;
@@ -149,7 +178,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             let address = self.address(id, block);
             let found = self.decode(&self.bytes[at..at + BLOCK_SIZE], address).ok();
             let (header, checksum) = found.filter(|(header, _)| wanted(self, header))?;
-            Some(First { id, block, header, checksum })
+            Some(First { id, block, header, checksum, held: false })
         })
     }
 
@@ -180,7 +209,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             if let Some(first) =
                 first.copied().filter(|first| self.fits(index, progress, &first.header))
             {
-                self.take(progress, first.header, first.checksum);
+                take(progress, first.header, first.checksum, first.held);
             }
         }
         loop {
@@ -192,14 +221,15 @@ impl<R: CacheReader> Recovery<'_, R> {
             let places: Vec<(SegmentId, u16)> =
                 batch.iter().map(|progress| (progress.wanted.id, progress.block)).collect();
             let bytes = self.read_blocks(&places);
-            for (progress, bytes) in batch.iter_mut().zip(bytes.chunks_exact(BLOCK_SIZE)) {
-                let address = self.address(progress.wanted.id, progress.block);
-                match self.decode(bytes, address) {
+            for (progress, bytes) in batch.iter_mut().zip(bytes.as_chunks::<BLOCK_SIZE>().0) {
+                let (id, block) = (progress.wanted.id, progress.block);
+                match self.decode(bytes, self.address(id, block)) {
                     Ok((header, checksum))
                         if self.fits(index, progress, &header)
                             && progress.life.is_none_or(|it| it == header.segment_sequence) =>
                     {
-                        self.take(progress, header, checksum);
+                        let held = self.hold(id, block, &header, bytes);
+                        take(progress, header, checksum, held);
                     }
                     _ => self.search(index, progress),
                 }
@@ -221,12 +251,30 @@ impl<R: CacheReader> Recovery<'_, R> {
             && wanted.generation.is_none_or(|it| any || header.open_generation == it)
     }
 
-    fn take(&self, progress: &mut Progress, header: Header, checksum: u32) {
-        let (id, block) = (progress.wanted.id, progress.block);
-        progress.steps.push(Step::Record { id, block, header, checksum });
-        progress.before = header.last_sequence();
-        progress.life = Some(header.segment_sequence);
-        progress.block += header.blocks;
+    /// Puts what a record holds into the slot table; says whether that is all there is to it.
+    fn hold(
+        &mut self,
+        id: SegmentId,
+        block: u16,
+        header: &Header,
+        head: &[u8; BLOCK_SIZE],
+    ) -> bool {
+        if header.blocks > self.superblock.segment_blocks() - block
+            || usize::from(header.entry_count) > RECORD_ENTRIES_MAX
+            || header.blocks != header.entry_count + 1
+        {
+            return false;
+        }
+        for number in 0..header.entry_count {
+            let entry = match record::entry(head, number) {
+                Ok(entry) if entry.slot == number + 1 && entry.kind != Kind::Void => entry,
+                Ok(_) | Err(_) => return false,
+            };
+            let fill = entry.kind == Kind::Fill;
+            let slot = self.found.segments.slot(id, block + entry.slot);
+            self.found.slots.hold(slot, Held { lba: entry.lba, crc: entry.crc, fill });
+        }
+        true
     }
 
     /// Looks at every block from here on; from the start if there is a younger life behind.
@@ -250,7 +298,8 @@ impl<R: CacheReader> Recovery<'_, R> {
                     if let Some(block) = hole.take() {
                         progress.steps.push(Step::Hole { ordinal, id, block });
                     }
-                    self.take(progress, header, checksum);
+                    // Rare: it is read again.
+                    take(progress, header, checksum, false);
                 }
                 _ => {
                     hole.get_or_insert(progress.block);
@@ -340,4 +389,12 @@ impl<R: CacheReader> Recovery<'_, R> {
         let known = header.previous_segment.0 < self.superblock.segment_count;
         known.then_some((header.previous_segment, Some(header.previous_segment_used)))
     }
+}
+
+fn take(progress: &mut Progress, header: Header, checksum: u32, held: bool) {
+    let (id, block) = (progress.wanted.id, progress.block);
+    progress.steps.push(Step::Record { id, block, header, checksum, held });
+    progress.before = header.last_sequence();
+    progress.life = Some(header.segment_sequence);
+    progress.block += header.blocks;
 }
