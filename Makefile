@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 # The few entry points; each is one line that calls cargo or a script.
-.PHONY: run check test vm-test sim soak bench setup clean-var
+.PHONY: run check test vm-test deb sim soak bench setup clean-var
 
 setup:            ## what the machine must have (Debian packages; root installs them, else they are named)
 	@scripts/setup
@@ -16,6 +16,9 @@ test: setup       ## everything that needs no guest machine
 
 vm-test: setup    ## what needs a guest machine (QEMU; see scripts/vm)
 	@scripts/vm-test
+
+deb:              ## the Debian package, in target/debian
+	@scripts/deb
 
 SEEDS ?= 1000
 sim:              ## the simulator for as long as you like: make sim SEEDS=100000

@@ -3,12 +3,12 @@
 # (tests/vm-host/vhost-guest.sh, which asks for the kills by a line of its output). Then both volumes are drained and the
 # backing files compared with what the guest saw.
 #
-#   VHOST_KILLS=5   how often
+#   KILLS=5   how often
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 target=${CARGO_TARGET_DIR:-target}
 forebay=${FOREBAY:-$target/release/forebay}
-kills=${VHOST_KILLS:-5}
+kills=${KILLS:-5}
 work=$(mktemp -d)
 daemon= guest=
 finish() {

@@ -12,7 +12,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  done
   1  it could not be done; stderr says why
-  2  the command line is not understood
+  2  the command line or a configuration file is not understood
   3  `check` found damage that loses nothing
   4  `check` found damage in data that is not on its backing device
   5  no daemon answers";
@@ -37,6 +37,12 @@ pub enum Command {
     Status(StatusArgs),
     /// Stop the daemon; everything answered is durable then
     Stop(StopArgs),
+    /// Have the daemon go on as another program, its block devices in use
+    ///
+    /// The daemon closes the cache and becomes the new program with the same arguments, which opens
+    /// it again and takes the devices over; requests wait meanwhile. If the new program cannot serve, the
+    /// one before goes on. NBD clients have to connect again.
+    Upgrade(UpgradeArgs),
     /// Write everything back, so that the backing device is the plain disk, and keep it so
     ///
     /// What is written to a drained volume is answered when it is on the backing device, until the
@@ -299,6 +305,8 @@ pub enum Attach {
     Auto,
     /// /dev/ublkbN, by the kernel's ublk driver; survives a kill of the daemon; needs root
     Ublk,
+    /// /dev/nbdN, by the kernel's NBD client; survives a kill of the daemon; needs root
+    Nbd,
     /// /dev/loopN, by FUSE and a loop device; needs root
     Fuse,
     /// No block device: NBD only
@@ -450,6 +458,20 @@ pub struct StopArgs {
     /// Write everything back first
     #[arg(long)]
     pub drain: bool,
+    /// The daemon's control socket; needed if several run, or if it is not in the usual place
+    #[arg(long)]
+    pub control: Option<PathBuf>,
+}
+
+/// `forebay upgrade`
+#[derive(Debug, clap::Args)]
+pub struct UpgradeArgs {
+    /// The new program
+    #[arg(long, value_name = "PROGRAM")]
+    pub exec: PathBuf,
+    /// How long it may take until the new program serves
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
+    pub timeout: Duration,
     /// The daemon's control socket; needed if several run, or if it is not in the usual place
     #[arg(long)]
     pub control: Option<PathBuf>,

@@ -4,6 +4,7 @@
 mod attached;
 #[cfg(feature = "fuse")]
 mod fuse;
+mod nbd;
 #[cfg(feature = "ublk")]
 mod ublk;
 
@@ -41,18 +42,29 @@ struct Begun {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Ublk,
+    Nbd,
     Fuse,
 }
 
 impl Kind {
     /// The best first.
-    const ALL: [Kind; 2] = [Kind::Ublk, Kind::Fuse];
+    const ALL: [Kind; 3] = [Kind::Ublk, Kind::Nbd, Kind::Fuse];
 
     /// As it is called in `--attach`.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Ublk => "ublk",
+            Kind::Nbd => "nbd",
             Kind::Fuse => "fuse",
+        }
+    }
+
+    /// Bytes of memory that its devices take, by part.
+    pub fn memory_parts(self) -> Vec<(&'static str, u64)> {
+        match self {
+            #[cfg(feature = "ublk")]
+            Kind::Ublk => forebay_serve::ublk::memory_parts().into(),
+            _ => Vec::new(),
         }
     }
 
@@ -61,6 +73,7 @@ impl Kind {
         match self {
             #[cfg(feature = "ublk")]
             Kind::Ublk => ublk::obstacle(),
+            Kind::Nbd => nbd::obstacle(),
             #[cfg(feature = "fuse")]
             Kind::Fuse => fuse::obstacle(),
             #[cfg(not(all(feature = "fuse", feature = "ublk")))]
@@ -74,6 +87,7 @@ impl Kind {
         let begun: Result<Begun> = match self {
             #[cfg(feature = "ublk")]
             Kind::Ublk => ublk::begin(server, wanted),
+            Kind::Nbd => nbd::begin(server, wanted),
             #[cfg(feature = "fuse")]
             Kind::Fuse => fuse::begin(server, uuid, wanted),
             #[cfg(not(all(feature = "fuse", feature = "ublk")))]
@@ -98,6 +112,7 @@ pub fn choose(wanted: Attach) -> Result<Option<Kind>> {
         Attach::None => return Ok(None),
         Attach::Auto => None,
         Attach::Ublk => Some(Kind::Ublk),
+        Attach::Nbd => Some(Kind::Nbd),
         Attach::Fuse => Some(Kind::Fuse),
     };
     if forebay::host::runtime_dir::Places::found().user_id != 0 {

@@ -19,11 +19,16 @@ mod metrics;
 mod sockets;
 mod status;
 mod units;
+mod upgrade;
 mod vhost;
 
 use args::{Args, Command};
 use clap::Parser;
 use std::process::ExitCode;
+
+/// The map lies in huge pages.
+#[global_allocator]
+static HEAP: forebay::io::Heap = forebay::io::Heap;
 
 /// No daemon answers: exit code 5.
 #[derive(Debug)]
@@ -38,36 +43,39 @@ impl std::fmt::Display for NoDaemon {
 impl std::error::Error for NoDaemon {}
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
-        Ok(args) => args,
-        Err(error) => return usage(&error),
+    let mut before = upgrade::Before::left();
+    let failed = match run(&mut before) {
+        Ok(code) => return code,
+        Err(error) => error,
     };
-    let args = match config::with_file(args, std::env::args_os().collect()) {
-        Ok(args) => args,
-        Err(error) => match error.downcast_ref::<clap::Error>() {
-            Some(error) => return usage(error),
-            None => return failure(&error),
-        },
+    let error = match before {
+        Some(before) => before.go_on(&failed),
+        None => failed,
     };
+    match error.downcast_ref::<clap::Error>() {
+        Some(error) => usage(error),
+        None => failure(&error),
+    }
+}
+
+fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
+    let args = config::with_file(Args::try_parse()?, std::env::args_os().collect())?;
     log::start(match &args.command {
         Command::Serve(args) => args.log_level,
         _ => args::LogLevel::Info,
     });
-    let done = match &args.command {
+    match &args.command {
         Command::Format(args) => cmd::format::run(args),
-        Command::Serve(args) => cmd::serve::run(args),
+        Command::Serve(args) => cmd::serve::run(args, before),
         Command::Status(args) => cmd::status::run(args),
         Command::Stop(args) => cmd::stop::run(args),
+        Command::Upgrade(args) => cmd::upgrade::run(args),
         Command::Drain(args) => cmd::drain::run(args),
         Command::Forget(args) => cmd::forget::run(args),
         Command::Check(args) => cmd::check::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Config(args) => cmd::config::run(args),
         Command::Pages(args) => cmd::pages::run(args),
-    };
-    match done {
-        Ok(code) => code,
-        Err(error) => failure(&error),
     }
 }
 

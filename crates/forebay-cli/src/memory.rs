@@ -4,6 +4,7 @@
 //! The map's parts follow from the cache's size. All others together are the *fixed sum*, which
 //! `--memory` bounds: buffers, window, batches and extents shrink until it holds.
 
+use crate::attach::Kind;
 use crate::control_server;
 use crate::units::size;
 use anyhow::{Result, bail};
@@ -21,12 +22,14 @@ pub struct Counts {
     pub volumes: usize,
     /// Sockets for virtual machines.
     pub vhost_sockets: usize,
+    /// What block devices are made by.
+    pub devices: Option<Kind>,
 }
 
 impl Counts {
     /// Volumes, and NBD alone.
     pub fn volumes(volumes: usize) -> Counts {
-        Counts { volumes, vhost_sockets: 0 }
+        Counts { volumes, vhost_sockets: 0, devices: None }
     }
 }
 
@@ -37,6 +40,7 @@ pub fn parts(superblock: &Superblock, counts: Counts, config: &Config) -> Vec<(&
     parts.extend(listen::memory_parts());
     parts.extend(crate::vhost::memory_parts(counts.vhost_sockets));
     parts.push(("control clients", control_server::memory_bytes()));
+    parts.extend(counts.devices.map(Kind::memory_parts).unwrap_or_default());
     parts
 }
 
@@ -109,12 +113,12 @@ mod tests {
     fn the_fixed_sum_is_within_what_was_asked_for() {
         for segment_bytes in [256 << 10, 512 << 10, 4 << 20] {
             let superblock = cache(1024 * GIB, segment_bytes);
-            for memory in [192 << 20, 256 << 20, 1 << 30] {
-                let config =
-                    fit(&Config::default(), &superblock, Counts::volumes(1), memory).unwrap();
-                assert!(
-                    fixed(&parts(&superblock, Counts::volumes(1), &config), &superblock) <= memory
-                );
+            let kinds = [None, Some(Kind::Ublk)];
+            let each = [192 << 20, 256 << 20, 1 << 30].into_iter();
+            for (memory, devices) in each.flat_map(|memory| kinds.map(|kind| (memory, kind))) {
+                let counts = Counts { devices, ..Counts::volumes(1) };
+                let config = fit(&Config::default(), &superblock, counts, memory).unwrap();
+                assert!(fixed(&parts(&superblock, counts, &config), &superblock) <= memory);
                 assert!(config.buffer_count >= 8);
             }
             let full = fit(&Config::default(), &superblock, Counts::volumes(1), 1 << 30).unwrap();

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct Status {
     pub version: String,
     pub pid: u32,
+    /// Milliseconds since 1970.
+    pub started_at: u64,
     /// What the daemon is doing now, in words.
     pub activity: String,
     pub cache: CacheStatus,

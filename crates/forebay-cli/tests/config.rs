@@ -48,7 +48,7 @@ fn example_in_the_package_is_good() {
 }
 
 #[test]
-fn check_tells_each_mistake_with_its_place_and_exit_code_1() {
+fn check_tells_each_mistake_with_its_place_and_exit_code_2() {
     let scratch = Scratch::new("config-check");
     let bad = file(&scratch, "bad.toml", "memry = '1G'\n[volume.v]\nbacking = '/b'\nmode = 'x'\n");
     let good = file(&scratch, "good.toml", "[volume.v]\nbacking = '/b'\n");
@@ -58,7 +58,7 @@ fn check_tells_each_mistake_with_its_place_and_exit_code_1() {
     assert!(done.status.success());
 
     let done = config("check", &[&bad, &good]);
-    assert_eq!(done.status.code(), Some(1));
+    assert_eq!(done.status.code(), Some(2));
     let said = text(&done.stderr);
     let path = bad.display();
     assert!(
@@ -71,13 +71,13 @@ fn check_tells_each_mistake_with_its_place_and_exit_code_1() {
     assert!(text(&done.stdout).contains("good.toml: good"), "the others are looked at, too");
 
     let done = config("check", &[&good, &twin]);
-    assert_eq!(done.status.code(), Some(1));
+    assert_eq!(done.status.code(), Some(2));
     let said = text(&done.stderr);
     assert!(said.contains("twin.toml: device /b is that of "), "{said}");
 
     // What `serve` says of it is the same.
     let (code, said) = Daemon::try_start(serve_command(&bad), &scratch.path("stderr")).unwrap_err();
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(2));
     assert!(said.contains(":5:1: memry is not known here"), "{said}");
 }
 

@@ -16,25 +16,25 @@ pub fn run(args: &ConfigArgs) -> Result<ExitCode> {
 
 fn check(given: &[PathBuf]) -> Result<ExitCode> {
     let mut good: Vec<Config> = Vec::new();
-    let mut code = ExitCode::SUCCESS;
+    let mut all_good = true;
     for path in chosen(given)? {
         match config::read(&path) {
             Ok(config) => {
                 let shared = shared(&good, &config);
                 match shared.is_empty() {
                     true => println!("{}: good", path.display()),
-                    false => code = ExitCode::FAILURE,
+                    false => all_good = false,
                 }
                 shared.iter().for_each(|text| eprintln!("forebay: {text}"));
                 good.push(config);
             }
             Err(error) => {
                 eprintln!("forebay: {error:#}");
-                code = ExitCode::FAILURE;
+                all_good = false;
             }
         }
     }
-    Ok(code)
+    Ok(ExitCode::from(if all_good { 0 } else { 2 }))
 }
 
 /// What two files cannot both have: the cache and backing devices, and places to listen at.

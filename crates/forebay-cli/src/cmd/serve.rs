@@ -17,6 +17,7 @@ use crate::attach::{self, Attached};
 use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
 use crate::late::Patience;
+use crate::upgrade::{self, Before};
 use crate::{metrics, sockets, vhost};
 use anyhow::{Context, Result, bail};
 use forebay::host::notify::{sd_notify, watchdog_interval};
@@ -59,13 +60,23 @@ struct Daemon {
     watch: Watch,
     /// What it is doing now.
     activity: &'static str,
+    /// Milliseconds since 1970.
+    started_at: u64,
     nbd_clients: Option<Counts>,
     /// Sockets for virtual machines that were asked for.
     vhost_sockets: usize,
     machines: Option<vhost::Machines>,
 }
 
-pub fn run(args: &ServeArgs) -> Result<ExitCode> {
+/// What ends the serving.
+enum End {
+    Signal,
+    Stop,
+    Upgrade(PathBuf),
+}
+
+/// `before`: what goes on if this cannot serve.
+pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     let signals = Arc::new(AtomicUsize::new(0));
     catch_signals(&signals)?;
     let attaches = attach::choose(args.attach)?;
@@ -75,7 +86,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let patience = Patience::new(args.device_timeout, Arc::clone(&signals));
     let cache =
         args.cache.as_deref().map(|name| patience.find(name, "cache device")).transpose()?;
-    let mut daemon = Daemon::open(cache, args)?;
+    let mut daemon = Daemon::open(cache, args, attaches)?;
     daemon.add_volumes(args, &patience)?;
     let exports: Exports = Rc::default();
     for served in &daemon.volumes {
@@ -118,14 +129,29 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     if let Some(listener) = metrics {
         metrics::start(listener, control.clone()).context("metrics cannot be served")?;
     }
+    if let Some(text) = upgrade::why_not() {
+        daemon.problem(text);
+    }
+    *before = None;
     println!("control: {}", control.display());
     println!("ready");
     daemon.activity = "serves";
     daemon.tell_started();
     // Without a service manager there is nobody to tell.
     let _ = sd_notify(&format!("READY=1\nSTATUS={}", daemon.summary()));
-    let why = daemon.serve(&signals)?;
-    info!("stops: {why}");
+    let end = daemon.serve(&signals)?;
+    match &end {
+        End::Signal => info!("stops: a signal came"),
+        End::Stop => info!("stops: `forebay stop` asked for it"),
+        End::Upgrade(executable) => {
+            info!("goes on as {}", executable.display());
+            // The devices stay, and wait for it.
+            daemon.attached = None;
+            let _ = sd_notify("RELOADING=1");
+            daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
+            return upgrade::execute(executable).map(|never| match never {});
+        }
+    }
     daemon.activity = "stops: waits until nobody holds its block devices";
     let _ = sd_notify("STOPPING=1");
     daemon.release_devices(&signals, args.stop_timeout)?;
@@ -254,8 +280,8 @@ impl Daemon {
         text.replace('\n', " ")
     }
 
-    /// Serves until told to stop, and says by whom.
-    fn serve(&mut self, signals: &AtomicUsize) -> Result<&'static str> {
+    /// Serves until told to end, and says how.
+    fn serve(&mut self, signals: &AtomicUsize) -> Result<End> {
         let watchdog = watchdog_interval();
         let mut told = Instant::now();
         loop {
@@ -272,20 +298,20 @@ impl Daemon {
             }
             self.watch();
             if signals.load(Ordering::Relaxed) > 0 {
-                return Ok("a signal came");
+                return Ok(End::Signal);
             }
-            if self.answer_questions() {
-                return Ok("`forebay stop` asked for it");
+            if let Some(end) = self.answer_questions() {
+                return Ok(end);
             }
         }
     }
 
-    /// Answers what was asked on the control socket; says whether a stop was.
-    fn answer_questions(&mut self) -> bool {
-        let mut stop = false;
+    /// Answers what was asked on the control socket; gives the end if it was asked for.
+    fn answer_questions(&mut self) -> Option<End> {
+        let mut end = None;
         loop {
             let next = self.desk.borrow_mut().questions.pop_front();
-            let Some((client, request)) = next else { return stop };
+            let Some((client, request)) = next else { return end };
             let reply = match request {
                 Request::Status => Reply::Status(Box::new(self.status())),
                 Request::Drain { name } => match self.drain(name.as_deref()) {
@@ -293,9 +319,16 @@ impl Daemon {
                     Err(error) => Reply::Error { text: format!("{error:#}") },
                 },
                 Request::Stop { .. } => {
-                    stop = true;
+                    end = Some(End::Stop);
                     Reply::Done
                 }
+                Request::Upgrade { executable } => match self.check_upgrade(&executable) {
+                    Ok(()) => {
+                        end = Some(End::Upgrade(executable));
+                        Reply::Done
+                    }
+                    Err(error) => Reply::Error { text: format!("{error:#}") },
+                },
             };
             self.desk.borrow_mut().answers.push_back((client, reply));
         }

@@ -179,7 +179,7 @@ fn recover_from<R: CacheReader>(
         }
     }
     if recovery.image.is_some() && !mutants.is(Mutant::CheckpointSweepSkipped) {
-        recovery.sweep(&begun);
+        recovery.sweep();
     }
     for volume in begun {
         let index = usize::from(volume.index.0);

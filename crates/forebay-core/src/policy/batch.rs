@@ -13,6 +13,7 @@
 use crate::format::entry::Kind;
 use crate::limits::RECORD_ENTRIES_MAX;
 use crate::map::extent::{Extent, ExtentMap, Position};
+use crate::memory::vec_bytes;
 use crate::units::{Lba, Slot};
 use alloc::vec::Vec;
 
@@ -72,6 +73,11 @@ impl Batch {
     pub fn memory_bytes(item_count_max: usize, extent_count_max: usize) -> u64 {
         (item_count_max * size_of::<Item>()) as u64
             + ExtentMap::memory_bytes(extent_room(extent_count_max))
+    }
+
+    /// Bytes of memory it takes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        vec_bytes(&self.items) + self.extents.held_bytes()
     }
 
     /// Forgets everything.

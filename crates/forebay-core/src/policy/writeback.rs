@@ -31,6 +31,7 @@ use crate::engine::{Config, Engine, Pending};
 use crate::format::entry::Kind;
 use crate::log::lost::Noted;
 use crate::map::extent::{Extent, Position};
+use crate::memory::queue_bytes;
 use crate::mutant::Mutant;
 use crate::op::read::behind;
 use crate::payload::{Payload, Place};
@@ -190,7 +191,14 @@ impl Lane {
 
     pub(crate) fn memory_bytes(config: &Config) -> u64 {
         let items = config.batch_blocks_max as usize + crate::limits::RECORD_ENTRIES_MAX;
-        LANE_COUNT as u64 * Batch::memory_bytes(items, config.extent_count_max as usize)
+        let lane = size_of::<Lane>() + RUN_COUNT_MAX * size_of::<Run>();
+        let batch = Batch::memory_bytes(items, config.extent_count_max as usize);
+        LANE_COUNT as u64 * (batch + lane as u64)
+    }
+
+    /// Bytes of memory it takes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        size_of::<Lane>() as u64 + self.batch.held_bytes() + queue_bytes(&self.runs)
     }
 
     #[inline]
@@ -817,6 +825,7 @@ impl Engine {
                 break;
             }
             dropped = state.pending_extents.pop_front();
+            state.noting_extents += 1;
         }
         let Some(last) = dropped else { return };
         self.volume(volume).extents.remove_where(|extent| {

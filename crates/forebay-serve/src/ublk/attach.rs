@@ -18,17 +18,14 @@ use super::control::{Control, UblkError, block_path, open_serving};
 use super::front_end::{Device, UblkFrontEnd};
 use super::queue::Queue;
 use super::wire::{DeviceInfo, Parameters, State};
-use crate::attach::{Attachments, Report, Reports, Teller};
-use forebay::host::loop_device::{self, Holder};
-use forebay::host::machine::Host;
+use crate::attach::{Attachments, Claim, Report, Reports, Teller, claim, spawn, spawn_apart};
+use forebay::host::loop_device::Holder;
 use forebay::io::Bell;
 use forebay_core::limits::REQUEST_BYTES_MAX;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
-use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -180,10 +177,6 @@ fn check_alike(number: u32, found: Parameters, expected: Parameters) -> Result<(
     Err(UblkError::Differs { device, found, found_block, expected, expected_block })
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new().name(name.into()).spawn(work).map(drop)
-}
-
 fn attach(control: &mut Control, device: &Prepared) -> Report {
     let &Prepared { volume, number, depth, is_taken_over } = device;
     let started = match is_taken_over {
@@ -218,7 +211,8 @@ impl Attachments for UblkAttachments {
         let is_one = |it: &&Served| devices.contains(&block_path(it.number));
         let served = self.served.iter().filter(is_one).cloned().collect();
         let (teller, is_given_up) = (self.teller.clone(), Arc::clone(&self.is_given_up));
-        spawn("detach", move || {
+        let bell = teller.bell();
+        spawn_apart("detach", &bell, move || {
             let result = detach_all(served, &teller, &is_given_up);
             teller.tell(Report::Gone(result.map_err(io::Error::other)));
         })
@@ -226,6 +220,10 @@ impl Attachments for UblkAttachments {
 
     fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
+    }
+
+    fn outlive(&self) -> bool {
+        true
     }
 }
 
@@ -249,11 +247,11 @@ fn detach_all(
                 source,
             })?;
             match claimed {
-                Ok(claim) => {
+                Claim::Ours(claim) => {
                     end(&mut control, &device, claim)?;
                     teller.tell(Report::Detached { device: path });
                 }
-                Err(holders) => {
+                Claim::Held(holders) => {
                     if !told.contains(&(device.number, holders.clone())) {
                         told.retain(|entry| entry.0 != device.number);
                         told.push((device.number, holders.clone()));
@@ -268,29 +266,6 @@ fn detach_all(
             return Ok(());
         }
         std::thread::sleep(LOOK_AGAIN);
-    }
-}
-
-/// The block device for us alone, with everything that was written to it handed to the loop; or who
-/// holds it.
-fn claim(device: &Path) -> io::Result<Result<File, Vec<Holder>>> {
-    let host = Host::default();
-    let holders = match host.node_at_path(device) {
-        Some(node) => loop_device::holders(&host, node.number),
-        None => Vec::new(),
-    };
-    if !holders.is_empty() {
-        return Ok(Err(holders));
-    }
-    // Mounted in another namespace, or part of something: the kernel knows.
-    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
-    match rustix::fs::open(device, flags, Mode::empty()) {
-        Ok(claim) => {
-            rustix::fs::fsync(&claim)?;
-            Ok(Ok(File::from(claim)))
-        }
-        Err(Errno::BUSY) => Ok(Err(Vec::new())),
-        Err(error) => Err(error.into()),
     }
 }
 

@@ -39,8 +39,9 @@ mod wire;
 
 /// Requests of one device that may be under way.
 const QUEUE_DEPTH: u16 = 128;
-/// Bytes for the payload of all requests under way.
-const POOL_BYTES: usize = 32 << 20;
+/// Bytes for the payload of all requests under way; more would not fit into the default `--memory`
+/// with the largest segments, and so many at a time keep any device busy.
+const POOL_BYTES: usize = 4 << 20;
 
 /// Bytes of memory that the devices take, by part.
 pub fn memory_parts() -> [(&'static str, u64); 1] {

@@ -15,6 +15,7 @@ mod buffer;
 mod device;
 mod fault;
 mod file;
+mod heap;
 mod layer;
 mod memory;
 mod reactor;
@@ -35,6 +36,7 @@ pub use device::{
 };
 pub use fault::{FaultDevice, FaultRule, FaultWhen, Faults};
 pub use file::{FileDevice, FileError, FileOptions};
+pub use heap::Heap;
 pub use layer::{Layer, Use};
 pub use memory::MemoryDevice;
 pub use reactor::{Reactor, ReactorKind, ReactorOp};

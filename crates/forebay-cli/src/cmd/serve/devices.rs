@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Kernel block devices: made while the loop runs, and given up before it ends.
 
-use super::Daemon;
+use super::{Daemon, Served};
 use crate::attach::{Kind, Wanted};
 use anyhow::{Context, Result};
 use forebay::shard::uuid_text;
+use forebay_core::format::superblock::Volume;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ impl Daemon {
             let recorded = self.recorded(served.index)?;
             Some(Wanted {
                 index: served.index,
-                uuid: recorded.uuid,
+                uuid: self.lasting_uuid(served, recorded),
                 name: served.name.clone(),
                 size_bytes: recorded.size_bytes,
                 logical_block: recorded.logical_block,
@@ -36,6 +37,22 @@ impl Daemon {
         }
         self.attached = Some(attached);
         Ok(())
+    }
+
+    /// What a volume is known by in the next process as well. One that is served bare is recorded
+    /// nowhere, so it is known by its backing device's path.
+    fn lasting_uuid(&self, served: &Served, recorded: &Volume) -> [u8; 16] {
+        if self.cache_path.is_some() {
+            return recorded.uuid;
+        }
+        // FNV-1a.
+        let bytes = served.backing.as_os_str().as_encoded_bytes();
+        let hash = bytes.iter().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
+        });
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&hash.to_le_bytes());
+        uuid
     }
 
     /// Detaches the block devices when nobody holds them any more, and serves until then. A
@@ -55,7 +72,7 @@ impl Daemon {
             self.server.turn(Some(Duration::from_millis(100)))?;
             attached.tell_news();
             self.attached = Some(attached);
-            let again = self.answer_questions() || signals.load(Ordering::Relaxed) > 0;
+            let again = self.answer_questions().is_some() || signals.load(Ordering::Relaxed) > 0;
             attached = self.attached.take().context("it was put there")?;
             match given_up {
                 None if again || begun.elapsed() > limit => {

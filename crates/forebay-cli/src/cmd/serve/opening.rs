@@ -4,6 +4,7 @@
 use super::Daemon;
 use super::watch::Watch;
 use crate::args::{IoChoice, SEGMENT_BYTES_LEAST, ServeArgs, VolumeSpec};
+use crate::attach::Kind;
 use crate::units::size;
 use crate::{backing, memory};
 use anyhow::{Context, Result};
@@ -19,7 +20,12 @@ use std::rc::Rc;
 use tracing::{info, warn};
 
 impl Daemon {
-    pub(super) fn open(cache: Option<PathBuf>, args: &ServeArgs) -> Result<Daemon> {
+    /// `devices`: what volumes will be attached by.
+    pub(super) fn open(
+        cache: Option<PathBuf>,
+        args: &ServeArgs,
+        devices: Option<Kind>,
+    ) -> Result<Daemon> {
         let mut options = options(args);
         let device: Box<dyn Device> = match &cache {
             Some(path) => Box::new(backing::open_exclusive(path, CACHE_SOURCE, None)?),
@@ -35,7 +41,7 @@ impl Daemon {
         let is_new = |wanted: &&VolumeSpec| recorded().all(|volume| volume.name != wanted.name);
         let volumes = recorded().count() + args.volumes.iter().filter(is_new).count();
         let vhost_sockets = crate::vhost::socket_count(args);
-        let counts = memory::Counts { volumes: volumes.max(1), vhost_sockets };
+        let counts = memory::Counts { volumes: volumes.max(1), vhost_sockets, devices };
         options.config = memory::fit(&options.config, &found.superblock, counts, args.memory)?;
         let parts = memory::parts(&found.superblock, counts, &options.config);
         let total: u64 = parts.iter().map(|part| part.1).sum();
@@ -53,6 +59,7 @@ impl Daemon {
             attached: None,
             watch: Watch::new(),
             activity: "opens the cache",
+            started_at: wall_now(),
             nbd_clients: None,
             vhost_sockets,
             machines: None,

@@ -3,6 +3,7 @@
 
 use super::{Daemon, Served};
 use crate::args::mode_name;
+use crate::attach::Attached;
 use crate::memory;
 use crate::status::{self, DeviceStatus, Status, VolumeStatus};
 use forebay::io::{OperationKind, ReactorKind, Stats};
@@ -20,8 +21,11 @@ impl Daemon {
         let (free, segments) = engine.free_segments();
         let config = engine.config();
         let volume_count = superblock.volumes.iter().flatten().count();
-        let vhost_sockets = self.vhost_sockets;
-        let counts = memory::Counts { volumes: volume_count.max(1), vhost_sockets };
+        let counts = memory::Counts {
+            volumes: volume_count.max(1),
+            vhost_sockets: self.vhost_sockets,
+            devices: self.attached.as_ref().map(Attached::kind),
+        };
         let parts = memory::parts(superblock, counts, config);
         let mut problems = self.problems.clone();
         problems.extend(self.attached.iter().flat_map(|it| it.problems().to_vec()));
@@ -70,6 +74,7 @@ impl Daemon {
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
+            started_at: self.started_at,
             activity: self.activity_text(&volumes),
             cache,
             volumes,

@@ -2,8 +2,7 @@
 //! What a checkpoint holds, put in place, and what it holds no more taken out.
 
 use super::apply::note_items;
-use super::read::Step;
-use super::{Begun, CacheReader, Recovered, RecoveredVolume, Recovery};
+use super::{CacheReader, Recovered, RecoveredVolume, Recovery};
 use crate::format::entry::Kind;
 use crate::format::record::{self, Link};
 use crate::format::superblock::{Head, Volume};
@@ -54,8 +53,9 @@ impl<R: CacheReader> Recovery<'_, R> {
     }
 
     /// Takes out of the index what a checkpoint's pages hold of segments that are gone, or that
-    /// were used again since it began: of those every record is applied after this.
-    pub(super) fn sweep(&mut self, begun: &[Begun]) {
+    /// were used again since it began. Those are free here: each was given back when its death was
+    /// durable, so the tail of its log is behind it. Every record of theirs is applied after this.
+    pub(super) fn sweep(&mut self) {
         let Recovered { index, segments, .. } = &mut self.found;
         // Blocks of each segment that were in a log when the checkpoint began and still are: all
         // that the sweep looks at for each of millions.
@@ -63,14 +63,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             segment if segment.state == State::Sealed => segment.used,
             _ => 0,
         };
-        let mut used: Vec<u16> = (0..segments.count()).map(|id| used(SegmentId(id))).collect();
-        if !self.mutants.is(Mutant::ReusedSegmentsKept) {
-            for step in begun.iter().flat_map(|volume| &volume.chain) {
-                if let Step::Record { id, .. } = step {
-                    used[id.0 as usize] = 0;
-                }
-            }
-        }
+        let used: Vec<u16> = (0..segments.count()).map(|id| used(SegmentId(id))).collect();
         index.sweep(|slot| {
             let (id, block) = segments.place(slot);
             used.get(id.0 as usize).is_some_and(|used| block < *used)

@@ -68,11 +68,10 @@ impl<R: CacheReader> Recovery<'_, R> {
         let mut copy: Box<[u8; BLOCK_SIZE]> = Box::new([0; BLOCK_SIZE]);
         copy.copy_from_slice(bytes);
         let identity = self.superblock.identity();
+        let anywhere = self.mutants.is(Mutant::IgnoreAddress);
+        let address = if anywhere { record::claimed_address(&copy) } else { address };
         match record::decode(&mut copy, address, &identity) {
             Err(FormatError::Checksum { .. }) if self.mutants.is(Mutant::SkipHeaderChecksum) => {
-                Ok((Header::fields(&copy), record::checksum(&copy)))
-            }
-            Err(FormatError::Address { .. }) if self.mutants.is(Mutant::IgnoreAddress) => {
                 Ok((Header::fields(&copy), record::checksum(&copy)))
             }
             other => other.map(|header| (header, record::checksum(&copy))),
