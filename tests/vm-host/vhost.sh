@@ -10,8 +10,10 @@ target=${CARGO_TARGET_DIR:-target}
 forebay=${FOREBAY:-$target/release/forebay}
 kills=${KILLS:-5}
 work=$(mktemp -d)
-daemon=
+daemon= guest=
 finish() {
+    # With its process group.
+    [ -z "$guest" ] || kill "$guest" 2>/dev/null
     [ -z "$daemon" ] || kill -9 "$daemon" 2>/dev/null
     rm -rf "$work"
 }
@@ -21,14 +23,21 @@ say() { echo "$*"; [[ $1 != FAIL ]] || failed=1; }
 failed=
 
 serve() {
+    rm -f "$work/out"
     "$forebay" serve --cache "$work/cache" --volume "v=$work/v" --volume "w=$work/w,logical_block=4096" --attach none \
         --control "$work/control" --listen "vhost-user://$work/v.sock?volume=v" --listen "vhost-user://$work/w.sock?volume=w" \
         >"$work/out" 2>>"$work/err" &
     daemon=$!
     local end=$((SECONDS + 60))
     until grep -q '^ready$' "$work/out" 2>/dev/null; do
-        if ! kill -0 "$daemon" 2>/dev/null || [ "$SECONDS" -ge "$end" ]; then
-            say FAIL "serve: $(tail -n 3 "$work/err" | tr '\n' '|')"
+        if ! kill -0 "$daemon" 2>/dev/null; then
+            wait "$daemon"
+            say FAIL "serve: ended with $?: $(tail -n 3 "$work/err" | tr '\n' '|')"
+            daemon=
+            return 1
+        fi
+        if [ "$SECONDS" -ge "$end" ]; then
+            say FAIL "serve: not ready, $(ps -o stat=,wchan:32= -p "$daemon"): $(tail -n 3 "$work/err" | tr '\n' '|')"
             return 1
         fi
         sleep 0.02
@@ -51,19 +60,22 @@ export VM_MEMORY=$memory
 export VM_QEMU_ARGS="-object memory-backend-memfd,id=mem,size=$memory,share=on -numa node,memdev=mem $(disk v) $(disk w)"
 echo "kills=$kills" >"$work/settings"
 done_kills=0
-while read -r line; do
+exec 3< <(VM_TIMEOUT=${VM_TIMEOUT:-$((420 + kills * 30))} exec timeout -k 10 3600 \
+    scripts/vm run tests/vm-host/vhost-guest.sh tests/vm/lib.sh "$work/settings")
+guest=$!
+while read -r line <&3; do
     case $line in
     @kill)
         kill_daemon
-        serve || break
+        serve || exit 1
         done_kills=$((done_kills + 1))
         ;;
     @sum*) echo "${line#@sum }" >>"$work/sums" ;;
     *) echo "$line"; [[ $line != FAIL* ]] || failed=1 ;;
     esac
-done < <(VM_TIMEOUT=${VM_TIMEOUT:-$((420 + kills * 12))} timeout -k 10 3600 \
-    scripts/vm run tests/vm-host/vhost-guest.sh tests/vm/lib.sh "$work/settings"; echo "@ended $?" >"$work/ended")
-grep -q '^@ended 0$' "$work/ended" || say FAIL "the guest ended with $(cat "$work/ended" 2>/dev/null)"
+done
+wait "$guest" || say FAIL "the guest ended with $?"
+guest=
 # Both disks at first, and after each kill.
 connected=$(grep -c ' is connected$' "$work/err") wanted=$((2 * (kills + 1)))
 if [ "$done_kills" = "$kills" ] && [ "$connected" = "$wanted" ]; then

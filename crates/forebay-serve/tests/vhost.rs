@@ -412,6 +412,14 @@ fn a_write_cache_that_was_given_up_stays_so() {
     link.set_writeback(true).unwrap();
     drop(link);
     assert_eq!(daemon.connect(&mut machine).config(32, 1).unwrap(), [1]);
+    // And the start of a driver, with a region that knows nothing of it.
+    let mut link = daemon.connect(&mut machine);
+    link.set_writeback(false).unwrap();
+    link.stop_queue(0).unwrap();
+    machine.reset();
+    machine.start(&mut link).unwrap();
+    drop(link);
+    assert_eq!(daemon.connect(&mut machine).config(32, 1).unwrap(), [0]);
     // Another machine has its own.
     let mut other = Machine::new(1, 64).unwrap();
     assert_eq!(daemon.connect(&mut other).config(32, 1).unwrap(), [1]);
