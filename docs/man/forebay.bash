@@ -46,6 +46,9 @@ _forebay() {
             forebay,stop)
                 cmd="forebay__subcmd__stop"
                 ;;
+            forebay,udev)
+                cmd="forebay__subcmd__udev"
+                ;;
             forebay__subcmd__config,check)
                 cmd="forebay__subcmd__config__subcmd__check"
                 ;;
@@ -59,7 +62,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --help --version format serve status stop drain forget check inspect config pages"
+            opts="-h -V --help --version format serve status stop drain forget check inspect config udev pages"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -325,6 +328,20 @@ _forebay() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__udev)
+            opts="-h --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
                 *)
                     COMPREPLY=()
                     ;;

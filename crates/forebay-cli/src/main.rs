@@ -11,10 +11,12 @@ mod cmd;
 mod config;
 mod control;
 mod control_server;
+mod hide;
 mod late;
 mod log;
 mod memory;
 mod metrics;
+mod names;
 mod sockets;
 mod status;
 mod units;
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Command::Check(args) => cmd::check::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Config(args) => cmd::config::run(args),
+        Command::Udev(args) => cmd::udev::run(args),
         Command::Pages(args) => cmd::pages::run(args),
     };
     match done {

@@ -11,3 +11,4 @@ pub mod pages;
 pub mod serve;
 pub mod status;
 pub mod stop;
+pub mod udev;

@@ -70,7 +70,9 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     }
     let cache = args.cache.as_deref().context("--cache is missing")?;
     let patience = Patience::new(args.device_timeout, Arc::clone(&signals));
-    let mut daemon = Daemon::open(&patience.find(cache, "cache device")?, args)?;
+    let backings: Vec<&Path> = args.volumes.iter().map(|spec| spec.backing.as_path()).collect();
+    let cache = patience.find_holding(cache, "cache device", &backings)?;
+    let mut daemon = Daemon::open(&cache, args)?;
     daemon.add_volumes(args, &patience)?;
     let exports: Exports = Rc::default();
     for served in &daemon.volumes {
@@ -79,10 +81,13 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
         exports.borrow_mut().push((entry, served.index));
     }
     if exports.borrow().is_empty() {
-        if daemon.problems.is_empty() {
+        let problems = daemon.problems.join("; ");
+        // The next start finds it as this one did.
+        daemon.close(args.stop_timeout)?;
+        if problems.is_empty() {
             bail!("the cache has no volume yet; give --volume NAME=BACKING");
         }
-        bail!("no volume can be served: {}", daemon.problems.join("; "));
+        bail!("no volume can be served: {problems}");
     }
     let listeners = args.listen.iter().map(sockets::listen).collect::<Result<Vec<_>>>()?;
     let metrics = args.metrics.as_ref().map(metrics::Listener::bind).transpose()?;

@@ -4,15 +4,15 @@
 use super::rates::Rates;
 use super::{Daemon, Served};
 use crate::args::{IfChanged, ServeArgs, VolumeSpec};
-use crate::backing;
 use crate::late::Patience;
 use crate::units::{clock, size};
+use crate::{backing, hide};
 use anyhow::{Context, Result, bail};
-use forebay::host::identity::Match;
+use forebay::host::identity::{Fingerprint, Match, SuperblockKinds};
 use forebay::host::named::Named;
 use forebay::io::Device;
-use forebay::shard::{NewVolume, backing_source};
-use forebay_core::format::superblock::Mode;
+use forebay::shard::{NewVolume, backing_source, uuid_text};
+use forebay_core::format::superblock::{Mode, Volume};
 use forebay_core::units::VolumeIndex;
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
@@ -158,6 +158,18 @@ impl Daemon {
             size(recorded.size_bytes),
             absolute.display()
         );
+        let cache = uuid_text(&self.server.shard.superblock().uuid);
+        if let Err(error) = hide::record(&absolute, &cache, &recorded.name) {
+            warn!("{}: {error:#}", recorded.name);
+        }
+        if is_physical_volume(&recorded) {
+            info!(
+                "{}: is a physical volume; to keep LVM's own scans off what is behind it, lvm.conf: devices {{ \
+                 global_filter = [ \"r|^{}$|\" ] }}",
+                recorded.name,
+                hide::lasting_name(&absolute).display()
+            );
+        }
         self.server.shard.serve(index, device);
         let rates = Rates::default();
         self.volumes.push(Served { index, name: recorded.name, backing: absolute, stats, rates });
@@ -169,6 +181,12 @@ impl Daemon {
 struct Wanted<'a> {
     path: &'a Path,
     logical_block: Option<u32>,
+}
+
+/// As it was at the last clean close.
+fn is_physical_volume(recorded: &Volume) -> bool {
+    Fingerprint::decode(&recorded.fingerprint)
+        .is_ok_and(|known| known.superblock_kinds.contains(SuperblockKinds::LVM))
 }
 
 fn role(volume: &str) -> String {
