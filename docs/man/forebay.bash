@@ -49,6 +49,9 @@ _forebay() {
             forebay,udev)
                 cmd="forebay__subcmd__udev"
                 ;;
+            forebay,upgrade)
+                cmd="forebay__subcmd__upgrade"
+                ;;
             forebay__subcmd__config,check)
                 cmd="forebay__subcmd__config__subcmd__check"
                 ;;
@@ -62,7 +65,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --help --version format serve status stop drain forget check inspect config udev pages"
+            opts="-h -V --help --version format serve status stop upgrade drain forget check inspect config udev pages"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -253,7 +256,7 @@ _forebay() {
                     return 0
                     ;;
                 --attach)
-                    COMPREPLY=($(compgen -W "auto fuse none" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "auto ublk nbd fuse none" -- "${cur}"))
                     return 0
                     ;;
                 --control)
@@ -342,6 +345,32 @@ _forebay() {
                 return 0
             fi
             case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__upgrade)
+            opts="-h --exec --timeout --control --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --exec)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --control)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;

@@ -30,6 +30,7 @@ complete -c forebay -n "__fish_forebay_needs_command" -f -a "format" -d 'Make a 
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "serve" -d 'Serve volumes until told to stop'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "status" -d 'Show what the daemon does, how the volumes are, and what is wrong'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "stop" -d 'Stop the daemon; everything answered is durable then'
+complete -c forebay -n "__fish_forebay_needs_command" -f -a "upgrade" -d 'Have the daemon go on as another program, its block devices in use'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "drain" -d 'Write everything back, so that the backing device is the plain disk, and keep it so'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "forget" -d 'Take a volume out of a cache that nobody serves'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "check" -d 'Verify everything in a cache that nobody serves, without changing it'
@@ -43,10 +44,12 @@ complete -c forebay -n "__fish_forebay_using_subcommand format" -l force -d 'Era
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l lose-dirty -d 'With --force: erase a cache although it has data that is not on its backing device'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l config -d 'Take the settings from this file' -r -F
-complete -c forebay -n "__fish_forebay_using_subcommand serve" -l cache -d 'The formatted cache device or file' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l cache -d 'The formatted cache device or file; without it the volumes are their bare backing devices' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l volume -d 'A volume to add, or to change; those that the cache remembers are served without it' -r
-complete -c forebay -n "__fish_forebay_using_subcommand serve" -l listen -d 'Where NBD clients come in: nbd+unix:///PATH or nbd://127.0.0.1:PORT; may be given again' -r
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l listen -d 'Where guests come in: nbd+unix:///PATH, nbd://127.0.0.1:PORT or vhost-user:///PATH; may be given again' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l attach -d 'Which kernel block device is made of each volume' -r -f -a "auto\t'The best that this machine and user allow'
+ublk\t'/dev/ublkbN, by the kernel\'s ublk driver; survives a kill of the daemon; needs root'
+nbd\t'/dev/nbdN, by the kernel\'s NBD client; survives a kill of the daemon; needs root'
 fuse\t'/dev/loopN, by FUSE and a loop device; needs root'
 none\t'No block device: NBD only'"
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l control -d 'The control socket, if not the usual one in the runtime directory' -r -F
@@ -71,6 +74,10 @@ complete -c forebay -n "__fish_forebay_using_subcommand status" -s h -l help -d 
 complete -c forebay -n "__fish_forebay_using_subcommand stop" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand stop" -l drain -d 'Write everything back first'
 complete -c forebay -n "__fish_forebay_using_subcommand stop" -s h -l help -d 'Print help'
+complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -l exec -d 'The new program' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -l timeout -d 'How long it may take until the new program serves' -r
+complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -l cache -d 'Drain a cache that no daemon serves: its device or file' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -s h -l help -d 'Print help (see more with \'--help\')'

@@ -4,6 +4,8 @@ set -u
 passed=0 failed=0 skipped=0
 S=/dev/scratch
 FOREBAY=/job/forebay
+KILLS=5 UPGRADES=2
+[ ! -e ./settings ] || . ./settings
 
 pass() { passed=$((passed + 1)); echo "PASS $*"; }
 fail() { failed=$((failed + 1)); echo "FAIL $*"; }
@@ -54,7 +56,8 @@ serve() {
     done
 }
 
-control() { sed -n 's/^control: //p' "/run/$1.out"; }
+# The last one: an upgraded daemon says it again.
+control() { sed -n 's/^control: //p' "/run/$1.out" | tail -n 1; }
 
 # The loop device of a volume.
 device() { sed -n "s|^\(/dev/loop[0-9]*\) $2\$|\1|p" "/run/$1.out"; }

@@ -64,7 +64,6 @@ case $boot in
 cache = "UUID=$uuid"
 attach = "$attach"
 memory = "256M"
-device-timeout = "15s"
 [volume.xfs]
 backing = "${P4}1"
 [volume.lvm]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The command line: man pages and completions are made from these types.
 
+use crate::address::Address;
 use crate::units::{parse_size, parse_time};
 use clap::{Parser, Subcommand, ValueEnum};
 use forebay_core::format::superblock::Mode;
@@ -36,6 +37,12 @@ pub enum Command {
     Status(StatusArgs),
     /// Stop the daemon; everything answered is durable then
     Stop(StopArgs),
+    /// Have the daemon go on as another program, its block devices in use
+    ///
+    /// The daemon closes the cache and becomes the new program with the same arguments, which opens
+    /// it again and takes the devices over; requests wait meanwhile. If the new program cannot serve, the
+    /// one before goes on. NBD clients have to connect again.
+    Upgrade(UpgradeArgs),
     /// Write everything back, so that the backing device is the plain disk, and keep it so
     ///
     /// What is written to a drained volume is answered when it is on the backing device, until the
@@ -173,7 +180,7 @@ pub struct FormatArgs {
 #[derive(Clone, Debug)]
 pub struct VolumeSpec {
     pub name: String,
-    pub backing: PathBuf,
+    pub backing: Address,
     pub mode: Option<Mode>,
     pub logical_block: Option<u32>,
 }
@@ -188,10 +195,7 @@ fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
         return Err(format!("'{name}' is no volume name; use 1 to 64 of a-z A-Z 0-9 - _ ."));
     }
     let mut parts = rest.split(',');
-    let backing = PathBuf::from(parts.next().unwrap_or_default());
-    if backing.as_os_str().is_empty() {
-        return Err("the backing device is missing".into());
-    }
+    let backing = Address::parse(parts.next().unwrap_or_default())?;
     let mut spec = VolumeSpec { name: name.into(), backing, mode: None, logical_block: None };
     for part in parts {
         match part.split_once('=') {
@@ -225,11 +229,15 @@ pub fn mode_name(mode: Mode) -> &'static str {
     }
 }
 
-/// Where NBD clients come in.
-#[derive(Clone, Debug)]
+/// Where guests come in.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
+    /// NBD on a Unix socket.
     Unix(PathBuf),
+    /// NBD on a TCP port.
     Tcp(std::net::SocketAddr),
+    /// One virtual machine, whose disk is a volume; the only one if none is named.
+    VhostUser { path: PathBuf, volume: Option<String> },
 }
 
 fn parse_listen(text: &str) -> Result<Listen, String> {
@@ -239,8 +247,13 @@ fn parse_listen(text: &str) -> Result<Listen, String> {
         }
         return Ok(Listen::Unix(PathBuf::from(path)));
     }
+    if let Some(rest) = text.strip_prefix("vhost-user://") {
+        return parse_vhost_user(rest);
+    }
     let Some(address) = text.strip_prefix("nbd://") else {
-        return Err("expected nbd+unix:///PATH or nbd://127.0.0.1:PORT".into());
+        return Err("expected nbd+unix:///PATH, nbd://127.0.0.1:PORT or \
+                    vhost-user:///PATH[?volume=NAME]"
+            .into());
     };
     let address: std::net::SocketAddr = address
         .parse()
@@ -252,6 +265,22 @@ fn parse_listen(text: &str) -> Result<Listen, String> {
         ));
     }
     Ok(Listen::Tcp(address))
+}
+
+fn parse_vhost_user(rest: &str) -> Result<Listen, String> {
+    if cfg!(not(feature = "vhost")) {
+        return Err("this program was built without the feature `vhost`".into());
+    }
+    let (path, query) = rest.split_once('?').map_or((rest, None), |(path, it)| (path, Some(it)));
+    if !path.starts_with('/') || path.len() < 2 {
+        return Err("expected vhost-user:///PATH with an absolute path".into());
+    }
+    let volume = match query.map(|query| query.split_once('=')) {
+        None => None,
+        Some(Some(("volume", name))) if !name.is_empty() => Some(name.to_owned()),
+        Some(_) => return Err("expected ?volume=NAME behind the path, or nothing".into()),
+    };
+    Ok(Listen::VhostUser { path: PathBuf::from(path), volume })
 }
 
 /// Where metrics are scraped.
@@ -286,6 +315,10 @@ fn parse_metrics(text: &str) -> Result<MetricsAddress, String> {
 pub enum Attach {
     /// The best that this machine and user allow
     Auto,
+    /// /dev/ublkbN, by the kernel's ublk driver; survives a kill of the daemon; needs root
+    Ublk,
+    /// /dev/nbdN, by the kernel's NBD client; survives a kill of the daemon; needs root
+    Nbd,
     /// /dev/loopN, by FUSE and a loop device; needs root
     Fuse,
     /// No block device: NBD only
@@ -330,17 +363,29 @@ pub struct ServeArgs {
     /// Take the settings from this file
     #[arg(long, value_name = "PATH", conflicts_with = "name")]
     pub config: Option<PathBuf>,
-    /// The formatted cache device or file
-    #[arg(long, required_unless_present_any = ["name", "config"])]
+    /// The formatted cache device or file; without it the volumes are their bare backing devices
+    ///
+    /// A bare volume is for comparison: nothing is cached. Never serve a device bare while a cache holds
+    /// data that is not on it yet; `forebay drain` comes first.
+    #[arg(long)]
     pub cache: Option<PathBuf>,
     /// A volume to add, or to change; those that the cache remembers are served without it
     ///
     /// NAME=BACKING[,mode=MODE][,logical_block=512|4096]. The mode says when a write is answered:
     /// write-back, when the cache has it; write-through, when the backing device has it as well;
     /// write-around, when the backing device has it, the cache left out.
+    ///
+    /// BACKING is a device or file, or sim+hdd:PATH?model=7200.12 (also st3500641as; sim+ssd: with 840pro or
+    /// nvme; sim+cloud: with gp3; &write_cache=off for a hard disk): the data is in PATH, and it is as
+    /// slow as that disk.
     #[arg(long = "volume", value_name = "NAME=BACKING[,...]", value_parser = parse_volume)]
     pub volumes: Vec<VolumeSpec>,
-    /// Where NBD clients come in: nbd+unix:///PATH or nbd://127.0.0.1:PORT; may be given again
+    /// Where guests come in: nbd+unix:///PATH, nbd://127.0.0.1:PORT or vhost-user:///PATH; may be
+    /// given again
+    ///
+    /// NBD clients choose the volume. A vhost-user socket is the disk of one virtual machine at a
+    /// time (QEMU's vhost-user-blk-pci), of the volume that ?volume=NAME behind the path names; it
+    /// may be left out if there is one volume. `serve` prints what QEMU is to be given.
     #[arg(long, value_name = "URI", value_parser = parse_listen)]
     pub listen: Vec<Listen>,
     /// Which kernel block device is made of each volume
@@ -430,6 +475,20 @@ pub struct StopArgs {
     pub control: Option<PathBuf>,
 }
 
+/// `forebay upgrade`
+#[derive(Debug, clap::Args)]
+pub struct UpgradeArgs {
+    /// The new program
+    #[arg(long, value_name = "PROGRAM")]
+    pub exec: PathBuf,
+    /// How long it may take until the new program serves
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
+    pub timeout: Duration,
+    /// The daemon's control socket; needed if several run, or if it is not in the usual place
+    #[arg(long)]
+    pub control: Option<PathBuf>,
+}
+
 /// `forebay drain`
 #[derive(Debug, clap::Args)]
 pub struct DrainArgs {
@@ -454,4 +513,22 @@ pub struct ForgetArgs {
     /// Give up data that is not on its backing device
     #[arg(long)]
     pub lose_dirty: bool,
+}
+
+#[cfg(all(test, feature = "vhost"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vhost_user_socket_names_its_volume_or_none() {
+        let to = |volume: Option<&str>| Listen::VhostUser {
+            path: "/run/v.sock".into(),
+            volume: volume.map(str::to_owned),
+        };
+        assert_eq!(parse_listen("vhost-user:///run/v.sock"), Ok(to(None)));
+        assert_eq!(parse_listen("vhost-user:///run/v.sock?volume=a.b"), Ok(to(Some("a.b"))));
+        for bad in ["v.sock", "/", "/v?volume=", "/v?name=a", "/v?", "/v?volume"] {
+            assert!(parse_listen(&format!("vhost-user://{bad}")).is_err(), "{bad}");
+        }
+    }
 }

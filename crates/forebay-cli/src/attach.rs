@@ -4,6 +4,9 @@
 mod attached;
 #[cfg(feature = "fuse")]
 mod fuse;
+mod nbd;
+#[cfg(feature = "ublk")]
+mod ublk;
 
 pub use attached::Attached;
 
@@ -15,9 +18,10 @@ use forebay_serve::server::Server;
 use std::path::PathBuf;
 
 /// A volume to be attached.
-#[cfg_attr(not(feature = "fuse"), allow(dead_code))]
+#[cfg_attr(not(all(feature = "fuse", feature = "ublk")), allow(dead_code))]
 pub struct Wanted {
     pub index: VolumeIndex,
+    pub uuid: [u8; 16],
     pub name: String,
     pub size_bytes: u64,
     pub logical_block: u32,
@@ -27,7 +31,7 @@ pub struct Wanted {
 }
 
 /// What makes the devices, and what went wrong with those of a daemon before.
-#[cfg_attr(not(feature = "fuse"), allow(dead_code))]
+#[cfg_attr(not(any(feature = "fuse", feature = "ublk")), allow(dead_code))]
 struct Begun {
     attachments: Box<dyn Attachments>,
     reports: Reports,
@@ -37,27 +41,43 @@ struct Begun {
 /// What block devices are made by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    Ublk,
+    Nbd,
     Fuse,
 }
 
 impl Kind {
     /// The best first.
-    const ALL: [Kind; 1] = [Kind::Fuse];
+    const ALL: [Kind; 3] = [Kind::Ublk, Kind::Nbd, Kind::Fuse];
 
     /// As it is called in `--attach`.
     pub fn name(self) -> &'static str {
         match self {
+            Kind::Ublk => "ublk",
+            Kind::Nbd => "nbd",
             Kind::Fuse => "fuse",
         }
     }
 
-    /// Why it cannot be had here.
-    fn obstacle(self) -> Option<&'static str> {
+    /// Bytes of memory that its devices take, by part.
+    pub fn memory_parts(self) -> Vec<(&'static str, u64)> {
         match self {
+            #[cfg(feature = "ublk")]
+            Kind::Ublk => forebay_serve::ublk::memory_parts().into(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Why it cannot be had here.
+    fn obstacle(self) -> Option<String> {
+        match self {
+            #[cfg(feature = "ublk")]
+            Kind::Ublk => ublk::obstacle(),
+            Kind::Nbd => nbd::obstacle(),
             #[cfg(feature = "fuse")]
             Kind::Fuse => fuse::obstacle(),
-            #[cfg(not(feature = "fuse"))]
-            Kind::Fuse => Some("this program was built without the feature `fuse`"),
+            #[cfg(not(all(feature = "fuse", feature = "ublk")))]
+            kind => Some(format!("this program was built without the feature `{}`", kind.name())),
         }
     }
 
@@ -65,10 +85,13 @@ impl Kind {
     pub fn begin(self, server: &mut Server, uuid: &str, wanted: Vec<Wanted>) -> Result<Attached> {
         let names = wanted.iter().map(|volume| (volume.index, volume.name.clone())).collect();
         let begun: Result<Begun> = match self {
+            #[cfg(feature = "ublk")]
+            Kind::Ublk => ublk::begin(server, wanted),
+            Kind::Nbd => nbd::begin(server, wanted),
             #[cfg(feature = "fuse")]
             Kind::Fuse => fuse::begin(server, uuid, wanted),
-            #[cfg(not(feature = "fuse"))]
-            Kind::Fuse => Err(missing(server, uuid)),
+            #[cfg(not(all(feature = "fuse", feature = "ublk")))]
+            _ => Err(missing(server, uuid)),
         };
         let begun = begun?;
         for text in &begun.problems {
@@ -78,7 +101,7 @@ impl Kind {
     }
 }
 
-#[cfg(not(feature = "fuse"))]
+#[cfg(not(all(feature = "fuse", feature = "ublk")))]
 fn missing(_: &mut Server, _: &str) -> anyhow::Error {
     anyhow::anyhow!("this program was built without it")
 }
@@ -88,6 +111,8 @@ pub fn choose(wanted: Attach) -> Result<Option<Kind>> {
     let asked = match wanted {
         Attach::None => return Ok(None),
         Attach::Auto => None,
+        Attach::Ublk => Some(Kind::Ublk),
+        Attach::Nbd => Some(Kind::Nbd),
         Attach::Fuse => Some(Kind::Fuse),
     };
     if forebay::host::runtime_dir::Places::found().user_id != 0 {
@@ -97,7 +122,7 @@ pub fn choose(wanted: Attach) -> Result<Option<Kind>> {
     if let Some(kind) = asked {
         return match kind.obstacle() {
             None => Ok(Some(kind)),
-            Some(why) => refused(asked, why),
+            Some(why) => refused(asked, &why),
         };
     }
     let mut why_not = Vec::new();

@@ -2,11 +2,14 @@
 //! Opening devices the way a careful person would: nobody else may be using them, and a backing
 //! device must be the one that was recorded.
 
+use crate::address::Address;
 use anyhow::{Context, Result, bail};
 use forebay::host::guard::{self, GuardError};
 use forebay::host::identity::{Fingerprint, Geometry, Match, Serial, compare};
 use forebay::host::machine::{Host, Target};
-use forebay::io::{Device, FileDevice, FileError, FileOptions, Stats, StatsDevice};
+use forebay::io::{
+    Device, FileDevice, FileError, FileOptions, SimulatedDevice, Stats, StatsDevice,
+};
 use forebay_core::format::superblock::Volume;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -56,9 +59,17 @@ fn is_busy(error: &anyhow::Error) -> bool {
 }
 
 /// A device with its statistics.
-pub fn counted(device: FileDevice) -> (Box<dyn Device>, Stats) {
+pub fn counted(device: Box<dyn Device>) -> (Box<dyn Device>, Stats) {
     let stats = Stats::new();
-    (Box::new(StatsDevice::new(Box::new(device), stats.clone())), stats)
+    (Box::new(StatsDevice::new(device, stats.clone())), stats)
+}
+
+/// A device with the times of its address.
+pub fn timed(device: FileDevice, address: &Address) -> Box<dyn Device> {
+    match address.model() {
+        Some(model) => Box::new(SimulatedDevice::new(Box::new(device), model)),
+        None => Box::new(device),
+    }
 }
 
 /// Refuses a backing device that rests on the cache device, or the other way round.

@@ -17,6 +17,7 @@ pub enum Request {
     Status,
     Stop { drain: bool },
     Drain { name: Option<String> },
+    Upgrade { executable: PathBuf },
 }
 
 /// What is answered.

@@ -4,6 +4,7 @@
 // A program has no users of its items: `pub` says here what its modules show each other.
 #![allow(unreachable_pub)]
 
+mod address;
 mod args;
 mod attach;
 mod backing;
@@ -20,10 +21,16 @@ mod names;
 mod sockets;
 mod status;
 mod units;
+mod upgrade;
+mod vhost;
 
 use args::{Args, Command};
 use clap::Parser;
 use std::process::ExitCode;
+
+/// The map lies in huge pages.
+#[global_allocator]
+static HEAP: forebay::io::Heap = forebay::io::Heap;
 
 /// No daemon answers: exit code 5.
 #[derive(Debug)]
@@ -38,13 +45,16 @@ impl std::fmt::Display for NoDaemon {
 impl std::error::Error for NoDaemon {}
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
-        Ok(args) => args,
-        Err(error) => return usage(&error),
-    };
-    let args = match config::with_file(args, std::env::args_os().collect()) {
-        Ok(args) => args,
-        Err(error) => match error.downcast_ref::<clap::Error>() {
+    let mut before = upgrade::Before::left();
+    let given = || std::env::args_os().collect();
+    let read = Args::try_parse().map_err(Into::into);
+    let args = match (read.and_then(|args| config::with_file(args, given())), &before) {
+        (Ok(args), _) => args,
+        (Err(error), Some(before)) => {
+            eprintln!("forebay: {:#}", before.go_on(&error));
+            return ExitCode::FAILURE;
+        }
+        (Err(error), None) => match error.downcast_ref::<clap::Error>() {
             Some(error) => return usage(error),
             None => return failure(&error),
         },
@@ -55,9 +65,10 @@ fn main() -> ExitCode {
     });
     let done = match &args.command {
         Command::Format(args) => cmd::format::run(args),
-        Command::Serve(args) => cmd::serve::run(args),
+        Command::Serve(args) => cmd::serve::run(args, &mut before),
         Command::Status(args) => cmd::status::run(args),
         Command::Stop(args) => cmd::stop::run(args),
+        Command::Upgrade(args) => cmd::upgrade::run(args),
         Command::Drain(args) => cmd::drain::run(args),
         Command::Forget(args) => cmd::forget::run(args),
         Command::Check(args) => cmd::check::run(args),
@@ -66,9 +77,13 @@ fn main() -> ExitCode {
         Command::Udev(args) => cmd::udev::run(args),
         Command::Pages(args) => cmd::pages::run(args),
     };
-    match done {
-        Ok(code) => code,
-        Err(error) => failure(&error),
+    match (done, before) {
+        (Ok(code), _) => code,
+        (Err(error), Some(before)) => {
+            eprintln!("forebay: {:#}", before.go_on(&error));
+            ExitCode::FAILURE
+        }
+        (Err(error), None) => failure(&error),
     }
 }
 

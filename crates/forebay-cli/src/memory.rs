@@ -4,6 +4,7 @@
 //! The map's parts follow from the cache's size. All others together are the *fixed sum*, which
 //! `--memory` bounds: buffers, window, batches and extents shrink until it holds.
 
+use crate::attach::Kind;
 use crate::control_server;
 use crate::units::size;
 use anyhow::{Result, bail};
@@ -15,12 +16,31 @@ use forebay_serve::nbd::listen;
 /// The parts that grow with the cache and not with anything else.
 const MAP: [&str; 3] = ["index", "slots and checksums", "segments"];
 
+/// How many there are of what takes memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    pub volumes: usize,
+    /// Sockets for virtual machines.
+    pub vhost_sockets: usize,
+    /// What block devices are made by.
+    pub devices: Option<Kind>,
+}
+
+impl Counts {
+    /// Volumes, and NBD alone.
+    pub fn volumes(volumes: usize) -> Counts {
+        Counts { volumes, vhost_sockets: 0, devices: None }
+    }
+}
+
 /// Every part, by name, in bytes.
-pub fn parts(superblock: &Superblock, volumes: usize, config: &Config) -> Vec<(&'static str, u64)> {
+pub fn parts(superblock: &Superblock, counts: Counts, config: &Config) -> Vec<(&'static str, u64)> {
     let (segments, blocks) = (superblock.segment_count, superblock.segment_blocks());
-    let mut parts = Shard::memory_parts(segments, blocks, volumes, config);
+    let mut parts = Shard::memory_parts(segments, blocks, counts.volumes, config);
     parts.extend(listen::memory_parts());
+    parts.extend(crate::vhost::memory_parts(counts.vhost_sockets));
     parts.push(("control clients", control_server::memory_bytes()));
+    parts.extend(counts.devices.map(Kind::memory_parts).unwrap_or_default());
     parts
 }
 
@@ -40,7 +60,7 @@ fn fixed(parts: &[(&str, u64)], superblock: &Superblock) -> u64 {
 pub fn fit(
     config: &Config,
     superblock: &Superblock,
-    volumes: usize,
+    counts: Counts,
     memory: u64,
 ) -> Result<Config> {
     let mut least = 0;
@@ -51,15 +71,16 @@ pub fn fit(
         config.window_blocks = (share(u64::from(config.window_blocks)) as u32 / 4 * 4).max(1024);
         config.batch_blocks_max = share(u64::from(config.batch_blocks_max)).max(2048) as u32;
         config.extent_count_max = share(u64::from(config.extent_count_max)).max(1024) as u32;
-        least = fixed(&parts(superblock, volumes, &config), superblock);
+        least = fixed(&parts(superblock, counts, &config), superblock);
         if least <= memory {
             return Ok(config);
         }
     }
     let needed = least.next_multiple_of(1 << 20) >> 20;
     bail!(
-        "--memory {}: at least {needed}M are needed on this cache (volumes: {volumes})",
-        size(memory)
+        "--memory {}: at least {needed}M are needed on this cache (volumes: {})",
+        size(memory),
+        counts.volumes
     );
 }
 
@@ -80,7 +101,8 @@ mod tests {
         for shift in 0..=4 {
             for gib in [16, 256, 4096] {
                 let superblock = cache(gib * GIB, super::super::args::SEGMENT_BYTES_LEAST << shift);
-                let map = map(&parts(&superblock, 1, &Config::default()), &superblock);
+                let map =
+                    map(&parts(&superblock, Counts::volumes(1), &Config::default()), &superblock);
                 let bound = 5 * (gib << 20);
                 assert!(map <= bound, "{gib} GiB, shift {shift}: {map} of {bound} bytes");
             }
@@ -91,21 +113,28 @@ mod tests {
     fn the_fixed_sum_is_within_what_was_asked_for() {
         for segment_bytes in [256 << 10, 512 << 10, 4 << 20] {
             let superblock = cache(1024 * GIB, segment_bytes);
-            for memory in [192 << 20, 256 << 20, 1 << 30] {
-                let config = fit(&Config::default(), &superblock, 1, memory).unwrap();
-                assert!(fixed(&parts(&superblock, 1, &config), &superblock) <= memory);
+            let kinds = [None, Some(Kind::Ublk)];
+            let each = [192 << 20, 256 << 20, 1 << 30].into_iter();
+            for (memory, devices) in each.flat_map(|memory| kinds.map(|kind| (memory, kind))) {
+                let counts = Counts { devices, ..Counts::volumes(1) };
+                let config = fit(&Config::default(), &superblock, counts, memory).unwrap();
+                assert!(fixed(&parts(&superblock, counts, &config), &superblock) <= memory);
                 assert!(config.buffer_count >= 8);
             }
-            let full = fit(&Config::default(), &superblock, 1, 1 << 30).unwrap();
+            let full = fit(&Config::default(), &superblock, Counts::volumes(1), 1 << 30).unwrap();
             assert_eq!(full.buffer_count, Config::default().buffer_count);
         }
         let superblock = cache(64 << 20, 512 << 10);
-        let error = fit(&Config::default(), &superblock, 1, 32 << 20).unwrap_err().to_string();
+        let error = fit(&Config::default(), &superblock, Counts::volumes(1), 32 << 20)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("--memory 32 MiB: at least "), "{error}");
         // The number that is told is enough, and less is not.
         let needed = error.split("at least ").nth(1).unwrap().split('M').next().unwrap();
         let needed = needed.parse::<u64>().unwrap() << 20;
-        assert!(fit(&Config::default(), &superblock, 1, needed).is_ok());
-        assert!(fit(&Config::default(), &superblock, 1, needed - (1 << 20)).is_err());
+        assert!(fit(&Config::default(), &superblock, Counts::volumes(1), needed).is_ok());
+        assert!(
+            fit(&Config::default(), &superblock, Counts::volumes(1), needed - (1 << 20)).is_err()
+        );
     }
 }

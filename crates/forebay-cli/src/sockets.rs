@@ -16,14 +16,16 @@ use std::time::{Duration, Instant};
 /// How long a socket that answers is waited for.
 const DYING_WAIT: Duration = Duration::from_secs(2);
 
-pub fn listen(listen: &Listen) -> Result<Listener> {
+/// Where NBD clients come in; `None`: it is not for them.
+pub fn listen(listen: &Listen) -> Result<Option<Listener>> {
     match listen {
         Listen::Tcp(address) => {
             let listener = TcpListener::bind(address)
                 .with_context(|| format!("nbd://{address}: cannot be listened on"))?;
-            Ok(Listener::Tcp(listener))
+            Ok(Some(Listener::Tcp(listener)))
         }
-        Listen::Unix(path) => Ok(Listener::Unix(bind(path)?)),
+        Listen::Unix(path) => Ok(Some(Listener::Unix(bind(path)?))),
+        Listen::VhostUser { .. } => Ok(None),
     }
 }
 

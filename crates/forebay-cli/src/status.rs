@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct Status {
     pub version: String,
     pub pid: u32,
+    /// Milliseconds since 1970.
+    pub started_at: u64,
     /// What the daemon is doing now, in words.
     pub activity: String,
     pub cache: CacheStatus,
@@ -127,6 +129,10 @@ pub struct VolumeStatus {
     pub attached: Vec<String>,
     /// NBD connections.
     pub nbd_clients: u32,
+    /// Virtual machines that are connected.
+    pub vhost_user_clients: u32,
+    /// Where they come in.
+    pub vhost_user_sockets: Vec<String>,
     pub device: DeviceStatus,
 }
 
@@ -231,6 +237,10 @@ impl VolumeStatus {
         }
         if self.nbd_clients > 0 {
             println!("  NBD clients: {}", self.nbd_clients);
+        }
+        if !self.vhost_user_sockets.is_empty() {
+            let sockets = self.vhost_user_sockets.join(", ");
+            println!("  virtual machines: {} connected at {sockets}", self.vhost_user_clients);
         }
         for attached in &self.attached {
             println!("  attached: {attached}");

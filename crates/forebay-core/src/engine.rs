@@ -60,6 +60,8 @@ pub struct Config {
     pub dirty_age: u64,
     /// Or when this share of the volume's segments is dirty, in percent.
     pub dirty_percent: u8,
+    /// Pages of a checkpoint that are written at once.
+    pub checkpoint_frames: u32,
     /// Extents one volume may hold.
     pub extent_count_max: u32,
     /// Wait after a fault of a backing device before its batch is tried again, in nanoseconds.
@@ -84,6 +86,7 @@ impl Default for Config {
             backing_in_flight: 32,
             dirty_age: 30_000_000_000,
             dirty_percent: 25,
+            checkpoint_frames: 32,
             extent_count_max: 16 << 10,
             retry_after: 1_000_000_000,
             free_segments_kept: 0,
@@ -243,35 +246,6 @@ impl Engine {
             }
         }
         engine
-    }
-
-    /// Bytes of memory the engine takes for a cache of `segment_count` segments of
-    /// `segment_blocks` blocks with `volume_count` volumes: the parts, by name.
-    pub fn memory_parts(
-        segment_count: u32,
-        segment_blocks: u16,
-        volume_count: usize,
-        config: &Config,
-    ) -> [(&'static str, u64); 9] {
-        let slots = u64::from(segment_count) * u64::from(segment_blocks);
-        let volumes = volume_count as u64;
-        let requests = Slab::<Active>::memory_bytes(REQUEST_COUNT_MAX)
-            + Slab::<Pending>::memory_bytes(TOKEN_COUNT_MAX)
-            + (2 * TOKEN_COUNT_MAX * size_of::<Effect>()) as u64;
-        [
-            ("index", Index::memory_bytes(slots)),
-            ("slots and checksums", Slots::memory_bytes(slots)),
-            ("segments", Segments::memory_bytes(segment_count)),
-            ("volumes", volumes * Volume::memory_bytes(config)),
-            ("write-back window", u64::from(window_frames(config)) * BLOCK_BYTES),
-            ("batches", Lane::memory_bytes(config)),
-            (
-                "segment buffers",
-                u64::from(config.buffer_count) * u64::from(segment_blocks) * BLOCK_BYTES,
-            ),
-            ("checkpoint stream", Checkpointer::memory_bytes(segment_count)),
-            ("requests and effects", requests),
-        ]
     }
 
     /// What was chosen.
@@ -457,7 +431,5 @@ impl Engine {
 
 /// Frames that [`crate::payload::Place::Window`] may name: the window and the second chances'.
 pub fn window_frames(config: &Config) -> u32 {
-    config.window_blocks
-        + crate::log::reclaim::CHANCE_COUNT_MAX as u32
-        + crate::log::checkpoint::STAGE_FRAMES
+    config.window_blocks + crate::log::reclaim::CHANCE_COUNT_MAX as u32 + config.checkpoint_frames
 }

@@ -25,6 +25,7 @@ pub mod format;
 pub mod limits;
 pub mod log;
 pub mod map;
+pub mod memory;
 pub mod mutant;
 pub mod op;
 pub mod payload;

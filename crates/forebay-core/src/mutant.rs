@@ -43,7 +43,6 @@ pub enum Mutant {
     BatchOutlivesFailedFlush,
     CheckpointNotDurable,
     CheckpointSweepSkipped,
-    ReusedSegmentsKept,
     CheckpointKeepsExtents,
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A table of fixed size whose rows are taken and given back, without allocating.
 
+use crate::memory::vec_bytes;
 use alloc::vec::Vec;
 
 /// Rows of type `T`, at most as many as it was made for.
@@ -21,6 +22,11 @@ impl<T> Slab<T> {
     /// Bytes of memory a table with room for `count_max` rows takes.
     pub(crate) const fn memory_bytes(count_max: usize) -> u64 {
         (count_max * (size_of::<Option<T>>() + size_of::<u32>())) as u64
+    }
+
+    /// Bytes of memory it takes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        vec_bytes(&self.rows) + vec_bytes(&self.free)
     }
 
     /// Rows that can still be taken.

@@ -18,7 +18,7 @@ pub struct Stats {
     pub hit_blocks: u64,
     /// Of these, answered as zeros without any device.
     pub zero_blocks: u64,
-    /// Blocks the guest wrote with data in them.
+    /// Blocks the guest wrote with data in them, or around the log.
     pub written_blocks: u64,
     /// Blocks the guest wrote that were all zeros.
     pub zeroed_blocks: u64,
@@ -28,7 +28,7 @@ pub struct Stats {
     pub records: u64,
     /// Writes to the backing device.
     pub backing_writes: u64,
-    /// Blocks written to the backing device.
+    /// Blocks written back to the backing device.
     pub backing_blocks_written: u64,
     /// Batches written back.
     pub batches: u64,
@@ -46,6 +46,8 @@ pub struct Stats {
     pub backing_waits: u64,
     /// Writes that went around the log.
     pub bypassed_writes: u64,
+    /// Blocks of these.
+    pub bypassed_blocks: u64,
     /// Segments reclaimed.
     pub reclaimed_segments: u64,
 }

@@ -5,13 +5,15 @@ use crate::engine::Config;
 use crate::format::entry::Kind;
 use crate::format::superblock::{self, Mode};
 use crate::limits::REQUEST_COUNT_MAX;
-use crate::log::chain::Log;
+use crate::log::chain::{InFlight, Log, RECORDS_IN_FLIGHT_MAX};
+use crate::log::reclaim::CHANCE_COUNT_MAX;
 use crate::log::recovery::RecoveredVolume;
 use crate::log::times::Times;
 use crate::map::extent::{ExtentMap, Position, lost_room};
+use crate::memory::{queue_bytes, vec_bytes};
 use crate::policy::writeback::Writeback;
 use crate::stats::Stats;
-use crate::units::{BLOCK_BYTES, Lba, Sequence, Tick, VolumeIndex};
+use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Sequence, Tick, VolumeIndex};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -61,6 +63,9 @@ pub struct Volume {
     /// Up to here blocks are lost that no entry names yet (`log::lost`, L1).
     pub(crate) unnamed_lost: Option<crate::units::Ordinal>,
     pub(crate) pending_extents: VecDeque<PendingExtent>,
+    /// Extents whose batch is done, but not the watermark that says so: a crash now would bring them
+    /// back, to those that are pending by then.
+    pub(crate) noting_extents: usize,
     /// Requests that change something and are not placed yet, in order.
     pub(crate) writes: VecDeque<u32>,
     pub(crate) locks: Vec<Lock>,
@@ -114,6 +119,7 @@ impl Volume {
             extents: found.extents,
             unnamed_lost: found.unnamed_lost,
             pending_extents: found.pending_extents,
+            noting_extents: 0,
             writes: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             locks: Vec::with_capacity(LOCK_COUNT_MAX),
             durable_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
@@ -129,7 +135,7 @@ impl Volume {
             around_flushing: false,
             around_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             writeback: Writeback::new(found.cursor, now),
-            chances: Vec::with_capacity(crate::log::reclaim::CHANCE_COUNT_MAX),
+            chances: Vec::with_capacity(CHANCE_COUNT_MAX),
             chanced: crate::units::Ordinal(0),
             stats: Stats { repaired_blocks: 0, lost_blocks: found.lost_blocks, ..Stats::default() },
         }
@@ -149,7 +155,25 @@ impl Volume {
             + (extents * size_of::<PendingExtent>()) as u64
             + (REQUEST_COUNT_MAX * (3 * size_of::<Waiter>() + 2 * size_of::<u32>())) as u64
             + (LOCK_COUNT_MAX * size_of::<Lock>()) as u64
-            + (size_of::<Volume>() + 4096) as u64
+            + (RECORDS_IN_FLIGHT_MAX * size_of::<InFlight>()) as u64
+            + (CHANCE_COUNT_MAX * size_of::<(Lba, bool)>()) as u64
+            + Times::memory_bytes()
+            + (size_of::<Volume>() + BLOCK_SIZE) as u64
+    }
+
+    /// Bytes of memory it takes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let waiters = [&self.durable_waiters, &self.written_waiters, &self.through_waiters];
+        self.extents.held_bytes()
+            + queue_bytes(&self.pending_extents)
+            + waiters.into_iter().map(queue_bytes).sum::<u64>()
+            + queue_bytes(&self.writes)
+            + queue_bytes(&self.around_waiters)
+            + vec_bytes(&self.locks)
+            + vec_bytes(&self.chances)
+            + queue_bytes(&self.log.in_flight)
+            + self.log.times.held_bytes()
+            + (size_of::<Volume>() + self.log.header.len()) as u64
     }
 
     /// Blocks, a last one that is not whole included.

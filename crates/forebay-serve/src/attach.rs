@@ -5,12 +5,20 @@
 //!
 //! - **K1** Nothing on the loop's thread waits for the kernel to finish something on one of these
 //!   devices: attaching and detaching are done by a thread of their own, which reports ([`Teller`]).
+//! - **K3** What waits until something is read from or written to one of them is done by a thread that
+//!   has none of our files open ([`apart`]): the process can be killed meanwhile and the next one begin.
 
-use forebay::host::loop_device::Holder;
+use forebay::host::apart;
+use forebay::host::loop_device::{self, Holder};
+use forebay::host::machine::Host;
 use forebay::io::Bell;
 use forebay_core::units::VolumeIndex;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use std::error::Error;
+use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -48,6 +56,16 @@ pub enum Report {
         /// `/dev/loop3`.
         device: PathBuf,
     },
+    /// The connection that it is served by was lost, and there is another one.
+    Renewed {
+        /// `/dev/nbd3`.
+        device: PathBuf,
+    },
+    /// Somebody else has taken the device away.
+    Disconnected {
+        /// Of which volume.
+        volume: VolumeIndex,
+    },
     /// All are gone, or what could not be removed.
     Gone(io::Result<()>),
 }
@@ -66,12 +84,61 @@ impl Teller {
         (Teller { reports: sender, bell }, Reports { receiver, devices: Vec::new() })
     }
 
+    /// The bell it rings.
+    pub(crate) fn bell(&self) -> Arc<Bell> {
+        Arc::clone(&self.bell)
+    }
+
     /// Tells it.
     pub fn tell(&self, report: Report) {
         // A daemon that does not listen any more ends the process in a moment.
         let _ = self.reports.send(report);
         self.bell.ring();
     }
+}
+
+/// Who has a device.
+pub(crate) enum Claim {
+    /// Nobody but us, and everything that was written to it was handed to the loop.
+    Ours(File),
+    /// These do.
+    Held(Vec<Holder>),
+}
+
+/// Opens a block device for us alone. On a thread apart (K3).
+pub(crate) fn claim(device: &Path) -> io::Result<Claim> {
+    let host = Host::default();
+    let holders = match host.node_at_path(device) {
+        Some(node) => loop_device::holders(&host, node.number),
+        None => Vec::new(),
+    };
+    if !holders.is_empty() {
+        return Ok(Claim::Held(holders));
+    }
+    // Mounted in another namespace, or part of something: the kernel knows.
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    match rustix::fs::open(device, flags, Mode::empty()) {
+        Ok(claim) => {
+            rustix::fs::fsync(&claim)?;
+            Ok(Claim::Ours(File::from(claim)))
+        }
+        Err(Errno::BUSY) => Ok(Claim::Held(Vec::new())),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Starts a thread.
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name.into()).spawn(work).map(drop)
+}
+
+/// Starts a thread that has none of our files open but the bell it tells by (K3).
+pub(crate) fn spawn_apart(
+    name: &str,
+    bell: &Bell,
+    work: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    apart::spawn(name, &[bell.as_fd()], work).map(drop)
 }
 
 /// What was told, and the devices that there are by it.
@@ -90,6 +157,7 @@ impl Reports {
                     self.devices.push((*volume, device.clone()));
                 }
                 Report::Detached { device } => self.devices.retain(|it| it.1 != *device),
+                Report::Disconnected { volume } => self.devices.retain(|it| it.0 != *volume),
                 _ => {}
             }
         }
@@ -113,6 +181,13 @@ pub trait Attachments {
     /// Begins to detach `devices`, each when its last holder closes it, and what they stand on.
     fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()>;
 
-    /// Ends the wait for those who hold devices; they get errors when the process ends.
+    /// Ends the wait for those who hold devices: what becomes of these when the process ends says
+    /// [`Attachments::outlive`].
     fn give_up(&self);
+
+    /// Whether the devices wait for the next process when this one ends; else those who use them get
+    /// errors.
+    fn outlive(&self) -> bool {
+        false
+    }
 }

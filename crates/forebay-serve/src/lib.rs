@@ -3,11 +3,17 @@
 //!
 //! [`frontend`] is what they have in common, [`server`] the loop that drives one shard and all
 //! its front ends on one thread, [`nbd`] the protocol, [`attach`] what kernel block devices of volumes
-//! have in common, `fuse` what makes them where root may mount.
+//! have in common, `ublk` and `fuse` what makes them, `vhost` what makes disks of virtual machines.
 
 pub mod attach;
 pub mod frontend;
 #[cfg(feature = "fuse")]
 pub mod fuse;
+#[cfg(any(feature = "fuse", feature = "ublk", feature = "vhost"))]
+mod lend;
 pub mod nbd;
 pub mod server;
+#[cfg(feature = "ublk")]
+pub mod ublk;
+#[cfg(feature = "vhost")]
+pub mod vhost;

@@ -10,6 +10,7 @@
 
 use crate::block::{Block, NumberMap};
 use crate::fate::Fate;
+use crate::marks::Marks;
 use crate::random::{Random, mix};
 use std::rc::Rc;
 
@@ -71,6 +72,8 @@ pub struct Device {
     unreadable: NumberMap<()>,
     /// A block that cannot be read for a while, and was not flushed.
     shy: Option<u64>,
+    /// What it came past.
+    pub marks: Marks,
     /// It fails whatever it is asked to do.
     pub failed: bool,
     /// It takes so many times as long.
@@ -90,6 +93,7 @@ impl Device {
             discard,
             unreadable: NumberMap::default(),
             shy: None,
+            marks: Marks::default(),
             failed: false,
             slow: 1,
         }
@@ -219,6 +223,11 @@ impl Device {
     /// A flush failed: what became of that which it should have covered.
     pub fn flush_failed(&mut self, through: u64, random: &mut Random) -> Unflushed {
         let fate = *random.pick(&[Unflushed::Kept, Unflushed::Forgotten, Unflushed::Gone]);
+        self.marks.hit(match fate {
+            Unflushed::Kept => "flush failed: kept for the next",
+            Unflushed::Forgotten => "flush failed: forgotten",
+            Unflushed::Gone => "flush failed: gone",
+        });
         if fate == Unflushed::Kept {
             return fate;
         }
@@ -266,6 +275,15 @@ impl Device {
     fn survive_by_chance(&mut self, writes: &[Vec<Piece>], random: &mut Random) {
         use Survival::{Everything, Nothing, Prefix, Subset, Torn};
         let survival = *random.pick(&[Nothing, Everything, Prefix, Subset, Subset, Torn, Torn]);
+        if !writes.is_empty() {
+            self.marks.hit(match survival {
+                Nothing => "unflushed writes: none survives",
+                Everything => "unflushed writes: all survive",
+                Prefix => "unflushed writes: the first survive",
+                Subset => "unflushed writes: any survive",
+                Torn => "unflushed writes: torn",
+            });
+        }
         let prefix = random.below(writes.len() as u64 + 1) as usize;
         for (at, pieces) in writes.iter().enumerate() {
             let keep = match survival {
@@ -305,6 +323,9 @@ impl Device {
                     _ => random.next() as u8,
                 },
             };
+            if kept != 0 && kept != u8::MAX {
+                self.marks.hit("block torn between sectors");
+            }
             put(&mut self.durable, *block, mask & kept, content);
         }
     }
@@ -321,6 +342,11 @@ impl Device {
                 Fate::Chance => random.below(4),
                 Fate::Chosen(choices) => 2 * choices.below(2), // none of it, or all
             };
+            self.marks.hit(match what {
+                0 => "write in flight at a death: nothing of it",
+                1 => "write in flight at a death: in part",
+                _ => "write in flight at a death: all of it",
+            });
             match what {
                 0 => {}
                 1 => {

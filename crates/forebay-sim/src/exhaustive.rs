@@ -245,7 +245,7 @@ fn finish(world: &mut World) -> Outcome {
 }
 
 /// A cache of 16 segments in front of three blocks. Nothing happens that no step asks for.
-fn setup(scope: Scope) -> Setup {
+pub fn setup(scope: Scope) -> Setup {
     let volume = VolumeSetup {
         size_bytes: 3 * BLOCK_BYTES,
         islands: vec![Island { start: 0, blocks: 3 }],
@@ -264,6 +264,7 @@ fn setup(scope: Scope) -> Setup {
         batch_blocks_max: 16,
         backing_in_flight: 4,
         dirty_age: AGE,
+        checkpoint_frames: 32,
         dirty_percent: 100,
         extent_count_max: 24,
         retry_after: AGE,
@@ -283,6 +284,7 @@ fn setup(scope: Scope) -> Setup {
         range: 0,
         zeros: 0,
         hot: 0,
+        overwritten: 0,
         size: 1,
         pause: 0,
         rot: 0,
@@ -293,6 +295,7 @@ fn setup(scope: Scope) -> Setup {
         dies: None,
         slow_cache: 1,
         late: 0,
+        turn: 0,
         steady: true,
         tell: false,
     }

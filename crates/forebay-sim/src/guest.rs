@@ -8,7 +8,7 @@ use crate::world::{Failure, Outcome, World};
 use forebay_core::engine::Acknowledge;
 use forebay_core::format::superblock::Mode;
 use forebay_core::request::{Op, Request, RequestError};
-use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, SegmentId, VolumeIndex};
 use std::rc::Rc;
 
 /// A request of the guest.
@@ -37,16 +37,32 @@ impl World {
         }
         if !self.setup.steady && self.random.one_in(40) {
             // A copy of a block of the log, as of a guest that backs up this very cache device.
-            let first = self.superblock.first_segment / BLOCK_BYTES;
-            let slots = u64::from(self.superblock.segment_count)
-                * u64::from(self.superblock.segment_blocks());
-            let block = first + self.random.below(slots);
-            let copy = self.cache.read(block);
-            self.copied.insert(copy.tags()[0], ());
-            return copy;
+            let block = self.any_block();
+            self.marks.hit("block of the log written by a guest");
+            return self.copy_of_cache(block);
         }
         let sealed = self.random.one_in(8);
         guest_block(volume as u8, cell as u64, self.version, sealed)
+    }
+
+    /// A block of the cache device.
+    fn copy_of_cache(&mut self, block: u64) -> Rc<Block> {
+        let copy = self.cache.read(block);
+        self.copied.insert(copy.tags()[0], ());
+        copy
+    }
+
+    /// A copy of a segment of this very cache, from its first block on.
+    fn copy_of_segment(&mut self, first: u64, end: u64) -> Vec<Rc<Block>> {
+        self.marks.hit("segment of the log written by a guest");
+        let segment = self.random.below(self.superblock.segment_count.into()) as u32;
+        let count = u64::from(self.superblock.segment_blocks());
+        let from = self.cache_block(SegmentId(segment), 0);
+        let mut blocks = Vec::new();
+        for lba in first..end {
+            blocks.push(self.copy_of_cache(from + (lba - first) % count));
+        }
+        blocks
     }
 
     /// The guest asks for something; says whether the engine took it.
@@ -67,7 +83,10 @@ impl World {
         let last_mask = if last == 0 { u8::MAX } else { (1u16 << last) as u8 - 1 };
         let data = matches!(op, Op::Read | Op::Write { .. });
         let mut blocks = Vec::new();
-        if data {
+        let steady = self.setup.steady;
+        if matches!(op, Op::Write { .. }) && !steady && end - first > 2 && self.random.one_in(20) {
+            blocks = self.copy_of_segment(first, end);
+        } else if data {
             for lba in first..end {
                 let write = op != Op::Read;
                 blocks.push(if write { self.content(volume, lba) } else { Block::zero() });

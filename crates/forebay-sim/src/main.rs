@@ -46,7 +46,14 @@ fn main() -> ExitCode {
     for seed in from..from + seeds {
         let outcome = catch_unwind(AssertUnwindSafe(|| run_and(seed, Mutants::default(), tell)));
         match outcome {
-            Ok(Ok(report)) => marks.merge(&report.marks),
+            Ok(Ok(report)) => {
+                let lacks = report.lacks();
+                if !lacks.is_empty() {
+                    failed += 1;
+                    println!("seed {seed}: not worth being called a run, it lacks {lacks:?}");
+                }
+                marks.merge(&report.marks);
+            }
             Ok(Err(failure)) => {
                 failed += 1;
                 println!("seed {seed}: {}", failure.0);

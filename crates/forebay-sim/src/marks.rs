@@ -4,7 +4,32 @@
 use std::collections::BTreeMap;
 
 /// What a run of many seeds must have come past.
-pub const EXPECTED: [&str; 53] = [
+pub const EXPECTED: [&str; 78] = [
+    "block of the log written by a guest",
+    "block torn between sectors",
+    "checkpoint named",
+    "dirty block overwritten",
+    "evicted after a power cut",
+    "flush failed: forgotten",
+    "flush failed: gone",
+    "flush failed: kept for the next",
+    "rot after a death",
+    "segment of the log written by a guest",
+    "several completions in a turn",
+    "stopped behind what is rare",
+    "unflushed writes: all survive",
+    "unflushed writes: any survive",
+    "unflushed writes: none survives",
+    "unflushed writes: the first survive",
+    "unflushed writes: torn",
+    "volume drained",
+    "write in flight at a death: all of it",
+    "write in flight at a death: in part",
+    "write in flight at a death: nothing of it",
+    "write-back flushing",
+    "write-back idle",
+    "write-back noting",
+    "write-back writing",
     "power cut twice",
     "block comes back after opening",
     "backing device failed for good",
@@ -93,6 +118,11 @@ impl Marks {
         .iter()
         .map(|name| self.count(name))
         .sum()
+    }
+
+    /// Times the machine stopped while it was opening the cache.
+    pub fn crashes_within(&self) -> u64 {
+        self.count("killed while opening") + self.count("power cut while opening")
     }
 
     /// The names that must be there and are not.

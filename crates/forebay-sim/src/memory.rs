@@ -122,6 +122,12 @@ impl Memory {
         held
     }
 
+    /// Blocks of all segment buffers, and of the window.
+    pub fn blocks(&self) -> (u64, u64) {
+        let buffers = self.buffers.iter().map(|buffer| buffer.cells.len() as u64).sum();
+        (buffers, self.window.len() as u64)
+    }
+
     /// A hash of what a killed process leaves.
     pub fn digest(&self) -> u64 {
         let mut hash = 0;

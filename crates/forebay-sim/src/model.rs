@@ -271,42 +271,50 @@ impl Model {
     ) -> Result<(), String> {
         let cell = &mut self.cells[block];
         let tags = content.tags();
+        let may_be = |sector: usize, value: &Value| {
+            let once = || {
+                is_home(content, sector, self.volume, block)
+                    || self.odd.contains_key(&odd(block, sector, tags[sector]))
+            };
+            value.holds(sector, tags[sector], once)
+                && !cell.values.iter().any(|other| {
+                    other.mask & 1 << sector != 0
+                        && value.yields_to(other)
+                        && other.counts()
+                        && other.answered.is_some_and(|at| at < made)
+                })
+        };
         let mut by = [None; SECTORS];
         for sector in (0..SECTORS).filter(|sector| mask & 1 << sector != 0) {
-            let found = cell.values.iter().enumerate().rev().find(|(_, value)| {
-                let once = || {
-                    is_home(content, sector, self.volume, block)
-                        || self.odd.contains_key(&odd(block, sector, tags[sector]))
-                };
-                value.holds(sector, tags[sector], once)
-                    && !cell.values.iter().any(|other| {
-                        other.mask & 1 << sector != 0
-                            && value.yields_to(other)
-                            && other.counts()
-                            && other.answered.is_some_and(|at| at < made)
-                    })
-            });
-            let Some((at, _)) = found else {
+            by[sector] = cell.values.iter().rev().find(|value| may_be(sector, value));
+            if by[sector].is_none() {
                 return Err(self.explain(block, sector, content));
-            };
-            by[sector] = Some(at);
-        }
-        // The blocks of the log are whole.
-        for (sector, at) in by.iter().enumerate().filter_map(|(s, at)| at.map(|at| (s, at))) {
-            let value = &cell.values[at];
-            if !value.survivor || value.torn || value.discard || tags[sector] == 0 {
-                continue;
             }
-            let beside = by.iter().enumerate().filter_map(|(s, at)| at.map(|at| (s, at)));
-            for (other, older) in beside.filter(|(s, _)| value.mask & 1 << s != 0) {
-                let older = &cell.values[older];
-                let same = value.tags[other] == tags[other];
-                if !same && older.epoch == value.epoch && older.is_before(value) && !older.torn {
-                    return Err(format!(
-                        "sectors {sector} and {other} of block {block} are of \
-                        different writes: the block is torn"
-                    ));
-                }
+        }
+        // The blocks of the log are whole: beside what a write put there is nothing older.
+        let torn_beside = |value: &Value| {
+            let of_log = value.survivor && !value.torn && !value.discard;
+            (0..SECTORS).filter(|_| of_log).find(|other| {
+                let older = by[*other].filter(|_| value.mask & 1 << other != 0);
+                value.tags[*other] != tags[*other]
+                    && older.is_some_and(|older| {
+                        older.epoch == value.epoch && older.is_before(value) && !older.torn
+                    })
+            })
+        };
+        for sector in (0..SECTORS).filter(|sector| by[*sector].is_some() && tags[*sector] != 0) {
+            // A guest may have written the same twice: then it is any of these.
+            let mut whole = false;
+            let mut torn = None;
+            for value in cell.values.iter().filter(|value| may_be(sector, value)) {
+                let beside = torn_beside(value);
+                (whole, torn) = (whole || beside.is_none(), torn.or(beside));
+            }
+            if let Some(other) = torn.filter(|_| !whole) {
+                return Err(format!(
+                    "sectors {sector} and {other} of block {block} are of different writes: the \
+                    block is torn"
+                ));
             }
         }
         let unsettled = cell.values.len() > 1

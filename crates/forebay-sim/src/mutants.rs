@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 39] = [
+pub const ALL: [Mutant; 38] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -45,7 +45,6 @@ pub const ALL: [Mutant; 39] = [
     Mutant::BatchOutlivesFailedFlush,
     Mutant::CheckpointNotDurable,
     Mutant::CheckpointSweepSkipped,
-    Mutant::ReusedSegmentsKept,
     Mutant::CheckpointKeepsExtents,
 ];
 

@@ -77,15 +77,18 @@ impl World {
         }
         let by_chance = stop.is_some() && !self.setup.steady;
         let mut crashes = if by_chance { self.random.below(3) } else { 0 };
+        // Once in each run at least: no opening does less than five things.
+        let mut at_once = by_chance && self.marks.crashes_within() == 0;
         loop {
-            let fuse = (crashes > 0).then(|| {
-                crashes -= 1;
-                self.random.below(16)
+            let fuse = (crashes > 0 || at_once).then(|| {
+                crashes = crashes.saturating_sub(1);
+                self.random.below(if std::mem::take(&mut at_once) { 5 } else { 16 })
             });
             let mut attempt = Attempt { held: held.clone(), fuse, flushed: false, writer };
             match self.open_attempt(&mut attempt)? {
                 Ok(recovered) => {
                     self.cache.make_shy(None);
+                    self.powered = false;
                     self.check_damage(&recovered)?;
                     if let Some(stop) = stop {
                         self.models_stopped(stop, power_failed);
@@ -174,11 +177,13 @@ impl World {
             let clean = self.engine.as_ref().is_some_and(|engine| engine.is_clean(volume));
             // What is damaged in the log would come back as what the backing device held before.
             let whole = self.setup.rot == 0;
-            if clean && whole && self.setup.operator > 0 && self.random.one_in(4) {
+            let forgets = self.setup.operator > 0 && self.random.one_in(4);
+            if clean && whole && (self.evicts || forgets) {
                 self.forget_data(index);
             }
             self.engine.as_mut().expect("just made").serve(volume, true);
         }
+        self.evicts = false;
     }
 
     fn open_attempt(
@@ -323,7 +328,8 @@ impl World {
             return None;
         }
         attempt.fuse = None;
-        Some(Crashed(if self.random.one_in(2) { Stop::Power } else { Stop::Process }))
+        let power = self.random.one_in(2) && !self.powered;
+        Some(Crashed(if power { Stop::Power } else { Stop::Process }))
     }
 }
 

@@ -3,7 +3,7 @@
 //! go.
 
 use crate::checkers::watermark_is_prefix::Prefix;
-use crate::run::{drain_volume, settle_volume};
+use crate::run::{drain_all, overwrites_more, settle_volume, stays_dirty};
 use crate::world::{Outcome, World};
 use forebay_core::format::superblock::{Head, Mode, Superblock};
 use forebay_core::units::{Ordinal, Sequence, VolumeIndex};
@@ -14,6 +14,9 @@ impl World {
         let index = self.random.below(self.volumes.len() as u64) as usize;
         if !self.volumes[index].attached {
             return self.attach(index);
+        }
+        if overwrites_more(self) && !stays_dirty(self, index) {
+            return self.change_mode(index, Mode::WriteBack);
         }
         match self.random.below(6) {
             0 | 1 => {
@@ -37,7 +40,7 @@ impl World {
     }
 
     /// From the next write on a volume takes writes differently.
-    fn change_mode(&mut self, index: usize, mode: Mode) -> Outcome {
+    pub(crate) fn change_mode(&mut self, index: usize, mode: Mode) -> Outcome {
         let before = self.volumes[index].mode;
         if before == Mode::WriteAround && mode != before {
             // As the runtime does: what went around the log is flushed before it is forgotten
@@ -75,15 +78,7 @@ impl World {
         if self.cache_failed || self.volumes.iter().any(|volume| volume.device.failed) {
             return Ok(());
         }
-        self.faults_over = true;
-        let mut outcome = Ok(());
-        for index in self.attached() {
-            if outcome.is_ok() {
-                outcome = settle_volume(self, index).and_then(|()| drain_volume(self, index));
-            }
-        }
-        self.faults_over = false;
-        outcome?;
+        drain_all(self)?;
         self.marks.hit("drained and compared in mid-run");
         if self.random.one_in(4) {
             self.cache_fails_next = true;

@@ -5,7 +5,8 @@
 //! # Rules
 //!
 //! - Only what is durable is touched: that a device forgets the rest is what power cuts are for.
-//! - Only what a later durable record calls durable is touched. What no record calls so yet looks
+//! - Only what a later durable record calls durable is touched, or what a process left that died
+//!   alone. What no record calls so yet looks
 //!   torn once it is bad, and nobody can tell (`docs/faults.md`).
 //! - Of a log at most one header is bad at a time, and never if the next record, which says what
 //!   the bad one held, may itself be taken back by a power cut.
@@ -42,11 +43,45 @@ impl World {
         }
     }
 
+    /// The process died alone: of what it wrote nothing is torn, so what is bad is rot, whether a
+    /// record calls it durable or not. That is so until the next opening is over.
+    pub(crate) fn rot_after_death(&mut self) {
+        if self.setup.rot == 0 || self.random.one_in(2) {
+            return;
+        }
+        let records = self.records();
+        let unnamed = |record: &&Record| {
+            record.header.last_sequence() > self.named(&records, record.header.volume)
+        };
+        let blocks = |record: &Record| record.at + 1..record.at + u64::from(record.header.blocks);
+        let unnamed: Vec<u64> = records.iter().filter(unnamed).flat_map(blocks).collect();
+        self.powered = true;
+        for _ in 0..self.random.between(1, 8) {
+            if self.random.one_in(3) {
+                self.rot_record(false);
+            } else if unnamed.is_empty() || self.random.one_in(3) {
+                self.rot_block();
+            } else {
+                let block = *self.random.pick(&unnamed);
+                self.rot_this(block);
+            }
+        }
+    }
+
     fn rot_block(&mut self) {
+        let block = self.any_block();
+        self.rot_this(block);
+    }
+
+    /// Any block of the segments.
+    pub(crate) fn any_block(&mut self) -> u64 {
         let first = self.superblock.first_segment / BLOCK_BYTES;
         let slots =
             u64::from(self.superblock.segment_count) * u64::from(self.superblock.segment_blocks());
-        let block = first + self.random.below(slots);
+        first + self.random.below(slots)
+    }
+
+    fn rot_this(&mut self, block: u64) {
         let content = self.cache.read(block);
         let Some((volume, cell, _)) = origin(&content, 0) else { return };
         // Other bytes may look like a guest's tag; there is no such block then.
@@ -54,7 +89,7 @@ impl World {
         if known.is_none_or(|known| cell as usize >= known.cells()) {
             return;
         }
-        let durable = Rc::ptr_eq(&content, &self.cache.durable(block));
+        let durable = self.powered || Rc::ptr_eq(&content, &self.cache.durable(block));
         // Of a copy nobody knows by looking whose block it is.
         let copied = self.copied.contains_key(&content.tags()[0]);
         let whole = origin(&content, 7).is_some_and(|last| (last.0, last.1) == (volume, cell));
@@ -68,6 +103,9 @@ impl World {
         let Some(record) = records.iter().find(mine) else { return };
         if record.header.last_sequence() > self.named(&records, record.header.volume) {
             return;
+        }
+        if self.powered {
+            self.marks.hit("rot after a death");
         }
         let now = self.moment();
         let state = &mut self.volumes[usize::from(volume)];
@@ -88,7 +126,10 @@ impl World {
             // An older version: the write that should have replaced it was lost.
             2 => bytes = *guest_block(volume, cell, 0, false).bytes(),
             // Another block: a write went astray.
-            _ => bytes = *self.cache.read(first + self.random.below(slots)).bytes(),
+            _ => {
+                let other = self.any_block();
+                bytes = *self.cache.read(other).bytes();
+            }
         }
         self.cache.rot(block, Block::new(bytes));
     }
@@ -121,10 +162,18 @@ impl World {
                 && next.header.previous.sequence == record.header.sequence
                 && next.header.last_sequence() <= named
         });
-        let alone = self
-            .bad_headers
-            .iter()
-            .all(|(of, at, bad)| *of != volume || !Rc::ptr_eq(&self.cache.read(*at), bad));
+        // What was bad is missing in the log until the tail has passed it, even if its segment is
+        // used for something else by then.
+        let attached = record.header.attach_generation;
+        let mine = |other: &&Record| {
+            let header = &other.header;
+            (header.volume, header.attach_generation) == (volume, attached)
+                && header.last_sequence() <= named
+        };
+        let tail = records.iter().filter(mine).map(|other| other.header.tail).max();
+        let alone = self.bad_headers.iter().all(|(of, generation, ordinal)| {
+            (*of, *generation) != (volume, attached) || Some(*ordinal) < tail
+        });
         // Of the newest segment nobody but its own headers tells. If the write of its first record
         // is lost, there is a valid one of an earlier life in its place (`docs/faults.md`).
         let newest = records.iter().all(|other| {
@@ -196,9 +245,8 @@ impl World {
             };
             self.cache.rot(at + block, content);
         }
-        let bad = self.cache.read(at);
-        self.bad_headers.retain(|(of, _, _)| *of != volume);
-        self.bad_headers.push((volume, at, bad));
+        self.bad_headers.retain(|(of, ..)| *of != volume);
+        self.bad_headers.push((volume, attached, ordinal));
     }
 
     /// The records that are on the device for sure, of all segments.
@@ -210,7 +258,8 @@ impl World {
                 let address = self.superblock.address(segment, block);
                 let at = address / BLOCK_BYTES;
                 let content = self.cache.read(at);
-                if !Rc::ptr_eq(&content, &self.cache.durable(at)) || self.cache.is_unreadable(at) {
+                let durable = Rc::ptr_eq(&content, &self.cache.durable(at)) || self.powered;
+                if !durable || self.cache.is_unreadable(at) {
                     continue;
                 }
                 let mut bytes: [u8; BLOCK_SIZE] = *content.bytes();
@@ -225,6 +274,9 @@ impl World {
 
     /// The newest sequence of a log that something on the device calls durable.
     fn named(&self, records: &[Record], volume: u16) -> Sequence {
+        if self.powered {
+            return Sequence(u64::MAX);
+        }
         let mine = records.iter().filter(|record| record.header.volume == volume);
         let by_records = mine.map(|record| record.header.durable_through).max().unwrap_or_default();
         let recorded = self.superblock.volumes[usize::from(volume)].as_ref();

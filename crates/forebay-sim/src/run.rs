@@ -4,10 +4,10 @@
 use crate::marks::Marks;
 use crate::model::Stop;
 use crate::random::Random;
-use crate::setup::Setup;
-use crate::world::{Failure, Outcome, World};
+use crate::setup::{OPERATIONS, Setup};
+use crate::world::{Done, Failure, Outcome, World};
 use forebay_core::engine::Acknowledge;
-use forebay_core::format::superblock::Superblock;
+use forebay_core::format::superblock::{Mode, Superblock};
 use forebay_core::mutant::Mutants;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
@@ -18,6 +18,19 @@ const WAIT_MAX: u64 = 600_000_000_000;
 /// Crashes of every run, at least.
 pub const CRASHES_MIN: u64 = 3;
 
+/// Laps of the log in every run, at least.
+pub const LAPS_MIN: u64 = 5;
+
+/// A run ends after so many operations, whatever it has come past.
+const OPERATIONS_MAX: u64 = 20_000;
+
+/// One that goes on for longer than planned is restarted after so many.
+const RESTART_EVERY: u64 = 500;
+
+/// Of the dirty blocks of every run, at least so many percent are overwritten before write-back comes
+/// to them.
+pub const OVERWRITTEN_MIN: u64 = 50;
+
 /// What a run that passed tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
@@ -27,6 +40,29 @@ pub struct Report {
     pub trace: u64,
     /// Segments of its cache.
     pub segments: u32,
+    /// Volumes.
+    pub volumes: usize,
+    /// Operations of the guest.
+    pub operations: u64,
+}
+
+impl Report {
+    /// What it lacks of that which every run must have.
+    pub fn lacks(&self) -> Vec<&'static str> {
+        let count = |name| self.marks.count(name);
+        let laps = count("segment reclaimed") / u64::from(self.segments);
+        let overwritten = count("dirty block overwritten") * 100;
+        let wanted = [
+            ("operations", self.operations >= OPERATIONS),
+            ("crashes", self.marks.crashes() >= CRASHES_MIN),
+            ("a crash while opening", self.marks.crashes_within() >= 1),
+            ("volumes", self.volumes >= 2),
+            ("a small cache", self.segments <= 32),
+            ("laps of the log", laps >= LAPS_MIN),
+            ("overwritten blocks", overwritten >= count("dirty block") * OVERWRITTEN_MIN),
+        ];
+        wanted.into_iter().filter(|(_, there)| !there).map(|(name, _)| name).collect()
+    }
 }
 
 /// Runs a seed.
@@ -42,20 +78,36 @@ pub fn run_and(seed: u64, mutants: Mutants, tell: bool) -> Result<Report, Failur
     let mut world = World::new(setup, random);
     world.format();
     world.open(None)?;
-    guest(&mut world)?;
+    let operations = guest(&mut world)?;
     drain(&mut world)?;
     world.count();
     let segments = world.superblock.segment_count;
-    Ok(Report { marks: world.marks, trace: world.trace, segments })
+    let volumes = world.volumes.len();
+    Ok(Report { marks: world.marks, trace: world.trace, segments, volumes, operations })
 }
 
-fn guest(world: &mut World) -> Outcome {
+/// Does what the guest does; says how many operations that were.
+fn guest(world: &mut World) -> Result<u64, Failure> {
     let mut stops = world.setup.stops.clone().into_iter().peekable();
     let mut done = 0;
-    while done < world.setup.operations {
+    let mut restart_at = world.setup.operations;
+    while done < world.setup.operations || done < OPERATIONS_MAX && !is_worth(world) {
         if stops.peek().is_some_and(|at| *at <= done) {
             stops.next();
             stop_and_open(world, stops.len() as u64)?;
+            continue;
+        }
+        if done >= restart_at {
+            // Not yet worth being called a run: what hinders may be a device that fails, or a latch.
+            restart_at = done + RESTART_EVERY;
+            world.insists = true;
+            revive(world);
+            stop_and_open(world, 0)?;
+            for index in world.attached() {
+                if !world.cache_failed && !stays_dirty(world, index) {
+                    world.change_mode(index, Mode::WriteBack)?;
+                }
+            }
             continue;
         }
         if world.cache_failed && world.random.one_in(50) {
@@ -83,7 +135,24 @@ fn guest(world: &mut World) -> Outcome {
             return Err(stuck(world));
         }
     }
-    settle(world)
+    settle(world)?;
+    Ok(done)
+}
+
+/// Whether a run has come past enough to be called one.
+fn is_worth(world: &World) -> bool {
+    // A little more: the last operations may be other ones.
+    laps(world) >= LAPS_MIN && !overwrites_fewer(world, OVERWRITTEN_MIN + 1)
+}
+
+/// Laps of the log: how often all of its segments were used again.
+fn laps(world: &World) -> u64 {
+    let now = |index: usize| {
+        let status = world.engine.as_ref()?.status(VolumeIndex(index as u8))?;
+        Some(status.stats.reclaimed_segments)
+    };
+    let running: u64 = (0..world.volumes.len()).filter_map(now).sum();
+    (world.marks.count("segment reclaimed") + running) / u64::from(world.superblock.segment_count)
 }
 
 fn stuck(world: &World) -> Failure {
@@ -145,7 +214,14 @@ pub(crate) fn settle_volume(world: &mut World, index: usize) -> Outcome {
 
 /// One operation of the guest; says whether the engine took it.
 fn operation(world: &mut World) -> Result<bool, Failure> {
-    let index = world.random.below(world.volumes.len() as u64) as usize;
+    let mut index = world.random.below(world.volumes.len() as u64) as usize;
+    let rewrite = overwrites_more(world);
+    for _ in 0..6 {
+        if rewrite && !stays_dirty(world, index) {
+            // Rather one in which something is dirty for a while.
+            index = world.random.below(world.volumes.len() as u64) as usize;
+        }
+    }
     let setup = &world.setup;
     let of_it = |asked: &&crate::guest::Asked| usize::from(asked.request.volume.0) == index;
     let under_way = world.asked.values().filter(of_it).count() as u64;
@@ -154,11 +230,12 @@ fn operation(world: &mut World) -> Result<bool, Failure> {
     }
     let (flush, range, unaligned, hot, size) =
         (setup.flush, setup.range, setup.unaligned, setup.hot, setup.size);
-    if world.random.one_in(flush) {
+    if !(world.insists && rewrite) && world.random.one_in(flush) {
         return world.ask(index, Op::Flush, 0, 0);
     }
     let fua = world.random.one_in(20);
     let op = match world.random.below(10) {
+        _ if world.insists && rewrite => Op::Write { fua },
         _ if world.random.one_in(range) => {
             if world.random.one_in(2) {
                 Op::Discard
@@ -178,12 +255,28 @@ fn operation(world: &mut World) -> Result<bool, Failure> {
     }
     let islands = world.volumes[index].islands.clone();
     let island = *world.random.pick(&islands);
+    let hot = if rewrite { hot.max(90) } else { hot };
     let is_hot = world.random.below(100) < hot;
     let blocks = if is_hot { island.blocks.min(8) } else { island.blocks };
-    let first = island.start + world.random.below(blocks);
+    let mut first = island.start + world.random.below(blocks);
     let most = if world.random.one_in(200) { 256 } else { size };
     let end = if is_hot && most <= size { blocks } else { island.blocks };
-    let count = world.random.between(1, most).min(island.start + end - first);
+    let mut count = world.random.between(1, most).min(island.start + end - first);
+    let write = matches!(op, Op::Write { .. });
+    if write
+        && rewrite
+        && let Some((dirty, blocks)) = dirty_run(world, index)
+    {
+        (first, count) = (dirty, count.min(blocks));
+    }
+    if write {
+        // What was asked for just before may still wait for its place in the log.
+        let last = world.volumes[index].written.replace((first, count));
+        let often = if world.insists { 8 } else { 2 };
+        if rewrite && !world.random.one_in(often) {
+            (first, count) = last.unwrap_or((first, count));
+        }
+    }
     let mut offset = first * BLOCK_BYTES;
     let mut end = (first + count) * BLOCK_BYTES;
     if world.random.one_in(unaligned) {
@@ -198,6 +291,38 @@ fn operation(world: &mut World) -> Result<bool, Failure> {
         return Ok(false);
     }
     world.ask(index, op, offset, end - offset)
+}
+
+/// Whether too little of what was dirty was overwritten before write-back came to it.
+pub(crate) fn overwrites_more(world: &World) -> bool {
+    overwrites_fewer(world, world.setup.overwritten)
+}
+
+fn overwrites_fewer(world: &World, percent: u64) -> bool {
+    let count = |name| world.marks.count(name);
+    count("dirty block overwritten") * 100 < count("dirty block") * percent
+}
+
+/// Whether what is written to a volume is dirty for a while.
+pub(crate) fn stays_dirty(world: &World, index: usize) -> bool {
+    let status = world.engine.as_ref().and_then(|it| it.status(VolumeIndex(index as u8)));
+    status.is_some_and(|status| status.mode == Mode::WriteBack && !status.drained)
+}
+
+/// Blocks in a row that are dirty: the first behind one chosen by chance, and how many.
+fn dirty_run(world: &mut World, index: usize) -> Option<(u64, u64)> {
+    let from = world.random.below(world.volumes[index].cells() as u64) as usize;
+    let volume = &world.volumes[index];
+    let at = |offset: usize| (from + offset) % volume.cells();
+    let first = (0..volume.cells()).map(at).find(|cell| volume.dirty[*cell])?;
+    let island_end = volume
+        .islands
+        .iter()
+        .map(|island| island.start + island.blocks)
+        .find(|end| volume.lba(first) < *end)?;
+    let rest = first..volume.cells();
+    let run = rest.take_while(|cell| volume.dirty[*cell] && volume.lba(*cell) < island_end).count();
+    Some((volume.lba(first), run as u64))
 }
 
 /// Nothing is appended to a cache that failed: a new process has to look at what is there.
@@ -246,11 +371,22 @@ fn stop_and_open(world: &mut World, left: u64) -> Outcome {
             world.open(Some(stop))?;
         }
         3 | 4 => {
+            await_moment(world)?;
+            if world.cache_failed {
+                return restart_failed(world);
+            }
             world.marks.hit("killed between calls");
             world.stop(Stop::Process);
+            if placed {
+                world.rot_after_death();
+            }
             world.open(Some(Stop::Process))?;
         }
         _ => {
+            await_moment(world)?;
+            if world.cache_failed {
+                return restart_failed(world);
+            }
             world.marks.hit("power cut");
             world.stop(Stop::Power);
             world.open(Some(Stop::Power))?;
@@ -261,11 +397,53 @@ fn stop_and_open(world: &mut World, left: u64) -> Outcome {
                 world.stop(Stop::Power);
                 world.open(Some(Stop::Power))?;
             }
+            if world.random.one_in(3) {
+                evict(world)?;
+            }
         }
     }
     if world.random.one_in(4) {
         return Ok(());
     }
+    read_all(world)
+}
+
+/// Goes on, now and then, until a device has just done something that is rarely done: the machine
+/// then stops between that and what follows from it.
+fn await_moment(world: &mut World) -> Outcome {
+    if world.random.one_in(2) {
+        return Ok(());
+    }
+    let wanted = *world.random.pick(&Done::RARE);
+    // Bounded: not each of them comes in each run.
+    for _ in 0..300 {
+        if !world.random.one_in(2) || !operation(world)? {
+            world.step()?;
+            if world.done == Some(wanted) {
+                world.marks.hit("stopped behind what is rare");
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a power cut left was read, and so decided: it stays when everything is on the backing
+/// devices and nothing of it is in the cache any more.
+fn evict(world: &mut World) -> Outcome {
+    let failed = world.volumes.iter().any(|volume| volume.device.failed || volume.flush_failed);
+    if failed || world.cache_failed || world.setup.rot > 0 {
+        return Ok(());
+    }
+    read_all(world)?;
+    if world.cache_failed {
+        return Ok(());
+    }
+    drain_all(world)?;
+    world.evicts = true;
+    world.stop(Stop::Power);
+    world.open(Some(Stop::Power))?;
+    world.marks.hit("evicted after a power cut");
     read_all(world)
 }
 
@@ -350,6 +528,17 @@ pub(crate) fn drain(world: &mut World) -> Outcome {
         restart_failed(world)?;
     }
     world.attached().into_iter().try_for_each(|index| drain_volume(world, index))
+}
+
+/// Every volume's backing device alone is the disk then.
+pub(crate) fn drain_all(world: &mut World) -> Outcome {
+    world.faults_over = true;
+    let attached = world.attached().into_iter();
+    let outcome = attached
+        .map(|index| settle_volume(world, index).and_then(|()| drain_volume(world, index)))
+        .find(Result::is_err);
+    world.faults_over = false;
+    outcome.unwrap_or(Ok(()))
 }
 
 /// Drains a volume that the guest leaves alone, and compares.

@@ -9,6 +9,8 @@ use forebay_core::mutant::Mutants;
 
 const MICRO: u64 = 1_000;
 const MILLI: u64 = 1_000_000;
+/// Operations of a guest in every run.
+pub const OPERATIONS: u64 = 5_000;
 
 /// A stretch of a volume that the guest uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +63,9 @@ pub struct Setup {
     pub zeros: u64,
     /// Of writes, percent go to the hot blocks.
     pub hot: u64,
+    /// Of dirty blocks, percent are overwritten before write-back comes to them: the guest goes back
+    /// to them for as long as there were fewer.
+    pub overwritten: u64,
     /// Most blocks of an ordinary request.
     pub size: u64,
     /// One moment in so many the guest pauses.
@@ -81,6 +86,9 @@ pub struct Setup {
     pub slow_cache: u64,
     /// One answer in so many comes very late; zero: none.
     pub late: u64,
+    /// The process takes what is done in turns, each so long at most, in nanoseconds; zero: one
+    /// by one.
+    pub turn: u64,
     /// Devices take the same time for everything, and nothing stops an opening.
     pub steady: bool,
     /// Every step is printed.
@@ -110,13 +118,25 @@ impl Setup {
     /// What this seed chooses.
     pub fn new(random: &mut Random, mutants: Mutants) -> Setup {
         let count = random.between(2, 3);
-        let volumes: Vec<VolumeSetup> = (0..count).map(|at| volume(at, random)).collect();
+        let mut volumes: Vec<VolumeSetup> = (0..count).map(|at| volume(at, random)).collect();
+        let dies =
+            random.one_in(6).then(|| (random.below(count) as usize, random.between(1, OPERATIONS)));
+        // One at least in which something is dirty for a while, and whose device stays.
+        let dying = dies.map_or(0, |(index, _)| index);
+        volumes[(dying + 1) % count as usize].mode = Mode::WriteBack;
         let segments = random.between(18, 32) as u32;
         let superblock = format(segments, 64 << 10, &volumes, random.next());
         let acknowledge = match random.below(10) {
             0 => Acknowledge::Written,
             1 => Acknowledge::Durable,
             _ => Acknowledge::Placed,
+        };
+        let depth = *random.pick(&[1, 4, 16, 32, 64]);
+        // Where few requests are under way at once, it takes longer until a block is written again.
+        let patience = match depth {
+            1 => 60,
+            4 => 20,
+            _ => 1,
         };
         let config = Config {
             buffer_count: random.between(6, 16) as u16,
@@ -127,14 +147,15 @@ impl Setup {
             window_blocks: *random.pick(&[32, 64, 256, 512]),
             batch_blocks_max: *random.pick(&[16, 40, 100, 512]),
             backing_in_flight: random.between(1, 32) as u16,
-            dirty_age: *random.pick(&[5, 50, 200, 1_000]) * MILLI,
+            dirty_age: *random.pick(&[5, 50, 200, 1_000]) * MILLI * patience,
+            checkpoint_frames: *random.pick(&[1, 2, 5, 32]),
             dirty_percent: random.between(10, 80) as u8,
             extent_count_max: *random.pick(&[24, 48, 256, 1024]),
             retry_after: random.between(1, 10) * MILLI,
             free_segments_kept: *random.pick(&[0, 0, 4, 1_000]),
             mutants,
         };
-        let operations = 5_000;
+        let operations = OPERATIONS;
         let stop_count = random.between(4, 7);
         let mut stops: Vec<u64> =
             (0..stop_count).map(|_| random.between(1, operations - 1)).collect();
@@ -145,7 +166,7 @@ impl Setup {
             superblock,
             volumes,
             operations,
-            depth: *random.pick(&[1, 4, 16, 32, 64]),
+            depth,
             stops,
             late_copy: random.one_in(2),
             unaligned: *random.pick(&[2, 4, 10, 50]),
@@ -153,6 +174,7 @@ impl Setup {
             range: *random.pick(&[5, 12, 40]),
             zeros: *random.pick(&[3, 10, 50]),
             hot: *random.pick(&[30, 90, 98]),
+            overwritten: *random.pick(&[58, 62, 70]),
             size: *random.pick(&[1, 2, 4, 8, 16]),
             pause: *random.pick(&[10, 100, 1000]),
             rot: if random.one_in(4) { 500 } else { 0 },
@@ -160,11 +182,10 @@ impl Setup {
             cache_fault: if random.one_in(6) { 2_000 } else { 0 },
             operator,
             late_volume: operator > 0 && random.one_in(3),
-            dies: random
-                .one_in(6)
-                .then(|| (random.below(count) as usize, random.between(1, operations))),
+            dies,
             slow_cache: *random.pick(&[1, 1, 1, 1, 1, 10]),
             late: *random.pick(&[0, 0, 500]),
+            turn: *random.pick(&[0, 30, 200, 1_000]) * MICRO,
             steady: false,
             tell: false,
         }

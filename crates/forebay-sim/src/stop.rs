@@ -79,6 +79,10 @@ impl World {
 
     /// What the engine counted becomes marks.
     pub(crate) fn count(&mut self) {
+        let devices = self.volumes.iter_mut().map(|volume| &mut volume.device);
+        for device in devices.chain([&mut self.cache]) {
+            self.marks.merge(&std::mem::take(&mut device.marks));
+        }
         let Some(engine) = &self.engine else { return };
         for index in 0..self.volumes.len() {
             let Some(status) = engine.status(VolumeIndex(index as u8)) else { continue };
@@ -91,7 +95,6 @@ impl World {
                 ("block written back", stats.backing_blocks_written),
                 ("second chance", stats.second_chances),
                 ("segment reclaimed", stats.reclaimed_segments),
-                ("write-back waiting", stats.backing_faults),
                 ("zero block", stats.zeroed_blocks),
             ];
             for (name, times) in counts {

@@ -6,6 +6,7 @@ use crate::device::Device;
 use crate::model::Model;
 use crate::setup::Island;
 use forebay_core::format::superblock::Mode;
+use forebay_core::policy::writeback::Stage;
 use forebay_core::units::BLOCK_BYTES;
 
 /// A volume's backing device and what the guest knows of it.
@@ -37,6 +38,12 @@ pub struct Volume {
     pub forgotten: bool,
     /// What its backing device must hold; nothing is said once writes may go around the log.
     pub prefix: Option<Prefix>,
+    /// Of each cell: its newest version is data, and write-back has not come to it.
+    pub dirty: Vec<bool>,
+    /// Where the guest wrote last, and how many blocks.
+    pub written: Option<(u64, u64)>,
+    /// Its write-back as it was seen last, whether it was drained, and frozen.
+    pub seen: Option<(Stage, bool, bool)>,
 }
 
 impl Volume {

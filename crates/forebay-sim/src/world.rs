@@ -6,6 +6,7 @@
 //! stops, is decided in `run`.
 
 use crate::block::{Block, NumberMap, SECTORS, guest_block};
+use crate::checkers::memory_is_bounded::Bound;
 use crate::checkers::watermark_is_prefix::{Change, Prefix};
 use crate::device::{Device, Piece, Unflushed};
 use crate::guest::Asked;
@@ -17,9 +18,11 @@ use crate::setup::Setup;
 use crate::volume::Volume;
 use forebay_core::effect::{Effect, Fault, SuperblockChange, Token};
 use forebay_core::engine::{Engine, window_frames};
+use forebay_core::format::entry::Kind;
 use forebay_core::format::superblock::{Mode, Superblock};
 use forebay_core::payload::Place;
-use forebay_core::units::{BLOCK_BYTES, Lba, SegmentId, Tick, VolumeIndex};
+use forebay_core::policy::writeback::Stage;
+use forebay_core::units::{BLOCK_BYTES, Lba, Ordinal, SegmentId, Tick, VolumeIndex};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
@@ -33,6 +36,44 @@ pub(crate) struct Flight {
     pub(crate) pieces: Option<Vec<Piece>>,
     /// What a flush will cover.
     pub(crate) through: u64,
+}
+
+/// What a device has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Done {
+    /// Records are written.
+    Record,
+    /// The cache device is flushed.
+    Flush,
+    /// Pages of a checkpoint are written.
+    Pages,
+    /// The superblock is written.
+    Superblock,
+    /// Something is on a backing device.
+    Backing,
+    /// A backing device is flushed.
+    BackingFlush,
+}
+
+impl Done {
+    /// All but the most frequent.
+    pub const RARE: [Done; 5] =
+        [Done::Flush, Done::Pages, Done::Superblock, Done::Backing, Done::BackingFlush];
+
+    fn of(effect: &Effect) -> Option<Done> {
+        match effect {
+            Effect::WriteCache { .. } => Some(Done::Record),
+            Effect::FlushCache { .. } => Some(Done::Flush),
+            Effect::WriteArea { .. } => Some(Done::Pages),
+            Effect::WriteSuperblock { .. } => Some(Done::Superblock),
+            Effect::WriteBacking { .. }
+            | Effect::WriteAround { .. }
+            | Effect::ZeroBacking { .. }
+            | Effect::DiscardBacking { .. } => Some(Done::Backing),
+            Effect::FlushBacking { .. } => Some(Done::BackingFlush),
+            Effect::ReadCache { .. } | Effect::ReadBacking { .. } | Effect::Answer { .. } => None,
+        }
+    }
 }
 
 /// What went wrong.
@@ -68,14 +109,25 @@ pub struct World {
     /// A hash of everything that happened.
     pub trace: u64,
     pub(crate) copied: NumberMap<()>,
-    /// Headers that went bad: whose, where, and what is there now.
-    pub bad_headers: Vec<(u16, u64, Rc<Block>)>,
+    /// Headers that went bad: of which volume, its attach generation, and where in its log.
+    pub bad_headers: Vec<(u16, u32, Ordinal)>,
     /// Nothing fails any more.
     pub faults_over: bool,
     /// The cache device failed a write or a flush in this opening.
     pub cache_failed: bool,
     /// Its next write or flush fails.
     pub cache_fails_next: bool,
+    /// What a device did last.
+    pub done: Option<Done>,
+    /// How much memory the process may take.
+    pub bound: Bound,
+    /// The guest does nothing but write what it wrote last, as long as it overwrites too little.
+    pub insists: bool,
+    /// Everything clean is dropped at the next opening.
+    pub evicts: bool,
+    /// Something rotted that only the death of the process alone calls durable: the power does not
+    /// fail before the next opening is over (`docs/faults.md`).
+    pub powered: bool,
     pub(crate) moment: u64,
     pub(crate) version: u64,
     pub(crate) events: BinaryHeap<Reverse<(u64, u64)>>,
@@ -117,7 +169,11 @@ impl World {
                 around_used: volume.mode == Mode::WriteAround,
                 forgotten: false,
                 prefix: None,
+                dirty: Vec::new(),
+                written: None,
+                seen: None,
             };
+            made.dirty = vec![false; made.cells()];
             made.model = Model::new(index as u8, made.cells());
             made.model.around = volume.mode == Mode::WriteAround;
             for cell in 0..made.cells() {
@@ -141,6 +197,7 @@ impl World {
             }
             volumes.push(made);
         }
+        let bound = Bound::new(&superblock, setup.volumes.len(), &setup.config);
         World {
             setup: Rc::new(setup),
             random,
@@ -158,6 +215,11 @@ impl World {
             faults_over: false,
             cache_failed: false,
             cache_fails_next: false,
+            done: None,
+            bound,
+            insists: false,
+            evicts: false,
+            powered: false,
             moment: 1,
             version: 1,
             events: BinaryHeap::new(),
@@ -186,6 +248,11 @@ impl World {
             faults_over: self.faults_over,
             cache_failed: self.cache_failed,
             cache_fails_next: self.cache_fails_next,
+            done: self.done,
+            bound: self.bound.clone(),
+            insists: self.insists,
+            evicts: self.evicts,
+            powered: self.powered,
             moment: self.moment,
             version: self.version,
             events: self.events.clone(),
@@ -235,10 +302,29 @@ impl World {
         for (entry, content) in std::mem::take(&mut self.memory.placed) {
             let volume = usize::from(entry.volume.0);
             let end = entry.lba.0 + u64::from(entry.count);
-            let cells = self.cells(volume, entry.lba.0, end).iter().map(|cell| cell.0).collect();
+            let cells: Vec<usize> =
+                self.cells(volume, entry.lba.0, end).iter().map(|cell| cell.0).collect();
             let (sequence, kind) = (entry.sequence, entry.kind);
+            self.count_overwritten(volume, kind, &cells);
             if let Some(prefix) = &mut self.volumes[volume].prefix {
                 prefix.placed(Change { sequence, kind, cells, content });
+            }
+        }
+    }
+
+    /// Of data that guests wrote, how much was superseded before write-back came to it.
+    fn count_overwritten(&mut self, volume: usize, kind: Kind, cells: &[usize]) {
+        if !matches!(kind, Kind::Data | Kind::Zero | Kind::Discard) {
+            return;
+        }
+        for cell in cells {
+            let dirty =
+                std::mem::replace(&mut self.volumes[volume].dirty[*cell], kind == Kind::Data);
+            if dirty {
+                self.marks.hit("dirty block overwritten");
+            }
+            if kind == Kind::Data {
+                self.marks.hit("dirty block");
             }
         }
     }
@@ -276,6 +362,8 @@ impl World {
         self.check_watermarks()?;
         let engine = self.engine.as_ref().expect("there is a process");
         self.memory.lives.check(|volume| engine.durable_watermark(volume)).map_err(Failure)?;
+        self.bound.check(engine, &self.memory).map_err(Failure)?;
+        self.watch();
         while let Some(effect) = self.engine.as_mut().expect("there is a process").next_effect() {
             if let Effect::Answer { tag, result } = effect {
                 self.answered(tag, result)?;
@@ -286,8 +374,40 @@ impl World {
         Ok(())
     }
 
+    /// Marks where write-back of each volume has come to, and what became of the cache device.
+    fn watch(&mut self) {
+        let engine = self.engine.as_ref().expect("there is a process");
+        for index in 0..self.volumes.len() {
+            let Some(status) = engine.status(VolumeIndex(index as u8)) else { continue };
+            let seen = (status.writeback, status.drained, status.frozen);
+            let before = std::mem::replace(&mut self.volumes[index].seen, Some(seen));
+            if before == Some(seen) {
+                continue;
+            }
+            self.marks.hit(match status.writeback {
+                Stage::Idle => "write-back idle",
+                Stage::Writing => "write-back writing",
+                Stage::Flushing => "write-back flushing",
+                Stage::Noting => "write-back noting",
+                Stage::Waiting { .. } => "write-back waiting",
+            });
+            if status.drained {
+                self.marks.hit("volume drained");
+            }
+            if status.frozen {
+                self.marks.hit("volume frozen");
+            }
+        }
+    }
+
     fn issue(&mut self, effect: Effect) {
         self.tell(|| format!("issue {effect:?}"));
+        if let Effect::WriteBacking { volume, lba, blocks, .. } = effect {
+            let volume = usize::from(volume.0);
+            for (cell, _) in self.cells(volume, lba.0, lba.0 + u64::from(blocks)) {
+                self.volumes[volume].dirty[cell] = false;
+            }
+        }
         let micro = 1_000;
         let (token, latency) = match effect {
             Effect::WriteCache { token, .. } | Effect::WriteArea { token, .. } => {
@@ -417,19 +537,52 @@ impl World {
     pub fn step(&mut self) -> Result<bool, Failure> {
         let Some(at) = self.next_event() else { return Ok(false) };
         self.now = self.now.max(at);
-        let due = self.events.peek().is_some_and(|Reverse((when, _))| *when <= self.now);
+        self.done = None;
+        if self.setup.turn > 0 {
+            self.turn()?;
+            return Ok(true);
+        }
+        let due = self.is_due();
         self.put_in_order()?;
         if due && !self.memory.dead {
-            let Reverse((_, order)) = self.events.pop().expect("looked");
-            let flight = self.flights.remove(&order).expect("an event has its flight");
-            self.note(order);
-            let result = self.happen(&flight);
-            self.tell(|| format!("done {:?} {result:?}", flight.token));
+            let (token, result) = self.next_happens();
             let engine = self.engine.as_mut().expect("there is a process");
-            engine.complete(flight.token, result, &mut self.memory);
+            engine.complete(token, result, &mut self.memory);
             self.drain_effects()?;
         }
         Ok(true)
+    }
+
+    /// As the runtime does: it has waited, or was busy with something else, and then takes all that
+    /// was done meanwhile before it puts the engine in order once.
+    fn turn(&mut self) -> Outcome {
+        self.now += self.random.below(self.setup.turn);
+        let mut count = 0;
+        while self.is_due() && !self.memory.dead {
+            let (token, result) = self.next_happens();
+            let engine = self.engine.as_mut().expect("there is a process");
+            engine.completed(token, result, &mut self.memory);
+            count += 1;
+        }
+        if count > 1 {
+            self.marks.hit("several completions in a turn");
+        }
+        self.put_in_order()
+    }
+
+    fn is_due(&self) -> bool {
+        self.events.peek().is_some_and(|Reverse((when, _))| *when <= self.now)
+    }
+
+    /// The next effect is done.
+    fn next_happens(&mut self) -> (Token, Result<(), Fault>) {
+        let Reverse((_, order)) = self.events.pop().expect("looked");
+        let flight = self.flights.remove(&order).expect("an event has its flight");
+        self.note(order);
+        let result = self.happen(&flight);
+        self.done = Done::of(&flight.effect).or(self.done);
+        self.tell(|| format!("done {:?} {result:?}", flight.token));
+        (flight.token, result)
     }
 
     /// Whether a backing device fails to do this.

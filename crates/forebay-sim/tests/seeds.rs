@@ -4,7 +4,7 @@
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_sim::marks::Marks;
 use forebay_sim::mutants::hunt;
-use forebay_sim::run::{CRASHES_MIN, run};
+use forebay_sim::run::run;
 
 #[test]
 fn seeds_pass_and_come_past_every_mark() {
@@ -13,19 +13,13 @@ fn seeds_pass_and_come_past_every_mark() {
         match run(seed, Mutants::default()) {
             Ok(report) => {
                 // What is worth being called a run.
-                let laps = report.marks.count("segment reclaimed") / u64::from(report.segments);
-                assert!(report.marks.crashes() >= CRASHES_MIN && laps >= 5, "seed {seed}");
-                assert!(report.segments <= 32);
+                assert_eq!(report.lacks(), Vec::<&str>::new(), "seed {seed}");
                 marks.merge(&report.marks);
             }
             Err(failure) => panic!("cargo run -p forebay-sim -- --seed {seed}\n{}", failure.0),
         }
     }
     assert_eq!(marks.missing(), Vec::<&str>::new(), "nobody came past these");
-    // Versions that are superseded before write-back came to them: where its order shows. Batches
-    // that failed are written more than once and count as often.
-    let (placed, back) = (marks.count("block placed"), marks.count("block written back"));
-    assert!(back * 5 < placed * 4, "{back} of {placed} blocks were written back");
 }
 
 #[test]

@@ -136,7 +136,7 @@ pub struct Shard {
     cookies: Vec<u64>,
     begun: Vec<Begun>,
     latencies: Vec<Option<[Latency; 2]>>,
-    answers: Vec<Answer>,
+    answers: Vec<(Answer, Begun)>,
     done: Vec<Completion>,
     naming: Option<Naming>,
     naming_memory: Arena,
@@ -408,9 +408,24 @@ impl Shard {
         Ok(())
     }
 
-    /// Answers since the last call.
+    /// Answers since the last call. Here the time of a request ends: one look at the clock for all of
+    /// them, when whoever asked hears of it.
     pub fn take_answers(&mut self, into: &mut Vec<Answer>) {
-        into.append(&mut self.answers);
+        if self.answers.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        for (answer, begun) in self.answers.drain(..) {
+            let nanos = now.saturating_duration_since(begun.at).as_nanos() as u64;
+            if let Some([reads, writes]) = &mut self.latencies[usize::from(begun.volume.0)] {
+                match begun.op {
+                    Op::Read => reads.record(nanos),
+                    Op::Write { .. } => writes.record(nanos),
+                    _ => {}
+                }
+            }
+            into.push(answer);
+        }
     }
 
     /// Whether answers wait to be taken.
@@ -449,7 +464,7 @@ impl Shard {
         }
         foreign.truncate(kept);
         self.poll_devices(now);
-        let tick = self.now();
+        let tick = Tick(now.saturating_duration_since(self.started).as_nanos() as u64);
         self.engine.tick(tick, wall_now(), &mut self.memory);
         self.run_effects();
         Ok(())
@@ -545,31 +560,32 @@ impl Shard {
 
     /// Does what the engine wants done.
     fn run_effects(&mut self) {
-        let mut now = None;
+        let mut clock = Clock(None);
         while let Some(effect) = self.engine.next_effect() {
-            let now = *now.get_or_insert_with(Instant::now);
-            self.run(effect, now);
+            self.run(effect, &mut clock);
         }
     }
 
-    fn run(&mut self, effect: Effect, now: Instant) {
+    fn run(&mut self, effect: Effect, clock: &mut Clock) {
         match effect {
             Effect::WriteCache { token, buffer, segment, block, blocks } => {
                 let span = self.memory.span(Place::Buffer { buffer, block }, blocks);
                 let offset = self.superblock.address(segment, block);
-                self.ask_cache(Operation::Write { span, offset }, token, now);
+                self.ask_cache(Operation::Write { span, offset }, token, clock.now());
             }
             Effect::ReadCache { token, segment, block, blocks, to } => {
                 let span = self.memory.span(to, blocks);
                 let offset = self.superblock.address(segment, block);
-                self.ask_cache(Operation::Read { span, offset }, token, now);
+                self.ask_cache(Operation::Read { span, offset }, token, clock.now());
             }
             Effect::WriteArea { token, address, blocks, from } => {
                 let span = self.memory.span(from, blocks);
-                self.ask_cache(Operation::Write { span, offset: address }, token, now);
+                self.ask_cache(Operation::Write { span, offset: address }, token, clock.now());
             }
-            Effect::WriteSuperblock { token, change } => self.change_superblock(token, change, now),
-            Effect::FlushCache { token } => self.ask_cache(Operation::Flush, token, now),
+            Effect::WriteSuperblock { token, change } => {
+                self.change_superblock(token, change, clock.now())
+            }
+            Effect::FlushCache { token } => self.ask_cache(Operation::Flush, token, clock.now()),
             Effect::ReadBacking { token, volume, lba, blocks, to } => {
                 let span = self.memory.span(to, blocks);
                 let bytes = self.bytes_there(volume, lba.bytes(), u64::from(blocks) * BLOCK_BYTES);
@@ -577,50 +593,44 @@ impl Shard {
                 span.skip(bytes as usize).fill_zero();
                 let span = span.part(0, bytes as usize);
                 let offset = lba.bytes();
-                self.ask_backing(volume, Operation::Read { span, offset }, token, now);
+                self.ask_backing(volume, Operation::Read { span, offset }, token, clock.now());
             }
             Effect::WriteBacking { token, volume, lba, blocks, from } => {
                 let span = self.memory.span(from, blocks);
                 let bytes = self.bytes_there(volume, lba.bytes(), u64::from(blocks) * BLOCK_BYTES);
                 let span = span.part(0, bytes as usize);
                 let offset = lba.bytes();
-                self.ask_backing(volume, Operation::Write { span, offset }, token, now);
+                self.ask_backing(volume, Operation::Write { span, offset }, token, clock.now());
             }
             Effect::WriteAround { token, volume, tag } => {
                 let request = self.memory.requests[tag as usize];
                 let span = request.span.expect("a write brings its bytes");
                 let span = span.part(0, request.length as usize);
                 let offset = request.offset;
-                self.ask_backing(volume, Operation::Write { span, offset }, token, now);
+                self.ask_backing(volume, Operation::Write { span, offset }, token, clock.now());
             }
             Effect::ZeroBacking { token, volume, lba, blocks } => {
                 let length = self.bytes_there(volume, lba.bytes(), blocks * BLOCK_BYTES);
                 let offset = lba.bytes();
-                self.ask_backing(volume, Operation::WriteZeroes { offset, length }, token, now);
+                self.ask_backing(
+                    volume,
+                    Operation::WriteZeroes { offset, length },
+                    token,
+                    clock.now(),
+                );
             }
             Effect::DiscardBacking { token, volume, lba, blocks } => {
                 let length = self.bytes_there(volume, lba.bytes(), blocks * BLOCK_BYTES);
                 let offset = lba.bytes();
-                self.ask_backing(volume, Operation::Discard { offset, length }, token, now);
+                self.ask_backing(volume, Operation::Discard { offset, length }, token, clock.now());
             }
             Effect::FlushBacking { token, volume } => {
-                self.ask_backing(volume, Operation::Flush, token, now);
+                self.ask_backing(volume, Operation::Flush, token, clock.now());
             }
             Effect::Answer { tag, result } => {
                 self.free_tags.push(tag);
-                self.count_latency(self.begun[tag as usize], now);
-                self.answers.push(Answer { cookie: self.cookies[tag as usize], result });
-            }
-        }
-    }
-
-    fn count_latency(&mut self, begun: Begun, now: Instant) {
-        let nanos = now.saturating_duration_since(begun.at).as_nanos() as u64;
-        if let Some([reads, writes]) = &mut self.latencies[usize::from(begun.volume.0)] {
-            match begun.op {
-                Op::Read => reads.record(nanos),
-                Op::Write { .. } => writes.record(nanos),
-                _ => {}
+                let answer = Answer { cookie: self.cookies[tag as usize], result };
+                self.answers.push((answer, self.begun[tag as usize]));
             }
         }
     }
@@ -722,6 +732,15 @@ impl Shard {
             let _ = std::fs::remove_file(path);
         }
         Ok(true)
+    }
+}
+
+/// The time, asked for once, and only if somebody wants it.
+struct Clock(Option<Instant>);
+
+impl Clock {
+    fn now(&mut self) -> Instant {
+        *self.0.get_or_insert_with(Instant::now)
     }
 }
 

@@ -1,76 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Images that earlier programs wrote must be read for ever, field by field.
 //!
-//! An image is text: per line an offset and up to 64 bytes, what is zero left out. To add one for a
-//! new version or feature: `UPDATE_GOLDEN=1`; none is ever changed.
+//! To add an image for a new version or feature: `UPDATE_GOLDEN=1`; none is ever changed.
 
 #![allow(clippy::unwrap_used)]
 
-use forebay_core::effect::Fault;
+#[path = "support/image.rs"]
+mod image;
+
 use forebay_core::format::bytes::{Seed, block_checksum};
 use forebay_core::format::entry::{Entry, Kind};
 use forebay_core::format::feature::FeatureName;
 use forebay_core::format::record::{self, Header, Link};
 use forebay_core::format::superblock::{Head, Mode, NewCache, SUPERBLOCK_SIZE, Superblock, Volume};
-use forebay_core::log::recovery::{CacheReader, Writer, recover};
+use forebay_core::log::recovery::{Writer, recover};
 use forebay_core::mutant::Mutants;
 use forebay_core::units::*;
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use image::Image;
 
-const LINE: usize = 64;
 const UUID: [u8; 16] = *b"golden image v1\0";
 const KEY: u64 = 0x0123_4567_89AB_CDEF;
-
-/// A device of which only what is not zero is kept, in lines.
-#[derive(Default, PartialEq, Eq)]
-struct Image {
-    lines: BTreeMap<u64, [u8; LINE]>,
-}
-
-impl Image {
-    fn put(&mut self, offset: u64, bytes: &[u8]) {
-        for (at, line) in bytes.as_chunks::<LINE>().0.iter().enumerate() {
-            if line != &[0; LINE] {
-                self.lines.insert(offset + (at * LINE) as u64, *line);
-            }
-        }
-    }
-
-    fn get(&self, offset: u64, length: usize) -> Vec<u8> {
-        let mut bytes = vec![0; length];
-        for (at, line) in self.lines.range(offset..offset + length as u64) {
-            bytes[(at - offset) as usize..][..LINE].copy_from_slice(line);
-        }
-        bytes
-    }
-
-    fn to_text(&self) -> String {
-        let hex = |line: &[u8; LINE]| -> String {
-            line.iter().map(|byte| format!("{byte:02x}")).collect()
-        };
-        let line = |(at, line): (&u64, &[u8; LINE])| format!("{at:x} {}\n", hex(line));
-        self.lines.iter().map(line).collect()
-    }
-
-    fn from_text(text: &str) -> Image {
-        let mut image = Image::default();
-        for line in text.lines() {
-            let (at, hex) = line.split_once(' ').unwrap();
-            let byte = |at: usize| u8::from_str_radix(&hex[at * 2..at * 2 + 2], 16).unwrap();
-            let line = std::array::from_fn(byte);
-            image.lines.insert(u64::from_str_radix(at, 16).unwrap(), line);
-        }
-        image
-    }
-}
-
-impl CacheReader for Image {
-    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-        bytes.copy_from_slice(&self.get(offset, bytes.len()));
-        Ok(())
-    }
-}
 
 fn superblock() -> Superblock {
     let new = NewCache {
@@ -197,11 +146,10 @@ fn made() -> Image {
 }
 
 fn golden(name: &str) -> Image {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
-    if std::env::var_os("UPDATE_GOLDEN").is_some() && !path.exists() {
-        std::fs::write(&path, made().to_text()).unwrap();
+    if image::is_updating(name) {
+        std::fs::write(image::path(name), made().to_text()).unwrap();
     }
-    Image::from_text(&std::fs::read_to_string(&path).unwrap())
+    Image::from_text(&std::fs::read_to_string(image::path(name)).unwrap())
 }
 
 #[test]

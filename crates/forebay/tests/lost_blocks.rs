@@ -246,3 +246,74 @@ fn a_long_range_that_was_lost_stays_so_around_what_was_written_since() {
     rig.wait("drained", |shard| shard.engine().is_clean(volume));
     assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
 }
+
+/// One volume's backing device is dead, and its share of the log is full of dirty data that rots, block
+/// by block, over many openings. What is lost of it must not be named in segments that are kept for
+/// the other volumes, since nothing would give them back.
+#[test]
+fn what_rots_behind_a_dead_backing_device_takes_no_segment_of_other_volumes() {
+    const ROUNDS: u64 = 24;
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "dead");
+    let path = dir.file("cache", CACHE_BYTES);
+    let rot = Faults::new();
+    let open = || {
+        let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
+        let file = Box::new(FileDevice::open(&path, &options).unwrap());
+        Box::new(FaultDevice::new(file, rot.clone()))
+    };
+    let memory = || Box::new(MemoryDevice::new(BACKING_BYTES, 4096).unwrap());
+    let dead = || {
+        let faults = Faults::new();
+        faults.add(FaultRule::new(None, FaultWhen::From(0)));
+        Box::new(FaultDevice::new(memory(), faults))
+    };
+    let soon = 20_000_000;
+    let config = Config {
+        buffer_count: 8,
+        close_after: soon,
+        durable_after: soon,
+        retry_after: soon,
+        ..Config::default()
+    };
+    let options = support::options(ReactorKind::Threads, config);
+    let mut rig = Rig::new(open(), &options, 1 << 20);
+    let bad = rig.add("bad", Mode::WriteBack, dead());
+    let good = rig.add("good", Mode::WriteBack, memory());
+    let span = rig.memory.span(0, 1 << 20);
+    span.copy_in(&vec![7; 1 << 20]);
+    // Until a write waits, and not for a buffer.
+    let mut offset = 0;
+    let is_full = |rig: &Rig| {
+        let state = rig.shard.engine().status(bad).unwrap();
+        state.waiting > 0 && !state.undurable
+    };
+    while !is_full(&rig) {
+        rig.shard.submit(bad, WRITE, offset, 1 << 20, Some(span), offset).unwrap();
+        offset += 1 << 20;
+        let mut answered = false;
+        while !answered && !is_full(&rig) {
+            rig.turn(Duration::from_millis(10), |_| answered = true);
+        }
+    }
+    let (free, _) = rig.shard.engine().free_segments();
+    drop(rig);
+    for round in 0..ROUNDS {
+        let mut rig = Rig::open(open(), &options, 1 << 20);
+        rig.shard.serve(bad, dead());
+        rig.shard.serve(good, memory());
+        rot.add(FaultRule::new(Some(OperationKind::Read), FaultWhen::From(0)));
+        let span = rig.memory.span(0, BLOCK as usize);
+        let read = rig.request(bad, Op::Read, round * BLOCK, BLOCK, Some(span));
+        assert_eq!(read, Err(RequestError::Io));
+        rig.wait("durable", |shard| !shard.engine().status(bad).unwrap().undurable);
+        rot.clear();
+    }
+    let mut rig = Rig::open(open(), &options, 1 << 20);
+    rig.shard.serve(bad, dead());
+    rig.shard.serve(good, memory());
+    assert_eq!(rig.shard.engine().free_segments().0, free);
+    let span = rig.memory.span(0, 1 << 20);
+    for at in 0..8 {
+        rig.request(good, WRITE, at << 20, 1 << 20, Some(span)).unwrap();
+    }
+}

@@ -77,6 +77,15 @@ impl Attached {
                     names::erase(&device);
                     tracing::info!("{} is detached", device.display());
                 }
+                Report::Renewed { device } => tracing::warn!(
+                    "{}: its connection was lost; there is another one",
+                    device.display()
+                ),
+                Report::Disconnected { volume } => {
+                    let text = format!("{}: somebody has disconnected it", self.name(volume));
+                    tracing::warn!("{text}");
+                    self.problems.push(text);
+                }
                 Report::Gone(result) => {
                     self.is_gone = true;
                     if let Err(error) = result {
@@ -110,6 +119,16 @@ impl Attached {
     /// Waits no more for those who hold devices.
     pub fn give_up(&self) {
         self.attachments.give_up();
+    }
+
+    /// Whether they wait for the next process when this one ends.
+    pub fn outlive(&self) -> bool {
+        self.attachments.outlive()
+    }
+
+    /// What they are made by.
+    pub fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// `/dev/loop3 (fuse), mounted at /mnt`.

@@ -13,12 +13,12 @@ use forebay_serve::server::Server;
 use std::path::Path;
 
 /// Why it cannot be had.
-pub fn obstacle() -> Option<&'static str> {
+pub fn obstacle() -> Option<String> {
     if !Path::new("/dev/fuse").exists() {
-        return Some("/dev/fuse is missing; `modprobe fuse` adds it");
+        return Some("/dev/fuse is missing; `modprobe fuse` adds it".into());
     }
     if !Path::new("/dev/loop-control").exists() {
-        return Some("/dev/loop-control is missing; `modprobe loop` adds it");
+        return Some("/dev/loop-control is missing; `modprobe loop` adds it".into());
     }
     None
 }

@@ -96,8 +96,13 @@ fn check_content(args: &FormatArgs, device: FileDevice) -> Result<FileDevice> {
 
 fn print_result(args: &FormatArgs, superblock: &Superblock) -> Result<()> {
     let path = args.cache.display();
-    let config = memory::fit(&Config::default(), superblock, 1, crate::args::MEMORY_DEFAULT)?;
-    let parts = memory::parts(superblock, 1, &config);
+    let config = memory::fit(
+        &Config::default(),
+        superblock,
+        memory::Counts::volumes(1),
+        crate::args::MEMORY_DEFAULT,
+    )?;
+    let parts = memory::parts(superblock, memory::Counts::volumes(1), &config);
     let usable = u64::from(superblock.segment_count) * u64::from(superblock.segment_bytes);
     println!("cache {} of {} made on {path}", uuid_text(&superblock.uuid), size(usable));
     println!("memory that `serve` will take with one volume:");

@@ -12,3 +12,4 @@ pub mod serve;
 pub mod status;
 pub mod stop;
 pub mod udev;
+pub mod upgrade;

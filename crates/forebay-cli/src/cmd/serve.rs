@@ -17,7 +17,8 @@ use crate::attach::{self, Attached};
 use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
 use crate::late::Patience;
-use crate::{metrics, sockets};
+use crate::upgrade::{self, Before};
+use crate::{metrics, sockets, vhost};
 use anyhow::{Context, Result, bail};
 use forebay::host::notify::{sd_notify, watchdog_interval};
 use forebay::host::runtime_dir::RuntimeDir;
@@ -49,7 +50,8 @@ struct Served {
 
 struct Daemon {
     server: Server,
-    cache_path: PathBuf,
+    /// None where volumes are served bare.
+    cache_path: Option<PathBuf>,
     cache_stats: Stats,
     volumes: Vec<Served>,
     desk: Rc<RefCell<Desk>>,
@@ -58,21 +60,34 @@ struct Daemon {
     watch: Watch,
     /// What it is doing now.
     activity: &'static str,
+    /// Milliseconds since 1970.
+    started_at: u64,
     nbd_clients: Option<Counts>,
+    /// Sockets for virtual machines that were asked for.
+    vhost_sockets: usize,
+    machines: Option<vhost::Machines>,
 }
 
-pub fn run(args: &ServeArgs) -> Result<ExitCode> {
+/// What ends the serving.
+enum End {
+    Signal,
+    Stop,
+    Upgrade(PathBuf),
+}
+
+/// `before`: what goes on if this cannot serve.
+pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     let signals = Arc::new(AtomicUsize::new(0));
     catch_signals(&signals)?;
     let attaches = attach::choose(args.attach)?;
     if attaches.is_some() {
         attach::protect();
     }
-    let cache = args.cache.as_deref().context("--cache is missing")?;
     let patience = Patience::new(args.device_timeout, Arc::clone(&signals));
-    let backings: Vec<&Path> = args.volumes.iter().map(|spec| spec.backing.as_path()).collect();
-    let cache = patience.find_holding(cache, "cache device", &backings)?;
-    let mut daemon = Daemon::open(&cache, args)?;
+    let backings: Vec<&Path> = args.volumes.iter().map(|it| it.backing.path.as_path()).collect();
+    let find = |name| patience.find_holding(name, "cache device", &backings);
+    let cache = args.cache.as_deref().map(find).transpose()?;
+    let mut daemon = Daemon::open(cache, args, attaches)?;
     daemon.add_volumes(args, &patience)?;
     let exports: Exports = Rc::default();
     for served in &daemon.volumes {
@@ -81,6 +96,9 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
         exports.borrow_mut().push((entry, served.index));
     }
     if exports.borrow().is_empty() {
+        if args.cache.is_none() {
+            bail!("without --cache, give --volume NAME=BACKING to serve that device bare");
+        }
         let problems = daemon.problems.join("; ");
         // The next start finds it as this one did.
         daemon.close(args.stop_timeout)?;
@@ -89,11 +107,17 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
         }
         bail!("no volume can be served: {problems}");
     }
+    let (wanted, waiting) = daemon.wanted_machines(args)?;
+    waiting.into_iter().for_each(|text| daemon.problem(text));
     let listeners = args.listen.iter().map(sockets::listen).collect::<Result<Vec<_>>>()?;
+    let listeners = listeners.into_iter().flatten().collect();
     let metrics = args.metrics.as_ref().map(metrics::Listener::bind).transpose()?;
     let nbd = NbdFrontEnd::new(listeners, exports)?;
     daemon.nbd_clients = Some(nbd.counts());
     daemon.server.add(Box::new(nbd));
+    if !wanted.is_empty() {
+        daemon.machines = Some(vhost::Machines::begin(&mut daemon.server, wanted)?);
+    }
     let control = daemon.listen_for_control(args.control.as_deref())?;
     daemon.print_exports(args);
     daemon.activity = "attaches the volumes";
@@ -109,14 +133,29 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     if let Some(listener) = metrics {
         metrics::start(listener, control.clone()).context("metrics cannot be served")?;
     }
+    if let Some(text) = upgrade::why_not() {
+        daemon.problem(text);
+    }
+    *before = None;
     println!("control: {}", control.display());
     println!("ready");
     daemon.activity = "serves";
     daemon.tell_started();
     // Without a service manager there is nobody to tell.
     let _ = sd_notify(&format!("READY=1\nSTATUS={}", daemon.summary()));
-    let why = daemon.serve(&signals)?;
-    info!("stops: {why}");
+    let end = daemon.serve(&signals)?;
+    match &end {
+        End::Signal => info!("stops: a signal came"),
+        End::Stop => info!("stops: `forebay stop` asked for it"),
+        End::Upgrade(executable) => {
+            info!("goes on as {}", executable.display());
+            // The devices stay, and wait for it.
+            daemon.attached = None;
+            let _ = sd_notify("RELOADING=1");
+            daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
+            return upgrade::execute(executable).map(|never| match never {});
+        }
+    }
     daemon.activity = "stops: waits until nobody holds its block devices";
     let _ = sd_notify("STOPPING=1");
     daemon.release_devices(&signals, args.stop_timeout)?;
@@ -131,7 +170,7 @@ fn unix_sockets(args: &ServeArgs) -> impl Iterator<Item = PathBuf> {
         MetricsAddress::Tcp(_) => None,
     });
     let listen = args.listen.iter().filter_map(|listen| match listen {
-        Listen::Unix(path) => Some(path.clone()),
+        Listen::Unix(path) | Listen::VhostUser { path, .. } => Some(path.clone()),
         Listen::Tcp(_) => None,
     });
     listen.chain(metrics)
@@ -151,6 +190,34 @@ fn catch_signals(count: &Arc<AtomicUsize>) -> Result<()> {
 impl Daemon {
     fn recorded(&self, index: VolumeIndex) -> Option<&Volume> {
         self.server.shard.superblock().volumes.get(usize::from(index.0))?.as_ref()
+    }
+
+    /// The volumes that are to be disks of virtual machines.
+    fn wanted_machines(&self, args: &ServeArgs) -> Result<(Vec<vhost::Wanted>, Vec<String>)> {
+        let served: Vec<vhost::Volume> = self
+            .volumes
+            .iter()
+            .filter_map(|it| {
+                let recorded = self.recorded(it.index)?;
+                Some(vhost::Volume {
+                    index: it.index,
+                    name: it.name.clone(),
+                    size_bytes: recorded.size_bytes,
+                    logical_block: recorded.logical_block,
+                })
+            })
+            .collect();
+        let all = self.server.shard.superblock().volumes.iter().flatten();
+        let recorded: Vec<String> = all.map(|volume| volume.name.clone()).collect();
+        vhost::wanted(args, &served, &recorded)
+    }
+
+    /// The cache's path, for people.
+    fn cache_text(&self) -> String {
+        match &self.cache_path {
+            Some(path) => path.display().to_string(),
+            None => "no device".into(),
+        }
     }
 
     fn listen_for_control(&mut self, given: Option<&Path>) -> Result<PathBuf> {
@@ -180,7 +247,7 @@ impl Daemon {
         info!(
             "started: cache {} on {}, {} volumes, devices by {how}, a plain write is answered when {}",
             uuid_text(&shard.superblock().uuid),
-            self.cache_path.display(),
+            self.cache_text(),
             self.volumes.len(),
             report::acknowledge_name(shard.engine().config().acknowledge),
         );
@@ -197,8 +264,12 @@ impl Daemon {
                         println!("nbd+unix:///{}?socket={}", served.name, path.display());
                     }
                     Listen::Tcp(address) => println!("nbd://{address}/{}", served.name),
+                    Listen::VhostUser { .. } => {}
                 }
             }
+        }
+        for line in self.machines.iter().flat_map(vhost::Machines::qemu_lines) {
+            println!("{line}");
         }
     }
 
@@ -213,8 +284,8 @@ impl Daemon {
         text.replace('\n', " ")
     }
 
-    /// Serves until told to stop, and says by whom.
-    fn serve(&mut self, signals: &AtomicUsize) -> Result<&'static str> {
+    /// Serves until told to end, and says how.
+    fn serve(&mut self, signals: &AtomicUsize) -> Result<End> {
         let watchdog = watchdog_interval();
         let mut told = Instant::now();
         loop {
@@ -226,22 +297,25 @@ impl Daemon {
             if let Some(attached) = &mut self.attached {
                 attached.tell_news();
             }
+            if let Some(machines) = &mut self.machines {
+                machines.tell_news();
+            }
             self.watch();
             if signals.load(Ordering::Relaxed) > 0 {
-                return Ok("a signal came");
+                return Ok(End::Signal);
             }
-            if self.answer_questions() {
-                return Ok("`forebay stop` asked for it");
+            if let Some(end) = self.answer_questions() {
+                return Ok(end);
             }
         }
     }
 
-    /// Answers what was asked on the control socket; says whether a stop was.
-    fn answer_questions(&mut self) -> bool {
-        let mut stop = false;
+    /// Answers what was asked on the control socket; gives the end if it was asked for.
+    fn answer_questions(&mut self) -> Option<End> {
+        let mut end = None;
         loop {
             let next = self.desk.borrow_mut().questions.pop_front();
-            let Some((client, request)) = next else { return stop };
+            let Some((client, request)) = next else { return end };
             let reply = match request {
                 Request::Status => Reply::Status(Box::new(self.status())),
                 Request::Drain { name } => match self.drain(name.as_deref()) {
@@ -249,9 +323,16 @@ impl Daemon {
                     Err(error) => Reply::Error { text: format!("{error:#}") },
                 },
                 Request::Stop { .. } => {
-                    stop = true;
+                    end = Some(End::Stop);
                     Reply::Done
                 }
+                Request::Upgrade { executable } => match self.check_upgrade(&executable) {
+                    Ok(()) => {
+                        end = Some(End::Upgrade(executable));
+                        Reply::Done
+                    }
+                    Err(error) => Reply::Error { text: format!("{error:#}") },
+                },
             };
             self.desk.borrow_mut().answers.push_back((client, reply));
         }

@@ -277,7 +277,8 @@ mod tests {
         );
         assert_eq!(
             at("listen = ['nbd+unix:///run/a', 'tcp://x']"),
-            "2:32: listen: expected nbd+unix:///PATH or nbd://127.0.0.1:PORT"
+            "2:32: listen: expected nbd+unix:///PATH, nbd://127.0.0.1:PORT or \
+                 vhost-user:///PATH[?volume=NAME]"
         );
         assert_eq!(at("io = ['uring']"), "2:6: io has one value: write it without the brackets");
         assert_eq!(at("io = true"), "2:6: io: expected a text in quotes, found this boolean");

@@ -76,6 +76,8 @@ pub const ROWS: &[Row] = &[
         "Bytes to the backing device for each that guests wrote.",
     ),
     row("volumes.nbd_clients", Gauge, "NBD connections to the volume."),
+    row("volumes.vhost_user_clients", Gauge, "Virtual machines connected to the volume."),
+    row("volumes.vhost_user_sockets", Count, "Sockets for virtual machines."),
     row("volumes.hit_ratio", Gauge, "Share of the blocks read that the cache answered."),
     row("volumes.read_p50_us", Gauge, "Half of the guest's reads took no longer."),
     row("volumes.read_p99_us", Gauge, "99 % of the guest's reads took no longer."),

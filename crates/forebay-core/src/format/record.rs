@@ -283,6 +283,11 @@ pub fn checksum(bytes: &[u8; BLOCK_SIZE]) -> u32 {
     get_u32(bytes, AT_CHECKSUM)
 }
 
+/// Where a header says that it lies.
+pub fn claimed_address(bytes: &[u8; BLOCK_SIZE]) -> u64 {
+    get_u64(bytes, super::bytes::AT_ADDRESS)
+}
+
 /// Checks a header that lies at `address`, and reads its fields.
 pub fn decode(
     bytes: &mut [u8; BLOCK_SIZE],

@@ -77,7 +77,11 @@ impl Engine {
     pub(crate) fn extent_room(&mut self, volume: VolumeIndex, payload: &mut impl Payload) -> bool {
         let limit = self.config.extent_count_max as usize;
         let state = self.volume(volume);
-        let room = state.extents.has_guest_room() && state.pending_extents.len() < limit;
+        if state.log.durable.watermark >= state.log.watermark {
+            state.noting_extents = 0;
+        }
+        let pending = state.pending_extents.len() + state.noting_extents;
+        let room = state.extents.has_guest_room() && pending < limit;
         if !room {
             state.starved = true;
             state.extents_full = !state.extents.has_guest_room();

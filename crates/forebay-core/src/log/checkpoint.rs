@@ -28,6 +28,7 @@ use crate::format::record::Link;
 use crate::format::superblock::SUPERBLOCK_SIZE;
 use crate::log::segment::State;
 use crate::map::extent::Extent;
+use crate::memory::vec_bytes;
 use crate::mutant::Mutant;
 use crate::payload::{Payload, Place};
 use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Sequence, VolumeIndex};
@@ -35,8 +36,6 @@ use crate::volume::{PendingExtent, Volume};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// Pages that are written at once.
-pub const STAGE_FRAMES: u32 = 32;
 /// A checkpoint begins when this many times its size has been written to the cache since the last:
 /// with the headers, one block in 128, that is less than six parts of a hundred of the payload.
 const WRITTEN_PER_CHECKPOINT: u64 = 21;
@@ -101,7 +100,15 @@ impl Checkpointer {
     }
 
     pub(crate) fn memory_bytes(segment_count: u32) -> u64 {
+        let ends = crate::limits::VOLUME_COUNT_MAX * size_of::<Sequence>();
         u64::from(checkpoint::stream_pages_max(segment_count)) * PAGE_BYTES as u64
+            + (ends + BLOCK_SIZE) as u64
+    }
+
+    /// Bytes of memory it takes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let page = self.page.as_ref().map_or(0, |page| page.len() as u64);
+        vec_bytes(&self.stream) + vec_bytes(&self.ends) + page
     }
 
     fn page_count(&self) -> u32 {
@@ -148,14 +155,11 @@ impl Engine {
 
     /// Captures what is small; from here on everything else is copied as it comes.
     fn checkpoint_begin(&mut self, payload: &mut impl Payload) {
-        let mut named = true;
         for index in 0..self.volumes.len() {
             let volume = VolumeIndex(index as u8);
             if self.volumes[index].is_none() {
                 continue;
             }
-            // What is captured is not read again: by then all that is lost has its entry.
-            named &= self.name_lost(volume, payload);
             if self.volume(volume).log.open.is_some_and(|open| open.entries > 0) {
                 self.close_record(volume, payload);
             }
@@ -169,7 +173,7 @@ impl Engine {
         }
         self.checkpoint.wanted = false;
         self.checkpoint.written = 0;
-        if !self.index.is_in_pages() || !named {
+        if !self.index.is_in_pages() {
             return;
         }
         let mut stream = core::mem::take(&mut self.checkpoint.stream);
@@ -264,7 +268,7 @@ impl Engine {
             self.checkpoint.stage = Stage::Flushing { in_flight: false };
             return self.checkpoint_flush();
         }
-        let count = (total - first).min(STAGE_FRAMES);
+        let count = (total - first).min(self.config.checkpoint_frames);
         let sequence = self.checkpoint.sequence;
         let area = checkpoint::area_address(self.checkpoint.area_bytes, sequence);
         let frame = self.config.window_blocks + crate::log::reclaim::CHANCE_COUNT_MAX as u32;

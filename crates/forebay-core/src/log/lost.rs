@@ -9,6 +9,10 @@
 //!   from the next header only.
 //! - **L2** What is still lost when its entry's segment is emptied is named again (C4 of `reclaim`).
 //! - **L3** A block that was written later than it was lost is not lost.
+//! - **L4** What is lost takes a place of the reserve only where that lets a watermark or a tail move: a
+//!   batch names what it found when it is on the backing device. So behind a backing device that is
+//!   dead a log does not grow, whatever rots in it: a read that finds a bad block names it only if a
+//!   guest's data would find room, else the next read finds it again.
 //!
 //! # Limits
 //!
@@ -91,16 +95,16 @@ pub(crate) fn forget_all(
 
 impl Engine {
     /// A dirty block is not what was written: if it is the block's newest version, reads answer an
-    /// error until it is written again (L1).
+    /// error until it is written again (L1). For a `guest`, it takes none of the reserve (L4).
     pub(crate) fn mark_lost(
         &mut self,
         volume: VolumeIndex,
         lba: Lba,
-        segment: SegmentId,
-        block: u16,
+        slot: Slot,
+        guest: bool,
         payload: &mut impl Payload,
     ) -> Noted {
-        let slot = self.segments.slot(segment, block);
+        let (segment, block) = self.segments.place(slot);
         let position = Position::new(self.segments.get(segment).ordinal, block);
         let newest = self.index.get(volume, lba) == Some(slot);
         let state = self.volume(volume);
@@ -112,7 +116,7 @@ impl Engine {
             if !left || !state.extents.has_room_over(lba, lba + 1) {
                 return Noted::NoRoom;
             }
-            if !self.room(volume, 0, false, payload) {
+            if !self.room(volume, 0, guest, payload) {
                 return Noted::NotNow;
             }
             self.place_extent(volume, Kind::Lost, lba, 1, payload);
@@ -121,15 +125,16 @@ impl Engine {
         Noted::Yes
     }
 
-    /// Names what recovery found lost and no entry names (L1); says whether all is named.
-    pub(crate) fn name_lost(&mut self, volume: VolumeIndex, payload: &mut impl Payload) -> bool {
-        let Some(ordinal) = self.volume(volume).unnamed_lost else { return true };
+    /// Names what recovery found lost and no entry names, before the watermark passes it (L1).
+    pub(crate) fn name_lost(&mut self, volume: VolumeIndex, payload: &mut impl Payload) -> Noted {
+        let Some(ordinal) = self.volume(volume).unnamed_lost else { return Noted::Yes };
         let loose = self.config.mutants.is(Mutant::LostUnnamed);
-        let named = loose || self.name_lost_through(volume, ordinal, payload);
-        if named {
+        let noted =
+            if loose { Noted::Yes } else { self.name_lost_through(volume, ordinal, payload) };
+        if noted == Noted::Yes {
             self.volume(volume).unnamed_lost = None;
         }
-        named
+        noted
     }
 
     /// Names again what is still lost and noted up to this segment (L2); says whether all is.
@@ -140,7 +145,7 @@ impl Engine {
         payload: &mut impl Payload,
     ) -> bool {
         let ordinal = self.segments.get(id).ordinal;
-        self.name_lost_through(volume, ordinal, payload)
+        self.name_lost_through(volume, ordinal, payload) == Noted::Yes
     }
 
     fn name_lost_through(
@@ -148,13 +153,13 @@ impl Engine {
         volume: VolumeIndex,
         ordinal: Ordinal,
         payload: &mut impl Payload,
-    ) -> bool {
+    ) -> Noted {
         let none = self.volume(volume).extents.lost_len() == 0;
         if none || self.config.mutants.is(Mutant::LostForgotten) {
-            return true;
+            return Noted::Yes;
         }
         if !self.end_written(volume, ordinal) {
-            return false;
+            return Noted::NoRoom;
         }
         // Bounded by the extents there are. What stops it is room, and who makes room wakes it.
         let mut from = Lba(0);
@@ -162,14 +167,15 @@ impl Engine {
             let blocks = (extent.end - extent.start).min(u64::from(u32::MAX)) as u32;
             from = extent.start + u64::from(blocks);
             // In the place of a whole one there is always room.
-            if !self.volume(volume).extents.has_room_over(extent.start, from)
-                || !self.room(volume, 0, false, payload)
-            {
-                return false;
+            if !self.volume(volume).extents.has_room_over(extent.start, from) {
+                return Noted::NoRoom;
+            }
+            if !self.room(volume, 0, false, payload) {
+                return Noted::NotNow;
             }
             self.place_extent(volume, Kind::Lost, extent.start, blocks, payload);
         }
-        true
+        Noted::Yes
     }
 
     /// The first lost extent from a block on that was noted up to a segment.

@@ -179,7 +179,7 @@ fn recover_from<R: CacheReader>(
         }
     }
     if recovery.image.is_some() && !mutants.is(Mutant::CheckpointSweepSkipped) {
-        recovery.sweep(&begun);
+        recovery.sweep();
     }
     for volume in begun {
         let index = usize::from(volume.index.0);
@@ -264,6 +264,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         self.apply(index, &chain, &mut out);
         if self.image_of(index).is_some() {
             self.find_cursor(&mut out);
+            self.find_unnamed(&mut out);
             self.drop_clean_extents(&mut out);
         }
         // V5

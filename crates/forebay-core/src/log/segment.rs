@@ -21,6 +21,7 @@
 //! | sealed  | retired | `reclaim`         | clean, no live slot, no reader |
 //! | retired | free    | `durable`         | a durable tail above it (S6) |
 
+use crate::memory::{queue_bytes, vec_bytes};
 use crate::units::{BufferId, Ordinal, SegmentId, Sequence, Slot, VolumeIndex};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -118,6 +119,11 @@ impl Segments {
     /// Bytes of memory for `count` segments.
     pub fn memory_bytes(count: u32) -> u64 {
         u64::from(count) * (size_of::<Segment>() + size_of::<SegmentId>()) as u64
+    }
+
+    /// Bytes of memory they take.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        vec_bytes(&self.all) + queue_bytes(&self.free)
     }
 
     /// Blocks of a segment.

@@ -5,6 +5,7 @@
 //! There are few, about a second apart, the older ones farther; what lies between two is taken to
 //! be as old as the older one, so no age is told that is too low.
 
+use crate::memory::queue_bytes;
 use crate::units::{Sequence, Tick};
 use alloc::collections::VecDeque;
 
@@ -30,6 +31,15 @@ impl Times {
     /// No samples yet; everything up to `placed` is of an unknown age.
     pub(crate) fn new(placed: Sequence) -> Times {
         Times { samples: VecDeque::with_capacity(SAMPLE_COUNT_MAX), placed }
+    }
+
+    /// Bytes of memory they take.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        queue_bytes(&self.samples)
+    }
+
+    pub(crate) const fn memory_bytes() -> u64 {
+        (SAMPLE_COUNT_MAX * size_of::<Sample>()) as u64
     }
 
     /// Everything up to `placed` is placed now.

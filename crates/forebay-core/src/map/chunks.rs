@@ -25,6 +25,7 @@
 
 use super::extent::Extent;
 use crate::format::entry::Kind;
+use crate::memory::vec_bytes;
 use crate::units::Lba;
 use alloc::vec::Vec;
 
@@ -86,6 +87,11 @@ impl Chunks {
     pub(super) fn memory_bytes(room: usize) -> u64 {
         let chunk = CHUNK * size_of::<Extent>() + size_of::<Node>() + size_of::<u32>();
         (Chunks::chunk_count(room).0 * chunk) as u64
+    }
+
+    /// Bytes of memory it takes.
+    pub(super) fn held_bytes(&self) -> u64 {
+        vec_bytes(&self.extents) + vec_bytes(&self.directory) + vec_bytes(&self.free)
     }
 
     /// Takes memory for more (at recovery).

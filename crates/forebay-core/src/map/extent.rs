@@ -98,6 +98,11 @@ impl ExtentMap {
         Chunks::memory_bytes(count_max)
     }
 
+    /// Bytes of memory it takes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.list.held_bytes()
+    }
+
     /// Extents there are.
     pub fn len(&self) -> usize {
         self.list.len()

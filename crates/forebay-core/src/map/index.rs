@@ -14,6 +14,7 @@
 //! - **I2** Between a key's home cell and its cell no cell of the page is empty.
 //! - **I3** Cells in use never exceed the slots of the cache.
 
+use crate::memory::vec_bytes;
 use crate::units::{Lba, Slot, VolumeIndex};
 use alloc::vec::Vec;
 
@@ -67,6 +68,11 @@ impl Index {
     /// Bytes of memory an index for `slots` slots takes.
     pub fn memory_bytes(slots: u64) -> u64 {
         slots.div_ceil(PAGE_LOAD).max(1) * (PAGE_CELLS as u64 * 8) + OVERFLOW_MAX as u64 * 16
+    }
+
+    /// Bytes of memory it takes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        vec_bytes(&self.cells) + vec_bytes(&self.overflow)
     }
 
     /// Keys in the index.

@@ -5,6 +5,7 @@
 //! write-back and reclaim follow the log and never the index. A header's own block is a slot too:
 //! it says how its record goes on.
 
+use crate::memory::vec_bytes;
 use crate::units::{Lba, Slot};
 use alloc::vec::Vec;
 
@@ -63,6 +64,11 @@ impl Slots {
     /// Bytes of memory a table for `count` slots takes.
     pub fn memory_bytes(count: u64) -> u64 {
         count * ROW_BYTES as u64
+    }
+
+    /// Bytes of memory it takes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        vec_bytes(&self.rows)
     }
 
     /// Notes what a slot holds.

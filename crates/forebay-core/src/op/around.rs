@@ -40,7 +40,10 @@ impl Engine {
         }
         let lock = Lock { owner: at, start: active.first, end }; // A2
         self.volume(volume).locks.push(lock);
-        self.volume(volume).stats.bypassed_writes += 1;
+        let stats = &mut self.volume(volume).stats;
+        stats.bypassed_writes += 1;
+        stats.bypassed_blocks += active.blocks;
+        stats.written_blocks += active.blocks;
         if !cached {
             self.around_issue(at);
             return true;

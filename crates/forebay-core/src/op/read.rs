@@ -191,7 +191,8 @@ impl Engine {
         }
         if self.is_dirty_slot(segment, block) {
             // If it cannot be noted now it is found bad again.
-            let _ = self.mark_lost(one.volume, one.lba, segment, block, payload);
+            let slot = self.segments.slot(segment, block);
+            let _ = self.mark_lost(one.volume, one.lba, slot, true, payload);
             return self.fail(piece.request, RequestError::Io);
         }
         let slot = self.segments.slot(segment, block);

@@ -13,6 +13,7 @@
 use crate::format::entry::Kind;
 use crate::limits::RECORD_ENTRIES_MAX;
 use crate::map::extent::{Extent, ExtentMap, Position};
+use crate::memory::vec_bytes;
 use crate::units::{Lba, Slot};
 use alloc::vec::Vec;
 
@@ -24,8 +25,9 @@ pub const RUN_BLOCKS_MAX: usize = 256;
 pub struct Item {
     lba: Lba,
     position: Position,
-    /// Where it is; `None`: it is lost, and nothing is written.
-    pub slot: Option<Slot>,
+    slot: Slot,
+    /// It is lost, and nothing is written.
+    lost: bool,
 }
 
 /// A stretch of adjacent blocks that are written alike.
@@ -49,6 +51,8 @@ pub struct Batch {
     extents: ExtentMap,
     next_item: usize,
     given: Lba,
+    has_lost: bool,
+    next_lost: usize,
 }
 
 impl Batch {
@@ -60,6 +64,8 @@ impl Batch {
             extents: ExtentMap::new(extent_room(extent_count_max)),
             next_item: 0,
             given: Lba(0),
+            has_lost: false,
+            next_lost: 0,
         }
     }
 
@@ -69,11 +75,17 @@ impl Batch {
             + ExtentMap::memory_bytes(extent_room(extent_count_max))
     }
 
+    /// Bytes of memory it takes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        vec_bytes(&self.items) + self.extents.held_bytes()
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.items.clear();
         self.extents.clear();
         (self.next_item, self.given) = (0, Lba(0));
+        (self.has_lost, self.next_lost) = (false, 0);
     }
 
     /// Whether the blocks and extents of one more record are sure to fit.
@@ -98,7 +110,7 @@ impl Batch {
 
     /// Adds a block; blocks come in log order.
     pub fn push(&mut self, lba: Lba, position: Position, slot: Slot) {
-        self.items.push(Item { lba, position, slot: Some(slot) });
+        self.items.push(Item { lba, position, slot, lost: false });
     }
 
     /// Adds an extent; extents come in log order.
@@ -166,14 +178,32 @@ impl Batch {
         Stretch { kind: Kind::Data, lba, blocks: blocks as u64, item: first }
     }
 
-    /// Where a block of a stretch is.
+    /// Where a block of a stretch is; none: it is lost.
     pub fn slot(&self, item: usize) -> Option<Slot> {
-        self.items[item].slot
+        let item = &self.items[item];
+        (!item.lost).then_some(item.slot)
     }
 
     /// A block turned out to be lost: nothing is written for it.
     pub fn lose(&mut self, item: usize) {
-        self.items[item].slot = None;
+        self.items[item].lost = true;
+        self.has_lost = true;
+    }
+
+    /// A lost block that is not named yet, and its place.
+    pub fn next_lost(&mut self) -> Option<(Lba, Slot)> {
+        while let Some(item) = self.items.get(self.next_lost).filter(|_| self.has_lost) {
+            if item.lost {
+                return Some((item.lba, item.slot));
+            }
+            self.next_lost += 1;
+        }
+        None
+    }
+
+    /// The lost block is named.
+    pub fn named(&mut self) {
+        self.next_lost += 1;
     }
 }
 

@@ -7,7 +7,8 @@
 //! - **K2** In this order: the batch's writes, a flush of the backing device, the watermark
 //!   durable, the first write of the next batch.
 //! - **K3** No two writes to one backing device that overlap are in flight.
-//! - **K4** A block is verified before it is written back; a bad one is lost and named.
+//! - **K4** A block is verified before it is written back; a bad one is lost, and named when the rest
+//!   of its batch is on the backing device, before the watermark moves.
 //! - **K5** A batch during which any flush of its backing device failed is written again, all of it.
 //!
 //! # States
@@ -18,7 +19,7 @@
 //! | writing  | flushing | every run is written |
 //! | flushing | noting   | the backing device says it is durable |
 //! | noting   | idle     | the watermark is durable |
-//! | writing, flushing | waiting | the backing device failed, or what was found lost could not be noted: the batch is given up, to be built again |
+//! | writing, flushing | waiting | the backing device failed, or what was found lost could not be named: the batch is given up, to be built again |
 //! | waiting  | idle     | after `retry_after` |
 //!
 //! # Crash
@@ -30,6 +31,7 @@ use crate::engine::{Config, Engine, Pending};
 use crate::format::entry::Kind;
 use crate::log::lost::Noted;
 use crate::map::extent::{Extent, Position};
+use crate::memory::queue_bytes;
 use crate::mutant::Mutant;
 use crate::op::read::behind;
 use crate::payload::{Payload, Place};
@@ -189,7 +191,14 @@ impl Lane {
 
     pub(crate) fn memory_bytes(config: &Config) -> u64 {
         let items = config.batch_blocks_max as usize + crate::limits::RECORD_ENTRIES_MAX;
-        LANE_COUNT as u64 * Batch::memory_bytes(items, config.extent_count_max as usize)
+        let lane = size_of::<Lane>() + RUN_COUNT_MAX * size_of::<Run>();
+        let batch = Batch::memory_bytes(items, config.extent_count_max as usize);
+        LANE_COUNT as u64 * (batch + lane as u64)
+    }
+
+    /// Bytes of memory it takes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        size_of::<Lane>() as u64 + self.batch.held_bytes() + queue_bytes(&self.runs)
     }
 
     #[inline]
@@ -300,12 +309,15 @@ impl Engine {
         if clean && state.unnamed_lost.is_none() {
             return;
         }
-        if !self.writeback_wanted(state) || !self.name_lost(volume, payload) {
+        if !self.writeback_wanted(state) {
             return;
         }
-        let state = self.volume_ref(volume).expect("it exists");
         if !state.log.is_dirty() {
+            if self.name_lost(volume, payload) != Noted::Yes {
+                return;
+            }
             // Entries that the backing device holds by their nature need no batch.
+            let state = self.volume_ref(volume).expect("it exists");
             let log = &state.log;
             let (through, watermark) = (log.durable.through, log.watermark);
             // A note at the end of the oldest segment holds it as any entry would.
@@ -457,7 +469,7 @@ impl Engine {
             }
             if lane_state.given_out && lane_state.runs.is_empty() {
                 assert!(lane_state.under_way == 0);
-                return self.writeback_flush(volume, lane);
+                return self.writeback_flush(volume, lane, payload);
             }
             if lane_state.runs.len() == before {
                 return;
@@ -671,12 +683,8 @@ impl Engine {
                 if result.is_err() {
                     self.backing_flush_failed(volume);
                 }
-                if result.is_err() || self.lanes[lane].failed {
-                    self.volume(volume).writeback.stage = Stage::Writing;
-                    self.lanes[lane].failed = true;
-                    return;
-                }
-                self.writeback_done(volume, lane);
+                self.lanes[lane].failed |= result.is_err();
+                self.writeback_flushed(volume, lane, payload);
             }
         }
     }
@@ -710,24 +718,51 @@ impl Engine {
             }
             let stretch = self.lanes[lane].run(run).stretch;
             self.lanes[lane].batch.lose(stretch.item + usize::from(offset));
-            let lba = stretch.lba + u64::from(offset);
-            let noted = self.mark_lost(volume, lba, segment, block, payload);
-            self.lanes[lane].failed |= noted != Noted::Yes;
-            self.lanes[lane].crowded |= noted == Noted::NoRoom;
         }
         self.segments.get_mut(segment).readers -= 1;
         self.lanes[lane].run(run).remaining -= 1;
     }
 
-    fn writeback_flush(&mut self, volume: VolumeIndex, lane: usize) {
+    fn writeback_flush(&mut self, volume: VolumeIndex, lane: usize, payload: &mut impl Payload) {
         self.volume(volume).writeback.stage = Stage::Flushing;
         let early = self.config.mutants.is(Mutant::WatermarkBeforeBackingFlush);
         if self.config.mutants.is(Mutant::SkipBackingFlush) || early {
-            return self.writeback_done(volume, lane);
+            return self.writeback_flushed(volume, lane, payload);
         }
         self.lanes[lane].under_way += 1;
         let token = self.token(Pending::Writeback(Work { volume, what: What::Flush }));
         self.effects.push_back(Effect::FlushBacking { token, volume });
+    }
+
+    /// The backing device was flushed: the batch is done if that went well, and if all that it found
+    /// lost is named (K4).
+    fn writeback_flushed(&mut self, volume: VolumeIndex, lane: usize, payload: &mut impl Payload) {
+        if !self.lanes[lane].failed {
+            let named = self.name_batch_lost(volume, lane, payload);
+            if named == Noted::Yes {
+                return self.writeback_done(volume, lane);
+            }
+            self.lanes[lane].crowded = named == Noted::NoRoom;
+        }
+        self.lanes[lane].failed = true;
+        self.volume(volume).writeback.stage = Stage::Writing;
+    }
+
+    /// Names what recovery and what this batch found lost.
+    fn name_batch_lost(
+        &mut self,
+        volume: VolumeIndex,
+        lane: usize,
+        payload: &mut impl Payload,
+    ) -> Noted {
+        let mut noted = self.name_lost(volume, payload);
+        while noted == Noted::Yes
+            && let Some((lba, slot)) = self.lanes[lane].batch.next_lost()
+        {
+            noted = self.mark_lost(volume, lba, slot, false, payload);
+            self.lanes[lane].batch.named();
+        }
+        noted
     }
 
     /// The batch is on the backing device for good: the watermark may move (K2).
@@ -790,6 +825,7 @@ impl Engine {
                 break;
             }
             dropped = state.pending_extents.pop_front();
+            state.noting_extents += 1;
         }
         let Some(last) = dropped else { return };
         self.volume(volume).extents.remove_where(|extent| {

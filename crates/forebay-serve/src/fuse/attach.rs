@@ -2,7 +2,7 @@
 //! Loop devices over the mounted files, made and ended by a thread of their own (K1).
 
 use super::mount::{FuseMount, FuseVolume};
-use crate::attach::{Attachments, Report, Reports, Teller};
+use crate::attach::{Attachments, Report, Reports, Teller, spawn};
 use forebay::host::loop_device::{self, Holder, LoopDevice, LoopError, LoopOptions};
 use forebay::host::machine::Host;
 use std::fs;
@@ -62,10 +62,6 @@ impl Attachments for FuseAttachments {
     fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
     }
-}
-
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new().name(name.into()).spawn(work).map(drop)
 }
 
 fn attach(volume: &FuseVolume, file: &Path) -> Report {

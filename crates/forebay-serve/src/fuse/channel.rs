@@ -4,8 +4,8 @@
 //!
 //! When it is dropped, the kernel fails everything that is not answered and everything to come.
 
-use super::lend::{lend, lend_to_fill};
 use super::wire::{self, Call, HEAD_BYTES_MAX, Malformed};
+use crate::lend::{lend, lend_to_fill};
 use forebay::io::Span;
 use rustix::fs::{Mode, OFlags, fcntl_setfl, open};
 use rustix::io::{Errno, read, writev};

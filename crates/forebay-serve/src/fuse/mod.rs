@@ -23,6 +23,5 @@ pub mod attach;
 mod channel;
 mod files;
 pub mod front_end;
-mod lend;
 pub mod mount;
 mod wire;

@@ -128,11 +128,28 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// One whose client has yet to say what it wants.
     pub(super) fn new(socket: OwnedFd, names: Names) -> io::Result<Connection> {
-        let mut connection = Connection {
+        let mut connection = Connection::at(socket, names, Phase::Handshake(Box::default()))?;
+        let _ = connection.output.push(&Handshake::greeting());
+        Ok(connection)
+    }
+
+    /// One behind the handshake, which was done in another way.
+    pub(super) fn transmitting(
+        socket: OwnedFd,
+        names: Names,
+        session: Session,
+        volume: VolumeIndex,
+    ) -> io::Result<Connection> {
+        Connection::at(socket, names, Phase::Transmission { session: Box::new(session), volume })
+    }
+
+    fn at(socket: OwnedFd, names: Names, phase: Phase) -> io::Result<Connection> {
+        Ok(Connection {
             socket,
             names,
-            phase: Phase::Handshake(Box::default()),
+            phase,
             input: Arena::reserved(INPUT_BYTES)?,
             start: 0,
             end: 0,
@@ -147,9 +164,7 @@ impl Connection {
             is_closing: false,
             is_broken: false,
             is_over: false,
-        };
-        let _ = connection.output.push(&Handshake::greeting());
-        Ok(connection)
+        })
     }
 
     /// Bytes of memory one takes at most.

@@ -17,12 +17,13 @@
 //! # Not here
 //!
 //! Sockets, the memory of payloads and the order of answers are the front end's: [`listen`] and
-//! [`connection`], which are no part of the codec. TLS: nowhere;
+//! [`connection`], which are no part of the codec; [`device`] is for the kernel as the client. TLS: nowhere;
 //! `NBD_OPT_STARTTLS` is answered as unsupported.
 
 mod bytes;
 pub mod client;
 pub mod connection;
+pub mod device;
 pub mod error;
 pub mod export;
 pub mod fuzz;

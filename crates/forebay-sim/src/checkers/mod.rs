@@ -4,5 +4,6 @@
 
 pub mod checkpoint_is_derived;
 pub mod dirty_is_never_evicted;
+pub mod memory_is_bounded;
 pub mod recovery_is_repeatable;
 pub mod watermark_is_prefix;

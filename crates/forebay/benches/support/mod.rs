@@ -9,6 +9,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// As the program has it.
+#[global_allocator]
+static HEAP: forebay::io::Heap = forebay::io::Heap;
+
 /// Interleaved rounds of a bench; `ROUNDS` in the environment says otherwise.
 pub fn rounds() -> usize {
     std::env::var("ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(7)

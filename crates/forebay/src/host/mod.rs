@@ -11,7 +11,9 @@
 //! | Where do sockets and shared memory live? | [`runtime_dir`] |
 //! | How does a file become a block device, and who holds that? | [`loop_device`] |
 //! | How do we not deadlock against the pages we clean? | [`protect`] |
+//! | Who may wait for a device that we serve? | [`apart`] |
 //! | How does the service manager hear of us? | [`notify`] |
+//! | What did the program leave open that executed us? | [`inherited`] |
 //!
 //! # Invariants
 //!
@@ -20,11 +22,13 @@
 //!
 //! # Not here
 //!
-//! Opening, reading and writing devices: `io`. `sys` is the only file with unsafe code.
+//! Opening, reading and writing devices: `io`. Only `sys` and `inherited` have unsafe code.
 
+pub mod apart;
 pub mod guard;
 pub mod holder;
 pub mod identity;
+pub mod inherited;
 pub mod loop_device;
 pub mod machine;
 pub mod named;

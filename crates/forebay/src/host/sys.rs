@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The ioctls of the loop driver, with the kernel's own structures. Nothing else is unsafe here.
+//! The ioctls of the loop driver, with the kernel's own structures, and a thread's own table of files. Nothing
+//! else is unsafe here.
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 const LOOP_SET_FD: u64 = 0x4C00;
 const LOOP_CLR_FD: u64 = 0x4C01;
@@ -150,4 +151,24 @@ pub(super) fn loop_set_block_size(device: BorrowedFd<'_>, block_size: u32) -> io
 /// Takes the file away from the device, now or when the last opener closes it.
 pub(super) fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
     ioctl_value(device, LOOP_CLR_FD, 0).map(drop)
+}
+
+/// Gives this thread a table of open files of its own, and closes in it all but the standard ones
+/// and `kept`.
+pub(super) fn leave_files(mut kept: Vec<RawFd>) -> io::Result<()> {
+    // SAFETY: takes no memory. The other threads keep their table; what this thread's code may do
+    // with descriptors afterwards is said at `apart::spawn`.
+    checked(unsafe { libc::unshare(libc::CLONE_FILES) })?;
+    kept.retain(|fd| *fd > 2);
+    kept.sort_unstable();
+    let mut first = 3;
+    for end in kept.into_iter().map(i64::from).chain([i64::from(u32::MAX) + 1]) {
+        if first < end {
+            // SAFETY: takes no memory, and the table is this thread's alone.
+            let result = unsafe { libc::syscall(libc::SYS_close_range, first, end - 1, 0) };
+            checked(result as libc::c_int)?;
+        }
+        first = end + 1;
+    }
+    Ok(())
 }

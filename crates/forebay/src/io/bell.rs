@@ -5,7 +5,7 @@
 //! answered the loop clears the bell first, then looks at what there is, then listens again.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use super::sys;
 
@@ -32,5 +32,11 @@ impl Bell {
     /// What the loop listens to.
     pub fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

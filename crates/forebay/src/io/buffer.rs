@@ -28,8 +28,8 @@ use std::ptr::NonNull;
 use super::sys;
 use crate::ingest;
 
-const PAGE_BYTES: usize = 4096;
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(super) const PAGE_BYTES: usize = 4096;
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A part of an arena's memory: an address and a length, as the kernel takes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +196,7 @@ impl Arena {
     /// The first `length` bytes of a file that several processes map, one after the other: a file
     /// on tmpfs or a memfd. A shorter file is made longer; what it holds is kept. The room is
     /// taken at once, so that a full tmpfs is an error here and not a signal later. Nobody may cut
-    /// the file short while it is mapped.
+    /// the file short while it is mapped. In huge pages where the kernel puts them together.
     pub fn shared_file(file: &File, length: usize) -> io::Result<Arena> {
         let length = whole_pages(length)?;
         match sys::checked(sys::fallocate(
@@ -213,9 +213,13 @@ impl Arena {
             }
             Err(error) => return Err(error),
         }
-        let all = mapped(sys::map(Some(file.as_fd()), length, PAGE_BYTES)?, length)?;
-        let arena = Arena { all, huge: false };
+        let align = if length >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { PAGE_BYTES };
+        let all = mapped(sys::map(Some(file.as_fd()), length, align)?, length)?;
+        let mut arena = Arena { all, huge: false };
         arena.prefault()?;
+        // What lies on tmpfs is in small pages nearly everywhere (`shmem_enabled`, `huge=`). Since Linux
+        // 6.1 they are put together for who asks; the content stays.
+        arena.huge = align == HUGE_PAGE_BYTES && sys::advise(all, libc::MADV_COLLAPSE);
         Ok(arena)
     }
 
@@ -378,6 +382,26 @@ mod tests {
         assert!(span.is_zero());
         span.copy_in(b"late");
         assert!(!span.is_zero());
+    }
+
+    #[test]
+    fn a_large_shared_file_keeps_what_it_holds() {
+        let file = memfd();
+        let length = 3 * HUGE_PAGE_BYTES + 4096;
+        file.set_len(length as u64).unwrap();
+        let places = [0, HUGE_PAGE_BYTES - 1, 2 * HUGE_PAGE_BYTES + 7, length - 1];
+        for place in places {
+            std::os::unix::fs::FileExt::write_all_at(&file, &[9], place as u64).unwrap();
+        }
+        let arena = Arena::shared_file(&file, length).unwrap();
+        for place in places {
+            assert_eq!(arena.span(place, 1).crc32c(), ingest::crc32c(&[9]), "{place}");
+        }
+        arena.span(HUGE_PAGE_BYTES, 5).copy_in(b"alive");
+        let mut bytes = [0; 5];
+        let at = HUGE_PAGE_BYTES as u64;
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, at).unwrap();
+        assert_eq!(&bytes, b"alive");
     }
 
     #[test]

@@ -19,9 +19,9 @@ pub trait Layer: Send {
         self.below_mut().submit(reactor, operation, token, now);
     }
 
-    /// Sees the answers of the device below.
-    fn answered(&mut self, answers: &mut [Completion], now: Instant) {
-        let _ = (answers, now);
+    /// Sees the answers of the device below, `answers[from..]`; may take some out, to give them later.
+    fn answered(&mut self, answers: &mut Vec<Completion>, from: usize, now: Instant) {
+        let _ = (answers, from, now);
     }
 
     /// Goes before the poll of the device below; what it answers itself is not given to
@@ -72,14 +72,14 @@ impl<L: Layer> Device for L {
     ) {
         let from = done.len();
         self.below_mut().event(reactor, user_data, result, now, done);
-        self.answered(&mut done[from..], now);
+        self.answered(done, from, now);
     }
 
     fn poll(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Completion>) {
         self.turn(reactor, now, done);
         let from = done.len();
         self.below_mut().poll(reactor, now, done);
-        self.answered(&mut done[from..], now);
+        self.answered(done, from, now);
     }
 
     fn deadline(&self) -> Option<Instant> {

@@ -3,7 +3,7 @@
 //!
 //! Everything that stores bytes is a [`Device`]. One thread owns a [`Reactor`] and the devices that
 //! use it: it submits operations, waits once for everything, and hands each completion back to
-//! the device it belongs to ([`source_of`]). Layers (throttle, fault, stats, record) are devices around a
+//! the device it belongs to ([`source_of`]). Layers (throttle, fault, simulate, stats, record) are devices around a
 //! device: a [`Layer`] says only what it changes.
 //!
 //! # Not here
@@ -15,10 +15,12 @@ mod buffer;
 mod device;
 mod fault;
 mod file;
+mod heap;
 mod layer;
 mod memory;
 mod reactor;
 mod record;
+mod simulate;
 mod slab;
 mod stats;
 mod sys;
@@ -34,9 +36,11 @@ pub use device::{
 };
 pub use fault::{FaultDevice, FaultRule, FaultWhen, Faults};
 pub use file::{FileDevice, FileError, FileOptions};
+pub use heap::Heap;
 pub use layer::{Layer, Use};
 pub use memory::MemoryDevice;
 pub use reactor::{Reactor, ReactorKind, ReactorOp};
 pub use record::{RecordDevice, Recorded, Recorder};
+pub use simulate::SimulatedDevice;
 pub use stats::{KindStats, Stats, StatsDevice, StatsSnapshot};
 pub use throttle::{Throttle, ThrottleDevice, ThrottleLimits};

@@ -111,6 +111,16 @@ pub enum ReactorOp {
         /// The descriptor.
         fd: RawFd,
     },
+    /// A driver's own command on its file (`IORING_OP_URING_CMD`). With threads there is no such
+    /// thing: `-EOPNOTSUPP`.
+    Command {
+        /// The driver's file.
+        fd: RawFd,
+        /// Which command.
+        command: u32,
+        /// What it says.
+        bytes: [u8; 16],
+    },
 }
 
 /// Operations go in, results come out.

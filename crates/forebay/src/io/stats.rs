@@ -157,7 +157,8 @@ impl Layer for StatsDevice {
     }
 
     /// Counts the answers and gives them their own tokens back.
-    fn answered(&mut self, answers: &mut [Completion], now: Instant) {
+    fn answered(&mut self, answers: &mut Vec<Completion>, from: usize, now: Instant) {
+        let answers = &mut answers[from..];
         if answers.is_empty() {
             return;
         }

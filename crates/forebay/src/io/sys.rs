@@ -284,9 +284,20 @@ pub(crate) fn unmap_but_keep_addresses(pointer: *mut u8, length: usize) {
     unsafe { libc::mmap(pointer.cast(), length, protection, flags, -1, 0) };
 }
 
+/// Gives a mapping of [`map`] back. Nobody uses it any more.
+pub(crate) fn unmap(pointer: *mut u8, length: usize) {
+    // SAFETY: a mapping of our own, whose owner gives it up.
+    unsafe { libc::munmap(pointer.cast(), length) };
+}
+
 /// madvise, best effort: true if the kernel did it.
 pub(crate) fn advise(span: Span, advice: c_int) -> bool {
-    // SAFETY: a span is mapped memory (B1), and the advice used here (huge pages, populate, and
-    // for private memory "not needed") leaves it mapped.
-    unsafe { libc::madvise(span.pointer().cast(), span.len(), advice) == 0 }
+    advise_at(span.pointer(), span.len(), advice)
+}
+
+/// As [`advise`], for a mapping of our own that is no span.
+pub(crate) fn advise_at(pointer: *mut u8, length: usize, advice: c_int) -> bool {
+    // SAFETY: mapped memory, a span's (B1) or a caller's own, and the advice used here (huge pages,
+    // populate, and for private memory "not needed") leaves it mapped.
+    unsafe { libc::madvise(pointer.cast(), length, advice) == 0 }
 }

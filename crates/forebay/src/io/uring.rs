@@ -385,6 +385,9 @@ fn entry_of(op: ReactorOp, registered: &[(usize, usize)]) -> squeue::Entry {
         }
         ReactorOp::Accept { fd } => accept_entry(fd),
         ReactorOp::PollIn { .. } => poll_of(op),
+        ReactorOp::Command { fd, command, bytes } => {
+            opcode::UringCmd16::new(types::Fd(fd), command).cmd(bytes).build()
+        }
     }
 }
 

@@ -19,6 +19,7 @@ impl Daemon {
             let recorded = self.recorded(served.index)?;
             Some(Wanted {
                 index: served.index,
+                uuid: recorded.uuid,
                 name: served.name.clone(),
                 size_bytes: recorded.size_bytes,
                 logical_block: recorded.logical_block,
@@ -54,7 +55,7 @@ impl Daemon {
             self.server.turn(Some(Duration::from_millis(100)))?;
             attached.tell_news();
             self.attached = Some(attached);
-            let again = self.answer_questions() || signals.load(Ordering::Relaxed) > 0;
+            let again = self.answer_questions().is_some() || signals.load(Ordering::Relaxed) > 0;
             attached = self.attached.take().context("it was put there")?;
             match given_up {
                 None if again || begun.elapsed() > limit => {

@@ -4,13 +4,32 @@
 use super::Daemon;
 use crate::backing;
 use crate::units::{clock, size};
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use forebay_core::units::BLOCK_BYTES;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::{info, warn};
 
 impl Daemon {
+    /// Whether this daemon can go on as that program.
+    pub(super) fn check_upgrade(&self, executable: &Path) -> Result<()> {
+        let shown = executable.display();
+        let found = executable.metadata().with_context(|| format!("{shown}: cannot be read"))?;
+        let may_run = found.permissions().mode() & 0o111 != 0;
+        if !(executable.is_absolute() && found.is_file() && may_run) {
+            bail!("{shown}: expected the absolute path of a program");
+        }
+        match &self.attached {
+            Some(attached) if !attached.outlive() => bail!(
+                "block devices by {} end with the process (those of --attach ublk do not); use \
+                 `forebay stop`, and serve with the new program",
+                attached.kind().name()
+            ),
+            _ => Ok(()),
+        }
+    }
+
     /// Stops taking work, makes everything durable, and says what is not on which disk.
     pub(super) fn end(
         mut self,
@@ -30,7 +49,8 @@ impl Daemon {
     }
 
     pub(super) fn close(self, limit: Duration) -> Result<()> {
-        let Daemon { server, volumes, cache_path, .. } = self;
+        let cache = self.cache_text();
+        let Daemon { server, volumes, .. } = self;
         let mut shard = server.stop(Duration::from_secs(5))?;
         for served in &volumes {
             if let Some(device) = shard.backing(served.index) {
@@ -45,11 +65,10 @@ impl Daemon {
                 let backing = served.backing.display();
                 Some(format!(
                     "{}: {} not yet on {backing}, whose content is of {}. Do not mount {backing}. \
-                     To get it plain: forebay drain --cache {}",
+                     To get it plain: forebay drain --cache {cache}",
                     served.name,
                     size(status.dirty_blocks * BLOCK_BYTES),
-                    clock(status.backing_as_of),
-                    cache_path.display()
+                    clock(status.backing_as_of)
                 ))
             })
             .collect();

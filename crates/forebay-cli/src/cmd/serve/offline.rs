@@ -17,7 +17,7 @@ pub fn drain_offline(cache: &Path, name: Option<&str>) -> Result<ExitCode> {
     let Command::Serve(args) = Args::parse_from(given).command else {
         unreachable!("the words above are a serve");
     };
-    let mut daemon = Daemon::open(cache, &args)?;
+    let mut daemon = Daemon::open(Some(cache.to_owned()), &args, None)?;
     daemon.add_volumes(&args, &Patience::none())?;
     if let Some(name) = name.filter(|name| daemon.volumes.iter().all(|it| it.name != *name)) {
         bail!(

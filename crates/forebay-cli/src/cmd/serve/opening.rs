@@ -3,32 +3,47 @@
 
 use super::Daemon;
 use super::watch::Watch;
-use crate::args::{IoChoice, ServeArgs, VolumeSpec};
+use crate::args::{IoChoice, SEGMENT_BYTES_LEAST, ServeArgs, VolumeSpec};
+use crate::attach::Kind;
 use crate::units::size;
 use crate::{backing, memory};
-use anyhow::Result;
-use forebay::io::ReactorKind;
-use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions};
+use anyhow::{Context, Result};
+use forebay::io::{Device, MemoryDevice, ReactorKind};
+use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions, wall_now};
 use forebay_core::engine::{Acknowledge, Config};
+use forebay_core::limits::CACHE_BYTES_MIN;
 use forebay_core::log::recovery::Damage;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use forebay_serve::server::Server;
-use std::path::Path;
+use std::path::PathBuf;
 use std::rc::Rc;
 use tracing::{info, warn};
 
 impl Daemon {
-    pub(super) fn open(cache: &Path, args: &ServeArgs) -> Result<Daemon> {
-        let device = backing::open_exclusive(cache, CACHE_SOURCE, None)?;
-        let (device, cache_stats) = backing::counted(device);
+    /// `devices`: what volumes will be attached by.
+    pub(super) fn open(
+        cache: Option<PathBuf>,
+        args: &ServeArgs,
+        devices: Option<Kind>,
+    ) -> Result<Daemon> {
         let mut options = options(args);
+        let device: Box<dyn Device> = match &cache {
+            Some(path) => Box::new(backing::open_exclusive(path, CACHE_SOURCE, None)?),
+            None => {
+                // Nothing is ever in it, so nothing has to outlive the process.
+                options.shared = false;
+                Box::new(no_cache()?)
+            }
+        };
+        let (device, cache_stats) = backing::counted(device);
         let found = forebay::cache::read_superblock(device.as_ref())?;
         let recorded = || found.superblock.volumes.iter().flatten();
         let is_new = |wanted: &&VolumeSpec| recorded().all(|volume| volume.name != wanted.name);
         let volumes = recorded().count() + args.volumes.iter().filter(is_new).count();
-        options.config =
-            memory::fit(&options.config, &found.superblock, volumes.max(1), args.memory)?;
-        let parts = memory::parts(&found.superblock, volumes.max(1), &options.config);
+        let vhost_sockets = crate::vhost::socket_count(args);
+        let counts = memory::Counts { volumes: volumes.max(1), vhost_sockets, devices };
+        options.config = memory::fit(&options.config, &found.superblock, counts, args.memory)?;
+        let parts = memory::parts(&found.superblock, counts, &options.config);
         let total: u64 = parts.iter().map(|part| part.1).sum();
         let parts: Vec<String> =
             parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
@@ -36,7 +51,7 @@ impl Daemon {
         let shard = Shard::open(device, &options)?;
         let mut daemon = Daemon {
             server: Server::new(shard),
-            cache_path: cache.to_owned(),
+            cache_path: cache,
             cache_stats,
             volumes: Vec::new(),
             desk: Rc::default(),
@@ -44,7 +59,10 @@ impl Daemon {
             attached: None,
             watch: Watch::new(),
             activity: "opens the cache",
+            started_at: wall_now(),
             nbd_clients: None,
+            vhost_sockets,
+            machines: None,
         };
         daemon.tell_opened();
         Ok(daemon)
@@ -101,6 +119,14 @@ impl Daemon {
             }
         }
     }
+}
+
+/// What stands for the cache where volumes are served bare: the log is empty and stays so, since all of them are
+/// write-around.
+fn no_cache() -> Result<MemoryDevice> {
+    let device = MemoryDevice::new(CACHE_BYTES_MIN, 4096).context("cannot take memory")?;
+    forebay::cache::format(&device, CACHE_BYTES_MIN, SEGMENT_BYTES_LEAST, wall_now())?;
+    Ok(device)
 }
 
 fn options(args: &ServeArgs) -> ShardOptions {

@@ -3,6 +3,7 @@
 
 use super::{Daemon, Served};
 use crate::args::mode_name;
+use crate::attach::Attached;
 use crate::memory;
 use crate::status::{self, DeviceStatus, Status, VolumeStatus};
 use forebay::io::{OperationKind, ReactorKind, Stats};
@@ -20,18 +21,23 @@ impl Daemon {
         let (free, segments) = engine.free_segments();
         let config = engine.config();
         let volume_count = superblock.volumes.iter().flatten().count();
-        let parts = memory::parts(superblock, volume_count.max(1), config);
+        let counts = memory::Counts {
+            volumes: volume_count.max(1),
+            vhost_sockets: self.vhost_sockets,
+            devices: self.attached.as_ref().map(Attached::kind),
+        };
+        let parts = memory::parts(superblock, counts, config);
         let mut problems = self.problems.clone();
         problems.extend(self.attached.iter().flat_map(|it| it.problems().to_vec()));
         if engine.health() == CacheHealth::Failed {
             problems.push(format!(
                 "{}: the cache device failed; writes are refused until the daemon is restarted",
-                self.cache_path.display()
+                self.cache_text()
             ));
         }
         let cache = status::CacheStatus {
             uuid: uuid_text(&superblock.uuid),
-            path: self.cache_path.display().to_string(),
+            path: self.cache_text(),
             size_bytes: superblock.size_bytes,
             segments,
             segments_free: free,
@@ -58,12 +64,17 @@ impl Daemon {
                 let attached = self.attached.as_ref().and_then(|it| it.text(index));
                 status.attached.extend(attached);
                 status.nbd_clients = self.nbd_clients.as_ref().map_or(0, |it| it[at].get());
+                for (path, is_connected) in self.machines.iter().flat_map(|it| it.of(index)) {
+                    status.vhost_user_sockets.push(path);
+                    status.vhost_user_clients += u32::from(is_connected);
+                }
                 Some(status)
             })
             .collect();
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
+            started_at: self.started_at,
             activity: self.activity_text(&volumes),
             cache,
             volumes,
@@ -151,7 +162,7 @@ fn volume_status(
     let stats = now.stats;
     let name = &recorded.name;
     let backing = served.map_or(recorded.path.clone(), |it| it.backing.display().to_string());
-    let written = stats.backing_blocks_written * BLOCK_BYTES;
+    let written = (stats.backing_blocks_written + stats.bypassed_blocks) * BLOCK_BYTES;
     let dirty_bytes = now.dirty_blocks * BLOCK_BYTES;
     let [reads, writes] = shard.latencies(index);
     let us = |nanos: u64| nanos as f64 / 1000.0;
@@ -236,6 +247,8 @@ fn volume_status(
         backing_faults: stats.backing_faults,
         attached: Vec::new(),
         nbd_clients: 0,
+        vhost_user_clients: 0,
+        vhost_user_sockets: Vec::new(),
         device: served.map_or_else(DeviceStatus::default, |it| device_status(&it.stats)),
     })
 }

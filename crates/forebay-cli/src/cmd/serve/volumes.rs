@@ -3,7 +3,8 @@
 
 use super::rates::Rates;
 use super::{Daemon, Served};
-use crate::args::{IfChanged, ServeArgs, VolumeSpec};
+use crate::address::Address;
+use crate::args::{IfChanged, ServeArgs, VolumeSpec, mode_name};
 use crate::late::Patience;
 use crate::units::{clock, size};
 use crate::{backing, hide};
@@ -14,7 +15,7 @@ use forebay::io::Device;
 use forebay::shard::{NewVolume, backing_source, uuid_text};
 use forebay_core::format::superblock::{Mode, Volume};
 use forebay_core::units::VolumeIndex;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tracing::{info, warn};
 
 impl Daemon {
@@ -29,7 +30,7 @@ impl Daemon {
                 self.add(spec, patience)?;
                 continue;
             };
-            let wanted = Wanted { path: &spec.backing, logical_block: spec.logical_block };
+            let wanted = Wanted { address: &spec.backing, logical_block: spec.logical_block };
             match self.attach(index, &wanted, args, patience) {
                 Ok(()) => {
                     if let Some(mode) = spec.mode {
@@ -48,9 +49,12 @@ impl Daemon {
             if args.volumes.iter().any(|spec| spec.name == volume.name) {
                 continue;
             }
-            let path = PathBuf::from(&volume.path);
-            let wanted = Wanted { path: &path, logical_block: Some(volume.logical_block) };
-            if let Err(error) = self.attach(index, &wanted, args, patience) {
+            let attached = Address::parse(&volume.path).map_err(anyhow::Error::msg);
+            let attached = attached.and_then(|address| {
+                let logical_block = Some(volume.logical_block);
+                self.attach(index, &Wanted { address: &address, logical_block }, args, patience)
+            });
+            if let Err(error) = attached {
                 self.waits(&volume.name, &error);
             }
         }
@@ -70,8 +74,10 @@ impl Daemon {
         patience: &Patience,
     ) -> Result<()> {
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
-        let path = &patience.find(wanted.path, &role(&recorded.name))?;
-        backing::check_apart(&self.cache_path, path)?;
+        let path = &patience.find(&wanted.address.path, &role(&recorded.name))?;
+        if let Some(cache) = &self.cache_path {
+            backing::check_apart(cache, path)?;
+        }
         let device = backing::open_exclusive(path, backing_source(index), wanted.logical_block)?;
         let name = &recorded.name;
         if device.info().size_bytes < recorded.size_bytes {
@@ -107,79 +113,99 @@ impl Daemon {
                 }
             }
         }
-        self.serve_volume(index, wanted.path, path, device)
+        self.serve_volume(index, wanted.address, path, device)
     }
 
     fn add(&mut self, spec: &VolumeSpec, patience: &Patience) -> Result<()> {
         let index = self.server.shard.free_index()?;
-        let backing = &patience.find(&spec.backing, &role(&spec.name))?;
-        backing::check_apart(&self.cache_path, backing)?;
+        let backing = &patience.find(&spec.backing.path, &role(&spec.name))?;
+        if let Some(cache) = &self.cache_path {
+            backing::check_apart(cache, backing)?;
+        }
         let device = backing::open_exclusive(backing, backing_source(index), spec.logical_block)?;
         let info = device.info().clone();
         let size_bytes = info.size_bytes / 512 * 512;
         if size_bytes == 0 {
             bail!("{}: is empty, so there is nothing to be a volume of", backing.display());
         }
-        let path = lasting(&spec.backing)?;
-        let path = path.to_str().context("the backing device's path is not UTF-8")?;
+        spec.backing.path.to_str().context("the backing device's path is not UTF-8")?;
         let volume = NewVolume {
             name: spec.name.clone(),
             size_bytes,
             logical_block: info.logical_block,
-            mode: spec.mode.unwrap_or(Mode::WriteBack),
-            path: path.into(),
+            mode: self.mode_of(spec)?,
+            path: lasting(&spec.backing)?.to_string(),
             fingerprint: backing::fingerprint(&device, backing)?.encode(),
         };
         self.server.shard.add(index, &volume)?;
         self.serve_volume(index, &spec.backing, backing, device)
     }
 
+    /// Without a cache there is one mode only.
+    fn mode_of(&self, spec: &VolumeSpec) -> Result<Mode> {
+        match (&self.cache_path, spec.mode) {
+            (Some(_), mode) => Ok(mode.unwrap_or(Mode::WriteBack)),
+            (None, None | Some(Mode::WriteAround)) => Ok(Mode::WriteAround),
+            (None, Some(mode)) => bail!(
+                "{}: mode={} needs a cache; give --cache, or leave the mode out to serve the device bare",
+                spec.name,
+                mode_name(mode)
+            ),
+        }
+    }
+
     fn serve_volume(
         &mut self,
         index: VolumeIndex,
-        name: &Path,
+        address: &Address,
         path: &Path,
         device: forebay::io::FileDevice,
     ) -> Result<()> {
-        let (device, stats) = backing::counted(device);
-        let absolute = std::path::absolute(path)?;
+        let (device, stats) = backing::counted(backing::timed(device, address));
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
-        if let Some(text) = lasting(name)?.to_str().filter(|text| *text != recorded.path) {
-            self.server.shard.record(index, |volume| volume.path = text.into())?;
+        let text = lasting(address)?.to_string();
+        if address.path.to_str().is_some() && text != recorded.path {
+            self.server.shard.record(index, |volume| volume.path = text.clone())?;
         }
         if self.server.shard.engine().is_frozen(index) {
             let text =
                 format!("{}: is frozen: dirty data is lost and cannot be named", recorded.name);
             self.problem(text);
         }
-        info!(
-            "{}: served: {} in front of {}",
-            recorded.name,
-            size(recorded.size_bytes),
-            absolute.display()
-        );
+        let how = if self.cache_path.is_some() { "in front of" } else { "bare, on" };
+        info!("{}: served: {} {how} {text}", recorded.name, size(recorded.size_bytes));
+        if self.cache_path.is_some() {
+            self.hide_from_others(&recorded, path);
+        }
+        self.server.shard.serve(index, device);
+        let rates = Rates::default();
+        let backing = std::path::absolute(path)?;
+        self.volumes.push(Served { index, name: recorded.name, backing, stats, rates });
+        Ok(())
+    }
+}
+
+impl Daemon {
+    /// What is on the backing device is on the volume, newer.
+    fn hide_from_others(&self, recorded: &Volume, device: &Path) {
         let cache = uuid_text(&self.server.shard.superblock().uuid);
-        if let Err(error) = hide::record(&absolute, &cache, &recorded.name) {
+        if let Err(error) = hide::record(device, &cache, &recorded.name) {
             warn!("{}: {error:#}", recorded.name);
         }
-        if is_physical_volume(&recorded) {
+        if is_physical_volume(recorded) {
             info!(
                 "{}: is a physical volume; to keep LVM's own scans off what is behind it, lvm.conf: devices {{ \
                  global_filter = [ \"r|^{}$|\" ] }}",
                 recorded.name,
-                hide::lasting_name(&absolute).display()
+                hide::lasting_name(device).display()
             );
         }
-        self.server.shard.serve(index, device);
-        let rates = Rates::default();
-        self.volumes.push(Served { index, name: recorded.name, backing: absolute, stats, rates });
-        Ok(())
     }
 }
 
 /// A backing device as it is asked for.
 struct Wanted<'a> {
-    path: &'a Path,
+    address: &'a Address,
     logical_block: Option<u32>,
 }
 
@@ -194,9 +220,9 @@ fn role(volume: &str) -> String {
 }
 
 /// What is recorded, to be found by next time: an identity as it is, a path from the root.
-fn lasting(name: &Path) -> Result<PathBuf> {
-    match Named::parse(name)? {
-        Named::Path(path) => Ok(std::path::absolute(path)?),
-        _ => Ok(name.to_owned()),
+fn lasting(address: &Address) -> Result<Address> {
+    match Named::parse(&address.path)? {
+        Named::Path(_) => Ok(address.absolute()?),
+        _ => Ok(address.clone()),
     }
 }

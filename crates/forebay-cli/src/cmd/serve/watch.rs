@@ -103,7 +103,7 @@ impl Daemon {
     }
 
     fn watch_cache(&mut self, now: Instant) {
-        let path = self.cache_path.display();
+        let path = self.cache_text();
         if let Some((text, count)) = self.watch.cache.news(&self.cache_stats) {
             self.watch.warn(Cause::Cache, format!("{path}: {text}"), count, now);
         }

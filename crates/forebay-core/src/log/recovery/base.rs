@@ -2,8 +2,7 @@
 //! What a checkpoint holds, put in place, and what it holds no more taken out.
 
 use super::apply::note_items;
-use super::read::Step;
-use super::{Begun, CacheReader, Recovered, RecoveredVolume, Recovery};
+use super::{CacheReader, Recovered, RecoveredVolume, Recovery};
 use crate::format::entry::Kind;
 use crate::format::record::{self, Link};
 use crate::format::superblock::{Head, Volume};
@@ -54,8 +53,9 @@ impl<R: CacheReader> Recovery<'_, R> {
     }
 
     /// Takes out of the index what a checkpoint's pages hold of segments that are gone, or that
-    /// were used again since it began: of those every record is applied after this.
-    pub(super) fn sweep(&mut self, begun: &[Begun]) {
+    /// were used again since it began. Those are free here: each was given back when its death was
+    /// durable, so the tail of its log is behind it. Every record of theirs is applied after this.
+    pub(super) fn sweep(&mut self) {
         let Recovered { index, segments, .. } = &mut self.found;
         // Blocks of each segment that were in a log when the checkpoint began and still are: all
         // that the sweep looks at for each of millions.
@@ -63,14 +63,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             segment if segment.state == State::Sealed => segment.used,
             _ => 0,
         };
-        let mut used: Vec<u16> = (0..segments.count()).map(|id| used(SegmentId(id))).collect();
-        if !self.mutants.is(Mutant::ReusedSegmentsKept) {
-            for step in begun.iter().flat_map(|volume| &volume.chain) {
-                if let Step::Record { id, .. } = step {
-                    used[id.0 as usize] = 0;
-                }
-            }
-        }
+        let used: Vec<u16> = (0..segments.count()).map(|id| used(SegmentId(id))).collect();
         index.sweep(|slot| {
             let (id, block) = segments.place(slot);
             used.get(id.0 as usize).is_some_and(|used| block < *used)
@@ -157,6 +150,17 @@ impl<R: CacheReader> Recovery<'_, R> {
         self.batch = bytes;
         rows.count() as u64 == start.ordinal.0 - tail.0 + 1
             && header.is_ok_and(|(_, checksum)| checksum == start.link.checksum)
+    }
+
+    /// A checkpoint holds what was lost, and not which of it no entry names: that is behind the
+    /// watermark. There it is named (once more).
+    pub(super) fn find_unnamed(&mut self, out: &mut RecoveredVolume) {
+        let ordinal = |id| self.found.segments.get(id).ordinal;
+        let clean = out.cursor.segment.map(|id| Position::new(ordinal(id), out.cursor.block));
+        let lost = out.extents.iter().filter(|extent| extent.kind == Kind::Lost);
+        let unnamed = lost.filter(|extent| clean.is_none_or(|clean| extent.position >= clean));
+        let last = unnamed.map(|extent| extent.position.ordinal()).max();
+        out.unnamed_lost = out.unnamed_lost.max(last);
     }
 
     /// Drops the extents that write-back had dropped: short ones up to the watermark. Something may

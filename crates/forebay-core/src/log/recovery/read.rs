@@ -54,6 +54,8 @@ struct Progress {
     end: u16,
     block: u16,
     before: Sequence,
+    /// The life of the segment that its records are of, once one was seen.
+    life: Option<u64>,
     steps: Vec<Step>,
 }
 
@@ -66,11 +68,10 @@ impl<R: CacheReader> Recovery<'_, R> {
         let mut copy: Box<[u8; BLOCK_SIZE]> = Box::new([0; BLOCK_SIZE]);
         copy.copy_from_slice(bytes);
         let identity = self.superblock.identity();
+        let anywhere = self.mutants.is(Mutant::IgnoreAddress);
+        let address = if anywhere { record::claimed_address(&copy) } else { address };
         match record::decode(&mut copy, address, &identity) {
             Err(FormatError::Checksum { .. }) if self.mutants.is(Mutant::SkipHeaderChecksum) => {
-                Ok((Header::fields(&copy), record::checksum(&copy)))
-            }
-            Err(FormatError::Address { .. }) if self.mutants.is(Mutant::IgnoreAddress) => {
                 Ok((Header::fields(&copy), record::checksum(&copy)))
             }
             other => other.map(|header| (header, record::checksum(&copy))),
@@ -162,13 +163,15 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// length of the record before, and by looking at every block where that leads to none.
     ///
     /// That is safe: a header proves itself by its address, the cache's key and its segment's
-    /// ordinal, which nothing a guest wrote can do.
+    /// ordinal, which nothing a guest wrote can do. Where a log was cut the ordinal comes again, maybe
+    /// in the same segment: what the cut left of it is of an older life, and void (V2).
     pub(super) fn read_segments(&mut self, index: VolumeIndex, all: &[Wanted]) -> Vec<Vec<Step>> {
         let begin = |wanted: &Wanted| Progress {
             wanted: *wanted,
             end: wanted.used.unwrap_or(u16::MAX).min(self.superblock.segment_blocks()),
             block: 0,
             before: Sequence(0),
+            life: None,
             steps: Vec::new(),
         };
         let mut all: Vec<Progress> = all.iter().map(begin).collect();
@@ -192,7 +195,10 @@ impl<R: CacheReader> Recovery<'_, R> {
             for (progress, bytes) in batch.iter_mut().zip(bytes.chunks_exact(BLOCK_SIZE)) {
                 let address = self.address(progress.wanted.id, progress.block);
                 match self.decode(bytes, address) {
-                    Ok((header, checksum)) if self.fits(index, progress, &header) => {
+                    Ok((header, checksum))
+                        if self.fits(index, progress, &header)
+                            && progress.life.is_none_or(|it| it == header.segment_sequence) =>
+                    {
                         self.take(progress, header, checksum);
                     }
                     _ => self.search(index, progress),
@@ -204,11 +210,14 @@ impl<R: CacheReader> Recovery<'_, R> {
 
     /// Whether a header can be the next record of a segment.
     fn fits(&self, index: VolumeIndex, progress: &Progress, header: &Header) -> bool {
-        let wanted = &progress.wanted;
-        let any = self.mutants.is(Mutant::IgnoreGeneration);
-        self.belongs(header, index, wanted.ordinal)
+        self.may_be(index, &progress.wanted, header)
             && header.sequence > progress.before
             && progress.block + header.blocks <= progress.end
+    }
+
+    fn may_be(&self, index: VolumeIndex, wanted: &Wanted, header: &Header) -> bool {
+        let any = self.mutants.is(Mutant::IgnoreGeneration);
+        self.belongs(header, index, wanted.ordinal)
             && wanted.generation.is_none_or(|it| any || header.open_generation == it)
     }
 
@@ -216,19 +225,28 @@ impl<R: CacheReader> Recovery<'_, R> {
         let (id, block) = (progress.wanted.id, progress.block);
         progress.steps.push(Step::Record { id, block, header, checksum });
         progress.before = header.last_sequence();
+        progress.life = Some(header.segment_sequence);
         progress.block += header.blocks;
     }
 
-    /// Looks at every block from here on.
+    /// Looks at every block from here on; from the start if there is a younger life behind.
     fn search(&mut self, index: VolumeIndex, progress: &mut Progress) {
         let Wanted { id, ordinal, .. } = progress.wanted;
         self.load(id);
+        let life = self.youngest_life(index, progress);
+        if life > progress.life {
+            progress.steps.clear();
+            (progress.block, progress.before, progress.life) = (0, Sequence(0), life);
+        }
         let mut hole = None;
         while progress.block < progress.end {
             let at = usize::from(progress.block) * BLOCK_SIZE;
             let address = self.address(id, progress.block);
             match self.decode(&self.bytes[at..at + BLOCK_SIZE], address) {
-                Ok((header, checksum)) if self.fits(index, progress, &header) => {
+                Ok((header, checksum))
+                    if self.fits(index, progress, &header)
+                        && progress.life == Some(header.segment_sequence) =>
+                {
                     if let Some(block) = hole.take() {
                         progress.steps.push(Step::Hole { ordinal, id, block });
                     }
@@ -244,6 +262,18 @@ impl<R: CacheReader> Recovery<'_, R> {
         if let Some(block) = hole.filter(|_| progress.wanted.used.is_some()) {
             progress.steps.push(Step::Hole { ordinal, id, block });
         }
+    }
+
+    /// The youngest life of the loaded segment that has a record which could be wanted.
+    fn youngest_life(&self, index: VolumeIndex, progress: &Progress) -> Option<u64> {
+        let blocks = self.bytes.as_chunks::<BLOCK_SIZE>().0.iter().take(progress.end.into());
+        let lives = (0..).zip(blocks).filter_map(|(block, bytes)| {
+            let (header, _) = self.decode(bytes, self.address(progress.wanted.id, block)).ok()?;
+            let may = self.may_be(index, &progress.wanted, &header)
+                && block + header.blocks <= progress.end;
+            may.then_some(header.segment_sequence)
+        });
+        lives.max()
     }
 
     /// Whether a header is of this place in this volume's log: not of a volume that had the index

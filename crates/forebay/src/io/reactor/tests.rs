@@ -378,3 +378,26 @@ fn more_answers_than_the_ring_holds_are_kept() {
     let done = answers(&mut reactor, 5_000);
     assert!(done.iter().enumerate().all(|(index, done)| *done == (index as u64, 1)));
 }
+
+#[test]
+fn a_command_reaches_its_driver_or_is_refused() {
+    // A socket's: how many bytes wait to be read.
+    const SOCKET_URING_OP_SIOCINQ: u32 = 0;
+    each(8, |reactor| {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        near.write_all(b"water").unwrap();
+        far.peek(&mut [0]).unwrap();
+        let fd = far.as_raw_fd();
+        let op = ReactorOp::Command { fd, command: SOCKET_URING_OP_SIOCINQ, bytes: [0; 16] };
+        reactor.submit(op, 1);
+        match (reactor.kind(), answers(reactor, 1)[0]) {
+            (ReactorKind::Uring, (1, result)) if result == -libc::EINVAL => {
+                println!("skipped: sockets take commands since Linux 6.7");
+            }
+            (ReactorKind::Uring, answer) => assert_eq!(answer, (1, 5)),
+            (_, answer) => assert_eq!(answer, (1, -libc::EOPNOTSUPP)),
+        }
+    });
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! ublk: whether it can be used here, and the beginning.
+
+use super::attached::chain;
+use super::{Begun, Wanted};
+use anyhow::{Context, Result};
+use forebay_serve::server::Server;
+use forebay_serve::ublk::attach::{self, UblkVolume};
+use forebay_serve::ublk::control::Control;
+use std::path::Path;
+
+/// Why it cannot be had.
+pub fn obstacle() -> Option<String> {
+    if !Path::new("/dev/ublk-control").exists() {
+        return Some("/dev/ublk-control is missing; `modprobe ublk_drv` adds it".into());
+    }
+    Control::open().err().map(|error| chain(&error))
+}
+
+/// Makes the devices, or takes over those of a daemon that is gone, and begins to start them.
+pub fn begin(server: &mut Server, wanted: Vec<Wanted>) -> Result<Begun> {
+    let volume = |wanted: Wanted| UblkVolume {
+        index: wanted.index,
+        uuid: wanted.uuid,
+        size_bytes: wanted.size_bytes,
+        logical_block: wanted.logical_block,
+    };
+    let volumes: Vec<UblkVolume> = wanted.into_iter().map(volume).collect();
+    let (attachments, front_end, reports) =
+        attach::begin(Control::open()?, &volumes).context("cannot start")?;
+    server.add(Box::new(front_end));
+    Ok(Begun { attachments: Box::new(attachments), reports, problems: Vec::new() })
+}

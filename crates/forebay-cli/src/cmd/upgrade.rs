@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay upgrade`: asks the daemon to go on as another program, and waits until it does.
+
+use crate::args::UpgradeArgs;
+use crate::control::{self, Request};
+use crate::upgrade::FELL_BACK;
+use anyhow::{Context, Result, bail};
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+const POLL: Duration = Duration::from_millis(10);
+
+pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
+    let executable = std::fs::canonicalize(&args.exec)
+        .with_context(|| format!("{}: there is no such program", args.exec.display()))?;
+    let version = version(&executable)?;
+    let socket = control::find(args.control.as_deref())?;
+    let before = control::status(&socket)?;
+    let begun = Instant::now();
+    control::ask(&socket, &Request::Upgrade { executable: executable.clone() })?;
+    // Bounded by --timeout.
+    let after = loop {
+        match control::status(&socket) {
+            // It answers only when it serves.
+            Ok(status) if status.started_at != before.started_at => break status,
+            _ if begun.elapsed() > args.timeout => bail!(
+                "the daemon does not answer again after {:.0} s; its log says why. Requests wait \
+                 until a daemon serves the cache",
+                args.timeout.as_secs_f64()
+            ),
+            _ => std::thread::sleep(POLL),
+        }
+    };
+    let took = begun.elapsed().as_secs_f64();
+    if let Some(problem) = after.problems.iter().find(|text| text.contains(FELL_BACK)) {
+        bail!("{problem}");
+    }
+    println!(
+        "{} to {version} by stop and recovery: nobody was answered for {took:.2} s at most",
+        before.version
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a program says that it is; it must be a forebay, or the daemon would end with it.
+fn version(executable: &Path) -> Result<String> {
+    let shown = executable.display();
+    let output = Command::new(executable)
+        .arg("--version")
+        .output()
+        .with_context(|| format!("{shown}: cannot be run"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    match text.trim().strip_prefix("forebay ") {
+        Some(version) if output.status.success() => Ok(version.to_owned()),
+        _ => bail!("{shown}: is no forebay; `--version` says '{}'", text.trim()),
+    }
+}

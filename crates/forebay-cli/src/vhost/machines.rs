@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The daemon's view of vhost-user: where it listens, who is connected, what is to be told.
+
+use super::{Wanted, qemu_line};
+use crate::log::Limiter;
+use crate::sockets;
+use anyhow::{Context, Result, bail};
+use forebay_core::units::VolumeIndex;
+use forebay_serve::server::Server;
+use forebay_serve::vhost::blk::Disk;
+use forebay_serve::vhost::front_end::{self, News, SOCKET_COUNT_MAX, Socket, VhostFrontEnd, Watch};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Bytes of memory by part, if there are sockets.
+pub fn memory_parts(sockets: usize) -> Vec<(&'static str, u64)> {
+    let parts = front_end::memory_parts(sockets);
+    if sockets > 0 { parts.to_vec() } else { Vec::new() }
+}
+
+/// The sockets, and who is connected.
+pub struct Machines {
+    sockets: Vec<(PathBuf, VolumeIndex, String)>,
+    watch: Rc<Watch>,
+    limiter: Limiter<usize>,
+}
+
+impl Machines {
+    /// Listens.
+    pub fn begin(server: &mut Server, wanted: Vec<Wanted>) -> Result<Machines> {
+        if wanted.len() > SOCKET_COUNT_MAX {
+            bail!("--listen vhost-user: at most {SOCKET_COUNT_MAX} sockets");
+        }
+        let mut listening = Vec::new();
+        for Wanted { path, volume } in &wanted {
+            let disk = Disk::new(&volume.name, volume.size_bytes, volume.logical_block);
+            let listener = sockets::bind(path)?;
+            listening.push(Socket { listener, volume: volume.index, disk });
+        }
+        let front_end = VhostFrontEnd::new(listening).context("cannot take memory")?;
+        let watch = front_end.watch();
+        server.add(Box::new(front_end));
+        let name = |it: Wanted| (it.path, it.volume.index, it.volume.name);
+        let sockets = wanted.into_iter().map(name).collect();
+        Ok(Machines { sockets, watch, limiter: Limiter::new() })
+    }
+
+    /// What QEMU is to be given for each.
+    pub fn qemu_lines(&self) -> impl Iterator<Item = String> {
+        self.sockets.iter().map(|(path, _, name)| qemu_line(path, name))
+    }
+
+    /// Says what happened.
+    pub fn tell_news(&mut self) {
+        let now = Instant::now();
+        for News { socket, text, is_bad } in self.watch.news.borrow_mut().drain(..) {
+            let (path, _, name) = &self.sockets[socket];
+            let text = format!("{name}: vhost-user {}: {text}", path.display());
+            if !is_bad {
+                tracing::info!("{text}");
+            } else if let Some(line) = self.limiter.tell(socket, text, 1, now) {
+                tracing::warn!("{line}");
+            }
+        }
+        for (_, line) in self.limiter.due(now) {
+            tracing::warn!("{line}");
+        }
+    }
+
+    /// The sockets of a volume, and whether a machine is connected to each.
+    pub fn of(&self, volume: VolumeIndex) -> Vec<(String, bool)> {
+        let all = self.sockets.iter().zip(&self.watch.is_connected);
+        let its = all.filter(|((_, index, _), _)| *index == volume);
+        its.map(|((path, _, _), it)| (path.display().to_string(), it.get())).collect()
+    }
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Without the feature `vhost` no socket is ever asked for.
+
+use super::Wanted;
+use anyhow::{Result, bail};
+use forebay_core::units::VolumeIndex;
+use forebay_serve::server::Server;
+use std::convert::Infallible;
+
+pub fn memory_parts(_: usize) -> Vec<(&'static str, u64)> {
+    Vec::new()
+}
+
+/// Never there.
+pub struct Machines(Infallible);
+
+impl Machines {
+    pub fn begin(_: &mut Server, _: Vec<Wanted>) -> Result<Machines> {
+        bail!("this program was built without the feature `vhost`")
+    }
+
+    pub fn qemu_lines(&self) -> impl Iterator<Item = String> {
+        match self.0 {}
+        #[allow(unreachable_code)]
+        std::iter::empty()
+    }
+
+    pub fn tell_news(&mut self) {
+        match self.0 {}
+    }
+
+    pub fn of(&self, _: VolumeIndex) -> Vec<(String, bool)> {
+        match self.0 {}
+    }
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A backing device served without a cache, as it is or as slow as another disk.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use support::{Daemon, Scratch};
+
+const MIB: u64 = 1 << 20;
+
+fn serve(scratch: &Scratch, volume: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["serve", "--volume", volume, "--attach", "none", "--listen"]);
+    command.arg(scratch.listen()).arg("--control").arg(scratch.control());
+    command
+}
+
+/// What is answered is on the device, so nothing is missing when the daemon is killed: there is no cache.
+#[test]
+fn a_bare_volume_is_its_device() {
+    let scratch = Scratch::new("bare");
+    let disk = scratch.file("disk", 16 * MIB + 512);
+    let volume = format!("v={}", disk.display());
+    let mut daemon = Daemon::start(serve(&scratch, &volume), &scratch.path("stderr"));
+    let mut client = scratch.connect("v");
+    client.write(MIB, &[7; 8192], false).unwrap();
+    client.write(16 * MIB, &[9; 512], false).unwrap();
+    client.write(3 * MIB - 512, &[5; 1024], true).unwrap();
+    assert_eq!(client.read(MIB + 4096, 8192).unwrap(), [[7; 4096], [0; 4096]].concat());
+    let status = scratch.status();
+    let it = &status["volumes"][0];
+    assert_eq!((&it["mode"], &it["dirty_bytes"]), (&"write-around".into(), &0.into()));
+    assert!(it["written_bytes"].as_u64().unwrap() >= 8192, "{it}");
+    daemon.kill();
+    let file = std::fs::File::open(&disk).unwrap();
+    let bytes = |at: u64, length: usize| {
+        let mut bytes = vec![0; length];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        bytes
+    };
+    assert_eq!(bytes(MIB, 8192), [7; 8192]);
+    assert_eq!(bytes(16 * MIB, 512), [9; 512]);
+    assert_eq!(bytes(3 * MIB - 1024, 2048), [[0; 512], [5; 512], [5; 512], [0; 512]].concat());
+}
+
+#[test]
+fn what_needs_a_cache_is_refused_without_one() {
+    let scratch = Scratch::new("bare-refused");
+    let disk = scratch.file("disk", MIB);
+    for (volume, expected) in [
+        (format!("v={},mode=write-back", disk.display()), "mode=write-back needs a cache"),
+        (format!("v=sim+hdd:{}?model=floppy", disk.display()), "'floppy' is no disk model"),
+    ] {
+        let done = serve(&scratch, &volume).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(!done.status.success() && said.contains(expected), "{said}");
+    }
+    let mut none = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let done = none.args(["serve", "--attach", "none"]).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(said.contains("without --cache, give --volume"), "{said}");
+}
+
+/// A disk of 7,200 turns a minute cannot read twenty far places faster than it seeks.
+#[test]
+fn a_simulated_disk_is_as_slow_as_its_model_and_keeps_its_bytes() {
+    let scratch = Scratch::new("bare-simulated");
+    let disk = scratch.file("disk", 256 << 30);
+    let volume = format!("v=sim+hdd:{}?model=7200.12", disk.display());
+    let daemon = Daemon::start(serve(&scratch, &volume), &scratch.path("stderr"));
+    let mut client = scratch.connect("v");
+    client.write(0, &[3; 4096], true).unwrap();
+    let begun = Instant::now();
+    for at in 1..=20 {
+        let far = if at % 2 == 0 { 0 } else { 200 << 30 };
+        assert_eq!(client.read(far + at * 4096, 4096).unwrap(), [0; 4096]);
+    }
+    let took = begun.elapsed();
+    assert!(took > Duration::from_millis(20 * 8), "{took:?}: faster than the arm moves");
+    assert_eq!(client.read(0, 4096).unwrap(), [3; 4096]);
+    drop(client);
+    daemon.stop("TERM");
+}
+
+/// The cache remembers how slow its disk is to be.
+#[test]
+fn a_simulated_disk_stays_one_behind_a_cache() {
+    let scratch = Scratch::new("bare-cached");
+    scratch.format("64M");
+    let disk = scratch.file("disk", 64 * MIB);
+    let address = format!("sim+hdd:{}?model=st3500641as&write_cache=off", disk.display());
+    let daemon = scratch.serve(&["--volume", &format!("v={address}")]);
+    let mut client = scratch.connect("v");
+    client.write(MIB, &[8; 4096], false).unwrap();
+    drop(client);
+    daemon.stop("TERM");
+    let daemon = scratch.serve::<&str>(&[]);
+    assert!(std::fs::read_to_string(scratch.path("stderr")).unwrap().contains(&address));
+    assert!(scratch.ask(&["drain"]).status.success());
+    daemon.stop("TERM");
+    let mut bytes = [0; 4096];
+    std::fs::File::open(&disk).unwrap().read_exact_at(&mut bytes, MIB).unwrap();
+    assert_eq!(bytes, [8; 4096]);
+}

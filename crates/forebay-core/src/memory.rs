@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How much memory an engine takes: told before it is taken, and measured while it runs (P9).
+//!
+//! # Invariants
+//!
+//! - **M1** Of each part the engine never holds more than was told before it was made.
+
+use crate::effect::Effect;
+use crate::engine::{Active, Config, Engine, Pending, window_frames};
+use crate::limits::{REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
+use crate::log::checkpoint::Checkpointer;
+use crate::log::reclaim::CHANCE_COUNT_MAX;
+use crate::log::segment::Segments;
+use crate::map::index::Index;
+use crate::map::slots::Slots;
+use crate::policy::writeback::Lane;
+use crate::slab::Slab;
+use crate::units::BLOCK_BYTES;
+use crate::volume::Volume;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// Bytes a list has room for.
+pub(crate) fn vec_bytes<T>(list: &Vec<T>) -> u64 {
+    (list.capacity() * size_of::<T>()) as u64
+}
+
+/// Bytes a queue has room for.
+pub(crate) fn queue_bytes<T>(queue: &VecDeque<T>) -> u64 {
+    (queue.capacity() * size_of::<T>()) as u64
+}
+
+impl Engine {
+    /// Bytes of memory the engine takes for a cache of `segment_count` segments of
+    /// `segment_blocks` blocks with `volume_count` volumes: the parts, by name.
+    pub fn memory_parts(
+        segment_count: u32,
+        segment_blocks: u16,
+        volume_count: usize,
+        config: &Config,
+    ) -> [(&'static str, u64); 9] {
+        let slots = u64::from(segment_count) * u64::from(segment_blocks);
+        let volumes = volume_count as u64;
+        let requests = Slab::<Active>::memory_bytes(REQUEST_COUNT_MAX)
+            + Slab::<Pending>::memory_bytes(TOKEN_COUNT_MAX)
+            + (2 * TOKEN_COUNT_MAX * size_of::<Effect>()) as u64
+            + (VOLUME_COUNT_MAX * size_of::<usize>()) as u64
+            + u64::from(config.buffer_count) * 2
+            + (CHANCE_COUNT_MAX * size_of::<u32>()) as u64;
+        [
+            ("index", Index::memory_bytes(slots)),
+            ("slots and checksums", Slots::memory_bytes(slots)),
+            ("segments", Segments::memory_bytes(segment_count)),
+            ("volumes", volumes * Volume::memory_bytes(config)),
+            ("write-back window", u64::from(window_frames(config)) * BLOCK_BYTES),
+            ("batches", Lane::memory_bytes(config)),
+            (
+                "segment buffers",
+                u64::from(config.buffer_count) * u64::from(segment_blocks) * BLOCK_BYTES,
+            ),
+            ("checkpoint stream", Checkpointer::memory_bytes(segment_count)),
+            ("requests and effects", requests),
+        ]
+    }
+
+    /// What it holds now of the parts that are its own, by the same names: a list that grew would
+    /// show here (M1).
+    pub fn memory_held(&self) -> [(&'static str, u64); 7] {
+        let volumes = self.volumes.iter().flatten();
+        let requests = self.requests.held_bytes()
+            + self.tokens.held_bytes()
+            + queue_bytes(&self.effects)
+            + vec_bytes(&self.volumes)
+            + vec_bytes(&self.buffers)
+            + vec_bytes(&self.chance_frames);
+        [
+            ("index", self.index.held_bytes()),
+            ("slots and checksums", self.slots.held_bytes()),
+            ("segments", self.segments.held_bytes()),
+            ("volumes", volumes.map(|volume| volume.held_bytes()).sum()),
+            ("batches", self.lanes.iter().map(Lane::held_bytes).sum()),
+            ("checkpoint stream", self.checkpoint.held_bytes()),
+            ("requests and effects", requests),
+        ]
+    }
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The experiments, each a question and a table.
+
+pub mod drained;
+pub mod fair;
+pub mod records;
+
+use crate::machine::Setup;
+use forebay_core::engine::Config;
+use forebay_core::format::superblock::Mode;
+use forebay_disk::hdd::Spec;
+use forebay_disk::model::NVME;
+use forebay_disk::{Model, Nanos};
+
+/// A second.
+pub const SECOND: Nanos = 1_000_000_000;
+const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+
+/// A hard disk that serves one command after the other, in the order in which they come.
+pub fn unordered(spec: Spec) -> Model {
+    Model::Hdd(Spec { queue_depth: 1, cache_count: 0, ..spec })
+}
+
+/// A hard disk with its queue, its write cache off.
+pub fn ordered(spec: Spec) -> Model {
+    Model::Hdd(spec).write_cache(false)
+}
+
+/// forebay before a disk: a cache on NVMe, all else as it is by default.
+pub fn cached(backing: Model, volume_bytes: u64, cache_bytes: u64) -> Setup {
+    let cache = Some((Model::Ssd(NVME), cache_bytes));
+    Setup { backing, volume_bytes, cache, mode: Mode::WriteBack, config: Config::default() }
+}
+
+/// The disk alone.
+pub fn bare(backing: Model, volume_bytes: u64) -> Setup {
+    Setup { cache: None, ..cached(backing, volume_bytes, 0) }
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Never slower than the bare disk: IOzone's thirteen tests on a file of twice the cache, without a page cache.
+//!
+//! One test after the other on the same file, one record under way at a time, each test ended by a flush, as
+//! IOzone does it. What the cache has not written back is drained once, in the end, and counted for the whole
+//! history.
+
+use super::{MIB, SECOND, bare, cached, ordered};
+use crate::load::{Ask, WRITE, run, shared};
+use crate::machine::{Machine, Setup};
+use crate::random::Random;
+use forebay_core::request::Op;
+use forebay_disk::Nanos;
+use forebay_disk::hdd::Spec;
+
+/// The tests, in IOzone's order.
+pub const TESTS: [&str; 13] = [
+    "write",
+    "rewrite",
+    "read",
+    "reread",
+    "random read",
+    "random write",
+    "backward read",
+    "record rewrite",
+    "stride read",
+    "fwrite",
+    "frewrite",
+    "fread",
+    "freread",
+];
+
+/// Seconds that each test took, and the final drain.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// By test.
+    pub seconds: [f64; 13],
+    /// Writing the rest back.
+    pub drained: f64,
+}
+
+impl History {
+    /// From the first request to everything on the disk.
+    pub fn total(&self) -> f64 {
+        self.seconds.iter().sum::<f64>() + self.drained
+    }
+}
+
+/// Records of a file, in the order of a test.
+fn order(test: &str, count: u64) -> Vec<u64> {
+    let mut random = Random::new(13);
+    match test {
+        "random read" | "random write" => (0..count).map(|_| random.below(count)).collect(),
+        "backward read" => (0..count).rev().collect(),
+        "record rewrite" => vec![count / 2; count as usize],
+        // Every seventeenth record, then from the start again, one further.
+        "stride read" => (0..17).flat_map(|from| (from..count).step_by(17)).collect(),
+        _ => (0..count).collect(),
+    }
+}
+
+fn history(setup: &Setup, file_bytes: u64, record_bytes: u64) -> History {
+    let mut machine = Machine::new(setup);
+    let mut seconds = [0.0; 13];
+    for (test, seconds) in TESTS.into_iter().zip(&mut seconds) {
+        let op = if test.contains("write") { WRITE } else { Op::Read };
+        let record = |at: u64| Ask { op, offset: at * record_bytes, length: record_bytes };
+        let mut asks: Vec<Ask> =
+            order(test, file_bytes / record_bytes).into_iter().map(record).collect();
+        if op == WRITE {
+            asks.push(Ask { op: Op::Flush, offset: 0, length: 0 });
+        }
+        *seconds = run(&mut machine, shared(0, 1, asks), Nanos::MAX).seconds();
+    }
+    let drained = machine.drain() as f64 / SECOND as f64;
+    History { seconds, drained }
+}
+
+/// The bare disk's history, and forebay's.
+pub fn compare(spec: Spec, file_bytes: u64, record_bytes: u64) -> [History; 2] {
+    let disk = ordered(spec);
+    let through = cached(disk, file_bytes, (file_bytes / 2).max(64 * MIB));
+    [bare(disk, file_bytes), through].map(|setup| history(&setup, file_bytes, record_bytes))
+}

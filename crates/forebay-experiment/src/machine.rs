@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The engine between two modelled disks, or one of them alone, and a clock that jumps.
+//!
+//! # Invariants
+//!
+//! - **E1** Time goes on only when neither disk nor engine has anything to do at this moment.
+//! - **E2** A disk sees what the engine asks for, command by command; nothing is merged, split or left out
+//!   on the way. Zeroing costs what writing costs, a discard nothing.
+
+use forebay_core::effect::{Effect, Fault, Token};
+use forebay_core::engine::{Config, Engine};
+use forebay_core::format::superblock::SUPERBLOCK_SIZE;
+use forebay_core::format::superblock::{Mode, NewCache, Superblock, Volume};
+use forebay_core::log::recovery::{self, CacheReader, Writer};
+use forebay_core::payload::{Ingested, Payload, Place};
+use forebay_core::request::{Op, Request};
+use forebay_core::stats::Stats;
+use forebay_core::units::{BLOCK_BYTES, BufferId, Lba, SegmentId, Tick, VolumeIndex};
+use forebay_disk::{Command, Disk, Done, Kind, Model, Nanos};
+use std::collections::{HashMap, VecDeque};
+
+/// The one volume.
+pub const VOLUME: VolumeIndex = VolumeIndex(0);
+/// Longest request that the engine is given; front ends split what is longer.
+pub const REQUEST_BYTES: u64 = 1 << 20;
+/// The superblock's own commands.
+const NAMING: u64 = 1 << 40;
+
+/// Memory that holds nothing: every block has the same checksum, and none is zeros.
+struct Nothing;
+
+impl Payload for Nothing {
+    fn ingest(&mut self, _: u32, _: u64, _: BufferId, _: u16) -> Ingested {
+        Ingested::Stored { crc: 1 }
+    }
+
+    fn checksum(&mut self, _: Place) -> u32 {
+        1
+    }
+
+    fn copy(&mut self, _: Place, _: Place, _: u16) {}
+
+    fn zero(&mut self, _: Place, _: u16) {}
+
+    fn put(&mut self, _: BufferId, _: u32, _: &[u8]) {}
+
+    fn store(&mut self, _: Place, _: &[u8]) {}
+
+    fn buffer_begin(&mut self, _: BufferId, _: SegmentId) {}
+
+    fn buffer_end(&mut self, _: BufferId) {}
+}
+
+/// A new cache: nothing but zeros behind its superblock.
+struct Zeros;
+
+impl CacheReader for Zeros {
+    fn read(&mut self, _: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        bytes.fill(0);
+        Ok(())
+    }
+}
+
+/// What a machine is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// The backing device.
+    pub backing: Model,
+    /// Of the volume.
+    pub volume_bytes: u64,
+    /// The cache device and its size; none for the bare backing device.
+    pub cache: Option<(Model, u64)>,
+    /// Of the volume.
+    pub mode: Mode,
+    /// Of the engine.
+    pub config: Config,
+}
+
+/// The engine and what it has under way.
+struct Cached {
+    engine: Engine,
+    disk: Box<dyn Disk>,
+    /// Of the superblock: its token and the commands of it that were done.
+    naming: Option<(Token, usize)>,
+    first_segment: u64,
+    segment_bytes: u64,
+}
+
+/// A machine.
+pub struct Machine {
+    now: Nanos,
+    cached: Option<Cached>,
+    backing: Box<dyn Disk>,
+    /// Requests that the engine had no room for.
+    busy: VecDeque<Request>,
+    free_tags: Vec<u32>,
+    tag_count: u32,
+    /// Ranges of requests under way, for those that go around the log.
+    ranges: HashMap<u32, (u64, u64)>,
+    done: Vec<Done>,
+    answered: Vec<u32>,
+}
+
+impl Machine {
+    /// A machine with an empty cache.
+    pub fn new(setup: &Setup) -> Machine {
+        let cached = setup.cache.map(|(model, size_bytes)| Cached::new(setup, model, size_bytes));
+        Machine {
+            now: 0,
+            cached,
+            backing: setup.backing.disk(),
+            busy: VecDeque::new(),
+            free_tags: Vec::new(),
+            tag_count: 0,
+            ranges: HashMap::new(),
+            done: Vec::new(),
+            answered: Vec::new(),
+        }
+    }
+
+    /// The time.
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// What the engine counted; nothing for a bare disk.
+    pub fn stats(&self) -> Stats {
+        let status = self.cached.as_ref().and_then(|it| it.engine.status(VOLUME));
+        status.map_or_else(Stats::default, |status| status.stats)
+    }
+
+    /// Bytes that are not on the backing device yet.
+    pub fn dirty_bytes(&self) -> u64 {
+        let status = self.cached.as_ref().and_then(|it| it.engine.status(VOLUME));
+        status.map_or(0, |status| status.dirty_blocks * BLOCK_BYTES)
+    }
+
+    /// Gives a request of at most [`REQUEST_BYTES`]; its name comes out of [`Machine::step`].
+    pub fn submit(&mut self, op: Op, offset: u64, length: u64) -> u32 {
+        let tag = self.free_tags.pop().unwrap_or_else(|| {
+            self.tag_count += 1;
+            self.tag_count - 1
+        });
+        self.ranges.insert(tag, (offset, length));
+        let request = Request { volume: VOLUME, op, offset, length, tag };
+        match &mut self.cached {
+            None => {
+                let kind = match op {
+                    Op::Read => Kind::Read,
+                    Op::Flush => Kind::Flush,
+                    _ => Kind::Write,
+                };
+                let command = Command { id: u64::from(tag), kind, offset, bytes: length };
+                self.backing.submit(self.now, command);
+            }
+            Some(_) => self.busy.push_back(request),
+        }
+        tag
+    }
+
+    /// Goes on to the next moment at which requests are answered; gives their names. None: nothing is
+    /// under way.
+    pub fn step(&mut self, until: Nanos) -> Option<&[u32]> {
+        self.answered.clear();
+        loop {
+            self.act();
+            if !self.answered.is_empty() {
+                for tag in &self.answered {
+                    self.free_tags.push(*tag);
+                    self.ranges.remove(tag);
+                }
+                return Some(&self.answered);
+            }
+            // E1
+            let next = self.next().filter(|next| *next <= until)?;
+            assert!(next >= self.now, "time goes back");
+            self.now = next;
+            self.advance();
+        }
+    }
+
+    /// Lets time pass without requests.
+    pub fn idle(&mut self, until: Nanos) {
+        let answers = self.step(until).is_some();
+        assert!(!answers, "nothing was asked");
+        self.now = until;
+    }
+
+    /// Writes everything back; gives how long it took. The volume stays drained.
+    pub fn drain(&mut self) -> Nanos {
+        let begun = self.now;
+        if let Some(cached) = &mut self.cached {
+            cached.engine.drain(VOLUME, &mut Nothing);
+        }
+        while self.cached.as_ref().is_some_and(|it| !it.engine.is_clean(VOLUME)) {
+            self.act();
+            self.now = self.next().expect("something is under way until it is clean");
+            self.advance();
+        }
+        self.now - begun
+    }
+
+    fn next(&self) -> Option<Nanos> {
+        let engine = self.cached.as_ref().and_then(|it| it.engine.deadline());
+        let cache = self.cached.as_ref().and_then(|it| it.disk.next());
+        let engine = engine.map(|tick| tick.0.max(self.now));
+        [engine, cache, self.backing.next()].into_iter().flatten().min()
+    }
+
+    /// What is done by now is told.
+    fn advance(&mut self) {
+        let mut done = std::mem::take(&mut self.done);
+        done.clear();
+        self.backing.advance(self.now, &mut done);
+        match &mut self.cached {
+            None => self.answered.extend(done.iter().map(|done| done.id as u32)),
+            Some(cached) => {
+                for Done { id, .. } in done.drain(..) {
+                    cached.engine.completed(Token(id as u32), Ok(()), &mut Nothing);
+                }
+                cached.disk.advance(self.now, &mut done);
+                for Done { id, .. } in done.drain(..) {
+                    cached.done(self.now, id);
+                }
+                cached.engine.tick(Tick(self.now), self.now / 1_000_000, &mut Nothing);
+            }
+        }
+        self.done = done;
+    }
+
+    /// What the engine wants is begun.
+    fn act(&mut self) {
+        let Some(cached) = &mut self.cached else { return };
+        while let Some(request) = self.busy.front() {
+            if cached.engine.submit(*request, &mut Nothing).is_err() {
+                break;
+            }
+            self.busy.pop_front();
+        }
+        while let Some(effect) = cached.engine.next_effect() {
+            let bytes = |blocks: u16| u64::from(blocks) * BLOCK_BYTES;
+            let (token, kind, offset, bytes) = match effect {
+                Effect::Answer { tag, result } => {
+                    assert_eq!(result, Ok(()), "no device fails here");
+                    self.answered.push(tag);
+                    continue;
+                }
+                Effect::WriteSuperblock { token, .. } => {
+                    cached.naming = Some((token, 0));
+                    cached.name(self.now);
+                    continue;
+                }
+                Effect::DiscardBacking { token, .. } => {
+                    cached.engine.completed(token, Ok(()), &mut Nothing);
+                    continue;
+                }
+                Effect::WriteCache { token, segment, block, blocks, .. } => {
+                    let at = cached.address(segment, block);
+                    cached.command(self.now, token, Kind::Write, at, bytes(blocks));
+                    continue;
+                }
+                Effect::ReadCache { token, segment, block, blocks, .. } => {
+                    let at = cached.address(segment, block);
+                    cached.command(self.now, token, Kind::Read, at, bytes(blocks));
+                    continue;
+                }
+                Effect::WriteArea { token, address, blocks, .. } => {
+                    cached.command(self.now, token, Kind::Write, address, bytes(blocks));
+                    continue;
+                }
+                Effect::FlushCache { token } => {
+                    cached.command(self.now, token, Kind::Flush, 0, 0);
+                    continue;
+                }
+                Effect::ReadBacking { token, lba, blocks, .. } => {
+                    (token, Kind::Read, lba, bytes(blocks))
+                }
+                Effect::WriteBacking { token, lba, blocks, .. } => {
+                    (token, Kind::Write, lba, bytes(blocks))
+                }
+                Effect::ZeroBacking { token, lba, blocks, .. } => {
+                    (token, Kind::Write, lba, blocks * BLOCK_BYTES)
+                }
+                Effect::FlushBacking { token, .. } => (token, Kind::Flush, Lba(0), 0),
+                Effect::WriteAround { token, tag, .. } => {
+                    let (offset, length) = self.ranges[&tag];
+                    let command = Command {
+                        id: u64::from(token.0),
+                        kind: Kind::Write,
+                        offset,
+                        bytes: length,
+                    };
+                    self.backing.submit(self.now, command);
+                    continue;
+                }
+            };
+            let offset = if kind == Kind::Flush { 0 } else { offset.bytes() };
+            self.backing.submit(self.now, Command { id: u64::from(token.0), kind, offset, bytes });
+        }
+    }
+}
+
+impl Cached {
+    fn new(setup: &Setup, model: Model, size_bytes: u64) -> Cached {
+        let new = NewCache {
+            uuid: [7; 16],
+            key: 0x1234_5678_9ABC_DEF0,
+            size_bytes,
+            segment_bytes: 512 << 10,
+            now: 1,
+        };
+        let superblock = Superblock::format(&new).expect("a cache of a usual size");
+        let config = setup.config;
+        let writer = Writer::MayHaveLostPower;
+        let room = config.extent_count_max;
+        let found = recovery::recover(&superblock, &mut Zeros, room, writer, config.mutants);
+        let superblock = recovery::reopen(&superblock, &found, config.mutants);
+        let (first_segment, segment_bytes) = (superblock.first_segment, superblock.segment_bytes);
+        let mut engine = Engine::new(&superblock, found, config, Tick(0));
+        let volume = Volume { mode: setup.mode, ..Volume::empty([8; 16], "v", setup.volume_bytes) };
+        engine.attach(VOLUME, &volume);
+        engine.serve(VOLUME, true);
+        let segment_bytes = u64::from(segment_bytes);
+        Cached { engine, disk: model.disk(), naming: None, first_segment, segment_bytes }
+    }
+
+    fn address(&self, segment: SegmentId, block: u16) -> u64 {
+        let segment = u64::from(segment.0) * self.segment_bytes;
+        self.first_segment + segment + u64::from(block) * BLOCK_BYTES
+    }
+
+    fn command(&mut self, now: Nanos, token: Token, kind: Kind, offset: u64, bytes: u64) {
+        self.disk.submit(now, Command { id: u64::from(token.0), kind, offset, bytes });
+    }
+
+    /// The next command of writing the superblock: a copy, a flush, the other copy, a flush.
+    fn name(&mut self, now: Nanos) {
+        let Some((_, step)) = self.naming else { return };
+        let (kind, bytes) = match step % 2 {
+            0 => (Kind::Write, SUPERBLOCK_SIZE as u64),
+            _ => (Kind::Flush, 0),
+        };
+        self.disk.submit(now, Command { id: NAMING, kind, offset: 0, bytes });
+    }
+
+    fn done(&mut self, now: Nanos, id: u64) {
+        if id != NAMING {
+            return self.engine.completed(Token(id as u32), Ok(()), &mut Nothing);
+        }
+        let Some((token, step)) = &mut self.naming else { return };
+        *step += 1;
+        if *step < 4 {
+            return self.name(now);
+        }
+        let token = *token;
+        self.naming = None;
+        self.engine.completed(token, Ok(()), &mut Nothing);
+    }
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Prints tables: `forebay-experiment [drained|fair|records]...`, all without a name.
+
+use forebay_disk::model::{BARRACUDA_7200_12, ST3500641AS};
+use forebay_experiment::experiments::{drained, fair, records};
+use std::process::ExitCode;
+
+const NAMES: [&str; 3] = ["drained", "fair", "records"];
+
+fn main() -> ExitCode {
+    let mut wanted: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(unknown) = wanted.iter().find(|name| !NAMES.contains(&name.as_str())) {
+        eprintln!("{unknown}: known experiments are {}", NAMES.join(", "));
+        return ExitCode::from(2);
+    }
+    if wanted.is_empty() {
+        wanted = NAMES.map(String::from).to_vec();
+    }
+    for name in wanted {
+        match name.as_str() {
+            "drained" => print_drained(),
+            "fair" => print_fair(),
+            _ => print_records(),
+        }
+        println!();
+    }
+    ExitCode::SUCCESS
+}
+
+fn print_drained() {
+    println!("64 MiB of random 4 KiB writes, 32 at a time, then drained; seconds");
+    println!(
+        "{:12} {:7} {:20} {:>9} {:>9} {:>9} {:>9} {:>7}",
+        "disk", "over", "through", "answered", "drained", "total", "ms/block", "batch"
+    );
+    for row in drained::table() {
+        println!(
+            "{:12} {:7} {:20} {:9.2} {:9.2} {:9.2} {:9.3} {:7}",
+            row.disk,
+            row.span,
+            row.through,
+            row.answered,
+            row.drained,
+            row.total(),
+            row.millis(drained::BLOCKS),
+            row.batch_blocks
+        );
+    }
+}
+
+fn print_fair() {
+    println!(
+        "random 4 KiB readers against 32 random 4 KiB writers, cache full of dirty data; requests a second"
+    );
+    println!(
+        "{:12} {:>7} {:>8} {:>9} {:>8} {:>9} {:>5} {:>5} {:>5} {:>5} {:>9} {:>9}",
+        "disk",
+        "readers",
+        "r alone",
+        "w alone",
+        "r both",
+        "w both",
+        "x_r",
+        "x_w",
+        "F",
+        "U",
+        "r p99 ms",
+        "w p99 ms"
+    );
+    for (disk, spec) in [("st3500641as", ST3500641AS), ("7200.12", BARRACUDA_7200_12)] {
+        for row in fair::table(spec) {
+            let [reads, writes] = row.shares();
+            println!(
+                "{disk:12} {:7} {:8.1} {:9.1} {:8.1} {:9.1} {reads:5.2} {writes:5.2} {:5.2} {:5.2} {:9.0} {:9.0}",
+                row.readers,
+                row.alone[0],
+                row.alone[1],
+                row.together[0],
+                row.together[1],
+                row.fairness(),
+                row.efficiency(),
+                row.read_p99,
+                row.write_p99
+            );
+        }
+    }
+}
+
+fn print_records() {
+    println!("IOzone's tests on a file of twice the cache (512 MiB, cache 256 MiB), bare rate = 1");
+    println!("{:16} {:>14} {:>14} {:>14}", "test", "4 KiB", "1 MiB", "16 MiB");
+    let histories = [4 << 10, 1 << 20, 16 << 20]
+        .map(|record| records::compare(BARRACUDA_7200_12, 512 << 20, record));
+    for (at, test) in records::TESTS.into_iter().enumerate() {
+        let ratio =
+            |[bare, through]: &[records::History; 2]| bare.seconds[at] / through.seconds[at];
+        let [a, b, c] = histories.each_ref().map(ratio);
+        println!("{test:16} {a:14.2} {b:14.2} {c:14.2}");
+    }
+    let whole = |[bare, through]: &[records::History; 2]| through.total() / bare.total();
+    let [a, b, c] = histories.each_ref().map(whole);
+    println!(
+        "{:16} {a:14.2} {b:14.2} {c:14.2}   time of the whole history, drained, over the bare disk's",
+        "whole"
+    );
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the experiments must show. Virtual time: the same digits on every machine, so they may be asserted.
+
+use forebay_disk::hdd::Hdd;
+use forebay_disk::model::BARRACUDA_7200_12;
+use forebay_experiment::experiments::{drained, records};
+
+const MIB: u64 = 1 << 20;
+
+/// 16,384 blocks that lie together sort into one run; the disk without a queue takes half a turn for each.
+#[test]
+fn a_small_file_of_random_writes_is_drained_in_one_sweep() {
+    let [unordered, queued, forebay] =
+        drained::of_span("7200.12", BARRACUDA_7200_12, "64 MiB", 64 * MIB);
+    assert!(forebay.answered < 0.2, "{forebay:?}");
+    assert!(forebay.drained <= 2.5, "{forebay:?}");
+    assert!(unordered.total() >= 30.0 * forebay.total(), "{unordered:?} {forebay:?}");
+    assert!(queued.total() >= 9.0 * forebay.total(), "{queued:?} {forebay:?}");
+}
+
+/// Milliseconds a block that sorting and a queue of 32 should give for batches of 16,384 blocks.
+#[test]
+fn scattered_writes_gain_what_sorting_can_give() {
+    let size = Hdd::new(BARRACUDA_7200_12).size_bytes();
+    for (part, predicted) in [(100, 1.18), (10, 1.51), (1, 2.00)] {
+        let [_, queued, forebay] = drained::of_span("7200.12", BARRACUDA_7200_12, "", size / part);
+        assert_eq!(forebay.batch_blocks, drained::BLOCKS, "the prediction is for this batch");
+        let millis = forebay.millis(drained::BLOCKS);
+        assert!(
+            millis <= 1.1 * predicted,
+            "1/{part} of the disk: {millis:.3} ms, {predicted} predicted"
+        );
+        assert!(forebay.total() < queued.total(), "{queued:?} {forebay:?}");
+    }
+}
+
+/// From the first request to the last byte on the disk, nothing is lost by the way through the cache.
+#[test]
+fn the_whole_history_takes_no_longer_than_on_the_bare_disk() {
+    for record in [MIB, 16 * MIB] {
+        let [bare, forebay] = records::compare(BARRACUDA_7200_12, 256 * MIB, record);
+        let ratio = forebay.total() / bare.total();
+        assert!(ratio <= 1.02, "records of {record}: {ratio:.3}; {bare:?} {forebay:?}");
+    }
+}

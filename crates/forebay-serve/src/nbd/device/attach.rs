@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The kernel's NBD devices of volumes: made, or taken over from a process that is gone, and ended.
+//!
+//! # States
+//!
+//! As the kernel has them.
+//!
+//! | from    | to      | by                                                                |
+//! |---------|---------|-------------------------------------------------------------------|
+//! | none    | live    | the thread `attach`: connected                                    |
+//! | live    | waiting | the process ends, killed or without a release: a connection is dead |
+//! | waiting | live    | the thread `attach`, of the next process or of this one           |
+//! | live    | none    | the thread `detach`, when nobody holds the device; or `nbd-client -d` |
+//! | waiting | failing | nobody came for [`super::DEAD_CONNECTION`]                        |
+
+use super::control::{Control, NbdDeviceError, Shape, check_alike, find, is_of, number_of};
+use super::control::{path_of, tune};
+use super::front_end::{Arrival, NbdDeviceFrontEnd, Slot};
+use crate::attach::{self, Attachments, Claim, Report, Reports, Teller};
+use crate::nbd::export::{Agreed, Export, Features, LogicalBlock, Session};
+use forebay::host::loop_device::Holder;
+use forebay::io::Bell;
+use forebay::shard::uuid_text;
+use forebay_core::units::VolumeIndex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::set_socket_send_buffer_size_force;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// How long a killed process may keep its end of a connection.
+const DYING: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Between the end of a connection and its replacement, so that what ends them all is no storm.
+const RENEW_AFTER: Duration = Duration::from_millis(100);
+/// How often it is looked whether a device is still held; that reads all of `/proc`.
+const LOOK_FOR_HOLDERS: Duration = Duration::from_millis(500);
+/// What a socket may hold: a long request or two.
+const SOCKET_BYTES: usize = 2 << 20;
+/// What the kernel's client makes use of.
+const FEATURES: Features =
+    Features { flush: true, fua: true, trim: true, write_zeroes: true, ..Features::NONE };
+
+/// A volume that is to have a device.
+#[derive(Clone, Debug)]
+pub struct NbdVolume {
+    /// Its index.
+    pub index: VolumeIndex,
+    /// What it is known by for ever.
+    pub uuid: [u8; 16],
+    /// Its size.
+    pub size_bytes: u64,
+    /// 512 or 4096.
+    pub logical_block: u32,
+}
+
+impl NbdVolume {
+    fn session(&self) -> Session {
+        let logical_block = match self.logical_block {
+            4096 => LogicalBlock::Bytes4096,
+            _ => LogicalBlock::Bytes512,
+        };
+        let export = Export {
+            name: String::new(),
+            size_bytes: self.size_bytes,
+            logical_block,
+            read_only: false,
+            description: String::new(),
+            features: FEATURES,
+        };
+        Session::new(0, &export, Agreed::default())
+    }
+
+    fn shape(&self, session: &Session) -> Shape {
+        Shape {
+            identifier: format!("forebay-{}", uuid_text(&self.uuid)),
+            size_bytes: session.size_bytes,
+            logical_block: session.logical_block.bytes().into(),
+            flags: session.transmission_flags(),
+        }
+    }
+}
+
+/// What the thread is to do.
+pub(super) enum Order {
+    /// A connection has ended that nobody here wanted to end.
+    Lost(usize),
+    /// Detach these, and end.
+    Release(Vec<PathBuf>),
+}
+
+/// A volume and its device.
+struct Device {
+    volume: VolumeIndex,
+    shape: Shape,
+}
+
+/// The devices.
+pub struct NbdAttachments {
+    orders: Sender<Order>,
+    is_given_up: Arc<AtomicBool>,
+}
+
+/// Begins to make a device of each volume, or to take over the one that it has: that ends when the
+/// front end is part of a running server.
+pub fn begin(
+    control: Control,
+    volumes: &[NbdVolume],
+) -> io::Result<(NbdAttachments, NbdDeviceFrontEnd, Reports)> {
+    let bell = Arc::new(Bell::new()?);
+    let (teller, reports) = Teller::new(Arc::clone(&bell));
+    let (arrive, arrivals) = channel();
+    let (orders, ordered) = channel();
+    let (mut slots, mut devices) = (Vec::new(), Vec::new());
+    for volume in volumes {
+        let session = volume.session();
+        devices.push(Device { volume: volume.index, shape: volume.shape(&session) });
+        slots.push(Slot { volume: volume.index, session, connection: None });
+    }
+    let front_end = NbdDeviceFrontEnd::new(slots, Arc::clone(&bell), arrivals, orders.clone())?;
+    let is_given_up = Arc::<AtomicBool>::default();
+    let attachments = NbdAttachments { orders, is_given_up: Arc::clone(&is_given_up) };
+    let worker = Worker { control, devices, arrive, bell, teller, is_given_up };
+    attach::spawn("attach", move || worker.work(&ordered))?;
+    Ok((attachments, front_end, reports))
+}
+
+impl Attachments for NbdAttachments {
+    fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()> {
+        self.orders.send(Order::Release(devices)).map_err(|_| io::Error::other("it has ended"))
+    }
+
+    /// The devices stay, and wait for the next process.
+    fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The thread `attach`.
+struct Worker {
+    control: Control,
+    devices: Vec<Device>,
+    arrive: Sender<Arrival>,
+    bell: Arc<Bell>,
+    teller: Teller,
+    is_given_up: Arc<AtomicBool>,
+}
+
+impl Worker {
+    fn work(mut self, ordered: &Receiver<Order>) {
+        for slot in 0..self.devices.len() {
+            let volume = self.devices[slot].volume;
+            let report = match self.attach(slot) {
+                Ok((device, warning)) => Report::Attached { volume, device, warning },
+                Err(error) => Report::Failed { volume, error: error.into() },
+            };
+            self.teller.tell(report);
+        }
+        self.teller.tell(Report::Ready);
+        // Ends with the daemon, or with what it orders.
+        while let Ok(order) = ordered.recv() {
+            match order {
+                Order::Lost(slot) => self.renew(slot),
+                Order::Release(devices) => return self.release(devices),
+            }
+        }
+    }
+
+    /// Makes the device or takes it over, and says what a user should know of it.
+    fn attach(&mut self, slot: usize) -> Result<(PathBuf, Option<String>), NbdDeviceError> {
+        let shape = self.devices[slot].shape.clone();
+        if let Some(number) = find(&shape.identifier) {
+            check_alike(number, &shape)?;
+            self.take_over(slot, number)?;
+            tune(number);
+            return Ok((path_of(number), None));
+        }
+        let (ours, kernels) = pair()?;
+        let number = self.control.connect(&shape, kernels.as_fd())?;
+        drop(kernels);
+        self.serve(slot, ours);
+        tune(number);
+        find_partitions(number);
+        let old = "it will not outlive this process; that needs Linux 5.14";
+        let warning = (!is_of(number, &shape.identifier)).then(|| old.to_owned());
+        Ok((path_of(number), warning))
+    }
+
+    /// Gives a device a new connection in place of one that is dead or dying.
+    fn take_over(&mut self, slot: usize, number: u32) -> Result<(), NbdDeviceError> {
+        let shape = self.devices[slot].shape.clone();
+        let begun = Instant::now();
+        // Bounded by DYING.
+        loop {
+            let (ours, kernels) = pair()?;
+            self.control.reconnect(number, &shape, kernels.as_fd())?;
+            drop(kernels);
+            if stands(&ours) {
+                self.serve(slot, ours);
+                return Ok(());
+            }
+            if begun.elapsed() >= DYING {
+                let device = path_of(number).display().to_string();
+                return Err(NbdDeviceError::Served { device });
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    fn serve(&self, slot: usize, socket: OwnedFd) {
+        // A loop that does not listen any more ends the process in a moment.
+        let _ = self.arrive.send(Arrival { slot, socket });
+        self.bell.ring();
+    }
+
+    /// A connection has ended: by `nbd-client -d`, or because something was not understood.
+    fn renew(&mut self, slot: usize) {
+        std::thread::sleep(RENEW_AFTER);
+        let Device { volume, shape } = &self.devices[slot];
+        let volume = *volume;
+        let Some(number) = find(&shape.identifier) else {
+            return self.teller.tell(Report::Disconnected { volume });
+        };
+        let result = self.take_over(slot, number);
+        self.teller.tell(match result {
+            Ok(()) => Report::Renewed { device: path_of(number) },
+            Err(error) => Report::Failed { volume, error: error.into() },
+        });
+    }
+
+    fn release(self, devices: Vec<PathBuf>) {
+        let Worker { devices: known, teller, is_given_up, .. } = self;
+        let is_ours = |number: u32| known.iter().any(|it| is_of(number, &it.shape.identifier));
+        // What was disconnected since is not ours any more.
+        let numbers: Vec<u32> =
+            devices.iter().filter_map(|it| number_of(it)).filter(|it| is_ours(*it)).collect();
+        let failed = teller.clone();
+        let bell = failed.bell();
+        let work = move || {
+            let result = detach_all(numbers, &teller, &is_given_up);
+            teller.tell(Report::Gone(result.map_err(io::Error::other)));
+        };
+        if let Err(error) = attach::spawn_apart("detach", &bell, work) {
+            failed.tell(Report::Gone(Err(error)));
+        }
+    }
+}
+
+/// Our end and the kernel's.
+fn pair() -> Result<(OwnedFd, OwnedFd), NbdDeviceError> {
+    let make = || -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, kernels) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        for end in [&ours, &kernels] {
+            // Without it long requests take more turns.
+            let _ = set_socket_send_buffer_size_force(end, SOCKET_BYTES);
+        }
+        Ok((ours, kernels))
+    };
+    make().map_err(|error| NbdDeviceError::Command {
+        device: "a pair of sockets".into(),
+        attempted: "made",
+        source: error.into(),
+    })
+}
+
+/// Whether somebody has the other end.
+fn stands(socket: &OwnedFd) -> bool {
+    let mut events = [PollFd::new(socket, PollFlags::IN | PollFlags::RDHUP)];
+    let ended = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    match poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        Ok(_) => !events[0].revents().intersects(ended),
+        Err(_) => false,
+    }
+}
+
+/// The kernel looks for partitions when a device is opened for the first time.
+fn find_partitions(number: u32) {
+    let open = move || drop(File::open(path_of(number)));
+    // Best effort: the next who opens it finds them.
+    if let Ok(thread) = forebay::host::apart::spawn("partitions", &[], open) {
+        let _ = thread.join();
+    }
+}
+
+/// Ends each device when nobody holds it. Those that are given up stay, and wait for the next
+/// process.
+fn detach_all(
+    mut numbers: Vec<u32>,
+    teller: &Teller,
+    is_given_up: &AtomicBool,
+) -> Result<(), NbdDeviceError> {
+    let mut control = Control::open()?;
+    let mut told: Vec<(u32, Vec<Holder>)> = Vec::new();
+    // Bounded by the holders' patience and the daemon's.
+    loop {
+        let mut left = Vec::new();
+        for number in numbers {
+            let device = path_of(number);
+            let claimed = attach::claim(&device).map_err(|source| NbdDeviceError::Command {
+                device: device.display().to_string(),
+                attempted: "closed by others",
+                source,
+            })?;
+            match claimed {
+                Claim::Ours(claim) => {
+                    control.disconnect(number)?;
+                    drop(claim);
+                    teller.tell(Report::Detached { device });
+                }
+                Claim::Held(holders) => {
+                    if !told.contains(&(number, holders.clone())) {
+                        told.retain(|entry| entry.0 != number);
+                        told.push((number, holders.clone()));
+                        teller.tell(Report::Held { device, holders });
+                    }
+                    left.push(number);
+                }
+            }
+        }
+        numbers = left;
+        if numbers.is_empty() || is_given_up.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK_FOR_HOLDERS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(size_bytes: u64, logical_block: u32) -> NbdVolume {
+        NbdVolume { index: VolumeIndex(0), uuid: [7; 16], size_bytes, logical_block }
+    }
+
+    #[test]
+    fn a_device_is_as_large_as_whole_logical_blocks_and_offers_what_is_served() {
+        let size = 10 * 4096 + 512;
+        let shape = |block| volume(size, block).shape(&volume(size, block).session());
+        assert_eq!((shape(512).size_bytes, shape(512).logical_block), (size, 512));
+        assert_eq!((shape(4096).size_bytes, shape(4096).logical_block), (size - 512, 4096));
+        // HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES.
+        assert_eq!(shape(512).flags, 0b110_1101);
+        assert_eq!(shape(512).identifier, "forebay-07070707-0707-0707-0707-070707070707");
+    }
+
+    #[test]
+    fn a_socket_stands_until_its_other_end_is_closed() {
+        let (ours, kernels) = pair().unwrap();
+        assert!(stands(&ours));
+        drop(kernels);
+        assert!(!stands(&ours));
+    }
+}

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The driver's netlink family: connecting, taking over and disconnecting devices; and what sysfs
+//! says of them.
+//!
+//! Commands may block (K1 in [`crate::attach`]).
+
+use super::wire::{self, Attributes, Message};
+use super::{DEAD_CONNECTION, LOOK_MS, REQUEST_KIB_MAX};
+use rustix::io::Errno;
+use rustix::net::netlink::{GENERIC, SocketAddrNetlink};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
+};
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+const SECTOR_BYTES: u64 = 512;
+/// Datagrams of an answer; there are two.
+const DATAGRAM_COUNT_MAX: usize = 64;
+
+/// Why a device cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NbdDeviceError {
+    /// There is no driver.
+    #[error("the kernel has no driver `nbd` loaded; `modprobe nbd` adds it")]
+    NoDriver,
+    /// Generic netlink cannot be used.
+    #[error("the kernel's netlink cannot be {attempted}")]
+    Netlink {
+        /// `opened`, `asked` …
+        attempted: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// A command was refused.
+    #[error("{device}: cannot be {attempted}")]
+    Command {
+        /// `/dev/nbd3`, or what there is no device of yet.
+        device: String,
+        /// `connected`, `taken over` …
+        attempted: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// Its connection stands.
+    #[error("{device}: is still served by another process; stop that one first")]
+    Served {
+        /// `/dev/nbd3`.
+        device: String,
+    },
+    /// It is of the same volume, yet not alike.
+    #[error(
+        "{device}: was made for {found} bytes in blocks of {found_block}, the volume has {expected} in blocks of {expected_block}; \
+         close it and run `nbd-client -d {device}`, and the next start makes it new"
+    )]
+    Differs {
+        /// `/dev/nbd3`.
+        device: String,
+        /// Its size.
+        found: u64,
+        /// Its logical block.
+        found_block: u64,
+        /// The volume's.
+        expected: u64,
+        /// The volume's.
+        expected_block: u64,
+    },
+}
+
+/// What a device is made for.
+#[derive(Clone, Debug)]
+pub(super) struct Shape {
+    /// The volume, as the kernel keeps it (D1).
+    pub(super) identifier: String,
+    pub(super) size_bytes: u64,
+    pub(super) logical_block: u64,
+    /// What it can do, as in a handshake.
+    pub(super) flags: u16,
+}
+
+/// `/dev/nbd3`.
+pub(super) fn path_of(number: u32) -> PathBuf {
+    format!("/dev/nbd{number}").into()
+}
+
+/// The 3 of `/dev/nbd3`.
+pub(super) fn number_of(device: &Path) -> Option<u32> {
+    device.to_str()?.strip_prefix("/dev/nbd")?.parse().ok()
+}
+
+fn attribute_path(number: u32, name: &str) -> PathBuf {
+    format!("/sys/block/nbd{number}/{name}").into()
+}
+
+fn attribute(number: u32, name: &str) -> Option<String> {
+    let text = fs::read_to_string(attribute_path(number, name)).ok()?;
+    Some(text.trim_end().to_owned())
+}
+
+/// Whether a device is connected and was made for a volume. A kernel before 5.14 does not keep that.
+pub(super) fn is_of(number: u32, identifier: &str) -> bool {
+    attribute(number, "backend").as_deref() == Some(identifier)
+}
+
+/// The device that was made for a volume.
+pub(super) fn find(identifier: &str) -> Option<u32> {
+    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let numbers = entries
+        .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("nbd")?.parse::<u32>().ok());
+    numbers.into_iter().find(|number| is_of(*number, identifier))
+}
+
+/// A device that is taken over stays as it was made.
+pub(super) fn check_alike(number: u32, shape: &Shape) -> Result<(), NbdDeviceError> {
+    let of = |name| attribute(number, name).and_then(|text| text.parse::<u64>().ok());
+    let found = of("size").unwrap_or(0) * SECTOR_BYTES;
+    let found_block = of("queue/logical_block_size").unwrap_or(0);
+    differs(path_of(number), (found, found_block), (shape.size_bytes, shape.logical_block))
+}
+
+fn differs(device: PathBuf, found: (u64, u64), expected: (u64, u64)) -> Result<(), NbdDeviceError> {
+    if found == expected {
+        return Ok(());
+    }
+    let device = device.display().to_string();
+    let ((found, found_block), (expected, expected_block)) = (found, expected);
+    Err(NbdDeviceError::Differs { device, found, found_block, expected, expected_block })
+}
+
+/// Best effort. The engine sorts what it writes back, so there is nothing for a scheduler to do, and
+/// a request is one of the engine's.
+pub(super) fn tune(number: u32) {
+    for (name, value) in [
+        ("queue/io_timeout", LOOK_MS.to_string()),
+        ("queue/max_sectors_kb", REQUEST_KIB_MAX.to_string()),
+        ("queue/scheduler", "none".into()),
+    ] {
+        let _ = fs::write(attribute_path(number, name), value);
+    }
+}
+
+/// The driver's netlink family.
+pub struct Control {
+    socket: OwnedFd,
+    family: u16,
+    sequence: u32,
+}
+
+impl Control {
+    /// Opens netlink and looks for the driver.
+    pub fn open() -> Result<Control, NbdDeviceError> {
+        let failed = |attempted| {
+            move |source: Errno| NbdDeviceError::Netlink { attempted, source: source.into() }
+        };
+        let (domain, kind) = (AddressFamily::NETLINK, SocketType::RAW);
+        let socket = socket_with(domain, kind, SocketFlags::CLOEXEC, Some(GENERIC))
+            .map_err(failed("opened"))?;
+        bind(&socket, &SocketAddrNetlink::new(0, 0)).map_err(failed("opened"))?;
+        let mut control = Control { socket, family: wire::CONTROL, sequence: 0 };
+        let name = Attributes::default().text(wire::FAMILY_NAME, "nbd");
+        match control.ask(wire::GET_FAMILY, name, wire::FAMILY_ID) {
+            Ok(Some(id)) => control.family = wire::u16_at(&id, 0).unwrap_or(0),
+            Ok(None) | Err(Errno::NOENT) => return Err(NbdDeviceError::NoDriver),
+            Err(error) => return Err(failed("asked")(error)),
+        }
+        Ok(control)
+    }
+
+    /// Makes a device that is served by the other end of a socket; says its number.
+    pub(super) fn connect(
+        &mut self,
+        shape: &Shape,
+        socket: BorrowedFd<'_>,
+    ) -> Result<u32, NbdDeviceError> {
+        let attributes = Attributes::default()
+            .u64(wire::SIZE_BYTES, shape.size_bytes)
+            .u64(wire::BLOCK_SIZE_BYTES, shape.logical_block)
+            .u64(wire::SERVER_FLAGS, shape.flags.into())
+            .u64(wire::TIMEOUT_SECONDS, 0) // D2
+            .u64(wire::DEAD_CONNECTION_SECONDS, DEAD_CONNECTION.as_secs())
+            .text(wire::BACKEND_IDENTIFIER, &shape.identifier)
+            .socket(socket.as_raw_fd());
+        let refused = |source: io::Error| NbdDeviceError::Command {
+            device: "a new /dev/nbdN".into(),
+            attempted: "connected",
+            source,
+        };
+        let index = self.ask(wire::CONNECT, attributes, wire::INDEX);
+        let index = index.map_err(|error| refused(error.into()))?;
+        let number = index.and_then(|bytes| wire::u32_at(&bytes, 0));
+        number.ok_or_else(|| refused(io::Error::other("the kernel did not say which it is")))
+    }
+
+    /// Gives a device whose connection is dead another one. The kernel says that it was done even if
+    /// the old one stands; then the other end of `socket` sees the end.
+    pub(super) fn reconnect(
+        &mut self,
+        number: u32,
+        shape: &Shape,
+        socket: BorrowedFd<'_>,
+    ) -> Result<(), NbdDeviceError> {
+        let attributes = Attributes::default()
+            .u32(wire::INDEX, number)
+            .u64(wire::DEAD_CONNECTION_SECONDS, DEAD_CONNECTION.as_secs())
+            .text(wire::BACKEND_IDENTIFIER, &shape.identifier)
+            .socket(socket.as_raw_fd());
+        self.command(wire::RECONFIGURE, number, attributes, "taken over")
+    }
+
+    /// Ends a device; what is not answered fails.
+    pub(super) fn disconnect(&mut self, number: u32) -> Result<(), NbdDeviceError> {
+        let attributes = Attributes::default().u32(wire::INDEX, number);
+        self.command(wire::DISCONNECT, number, attributes, "disconnected")
+    }
+
+    fn command(
+        &mut self,
+        command: u8,
+        number: u32,
+        attributes: Attributes,
+        attempted: &'static str,
+    ) -> Result<(), NbdDeviceError> {
+        self.ask(command, attributes, 0).map(drop).map_err(|error| NbdDeviceError::Command {
+            device: path_of(number).display().to_string(),
+            attempted,
+            source: error.into(),
+        })
+    }
+
+    /// Asks, and waits for the end of the answer; gives the attribute that is wanted of it.
+    fn ask(
+        &mut self,
+        command: u8,
+        attributes: Attributes,
+        wanted: u16,
+    ) -> rustix::io::Result<Option<Vec<u8>>> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let request = wire::request(self.family, command, self.sequence, attributes);
+        send(&self.socket, &request, SendFlags::empty())?;
+        let mut found = None;
+        let mut bytes = vec![0; 16 << 10];
+        for _ in 0..DATAGRAM_COUNT_MAX {
+            let (length, _) = recv(&self.socket, bytes.as_mut_slice(), RecvFlags::empty())?;
+            for message in wire::messages(&bytes[..length]) {
+                match message {
+                    Message::End { sequence, errno: 0 } if sequence == self.sequence => {
+                        return Ok(found);
+                    }
+                    Message::End { sequence, errno } if sequence == self.sequence => {
+                        return Err(Errno::from_raw_os_error(errno));
+                    }
+                    Message::Answer { sequence, attributes } if sequence == self.sequence => {
+                        found = wire::value(attributes, wanted).map(<[u8]>::to_vec);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Err(Errno::BADMSG)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_of_another_size_or_block_is_not_taken_over() {
+        let device = || path_of(3);
+        assert!(differs(device(), (1 << 30, 512), (1 << 30, 512)).is_ok());
+        assert!(differs(device(), (1 << 29, 512), (1 << 30, 512)).is_err());
+        let error = differs(device(), (1 << 30, 4096), (1 << 30, 512)).unwrap_err();
+        assert!(error.to_string().contains("nbd-client -d /dev/nbd3"), "{error}");
+    }
+
+    #[test]
+    fn numbers_are_those_of_whole_devices() {
+        assert_eq!(number_of(&path_of(12)), Some(12));
+        assert_eq!(number_of(Path::new("/dev/nbd0p1")), None);
+        assert_eq!(number_of(Path::new("/dev/loop3")), None);
+    }
+
+    /// The kernel's own answers: families that every kernel has, and that none has.
+    #[test]
+    fn netlink_is_asked_and_answers() {
+        match Control::open() {
+            Ok(control) => assert!(control.family > wire::CONTROL),
+            Err(NbdDeviceError::NoDriver) => println!("SKIP no nbd driver; that was understood"),
+            Err(error) => panic!("{error}: {:?}", std::error::Error::source(&error)),
+        }
+    }
+}

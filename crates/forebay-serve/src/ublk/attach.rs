@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! ublk devices of volumes: made, or taken over from a process that is gone, and ended.
+//!
+//! # States
+//!
+//! As the kernel has them.
+//!
+//! | from     | to       | by                                                          |
+//! |----------|----------|-------------------------------------------------------------|
+//! | none     | dead     | [`begin`]: added, and its parameters set                    |
+//! | dead     | live     | the thread `attach`, while the loop fetches                 |
+//! | live     | quiesced | the process ends: killed, or without a release              |
+//! | quiesced | live     | [`begin`] of the next process, then its thread `attach`     |
+//! | live     | dead     | the thread `detach`, when nobody holds the block device     |
+//! | dead     | none     | the same, when the front end has let go of it               |
+
+use super::control::{Control, UblkError, block_path, open_serving};
+use super::front_end::{Device, UblkFrontEnd};
+use super::queue::Queue;
+use super::wire::{DeviceInfo, Parameters, State};
+use crate::attach::{Attachments, Claim, Report, Reports, Teller, claim, spawn, spawn_apart};
+use forebay::host::loop_device::Holder;
+use forebay::io::Bell;
+use forebay_core::limits::REQUEST_BYTES_MAX;
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use std::fs::{self, File};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const SECTOR_BYTES: u64 = 512;
+/// Longest discard and longest zeroing, as the kernel splits them for most disks.
+const RANGE_SECTORS_MAX: u32 = u32::MAX / SECTOR_BYTES as u32;
+/// How often it is looked whether a device is still held; that reads all of `/proc`.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// How long the front end may take to let go of a stopped device.
+const LET_GO: Duration = Duration::from_secs(60);
+
+/// A volume that is to have a device.
+#[derive(Clone, Debug)]
+pub struct UblkVolume {
+    /// Its index.
+    pub index: VolumeIndex,
+    /// What it is known by for ever.
+    pub uuid: [u8; 16],
+    /// Its size.
+    pub size_bytes: u64,
+    /// 512 or 4096.
+    pub logical_block: u32,
+}
+
+impl UblkVolume {
+    /// What the kernel keeps with its device (U2): never 0, which others have.
+    fn mark(&self) -> u64 {
+        let (high, low) = self.uuid.split_at(8);
+        let fold = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all << 8 | u64::from(*byte));
+        (fold(high) ^ fold(low)).max(1)
+    }
+
+    fn parameters(&self) -> Parameters {
+        let block = u64::from(self.logical_block);
+        Parameters {
+            sectors: self.size_bytes / block * block / SECTOR_BYTES,
+            logical_shift: self.logical_block.trailing_zeros() as u8,
+            physical_shift: BLOCK_BYTES.trailing_zeros() as u8,
+            io_min_shift: BLOCK_BYTES.trailing_zeros() as u8,
+            io_opt_shift: REQUEST_BYTES_MAX.trailing_zeros() as u8,
+            request_sectors_max: (REQUEST_BYTES_MAX / SECTOR_BYTES) as u32,
+            range_sectors_max: RANGE_SECTORS_MAX,
+            discard_granularity: BLOCK_BYTES as u32,
+        }
+    }
+}
+
+/// A device whose fetches are about to begin.
+struct Prepared {
+    volume: VolumeIndex,
+    number: u32,
+    depth: u16,
+    is_taken_over: bool,
+}
+
+/// A device that is served.
+#[derive(Clone)]
+struct Served {
+    number: u32,
+    /// The front end has closed it.
+    is_let_go: Arc<AtomicBool>,
+}
+
+/// The devices.
+pub struct UblkAttachments {
+    served: Vec<Served>,
+    teller: Teller,
+    is_given_up: Arc<AtomicBool>,
+}
+
+/// Makes a device of each volume, or takes the one over that it has, and begins to start them: that
+/// ends when the front end is part of a running server.
+pub fn begin(
+    mut control: Control,
+    volumes: &[UblkVolume],
+) -> io::Result<(UblkAttachments, UblkFrontEnd, Reports)> {
+    let bell = Arc::new(Bell::new()?);
+    let (teller, reports) = Teller::new(Arc::clone(&bell));
+    let (mut prepared, mut served, mut devices) = (Vec::new(), Vec::new(), Vec::new());
+    for volume in volumes {
+        match prepare(&mut control, volume) {
+            Ok((it, queue)) => {
+                let (device, is_let_go) = Device::new(queue, volume.index, volume.size_bytes);
+                devices.push(device);
+                served.push(Served { number: it.number, is_let_go });
+                prepared.push(it);
+            }
+            Err(error) => {
+                let (volume, error) = (volume.index, error.into());
+                teller.tell(Report::Failed { volume, error });
+            }
+        }
+    }
+    let front_end = UblkFrontEnd::new(devices, bell)?;
+    let attachments =
+        UblkAttachments { served, teller: teller.clone(), is_given_up: Arc::default() };
+    spawn("attach", move || {
+        for device in prepared {
+            teller.tell(attach(&mut control, &device));
+        }
+        teller.tell(Report::Ready);
+    })?;
+    Ok((attachments, front_end, reports))
+}
+
+fn prepare(control: &mut Control, volume: &UblkVolume) -> Result<(Prepared, Queue), UblkError> {
+    let found = match control.find(volume.mark())? {
+        // Made, and never started: its process was killed in between.
+        Some(DeviceInfo { state: State::Dead, number, .. }) => {
+            control.delete(number)?;
+            None
+        }
+        found => found,
+    };
+    let parameters = volume.parameters();
+    let (number, depth) = match &found {
+        None => (control.add(volume.mark(), &parameters)?, super::QUEUE_DEPTH),
+        Some(found) => {
+            check_alike(found.number, control.parameters(found.number)?, parameters)?;
+            control.start_recovery(found)?;
+            (found.number, found.queue_depth)
+        }
+    };
+    let queue = open_serving(number).and_then(|file| {
+        Queue::map(file, depth).map_err(|source| {
+            let device = block_path(number).display().to_string();
+            UblkError::Command { device, attempted: "mapped", source }
+        })
+    });
+    if queue.is_err() && found.is_none() {
+        // Nobody has it; the error is what matters.
+        let _ = control.delete(number);
+    }
+    let is_taken_over = found.is_some();
+    Ok((Prepared { volume: volume.index, number, depth, is_taken_over }, queue?))
+}
+
+/// A device that is taken over stays as it was made.
+fn check_alike(number: u32, found: Parameters, expected: Parameters) -> Result<(), UblkError> {
+    let size_and_block =
+        |it: Parameters| (it.sectors * SECTOR_BYTES, 1u64 << it.logical_shift.min(63));
+    if size_and_block(found) == size_and_block(expected) {
+        return Ok(());
+    }
+    let ((found, found_block), (expected, expected_block)) =
+        (size_and_block(found), size_and_block(expected));
+    let device = block_path(number).display().to_string();
+    Err(UblkError::Differs { device, found, found_block, expected, expected_block })
+}
+
+fn attach(control: &mut Control, device: &Prepared) -> Report {
+    let &Prepared { volume, number, depth, is_taken_over } = device;
+    let started = match is_taken_over {
+        true => control.end_recovery(number),
+        false => control.start(number),
+    };
+    match started {
+        Ok(()) => {
+            tune(number, depth);
+            Report::Attached { volume, device: block_path(number), warning: None }
+        }
+        Err(error) => {
+            if !is_taken_over {
+                // It is of no use; the error is what matters.
+                let _ = control.delete(number);
+            }
+            Report::Failed { volume, error: error.into() }
+        }
+    }
+}
+
+/// Best effort. The engine sorts what it writes back, so there is nothing for a scheduler to do. And
+/// one tag is always left to the kernel: until Linux 6.15 it sees by those that a process is gone.
+fn tune(number: u32, depth: u16) {
+    let queue = PathBuf::from(format!("/sys/block/ublkb{number}/queue"));
+    let _ = fs::write(queue.join("scheduler"), "none");
+    let _ = fs::write(queue.join("nr_requests"), (depth - 1).to_string());
+}
+
+impl Attachments for UblkAttachments {
+    fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()> {
+        let is_one = |it: &&Served| devices.contains(&block_path(it.number));
+        let served = self.served.iter().filter(is_one).cloned().collect();
+        let (teller, is_given_up) = (self.teller.clone(), Arc::clone(&self.is_given_up));
+        let bell = teller.bell();
+        spawn_apart("detach", &bell, move || {
+            let result = detach_all(served, &teller, &is_given_up);
+            teller.tell(Report::Gone(result.map_err(io::Error::other)));
+        })
+    }
+
+    fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Relaxed);
+    }
+
+    fn outlive(&self) -> bool {
+        true
+    }
+}
+
+/// Ends each device when nobody holds it. Those that are given up stay, and wait for the next
+/// process.
+fn detach_all(
+    mut served: Vec<Served>,
+    teller: &Teller,
+    is_given_up: &AtomicBool,
+) -> Result<(), UblkError> {
+    let mut control = Control::open()?;
+    let mut told: Vec<(u32, Vec<Holder>)> = Vec::new();
+    // Bounded by the holders' patience and the daemon's.
+    loop {
+        let mut left = Vec::new();
+        for device in served {
+            let path = block_path(device.number);
+            let claimed = claim(&path).map_err(|source| UblkError::Command {
+                device: path.display().to_string(),
+                attempted: "closed by others",
+                source,
+            })?;
+            match claimed {
+                Claim::Ours(claim) => {
+                    end(&mut control, &device, claim)?;
+                    teller.tell(Report::Detached { device: path });
+                }
+                Claim::Held(holders) => {
+                    if !told.contains(&(device.number, holders.clone())) {
+                        told.retain(|entry| entry.0 != device.number);
+                        told.push((device.number, holders.clone()));
+                        teller.tell(Report::Held { device: path, holders });
+                    }
+                    left.push(device);
+                }
+            }
+        }
+        served = left;
+        if served.is_empty() || is_given_up.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+fn end(control: &mut Control, device: &Served, claim: File) -> Result<(), UblkError> {
+    control.stop(device.number)?;
+    drop(claim);
+    let begun = Instant::now();
+    while !device.is_let_go.load(Ordering::Acquire) && begun.elapsed() < LET_GO {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    control.delete(device.number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(size_bytes: u64, logical_block: u32) -> UblkVolume {
+        UblkVolume { index: VolumeIndex(0), uuid: [0; 16], size_bytes, logical_block }
+    }
+
+    #[test]
+    fn a_device_is_as_large_as_whole_logical_blocks_of_its_volume() {
+        let size = 10 * 4096 + 512;
+        assert_eq!(volume(size, 512).parameters().sectors, 81);
+        assert_eq!(volume(size, 4096).parameters().sectors, 80);
+        let parameters = volume(size, 4096).parameters();
+        assert_eq!((parameters.logical_shift, parameters.physical_shift), (12, 12));
+        assert_eq!(volume(size, 512).parameters().logical_shift, 9);
+        assert_eq!(parameters.request_sectors_max, 2048);
+    }
+
+    #[test]
+    fn marks_of_different_volumes_differ_and_none_is_zero() {
+        let with = |at: usize| {
+            let mut it = volume(1 << 20, 512);
+            it.uuid[at] = 1;
+            it.mark()
+        };
+        assert_eq!(volume(1 << 20, 512).mark(), 1);
+        assert_eq!(with(0), 1 << 56);
+        assert_eq!(with(14), 1 << 8);
+        assert_ne!(with(3), with(4));
+    }
+
+    #[test]
+    fn a_device_of_another_size_or_block_is_not_taken_over() {
+        let expected = volume(1 << 30, 512).parameters();
+        let differs = |it: &UblkVolume| check_alike(3, it.parameters(), expected).is_err();
+        assert!(!differs(&volume(1 << 30, 512)));
+        assert!(differs(&volume(1 << 29, 512)));
+        assert!(differs(&volume(1 << 30, 4096)));
+        let text = check_alike(3, volume(1 << 29, 4096).parameters(), expected).unwrap_err();
+        assert!(text.to_string().contains("/dev/ublkb3"), "{text}");
+    }
+}

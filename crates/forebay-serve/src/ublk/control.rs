@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The driver's control device: making, starting, taking over and ending devices.
+//!
+//! Every command here may block, some until the loop has served requests (K1 in [`crate::attach`]).
+
+use super::ring::Ring;
+use super::wire::{self, ANY_DEVICE, DeviceInfo, Parameters, State, feature};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const CONTROL: &str = "/dev/ublk-control";
+const DEVICES: &str = "/sys/class/ublk-char";
+/// What a device must be able to do, by name.
+const NEEDED: [(u64, &str); 4] = [
+    (feature::USER_RECOVERY, "user recovery"),
+    (feature::USER_RECOVERY_REISSUE, "user recovery with reissue"),
+    (feature::COMMAND_ENCODING, "encoded commands"),
+    (feature::USER_COPY, "user copy"),
+];
+/// How long a command may take that waits for requests to be served.
+const LONG: Duration = Duration::from_secs(60);
+/// How long the kernel may take to notice that a device's process is gone.
+const DYING: Duration = Duration::from_secs(60);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Why a device cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UblkError {
+    /// The control device cannot be used.
+    #[error("{CONTROL}: cannot be used")]
+    Control(#[source] io::Error),
+    /// The driver is too old.
+    #[error("the kernel's ublk driver lacks {0}; Linux 6.5 has it")]
+    Lacks(&'static str),
+    /// A command was refused.
+    #[error("{device}: cannot be {attempted}")]
+    Command {
+        /// `/dev/ublkb3`, or what there is no device of yet.
+        device: String,
+        /// `started`, `taken over` …
+        attempted: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// The process before still has it.
+    #[error("{device}: is still served by process {process}; stop that one first")]
+    Served {
+        /// `/dev/ublkb3`.
+        device: String,
+        /// Its process.
+        process: i32,
+    },
+    /// It is of the same volume, yet not alike.
+    #[error(
+        "{device}: was made for {found} bytes in blocks of {found_block}, the volume has {expected} in blocks of {expected_block}; \
+         close it and stop the daemon, and the next start makes it new"
+    )]
+    Differs {
+        /// `/dev/ublkb3`.
+        device: String,
+        /// Its size.
+        found: u64,
+        /// Its logical block.
+        found_block: u64,
+        /// The volume's.
+        expected: u64,
+        /// The volume's.
+        expected_block: u64,
+    },
+}
+
+/// `/dev/ublkb3`, the block device.
+pub(super) fn block_path(number: u32) -> PathBuf {
+    format!("/dev/ublkb{number}").into()
+}
+
+/// `/dev/ublkc3`, the driver's file by which it is served.
+pub(super) fn serving_path(number: u32) -> PathBuf {
+    format!("/dev/ublkc{number}").into()
+}
+
+/// The control device, open.
+pub struct Control {
+    ring: Ring,
+}
+
+impl Control {
+    /// Opens it. What the driver must be able to do is asked for.
+    pub fn open() -> Result<Control, UblkError> {
+        let open = || -> io::Result<Ring> {
+            Ring::new(OpenOptions::new().read(true).write(true).open(CONTROL)?)
+        };
+        let mut control = Control { ring: open().map_err(UblkError::Control)? };
+        let features = control.features().map_err(|error| match error.raw_os_error() {
+            // Before GET_FEATURES there was nothing else that we need either.
+            Some(_) => UblkError::Lacks("the command that tells what it can do"),
+            None => UblkError::Control(error),
+        })?;
+        for (bit, name) in NEEDED {
+            if features & bit == 0 {
+                return Err(UblkError::Lacks(name));
+            }
+        }
+        Ok(control)
+    }
+
+    fn features(&mut self) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        self.ring.exchange(wire::GET_FEATURES, ANY_DEVICE, &mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    /// Makes a device, to be started; gives its number.
+    pub(super) fn add(&mut self, mark: u64, parameters: &Parameters) -> Result<u32, UblkError> {
+        let info = DeviceInfo {
+            queue_depth: super::QUEUE_DEPTH,
+            state: State::Dead,
+            request_bytes_max: parameters.request_sectors_max * 512,
+            number: ANY_DEVICE,
+            process: -1,
+            features: NEEDED.iter().map(|needed| needed.0).sum(),
+            mark,
+        };
+        let mut bytes = info.encode();
+        let failed = |source| {
+            let device = "a ublk device".into();
+            UblkError::Command { device, attempted: "made", source }
+        };
+        self.ring.exchange(wire::ADD_DEVICE, ANY_DEVICE, &mut bytes).map_err(failed)?;
+        let made = DeviceInfo::decode(&bytes);
+        let made = made.ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
+        let set = self.ring.exchange(wire::SET_PARAMETERS, made.number, &mut parameters.encode());
+        if made.features & info.features != info.features || set.is_err() {
+            // Without a start it is nobody's; the error is what matters.
+            let _ = self.delete(made.number);
+            set.map_err(failed)?;
+            return Err(UblkError::Lacks("what it says that it can do"));
+        }
+        Ok(made.number)
+    }
+
+    /// The devices of this machine with that mark.
+    pub(super) fn find(&mut self, mark: u64) -> Result<Option<DeviceInfo>, UblkError> {
+        for number in numbers().map_err(UblkError::Control)? {
+            // One that has just gone is none.
+            if let Ok(Some(info)) = self.info(number)
+                && info.mark == mark
+            {
+                return Ok(Some(info));
+            }
+        }
+        Ok(None)
+    }
+
+    fn info(&mut self, number: u32) -> io::Result<Option<DeviceInfo>> {
+        let mut bytes = [0; wire::DEVICE_INFO_BYTES];
+        self.ring.exchange(wire::GET_DEVICE_INFO, number, &mut bytes)?;
+        Ok(DeviceInfo::decode(&bytes))
+    }
+
+    pub(super) fn parameters(&mut self, number: u32) -> Result<Parameters, UblkError> {
+        let mut bytes = Parameters::blank();
+        self.ring
+            .exchange(wire::GET_PARAMETERS, number, &mut bytes)
+            .map_err(refused(number, "asked what it is like"))?;
+        Ok(Parameters::decode(&bytes))
+    }
+
+    /// Begins to take over a device whose process is gone, or is going.
+    pub(super) fn start_recovery(&mut self, found: &DeviceInfo) -> Result<(), UblkError> {
+        let (number, begun) = (found.number, Instant::now());
+        // Bounded by DYING: the kernel ends a killed process's ring after the process.
+        loop {
+            let info = self.info(number).map_err(refused(number, "asked how it is"))?;
+            let state = info.map_or(State::Dead, |info| info.state);
+            let process = info.map_or(-1, |info| info.process);
+            if state == State::Quiesced {
+                match self.ring.command(wire::START_RECOVERY, number, 0, LONG) {
+                    Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+                    other => return other.map_err(refused(number, "taken over")),
+                }
+            } else if is_other_and_alive(process) {
+                let device = block_path(number).display().to_string();
+                return Err(UblkError::Served { device, process });
+            }
+            if begun.elapsed() >= DYING {
+                let late = io::Error::from(io::ErrorKind::TimedOut);
+                return Err(refused(number, "taken over")(late));
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    /// Ends a take-over: every tag was fetched, or will be in a moment.
+    pub(super) fn end_recovery(&mut self, number: u32) -> Result<(), UblkError> {
+        self.long(wire::END_RECOVERY, number, "taken over")
+    }
+
+    /// Shows the block device: every tag was fetched, or will be in a moment. Partitions are read,
+    /// so the loop has to run.
+    pub(super) fn start(&mut self, number: u32) -> Result<(), UblkError> {
+        self.long(wire::START_DEVICE, number, "started")
+    }
+
+    /// Takes the block device away. Requests under way are served, others fail.
+    pub(super) fn stop(&mut self, number: u32) -> Result<(), UblkError> {
+        self.long(wire::STOP_DEVICE, number, "stopped")
+    }
+
+    /// Removes a device that nobody serves or holds.
+    pub(super) fn delete(&mut self, number: u32) -> Result<(), UblkError> {
+        self.long(wire::DELETE_DEVICE, number, "removed")
+    }
+
+    fn long(
+        &mut self,
+        command: u32,
+        number: u32,
+        attempted: &'static str,
+    ) -> Result<(), UblkError> {
+        let process = u64::from(std::process::id());
+        self.ring.command(command, number, process, LONG).map_err(refused(number, attempted))
+    }
+}
+
+fn refused(number: u32, attempted: &'static str) -> impl FnOnce(io::Error) -> UblkError {
+    let device = block_path(number).display().to_string();
+    move |source| UblkError::Command { device, attempted, source }
+}
+
+/// Whether it is a process that is there, not this one and not ending.
+fn is_other_and_alive(process: i32) -> bool {
+    let Ok(number) = u32::try_from(process) else { return false };
+    if number == 0 || number == std::process::id() {
+        return false;
+    }
+    // The state follows the name, which is in brackets and may hold anything.
+    let Ok(stat) = fs::read_to_string(format!("/proc/{number}/stat")) else { return false };
+    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
+    !matches!(state, None | Some('Z' | 'X' | 'x'))
+}
+
+fn numbers() -> io::Result<Vec<u32>> {
+    let entries = match fs::read_dir(DEVICES) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    let mut numbers = Vec::new();
+    for entry in entries {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("ublkc"));
+        numbers.extend(number.and_then(|number| number.parse::<u32>().ok()));
+    }
+    Ok(numbers)
+}
+
+/// Opens the driver's file of a device; its node may come a moment after the device.
+pub(super) fn open_serving(number: u32) -> Result<File, UblkError> {
+    let begun = Instant::now();
+    // Bounded by a second.
+    loop {
+        let path: &Path = &serving_path(number);
+        match OpenOptions::new().read(true).write(true).open(path) {
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    && begun.elapsed() < Duration::from_secs(1) =>
+            {
+                std::thread::sleep(LOOK_AGAIN);
+            }
+            other => return other.map_err(refused(number, "opened to be served")),
+        }
+    }
+}

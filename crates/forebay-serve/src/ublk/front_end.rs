@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The loop's side of ublk devices: requests go to the engine, answers to the kernel.
+//!
+//! Each tag of a device is either *fetched* (the kernel has it and will complete it with a
+//! request), *waiting* (for memory, or for room in the engine), or *asked* (in the engine). Its answer
+//! fetches the next request in the same command.
+//!
+//! # Invariants
+//!
+//! - **C1** Each tag is in one of the three states, and counted in its device's `fetched` or `asked`
+//!   if it is in that; a device whose tags have all come back is let go of (its stop waits for that).
+//! - **C2** Requests are asked in the order in which they were taken: one that waits lets none pass.
+//! - **C3** After [`FrontEnd::stop`] nothing is asked any more; what was not asked is never committed
+//!   (U1).
+//! - **C4** Nothing is allocated after the start.
+
+use super::queue::Queue;
+use super::request::{Ask, failed};
+use super::wire;
+use super::{POOL_BYTES, QUEUE_DEPTH};
+use crate::frontend::{FrontEnd, Place};
+use crate::nbd::pool::{Pool, Run};
+use forebay::io::{Bell, ReactorOp, Span, user_data};
+use forebay::shard::{Answer, Shard};
+use forebay_core::request::Op;
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The reactor operation that is no tag's.
+const BELL: u64 = 1 << 40;
+
+/// A request and, if bytes go with it, its memory.
+#[derive(Clone, Copy)]
+struct Pending {
+    ask: Ask,
+    memory: Option<(Run, Span)>,
+}
+
+/// A device that is served.
+pub(super) struct Device {
+    queue: Queue,
+    volume: VolumeIndex,
+    size_bytes: u64,
+    pending: Vec<Option<Pending>>,
+    fetched: u16,
+    asked: u16,
+    is_let_go: Arc<AtomicBool>,
+}
+
+impl Device {
+    /// The device, and what becomes true when its driver's file is closed.
+    pub(super) fn new(
+        queue: Queue,
+        volume: VolumeIndex,
+        size_bytes: u64,
+    ) -> (Device, Arc<AtomicBool>) {
+        let is_let_go = Arc::<AtomicBool>::default();
+        let pending = vec![None; usize::from(queue.depth())];
+        let told = Arc::clone(&is_let_go);
+        (Device { queue, volume, size_bytes, pending, fetched: 0, asked: 0, is_let_go }, told)
+    }
+}
+
+/// The front end.
+pub struct UblkFrontEnd {
+    place: Place,
+    bell: Arc<Bell>,
+    /// `None`: it was let go of.
+    devices: Vec<Option<Device>>,
+    /// Which tag of which device, the oldest first (C2).
+    waiting: VecDeque<(u16, u16)>,
+    pool: Pool,
+    is_closing: bool,
+}
+
+const fn number_of(device: u16, tag: u16) -> u64 {
+    (device as u64) << 16 | tag as u64
+}
+
+fn of_number(number: u64) -> (u16, u16) {
+    ((number >> 16) as u16, number as u16)
+}
+
+impl UblkFrontEnd {
+    pub(super) fn new(devices: Vec<Device>, bell: Arc<Bell>) -> io::Result<UblkFrontEnd> {
+        let tags = devices.iter().map(|device| usize::from(device.queue.depth())).sum();
+        Ok(UblkFrontEnd {
+            place: Place(0),
+            bell,
+            devices: devices.into_iter().map(Some).collect(),
+            waiting: VecDeque::with_capacity(tags),
+            pool: Pool::new(POOL_BYTES)?,
+            is_closing: false,
+        })
+    }
+
+    fn hear_bell(&self, shard: &mut Shard) {
+        let fd = self.bell.fd();
+        shard.reactor.submit(ReactorOp::PollIn { fd }, user_data(self.place.source(), BELL));
+    }
+
+    /// Gives a tag to the kernel, with the answer to the request before.
+    fn command(&mut self, command: u32, device: u16, tag: u16, result: i32, shard: &mut Shard) {
+        let name = user_data(self.place.source(), number_of(device, tag));
+        let Some(device) = &mut self.devices[usize::from(device)] else { return };
+        device.fetched += 1;
+        let (fd, bytes) = (device.queue.fd(), wire::answer(tag, result));
+        shard.reactor.submit(ReactorOp::Command { fd, command, bytes }, name);
+    }
+
+    fn commit(&mut self, device: u16, tag: u16, result: i32, shard: &mut Shard) {
+        self.command(wire::COMMIT_AND_FETCH, device, tag, result, shard);
+    }
+
+    /// A fetch has ended: with a request, or because the device ends.
+    fn fetched(&mut self, at: u16, tag: u16, result: i32, shard: &mut Shard) {
+        let Some(device) = &mut self.devices[usize::from(at)] else { return };
+        device.fetched -= 1;
+        if result < 0 {
+            return self.let_go_if_over(at);
+        }
+        match Ask::of(device.queue.descriptor(tag), device.size_bytes) {
+            Ok(ask) => {
+                device.pending[usize::from(tag)] = Some(Pending { ask, memory: None });
+                self.waiting.push_back((at, tag));
+            }
+            Err(error) => self.commit(at, tag, -error.raw_os_error(), shard),
+        }
+    }
+
+    /// The kernel has given all tags back (C1).
+    fn let_go_if_over(&mut self, at: u16) {
+        let Some(device) = &mut self.devices[usize::from(at)] else { return };
+        let has_waiting = self.waiting.iter().any(|waiting| waiting.0 == at);
+        if device.fetched == 0 && device.asked == 0 && !has_waiting {
+            let is_let_go = Arc::clone(&device.is_let_go);
+            self.devices[usize::from(at)] = None;
+            is_let_go.store(true, Ordering::Release);
+        }
+    }
+
+    /// Asks what waits, as far as there is room.
+    fn advance(&mut self, shard: &mut Shard) {
+        while !self.is_closing
+            && let Some(&(at, tag)) = self.waiting.front()
+            && self.ask(at, tag, shard)
+        {
+            self.waiting.pop_front();
+        }
+    }
+
+    /// False: there is no room now.
+    fn ask(&mut self, at: u16, tag: u16, shard: &mut Shard) -> bool {
+        let Some(device) = &mut self.devices[usize::from(at)] else { return true };
+        let Some(pending) = &mut device.pending[usize::from(tag)] else { return true };
+        let Ask { op, offset, length } = pending.ask;
+        if pending.ask.carries_bytes() && pending.memory.is_none() {
+            let bytes = (offset % BLOCK_BYTES + length).next_multiple_of(BLOCK_BYTES) as usize;
+            let Some(memory) = self.pool.take(bytes / BLOCK_BYTES as usize) else { return false };
+            pending.memory = Some(memory);
+            if op != Op::Read
+                && let Err(error) = device.queue.fetch_bytes(tag, memory.1.part(0, length as usize))
+            {
+                device.pending[usize::from(tag)] = None;
+                self.pool.give(memory.0);
+                self.commit(at, tag, -error.raw_os_error(), shard);
+                return true;
+            }
+        }
+        let span = pending.memory.map(|memory| memory.1);
+        let cookie = self.place.cookie(number_of(at, tag));
+        if shard.submit(device.volume, op, offset, length, span, cookie).is_err() {
+            return false;
+        }
+        device.asked += 1;
+        true
+    }
+}
+
+impl FrontEnd for UblkFrontEnd {
+    fn start(&mut self, place: Place, shard: &mut Shard) {
+        self.place = place;
+        self.hear_bell(shard);
+        for at in 0..self.devices.len() as u16 {
+            let depth = self.devices[usize::from(at)].as_ref().map_or(0, |it| it.queue.depth());
+            for tag in 0..depth {
+                self.command(wire::FETCH, at, tag, 0, shard);
+            }
+        }
+    }
+
+    fn event(&mut self, shard: &mut Shard, name: u64, result: i32) {
+        let number = name & (user_data(1, 0) - 1);
+        if number == BELL {
+            self.bell.clear();
+            return self.hear_bell(shard);
+        }
+        let (at, tag) = of_number(number);
+        self.fetched(at, tag, result, shard);
+        self.advance(shard);
+    }
+
+    fn answer(&mut self, shard: &mut Shard, answer: Answer) {
+        let (at, tag) = of_number(answer.cookie);
+        let Some(device) = &mut self.devices[usize::from(at)] else { return };
+        let pending = device.pending[usize::from(tag)].take().expect("answered once"); // U1
+        device.asked -= 1;
+        let Ask { op, offset, length } = pending.ask;
+        let result = match (answer.result, op, pending.memory) {
+            (Err(error), ..) => failed(error),
+            (Ok(()), Op::Read, Some((_, span))) => {
+                let bytes = span.part((offset % BLOCK_BYTES) as usize, length as usize);
+                match device.queue.give_bytes(tag, bytes) {
+                    Ok(()) => pending.ask.done(),
+                    Err(error) => -error.raw_os_error(),
+                }
+            }
+            (Ok(()), ..) => pending.ask.done(),
+        };
+        if let Some((run, _)) = pending.memory {
+            self.pool.give(run);
+        }
+        self.commit(at, tag, result, shard);
+        self.advance(shard);
+    }
+
+    fn turn(&mut self, shard: &mut Shard) {
+        self.advance(shard);
+    }
+
+    fn stop(&mut self, _: &mut Shard) -> bool {
+        self.is_closing = true; // C3
+        self.devices.iter().flatten().all(|device| device.asked == 0)
+    }
+}
+
+const _: () = assert!(number_of(u16::MAX, QUEUE_DEPTH) < BELL);

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Kernel block devices by the ublk driver, which hands a block device's requests to a process as
+//! completions of its io_uring.
+//!
+//! A device has one queue, and the loop's own reactor takes its requests and gives back its answers:
+//! no thread, no other ring. A request's bytes are copied between it and our memory by reads and
+//! writes of the driver's file. What makes and ends devices blocks, so it has a thread and a ring
+//! of its own ([`attach`], [`control`]).
+//!
+//! # Invariants
+//!
+//! - **U1** A request is committed once, and only with the engine's answer or with an error that is
+//!   its own. One that is never committed, because the process died or handed over, is given by the
+//!   kernel to the next process that serves the device.
+//! - **U2** Whose a device is, is kept by the kernel with the device: it has a mark made of its
+//!   volume's uuid. A device with the mark is taken over, and no other.
+//! - **U3** Memory is bounded: `QUEUE_DEPTH` requests a device, and `POOL_BYTES` for the bytes of all.
+//! - **U4** K1 ([`crate::attach`]), and the process keeps none of these block devices open while it
+//!   serves: the kernel closes the files of a killed process one after the other, and would wait
+//!   for us in the middle.
+//!
+//! # Crash
+//!
+//! The devices outlive the process: requests wait until the next one takes them over. A request that
+//! was under way comes again, so it may be done twice. That changes nothing that a guest may see
+//! (`docs/decisions/0010-ublk.md`).
+//!
+//! # Limits
+//!
+//! Linux 6.5 or newer, io_uring, root.
+
+pub mod attach;
+pub mod control;
+pub mod front_end;
+mod queue;
+mod request;
+mod ring;
+mod wire;
+
+/// Requests of one device that may be under way.
+const QUEUE_DEPTH: u16 = 128;
+/// Bytes for the payload of all requests under way; more would not fit into the default `--memory`
+/// with the largest segments, and so many at a time keep any device busy.
+const POOL_BYTES: usize = 4 << 20;
+
+/// Bytes of memory that the devices take, by part.
+pub fn memory_parts() -> [(&'static str, u64); 1] {
+    [("ublk requests", POOL_BYTES as u64)]
+}

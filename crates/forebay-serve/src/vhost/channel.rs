@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The socket of a front end: messages with their descriptors in, answers out. No call waits.
+
+use super::wire::{self, BODY_BYTES_MAX, FD_COUNT_MAX, HEADER_BYTES, Header, WireError};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recv, recvmsg, sendmsg,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+/// What a look at the socket found.
+#[derive(Debug)]
+pub(super) enum Received {
+    /// A whole message: its body and descriptors wait in the channel.
+    Message(Header),
+    /// Not yet.
+    Nothing,
+    /// There will be none any more.
+    Ended,
+    /// Bytes that are no message.
+    Bad(WireError),
+}
+
+#[derive(Debug)]
+pub(super) struct Channel {
+    socket: OwnedFd,
+    /// Head, then body, of the message that comes in.
+    bytes: [u8; HEADER_BYTES + BODY_BYTES_MAX],
+    received: usize,
+    header: Option<Header>,
+    fds: Vec<OwnedFd>,
+}
+
+impl Channel {
+    pub(super) fn new(socket: OwnedFd) -> Channel {
+        let bytes = [0; HEADER_BYTES + BODY_BYTES_MAX];
+        Channel { socket, bytes, received: 0, header: None, fds: Vec::with_capacity(FD_COUNT_MAX) }
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// The other side is gone, and has left nothing that was not heard.
+    pub(super) fn has_ended(&self) -> bool {
+        let mut byte = [0; 1];
+        let peeked = recv(&self.socket, &mut byte, RecvFlags::DONTWAIT | RecvFlags::PEEK);
+        !matches!(peeked, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR))
+    }
+
+    /// The body of the message that was received last.
+    pub(super) fn body(&self) -> &[u8] {
+        let size = self.header.map_or(0, |header| header.size);
+        &self.bytes[HEADER_BYTES..HEADER_BYTES + size]
+    }
+
+    pub(super) fn fd_count(&self) -> usize {
+        self.fds.len()
+    }
+
+    /// The descriptors that came with it.
+    pub(super) fn take_fds(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.fds)
+    }
+
+    /// The message is dealt with: the next one may come.
+    pub(super) fn next(&mut self) {
+        self.fds.clear();
+        (self.received, self.header) = (0, None);
+    }
+
+    /// Receives what is there of the next message.
+    pub(super) fn receive(&mut self) -> Received {
+        loop {
+            let end = HEADER_BYTES + self.header.map_or(0, |header| header.size);
+            if self.received == end {
+                match self.header {
+                    Some(header) => return Received::Message(header),
+                    None => match Header::decode(&self.head()) {
+                        Ok(header) => self.header = Some(header),
+                        Err(error) => return Received::Bad(error),
+                    },
+                }
+                continue;
+            }
+            // No more than this message, so that descriptors are its own.
+            match self.receive_part(end) {
+                Ok(0) => return Received::Ended,
+                Ok(bytes) => self.received += bytes,
+                Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
+                Err(_) => return Received::Ended,
+            }
+            if self.fds.len() > FD_COUNT_MAX {
+                let request = self.header.map_or(0, |header| header.request);
+                return Received::Bad(WireError::Descriptors { request, count: self.fds.len() });
+            }
+        }
+    }
+
+    fn head(&self) -> [u8; HEADER_BYTES] {
+        let mut head = [0; HEADER_BYTES];
+        head.copy_from_slice(&self.bytes[..HEADER_BYTES]);
+        head
+    }
+
+    fn receive_part(&mut self, end: usize) -> Result<usize, Errno> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FD_COUNT_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut part = [IoSliceMut::new(&mut self.bytes[self.received..end])];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let got = recvmsg(&self.socket, &mut part, &mut control, flags)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                self.fds.extend(fds);
+            }
+        }
+        Ok(got.bytes)
+    }
+
+    /// Answers. A front end that leaves no room for an answer has ended.
+    pub(super) fn reply(
+        &self,
+        request: u32,
+        body: &[u8],
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), Errno> {
+        send(self.socket.as_fd(), &wire::reply(request, body), fd)
+    }
+}
+
+/// Sends bytes whole or fails.
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fd: Option<BorrowedFd<'_>>,
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = fd.as_slice();
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::NOBUFS);
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
+    if sent == bytes.len() { Ok(()) } else { Err(Errno::AGAIN) }
+}

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Bodies for fuzzing: any bytes in, and a panic only where a promise was broken.
+
+use super::blk::{Ask, Disk, HEADER_BYTES, RANGE_BYTES, RANGE_COUNT_MAX, Range};
+use super::inflight::Region;
+use super::memory::Memory;
+use super::queue::{Chain, DESCRIPTOR_COUNT_MAX, Queue, Rings};
+use super::wire::{self, FD_COUNT_MAX, HEADER_BYTES as HEAD, Header, Inflight, Message};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::os::fd::OwnedFd;
+
+/// A front end that says anything: what comes through keeps M1 and M2 of `wire.rs`.
+pub fn fuzz_messages(bytes: &[u8]) {
+    let mut rest = bytes;
+    // Each turn takes a head, so the input bounds the loop.
+    while let Some((head, behind)) = rest.split_first_chunk::<HEAD>() {
+        let Ok(header) = Header::decode(head) else { return };
+        let Some((body, behind)) = behind.split_at_checked(header.size) else { return };
+        for fd_count in 0..=FD_COUNT_MAX {
+            let Ok(message) = wire::decode(header.request, body, fd_count) else { continue };
+            match message {
+                Message::SetMemTable { count, .. } => assert_eq!(count, fd_count),
+                Message::GetConfig(part) | Message::SetConfig { part, .. } => {
+                    assert!(part.size as usize <= wire::CONFIG_BYTES_MAX);
+                    assert!(part.offset as usize <= wire::CONFIG_BYTES_MAX);
+                }
+                _ => assert!(fd_count <= 1),
+            }
+        }
+        rest = behind;
+    }
+}
+
+const GUEST_BYTES: u64 = 64 << 10;
+
+fn memfd(bytes: u64) -> OwnedFd {
+    let file = memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd");
+    ftruncate(&file, bytes).expect("room");
+    file
+}
+
+/// A guest whose memory holds anything: its queue is taken from until it is empty or broken.
+pub fn fuzz_queue(bytes: &[u8]) {
+    let Some((choice, content)) = bytes.split_first_chunk::<8>() else { return };
+    let size = 1u16 << (choice[0] % 7);
+    let table = wire::Region { guest: 4096, size: GUEST_BYTES, user: 0, offset: 0 };
+    let memory = Memory::map(&[table], vec![memfd(GUEST_BYTES)]).expect("mapped");
+    let filled = content.len().min(GUEST_BYTES as usize);
+    memory.write(4096, &content[..filled]).expect("inside");
+    let at = |byte: u8| 4096 + u64::from(byte) * 16;
+    let places =
+        Rings { size, descriptors: at(choice[1]), available: at(choice[2]), used: at(choice[3]) };
+    let Ok(mut queue) = Queue::new(&memory, places, choice[4] & 1 == 1) else { return };
+    queue.set_next_available(u16::from_le_bytes([choice[5], choice[6]]));
+    let disk = Disk::new("fuzz", 1 << 20, if choice[7] & 1 == 1 { 4096 } else { 512 });
+    let mut chain = Chain::with_room();
+    // No more is offered at once than there is room for.
+    for _ in 0..2 * size {
+        let Ok(Some(head)) = queue.take(&memory) else { break };
+        assert!(head < size);
+        if queue.chain(&memory, head, &mut chain).is_err() {
+            break;
+        }
+        judge(&memory, &disk, &chain);
+        if queue.put_used(&memory, head, 1).is_err() {
+            break;
+        }
+        let _ = queue.wants_interrupt(&memory);
+    }
+    let _ = queue.wake(&memory);
+    let _ = queue.sleep(&memory);
+}
+
+fn judge(memory: &Memory, disk: &Disk, chain: &Chain) {
+    let (readable, writable) = (chain.length(false), chain.length(true));
+    assert!(readable + writable <= u64::from(u32::MAX));
+    assert!(chain.segment_count() <= DESCRIPTOR_COUNT_MAX);
+    let mut head = [0; HEADER_BYTES as usize];
+    let (Some(data), Some(room)) = (readable.checked_sub(HEADER_BYTES), writable.checked_sub(1))
+    else {
+        return;
+    };
+    if chain.read(memory, 0, &mut head).is_err() {
+        return;
+    }
+    match disk.judge(&head, data, room) {
+        Ok(Ask::Read(range)) => {
+            check(disk, range);
+            let _ = chain.write(memory, 0, &vec![0xa5; range.length as usize]);
+        }
+        Ok(Ask::Write(range)) => {
+            check(disk, range);
+            let _ = chain.read(memory, HEADER_BYTES, &mut vec![0; range.length as usize]);
+        }
+        Ok(Ask::Discard(count) | Ask::WriteZeroes(count)) => {
+            assert!(count <= RANGE_COUNT_MAX);
+            let mut bytes = [0; RANGE_BYTES as usize];
+            let _ = chain.read(memory, HEADER_BYTES, &mut bytes);
+            for zeroes in [true, false] {
+                if let Ok(range) = disk.decode_range(&bytes, zeroes) {
+                    check(disk, range);
+                }
+            }
+        }
+        Ok(Ask::Flush | Ask::GetId) | Err(_) => {}
+    }
+    let _ = chain.write(memory, writable - 1, &[0]);
+}
+
+/// V1 of `blk.rs`.
+fn check(disk: &Disk, range: Range) {
+    let block = u64::from(disk.logical_block);
+    assert!(range.length > 0 && range.offset + range.length <= disk.size_bytes);
+    assert!(range.offset.is_multiple_of(block) && range.length.is_multiple_of(block));
+}
+
+/// A region that holds anything: what comes back are heads of its queue, each once.
+pub fn fuzz_inflight(bytes: &[u8]) {
+    let Some((choice, content)) = bytes.split_first_chunk::<4>() else { return };
+    let queue_size = u16::from(choice[0] % 64) + 1;
+    let wanted = Inflight { queue_count: 2, queue_size, ..Inflight::default() };
+    let (told, file) = Region::make(&wanted).expect("a region");
+    let length = content.len().min(told.size as usize);
+    rustix::io::pwrite(&file, &content[..length], 0).expect("room");
+    let Ok(region) = Region::take(&told, file) else { return };
+    for queue in 0..2 {
+        let used = u16::from_le_bytes([choice[1], choice[2]]);
+        let (mut heads, _) = region.resume(queue, used);
+        let count = heads.len();
+        heads.sort_unstable();
+        heads.dedup();
+        assert_eq!(heads.len(), count);
+        assert!(heads.iter().all(|head| *head < queue_size));
+        assert_eq!(region.resume(queue, used).0.len(), count, "again it is the same");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_testing::Random;
+
+    const ROUNDS: u64 = 4000;
+
+    fn noise(random: &mut Random, length: usize) -> Vec<u8> {
+        (0..length).map(|_| random.next() as u8).collect()
+    }
+
+    #[test]
+    fn any_bytes_leave_the_messages_standing() {
+        let mut understood = 0;
+        for seed in 0..ROUNDS {
+            let mut random = Random(seed);
+            let mut bytes = Vec::new();
+            for _ in 0..8 {
+                let request = random.below(40) as u32;
+                let size = [0, 8, 40, 24, 13, 72, 264][random.below(7) as usize];
+                bytes.extend(Header { request, needs_reply: seed % 2 == 0, size }.encode());
+                let mut body = noise(&mut random, size);
+                // Numbers are small more often than not.
+                for byte in &mut body {
+                    *byte &= if random.below(4) == 0 { 0xff } else { 0 };
+                }
+                understood += u32::from(wire::decode(request, &body, 0).is_ok());
+                bytes.extend(body);
+            }
+            let at = random.below(bytes.len() as u64) as usize;
+            bytes[at] ^= 1 << random.below(8);
+            fuzz_messages(&bytes);
+            fuzz_messages(&noise(&mut random, 64));
+        }
+        assert!(understood > 1000, "most of it was noise: {understood}");
+    }
+
+    /// A sound queue at a known place, then damaged in a few bytes.
+    #[test]
+    fn any_guest_leaves_the_queue_standing() {
+        for seed in 0..ROUNDS {
+            let mut random = Random(seed);
+            // A table of 64 descriptors at 4096, the rings behind it.
+            let mut bytes = vec![6, 0, 64, 80, seed as u8, 0, 0, (seed >> 1) as u8];
+            let mut guest = vec![0; 8192];
+            for number in 0..64usize {
+                let place = number * 16;
+                let address = 4096 + 4096 + random.below(60) * 64;
+                let flags = [1, 1, 3, 2, 0, 4][random.below(6) as usize];
+                guest[place..place + 8].copy_from_slice(&address.to_le_bytes());
+                let length = [16u32, 1, 512, 4096, 64][random.below(5) as usize];
+                guest[place + 8..place + 12].copy_from_slice(&length.to_le_bytes());
+                guest[place + 12] = flags;
+                guest[place + 14] = (number as u8 + 1) % 64;
+            }
+            guest[1026] = random.below(64) as u8;
+            for head in 0..64 {
+                guest[1028 + head * 2] = random.below(64) as u8;
+            }
+            for head in 0..60 {
+                let kind = [0u8, 1, 4, 8, 11, 13, 99][random.below(7) as usize];
+                guest[4096 + head * 64] = kind;
+                guest[4096 + head * 64 + 8] = random.below(64) as u8;
+            }
+            for _ in 0..random.below(6) {
+                let at = random.below(guest.len() as u64) as usize;
+                guest[at] = random.next() as u8;
+            }
+            bytes.extend(guest);
+            fuzz_queue(&bytes);
+            let noise = noise(&mut random, 512);
+            fuzz_queue(&noise);
+            fuzz_inflight(&noise);
+        }
+    }
+
+    #[test]
+    fn any_region_leaves_the_heads_within_their_queue() {
+        for seed in 0..ROUNDS {
+            let mut random = Random(seed);
+            let mut bytes = vec![7, random.below(12) as u8, 0, 0];
+            let mut content = vec![0; 2 * 192 + 64];
+            for queue in 0..2 {
+                let part = &mut content[queue * 192..][..16 + 16 * 8];
+                (part[8], part[10]) = (1, 8);
+                part[12] = random.below(10) as u8;
+                part[14] = random.below(12) as u8;
+                for head in 0..8 {
+                    part[16 + head * 16] = random.below(2) as u8;
+                    part[16 + head * 16 + 6] = random.below(9) as u8;
+                    part[16 + head * 16 + 8] = random.below(20) as u8;
+                }
+            }
+            bytes.extend(content);
+            fuzz_inflight(&bytes);
+        }
+    }
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Disks of virtual machines: vhost-user-blk.
+//!
+//! A virtual machine's own process (QEMU) connects to a Unix socket, gives us its guest's memory and
+//! the guest's queues, and is out of the way from then on: the guest kicks us, we answer into its
+//! memory and interrupt it. When the daemon is killed the guest's requests wait; the machine's
+//! process connects again, and what was in flight is done again.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`wire`] | the messages, as a pure codec |
+//! | [`blk`] | virtio-blk: the configuration space, and what a request asks for; pure |
+//! | [`memory`] | the guest's memory, which may change under us |
+//! | [`queue`] | a split virtqueue |
+//! | [`inflight`] | what is in flight, where it outlives us |
+//! | `channel` | the socket |
+//! | `rings` | the queues of a device: where chains are taken and given back |
+//! | `requests` | from a chain to the engine and back |
+//! | `device` | a connection: its messages, its life |
+//! | [`front_end`] | the sockets |
+//! | [`driver`] | the other side, for tests |
+//!
+//! # Not here
+//!
+//! Migration of a running guest to another machine (dirty logging is not offered, so QEMU refuses
+//! it), packed queues, and in-band notifications.
+
+pub mod blk;
+mod channel;
+mod device;
+pub mod driver;
+pub mod front_end;
+pub mod fuzz;
+pub mod inflight;
+pub mod memory;
+pub mod queue;
+mod requests;
+mod rings;
+pub mod wire;

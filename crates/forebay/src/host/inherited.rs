@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Descriptors that the program before left open when it executed this one.
+#![allow(unsafe_code)]
+
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// The descriptor of that number, if one is open. To be asked at most once for each number, and
+/// before anything else opens a file: the number is known only from the program before.
+pub fn inherited(number: RawFd) -> Option<OwnedFd> {
+    // 0 to 2 have owners of their own.
+    if number <= 2 {
+        return None;
+    }
+    // SAFETY: used for a question only, which a number that is not open answers with an error.
+    let asked = unsafe { BorrowedFd::borrow_raw(number) };
+    rustix::io::fcntl_getfd(asked).ok()?;
+    // SAFETY: it is open, and nobody else in this program knows it (the caller's word).
+    Some(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::fd::IntoRawFd;
+
+    #[test]
+    fn what_is_open_is_taken_and_what_is_not_is_not() {
+        let left = std::fs::File::open("/proc/self/comm").expect("this process").into_raw_fd();
+        let mut text = String::new();
+        let taken = inherited(left).expect("it is open");
+        std::fs::File::from(taken).read_to_string(&mut text).expect("readable");
+        assert!(!text.is_empty());
+        for number in [-1, 0, 2, RawFd::MAX] {
+            assert!(inherited(number).is_none());
+        }
+    }
+}

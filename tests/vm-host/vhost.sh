@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# A guest's disks by vhost-user: the daemon runs here, beside QEMU, and is killed again and again under the guest's work
+# (tests/vm-host/vhost-guest.sh, which asks for the kills by a line of its output). Then both volumes are drained and the
+# backing files compared with what the guest saw.
+#
+#   KILLS=5   how often
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+target=${CARGO_TARGET_DIR:-target}
+forebay=${FOREBAY:-$target/release/forebay}
+kills=${KILLS:-5}
+work=$(mktemp -d)
+daemon=
+finish() {
+    [ -z "$daemon" ] || kill -9 "$daemon" 2>/dev/null
+    rm -rf "$work"
+}
+trap finish EXIT
+
+say() { echo "$*"; [[ $1 != FAIL ]] || failed=1; }
+failed=
+
+serve() {
+    "$forebay" serve --cache "$work/cache" --volume "v=$work/v" --volume "w=$work/w,logical_block=4096" --attach none \
+        --control "$work/control" --listen "vhost-user://$work/v.sock?volume=v" --listen "vhost-user://$work/w.sock?volume=w" \
+        >"$work/out" 2>>"$work/err" &
+    daemon=$!
+    local end=$((SECONDS + 60))
+    until grep -q '^ready$' "$work/out" 2>/dev/null; do
+        if ! kill -0 "$daemon" 2>/dev/null || [ "$SECONDS" -ge "$end" ]; then
+            say FAIL "serve: $(tail -n 3 "$work/err" | tr '\n' '|')"
+            return 1
+        fi
+        sleep 0.02
+    done
+}
+
+# As power would be lost to this process alone.
+kill_daemon() {
+    kill -9 "$daemon"
+    wait "$daemon" 2>/dev/null
+    daemon=
+}
+
+truncate -s 512M "$work/v" && truncate -s 128M "$work/w"
+"$forebay" format "$work/cache" --size 256M >/dev/null || exit 1
+serve || exit 1
+memory=${VM_MEMORY:-2G}
+disk() { echo "-chardev socket,id=$1,path=$work/$1.sock,reconnect=1 -device vhost-user-blk-pci,chardev=$1,num-queues=2"; }
+export VM_MEMORY=$memory
+export VM_QEMU_ARGS="-object memory-backend-memfd,id=mem,size=$memory,share=on -numa node,memdev=mem $(disk v) $(disk w)"
+echo "kills=$kills" >"$work/settings"
+done_kills=0
+while read -r line; do
+    case $line in
+    @kill)
+        kill_daemon
+        serve || break
+        done_kills=$((done_kills + 1))
+        ;;
+    @sum*) echo "${line#@sum }" >>"$work/sums" ;;
+    *) echo "$line"; [[ $line != FAIL* ]] || failed=1 ;;
+    esac
+done < <(VM_TIMEOUT=${VM_TIMEOUT:-$((420 + kills * 12))} timeout -k 10 3600 \
+    scripts/vm run tests/vm-host/vhost-guest.sh tests/vm/lib.sh "$work/settings"; echo "@ended $?" >"$work/ended")
+grep -q '^@ended 0$' "$work/ended" || say FAIL "the guest ended with $(cat "$work/ended" 2>/dev/null)"
+# Both disks at first, and after each kill.
+connected=$(grep -c ' is connected$' "$work/err") wanted=$((2 * (kills + 1)))
+if [ "$done_kills" = "$kills" ] && [ "$connected" = "$wanted" ]; then
+    say PASS "the daemon was killed $done_kills times, and the machine connected $connected times"
+else say FAIL "killed $done_kills times of $kills, connected $connected times of $wanted"; fi
+if grep -qE 'ERROR|PROBLEM|was ended|left alone' "$work/err"; then say FAIL "the daemon says: $(grep -E 'ERROR|PROBLEM|was ended|left alone' "$work/err" | head -n 3 | tr '\n' '|')"
+else say PASS "the daemon has nothing to complain of"; fi
+if "$forebay" stop --drain --control "$work/control" >/dev/null && wait "$daemon"; then say PASS "drained and stopped"; else say FAIL "drain and stop"; fi
+daemon=
+for it in v w; do
+    wanted=$(sed -n "s/^$it //p" "$work/sums" 2>/dev/null)
+    if [ -n "$wanted" ] && [ "$wanted" = "$(sha256sum <"$work/$it" | cut -d' ' -f1)" ]; then say PASS "$it: the backing file is what the guest saw, byte for byte"
+    else say FAIL "$it: the backing file differs from what the guest saw"; fi
+done
+[ -z "$failed" ]
