@@ -49,6 +49,9 @@ _forebay() {
             forebay,stop)
                 cmd="forebay__subcmd__stop"
                 ;;
+            forebay,udev)
+                cmd="forebay__subcmd__udev"
+                ;;
             forebay,upgrade)
                 cmd="forebay__subcmd__upgrade"
                 ;;
@@ -65,7 +68,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --help --version format serve status stop upgrade drain forget check inspect config pages keep"
+            opts="-h -V --help --version format serve status stop upgrade drain forget check inspect config udev pages keep"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -345,6 +348,20 @@ _forebay() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__udev)
+            opts="-h --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
                 *)
                     COMPREPLY=()
                     ;;

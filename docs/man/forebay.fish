@@ -36,6 +36,7 @@ complete -c forebay -n "__fish_forebay_needs_command" -f -a "forget" -d 'Take a 
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "check" -d 'Verify everything in a cache that nobody serves, without changing it'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "inspect" -d 'Show what is in a cache that nobody serves, without changing it'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "config" -d 'Check configuration files, or show what they mean'
+complete -c forebay -n "__fish_forebay_needs_command" -f -a "udev" -d 'Tell udev\'s rule whose device this is'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "pages" -d 'Write man pages and shell completions into a directory'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "keep" -d 'Hold a descriptor for the daemon that comes after a killed one; `serve` starts it'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l size -d 'Bytes of the device to use (512M, 1G, 1T), all if it is not given; needed for a new file' -r
@@ -95,5 +96,6 @@ complete -c forebay -n "__fish_forebay_using_subcommand config; and not __fish_s
 complete -c forebay -n "__fish_forebay_using_subcommand config; and not __fish_seen_subcommand_from check show" -f -a "show" -d 'Show the settings that hold, with the defaults of all that a file does not say'
 complete -c forebay -n "__fish_forebay_using_subcommand config; and __fish_seen_subcommand_from check" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand config; and __fish_seen_subcommand_from show" -s h -l help -d 'Print help'
+complete -c forebay -n "__fish_forebay_using_subcommand udev" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand pages" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand keep" -s h -l help -d 'Print help'

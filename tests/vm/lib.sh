@@ -106,6 +106,14 @@ wipe() { # DEVICE...: empty again
 # Reads the partition table again and waits for a partition.
 partitions() { blockdev --rereadpt "$1" && wait_for 10 test -b "$2"; }
 
+# The power goes, in a test with several boots.
+cut() {
+    echo "$passed passed, $failed failed, $skipped skipped"
+    /rig/cut
+    fail "the machine went on after a power cut"
+    exit 1
+}
+
 finish() {
     echo "$passed passed, $failed failed, $skipped skipped"
     [ "$failed" = 0 ]

@@ -61,6 +61,9 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Check configuration files, or show what they mean
     Config(ConfigArgs),
+    /// Tell udev's rule whose device this is
+    #[command(hide = true)]
+    Udev(UdevArgs),
     /// Write man pages and shell completions into a directory
     #[command(hide = true)]
     Pages(PagesArgs),
@@ -135,6 +138,15 @@ pub enum ConfigCommand {
         /// Paths, or names of files in /etc/forebay; all files there if none is given
         paths: Vec<PathBuf>,
     },
+}
+
+/// `forebay udev`
+#[derive(Debug, clap::Args)]
+pub struct UdevArgs {
+    /// The kernel's name of the device, as loop0
+    pub name: String,
+    /// Its links in /dev so far
+    pub links: Vec<String>,
 }
 
 /// `forebay pages`

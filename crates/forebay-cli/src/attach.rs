@@ -102,7 +102,7 @@ impl Kind {
         for text in &begun.problems {
             tracing::warn!("{text}");
         }
-        Ok(Attached::new(self, begun, names))
+        Ok(Attached::new(self, begun, uuid, names))
     }
 }
 

@@ -5,6 +5,9 @@ use anyhow::{Result, bail};
 use forebay::host::machine::Host;
 use forebay::host::named::Named;
 use forebay::host::notify::sd_notify;
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,12 +38,29 @@ impl Patience {
 
     /// Where the device of this name is. `role` says whose it is, for whoever waits.
     pub fn find(&self, name: &Path, role: &str) -> Result<PathBuf> {
+        self.find_holding(name, role, &[])
+    }
+
+    /// As [`find`](Self::find), and nobody can mount the devices of `others` meanwhile: those behind a cache
+    /// that is missing have an old state.
+    pub fn find_holding(&self, name: &Path, role: &str, others: &[&Path]) -> Result<PathBuf> {
         let named = Named::parse(name)?;
-        let host = Host::default();
+        let others: Vec<Named> = others.iter().filter_map(|it| Named::parse(it).ok()).collect();
+        let mut held: Vec<Option<File>> = others.iter().map(|_| None).collect();
+        let is_uuid = |named: &Named| matches!(named, Named::Uuid(_));
+        let retry = match is_uuid(&named) || others.iter().any(is_uuid) {
+            true => UUID_RETRY.min(self.timeout),
+            false => PATH_RETRY,
+        };
         let mut told = false;
         loop {
-            if let Some(found) = named.find(&host, &|_| false)? {
+            if let Some(found) = find_now(&named)? {
                 return Ok(found);
+            }
+            for (held, other) in held.iter_mut().zip(&others) {
+                if held.is_none() {
+                    *held = hold(other);
+                }
             }
             if self.begun.elapsed() >= self.timeout || self.signals.load(Ordering::Relaxed) > 0 {
                 break;
@@ -52,10 +72,7 @@ impl Patience {
                 // Without a service manager there is nobody to tell.
                 let _ = sd_notify(&format!("STATUS={text}"));
             }
-            std::thread::sleep(match named {
-                Named::Uuid(_) => UUID_RETRY.min(self.timeout),
-                _ => PATH_RETRY,
-            });
+            std::thread::sleep(retry);
         }
         match &named {
             // Opening it says what is wrong with it.
@@ -68,6 +85,20 @@ impl Patience {
             _ => bail!("{named}: the {role} is not there; no device carries that identity"),
         }
     }
+}
+
+fn find_now(named: &Named) -> Result<Option<PathBuf>> {
+    Ok(named.find(&Host::default())?)
+}
+
+/// A block device that is there and that nobody has; nothing is read or written.
+fn hold(named: &Named) -> Option<File> {
+    let path = find_now(named).ok()??;
+    let is_block = std::fs::metadata(&path).ok()?.file_type().is_block_device();
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    // Who has it already is told when the cache is there.
+    let file = rustix::fs::open(path, flags, Mode::empty());
+    is_block.then_some(File::from(file.ok()?))
 }
 
 #[cfg(test)]
@@ -95,7 +126,7 @@ mod tests {
         // A signal ends it at once, whatever the time.
         let signals = Arc::new(AtomicUsize::new(1));
         let patience = Patience::new(Duration::from_secs(3600), signals);
-        assert!(patience.find(Path::new("UUID=none"), "cache device").is_err());
+        assert!(patience.find(Path::new("PARTUUID=none"), "cache device").is_err());
         assert_eq!(Patience::none().find(&path, "cache device").unwrap(), path);
     }
 }

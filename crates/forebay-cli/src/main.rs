@@ -12,10 +12,12 @@ mod cmd;
 mod config;
 mod control;
 mod control_server;
+mod hide;
 mod late;
 mod log;
 mod memory;
 mod metrics;
+mod names;
 mod sockets;
 mod status;
 mod units;
@@ -75,6 +77,7 @@ fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
         Command::Check(args) => cmd::check::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Config(args) => cmd::config::run(args),
+        Command::Udev(args) => cmd::udev::run(args),
         Command::Pages(args) => cmd::pages::run(args),
         Command::Keep => attach::keep().map(|()| ExitCode::SUCCESS),
     }

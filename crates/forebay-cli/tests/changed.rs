@@ -50,6 +50,9 @@ fn dirty_data_for_a_changed_backing_device_is_refused_with_both_ways_on() {
     ] {
         assert!(said.contains(text), "no '{text}' in: {said}");
     }
+    // A refusal leaves a cache that was closed.
+    let again = refused(&scratch, &[]);
+    assert!(!again.contains("not a clean one"), "{again}");
     // A choice for another volume is a mistake, and none for this one.
     let said = refused(&scratch, &["--if-changed", "w=lose-dirty"]);
     assert!(said.contains("--if-changed w: no such volume in this cache"), "{said}");

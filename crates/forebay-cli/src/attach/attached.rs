@@ -2,6 +2,7 @@
 //! The daemon's view of its kernel block devices: what to say of them, and when they are gone.
 
 use super::{Begun, Kind};
+use crate::names;
 use anyhow::{Context, Result};
 use forebay::host::loop_device::Holder;
 use forebay::host::machine::Host;
@@ -15,6 +16,8 @@ pub struct Attached {
     kind: Kind,
     attachments: Box<dyn Attachments>,
     reports: Reports,
+    /// The identity of the cache.
+    cache: String,
     names: Vec<(VolumeIndex, String)>,
     problems: Vec<String>,
     is_ready: bool,
@@ -22,9 +25,24 @@ pub struct Attached {
 }
 
 impl Attached {
-    pub(super) fn new(kind: Kind, begun: Begun, names: Vec<(VolumeIndex, String)>) -> Attached {
+    pub(super) fn new(
+        kind: Kind,
+        begun: Begun,
+        cache: &str,
+        names: Vec<(VolumeIndex, String)>,
+    ) -> Attached {
         let Begun { attachments, reports, problems } = begun;
-        Attached { kind, attachments, reports, names, problems, is_ready: false, is_gone: false }
+        let cache = cache.to_owned();
+        Attached {
+            kind,
+            attachments,
+            reports,
+            cache,
+            names,
+            problems,
+            is_ready: false,
+            is_gone: false,
+        }
     }
 
     /// Says what happened.
@@ -33,6 +51,12 @@ impl Attached {
             match report {
                 Report::Attached { volume, device, warning } => {
                     println!("{} {}", device.display(), self.name(volume));
+                    if let Err(error) = names::record(&device, &self.cache, self.name(volume)) {
+                        tracing::warn!(
+                            "{}: gets no name in /dev/forebay: {error:#}",
+                            device.display()
+                        );
+                    }
                     tracing::info!("{}: attached as {}", self.name(volume), device.display());
                     if let Some(text) = warning {
                         tracing::warn!("{}: {text}", device.display());
@@ -50,6 +74,7 @@ impl Attached {
                     holders_text(&holders)
                 ),
                 Report::Detached { device } => {
+                    names::erase(&device);
                     tracing::info!("{} is detached", device.display());
                 }
                 Report::Renewed { device } => tracing::warn!(

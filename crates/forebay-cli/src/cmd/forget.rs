@@ -2,11 +2,11 @@
 //! `forebay forget`: takes a volume out of a cache.
 
 use crate::args::ForgetArgs;
-use crate::backing;
 use crate::units::size;
+use crate::{backing, hide};
 use anyhow::{Result, bail};
 use forebay::io::FileDevice;
-use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions};
+use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions, uuid_text};
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use std::io::{BufRead, IsTerminal, Write};
 use std::process::ExitCode;
@@ -33,7 +33,9 @@ pub fn run(args: &ForgetArgs) -> Result<ExitCode> {
         ask_for(&[dirty])?;
     }
     shard.forget(index)?;
+    let cache = uuid_text(&shard.superblock().uuid);
     shard.close(CLOSE_LIMIT)?;
+    hide::erase(&cache, &args.name)?;
     println!("{}: forgotten", args.name);
     Ok(ExitCode::SUCCESS)
 }

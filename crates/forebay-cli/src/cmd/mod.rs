@@ -11,4 +11,5 @@ pub mod pages;
 pub mod serve;
 pub mod status;
 pub mod stop;
+pub mod udev;
 pub mod upgrade;

@@ -84,8 +84,9 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         attach::protect();
     }
     let patience = Patience::new(args.device_timeout, Arc::clone(&signals));
-    let cache =
-        args.cache.as_deref().map(|name| patience.find(name, "cache device")).transpose()?;
+    let backings: Vec<&Path> = args.volumes.iter().map(|it| it.backing.path.as_path()).collect();
+    let find = |name| patience.find_holding(name, "cache device", &backings);
+    let cache = args.cache.as_deref().map(find).transpose()?;
     let mut daemon = Daemon::open(cache, args, attaches)?;
     daemon.add_volumes(args, &patience)?;
     let exports: Exports = Rc::default();
@@ -98,10 +99,13 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         if args.cache.is_none() {
             bail!("without --cache, give --volume NAME=BACKING to serve that device bare");
         }
-        if daemon.problems.is_empty() {
+        let problems = daemon.problems.join("; ");
+        // The next start finds it as this one did.
+        daemon.close(args.stop_timeout)?;
+        if problems.is_empty() {
             bail!("the cache has no volume yet; give --volume NAME=BACKING");
         }
-        bail!("no volume can be served: {}", daemon.problems.join("; "));
+        bail!("no volume can be served: {problems}");
     }
     let (wanted, waiting) = daemon.wanted_machines(args)?;
     waiting.into_iter().for_each(|text| daemon.problem(text));

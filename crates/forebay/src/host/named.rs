@@ -10,6 +10,8 @@
 //! - **N1** A name that two devices answer to is refused: one of them is a copy, and to choose is
 //!   to guess.
 //! - **N2** Devices are only read, and what cannot be read is passed over: it cannot be used either.
+//! - **N3** An identity is looked for on disks, their partitions and what is made of them, not on loop, nbd and ublk devices: those
+//!   may be volumes, which show what their backing devices have, or have lost the program that answers for them.
 
 use super::machine::{Host, Node};
 use super::signature;
@@ -77,13 +79,8 @@ impl Named {
         }
     }
 
-    /// Where it is now; `None`: nowhere. Devices for which `is_volume` holds are left out: a
-    /// volume shows what its backing device has.
-    pub fn find(
-        &self,
-        host: &Host,
-        is_volume: &dyn Fn(&Node) -> bool,
-    ) -> Result<Option<PathBuf>, NamedError> {
+    /// Where it is now; `None`: nowhere.
+    pub fn find(&self, host: &Host) -> Result<Option<PathBuf>, NamedError> {
         let uuid = match self {
             Self::Path(path) => return Ok(path.exists().then(|| path.clone())),
             Self::PartUuid(uuid) => {
@@ -94,7 +91,7 @@ impl Named {
         };
         let mut found: Option<PathBuf> = None;
         for node in host.nodes() {
-            if is_volume(&node) || !carries(&node, uuid) {
+            if !carries(&node, uuid) {
                 continue;
             }
             let path = node.path();
@@ -107,11 +104,15 @@ impl Named {
     }
 }
 
+/// Devices that a program, or memory, is behind.
+const SERVED: [&str; 6] = ["loop", "nbd", "ublkb", "ram", "zram", "fd"];
+
 /// Whether this identity is on the device.
 fn carries(node: &Node, uuid: &str) -> bool {
     let sectors = node.attribute("size").and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    if sectors == 0 {
-        return false;
+    let is_served = SERVED.iter().any(|prefix| node.name.starts_with(prefix));
+    if sectors == 0 || is_served {
+        return false; // N3
     }
     let Ok(file) = File::open(node.path()) else { return false }; // N2
     is_on(&file, sectors * 512, uuid)
@@ -141,8 +142,7 @@ mod tests {
     #[test]
     fn what_is_not_there_is_not_found() {
         let host = Host { proc: "/nonexistent".into(), sys: "/nonexistent".into() };
-        let find =
-            |text: &str| Named::parse(Path::new(text)).unwrap().find(&host, &|_| false).unwrap();
+        let find = |text: &str| Named::parse(Path::new(text)).unwrap().find(&host).unwrap();
         assert_eq!(find("/nonexistent/x"), None);
         assert_eq!(find("UUID=0"), None);
         assert_eq!(find("PARTUUID=none-such"), None);

@@ -5,15 +5,15 @@ use super::rates::Rates;
 use super::{Daemon, Served};
 use crate::address::Address;
 use crate::args::{IfChanged, ServeArgs, VolumeSpec, mode_name};
-use crate::backing;
 use crate::late::Patience;
 use crate::units::{clock, size};
+use crate::{backing, hide};
 use anyhow::{Context, Result, bail};
-use forebay::host::identity::Match;
+use forebay::host::identity::{Fingerprint, Match, SuperblockKinds};
 use forebay::host::named::Named;
 use forebay::io::Device;
-use forebay::shard::{NewVolume, backing_source};
-use forebay_core::format::superblock::Mode;
+use forebay::shard::{NewVolume, backing_source, uuid_text};
+use forebay_core::format::superblock::{Mode, Volume};
 use forebay_core::units::VolumeIndex;
 use std::path::Path;
 use tracing::{info, warn};
@@ -174,6 +174,9 @@ impl Daemon {
         }
         let how = if self.cache_path.is_some() { "in front of" } else { "bare, on" };
         info!("{}: served: {} {how} {text}", recorded.name, size(recorded.size_bytes));
+        if self.cache_path.is_some() {
+            self.hide_from_others(&recorded, path);
+        }
         self.server.shard.serve(index, device);
         let rates = Rates::default();
         let backing = std::path::absolute(path)?;
@@ -182,10 +185,34 @@ impl Daemon {
     }
 }
 
+impl Daemon {
+    /// What is on the backing device is on the volume, newer.
+    fn hide_from_others(&self, recorded: &Volume, device: &Path) {
+        let cache = uuid_text(&self.server.shard.superblock().uuid);
+        if let Err(error) = hide::record(device, &cache, &recorded.name) {
+            warn!("{}: {error:#}", recorded.name);
+        }
+        if is_physical_volume(recorded) {
+            info!(
+                "{}: is a physical volume; to keep LVM's own scans off what is behind it, lvm.conf: devices {{ \
+                 global_filter = [ \"r|^{}$|\" ] }}",
+                recorded.name,
+                hide::lasting_name(device).display()
+            );
+        }
+    }
+}
+
 /// A backing device as it is asked for.
 struct Wanted<'a> {
     address: &'a Address,
     logical_block: Option<u32>,
+}
+
+/// As it was at the last clean close.
+fn is_physical_volume(recorded: &Volume) -> bool {
+    Fingerprint::decode(&recorded.fingerprint)
+        .is_ok_and(|known| known.superblock_kinds.contains(SuperblockKinds::LVM))
 }
 
 fn role(volume: &str) -> String {

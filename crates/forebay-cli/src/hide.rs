@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Backing devices that others must leave alone, written down for udev's rule (`forebay udev`).
+//!
+//! The file system on a backing device is also on the volume in front of it, newer. While the device
+//! belongs to a cache, served or not, the rule keeps it from systemd, LVM, btrfs, md and desktops, and from
+//! `/dev/disk/by-uuid`, so that what is mounted is the volume or nothing.
+//!
+//! # Invariants
+//!
+//! - **K1** A record is there from the first time a volume is served until `forebay forget`.
+//! - **K2** A device is known by its serial number, or by its partition's identity, and its size: never by a
+//!   name that another may have after the next boot.
+//! - **K3** Records are in `/etc`: the rule must know them before `/var` is mounted.
+//! - **K4** What cannot be written down is a warning; the volume is served all the same.
+
+use crate::names::look_again;
+use anyhow::{Context, Result, bail};
+use forebay::host::identity::Serial;
+use forebay::host::machine::{Host, Node, Target};
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+const DIRECTORY: &str = "/etc/forebay/backings";
+/// Where the package has the rule, and where an operator would put it.
+const RULES: [&str; 2] =
+    ["/usr/lib/udev/rules.d/61-forebay.rules", "/etc/udev/rules.d/61-forebay.rules"];
+
+/// A backing device of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Backing {
+    /// The identity of the cache.
+    pub cache: String,
+    pub volume: String,
+    size_bytes: u64,
+    serial: Option<String>,
+    partuuid: Option<String>,
+}
+
+impl Backing {
+    /// As it can be known by again (K2).
+    fn of(host: &Host, node: &Node, partuuid: Option<String>) -> Backing {
+        let sectors = node.attribute("size").and_then(|text| text.parse::<u64>().ok());
+        let target = Target::Block { path: node.path(), number: node.number };
+        let serial = Serial::of(host, &target);
+        Backing {
+            cache: String::new(),
+            volume: String::new(),
+            size_bytes: sectors.unwrap_or(0) * 512,
+            serial: (!serial.is_unknown()).then(|| serial.to_string()),
+            partuuid,
+        }
+    }
+
+    fn is_same_device(&self, other: &Backing) -> bool {
+        let same = |a: &Option<String>, b: &Option<String>| a.is_some() && a == b;
+        self.size_bytes == other.size_bytes
+            && (same(&self.serial, &other.serial) || same(&self.partuuid, &other.partuuid))
+    }
+
+    fn file_name(&self) -> String {
+        format!("{}.{}", self.cache, self.volume)
+    }
+}
+
+/// Writes down that a device belongs to a volume, if there is a rule to ask for it, and has udev
+/// look at it again. Files need no hiding.
+pub fn record(device: &Path, cache: &str, volume: &str) -> Result<()> {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root || !RULES.iter().any(|rule| Path::new(rule).exists()) {
+        return Ok(());
+    }
+    let host = Host::default();
+    let Some(node) = block_node(&host, device) else { return Ok(()) };
+    let mut backing = Backing::of(&host, &node, partuuid(&node));
+    (backing.cache, backing.volume) = (cache.into(), volume.into());
+    if backing.serial.is_none() && backing.partuuid.is_none() {
+        bail!(
+            "{}: has neither a serial number nor a partition's identity, so that udev cannot know it \
+             again: it is not hidden from others, take care that nobody mounts it",
+            device.display()
+        );
+    }
+    if write(Path::new(DIRECTORY), &backing)? {
+        look_again(&node);
+    }
+    Ok(())
+}
+
+/// A volume is forgotten: its device is everybody's again.
+pub fn erase(cache: &str, volume: &str) -> Result<()> {
+    let path = Path::new(DIRECTORY).join(format!("{cache}.{volume}"));
+    let Some(backing) = read(&path) else { return Ok(()) };
+    std::fs::remove_file(&path)
+        .with_context(|| format!("{}: cannot be removed; udev hides the device", path.display()))?;
+    let host = Host::default();
+    for node in host.nodes() {
+        if backing.is_same_device(&Backing::of(&host, &node, partuuid(&node))) {
+            look_again(&node);
+        }
+    }
+    Ok(())
+}
+
+/// Whose backing device this is; true with it: the device is a partition of the backing device.
+pub fn of(node: &Node, partuuid: Option<String>) -> Option<(Backing, bool)> {
+    of_in(Path::new(DIRECTORY), &Host::default(), node, partuuid)
+}
+
+fn of_in(
+    directory: &Path,
+    host: &Host,
+    node: &Node,
+    partuuid: Option<String>,
+) -> Option<(Backing, bool)> {
+    let own = Backing::of(host, node, partuuid);
+    let parent = node.parent().map(|parent| Backing::of(host, &parent, None));
+    let mut of_disk = None;
+    for entry in std::fs::read_dir(directory).ok()?.flatten() {
+        let Some(known) = read(&entry.path()) else { continue };
+        if known.is_same_device(&own) {
+            return Some((known, false));
+        }
+        if parent.as_ref().is_some_and(|parent| known.is_same_device(parent)) {
+            of_disk = Some((known, true));
+        }
+    }
+    of_disk
+}
+
+fn read(path: &Path) -> Option<Backing> {
+    serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()
+}
+
+/// Says whether anything is new.
+fn write(directory: &Path, backing: &Backing) -> Result<bool> {
+    let path = directory.join(backing.file_name());
+    if read(&path).as_ref() == Some(backing) {
+        return Ok(false);
+    }
+    let failed = || format!("{}: cannot be written", path.display());
+    std::fs::create_dir_all(directory).with_context(failed)?;
+    // Whole or not at all: it is read at every boot.
+    let new = directory.join(format!(".{}.new", backing.file_name()));
+    let mut file = std::fs::File::create(&new).with_context(failed)?;
+    file.write_all(serde_json::to_string_pretty(backing)?.as_bytes()).with_context(failed)?;
+    file.sync_all().with_context(failed)?;
+    std::fs::rename(&new, &path).with_context(failed)?;
+    std::fs::File::open(directory).and_then(|it| it.sync_all()).with_context(failed)?;
+    Ok(true)
+}
+
+fn block_node(host: &Host, device: &Path) -> Option<Node> {
+    match Target::of(device).ok()? {
+        Target::Block { number, .. } => host.node(number),
+        Target::File { .. } => None,
+    }
+}
+
+/// By the links that udev makes.
+fn partuuid(node: &Node) -> Option<String> {
+    link_to(node, "/dev/disk/by-partuuid")?.file_name()?.to_str().map(str::to_owned)
+}
+
+/// A name of the device that another does not get at the next boot.
+pub fn lasting_name(device: &Path) -> PathBuf {
+    let node = block_node(&Host::default(), device);
+    let find = |node: &Node| {
+        ["/dev/disk/by-id", "/dev/disk/by-partuuid"].iter().find_map(|it| link_to(node, it))
+    };
+    node.as_ref().and_then(find).unwrap_or_else(|| device.to_owned())
+}
+
+fn link_to(node: &Node, directory: &str) -> Option<PathBuf> {
+    let mut links: Vec<PathBuf> =
+        std::fs::read_dir(directory).ok()?.flatten().map(|entry| entry.path()).collect();
+    links.sort();
+    let wanted = Path::new("/dev").join(node.name.replace('!', "/"));
+    links.into_iter().find(|link| std::fs::canonicalize(link).is_ok_and(|path| path == wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Machine {
+        root: PathBuf,
+        host: Host,
+    }
+
+    impl Machine {
+        /// A disk `vda` of 8 sectors with a serial number, and its partition `vda1` of 4.
+        fn new(name: &str) -> Machine {
+            let root = std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&root);
+            let host = Host { proc: root.join("proc"), sys: root.join("sys") };
+            let machine = Machine { root, host };
+            machine.attribute("vda", "dev", "254:0");
+            machine.attribute("vda", "size", "8");
+            machine.attribute("vda", "serial", "S1");
+            machine.attribute("vda/vda1", "dev", "254:1");
+            machine.attribute("vda/vda1", "size", "4");
+            machine.attribute("vda/vda1", "partition", "1");
+            machine
+        }
+
+        fn attribute(&self, device: &str, name: &str, value: &str) {
+            let directory = self.root.join("sys/devices").join(device);
+            std::fs::create_dir_all(&directory).unwrap();
+            std::fs::write(directory.join(name), value).unwrap();
+            let link = |place: &str, name: &str| {
+                let place = self.root.join("sys").join(place);
+                std::fs::create_dir_all(&place).unwrap();
+                let _ = std::os::unix::fs::symlink(&directory, place.join(name));
+            };
+            link("class/block", device.rsplit('/').next().unwrap());
+            if name == "dev" {
+                link("dev/block", value);
+            }
+        }
+
+        fn of(&self, name: &str, partuuid: Option<&str>) -> Option<(String, bool)> {
+            let node = self.host.node_named(name).unwrap();
+            let found = of_in(&self.root.join("etc"), &self.host, &node, partuuid.map(Into::into));
+            found.map(|(backing, is_part)| (backing.volume, is_part))
+        }
+
+        fn hide(&self, name: &str, partuuid: Option<&str>, volume: &str) -> bool {
+            let node = self.host.node_named(name).unwrap();
+            let mut backing = Backing::of(&self.host, &node, partuuid.map(Into::into));
+            (backing.cache, backing.volume) = ("c".into(), volume.into());
+            write(&self.root.join("etc"), &backing).unwrap()
+        }
+    }
+
+    impl Drop for Machine {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.root);
+        }
+    }
+
+    #[test]
+    fn a_disk_is_hidden_with_its_partitions_and_a_partition_alone() {
+        let machine = Machine::new("hide-disk");
+        assert_eq!(machine.of("vda", None), None);
+        assert!(machine.hide("vda", None, "disk"));
+        assert!(!machine.hide("vda", None, "disk"), "nothing new");
+        assert_eq!(machine.of("vda", None), Some(("disk".into(), false)));
+        assert_eq!(machine.of("vda1", None), Some(("disk".into(), true)));
+
+        let machine = Machine::new("hide-part");
+        machine.hide("vda1", None, "part");
+        assert_eq!(machine.of("vda", None), None);
+        assert_eq!(machine.of("vda1", None), Some(("part".into(), false)));
+    }
+
+    #[test]
+    fn another_device_is_not_hidden() {
+        let machine = Machine::new("hide-other");
+        machine.hide("vda", None, "disk");
+        machine.attribute("vda", "serial", "S2");
+        assert_eq!(machine.of("vda", None), None);
+        machine.attribute("vda", "serial", "S1");
+        machine.attribute("vda", "size", "9");
+        assert_eq!(machine.of("vda", None), None);
+    }
+
+    #[test]
+    fn a_partition_without_a_serial_number_is_known_by_its_identity() {
+        let machine = Machine::new("hide-identity");
+        std::fs::remove_file(machine.root.join("sys/devices/vda/serial")).unwrap();
+        machine.hide("vda1", Some("1-2"), "part");
+        assert_eq!(machine.of("vda1", Some("1-2")), Some(("part".into(), false)));
+        assert_eq!(machine.of("vda1", Some("1-3")), None);
+        assert_eq!(machine.of("vda1", None), None, "two unknowns are not the same");
+    }
+
+    #[test]
+    fn rubbish_in_the_directory_hides_nothing() {
+        let machine = Machine::new("hide-rubbish");
+        machine.hide("vda", None, "disk");
+        std::fs::write(machine.root.join("etc/x"), "{").unwrap();
+        std::fs::write(machine.root.join("etc/c.disk"), [0xff, 0]).unwrap();
+        assert_eq!(machine.of("vda", None), None);
+    }
+}

@@ -1,0 +1,146 @@
+# boots with systemd: 4
+# boot 4 without: cache512
+# A machine as an operator would have it: the package, a configuration, fstab by UUID; volumes with XFS, LVM and a btrfs
+# over two of them, all backing devices partitions. It is shut down under load, its power is cut, it lacks its cache.
+#
+# XFS requires the service in fstab. LVM and btrfs do not, so that nothing but udev's rule keeps their old state on the
+# backing devices from being mounted.
+. ./lib.sh
+boot=$(cat boot)
+attach=$(cat attach)
+P4=/dev/disk/by-id/virtio-backing4096-part
+P5=/dev/disk/by-id/virtio-backing512-part
+
+mounted_from() { findmnt -n -o SOURCE "$1"; }
+# What a mount, or the volume group below it, rests on: the volumes by name, else the device.
+rests_on() { # MOUNT-POINT
+    local source kernel
+    source=$(mounted_from "$1") || { echo nothing; return; }
+    kernel=$(basename "$(readlink -f "$source")")
+    for kernel in $(ls "/sys/class/block/$kernel/slaves" 2>/dev/null | grep . || echo "$kernel"); do
+        udevadm info -q property "/dev/$kernel" | sed -n 's/^FOREBAY_VOLUME=//p' | grep . || echo "/dev/$kernel"
+    done
+}
+on_volumes() { rests_on "$1" | grep -qxE "$2" || { echo "$1 rests on $(rests_on "$1")"; return 1; }; }
+all_mounted() {
+    check "$1: XFS is mounted from its volume" on_volumes /srv/xfs xfs
+    check "$1: LVM is mounted from its volume" on_volumes /srv/lvm lvm
+    check "$1: btrfs is mounted from a volume" on_volumes /srv/btrfs 'b1|b2'
+    check "$1: btrfs is over two volumes" bash -c '[ "$(btrfs filesystem show /srv/btrfs | grep -c "path /dev")" = 2 ] &&
+        for it in $(btrfs filesystem show /srv/btrfs | sed -n "s/.*path //p"); do udevadm info -q property $it | grep FOREBAY_VOLUME=b || exit 1; done'
+}
+intact_all() { local it; for it in xfs lvm btrfs; do check "$1: $it has what was synced" intact "/srv/$it/synced" "/var/tmp/sums-$it"; done; }
+kernel_says() { journalctl -k -b -o cat --no-pager | grep -E -- "$1"; }
+journal() { journalctl -b -o cat --no-pager -u "$@"; }
+hidden() { # DEVICE
+    udevadm info -q property "$1" >/run/properties
+    grep -q '^FOREBAY_BACKING_OF=' /run/properties && grep -q '^SYSTEMD_READY=0' /run/properties &&
+        grep -q '^UDISKS_IGNORE=1' /run/properties && ! grep -qE '^ID_FS_TYPE=.|by-uuid' /run/properties || { cat /run/properties; return 1; }
+}
+dirty() { # NAME: data of the volume that is not on its backing device
+    forebay status --json | python3 -c "import json, sys; print(*[v['dirty_bytes'] >> 12 for v in json.load(sys.stdin)['volumes'] if v['name'] == '$1'])"
+}
+# Writers as services that systemd ends before it unmounts.
+load() {
+    local it
+    for it in xfs lvm btrfs; do
+        systemd-run -q --unit "load-$it" -p RequiresMountsFor="/srv/$it" bash -c \
+            "while :; do dd if=/dev/urandom of=/srv/$it/load bs=64k count=64 conv=notrunc 2>/dev/null; done"
+    done
+    sleep 5
+}
+
+case $boot in
+1)
+    check "the package is installed" dpkg --force-depends -i ./forebay_*.deb || finish
+    check "man page, completion and example are there" bash -c "ls /usr/share/man/man1/forebay.1.gz /usr/share/bash-completion/completions/forebay /usr/share/doc/forebay/examples/example.toml"
+    systemd-analyze verify --man=no forebay@x.service >/run/verify 2>&1
+    check "systemd understands the unit" bash -c '! grep forebay@ /run/verify'
+    check "partitions" bash -c "for it in backing4096 backing512; do sgdisk -o -n 1:0:+512M -n 2:0:+512M /dev/disk/by-id/virtio-\$it; partprobe /dev/disk/by-id/virtio-\$it 2>/dev/null || partx -u /dev/disk/by-id/virtio-\$it; done; udevadm settle; ls ${P4}2 ${P5}2" || finish
+    check "format" forebay format /dev/disk/by-id/virtio-cache512
+    uuid=$(forebay inspect /dev/disk/by-id/virtio-cache512 superblock --json | grep -oE '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}' | head -1)
+    part() { blkid -s PARTUUID -o value "$1"; }
+    cat >/etc/forebay/data.toml <<END
+cache = "UUID=$uuid"
+attach = "$attach"
+memory = "256M"
+[volume.xfs]
+backing = "${P4}1"
+[volume.lvm]
+backing = "PARTUUID=$(part "${P4}2")"
+[volume.b1]
+backing = "${P5}1"
+[volume.b2]
+backing = "${P5}2"
+END
+    check "the configuration is good" forebay config check
+    check "enable --now" systemctl enable --now forebay@data || { journal forebay@data; finish; }
+    check "the unit is active, and says what it serves" bash -c "systemctl status forebay@data | tee /dev/stderr | grep 'serves xfs, lvm, b1, b2'"
+    check "names in /dev/forebay" wait_for 20 test -b /dev/forebay/xfs -a -b /dev/forebay/lvm -a -b /dev/forebay/b1 -a -b /dev/forebay/b2 || finish
+    check "mkfs.xfs" mkfs.xfs -q /dev/forebay/xfs
+    check "LVM" bash -c "pvcreate -q /dev/forebay/lvm && vgcreate -q vg /dev/forebay/lvm && lvcreate -q -n lv -l 100%FREE vg && mkfs.ext4 -q /dev/vg/lv"
+    check "mkfs.btrfs over two volumes" mkfs.btrfs -q -d raid0 -m raid1 /dev/forebay/b1 /dev/forebay/b2
+    udevadm settle
+    # Of the package lvm2: at shutdown it takes volume groups apart.
+    systemctl enable -q --now blk-availability
+    mkdir -p /srv/{xfs,lvm,btrfs}
+    cat >/etc/fstab <<END
+UUID=$(blkid -s UUID -o value /dev/forebay/xfs) /srv/xfs xfs x-systemd.requires=forebay@data.service,nofail 0 2
+UUID=$(blkid -s UUID -o value /dev/vg/lv) /srv/lvm ext4 nofail 0 2
+UUID=$(blkid -s UUID -o value /dev/forebay/b1) /srv/btrfs btrfs nofail 0 0
+END
+    systemctl daemon-reload
+    check "mount by fstab" systemctl start srv-xfs.mount srv-lvm.mount srv-btrfs.mount || { journalctl -b -o cat --no-pager | tail -n 40; finish; }
+    all_mounted "first"
+    for it in xfs lvm btrfs; do mkdir "/srv/$it/synced"; fill "/srv/$it/synced" "/var/tmp/sums-$it"; done
+    # The backing devices get a state that could be mounted, before what comes next.
+    check "drain" forebay drain
+    for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2"; do check "hidden: ${it##*/}" hidden "$it"; done
+    check "the disks themselves are not hidden" bash -c "! udevadm info -q property /dev/disk/by-id/virtio-backing512 | grep FOREBAY"
+    check "by-uuid leads to the volumes" bash -c "for it in /dev/disk/by-uuid/*; do readlink -f \$it; done | grep -vE '^/dev/(vd|sr)' && ! ls -l /dev/disk/by-uuid | grep -E 'vd[a-z][0-9]'"
+    systemctl stop srv-{xfs,lvm,btrfs}.mount
+    vgchange -q -an vg
+    systemctl stop forebay@data
+    check "stopped" bash -c "! systemctl is-active forebay@data"
+    sed -i 's|^\(backing.*\)|\1\nmode = "write-back"|' /etc/forebay/data.toml
+    check "started again" systemctl start forebay@data
+    check "mounted again" wait_for 60 systemctl start srv-xfs.mount srv-lvm.mount srv-btrfs.mount
+    load
+    finish
+    ;;
+2)
+    check "back without a hand: the service is active" systemctl is-active forebay@data
+    check "back without a hand: everything is mounted" wait_for 60 mountpoint -q /srv/btrfs
+    all_mounted "after a shutdown under load"
+    check "shutdown under load: the cache was closed" bash -c '! journalctl -b -o cat -u forebay@data | grep "not a clean one"'
+    check "shutdown under load: XFS has no log to replay" bash -c 'journalctl -k -b -o cat | grep "Ending clean mount" && ! journalctl -k -b -o cat | grep -i "Starting recovery"'
+    check "shutdown under load: ext4 has no journal to replay" bash -c '! journalctl -k -b -o cat | grep -E "EXT4-fs .*(recovery|orphan)"'
+    intact_all "after a shutdown"
+    for it in xfs lvm btrfs; do rm -rf "/srv/$it/synced"; mkdir "/srv/$it/synced"; fill "/srv/$it/synced" "/var/tmp/sums-$it"; sync -f "/srv/$it/."; done
+    load
+    sync -f /var/tmp
+    for it in xfs lvm b1 b2; do check "dirty data at the power cut: $it" test "$(dirty $it)" -gt 100; done
+    cut
+    ;;
+3)
+    check "after a power cut: the service is active" wait_for 60 systemctl is-active forebay@data
+    check "after a power cut: everything is mounted" wait_for 60 bash -c 'mountpoint -q /srv/btrfs && mountpoint -q /srv/lvm && mountpoint -q /srv/xfs'
+    all_mounted "after a power cut"
+    check "after a power cut: the cache was recovered" bash -c 'journalctl -b -o cat -u forebay@data | grep "not a clean one"'
+    intact_all "after a power cut"
+    # So that there is something dirty that a mount of the backing devices would lack.
+    for it in xfs lvm btrfs; do echo newest >"/srv/$it/newest"; sync -f "/srv/$it/."; done
+    finish
+    ;;
+4)
+    check "without its cache: the machine comes up" systemctl is-active multi-user.target
+    # Until systemd waits for none of them any more.
+    wait_for 150 bash -c '! systemctl list-jobs --no-legend | grep -E "srv|by.x2duuid"'
+    for it in xfs lvm btrfs; do check "without its cache: $it is not mounted" bash -c "! mountpoint -q /srv/$it"; done
+    check "without its cache: the log names what is missing" bash -c "journalctl -b -o cat -u forebay@data | tee /dev/stderr | grep -E 'UUID=[-0-9a-f]*: the cache device is not there'"
+    check "without its cache: no old state can be mounted by hand" bash -c "! mount ${P4}1 /mnt 2>&1 && ! mount /srv/xfs && ! mountpoint /srv/xfs"
+    check "without its cache: LVM has activated nothing" bash -c "! ls /dev/mapper/vg-lv"
+    for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2"; do check "without its cache, hidden: ${it##*/}" hidden "$it"; done
+    finish
+    ;;
+esac
