@@ -370,7 +370,7 @@ pub struct ServeArgs {
     ///
     /// A bare volume is for comparison: nothing is cached. Never serve a device bare while a cache holds
     /// data that is not on it yet; `forebay drain` comes first.
-    #[arg(long)]
+    #[arg(long, required_unless_present_any = ["name", "config", "volumes"])]
     pub cache: Option<PathBuf>,
     /// A volume to add, or to change; those that the cache remembers are served without it
     ///

@@ -87,8 +87,11 @@ fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
 fn failure(error: &anyhow::Error) -> ExitCode {
     let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
     eprintln!("forebay: {}", causes.join(": "));
-    let no_daemon = error.downcast_ref::<NoDaemon>().is_some();
-    ExitCode::from(if no_daemon { 5 } else { 1 })
+    ExitCode::from(match () {
+        () if error.is::<config::Mistakes>() => 2,
+        () if error.is::<NoDaemon>() => 5,
+        () => 1,
+    })
 }
 
 /// A command line that is not understood: one line in the form of every other error, and exit code

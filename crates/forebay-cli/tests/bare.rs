@@ -62,7 +62,8 @@ fn what_needs_a_cache_is_refused_without_one() {
     let mut none = Command::new(env!("CARGO_BIN_EXE_forebay"));
     let done = none.args(["serve", "--attach", "none"]).output().unwrap();
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
-    assert!(said.contains("without --cache, give --volume"), "{said}");
+    assert_eq!(done.status.code(), Some(2));
+    assert!(said.contains("--cache <CACHE>"), "{said}");
 }
 
 /// A disk of 7,200 turns a minute cannot read twenty far places faster than it seeks.

@@ -96,9 +96,6 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         exports.borrow_mut().push((entry, served.index));
     }
     if exports.borrow().is_empty() {
-        if args.cache.is_none() {
-            bail!("without --cache, give --volume NAME=BACKING to serve that device bare");
-        }
         let problems = daemon.problems.join("; ");
         // The next start finds it as this one did.
         daemon.close(args.stop_timeout)?;

@@ -37,6 +37,7 @@ use Kind::{Count, Counter, Gauge, Histogram, Info};
 /// Of the daemon, the cache and each volume.
 pub const ROWS: &[Row] = &[
     row("pid", Gauge, "Process id of the daemon."),
+    row("started_at", Gauge, "When the daemon started to serve (Unix time)."),
     row("problems", Count, "Things that are wrong now; `forebay status` names them."),
     row("memory.bytes", Gauge, "Memory taken at start, by part."),
     row("", Info, "Words about the daemon."),

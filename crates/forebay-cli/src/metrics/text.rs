@@ -104,7 +104,9 @@ pub fn name(path: &str) -> (String, f64) {
     let name = name.replace('.', "_");
     match name.strip_suffix("_us") {
         Some(name) => (format!("{name}_seconds"), 1e-6),
-        None if path == "volumes.backing_as_of" => (format!("{name}_timestamp_seconds"), 1e-3),
+        None if matches!(path, "volumes.backing_as_of" | "started_at") => {
+            (format!("{name}_timestamp_seconds"), 1e-3)
+        }
         None => (name, 1.0),
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! A disk with a queue serves what is near its head. Thirty-two sorted writes are always nearer than the one
 //! read of a guest, so in one queue the read waits for ever, and fewer writes in flight do not help
-//! (`docs/decisions/0012-time-slices.md` has the figures). So only one side at a time has anything under
+//! (`docs/decisions/0013-time-slices.md` has the figures). So only one side at a time has anything under
 //! way: the guests' *foreground*, reads and writes around the log, or *write-back*.
 //!
 //! # Invariants

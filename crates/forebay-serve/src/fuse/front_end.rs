@@ -34,7 +34,7 @@ use std::sync::Arc;
 /// Requests that are not answered.
 const PLACE_COUNT: usize = 512;
 /// Bytes for their payload.
-const POOL_BYTES: usize = 32 << 20;
+const POOL_BYTES: usize = 4 << 20;
 /// Most requests taken in one turn: the answers to them go out before the next are read.
 const RECEIVE_COUNT_MAX: usize = 8;
 const BLOCK: usize = BLOCK_BYTES as usize;
