@@ -110,8 +110,8 @@ umount /mnt
 wipe "$disk"
 serve a --cache $S/cache512 --volume "v=$disk" --attach none --listen nbd+unix:///run/a.sock || fail "serve"
 check "another cache" $FOREBAY format $S/cache4096
-refuses "backing device of a running daemon" "in exclusive use|another forebay" $FOREBAY serve --cache $S/cache4096 --volume "w=$disk" --attach none --listen nbd+unix:///run/b.sock
-refuses "cache of a running daemon" "in exclusive use|another forebay" $FOREBAY format --force --lose-dirty $S/cache512
+refuses "backing device of a running daemon" "is in use by|in exclusive use|another forebay" $FOREBAY serve --cache $S/cache4096 --volume "w=$disk" --attach none --listen nbd+unix:///run/b.sock
+refuses "cache of a running daemon" "is in use by|in exclusive use|another forebay" $FOREBAY format --force --lose-dirty $S/cache512
 check "what a daemon holds cannot be mounted" bash -c "mkfs.ext4 -q -F $disk 2>&1 | grep -q -i 'in use' || ! mount $disk /mnt2"
 stop "stop" a
 finish
