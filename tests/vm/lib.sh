@@ -107,7 +107,7 @@ wipe() { # DEVICE...: empty again
 partitions() { blockdev --rereadpt "$1" && wait_for 10 test -b "$2"; }
 
 # The power goes, in a test with several boots.
-cut() {
+cut_power() {
     echo "$passed passed, $failed failed, $skipped skipped"
     /rig/cut
     fail "the machine went on after a power cut"

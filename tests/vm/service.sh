@@ -120,7 +120,7 @@ END
     load
     sync -f /var/tmp
     for it in xfs lvm b1 b2; do check "dirty data at the power cut: $it" test "$(dirty $it)" -gt 100; done
-    cut
+    cut_power
     ;;
 3)
     check "after a power cut: the service is active" wait_for 60 systemctl is-active forebay@data
