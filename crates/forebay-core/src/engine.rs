@@ -17,7 +17,7 @@ use crate::map::index::Index;
 use crate::map::slots::Slots;
 use crate::mutant::Mutants;
 use crate::payload::Payload;
-use crate::policy::writeback::{LANE_COUNT, Lane};
+use crate::policy::lane::{LANE_COUNT, Lane};
 use crate::request::{Op, Request, RequestError};
 use crate::slab::Slab;
 use crate::units::{BLOCK_BYTES, BufferId, Lba, SegmentId, Sequence, Tick, VolumeIndex};

@@ -13,7 +13,7 @@ use crate::log::reclaim::CHANCE_COUNT_MAX;
 use crate::log::segment::Segments;
 use crate::map::index::Index;
 use crate::map::slots::Slots;
-use crate::policy::writeback::Lane;
+use crate::policy::lane::Lane;
 use crate::slab::Slab;
 use crate::units::BLOCK_BYTES;
 use crate::volume::Volume;

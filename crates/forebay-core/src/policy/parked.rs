@@ -43,7 +43,7 @@ use crate::memory::vec_bytes;
 use crate::mutant::Mutant;
 use crate::op::read::Source;
 use crate::payload::{Payload, Place};
-use crate::policy::writeback::{Part, Run};
+use crate::policy::lane::{Part, Run};
 use crate::request::RequestError;
 use crate::units::{Lba, Slot, Tick, VolumeIndex};
 use crate::volume::Volume;

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A lane: the memory one batch of write-back works in. Its runs go from reading to written in ascending
+//! order; their blocks pass through frames, a ring of its own in the write-back window.
+
+use crate::engine::Config;
+use crate::memory::{queue_bytes, vec_bytes};
+use crate::policy::batch::{Batch, Stretch};
+use crate::policy::parked::PARTS_MAX;
+use crate::units::Lba;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// Batches that may be under way at once, over all volumes.
+pub(crate) const LANE_COUNT: usize = 4;
+/// Runs of one batch that may be under way at once.
+pub(super) const RUN_COUNT_MAX: usize = 256;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RunState {
+    Reading,
+    Writing,
+    Done,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub(super) stretch: Stretch,
+    pub(super) frame: u32,
+    pub(super) frames: u32,
+    pub(super) state: RunState,
+    /// Reads or writes under way, or waiting to be.
+    pub(super) remaining: u16,
+    /// Some of its blocks are refused.
+    pub(super) refused: bool,
+}
+
+/// A part of a run that is one write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(super) run: u32,
+    /// Blocks from the run's first.
+    pub(super) from: u64,
+    pub(super) blocks: u64,
+}
+
+/// Memory for one batch.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(super) taken: bool,
+    pub(super) batch: Batch,
+    pub(super) runs: VecDeque<Run>,
+    /// Number of the run at the front.
+    pub(super) front: u32,
+    /// Number of the next run to be written.
+    pub(super) next_write: u32,
+    pub(super) frame_base: u32,
+    pub(super) frame_count: u32,
+    pub(super) frame_next: u32,
+    pub(super) frames_used: u32,
+    /// Effects under way.
+    pub(super) under_way: u32,
+    pub(super) writes_under_way: u16,
+    pub(super) given_out: bool,
+    /// Completions the engine had seen when it went on last: without another one it cannot.
+    pub(super) seen: u64,
+    /// It is given up as soon as nothing of it is under way.
+    pub(super) failed: bool,
+    /// What is refused is halved, and parked in the end.
+    pub(super) parking: bool,
+    /// Parked blocks are tried, too.
+    pub(super) trying: bool,
+    /// Parts of refused writes, to be tried next.
+    pub(super) parts: VecDeque<Part>,
+    /// Blocks of refused zeros.
+    pub(super) zeros: Vec<Lba>,
+    /// Something was written or, where nothing else was, the device was flushed.
+    pub(super) works: bool,
+    /// Writes that were refused.
+    pub(super) refusals: u32,
+    /// It has put off the next try.
+    pub(super) put_off: bool,
+    /// Because not all that was found lost could be noted.
+    pub(super) crowded: bool,
+}
+
+impl Lane {
+    pub(crate) fn new(index: usize, config: &Config) -> Lane {
+        let frame_count = config.window_blocks / LANE_COUNT as u32;
+        Lane {
+            taken: false,
+            batch: Batch::new(
+                config.batch_blocks_max as usize + crate::limits::RECORD_ENTRIES_MAX,
+                config.extent_count_max as usize,
+            ),
+            runs: VecDeque::with_capacity(RUN_COUNT_MAX),
+            front: 0,
+            next_write: 0,
+            frame_base: index as u32 * frame_count,
+            frame_count,
+            frame_next: 0,
+            frames_used: 0,
+            under_way: 0,
+            writes_under_way: 0,
+            given_out: false,
+            seen: 0,
+            failed: false,
+            crowded: false,
+            parking: false,
+            trying: false,
+            parts: VecDeque::with_capacity(PARTS_MAX),
+            zeros: Vec::with_capacity(PARTS_MAX),
+            works: false,
+            refusals: 0,
+            put_off: false,
+        }
+    }
+
+    pub(crate) fn memory_bytes(config: &Config) -> u64 {
+        let items = config.batch_blocks_max as usize + crate::limits::RECORD_ENTRIES_MAX;
+        let lane = size_of::<Lane>() + RUN_COUNT_MAX * size_of::<Run>();
+        let parts = PARTS_MAX * (size_of::<Part>() + size_of::<Lba>());
+        let batch = Batch::memory_bytes(items, config.extent_count_max as usize);
+        LANE_COUNT as u64 * (batch + (lane + parts) as u64)
+    }
+
+    /// Bytes of memory it takes.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let parts = queue_bytes(&self.parts) + vec_bytes(&self.zeros);
+        size_of::<Lane>() as u64 + self.batch.held_bytes() + queue_bytes(&self.runs) + parts
+    }
+
+    #[inline]
+    pub(super) fn run(&mut self, number: u32) -> &mut Run {
+        &mut self.runs[number.wrapping_sub(self.front) as usize]
+    }
+
+    /// Consecutive frames, given back in the order they were taken.
+    pub(super) fn take_frames(&mut self, blocks: u32) -> Option<(u32, u32)> {
+        let left = self.frame_count - self.frame_next;
+        let (skip, at) = if blocks <= left { (0, self.frame_next) } else { (left, 0) };
+        if self.frames_used + skip + blocks > self.frame_count {
+            return None;
+        }
+        self.frames_used += skip + blocks;
+        self.frame_next = at + blocks;
+        Some((self.frame_base + at, skip + blocks))
+    }
+}
