@@ -13,7 +13,7 @@ pub use attached::Attached;
 use crate::args::Attach;
 use anyhow::{Result, bail};
 use forebay_core::units::VolumeIndex;
-use forebay_serve::attach::{Attachments, Reports};
+use forebay_serve::attach::{Attachments, DeviceVolume, Reports};
 use forebay_serve::server::Server;
 use std::path::PathBuf;
 
@@ -28,6 +28,17 @@ pub struct Wanted {
     pub backing: PathBuf,
     /// Whether the backing device takes discards.
     pub discards: bool,
+}
+
+impl Wanted {
+    fn device_volume(&self) -> DeviceVolume {
+        DeviceVolume {
+            index: self.index,
+            uuid: self.uuid,
+            size_bytes: self.size_bytes,
+            logical_block: self.logical_block,
+        }
+    }
 }
 
 /// What makes the devices, and what went wrong with those of a daemon before.
@@ -91,8 +102,8 @@ impl Kind {
         let names = wanted.iter().map(|volume| (volume.index, volume.name.clone())).collect();
         let begun: Result<Begun> = match self {
             #[cfg(feature = "ublk")]
-            Kind::Ublk => ublk::begin(server, wanted),
-            Kind::Nbd => nbd::begin(server, wanted),
+            Kind::Ublk => ublk::begin(server, &wanted),
+            Kind::Nbd => nbd::begin(server, &wanted),
             #[cfg(feature = "fuse")]
             Kind::Fuse => fuse::begin(server, uuid, wanted),
             #[cfg(not(all(feature = "fuse", feature = "ublk")))]

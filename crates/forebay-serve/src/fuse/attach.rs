@@ -2,8 +2,8 @@
 //! Loop devices over the mounted files, made and ended by a thread of their own (K1).
 
 use super::mount::{FuseMount, FuseVolume};
-use crate::attach::{Attachments, Report, Reports, Teller, spawn_apart};
-use forebay::host::loop_device::{self, Holder, LoopDevice, LoopError, LoopOptions};
+use crate::attach::{Attachments, Report, Reports, Teller, Told, spawn_apart};
+use forebay::host::loop_device::{self, LoopDevice, LoopError, LoopOptions};
 use forebay::host::machine::Host;
 use std::error::Error;
 use std::fs;
@@ -156,11 +156,10 @@ fn release(
             Path::new("/dev").join(&found.node.name) == device && mount.holds(&found.backing_file)
         })
     };
-    let mut told: Vec<(PathBuf, Vec<Holder>)> = Vec::new();
+    let mut told = Told::default();
     devices.retain(|device| match loop_device::detach(device) {
         Err(LoopError::StillHeld { holders, .. }) => {
-            told.push((device.clone(), holders.clone()));
-            teller.tell(Report::Held { device: device.clone(), holders });
+            told.tell(device, holders, teller);
             true
         }
         // Detached, by us or by somebody before.
@@ -194,18 +193,7 @@ fn release(
     }
 }
 
-fn tell_holders(
-    host: &Host,
-    device: &Path,
-    told: &mut Vec<(PathBuf, Vec<Holder>)>,
-    teller: &Teller,
-) {
+fn tell_holders(host: &Host, device: &Path, told: &mut Told, teller: &Teller) {
     let Some(node) = host.node_at_path(device) else { return };
-    let holders = loop_device::holders(host, node.number);
-    match told.iter_mut().find(|entry| entry.0 == device) {
-        Some(entry) if entry.1 == holders => return,
-        Some(entry) => entry.1.clone_from(&holders),
-        None => told.push((device.into(), holders.clone())),
-    }
-    teller.tell(Report::Held { device: device.into(), holders });
+    told.tell(device, loop_device::holders(host, node.number), teller);
 }
