@@ -51,6 +51,8 @@ pub struct VolumeStatus {
     /// A flush of the backing device failed that should have covered writes around the log: flushes
     /// answer errors until the volume is opened again.
     pub flush_failed: bool,
+    /// Blocks that are lost now: their newest version rotted while it was dirty, and reads of them fail.
+    pub lost_blocks_now: u64,
     /// Segments its log has.
     pub segments: u32,
     /// Something placed is not durable yet.
@@ -295,6 +297,7 @@ impl Engine {
             parked_first: state.parked.first(),
             parked_full: state.parked.full,
             flush_failed: state.around_lost,
+            lost_blocks_now: state.extents.lost_blocks(),
             segments: log.segment_count,
             undurable: log.placed > log.durable.through,
             undurable_since: (log.placed > log.durable.through)

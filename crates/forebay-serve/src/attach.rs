@@ -100,6 +100,13 @@ pub enum Report {
         /// Of which volume.
         volume: VolumeIndex,
     },
+    /// It was to be detached if nobody held it, and could not be.
+    Kept {
+        /// `/dev/loop3`.
+        device: PathBuf,
+        /// Why.
+        error: Box<dyn Error + Send + Sync>,
+    },
     /// All are gone, or what could not be removed.
     Gone(io::Result<()>),
 }
@@ -132,7 +139,7 @@ impl Teller {
 }
 
 /// Who has a device.
-enum Claim {
+pub(crate) enum Claim {
     /// Nobody but us, and everything that was written to it was handed to the loop.
     Ours(File),
     /// These do.
@@ -140,7 +147,7 @@ enum Claim {
 }
 
 /// Opens a block device for us alone. On a thread apart (K3).
-fn claim(device: &Path) -> io::Result<Claim> {
+pub(crate) fn claim(device: &Path) -> io::Result<Claim> {
     let host = Host::default();
     let holders = match host.node_at_path(device) {
         Some(node) => loop_device::holders(&host, node.number),
@@ -211,6 +218,11 @@ pub(crate) fn detach_each<D, E>(
     }
 }
 
+/// What a thread that only tries once takes for the end of patience.
+pub(crate) fn once() -> Arc<AtomicBool> {
+    Arc::new(AtomicBool::new(true))
+}
+
 /// Starts a thread.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name.into()).spawn(work).map(drop)
@@ -264,6 +276,10 @@ impl Reports {
 pub trait Attachments {
     /// Begins to detach `devices`, each when its last holder closes it, and what they stand on.
     fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()>;
+
+    /// Begins to detach one device if nobody holds it, and reports [`Report::Detached`], else
+    /// [`Report::Held`] or [`Report::Kept`].
+    fn try_release(&mut self, device: PathBuf) -> io::Result<()>;
 
     /// Ends the wait for those who hold devices: what becomes of these when the process ends says
     /// [`Attachments::outlive`].

@@ -385,8 +385,13 @@ impl Shard {
         if !self.engine.may_detach(index) {
             return Ok(false);
         }
+        let recorded = self.superblock.volumes[usize::from(index.0)].take();
+        if let Err(error) = self.write_superblock() {
+            // One copy may say so already: the cache device has failed, and the volume is clean.
+            self.superblock.volumes[usize::from(index.0)] = recorded;
+            return Err(error);
+        }
         self.had[usize::from(index.0)] = true;
-        self.forget(index)?;
         self.engine.detach(index, &mut self.memory);
         self.backings[usize::from(index.0)] = None;
         self.latencies[usize::from(index.0)] = None;

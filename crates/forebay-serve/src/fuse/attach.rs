@@ -2,7 +2,7 @@
 //! Loop devices over the mounted files, made and ended by a thread of their own (K1).
 
 use super::mount::{FuseMount, FuseVolume};
-use crate::attach::{Attachments, Report, Reports, Teller, Told, spawn_apart};
+use crate::attach::{Attachments, Claim, Report, Reports, Teller, Told, claim, spawn_apart};
 use forebay::host::loop_device::{self, LoopDevice, LoopError, LoopOptions};
 use forebay::host::machine::Host;
 use std::error::Error;
@@ -67,6 +67,14 @@ impl Attachments for FuseAttachments {
         let kept: Vec<_> = lease.into_iter().chain([bell.as_fd()]).collect();
         spawn_apart("detach", &kept, move || {
             release(devices, &mount, &teller, &is_given_up);
+        })
+    }
+
+    fn try_release(&mut self, device: PathBuf) -> io::Result<()> {
+        let teller = self.teller.clone();
+        let bell = teller.bell();
+        spawn_apart("detach", &[bell.as_fd()], move || {
+            teller.tell(try_detach(device));
         })
     }
 
@@ -140,6 +148,20 @@ fn limit(device: &Path, volume: &FuseVolume) {
     let _ = fs::write(queue.join("max_sectors_kb"), "1024");
     if !volume.discards_to_zero {
         let _ = fs::write(queue.join("discard_max_bytes"), "0");
+    }
+}
+
+/// The claim ends before the device does: who takes it in between keeps it until they close it.
+fn try_detach(device: PathBuf) -> Report {
+    match claim(&device) {
+        Ok(Claim::Ours(claimed)) => drop(claimed),
+        Ok(Claim::Held(holders)) => return Report::Held { device, holders },
+        Err(error) => return Report::Kept { device, error: error.into() },
+    }
+    match loop_device::detach(&device) {
+        Ok(()) => Report::Detached { device },
+        Err(LoopError::StillHeld { holders, .. }) => Report::Held { device, holders },
+        Err(error) => Report::Kept { device, error: error.into() },
     }
 }
 

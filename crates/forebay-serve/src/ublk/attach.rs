@@ -19,7 +19,7 @@ use super::front_end::{Device, UblkFrontEnd};
 use super::queue::Queue;
 use super::wire::{DeviceInfo, Parameters, State};
 use crate::attach::{Attachments, DeviceVolume, Geometry, Report, Reports, Teller};
-use crate::attach::{detach_each, spawn, spawn_apart};
+use crate::attach::{detach_each, once, spawn, spawn_apart};
 use forebay::io::Bell;
 use forebay_core::limits::REQUEST_BYTES_MAX;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
@@ -191,11 +191,17 @@ fn tune(number: u32, depth: u16) {
     let _ = fs::write(queue.join("nr_requests"), (depth - 1).to_string());
 }
 
-impl Attachments for UblkAttachments {
-    fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()> {
+impl UblkAttachments {
+    /// Ends devices on a thread of their own, which tells `ended` what became of it.
+    fn detach(
+        &self,
+        devices: &[PathBuf],
+        is_given_up: Arc<AtomicBool>,
+        ended: impl FnOnce(&Teller, Result<(), UblkError>) + Send + 'static,
+    ) -> io::Result<()> {
         let is_one = |it: &&Served| devices.contains(&block_path(it.number));
         let served = self.served.iter().filter(is_one).cloned().collect();
-        let (teller, is_given_up) = (self.teller.clone(), Arc::clone(&self.is_given_up));
+        let teller = self.teller.clone();
         let bell = teller.bell();
         spawn_apart("detach", &[bell.as_fd()], move || {
             let path = |it: &Served| block_path(it.number);
@@ -209,7 +215,24 @@ impl Attachments for UblkAttachments {
                     end(&mut control, device, claim)
                 })
             });
+            ended(&teller, result);
+        })
+    }
+}
+
+impl Attachments for UblkAttachments {
+    fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()> {
+        self.detach(&devices, Arc::clone(&self.is_given_up), |teller, result| {
             teller.tell(Report::Gone(result.map_err(io::Error::other)));
+        })
+    }
+
+    fn try_release(&mut self, device: PathBuf) -> io::Result<()> {
+        let known = device.clone();
+        self.detach(&[known], once(), |teller, result| {
+            if let Err(error) = result {
+                teller.tell(Report::Kept { device, error: error.into() });
+            }
         })
     }
 

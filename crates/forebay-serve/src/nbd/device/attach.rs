@@ -17,7 +17,7 @@ use super::control::{Control, NbdDeviceError, Shape, check_alike, find, is_of, n
 use super::control::{path_of, tune};
 use super::front_end::{Arrival, NbdDeviceFrontEnd, Slot};
 use crate::attach::{Attachments, DeviceVolume, Geometry, Report, Reports, Teller};
-use crate::attach::{detach_each, spawn, spawn_apart};
+use crate::attach::{detach_each, once, spawn, spawn_apart};
 use crate::nbd::export::{Agreed, Export, Features, LogicalBlock, Session};
 use forebay::io::Bell;
 use forebay::shard::uuid_text;
@@ -76,6 +76,8 @@ pub(super) enum Order {
     Lost(usize),
     /// Detach these, and end.
     Release(Vec<PathBuf>),
+    /// Detach this one if nobody holds it.
+    TryRelease(PathBuf),
 }
 
 /// A volume and its device.
@@ -119,6 +121,11 @@ impl Attachments for NbdAttachments {
         self.orders.send(Order::Release(devices)).map_err(|_| io::Error::other("it has ended"))
     }
 
+    fn try_release(&mut self, device: PathBuf) -> io::Result<()> {
+        let order = Order::TryRelease(device);
+        self.orders.send(order).map_err(|_| io::Error::other("it has ended"))
+    }
+
     /// The devices stay, and wait for the next process.
     fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
@@ -154,7 +161,20 @@ impl Worker {
         while let Ok(order) = ordered.recv() {
             match order {
                 Order::Lost(slot) => self.renew(slot),
-                Order::Release(devices) => return self.release(devices),
+                Order::Release(devices) => {
+                    let is_given_up = Arc::clone(&self.is_given_up);
+                    return self.detach(&devices, is_given_up, |teller, result| {
+                        teller.tell(Report::Gone(result.map_err(io::Error::other)));
+                    });
+                }
+                Order::TryRelease(device) => {
+                    let known = device.clone();
+                    self.detach(&[known], once(), |teller, result| {
+                        if let Err(error) = result {
+                            teller.tell(Report::Kept { device, error: error.into() });
+                        }
+                    });
+                }
             }
         }
     }
@@ -221,13 +241,19 @@ impl Worker {
         });
     }
 
-    fn release(self, devices: Vec<PathBuf>) {
-        let Worker { devices: known, teller, is_given_up, .. } = self;
-        let is_ours = |number: u32| known.iter().any(|it| is_of(number, &it.shape.identifier));
+    /// Ends devices on a thread of their own, which tells `ended` what became of it.
+    fn detach(
+        &self,
+        devices: &[PathBuf],
+        is_given_up: Arc<AtomicBool>,
+        ended: impl FnOnce(&Teller, Result<(), NbdDeviceError>) + Send + 'static,
+    ) {
+        let is_ours =
+            |number: u32| self.devices.iter().any(|it| is_of(number, &it.shape.identifier));
         // What was disconnected since is not ours any more.
         let numbers: Vec<u32> =
             devices.iter().filter_map(|it| number_of(it)).filter(|it| is_ours(*it)).collect();
-        let failed = teller.clone();
+        let (teller, failed) = (self.teller.clone(), self.teller.clone());
         let bell = failed.bell();
         let work = move || {
             let path = |it: &u32| path_of(*it);
@@ -243,7 +269,7 @@ impl Worker {
                     Ok(())
                 })
             });
-            teller.tell(Report::Gone(result.map_err(io::Error::other)));
+            ended(&teller, result);
         };
         if let Err(error) = spawn_apart("detach", &[bell.as_fd()], work) {
             failed.tell(Report::Gone(Err(error)));
