@@ -356,6 +356,7 @@ impl Shard {
             volume.head = Head::NONE;
             volume.watermark = Sequence(0);
             volume.tail = forebay_core::units::Ordinal(1);
+            volume.frozen = false;
         });
         self.write_superblock()?;
         let recorded = self.superblock.volumes[usize::from(index.0)].clone();

@@ -147,6 +147,11 @@ impl Recovered {
         self.volume(volume).map_or(Sequence(0), |volume| volume.log.watermark)
     }
 
+    /// Whether dirty blocks of a volume were lost that nobody can name, now or at an opening before.
+    pub fn is_frozen(&self, volume: VolumeIndex) -> bool {
+        self.volume(volume).is_some_and(|volume| volume.frozen)
+    }
+
     /// Blocks of a volume that are not on its backing device, superseded versions included.
     pub fn dirty_blocks(&self, volume: VolumeIndex) -> u64 {
         self.volume(volume).map_or(0, |volume| volume.log.dirty_blocks)
