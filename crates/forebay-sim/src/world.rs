@@ -442,7 +442,9 @@ impl World {
             if self.setup.steady { 100 * micro } else { latency * self.slowness(&effect) };
         let mut flight = Flight { token, effect, pieces: None, through: 0 };
         match effect {
-            Effect::FlushCache { .. } => flight.through = self.cache.flush_begin(),
+            Effect::FlushCache { .. } | Effect::WriteSuperblock { .. } => {
+                flight.through = self.cache.flush_begin();
+            }
             Effect::FlushBacking { volume, .. } => {
                 flight.through = self.volumes[usize::from(volume.0)].device.flush_begin();
             }
@@ -652,7 +654,9 @@ impl World {
             self.rot();
         }
         match effect {
-            Effect::WriteSuperblock { change, .. } => self.change_superblock(change, 4),
+            Effect::WriteSuperblock { change, .. } => {
+                self.change_superblock(change, 4, flight.through);
+            }
             Effect::WriteCache { .. } | Effect::WriteArea { .. } => {
                 let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
                 let mut pieces = pieces.expect("a write has bytes");
@@ -742,14 +746,21 @@ impl World {
     /// Writes both copies of the superblock, each flushed.
     pub(crate) fn write_superblock(&mut self) {
         self.superblock.sequence += 1;
-        self.write_superblock_in_part(4);
+        let through = self.cache.flush_begin();
+        self.write_superblock_in_part(4, through);
     }
 
     /// Writes the superblock with something new in it: one copy, a flush, the other, a flush; only
-    /// the first `steps` of these.
-    pub(crate) fn change_superblock(&mut self, change: SuperblockChange, steps: u64) {
+    /// the first `steps` of these. The flushes make durable what they must, no more: what was complete
+    /// (`through`) when all that began.
+    pub(crate) fn change_superblock(
+        &mut self,
+        change: SuperblockChange,
+        steps: u64,
+        through: u64,
+    ) {
         change.apply(&mut self.superblock);
-        self.write_superblock_in_part(steps);
+        self.write_superblock_in_part(steps, through);
         if steps == 4 {
             self.marks.hit(match change {
                 SuperblockChange::Checkpoint { .. } => "checkpoint named",
@@ -758,16 +769,18 @@ impl World {
         }
     }
 
-    fn write_superblock_in_part(&mut self, steps: u64) {
+    fn write_superblock_in_part(&mut self, steps: u64, through: u64) {
         let copies = Superblock::addresses(self.superblock.size_bytes);
         for (copy, address) in copies.into_iter().enumerate() {
             if steps > 2 * copy as u64 {
                 let bytes = self.superblock.encode(address);
-                self.cache.write(crate::opening::pieces(address, &bytes));
-            }
-            if steps > 2 * copy as u64 + 1 {
-                let through = self.cache.flush_begin();
-                self.cache.flush_end(through);
+                let pieces = crate::opening::pieces(address, &bytes);
+                if steps > 2 * copy as u64 + 1 {
+                    self.cache.flush_end(through);
+                    self.cache.write_durably(pieces);
+                } else {
+                    self.cache.write(pieces);
+                }
             }
         }
     }
