@@ -45,6 +45,8 @@ pub(crate) struct Flight {
 pub enum Done {
     /// Records are written.
     Record,
+    /// The first record of a segment is written: what was in its place is gone.
+    First,
     /// The cache device is flushed.
     Flush,
     /// Pages of a checkpoint are written.
@@ -59,11 +61,18 @@ pub enum Done {
 
 impl Done {
     /// All but the most frequent.
-    pub const RARE: [Done; 5] =
-        [Done::Flush, Done::Pages, Done::Superblock, Done::Backing, Done::BackingFlush];
+    pub const RARE: [Done; 6] = [
+        Done::First,
+        Done::Flush,
+        Done::Pages,
+        Done::Superblock,
+        Done::Backing,
+        Done::BackingFlush,
+    ];
 
     fn of(effect: &Effect) -> Option<Done> {
         match effect {
+            Effect::WriteCache { block: 0, .. } => Some(Done::First),
             Effect::WriteCache { .. } => Some(Done::Record),
             Effect::FlushCache { .. } => Some(Done::Flush),
             Effect::WriteArea { .. } => Some(Done::Pages),
@@ -753,12 +762,7 @@ impl World {
     /// Writes the superblock with something new in it: one copy, a flush, the other, a flush; only
     /// the first `steps` of these. The flushes make durable what they must, no more: what was complete
     /// (`through`) when all that began.
-    pub(crate) fn change_superblock(
-        &mut self,
-        change: SuperblockChange,
-        steps: u64,
-        through: u64,
-    ) {
+    pub(crate) fn change_superblock(&mut self, change: SuperblockChange, steps: u64, through: u64) {
         change.apply(&mut self.superblock);
         self.write_superblock_in_part(steps, through);
         if steps == 4 {
