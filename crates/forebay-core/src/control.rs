@@ -171,12 +171,7 @@ impl Engine {
         state.serving = serving && !state.frozen;
     }
 
-    /// Accepts that unnamed dirty blocks are lost: the volume may be served again.
-    pub fn unfreeze(&mut self, volume: VolumeIndex) {
-        self.volume(volume).frozen = false;
-    }
-
-    /// Whether the volume's backing device may have missed a write of a frozen volume.
+    /// Whether dirty data of the volume was lost that nobody can name: it is not served.
     pub fn is_frozen(&self, volume: VolumeIndex) -> bool {
         self.volume_ref(volume).is_some_and(|state| state.frozen)
     }
@@ -248,6 +243,7 @@ impl Engine {
             let log = &state.log;
             recorded.mode = state.mode;
             recorded.drained = state.drained;
+            recorded.frozen = state.frozen;
             recorded.next_sequence = log.next_sequence;
             recorded.watermark = log.durable.watermark;
             recorded.tail = log.durable.tail.max(recorded.tail);

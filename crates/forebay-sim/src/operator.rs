@@ -169,6 +169,7 @@ impl World {
             recorded.head = Head::NONE;
             recorded.watermark = Sequence(0);
             recorded.tail = Ordinal(1);
+            recorded.frozen = false;
         }
         self.write_superblock();
         let recorded = self.superblock.volumes[index].clone().expect("it is attached");

@@ -17,6 +17,8 @@
 //!   durable, so what is bad is rot.
 //! - **V4** Recovering twice gives the same; a crash within recovery changes nothing, since the
 //!   only write is the superblock's.
+//! - **V7** A volume that was found frozen stays so, whatever becomes of the records that showed it: a
+//!   checkpoint or the next head lies behind them.
 //! - **V5** Sequences and segment sequences go on above everything seen, void or not.
 //!
 //! # Not here
@@ -218,6 +220,7 @@ pub fn reopen(superblock: &Superblock, found: &Recovered, mutants: Mutants) -> S
             volume.tail = found.log.tail;
             volume.flush_epoch = found.log.flush_epoch;
             volume.backing_as_of = found.log.backing_as_of;
+            volume.frozen = found.frozen; // V7
         }
     }
     next
@@ -240,7 +243,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             cursor: Cursor::default(),
             lost_blocks: 0,
             unnamed_lost: None,
-            frozen: behind.unknown_end,
+            frozen: behind.unknown_end || recorded.frozen, // V7
             head: Head::NONE,
         };
         out.log.watermark = behind.watermark;

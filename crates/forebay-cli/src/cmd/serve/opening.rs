@@ -9,7 +9,7 @@ use crate::units::size;
 use crate::{backing, memory};
 use anyhow::{Context, Result};
 use forebay::io::{Device, MemoryDevice, ReactorKind};
-use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions, wall_now};
+use forebay::shard::{CACHE_SOURCE, Opening, ShardOptions, wall_now};
 use forebay_core::engine::{Acknowledge, Config};
 use forebay_core::limits::CACHE_BYTES_MIN;
 use forebay_core::log::recovery::Damage;
@@ -47,13 +47,32 @@ impl Daemon {
         let vhost_sockets = crate::vhost::socket_count(args);
         let room = volumes.max(1) + SPARE_VOLUMES;
         let counts = memory::Counts { volumes: room, vhost_sockets, devices };
-        options.config = memory::fit(&options.config, &found.superblock, counts, args.memory)?;
-        let parts = memory::parts(&found.superblock, counts, &options.config);
-        let total: u64 = parts.iter().map(|part| part.1).sum();
-        let parts: Vec<String> =
-            parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
-        info!("takes {} of memory for at most {room} volumes: {}", size(total), parts.join(", "));
-        let shard = Shard::open(device, &options)?;
+        let wanted = options.config;
+        options.config = memory::fit(&wanted, 0, &found.superblock, counts, args.memory)?;
+        let tell = |config: &Config| {
+            let parts = memory::parts(&found.superblock, counts, config);
+            let total: u64 = parts.iter().map(|part| part.1).sum();
+            let parts: Vec<String> =
+                parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
+            info!(
+                "takes {} of memory for at most {room} volumes: {}",
+                size(total),
+                parts.join(", ")
+            );
+        };
+        tell(&options.config);
+        let mut opening = Opening::begin(device, &options)?;
+        let extents = opening.config().extent_count_max;
+        if extents > options.config.extent_count_max {
+            let fitted = memory::fit(&wanted, extents, &found.superblock, counts, args.memory);
+            let config = fitted.with_context(|| {
+                format!("the log holds {extents} ranges that were zeroed, discarded or lost")
+            })?;
+            warn!("the log holds {extents} ranges that were zeroed, discarded or lost");
+            tell(&config);
+            opening.set_config(config);
+        }
+        let shard = opening.finish()?;
         let mut daemon = Daemon {
             server: Server::new(shard),
             cache_path: cache,

@@ -169,8 +169,11 @@ impl Daemon {
             self.server.shard.record(index, |volume| volume.path = text.clone())?;
         }
         if self.server.shard.engine().is_frozen(index) {
-            let text =
-                format!("{}: is frozen: dirty data is lost and cannot be named", recorded.name);
+            let text = format!(
+                "{}: is frozen: dirty data is lost and cannot be named; see `forebay check`, and give it up \
+                 with `forebay forget --lose-dirty`",
+                recorded.name
+            );
             self.problem(text);
         }
         let how = if self.cache_path.is_some() { "in front of" } else { "bare, on" };
