@@ -18,6 +18,7 @@ for it in $odd $big; do
     check "$it: no scheduler, and a tag to spare" is "$(queue "$it" scheduler | tr -d ' ') $(queue "$it" nr_requests)" "[none] 127"
 done
 bytes_are_exact
+check "odd: what was discarded reads as zeros" cmp -n 2097152 <(dd if="/dev/$odd" bs=1M skip=8 count=2 iflag=direct status=none) /dev/zero
 check "odd: discard reached the engine" bash -c "$FOREBAY status --json --control $(control u) | grep -o '\"errors\":0' | head -1 | grep -q ."
 
 file_systems "/dev/$odd" xfs ext4 btrfs
