@@ -62,51 +62,84 @@ fn headers(world: &World) -> Vec<u64> {
     (first..first + blocks).filter(magic).collect()
 }
 
-/// The last segment of a log is torn, so its only record is void. The log goes on in that segment, with a record of the same size; the write of that one is lost, so the void one is there
-/// again: valid, of this place in this log, and not what the next record goes on from. The first
-/// opening after knows it by its generation. The second one took it for the log's own: what had been
-/// flushed was gone without a word, and what was void was back.
+/// What lies in a segment from `at` on is as it was before it was written last.
+fn lose_write(world: &mut World, at: u64, blocks: u64, cells: std::ops::Range<usize>) {
+    let now = world.moment();
+    for cell in cells {
+        world.volumes[0].model.may_be_lost(cell, now);
+    }
+    for block in at..at + blocks {
+        let older = world.cache.before(block);
+        world.cache.rot(block, older);
+    }
+}
+
+/// Opened again and again: each read is compared with the model, and gives an error or what was flushed.
+fn check(world: &mut World, blocks: &[u64]) {
+    for _ in 0..3 {
+        power_cut(world);
+        for block in blocks {
+            assert!(world.ask(0, Op::Read, block * BLOCK_BYTES, BLOCK_BYTES).expect("it is taken"));
+            settle(world);
+        }
+    }
+}
+
+/// Writes, without a flush, so that each of these fills the rest of a segment. Then the power fails, and
+/// the first of them is torn, so that all are void.
+fn cut(world: &mut World, writes: &[(u64, u64)]) {
+    let whole = headers(world);
+    for (block, blocks) in writes {
+        write(world, *block, *blocks);
+    }
+    while headers(world).len() < whole.len() + writes.len() {
+        assert!(world.step().expect("it goes on"));
+    }
+    let torn = *headers(world).iter().find(|at| !whole.contains(at)).expect("they are new");
+    Rc::make_mut(&mut world.setup).rot = u64::MAX;
+    world.cache.rot(torn + 1, Block::zero());
+    power_cut(world);
+    assert_eq!(world.marks.count("log cut"), 1);
+}
+
+/// Writes and flushes one after the other; says where the first of it went: over what is void.
+fn go_on(world: &mut World, writes: &[(u64, u64)]) -> u64 {
+    let before = headers(world);
+    let kept: Vec<Rc<Block>> = before.iter().map(|at| world.cache.read(*at)).collect();
+    for (block, blocks) in writes {
+        write(world, *block, *blocks);
+        flush(world);
+    }
+    let is_new = |(at, was): &(&u64, &Rc<Block>)| !Rc::ptr_eq(&world.cache.read(**at), was);
+    let place = before.iter().zip(&kept).find(is_new);
+    *place.expect("the log goes on in the place of what is void").0
+}
+
+/// The last segment of a log is torn, and its only record void. The log goes on in that segment, with a record
+/// of the same size; the write of that one is lost, so the void one is there again: valid, of this place in
+/// this log, and not what the next record goes on from. The first opening after knows it by its generation.
+/// The second one took it for the log's own: what had been flushed was gone without a word, and what was void
+/// was back.
 #[test]
 fn a_void_record_does_not_come_back_where_the_write_of_a_later_one_was_lost() {
     let mut world = world();
     write(&mut world, 0, 15);
     flush(&mut world);
-    let first = headers(&world);
-    // Each fills a segment; nothing calls them durable, and the first of them is torn.
-    write(&mut world, 30, 15);
-    write(&mut world, 60, 15);
-    while headers(&world).len() < first.len() + 2 {
-        assert!(world.step().expect("it goes on"));
-    }
-    let torn = *headers(&world).iter().find(|at| !first.contains(at)).expect("there is a record");
-    Rc::make_mut(&mut world.setup).rot = u64::MAX;
-    world.cache.rot(torn + 3, Block::zero());
-    power_cut(&mut world);
-    assert_eq!(world.marks.count("log cut"), 1);
-    let before = headers(&world);
-    let kept: Vec<Rc<Block>> = before.iter().map(|at| world.cache.read(*at)).collect();
-    write(&mut world, 80, 15);
+    cut(&mut world, &[(30, 15), (60, 15)]);
+    let place = go_on(&mut world, &[(80, 15), (100, 1), (101, 1)]);
+    lose_write(&mut world, place, 16, 80..95);
+    check(&mut world, &[0, 14, 30, 80, 94, 100, 101]);
+}
+
+/// The same, and the cut is in the middle of the segment before. How far that one belongs to the log is said by
+/// each record of the segment behind it, so it is known for as long as one of those is there.
+#[test]
+fn where_a_log_was_cut_is_said_by_every_record_of_the_next_segment() {
+    let mut world = world();
+    write(&mut world, 0, 1);
     flush(&mut world);
-    for block in [100, 101] {
-        write(&mut world, block, 1);
-        flush(&mut world);
-    }
-    let lost = before.iter().zip(&kept).find(|(at, was)| !Rc::ptr_eq(&world.cache.read(**at), was));
-    let lost = *lost.expect("the log goes on in the place of what is void").0;
-    let now = world.moment();
-    for cell in 80..95 {
-        world.volumes[0].model.may_be_lost(cell, now);
-    }
-    for block in lost..lost + 16 {
-        let older = world.cache.before(block);
-        world.cache.rot(block, older);
-    }
-    for _ in 0..3 {
-        power_cut(&mut world);
-        // As any read, it is compared with the model: an error, or what was flushed.
-        for block in [0, 14, 30, 80, 94, 100, 101] {
-            assert!(world.ask(0, Op::Read, block * BLOCK_BYTES, BLOCK_BYTES).expect("it is taken"));
-            settle(&mut world);
-        }
-    }
+    cut(&mut world, &[(10, 13), (30, 15), (60, 15)]);
+    let place = go_on(&mut world, &[(80, 1), (90, 13), (110, 1), (111, 1)]);
+    lose_write(&mut world, place, 2, 80..81);
+    check(&mut world, &[0, 10, 22, 30, 44, 80, 90, 102, 110, 111]);
 }
