@@ -380,6 +380,8 @@ impl Engine {
         }
         let Some((area, first)) = self.checkpoint_next() else {
             for (end, volume) in self.checkpoint.ends.iter_mut().zip(&mut self.volumes) {
+                // A volume that comes to this place before the naming is in no page.
+                *end = Sequence(0);
                 if let Some(volume) = volume {
                     *end = volume.log.placed; // T1
                     volume.log.wanted = volume.log.wanted.max(volume.log.placed);
