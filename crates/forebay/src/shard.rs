@@ -141,6 +141,10 @@ pub struct Shard {
     answers: Vec<(Answer, Begun)>,
     done: Vec<Completion>,
     naming: Option<Naming>,
+    /// What came for others while a naming was waited for.
+    kept: Vec<(u64, i32)>,
+    /// Places that volumes have had in this opening: front ends may still use the old names.
+    had: [bool; VOLUME_COUNT_MAX],
     naming_memory: Arena,
     naming_bytes: Vec<u8>,
     started: Instant,
@@ -224,9 +228,10 @@ impl Shard {
         Some(VolumeIndex(at as u8))
     }
 
-    /// A free place for a new volume.
+    /// A free place for a new volume, where none was detached from in this opening.
     pub fn free_index(&self) -> Result<VolumeIndex, OpenError> {
-        let at = self.superblock.volumes.iter().position(Option::is_none);
+        let mut places = self.superblock.volumes.iter().zip(&self.had);
+        let at = places.position(|(volume, had)| volume.is_none() && !had);
         Ok(VolumeIndex(at.ok_or(OpenError::TooManyVolumes)? as u8))
     }
 
@@ -290,7 +295,41 @@ impl Shard {
         self.write_superblock()
     }
 
+    /// Ends the serving of a volume that is on its backing device, and takes it out of the cache. Says
+    /// whether that is done: it is not while something of it is under way. Its device is given back then.
+    pub fn detach(&mut self, index: VolumeIndex) -> Result<bool, OpenError> {
+        self.engine.serve(index, false);
+        if !self.engine.may_detach(index) {
+            return Ok(false);
+        }
+        let recorded = self.superblock.volumes[usize::from(index.0)].take();
+        if let Err(error) = self.write_superblock() {
+            // One copy may say so already: the cache device has failed, and the volume is clean.
+            self.superblock.volumes[usize::from(index.0)] = recorded;
+            return Err(error);
+        }
+        self.had[usize::from(index.0)] = true;
+        self.engine.detach(index, &mut self.memory);
+        self.backings[usize::from(index.0)] = None;
+        self.latencies[usize::from(index.0)] = None;
+        self.run_effects();
+        Ok(true)
+    }
+
+    /// Takes requests to a volume again whose detaching was begun.
+    pub fn serve_again(&mut self, index: VolumeIndex) {
+        self.engine.serve(index, true);
+    }
+
+    /// Both copies, one after the other, and not while a naming writes them: what it has in hand is older, and
+    /// would be there in the end.
     fn write_superblock(&mut self) -> Result<(), OpenError> {
+        while self.naming.is_some() {
+            let mut kept = std::mem::take(&mut self.kept);
+            let waited = self.turn_on(None, &mut kept);
+            self.kept = kept;
+            waited.map_err(system("wait for the cache device"))?;
+        }
         self.superblock.sequence += 1;
         self.superblock.written_at = wall_now();
         Ok(cache::write_superblock(self.cache.as_ref(), &self.superblock)?)
@@ -355,6 +394,16 @@ impl Shard {
     /// One turn of the loop: waits at most `timeout` (`None`: for as long as it takes) for
     /// something to happen, does it, and hands on what is not a device's.
     pub fn turn(
+        &mut self,
+        timeout: Option<Duration>,
+        foreign: &mut Vec<(u64, i32)>,
+    ) -> io::Result<()> {
+        let timeout = if self.kept.is_empty() { timeout } else { Some(Duration::ZERO) };
+        foreign.append(&mut self.kept);
+        self.turn_on(timeout, foreign)
+    }
+
+    fn turn_on(
         &mut self,
         timeout: Option<Duration>,
         foreign: &mut Vec<(u64, i32)>,

@@ -128,6 +128,11 @@ impl Engine {
             || self.health == CacheHealth::Failed
     }
 
+    /// Whether one is being written.
+    pub(crate) fn is_checkpointing(&self) -> bool {
+        self.checkpoint.stage != Stage::Idle
+    }
+
     /// Checkpoints completed since the cache was opened.
     pub fn checkpoint_count(&self) -> u64 {
         self.checkpoint.count

@@ -118,6 +118,15 @@ impl ExtentMap {
         self.list.lost()
     }
 
+    /// Blocks that are lost.
+    pub fn lost_blocks(&self) -> u64 {
+        if self.lost_len() == 0 {
+            return 0;
+        }
+        let lost = self.iter().filter(|extent| extent.kind == Kind::Lost);
+        lost.map(|extent| extent.end - extent.start).sum()
+    }
+
     /// Whether one more extent is sure to fit: it may split another in two.
     pub fn has_room(&self) -> bool {
         self.has_room_for(1)

@@ -158,6 +158,8 @@ impl Opening {
             answers: Vec::with_capacity(REQUESTS_INSIDE_MAX),
             done: Vec::with_capacity(TOKEN_COUNT_MAX),
             naming: None,
+            kept: Vec::new(),
+            had: [false; VOLUME_COUNT_MAX],
             naming_bytes: vec![0; SUPERBLOCK_SIZE],
             naming_memory: Arena::anonymous(2 * SUPERBLOCK_SIZE).map_err(system("take memory"))?,
             started: Instant::now(),

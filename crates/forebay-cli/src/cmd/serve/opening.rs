@@ -19,6 +19,10 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use tracing::{info, warn};
 
+/// So many volumes can be attached while the daemon runs, besides those that it began with: memory is taken at
+/// the start.
+const SPARE_VOLUMES: usize = 2;
+
 impl Daemon {
     /// `devices`: what volumes will be attached by.
     pub(super) fn open(
@@ -41,7 +45,8 @@ impl Daemon {
         let is_new = |wanted: &&VolumeSpec| recorded().all(|volume| volume.name != wanted.name);
         let volumes = recorded().count() + args.volumes.iter().filter(is_new).count();
         let vhost_sockets = crate::vhost::socket_count(args);
-        let counts = memory::Counts { volumes: volumes.max(1), vhost_sockets, devices };
+        let room = volumes.max(1) + SPARE_VOLUMES;
+        let counts = memory::Counts { volumes: room, vhost_sockets, devices };
         let wanted = options.config;
         options.config = memory::fit(&wanted, 0, &found.superblock, counts, args.memory)?;
         let tell = |config: &Config| {
@@ -49,7 +54,11 @@ impl Daemon {
             let total: u64 = parts.iter().map(|part| part.1).sum();
             let parts: Vec<String> =
                 parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
-            info!("takes {} of memory for {volumes} volumes: {}", size(total), parts.join(", "));
+            info!(
+                "takes {} of memory for at most {room} volumes: {}",
+                size(total),
+                parts.join(", ")
+            );
         };
         tell(&options.config);
         let mut opening = Opening::begin(device, &options)?;
@@ -71,7 +80,14 @@ impl Daemon {
             volumes: Vec::new(),
             desk: Rc::default(),
             problems: Vec::new(),
-            attached: None,
+            devices,
+            attached: Vec::new(),
+            leaving: None,
+            exports: Rc::default(),
+            listen: args.listen.clone(),
+            room,
+            is_ending: false,
+            is_from_file: args.is_from_file(),
             watch: Watch::new(),
             activity: "opens the cache",
             started_at: wall_now(),
