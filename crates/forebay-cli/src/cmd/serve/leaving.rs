@@ -69,6 +69,12 @@ impl Daemon {
             bail!("{name}: the cache device has failed, so nothing can be taken out of it");
         }
         if let Some(status) = shard.engine().status(index) {
+            if status.frozen {
+                bail!(
+                    "{name}: is frozen: dirty data is lost and cannot be named; stop the daemon, and give it up \
+                     with `forebay forget --lose-dirty`"
+                );
+            }
             if status.dirty {
                 let dirty = size(status.dirty_blocks * BLOCK_BYTES);
                 let backing = served.backing.display();
