@@ -87,10 +87,12 @@ END
     # Of the package lvm2: at shutdown it takes volume groups apart.
     systemctl enable -q --now blk-availability
     mkdir -p /srv/{xfs,lvm,btrfs}
+    # An emulated machine takes its time.
+    late=nofail,x-systemd.device-timeout=200
     cat >/etc/fstab <<END
-UUID=$(blkid -s UUID -o value /dev/forebay/xfs) /srv/xfs xfs x-systemd.requires=forebay@data.service,nofail 0 2
-UUID=$(blkid -s UUID -o value /dev/vg/lv) /srv/lvm ext4 nofail 0 2
-UUID=$(blkid -s UUID -o value /dev/forebay/b1) /srv/btrfs btrfs nofail 0 0
+UUID=$(blkid -s UUID -o value /dev/forebay/xfs) /srv/xfs xfs x-systemd.requires=forebay@data.service,$late 0 2
+UUID=$(blkid -s UUID -o value /dev/vg/lv) /srv/lvm ext4 $late 0 2
+UUID=$(blkid -s UUID -o value /dev/forebay/b1) /srv/btrfs btrfs $late 0 0
 END
     systemctl daemon-reload
     check "mount by fstab" systemctl start srv-xfs.mount srv-lvm.mount srv-btrfs.mount || { journalctl -b -o cat --no-pager | tail -n 40; finish; }
@@ -139,7 +141,7 @@ END
 4)
     check "without its cache: the machine comes up" systemctl is-active multi-user.target
     # Until systemd waits for none of them any more.
-    wait_for 150 bash -c '! systemctl list-jobs --no-legend | grep -E "srv|by.x2duuid"'
+    wait_for 280 bash -c '! systemctl list-jobs --no-legend | grep -E "srv|by.x2duuid"'
     for it in xfs lvm btrfs; do check "without its cache: $it is not mounted" bash -c "! mountpoint -q /srv/$it"; done
     check "without its cache: the log names what is missing" bash -c "journalctl -b -o cat -u forebay@data | tee /dev/stderr | grep -E 'UUID=[-0-9a-f]*: the cache device is not there'"
     check "without its cache: no old state can be mounted by hand" bash -c "! mount ${P4}1 /mnt 2>&1 && ! mount /srv/xfs && ! mountpoint /srv/xfs"
