@@ -1,6 +1,7 @@
-# boots: 6
-# The machine is killed at random under programs that fsync, on ext4 and XFS on two volumes, again and again: each time both
-# file systems must be whole and have all that was synced. What was synced is told to a disk of its own (fsync_work.py).
+# boots: 3
+# The machine is killed at random under programs that fsync, on ext4 and XFS on two volumes, once less than it boots (more
+# often in `make soak`): each time both file systems must be whole and have all that was synced. What was synced is told to a
+# disk of its own (fsync_work.py).
 . ./lib.sh
 boot=$(cat boot) boots=$(cat boots)
 modprobe -a ublk_drv xfs ext4

@@ -65,6 +65,8 @@ fn a_checkpoint_ends_when_a_volume_comes_to_where_another_was() {
         assert!(!world.volumes[0].attached);
         ask(&mut world, 1, Op::Write { fua: true }, BLOCK_BYTES);
         begin_checkpoint(&mut world);
+        // Placed while pages are copied, so that the naming waits for it.
+        assert!(world.ask(1, Op::Write { fua: false }, 0, BLOCK_BYTES).expect("it is taken"));
         for _ in 0..steps {
             world.step().expect("it goes on");
         }
