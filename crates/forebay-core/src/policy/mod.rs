@@ -5,4 +5,5 @@ pub mod batch;
 pub(crate) mod lane;
 pub mod parked;
 pub(crate) mod slices;
+pub mod streams;
 pub mod writeback;
