@@ -72,6 +72,7 @@ impl Engine {
     /// Adds a volume with an empty log at a free place. The superblock that names it is durable.
     pub fn attach(&mut self, index: VolumeIndex, recorded: &superblock::Volume) {
         assert!(self.volumes[usize::from(index.0)].is_none());
+        self.tickets.void_all();
         let next = Sequence(recorded.next_sequence.0.max(1));
         // It ends at 0, as its head in the superblock says: a header that called more than that
         // durable would make a torn first record look like a rotten one.
@@ -113,6 +114,7 @@ impl Engine {
             }
             let segment = self.segments.get_mut(at);
             segment.become_state(crate::log::segment::State::Free);
+            self.retired -= 1;
             segment.next = None;
             self.segments.put_free(at);
         }
@@ -124,6 +126,7 @@ impl Engine {
 
     /// Begins or ends taking requests: the backing device is there, or is not.
     pub fn serve(&mut self, volume: VolumeIndex, serving: bool) {
+        self.tickets.void_all();
         let state = self.volume(volume);
         state.serving = serving && !state.frozen;
     }
@@ -270,6 +273,12 @@ impl Engine {
     /// Bytes of a volume.
     pub fn volume_bytes(&self, volume: VolumeIndex) -> Option<u64> {
         self.volume_ref(volume).map(|state| state.size_bytes)
+    }
+
+    /// Whether the log says what a block reads as.
+    pub fn is_in_log(&self, volume: VolumeIndex, lba: Lba) -> bool {
+        self.index.get(volume, lba).is_some()
+            || self.volume_ref(volume).is_some_and(|state| state.extents.get(lba).is_some())
     }
 
     /// What a range would read as without looking at data: runs of (blocks, reads as zeros).

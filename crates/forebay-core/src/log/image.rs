@@ -184,7 +184,7 @@ pub(crate) fn read_index<R: CacheReader>(
     Some(index)
 }
 
-fn slot_count(superblock: &Superblock) -> u64 {
+pub(crate) fn slot_count(superblock: &Superblock) -> u64 {
     u64::from(superblock.segment_count) * u64::from(superblock.segment_blocks())
 }
 
