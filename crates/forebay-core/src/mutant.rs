@@ -48,6 +48,8 @@ pub enum Mutant {
     CheckpointNotDurable,
     CheckpointSweepSkipped,
     CheckpointKeepsExtents,
+    CheckpointRunInPlace,
+    CheckpointRunChangeForgotten,
     ParkedForgotten,
     ParkedStale,
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 /// What a run of many seeds must have come past.
-pub const EXPECTED: [&str; 93] = [
+pub const EXPECTED: [&str; 94] = [
     "fill placed",
     "fill read",
     "fill refused: first touch",
@@ -52,6 +52,7 @@ pub const EXPECTED: [&str; 93] = [
     "slow backing device",
     "slow cache device",
     "volume attached in mid-run",
+    "volume detached in mid-run",
     "volume forgotten",
     "volume's data forgotten",
     "around the log",

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 44] = [
+pub const ALL: [Mutant; 46] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -50,6 +50,8 @@ pub const ALL: [Mutant; 44] = [
     Mutant::CheckpointNotDurable,
     Mutant::CheckpointSweepSkipped,
     Mutant::CheckpointKeepsExtents,
+    Mutant::CheckpointRunInPlace,
+    Mutant::CheckpointRunChangeForgotten,
     Mutant::ParkedForgotten,
     Mutant::ParkedStale,
 ];
