@@ -16,8 +16,10 @@ use crate::log::segment::Segments;
 use crate::map::index::Index;
 use crate::map::slots::Slots;
 use crate::mutant::Mutants;
+use crate::op::around::Around;
 use crate::payload::Payload;
 use crate::policy::lane::{LANE_COUNT, Lane};
+use crate::policy::streams::Streams;
 use crate::request::{Op, Request, RequestError};
 use crate::slab::Slab;
 use crate::units::{BLOCK_BYTES, BufferId, Lba, SegmentId, Sequence, Tick, VolumeIndex};
@@ -114,6 +116,9 @@ pub(crate) struct Active {
     /// Last sequence it placed.
     pub(crate) sequence: Sequence,
     pub(crate) edges_read: bool,
+    /// Blocks of the run of writes that it ends.
+    pub(crate) run: u64,
+    pub(crate) around: Around,
     /// Its answer waits, or waited, for the backing device.
     pub(crate) backing_waited: bool,
 }
@@ -175,6 +180,8 @@ pub struct Engine {
     /// Frames behind the window that no second chance is using.
     pub(crate) chance_frames: Vec<u32>,
     pub(crate) checkpoint: Checkpointer,
+    /// Runs of writes.
+    pub(crate) streams: Streams,
 }
 
 /// Where segments lie.
@@ -236,6 +243,7 @@ impl Engine {
                 superblock.segment_count,
                 superblock.segment_blocks(),
             ),
+            streams: Streams::default(),
         };
         for (index, found) in recovered.volumes.into_iter().enumerate() {
             if let (Some(found), Some(Some(recorded))) = (found, superblock.volumes.get(index)) {
@@ -311,6 +319,8 @@ impl Engine {
             failed: None,
             sequence: Sequence(0),
             edges_read: false,
+            run: 0,
+            around: Around::No,
             backing_waited: false,
         });
         match request.op {
@@ -348,8 +358,8 @@ impl Engine {
             Pending::CacheFlush => self.cache_flushed(result),
             Pending::Read(piece) => self.read_complete(piece, result, payload),
             Pending::Writeback(work) => self.writeback_complete(work, result, payload),
-            Pending::Around { request } => self.around_complete(request, result),
-            Pending::AroundFlush { volume } => self.around_flushed(volume, result),
+            Pending::Around { request } => self.around_complete(request, result, payload),
+            Pending::AroundFlush { volume } => self.around_flushed(volume, result, payload),
             Pending::CheckpointPages => self.checkpoint_written(result),
             Pending::CheckpointFlush => self.checkpoint_flushed(result),
             Pending::CheckpointName => self.checkpoint_named(result),

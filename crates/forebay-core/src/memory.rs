@@ -14,6 +14,7 @@ use crate::log::segment::Segments;
 use crate::map::index::Index;
 use crate::map::slots::Slots;
 use crate::policy::lane::Lane;
+use crate::policy::streams::Streams;
 use crate::slab::Slab;
 use crate::units::BLOCK_BYTES;
 use crate::volume::Volume;
@@ -46,7 +47,8 @@ impl Engine {
             + (2 * TOKEN_COUNT_MAX * size_of::<Effect>()) as u64
             + (VOLUME_COUNT_MAX * size_of::<usize>()) as u64
             + u64::from(config.buffer_count) * 2
-            + (CHANCE_COUNT_MAX * size_of::<u32>()) as u64;
+            + (CHANCE_COUNT_MAX * size_of::<u32>()) as u64
+            + Streams::memory_bytes();
         [
             ("index", Index::memory_bytes(slots)),
             ("slots and checksums", Slots::memory_bytes(slots)),
@@ -72,7 +74,8 @@ impl Engine {
             + queue_bytes(&self.effects)
             + vec_bytes(&self.volumes)
             + vec_bytes(&self.buffers)
-            + vec_bytes(&self.chance_frames);
+            + vec_bytes(&self.chance_frames)
+            + Streams::memory_bytes();
         [
             ("index", self.index.held_bytes()),
             ("slots and checksums", self.slots.held_bytes()),

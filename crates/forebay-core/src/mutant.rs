@@ -46,6 +46,14 @@ pub enum Mutant {
     CheckpointKeepsExtents,
     ParkedForgotten,
     ParkedStale,
+    EntryAfterWrite,
+    EntryBeforeFlush,
+    VoidedWrittenBack,
+    EntryNotDurable,
+    StrictSpansFlush,
+    OrderIgnored,
+    BatchBeforeFlush,
+    DirtyEntryFirst,
 }
 
 /// Which fault is on.

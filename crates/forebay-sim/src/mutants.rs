@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 40] = [
+pub const ALL: [Mutant; 48] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -48,6 +48,14 @@ pub const ALL: [Mutant; 40] = [
     Mutant::CheckpointKeepsExtents,
     Mutant::ParkedForgotten,
     Mutant::ParkedStale,
+    Mutant::EntryAfterWrite,
+    Mutant::EntryBeforeFlush,
+    Mutant::VoidedWrittenBack,
+    Mutant::EntryNotDurable,
+    Mutant::StrictSpansFlush,
+    Mutant::OrderIgnored,
+    Mutant::BatchBeforeFlush,
+    Mutant::DirtyEntryFirst,
 ];
 
 /// Runs seeds with a fault on until one fails; says which, and how long that took.

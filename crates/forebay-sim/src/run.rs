@@ -520,6 +520,12 @@ fn clean_stop_whole(world: &mut World) -> Outcome {
             world.forget_volume(&mut superblock, index);
         }
     }
+    for (index, volume) in world.volumes.iter_mut().enumerate() {
+        if engine.wants_backing_flush(VolumeIndex(index as u8)) {
+            let through = volume.device.flush_begin();
+            volume.device.flush_end(through);
+        }
+    }
     for address in Superblock::addresses(superblock.size_bytes) {
         let bytes = superblock.encode(address);
         world.cache.write(crate::opening::pieces(address, &bytes));
@@ -528,6 +534,9 @@ fn clean_stop_whole(world: &mut World) -> Outcome {
     }
     world.superblock = superblock;
     world.models_stopped(Stop::Process, false);
+    for volume in &mut world.volumes {
+        volume.around_used = volume.may_bypass();
+    }
     Ok(())
 }
 

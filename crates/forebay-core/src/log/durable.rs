@@ -15,8 +15,10 @@ use crate::effect::{Effect, Fault, SuperblockChange, Token};
 use crate::engine::{Acknowledge, CacheHealth, Engine, Pending};
 use crate::log::segment::State;
 use crate::mutant::Mutant;
+use crate::op::around::Around;
 use crate::payload::Payload;
-use crate::request::{Op, RequestError};
+use crate::policy::bypass::How;
+use crate::request::RequestError;
 use crate::units::{Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
 
@@ -201,11 +203,8 @@ impl Engine {
                 return;
             }
             state.durable_waiters.pop_front();
-            let active = self.active(waiter.request);
-            // A write that goes around the log waited for its entry first.
-            if matches!(active.request.op, Op::Write { .. }) && active.remaining == 1 {
-                active.remaining = 0;
-                self.around_issue(waiter.request);
+            if self.active(waiter.request).around == Around::EntryFirst {
+                self.around_issue(waiter.request, How::EntryFirst);
             } else {
                 self.answer(waiter.request, Ok(()));
             }
