@@ -2,14 +2,15 @@
 //! What an operator may ask of the engine: volumes come and go, drain, stop, tell how it is.
 
 use crate::engine::{CacheHealth, Engine};
+use crate::format::entry::Kind;
 use crate::format::record::Link;
-use crate::format::superblock::{self, Head, Mode, Superblock};
+use crate::format::superblock::{self, Head, Mode, Order, Superblock};
 use crate::log::chain::Log;
 use crate::log::recovery::RecoveredVolume;
 use crate::log::segment::State;
 use crate::map::extent::ExtentMap;
 use crate::payload::Payload;
-use crate::policy::writeback::{Cursor, Stage};
+use crate::policy::writeback::{Cursor, Exposed, Stage};
 use crate::stats::Stats;
 use crate::units::{BLOCK_BYTES, Lba, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
@@ -25,6 +26,12 @@ pub struct VolumeStatus {
     pub frozen: bool,
     /// How it takes writes.
     pub mode: Mode,
+    /// What a lost cache leaves.
+    pub order: Order,
+    /// Blocks of a run of writes that may go around the log; 0: none does.
+    pub cutoff: u32,
+    /// Where the backing device may be a mixture of two states, if it may anywhere.
+    pub exposed: Option<Exposed>,
     /// Kept clean.
     pub drained: bool,
     /// Blocks not on the backing device, superseded versions included.
@@ -86,6 +93,7 @@ impl Engine {
             extents: ExtentMap::with_lost_room(self.config.extent_count_max as usize),
             pending_extents: VecDeque::new(),
             cursor: Cursor::default(),
+            clean: true,
             lost_blocks: 0,
             unnamed_lost: None,
             frozen: false,
@@ -109,10 +117,14 @@ impl Engine {
         let state = self.volume(index);
         assert!(!state.serving && state.log.head.is_none() && state.writes.is_empty());
         let next_sequence = state.log.next_sequence;
+        let (unflushed, lost) = (state.around.unflushed, state.around.lost);
         self.free_log(index);
         let mut recorded = recorded.clone();
         recorded.next_sequence = next_sequence;
         self.attach(index, &recorded);
+        // The log is empty, and the backing device what it was.
+        let around = &mut self.volume(index).around;
+        (around.unflushed, around.lost) = (unflushed, lost);
     }
 
     /// Whether a volume that is not served can be detached: nothing of it is dirty, asked for or under
@@ -126,7 +138,7 @@ impl Engine {
             && log.open.is_none_or(|open| open.entries == 0)
             && state.writeback.stage == Stage::Idle
             && state.chances == 0
-            && !state.around_flushing;
+            && !state.around.flushing;
         let is_asked = self.requests.iter().any(|active| active.request.volume == index);
         !state.serving
             && is_at_rest
@@ -187,6 +199,23 @@ impl Engine {
         self.put_in_order(payload);
     }
 
+    /// Changes what a lost cache leaves, from the next batch and the next write on.
+    pub fn set_order(&mut self, volume: VolumeIndex, order: Order, payload: &mut impl Payload) {
+        self.volume(volume).order = order;
+        self.put_in_order(payload);
+    }
+
+    /// Changes from which length on a run of writes may go around the log; 0: never.
+    pub fn set_cutoff(&mut self, volume: VolumeIndex, cutoff: u32) {
+        self.volume(volume).cutoff = cutoff;
+    }
+
+    /// Whether writes may have gone around the log that no flush of the backing device covers: they want one
+    /// before a stop is called clean.
+    pub fn wants_backing_flush(&self, volume: VolumeIndex) -> bool {
+        self.volume_ref(volume).is_some_and(|state| state.around.unflushed)
+    }
+
     /// Writes everything back and keeps the volume clean, as write-through.
     pub fn drain(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         self.volume(volume).drained = true;
@@ -195,14 +224,17 @@ impl Engine {
 
     /// Whether nothing is dirty, and that is durable.
     pub fn is_clean(&self, volume: VolumeIndex) -> bool {
-        self.volume_ref(volume).is_some_and(|state| {
-            !state.log.is_dirty() && state.log.durable.watermark >= state.log.dirtied
-        })
+        self.volume_ref(volume).is_some_and(Volume::is_settled)
     }
 
     /// Everything up to it is on the backing device, and a crash does not forget that.
     pub fn durable_watermark(&self, volume: VolumeIndex) -> Option<Sequence> {
         self.volume_ref(volume).map(|state| state.log.durable.watermark)
+    }
+
+    /// The last sequence that was placed.
+    pub fn placed(&self, volume: VolumeIndex) -> Sequence {
+        self.volume_ref(volume).map_or(Sequence(0), |state| state.log.placed)
     }
 
     /// Wants everything placed so far durable: the first step of a stop.
@@ -245,6 +277,7 @@ impl Engine {
             };
             let log = &state.log;
             recorded.mode = state.mode;
+            (recorded.order, recorded.cutoff) = (state.order, state.cutoff);
             recorded.drained = state.drained;
             recorded.frozen = state.frozen;
             recorded.next_sequence = log.next_sequence;
@@ -282,9 +315,16 @@ impl Engine {
             serving: state.serving,
             frozen: state.frozen,
             mode: state.mode,
+            order: state.order,
+            cutoff: state.cutoff,
+            exposed: state.writeback.exposed,
             drained: state.drained,
             dirty_blocks: log.dirty_blocks,
-            dirty_extents: state.pending_extents.len() as u64,
+            dirty_extents: state
+                .pending_extents
+                .iter()
+                .filter(|it| it.kind != Kind::Bypassed)
+                .count() as u64,
             dirty: log.is_dirty(),
             dirty_since: log.is_dirty().then_some(()).and_then(|()| {
                 log.times.placed_since(log.watermark).or(state.writeback.dirty_since)
@@ -295,7 +335,7 @@ impl Engine {
             parked_blocks: state.parked.len() as u64,
             parked_first: state.parked.first(),
             parked_full: state.parked.full,
-            flush_failed: state.around_lost,
+            flush_failed: state.around.lost,
             lost_blocks_now: state.extents.lost_blocks(),
             segments: log.segment_count,
             undurable: log.placed > log.durable.through,
@@ -306,7 +346,11 @@ impl Engine {
             placed: log.placed,
             durable: log.durable.through,
             watermark: log.watermark,
-            stats: state.stats,
+            stats: Stats {
+                exposed_nanos: state.stats.exposed_nanos
+                    + state.writeback.exposed.map_or(0, |it| self.now.since(it.since)),
+                ..state.stats
+            },
         })
     }
 

@@ -17,6 +17,7 @@ use crate::log::tickets::Tickets;
 use crate::map::index::Index;
 use crate::map::slots::Slots;
 use crate::mutant::Mutants;
+use crate::op::around::Around;
 use crate::op::miss::{SHARED_MAX, Shared};
 use crate::payload::Payload;
 use crate::policy::history::History;
@@ -122,6 +123,9 @@ pub(crate) struct Active {
     /// Last sequence it placed.
     pub(crate) sequence: Sequence,
     pub(crate) edges_read: bool,
+    /// Blocks of the run of writes that it ends.
+    pub(crate) run: u64,
+    pub(crate) around: Around,
     /// Its answer waits, or waited, for the backing device.
     pub(crate) backing_waited: bool,
 }
@@ -171,7 +175,8 @@ pub struct Engine {
     /// Reads of backing devices that others may wait for.
     pub(crate) shared: Vec<Shared>,
     pub(crate) history: History,
-    pub(crate) streams: Streams,
+    /// Runs of reads.
+    pub(crate) reads: Streams,
     pub(crate) buffers: Vec<BufferId>,
     pub(crate) volumes: Vec<Option<Box<Volume>>>,
     /// Above the highest place in use.
@@ -191,6 +196,8 @@ pub struct Engine {
     /// Frames behind the window that no second chance is using.
     pub(crate) chance_frames: Vec<u32>,
     pub(crate) checkpoint: Checkpointer,
+    /// Runs of writes.
+    pub(crate) writes: Streams,
 }
 
 /// Where segments lie.
@@ -235,7 +242,8 @@ impl Engine {
             tickets: Tickets::new(),
             shared: Vec::with_capacity(SHARED_MAX),
             history: History::new(crate::log::image::slot_count(superblock)),
-            streams: Streams::default(),
+            reads: Streams::default(),
+            writes: Streams::default(),
             buffers: (0..config.buffer_count).rev().map(BufferId).collect(),
             volumes,
             volume_end: 0,
@@ -327,6 +335,8 @@ impl Engine {
             failed: None,
             sequence: Sequence(0),
             edges_read: false,
+            run: 0,
+            around: Around::No,
             backing_waited: false,
         });
         match request.op {
@@ -365,8 +375,8 @@ impl Engine {
             Pending::Read(piece) => self.read_complete(piece, result, payload),
             Pending::Miss(miss) => self.miss_complete(token, miss, result, payload),
             Pending::Writeback(work) => self.writeback_complete(work, result, payload),
-            Pending::Around { request } => self.around_complete(request, result),
-            Pending::AroundFlush { volume } => self.around_flushed(volume, result),
+            Pending::Around { request } => self.around_complete(request, result, payload),
+            Pending::AroundFlush { volume } => self.around_flushed(volume, result, payload),
             Pending::CheckpointPages => self.checkpoint_written(result),
             Pending::CheckpointFlush => self.checkpoint_flushed(result),
             Pending::CheckpointName => self.checkpoint_named(result),

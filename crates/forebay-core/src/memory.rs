@@ -53,7 +53,7 @@ impl Engine {
             + (CHANCE_COUNT_MAX * size_of::<u32>()) as u64
             + (SHARED_MAX * size_of::<Shared>()) as u64
             + Tickets::memory_bytes()
-            + Streams::memory_bytes();
+            + 2 * Streams::memory_bytes();
         [
             ("index", Index::memory_bytes(slots)),
             ("slots and checksums", Slots::memory_bytes(slots)),
@@ -83,7 +83,7 @@ impl Engine {
             + vec_bytes(&self.chance_frames)
             + vec_bytes(&self.shared)
             + Tickets::memory_bytes()
-            + Streams::memory_bytes();
+            + 2 * Streams::memory_bytes();
         [
             ("index", self.index.held_bytes()),
             ("slots and checksums", self.slots.held_bytes()),

@@ -52,6 +52,14 @@ pub enum Mutant {
     CheckpointRunChangeForgotten,
     ParkedForgotten,
     ParkedStale,
+    EntryAfterWrite,
+    EntryBeforeFlush,
+    VoidedWrittenBack,
+    EntryNotDurable,
+    StrictSpansFlush,
+    OrderIgnored,
+    BatchBeforeFlush,
+    DirtyEntryFirst,
 }
 
 /// Which fault is on.

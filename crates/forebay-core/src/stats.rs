@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Counters of a volume, by name; `blocks` are of 4,096 bytes.
 
+use crate::policy::bypass::Reason;
+
 /// Why a block that was missed was not copied into the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -75,12 +77,16 @@ pub struct Stats {
     pub backing_faults: u64,
     /// Reads and writes whose answer waited for the backing device.
     pub backing_waits: u64,
-    /// Writes that went around the log.
+    /// Writes that went around the log, by `policy::bypass::Reason`.
+    pub bypassed: [u64; Reason::ALL.len()],
+    /// The sum of these.
     pub bypassed_writes: u64,
     /// Blocks of these.
     pub bypassed_blocks: u64,
     /// Reads and writes around the log that waited for write-back to give the backing device free.
     pub turn_waits: u64,
+    /// Time during which the backing device may have been a mixture of two states, in nanoseconds.
+    pub exposed_nanos: u64,
     /// Segments reclaimed.
     pub reclaimed_segments: u64,
 }

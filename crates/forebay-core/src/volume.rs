@@ -3,17 +3,17 @@
 
 use crate::engine::Config;
 use crate::format::entry::Kind;
-use crate::format::superblock::{self, Mode};
+use crate::format::superblock::{self, Mode, Order};
 use crate::limits::REQUEST_COUNT_MAX;
 use crate::log::chain::{InFlight, Log, RECORDS_IN_FLIGHT_MAX};
 use crate::log::recovery::RecoveredVolume;
-use crate::log::tickets::Ticket;
 use crate::log::times::Times;
-use crate::map::extent::{ExtentMap, Position, lost_room};
+use crate::map::extent::{Extent, ExtentMap, Position, lost_room};
 use crate::memory::{queue_bytes, vec_bytes};
+use crate::op::around::AroundState;
 use crate::policy::parked::Parked;
 use crate::policy::slices::Slices;
-use crate::policy::writeback::Writeback;
+use crate::policy::writeback::{Exposed, Writeback};
 use crate::stats::Stats;
 use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Sequence, Tick, VolumeIndex};
 use alloc::collections::VecDeque;
@@ -40,6 +40,14 @@ pub(crate) struct PendingExtent {
     pub(crate) count: u32,
 }
 
+impl PendingExtent {
+    /// As a map holds it.
+    pub(crate) fn extent(&self) -> Extent {
+        let Self { position, kind, lba, count, .. } = *self;
+        Extent { start: lba, end: lba + u64::from(count), position, kind, long: false }
+    }
+}
+
 /// Someone who waits for a sequence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiter {
@@ -54,6 +62,9 @@ pub struct Volume {
     pub(crate) attach_generation: u32,
     pub(crate) size_bytes: u64,
     pub(crate) mode: Mode,
+    pub(crate) order: Order,
+    /// Blocks of a run of writes that may go around the log; 0: none does.
+    pub(crate) cutoff: u32,
     /// Kept clean, as write-through, until write-back is asked for again.
     pub(crate) drained: bool,
     /// Its backing device is there and requests are taken.
@@ -80,20 +91,7 @@ pub struct Volume {
     pub(crate) extents_full: bool,
     /// A clean block was taken out of the index whose entry is still in the log.
     pub(crate) forgot: bool,
-    /// A write reached the backing device around the log since the guest's last flush of it.
-    pub(crate) around_unflushed: bool,
-    /// There may be such writes at all: else it is only not known that there are none.
-    pub(crate) around_used: bool,
-    /// Writes around the log that are not done.
-    pub(crate) around_under_way: u32,
-    /// A flush that should have covered such writes failed: none is answered well any more.
-    pub(crate) around_lost: bool,
-    pub(crate) around_flushing: bool,
-    /// What changed since then may still be lost by the backing device (T3 of `log::tickets`).
-    pub(crate) around_flushed: Ticket,
-    /// The same as soon as the flush under way has ended well.
-    pub(crate) around_flush_begun: Ticket,
-    pub(crate) around_waiters: VecDeque<u32>,
+    pub(crate) around: AroundState,
     pub(crate) writeback: Writeback,
     pub(crate) parked: Parked,
     pub(crate) slices: Slices,
@@ -114,6 +112,8 @@ impl Volume {
         now: Tick,
     ) -> Volume {
         let mut found = found;
+        // A guest may have flushed and written nothing since.
+        found.log.flush_epoch += 1;
         // What was found is older than this opening.
         found.log.times = Times::new(found.log.placed);
         Volume {
@@ -121,6 +121,8 @@ impl Volume {
             attach_generation: recorded.attach_generation,
             size_bytes: recorded.size_bytes,
             mode: recorded.mode,
+            order: recorded.order,
+            cutoff: recorded.cutoff,
             drained: recorded.drained,
             serving: false,
             frozen: found.frozen,
@@ -137,14 +139,7 @@ impl Volume {
             starved: false,
             extents_full: false,
             forgot: false,
-            around_unflushed: true,
-            around_used: recorded.mode == Mode::WriteAround,
-            around_under_way: 0,
-            around_lost: false,
-            around_flushing: false,
-            around_flushed: Ticket::VOID,
-            around_flush_begun: Ticket::VOID,
-            around_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
+            around: AroundState::new(!found.clean),
             writeback: Writeback::new(found.cursor, now),
             parked: Parked::new(segment_blocks),
             slices: Slices::new(now),
@@ -152,10 +147,16 @@ impl Volume {
             chanced: crate::units::Ordinal(0),
             stats: Stats { repaired_blocks: 0, lost_blocks: found.lost_blocks, ..Stats::default() },
         }
-        .with_room(config)
+        .with_room(config, now)
     }
 
-    fn with_room(mut self, config: &Config) -> Volume {
+    fn with_room(mut self, config: &Config, now: Tick) -> Volume {
+        if self.log.is_dirty() {
+            // The first batch takes all it can hold, and so covers it; with strict it may end earlier.
+            let first = self.order == Order::Batch;
+            let through = if first { Sequence(0) } else { self.log.placed };
+            self.writeback.exposed = Some(Exposed::all(self.blocks(), now, through));
+        }
         let room = config.extent_count_max as usize;
         self.extents = self.extents.refit(room);
         // Recovery may have taken more.
@@ -168,7 +169,8 @@ impl Volume {
         let extents = config.extent_count_max as usize;
         ExtentMap::memory_bytes(extents + lost_room(extents))
             + (extents * size_of::<PendingExtent>()) as u64
-            + (REQUEST_COUNT_MAX * (3 * size_of::<Waiter>() + 2 * size_of::<u32>())) as u64
+            + (REQUEST_COUNT_MAX * (3 * size_of::<Waiter>() + size_of::<u32>())) as u64
+            + AroundState::memory_bytes()
             + (LOCK_COUNT_MAX * size_of::<Lock>()) as u64
             + Slices::memory_bytes()
             + (RECORDS_IN_FLIGHT_MAX * size_of::<InFlight>()) as u64
@@ -185,7 +187,7 @@ impl Volume {
             + queue_bytes(&self.pending_extents)
             + waiters.into_iter().map(queue_bytes).sum::<u64>()
             + queue_bytes(&self.writes)
-            + queue_bytes(&self.around_waiters)
+            + self.around.held_bytes()
             + vec_bytes(&self.locks)
             + queue_bytes(&self.log.in_flight)
             + self.log.times.held_bytes()

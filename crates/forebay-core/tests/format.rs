@@ -7,7 +7,9 @@ use forebay_core::format::bytes::{FormatError, crc32c};
 use forebay_core::format::entry::{ENTRY_SIZE, Entry, Kind};
 use forebay_core::format::feature::FeatureName;
 use forebay_core::format::record::{self, Header, Identity, Link};
-use forebay_core::format::superblock::{Head, Mode, NewCache, SUPERBLOCK_SIZE, Superblock, Volume};
+use forebay_core::format::superblock::{
+    CUTOFF_DEFAULT, CUTOFF_MAX, Head, Mode, NewCache, Order, SUPERBLOCK_SIZE, Superblock, Volume,
+};
 use forebay_core::limits::*;
 use forebay_core::units::*;
 
@@ -81,6 +83,9 @@ fn volume(random: &mut Random, superblock: &Superblock) -> Volume {
     Volume {
         uuid: [1 + random.below(255) as u8; 16],
         mode: [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround][random.below(3) as usize],
+        order: [Order::Batch, Order::Strict, Order::Relaxed][random.below(3) as usize],
+        cutoff: [0, CUTOFF_DEFAULT, random.next() as u32 & CUTOFF_MAX, CUTOFF_MAX]
+            [random.below(4) as usize],
         drained: random.below(2) == 0,
         frozen: random.below(2) == 0,
         attach_generation: random.next() as u32,
@@ -322,7 +327,7 @@ fn every_impossible_value_of_a_superblock_is_refused_by_name() {
     first.path = "/dev/sdb".into();
     good.volumes[0] = Some(first);
     good.volumes[1] = None;
-    let wrong: [Wrong; 56] = [
+    let wrong: [Wrong; 58] = [
         (0, b"FOREBAYX", "magic"),
         (8, &[2], "type"),
         (10, &[2], "version"),
@@ -360,7 +365,8 @@ fn every_impossible_value_of_a_superblock_is_refused_by_name() {
         (65_535, &[1], "reserved 65535"),
         (4096 + 16, &[0], "mode"),
         (4096 + 16, &[4], "mode"),
-        (4096 + 17, &[2], "order"),
+        (4096 + 17, &[0], "order"),
+        (4096 + 17, &[4], "order"),
         (4096 + 18, &[4], "flags"),
         (4096 + 24, &[0; 8], "volume_bytes"),
         (4096 + 24, &[1], "volume_bytes"),
@@ -379,6 +385,7 @@ fn every_impossible_value_of_a_superblock_is_refused_by_name() {
         (4096 + 216, MAX8, "sb_tail"),
         (4096 + 240, &[4], "head_through"),
         (4096 + 256, MAX2, "path_length"),
+        (4096 + 772, &[1], "reserved 4868"),
     ];
     for (at, value, expected) in wrong {
         let mut bytes = good.encode(0);

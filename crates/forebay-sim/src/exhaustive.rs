@@ -26,7 +26,7 @@ use crate::run::{drain, read_all};
 use crate::setup::{Island, Setup, VolumeSetup, format};
 use crate::world::{Failure, Outcome, World};
 use forebay_core::engine::{Acknowledge, Config};
-use forebay_core::format::superblock::Mode;
+use forebay_core::format::superblock::{Mode, Order};
 use forebay_core::mutant::Mutants;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
@@ -253,6 +253,8 @@ fn finish(world: &mut World) -> Outcome {
 /// A cache of 16 segments in front of three blocks. Nothing happens that no step asks for.
 pub fn setup(scope: Scope) -> Setup {
     let volume = VolumeSetup {
+        order: Order::Batch,
+        cutoff: 0,
         size_bytes: 3 * BLOCK_BYTES,
         islands: vec![Island { start: 0, blocks: 3 }],
         mode: scope.mode,

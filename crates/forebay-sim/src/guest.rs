@@ -8,7 +8,7 @@ use crate::world::{Failure, Outcome, World};
 use forebay_core::engine::Acknowledge;
 use forebay_core::format::superblock::Mode;
 use forebay_core::request::{Op, Request, RequestError};
-use forebay_core::units::{BLOCK_BYTES, SegmentId, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, SegmentId, Sequence, VolumeIndex};
 use std::rc::Rc;
 
 /// A request of the guest.
@@ -20,6 +20,8 @@ pub struct Asked {
     pub made: u64,
     /// The same on the clock.
     pub since: u64,
+    /// What was placed before it.
+    placed: Sequence,
     /// Mode changes of its volume before it.
     mode_changes: u64,
     /// First block that is changed or read, in the model's terms.
@@ -97,7 +99,9 @@ impl World {
         self.memory.begin(tag, memory);
         let made = self.moment();
         let (since, mode_changes) = (self.now, self.volumes[volume].mode_changes);
-        let mut asked = Asked { request, made, since, mode_changes, first, end };
+        let engine = self.engine.as_ref().expect("there is a process");
+        let placed = engine.placed(request.volume);
+        let mut asked = Asked { request, made, since, placed, mode_changes, first, end };
         if op == Op::Discard {
             let state = &self.volumes[volume];
             let whole = offset + length == state.size_bytes;
@@ -179,7 +183,11 @@ impl World {
         let volume = usize::from(asked.request.volume.0);
         match (asked.request.op, result) {
             (_, Err(error)) => self.failed(&asked, error, now)?,
-            (Op::Flush, Ok(())) => self.volumes[volume].model.flushed(asked.made),
+            (Op::Flush, Ok(())) => {
+                self.volumes[volume].model.flushed(asked.made);
+                let floor = &mut self.volumes[volume].floor;
+                *floor = asked.placed.max(*floor);
+            }
             (Op::Read, Ok(())) => {
                 for (cell, lba) in self.cells(volume, asked.first, asked.end) {
                     let at = lba - asked.first;
@@ -194,7 +202,11 @@ impl World {
                     )?;
                 }
             }
-            (_, Ok(())) => {
+            (op, Ok(())) => {
+                if matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true }) {
+                    let floor = &mut self.volumes[volume].floor;
+                    *floor = asked.placed.max(*floor);
+                }
                 let through = self.is_through(&asked);
                 for (cell, _) in self.cells(volume, asked.first, asked.end) {
                     let model = &mut self.volumes[volume].model;
@@ -212,7 +224,9 @@ impl World {
     /// Whether a write was answered on a volume that answers only what is on the backing device.
     fn is_through(&self, asked: &Asked) -> bool {
         let state = &self.volumes[usize::from(asked.request.volume.0)];
-        state.mode == Mode::WriteThrough && state.mode_changes == asked.mode_changes
+        // What goes around the log is answered when the device has it, flushed or not.
+        let whole = state.mode == Mode::WriteThrough && !state.model.around;
+        whole && state.mode_changes == asked.mode_changes
     }
 
     /// A request failed: it may, if its device failed meanwhile or a block of it was damaged.

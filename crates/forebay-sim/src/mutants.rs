@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 46] = [
+pub const ALL: [Mutant; 54] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -54,6 +54,14 @@ pub const ALL: [Mutant; 46] = [
     Mutant::CheckpointRunChangeForgotten,
     Mutant::ParkedForgotten,
     Mutant::ParkedStale,
+    Mutant::EntryAfterWrite,
+    Mutant::EntryBeforeFlush,
+    Mutant::VoidedWrittenBack,
+    Mutant::EntryNotDurable,
+    Mutant::StrictSpansFlush,
+    Mutant::OrderIgnored,
+    Mutant::BatchBeforeFlush,
+    Mutant::DirtyEntryFirst,
 ];
 
 /// Runs seeds with a fault on until one fails; says which, and how long that took.

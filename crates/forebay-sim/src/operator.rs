@@ -3,7 +3,8 @@
 //! go.
 
 use crate::checkers::watermark_is_prefix::Prefix;
-use crate::run::{WAIT_MAX, drain_all, drain_one, overwrites_more, settle_volume, stays_dirty};
+use crate::run::{WAIT_MAX, drain_all, drain_one, overwrites_more, stays_dirty};
+use crate::setup::{CUTOFFS, ORDERS};
 use crate::world::{Failure, Outcome, World};
 use forebay_core::format::superblock::{Head, Mode, Superblock};
 use forebay_core::units::{Ordinal, Sequence, VolumeIndex};
@@ -24,6 +25,7 @@ impl World {
                 self.engine.as_mut().expect("there is a process").want_checkpoint();
                 self.put_in_order()
             }
+            2 if self.random.one_in(2) => self.change_order(index),
             2 | 3 => {
                 let modes = [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround];
                 let mode = *self.random.pick(&modes);
@@ -77,26 +79,14 @@ impl World {
     /// From the next write on a volume takes writes differently.
     pub(crate) fn change_mode(&mut self, index: usize, mode: Mode) -> Outcome {
         let before = self.volumes[index].mode;
-        if before == Mode::WriteAround && mode != before {
-            // As the runtime does: what went around the log is flushed before it is forgotten
-            // that there was such a thing.
-            if self.volumes[index].device.failed || self.volumes[index].flush_failed {
-                return Ok(());
-            }
-            settle_volume(self, index)?;
-            let device = &mut self.volumes[index].device;
-            let through = device.flush_begin();
-            device.flush_end(through);
-        }
         if mode != before {
             self.marks.hit("mode changed in mid-run");
         }
         let volume = &mut self.volumes[index];
         volume.mode = mode;
         volume.mode_changes += 1;
-        if mode == Mode::WriteAround {
-            (volume.model.around, volume.around_used) = (true, true);
-            volume.prefix = None;
+        if volume.may_bypass() {
+            volume.bypasses();
         }
         if let Some(recorded) = &mut self.superblock.volumes[index] {
             (recorded.mode, recorded.drained) = (mode, false);
@@ -104,6 +94,26 @@ impl World {
         self.write_superblock();
         let engine = self.engine.as_mut().expect("there is a process");
         engine.set_mode(VolumeIndex(index as u8), mode, &mut self.memory);
+        self.drain_effects()
+    }
+
+    /// From the next batch on a lost cache leaves something else, and other writes go around the log.
+    fn change_order(&mut self, index: usize) -> Outcome {
+        let (order, cutoff) = (*self.random.pick(&ORDERS), *self.random.pick(&CUTOFFS));
+        self.marks.hit("order changed in mid-run");
+        let engine = self.engine.as_mut().expect("there is a process");
+        let at = VolumeIndex(index as u8);
+        let volume = &mut self.volumes[index];
+        (volume.order, volume.cutoff, volume.order_since) = (order, cutoff, engine.placed(at));
+        if volume.may_bypass() {
+            volume.bypasses();
+        }
+        if let Some(recorded) = &mut self.superblock.volumes[index] {
+            (recorded.order, recorded.cutoff) = (order, cutoff);
+        }
+        engine.set_cutoff(at, cutoff);
+        engine.set_order(at, order, &mut self.memory);
+        self.write_superblock();
         self.drain_effects()
     }
 
@@ -134,6 +144,7 @@ impl World {
             self.setup.superblock.volumes[index].clone().expect("the setup has every volume");
         recorded.attach_generation = (self.superblock.sequence + 1) as u32;
         recorded.mode = self.volumes[index].mode;
+        (recorded.order, recorded.cutoff) = (self.volumes[index].order, self.volumes[index].cutoff);
         self.superblock.volumes[index] = Some(recorded.clone());
         self.write_superblock();
         let at = VolumeIndex(index as u8);
@@ -142,7 +153,7 @@ impl World {
         engine.serve(at, true);
         let volume = &mut self.volumes[index];
         volume.attached = true;
-        volume.closed = None;
+        (volume.closed, volume.floor) = (None, Sequence(0));
         if volume.prefix.is_some() {
             let found =
                 (0..volume.cells()).map(|cell| *volume.device.read(volume.lba(cell)).tags());
@@ -163,6 +174,7 @@ impl World {
     pub(crate) fn forget_data(&mut self, index: usize) {
         self.marks.hit("volume's data forgotten");
         self.volumes[index].closed = None;
+        self.volumes[index].floor = Sequence(0);
         let generation = (self.superblock.sequence + 1) as u32;
         if let Some(recorded) = &mut self.superblock.volumes[index] {
             recorded.attach_generation = generation;

@@ -59,8 +59,6 @@ impl Report {
             ("volumes", self.volumes >= 2),
             ("a small cache", self.segments <= 32),
             ("laps of the log", laps >= LAPS_MIN),
-            ("fills", count("fill placed") > 0),
-            ("reads of fills", count("fill read") > 0),
             ("overwritten blocks", overwritten >= count("dirty block") * OVERWRITTEN_MIN),
         ];
         wanted.into_iter().filter(|(_, there)| !there).map(|(name, _)| name).collect()
@@ -549,6 +547,12 @@ fn clean_stop_whole(world: &mut World) -> Outcome {
             world.forget_volume(&mut superblock, index);
         }
     }
+    for (index, volume) in world.volumes.iter_mut().enumerate() {
+        if engine.wants_backing_flush(VolumeIndex(index as u8)) {
+            let through = volume.device.flush_begin();
+            volume.device.flush_end(through);
+        }
+    }
     for address in Superblock::addresses(superblock.size_bytes) {
         let bytes = superblock.encode(address);
         world.cache.write(crate::opening::pieces(address, &bytes));
@@ -557,6 +561,9 @@ fn clean_stop_whole(world: &mut World) -> Outcome {
     }
     world.superblock = superblock;
     world.models_stopped(Stop::Process, false);
+    for volume in &mut world.volumes {
+        volume.around_used = volume.may_bypass();
+    }
     Ok(())
 }
 

@@ -4,13 +4,19 @@
 use crate::device::Discard;
 use crate::random::Random;
 use forebay_core::engine::{Acknowledge, Config};
-use forebay_core::format::superblock::{Mode, NewCache, Superblock, Volume};
+use forebay_core::format::superblock::{Mode, NewCache, Order, Superblock, Volume};
 use forebay_core::mutant::Mutants;
 
 const MICRO: u64 = 1_000;
 const MILLI: u64 = 1_000_000;
 /// Operations of a guest in every run.
 pub const OPERATIONS: u64 = 5_000;
+
+/// Orders, by how often they are chosen.
+pub const ORDERS: [Order; 6] =
+    [Order::Batch, Order::Batch, Order::Strict, Order::Strict, Order::Relaxed, Order::Relaxed];
+/// Cutoffs, in blocks.
+pub const CUTOFFS: [u32; 7] = [0, 0, 0, 1, 4, 16, 64];
 
 /// A stretch of a volume that the guest uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +36,10 @@ pub struct VolumeSetup {
     pub islands: Vec<Island>,
     /// How it takes writes at first.
     pub mode: Mode,
+    /// What a lost cache leaves, at first.
+    pub order: Order,
+    /// Blocks of a run of writes that may go around the log, at first; 0: none.
+    pub cutoff: u32,
     /// What its backing device does with discards.
     pub discard: Discard,
     /// It takes so many times as long.
@@ -142,6 +152,8 @@ pub fn format(segments: u32, segment_bytes: u32, volumes: &[VolumeSetup], key: u
     for (index, volume) in volumes.iter().enumerate() {
         superblock.volumes[index] = Some(Volume {
             mode: volume.mode,
+            order: volume.order,
+            cutoff: volume.cutoff,
             ..Volume::empty([index as u8 + 1; 16], &format!("volume{index}"), volume.size_bytes)
         });
     }
@@ -159,7 +171,14 @@ impl Setup {
         let dying = dies.map_or(0, |(index, _)| index);
         volumes[(dying + 1) % count as usize].mode = Mode::WriteBack;
         let segments = random.between(18, 32) as u32;
-        let superblock = format(segments, 64 << 10, &volumes, random.next());
+        let key = random.next();
+        // By a chance of its own: all else is what it was.
+        let mut orders = Random::new(key ^ 0x0DE5);
+        for volume in &mut volumes {
+            volume.order = *orders.pick(&ORDERS);
+            volume.cutoff = *orders.pick(&CUTOFFS);
+        }
+        let superblock = format(segments, 64 << 10, &volumes, key);
         let acknowledge = match random.below(10) {
             0 => Acknowledge::Written,
             1 => Acknowledge::Durable,
@@ -264,5 +283,6 @@ fn volume(at: u64, random: &mut Random) -> VolumeSetup {
         (size_bytes, vec![Island { start: 0, blocks: size_bytes.div_ceil(4096) }])
     };
     let slow = *random.pick(&[1, 1, 1, 1, 1, 10]);
-    VolumeSetup { size_bytes, islands, mode, discard, slow }
+    let (order, cutoff) = (Order::Batch, 0);
+    VolumeSetup { size_bytes, islands, mode, order, cutoff, discard, slow }
 }

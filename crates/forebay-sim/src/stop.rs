@@ -6,7 +6,6 @@ use crate::fate::Fate;
 use crate::model::Stop;
 use crate::world::World;
 use forebay_core::effect::Effect;
-use forebay_core::format::superblock::Mode;
 use forebay_core::stats::Refusal;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 
@@ -132,7 +131,8 @@ impl World {
         let now = self.moment();
         for volume in &mut self.volumes {
             volume.flush_failed = false;
-            volume.around_used = volume.mode == Mode::WriteAround;
+            // Only a clean stop tells the next process that nothing waits for a flush.
+            volume.around_used = true;
             if volume.forgotten {
                 // No flush that was answered since covers it.
                 volume.unflushed_dropped();

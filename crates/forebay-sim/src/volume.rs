@@ -5,7 +5,7 @@ use crate::checkers::watermark_is_prefix::Prefix;
 use crate::device::Device;
 use crate::model::Model;
 use crate::setup::Island;
-use forebay_core::format::superblock::Mode;
+use forebay_core::format::superblock::{Mode, Order};
 use forebay_core::policy::writeback::Stage;
 use forebay_core::units::{BLOCK_BYTES, Sequence};
 
@@ -24,13 +24,21 @@ pub struct Volume {
     pub failed_at: u64,
     /// How the operator wants it to take writes.
     pub mode: Mode,
+    /// What the operator wants a lost cache to leave.
+    pub order: Order,
+    /// Blocks of a run of writes that may go around the log.
+    pub cutoff: u32,
+    /// Everything up to it was covered by a flush that the guest heard of.
+    pub floor: Sequence,
+    /// Everything placed since has been in this order.
+    pub order_since: Sequence,
     /// How often that was changed, drains included.
     pub mode_changes: u64,
     /// When its device worked again.
     pub revived_at: u64,
     /// The cache knows it.
     pub attached: bool,
-    /// Writes went around the log since it was opened, or before.
+    /// Writes may have gone around the log: flushes of the backing device that fail are missed.
     pub around_used: bool,
     /// A flush of its device failed while writes went around the log: flushes may fail from now on.
     pub flush_failed: bool,
@@ -68,6 +76,19 @@ impl Volume {
         self.forgotten = false;
         if self.model.around {
             self.model.unflushed_dropped();
+        }
+    }
+
+    /// Whether writes may go around the log.
+    pub fn may_bypass(&self) -> bool {
+        self.mode == Mode::WriteAround || self.order == Order::Relaxed || self.cutoff > 0
+    }
+
+    /// Writes may go around the log from now on.
+    pub fn bypasses(&mut self) {
+        (self.model.around, self.around_used) = (true, true);
+        if self.order == Order::Relaxed {
+            self.prefix = None;
         }
     }
 

@@ -21,11 +21,11 @@ use forebay_core::effect::{Effect, Fault, SuperblockChange, Token};
 use forebay_core::engine::{Engine, window_frames};
 use forebay_core::format::entry::Kind;
 use forebay_core::format::record::Header;
-use forebay_core::format::superblock::{Mode, Superblock};
+use forebay_core::format::superblock::{Order, Superblock};
 use forebay_core::payload::Place;
 use forebay_core::policy::writeback::Stage;
 use forebay_core::stats::Refusal;
-use forebay_core::units::{BLOCK_BYTES, Lba, Ordinal, SegmentId, Tick, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, Lba, Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
@@ -174,11 +174,15 @@ impl World {
                 size_bytes: volume.size_bytes,
                 failed_at: 0,
                 mode: volume.mode,
+                order: volume.order,
+                cutoff: volume.cutoff,
+                floor: Sequence(0),
+                order_since: Sequence(0),
                 mode_changes: 0,
                 revived_at: 0,
                 attached: !(setup.late_volume && index + 1 == setup.volumes.len()),
                 flush_failed: false,
-                around_used: volume.mode == Mode::WriteAround,
+                around_used: false,
                 forgotten: false,
                 prefix: None,
                 dirty: Vec::new(),
@@ -189,7 +193,6 @@ impl World {
             };
             made.dirty = vec![false; made.cells()];
             made.model = Model::new(index as u8, made.cells());
-            made.model.around = volume.mode == Mode::WriteAround;
             for cell in 0..made.cells() {
                 if random.one_in(3) {
                     continue;
@@ -204,10 +207,11 @@ impl World {
             made.device.slow = volume.slow;
             let through = made.device.flush_begin();
             made.device.flush_end(through);
-            if volume.mode != Mode::WriteAround {
-                let cells = 0..made.cells();
-                let found = cells.map(|cell| *made.device.durable(made.lba(cell)).tags());
-                made.prefix = Some(Prefix::new(found));
+            let cells = 0..made.cells();
+            let found = cells.map(|cell| *made.device.durable(made.lba(cell)).tags());
+            made.prefix = Some(Prefix::new(found));
+            if made.may_bypass() {
+                made.bypasses();
             }
             volumes.push(made);
         }
@@ -324,8 +328,9 @@ impl World {
                 self.marks.hit("block parked");
             }
             self.count_overwritten(volume, kind, &cells);
+            let floor = self.volumes[volume].floor;
             if let Some(prefix) = &mut self.volumes[volume].prefix {
-                prefix.placed(Change { sequence, kind, cells, content });
+                prefix.placed(Change { sequence, kind, cells, content, floor });
             }
         }
     }
@@ -357,14 +362,25 @@ impl World {
             if !prefix.advance(watermark) {
                 continue;
             }
-            self.marks.hit("watermark checked");
             let state = &self.volumes[index];
+            let strict = state.order == Order::Strict;
+            if strict && state.order_since > watermark {
+                // A batch of another order may have been built again, and end earlier.
+                continue;
+            }
+            self.marks.hit("watermark checked");
             let prefix = state.prefix.as_ref().expect("looked");
             for cell in 0..state.cells() {
                 let lba = state.lba(cell);
                 let mask = state.mask(lba);
-                for content in [state.device.durable(lba), state.device.read(lba)] {
-                    prefix.compare(cell, &content, mask).map_err(Failure)?;
+                // One that a crash broke off may have gone further.
+                let compare = |content: &Block| match strict {
+                    true => prefix.compare_strict(cell, content, mask),
+                    false => prefix.compare(cell, content, mask),
+                };
+                compare(&state.device.read(lba)).map_err(Failure)?;
+                if !prefix.went_around(cell) {
+                    compare(&state.device.durable(lba)).map_err(Failure)?;
                 }
             }
         }
@@ -378,6 +394,7 @@ impl World {
             return Ok(());
         }
         self.check_watermarks()?;
+        self.check_lost_cache()?;
         let engine = self.engine.as_ref().expect("there is a process");
         self.memory.lives.check(|volume| engine.durable_watermark(volume)).map_err(Failure)?;
         self.bound.check(engine, &self.memory).map_err(Failure)?;
@@ -396,6 +413,17 @@ impl World {
             self.issue(effect);
         }
         Ok(())
+    }
+
+    /// A write around the log is issued, or done with these bytes.
+    fn goes_around(&mut self, index: usize, tag: u32, done: Option<&[Piece]>) {
+        let asked = &self.asked[&u64::from(tag)];
+        let cells = self.cells(index, asked.first, asked.end);
+        let Some(prefix) = &mut self.volumes[index].prefix else { return };
+        for (cell, lba) in cells {
+            let piece = done.map(|pieces| pieces.iter().find(|piece| piece.0 == lba));
+            prefix.around(cell, piece.flatten().map(|piece| (piece.1, &piece.2)));
+        }
     }
 
     /// Marks where write-back of each volume has come to, and what became of the cache device.
@@ -431,6 +459,9 @@ impl World {
             for (cell, _) in self.cells(volume, lba.0, lba.0 + u64::from(blocks)) {
                 self.volumes[volume].dirty[cell] = false;
             }
+        }
+        if let Effect::WriteAround { volume, tag, .. } = effect {
+            self.goes_around(usize::from(volume.0), tag, None);
         }
         let micro = 1_000;
         let (token, latency) = match effect {
@@ -682,6 +713,8 @@ impl World {
             }
             self.marks.hit(name);
             self.cache_failed = true;
+            // What the log holds nothing of may go around it now.
+            self.volumes.iter_mut().for_each(Volume::bypasses);
         }
         fails
     }
@@ -746,9 +779,12 @@ impl World {
                     let device = &self.volumes[usize::from(volume.0)].device;
                     pieces.retain(|piece| !device.refuses(piece.0, piece.0 + 1));
                 }
-                self.volumes[usize::from(volume.0)].device.write(pieces);
+                self.volumes[usize::from(volume.0)].device.write(pieces.clone());
                 if fails {
                     return Err(Fault);
+                }
+                if let Effect::WriteAround { tag, .. } = effect {
+                    self.goes_around(usize::from(volume.0), tag, Some(&pieces));
                 }
             }
             Effect::ZeroBacking { volume, lba, blocks, .. }
@@ -772,6 +808,9 @@ impl World {
                 let state = &mut self.volumes[usize::from(volume.0)];
                 if fails {
                     state.flush_failed |= state.around_used;
+                    if let Some(prefix) = &mut state.prefix {
+                        prefix.around_unsure();
+                    }
                     let fate = state.device.flush_failed(flight.through, &mut self.random);
                     state.forgotten |= fate != Unflushed::Kept;
                     if fate == Unflushed::Gone {

@@ -646,15 +646,6 @@ impl Shard {
 
     /// Changes how a volume takes writes.
     pub fn set_mode(&mut self, volume: VolumeIndex, mode: Mode) -> Result<(), OpenError> {
-        let recorded = self.superblock.volumes[usize::from(volume.0)].as_ref();
-        let around = recorded.is_some_and(|recorded| recorded.mode == Mode::WriteAround);
-        if around && mode != Mode::WriteAround {
-            // Whoever opens it next must know, or need not know, that flushes of the backing
-            // device cover writes that are not in the log (A3 in `op/around.rs`).
-            if let Some(device) = &self.backings[usize::from(volume.0)] {
-                device.sync().map_err(system("flush the backing device"))?;
-            }
-        }
         self.engine.set_mode(volume, mode, &mut self.memory);
         self.run_effects();
         self.record(volume, |volume| {
@@ -705,6 +696,16 @@ impl Shard {
         debug_assert!(self.engine.is_quiet(), "what is under way would not be in the superblock");
         if self.engine.health() == forebay_core::engine::CacheHealth::Failed {
             return Ok(false);
+        }
+        // Whoever opens it after a clean stop need not know that there were writes around the log (A3 in
+        // `op/around.rs`).
+        for (index, device) in self.backings.iter().enumerate() {
+            if let Some(device) = device
+                && self.engine.wants_backing_flush(VolumeIndex(index as u8))
+                && device.sync().is_err()
+            {
+                return Ok(false);
+            }
         }
         self.engine.note_heads(&mut self.superblock);
         self.superblock.clean = true;

@@ -12,7 +12,9 @@ use forebay_core::format::bytes::{Seed, block_checksum};
 use forebay_core::format::entry::{Entry, Kind};
 use forebay_core::format::feature::FeatureName;
 use forebay_core::format::record::{self, Header, Link};
-use forebay_core::format::superblock::{Head, Mode, NewCache, SUPERBLOCK_SIZE, Superblock, Volume};
+use forebay_core::format::superblock::{
+    CUTOFF_DEFAULT, CUTOFF_MAX, Head, Mode, NewCache, Order, SUPERBLOCK_SIZE, Superblock, Volume,
+};
 use forebay_core::log::recovery::{Writer, recover};
 use forebay_core::mutant::Mutants;
 use forebay_core::units::*;
@@ -40,6 +42,8 @@ fn superblock() -> Superblock {
     superblock.volumes[2] = Some(Volume {
         uuid: [0xAB; 16],
         mode: Mode::WriteThrough,
+        order: Order::Batch,
+        cutoff: CUTOFF_DEFAULT,
         drained: true,
         frozen: false,
         attach_generation: 5,
@@ -193,6 +197,41 @@ fn version_1_is_read_field_by_field() {
 #[test]
 fn version_1_is_written_as_it_was() {
     assert!(made() == golden("v1.cache.hex"), "the bytes that are written have changed");
+}
+
+/// Volumes of every order, with cutoffs that are chosen, the same, none and the largest.
+fn ordered() -> Superblock {
+    let mut superblock = superblock();
+    superblock.volumes[2] = None;
+    let settings = [
+        (Order::Batch, 0),
+        (Order::Strict, 16),
+        (Order::Relaxed, CUTOFF_DEFAULT),
+        (Order::Relaxed, CUTOFF_MAX),
+    ];
+    for (index, (order, cutoff)) in settings.into_iter().enumerate() {
+        let volume = Volume::empty([index as u8 + 1; 16], &format!("volume{index}"), 1 << 30);
+        superblock.volumes[index] = Some(Volume { order, cutoff, ..volume });
+    }
+    superblock
+}
+
+#[test]
+fn orders_and_cutoffs_are_read_and_written_as_they_were() {
+    let (name, expected) = ("v1.order.hex", ordered());
+    let mut made = Image::default();
+    for address in Superblock::addresses(expected.size_bytes) {
+        made.put(address, &expected.encode(address));
+    }
+    if image::is_updating(name) {
+        std::fs::write(image::path(name), made.to_text()).unwrap();
+    }
+    let image = Image::from_text(&std::fs::read_to_string(image::path(name)).unwrap());
+    assert!(made == image, "the bytes that are written have changed");
+    for address in Superblock::addresses(expected.size_bytes) {
+        let mut bytes = image.get(address, SUPERBLOCK_SIZE);
+        assert_eq!(Superblock::decode(&mut bytes, address).as_ref(), Ok(&expected));
+    }
 }
 
 /// The numbers themselves, so that a change of both sides together is noticed.

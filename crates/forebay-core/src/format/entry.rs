@@ -77,6 +77,11 @@ impl Kind {
         Kind::ALL[self as usize].1
     }
 
+    /// Whether the backing device may lack what an entry of this kind says.
+    pub const fn is_dirty(self) -> bool {
+        matches!(self, Kind::Data | Kind::Parked | Kind::Zero | Kind::Discard)
+    }
+
     /// Whether an entry of this kind has a slot.
     pub const fn has_slot(self) -> bool {
         matches!(self, Kind::Data | Kind::Fill | Kind::Parked | Kind::Void)

@@ -25,6 +25,8 @@ pub const AT_ENTRIES: usize = 192;
 pub const ENTRY_BYTES: usize = ENTRY_SIZE;
 /// Where the number of entries is.
 pub const AT_ENTRY_COUNT: usize = 112;
+/// Where the flush epoch is.
+pub const AT_FLUSH_EPOCH: usize = 144;
 const AT_ITEMS: usize = AT_ENTRIES + RECORD_ENTRIES_MAX * ENTRY_SIZE + 4;
 const AT_END: usize = AT_ITEMS + RECORD_ITEMS_MAX * 8;
 const _: () = assert!(AT_ITEMS.is_multiple_of(8) && AT_END <= BLOCK_SIZE);
@@ -105,7 +107,7 @@ pub const FIELDS: [Field; 25] = [
         offset: 144,
         size: 8,
         name: "flush_epoch",
-        meaning: "guest flushes of this volume so far",
+        meaning: "guest flushes of this volume before the first entry",
     },
     Field {
         offset: 152,
@@ -222,7 +224,7 @@ impl Header {
         put(bytes, 120, &self.durable_through.0.to_le_bytes());
         put(bytes, 128, &self.tail.0.to_le_bytes());
         put(bytes, 136, &self.watermark.0.to_le_bytes());
-        put(bytes, 144, &self.flush_epoch.to_le_bytes());
+        put(bytes, AT_FLUSH_EPOCH, &self.flush_epoch.to_le_bytes());
         put(bytes, 152, &self.written_at.to_le_bytes());
         put(bytes, 160, &self.backing_as_of.to_le_bytes());
     }
@@ -250,7 +252,7 @@ impl Header {
             durable_through: Sequence(get_u64(bytes, 120)),
             tail: Ordinal(get_u64(bytes, 128)),
             watermark: Sequence(get_u64(bytes, 136)),
-            flush_epoch: get_u64(bytes, 144),
+            flush_epoch: get_u64(bytes, AT_FLUSH_EPOCH),
             written_at: get_u64(bytes, 152),
             backing_as_of: get_u64(bytes, 160),
         }

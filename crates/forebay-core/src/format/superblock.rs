@@ -111,7 +111,7 @@ pub const FIELDS: [Field; 21] = [
 ];
 
 /// Rows of a volume's table in `docs/format.md`.
-pub const VOLUME_FIELDS: [Field; 26] = [
+pub const VOLUME_FIELDS: [Field; 27] = [
     Field { offset: 0, size: 16, name: "volume_uuid", meaning: "zero: no volume here" },
     Field {
         offset: 16,
@@ -119,7 +119,7 @@ pub const VOLUME_FIELDS: [Field; 26] = [
         name: "mode",
         meaning: "1 write-back, 2 write-through, 3 write-around",
     },
-    Field { offset: 17, size: 1, name: "order", meaning: "1 batch" },
+    Field { offset: 17, size: 1, name: "order", meaning: "1 batch, 2 strict, 3 relaxed" },
     Field {
         offset: 18,
         size: 2,
@@ -183,8 +183,15 @@ pub const VOLUME_FIELDS: [Field; 26] = [
         name: "path",
         meaning: "where the backing device was last seen: a hint",
     },
+    Field {
+        offset: 768,
+        size: 4,
+        name: "cutoff",
+        meaning: "blocks of a run of writes that may go around the log, plus 1; 0: 1024 blocks",
+    },
 ];
 
+const AT_CUTOFF: usize = 768;
 /// Bytes of the longest path that is remembered.
 pub const PATH_MAX: usize = 510;
 /// Bytes of the longest volume name.
@@ -201,6 +208,23 @@ pub enum Mode {
     /// Written to the backing device; the log only hears what it must forget.
     WriteAround = 3,
 }
+
+/// What a lost cache leaves on the backing device, and so which way writes may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Order {
+    /// A state between two batches of write-back.
+    Batch = 1,
+    /// What the bare device's own power cut could leave: no batch spans a guest's flush.
+    Strict = 2,
+    /// Any mixture of what was written: writes may pass older ones that are in the log.
+    Relaxed = 3,
+}
+
+/// Blocks of a run of writes that may go around the log, where nothing else is chosen: 4 MiB.
+pub const CUTOFF_DEFAULT: u32 = 1024;
+/// Of those that may be chosen, the most.
+pub const CUTOFF_MAX: u32 = u32::MAX - 1;
 
 /// Where a log ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,6 +252,10 @@ pub struct Volume {
     pub uuid: [u8; 16],
     /// How it takes writes.
     pub mode: Mode,
+    /// What a lost cache leaves.
+    pub order: Order,
+    /// A run of writes of so many blocks may go around the log; 0: none.
+    pub cutoff: u32,
     /// Drained: kept clean (as write-through) until write-back is asked for again.
     pub drained: bool,
     /// Dirty data was lost that nobody can name: it is not served until it is given up.
@@ -264,6 +292,8 @@ impl Volume {
         Volume {
             uuid,
             mode: Mode::WriteBack,
+            order: Order::Batch,
+            cutoff: CUTOFF_DEFAULT,
             drained: false,
             frozen: false,
             attach_generation: 1,
@@ -605,7 +635,7 @@ impl Volume {
         assert!(self.name.len() <= NAME_MAX && self.path.len() <= PATH_MAX);
         put(bytes, 0, &self.uuid);
         bytes[16] = self.mode as u8;
-        bytes[17] = 1;
+        bytes[17] = self.order as u8;
         let flags = u16::from(self.drained) | u16::from(self.frozen) << 1;
         put(bytes, 18, &flags.to_le_bytes());
         put(bytes, 20, &self.attach_generation.to_le_bytes());
@@ -628,6 +658,9 @@ impl Volume {
         put(bytes, 240, &self.head.through.0.to_le_bytes());
         put(bytes, 256, &(self.path.len() as u16).to_le_bytes());
         put(bytes, 258, self.path.as_bytes());
+        assert!(self.cutoff <= CUTOFF_MAX);
+        let cutoff = if self.cutoff == CUTOFF_DEFAULT { 0 } else { self.cutoff + 1 };
+        put(bytes, AT_CUTOFF, &cutoff.to_le_bytes());
     }
 
     fn decode(bytes: &[u8]) -> Result<Option<Volume>, FormatError> {
@@ -642,9 +675,12 @@ impl Volume {
             3 => Mode::WriteAround,
             other => return value("mode", other.into()),
         };
-        if bytes[17] != 1 {
-            return value("order", bytes[17].into());
-        }
+        let order = match bytes[17] {
+            1 => Order::Batch,
+            2 => Order::Strict,
+            3 => Order::Relaxed,
+            other => return value("order", other.into()),
+        };
         if get_u16(bytes, 18) > 3 {
             return value("flags", get_u16(bytes, 18).into());
         }
@@ -689,10 +725,13 @@ impl Volume {
             .map_err(|_| FormatError::Value { field: "path", found: get_u64(bytes, 258) })?;
         zeros(bytes, 188, 192)?;
         zeros(bytes, 248, 256)?;
-        zeros(bytes, 258 + path_length, VOLUME_SIZE)?;
+        zeros(bytes, 258 + path_length, AT_CUTOFF)?;
+        zeros(bytes, AT_CUTOFF + 4, VOLUME_SIZE)?;
         Ok(Some(Volume {
             uuid: array(bytes, 0),
             mode,
+            order,
+            cutoff: get_u32(bytes, AT_CUTOFF).checked_sub(1).unwrap_or(CUTOFF_DEFAULT),
             drained: get_u16(bytes, 18) & 1 == 1,
             frozen: get_u16(bytes, 18) & 2 == 2,
             attach_generation: get_u32(bytes, 20),

@@ -16,7 +16,7 @@
 use crate::effect::Effect;
 use crate::engine::{CacheHealth, Engine, Pending};
 use crate::format::entry::{Entry, Kind};
-use crate::format::record::{self, AT_ENTRIES, AT_ENTRY_COUNT, Header, Link};
+use crate::format::record::{self, AT_ENTRIES, AT_ENTRY_COUNT, AT_FLUSH_EPOCH, Header, Link};
 use crate::limits::{RECORD_ENTRIES_MAX, SEGMENTS_RESERVED};
 use crate::log::chain::{Head, InFlight, OpenRecord, RECORDS_IN_FLIGHT_MAX};
 use crate::log::segment::State;
@@ -171,6 +171,8 @@ impl Engine {
         }
         if matches!(kind, Kind::Zero | Kind::Discard) {
             state.log.dirtied = sequence;
+        }
+        if kind != Kind::Lost {
             let pending = PendingExtent { sequence, position, kind, lba, count };
             state.pending_extents.push_back(pending);
         }
@@ -192,6 +194,13 @@ impl Engine {
         let open = log.open.as_mut().expect("there is room");
         if open.entries == 0 {
             open.since = now;
+            if open.epoch != log.flush_epoch {
+                // Whoever closes it after a crash must say so, too.
+                open.epoch = log.flush_epoch;
+                let offset = (u64::from(open.block) * BLOCK_BYTES) as u32;
+                let epoch = open.epoch.to_le_bytes();
+                payload.put(head.buffer, offset + AT_FLUSH_EPOCH as u32, &epoch);
+            }
         }
         let index = open.entries;
         open.entries += 1;
@@ -224,7 +233,8 @@ impl Engine {
         let block = head.next_block;
         head.next_block += 1;
         let (buffer, sequence) = (head.buffer, log.next_sequence);
-        log.open = Some(OpenRecord { block, sequence, entries: 0, since: now });
+        let epoch = log.flush_epoch;
+        log.open = Some(OpenRecord { block, sequence, entries: 0, since: now, epoch });
         log.next_sequence = Sequence(sequence.0 + 1);
         log.items.clear();
         log.header.fill(0);
@@ -265,7 +275,7 @@ impl Engine {
             durable_through: log.durable.through,
             tail: log.tail,
             watermark: log.watermark,
-            flush_epoch: log.flush_epoch,
+            flush_epoch: open.epoch,
             written_at: wall,
             backing_as_of: log.backing_as_of,
         };
@@ -283,6 +293,10 @@ impl Engine {
 
     /// Completes the open record and has it written.
     pub(crate) fn close_record(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        let log = &mut self.volume(volume).log;
+        if let Some(open) = log.open.as_mut().filter(|open| open.entries == 0) {
+            open.epoch = log.flush_epoch;
+        }
         let header = self.encode_header(volume);
         let identity = self.identity;
         let now = self.now;
@@ -310,7 +324,9 @@ impl Engine {
         }
         log.closed_bytes += u64::from(header.blocks) * BLOCK_BYTES;
         core::mem::swap(&mut log.items, &mut log.previous_items);
-        let marks = log.marks(&header, now);
+        let begins_epoch = core::mem::replace(&mut log.record_epoch, open.epoch) != open.epoch;
+        let position = Position::new(header.ordinal, head.next_block);
+        let marks = log.marks(&header, position, now);
         let token = self.token(Pending::Record { volume, segment: head.segment });
         let state = self.volume(volume);
         state.log.in_flight.push_back(InFlight { token, marks, written: false });
@@ -325,6 +341,7 @@ impl Engine {
             blocks: header.blocks,
             entries: header.entry_count,
             sequence_offset: (header.sequence.0 - segment.first_sequence.0) as u32,
+            begins_epoch,
         };
         self.slots.head(self.segments.slot(head.segment, open.block), heading);
         self.effects.push_back(Effect::WriteCache {

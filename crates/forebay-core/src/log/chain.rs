@@ -11,6 +11,7 @@ use crate::effect::Token;
 use crate::format::record::{Header, Link};
 use crate::limits::RECORD_ITEMS_MAX;
 use crate::log::times::Times;
+use crate::map::extent::Position;
 use crate::units::{BLOCK_SIZE, BufferId, Ordinal, SegmentId, Sequence, Tick};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -42,6 +43,8 @@ pub struct OpenRecord {
     pub entries: u16,
     /// When its first entry was placed.
     pub since: Tick,
+    /// Guest flushes before its first entry.
+    pub epoch: u64,
 }
 
 /// A record on its way to the device.
@@ -68,6 +71,8 @@ pub struct Marks {
     pub closed_at: Tick,
     /// Bytes closed in this opening, its own included.
     pub bytes: u64,
+    /// Everything at or below it is in this record or in one before.
+    pub position: Position,
 }
 
 /// A list of what a record holds, for the header of the next one.
@@ -159,6 +164,8 @@ pub struct Log {
     pub(crate) times: Times,
     /// Guest flushes so far.
     pub flush_epoch: u64,
+    /// Those before the first entry of the last closed record.
+    pub record_epoch: u64,
     /// Segments in the log, retired ones not counted.
     pub segment_count: u32,
     /// Blocks that are not on the backing device, superseded versions included.
@@ -200,6 +207,7 @@ impl Log {
             backing_as_of: 0,
             times: Times::new(through),
             flush_epoch: 0,
+            record_epoch: u64::MAX,
             segment_count: 0,
             dirty_blocks: 0,
             closed_bytes: 0,
@@ -217,13 +225,14 @@ impl Log {
     }
 
     /// Marks of a record that is closed now.
-    pub fn marks(&self, header: &Header, now: Tick) -> Marks {
+    pub fn marks(&self, header: &Header, position: Position, now: Tick) -> Marks {
         Marks {
             through: header.last_sequence(),
             tail: header.tail,
             watermark: header.watermark,
             closed_at: now,
             bytes: self.closed_bytes,
+            position,
         }
     }
 }

@@ -15,8 +15,10 @@ use crate::effect::{Effect, Fault, SuperblockChange, Token};
 use crate::engine::{Acknowledge, CacheHealth, Engine, Pending};
 use crate::log::segment::State;
 use crate::mutant::Mutant;
+use crate::op::around::Around;
 use crate::payload::Payload;
-use crate::request::{Op, RequestError};
+use crate::policy::bypass::How;
+use crate::request::RequestError;
 use crate::units::{Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
 
@@ -63,8 +65,12 @@ impl Engine {
 
     /// Writes a record of nothing but marks, and wants it durable.
     fn write_note(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
-        let few = self.segments.free_count() <= self.config.free_segments_kept;
-        let log = &self.volume(volume).log;
+        let free = self.segments.free_count();
+        let (kept, state) = (self.config.free_segments_kept, self.volume(volume));
+        // What fills the extents lies in the newest segment: only another one makes it reclaimable.
+        let goes_on = state.extents_full && state.log.newest == state.log.tail_segment;
+        let few = free == 0 || free <= kept && !goes_on;
+        let log = &state.log;
         let (open, head) = (log.open.is_some(), log.head.is_some());
         if open || (head || !few) && self.room(volume, 0, false, payload) {
             self.close_record(volume, payload);
@@ -201,11 +207,8 @@ impl Engine {
                 return;
             }
             state.durable_waiters.pop_front();
-            let active = self.active(waiter.request);
-            // A write that goes around the log waited for its entry first.
-            if matches!(active.request.op, Op::Write { .. }) && active.remaining == 1 {
-                active.remaining = 0;
-                self.around_issue(waiter.request);
+            if self.active(waiter.request).around == Around::EntryFirst {
+                self.around_issue(waiter.request, How::EntryFirst);
             } else {
                 self.answer(waiter.request, Ok(()));
             }

@@ -46,7 +46,7 @@ use crate::limits::VOLUME_COUNT_MAX;
 use crate::log::chain::{Log, Marks};
 use crate::log::image::{self, Image};
 use crate::log::segment::{Segments, State};
-use crate::map::extent::ExtentMap;
+use crate::map::extent::{ExtentMap, Position};
 use crate::map::index::Index;
 use crate::map::slots::Slots;
 use crate::mutant::{Mutant, Mutants};
@@ -101,6 +101,8 @@ struct Recovery<'a, R> {
     extent_count_max: u32,
     /// The opening of the newest record that was applied.
     closed_generation: u32,
+    /// Flush epoch of the record before, if that is known.
+    epoch: Option<u64>,
 }
 
 /// Reads the log of every volume: from the newest checkpoint on, or all of it where there is none
@@ -169,6 +171,7 @@ fn recover_from<R: CacheReader>(
         },
         extent_count_max,
         closed_generation: 0,
+        epoch: None,
     };
     match image {
         Some(image) => recovery.use_image(image),
@@ -251,6 +254,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             extents: ExtentMap::with_lost_room(self.extent_count_max as usize),
             pending_extents: VecDeque::with_capacity(self.extent_count_max as usize),
             cursor: Cursor::default(),
+            clean: self.superblock.clean,
             lost_blocks: 0,
             unnamed_lost: None,
             frozen: behind.unknown_end || recorded.frozen, // V7
@@ -285,6 +289,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             watermark: out.log.watermark,
             closed_at: Tick(0),
             bytes: 0,
+            position: Position::new(out.head.ordinal, out.head.used),
         };
         let log = &mut out.log;
         log.next_sequence = next;

@@ -12,6 +12,8 @@ use alloc::vec::Vec;
 const LBA_BITS: u32 = 39;
 const FILL: u64 = 1 << LBA_BITS;
 const VOID: u64 = (1 << 40) - 1;
+/// Of a heading.
+const BEGINS_EPOCH: u64 = 1 << 32;
 const _: () = assert!(crate::limits::VOLUME_BLOCKS_MAX == 1 << LBA_BITS);
 
 /// What a slot that is not a header holds.
@@ -34,6 +36,8 @@ pub struct Heading {
     pub entries: u16,
     /// Its sequence, less its segment's first.
     pub sequence_offset: u32,
+    /// Between the record before it and its first entry the guest flushed.
+    pub begins_epoch: bool,
 }
 
 impl Heading {
@@ -141,7 +145,8 @@ impl Slots {
 
     /// Notes that a slot is a record's header.
     pub fn head(&mut self, slot: Slot, heading: Heading) {
-        let raw = u64::from(heading.blocks) | u64::from(heading.entries) << 16;
+        let epoch = if heading.begins_epoch { BEGINS_EPOCH } else { 0 };
+        let raw = u64::from(heading.blocks) | u64::from(heading.entries) << 16 | epoch;
         self.put(slot, raw, heading.sequence_offset);
     }
 
@@ -149,7 +154,8 @@ impl Slots {
     #[inline]
     pub fn heading(&self, slot: Slot) -> Heading {
         let (raw, sequence_offset) = self.raw(slot);
-        Heading { blocks: raw as u16, entries: (raw >> 16) as u16, sequence_offset }
+        let begins_epoch = raw & BEGINS_EPOCH != 0;
+        Heading { blocks: raw as u16, entries: (raw >> 16) as u16, sequence_offset, begins_epoch }
     }
 
     /// The bytes of a slot.

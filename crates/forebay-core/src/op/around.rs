@@ -1,23 +1,126 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writes that go around the log, to a volume with nothing dirty.
+//! Writes that go around the log. Which do, and in which of three orders ([`How`]), `policy/bypass` decides.
+//!
+//! # Terms
+//!
+//! The *entry* of such a write (kind `Bypassed`) voids every older version of its blocks: they are to be read from
+//! the backing device.
 //!
 //! # Invariants
 //!
-//! - **A1** If the log holds an older version, an entry that voids it is durable before the
-//!   backing device is written: no crash can bring the older version back.
-//! - **A2** While it is under way nobody else writes these blocks.
+//! - **A1** Over clean versions the entry is durable before the backing device is written: no crash can bring them
+//!   back. The record that holds it says the watermark, so what counts as clean is clean after that crash, too.
+//! - **A2** While it is under way nobody else writes these blocks, and nothing that is read for them enters the log.
 //! - **A3** A flush of the backing device that fails while such writes are not flushed is latched:
 //!   the device may have dropped them, and would answer the next flush well. They are not in the
 //!   log, so no flush of this volume is answered well until it is opened again.
+//! - **A4** Over dirty versions (relaxed) the backing device is written and flushed, then the entry is placed, then the
+//!   write is answered. A crash before that finds the dirty version, which the guest may have flushed, and writes it
+//!   back over this one; a crash after it needs nothing but the backing device.
+//! - **A5** What an entry voids is never written back: a batch leaves it out, whether the entry is in its range or
+//!   behind it. Nor does a watermark pass it before the entry is durable.
+//! - **A6** No batch is built while a write over dirty versions is under way, and no such write begins over what
+//!   the batch under way holds. When a batch waits to be built, writes over dirty versions go through the log.
+//! - **A7** With order batch no batch writes anything before what went around the log is flushed: it is older.
+//! - **A8** A write that the backing device refuses, unless the volume is write-around, or whose entry finds no
+//!   room, goes through the log after all.
+//!
+//! # States
+//!
+//! | a write | until | then |
+//! |---|---|---|
+//! | `EntryFirst`: its entry is placed | it is durable | it is written |
+//! | `Writing` | the backing device has it | it is answered, or flushed |
+//! | `Flushing` (over dirty versions) | a flush that was issued after it is done | its entry is placed, it is answered |
+//! | `Logged` | | it is placed in the log like any write (A8) |
 
 use crate::effect::Fault;
-use crate::engine::{Acknowledge, Active, Engine, Pending};
+use crate::engine::{Acknowledge, Engine, Pending};
 use crate::format::entry::Kind;
+use crate::format::superblock::Mode;
+use crate::limits::REQUEST_COUNT_MAX;
+use crate::log::tickets::Ticket;
+use crate::memory::queue_bytes;
+use crate::mutant::Mutant;
 use crate::payload::Payload;
+use crate::policy::bypass::{How, Reason};
 use crate::policy::slices::Side;
 use crate::request::{Op, RequestError};
 use crate::units::VolumeIndex;
 use crate::volume::{Lock, Waiter};
+use alloc::collections::VecDeque;
+
+/// Where a write stands on its way around the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Around {
+    No,
+    EntryFirst,
+    Writing(How),
+    Flushing,
+    Logged,
+}
+
+/// Someone who waits for a flush of the backing device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FlushWaiter {
+    pub(crate) request: u32,
+    /// The flush that covers him, by number.
+    pub(crate) flush: u64,
+}
+
+/// What a volume knows of writes around its log.
+#[derive(Debug)]
+pub(crate) struct AroundState {
+    /// Some may have reached the backing device since the last flush of that: in this opening, or before
+    /// it unless the last one ended with a clean stop.
+    pub(crate) unflushed: bool,
+    /// Those that reached it in this opening.
+    pub(crate) done: u64,
+    /// Those that are not done.
+    pub(crate) under_way: u32,
+    /// Those over dirty versions whose entry is not placed (A6).
+    pub(crate) over_dirty: u32,
+    /// No such one begins: a batch waits to be built (A6).
+    pub(crate) held: bool,
+    /// A flush that should have covered such writes failed: none is answered well any more.
+    pub(crate) lost: bool,
+    pub(crate) flushing: bool,
+    /// What changed since then may still be lost by the backing device (T3 of `log::tickets`).
+    pub(crate) flushed: Ticket,
+    /// The same as soon as the flush under way has ended well.
+    pub(crate) flush_begun: Ticket,
+    /// Flushes of the backing device begun for these writes.
+    pub(crate) flushes: u64,
+    pub(crate) waiters: VecDeque<FlushWaiter>,
+}
+
+impl AroundState {
+    pub(crate) fn new(unflushed: bool) -> AroundState {
+        AroundState {
+            unflushed,
+            done: 0,
+            under_way: 0,
+            over_dirty: 0,
+            held: false,
+            lost: false,
+            flushing: false,
+            flushed: Ticket::VOID,
+            flush_begun: Ticket::VOID,
+            flushes: 0,
+            waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
+        }
+    }
+
+    /// Bytes of memory beside itself.
+    pub(crate) const fn memory_bytes() -> u64 {
+        (REQUEST_COUNT_MAX * size_of::<FlushWaiter>()) as u64
+    }
+
+    /// Bytes of memory it takes beside itself.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        queue_bytes(&self.waiters)
+    }
+}
 
 impl Engine {
     /// Begins; says whether there was room for what it needs.
@@ -25,68 +128,149 @@ impl Engine {
         &mut self,
         volume: VolumeIndex,
         at: u32,
+        (reason, how): (Reason, How),
         payload: &mut impl Payload,
     ) -> bool {
         let active = *self.active(at);
-        let end = active.first + active.blocks;
-        // What the index forgot and the log still holds would come back after a crash.
-        let state = self.volume(volume);
-        let forgotten = state.forgot || state.log.tail > state.log.durable.tail;
-        let cached = forgotten
-            || (0..active.blocks)
-                .any(|block| self.index.get(volume, active.first + block).is_some())
-            || self.volume(volume).extents.overlapping(active.first, end).next().is_some();
-        if cached && !self.extent_room(volume, payload) {
+        if how == How::EntryFirst && !self.extent_room(volume, payload) {
             return false;
         }
-        self.tickets.void(volume, active.first, active.blocks);
-        let lock = Lock { owner: at, start: active.first, end }; // A2
-        self.volume(volume).locks.push(lock);
-        let stats = &mut self.volume(volume).stats;
-        stats.bypassed_writes += 1;
-        stats.bypassed_blocks += active.blocks;
-        stats.written_blocks += active.blocks;
-        if !cached {
-            self.around_issue(at);
+        let end = active.first + active.blocks;
+        self.tickets.void(volume, active.first, active.blocks); // A2
+        let state = self.volume(volume);
+        state.locks.push(Lock { owner: at, start: active.first, end }); // A2
+        state.stats.bypassed[reason as usize] += 1;
+        state.stats.bypassed_writes += 1;
+        state.stats.bypassed_blocks += active.blocks;
+        state.stats.written_blocks += active.blocks;
+        state.around.over_dirty += u32::from(how == How::EntryLast);
+        if how != How::EntryFirst || self.config.mutants.is(Mutant::EntryAfterWrite) {
+            self.around_issue(at, how);
             return true;
         }
-        self.place_extent(volume, Kind::Bypassed, active.first, active.blocks as u32, payload);
+        self.around_void(at, payload);
         let state = self.volume(volume);
         let sequence = state.log.placed;
         state.log.wanted = state.log.wanted.max(sequence);
         state.durable_waiters.push_back(Waiter { sequence, request: at });
-        self.active(at).remaining = 1; // A1: tells `durable` that the write comes next.
+        self.active(at).around = Around::EntryFirst; // A1: tells `durable` that the write comes next.
         true
     }
 
-    pub(crate) fn around_issue(&mut self, at: u32) {
-        self.active(at).backing_waited = true;
-        let request = self.active(at).request;
-        let state = self.volume(request.volume);
-        state.around_used = true;
-        state.around_under_way += 1;
-        let token = self.token(Pending::Around { request: at });
-        self.foreground_ask(request.volume, token);
+    /// Places the entry; there is room.
+    fn around_void(&mut self, at: u32, payload: &mut impl Payload) {
+        let active = *self.active(at);
+        let (volume, count) = (active.request.volume, active.blocks as u32);
+        self.place_extent(volume, Kind::Bypassed, active.first, count, payload);
+        self.active(at).sequence = self.volume(volume).log.placed;
     }
 
-    pub(crate) fn around_complete(&mut self, at: u32, result: Result<(), Fault>) {
+    pub(crate) fn around_issue(&mut self, at: u32, how: How) {
+        let active = self.active(at);
+        active.backing_waited = true;
+        active.around = Around::Writing(how);
+        let volume = active.request.volume;
+        self.volume(volume).around.under_way += 1;
+        let token = self.token(Pending::Around { request: at });
+        self.foreground_ask(volume, token);
+    }
+
+    pub(crate) fn around_complete(
+        &mut self,
+        at: u32,
+        result: Result<(), Fault>,
+        payload: &mut impl Payload,
+    ) {
         let now = self.now;
-        let Active { request, first, blocks, .. } = *self.active(at);
-        self.tickets.void(request.volume, first, blocks);
-        let state = self.volume(request.volume);
+        let active = *self.active(at);
+        let volume = active.request.volume;
+        let Around::Writing(how) = active.around else { unreachable!("it was being written") };
+        self.tickets.void(volume, active.first, active.blocks); // A2
+        let state = self.volume(volume);
         state.slices.end(Side::Foreground, now);
-        state.unlock(at);
-        state.around_under_way -= 1;
-        state.around_unflushed = true;
+        state.around.under_way -= 1;
+        state.around.unflushed = true;
+        state.around.done += 1;
         if result.is_err() {
             state.stats.backing_faults += 1;
-            return self.answer(at, Err(RequestError::Io));
+            let told = state.mode == Mode::WriteAround;
+            return self.around_failed(at, told);
         }
+        if how == How::EntryLast {
+            self.active(at).around = Around::Flushing; // A4
+            if self.config.mutants.is(Mutant::EntryBeforeFlush) {
+                return self.around_over_dirty(at, true, payload);
+            }
+            return self.around_flush_for(at);
+        }
+        let late = how == How::EntryFirst && self.config.mutants.is(Mutant::EntryAfterWrite);
+        if late && self.extent_room(volume, payload) {
+            self.around_void(at, payload);
+        }
+        self.around_answer(at);
+    }
+
+    fn around_answer(&mut self, at: u32) {
+        let active = *self.active(at);
+        let volume = active.request.volume;
+        self.tickets.void(volume, active.first, active.blocks); // A2
+        let state = self.volume(volume);
+        state.unlock(at);
         let durable = self.config.acknowledge == Acknowledge::Durable;
-        if durable || request.op == (Op::Write { fua: true }) {
+        if durable || active.request.op == (Op::Write { fua: true }) {
             self.flush_accept(at);
         } else {
             self.answer(at, Ok(()));
         }
+    }
+
+    /// It was not written, or nothing says that it was: through the log (A8), or the guest is told.
+    fn around_failed(&mut self, at: u32, told: bool) {
+        let active = *self.active(at);
+        let over_dirty =
+            matches!(active.around, Around::Writing(How::EntryLast) | Around::Flushing);
+        let state = self.volume(active.request.volume);
+        state.around.over_dirty -= u32::from(over_dirty);
+        state.unlock(at);
+        self.tickets.void(active.request.volume, active.first, active.blocks);
+        if told {
+            return self.answer(at, Err(RequestError::Io));
+        }
+        let state = self.volume(active.request.volume);
+        state.stats.written_blocks -= active.blocks;
+        // Before all that came after it: nobody has its place meanwhile.
+        state.writes.push_front(at);
+        self.active(at).around = Around::Logged;
+    }
+
+    /// The backing device was flushed after a write over dirty versions: they are void now (A4).
+    pub(crate) fn around_over_dirty(&mut self, at: u32, flushed: bool, payload: &mut impl Payload) {
+        let volume = self.active(at).request.volume;
+        if !flushed || !self.extent_room(volume, payload) {
+            return self.around_failed(at, false);
+        }
+        self.around_void(at, payload);
+        let fua = self.active(at).request.op == (Op::Write { fua: true });
+        let state = self.volume(volume);
+        state.around.over_dirty -= 1;
+        if fua {
+            state.log.flush_epoch += 1;
+        }
+        let active = *self.active(at);
+        self.tickets.void(volume, active.first, active.blocks); // A2
+        let state = self.volume(volume);
+        state.unlock(at);
+        // The backing device has it for good: the rest is the entry's way, as of any write.
+        self.write_wait(volume, at, false, fua, self.config.acknowledge);
+    }
+
+    /// The request waits for a flush of the backing device that is issued from now on.
+    pub(crate) fn around_flush_for(&mut self, at: u32) {
+        let volume = self.active(at).request.volume;
+        let state = &mut self.volume(volume).around;
+        // The one under way is enough if nothing was written since it was issued.
+        let flush = state.flushes + u64::from(state.unflushed || !state.flushing);
+        state.waiters.push_back(FlushWaiter { request: at, flush });
+        self.around_flush(volume);
     }
 }

@@ -29,6 +29,7 @@ use crate::limits::TOKEN_COUNT_MAX;
 use crate::log::chain::RECORDS_IN_FLIGHT_MAX;
 use crate::log::tickets::Ticket;
 use crate::mutant::Mutant;
+use crate::op::around::AroundState;
 use crate::op::read::behind;
 use crate::payload::{Payload, Place};
 use crate::policy::slices::Side;
@@ -298,14 +299,13 @@ impl Engine {
     fn backing_may_lose(&mut self, volume: VolumeIndex, lba: Lba) -> bool {
         let unsure = !self.config.mutants.is(Mutant::FillUnflushed);
         let state = self.volume_ref(volume).expect("it exists");
-        let all_flushed =
-            !state.around_unflushed && !state.around_flushing && state.around_under_way == 0;
-        if !state.around_used || all_flushed && !state.around_lost {
+        let AroundState { unflushed, flushing, under_way, lost, flushed, .. } = state.around;
+        if !unflushed && !flushing && under_way == 0 && !lost {
             return false;
         }
-        let known = state.around_flushed != Ticket::VOID;
-        let flushed = self.tickets.hold(state.around_flushed, volume, lba, 1);
-        if !known && !state.around_lost {
+        let known = flushed != Ticket::VOID;
+        let flushed = self.tickets.hold(flushed, volume, lba, 1);
+        if !known && !lost {
             // What a process before this one left is not known: once, it is flushed for this.
             self.around_flush(volume);
         }

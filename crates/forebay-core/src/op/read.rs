@@ -129,7 +129,7 @@ impl Engine {
         // within a block, is seen to go on.
         let begin = Lba(request.offset / BLOCK_BYTES);
         let blocks = (request.offset + request.length) / BLOCK_BYTES - begin.0;
-        let run = self.streams.touch(request.volume, begin, blocks);
+        let run = self.reads.touch(request.volume, begin, blocks);
         if run > self.config.fill_run_max.into() { Why::Run } else { Why::Read }
     }
 
@@ -170,9 +170,13 @@ impl Engine {
         let mut fills = 0;
         for offset in 0..piece.blocks {
             let place = behind(piece.to, offset);
-            match self.verified(segment, block + offset, place, payload) {
-                Some(held) if result.is_ok() => fills += u64::from(held.fill),
-                _ => self.read_bad(&piece, offset, payload),
+            let held = match result {
+                Ok(()) => self.verified(segment, block + offset, place, payload),
+                Err(Fault) => None, // nothing was read, so there is nothing to look at
+            };
+            match held {
+                Some(held) => fills += u64::from(held.fill),
+                None => self.read_bad(&piece, offset, payload),
             }
         }
         self.volume(piece.volume).stats.fill_hit_blocks += fills;

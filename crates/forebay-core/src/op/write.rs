@@ -12,8 +12,8 @@
 
 use crate::engine::{Acknowledge, CacheHealth, Engine};
 use crate::format::entry::Kind;
-use crate::format::superblock::Mode;
 use crate::mutant::Mutant;
+use crate::op::around::Around;
 use crate::payload::{Ingested, Payload, Place};
 use crate::policy::writeback::Stage;
 use crate::request::{Op, RequestError};
@@ -28,19 +28,32 @@ struct Edges {
     last: bool,
 }
 
+/// What becomes of a write after the cache device failed.
+enum Past {
+    Goes,
+    Waits,
+    Refused,
+}
+
 impl Engine {
     pub(crate) fn write_accept(&mut self, at: u32) {
         let active = *self.active(at);
-        let volume = self.volume(active.request.volume);
-        match active.request.op {
-            Op::Write { .. } => volume.stats.writes += 1,
-            _ => volume.stats.discards += 1,
+        let volume = active.request.volume;
+        if !matches!(active.request.op, Op::Write { .. }) {
+            self.volume(volume).stats.discards += 1;
+        } else {
+            let state = self.volume(volume);
+            state.stats.writes += 1;
+            if state.follows_runs() {
+                self.active(at).run = self.writes.touch(volume, active.first, active.blocks);
+            }
         }
         if active.request.op == Op::Discard {
             // Only whole blocks are given up; the volume's last block is whole if it is all there.
+            let state = self.volume(volume);
             let end = active.request.offset + active.request.length;
             let whole_end =
-                if end == volume.size_bytes { volume.blocks() } else { end / BLOCK_BYTES };
+                if end == state.size_bytes { state.blocks() } else { end / BLOCK_BYTES };
             let first = active.request.offset.div_ceil(BLOCK_BYTES);
             if first >= whole_end {
                 return self.answer(at, Ok(()));
@@ -49,7 +62,7 @@ impl Engine {
             active.first = Lba(first);
             active.blocks = whole_end - first;
         }
-        self.volume(active.request.volume).writes.push_back(at);
+        self.volume(volume).writes.push_back(at);
     }
 
     /// Places what can be placed, as the first step of settling; says whether no other step has
@@ -84,6 +97,13 @@ impl Engine {
         state.extents_full &= !state.extents.has_guest_room();
         // Bounded: each turn takes a request off the queue or stops.
         while let Some(at) = self.volume(volume).writes.front().copied() {
+            if self.health == CacheHealth::Failed {
+                match self.write_past_failed(volume, at, payload) {
+                    Past::Goes => continue,
+                    Past::Waits => break,
+                    Past::Refused => {}
+                }
+            }
             if self.health == CacheHealth::Failed || self.volume(volume).parked.full {
                 self.volume(volume).writes.pop_front();
                 self.volume(volume).unlock(at);
@@ -96,9 +116,10 @@ impl Engine {
                 if self.volume(volume).is_locked(active.first, end, at) {
                     break;
                 }
-                if self.goes_around(volume, at) {
+                let logged = self.active(at).around == Around::Logged;
+                if !logged && let Some(how) = self.bypass(volume, at) {
                     self.volume(volume).extents_full = false; // `extent_room` says it of this one
-                    if !self.around_begin(volume, at, payload) {
+                    if !self.around_begin(volume, at, how, payload) {
                         if self.write_refused(volume, at) {
                             continue;
                         }
@@ -147,6 +168,29 @@ impl Engine {
         state.unlock(at);
         self.answer(at, Err(RequestError::Io));
         true
+    }
+
+    /// The cache device failed: a write of which it holds nothing goes on.
+    fn write_past_failed(
+        &mut self,
+        volume: VolumeIndex,
+        at: u32,
+        payload: &mut impl Payload,
+    ) -> Past {
+        let active = *self.active(at);
+        if active.edges_read || active.placed > 0 || active.around == Around::Logged {
+            return Past::Refused;
+        }
+        let state = self.volume(volume);
+        let locked = state.is_locked(active.first, active.first + active.blocks, at);
+        if locked || state.locks.len() >= LOCK_COUNT_MAX {
+            return Past::Waits;
+        }
+        let Some(how) = self.bypass(volume, at) else { return Past::Refused };
+        self.volume(volume).writes.pop_front();
+        let began = self.around_begin(volume, at, how, payload);
+        assert!(began, "it needs no entry");
+        Past::Goes
     }
 
     fn edges(&mut self, at: u32) -> Edges {
@@ -355,7 +399,7 @@ impl Engine {
         self.write_wait(volume, at, through, fua, acknowledge);
     }
 
-    fn write_wait(
+    pub(crate) fn write_wait(
         &mut self,
         volume: VolumeIndex,
         at: u32,
@@ -381,22 +425,5 @@ impl Engine {
             }
             _ => self.answer(at, Ok(())),
         }
-    }
-
-    /// Whether a write goes around the log: the one decision to bypass.
-    fn goes_around(&mut self, volume: VolumeIndex, at: u32) -> bool {
-        if self.volume(volume).mode != Mode::WriteAround {
-            return false;
-        }
-        let active = *self.active(at);
-        let write = matches!(active.request.op, Op::Write { .. });
-        let state = self.volume(volume);
-        // A crash must not find anything older dirty: the watermark is durable too.
-        let clean = !state.log.is_dirty() && state.log.durable.watermark >= state.log.dirtied;
-        // What is lost may not come back as what the backing device held before: not of the other
-        // sectors of a block, and not if this write fails or a crash comes before it.
-        let over = state.extents.overlapping(active.first, active.first + active.blocks);
-        let lost = over.into_iter().any(|extent| extent.kind == Kind::Lost);
-        write && clean && state.locks.len() < LOCK_COUNT_MAX && !lost
     }
 }

@@ -122,9 +122,30 @@ impl Batch {
         self.items.push(Item { lba, position, slot, fate: Fate::Written });
     }
 
-    /// Adds an extent; extents come in log order.
+    /// Adds an extent; extents come in log order. What is older than one that went around the log is
+    /// not written.
     pub fn push_extent(&mut self, extent: Extent) {
+        self.extents.make_room();
         self.extents.insert(extent);
+    }
+
+    /// The blocks from the first to the last of it; none: there is nothing to write.
+    pub fn bounds(&self) -> Option<(Lba, Lba)> {
+        let items = self.items.first().zip(self.items.last());
+        let extents = self.extents.iter().next().zip(self.extents.iter().last());
+        let items = items.map(|(first, last)| (first.lba, last.lba + 1));
+        let extents = extents.map(|(first, last)| (first.start, last.end));
+        [items, extents]
+            .into_iter()
+            .flatten()
+            .reduce(|(start, end), (other, other_end)| (start.min(other), end.max(other_end)))
+    }
+
+    /// Whether it holds any of `start..end`.
+    pub fn overlaps(&self, start: Lba, end: Lba) -> bool {
+        let at = self.items.partition_point(|item| item.lba < start);
+        self.items.get(at).is_some_and(|item| item.lba < end)
+            || self.extents.overlapping(start, end).next().is_some()
     }
 
     /// Sorts, and leaves of each block the newest version. `keep_oldest` is a deliberate fault.
@@ -152,6 +173,7 @@ impl Batch {
                 Some(extent) => item.position >= extent.position,
                 None => true,
             });
+            self.extents.remove_where(|extent| extent.kind == Kind::Bypassed);
         }
     }
 
@@ -260,11 +282,12 @@ mod tests {
                     model[lba as usize] = Some((Kind::Data, step));
                 } else {
                     let (start, count) = (random(390), 1 + random(9));
-                    let kind = if random(2) == 0 { Kind::Zero } else { Kind::Discard };
+                    let kind = [Kind::Zero, Kind::Discard, Kind::Bypassed][random(3) as usize];
                     let end = Lba(start + count);
                     let long = false;
                     batch.push_extent(Extent { start: Lba(start), end, position, kind, long });
-                    model[start as usize..(start + count) as usize].fill(Some((kind, 0)));
+                    let what = (kind != Kind::Bypassed).then_some((kind, 0));
+                    model[start as usize..(start + count) as usize].fill(what);
                 }
             }
             batch.seal(false);
@@ -285,6 +308,12 @@ mod tests {
                 last = stretch.lba + stretch.blocks;
             }
             assert_eq!(found, model, "round {round}");
+            let held = |at: usize| model[at].is_some().then_some(at as u64);
+            let bounds = (0..400).filter_map(held).min().zip((0..400).filter_map(held).max());
+            assert_eq!(batch.bounds(), bounds.map(|(first, last)| (Lba(first), Lba(last + 1))));
+            let start = random(390);
+            let overlaps = (start..start + 9).any(|at| model[at as usize].is_some());
+            assert_eq!(batch.overlaps(Lba(start), Lba(start + 9)), overlaps, "round {round}");
         }
     }
 }

@@ -2,6 +2,7 @@
 //! What is chosen rather than required: when to write back, and how.
 
 pub mod batch;
+pub mod bypass;
 pub(crate) mod history;
 pub(crate) mod lane;
 pub mod parked;

@@ -166,7 +166,7 @@ impl Volume {
     pub(crate) fn is_only_parked(&self) -> bool {
         !self.parked.is_empty()
             && self.log.dirty_blocks == self.parked.len() as u64
-            && self.pending_extents.is_empty()
+            && self.pending_extents.iter().all(|it| it.kind == Kind::Bypassed)
     }
 }
 

@@ -10,6 +10,7 @@
 //! - **K4** A block is verified before it is written back; a bad one is lost, and named when the rest
 //!   of its batch is on the backing device, before the watermark moves.
 //! - **K5** A batch during which any flush of its backing device failed is written again, all of it.
+//! - **K6** With order strict a batch holds nothing of two flush epochs: it ends where the guest flushed.
 //!
 //! # States
 //!
@@ -30,9 +31,12 @@
 use crate::effect::{Effect, Fault};
 use crate::engine::{Engine, Pending};
 use crate::format::entry::Kind;
+use crate::format::superblock::Order;
 use crate::log::lost::Noted;
-use crate::map::extent::{Extent, Position};
+use crate::map::extent::Position;
+use crate::map::slots::Heading;
 use crate::mutant::Mutant;
+use crate::op::around::AroundState;
 use crate::op::read::behind;
 use crate::payload::{Payload, Place};
 use crate::policy::batch::Stretch;
@@ -40,8 +44,8 @@ use crate::policy::lane::{Part, RUN_COUNT_MAX, Run, RunState};
 use crate::policy::parked::{PROBES_MAX, TRIES};
 use crate::policy::slices::Side;
 use crate::request::RequestError;
-use crate::units::{SegmentId, Sequence, Tick, VolumeIndex};
-use crate::volume::Volume;
+use crate::units::{Lba, SegmentId, Sequence, Tick, VolumeIndex};
+use crate::volume::{PendingExtent, Volume};
 
 /// What a batch should take, in nanoseconds: three quarters of `batch_time_max`. Where the device is shared
 /// with readers, less makes batches smaller, hence less dense, hence slower, and so on.
@@ -60,6 +64,16 @@ pub struct Cursor {
     pub segment: Option<SegmentId>,
     /// The block.
     pub block: u16,
+}
+
+/// A record of the log.
+struct Record {
+    segment: SegmentId,
+    block: u16,
+    heading: Heading,
+    last: Sequence,
+    /// Behind it.
+    next: Cursor,
 }
 
 /// What write-back of a volume is doing.
@@ -87,7 +101,10 @@ pub struct Writeback {
     pub(crate) cursor: Cursor,
     /// What is durable up to here is not before the cursor, if nothing was dirty then.
     passed: Sequence,
-    lane: Option<usize>,
+    pub(crate) lane: Option<usize>,
+    /// While a batch is written, and if one was given up or broken off: between which blocks the backing
+    /// device may hold more than the watermark says, and the end of the last batch that wrote there.
+    pub(crate) exposed: Option<Exposed>,
     /// Where the batch ends.
     end: Sequence,
     end_cursor: Cursor,
@@ -111,6 +128,7 @@ impl Writeback {
             cursor,
             passed: Sequence(0),
             lane: None,
+            exposed: None,
             end: Sequence(0),
             end_cursor: cursor,
             begun: Tick(0),
@@ -121,6 +139,25 @@ impl Writeback {
             careful: false,
             stuck: false,
         }
+    }
+}
+
+/// Where and since when the backing device may be a mixture of two states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exposed {
+    /// First block.
+    pub start: Lba,
+    /// Block after the last.
+    pub end: Lba,
+    /// Since then.
+    pub since: Tick,
+    through: Sequence,
+}
+
+impl Exposed {
+    /// All of a volume: a batch may have been broken off when the cache was opened, up to `through`.
+    pub(crate) fn all(blocks: u64, now: Tick, through: Sequence) -> Exposed {
+        Exposed { start: Lba(0), end: Lba(blocks), since: now, through }
     }
 }
 
@@ -144,7 +181,10 @@ enum What {
     Write {
         part: Part,
     },
-    Flush,
+    /// It covers so many of the writes that went around the log.
+    Flush {
+        around: u64,
+    },
     /// A flush that only asks whether the backing device does anything at all.
     Probe,
 }
@@ -245,6 +285,7 @@ impl Engine {
         }
         let state = self.volume_ref(volume).expect("it exists");
         if !self.writeback_wanted(state) {
+            self.volume(volume).around.held = false;
             return;
         }
         if clean {
@@ -263,6 +304,7 @@ impl Engine {
                 state.log.watermark = through;
                 state.log.note_wanted = true;
                 self.skip_cursor(volume, through);
+                self.drop_pending(volume, through);
             }
             return;
         }
@@ -270,6 +312,9 @@ impl Engine {
             return;
         }
         let Some(lane) = self.lanes.iter().position(|lane| !lane.taken) else { return };
+        if !self.may_build(volume) {
+            return;
+        }
         if !self.writeback_build(volume, lane) {
             // All that is dirty is not durable yet.
             let log = &mut self.volume(volume).log;
@@ -295,25 +340,43 @@ impl Engine {
         self.skip_cursor(volume, through);
     }
 
+    /// Whether what goes around the log lets a batch be built (A5 to A7 of `around`).
+    fn may_build(&mut self, volume: VolumeIndex) -> bool {
+        let loose = self.config.mutants.is(Mutant::EntryNotDurable);
+        let early = self.config.mutants.is(Mutant::BatchBeforeFlush);
+        let state = self.volume(volume);
+        let AroundState { lost, unflushed, flushing, over_dirty, .. } = state.around;
+        if state.order == Order::Batch && !lost && !early && (unflushed || flushing) {
+            if unflushed {
+                self.around_flush(volume);
+            }
+            return false;
+        }
+        let entry = |pending: &&PendingExtent| pending.kind == Kind::Bypassed;
+        let entry = state.pending_extents.iter().rev().find(entry).map(|entry| entry.sequence);
+        let undurable = entry.filter(|entry| *entry > state.log.durable.through && !loose);
+        state.around.held = over_dirty > 0 || undurable.is_some();
+        if let Some(entry) = undurable {
+            state.log.wanted = state.log.wanted.max(entry);
+        }
+        !state.around.held
+    }
+
     /// Moves the cursor to the end of the last record that ends at or before `through`.
     fn skip_cursor(&mut self, volume: VolumeIndex, through: Sequence) {
         let mut cursor = self.volume(volume).writeback.cursor;
-        while let Some((_, end, next)) = self.record_at(volume, cursor) {
-            if end > through {
+        while let Some(record) = self.record_at(volume, cursor) {
+            if record.last > through {
                 break;
             }
-            cursor = next;
+            cursor = record.next;
         }
         self.volume(volume).writeback.cursor = cursor;
         self.drop_pending(volume, through);
     }
 
-    /// The record at a cursor: where its blocks are, its last sequence, the cursor behind it.
-    fn record_at(
-        &self,
-        volume: VolumeIndex,
-        cursor: Cursor,
-    ) -> Option<((SegmentId, u16, u16), Sequence, Cursor)> {
+    /// The record at a cursor.
+    fn record_at(&self, volume: VolumeIndex, cursor: Cursor) -> Option<Record> {
         let log = &self.volume_ref(volume)?.log;
         let mut id = cursor.segment.or(log.tail_segment)?;
         let mut block = cursor.block;
@@ -325,9 +388,9 @@ impl Engine {
         let segment = self.segments.get(id);
         let heading = self.slots.heading(self.segments.slot(id, block));
         let first = segment.first_sequence.0 + u64::from(heading.sequence_offset);
-        let end = Sequence(first + u64::from(heading.entries));
+        let last = Sequence(first + u64::from(heading.entries));
         let next = Cursor { segment: Some(id), block: block + heading.blocks };
-        Some(((id, block, heading.blocks), end, next))
+        Some(Record { segment: id, block, heading, last, next })
     }
 
     /// Builds a batch from the cursor on (K1); says whether there is anything to write.
@@ -341,13 +404,19 @@ impl Engine {
         let watermark = state.log.watermark;
         let mut end = watermark;
         let mut extent_at = 0;
+        let spans = self.config.mutants.is(Mutant::StrictSpansFlush);
+        let strict = state.order == Order::Strict && !spans; // K6
         let safe = if state.writeback.careful { state.extents.room() / 2 } else { usize::MAX };
         self.lanes[lane].batch.clear();
         // Bounded by the batch's room, and by so many blocks of its range that are fills.
         let mut fills_left = 4 * self.config.batch_blocks_max;
-        while let Some(((id, block, blocks), last, next)) = self.record_at(volume, cursor) {
+        while let Some(record) = self.record_at(volume, cursor) {
+            let Record { segment: id, block, heading, last, next } = record;
+            let blocks = heading.blocks;
             let batch = &self.lanes[lane].batch;
+            let epoch_ends = strict && heading.begins_epoch && !batch.is_empty();
             if last > durable
+                || epoch_ends
                 || !batch.has_room(usize::from(blocks))
                 || batch.len() >= cap && !batch.is_empty()
                 || fills_left < u32::from(blocks) && end > watermark
@@ -364,13 +433,7 @@ impl Engine {
                 break;
             }
             for extent in extents.take(count) {
-                batch.push_extent(Extent {
-                    start: extent.lba,
-                    end: extent.lba + u64::from(extent.count),
-                    position: extent.position,
-                    kind: extent.kind,
-                    long: false,
-                });
+                batch.push_extent(extent.extent());
             }
             extent_at += count;
             for at in block + 1..block + blocks {
@@ -385,11 +448,21 @@ impl Engine {
             end = last;
             cursor = next;
         }
+        // What newer entries void is not written, either (A5 of `around`).
         let raw_blocks = self.lanes[lane].batch.len() as u32;
+        if !self.config.mutants.is(Mutant::VoidedWrittenBack) {
+            let state = self.volumes[usize::from(volume.0)].as_deref().expect("it exists");
+            let batch = &mut self.lanes[lane].batch;
+            let newer = state.pending_extents.iter().skip(extent_at);
+            for entry in newer.filter(|entry| entry.kind == Kind::Bypassed) {
+                batch.push_extent(entry.extent());
+            }
+        }
         let keep_oldest = self.config.mutants.is(Mutant::BatchKeepsOldest);
         let lane_index = lane;
         let lane = &mut self.lanes[lane];
         lane.batch.seal(keep_oldest);
+        let bounds = lane.batch.bounds();
         lane.runs.clear();
         (lane.front, lane.next_write, lane.frame_next, lane.frames_used) = (0, 0, 0, 0);
         (lane.given_out, lane.failed, lane.crowded) = (false, false, false);
@@ -404,6 +477,18 @@ impl Engine {
         let lane = &mut self.lanes[lane_index];
         (lane.parking, lane.trying) = (parking, trying);
         let state = self.volume(volume);
+        if let Some((first, behind)) = bounds {
+            let exposed = Exposed { start: first, end: behind, since: now, through: end };
+            state.writeback.exposed = Some(match state.writeback.exposed {
+                None => exposed,
+                Some(before) => Exposed {
+                    start: before.start.min(first),
+                    end: before.end.max(behind),
+                    since: before.since,
+                    through: before.through.max(end),
+                },
+            });
+        }
         state.writeback.end = end;
         state.writeback.end_cursor = cursor;
         state.writeback.batch_blocks = raw_blocks;
@@ -682,9 +767,12 @@ impl Engine {
                 self.lanes[lane].works = result.is_ok();
                 self.lanes[lane].failed |= result.is_err();
             }
-            What::Flush => {
+            What::Flush { around } => {
                 if result.is_err() {
                     self.backing_flush_failed(volume);
+                } else {
+                    let state = &mut self.volume(volume).around;
+                    state.unflushed &= state.done > around;
                 }
                 self.lanes[lane].failed |= result.is_err();
                 self.writeback_flushed(volume, lane, payload);
@@ -735,7 +823,9 @@ impl Engine {
             return self.writeback_flushed(volume, lane, payload);
         }
         self.lanes[lane].under_way += 1;
-        let token = self.token(Pending::Writeback(Work { volume, what: What::Flush }));
+        let done = self.volume(volume).around.done;
+        let what = What::Flush { around: done };
+        let token = self.token(Pending::Writeback(Work { volume, what }));
         self.effects.push_back(Effect::FlushBacking { token, volume });
     }
 
@@ -792,7 +882,12 @@ impl Engine {
         writeback.failing = false;
         writeback.stage = Stage::Noting;
         writeback.cursor = writeback.end_cursor;
-        writeback.dirty_since = None;
+        // A strict batch ends where the guest flushed: what is behind that has waited as long as it has.
+        let strict = state.order == Order::Strict && state.log.dirtied > writeback.end;
+        writeback.dirty_since = writeback
+            .dirty_since
+            .filter(|_| strict)
+            .map(|since| state.log.times.placed_since(writeback.end).unwrap_or(since));
         writeback.careful &= !state.extents.has_guest_room();
         writeback.stuck = false;
         let took = now.since(writeback.begun).max(1);
@@ -807,6 +902,10 @@ impl Engine {
                 cap.clamp(BATCH_BLOCKS_MIN, writeback.batch_cap.saturating_mul(4));
         }
         let end = writeback.end;
+        if let Some(exposed) = writeback.exposed.filter(|exposed| exposed.through <= end) {
+            writeback.exposed = None;
+            state.stats.exposed_nanos += now.since(exposed.since);
+        }
         // What the batch did not reach may be older than the batch.
         let as_of = if end >= state.log.placed { Some(wall) } else { state.log.times.as_of(end) };
         state.log.backing_as_of = as_of.unwrap_or(0).max(state.log.backing_as_of);

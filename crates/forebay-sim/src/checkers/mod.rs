@@ -4,6 +4,7 @@
 
 pub mod checkpoint_is_derived;
 pub mod dirty_is_never_evicted;
+pub mod lost_cache;
 pub mod memory_is_bounded;
 pub mod recovery_is_repeatable;
 pub mod sequences_have_no_gap;

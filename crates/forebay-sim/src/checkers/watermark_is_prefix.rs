@@ -24,6 +24,8 @@ pub struct Change {
     pub cells: Vec<usize>,
     /// For data and parked data.
     pub content: Option<Rc<Block>>,
+    /// Everything up to it was covered by a flush that the guest had heard of when this was placed.
+    pub floor: Sequence,
 }
 
 /// What the guest's writes up to the durable watermark make of a block.
@@ -42,6 +44,10 @@ struct State {
     parked: Sequence,
     /// What it is since then is what a parked block held.
     was_parked: bool,
+    /// What it is since then went around the log.
+    went_around: bool,
+    /// What it was before something went around the log that is under way.
+    before: Option<Tags>,
 }
 
 /// A volume's log as the guest filled it.
@@ -67,6 +73,8 @@ impl Prefix {
             newest: none,
             parked: none,
             was_parked: false,
+            went_around: false,
+            before: None,
         };
         Prefix {
             states: found.map(state).collect(),
@@ -89,7 +97,7 @@ impl Prefix {
     /// Notes what is newest of the blocks of a change; says how many of them were parked.
     fn note(&mut self, change: &Change) -> u64 {
         let Change { sequence, kind, .. } = *change;
-        if !matches!(kind, Kind::Data | Kind::Parked | Kind::Zero | Kind::Discard) {
+        if !kind.is_dirty() {
             return 0;
         }
         let mut overwritten = 0;
@@ -105,6 +113,37 @@ impl Prefix {
         overwritten
     }
 
+    /// Something that goes around the log is under way to a block or, with its sectors and content, is there.
+    /// It came when nothing was dirty: it is newer than all that was placed.
+    pub fn around(&mut self, cell: usize, done: Option<(u8, &Rc<Block>)>) {
+        let since = Sequence(self.last.0 + 1);
+        let state = &mut self.states[cell];
+        let Some((mask, content)) = done else {
+            state.before = state.tags.take();
+            return;
+        };
+        let under = state.before.take();
+        let merge = |under: Tags| {
+            std::array::from_fn(
+                |at| if mask & 1 << at != 0 { content.tags()[at] } else { under[at] },
+            )
+        };
+        state.tags = if mask == u8::MAX { Some(*content.tags()) } else { under.map(merge) };
+        (state.since, state.was_parked, state.went_around) = (since, false, true);
+    }
+
+    /// What went around the log may be gone.
+    pub fn around_unsure(&mut self) {
+        for state in self.states.iter_mut().filter(|state| state.went_around) {
+            state.tags = None;
+        }
+    }
+
+    /// Whether what a block is went around the log.
+    pub fn went_around(&self, cell: usize) -> bool {
+        self.states[cell].went_around
+    }
+
     /// The device did not take a block.
     pub fn refused(&mut self, cell: usize) {
         self.states[cell].refused = self.last;
@@ -117,6 +156,7 @@ impl Prefix {
 
     /// The machine stopped: the log ends at `through`.
     pub fn cut(&mut self, through: Sequence) {
+        self.around_unsure();
         while self.changes.back().is_some_and(|change| change.sequence > through) {
             self.changes.pop_back();
         }
@@ -153,6 +193,7 @@ impl Prefix {
                 let last = self.states[cell].newest == change.sequence;
                 self.written += u64::from(change.kind == Kind::Parked && last);
                 self.states[cell].was_parked = change.kind == Kind::Parked;
+                self.states[cell].went_around = false;
                 (self.states[cell].tags, self.states[cell].since) = (tags, change.sequence);
             }
         }
@@ -164,8 +205,7 @@ impl Prefix {
         let state = &self.states[cell];
         let Some(tags) = state.tags.filter(|_| state.since > state.damaged) else { return Ok(()) };
         let behind = state.newest > self.through;
-        let excused = state.refused >= state.since || state.was_parked;
-        if behind && excused {
+        if behind && state.is_excused() {
             return Ok(());
         }
         let found = content.tags();
@@ -182,5 +222,57 @@ impl Prefix {
                 state.since
             )),
         }
+    }
+
+    /// The same after the cache was lost in the middle of a batch that holds nothing of two flush epochs: a
+    /// sector may hold anything that was placed for it since, as long as all that was flushed when it was is there.
+    pub fn compare_strict(&self, cell: usize, content: &Block, mask: u8) -> Result<(), String> {
+        let state = &self.states[cell];
+        let Some(tags) = state.tags.filter(|_| state.since > state.damaged) else { return Ok(()) };
+        if state.is_excused() {
+            return Ok(());
+        }
+        // What was damaged is never written.
+        let stays = |cell: &usize, change: &Change| self.states[*cell].damaged < change.sequence;
+        let missing = self.changes.iter().find(|change| {
+            change.kind.is_dirty() && change.cells.iter().any(|cell| stays(cell, change))
+        });
+        let allowed = |change: &&Change| {
+            missing.is_none_or(|first| change.floor < first.sequence)
+                && change.cells.contains(&cell)
+        };
+        let newer: Vec<&Change> = self.changes.iter().filter(allowed).collect();
+        if newer.iter().any(|change| change.kind == Kind::Discard) {
+            return Ok(());
+        }
+        let found = content.tags();
+        for at in (0..tags.len()).filter(|at| mask & 1 << at != 0 && tags[*at] != found[*at]) {
+            let holds = |change: &&Change| match change.kind {
+                Kind::Zero => found[at] == 0,
+                Kind::Data | Kind::Parked => {
+                    change.content.as_ref().is_some_and(|content| content.tags()[at] == found[at])
+                }
+                _ => false,
+            };
+            if !newer.iter().any(holds) {
+                let all = self.changes.iter().filter(|change| change.cells.contains(&cell));
+                let all: Vec<_> =
+                    all.map(|change| (change.sequence, change.kind, change.floor)).collect();
+                return Err(format!(
+                    "strict, on the backing device all up to {:?}: sector {at} of cell {cell} is {:x} {:?}, \
+                     which came behind a flush of what is not there; {all:?}",
+                    self.through,
+                    found[at],
+                    crate::block::origin(content, at),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    fn is_excused(&self) -> bool {
+        self.refused >= self.since || self.was_parked
     }
 }

@@ -7,7 +7,7 @@ use crate::setup::{VolumeSetup, format};
 use forebay_core::effect::Fault;
 use forebay_core::format::entry::{Entry, Kind};
 use forebay_core::format::record::{self, Header, Link};
-use forebay_core::format::superblock::{Head, Mode, Superblock};
+use forebay_core::format::superblock::{Head, Mode, Order, Superblock};
 use forebay_core::log::recovery::{CacheReader, Writer, recover, reopen};
 use forebay_core::mutant::Mutants;
 use forebay_core::units::{
@@ -73,6 +73,8 @@ pub fn fuzz_recovery(input: &[u8]) {
 /// A small cache of two volumes.
 pub(super) fn superblock_of_two() -> Superblock {
     let volume = || VolumeSetup {
+        order: Order::Batch,
+        cutoff: 0,
         slow: 1,
         size_bytes: 1 << 30,
         islands: Vec::new(),

@@ -49,6 +49,7 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// Applies a chain in order to index, slots, extents and segments.
     pub(super) fn apply(&mut self, index: VolumeIndex, chain: &[Step], out: &mut RecoveredVolume) {
         self.closed_generation = 0;
+        self.epoch = None;
         let mut hole: Option<(SegmentId, u16)> = None;
         let mut holes = 0;
         let mut plain: Vec<(SegmentId, u16, u16)> = Vec::new();
@@ -240,12 +241,14 @@ impl<R: CacheReader> Recovery<'_, R> {
             blocks: header.blocks,
             entries: header.entry_count,
             sequence_offset: offset(header.sequence),
+            begins_epoch: self.epoch.replace(header.flush_epoch) != Some(header.flush_epoch),
         };
         let before = segment.used;
         if before < block {
             // A hole: for whoever goes from header to header it is a record of nothing.
             let sequence_offset = offset(segment.last_sequence);
-            let nothing = Heading { blocks: block - before, entries: 0, sequence_offset };
+            let blocks = block - before;
+            let nothing = Heading { blocks, entries: 0, sequence_offset, begins_epoch: true };
             self.found.slots.head(self.found.segments.slot(id, before), nothing);
             self.void(id, before + 1..block);
         }
@@ -388,6 +391,8 @@ impl<R: CacheReader> Recovery<'_, R> {
                 self.apply_extent(index, entry.kind, lba, count, position, dirty, out);
                 if dirty && matches!(entry.kind, Kind::Zero | Kind::Discard) {
                     out.log.dirtied = sequence;
+                }
+                if dirty && entry.kind != Kind::Lost {
                     out.pending_extents.push_back(PendingExtent {
                         sequence,
                         position,

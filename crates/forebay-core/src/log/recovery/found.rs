@@ -60,6 +60,8 @@ pub struct RecoveredVolume {
     pub(crate) log: Log,
     pub(crate) extents: ExtentMap,
     pub(crate) pending_extents: VecDeque<PendingExtent>,
+    /// The last stop was a clean one: nothing of the backing device waits for a flush.
+    pub(crate) clean: bool,
     pub(crate) cursor: Cursor,
     pub(crate) lost_blocks: u64,
     /// Up to here blocks are lost that no entry names, because the header that held them rotted.

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Bypass: which writes go around the log, to the backing device. Here and nowhere else it is decided;
+//! `op/around` does it.
+//!
+//! # Invariants
+//!
+//! - **Y1** With `order` batch or strict a write goes around only while nothing of its volume is dirty, and a
+//!   crash would not find anything dirty: what is on the backing device is then older than this write.
+//! - **Y2** With relaxed it may pass what is dirty. Which versions of its blocks the log holds says how
+//!   ([`How`]); where some are dirty and others clean it does not.
+//! - **Y3** What is lost is written through the log alone: nothing may come back for it, not of the other sectors
+//!   of a block, and not if this write fails or a crash comes before it.
+//! - **Y4** What covers a block in part does not pass a dirty version of it: the rest of that is needed.
+
+use crate::engine::{Active, CacheHealth, Engine};
+use crate::format::entry::Kind;
+use crate::format::superblock::{Mode, Order};
+use crate::map::extent::Position;
+use crate::mutant::Mutant;
+use crate::request::Op;
+use crate::units::{BLOCK_BYTES, Lba, VolumeIndex};
+use crate::volume::{LOCK_COUNT_MAX, Volume};
+
+/// Why a write goes around the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The run of writes that it ends is as long as the volume's cutoff.
+    Sequential,
+    /// It is as long as the cutoff by itself.
+    TooLarge,
+    /// The cache is so full of dirty data that writes are delayed, and the backing device takes it sooner.
+    Full,
+    /// The cache device failed, and holds no version of it.
+    CacheFailed,
+    /// The volume is write-around.
+    Mode,
+}
+
+impl Reason {
+    /// All of them, with the names by which they are counted.
+    pub const ALL: [(Reason, &'static str); 5] = [
+        (Reason::Sequential, "sequential"),
+        (Reason::TooLarge, "too_large"),
+        (Reason::Full, "full"),
+        (Reason::CacheFailed, "cache_failed"),
+        (Reason::Mode, "mode"),
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Reason::ALL[self as usize].1
+    }
+}
+
+/// In which order a write around the log and the entry that voids older versions become durable (the rules
+/// are those of `op/around`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// The log holds no version: no entry.
+    Alone,
+    /// It holds clean ones: the entry is durable first.
+    EntryFirst,
+    /// It holds dirty ones: the backing device has the write for good first.
+    EntryLast,
+}
+
+/// What the log holds of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    /// None that the maps know.
+    None,
+    /// None that counts: a durable entry voids all.
+    Void,
+    Clean,
+    Dirty,
+    Lost,
+}
+
+impl Engine {
+    /// Whether a write goes around the log, why and how.
+    pub(crate) fn bypass(&self, volume: VolumeIndex, at: u32) -> Option<(Reason, How)> {
+        let active = self.requests.get(at).expect("the request is in the engine");
+        let state = self.volume_ref(volume).expect("it exists");
+        if !matches!(active.request.op, Op::Write { .. }) || state.locks.len() >= LOCK_COUNT_MAX {
+            return None;
+        }
+        let reason = self.bypass_reason(state, active)?;
+        let ignored = self.config.mutants.is(Mutant::OrderIgnored);
+        if state.order != Order::Relaxed && !state.is_settled() && !ignored {
+            return None; // Y1
+        }
+        let how = self.bypass_how(state, active)?;
+        let failed = self.health == CacheHealth::Failed;
+        (how == How::Alone || !failed).then_some((reason, how))
+    }
+
+    fn bypass_reason(&self, state: &Volume, active: &Active) -> Option<Reason> {
+        let cutoff = u64::from(state.cutoff);
+        if self.health == CacheHealth::Failed {
+            Some(Reason::CacheFailed)
+        } else if state.mode == Mode::WriteAround {
+            Some(Reason::Mode)
+        } else if cutoff > 0 && active.blocks >= cutoff {
+            Some(Reason::TooLarge)
+        } else if cutoff > 0 && active.run >= cutoff {
+            Some(Reason::Sequential)
+        } else {
+            None
+        }
+    }
+
+    fn bypass_how(&self, state: &Volume, active: &Active) -> Option<How> {
+        let end = active.first + active.blocks;
+        let (mut clean, mut dirty, mut none) = (false, false, false);
+        for block in 0..active.blocks {
+            match self.version(state, active.first + block) {
+                Version::None => none = true,
+                Version::Void => {}
+                Version::Clean => clean = true,
+                Version::Dirty => dirty = true,
+                Version::Lost => return None, // Y3
+            }
+        }
+        let log = &state.log;
+        // What the maps forgot and the log still holds would come back after a crash: up to the next durable
+        // record that names a higher tail, or watermark.
+        let noting = log.watermark > log.durable.watermark && state.noting_extents > 0;
+        clean |= none && (state.forgot || log.tail > log.durable.tail || noting);
+        match (clean, dirty) {
+            (false, false) => Some(How::Alone),
+            (true, false) => Some(How::EntryFirst),
+            _ if self.config.mutants.is(Mutant::DirtyEntryFirst) => Some(How::EntryFirst),
+            (true, true) => None, // Y2
+            (false, true) => {
+                let bytes = active.request.offset | active.request.length;
+                let whole = bytes.is_multiple_of(BLOCK_BYTES); // Y4
+                let batch = state.writeback.lane.map(|lane| &self.lanes[lane].batch);
+                let taken = batch.is_some_and(|batch| batch.overlaps(active.first, end));
+                (whole && !taken && !state.around.held).then_some(How::EntryLast)
+            }
+        }
+    }
+
+    /// The newest version of a block that the log holds.
+    fn version(&self, state: &Volume, lba: Lba) -> Version {
+        let clean_to = self.clean_to(state);
+        let extent = state.extents.get(lba);
+        if let Some(slot) = self.index.get(state.index, lba) {
+            let (id, block) = self.segments.place(slot);
+            let position = Position::new(self.segments.get(id).ordinal, block);
+            if extent.is_none_or(|extent| position >= extent.position) {
+                let fill = self.slots.held(slot).is_some_and(|held| held.fill);
+                let clean = fill || position <= clean_to;
+                return if clean { Version::Clean } else { Version::Dirty };
+            }
+        }
+        let Some(extent) = extent else { return Version::None };
+        match extent.kind {
+            Kind::Lost => Version::Lost,
+            // One whose entry may be undone by a crash voids nothing yet.
+            Kind::Bypassed if extent.position <= state.log.durable.position => Version::Void,
+            _ if extent.position <= clean_to => Version::Clean,
+            _ => Version::Dirty,
+        }
+    }
+
+    /// What lies at or below it in the volume's log is on the backing device.
+    pub(crate) fn clean_to(&self, state: &Volume) -> Position {
+        let cursor = state.writeback.cursor;
+        let id = cursor.segment.or(state.log.tail_segment);
+        id.map_or(Position::default(), |id| {
+            Position::new(self.segments.get(id).ordinal, cursor.block)
+        })
+    }
+}
+
+impl Volume {
+    /// Whether nothing is dirty, and a crash would find nothing dirty.
+    pub(crate) fn is_settled(&self) -> bool {
+        !self.log.is_dirty() && self.log.durable.watermark >= self.log.dirtied
+    }
+
+    /// Whether it matters how long the run is that a write ends.
+    pub(crate) fn follows_runs(&self) -> bool {
+        self.cutoff > 0 && (self.order == Order::Relaxed || self.is_settled())
+    }
+}
