@@ -3,6 +3,7 @@
 
 use crate::NoDaemon;
 use crate::status::Status;
+use crate::why::Why;
 use anyhow::{Context, Result, bail};
 use forebay::host::runtime_dir::RuntimeDir;
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,8 @@ pub enum Request {
     Stop { drain: bool },
     Drain { name: Option<String> },
     Upgrade { executable: PathBuf },
+    Set { name: String, settings: Vec<String> },
+    Why { name: String, lba: u64 },
 }
 
 /// What is answered.
@@ -26,6 +29,7 @@ pub enum Request {
 pub enum Reply {
     Status(Box<Status>),
     Done,
+    Why(Box<Why>),
     Error { text: String },
 }
 

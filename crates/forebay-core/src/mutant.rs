@@ -49,7 +49,6 @@ pub enum Mutant {
     EntryAfterWrite,
     EntryBeforeFlush,
     VoidedWrittenBack,
-    EntryNotDurable,
     StrictSpansFlush,
     OrderIgnored,
     BatchBeforeFlush,

@@ -4,8 +4,17 @@
 use std::collections::BTreeMap;
 
 /// What a run of many seeds must have come past.
-pub const EXPECTED: [&str; 84] = [
+pub const EXPECTED: [&str; 93] = [
     "foreground waited its turn",
+    "around the log: sequential",
+    "around the log: too large",
+    "around the log: full",
+    "around the log: cache failed",
+    "around the log: mode",
+    "cache thrown away: between batches",
+    "cache thrown away: within a batch",
+    "cache thrown away: strict, between batches",
+    "cache thrown away: strict, within a batch",
     "block of the log written by a guest",
     "block torn between sectors",
     "checkpoint named",

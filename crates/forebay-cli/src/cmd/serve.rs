@@ -319,6 +319,14 @@ impl Daemon {
                     Ok(()) => Reply::Done,
                     Err(error) => Reply::Error { text: format!("{error:#}") },
                 },
+                Request::Set { name, settings } => match self.set(&name, &settings) {
+                    Ok(()) => Reply::Done,
+                    Err(error) => Reply::Error { text: format!("{error:#}") },
+                },
+                Request::Why { name, lba } => match self.why(&name, lba) {
+                    Ok(why) => Reply::Why(Box::new(why)),
+                    Err(error) => Reply::Error { text: format!("{error:#}") },
+                },
                 Request::Stop { .. } => {
                     end = Some(End::Stop);
                     Reply::Done
@@ -336,21 +344,17 @@ impl Daemon {
     }
 
     fn drain(&mut self, name: Option<&str>) -> Result<()> {
-        let mut found = false;
+        if let Some(name) = name {
+            self.served(name)?;
+        }
         for at in 0..self.volumes.len() {
             let (index, its) = (self.volumes[at].index, &self.volumes[at].name);
             if name.is_none_or(|name| name == its) {
-                found = true;
                 self.watch_drain(at);
                 self.server.shard.drain(index);
                 self.server.shard.record(index, |volume| volume.drained = true)?;
             }
         }
-        match name {
-            Some(name) if !found => {
-                bail!("{name}: no such volume is served; `forebay status` lists them")
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }

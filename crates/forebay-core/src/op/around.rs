@@ -18,7 +18,8 @@
 //!   write is answered. A crash before that finds the dirty version, which the guest may have flushed, and writes it
 //!   back over this one; a crash after it needs nothing but the backing device.
 //! - **A5** What an entry voids is never written back: a batch leaves it out, whether the entry is in its range or
-//!   behind it. Nor does a watermark pass it before the entry is durable.
+//!   behind it. The watermark that passes such a version is said by a record behind the entry: where the one is
+//!   found after a crash, so is the other.
 //! - **A6** No batch is built while a write over dirty versions is under way, and no such write begins over what
 //!   the batch under way holds. When a batch waits to be built, writes over dirty versions go through the log.
 //! - **A7** With order batch no batch writes anything before what went around the log is flushed: it is older.
@@ -47,6 +48,7 @@ use crate::policy::slices::Side;
 use crate::request::{Op, RequestError};
 use crate::units::VolumeIndex;
 use crate::volume::{Lock, Waiter};
+use crate::why::{PASSED_MAX, Passed};
 use alloc::collections::VecDeque;
 
 /// Where a write stands on its way around the log.
@@ -87,6 +89,8 @@ pub(crate) struct AroundState {
     /// Flushes of the backing device begun for these writes.
     pub(crate) flushes: u64,
     pub(crate) waiters: VecDeque<FlushWaiter>,
+    /// The last of these writes, for whoever asks why.
+    pub(crate) passed: VecDeque<Passed>,
 }
 
 impl AroundState {
@@ -101,17 +105,18 @@ impl AroundState {
             flushing: false,
             flushes: 0,
             waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
+            passed: VecDeque::with_capacity(PASSED_MAX),
         }
     }
 
     /// Bytes of memory beside itself.
     pub(crate) const fn memory_bytes() -> u64 {
-        (REQUEST_COUNT_MAX * size_of::<FlushWaiter>()) as u64
+        (REQUEST_COUNT_MAX * size_of::<FlushWaiter>() + PASSED_MAX * size_of::<Passed>()) as u64
     }
 
     /// Bytes of memory it takes beside itself.
     pub(crate) fn held_bytes(&self) -> u64 {
-        queue_bytes(&self.waiters)
+        queue_bytes(&self.waiters) + queue_bytes(&self.passed)
     }
 }
 
@@ -129,7 +134,12 @@ impl Engine {
             return false;
         }
         let end = active.first + active.blocks;
+        let (first, blocks, run, now) = (active.first, active.blocks, active.run, self.now);
         let state = self.volume(volume);
+        if state.around.passed.len() == PASSED_MAX {
+            state.around.passed.pop_front();
+        }
+        state.around.passed.push_back(Passed { first, blocks, reason, run, at: now });
         state.locks.push(Lock { owner: at, start: active.first, end }); // A2
         state.void_tickets(active.first, end); // A2
         state.stats.bypassed[reason as usize] += 1;
