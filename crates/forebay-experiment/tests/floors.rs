@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the experiments must show. Virtual time: the same digits on every machine, so they may be asserted.
 
+use forebay_core::format::superblock::Order;
 use forebay_disk::hdd::Hdd;
 use forebay_disk::model::{BARRACUDA_7200_12, ST3500641AS};
 use forebay_experiment::experiments::{drained, fair, records};
@@ -38,7 +39,7 @@ fn scattered_writes_gain_what_sorting_can_give() {
 #[test]
 fn the_whole_history_takes_no_longer_than_on_the_bare_disk() {
     for record in [MIB, 16 * MIB] {
-        let [bare, forebay] = records::compare(BARRACUDA_7200_12, 256 * MIB, record);
+        let [bare, forebay] = records::compare(BARRACUDA_7200_12, Order::Batch, 256 * MIB, record);
         let ratio = forebay.total() / bare.total();
         assert!(ratio <= 1.02, "records of {record}: {ratio:.3}; {bare:?} {forebay:?}");
     }

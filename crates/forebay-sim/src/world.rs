@@ -431,6 +431,7 @@ impl World {
             if let Some(prefix) = &mut self.volumes[index].prefix
                 && begins
                 && status.order == Order::Batch
+                && !status.flush_failed
             {
                 prefix.around_flushed();
             }

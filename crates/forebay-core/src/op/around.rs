@@ -22,7 +22,8 @@
 //!   found after a crash, so is the other.
 //! - **A6** No batch is built while a write over dirty versions is under way, and no such write begins over what
 //!   the batch under way holds. When a batch waits to be built, writes over dirty versions go through the log.
-//! - **A7** With order batch no batch writes anything before what went around the log is flushed: it is older.
+//! - **A7** With order batch no batch writes anything before what went around the log is flushed: it is older. Unless
+//!   such a flush failed: then the guest has been told that it may be gone (A3).
 //! - **A8** A write that the backing device refuses, unless the volume is write-around, or whose entry finds no
 //!   room, goes through the log after all.
 //!
