@@ -90,6 +90,7 @@ fn print_fair() {
 fn print_records() {
     for (name, order) in [("batch", Order::Batch), ("relaxed", Order::Relaxed)] {
         print_records_in(name, order);
+        println!();
     }
 }
 

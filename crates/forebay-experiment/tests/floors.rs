@@ -45,6 +45,22 @@ fn the_whole_history_takes_no_longer_than_on_the_bare_disk() {
     }
 }
 
+/// With relaxed no test of a file takes longer than on the bare disk.
+#[test]
+fn relaxed_is_never_slower_than_the_bare_disk() {
+    for record in [MIB, 16 * MIB] {
+        let [bare, forebay] =
+            records::compare(BARRACUDA_7200_12, Order::Relaxed, 256 * MIB, record);
+        for (at, test) in records::TESTS.into_iter().enumerate() {
+            let rate = bare.seconds[at] / forebay.seconds[at];
+            assert!(
+                rate >= 0.98,
+                "{test} in records of {record}: {rate:.3} of the bare disk's rate"
+            );
+        }
+    }
+}
+
 /// Neither readers nor writers of a disk that both want have much less than half of what they have alone.
 #[test]
 fn nobody_starves_on_a_slow_disk() {
