@@ -43,6 +43,9 @@ _forebay() {
             forebay,serve)
                 cmd="forebay__subcmd__serve"
                 ;;
+            forebay,set)
+                cmd="forebay__subcmd__set"
+                ;;
             forebay,status)
                 cmd="forebay__subcmd__status"
                 ;;
@@ -54,6 +57,9 @@ _forebay() {
                 ;;
             forebay,upgrade)
                 cmd="forebay__subcmd__upgrade"
+                ;;
+            forebay,why)
+                cmd="forebay__subcmd__why"
                 ;;
             forebay__subcmd__config,check)
                 cmd="forebay__subcmd__config__subcmd__check"
@@ -68,7 +74,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --help --version format serve status stop upgrade drain forget check inspect config udev pages keep"
+            opts="-h -V --help --version format serve status stop upgrade drain set why forget check inspect config udev pages keep"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -319,6 +325,24 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        forebay__subcmd__set)
+            opts="-h --control --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --control)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         forebay__subcmd__status)
             opts="-h --json --watch --control --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -384,6 +408,24 @@ _forebay() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --control)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__why)
+            opts="-h --json --control --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
                 --control)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0

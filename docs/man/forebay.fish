@@ -32,6 +32,8 @@ complete -c forebay -n "__fish_forebay_needs_command" -f -a "status" -d 'Show wh
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "stop" -d 'Stop the daemon; everything answered is durable then'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "upgrade" -d 'Have the daemon go on as another program, its block devices in use'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "drain" -d 'Write everything back, so that the backing device is the plain disk, and keep it so'
+complete -c forebay -n "__fish_forebay_needs_command" -f -a "set" -d 'Change a setting of a volume that is served, from now on and for good'
+complete -c forebay -n "__fish_forebay_needs_command" -f -a "why" -d 'Tell where a block of a volume is, and why'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "forget" -d 'Take a volume out of a cache that nobody serves'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "check" -d 'Verify everything in a cache that nobody serves, without changing it'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "inspect" -d 'Show what is in a cache that nobody serves, without changing it'
@@ -82,6 +84,11 @@ complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -s h -l help -d
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -l cache -d 'Drain a cache that no daemon serves: its device or file' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c forebay -n "__fish_forebay_using_subcommand set" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand set" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c forebay -n "__fish_forebay_using_subcommand why" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand why" -l json -d 'Print JSON, for programs'
+complete -c forebay -n "__fish_forebay_using_subcommand why" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand forget" -l cache -d 'The cache device or file' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand forget" -l lose-dirty -d 'Give up data that is not on its backing device'
 complete -c forebay -n "__fish_forebay_using_subcommand forget" -s h -l help -d 'Print help'

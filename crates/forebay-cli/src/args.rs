@@ -4,7 +4,8 @@
 use crate::address::Address;
 use crate::units::{parse_size, parse_time};
 use clap::{Parser, Subcommand, ValueEnum};
-use forebay_core::format::superblock::Mode;
+use forebay_core::format::superblock::{CUTOFF_MAX, Mode, Order};
+use forebay_core::units::BLOCK_BYTES;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -58,6 +59,12 @@ pub enum Command {
     /// Nobody may use the volume: what is mounted is unmounted first. Ending this command before the volume
     /// is written back ends the detaching, and the volume is as it was.
     Detach(DetachArgs),
+    /// Change a setting of a volume that is served, from now on and for good
+    ///
+    /// mode, order and cutoff, as in `serve --volume`.
+    Set(SetArgs),
+    /// Tell where a block of a volume is, and why
+    Why(WhyArgs),
     /// Take a volume out of a cache that nobody serves
     Forget(ForgetArgs),
     /// Verify everything in a cache that nobody serves, without changing it
@@ -188,17 +195,20 @@ pub struct FormatArgs {
     pub lose_dirty: bool,
 }
 
-/// A volume as it is asked for: `NAME=BACKING[,mode=…][,logical_block=…]`.
+/// A volume as it is asked for: `NAME=BACKING[,KEY=VALUE]...`.
 #[derive(Clone, Debug)]
 pub struct VolumeSpec {
     pub name: String,
     pub backing: Address,
     pub mode: Option<Mode>,
+    pub order: Option<Order>,
+    /// In blocks.
+    pub cutoff: Option<u32>,
     pub logical_block: Option<u32>,
 }
 
 /// What may come after the backing device.
-pub const VOLUME_KEYS: [&str; 2] = ["mode", "logical_block"];
+pub const VOLUME_KEYS: [&str; 4] = ["mode", "order", "cutoff", "logical_block"];
 
 pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
     let (name, rest) = text.split_once('=').ok_or("expected NAME=BACKING[,mode=...]")?;
@@ -208,16 +218,23 @@ pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
     }
     let mut parts = rest.split(',');
     let backing = Address::parse(parts.next().unwrap_or_default())?;
-    let mut spec = VolumeSpec { name: name.into(), backing, mode: None, logical_block: None };
+    let (mode, order, cutoff, logical_block) = (None, None, None, None);
+    let mut spec = VolumeSpec { name: name.into(), backing, mode, order, cutoff, logical_block };
     for part in parts {
         match part.split_once('=') {
             Some(("mode", mode)) => spec.mode = Some(parse_mode(mode)?),
+            Some(("order", order)) => spec.order = Some(parse_order(order)?),
+            Some(("cutoff", cutoff)) => spec.cutoff = Some(parse_cutoff(cutoff)?),
             Some(("logical_block", "512")) => spec.logical_block = Some(512),
             Some(("logical_block", "4096")) => spec.logical_block = Some(4096),
             Some(("logical_block", other)) => {
                 return Err(format!("logical_block={other}: 512 and 4096 are known"));
             }
-            _ => return Err(format!("'{part}': expected mode=... or logical_block=...")),
+            _ => {
+                return Err(format!(
+                    "'{part}': expected mode=..., order=..., cutoff=... or logical_block=..."
+                ));
+            }
         }
     }
     Ok(spec)
@@ -229,6 +246,50 @@ pub fn parse_mode(text: &str) -> Result<Mode, String> {
         "write-through" => Ok(Mode::WriteThrough),
         "write-around" => Ok(Mode::WriteAround),
         _ => Err(format!("mode={text}: write-back, write-through and write-around are known")),
+    }
+}
+
+fn parse_order(text: &str) -> Result<Order, String> {
+    match text {
+        "batch" => Ok(Order::Batch),
+        "strict" => Ok(Order::Strict),
+        "relaxed" => Ok(Order::Relaxed),
+        _ => Err(format!("order={text}: batch, strict and relaxed are known")),
+    }
+}
+
+/// How an order is written.
+pub fn order_name(order: Order) -> &'static str {
+    match order {
+        Order::Batch => "batch",
+        Order::Strict => "strict",
+        Order::Relaxed => "relaxed",
+    }
+}
+
+fn parse_cutoff(text: &str) -> Result<u32, String> {
+    let bytes = parse_size(text).map_err(|error| format!("cutoff={text}: {error}"))?;
+    let blocks = u32::try_from(bytes / BLOCK_BYTES).ok().filter(|blocks| *blocks <= CUTOFF_MAX);
+    let whole = blocks.filter(|_| bytes.is_multiple_of(BLOCK_BYTES));
+    whole.ok_or_else(|| format!("cutoff={text}: expected 0, or a multiple of 4K below 16T"))
+}
+
+/// What of a volume can be changed while it is served: `forebay set`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    Mode(Mode),
+    Order(Order),
+    /// In blocks.
+    Cutoff(u32),
+}
+
+/// Reads `KEY=VALUE`.
+pub fn parse_setting(text: &str) -> Result<Setting, String> {
+    match text.split_once('=') {
+        Some(("mode", mode)) => parse_mode(mode).map(Setting::Mode),
+        Some(("order", order)) => parse_order(order).map(Setting::Order),
+        Some(("cutoff", cutoff)) => parse_cutoff(cutoff).map(Setting::Cutoff),
+        _ => Err(format!("'{text}': expected mode=..., order=... or cutoff=...")),
     }
 }
 
@@ -383,9 +444,15 @@ pub struct ServeArgs {
     pub cache: Option<PathBuf>,
     /// A volume to add, or to change; those that the cache remembers are served without it
     ///
-    /// NAME=BACKING[,mode=MODE][,logical_block=512|4096]. The mode says when a write is answered:
-    /// write-back, when the cache has it; write-through, when the backing device has it as well;
-    /// write-around, when the backing device has it, the cache left out.
+    /// NAME=BACKING[,mode=MODE][,order=ORDER][,cutoff=SIZE][,logical_block=512|4096]. The mode says when a
+    /// write is answered: write-back, when the cache has it; write-through, when the backing device has it as
+    /// well; write-around, when the backing device has it, the cache left out.
+    ///
+    /// The order says what is on the backing device if the cache is lost: batch (at first), a state that
+    /// the guest went through, but for the blocks that are written back at that moment; strict, what a power
+    /// cut leaves of a disk, at the price of more write-back; relaxed, any mixture, and writes may pass
+    /// what waits in the cache. Runs of writes of at least the cutoff (at first 4M; 0: none) go around the
+    /// cache where the order lets them.
     ///
     /// BACKING is a device or file, or sim+hdd:PATH?model=7200.12 (also st3500641as; sim+ssd: with 840pro or
     /// nvme; sim+cloud: with gp3; &write_cache=off for a hard disk): the data is in PATH, and it is as
@@ -543,6 +610,38 @@ fn parse_attached(text: &str) -> Result<String, String> {
 pub struct DetachArgs {
     /// The volume
     pub name: String,
+    /// The daemon's control socket; needed if several run, or if it is not in the usual place
+    #[arg(long)]
+    pub control: Option<PathBuf>,
+}
+
+/// `forebay set`
+#[derive(Debug, clap::Args)]
+pub struct SetArgs {
+    /// The volume
+    pub name: String,
+    /// mode=write-back|write-through|write-around, order=batch|strict|relaxed, cutoff=SIZE
+    #[arg(value_name = "KEY=VALUE", required = true, value_parser = checked_setting)]
+    pub settings: Vec<String>,
+    /// The daemon's control socket; needed if several run, or if it is not in the usual place
+    #[arg(long)]
+    pub control: Option<PathBuf>,
+}
+
+fn checked_setting(text: &str) -> Result<String, String> {
+    parse_setting(text).map(|_| text.to_owned())
+}
+
+/// `forebay why`
+#[derive(Debug, clap::Args)]
+pub struct WhyArgs {
+    /// The volume
+    pub name: String,
+    /// The block, counted in 4096 bytes from 0
+    pub lba: u64,
+    /// Print JSON, for programs
+    #[arg(long)]
+    pub json: bool,
     /// The daemon's control socket; needed if several run, or if it is not in the usual place
     #[arg(long)]
     pub control: Option<PathBuf>,

@@ -3,6 +3,7 @@
 
 use crate::NoDaemon;
 use crate::status::Status;
+use crate::why::Why;
 use anyhow::{Context, Result, bail};
 use forebay::host::runtime_dir::RuntimeDir;
 use serde::{Deserialize, Serialize};
@@ -33,10 +34,13 @@ pub enum Request {
     Detach {
         name: String,
     },
-    /// Takes writes again as it did before it was drained.
-    SetMode {
+    Set {
         name: String,
-        mode: String,
+        settings: Vec<String>,
+    },
+    Why {
+        name: String,
+        lba: u64,
     },
 }
 
@@ -46,6 +50,7 @@ pub enum Request {
 pub enum Reply {
     Status(Box<Status>),
     Done,
+    Why(Box<Why>),
     /// Done, and what a user should see.
     Told {
         lines: Vec<String>,

@@ -23,6 +23,7 @@ mod status;
 mod units;
 mod upgrade;
 mod vhost;
+mod why;
 
 use args::{Args, Command};
 use clap::Parser;
@@ -75,6 +76,8 @@ fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
         Command::Drain(args) => cmd::drain::run(args),
         Command::Attach(args) => cmd::attach::run(args),
         Command::Detach(args) => cmd::detach::run(args),
+        Command::Set(args) => cmd::set::run(args),
+        Command::Why(args) => cmd::why::run(args),
         Command::Forget(args) => cmd::forget::run(args),
         Command::Check(args) => cmd::check::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),

@@ -90,6 +90,10 @@ pub struct VolumeStatus {
     /// `healthy`, `degraded` (works, and something is wrong), `failed` (writes are refused).
     pub health: String,
     pub mode: String,
+    /// `batch`, `strict` or `relaxed`.
+    pub order: String,
+    /// Runs of writes of at least so many bytes may go around the log; 0: none.
+    pub cutoff_bytes: u64,
     pub drained: bool,
     pub dirty_bytes: u64,
     pub dirty: bool,
@@ -100,6 +104,15 @@ pub struct VolumeStatus {
     pub writeback: String,
     pub writeback_bytes_per_second: f64,
     pub seconds_to_drained: Option<f64>,
+    /// While the cache is lost now, between which blocks of 4096 bytes the backing device would be a mixture of
+    /// two states.
+    pub exposed_first_block: Option<u64>,
+    pub exposed_blocks: u64,
+    /// How long there was such a range, in all.
+    pub exposed_seconds: f64,
+    /// Writes that went around the log, by reason.
+    pub bypassed_writes: Bypassed,
+    pub bypassed_bytes: u64,
     pub undurable: bool,
     /// Of the oldest write that a power cut would take.
     pub undurable_age_seconds: Option<f64>,
@@ -157,6 +170,21 @@ pub struct FillsRefused {
     pub raced: u64,
 }
 
+/// Writes that went around the log.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Bypassed {
+    /// The run was as long as the cutoff.
+    pub sequential: u64,
+    /// One write was as long as the cutoff.
+    pub too_large: u64,
+    /// The cache was too full.
+    pub full: u64,
+    /// The cache device had failed.
+    pub cache_failed: u64,
+    /// Write-around.
+    pub mode: u64,
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MemoryPart {
     pub name: String,
@@ -209,7 +237,7 @@ impl VolumeStatus {
             self.name,
             size(self.size_bytes),
             self.state,
-            self.mode_text(),
+            self.settings_text(),
             self.health
         );
         println!("  backing {}, as of {}", self.backing, clock(self.backing_as_of));
@@ -225,6 +253,29 @@ impl VolumeStatus {
             dirty += &format!(", drained in {seconds:.0} s");
         }
         println!("{dirty}");
+        if let Some(first) = self.exposed_first_block {
+            println!(
+                "  if the cache were lost now, blocks {first} to {} of the backing device would be of two states",
+                first + self.exposed_blocks - 1
+            );
+        }
+        let by = &self.bypassed_writes;
+        let reasons = [
+            ("sequential", by.sequential),
+            ("too large", by.too_large),
+            ("cache full", by.full),
+            ("cache failed", by.cache_failed),
+            ("mode", by.mode),
+        ];
+        let reasons: Vec<String> = reasons
+            .iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(reason, count)| format!("{count} {reason}"))
+            .collect();
+        if !reasons.is_empty() {
+            let bytes = size(self.bypassed_bytes);
+            println!("  around the cache: {bytes}; writes: {}", reasons.join(", "));
+        }
         if let Some(age) = self.undurable_age_seconds {
             println!("  not durable yet: the oldest write is {age:.1} s old");
         }
@@ -274,6 +325,15 @@ impl VolumeStatus {
         for attached in &self.attached {
             println!("  attached: {attached}");
         }
+    }
+
+    /// How it takes writes, in words.
+    pub fn settings_text(&self) -> String {
+        let cutoff = match self.cutoff_bytes {
+            0 => "no cutoff".into(),
+            bytes => format!("cutoff {}", size(bytes)),
+        };
+        format!("{}, order {}, {cutoff}", self.mode_text(), self.order)
     }
 
     fn mode_text(&self) -> String {

@@ -81,6 +81,8 @@ struct Bench {
     daemon: Option<Child>,
     uuid: String,
     device: String,
+    /// What comes behind the backing device in `--volume`.
+    options: String,
     /// Loop devices of the test itself.
     own: Vec<String>,
 }
@@ -92,8 +94,8 @@ impl Bench {
         let root = above.join(format!("forebay-fuse-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
         fs::create_dir_all(root.join("mnt")).unwrap();
-        let (uuid, device) = (String::new(), String::new());
-        let bench = Bench { root, daemon: None, uuid, device, own: Vec::new() };
+        let (uuid, device, options) = (String::new(), String::new(), String::new());
+        let bench = Bench { root, daemon: None, uuid, device, options, own: Vec::new() };
         File::create(bench.path("back")).unwrap().set_len(size_bytes).unwrap();
         run(&[FOREBAY, "format", &bench.path("cache"), "--size", "128M"]);
         bench
@@ -116,7 +118,7 @@ impl Bench {
         let (out, err) = (self.path("out"), self.path("err"));
         let daemon = Command::new(FOREBAY)
             .args(["serve", "--cache", &self.path("cache"), "--attach", "fuse"])
-            .args(["--volume", &format!("v={}", self.path("back"))])
+            .args(["--volume", &format!("v={}{}", self.path("back"), self.options)])
             .stdin(Stdio::null())
             .stdout(File::create(out).unwrap())
             .stderr(File::create(err).unwrap())
@@ -670,4 +672,90 @@ fn volumes_with_devices_come_and_go() {
     let left = fs::read_dir("/run/forebay").unwrap().flatten();
     let mut left = left.map(|entry| entry.file_name().to_str().unwrap_or_default().to_owned());
     assert_eq!(left.find(|name| name.starts_with(&bench.uuid)), None);
+}
+
+fn status(bench: &Bench) -> serde_json::Value {
+    let text = run(&[FOREBAY, "status", "--json", "--control", &bench.control()]);
+    serde_json::from_str::<serde_json::Value>(&text).unwrap()["volumes"][0].clone()
+}
+
+/// Files are written, flushed, renamed and removed until `ends`.
+fn churn(directory: PathBuf, ends: &std::sync::atomic::AtomicBool) {
+    let mut round = 0usize;
+    while !ends.load(std::sync::atomic::Ordering::Relaxed) {
+        let (new, kept) = (directory.join("new"), directory.join(format!("{}", round % 13)));
+        let bytes = vec![round as u8; 4096 + round * 7919 % (768 << 10)];
+        fs::write(&new, bytes).unwrap();
+        if !round.is_multiple_of(3) {
+            File::open(&new).unwrap().sync_all().unwrap();
+        }
+        fs::rename(new, kept).unwrap();
+        if round.is_multiple_of(5) {
+            let _ = fs::remove_file(directory.join(format!("{}", round * 3 % 13)));
+        }
+        round += 1;
+    }
+}
+
+/// The cache is thrown away at moments of chance under a file system: what the backing device alone holds is
+/// repaired as after a power cut, without a question: always with `strict`; with `batch` where no batch was in
+/// flight, else the daemon names the blocks.
+fn a_lost_cache(order: &str) {
+    requires!("mkfs.ext4", "e2fsck");
+    let moments = std::env::var("FOREBAY_LOST").ok().and_then(|it| it.parse().ok()).unwrap_or(5);
+    let mut bench = Bench::new(&format!("lost-{order}"), 64 << 20);
+    bench.options = format!(",order={order}");
+    bench.serve();
+    run(&["mkfs.ext4", "-q", "-F", &bench.device]);
+    run(&[FOREBAY, "drain", "--control", &bench.control()]);
+    run(&[FOREBAY, "set", "v", "mode=write-back", "--control", &bench.control()]);
+    bench.mount(&bench.device, "defaults");
+    let ends = std::sync::atomic::AtomicBool::new(false);
+    let (mut between, mut within) = (0, 0);
+    std::thread::scope(|scope| {
+        let directory = PathBuf::from(bench.mount_point());
+        scope.spawn(|| churn(directory, &ends));
+        let begun = Instant::now();
+        while between < moments && begun.elapsed() < moments * WAIT_MAX {
+            std::thread::sleep(Duration::from_millis(u64::from(37 * (1 + (between + within) % 7))));
+            let before = status(&bench);
+            bench.signal("-STOP");
+            fs::copy(bench.path("back"), bench.path("alone")).unwrap();
+            bench.signal("-CONT");
+            let after = status(&bench);
+            let is_quiet = after["exposed_first_block"].is_null()
+                && before["exposed_seconds"] == after["exposed_seconds"];
+            within += u32::from(!is_quiet);
+            if !is_quiet && order == "batch" {
+                continue;
+            }
+            between += 1;
+            let checked = try_run(&["e2fsck", "-fp", &bench.path("alone")]);
+            let text = String::from_utf8_lossy(&checked.stdout).into_owned();
+            let clean = checked.status.code().is_some_and(|code| code <= 1);
+            if !clean {
+                ends.store(true, std::sync::atomic::Ordering::Relaxed);
+            }
+            assert!(clean, "{order}, moment {between}: {text}");
+        }
+        ends.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    let written = status(&bench)["backing_bytes_written"].as_u64().unwrap();
+    bench.unmount();
+    bench.drain_and_stop();
+    println!(
+        "{order}: {between} moments looked at, {within} within a batch; {written} bytes were written back"
+    );
+    assert!(between >= moments, "{between} moments");
+    assert!(written > 0, "nothing was ever written back");
+}
+
+#[test]
+fn a_file_system_is_whole_without_its_cache_at_any_moment_if_order_is_strict() {
+    a_lost_cache("strict");
+}
+
+#[test]
+fn a_file_system_is_whole_without_its_cache_between_batches() {
+    a_lost_cache("batch");
 }

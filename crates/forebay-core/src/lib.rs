@@ -35,3 +35,4 @@ pub(crate) mod slab;
 pub mod stats;
 pub mod units;
 pub mod volume;
+pub mod why;

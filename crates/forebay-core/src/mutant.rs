@@ -55,7 +55,6 @@ pub enum Mutant {
     EntryAfterWrite,
     EntryBeforeFlush,
     VoidedWrittenBack,
-    EntryNotDurable,
     StrictSpansFlush,
     OrderIgnored,
     BatchBeforeFlush,

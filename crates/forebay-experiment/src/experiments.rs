@@ -8,7 +8,7 @@ pub mod records;
 
 use crate::machine::Setup;
 use forebay_core::engine::Config;
-use forebay_core::format::superblock::Mode;
+use forebay_core::format::superblock::{Mode, Order};
 use forebay_disk::hdd::Spec;
 use forebay_disk::model::NVME;
 use forebay_disk::{Model, Nanos};
@@ -31,7 +31,8 @@ pub fn ordered(spec: Spec) -> Model {
 /// forebay before a disk: a cache on NVMe, all else as it is by default.
 pub fn cached(backing: Model, volume_bytes: u64, cache_bytes: u64) -> Setup {
     let cache = Some((Model::Ssd(NVME), cache_bytes));
-    Setup { backing, volume_bytes, cache, mode: Mode::WriteBack, config: Config::default() }
+    let (mode, order) = (Mode::WriteBack, Order::Batch);
+    Setup { backing, volume_bytes, cache, mode, order, config: Config::default() }
 }
 
 /// The disk alone.

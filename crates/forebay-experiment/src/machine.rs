@@ -10,7 +10,7 @@
 use forebay_core::effect::{Effect, Fault, Token};
 use forebay_core::engine::{Config, Engine};
 use forebay_core::format::superblock::SUPERBLOCK_SIZE;
-use forebay_core::format::superblock::{Mode, NewCache, Superblock, Volume};
+use forebay_core::format::superblock::{Mode, NewCache, Order, Superblock, Volume};
 use forebay_core::log::recovery::{self, CacheReader, Writer};
 use forebay_core::payload::{Ingested, Payload, Place};
 use forebay_core::request::{Op, Request};
@@ -72,6 +72,8 @@ pub struct Setup {
     pub cache: Option<(Model, u64)>,
     /// Of the volume.
     pub mode: Mode,
+    /// Of the volume.
+    pub order: Order,
     /// Of the engine.
     pub config: Config,
 }
@@ -318,7 +320,8 @@ impl Cached {
         let superblock = recovery::reopen(&superblock, &found, config.mutants);
         let (first_segment, segment_bytes) = (superblock.first_segment, superblock.segment_bytes);
         let mut engine = Engine::new(&superblock, found, config, Tick(0));
-        let volume = Volume { mode: setup.mode, ..Volume::empty([8; 16], "v", setup.volume_bytes) };
+        let (mode, order) = (setup.mode, setup.order);
+        let volume = Volume { mode, order, ..Volume::empty([8; 16], "v", setup.volume_bytes) };
         engine.attach(VOLUME, &volume);
         engine.serve(VOLUME, true);
         let segment_bytes = u64::from(segment_bytes);

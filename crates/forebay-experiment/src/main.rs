@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Prints tables: `forebay-experiment [drained|fair|misses|records]...`, all without a name.
 
+use forebay_core::format::superblock::Order;
 use forebay_disk::model::{BARRACUDA_7200_12, ST3500641AS};
 use forebay_experiment::experiments::{drained, fair, misses, records};
 use std::process::ExitCode;
@@ -125,10 +126,19 @@ fn print_misses() -> Result<(), String> {
 }
 
 fn print_records() {
-    println!("IOzone's tests on a file of twice the cache (512 MiB, cache 256 MiB), bare rate = 1");
+    for (name, order) in [("batch", Order::Batch), ("relaxed", Order::Relaxed)] {
+        print_records_in(name, order);
+        println!();
+    }
+}
+
+fn print_records_in(name: &str, order: Order) {
+    println!(
+        "IOzone's tests on a file of twice the cache (512 MiB, cache 256 MiB), order {name}, bare rate = 1"
+    );
     println!("{:16} {:>14} {:>14} {:>14}", "test", "4 KiB", "1 MiB", "16 MiB");
     let histories = [4 << 10, 1 << 20, 16 << 20]
-        .map(|record| records::compare(BARRACUDA_7200_12, 512 << 20, record));
+        .map(|record| records::compare(BARRACUDA_7200_12, order, 512 << 20, record));
     for (at, test) in records::TESTS.into_iter().enumerate() {
         let ratio =
             |[bare, through]: &[records::History; 2]| bare.seconds[at] / through.seconds[at];

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 /// What a run of many seeds must have come past.
-pub const EXPECTED: [&str; 94] = [
+pub const EXPECTED: [&str; 103] = [
     "fill placed",
     "fill read",
     "fill refused: first touch",
@@ -15,6 +15,15 @@ pub const EXPECTED: [&str; 94] = [
     "raced with what is in the log",
     "raced with what is not in the log any more",
     "foreground waited its turn",
+    "around the log: sequential",
+    "around the log: too large",
+    "around the log: full",
+    "around the log: cache failed",
+    "around the log: mode",
+    "cache thrown away: between batches",
+    "cache thrown away: within a batch",
+    "cache thrown away: strict, between batches",
+    "cache thrown away: strict, within a batch",
     "block of the log written by a guest",
     "block torn between sectors",
     "checkpoint named",

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 54] = [
+pub const ALL: [Mutant; 53] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -57,7 +57,6 @@ pub const ALL: [Mutant; 54] = [
     Mutant::EntryAfterWrite,
     Mutant::EntryBeforeFlush,
     Mutant::VoidedWrittenBack,
-    Mutant::EntryNotDurable,
     Mutant::StrictSpansFlush,
     Mutant::OrderIgnored,
     Mutant::BatchBeforeFlush,

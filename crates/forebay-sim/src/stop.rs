@@ -6,6 +6,7 @@ use crate::fate::Fate;
 use crate::model::Stop;
 use crate::world::World;
 use forebay_core::effect::Effect;
+use forebay_core::policy::bypass::Reason;
 use forebay_core::stats::Refusal;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 
@@ -96,6 +97,11 @@ impl World {
             let stats = status.stats;
             let counts = [
                 ("around the log", stats.bypassed_writes),
+                ("around the log: sequential", stats.bypassed[Reason::Sequential as usize]),
+                ("around the log: too large", stats.bypassed[Reason::TooLarge as usize]),
+                ("around the log: full", stats.bypassed[Reason::Full as usize]),
+                ("around the log: cache failed", stats.bypassed[Reason::CacheFailed as usize]),
+                ("around the log: mode", stats.bypassed[Reason::Mode as usize]),
                 ("block lost", stats.lost_blocks),
                 ("block placed", stats.written_blocks),
                 ("block repaired", stats.repaired_blocks),

@@ -379,7 +379,7 @@ impl World {
                     false => prefix.compare(cell, content, mask),
                 };
                 compare(&state.device.read(lba)).map_err(Failure)?;
-                if !prefix.went_around(cell) {
+                if !prefix.is_unflushed(cell) {
                     compare(&state.device.durable(lba)).map_err(Failure)?;
                 }
             }
@@ -435,6 +435,16 @@ impl World {
             let before = self.volumes[index].seen.replace(seen);
             if before == Some(seen) {
                 continue;
+            }
+            // A7: a batch of this order begins behind a flush of what went around the log.
+            let begins = status.writeback == Stage::Writing
+                && !matches!(before, Some((Stage::Writing | Stage::Flushing, ..)));
+            if let Some(prefix) = &mut self.volumes[index].prefix
+                && begins
+                && status.order == Order::Batch
+                && !status.flush_failed
+            {
+                prefix.around_flushed();
             }
             self.marks.hit(match status.writeback {
                 Stage::Idle => "write-back idle",

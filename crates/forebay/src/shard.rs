@@ -19,7 +19,7 @@ use crate::latency::{Latency, LatencySummary};
 use crate::memory::{Memory, RequestMemory, SharedIdentity};
 use forebay_core::effect::{Effect, Fault, SuperblockChange, Token};
 use forebay_core::engine::{Config, Engine};
-use forebay_core::format::superblock::{Head, Mode, SUPERBLOCK_SIZE, Superblock, Volume};
+use forebay_core::format::superblock::{Head, Mode, Order, SUPERBLOCK_SIZE, Superblock, Volume};
 use forebay_core::limits::{REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
 use forebay_core::log::recovery::Damage;
 use forebay_core::payload::Place;
@@ -652,6 +652,19 @@ impl Shard {
             volume.mode = mode;
             volume.drained = false;
         })
+    }
+
+    /// Changes what a lost cache leaves of a volume.
+    pub fn set_order(&mut self, volume: VolumeIndex, order: Order) -> Result<(), OpenError> {
+        self.engine.set_order(volume, order, &mut self.memory);
+        self.run_effects();
+        self.record(volume, |volume| volume.order = order)
+    }
+
+    /// Changes from how many blocks on a run of writes may go around the log; 0: never.
+    pub fn set_cutoff(&mut self, volume: VolumeIndex, cutoff: u32) -> Result<(), OpenError> {
+        self.engine.set_cutoff(volume, cutoff);
+        self.record(volume, |volume| volume.cutoff = cutoff)
     }
 
     /// What a range reads as without looking at data.

@@ -72,8 +72,8 @@ fn drain(socket: &Path, before: &VolumeStatus) -> Result<()> {
 /// What was drained for this only takes writes again as it did.
 fn give_back(socket: &Path, before: &VolumeStatus) -> Result<()> {
     if !before.drained && before.state == "serving" {
-        let (name, mode) = (before.name.clone(), before.mode.clone());
-        control::ask(socket, &Request::SetMode { name, mode })?;
+        let settings = vec![format!("mode={}", before.mode)];
+        control::ask(socket, &Request::Set { name: before.name.clone(), settings })?;
     }
     Ok(())
 }

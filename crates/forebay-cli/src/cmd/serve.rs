@@ -14,7 +14,7 @@ mod watch;
 
 pub use offline::drain_offline;
 
-use crate::args::{Attach, Listen, MetricsAddress, ServeArgs, parse_mode};
+use crate::args::{Attach, Listen, MetricsAddress, ServeArgs};
 use crate::attach::{self, Attached, Kind};
 use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
@@ -364,8 +364,12 @@ impl Daemon {
                     Ok(()) => continue,
                     Err(error) => Reply::Error { text: format!("{error:#}") },
                 },
-                Request::SetMode { name, mode } => match self.set_mode(&name, &mode) {
+                Request::Set { name, settings } => match self.set(&name, &settings) {
                     Ok(()) => Reply::Done,
+                    Err(error) => Reply::Error { text: format!("{error:#}") },
+                },
+                Request::Why { name, lba } => match self.why(&name, lba) {
+                    Ok(why) => Reply::Why(Box::new(why)),
                     Err(error) => Reply::Error { text: format!("{error:#}") },
                 },
                 Request::Stop { .. } => {
@@ -384,27 +388,18 @@ impl Daemon {
         }
     }
 
-    fn set_mode(&mut self, name: &str, mode: &str) -> Result<()> {
-        let mode = parse_mode(mode).map_err(anyhow::Error::msg)?;
-        let served = self.volumes.iter().find(|served| served.name == name);
-        let index = served.with_context(|| no_such(name))?.index;
-        Ok(self.server.shard.set_mode(index, mode)?)
-    }
-
     fn drain(&mut self, name: Option<&str>) -> Result<()> {
-        let mut found = false;
+        if let Some(name) = name {
+            self.served(name)?;
+        }
         for at in 0..self.volumes.len() {
             let (index, its) = (self.volumes[at].index, &self.volumes[at].name);
             if name.is_none_or(|name| name == its) {
-                found = true;
                 self.watch_drain(at);
                 self.server.shard.drain(index);
                 self.server.shard.record(index, |volume| volume.drained = true)?;
             }
         }
-        match name {
-            Some(name) if !found => bail!(no_such(name)),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }

@@ -59,6 +59,28 @@ pub const ROWS: &[Row] = &[
     ),
     row("volumes.writeback_bytes_per_second", Gauge, "Rate of write-back."),
     row("volumes.seconds_to_drained", Gauge, "Until nothing is dirty, at this rate."),
+    row("volumes.cutoff_bytes", Gauge, "Runs of writes as long as this may go around the cache."),
+    row(
+        "volumes.exposed_first_block",
+        Gauge,
+        "First block that a lost cache would leave of two states.",
+    ),
+    row(
+        "volumes.exposed_blocks",
+        Gauge,
+        "Blocks between which a lost cache would leave two states.",
+    ),
+    row("volumes.exposed_seconds", Gauge, "How long there were such blocks, in all."),
+    row("volumes.bypassed_writes.sequential", Counter, "Writes around the cache: long runs."),
+    row(
+        "volumes.bypassed_writes.too_large",
+        Counter,
+        "Writes around the cache: long by themselves.",
+    ),
+    row("volumes.bypassed_writes.full", Counter, "Writes around the cache, which was too full."),
+    row("volumes.bypassed_writes.cache_failed", Counter, "Writes around the cache that failed."),
+    row("volumes.bypassed_writes.mode", Counter, "Writes around the cache: write-around."),
+    row("volumes.bypassed_bytes", Counter, "Bytes written around the cache."),
     row("volumes.undurable", Gauge, "Whether anything placed is not durable yet."),
     row("volumes.undurable_age_seconds", Gauge, "Age of the oldest write that is not durable."),
     row(

@@ -18,10 +18,12 @@
 //!   write is answered. A crash before that finds the dirty version, which the guest may have flushed, and writes it
 //!   back over this one; a crash after it needs nothing but the backing device.
 //! - **A5** What an entry voids is never written back: a batch leaves it out, whether the entry is in its range or
-//!   behind it. Nor does a watermark pass it before the entry is durable.
+//!   behind it. The watermark that passes such a version is said by a record behind the entry: where the one is
+//!   found after a crash, so is the other.
 //! - **A6** No batch is built while a write over dirty versions is under way, and no such write begins over what
 //!   the batch under way holds. When a batch waits to be built, writes over dirty versions go through the log.
-//! - **A7** With order batch no batch writes anything before what went around the log is flushed: it is older.
+//! - **A7** With order batch no batch writes anything before what went around the log is flushed: it is older. Unless
+//!   such a flush failed: then the guest has been told that it may be gone (A3).
 //! - **A8** A write that the backing device refuses, unless the volume is write-around, or whose entry finds no
 //!   room, goes through the log after all.
 //!
@@ -48,6 +50,7 @@ use crate::policy::slices::Side;
 use crate::request::{Op, RequestError};
 use crate::units::VolumeIndex;
 use crate::volume::{Lock, Waiter};
+use crate::why::{PASSED_MAX, Passed};
 use alloc::collections::VecDeque;
 
 /// Where a write stands on its way around the log.
@@ -92,6 +95,8 @@ pub(crate) struct AroundState {
     /// Flushes of the backing device begun for these writes.
     pub(crate) flushes: u64,
     pub(crate) waiters: VecDeque<FlushWaiter>,
+    /// The last of these writes, for whoever asks why.
+    pub(crate) passed: VecDeque<Passed>,
 }
 
 impl AroundState {
@@ -108,17 +113,18 @@ impl AroundState {
             flush_begun: Ticket::VOID,
             flushes: 0,
             waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
+            passed: VecDeque::with_capacity(PASSED_MAX),
         }
     }
 
     /// Bytes of memory beside itself.
     pub(crate) const fn memory_bytes() -> u64 {
-        (REQUEST_COUNT_MAX * size_of::<FlushWaiter>()) as u64
+        (REQUEST_COUNT_MAX * size_of::<FlushWaiter>() + PASSED_MAX * size_of::<Passed>()) as u64
     }
 
     /// Bytes of memory it takes beside itself.
     pub(crate) fn held_bytes(&self) -> u64 {
-        queue_bytes(&self.waiters)
+        queue_bytes(&self.waiters) + queue_bytes(&self.passed)
     }
 }
 
@@ -137,7 +143,12 @@ impl Engine {
         }
         let end = active.first + active.blocks;
         self.tickets.void(volume, active.first, active.blocks); // A2
+        let (first, blocks, run, now) = (active.first, active.blocks, active.run, self.now);
         let state = self.volume(volume);
+        if state.around.passed.len() == PASSED_MAX {
+            state.around.passed.pop_front();
+        }
+        state.around.passed.push_back(Passed { first, blocks, reason, run, at: now });
         state.locks.push(Lock { owner: at, start: active.first, end }); // A2
         state.stats.bypassed[reason as usize] += 1;
         state.stats.bypassed_writes += 1;

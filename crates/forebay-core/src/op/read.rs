@@ -107,7 +107,7 @@ impl Engine {
             }
             let (lba, part) = (first + u64::from(done), behind(to, done));
             if source == Source::Backing {
-                let why = *why.get_or_insert_with(|| self.why(at));
+                let why = *why.get_or_insert_with(|| self.why_read(at));
                 self.miss_begin(Miss::new(at, volume, (lba, run), part, why));
             } else {
                 let piece =
@@ -120,7 +120,7 @@ impl Engine {
 
     /// Why a request reads from the backing device.
     #[cold]
-    fn why(&mut self, at: u32) -> Why {
+    fn why_read(&mut self, at: u32) -> Why {
         let request = self.active(at).request;
         if request.op != Op::Read {
             return Why::Edge;

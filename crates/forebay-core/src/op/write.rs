@@ -15,6 +15,7 @@ use crate::format::entry::Kind;
 use crate::mutant::Mutant;
 use crate::op::around::Around;
 use crate::payload::{Ingested, Payload, Place};
+use crate::policy::bypass::Reason;
 use crate::policy::writeback::Stage;
 use crate::request::{Op, RequestError};
 use crate::stats::Stats;
@@ -144,6 +145,9 @@ impl Engine {
                 if self.write_refused(volume, at) {
                     continue;
                 }
+                if self.write_past_full(volume, at, payload) {
+                    continue;
+                }
                 // Buffers come back by themselves: writing back would only take the cache device
                 // from those who wait for it.
                 let starved = !self.buffers.is_empty();
@@ -167,6 +171,24 @@ impl Engine {
         state.writes.pop_front();
         state.unlock(at);
         self.answer(at, Err(RequestError::Io));
+        true
+    }
+
+    /// The log has no room, and the backing device takes a write sooner than write-back makes some.
+    fn write_past_full(
+        &mut self,
+        volume: VolumeIndex,
+        at: u32,
+        payload: &mut impl Payload,
+    ) -> bool {
+        let Edges { first, last } = self.edges(at);
+        let begun = first || last || self.active(at).placed > 0 || self.buffers.is_empty();
+        let Some(how) = (!begun).then(|| self.bypass_full(volume, at)).flatten() else {
+            return false;
+        };
+        self.volume(volume).writes.pop_front();
+        let began = self.around_begin(volume, at, (Reason::Full, how), payload);
+        assert!(began, "it needs no entry");
         true
     }
 

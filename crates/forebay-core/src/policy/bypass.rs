@@ -17,6 +17,8 @@ use crate::format::entry::Kind;
 use crate::format::superblock::{Mode, Order};
 use crate::map::extent::Position;
 use crate::mutant::Mutant;
+use crate::op::around::Around;
+use crate::policy::writeback::Pace;
 use crate::request::Op;
 use crate::units::{BLOCK_BYTES, Lba, VolumeIndex};
 use crate::volume::{LOCK_COUNT_MAX, Volume};
@@ -28,7 +30,7 @@ pub enum Reason {
     Sequential,
     /// It is as long as the cutoff by itself.
     TooLarge,
-    /// The cache is so full of dirty data that writes are delayed, and the backing device takes it sooner.
+    /// The cache is full of dirty data, and the backing device takes it sooner than write-back makes room.
     Full,
     /// The cache device failed, and holds no version of it.
     CacheFailed,
@@ -66,7 +68,7 @@ pub(crate) enum How {
 
 /// What the log holds of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
+pub(crate) enum Version {
     /// None that the maps know.
     None,
     /// None that counts: a durable entry voids all.
@@ -92,6 +94,23 @@ impl Engine {
         let how = self.bypass_how(state, active)?;
         let failed = self.health == CacheHealth::Failed;
         (how == How::Alone || !failed).then_some((reason, how))
+    }
+
+    /// Whether a write that finds no room in the log goes around it: with relaxed, if the log holds no version of
+    /// it, and if it is longer than what write-back makes room for while the device would take it.
+    pub(crate) fn bypass_full(&self, volume: VolumeIndex, at: u32) -> Option<How> {
+        let active = self.requests.get(at).expect("the request is in the engine");
+        let state = self.volume_ref(volume).expect("it exists");
+        let write = matches!(active.request.op, Op::Write { .. });
+        let fresh = active.around == Around::No && state.locks.len() < LOCK_COUNT_MAX;
+        if state.order != Order::Relaxed || !write || !fresh || self.health == CacheHealth::Failed {
+            return None;
+        }
+        let Pace { block, run } = state.writeback.pace?;
+        // What one run of a sorted batch takes, twice, or what readers wait for.
+        let direct = (2 * run).max(state.slices.read_time());
+        let sooner = active.blocks.saturating_mul(block) > direct;
+        sooner.then(|| self.bypass_how(state, active)).flatten().filter(|how| *how == How::Alone)
     }
 
     fn bypass_reason(&self, state: &Volume, active: &Active) -> Option<Reason> {
@@ -142,7 +161,7 @@ impl Engine {
     }
 
     /// The newest version of a block that the log holds.
-    fn version(&self, state: &Volume, lba: Lba) -> Version {
+    pub(crate) fn version(&self, state: &Volume, lba: Lba) -> Version {
         let clean_to = self.clean_to(state);
         let extent = state.extents.get(lba);
         if let Some(slot) = self.index.get(state.index, lba) {

@@ -143,6 +143,11 @@ impl Slices {
         self.may(Side::WriteBack, now)
     }
 
+    /// What a read of the device takes, in nanoseconds; 0: not known.
+    pub(crate) fn read_time(&self) -> u64 {
+        self.read_time
+    }
+
     /// Something of a side begins.
     pub(crate) fn begin(&mut self, side: Side) {
         self.under_way[side as usize] += 1;

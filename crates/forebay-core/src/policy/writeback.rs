@@ -45,7 +45,7 @@ use crate::policy::parked::{PROBES_MAX, TRIES};
 use crate::policy::slices::Side;
 use crate::request::RequestError;
 use crate::units::{Lba, SegmentId, Sequence, Tick, VolumeIndex};
-use crate::volume::{PendingExtent, Volume};
+use crate::volume::Volume;
 
 /// What a batch should take, in nanoseconds: three quarters of `batch_time_max`. Where the device is shared
 /// with readers, less makes batches smaller, hence less dense, hence slower, and so on.
@@ -112,6 +112,9 @@ pub struct Writeback {
     /// Blocks of its range, superseded ones included.
     batch_blocks: u32,
     batch_cap: u32,
+    /// Runs of all batches before it.
+    runs_before: u64,
+    pub(crate) pace: Option<Pace>,
     pub(crate) dirty_since: Option<Tick>,
     /// The last thing the backing device was told failed.
     pub(crate) failing: bool,
@@ -134,12 +137,23 @@ impl Writeback {
             begun: Tick(0),
             batch_blocks: 0,
             batch_cap: BATCH_BLOCKS_AFTER_OPENING,
+            runs_before: 0,
+            pace: None,
             dirty_since: None,
             failing: false,
             careful: false,
             stuck: false,
         }
     }
+}
+
+/// What the last batch took, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// For each block of its range, superseded ones included: so fast room is made.
+    pub(crate) block: u64,
+    /// For each run of adjacent blocks that it wrote.
+    pub(crate) run: u64,
 }
 
 /// Where and since when the backing device may be a mixture of two states.
@@ -329,6 +343,7 @@ impl Engine {
         state.writeback.stage = Stage::Writing;
         state.writeback.lane = Some(lane);
         state.writeback.begun = now;
+        state.writeback.runs_before = state.stats.batch_runs;
         self.writeback_go_on(volume, payload);
     }
 
@@ -342,7 +357,6 @@ impl Engine {
 
     /// Whether what goes around the log lets a batch be built (A5 to A7 of `around`).
     fn may_build(&mut self, volume: VolumeIndex) -> bool {
-        let loose = self.config.mutants.is(Mutant::EntryNotDurable);
         let early = self.config.mutants.is(Mutant::BatchBeforeFlush);
         let state = self.volume(volume);
         let AroundState { lost, unflushed, flushing, over_dirty, .. } = state.around;
@@ -352,13 +366,7 @@ impl Engine {
             }
             return false;
         }
-        let entry = |pending: &&PendingExtent| pending.kind == Kind::Bypassed;
-        let entry = state.pending_extents.iter().rev().find(entry).map(|entry| entry.sequence);
-        let undurable = entry.filter(|entry| *entry > state.log.durable.through && !loose);
-        state.around.held = over_dirty > 0 || undurable.is_some();
-        if let Some(entry) = undurable {
-            state.log.wanted = state.log.wanted.max(entry);
-        }
+        state.around.held = over_dirty > 0;
         !state.around.held
     }
 
@@ -900,6 +908,10 @@ impl Engine {
             let cap = cap.min(u128::from(u32::MAX)) as u32;
             writeback.batch_cap =
                 cap.clamp(BATCH_BLOCKS_MIN, writeback.batch_cap.saturating_mul(4));
+        }
+        let runs = state.stats.batch_runs - writeback.runs_before;
+        if blocks > 0 && runs > 0 {
+            writeback.pace = Some(Pace { block: took / blocks, run: took / runs });
         }
         let end = writeback.end;
         if let Some(exposed) = writeback.exposed.filter(|exposed| exposed.through <= end) {

@@ -9,6 +9,7 @@ use super::{MIB, SECOND, bare, cached, ordered};
 use crate::load::{Ask, WRITE, run, shared};
 use crate::machine::{Machine, Setup};
 use crate::random::Random;
+use forebay_core::format::superblock::Order;
 use forebay_core::request::Op;
 use forebay_disk::Nanos;
 use forebay_disk::hdd::Spec;
@@ -77,8 +78,9 @@ fn history(setup: &Setup, file_bytes: u64, record_bytes: u64) -> History {
 }
 
 /// The bare disk's history, and forebay's.
-pub fn compare(spec: Spec, file_bytes: u64, record_bytes: u64) -> [History; 2] {
+pub fn compare(spec: Spec, order: Order, file_bytes: u64, record_bytes: u64) -> [History; 2] {
     let disk = ordered(spec);
     let through = cached(disk, file_bytes, (file_bytes / 2).max(64 * MIB));
+    let through = Setup { order, ..through };
     [bare(disk, file_bytes), through].map(|setup| history(&setup, file_bytes, record_bytes))
 }

@@ -52,7 +52,7 @@ impl World {
                 device.power_cut(self.in_flight(index), &mut Fate::Chance, &mut random);
             }
             let volume = &self.volumes[index];
-            for cell in (0..volume.cells()).filter(|cell| !power || !prefix.went_around(*cell)) {
+            for cell in (0..volume.cells()).filter(|cell| !power || !prefix.is_unflushed(*cell)) {
                 let lba = volume.lba(cell);
                 let (content, mask) = (device.read(lba), volume.mask(lba));
                 let compared = match order {

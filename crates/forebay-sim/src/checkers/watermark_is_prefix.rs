@@ -46,6 +46,8 @@ struct State {
     was_parked: bool,
     /// What it is since then went around the log.
     went_around: bool,
+    /// And a flush of the device came since.
+    around_flushed: bool,
     /// What it was before something went around the log that is under way.
     before: Option<Tags>,
 }
@@ -74,6 +76,7 @@ impl Prefix {
             parked: none,
             was_parked: false,
             went_around: false,
+            around_flushed: false,
             before: None,
         };
         Prefix {
@@ -130,6 +133,7 @@ impl Prefix {
         };
         state.tags = if mask == u8::MAX { Some(*content.tags()) } else { under.map(merge) };
         (state.since, state.was_parked, state.went_around) = (since, false, true);
+        state.around_flushed = false;
     }
 
     /// What went around the log may be gone.
@@ -139,9 +143,17 @@ impl Prefix {
         }
     }
 
-    /// Whether what a block is went around the log.
-    pub fn went_around(&self, cell: usize) -> bool {
-        self.states[cell].went_around
+    /// What went around the log so far was flushed.
+    pub fn around_flushed(&mut self) {
+        for state in &mut self.states {
+            state.around_flushed = state.went_around;
+        }
+    }
+
+    /// Whether what a block is went around the log and may not be flushed.
+    pub fn is_unflushed(&self, cell: usize) -> bool {
+        let state = &self.states[cell];
+        state.went_around && !state.around_flushed
     }
 
     /// The device did not take a block.

@@ -71,10 +71,7 @@ impl Daemon {
     ) -> Result<()> {
         let wanted = Wanted { address: &spec.backing, logical_block: spec.logical_block };
         self.attach(index, &wanted, if_changed, &Patience::none())?;
-        if let Some(mode) = spec.mode {
-            self.server.shard.set_mode(index, mode)?;
-        }
-        Ok(())
+        self.set_as_asked(index, spec, spec.mode)
     }
 
     fn find_room(&self) -> Result<()> {

@@ -2,16 +2,20 @@
 //! What `status` is told.
 
 use super::{Daemon, Served};
-use crate::args::mode_name;
+use crate::args::{mode_name, order_name};
 use crate::memory;
 use crate::status::{self, DeviceStatus, FillsRefused, Status, VolumeStatus};
+use crate::why::{Bypass, Why};
+use anyhow::{Result, bail};
 use forebay::io::{OperationKind, ReactorKind, Stats};
 use forebay::shard::{Shard, uuid_text, wall_now};
 use forebay_core::engine::{Acknowledge, CacheHealth};
 use forebay_core::format::superblock::Volume;
+use forebay_core::policy::bypass::Reason;
 use forebay_core::policy::writeback::Stage;
 use forebay_core::stats::{Refusal, Stats as Counters};
-use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, Lba, VolumeIndex};
+use forebay_core::why::Place;
 
 impl Daemon {
     pub(super) fn status(&self) -> Status {
@@ -83,6 +87,54 @@ impl Daemon {
                 .collect(),
             problems,
         }
+    }
+
+    /// Where a block is.
+    pub(super) fn why(&self, name: &str, lba: u64) -> Result<Why> {
+        let index = self.served(name)?;
+        let engine = self.server.shard.engine();
+        let (why, now) = (engine.why(index, Lba(lba)), engine.status(index));
+        let (Some(why), Some(now)) = (why, now) else {
+            let bytes = engine.volume_bytes(index).unwrap_or_default();
+            bail!(
+                "{name}: has no block {lba}; its last one is {}",
+                bytes.div_ceil(BLOCK_BYTES) - 1
+            );
+        };
+        let (place, at) = match why.place {
+            Place::Buffer { segment, block } => ("memory", Some((segment.0, block))),
+            Place::Cache { segment, block } => ("cache", Some((segment.0, block))),
+            Place::Zeros => ("zeros", None),
+            Place::Discarded => ("discarded", None),
+            Place::Backing => ("backing", None),
+            Place::Lost => ("lost", None),
+        };
+        let served = self.volumes.iter().find(|served| served.index == index);
+        Ok(Why {
+            name: name.into(),
+            lba,
+            place: place.into(),
+            segment: at.map(|at| at.0),
+            block: at.map(|at| at.1),
+            state: match (why.parked, why.dirty) {
+                (true, _) => "parked".into(),
+                (false, true) => "dirty".into(),
+                (false, false) => "clean".into(),
+            },
+            is_fill: why.fill,
+            is_voided: why.voided,
+            backing: served.map_or(String::new(), |it| it.backing.display().to_string()),
+            mode: mode_name(now.mode).into(),
+            order: order_name(now.order).into(),
+            cutoff_bytes: u64::from(now.cutoff) * BLOCK_BYTES,
+            bypass: why.passed.map(|passed| Bypass {
+                reason: passed.reason.name().into(),
+                first_lba: passed.first.0,
+                blocks: passed.blocks,
+                run_bytes: passed.run * BLOCK_BYTES,
+                seconds_ago: self.server.shard.now().since(passed.at) as f64 / 1e9,
+            }),
+        })
     }
 
     /// What it is doing, and for which volumes.
@@ -235,6 +287,8 @@ fn volume_status(
             (false, false) => "healthy".into(),
         },
         mode: mode_name(now.mode).into(),
+        order: order_name(now.order).into(),
+        cutoff_bytes: u64::from(now.cutoff) * BLOCK_BYTES,
         drained: now.drained,
         dirty_bytes,
         dirty: now.dirty,
@@ -249,6 +303,17 @@ fn volume_status(
         },
         writeback_bytes_per_second: rate,
         seconds_to_drained: (rate > 0.0 && dirty_bytes > 0).then(|| dirty_bytes as f64 / rate),
+        exposed_first_block: now.exposed.map(|exposed| exposed.start.0),
+        exposed_blocks: now.exposed.map_or(0, |exposed| exposed.end - exposed.start),
+        exposed_seconds: stats.exposed_nanos as f64 / 1e9,
+        bypassed_writes: status::Bypassed {
+            sequential: stats.bypassed[Reason::Sequential as usize],
+            too_large: stats.bypassed[Reason::TooLarge as usize],
+            full: stats.bypassed[Reason::Full as usize],
+            cache_failed: stats.bypassed[Reason::CacheFailed as usize],
+            mode: stats.bypassed[Reason::Mode as usize],
+        },
+        bypassed_bytes: stats.bypassed_blocks * BLOCK_BYTES,
         undurable: now.undurable,
         undurable_age_seconds: now.undurable_since.map(age),
         hit_ratio: ratio(answered.min(stats.read_blocks), stats.read_blocks),

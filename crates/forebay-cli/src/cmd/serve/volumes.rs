@@ -4,7 +4,7 @@
 use super::rates::Rates;
 use super::{Daemon, Served};
 use crate::address::Address;
-use crate::args::{IfChanged, ServeArgs, VolumeSpec, mode_name};
+use crate::args::{IfChanged, ServeArgs, Setting, VolumeSpec, mode_name, parse_setting};
 use crate::late::Patience;
 use crate::units::{clock, size};
 use crate::{backing, hide};
@@ -32,11 +32,7 @@ impl Daemon {
             };
             let wanted = Wanted { address: &spec.backing, logical_block: spec.logical_block };
             match self.attach(index, &wanted, &args.if_changed, patience) {
-                Ok(()) => {
-                    if let Some(mode) = spec.mode {
-                        self.server.shard.set_mode(index, mode)?;
-                    }
-                }
+                Ok(()) => self.set_as_asked(index, spec, spec.mode)?,
                 // A file says what is to be; what of it can be is served. Who types a volume means it.
                 Err(error) if args.is_from_file() => self.waits(&spec.name, &error),
                 Err(error) => return Err(error),
@@ -60,6 +56,53 @@ impl Daemon {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn set_as_asked(
+        &mut self,
+        index: VolumeIndex,
+        spec: &VolumeSpec,
+        mode: Option<Mode>,
+    ) -> Result<()> {
+        let settings = [
+            mode.map(Setting::Mode),
+            spec.order.map(Setting::Order),
+            spec.cutoff.map(Setting::Cutoff),
+        ];
+        settings.into_iter().flatten().try_for_each(|setting| self.set_one(index, setting))
+    }
+
+    /// Changes a setting, now and in the superblock.
+    fn set_one(&mut self, index: VolumeIndex, setting: Setting) -> Result<()> {
+        let shard = &mut self.server.shard;
+        match setting {
+            Setting::Mode(mode) => shard.set_mode(index, mode)?,
+            Setting::Order(order) => shard.set_order(index, order)?,
+            Setting::Cutoff(cutoff) => shard.set_cutoff(index, cutoff)?,
+        }
+        Ok(())
+    }
+
+    /// Changes settings of a volume that is served.
+    pub(super) fn set(&mut self, name: &str, settings: &[String]) -> Result<()> {
+        let index = self.served(name)?;
+        let settings: Result<Vec<Setting>, String> =
+            settings.iter().map(|text| parse_setting(text)).collect();
+        for setting in settings.map_err(anyhow::Error::msg)? {
+            if self.cache_path.is_none() {
+                bail!("{name}: is served bare: without a cache there is nothing to set");
+            }
+            self.set_one(index, setting)?;
+            info!("{name}: set {setting:?}");
+        }
+        Ok(())
+    }
+
+    pub(super) fn served(&self, name: &str) -> Result<VolumeIndex> {
+        let served = self.volumes.iter().find(|served| served.name == name);
+        served.map(|served| served.index).with_context(|| {
+            format!("{name}: no such volume is served; `forebay status` lists them")
+        })
     }
 
     fn waits(&mut self, name: &str, error: &anyhow::Error) {
@@ -139,6 +182,7 @@ impl Daemon {
             fingerprint: backing::fingerprint(&device, backing)?.encode(),
         };
         self.server.shard.add(index, &volume)?;
+        self.set_as_asked(index, spec, None)?;
         self.serve_volume(index, &spec.backing, backing, device)
     }
 

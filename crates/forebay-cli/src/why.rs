@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What `why` tells of a block. The names are stable.
+
+use crate::units::size;
+use forebay_core::units::BLOCK_BYTES;
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Why {
+    pub name: String,
+    pub lba: u64,
+    /// `memory` (a segment buffer), `cache`, `zeros`, `discarded`, `backing` or `lost`.
+    pub place: String,
+    /// Where in the cache.
+    pub segment: Option<u32>,
+    pub block: Option<u16>,
+    /// `clean`, `dirty` or `parked` (dirty, and refused by the backing device).
+    pub state: String,
+    /// A copy of what the backing device held, not something that a guest wrote.
+    pub is_fill: bool,
+    /// An entry in the log says that a write of it went around the log.
+    pub is_voided: bool,
+    pub backing: String,
+    /// How the volume takes writes now.
+    pub mode: String,
+    pub order: String,
+    pub cutoff_bytes: u64,
+    /// The last write of it that went around the log, if that is remembered.
+    pub bypass: Option<Bypass>,
+}
+
+/// A write that went around the log.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Bypass {
+    /// `sequential`, `too_large`, `full`, `cache_failed` or `mode`.
+    pub reason: String,
+    pub first_lba: u64,
+    pub blocks: u64,
+    /// Of the run of writes that it ended; 0: not counted.
+    pub run_bytes: u64,
+    pub seconds_ago: f64,
+}
+
+impl Why {
+    /// As people read it.
+    pub fn print(&self) {
+        let at = match (self.segment, self.block) {
+            (Some(segment), Some(block)) => format!(" (segment {segment}, block {block})"),
+            _ => String::new(),
+        };
+        let place = match self.place.as_str() {
+            "memory" => format!("in the cache's memory{at}"),
+            "cache" => format!("on the cache device{at}"),
+            "zeros" => "in the log, as zeros that take no room".into(),
+            "discarded" => "in the log, as given up by the guest: it reads as zeros".into(),
+            "lost" => "lost: it was bad on the cache device and on no other".into(),
+            _ => format!("on {} alone", self.backing),
+        };
+        println!("{} block {} is {place}; {}", self.name, self.lba, self.state);
+        println!("  {}", self.because());
+    }
+
+    fn because(&self) -> String {
+        if let Some(bypass) = self.bypass.as_ref().filter(|_| self.place == "backing") {
+            let ago = format!("{:.0} s ago", bypass.seconds_ago);
+            let cutoff = size(self.cutoff_bytes);
+            return match bypass.reason.as_str() {
+                "sequential" => format!(
+                    "written {ago} around the cache: it ended a run of {}; the cutoff is {cutoff} now",
+                    size(bypass.run_bytes)
+                ),
+                "too_large" => format!(
+                    "written {ago} around the cache: {} at once; the cutoff is {cutoff} now",
+                    size(bypass.blocks * BLOCK_BYTES)
+                ),
+                "full" => format!("written {ago} around the cache, which was too full"),
+                "cache_failed" => {
+                    format!("written {ago} around the cache device, which had failed")
+                }
+                _ => format!("written {ago} in mode write-around"),
+            };
+        }
+        match self.place.as_str() {
+            "backing" if self.is_voided => "a write of it went around the cache; why is not \
+                                            remembered any more"
+                .into(),
+            "backing" => "nothing is remembered of it: it was not written since it was last \
+                          reclaimed, if ever"
+                .into(),
+            "lost" => "reads of it fail until it is written again".into(),
+            _ if self.is_fill => {
+                "copied from what was read often: the backing device has it, too".into()
+            }
+            _ if self.state == "clean" => "written by a guest, and written back since".into(),
+            _ if self.state == "parked" => {
+                format!("written by a guest; {} refuses it", self.backing)
+            }
+            _ => "written by a guest, and not written back yet".into(),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay set` changes a volume that is served, and `forebay why` says where a block went.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use serde_json::Value;
+use support::{Scratch, forebay};
+
+const MIB: u64 = 1 << 20;
+
+fn why(scratch: &Scratch, lba: u64) -> (Value, String) {
+    let lba = lba.to_string();
+    let json = scratch.ask(&["why", "v", &lba, "--json"]);
+    assert!(json.status.success(), "{json:?}");
+    let text = scratch.ask(&["why", "v", &lba]);
+    (serde_json::from_slice(&json.stdout).unwrap(), String::from_utf8(text.stdout).unwrap())
+}
+
+#[test]
+fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went() {
+    let scratch = Scratch::new("set-why");
+    scratch.format("64M");
+    let backing = scratch.file("v", 64 * MIB);
+    let volume = format!("v={},cutoff=1M", backing.display());
+    let daemon = scratch.serve(&["--volume", &volume]);
+    let it = &scratch.status()["volumes"][0];
+    assert_eq!((&it["order"], &it["cutoff_bytes"]), (&"batch".into(), &MIB.into()));
+
+    // Batch: a stream goes through the log, however long.
+    let mut client = scratch.connect("v");
+    for at in 0..32 {
+        client.write(at * 65536, &[1; 65536], false).unwrap();
+    }
+    assert_eq!(scratch.status()["volumes"][0]["bypassed_bytes"], 0);
+    let (found, text) = why(&scratch, 500);
+    assert_eq!(found["state"], "dirty");
+    assert!(["memory", "cache"].contains(&found["place"].as_str().unwrap()), "{found}");
+    assert!(text.contains("written by a guest, and not written back yet"), "{text}");
+
+    let set = scratch.ask(&["set", "v", "order=relaxed", "cutoff=128K"]);
+    assert!(set.status.success(), "{set:?}");
+    let said = String::from_utf8(set.stdout).unwrap();
+    assert!(said.contains("v: write-back, order relaxed, cutoff 128 KiB"), "{said}");
+
+    // Relaxed: what ends a long run goes around it, although the log is dirty elsewhere.
+    for at in 0..8 {
+        client.write(32 * MIB + at * 65536, &[2; 65536], false).unwrap();
+    }
+    client.flush().unwrap();
+    let it = &scratch.status()["volumes"][0];
+    assert_eq!(it["bypassed_writes"]["sequential"], 7, "all but the first: {it}");
+    let (found, text) = why(&scratch, 32 * 256 + 16);
+    assert_eq!(
+        (&found["place"], &found["bypass"]["reason"]),
+        (&"backing".into(), &"sequential".into())
+    );
+    assert!(text.contains("it ended a run of 128 KiB"), "{text}");
+    let bytes = std::fs::read(&backing).unwrap();
+    assert_eq!(bytes[32 * MIB as usize + 65536..][..7 * 65536], [2; 7 * 65536]);
+
+    // And over what is dirty: it is there once, on the backing device.
+    for at in 0..4 {
+        client.write(at * 65536, &[3; 65536], false).unwrap();
+    }
+    let (found, _) = why(&scratch, 40);
+    assert_eq!((&found["place"], &found["state"]), (&"backing".into(), &"clean".into()));
+    assert_eq!(found["is_voided"], true);
+    let (found, text) = why(&scratch, 60 * 256);
+    assert_eq!((&found["place"], &found["bypass"]), (&"backing".into(), &Value::Null));
+    assert!(text.contains("nothing is remembered of it"), "{text}");
+
+    // What is wrong changes nothing.
+    for (words, code, text) in [
+        (&["set", "v", "order=loose"][..], 2, "batch, strict and relaxed are known"),
+        (&["set", "v", "cutoff=5000"][..], 2, "a multiple of 4K"),
+        (&["set", "v", "weight=1"][..], 2, "expected mode=..., order=... or cutoff=..."),
+        (&["set", "w", "order=batch"][..], 1, "no such volume is served"),
+        (&["why", "v", "16384"][..], 1, "has no block 16384; its last one is 16383"),
+        (&["why", "w", "0"][..], 1, "no such volume is served"),
+    ] {
+        let refused = scratch.ask(words);
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(code), "{words:?}: {said}");
+        assert!(said.contains(text), "{words:?}: {said}");
+    }
+
+    let set = scratch.ask(&["set", "v", "mode=write-through", "order=strict", "cutoff=0"]);
+    assert!(set.status.success(), "{set:?}");
+    drop(client);
+    daemon.stop("TERM");
+    let daemon = scratch.serve::<&str>(&[]);
+    let it = &scratch.status()["volumes"][0];
+    assert_eq!(
+        (&it["mode"], &it["order"], &it["cutoff_bytes"]),
+        (&"write-through".into(), &"strict".into(), &0.into())
+    );
+    let mut client = scratch.connect("v");
+    assert_eq!(client.read(65536, 4096).unwrap(), [3; 4096]);
+    assert_eq!(client.read(8 * 65536, 4096).unwrap(), [1; 4096]);
+    assert_eq!(client.read(32 * MIB + 65536, 4096).unwrap(), [2; 4096]);
+    drop(client);
+    assert!(scratch.ask(&["drain"]).status.success());
+    let (found, text) = why(&scratch, 500);
+    assert_eq!(found["state"], "clean");
+    assert!(text.contains("written back since"), "{text}");
+    daemon.stop("TERM");
+    let bytes = std::fs::read(&backing).unwrap();
+    assert_eq!(bytes[..4 * 65536], [3; 4 * 65536], "nothing older was written over it");
+}
+
+#[test]
+fn a_volume_that_is_served_bare_has_nothing_to_set() {
+    let scratch = Scratch::new("set-bare");
+    let volume = format!("v={}", scratch.file("v", 16 * MIB).display());
+    let control = scratch.control();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["serve", "--volume", &volume, "--attach", "none", "--control"]).arg(&control);
+    command.args(["--listen", &scratch.listen()]);
+    let daemon = support::Daemon::start(command, &scratch.path("stderr"));
+    let control = control.display().to_string();
+    let refused = forebay(["set", "v", "order=strict", "--control", &control]);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("served bare"), "{said}");
+    daemon.stop("TERM");
+}
