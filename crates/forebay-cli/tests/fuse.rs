@@ -717,7 +717,7 @@ fn a_lost_cache(order: &str) {
         scope.spawn(|| churn(directory, &ends));
         let begun = Instant::now();
         while between < moments && begun.elapsed() < moments * WAIT_MAX {
-            std::thread::sleep(Duration::from_millis(u64::from(37 * (1 + (between + within) % 7))));
+            std::thread::sleep(Duration::from_millis(37 * u64::from(1 + (between + within) % 7)));
             let before = status(&bench);
             bench.signal("-STOP");
             fs::copy(bench.path("back"), bench.path("alone")).unwrap();

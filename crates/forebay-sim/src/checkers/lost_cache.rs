@@ -46,7 +46,7 @@ impl World {
                 (_, Some(_)) => "cache thrown away: within a batch",
             });
             let mut device = volume.device.clone();
-            let power = chance / ONE_IN % 2 == 0;
+            let power = (chance / ONE_IN).is_multiple_of(2);
             if power {
                 let mut random = Random::new(chance ^ index as u64);
                 device.power_cut(self.in_flight(index), &mut Fate::Chance, &mut random);
