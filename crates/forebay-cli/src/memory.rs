@@ -14,7 +14,7 @@ use forebay_core::format::superblock::Superblock;
 use forebay_serve::nbd::listen;
 
 /// The parts that grow with the cache and not with anything else.
-const MAP: [&str; 3] = ["index", "slots and checksums", "segments"];
+const MAP: [&str; 4] = ["index", "slots and checksums", "segments", "history of misses"];
 
 /// How many there are of what takes memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

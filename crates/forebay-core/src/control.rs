@@ -75,6 +75,7 @@ impl Engine {
     /// Adds a volume with an empty log at a free place. The superblock that names it is durable.
     pub fn attach(&mut self, index: VolumeIndex, recorded: &superblock::Volume) {
         assert!(self.volumes[usize::from(index.0)].is_none());
+        self.tickets.void_all();
         let next = Sequence(recorded.next_sequence.0.max(1));
         // It ends at 0, as its head in the superblock says: a header that called more than that
         // durable would make a torn first record look like a rotten one.
@@ -124,7 +125,7 @@ impl Engine {
             && log.in_flight.is_empty()
             && log.open.is_none_or(|open| open.entries == 0)
             && state.writeback.stage == Stage::Idle
-            && state.chances.is_empty()
+            && state.chances == 0
             && !state.around_flushing;
         let is_asked = self.requests.iter().any(|active| active.request.volume == index);
         !state.serving
@@ -159,6 +160,7 @@ impl Engine {
             }
             let segment = self.segments.get_mut(at);
             segment.become_state(State::Free);
+            self.retired -= 1;
             segment.next = None;
             self.segments.put_free(at);
         }
@@ -167,6 +169,7 @@ impl Engine {
 
     /// Begins or ends taking requests: the backing device is there, or is not.
     pub fn serve(&mut self, volume: VolumeIndex, serving: bool) {
+        self.tickets.void_all();
         let state = self.volume(volume);
         state.serving = serving && !state.frozen;
     }
@@ -310,6 +313,12 @@ impl Engine {
     /// Bytes of a volume.
     pub fn volume_bytes(&self, volume: VolumeIndex) -> Option<u64> {
         self.volume_ref(volume).map(|state| state.size_bytes)
+    }
+
+    /// Whether the log says what a block reads as.
+    pub fn is_in_log(&self, volume: VolumeIndex, lba: Lba) -> bool {
+        self.index.get(volume, lba).is_some()
+            || self.volume_ref(volume).is_some_and(|state| state.extents.get(lba).is_some())
     }
 
     /// What a range would read as without looking at data: runs of (blocks, reads as zeros).

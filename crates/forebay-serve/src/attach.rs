@@ -140,7 +140,7 @@ impl Teller {
 
 /// Who has a device.
 pub(crate) enum Claim {
-    /// Nobody but us, and everything that was written to it was handed to the loop.
+    /// Nobody but us, and everything that was written to it was handed to the loop and answered, well or not.
     Ours(File),
     /// These do.
     Held(Vec<Holder>),
@@ -160,7 +160,10 @@ pub(crate) fn claim(device: &Path) -> io::Result<Claim> {
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
     match rustix::fs::open(device, flags, Mode::empty()) {
         Ok(claim) => {
-            rustix::fs::fsync(&claim)?;
+            // What is refused now, as when the cache device is lost, is not saved by keeping the device: whoever wrote it
+            // has closed it, and the next to open it would wait for a daemon that is gone. The failure itself is
+            // in the log, and in `status`.
+            let _ = rustix::fs::fsync(&claim);
             Ok(Claim::Ours(File::from(claim)))
         }
         Err(Errno::BUSY) => Ok(Claim::Held(Vec::new())),

@@ -134,8 +134,10 @@ impl World {
             *self.random.pick(&addresses)
         } else if first.checkpoint_sequence > 0 {
             self.marks.hit("checkpoint page rotted");
-            let number = self.random.below(3) as u32;
-            checkpoint::address(&first, first.checkpoint_sequence, number)
+            // Runs of slots may be in either area.
+            let layout = checkpoint::Layout::of(first.segment_count, first.segment_blocks());
+            let number = self.random.below(u64::from(layout.stream_page()) + 1) as u32;
+            checkpoint::address(&first, self.random.below(2), number)
         } else {
             return;
         };
@@ -255,6 +257,11 @@ impl World {
         writer: Writer,
     ) -> Result<(), Failure> {
         if !recovered.from_checkpoint {
+            // Where nothing rots and all is written, the checkpoint that is named is whole.
+            let whole = self.setup.rot == 0 && self.setup.cache_fault == 0;
+            if whole && superblock.checkpoint_sequence > 0 {
+                return Err(Failure("the checkpoint that is named cannot be used".into()));
+            }
             return Ok(());
         }
         self.marks.hit("opened from a checkpoint");

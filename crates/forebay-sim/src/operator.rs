@@ -42,7 +42,7 @@ impl World {
 
     /// A volume leaves the cache in mid-run: drained, then without a trace. Its backing device is the plain
     /// disk, and the others get its segments.
-    fn detach(&mut self, index: usize) -> Outcome {
+    pub fn detach(&mut self, index: usize) -> Outcome {
         let fails = self.volumes.iter().any(|volume| volume.device.failed);
         // What was lost is not to be forgotten.
         if self.cache_failed || fails || self.setup.rot > 0 {
@@ -128,7 +128,7 @@ impl World {
     }
 
     /// A volume joins the cache.
-    fn attach(&mut self, index: usize) -> Outcome {
+    pub fn attach(&mut self, index: usize) -> Outcome {
         self.marks.hit("volume attached in mid-run");
         let mut recorded =
             self.setup.superblock.volumes[index].clone().expect("the setup has every volume");

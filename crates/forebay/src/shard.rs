@@ -674,9 +674,9 @@ impl Shard {
         self.engine.zero_runs(volume, first, blocks, run);
     }
 
-    /// Makes everything durable and notes it in the superblock: a clean stop. Gives up after
-    /// `limit`, which is then no clean stop, and loses nothing either.
-    pub fn close(mut self, limit: Duration) -> Result<bool, OpenError> {
+    /// Lets what is under way end, the batch that is written back as well, and makes everything durable. Whether that
+    /// was done within `limit`; from then on no backing device is written to.
+    pub fn quiesce(&mut self, limit: Duration) -> Result<bool, OpenError> {
         let begun = Instant::now();
         self.engine.stop_writeback();
         self.engine.want_checkpoint();
@@ -691,6 +691,18 @@ impl Shard {
             let wait = Some(Duration::from_millis(100));
             self.turn(wait, &mut foreign).map_err(system("wait for the devices"))?;
         }
+        Ok(true)
+    }
+
+    /// Makes everything durable and notes it in the superblock: a clean stop. Gives up after
+    /// `limit`, which is then no clean stop, and loses nothing either.
+    pub fn close(mut self, limit: Duration) -> Result<bool, OpenError> {
+        Ok(self.quiesce(limit)? && self.finish()?)
+    }
+
+    /// Notes in the superblock that everything is durable: the end of a clean stop, after [`Shard::quiesce`].
+    pub fn finish(mut self) -> Result<bool, OpenError> {
+        debug_assert!(self.engine.is_quiet(), "what is under way would not be in the superblock");
         if self.engine.health() == forebay_core::engine::CacheHealth::Failed {
             return Ok(false);
         }

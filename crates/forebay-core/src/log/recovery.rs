@@ -37,7 +37,7 @@ mod source;
 
 pub use found::{Damage, Found, Recovered, RecoveredVolume};
 pub use redo::redo;
-pub use source::CacheReader;
+pub use source::{CacheReader, STRETCH_BLOCKS_MAX, Stretch};
 
 use crate::format::feature::AUTOCLEAR_KNOWN;
 use crate::format::record::Link;
@@ -163,6 +163,7 @@ fn recover_from<R: CacheReader>(
             segments: Segments::new(superblock.segment_count, blocks),
             segment_sequence: superblock.segment_sequence,
             volumes,
+            slot_runs: Vec::new(),
             damage: Vec::new(),
             from_checkpoint: false,
         },
@@ -187,6 +188,9 @@ fn recover_from<R: CacheReader>(
         recovery.found.volumes[index] = Some(recovery.end_volume(volume));
     }
     let Recovery { mut found, image, .. } = recovery;
+    if let Some(image) = &image {
+        found.slot_runs.clone_from(&image.slot_runs);
+    }
     found.segment_sequence += SEGMENT_SEQUENCE_GAP; // V5
     let order = image.iter().flat_map(|image| {
         // The order in which they come free after the checkpoint (checkpoint::T3).

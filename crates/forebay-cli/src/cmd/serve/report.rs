@@ -4,12 +4,13 @@
 use super::{Daemon, Served};
 use crate::args::mode_name;
 use crate::memory;
-use crate::status::{self, DeviceStatus, Status, VolumeStatus};
+use crate::status::{self, DeviceStatus, FillsRefused, Status, VolumeStatus};
 use forebay::io::{OperationKind, ReactorKind, Stats};
 use forebay::shard::{Shard, uuid_text, wall_now};
 use forebay_core::engine::{Acknowledge, CacheHealth};
 use forebay_core::format::superblock::Volume;
 use forebay_core::policy::writeback::Stage;
+use forebay_core::stats::{Refusal, Stats as Counters};
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 
 impl Daemon {
@@ -149,6 +150,16 @@ fn device_status(stats: &Stats) -> status::DeviceStatus {
     }
 }
 
+fn fills_refused(stats: &Counters) -> FillsRefused {
+    let of = |refusal: Refusal| stats.fills_refused[refusal as usize];
+    FillsRefused {
+        sequential: of(Refusal::Sequential),
+        first_touch: of(Refusal::FirstTouch),
+        no_room: of(Refusal::NoRoom),
+        raced: of(Refusal::Raced),
+    }
+}
+
 fn volume_status(
     shard: &Shard,
     index: VolumeIndex,
@@ -253,6 +264,12 @@ fn volume_status(
         flushes: stats.flushes,
         read_bytes: stats.read_blocks * BLOCK_BYTES,
         written_bytes: guest_bytes,
+        hit_blocks: stats.hit_blocks,
+        miss_blocks: stats.miss_blocks,
+        shared_blocks: stats.shared_blocks,
+        fill_blocks: stats.fill_blocks,
+        fill_hit_blocks: stats.fill_hit_blocks,
+        fills_refused: fills_refused(&stats),
         cache_bytes_written: cache_bytes,
         backing_bytes_written: written,
         cache_bytes_per_written_byte: ratio(cache_bytes, guest_bytes),

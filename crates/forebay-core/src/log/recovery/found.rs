@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What recovery found, and questions to it.
 
+use crate::format::checkpoint::Written;
 use crate::format::entry::Kind;
 use crate::format::superblock::Head;
 use crate::log::chain::Log;
@@ -76,6 +77,8 @@ pub struct Recovered {
     pub(crate) segments: Segments,
     pub(crate) segment_sequence: u64,
     pub(crate) volumes: Vec<Option<RecoveredVolume>>,
+    /// Where the checkpoint that was used has each run of slots; empty: none was used.
+    pub(crate) slot_runs: Vec<Written>,
     /// What was damaged.
     pub damage: Vec<Damage>,
     /// A checkpoint was used.
