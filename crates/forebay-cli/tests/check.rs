@@ -108,7 +108,7 @@ fn a_frozen_volume_is_named_at_every_start_and_holds_up_no_other() {
     for round in 0..3 {
         let done = place.run(&["check", &cache]);
         assert_eq!(done.code, 4, "{done:?}");
-        assert!(done.stdout.contains("v dirty blocks were lost that nobody can name"), "{done:?}");
+        assert!(done.stdout.contains("v: dirty blocks were lost that nobody can name"), "{done:?}");
         let daemon = place.serve(&["--cache", &cache]);
         let status = json(&place, &["status", "--json", "--control", &place.text("control")]);
         let states = status["volumes"].as_array().unwrap().iter().map(|it| it["state"].as_str());
