@@ -1,15 +1,14 @@
 # The guest's half of tests/vm-host/vhost.sh: disks of vhost-user under a file system, fio and discards, while the daemon
 # is killed on the host: `@kill` asks for it, `@sum` tells what a disk holds in the end.
 . ./lib.sh
+. ./device.sh
 . ./settings
 modprobe xfs
 disk() { # VOLUME: virtio-blk's serial is the volume's name
     local it
     for it in /sys/block/vd*; do [ "$(cat "$it/serial" 2>/dev/null)" != "$1" ] || echo "${it##*/}"; done
 }
-queue() { cat "/sys/block/$1/queue/$2"; }
 v=$(disk v) w=$(disk w)
-is() { [ "$1" = "$2" ] || { echo "'$1', not '$2'"; return 1; }; }
 check "both disks are there" test -b "/dev/$v" -a -b "/dev/$w" || finish
 check "a write cache" is "$(queue "$v" write_cache)" "write back"
 check "blocks of 512 and 4096" is "$(queue "$v" logical_block_size) $(queue "$w" logical_block_size) $(queue "$v" physical_block_size)" "512 4096 4096"
@@ -17,16 +16,9 @@ check "discards and zeroes" test "$(queue "$v" discard_max_bytes)" -gt 1000000 -
 check "two queues" is "$(ls "/sys/block/$v/mq" | wc -l)" 2
 check "mkfs.xfs" mkfs.xfs -q -f "/dev/$v" || finish
 check "mount" mount "/dev/$v" /mnt
-# Written and verified, again and again until the last kill is over.
-loop() { # NAME FILENAME BLOCK SIZE
-    until [ -e /run/enough ]; do
-        fio --name="$1" --filename="$2" --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bs="$3" --size="$4" \
-            --verify=crc32c --do_verify=1 --verify_fatal=1 --output-format=terse --terse-version=3 >>"/run/$1.out" 2>>"/run/$1.err" || return
-    done
-}
-loop v /mnt/fio 4k 16m &
+verify v /mnt/fio 16m 16 &
 first=$!
-loop w "/dev/$w" 16k 64m &
+verify w "/dev/$w" 64m 16 16k &
 second=$!
 for n in $(seq "$kills"); do
     sleep 4
@@ -39,15 +31,11 @@ for n in $(seq "$kills"); do
 done
 sleep 4
 touch /run/enough
-for name in v w; do
-    if [ $name = v ]; then wait $first; else wait $second; fi
-    status=$?
-    # Terse 3: field 5 is the error, 6 and 47 what was read and written in KiB, 15 and 56 the longest completions in microseconds.
-    result=$(awk -F';' 'NF > 100 {runs++; errors += $5; read += $6; written += $47; if ($15 > most) most = $15; if ($56 > most) most = $56}
-        END {printf "%d runs, %d errors, %d MiB written, %d MiB verified, longest stall %.1f s", runs, errors, written / 1024, read / 1024, most / 1e6}' /run/$name.out)
-    if [ $status = 0 ] && [ ! -s /run/$name.err ]; then pass "fio --verify on $name: $result (QEMU connects again after 1 s)"
-    else fail "fio --verify on $name: $status: $result: $(tr '\n' '|' </run/$name.err)"; fi
-done
+# QEMU connects again after 1 s.
+wait $first
+verified "$kills kills" v $?
+wait $second
+verified "$kills kills" w $?
 check "sync" sync -f /mnt/.
 check "fstrim" fstrim /mnt
 check "unmount" umount /mnt

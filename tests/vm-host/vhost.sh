@@ -61,7 +61,7 @@ export VM_QEMU_ARGS="-object memory-backend-memfd,id=mem,size=$memory,share=on -
 echo "kills=$kills" >"$work/settings"
 done_kills=0
 exec 3< <(VM_TIMEOUT=${VM_TIMEOUT:-$((420 + kills * 30))} exec timeout -k 10 3600 \
-    scripts/vm run tests/vm-host/vhost-guest.sh tests/vm/lib.sh "$work/settings")
+    scripts/vm run tests/vm-host/vhost-guest.sh tests/vm/{lib,device}.sh "$work/settings")
 guest=$!
 while read -r line <&3; do
     case $line in

@@ -1,6 +1,7 @@
 # The daemon is killed under a mounted file system on the kernel's NBD client, and the device is connected again: I/O in
 # flight waits and completes, and nothing is wrong. (By a netlink client of the test's own, with two connections and a time limit; nbd_attach.sh is forebay's own.)
 . ./lib.sh
+. ./device.sh
 modprobe nbd
 modprobe xfs
 kills=3
@@ -12,13 +13,7 @@ go || fail "serve"
 check "connect" netlink connect
 check "mkfs.xfs" mkfs.xfs -q -f -d size=1g /dev/nbd0
 check "mount" mount /dev/nbd0 /mnt
-# Written and verified, again and again until the last kill is over.
-(
-    until [ -e /run/enough ]; do
-        fio --name=v --filename=/mnt/fio --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bs=4k --size=16m \
-            --verify=crc32c --do_verify=1 --verify_fatal=1 --output-format=terse --terse-version=3 >>/run/fio.out 2>>/run/fio.err || exit
-    done
-) &
+verify file /mnt/fio 16m 16 &
 work=$!
 for n in $(seq $kills); do
     sleep 4
@@ -29,12 +24,7 @@ done
 sleep 4
 touch /run/enough
 wait $work
-status=$?
-# Terse 3: field 5 is the error, 6 and 47 what was read and written in KiB, 15 and 56 the longest completions in microseconds.
-result=$(awk -F';' 'NF > 100 {runs++; errors += $5; read += $6; written += $47; if ($15 > most) most = $15; if ($56 > most) most = $56}
-    END {printf "%d runs, %d errors, %d MiB written, %d MiB verified, longest stall %.1f s", runs, errors, written / 1024, read / 1024, most / 1e6}' /run/fio.out)
-if [ $status = 0 ] && [ ! -s /run/fio.err ]; then pass "fio --verify: $result (requests in flight wait for their time limit of 2 s)"
-else fail "fio --verify: $status: $result: $(tr '\n' '|' </run/fio.err)"; fi
+verified "$kills kills (requests in flight wait for their time limit of 2 s)" file $?
 fill /mnt/. /run/sums
 check "sync" sync -f /mnt/.
 check "unmount" umount /mnt

@@ -22,6 +22,7 @@ rests_on() { # MOUNT-POINT
     done
 }
 on_volumes() { rests_on "$1" | grep -qxE "$2" || { echo "$1 rests on $(rests_on "$1")"; return 1; }; }
+mounted() { mountpoint -q /srv/xfs && mountpoint -q /srv/lvm && mountpoint -q /srv/btrfs; }
 all_mounted() {
     check "$1: XFS is mounted from its volume" on_volumes /srv/xfs xfs
     check "$1: LVM is mounted from its volume" on_volumes /srv/lvm lvm
@@ -78,16 +79,20 @@ END
     check "the unit is active, and says what it serves" bash -c "systemctl status forebay@data | tee /dev/stderr | grep 'serves xfs, lvm, b1, b2'"
     check "names in /dev/forebay" wait_for 20 test -b /dev/forebay/xfs -a -b /dev/forebay/lvm -a -b /dev/forebay/b1 -a -b /dev/forebay/b2 || finish
     check "mkfs.xfs" mkfs.xfs -q /dev/forebay/xfs
-    check "LVM" bash -c "pvcreate -q /dev/forebay/lvm && vgcreate -q vg /dev/forebay/lvm && lvcreate -q -n lv -l 100%FREE vg && mkfs.ext4 -q /dev/vg/lv"
+    check "LVM" bash -c "pvcreate -q /dev/forebay/lvm && vgcreate -q vg /dev/forebay/lvm && lvcreate -q -n lv -l 100%FREE vg && udevadm settle && mkfs.ext4 -q /dev/vg/lv"
     check "mkfs.btrfs over two volumes" mkfs.btrfs -q -d raid0 -m raid1 /dev/forebay/b1 /dev/forebay/b2
+    # While udev looks at a device it does not notice that another writes to it.
     udevadm settle
+    udevadm trigger --settle --subsystem-match=block
     # Of the package lvm2: at shutdown it takes volume groups apart.
     systemctl enable -q --now blk-availability
     mkdir -p /srv/{xfs,lvm,btrfs}
+    # An emulated machine takes its time.
+    late=nofail,x-systemd.device-timeout=200
     cat >/etc/fstab <<END
-UUID=$(blkid -s UUID -o value /dev/forebay/xfs) /srv/xfs xfs x-systemd.requires=forebay@data.service,nofail 0 2
-UUID=$(blkid -s UUID -o value /dev/vg/lv) /srv/lvm ext4 nofail 0 2
-UUID=$(blkid -s UUID -o value /dev/forebay/b1) /srv/btrfs btrfs nofail 0 0
+UUID=$(blkid -s UUID -o value /dev/forebay/xfs) /srv/xfs xfs x-systemd.requires=forebay@data.service,$late 0 2
+UUID=$(blkid -s UUID -o value /dev/vg/lv) /srv/lvm ext4 $late 0 2
+UUID=$(blkid -s UUID -o value /dev/forebay/b1) /srv/btrfs btrfs $late 0 0
 END
     systemctl daemon-reload
     check "mount by fstab" systemctl start srv-xfs.mount srv-lvm.mount srv-btrfs.mount || { journalctl -b -o cat --no-pager | tail -n 40; finish; }
@@ -104,13 +109,13 @@ END
     check "stopped" bash -c "! systemctl is-active forebay@data"
     sed -i 's|^\(backing.*\)|\1\nmode = "write-back"|' /etc/forebay/data.toml
     check "started again" systemctl start forebay@data
-    check "mounted again" wait_for 60 systemctl start srv-xfs.mount srv-lvm.mount srv-btrfs.mount
+    check "mounted again" wait_for 240 systemctl start srv-xfs.mount srv-lvm.mount srv-btrfs.mount
     load
     finish
     ;;
 2)
-    check "back without a hand: the service is active" systemctl is-active forebay@data
-    check "back without a hand: everything is mounted" wait_for 60 mountpoint -q /srv/btrfs
+    check "back without a hand: the service is active" wait_for 240 systemctl is-active forebay@data
+    check "back without a hand: everything is mounted" wait_for 240 mounted
     all_mounted "after a shutdown under load"
     check "shutdown under load: the cache was closed" bash -c '! journalctl -b -o cat -u forebay@data | grep "not a clean one"'
     check "shutdown under load: XFS has no log to replay" bash -c 'journalctl -k -b -o cat | grep "Ending clean mount" && ! journalctl -k -b -o cat | grep -i "Starting recovery"'
@@ -119,12 +124,13 @@ END
     for it in xfs lvm btrfs; do rm -rf "/srv/$it/synced"; mkdir "/srv/$it/synced"; fill "/srv/$it/synced" "/var/tmp/sums-$it"; sync -f "/srv/$it/."; done
     load
     sync -f /var/tmp
+    for it in xfs lvm btrfs; do dd if=/dev/urandom of="/srv/$it/fresh" bs=1M count=4 conv=fsync status=none; done
     for it in xfs lvm b1 b2; do check "dirty data at the power cut: $it" test "$(dirty $it)" -gt 100; done
     cut_power
     ;;
 3)
-    check "after a power cut: the service is active" wait_for 60 systemctl is-active forebay@data
-    check "after a power cut: everything is mounted" wait_for 60 bash -c 'mountpoint -q /srv/btrfs && mountpoint -q /srv/lvm && mountpoint -q /srv/xfs'
+    check "after a power cut: the service is active" wait_for 240 systemctl is-active forebay@data
+    check "after a power cut: everything is mounted" wait_for 240 mounted
     all_mounted "after a power cut"
     check "after a power cut: the cache was recovered" bash -c 'journalctl -b -o cat -u forebay@data | grep "not a clean one"'
     intact_all "after a power cut"
@@ -135,7 +141,7 @@ END
 4)
     check "without its cache: the machine comes up" systemctl is-active multi-user.target
     # Until systemd waits for none of them any more.
-    wait_for 150 bash -c '! systemctl list-jobs --no-legend | grep -E "srv|by.x2duuid"'
+    wait_for 280 bash -c '! systemctl list-jobs --no-legend | grep -E "srv|by.x2duuid"'
     for it in xfs lvm btrfs; do check "without its cache: $it is not mounted" bash -c "! mountpoint -q /srv/$it"; done
     check "without its cache: the log names what is missing" bash -c "journalctl -b -o cat -u forebay@data | tee /dev/stderr | grep -E 'UUID=[-0-9a-f]*: the cache device is not there'"
     check "without its cache: no old state can be mounted by hand" bash -c "! mount ${P4}1 /mnt 2>&1 && ! mount /srv/xfs && ! mountpoint /srv/xfs"

@@ -17,8 +17,9 @@ over() {
     fill /mnt /run/sums
     check "$what: sync" sync -f /mnt/.
     kill_daemon
-    timeout 60 umount /mnt || umount -l /mnt
     go || { fail "$what: serve after kill -9"; return; }
+    check "$what: what is mounted goes on after kill -9" intact /mnt /run/sums
+    check "$what: unmount after kill -9" timeout 60 umount /mnt
     loop=$(device o o)
     check "$what: mount after kill -9" mount "$loop" /mnt || return
     check "$what: everything is there" intact /mnt /run/sums

@@ -118,6 +118,16 @@ pub struct VolumeStatus {
     pub flushes: u64,
     pub read_bytes: u64,
     pub written_bytes: u64,
+    /// Blocks that reads found in the log, that they had to read from the backing device, and of these the
+    /// ones that another request was reading already.
+    pub hit_blocks: u64,
+    pub miss_blocks: u64,
+    pub shared_blocks: u64,
+    /// Blocks copied into the log because they were read, and reads of such copies and of second chances.
+    pub fill_blocks: u64,
+    pub fill_hit_blocks: u64,
+    /// Missed blocks that were not copied, by reason.
+    pub fills_refused: FillsRefused,
     pub cache_bytes_written: u64,
     pub backing_bytes_written: u64,
     /// The same for each byte that guests wrote.
@@ -136,6 +146,15 @@ pub struct VolumeStatus {
     /// Where they come in.
     pub vhost_user_sockets: Vec<String>,
     pub device: DeviceStatus,
+}
+
+/// Why blocks that were missed were not copied into the log.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct FillsRefused {
+    pub sequential: u64,
+    pub first_touch: u64,
+    pub no_room: u64,
+    pub raced: u64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -220,6 +239,14 @@ impl VolumeStatus {
             "  reads {} ({hits}), writes {}, flushes {}{without}",
             self.reads, self.writes, self.flushes
         );
+        if self.miss_blocks > 0 {
+            let FillsRefused { sequential, first_touch, no_room, raced } = self.fills_refused;
+            println!(
+                "  missed blocks {}: {} copied into the cache; not: {sequential} in long runs, {first_touch} for \
+                 the first time, {no_room} without room, {raced} while they changed",
+                self.miss_blocks, self.fill_blocks
+            );
+        }
         println!(
             "  latency p50/p99 µs: read {:.0}/{:.0}, write {:.0}/{:.0}; backing read {:.0}/{:.0}, \
              write {:.0}/{:.0}",

@@ -8,7 +8,7 @@ mod support;
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use support::{Daemon, Scratch};
+use support::{Daemon, Scratch, wait_for};
 
 const MIB: u64 = 1 << 20;
 
@@ -96,5 +96,35 @@ fn lose_dirty_starts_empty_from_the_backing_device() {
     // What was given up does not come back.
     let daemon = scratch.serve::<&str>(&[]);
     assert_eq!(scratch.connect("v").read(MIB, 8192).unwrap(), [0; 8192]);
+    daemon.stop("TERM");
+}
+
+/// What the batch under way writes while the daemon stops is its own doing, and known as that: the fingerprint of the
+/// backing device was once taken before the batch had ended, and the next start then refused the volume.
+#[test]
+fn a_stop_in_the_middle_of_a_batch_knows_its_backing_device_again() {
+    const PIECE: usize = 64 << 10;
+    let scratch = Scratch::new("changed-batch");
+    scratch.format("64M");
+    let disk = scratch.file("disk", 64 * MIB);
+    let volume = format!("v=sim+hdd:{}?model=7200.12&write_cache=off", disk.display());
+    let daemon = scratch.serve(&["--volume", &volume]);
+    let mut client = scratch.connect("v");
+    // The end of the disk, which the fingerprint has, is written last; what begins a batch is a quarter of the cache. The
+    // rest stays dirty.
+    client.write(64 * MIB - PIECE as u64, &[8; PIECE], false).unwrap();
+    for at in 0..320 {
+        client.write(at * 3 * PIECE as u64, &[7; PIECE], false).unwrap();
+    }
+    drop(client);
+    wait_for("a batch", || scratch.status()["volumes"][0]["writeback"] == "writing");
+    let said = daemon.stop("TERM");
+    assert!(said.contains(" not yet on "), "{said}");
+    let mut bytes = vec![0; PIECE];
+    let file = std::fs::File::open(&disk).unwrap();
+    file.read_exact_at(&mut bytes, 64 * MIB - PIECE as u64).unwrap();
+    assert!(bytes == [8; PIECE], "the batch was not written to its end");
+    let daemon = scratch.serve::<&str>(&[]);
+    assert_eq!(scratch.connect("v").read(319 * 3 * PIECE as u64, 4096).unwrap(), [7; 4096]);
     daemon.stop("TERM");
 }

@@ -85,6 +85,43 @@ fn a_rotten_header_is_told_with_the_blocks_it_held() {
     assert!(done.stdout.contains("dirty [V1] v LBA 5 + 1, byte 20480"), "{done:?}");
 }
 
+/// Two headers in a row: nobody can say what the first of them held. A clean stop and another start must not
+/// make that forgotten.
+#[test]
+fn a_frozen_volume_is_named_at_every_start_and_holds_up_no_other() {
+    let place = Place::new("frozen");
+    let cache = place.cache();
+    let volumes = ["v", "w"].map(|name| format!("{name}={}", place.file(name, 8 << 20)));
+    let daemon =
+        place.serve(&["--cache", &cache, "--volume", &volumes[0], "--volume", &volumes[1]]);
+    for lba in [3, 5, 7, 9] {
+        daemon.client("v").write(lba * 4096, &[lba as u8; 4096], true).unwrap();
+    }
+    // So much that what a killed process leaves in memory is of later segments.
+    daemon.client("v").write(1 << 20, &[1; 1 << 20], true).unwrap();
+    daemon.kill();
+    for lba in ["5", "7"] {
+        let records = json(&place, &["inspect", &cache, "entries", "--json", "--lba", lba]);
+        let address = records[0]["address"].as_u64().unwrap();
+        patch(&cache, address + 100, |bytes| bytes[0] ^= 1, 1);
+    }
+    for round in 0..3 {
+        let done = place.run(&["check", &cache]);
+        assert_eq!(done.code, 4, "{done:?}");
+        assert!(done.stdout.contains("v dirty blocks were lost that nobody can name"), "{done:?}");
+        let daemon = place.serve(&["--cache", &cache]);
+        let status = json(&place, &["status", "--json", "--control", &place.text("control")]);
+        let states = status["volumes"].as_array().unwrap().iter().map(|it| it["state"].as_str());
+        assert_eq!(states.collect::<Vec<_>>(), [Some("frozen"), Some("serving")], "{round}");
+        daemon.client("w").write(0, &[round; 4096], true).unwrap();
+        assert_eq!(daemon.client("w").read(0, 4096).unwrap(), [round; 4096]);
+        assert!(daemon.stop(&place).contains("v: is frozen: dirty data is lost"));
+    }
+    place.run(&["drain", "--cache", &cache]).refused(1, "v: cannot be drained while it is frozen");
+    place.run(&["forget", "--cache", &cache, "v"]).refused(1, "--lose-dirty");
+    place.run(&["format", &cache, "--force"]).refused(1, "lose-dirty");
+}
+
 #[test]
 fn every_part_is_shown_with_the_names_of_the_manual() {
     let place = Place::new("inspect");

@@ -13,11 +13,15 @@ use crate::limits::{REQUEST_BLOCKS_MAX, REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, VOLU
 use crate::log::checkpoint::Checkpointer;
 use crate::log::recovery::Recovered;
 use crate::log::segment::Segments;
+use crate::log::tickets::Tickets;
 use crate::map::index::Index;
 use crate::map::slots::Slots;
 use crate::mutant::Mutants;
+use crate::op::miss::{SHARED_MAX, Shared};
 use crate::payload::Payload;
+use crate::policy::history::History;
 use crate::policy::lane::{LANE_COUNT, Lane};
+use crate::policy::streams::Streams;
 use crate::request::{Op, Request, RequestError};
 use crate::slab::Slab;
 use crate::units::{BLOCK_BYTES, BufferId, Lba, SegmentId, Sequence, Tick, VolumeIndex};
@@ -64,6 +68,9 @@ pub struct Config {
     pub checkpoint_frames: u32,
     /// Extents one volume may hold.
     pub extent_count_max: u32,
+    /// What guests read is copied into the log unless it belongs to a run of more blocks than this; 0:
+    /// nothing is.
+    pub fill_run_max: u32,
     /// Wait after a fault of a backing device before its batch is tried again, in nanoseconds.
     pub retry_after: u64,
     /// With so few free segments, or fewer, a log's marks go into the superblock instead of a new
@@ -88,6 +95,7 @@ impl Default for Config {
             dirty_percent: 25,
             checkpoint_frames: 32,
             extent_count_max: 16 << 10,
+            fill_run_max: 256,
             retry_after: 1_000_000_000,
             free_segments_kept: 0,
             mutants: Mutants::default(),
@@ -124,6 +132,7 @@ pub(crate) enum Pending {
     Record { volume: VolumeIndex, segment: SegmentId },
     CacheFlush,
     Read(crate::op::read::Piece),
+    Miss(crate::op::miss::Miss),
     Writeback(crate::policy::writeback::Work),
     Around { request: u32 },
     AroundFlush { volume: VolumeIndex },
@@ -156,6 +165,13 @@ pub struct Engine {
     pub(crate) slots: Slots,
     pub(crate) segments: Segments,
     pub(crate) segment_sequence: u64,
+    /// Segments that will be in the pool when the tails of their logs are durable.
+    pub(crate) retired: u32,
+    pub(crate) tickets: Tickets,
+    /// Reads of backing devices that others may wait for.
+    pub(crate) shared: Vec<Shared>,
+    pub(crate) history: History,
+    pub(crate) streams: Streams,
     pub(crate) buffers: Vec<BufferId>,
     pub(crate) volumes: Vec<Option<Box<Volume>>>,
     /// Above the highest place in use.
@@ -215,6 +231,11 @@ impl Engine {
             slots: recovered.slots,
             segments: recovered.segments,
             segment_sequence: recovered.segment_sequence,
+            retired: 0,
+            tickets: Tickets::new(),
+            shared: Vec::with_capacity(SHARED_MAX),
+            history: History::new(crate::log::image::slot_count(superblock)),
+            streams: Streams::default(),
             buffers: (0..config.buffer_count).rev().map(BufferId).collect(),
             volumes,
             volume_end: 0,
@@ -342,6 +363,7 @@ impl Engine {
             }
             Pending::CacheFlush => self.cache_flushed(result),
             Pending::Read(piece) => self.read_complete(piece, result, payload),
+            Pending::Miss(miss) => self.miss_complete(token, miss, result, payload),
             Pending::Writeback(work) => self.writeback_complete(work, result, payload),
             Pending::Around { request } => self.around_complete(request, result),
             Pending::AroundFlush { volume } => self.around_flushed(volume, result),

@@ -11,9 +11,13 @@ use crate::limits::{REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
 use crate::log::checkpoint::Checkpointer;
 use crate::log::reclaim::CHANCE_COUNT_MAX;
 use crate::log::segment::Segments;
+use crate::log::tickets::Tickets;
 use crate::map::index::Index;
 use crate::map::slots::Slots;
+use crate::op::miss::{SHARED_MAX, Shared};
+use crate::policy::history::History;
 use crate::policy::lane::Lane;
+use crate::policy::streams::Streams;
 use crate::slab::Slab;
 use crate::units::BLOCK_BYTES;
 use crate::volume::Volume;
@@ -38,7 +42,7 @@ impl Engine {
         segment_blocks: u16,
         volume_count: usize,
         config: &Config,
-    ) -> [(&'static str, u64); 9] {
+    ) -> [(&'static str, u64); 10] {
         let slots = u64::from(segment_count) * u64::from(segment_blocks);
         let volumes = volume_count as u64;
         let requests = Slab::<Active>::memory_bytes(REQUEST_COUNT_MAX)
@@ -46,11 +50,15 @@ impl Engine {
             + (2 * TOKEN_COUNT_MAX * size_of::<Effect>()) as u64
             + (VOLUME_COUNT_MAX * size_of::<usize>()) as u64
             + u64::from(config.buffer_count) * 2
-            + (CHANCE_COUNT_MAX * size_of::<u32>()) as u64;
+            + (CHANCE_COUNT_MAX * size_of::<u32>()) as u64
+            + (SHARED_MAX * size_of::<Shared>()) as u64
+            + Tickets::memory_bytes()
+            + Streams::memory_bytes();
         [
             ("index", Index::memory_bytes(slots)),
             ("slots and checksums", Slots::memory_bytes(slots)),
             ("segments", Segments::memory_bytes(segment_count)),
+            ("history of misses", History::memory_bytes(slots)),
             ("volumes", volumes * Volume::memory_bytes(config)),
             ("write-back window", u64::from(window_frames(config)) * BLOCK_BYTES),
             ("batches", Lane::memory_bytes(config)),
@@ -65,18 +73,22 @@ impl Engine {
 
     /// What it holds now of the parts that are its own, by the same names: a list that grew would
     /// show here (M1).
-    pub fn memory_held(&self) -> [(&'static str, u64); 7] {
+    pub fn memory_held(&self) -> [(&'static str, u64); 8] {
         let volumes = self.volumes.iter().flatten();
         let requests = self.requests.held_bytes()
             + self.tokens.held_bytes()
             + queue_bytes(&self.effects)
             + vec_bytes(&self.volumes)
             + vec_bytes(&self.buffers)
-            + vec_bytes(&self.chance_frames);
+            + vec_bytes(&self.chance_frames)
+            + vec_bytes(&self.shared)
+            + Tickets::memory_bytes()
+            + Streams::memory_bytes();
         [
             ("index", self.index.held_bytes()),
             ("slots and checksums", self.slots.held_bytes()),
             ("segments", self.segments.held_bytes()),
+            ("history of misses", self.history.held_bytes()),
             ("volumes", volumes.map(|volume| volume.held_bytes()).sum()),
             ("batches", self.lanes.iter().map(Lane::held_bytes).sum()),
             ("checkpoint stream", self.checkpoint.held_bytes()),

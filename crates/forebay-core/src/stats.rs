@@ -1,6 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Counters of a volume, by name; `blocks` are of 4,096 bytes.
 
+/// Why a block that was missed was not copied into the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It belongs to a long run.
+    Sequential,
+    /// It was not missed before, or long ago.
+    FirstTouch,
+    /// What there is is kept for writes, or the cache device has failed.
+    NoRoom,
+    /// It was written meanwhile, or the backing device may still lose what it has of it.
+    Raced,
+}
+
+impl Refusal {
+    /// All reasons, in the order of [`Stats::fills_refused`].
+    pub const ALL: [Refusal; 4] =
+        [Refusal::Sequential, Refusal::FirstTouch, Refusal::NoRoom, Refusal::Raced];
+}
+
 /// What happened on a volume since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -18,6 +37,16 @@ pub struct Stats {
     pub hit_blocks: u64,
     /// Of these, answered as zeros without any device.
     pub zero_blocks: u64,
+    /// Of these, read from the backing device.
+    pub miss_blocks: u64,
+    /// Of those, read from it for another request.
+    pub shared_blocks: u64,
+    /// Blocks copied into the log because guests read them.
+    pub fill_blocks: u64,
+    /// Blocks answered from such copies.
+    pub fill_hit_blocks: u64,
+    /// Blocks that guests missed and that were not copied, by [`Refusal`].
+    pub fills_refused: [u64; Refusal::ALL.len()],
     /// Blocks the guest wrote with data in them, or around the log.
     pub written_blocks: u64,
     /// Blocks the guest wrote that were all zeros.

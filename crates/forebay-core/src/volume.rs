@@ -6,8 +6,8 @@ use crate::format::entry::Kind;
 use crate::format::superblock::{self, Mode};
 use crate::limits::REQUEST_COUNT_MAX;
 use crate::log::chain::{InFlight, Log, RECORDS_IN_FLIGHT_MAX};
-use crate::log::reclaim::CHANCE_COUNT_MAX;
 use crate::log::recovery::RecoveredVolume;
+use crate::log::tickets::Ticket;
 use crate::log::times::Times;
 use crate::map::extent::{ExtentMap, Position, lost_room};
 use crate::memory::{queue_bytes, vec_bytes};
@@ -89,12 +89,16 @@ pub struct Volume {
     /// A flush that should have covered such writes failed: none is answered well any more.
     pub(crate) around_lost: bool,
     pub(crate) around_flushing: bool,
+    /// What changed since then may still be lost by the backing device (T3 of `log::tickets`).
+    pub(crate) around_flushed: Ticket,
+    /// The same as soon as the flush under way has ended well.
+    pub(crate) around_flush_begun: Ticket,
     pub(crate) around_waiters: VecDeque<u32>,
     pub(crate) writeback: Writeback,
     pub(crate) parked: Parked,
     pub(crate) slices: Slices,
-    /// Tickets of the second chances under way.
-    pub(crate) chances: Vec<(Lba, bool)>,
+    /// Second chances under way.
+    pub(crate) chances: u32,
     /// Ordinal of the segment whose second chances were given last.
     pub(crate) chanced: crate::units::Ordinal,
     pub(crate) stats: Stats,
@@ -138,11 +142,13 @@ impl Volume {
             around_under_way: 0,
             around_lost: false,
             around_flushing: false,
+            around_flushed: Ticket::VOID,
+            around_flush_begun: Ticket::VOID,
             around_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             writeback: Writeback::new(found.cursor, now),
             parked: Parked::new(segment_blocks),
             slices: Slices::new(now),
-            chances: Vec::with_capacity(CHANCE_COUNT_MAX),
+            chances: 0,
             chanced: crate::units::Ordinal(0),
             stats: Stats { repaired_blocks: 0, lost_blocks: found.lost_blocks, ..Stats::default() },
         }
@@ -151,8 +157,10 @@ impl Volume {
 
     fn with_room(mut self, config: &Config) -> Volume {
         let room = config.extent_count_max as usize;
-        self.extents.make_lost_room();
-        self.pending_extents.reserve(room.saturating_sub(self.pending_extents.len()));
+        self.extents = self.extents.refit(room);
+        // Recovery may have taken more.
+        self.pending_extents.shrink_to(room);
+        self.pending_extents.reserve_exact(room.saturating_sub(self.pending_extents.len()));
         self
     }
 
@@ -164,7 +172,6 @@ impl Volume {
             + (LOCK_COUNT_MAX * size_of::<Lock>()) as u64
             + Slices::memory_bytes()
             + (RECORDS_IN_FLIGHT_MAX * size_of::<InFlight>()) as u64
-            + (CHANCE_COUNT_MAX * size_of::<(Lba, bool)>()) as u64
             + Times::memory_bytes()
             + Parked::memory_bytes()
             + (size_of::<Volume>() + BLOCK_SIZE) as u64
@@ -180,7 +187,6 @@ impl Volume {
             + queue_bytes(&self.writes)
             + queue_bytes(&self.around_waiters)
             + vec_bytes(&self.locks)
-            + vec_bytes(&self.chances)
             + queue_bytes(&self.log.in_flight)
             + self.log.times.held_bytes()
             + self.parked.held_bytes()

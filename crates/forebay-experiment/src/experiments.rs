@@ -3,6 +3,7 @@
 
 pub mod drained;
 pub mod fair;
+pub mod misses;
 pub mod records;
 
 use crate::machine::Setup;

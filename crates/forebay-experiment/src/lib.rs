@@ -11,8 +11,11 @@
 //! program itself costs: `bench/`; here all computing is free.
 #![forbid(unsafe_code)]
 
+pub mod caches;
 pub mod experiments;
+pub mod instant;
 pub mod load;
 pub mod machine;
 pub mod random;
 pub mod tally;
+pub mod workload;

@@ -27,7 +27,7 @@ pub const REQUEST_BYTES: u64 = 1 << 20;
 const NAMING: u64 = 1 << 40;
 
 /// Memory that holds nothing: every block has the same checksum, and none is zeros.
-struct Nothing;
+pub(crate) struct Nothing;
 
 impl Payload for Nothing {
     fn ingest(&mut self, _: u32, _: u64, _: BufferId, _: u16) -> Ingested {
@@ -52,7 +52,7 @@ impl Payload for Nothing {
 }
 
 /// A new cache: nothing but zeros behind its superblock.
-struct Zeros;
+pub(crate) struct Zeros;
 
 impl CacheReader for Zeros {
     fn read(&mut self, _: u64, bytes: &mut [u8]) -> Result<(), Fault> {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Prints tables: `forebay-experiment [drained|fair|records]...`, all without a name.
+//! Prints tables: `forebay-experiment [drained|fair|misses|records]...`, all without a name.
 
 use forebay_disk::model::{BARRACUDA_7200_12, ST3500641AS};
-use forebay_experiment::experiments::{drained, fair, records};
+use forebay_experiment::experiments::{drained, fair, misses, records};
 use std::process::ExitCode;
 
-const NAMES: [&str; 3] = ["drained", "fair", "records"];
+const NAMES: [&str; 4] = ["drained", "fair", "misses", "records"];
 
 fn main() -> ExitCode {
     let mut wanted: Vec<String> = std::env::args().skip(1).collect();
@@ -20,6 +20,12 @@ fn main() -> ExitCode {
         match name.as_str() {
             "drained" => print_drained(),
             "fair" => print_fair(),
+            "misses" => {
+                if let Err(error) = print_misses() {
+                    eprintln!("{error}");
+                    return ExitCode::FAILURE;
+                }
+            }
             _ => print_records(),
         }
         println!();
@@ -84,6 +90,38 @@ fn print_fair() {
             );
         }
     }
+}
+
+fn print_misses() -> Result<(), String> {
+    println!(
+        "blocks that reads find on the backing device only, of all that they read; as many blocks for each"
+    );
+    println!(
+        "{:34} {:>4} {:>7} {:>7} {:>7} {:>7} {:>8} {:>9} {:>12} {:>11}",
+        "workload",
+        "size",
+        "blocks",
+        "LRU",
+        "FIFO",
+        "S3-FIFO",
+        "forebay",
+        "over LRU",
+        "written/miss",
+        "copied/miss"
+    );
+    for row in misses::table()? {
+        let [lru, fifo, s3, forebay] = row.misses;
+        println!(
+            "{:34} {:3}% {:7} {lru:7.4} {fifo:7.4} {s3:7.4} {forebay:8.4} {:9.3} {:12.2} {:11.2}",
+            row.workload,
+            row.percent,
+            row.blocks,
+            row.over_lru(),
+            row.written,
+            row.copied
+        );
+    }
+    Ok(())
 }
 
 fn print_records() {

@@ -2,7 +2,7 @@
 //! Every short history, every point at which the machine can stop in it, everything it can leave.
 //!
 //! A history is a sequence of *steps*: a write, a FUA write, a write-zeroes or a discard of one of
-//! three blocks or of a pair, a flush, a batch of write-back, a checkpoint. One guest takes them one after
+//! three blocks or of a pair, a read of that pair (which copies into the log what is not there), a flush, a batch of write-back, a checkpoint. One guest takes them one after
 //! another on a small cache. The machine stops after each thing that happens in the last step
 //! (what happens in the steps before it is the last step of a shorter history): the process alone,
 //! between its calls or at each of its stores, or the power. Of the device writes that were not
@@ -63,7 +63,8 @@ pub fn steps() -> Vec<Step> {
         .into_iter()
         .flat_map(|op| places.map(|(first, blocks)| Step::Ask(op, first, blocks)))
         .collect();
-    steps.extend([Step::Ask(Op::Flush, 0, 0), Step::WriteBack, Step::Checkpoint]);
+    let read = Step::Ask(Op::Read, 0, 2);
+    steps.extend([read, Step::Ask(Op::Flush, 0, 0), Step::WriteBack, Step::Checkpoint]);
     steps
 }
 
@@ -272,6 +273,7 @@ pub fn setup(scope: Scope) -> Setup {
         checkpoint_frames: 32,
         dirty_percent: 100,
         extent_count_max: 24,
+        fill_run_max: 4,
         retry_after: AGE,
         free_segments_kept: 0,
         mutants: scope.mutants,
@@ -290,6 +292,8 @@ pub fn setup(scope: Scope) -> Setup {
         zeros: 0,
         hot: 0,
         overwritten: 0,
+        reread: 0,
+        chased: 0,
         size: 1,
         pause: 0,
         rot: 0,

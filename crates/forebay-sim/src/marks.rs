@@ -4,7 +4,16 @@
 use std::collections::BTreeMap;
 
 /// What a run of many seeds must have come past.
-pub const EXPECTED: [&str; 84] = [
+pub const EXPECTED: [&str; 94] = [
+    "fill placed",
+    "fill read",
+    "fill refused: first touch",
+    "fill refused: no room",
+    "fill refused: raced",
+    "fill refused: sequential",
+    "miss shared",
+    "raced with what is in the log",
+    "raced with what is not in the log any more",
     "foreground waited its turn",
     "block of the log written by a guest",
     "block torn between sectors",
@@ -43,6 +52,7 @@ pub const EXPECTED: [&str; 84] = [
     "slow backing device",
     "slow cache device",
     "volume attached in mid-run",
+    "volume detached in mid-run",
     "volume forgotten",
     "volume's data forgotten",
     "around the log",

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 42] = [
+pub const ALL: [Mutant; 46] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -35,6 +35,10 @@ pub const ALL: [Mutant; 42] = [
     Mutant::ExtentAlwaysWins,
     Mutant::DataAlwaysWins,
     Mutant::TicketIgnored,
+    Mutant::FillTicketIgnored,
+    Mutant::FillUnflushed,
+    Mutant::TicketWhileLocked,
+    Mutant::SharedStale,
     Mutant::EdgeNotLocked,
     Mutant::IndexNotUpdated,
     Mutant::ZeroBlockDropped,

@@ -6,6 +6,7 @@
 //! next opening goes to one copy, flush, the other, flush; only then does an engine run.
 
 use crate::block::Block;
+use crate::checkers::memory_is_bounded::Bound;
 use crate::checkers::{checkpoint_is_derived, recovery_is_repeatable};
 use crate::device::Piece;
 use crate::fate::Fate;
@@ -165,7 +166,14 @@ impl World {
                 Damage::Clean { .. } => "rot clean",
             });
         }
-        let config = self.setup.config;
+        let mut config = self.setup.config;
+        let room = recovered.extents_fitting(config.extent_count_max);
+        if room > config.extent_count_max {
+            // As `serve` does: that much is told, then taken.
+            self.marks.hit("more room for extents");
+            config.extent_count_max = room;
+        }
+        self.bound = Bound::new(&self.superblock, self.volumes.len(), &config);
         self.memory.restart(window_frames(&config));
         let engine = Engine::new(&self.superblock, recovered, config, Tick(self.now));
         for index in 0..self.volumes.len() {

@@ -13,7 +13,7 @@ use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 
 /// Simulated nanoseconds that any wait may take while the devices work.
-const WAIT_MAX: u64 = 600_000_000_000;
+pub(crate) const WAIT_MAX: u64 = 600_000_000_000;
 
 /// Crashes of every run, at least.
 pub const CRASHES_MIN: u64 = 3;
@@ -59,6 +59,8 @@ impl Report {
             ("volumes", self.volumes >= 2),
             ("a small cache", self.segments <= 32),
             ("laps of the log", laps >= LAPS_MIN),
+            ("fills", count("fill placed") > 0),
+            ("reads of fills", count("fill read") > 0),
             ("overwritten blocks", overwritten >= count("dirty block") * OVERWRITTEN_MIN),
         ];
         wanted.into_iter().filter(|(_, there)| !there).map(|(name, _)| name).collect()
@@ -143,7 +145,22 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
 /// Whether a run has come past enough to be called one.
 fn is_worth(world: &World) -> bool {
     // A little more: the last operations may be other ones.
-    laps(world) >= LAPS_MIN && !overwrites_fewer(world, OVERWRITTEN_MIN + 1)
+    laps(world) >= LAPS_MIN
+        && !overwrites_fewer(world, OVERWRITTEN_MIN + 1)
+        && has_read_fills(world)
+}
+
+/// Whether a block was read that was copied into the log because it had been read.
+fn has_read_fills(world: &World) -> bool {
+    let now = |index: usize| {
+        let status = world.engine.as_ref()?.status(VolumeIndex(index as u8))?;
+        Some((status.stats.fill_blocks, status.stats.fill_hit_blocks))
+    };
+    let mut fills = (world.marks.count("fill placed"), world.marks.count("fill read"));
+    for (placed, read) in (0..world.volumes.len()).filter_map(now) {
+        fills = (fills.0 + placed, fills.1 + read);
+    }
+    fills.0 > 0 && fills.1 > 0
 }
 
 /// Laps of the log: how often all of its segments were used again.
@@ -250,6 +267,7 @@ fn operation(world: &mut World) -> Result<bool, Failure> {
         return world.ask(index, Op::Flush, 0, 0);
     }
     let fua = world.random.one_in(20);
+    let reads = !rewrite && !has_read_fills(world);
     let op = match world.random.below(10) {
         _ if world.insists && rewrite => Op::Write { fua },
         _ if world.random.one_in(range) => {
@@ -260,6 +278,7 @@ fn operation(world: &mut World) -> Result<bool, Failure> {
             }
         }
         0..4 => Op::Read,
+        4..7 if reads => Op::Read,
         _ => Op::Write { fua },
     };
     let ranged = matches!(op, Op::Discard | Op::WriteZeroes { .. });
@@ -292,6 +311,16 @@ fn operation(world: &mut World) -> Result<bool, Failure> {
         if rewrite && !world.random.one_in(often) {
             (first, count) = last.unwrap_or((first, count));
         }
+    }
+    if op == Op::Read || write && !rewrite && world.random.below(100) < world.setup.chased {
+        // Read again, or written while it may still be read.
+        let again = write || reads || world.random.below(100) < world.setup.reread;
+        let last = world.volumes[index].read;
+        (first, count) = last.filter(|_| again).unwrap_or((first, count));
+        if reads {
+            count = count.min(4);
+        }
+        world.volumes[index].read = Some((first, count));
     }
     let mut offset = first * BLOCK_BYTES;
     let mut end = (first + count) * BLOCK_BYTES;
@@ -548,13 +577,15 @@ pub(crate) fn drain(world: &mut World) -> Outcome {
 
 /// Every volume's backing device alone is the disk then.
 pub(crate) fn drain_all(world: &mut World) -> Outcome {
+    world.attached().into_iter().try_for_each(|index| drain_one(world, index))
+}
+
+/// This one's is, then. What it was asked for before is waited for.
+pub(crate) fn drain_one(world: &mut World, index: usize) -> Outcome {
     world.faults_over = true;
-    let attached = world.attached().into_iter();
-    let outcome = attached
-        .map(|index| settle_volume(world, index).and_then(|()| drain_volume(world, index)))
-        .find(Result::is_err);
+    let outcome = settle_volume(world, index).and_then(|()| drain_volume(world, index));
     world.faults_over = false;
-    outcome.unwrap_or(Ok(()))
+    outcome
 }
 
 /// Drains a volume that the guest leaves alone, and compares.

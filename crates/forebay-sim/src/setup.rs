@@ -94,6 +94,10 @@ pub struct Setup {
     /// Of dirty blocks, percent are overwritten before write-back comes to them: the guest goes back
     /// to them for as long as there were fewer.
     pub overwritten: u64,
+    /// Of reads, percent go where the last one went.
+    pub reread: u64,
+    /// Of writes, percent go where the last read went.
+    pub chased: u64,
     /// Most blocks of an ordinary request.
     pub size: u64,
     /// One moment in so many the guest pauses.
@@ -183,6 +187,7 @@ impl Setup {
             extent_count_max: *random.pick(&[24, 48, 256, 1024]),
             retry_after: random.between(1, 10) * MILLI,
             free_segments_kept: *random.pick(&[0, 0, 4, 1_000]),
+            fill_run_max: fill_run_max(superblock.key),
             mutants,
         };
         let operations = OPERATIONS;
@@ -191,6 +196,7 @@ impl Setup {
             (0..stop_count).map(|_| random.between(1, operations - 1)).collect();
         stops.sort_unstable();
         let operator = *random.pick(&[0, 100, 400]);
+        let (reread, chased) = rereads(superblock.key);
         let bad = Bad::new(count, operations, superblock.key);
         Setup {
             config,
@@ -206,6 +212,8 @@ impl Setup {
             zeros: *random.pick(&[3, 10, 50]),
             hot: *random.pick(&[30, 90, 98]),
             overwritten: *random.pick(&[58, 62, 70]),
+            reread,
+            chased,
             size: *random.pick(&[1, 2, 4, 8, 16]),
             pause: *random.pick(&[10, 100, 1000]),
             rot: if random.one_in(4) { 500 } else { 0 },
@@ -222,6 +230,17 @@ impl Setup {
             tell: false,
         }
     }
+}
+
+/// From which length on reads are a run. By a chance of its own: the others' are what they were.
+fn fill_run_max(key: u64) -> u32 {
+    *Random::new(key ^ 0xF111).pick(&[20, 64, 256])
+}
+
+/// How often a guest goes back to what it read.
+fn rereads(key: u64) -> (u64, u64) {
+    let mut random = Random::new(key ^ 0x4EAD);
+    (*random.pick(&[10, 40, 80]), *random.pick(&[0, 10, 30]))
 }
 
 fn volume(at: u64, random: &mut Random) -> VolumeSetup {

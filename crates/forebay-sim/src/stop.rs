@@ -7,6 +7,7 @@ use crate::model::Stop;
 use crate::world::World;
 use forebay_core::effect::Effect;
 use forebay_core::format::superblock::Mode;
+use forebay_core::stats::Refusal;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 
 impl World {
@@ -34,7 +35,7 @@ impl World {
                         Fate::Chance => self.random.below(5),
                         Fate::Chosen(choices) => choices.below(5),
                     };
-                    self.change_superblock(change, steps);
+                    self.change_superblock(change, steps, flight.through);
                 }
                 Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
                     backing[usize::from(volume.0)].extend(pieces);
@@ -100,7 +101,14 @@ impl World {
                 ("block placed", stats.written_blocks),
                 ("block repaired", stats.repaired_blocks),
                 ("block written back", stats.backing_blocks_written),
+                ("fill placed", stats.fill_blocks),
+                ("fill read", stats.fill_hit_blocks),
+                ("fill refused: sequential", stats.fills_refused[Refusal::Sequential as usize]),
+                ("fill refused: first touch", stats.fills_refused[Refusal::FirstTouch as usize]),
+                ("fill refused: no room", stats.fills_refused[Refusal::NoRoom as usize]),
+                ("fill refused: raced", stats.fills_refused[Refusal::Raced as usize]),
                 ("foreground waited its turn", stats.turn_waits),
+                ("miss shared", stats.shared_blocks),
                 ("second chance", stats.second_chances),
                 ("segment reclaimed", stats.reclaimed_segments),
                 ("zero block", stats.zeroed_blocks),

@@ -44,6 +44,8 @@ pub struct Volume {
     pub closed: Option<Sequence>,
     /// Where the guest wrote last, and how many blocks.
     pub written: Option<(u64, u64)>,
+    /// What was read last: first block, blocks.
+    pub(crate) read: Option<(u64, u64)>,
     /// Its write-back as it was seen last, whether it was drained, and frozen.
     pub seen: Option<(Stage, bool, bool)>,
 }

@@ -24,6 +24,7 @@ use forebay_core::format::record::Header;
 use forebay_core::format::superblock::{Mode, Superblock};
 use forebay_core::payload::Place;
 use forebay_core::policy::writeback::Stage;
+use forebay_core::stats::Refusal;
 use forebay_core::units::{BLOCK_BYTES, Lba, Ordinal, SegmentId, Tick, VolumeIndex};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -45,6 +46,8 @@ pub(crate) struct Flight {
 pub enum Done {
     /// Records are written.
     Record,
+    /// The first record of a segment is written: what was in its place is gone.
+    First,
     /// The cache device is flushed.
     Flush,
     /// Pages of a checkpoint are written.
@@ -59,11 +62,18 @@ pub enum Done {
 
 impl Done {
     /// All but the most frequent.
-    pub const RARE: [Done; 5] =
-        [Done::Flush, Done::Pages, Done::Superblock, Done::Backing, Done::BackingFlush];
+    pub const RARE: [Done; 6] = [
+        Done::First,
+        Done::Flush,
+        Done::Pages,
+        Done::Superblock,
+        Done::Backing,
+        Done::BackingFlush,
+    ];
 
     fn of(effect: &Effect) -> Option<Done> {
         match effect {
+            Effect::WriteCache { block: 0, .. } => Some(Done::First),
             Effect::WriteCache { .. } => Some(Done::Record),
             Effect::FlushCache { .. } => Some(Done::Flush),
             Effect::WriteArea { .. } => Some(Done::Pages),
@@ -174,6 +184,7 @@ impl World {
                 dirty: Vec::new(),
                 closed: None,
                 written: None,
+                read: None,
                 seen: None,
             };
             made.dirty = vec![false; made.cells()];
@@ -442,9 +453,17 @@ impl World {
             if self.setup.steady { 100 * micro } else { latency * self.slowness(&effect) };
         let mut flight = Flight { token, effect, pieces: None, through: 0 };
         match effect {
-            Effect::FlushCache { .. } => flight.through = self.cache.flush_begin(),
+            Effect::FlushCache { .. } | Effect::WriteSuperblock { .. } => {
+                flight.through = self.cache.flush_begin();
+            }
             Effect::FlushBacking { volume, .. } => {
                 flight.through = self.volumes[usize::from(volume.0)].device.flush_begin();
+            }
+            Effect::ReadBacking { volume, lba, blocks, .. } => {
+                // What a device reads it may have read long before it says so.
+                let early = !self.setup.steady && self.random.one_in(2);
+                let index = usize::from(volume.0);
+                flight.pieces = early.then(|| self.read_backing(index, lba, blocks));
             }
             _ if !self.setup.late_copy => flight.pieces = self.pieces(&effect),
             _ => {}
@@ -558,9 +577,7 @@ impl World {
         let due = self.is_due();
         self.put_in_order()?;
         if due && !self.memory.dead {
-            let (token, result) = self.next_happens();
-            let engine = self.engine.as_mut().expect("there is a process");
-            engine.complete(token, result, &mut self.memory);
+            self.next_completes(true);
             self.drain_effects()?;
         }
         Ok(true)
@@ -574,9 +591,7 @@ impl World {
         engine.clock(Tick(self.now), self.now / 1_000_000);
         let mut count = 0;
         while self.is_due() && !self.memory.dead {
-            let (token, result) = self.next_happens();
-            let engine = self.engine.as_mut().expect("there is a process");
-            engine.completed(token, result, &mut self.memory);
+            self.next_completes(false);
             count += 1;
         }
         if count > 1 {
@@ -589,15 +604,41 @@ impl World {
         self.events.peek().is_some_and(|Reverse((when, _))| *when <= self.now)
     }
 
+    /// The next effect is done, and the engine is told; it puts itself in order if `settle`.
+    fn next_completes(&mut self, settle: bool) {
+        let (effect, token, result) = self.next_happens();
+        let engine = self.engine.as_mut().expect("there is a process");
+        let raced = |engine: &Engine, volume: VolumeIndex| {
+            let raced = Refusal::Raced as usize;
+            engine.status(volume).map_or(0, |status| status.stats.fills_refused[raced])
+        };
+        let before = match effect {
+            Effect::ReadBacking { volume, .. } => raced(engine, volume),
+            _ => 0,
+        };
+        match settle {
+            true => engine.complete(token, result, &mut self.memory),
+            false => engine.completed(token, result, &mut self.memory),
+        }
+        let Effect::ReadBacking { volume, lba, blocks, .. } = effect else { return };
+        if raced(engine, volume) > before {
+            let gone = (0..blocks).all(|at| !engine.is_in_log(volume, lba + u64::from(at)));
+            self.marks.hit(match gone {
+                true => "raced with what is not in the log any more",
+                false => "raced with what is in the log",
+            });
+        }
+    }
+
     /// The next effect is done.
-    fn next_happens(&mut self) -> (Token, Result<(), Fault>) {
+    fn next_happens(&mut self) -> (Effect, Token, Result<(), Fault>) {
         let Reverse((_, order)) = self.events.pop().expect("looked");
         let flight = self.flights.remove(&order).expect("an event has its flight");
         self.note(order);
         let result = self.happen(&flight);
         self.done = Done::of(&flight.effect).or(self.done);
         self.tell(|| format!("done {:?} {result:?}", flight.token));
-        (flight.token, result)
+        (flight.effect, flight.token, result)
     }
 
     /// Whether a backing device fails to do this.
@@ -652,7 +693,9 @@ impl World {
             self.rot();
         }
         match effect {
-            Effect::WriteSuperblock { change, .. } => self.change_superblock(change, 4),
+            Effect::WriteSuperblock { change, .. } => {
+                self.change_superblock(change, 4, flight.through);
+            }
             Effect::WriteCache { .. } | Effect::WriteArea { .. } => {
                 let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
                 let mut pieces = pieces.expect("a write has bytes");
@@ -685,7 +728,12 @@ impl World {
                 if self.backing_fails(volume, "backing read failed") {
                     return Err(Fault);
                 }
-                self.read_backing(usize::from(volume.0), lba, blocks, to);
+                let early = flight.pieces.clone();
+                let read =
+                    early.unwrap_or_else(|| self.read_backing(usize::from(volume.0), lba, blocks));
+                for (at, (_, _, content)) in (0..).zip(read) {
+                    self.memory.set(behind(to, at), content);
+                }
             }
             Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
                 let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
@@ -742,14 +790,16 @@ impl World {
     /// Writes both copies of the superblock, each flushed.
     pub(crate) fn write_superblock(&mut self) {
         self.superblock.sequence += 1;
-        self.write_superblock_in_part(4);
+        let through = self.cache.flush_begin();
+        self.write_superblock_in_part(4, through);
     }
 
     /// Writes the superblock with something new in it: one copy, a flush, the other, a flush; only
-    /// the first `steps` of these.
-    pub(crate) fn change_superblock(&mut self, change: SuperblockChange, steps: u64) {
+    /// the first `steps` of these. The flushes make durable what they must, no more: what was complete
+    /// (`through`) when all that began.
+    pub(crate) fn change_superblock(&mut self, change: SuperblockChange, steps: u64, through: u64) {
         change.apply(&mut self.superblock);
-        self.write_superblock_in_part(steps);
+        self.write_superblock_in_part(steps, through);
         if steps == 4 {
             self.marks.hit(match change {
                 SuperblockChange::Checkpoint { .. } => "checkpoint named",
@@ -758,16 +808,18 @@ impl World {
         }
     }
 
-    fn write_superblock_in_part(&mut self, steps: u64) {
+    fn write_superblock_in_part(&mut self, steps: u64, through: u64) {
         let copies = Superblock::addresses(self.superblock.size_bytes);
         for (copy, address) in copies.into_iter().enumerate() {
             if steps > 2 * copy as u64 {
                 let bytes = self.superblock.encode(address);
-                self.cache.write(crate::opening::pieces(address, &bytes));
-            }
-            if steps > 2 * copy as u64 + 1 {
-                let through = self.cache.flush_begin();
-                self.cache.flush_end(through);
+                let pieces = crate::opening::pieces(address, &bytes);
+                if steps > 2 * copy as u64 + 1 {
+                    self.cache.flush_end(through);
+                    self.cache.write_durably(pieces);
+                } else {
+                    self.cache.write(pieces);
+                }
             }
         }
     }
@@ -779,17 +831,15 @@ impl World {
         volume.device.zero(lba.0, end, mask);
     }
 
-    fn read_backing(&mut self, index: usize, lba: Lba, blocks: u16, to: Place) {
-        for at in 0..blocks {
-            let lba = lba.0 + u64::from(at);
-            let volume = &self.volumes[index];
-            let content = if lba < volume.device.blocks() {
-                Block::merge(&Block::zero(), &volume.device.read(lba), volume.mask(lba))
-            } else {
-                Block::zero()
-            };
-            self.memory.set(behind(to, at), content);
-        }
+    fn read_backing(&self, index: usize, lba: Lba, blocks: u16) -> Vec<Piece> {
+        let volume = &self.volumes[index];
+        let read = |lba: u64| {
+            if lba >= volume.device.blocks() {
+                return Block::zero();
+            }
+            Block::merge(&Block::zero(), &volume.device.read(lba), volume.mask(lba))
+        };
+        (0..u64::from(blocks)).map(|at| (lba.0 + at, u8::MAX, read(lba.0 + at))).collect()
     }
 
     /// Where a block of a segment lies, in blocks of the cache device.

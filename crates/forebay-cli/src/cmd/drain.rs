@@ -60,7 +60,8 @@ impl Progress {
                 println!("{}: drained; {} is the plain disk", volume.name, volume.backing);
             }
             // What can be drained is. The rest is not to be overlooked.
-            if let Some(volume) = others.iter().find(|volume| volume.dirty) {
+            let left = |volume: &&&VolumeStatus| volume.dirty || volume.state == "frozen";
+            if let Some(volume) = others.iter().find(left) {
                 bail!(
                     "{}: cannot be drained while it is {}; `forebay status` says why",
                     volume.name,

@@ -184,15 +184,10 @@ impl Engine {
         payload: &mut impl Payload,
     ) -> Sequence {
         let now = self.now;
-        let ignore = self.config.mutants.is(Mutant::TicketIgnored);
-        let state = self.volume(volume);
-        if !ignore && entry.kind != Kind::Fill {
-            let end = entry.lba + u64::from(entry.count);
-            for ticket in &mut state.chances {
-                ticket.1 &= !(entry.lba <= ticket.0 && ticket.0 < end);
-            }
+        if entry.kind != Kind::Fill {
+            self.tickets.void(volume, entry.lba, entry.count.into());
         }
-        let log = &mut state.log;
+        let log = &mut self.volume(volume).log;
         let head = log.head.expect("there is room");
         let open = log.open.as_mut().expect("there is room");
         if open.entries == 0 {

@@ -219,6 +219,11 @@ impl Engine {
             || self.health == CacheHealth::Failed
     }
 
+    /// Whether one is being written.
+    pub(crate) fn is_checkpointing(&self) -> bool {
+        self.checkpoint.stage != Stage::Idle
+    }
+
     /// Checkpoints completed since the cache was opened.
     pub fn checkpoint_count(&self) -> u64 {
         self.checkpoint.count
@@ -382,6 +387,8 @@ impl Engine {
         }
         let Some((area, first)) = self.checkpoint_next() else {
             for (end, volume) in self.checkpoint.ends.iter_mut().zip(&mut self.volumes) {
+                // A volume that comes to this place before the naming is in no page.
+                *end = Sequence(0);
                 if let Some(volume) = volume {
                     *end = volume.log.placed; // T1
                     volume.log.wanted = volume.log.wanted.max(volume.log.placed);

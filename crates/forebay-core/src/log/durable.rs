@@ -224,6 +224,7 @@ impl Engine {
                 return;
             }
             segment.become_state(State::Free);
+            self.retired -= 1;
             let next = segment.next.take();
             self.segments.put_free(id);
             let log = &mut self.volume(volume).log;

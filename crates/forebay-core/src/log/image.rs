@@ -267,7 +267,7 @@ fn own(superblock: &Superblock) -> Written {
     Written::new(superblock.checkpoint_sequence, superblock.checkpoint_sequence)
 }
 
-fn slot_count(superblock: &Superblock) -> u64 {
+pub(crate) fn slot_count(superblock: &Superblock) -> u64 {
     u64::from(superblock.segment_count) * u64::from(superblock.segment_blocks())
 }
 

@@ -15,4 +15,5 @@ pub(crate) mod lost;
 pub mod reclaim;
 pub mod recovery;
 pub mod segment;
+pub(crate) mod tickets;
 pub(crate) mod times;

@@ -5,24 +5,26 @@
 //!
 //! - **C1** Only a clean segment is emptied: everything in it is at or below the durable watermark.
 //! - **C2** Older always dies first: segments are emptied in the order of their log.
-//! - **C3** A block that is appended again (a second chance) enters only if nothing newer was
-//!   placed for it since its read began, whatever the index says later: its *ticket* is void then.
+//! - **C3** A block that is appended again (a second chance) enters only with a ticket that holds
+//!   (T1 of `log::tickets`).
 //! - **C4** What was lost is appended again, never forgotten (`lost`).
 
 use crate::effect::{Effect, Fault};
 use crate::engine::{CacheHealth, Engine, Pending};
 use crate::format::entry::Kind;
 use crate::log::segment::State;
+use crate::log::tickets::Ticket;
 use crate::map::extent::Position;
 use crate::mutant::Mutant;
 use crate::payload::{Payload, Place};
 use crate::policy::writeback::Cursor;
 use crate::units::{Lba, Ordinal, SegmentId, Slot, VolumeIndex};
+use crate::volume::Volume;
 
 /// Second chances that may be under way at once.
 pub const CHANCE_COUNT_MAX: usize = 32;
 /// Of a segment's blocks, at most this share (one in so many) gets a second chance.
-const CHANCE_SHARE: u16 = 8;
+const CHANCE_SHARE: u16 = 4;
 
 /// Blocks whose places in the index are fetched before they are needed.
 const LOOK_AHEAD: u16 = 8;
@@ -35,6 +37,7 @@ pub(crate) struct Chance {
     segment: SegmentId,
     block: u16,
     frame: u32,
+    ticket: Ticket,
 }
 
 impl Engine {
@@ -50,14 +53,14 @@ impl Engine {
             if !full && self.reclaimable(volume).is_none() {
                 return;
             }
-            if !(self.pool_is_low() || extents_full) || self.health == CacheHealth::Failed {
+            if !(self.pool_wants_segments() || extents_full) || self.health == CacheHealth::Failed {
                 return;
             }
             let Some(id) = self.reclaimable(volume) else {
                 return self.make_reclaimable(volume, payload);
             };
             let sequence = self.segments.get(id).sequence;
-            let older = |other: &crate::volume::Volume| {
+            let older = |other: &Volume| {
                 self.reclaimable(other.index)
                     .is_some_and(|id| self.segments.get(id).sequence < sequence)
             };
@@ -103,6 +106,11 @@ impl Engine {
         (segment.state == State::Sealed && !dirty && !busy && !newest).then_some(id)
     }
 
+    /// Whether the volume's log could give a segment back now.
+    pub(crate) fn has_clean_tail(&self, volume: &Volume) -> bool {
+        self.reclaimable(volume.index).is_some()
+    }
+
     /// Reads what deserves a second chance; says whether all of it is through.
     fn chances_given(
         &mut self,
@@ -110,8 +118,7 @@ impl Engine {
         id: SegmentId,
         payload: &mut impl Payload,
     ) -> bool {
-        let state = self.volume(volume);
-        if !state.chances.is_empty() {
+        if self.volume(volume).chances > 0 {
             return false;
         }
         let ordinal = self.segments.get(id).ordinal;
@@ -123,9 +130,6 @@ impl Engine {
         let used = self.segments.get(id).used;
         let mut header = 0;
         for block in 0..used {
-            if left == 0 || self.chance_frames.is_empty() {
-                break;
-            }
             let slot = self.segments.slot(id, block);
             if block == header {
                 header += self.slots.heading(slot).blocks;
@@ -144,16 +148,21 @@ impl Engine {
             if self.is_under_extent(volume, lba, ordinal, block) {
                 continue;
             }
+            let Some(frame) = self.chance_frames.pop_if(|_| left > 0) else {
+                // It goes, and comes back as soon as somebody misses it.
+                self.history.touch(volume, lba);
+                continue;
+            };
             left -= 1;
-            let frame = self.chance_frames.pop().expect("looked");
-            self.volume(volume).chances.push((lba, true));
+            self.volume(volume).chances += 1;
             self.segments.get_mut(id).readers += 1;
-            let chance = Chance { volume, lba, segment: id, block, frame };
+            let ticket = self.tickets.take();
+            let chance = Chance { volume, lba, segment: id, block, frame, ticket };
             let token = self.token(Pending::Chance(chance));
             let to = Place::Window { frame };
             self.effects.push_back(Effect::ReadCache { token, segment: id, block, blocks: 1, to });
         }
-        self.volume(volume).chances.is_empty()
+        self.volume(volume).chances == 0
     }
 
     fn is_under_extent(
@@ -174,13 +183,12 @@ impl Engine {
         result: Result<(), Fault>,
         payload: &mut impl Payload,
     ) {
-        let Chance { volume, lba, segment, block, frame } = chance;
+        let Chance { volume, lba, segment, block, frame, ticket } = chance;
         self.segments.get_mut(segment).readers -= 1;
         self.chance_frames.push(frame);
         let from = Place::Window { frame };
-        let chances = &mut self.volume(volume).chances;
-        let at = chances.iter().position(|ticket| ticket.0 == lba).expect("it has a ticket");
-        let valid = chances.swap_remove(at).1;
+        self.volume(volume).chances -= 1;
+        let valid = self.ticket_holds(ticket, volume, lba);
         let good = valid && result.is_ok() && self.verify(segment, block, from, payload);
         if !good || !self.room(volume, 1, true, payload) {
             return;
@@ -220,6 +228,7 @@ impl Engine {
         }
         let segment = self.segments.get_mut(id);
         segment.become_state(State::Retired);
+        self.retired += 1;
         let (ordinal, next) = (segment.ordinal, segment.next);
         let state = self.volume(volume);
         // Write-back goes on at the next segment: this one may soon be in another log.

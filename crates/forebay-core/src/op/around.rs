@@ -11,7 +11,7 @@
 //!   log, so no flush of this volume is answered well until it is opened again.
 
 use crate::effect::Fault;
-use crate::engine::{Acknowledge, Engine, Pending};
+use crate::engine::{Acknowledge, Active, Engine, Pending};
 use crate::format::entry::Kind;
 use crate::payload::Payload;
 use crate::policy::slices::Side;
@@ -39,6 +39,7 @@ impl Engine {
         if cached && !self.extent_room(volume, payload) {
             return false;
         }
+        self.tickets.void(volume, active.first, active.blocks);
         let lock = Lock { owner: at, start: active.first, end }; // A2
         self.volume(volume).locks.push(lock);
         let stats = &mut self.volume(volume).stats;
@@ -70,7 +71,8 @@ impl Engine {
 
     pub(crate) fn around_complete(&mut self, at: u32, result: Result<(), Fault>) {
         let now = self.now;
-        let request = self.active(at).request;
+        let Active { request, first, blocks, .. } = *self.active(at);
+        self.tickets.void(request.volume, first, blocks);
         let state = self.volume(request.volume);
         state.slices.end(Side::Foreground, now);
         state.unlock(at);

@@ -45,11 +45,13 @@ impl Engine {
         state.durable_waiters.push_back(Waiter { sequence, request: at });
     }
 
-    fn around_flush(&mut self, volume: VolumeIndex) {
+    pub(crate) fn around_flush(&mut self, volume: VolumeIndex) {
+        let now = self.tickets.take();
         let state = self.volume(volume);
         if state.around_flushing {
             return;
         }
+        state.around_flush_begun = now;
         state.around_flushing = true;
         state.around_unflushed = false;
         let token = self.token(Pending::AroundFlush { volume });
@@ -77,6 +79,9 @@ impl Engine {
         let late = state.around_unflushed;
         // Another flush may have been told of the failure instead of this one.
         let failed = result.is_err() || state.around_lost && !forget;
+        if !failed {
+            state.around_flushed = state.around_flush_begun;
+        }
         let waiters = state.around_waiters.len();
         for _ in 0..waiters {
             let state = self.volume(volume);

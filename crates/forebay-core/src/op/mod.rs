@@ -3,5 +3,6 @@
 
 pub mod around;
 pub mod flush;
+pub(crate) mod miss;
 pub mod read;
 pub mod write;

@@ -6,17 +6,20 @@
 //! - **R1** A block read from the cache device is answered only if its checksum is right.
 //! - **R2** A segment with a read under way is not reused.
 //! - **R3** A bad clean block is read from the backing device; a bad dirty block fails alone.
+//!
+//! What the cache does not have is read by `op::miss`.
 
-use crate::effect::{Effect, Fault, Token};
+use crate::effect::{Effect, Fault};
 use crate::engine::{Engine, Pending};
 use crate::format::bytes::Seed;
 use crate::format::entry::Kind;
 use crate::map::extent::Position;
+use crate::map::slots::Held;
 use crate::mutant::Mutant;
+use crate::op::miss::{Miss, Why};
 use crate::payload::{Payload, Place};
-use crate::policy::slices::Side;
 use crate::request::{Op, RequestError};
-use crate::units::{BufferId, Lba, SegmentId, Tick, VolumeIndex};
+use crate::units::{BLOCK_BYTES, BufferId, Lba, SegmentId, VolumeIndex};
 
 /// Where a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,17 +53,6 @@ pub(crate) struct Piece {
     to: Place,
     source: Source,
     again: bool,
-    /// When the device was asked.
-    begun: Tick,
-}
-
-impl Piece {
-    /// The device is asked for it.
-    pub(crate) fn begin(&mut self, token: Token, now: Tick) -> Effect {
-        self.begun = now;
-        let Piece { volume, lba, blocks, to, .. } = *self;
-        Effect::ReadBacking { token, volume, lba, blocks, to }
-    }
 }
 
 /// The place `blocks` blocks behind.
@@ -100,6 +92,7 @@ impl Engine {
         payload: &mut impl Payload,
     ) {
         let mut done = 0;
+        let mut why = None;
         while done < blocks {
             let source = self.locate(volume, first + u64::from(done));
             let mut run = 1;
@@ -112,48 +105,56 @@ impl Engine {
                 last = next;
                 run += 1;
             }
-            let piece = Piece {
-                request: at,
-                volume,
-                lba: first + u64::from(done),
-                blocks: run,
-                to: behind(to, done),
-                source,
-                again: false,
-                begun: self.now,
-            };
-            self.read_piece(piece, payload);
+            let (lba, part) = (first + u64::from(done), behind(to, done));
+            if source == Source::Backing {
+                let why = *why.get_or_insert_with(|| self.why(at));
+                self.miss_begin(Miss::new(at, volume, (lba, run), part, why));
+            } else {
+                let piece =
+                    Piece { request: at, volume, lba, blocks: run, to: part, source, again: false };
+                self.read_piece(piece, payload);
+            }
             done += run;
         }
     }
 
+    /// Why a request reads from the backing device.
+    #[cold]
+    fn why(&mut self, at: u32) -> Why {
+        let request = self.active(at).request;
+        if request.op != Op::Read {
+            return Why::Edge;
+        }
+        // In whole blocks, counted from the one where it begins: one that goes on where this one ends,
+        // within a block, is seen to go on.
+        let begin = Lba(request.offset / BLOCK_BYTES);
+        let blocks = (request.offset + request.length) / BLOCK_BYTES - begin.0;
+        let run = self.streams.touch(request.volume, begin, blocks);
+        if run > self.config.fill_run_max.into() { Why::Run } else { Why::Read }
+    }
+
     fn read_piece(&mut self, piece: Piece, payload: &mut impl Payload) {
         let Piece { volume, blocks, to, .. } = piece;
-        let stats = &mut self.volume(volume).stats;
         match piece.source {
             Source::Zero => {
-                stats.zero_blocks += u64::from(blocks);
+                self.volume(volume).stats.zero_blocks += u64::from(blocks);
                 payload.zero(to, blocks);
             }
             Source::Memory { buffer, block } => {
-                stats.hit_blocks += u64::from(blocks);
+                self.volume(volume).stats.hit_blocks += u64::from(blocks);
                 payload.copy(Place::Buffer { buffer, block }, to, blocks);
             }
             Source::Lost => self.fail(piece.request, RequestError::Io),
             Source::Cache { segment, block } => {
-                stats.hit_blocks += u64::from(blocks);
+                // What is read for the second time was counted.
+                self.volume(volume).stats.hit_blocks += u64::from(blocks) * u64::from(!piece.again);
                 self.segments.get_mut(segment).readers += 1; // R2
                 payload.prefetch(self.slots.row(self.segments.slot(segment, block)));
                 self.active(piece.request).remaining += 1;
                 let token = self.token(Pending::Read(piece));
                 self.effects.push_back(Effect::ReadCache { token, segment, block, blocks, to });
             }
-            Source::Backing => {
-                self.active(piece.request).remaining += 1;
-                self.active(piece.request).backing_waited = true;
-                let token = self.token(Pending::Read(piece));
-                self.foreground_ask(volume, token);
-            }
+            Source::Backing => unreachable!("it is a miss"),
         }
     }
 
@@ -163,31 +164,27 @@ impl Engine {
         result: Result<(), Fault>,
         payload: &mut impl Payload,
     ) {
-        match piece.source {
-            Source::Cache { segment, block } => {
-                for offset in 0..piece.blocks {
-                    let place = behind(piece.to, offset);
-                    let good =
-                        result.is_ok() && self.verify(segment, block + offset, place, payload);
-                    if !good {
-                        self.read_bad(&piece, offset, payload);
-                    }
-                }
-                self.segments.get_mut(segment).readers -= 1;
-            }
-            _ => {
-                let now = self.now;
-                let state = self.volume(piece.volume);
-                state.slices.end(Side::Foreground, now);
-                state.slices.read_took(now.since(piece.begun), now);
-                if result.is_err() {
-                    state.stats.backing_faults += 1;
-                    self.fail(piece.request, RequestError::Io);
-                }
+        let Source::Cache { segment, block } = piece.source else {
+            unreachable!("all else is read at once, or is a miss");
+        };
+        let mut fills = 0;
+        for offset in 0..piece.blocks {
+            let place = behind(piece.to, offset);
+            match self.verified(segment, block + offset, place, payload) {
+                Some(held) if result.is_ok() => fills += u64::from(held.fill),
+                _ => self.read_bad(&piece, offset, payload),
             }
         }
-        self.active(piece.request).remaining -= 1;
-        self.read_finish(piece.request);
+        self.volume(piece.volume).stats.fill_hit_blocks += fills;
+        self.segments.get_mut(segment).readers -= 1;
+        self.read_part_done(piece.request);
+    }
+
+    /// A part of a request was read.
+    #[inline]
+    pub(crate) fn read_part_done(&mut self, request: u32) {
+        self.active(request).remaining -= 1;
+        self.read_finish(request);
     }
 
     /// One block of a piece is not what was written there (R3).
@@ -226,8 +223,17 @@ impl Engine {
                 state.extents.cut(one.lba);
             }
         }
-        self.volume(one.volume).stats.repaired_blocks += 1;
-        self.read_piece(Piece { source: Source::Backing, ..one }, payload);
+        let stats = &mut self.volume(one.volume).stats;
+        stats.repaired_blocks += 1;
+        let why = match one.to {
+            Place::Request { .. } => Why::Repair,
+            _ => Why::Edge,
+        };
+        if why == Why::Repair {
+            stats.hit_blocks -= 1;
+            stats.miss_blocks += 1;
+        }
+        self.miss_begin(Miss::new(one.request, one.volume, (one.lba, 1), one.to, why));
     }
 
     /// Whether the block that was read from `segment`, `block` is what was written there (R1).
@@ -238,12 +244,22 @@ impl Engine {
         place: Place,
         payload: &mut impl Payload,
     ) -> bool {
-        if self.config.mutants.is(Mutant::SkipReadChecksum) {
-            return true;
-        }
+        self.verified(segment, block, place, payload).is_some()
+    }
+
+    /// What the slot holds, if that is what was read.
+    #[inline]
+    fn verified(
+        &mut self,
+        segment: SegmentId,
+        block: u16,
+        place: Place,
+        payload: &mut impl Payload,
+    ) -> Option<Held> {
         let held = self.slots.held(self.segments.slot(segment, block));
         let seed = self.seed(segment, block);
-        held.is_some_and(|held| seed.apply(payload.checksum(place)) == held.crc)
+        let unchecked = self.config.mutants.is(Mutant::SkipReadChecksum);
+        held.filter(|held| unchecked || seed.apply(payload.checksum(place)) == held.crc)
     }
 
     /// The seed of a block's checksum in the present life of its segment.
@@ -325,7 +341,7 @@ impl Engine {
         self.requests.get_mut(at).expect("the request is in the engine")
     }
 
-    fn fail(&mut self, at: u32, error: RequestError) {
+    pub(crate) fn fail(&mut self, at: u32, error: RequestError) {
         self.active(at).failed = Some(error);
     }
 }

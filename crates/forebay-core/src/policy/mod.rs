@@ -2,7 +2,9 @@
 //! What is chosen rather than required: when to write back, and how.
 
 pub mod batch;
+pub(crate) mod history;
 pub(crate) mod lane;
 pub mod parked;
 pub(crate) mod slices;
+pub mod streams;
 pub mod writeback;

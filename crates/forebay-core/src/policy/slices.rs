@@ -282,7 +282,7 @@ impl Engine {
         let now = self.now;
         let pending = self.tokens.get_mut(token.0).expect("it was not begun");
         let effect = match pending {
-            Pending::Read(piece) => piece.begin(token, now),
+            Pending::Miss(miss) => miss.begin(token, now),
             Pending::Around { request } => {
                 let tag = self.requests.get(*request).expect("it is in the engine").request.tag;
                 Effect::WriteAround { token, volume, tag }

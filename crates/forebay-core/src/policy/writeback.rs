@@ -85,6 +85,8 @@ pub enum Stage {
 pub struct Writeback {
     pub(crate) stage: Stage,
     pub(crate) cursor: Cursor,
+    /// What is durable up to here is not before the cursor, if nothing was dirty then.
+    passed: Sequence,
     lane: Option<usize>,
     /// Where the batch ends.
     end: Sequence,
@@ -107,6 +109,7 @@ impl Writeback {
         Writeback {
             stage: Stage::Idle,
             cursor,
+            passed: Sequence(0),
             lane: None,
             end: Sequence(0),
             end_cursor: cursor,
@@ -188,7 +191,20 @@ impl Engine {
     /// Whether the pool is so low that logs must give segments back.
     pub(crate) fn pool_is_low(&self) -> bool {
         // More than what is kept of it: whoever is refused a segment must not wait for ever.
-        self.segments.free_count() < self.kept_segments(None) + (self.segments.count() / 32).max(3)
+        self.segments.free_count() < self.kept_segments(None) + self.pool_margin()
+    }
+
+    /// Whether clean segments are to be given back to the pool: before it is so low that what is dirty is
+    /// written back for it. Those on their way to it count.
+    pub(crate) fn pool_wants_segments(&self) -> bool {
+        let ahead = (self.segments.count() / 128).max(2);
+        let coming = self.segments.free_count() + self.retired;
+        coming < self.kept_segments(None) + self.pool_margin() + ahead
+    }
+
+    /// Free segments, beside those that are kept, below which the pool is low.
+    pub(crate) fn pool_margin(&self) -> u32 {
+        (self.segments.count() / 32).max(3)
     }
 
     /// A volume with so many dirty blocks is written back.
@@ -209,7 +225,8 @@ impl Engine {
                 .writeback
                 .dirty_since
                 .is_some_and(|since| self.now.since(since) >= self.config.dirty_age)
-            || self.pool_is_low()
+            // What is clean only needs to be told so.
+            || if volume.log.is_dirty() { self.pool_is_low() } else { self.pool_wants_segments() }
     }
 
     fn writeback_begin(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
@@ -222,10 +239,15 @@ impl Engine {
         if clean && state.unnamed_lost.is_none() {
             return;
         }
+        let clean = !state.log.is_dirty();
+        if clean && state.writeback.passed < log.durable.through {
+            self.pass_clean(volume);
+        }
+        let state = self.volume_ref(volume).expect("it exists");
         if !self.writeback_wanted(state) {
             return;
         }
-        if !state.log.is_dirty() {
+        if clean {
             if self.name_lost(volume, payload) != Noted::Yes {
                 return;
             }
@@ -263,6 +285,14 @@ impl Engine {
         state.writeback.lane = Some(lane);
         state.writeback.begun = now;
         self.writeback_go_on(volume, payload);
+    }
+
+    /// While nothing is dirty the cursor follows the log: else the first batch after hours of reads would look at
+    /// all that they copied.
+    fn pass_clean(&mut self, volume: VolumeIndex) {
+        let through = self.volume(volume).log.durable.through;
+        self.volume(volume).writeback.passed = through;
+        self.skip_cursor(volume, through);
     }
 
     /// Moves the cursor to the end of the last record that ends at or before `through`.
@@ -308,16 +338,19 @@ impl Engine {
         let state = self.volume_ref(volume).expect("it exists");
         let mut cursor = state.writeback.cursor;
         let cap = state.writeback.batch_cap.min(self.config.batch_blocks_max) as usize;
-        let mut end = state.log.watermark;
+        let watermark = state.log.watermark;
+        let mut end = watermark;
         let mut extent_at = 0;
         let safe = if state.writeback.careful { state.extents.room() / 2 } else { usize::MAX };
         self.lanes[lane].batch.clear();
-        // Bounded by the batch's room: every record adds a block or an extent, or is a mere note.
+        // Bounded by the batch's room, and by so many blocks of its range that are fills.
+        let mut fills_left = 4 * self.config.batch_blocks_max;
         while let Some(((id, block, blocks), last, next)) = self.record_at(volume, cursor) {
             let batch = &self.lanes[lane].batch;
             if last > durable
                 || !batch.has_room(usize::from(blocks))
                 || batch.len() >= cap && !batch.is_empty()
+                || fills_left < u32::from(blocks) && end > watermark
                 || batch.len() + usize::from(blocks) > safe && !batch.is_empty()
             {
                 break;
@@ -342,8 +375,11 @@ impl Engine {
             extent_at += count;
             for at in block + 1..block + blocks {
                 let slot = self.segments.slot(id, at);
-                if let Some(held) = self.slots.held(slot).filter(|held| !held.fill) {
-                    batch.push(held.lba, Position::new(ordinal, at), slot);
+                match self.slots.held(slot) {
+                    Some(held) if !held.fill => {
+                        batch.push(held.lba, Position::new(ordinal, at), slot);
+                    }
+                    _ => fills_left = fills_left.saturating_sub(1),
                 }
             }
             end = last;

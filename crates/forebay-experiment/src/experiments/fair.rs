@@ -55,7 +55,10 @@ fn workers(class: usize, op: Op, count: usize) -> impl Iterator<Item = Worker> {
 }
 
 fn measure(spec: Spec, readers: usize, writers: usize) -> ([f64; 2], [f64; 2]) {
-    let mut machine = Machine::new(&cached(ordered(spec), SPAN, CACHE_BYTES));
+    let mut setup = cached(ordered(spec), SPAN, CACHE_BYTES);
+    // The question is how the disk is shared: readers who find more and more in the cache do not share it.
+    setup.config.fill_run_max = 0;
+    let mut machine = Machine::new(&setup);
     let all = || {
         let idle = Worker { class: 1, next: Box::new(|| None) };
         workers(0, Op::Read, readers).chain(workers(1, WRITE, writers)).chain([idle]).collect()

@@ -9,7 +9,7 @@ use forebay_core::units::BLOCK_BYTES;
 /// What is told of a cache before it is opened.
 #[derive(Clone, Debug)]
 pub struct Bound {
-    parts: [(&'static str, u64); 9],
+    parts: [(&'static str, u64); 10],
 }
 
 impl Bound {

@@ -8,6 +8,13 @@ use forebay_core::units::{Lba, VolumeIndex};
 /// Compares two recoveries, the second by the superblock that the first made.
 pub fn compare(volumes: &[Volume], first: &Recovered, again: &Recovered) -> Result<(), String> {
     for (index, volume) in volumes.iter().enumerate() {
+        let of = VolumeIndex(index as u8);
+        if first.is_frozen(of) != again.is_frozen(of) {
+            return Err(format!(
+                "recovered twice, {of:?} is frozen once; damage {:?}",
+                first.damage
+            ));
+        }
         for cell in 0..volume.cells() {
             let (of, lba) = (VolumeIndex(index as u8), Lba(volume.lba(cell)));
             let (one, two) = (first.find(of, lba), again.find(of, lba));

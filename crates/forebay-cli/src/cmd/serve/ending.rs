@@ -20,13 +20,13 @@ impl Daemon {
         if !(executable.is_absolute() && found.is_file() && may_run) {
             bail!("{shown}: expected the absolute path of a program");
         }
-        match &self.attached {
-            Some(attached) if !attached.outlive() => bail!(
+        match self.attached.iter().find(|attached| !attached.outlive()) {
+            Some(attached) => bail!(
                 "block devices by {} end with the process (those of --attach ublk do not); use \
                  `forebay stop`, and serve with the new program",
                 attached.kind().name()
             ),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -52,6 +52,8 @@ impl Daemon {
         let cache = self.cache_text();
         let Daemon { server, volumes, .. } = self;
         let mut shard = server.stop(Duration::from_secs(5))?;
+        // Only then is a fingerprint of what a backing device goes on with: a batch may have been under way.
+        let quiet = shard.quiesce(limit)?;
         for served in &volumes {
             if let Some(device) = shard.backing(served.index) {
                 let found = backing::fingerprint(device, &served.backing)?.encode();
@@ -72,7 +74,7 @@ impl Daemon {
                 ))
             })
             .collect();
-        let clean = shard.close(limit)?;
+        let clean = quiet && shard.finish()?;
         for text in left {
             warn!("{text}");
         }

@@ -3,14 +3,14 @@
 
 use super::{Daemon, Served};
 use crate::args::mode_name;
-use crate::attach::Attached;
 use crate::memory;
-use crate::status::{self, DeviceStatus, Status, VolumeStatus};
+use crate::status::{self, DeviceStatus, FillsRefused, Status, VolumeStatus};
 use forebay::io::{OperationKind, ReactorKind, Stats};
 use forebay::shard::{Shard, uuid_text, wall_now};
 use forebay_core::engine::{Acknowledge, CacheHealth};
 use forebay_core::format::superblock::Volume;
 use forebay_core::policy::writeback::Stage;
+use forebay_core::stats::{Refusal, Stats as Counters};
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 
 impl Daemon {
@@ -20,11 +20,10 @@ impl Daemon {
         let engine = shard.engine();
         let (free, segments) = engine.free_segments();
         let config = engine.config();
-        let volume_count = superblock.volumes.iter().flatten().count();
         let counts = memory::Counts {
-            volumes: volume_count.max(1),
+            volumes: self.room,
             vhost_sockets: self.vhost_sockets,
-            devices: self.attached.as_ref().map(Attached::kind),
+            devices: self.devices,
         };
         let parts = memory::parts(superblock, counts, config);
         let mut problems = self.problems.clone();
@@ -61,7 +60,7 @@ impl Daemon {
                 let index = VolumeIndex(at as u8);
                 let served = self.volumes.iter().find(|served| served.index == index);
                 let mut status = volume_status(shard, index, recorded, served, &mut problems)?;
-                let attached = self.attached.as_ref().and_then(|it| it.text(index));
+                let attached = self.attached.iter().find_map(|it| it.text(index));
                 status.attached.extend(attached);
                 status.nbd_clients = self.nbd_clients.as_ref().map_or(0, |it| it[at].get());
                 for (path, is_connected) in self.machines.iter().flat_map(|it| it.of(index)) {
@@ -148,6 +147,16 @@ fn device_status(stats: &Stats) -> status::DeviceStatus {
         write_latency_seconds: (&write.latency).into(),
         flush_latency_seconds: (&flush.latency).into(),
         errors: OperationKind::ALL.iter().map(|kind| all.kind(*kind).errors).sum(),
+    }
+}
+
+fn fills_refused(stats: &Counters) -> FillsRefused {
+    let of = |refusal: Refusal| stats.fills_refused[refusal as usize];
+    FillsRefused {
+        sequential: of(Refusal::Sequential),
+        first_touch: of(Refusal::FirstTouch),
+        no_room: of(Refusal::NoRoom),
+        raced: of(Refusal::Raced),
     }
 }
 
@@ -255,6 +264,12 @@ fn volume_status(
         flushes: stats.flushes,
         read_bytes: stats.read_blocks * BLOCK_BYTES,
         written_bytes: guest_bytes,
+        hit_blocks: stats.hit_blocks,
+        miss_blocks: stats.miss_blocks,
+        shared_blocks: stats.shared_blocks,
+        fill_blocks: stats.fill_blocks,
+        fill_hit_blocks: stats.fill_hit_blocks,
+        fills_refused: fills_refused(&stats),
         cache_bytes_written: cache_bytes,
         backing_bytes_written: written,
         cache_bytes_per_written_byte: ratio(cache_bytes, guest_bytes),

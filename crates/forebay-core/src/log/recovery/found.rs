@@ -150,6 +150,21 @@ impl Recovered {
         self.volume(volume).map_or(Sequence(0), |volume| volume.log.watermark)
     }
 
+    /// What the engine's `extent_count_max` must be to hold what was found, at least `count_max`. More may be
+    /// found lost behind rotten headers than was ever placed, and the last process may have had more room.
+    pub fn extents_fitting(&self, count_max: u32) -> u32 {
+        let volumes = self.volumes.iter().flatten();
+        let room = volumes.fold(count_max as usize, |room, volume| {
+            volume.extents.fitting(room).max(volume.pending_extents.len())
+        });
+        u32::try_from(room).unwrap_or(u32::MAX)
+    }
+
+    /// Whether dirty blocks of a volume were lost that nobody can name, now or at an opening before.
+    pub fn is_frozen(&self, volume: VolumeIndex) -> bool {
+        self.volume(volume).is_some_and(|volume| volume.frozen)
+    }
+
     /// Blocks of a volume that are not on its backing device, superseded versions included.
     pub fn dirty_blocks(&self, volume: VolumeIndex) -> u64 {
         self.volume(volume).map_or(0, |volume| volume.log.dirty_blocks)

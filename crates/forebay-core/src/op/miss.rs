@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Misses: blocks that are read from the backing device, and the copies of them that enter the log.
+//!
+//! A copy is an entry of the kind *fill*: clean from the start, never written back. It is made from the
+//! request's memory when the device has answered, so nobody waits for it. Which block is worth it is decided here:
+//!
+//! | a block | enters |
+//! |---|---|
+//! | of a request that belongs to a run longer than `fill_run_max` | never: a disk is good at runs |
+//! | while the cache is not full | at once |
+//! | that the request reads only in part, as its first or last | at once: who wants the rest of it comes soon |
+//! | that was bad in the cache | at once |
+//! | that was missed before, and not long ago (`policy::history`) | now |
+//! | any other | not yet |
+//!
+//! # Invariants
+//!
+//! - **F1** A fill enters with a ticket that holds (T1–T3 of `log::tickets`).
+//! - **F2** A fill takes no room that a guest's write may want soon: not while the pool is low, nor the last buffers, nor
+//!   while any write waits; and nothing dirty is written back because of it.
+//! - **F3** While a block is being read from the backing device, and nothing changed it, whoever misses it waits for
+//!   that read.
+//! - **F4** Who waits for another's read has its bytes before the other is answered, and fails if the other fails.
+
+use crate::effect::{Effect, Fault, Token};
+use crate::engine::{CacheHealth, Engine, Pending};
+use crate::format::entry::Kind;
+use crate::limits::TOKEN_COUNT_MAX;
+use crate::log::chain::RECORDS_IN_FLIGHT_MAX;
+use crate::log::tickets::Ticket;
+use crate::mutant::Mutant;
+use crate::op::read::behind;
+use crate::payload::{Payload, Place};
+use crate::policy::slices::Side;
+use crate::request::RequestError;
+use crate::stats::Refusal;
+use crate::units::{BLOCK_BYTES, Lba, Tick, VolumeIndex};
+
+/// Reads of backing devices that others may wait for. Those beyond are read for one reader each.
+pub(crate) const SHARED_MAX: usize = 256;
+
+const NOBODY: u32 = u32::MAX;
+
+/// Why its blocks are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// A guest reads them.
+    Read,
+    /// A guest reads them, in the course of a long run.
+    Run,
+    /// They were bad in the cache.
+    Repair,
+    /// A write covers them in part.
+    Edge,
+}
+
+/// A part of a request that is read from the backing device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Miss {
+    pub(crate) request: u32,
+    pub(crate) volume: VolumeIndex,
+    pub(crate) lba: Lba,
+    pub(crate) blocks: u16,
+    pub(crate) to: Place,
+    pub(crate) why: Why,
+    ticket: Ticket,
+    /// The token of the next one that waits for the same read.
+    next: u32,
+    /// When the device was asked.
+    begun: Tick,
+}
+
+/// A read of a backing device that others may wait for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shared {
+    token: Token,
+    volume: VolumeIndex,
+    lba: Lba,
+    blocks: u16,
+    ticket: Ticket,
+}
+
+impl Miss {
+    pub(crate) fn new(
+        request: u32,
+        volume: VolumeIndex,
+        (lba, blocks): (Lba, u16),
+        to: Place,
+        why: Why,
+    ) -> Miss {
+        let (ticket, begun) = (Ticket::VOID, Tick(0));
+        Miss { request, volume, lba, blocks, to, why, ticket, next: NOBODY, begun }
+    }
+
+    /// The device is asked for it.
+    pub(crate) fn begin(&mut self, token: Token, now: Tick) -> Effect {
+        self.begun = now;
+        let Miss { volume, lba, blocks, to, .. } = *self;
+        Effect::ReadBacking { token, volume, lba, blocks, to }
+    }
+
+    /// A part of it.
+    fn part(&self, from: u16, blocks: u16) -> Miss {
+        Miss { lba: self.lba + u64::from(from), blocks, to: behind(self.to, from), ..*self }
+    }
+}
+
+impl Engine {
+    /// Has blocks read from the backing device, each by whoever reads it already (F3).
+    pub(crate) fn miss_begin(&mut self, miss: Miss) {
+        if matches!(miss.why, Why::Read | Why::Run) {
+            self.volume(miss.volume).stats.miss_blocks += u64::from(miss.blocks);
+        }
+        self.active(miss.request).backing_waited = true;
+        let mut from = 0;
+        while from < miss.blocks {
+            let rest = miss.part(from, miss.blocks - from);
+            let (shared, blocks) = self.find_shared(&rest);
+            let part = rest.part(0, blocks);
+            self.active(miss.request).remaining += 1;
+            match shared {
+                Some(token) => self.wait_for(token, part),
+                None => self.miss_issue(part),
+            }
+            from += blocks;
+        }
+    }
+
+    fn miss_issue(&mut self, mut miss: Miss) {
+        miss.ticket = self.ticket(miss.volume, miss.lba, miss.blocks);
+        let Miss { volume, lba, blocks, ticket, .. } = miss;
+        let token = self.token(Pending::Miss(miss));
+        if self.shared.len() < SHARED_MAX {
+            self.shared.push(Shared { token, volume, lba, blocks, ticket });
+        }
+        self.foreground_ask(volume, token);
+    }
+
+    /// A ticket for a read that begins now.
+    fn ticket(&mut self, volume: VolumeIndex, lba: Lba, blocks: u16) -> Ticket {
+        let state = self.volume_ref(volume).expect("it exists");
+        let end = lba + u64::from(blocks);
+        // A write around the log has its lock before it begins.
+        let ignored = self.config.mutants.is(Mutant::TicketWhileLocked);
+        if !ignored && state.is_locked(lba, end, NOBODY) {
+            return Ticket::VOID; // T2
+        }
+        self.tickets.take()
+    }
+
+    /// Of a miss: how many blocks, from its first on, someone reads already, or nobody does.
+    fn find_shared(&self, miss: &Miss) -> (Option<Token>, u16) {
+        let end = miss.lba + u64::from(miss.blocks);
+        let mut alone = miss.blocks;
+        for shared in &self.shared {
+            let shared_end = shared.lba + u64::from(shared.blocks);
+            let (from, to) = (shared.lba.max(miss.lba), shared_end.min(end));
+            if shared.volume != miss.volume || from >= to {
+                continue;
+            }
+            let blocks = to - from;
+            if !self.tickets.hold(shared.ticket, miss.volume, from, blocks)
+                && !self.config.mutants.is(Mutant::SharedStale)
+            {
+                continue;
+            }
+            if from == miss.lba {
+                return (Some(shared.token), blocks as u16);
+            }
+            alone = alone.min((from - miss.lba) as u16);
+        }
+        (None, alone)
+    }
+
+    /// A miss waits for a read that is under way.
+    fn wait_for(&mut self, first: Token, mut miss: Miss) {
+        let stats = &mut self.volume(miss.volume).stats;
+        stats.shared_blocks += u64::from(miss.blocks);
+        let Some(Pending::Miss(leader)) = self.tokens.get(first.0).copied() else {
+            unreachable!("it is under way");
+        };
+        (miss.ticket, miss.next) = (leader.ticket, leader.next);
+        let token = self.token(Pending::Miss(miss));
+        let Some(Pending::Miss(leader)) = self.tokens.get_mut(first.0) else {
+            unreachable!("it was just there");
+        };
+        leader.next = token.0;
+    }
+
+    /// The backing device has answered.
+    pub(crate) fn miss_complete(
+        &mut self,
+        token: Token,
+        miss: Miss,
+        result: Result<(), Fault>,
+        payload: &mut impl Payload,
+    ) {
+        let now = self.now;
+        let state = self.volume(miss.volume);
+        state.slices.end(Side::Foreground, now);
+        state.slices.read_took(now.since(miss.begun), now);
+        state.stats.backing_faults += u64::from(result.is_err());
+        if let Some(at) = self.shared.iter().position(|shared| shared.token == token) {
+            self.shared.swap_remove(at);
+        }
+        self.miss_ends(&miss, result, payload);
+        let mut next = miss.next;
+        while next != NOBODY {
+            let Some(Pending::Miss(waiting)) = self.tokens.remove(next) else {
+                unreachable!("it waits for this");
+            };
+            if result.is_ok() {
+                let from = behind(miss.to, (waiting.lba - miss.lba) as u16);
+                payload.copy(from, waiting.to, waiting.blocks); // F4
+            }
+            self.miss_ends(&waiting, result, payload);
+            self.read_part_done(waiting.request);
+            next = waiting.next;
+        }
+        self.read_part_done(miss.request);
+    }
+
+    fn miss_ends(&mut self, miss: &Miss, result: Result<(), Fault>, payload: &mut impl Payload) {
+        match result {
+            Ok(()) => self.fill(miss, payload),
+            Err(_) => self.fail(miss.request, RequestError::Io),
+        }
+    }
+
+    /// Copies into the log what is worth it.
+    fn fill(&mut self, miss: &Miss, payload: &mut impl Payload) {
+        if miss.why == Why::Edge || self.config.fill_run_max == 0 {
+            return;
+        }
+        let full = self.cache_is_full();
+        for at in 0..miss.blocks {
+            if let Err(refusal) = self.fill_block(&miss.part(at, 1), full, payload) {
+                self.volume(miss.volume).stats.fills_refused[refusal as usize] += 1;
+            }
+        }
+    }
+
+    fn fill_block(
+        &mut self,
+        miss: &Miss,
+        full: bool,
+        payload: &mut impl Payload,
+    ) -> Result<(), Refusal> {
+        let Miss { request, volume, lba, to, why, ticket, .. } = *miss;
+        let at_once = why == Why::Repair || self.is_read_in_part(request, lba);
+        if !at_once {
+            if why == Why::Run {
+                return Err(Refusal::Sequential);
+            }
+            if full && !self.history.touch(volume, lba) {
+                return Err(Refusal::FirstTouch);
+            }
+        }
+        let ignored = self.config.mutants.is(Mutant::FillTicketIgnored);
+        if !self.ticket_holds(ticket, volume, lba) && !ignored || self.backing_may_lose(volume, lba)
+        {
+            return Err(Refusal::Raced); // F1
+        }
+        if self.index.get(volume, lba).is_some() {
+            // Another reader's fill.
+            return Ok(());
+        }
+        if !self.may_fill(volume) || !self.room(volume, 1, true, payload) {
+            return Err(Refusal::NoRoom);
+        }
+        let (buffer, block) = self.next_slot(volume);
+        let copy = Place::Buffer { buffer, block };
+        payload.copy(to, copy, 1);
+        // Of the copy: the request's memory may be the guest's own.
+        let crc = payload.checksum(copy);
+        self.place_data(volume, lba, crc, Kind::Fill, payload);
+        self.volume(volume).stats.fill_blocks += 1;
+        Ok(())
+    }
+
+    /// Whether a guest's read covers this block only in part.
+    fn is_read_in_part(&mut self, request: u32, lba: Lba) -> bool {
+        let active = self.active(request);
+        let (start, first, last) =
+            (active.request.offset, active.first, active.first + (active.blocks - 1));
+        let end = start + active.request.length;
+        lba == first && !start.is_multiple_of(BLOCK_BYTES)
+            || lba == last && !end.is_multiple_of(BLOCK_BYTES)
+    }
+
+    /// Whether a copy of a block may be placed that was read with this ticket (T1).
+    pub(crate) fn ticket_holds(&self, ticket: Ticket, volume: VolumeIndex, lba: Lba) -> bool {
+        self.tickets.hold(ticket, volume, lba, 1) || self.config.mutants.is(Mutant::TicketIgnored)
+    }
+
+    /// Whether the backing device may lose what it has of a block: it was written around the log and
+    /// not flushed (T3).
+    fn backing_may_lose(&mut self, volume: VolumeIndex, lba: Lba) -> bool {
+        let unsure = !self.config.mutants.is(Mutant::FillUnflushed);
+        let state = self.volume_ref(volume).expect("it exists");
+        let all_flushed =
+            !state.around_unflushed && !state.around_flushing && state.around_under_way == 0;
+        if !state.around_used || all_flushed && !state.around_lost {
+            return false;
+        }
+        let known = state.around_flushed != Ticket::VOID;
+        let flushed = self.tickets.hold(state.around_flushed, volume, lba, 1);
+        if !known && !state.around_lost {
+            // What a process before this one left is not known: once, it is flushed for this.
+            self.around_flush(volume);
+        }
+        !flushed && unsure
+    }
+
+    /// Whether there is room that no write will want soon (F2).
+    fn may_fill(&self, volume: VolumeIndex) -> bool {
+        let state = self.volume_ref(volume).expect("it exists");
+        let writes_wait = !state.writes.is_empty() || state.starved || state.extents_full;
+        let stuck = state.writeback.failing || state.parked.full || self.stopping;
+        let busy = state.log.in_flight.len() * 2 >= RECORDS_IN_FLIGHT_MAX
+            || self.buffers.len() <= usize::from(self.config.buffer_count / 16 + 1)
+            || self.tokens.room() * 2 < TOKEN_COUNT_MAX;
+        let failed = self.health == CacheHealth::Failed;
+        !(writes_wait || stuck || busy || failed) && self.pool_has_room_for_fills()
+    }
+
+    /// While tails are clean the pool may be as low as reclaim leaves it, and a little lower; while they are
+    /// dirty it must not be so low that they are written back for it.
+    fn pool_has_room_for_fills(&self) -> bool {
+        let (free, kept) = (self.segments.free_count(), self.kept_segments(None));
+        let margin = self.pool_margin();
+        let clean = || self.retired > 0 || self.all_volumes().any(|it| self.has_clean_tail(it));
+        free > kept + margin || free > kept + margin / 2 && clean()
+    }
+
+    /// Whether something has to leave for what enters.
+    fn cache_is_full(&self) -> bool {
+        self.segments.free_count() <= self.kept_segments(None) + 2 * self.pool_margin()
+    }
+}

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# The power is cut under programs that fsync: on ext4 and on XFS, on two volumes of one cache. The guest's disks are served and
+# recorded by recorder.py, in one order over all of them; then cache and backing devices are put together as they may
+# have been at many points of the record, and everything that was synced before must be there (replay.py).
+#
+#   POINTS=30   at how many points            SECONDS_OF_WORK=25
+#   SEED=1      of what is written, and of what survives a cut
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+points=${POINTS:-30} seconds=${SECONDS_OF_WORK:-25} seed=${SEED:-$RANDOM}
+export VM_TIMEOUT=${VM_TIMEOUT:-$((300 + points * 20))}
+work=$(mktemp -d)
+recorder=
+finish() {
+    [ -z "$recorder" ] || kill "$recorder" 2>/dev/null
+    rm -rf "$work"
+}
+trap finish EXIT
+
+cache=$((64 << 20)) ext4=$((192 << 20)) xfs=$((320 << 20)) words=$((64 << 20))
+python3 tests/vm-host/recorder.py "$work" cache=$cache ext4=$ext4 xfs=$xfs words=$words >"$work/ready" &
+recorder=$!
+until [ -s "$work/ready" ]; do
+    kill -0 $recorder 2>/dev/null || { echo "FAIL the recorder does not start"; exit 1; }
+    sleep 0.05
+done
+printf 'points=%q seconds=%q seed=%q\n' "$points" "$seconds" "$seed" >"$work/settings"
+disk() { echo "-drive if=none,id=r-$1,file=$2,format=raw,cache=writeback,discard=unmap -device virtio-blk-pci,drive=r-$1,serial=r-$1"; }
+
+args=
+for it in cache ext4 xfs words; do args="$args $(disk $it "nbd+unix:///$it?socket=$work/$it.sock")"; done
+VM_QEMU_ARGS=$args scripts/vm run tests/vm-host/powercut-record-guest.sh tests/vm/lib.sh tests/vm/fsync_work.py "$work/settings" || exit
+kill $recorder
+wait $recorder 2>/dev/null
+recorder=
+
+truncate -s %512 "$work/record"
+args=$(disk record "$work/record")
+# Empty again: they get what the record says.
+for it in cache ext4 xfs; do
+    rm "$work/$it" && truncate -s "${!it}" "$work/$it"
+    args="$args $(disk $it "$work/$it")"
+done
+VM_QEMU_ARGS=$args scripts/vm run tests/vm-host/powercut-replay-guest.sh \
+    tests/vm/lib.sh tests/vm/fsync_work.py tests/vm-host/replay.py "$work/settings"
+status=$?
+if [ $status != 0 ]; then
+    kept=${CARGO_TARGET_DIR:-target}/vm-test
+    mkdir -p "$kept" && mv "$work/record" "$kept/powercut.record" && echo "the record is kept in $kept/powercut.record (SEED=$seed)"
+fi
+exit $status

@@ -1,0 +1,228 @@
+"""Puts disks together as a power cut would have left them, again and again, and looks what is there.
+
+    replay.py RECORD COUNT SEED
+
+RECORD is what recorder.py made, of the disks cache, ext4, xfs and words. COUNT cuts are spread over it, half of them at a flush
+and half where most is not covered by any. For each: what a flush of a disk covers is on that disk; of what came after, all, nothing,
+any part, or any sectors survive. forebay opens it, both file systems are mounted (and replay their logs), every file must
+be as its last fsync left it, and fsck of one of the two, in turn, must find nothing. Every fifth time both volumes are drained,
+and the same must hold of both backing devices alone. Prints a line of PASS or FAIL for each cut.
+"""
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import time
+
+from fsync_work import differences, expect
+
+HEADER = struct.Struct("<BBHIQ")
+WRITE, FLUSH, ZERO = 0, 1, 2
+NAMES = ["cache", "ext4", "xfs", "words"]
+WORDS = 3
+SECTOR = 512
+FSCK = {"ext4": ["e2fsck", "-f", "-n"], "xfs": ["xfs_repair", "-n"]}
+
+
+class Broken(Exception):
+    pass
+
+
+def run(*command):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    if done.returncode:
+        raise Broken(f"{' '.join(command)}: exit {done.returncode}: {done.stdout.strip()[-600:]}")
+    return done.stdout
+
+
+def entries_of(file):
+    """(disk, kind, length, offset, place of the bytes); ends where the record does, which may be in the middle of an entry."""
+    size = file.seek(0, 2)
+    place = 0
+    while place + HEADER.size <= size:
+        file.seek(place)
+        disk, kind, _, length, offset = HEADER.unpack(file.read(HEADER.size))
+        place += HEADER.size
+        held = length if kind == WRITE else 0
+        # A device is longer than what was put on it: zeros follow, an empty write.
+        if place + held > size or (kind == WRITE and length == 0):
+            return
+        yield disk, kind, length, offset, place
+        place += held
+
+
+class Disks:
+    """The disks below, which have what is covered by flushes, and snapshots over them, in which all else happens."""
+
+    def __init__(self, record):
+        self.record = record
+        self.base = [os.open(f"/dev/scratch/{name}", os.O_RDWR) for name in NAMES[:WORDS]]
+        self.sectors = [os.lseek(file, 0, os.SEEK_END) // SECTOR for file in self.base]
+        self.pending = [[] for _ in NAMES]
+        self.words = []
+        self.loops = []
+        for name, sectors in zip(NAMES, self.sectors):
+            with open(f"/dev/shm/{name}.cow", "wb") as file:
+                file.truncate(sectors * SECTOR + (64 << 20))
+            self.loops.append(run("losetup", "-f", "--show", f"/dev/shm/{name}.cow").strip())
+
+    def bytes_of(self, entry):
+        _, kind, length, _, place = entry
+        if kind == ZERO:
+            return bytes(length)
+        self.record.seek(place)
+        return self.record.read(length)
+
+    def forward(self, entry):
+        disk, kind = entry[:2]
+        if disk == WORDS:
+            if kind == WRITE:
+                self.words.append(json.loads(self.bytes_of(entry)))
+        elif kind == FLUSH:
+            for it in self.pending[disk]:
+                os.pwrite(self.base[disk], self.bytes_of(it), it[3])
+            self.pending[disk].clear()
+        else:
+            self.pending[disk].append(entry)
+
+    def snapshot(self, fate, draw):
+        for file in self.base:
+            os.fsync(file)
+        for name, sectors, loop, pending in zip(NAMES, self.sectors, self.loops, self.pending):
+            base = os.path.realpath(f"/dev/scratch/{name}")
+            run("dmsetup", "create", name, "--uuid", f"RIG-{name}", "--table", f"0 {sectors} snapshot {base} {loop} N 8")
+            file = os.open(f"/dev/mapper/{name}", os.O_RDWR)
+            for entry in pending:
+                data, offset = self.bytes_of(entry), entry[3]
+                if fate == "all" or (fate == "some" and draw.random() < 0.5):
+                    os.pwrite(file, data, offset)
+                elif fate == "sectors":
+                    step = SECTOR if len(data) <= 1 << 20 else 1 << 16
+                    for at in range(0, len(data), step):
+                        if draw.random() < 0.5:
+                            os.pwrite(file, data[at:at + step], offset + at)
+            os.fsync(file)
+            os.close(file)
+
+    def drop(self):
+        for name in NAMES[:WORDS]:
+            run("dmsetup", "remove", "--retry", name)
+
+
+class Daemon:
+    def __init__(self):
+        self.out = open("/run/r.out", "w+")
+        self.log = open("/run/r.err", "w+")
+        self.process = subprocess.Popen(
+            ["/job/forebay", "serve", "--cache", "/dev/mapper/cache", "--attach", "ublk", "--volume", "ext4=/dev/mapper/ext4",
+             "--volume", "xfs=/dev/mapper/xfs"], stdout=self.out, stderr=self.log)
+        end = time.monotonic() + 60
+        while "\nready" not in self.said():
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise Broken(f"serve: {self.complaints()}")
+            time.sleep(0.05)
+        for line in self.said().splitlines():
+            if line.startswith("control: "):
+                self.control = line[9:]
+        self.devices = {line.split()[1]: line.split()[0] for line in self.said().splitlines() if line.startswith("/dev/")}
+
+    def said(self):
+        with open("/run/r.out") as file:
+            return file.read()
+
+    def complaints(self):
+        with open("/run/r.err") as file:
+            return file.read().strip()[-900:]
+
+    def stop(self, *drain):
+        run("/job/forebay", "stop", *drain, "--control", self.control)
+        if self.process.wait(60):
+            raise Broken(f"the daemon ended with {self.process.returncode}: {self.complaints()}")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def look(devices, expected, checked):
+    """Mounts, compares and checks; gives how many files were compared."""
+    for name, device in devices.items():
+        directory = f"/mnt/{name}"
+        run("mount", device, directory)
+        try:
+            found = differences(directory, expected)
+        finally:
+            run("umount", directory)
+        if found:
+            raise Broken("; ".join(found[:4]))
+        if name in checked:
+            run(*FSCK[name], device)
+    return sum(1 for it in expected.values() if it != "?")
+
+
+def one_cut(disks, fate, draw, checked, is_drained):
+    expected = expect(disks.words)
+    disks.snapshot(fate, draw)
+    daemon = Daemon()
+    try:
+        compared = look(daemon.devices, expected, checked)
+        if is_drained:
+            daemon.stop("--drain")
+            look({name: f"/dev/mapper/{name}" for name in FSCK}, expected, FSCK)
+        else:
+            daemon.stop()
+    finally:
+        daemon.kill()
+    log = daemon.complaints()
+    if any(word in log for word in ("ERROR", "frozen", "PROBLEM", "not readable")):
+        raise Broken(log)
+    disks.drop()
+    return compared
+
+
+def main():
+    record, count, seed = open(sys.argv[1], "rb"), int(sys.argv[2]), int(sys.argv[3])
+    draw = random.Random(seed)
+    entries = list(entries_of(record))
+    first = next((n for n, it in enumerate(entries) if it[0] == WORDS and it[1] == WRITE), len(entries))
+    flushes = [n for n, it in enumerate(entries) if n > first and it[1] == FLUSH and it[0] != WORDS]
+    print(f"the record: {len(entries)} entries, {sum(it[2] for it in entries if it[1] == WRITE) >> 20} MiB written, "
+          f"{len(flushes)} flush points ({sum(1 for n in flushes if entries[n][0] == 0)} of the cache device); seed {seed}", flush=True)
+    if len(flushes) < count:
+        print(f"FAIL {len(flushes)} flush points are fewer than {count}")
+        return
+    for name in FSCK:
+        os.makedirs(f"/mnt/{name}", exist_ok=True)
+    disks = Disks(record)
+    # How many writes are not covered by a flush after each entry.
+    open_writes, uncovered = [0] * len(NAMES), []
+    for disk, kind, *_ in entries:
+        open_writes[disk] = 0 if kind == FLUSH else open_writes[disk] + 1
+        uncovered.append(sum(open_writes[:WORDS]))
+    done = 0
+    for n in range(count):
+        # One in each part of the record: a flush, or where most is not covered by any.
+        begin, end = (flushes[len(flushes) * it // count] if it < count else len(entries) for it in (n, n + 1))
+        if n % 2 == 0:
+            cut = draw.choice([it for it in range(begin, end) if entries[it][1] == FLUSH and entries[it][0] != WORDS])
+        else:
+            cut = max(range(begin, end), key=lambda it: (uncovered[it], draw.random()))
+        fate = ["all", "none", "some", "sectors"][n // 2 % 4]
+        for entry in entries[done:cut + 1]:
+            disks.forward(entry)
+        done = cut + 1
+        unflushed = sum(len(it) for it in disks.pending[:WORDS])
+        what = f"cut {n + 1} at entry {cut}, {unflushed} writes without a flush, of which {fate} survive"
+        begun = time.monotonic()
+        try:
+            compared = one_cut(disks, fate, draw, list(FSCK)[n // 2 % 2:][:1], n % 5 == 4)
+            print(f"PASS {what}: {compared} files as they were synced, {time.monotonic() - begun:.1f} s", flush=True)
+        except (Broken, OSError, subprocess.TimeoutExpired) as error:
+            print(f"FAIL {what}: {error}".replace("\n", "|"), flush=True)
+            # What is left of it would make all the others fail.
+            return
+
+
+main()

@@ -1,0 +1,137 @@
+# What the tests of block devices share: two volumes, one of an odd size (`odd`) and one with blocks of 4096 (`big`), what the
+# kernel is told of them, bytes, file systems, and work that goes on while the daemon is killed.
+# A test that serves them says how before: attach=ublk|nbd.
+go() { serve u --cache $S/cache512 --volume odd=/run/odd.img --volume big=$S/backing4096 --attach $attach; }
+# The last one: an upgraded daemon says it again.
+attached() { sed -n "s|^/dev/\([a-z]*[0-9]*\) $1\$|\1|p" /run/u.out | tail -n 1; } # VOLUME
+queue() { cat "/sys/block/$1/queue/$2"; }
+is() { [ "$1" = "$2" ] || { echo "is $1, not $2"; return 1; }; }
+
+# 300 MiB and three sectors: no whole number of blocks.
+odd_sectors=$((300 * 2048 + 3))
+odd_is_made() { truncate -s $((odd_sectors * 512)) /run/odd.img; }
+
+# Sets `odd` and `big`.
+both_are_there() {
+    odd=$(attached odd) big=$(attached big)
+    check "two volumes, two devices" test -b "/dev/$odd" -a -b "/dev/$big"
+}
+
+queues_are_told() {
+    local it
+    for it in $odd:512 $big:4096; do
+        check "${it%:*}: logical block" is "$(queue "${it%:*}" logical_block_size)" "${it#*:}"
+        it=${it%:*}
+        check "$it: longest request" is "$(queue "$it" max_sectors_kb)" 1024
+        check "$it: write cache with FUA" is "$(queue "$it" write_cache) $(queue "$it" fua)" "write back 1"
+        check "$it: discards and zeroing" test "$(queue "$it" discard_max_bytes)" -gt 0 -a "$(queue "$it" write_zeroes_max_bytes)" -gt 0
+    done
+    check "odd: size" is "$(blockdev --getsize64 "/dev/$odd")" $((odd_sectors * 512))
+    check "big: size" is "$(blockdev --getsize64 "/dev/$big")" "$(blockdev --getsize64 $S/backing4096)"
+}
+
+# The last sectors, unaligned ranges, zeroing, discards, FUA; the daemon is killed between writing and reading.
+bytes_are_exact() {
+    local place=8388608 zeroed=$((1048576 + 1024))
+    head -c 2M /dev/urandom >/run/random
+    check "odd: write the last 7 sectors" dd if=/run/random of="/dev/$odd" bs=512 count=7 seek=$((odd_sectors - 7)) oflag=direct
+    check "odd: write 32 KiB at an odd sector" dd if=/run/random of="/dev/$odd" bs=512 seek=2049 oflag=direct,dsync count=64
+    check "odd: write 2 MiB" dd if=/run/random of="/dev/$odd" bs=1M seek=8 oflag=direct conv=fdatasync
+    kill_daemon
+    go || fail "serve after kill -9"
+    check "the same devices after kill -9" is "$(attached odd) $(attached big)" "$odd $big"
+    blockdev --flushbufs "/dev/$odd"
+    check "odd: the last 7 sectors" cmp -n $((7 * 512)) /run/random <(dd if="/dev/$odd" bs=512 count=7 skip=$((odd_sectors - 7)) iflag=direct status=none)
+    check "odd: what was written at an odd sector" cmp -n $((64 * 512)) /run/random <(dd if="/dev/$odd" bs=512 skip=2049 count=64 iflag=direct status=none)
+    check "odd: 2 MiB" cmp /run/random <(dd if="/dev/$odd" bs=1M skip=8 count=2 iflag=direct status=none)
+    check "odd: zero a range that is not of whole blocks" blkdiscard -z -o $((place + 512)) -l $zeroed "/dev/$odd"
+    { head -c 512 /run/random; head -c $zeroed /dev/zero; tail -c +$((zeroed + 512 + 1)) /run/random; } >/run/zeroed
+    check "odd: it and nothing else is zero" cmp /run/zeroed <(dd if="/dev/$odd" bs=1M skip=8 count=2 iflag=direct status=none)
+    check "odd: discard all" blkdiscard -f "/dev/$odd"
+}
+
+file_systems() { # DEVICE KIND...
+    local device=$1 kind make ensure
+    shift
+    for kind in "$@"; do
+        case $kind in
+        xfs) make="mkfs.xfs -q -f" ensure="xfs_repair -n" ;;
+        ext4) make="mkfs.ext4 -q -F" ensure="e2fsck -f -n" ;;
+        btrfs) make="mkfs.btrfs -q -f" ensure="btrfs check" ;;
+        esac
+        check "$kind: mkfs" $make "$device"
+        check "$kind: mount" mount -o discard "$device" /mnt || continue
+        fill /mnt/. "/run/sums.$kind"
+        rm -r /mnt/d2
+        check "$kind: fstrim" fstrim /mnt
+        fill /mnt/. "/run/sums.$kind"
+        check "$kind: unmount" umount /mnt
+        check "$kind: sound" $ensure "$device"
+        check "$kind: mount again" mount "$device" /mnt
+        check "$kind: everything is there" intact /mnt "/run/sums.$kind"
+        check "$kind: unmount again" umount /mnt
+    done
+}
+
+# Work until /run/enough is there. fio verifies what it writes, again and again.
+verify() { # NAME FILE SIZE DEPTH [BLOCK]
+    until [ -e /run/enough ]; do
+        fio --name=v --filename="$2" --direct=1 --ioengine=libaio --iodepth="$4" --rw=randwrite --bs="${5:-4k}" --size="$3" \
+            --verify=crc32c --do_verify=1 --verify_fatal=1 --output-format=terse --terse-version=3 >>"/run/fio.$1" 2>>"/run/err.$1" || exit
+    done
+}
+# Terse 3: field 5 is the error, 6 and 47 what was read and written in KiB, 15 and 56 the longest completions in microseconds.
+told() { # NAME
+    awk -F';' 'NF > 100 {runs++; errors += $5; read += $6; written += $47; if ($15 > most) most = $15; if ($56 > most) most = $56}
+        END {printf "%d runs, %d errors, %d MiB written, %d MiB verified, longest stall %.1f s", runs, errors, written / 1024, read / 1024, most / 1e6}' "/run/fio.$1"
+}
+verified() { # WHAT NAME STATUS
+    if [ "$3" = 0 ] && [ ! -s "/run/err.$2" ] && [ -s "/run/fio.$2" ]; then pass "$1: fio --verify, $2: $(told "$2")"
+    else fail "$1: fio --verify, $2: $3: $(told "$2"): $(tr '\n' '|' <"/run/err.$2")"; fi
+}
+# A tree of files is made, synced, compared and removed.
+tree() {
+    local rounds=0
+    until [ -e /run/enough ]; do
+        mkdir -p /mnt/tree && fill /mnt/tree /run/sums.tree && sync -f /mnt/. && intact /mnt/tree /run/sums.tree && rm -r /mnt/tree || exit
+        rounds=$((rounds + 1))
+    done
+    echo $rounds >/run/rounds
+}
+# In a file and a tree of what is mounted at /mnt, and on the bare device `big`, whose queue is kept full.
+begin_work() {
+    rm -f /run/enough /run/fio.* /run/err.* /run/rounds
+    verify file /mnt/fio 16m 16 & works=$!
+    verify bare "/dev/$big" 32m 256 & works="$works $!"
+    tree & works="$works $!"
+}
+alive() { local work; for work in $works; do kill -0 "$work" 2>/dev/null || return 1; done; }
+end_work() { # WHAT
+    local work status=0
+    touch /run/enough
+    for work in $works; do wait "$work" || status=$?; done
+    for work in file bare; do verified "$1" $work $status; done
+    check "$1: the tree was whole each time: $(cat /run/rounds) rounds" test -s /run/rounds
+}
+
+# The daemon is killed KILLS times under that work.
+kills_under_work() {
+    local n begun took longest=0
+    begin_work
+    for n in $(seq "$KILLS"); do
+        sleep 3.$((RANDOM % 10))
+        alive || fail "kill $n: the work has ended before it"
+        kill_daemon
+        begun=$(date +%s%N)
+        go || { fail "kill $n: serve"; break; }
+        took=$((($(date +%s%N) - begun) / 1000000))
+        echo "kill $n: served again after $took ms"
+        [ $took -le $longest ] || longest=$took
+    done
+    # What was in flight over NBD comes again after a second or two.
+    sleep 4
+    end_work "$KILLS kills"
+    pass "longest start after a kill: $longest ms"
+    dmesg | grep -E 'I/O error|Buffer I/O|XFS.*error' >/run/kernel.err
+    check "$KILLS kills: the kernel saw no I/O error" test ! -s /run/kernel.err
+}

@@ -1,0 +1,106 @@
+# The cache device is taken away under programs that fsync, as an SSD that dies. What the daemon says and does then; that nothing
+# hangs; what is on the backing device alone (P4); and that all is there if the SSD comes back.
+. ./lib.sh
+modprobe -a ublk_drv ext4
+words=$(readlink -f $S/cache4096)
+backing=$S/backing512
+cache() { # Its disk, whatever its name is now.
+    local it
+    for it in /sys/block/vd*; do [ "$(cat "$it/serial" 2>/dev/null)" != cache512 ] || echo "${it##*/}"; done
+}
+pull() { echo 1 >"$(readlink -f "/sys/block/$(cache)/device/..")/remove"; }
+bring_back() { echo 1 >/sys/bus/pci/rescan && wait_for 20 test -b "/dev/$(cache)1"; }
+go() { serve l --cache "/dev/$(cache)1" --volume l=$backing,mode=write-back --attach ublk; }
+volume() { sed -n "s|^\(/dev/ublkb[0-9]*\) l\$|\1|p" /run/l.out; }
+status() { timeout 20 $FOREBAY status "$@" --control "$(control l)"; }
+of_status() { status --json | python3 -c "import json, sys; print(json.load(sys.stdin)['volumes'][0]['$1'])"; }
+at_rest() { [ "$(of_status writeback)" = idle ] && [ "$(of_status dirty_bytes)" -lt 16000000 ]; }
+begin_work() {
+    python3 ./fsync_work.py work /mnt $RANDOM "$words@$place,20000" 2>/run/work.err &
+    work=$!
+}
+compare() { python3 ./fsync_work.py compare /mnt "$words@$place,20000" "$@"; }
+
+# A small cache, so that its log goes round and write-back is at work.
+check "a partition for the cache" sgdisk -o -n 1:0:+64M "/dev/$(cache)" && check "the partition" partitions "/dev/$(cache)" "/dev/$(cache)1" || finish
+place=0
+
+begin() { # WHAT
+    place=$((place + 20000))
+    wipe "/dev/$(cache)1"
+    check "$1: format" $FOREBAY format --force "/dev/$(cache)1" || finish
+    wipe $backing
+    go || { fail "$1: serve: $(tail -n 3 /run/l.err | tr '\n' '|')"; finish; }
+    check "$1: mkfs.ext4" mkfs.ext4 -q -F "$(volume)"
+    check "$1: mount" mount "$(volume)" /mnt || finish
+    sync
+    begin_work
+}
+# The daemon has noticed, nobody hangs, and the daemon ends.
+lost() { # WHAT
+    check "$1: the device is gone" wait_for 20 test -z "$(cache)"
+    check "$1: status tells that the cache has failed" wait_for 40 bash -c "timeout 20 $FOREBAY status --control $(control l) | grep 'the cache device failed; writes are refused'"
+    check "$1: the work ends with an error" wait_for 60 bash -c "! kill -0 $work"
+    wait $work
+    pass "$1: it says: $(tail -n 1 /run/work.err)"
+    check "$1: the health of the volume" test "$(of_status health)" = failed
+    stage=$(of_status writeback) as_of=$(of_status backing_as_of)
+    check "$1: unmount" timeout 60 umount /mnt
+    check "$1: what is on the backing device alone is read" timeout 30 dd if="$(volume)" of=/dev/null bs=1M skip=1500 count=8 iflag=direct
+    refuses "$1: a write is" "Input/output error" dd if=/dev/zero of="$(volume)" bs=4k seek=300000 count=1 oflag=direct
+    echo "the stop says: $(timeout 120 $FOREBAY stop --control "$(control l)" 2>&1 | tr '\n' '|')"
+    check "$1: the daemon ends" wait_for 60 bash -c "! kill -0 $daemon"
+    wait $daemon
+    echo "the daemon ended with $?: $(tail -n 3 /run/l.err | tr '\n' '|')"
+    check "$1: no ublk device is left" bash -c '! ls /dev/ublkb* 2>/dev/null | grep .'
+}
+
+# It comes back: nothing that was synced is missing.
+begin "back again"
+sleep $((5 + RANDOM % 5)).$((RANDOM % 10))
+check "back again: the work goes on until then" kill -0 $work
+pull
+lost "back again"
+check "back again: it is there" bring_back
+go || { fail "back again: serve: $(tail -n 3 /run/l.err | tr '\n' '|')"; finish; }
+check "back again: mount" mount "$(volume)" /mnt
+check "back again: $(compare)" compare
+check "back again: unmount" umount /mnt
+check "back again: e2fsck finds nothing" e2fsck -f -n "$(volume)"
+stop "back again: stop" l
+
+# It is lost for good: the backing device has a state that the file system went through, as old as status said.
+for n in 1 2; do
+    what="lost for good, $n"
+    begin "$what"
+    sleep $((8 + RANDOM % 8)).$((RANDOM % 10))
+    if [ $n = 1 ]; then
+        # While nothing is being written back, which is when P4 promises most; and after a quarter of the cache was
+        # dirty, so that what was synced has been written back.
+        touch /run/enough
+        wait $work
+        rm /run/enough
+        dd if=/dev/urandom of=/mnt/load bs=1M count=24 conv=fsync status=none
+        check "$what: write-back has come to rest" wait_for 60 at_rest
+        echo newest >/mnt/newest
+        sync -f /mnt/.
+        begin_work
+    fi
+    pull
+    lost "$what"
+    echo "$what: write-back was $stage, the backing device is as of $(($(date +%s) - as_of / 1000)) s ago"
+    # A file system that was not unmounted: its journal is replayed first.
+    e2fsck -p $backing >/run/fsck 2>&1
+    result=$?
+    if [ "$stage" = idle ]; then
+        check "$what: the backing device alone: its journal is replayed, and e2fsck has no more to do" test $result -le 1
+        check "$what: the backing device alone: e2fsck finds nothing" e2fsck -f -n $backing
+        check "$what: the backing device alone: mount" mount -o ro $backing /mnt
+        check "$what: the backing device alone, as of then: $(compare "$as_of")" compare "$as_of"
+        # Of the first, something was synced before.
+        [ $n = 2 ] || check "$what: something was synced by then" bash -c "[ \"$(compare "$as_of")\" != '0 files as they were synced' ]"
+        umount /mnt
+    else echo "a batch was broken off (a mixture of two states, see P4): e2fsck -p ends with $result: $(tail -n 2 /run/fsck | tr '\n' '|')"; fi
+    check "$what: another SSD takes its place" bring_back
+done
+finish
