@@ -42,7 +42,10 @@ const SCALE_BYTES_PER_SECOND: f64 = 2e9;
 /// Free room that the largest case wants: on the disk, and in memory.
 const ROOM: u64 = 12 * GIB;
 const MEMORY: u64 = 8 * GIB;
-const PERCENT: u64 = 85;
+/// How full it is before the tail comes, which must fit in as well.
+fn percent(gib: u64) -> u64 {
+    if gib < 4 { 70 } else { 85 }
+}
 
 /// What was read.
 #[derive(Default)]
@@ -206,10 +209,10 @@ fn main() {
         let made = folder.join(format!("opening-{}", std::process::id()));
         let (path, _gone, (filled, tail)) = match kept {
             Some(path) if path.exists() => (path, None, (0, 0)),
-            Some(path) => (path.clone(), None, Filler::new(&path, gib * GIB).fill(PERCENT)),
+            Some(path) => (path.clone(), None, Filler::new(&path, gib * GIB).fill(percent(gib))),
             None => {
                 let gone = Gone(made.clone());
-                (made.clone(), Some(gone), Filler::new(&made, gib * GIB).fill(PERCENT))
+                (made.clone(), Some(gone), Filler::new(&made, gib * GIB).fill(percent(gib)))
             }
         };
         // Each opening moves the superblock on; both copies are put back.

@@ -113,6 +113,10 @@ impl core::fmt::Debug for Packed {
 /// The checkpoint that is being written, and what is known of the last one.
 #[derive(Debug)]
 pub(crate) struct Checkpointer {
+    /// Blocks of records that are too few for a checkpoint, whatever it takes.
+    least: u64,
+    /// Blocks that each takes, cells and slots left out.
+    fixed: u64,
     next: Next,
     packed: Box<Packed>,
     /// Pages of each run of the index, as far as they are written.
@@ -146,6 +150,11 @@ impl Checkpointer {
         named_runs.resize(layout.slot_runs() as usize, Written::NEVER);
         let stream_max = checkpoint::stream_pages_max(segment_count) as usize * PAGE_BYTES;
         Checkpointer {
+            least: WRITTEN_LEAST.min(layout.slots / 4),
+            fixed: u64::from(layout.index_pages) * MAP_WORDS as u64 / PAGE_WORDS as u64
+                + u64::from(layout.index_runs())
+                + u64::from(1 + layout.segment_pages + layout.run_pages())
+                + NAMING_BLOCKS,
             next: Next::Nothing,
             packed: Box::new(Packed { words: [0; PACKED_WORDS_MAX], at: 0, end: 0, page: 0 }),
             index_runs: alloc::vec![0; layout.index_runs() as usize],
@@ -242,17 +251,15 @@ impl Engine {
 
     /// Whether so many blocks of records are enough for what a checkpoint would take now.
     fn checkpoint_is_due(&self, written: u64) -> bool {
-        let Head { layout, stream_pages, .. } = self.checkpoint.head;
-        let index = u64::from(layout.index_pages) * MAP_WORDS as u64 + self.index.len();
-        let known = index / PAGE_WORDS as u64
-            + u64::from(layout.index_runs())
-            + u64::from(1 + layout.segment_pages + layout.run_pages() + stream_pages)
-            + NAMING_BLOCKS;
-        let least = WRITTEN_LEAST.min(layout.slots / 4);
-        // Counting what has changed takes longer, and can only add to it.
-        written >= least.max(known * WRITTEN_PER_CHECKPOINT) && {
+        // Asked after each event: what decides most often is asked first.
+        let Checkpointer { least, fixed, head, .. } = &self.checkpoint;
+        if written < *least {
+            return false;
+        }
+        let known = self.index.len() / PAGE_WORDS as u64 + fixed + u64::from(head.stream_pages);
+        written >= known * WRITTEN_PER_CHECKPOINT && {
             let changed = self.slots.changed_count() as u64;
-            let size = known + changed * u64::from(layout.slot_run_pages());
+            let size = known + changed * u64::from(head.layout.slot_run_pages());
             written >= size * WRITTEN_PER_CHECKPOINT
         }
     }

@@ -472,9 +472,7 @@ impl Shape {
                 break;
             }
             let home = self.start(cell & rest_mask);
-            let distance = (at + PAGE_CELLS - home) % PAGE_CELLS;
-            let gap_distance = (at + PAGE_CELLS - gap) % PAGE_CELLS;
-            if distance >= gap_distance {
+            if distance(home, at) >= distance(gap, at) {
                 page[gap] = cell;
                 gap = at;
             }
@@ -485,6 +483,11 @@ impl Shape {
 
 fn key(volume: VolumeIndex, lba: Lba) -> u64 {
     u64::from(volume.0) << 40 | lba.0
+}
+
+/// Cells from one to another, round the page's end.
+fn distance(from: usize, to: usize) -> usize {
+    if to >= from { to - from } else { to + PAGE_CELLS - from }
 }
 
 fn next(at: usize) -> usize {

@@ -10,6 +10,7 @@ use forebay::io::{Device, FileDevice, FileOptions};
 use forebay_core::effect::{Effect, Fault};
 use forebay_core::engine::{Config, Engine, window_frames};
 use forebay_core::format::bytes::block_checksum;
+use forebay_core::format::checkpoint::{self, Layout};
 use forebay_core::format::superblock::{Superblock, Volume};
 use forebay_core::log::recovery::{self, CacheReader, Writer};
 use forebay_core::payload::{Ingested, Payload, Place};
@@ -197,6 +198,15 @@ impl Filler {
         self.effects();
     }
 
+    /// Whether pages of slots lie there.
+    fn is_slots(&self, address: u64) -> bool {
+        let Superblock { segment_count, checkpoint_bytes, .. } = self.superblock;
+        let layout = Layout::of(segment_count, self.superblock.segment_blocks());
+        let area = checkpoint::area_address(checkpoint_bytes, 0);
+        let page = ((address - area) % checkpoint_bytes / BLOCK as u64) as u32;
+        (layout.slot_page(0)..layout.segment_page()).contains(&page)
+    }
+
     fn effects(&mut self) {
         while let Some(effect) = self.engine.next_effect() {
             let token = match effect {
@@ -215,7 +225,8 @@ impl Filler {
                 Effect::WriteArea { token, address, blocks, from } => {
                     let Place::Window { frame } = from else { unreachable!("of the window") };
                     self.pages += u64::from(blocks);
-                    if self.real {
+                    // Runs of slots stay where an earlier checkpoint wrote them.
+                    if self.real || self.is_slots(address) {
                         let length = usize::from(blocks) * BLOCK;
                         let pages = &self.bytes.window[frame as usize * BLOCK..][..length];
                         self.file.write_all_at(pages, address).unwrap();
