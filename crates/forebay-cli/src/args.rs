@@ -49,6 +49,15 @@ pub enum Command {
     /// volume is given a mode again (`serve --volume NAME=BACKING,mode=write-back`). Ending this
     /// command ends the watching: the daemon drains on.
     Drain(DrainArgs),
+    /// Have the daemon serve one more volume, or one whose backing device was missing
+    ///
+    /// It is recorded in the cache, so that the next start serves it, too.
+    Attach(AttachArgs),
+    /// Write a volume back and take it out of the daemon and its cache; its backing device is the plain disk then
+    ///
+    /// Nobody may use the volume: what is mounted is unmounted first. Ending this command before the volume
+    /// is written back ends the detaching, and the volume is as it was.
+    Detach(DetachArgs),
     /// Take a volume out of a cache that nobody serves
     Forget(ForgetArgs),
     /// Verify everything in a cache that nobody serves, without changing it
@@ -191,7 +200,7 @@ pub struct VolumeSpec {
 /// What may come after the backing device.
 pub const VOLUME_KEYS: [&str; 2] = ["mode", "logical_block"];
 
-fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
+pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
     let (name, rest) = text.split_once('=').ok_or("expected NAME=BACKING[,mode=...]")?;
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
@@ -214,7 +223,7 @@ fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
     Ok(spec)
 }
 
-fn parse_mode(text: &str) -> Result<Mode, String> {
+pub fn parse_mode(text: &str) -> Result<Mode, String> {
     match text {
         "write-back" => Ok(Mode::WriteBack),
         "write-through" => Ok(Mode::WriteThrough),
@@ -445,7 +454,7 @@ pub enum IfChanged {
     LoseDirty,
 }
 
-fn parse_if_changed(text: &str) -> Result<(String, IfChanged), String> {
+pub fn parse_if_changed(text: &str) -> Result<(String, IfChanged), String> {
     match text.split_once('=') {
         Some((name, "keep-dirty")) => Ok((name.into(), IfChanged::KeepDirty)),
         Some((name, "lose-dirty")) => Ok((name.into(), IfChanged::LoseDirty)),
@@ -503,6 +512,40 @@ pub struct DrainArgs {
     /// Drain a cache that no daemon serves: its device or file
     #[arg(long)]
     pub cache: Option<PathBuf>,
+}
+
+/// `forebay attach`
+#[derive(Debug, clap::Args)]
+pub struct AttachArgs {
+    /// The volume and its backing device, as for `serve --volume`; or the name alone of one that
+    /// waits for its backing device
+    #[arg(value_name = "NAME[=BACKING[,...]]", value_parser = parse_attached)]
+    pub volume: String,
+    /// Go on with a backing device that was changed by others: keep-dirty or lose-dirty
+    #[arg(long, value_name = "CHOICE", value_parser = ["keep-dirty", "lose-dirty"])]
+    pub if_changed: Option<String>,
+    /// The daemon's control socket; needed if several run, or if it is not in the usual place
+    #[arg(long)]
+    pub control: Option<PathBuf>,
+}
+
+/// As given, with the path from the root: the daemon is somewhere else.
+fn parse_attached(text: &str) -> Result<String, String> {
+    let Some((name, rest)) = text.split_once('=') else { return Ok(text.into()) };
+    let spec = parse_volume(text)?;
+    let backing = spec.backing.absolute().map_err(|error| error.to_string())?;
+    let more = rest.split_once(',').map_or(String::new(), |(_, more)| format!(",{more}"));
+    Ok(format!("{name}={backing}{more}"))
+}
+
+/// `forebay detach`
+#[derive(Debug, clap::Args)]
+pub struct DetachArgs {
+    /// The volume
+    pub name: String,
+    /// The daemon's control socket; needed if several run, or if it is not in the usual place
+    #[arg(long)]
+    pub control: Option<PathBuf>,
 }
 
 /// `forebay forget`

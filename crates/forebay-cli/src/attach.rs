@@ -13,7 +13,7 @@ pub use attached::Attached;
 use crate::args::Attach;
 use anyhow::{Result, bail};
 use forebay_core::units::VolumeIndex;
-use forebay_serve::attach::{Attachments, Reports};
+use forebay_serve::attach::{Attachments, DeviceVolume, Reports};
 use forebay_serve::server::Server;
 use std::path::PathBuf;
 
@@ -28,6 +28,17 @@ pub struct Wanted {
     pub backing: PathBuf,
     /// Whether the backing device takes discards.
     pub discards: bool,
+}
+
+impl Wanted {
+    fn device_volume(&self) -> DeviceVolume {
+        DeviceVolume {
+            index: self.index,
+            uuid: self.uuid,
+            size_bytes: self.size_bytes,
+            logical_block: self.logical_block,
+        }
+    }
 }
 
 /// What makes the devices, and what went wrong with those of a daemon before.
@@ -86,23 +97,39 @@ impl Kind {
         }
     }
 
-    /// Begins to make a device of each volume.
-    pub fn begin(self, server: &mut Server, uuid: &str, wanted: Vec<Wanted>) -> Result<Attached> {
+    /// Those that have a place of their own from a daemon before, and the others.
+    pub fn split(self, cache: &str, wanted: Vec<Wanted>) -> Result<(Vec<Wanted>, Vec<Wanted>)> {
+        #[cfg(feature = "fuse")]
+        if self == Kind::Fuse {
+            return fuse::split(cache, wanted);
+        }
+        let _ = cache;
+        Ok((Vec::new(), wanted))
+    }
+
+    /// Begins to make a device of each volume. `place` is unlike that of others that are not ended.
+    pub fn begin(
+        self,
+        server: &mut Server,
+        cache: &str,
+        place: &str,
+        wanted: Vec<Wanted>,
+    ) -> Result<Attached> {
         let names = wanted.iter().map(|volume| (volume.index, volume.name.clone())).collect();
         let begun: Result<Begun> = match self {
             #[cfg(feature = "ublk")]
-            Kind::Ublk => ublk::begin(server, wanted),
-            Kind::Nbd => nbd::begin(server, wanted),
+            Kind::Ublk => ublk::begin(server, &wanted),
+            Kind::Nbd => nbd::begin(server, &wanted),
             #[cfg(feature = "fuse")]
-            Kind::Fuse => fuse::begin(server, uuid, wanted),
+            Kind::Fuse => fuse::begin(server, place, wanted),
             #[cfg(not(all(feature = "fuse", feature = "ublk")))]
-            _ => Err(missing(server, uuid)),
+            _ => Err(missing(server, place)),
         };
         let begun = begun?;
         for text in &begun.problems {
             tracing::warn!("{text}");
         }
-        Ok(Attached::new(self, begun, uuid, names))
+        Ok(Attached::new(self, begun, cache, names))
     }
 }
 

@@ -15,9 +15,29 @@ use std::path::{Path, PathBuf};
 #[serde(tag = "command", rename_all = "kebab-case")]
 pub enum Request {
     Status,
-    Stop { drain: bool },
-    Drain { name: Option<String> },
-    Upgrade { executable: PathBuf },
+    Stop {
+        drain: bool,
+    },
+    Drain {
+        name: Option<String>,
+    },
+    Upgrade {
+        executable: PathBuf,
+    },
+    /// `NAME=BACKING[,...]` as on the command line, its paths absolute, or `NAME` alone.
+    Attach {
+        volume: String,
+        if_changed: Option<String>,
+    },
+    /// The volume is drained.
+    Detach {
+        name: String,
+    },
+    /// Takes writes again as it did before it was drained.
+    SetMode {
+        name: String,
+        mode: String,
+    },
 }
 
 /// What is answered.
@@ -26,7 +46,13 @@ pub enum Request {
 pub enum Reply {
     Status(Box<Status>),
     Done,
-    Error { text: String },
+    /// Done, and what a user should see.
+    Told {
+        lines: Vec<String>,
+    },
+    Error {
+        text: String,
+    },
 }
 
 /// Sockets of running daemons, found in the runtime directory.

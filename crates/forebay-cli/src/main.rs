@@ -73,6 +73,8 @@ fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
         Command::Stop(args) => cmd::stop::run(args),
         Command::Upgrade(args) => cmd::upgrade::run(args),
         Command::Drain(args) => cmd::drain::run(args),
+        Command::Attach(args) => cmd::attach::run(args),
+        Command::Detach(args) => cmd::detach::run(args),
         Command::Forget(args) => cmd::forget::run(args),
         Command::Check(args) => cmd::check::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),

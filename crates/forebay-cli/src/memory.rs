@@ -56,9 +56,10 @@ fn fixed(parts: &[(&str, u64)], superblock: &Superblock) -> u64 {
     parts.iter().map(|part| part.1).sum::<u64>() - map(parts, superblock)
 }
 
-/// As much of `config` as fits: the fixed sum is at most `memory`.
+/// As much of `config` as fits, and room for so many extents at least: the fixed sum is at most `memory`.
 pub fn fit(
     config: &Config,
+    extents: u32,
     superblock: &Superblock,
     counts: Counts,
     memory: u64,
@@ -70,7 +71,8 @@ pub fn fit(
         config.buffer_count = share(u64::from(config.buffer_count)).max(8) as u16;
         config.window_blocks = (share(u64::from(config.window_blocks)) as u32 / 4 * 4).max(1024);
         config.batch_blocks_max = share(u64::from(config.batch_blocks_max)).max(2048) as u32;
-        config.extent_count_max = share(u64::from(config.extent_count_max)).max(1024) as u32;
+        config.extent_count_max =
+            (share(u64::from(config.extent_count_max)).max(1024) as u32).max(extents);
         least = fixed(&parts(superblock, counts, &config), superblock);
         if least <= memory {
             return Ok(config);
@@ -117,24 +119,26 @@ mod tests {
             let each = [192 << 20, 256 << 20, 1 << 30].into_iter();
             for (memory, devices) in each.flat_map(|memory| kinds.map(|kind| (memory, kind))) {
                 let counts = Counts { devices, ..Counts::volumes(1) };
-                let config = fit(&Config::default(), &superblock, counts, memory).unwrap();
+                let config = fit(&Config::default(), 0, &superblock, counts, memory).unwrap();
                 assert!(fixed(&parts(&superblock, counts, &config), &superblock) <= memory);
                 assert!(config.buffer_count >= 8);
             }
-            let full = fit(&Config::default(), &superblock, Counts::volumes(1), 1 << 30).unwrap();
+            let full =
+                fit(&Config::default(), 0, &superblock, Counts::volumes(1), 1 << 30).unwrap();
             assert_eq!(full.buffer_count, Config::default().buffer_count);
         }
         let superblock = cache(64 << 20, 512 << 10);
-        let error = fit(&Config::default(), &superblock, Counts::volumes(1), 32 << 20)
+        let error = fit(&Config::default(), 0, &superblock, Counts::volumes(1), 32 << 20)
             .unwrap_err()
             .to_string();
         assert!(error.contains("--memory 32 MiB: at least "), "{error}");
         // The number that is told is enough, and less is not.
         let needed = error.split("at least ").nth(1).unwrap().split('M').next().unwrap();
         let needed = needed.parse::<u64>().unwrap() << 20;
-        assert!(fit(&Config::default(), &superblock, Counts::volumes(1), needed).is_ok());
+        assert!(fit(&Config::default(), 0, &superblock, Counts::volumes(1), needed).is_ok());
         assert!(
-            fit(&Config::default(), &superblock, Counts::volumes(1), needed - (1 << 20)).is_err()
+            fit(&Config::default(), 0, &superblock, Counts::volumes(1), needed - (1 << 20))
+                .is_err()
         );
     }
 }

@@ -6,6 +6,7 @@ use crate::format::record::Link;
 use crate::format::superblock::{self, Head, Mode, Superblock};
 use crate::log::chain::Log;
 use crate::log::recovery::RecoveredVolume;
+use crate::log::segment::State;
 use crate::map::extent::ExtentMap;
 use crate::payload::Payload;
 use crate::policy::writeback::{Cursor, Stage};
@@ -50,6 +51,8 @@ pub struct VolumeStatus {
     /// A flush of the backing device failed that should have covered writes around the log: flushes
     /// answer errors until the volume is opened again.
     pub flush_failed: bool,
+    /// Blocks that are lost now: their newest version rotted while it was dirty, and reads of them fail.
+    pub lost_blocks_now: u64,
     /// Segments its log has.
     pub segments: u32,
     /// Something placed is not durable yet.
@@ -105,21 +108,61 @@ impl Engine {
         let state = self.volume(index);
         assert!(!state.serving && state.log.head.is_none() && state.writes.is_empty());
         let next_sequence = state.log.next_sequence;
-        let mut id = state.log.oldest;
+        self.free_log(index);
+        let mut recorded = recorded.clone();
+        recorded.next_sequence = next_sequence;
+        self.attach(index, &recorded);
+    }
+
+    /// Whether a volume that is not served can be detached: nothing of it is dirty, asked for or under
+    /// way, all of it is durable, and no checkpoint is being written, which would name it.
+    pub fn may_detach(&self, index: VolumeIndex) -> bool {
+        let Some(state) = self.volume_ref(index) else { return false };
+        let log = &state.log;
+        let is_at_rest = self.is_clean(index)
+            && log.placed <= log.durable.through
+            && log.in_flight.is_empty()
+            && log.open.is_none_or(|open| open.entries == 0)
+            && state.writeback.stage == Stage::Idle
+            && state.chances.is_empty()
+            && !state.around_flushing;
+        let is_asked = self.requests.iter().any(|active| active.request.volume == index);
+        !state.serving
+            && is_at_rest
+            && !is_asked
+            && !self.superblock_busy
+            && !self.is_checkpointing()
+            && self.health == CacheHealth::Healthy
+    }
+
+    /// Ends a volume: its segments go to the pool. It may be detached, and the superblock that does not
+    /// name it is durable.
+    pub fn detach(&mut self, index: VolumeIndex, payload: &mut impl Payload) {
+        assert!(self.may_detach(index));
+        let log = &mut self.volume(index).log;
+        log.open = None;
+        if log.head.is_some() {
+            self.seal_segment(index, payload);
+        }
+        self.free_log(index);
+        self.put_in_order(payload);
+    }
+
+    /// Gives all segments of a log to the pool, oldest first (T3 in `log/checkpoint.rs`), and ends the
+    /// volume.
+    fn free_log(&mut self, index: VolumeIndex) {
+        let mut id = self.volume(index).log.oldest;
         while let Some(at) = id {
             id = self.segments.get(at).next;
-            if self.segments.get(at).state == crate::log::segment::State::Sealed {
+            if self.segments.get(at).state == State::Sealed {
                 self.retire(index, at, |_| ());
             }
             let segment = self.segments.get_mut(at);
-            segment.become_state(crate::log::segment::State::Free);
+            segment.become_state(State::Free);
             segment.next = None;
             self.segments.put_free(at);
         }
         self.volumes[usize::from(index.0)] = None;
-        let mut recorded = recorded.clone();
-        recorded.next_sequence = next_sequence;
-        self.attach(index, &recorded);
     }
 
     /// Begins or ends taking requests: the backing device is there, or is not.
@@ -128,12 +171,7 @@ impl Engine {
         state.serving = serving && !state.frozen;
     }
 
-    /// Accepts that unnamed dirty blocks are lost: the volume may be served again.
-    pub fn unfreeze(&mut self, volume: VolumeIndex) {
-        self.volume(volume).frozen = false;
-    }
-
-    /// Whether the volume's backing device may have missed a write of a frozen volume.
+    /// Whether dirty data of the volume was lost that nobody can name: it is not served.
     pub fn is_frozen(&self, volume: VolumeIndex) -> bool {
         self.volume_ref(volume).is_some_and(|state| state.frozen)
     }
@@ -205,6 +243,7 @@ impl Engine {
             let log = &state.log;
             recorded.mode = state.mode;
             recorded.drained = state.drained;
+            recorded.frozen = state.frozen;
             recorded.next_sequence = log.next_sequence;
             recorded.watermark = log.durable.watermark;
             recorded.tail = log.durable.tail.max(recorded.tail);
@@ -254,6 +293,7 @@ impl Engine {
             parked_first: state.parked.first(),
             parked_full: state.parked.full,
             flush_failed: state.around_lost,
+            lost_blocks_now: state.extents.lost_blocks(),
             segments: log.segment_count,
             undurable: log.placed > log.durable.through,
             undurable_since: (log.placed > log.durable.through)

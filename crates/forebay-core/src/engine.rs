@@ -230,12 +230,7 @@ impl Engine {
             chance_frames: (0..crate::log::reclaim::CHANCE_COUNT_MAX as u32)
                 .map(|frame| config.window_blocks + frame)
                 .collect(),
-            checkpoint: Checkpointer::new(
-                superblock.checkpoint_sequence,
-                superblock.checkpoint_bytes,
-                superblock.segment_count,
-                superblock.segment_blocks(),
-            ),
+            checkpoint: Checkpointer::new(superblock, recovered.slot_runs),
         };
         for (index, found) in recovered.volumes.into_iter().enumerate() {
             if let (Some(found), Some(Some(recorded))) = (found, superblock.volumes.get(index)) {

@@ -58,7 +58,7 @@ impl Engine {
                 "segment buffers",
                 u64::from(config.buffer_count) * u64::from(segment_blocks) * BLOCK_BYTES,
             ),
-            ("checkpoint stream", Checkpointer::memory_bytes(segment_count)),
+            ("checkpoint stream", Checkpointer::memory_bytes(segment_count, segment_blocks)),
             ("requests and effects", requests),
         ]
     }

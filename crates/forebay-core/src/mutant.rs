@@ -44,6 +44,8 @@ pub enum Mutant {
     CheckpointNotDurable,
     CheckpointSweepSkipped,
     CheckpointKeepsExtents,
+    CheckpointRunInPlace,
+    CheckpointRunChangeForgotten,
     ParkedForgotten,
     ParkedStale,
 }

@@ -45,6 +45,11 @@ impl<T> Slab<T> {
         self.len() == 0
     }
 
+    /// The rows in use.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.rows.iter().flatten()
+    }
+
     /// Takes a row; the caller has looked for room.
     #[inline]
     pub(crate) fn insert(&mut self, row: T) -> u32 {

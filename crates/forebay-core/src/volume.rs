@@ -151,8 +151,10 @@ impl Volume {
 
     fn with_room(mut self, config: &Config) -> Volume {
         let room = config.extent_count_max as usize;
-        self.extents.make_lost_room();
-        self.pending_extents.reserve(room.saturating_sub(self.pending_extents.len()));
+        self.extents = self.extents.refit(room);
+        // Recovery may have taken more.
+        self.pending_extents.shrink_to(room);
+        self.pending_extents.reserve_exact(room.saturating_sub(self.pending_extents.len()));
         self
     }
 

@@ -16,12 +16,46 @@ use forebay_core::units::VolumeIndex;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::error::Error;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+/// How often it is looked whether a device is still held; that reads all of `/proc`.
+const LOOK_FOR_HOLDERS: Duration = Duration::from_millis(500);
+
+/// A volume that is to have a device whose driver asks us for each request.
+#[derive(Clone, Debug)]
+pub struct DeviceVolume {
+    /// Its index.
+    pub index: VolumeIndex,
+    /// What it is known by for ever.
+    pub uuid: [u8; 16],
+    /// Its size.
+    pub size_bytes: u64,
+    /// 512 or 4096.
+    pub logical_block: u32,
+}
+
+/// What of a device must be as it was made when the next process takes it over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Its size.
+    pub size_bytes: u64,
+    /// Its logical block.
+    pub logical_block: u64,
+}
+
+impl fmt::Display for Geometry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes in blocks of {}", self.size_bytes, self.logical_block)
+    }
+}
 
 /// What became of a device.
 #[derive(Debug)]
@@ -65,6 +99,13 @@ pub enum Report {
     Disconnected {
         /// Of which volume.
         volume: VolumeIndex,
+    },
+    /// It was to be detached if nobody held it, and could not be.
+    Kept {
+        /// `/dev/loop3`.
+        device: PathBuf,
+        /// Why.
+        error: Box<dyn Error + Send + Sync>,
     },
     /// All are gone, or what could not be removed.
     Gone(io::Result<()>),
@@ -130,6 +171,61 @@ pub(crate) fn claim(device: &Path) -> io::Result<Claim> {
     }
 }
 
+/// Who was told to hold a device, so that each change is told once.
+#[derive(Default)]
+pub(crate) struct Told(Vec<(PathBuf, Vec<Holder>)>);
+
+impl Told {
+    /// Tells who holds the device, unless that was the last that was told of it.
+    pub(crate) fn tell(&mut self, device: &Path, holders: Vec<Holder>, teller: &Teller) {
+        match self.0.iter_mut().find(|entry| entry.0 == device) {
+            Some(entry) if entry.1 == holders => return,
+            Some(entry) => entry.1.clone_from(&holders),
+            None => self.0.push((device.into(), holders.clone())),
+        }
+        teller.tell(Report::Held { device: device.into(), holders });
+    }
+}
+
+/// Ends each device when nobody holds it. Those that are given up stay, and wait for the next
+/// process. On a thread apart (K3).
+pub(crate) fn detach_each<D, E>(
+    mut devices: Vec<D>,
+    path_of: impl Fn(&D) -> PathBuf,
+    (teller, is_given_up): (&Teller, &AtomicBool),
+    refused: impl Fn(String, io::Error) -> E,
+    mut end: impl FnMut(&D, File) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut told = Told::default();
+    // Bounded by the holders' patience and the daemon's.
+    loop {
+        let mut left = Vec::new();
+        for device in devices {
+            let path = path_of(&device);
+            match claim(&path).map_err(|error| refused(path.display().to_string(), error))? {
+                Claim::Ours(claim) => {
+                    end(&device, claim)?;
+                    teller.tell(Report::Detached { device: path });
+                }
+                Claim::Held(holders) => {
+                    told.tell(&path, holders, teller);
+                    left.push(device);
+                }
+            }
+        }
+        devices = left;
+        if devices.is_empty() || is_given_up.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK_FOR_HOLDERS);
+    }
+}
+
+/// What a thread that only tries once takes for the end of patience.
+pub(crate) fn once() -> Arc<AtomicBool> {
+    Arc::new(AtomicBool::new(true))
+}
+
 /// Starts a thread.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name.into()).spawn(work).map(drop)
@@ -183,6 +279,10 @@ impl Reports {
 pub trait Attachments {
     /// Begins to detach `devices`, each when its last holder closes it, and what they stand on.
     fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()>;
+
+    /// Begins to detach one device if nobody holds it, and reports [`Report::Detached`], else
+    /// [`Report::Held`] or [`Report::Kept`].
+    fn try_release(&mut self, device: PathBuf) -> io::Result<()>;
 
     /// Ends the wait for those who hold devices: what becomes of these when the process ends says
     /// [`Attachments::outlive`].

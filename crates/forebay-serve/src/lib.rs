@@ -11,6 +11,7 @@ pub mod frontend;
 pub mod fuse;
 #[cfg(any(feature = "fuse", feature = "ublk", feature = "vhost"))]
 mod lend;
+mod native;
 pub mod nbd;
 pub mod server;
 #[cfg(feature = "ublk")]

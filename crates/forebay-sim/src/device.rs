@@ -183,6 +183,14 @@ impl Device {
         self.unflushed.push(Pending { number: self.number, pieces });
     }
 
+    /// A write is complete, and so is a flush that covers it.
+    pub fn write_durably(&mut self, pieces: Vec<Piece>) {
+        self.write(pieces);
+        for (block, mask, content) in self.unflushed.pop().iter().flat_map(|write| &write.pieces) {
+            put(&mut self.durable, *block, *mask, content);
+        }
+    }
+
     /// A range reads as zeros from now on; `last_mask` says which sectors of its last block.
     pub fn zero(&mut self, start: u64, end: u64, last_mask: u8) {
         let blocks = self.stored(start, end);

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 40] = [
+pub const ALL: [Mutant; 42] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -46,6 +46,8 @@ pub const ALL: [Mutant; 40] = [
     Mutant::CheckpointNotDurable,
     Mutant::CheckpointSweepSkipped,
     Mutant::CheckpointKeepsExtents,
+    Mutant::CheckpointRunInPlace,
+    Mutant::CheckpointRunChangeForgotten,
     Mutant::ParkedForgotten,
     Mutant::ParkedStale,
 ];

@@ -6,6 +6,7 @@
 //! next opening goes to one copy, flush, the other, flush; only then does an engine run.
 
 use crate::block::Block;
+use crate::checkers::memory_is_bounded::Bound;
 use crate::checkers::{checkpoint_is_derived, recovery_is_repeatable};
 use crate::device::Piece;
 use crate::fate::Fate;
@@ -133,8 +134,10 @@ impl World {
             *self.random.pick(&addresses)
         } else if first.checkpoint_sequence > 0 {
             self.marks.hit("checkpoint page rotted");
-            let number = self.random.below(3) as u32;
-            checkpoint::address(&first, first.checkpoint_sequence, number)
+            // Runs of slots may be in either area.
+            let layout = checkpoint::Layout::of(first.segment_count, first.segment_blocks());
+            let number = self.random.below(u64::from(layout.stream_page()) + 1) as u32;
+            checkpoint::address(&first, self.random.below(2), number)
         } else {
             return;
         };
@@ -163,7 +166,14 @@ impl World {
                 Damage::Clean { .. } => "rot clean",
             });
         }
-        let config = self.setup.config;
+        let mut config = self.setup.config;
+        let room = recovered.extents_fitting(config.extent_count_max);
+        if room > config.extent_count_max {
+            // As `serve` does: that much is told, then taken.
+            self.marks.hit("more room for extents");
+            config.extent_count_max = room;
+        }
+        self.bound = Bound::new(&self.superblock, self.volumes.len(), &config);
         self.memory.restart(window_frames(&config));
         let engine = Engine::new(&self.superblock, recovered, config, Tick(self.now));
         for index in 0..self.volumes.len() {
@@ -247,6 +257,11 @@ impl World {
         writer: Writer,
     ) -> Result<(), Failure> {
         if !recovered.from_checkpoint {
+            // Where nothing rots and all is written, the checkpoint that is named is whole.
+            let whole = self.setup.rot == 0 && self.setup.cache_fault == 0;
+            if whole && superblock.checkpoint_sequence > 0 {
+                return Err(Failure("the checkpoint that is named cannot be used".into()));
+            }
             return Ok(());
         }
         self.marks.hit("opened from a checkpoint");

@@ -3,8 +3,8 @@
 //! go.
 
 use crate::checkers::watermark_is_prefix::Prefix;
-use crate::run::{drain_all, overwrites_more, settle_volume, stays_dirty};
-use crate::world::{Outcome, World};
+use crate::run::{WAIT_MAX, drain_all, drain_one, overwrites_more, settle_volume, stays_dirty};
+use crate::world::{Failure, Outcome, World};
 use forebay_core::format::superblock::{Head, Mode, Superblock};
 use forebay_core::units::{Ordinal, Sequence, VolumeIndex};
 
@@ -35,8 +35,43 @@ impl World {
                 engine.drain(VolumeIndex(index as u8), &mut self.memory);
                 self.drain_effects()
             }
+            _ if self.attached().len() > 1 && self.random.one_in(2) => self.detach(index),
             _ => self.drain_all_and_compare(),
         }
+    }
+
+    /// A volume leaves the cache in mid-run: drained, then without a trace. Its backing device is the plain
+    /// disk, and the others get its segments.
+    fn detach(&mut self, index: usize) -> Outcome {
+        let fails = self.volumes.iter().any(|volume| volume.device.failed);
+        // What was lost is not to be forgotten.
+        if self.cache_failed || fails || self.setup.rot > 0 {
+            return Ok(());
+        }
+        drain_one(self, index)?;
+        if self.cache_failed || self.volumes[index].flush_failed {
+            return Ok(());
+        }
+        let at = VolumeIndex(index as u8);
+        self.engine.as_mut().expect("there is a process").serve(at, false);
+        let begun = self.now;
+        while !self.engine.as_ref().is_some_and(|engine| engine.may_detach(at)) {
+            if self.cache_failed || !self.step()? || self.now - begun > WAIT_MAX {
+                // A failed cache keeps what it has.
+                self.engine.as_mut().expect("there is a process").serve(at, true);
+                return Ok(());
+            }
+        }
+        self.marks.hit("volume detached in mid-run");
+        let engine = self.engine.as_ref().expect("there is a process");
+        let watermark = engine.durable_watermark(at).expect("it is attached");
+        self.memory.lives.detach(at, watermark).map_err(Failure)?;
+        self.superblock.volumes[index] = None;
+        self.write_superblock();
+        let engine = self.engine.as_mut().expect("there is a process");
+        engine.detach(at, &mut self.memory);
+        self.volumes[index].attached = false;
+        self.drain_effects()
     }
 
     /// From the next write on a volume takes writes differently.
@@ -134,6 +169,7 @@ impl World {
             recorded.head = Head::NONE;
             recorded.watermark = Sequence(0);
             recorded.tail = Ordinal(1);
+            recorded.frozen = false;
         }
         self.write_superblock();
         let recorded = self.superblock.volumes[index].clone().expect("it is attached");

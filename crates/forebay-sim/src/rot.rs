@@ -189,6 +189,10 @@ impl World {
         let others: Vec<u64> =
             records.iter().filter(|it| it.segment == record.segment).map(|it| it.at).collect();
         let beside = *self.random.pick(&others);
+        let life = (record.segment, record.header.segment_sequence);
+        let only = records
+            .iter()
+            .all(|it| it.at == at || (it.segment, it.header.segment_sequence) != life);
         let mut header = *self.cache.read(at).bytes();
         let mut whole = false;
         let name = match self.random.below(6) {
@@ -213,8 +217,9 @@ impl World {
                 whole = true;
                 "record written astray"
             }
-            // Nor is there anybody to tell what a cut left in the same place (`docs/faults.md`).
-            _ if newest || self.is_void_there(record) => return,
+            // Nor is there, if it was the only one of the segment, anybody to tell where a cut had ended the
+            // segment before (`docs/faults.md`).
+            _ if newest || only && self.is_void_there(record) => return,
             _ => {
                 whole = true;
                 "write lost"

@@ -13,7 +13,7 @@ use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 
 /// Simulated nanoseconds that any wait may take while the devices work.
-const WAIT_MAX: u64 = 600_000_000_000;
+pub(crate) const WAIT_MAX: u64 = 600_000_000_000;
 
 /// Crashes of every run, at least.
 pub const CRASHES_MIN: u64 = 3;
@@ -548,13 +548,15 @@ pub(crate) fn drain(world: &mut World) -> Outcome {
 
 /// Every volume's backing device alone is the disk then.
 pub(crate) fn drain_all(world: &mut World) -> Outcome {
+    world.attached().into_iter().try_for_each(|index| drain_one(world, index))
+}
+
+/// This one's is, then. What it was asked for before is waited for.
+pub(crate) fn drain_one(world: &mut World, index: usize) -> Outcome {
     world.faults_over = true;
-    let attached = world.attached().into_iter();
-    let outcome = attached
-        .map(|index| settle_volume(world, index).and_then(|()| drain_volume(world, index)))
-        .find(Result::is_err);
+    let outcome = settle_volume(world, index).and_then(|()| drain_volume(world, index));
     world.faults_over = false;
-    outcome.unwrap_or(Ok(()))
+    outcome
 }
 
 /// Drains a volume that the guest leaves alone, and compares.

@@ -34,7 +34,7 @@ impl World {
                         Fate::Chance => self.random.below(5),
                         Fate::Chosen(choices) => choices.below(5),
                     };
-                    self.change_superblock(change, steps);
+                    self.change_superblock(change, steps, flight.through);
                 }
                 Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
                     backing[usize::from(volume.0)].extend(pieces);

@@ -45,6 +45,8 @@ pub(crate) struct Flight {
 pub enum Done {
     /// Records are written.
     Record,
+    /// The first record of a segment is written: what was in its place is gone.
+    First,
     /// The cache device is flushed.
     Flush,
     /// Pages of a checkpoint are written.
@@ -59,11 +61,18 @@ pub enum Done {
 
 impl Done {
     /// All but the most frequent.
-    pub const RARE: [Done; 5] =
-        [Done::Flush, Done::Pages, Done::Superblock, Done::Backing, Done::BackingFlush];
+    pub const RARE: [Done; 6] = [
+        Done::First,
+        Done::Flush,
+        Done::Pages,
+        Done::Superblock,
+        Done::Backing,
+        Done::BackingFlush,
+    ];
 
     fn of(effect: &Effect) -> Option<Done> {
         match effect {
+            Effect::WriteCache { block: 0, .. } => Some(Done::First),
             Effect::WriteCache { .. } => Some(Done::Record),
             Effect::FlushCache { .. } => Some(Done::Flush),
             Effect::WriteArea { .. } => Some(Done::Pages),
@@ -442,7 +451,9 @@ impl World {
             if self.setup.steady { 100 * micro } else { latency * self.slowness(&effect) };
         let mut flight = Flight { token, effect, pieces: None, through: 0 };
         match effect {
-            Effect::FlushCache { .. } => flight.through = self.cache.flush_begin(),
+            Effect::FlushCache { .. } | Effect::WriteSuperblock { .. } => {
+                flight.through = self.cache.flush_begin();
+            }
             Effect::FlushBacking { volume, .. } => {
                 flight.through = self.volumes[usize::from(volume.0)].device.flush_begin();
             }
@@ -652,7 +663,9 @@ impl World {
             self.rot();
         }
         match effect {
-            Effect::WriteSuperblock { change, .. } => self.change_superblock(change, 4),
+            Effect::WriteSuperblock { change, .. } => {
+                self.change_superblock(change, 4, flight.through);
+            }
             Effect::WriteCache { .. } | Effect::WriteArea { .. } => {
                 let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
                 let mut pieces = pieces.expect("a write has bytes");
@@ -742,14 +755,16 @@ impl World {
     /// Writes both copies of the superblock, each flushed.
     pub(crate) fn write_superblock(&mut self) {
         self.superblock.sequence += 1;
-        self.write_superblock_in_part(4);
+        let through = self.cache.flush_begin();
+        self.write_superblock_in_part(4, through);
     }
 
     /// Writes the superblock with something new in it: one copy, a flush, the other, a flush; only
-    /// the first `steps` of these.
-    pub(crate) fn change_superblock(&mut self, change: SuperblockChange, steps: u64) {
+    /// the first `steps` of these. The flushes make durable what they must, no more: what was complete
+    /// (`through`) when all that began.
+    pub(crate) fn change_superblock(&mut self, change: SuperblockChange, steps: u64, through: u64) {
         change.apply(&mut self.superblock);
-        self.write_superblock_in_part(steps);
+        self.write_superblock_in_part(steps, through);
         if steps == 4 {
             self.marks.hit(match change {
                 SuperblockChange::Checkpoint { .. } => "checkpoint named",
@@ -758,16 +773,18 @@ impl World {
         }
     }
 
-    fn write_superblock_in_part(&mut self, steps: u64) {
+    fn write_superblock_in_part(&mut self, steps: u64, through: u64) {
         let copies = Superblock::addresses(self.superblock.size_bytes);
         for (copy, address) in copies.into_iter().enumerate() {
             if steps > 2 * copy as u64 {
                 let bytes = self.superblock.encode(address);
-                self.cache.write(crate::opening::pieces(address, &bytes));
-            }
-            if steps > 2 * copy as u64 + 1 {
-                let through = self.cache.flush_begin();
-                self.cache.flush_end(through);
+                let pieces = crate::opening::pieces(address, &bytes);
+                if steps > 2 * copy as u64 + 1 {
+                    self.cache.flush_end(through);
+                    self.cache.write_durably(pieces);
+                } else {
+                    self.cache.write(pieces);
+                }
             }
         }
     }

@@ -158,8 +158,7 @@ impl Checker<'_> {
                     volume,
                     Severity::Dirty,
                     "V1",
-                    "a durable record rotted, and nothing says which dirty blocks it held; the \
-                     volume is frozen"
+                    "a durable record rotted, and nothing says which dirty blocks it held"
                         .to_owned(),
                 ),
                 Damage::Clean { volume, .. } => (
@@ -200,6 +199,11 @@ impl Checker<'_> {
             blocks: 0,
             dirty_blocks: recovered.dirty_blocks(index),
         };
+        if recovered.is_frozen(index) {
+            let text = "dirty blocks were lost that nobody can name; the volume is frozen: it is not \
+                        served until it is given up (`forebay forget --lose-dirty`)";
+            self.find(Severity::Dirty, "V7", text.to_owned()).volume = Some(volume.name.clone());
+        }
         for (segment, block) in recovered.records(index) {
             // A hole: recovery has said so.
             let Ok(record) = self.inspection.record(segment, block) else { continue };

@@ -11,8 +11,8 @@
 
 use crate::io::{Arena, Completion, Device, Operation, Reactor, Span};
 use forebay_core::effect::Fault;
-use forebay_core::log::recovery::CacheReader;
-use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE};
+use forebay_core::log::recovery::{CacheReader, STRETCH_BLOCKS_MAX, Stretch};
+use forebay_core::units::BLOCK_SIZE;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes that are read at once by `read_each`, at most; as much is read ahead.
 const HALF: usize = 2 << 20;
-/// Bytes of one read of `fill`, and how many of them there are.
-const PIECE: usize = 1 << 20;
+/// Bytes of the longest read of `fill`, and how many reads are under way or being put in place.
+const PIECE: usize = STRETCH_BLOCKS_MAX as usize * BLOCK_SIZE;
 const PIECES: usize = 24;
 /// Threads that put pages in place, this one included. It is work for the memory: more are hardly
 /// faster.
@@ -156,10 +156,10 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A piece that was read, its first block's number, and where it goes.
+/// A stretch that was read into a piece, and where it goes.
 struct Job<'t, T> {
     piece: u32,
-    first: u32,
+    number: usize,
     span: Span,
     target: &'t mut [T],
 }
@@ -186,19 +186,15 @@ impl<'t, T> Shared<'t, T> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts the pages of one piece in place.
+    /// Puts one stretch in place.
     fn run(
         &self,
         job: Job<'t, T>,
-        part: usize,
-        put: &impl Fn(u32, &mut [u8; BLOCK_SIZE], &mut [T]) -> Option<u64>,
+        put: &impl Fn(usize, &mut [[u8; BLOCK_SIZE]], &mut [T]) -> Option<u64>,
     ) {
         // SAFETY: the read into it is done, and nobody else has it until it is free again (O2).
         let bytes = unsafe { job.span.as_mut_slice() };
-        let blocks = bytes.as_chunks_mut::<BLOCK_SIZE>().0.iter_mut();
-        let pages = blocks.zip(job.target.chunks_mut(part)).zip(job.first..);
-        let sum: Option<u64> =
-            pages.map(|((block, target), number)| put(number, block, target)).sum();
+        let sum = put(job.number, bytes.as_chunks_mut().0, job.target);
         let mut work = self.lock();
         work.sum = work.sum.zip(sum).map(|(all, more)| all + more);
         work.free.push(job.piece);
@@ -206,16 +202,12 @@ impl<'t, T> Shared<'t, T> {
     }
 
     /// Puts pieces in place until it is over.
-    fn serve(
-        &self,
-        part: usize,
-        put: &impl Fn(u32, &mut [u8; BLOCK_SIZE], &mut [T]) -> Option<u64>,
-    ) {
+    fn serve(&self, put: &impl Fn(usize, &mut [[u8; BLOCK_SIZE]], &mut [T]) -> Option<u64>) {
         let mut work = self.lock();
         loop {
             if let Some(job) = work.jobs.pop_front() {
                 drop(work);
-                self.run(job, part, put);
+                self.run(job, put);
                 work = self.lock();
             } else if work.is_over {
                 return;
@@ -257,13 +249,18 @@ impl CacheReader for Reader<'_> {
 
     fn fill<T: Send>(
         &mut self,
-        offset: u64,
-        target: &mut [T],
-        part: usize,
-        put: impl Fn(u32, &mut [u8; BLOCK_SIZE], &mut [T]) -> Option<u64> + Sync,
+        stretches: &[Stretch],
+        mut target: &mut [T],
+        put: impl Fn(usize, &mut [[u8; BLOCK_SIZE]], &mut [T]) -> Option<u64> + Sync,
     ) -> Option<u64> {
-        let blocks = PIECE / BLOCK_SIZE;
-        let mut wanted = target.chunks_mut(part * blocks).zip((0..).step_by(blocks));
+        let mut wanted = Vec::with_capacity(stretches.len());
+        for (number, stretch) in stretches.iter().enumerate() {
+            let part = target.split_off_mut(..stretch.items)?;
+            if stretch.blocks > 0 {
+                wanted.push((number, part));
+            }
+        }
+        let mut wanted = wanted.into_iter();
         let shared = Shared {
             work: Mutex::new(Work {
                 jobs: VecDeque::new(),
@@ -279,7 +276,7 @@ impl CacheReader for Reader<'_> {
         std::thread::scope(|scope| {
             let over = Over(&shared);
             for _ in 1..self.workers {
-                scope.spawn(|| shared.serve(part, &put));
+                scope.spawn(|| shared.serve(&put));
             }
             let mut reading: Vec<Option<Job<'_, T>>> = Vec::new();
             reading.resize_with(PIECES, || None);
@@ -291,14 +288,15 @@ impl CacheReader for Reader<'_> {
                 let free = if is_wanted { core::mem::take(&mut work.free) } else { Vec::new() };
                 drop(work);
                 for piece in free {
-                    let Some((target, first)) = wanted.next() else {
+                    let Some((number, target)) = wanted.next() else {
                         is_wanted = false;
                         break;
                     };
-                    let length = target.len().div_ceil(part) * BLOCK_SIZE;
+                    let Stretch { offset, blocks, .. } = stretches[number];
+                    let length = blocks as usize * BLOCK_SIZE;
                     let span = self.pieces.span(piece as usize * PIECE, length);
-                    self.begin(FILL, piece, span, offset + u64::from(first) * BLOCK_BYTES);
-                    reading[piece as usize] = Some(Job { piece, first, span, target });
+                    self.begin(FILL, piece, span, offset);
+                    reading[piece as usize] = Some(Job { piece, number, span, target });
                 }
                 let work = shared.lock();
                 if self.under_way[FILL] == 0 && work.jobs.is_empty() {
@@ -320,7 +318,7 @@ impl CacheReader for Reader<'_> {
                     let Some(job) = reading[piece as usize].take() else { continue };
                     if self.failed[FILL].contains(&piece) {
                         self.failed[FILL].retain(|failed| *failed != piece);
-                        self.read_blocks(offset + u64::from(job.first) * BLOCK_BYTES, job.span);
+                        self.read_blocks(stretches[job.number].offset, job.span);
                     }
                     shared.lock().jobs.push_back(job);
                     shared.job.notify_one();
@@ -328,7 +326,7 @@ impl CacheReader for Reader<'_> {
                 // This thread puts pages in place as well.
                 let job = shared.lock().jobs.pop_front();
                 if let Some(job) = job {
-                    shared.run(job, part, &put);
+                    shared.run(job, &put);
                 }
             }
             drop(over);
@@ -406,33 +404,53 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_put_in_place_by_any_number_of_threads() {
-        let blocks = 40 * (PIECE / BLOCK_SIZE) + 7;
+    fn stretches_are_put_in_place_by_any_number_of_threads() {
         let faults = Faults::new();
-        // A piece and a block of it cannot be read.
+        // A stretch and a block of it cannot be read.
         faults.add(FaultRule::new(Some(OperationKind::Read), FaultWhen::Nth(3)));
         faults.add(FaultRule::new(Some(OperationKind::Read), FaultWhen::Nth(50)));
-        let mut device = FaultDevice::new(Box::new(device((blocks + 5) * 4096)), faults);
+        let mut device = FaultDevice::new(Box::new(device(64 << 20)), faults);
         let mut reactor = Reactor::new(ReactorKind::Auto, 64).expect("a reactor");
         let mut reader = Reader::new(&mut device, &mut reactor).expect("memory");
+        // Of all lengths, anywhere, with gaps; every seventh leaves its part of the table alone.
+        let stretches: Vec<Stretch> = (0..90)
+            .map(|number: u32| {
+                let blocks = if number % 7 == 6 { 0 } else { 100 + number * 7 % 157 };
+                let at = u64::from(number * 5077 % 16_000);
+                Stretch { offset: at * 4096, blocks, items: number as usize % 5 * 3 }
+            })
+            .collect();
+        let items: usize = stretches.iter().map(|stretch| stretch.items).sum();
         for workers in [1, 2, 4] {
             reader.workers = workers;
-            let mut target = vec![0_u32; 3 * blocks - 1];
-            let put = |number, bytes: &mut [u8; BLOCK_SIZE], target: &mut [u32]| {
-                let expected = [0, (number + 5) as u8];
-                assert!(bytes.iter().all(|byte| *byte == bytes[0]) && expected.contains(&bytes[0]));
-                target.fill(number * 2 + u32::from(bytes[0] != expected[1]));
-                Some(u64::from(number))
+            let mut target = vec![u32::MAX; items];
+            let unread = Mutex::new(0);
+            let put = |number: usize, pages: &mut [[u8; BLOCK_SIZE]], target: &mut [u32]| {
+                let Stretch { offset, blocks, items } = stretches[number];
+                assert_eq!((pages.len(), target.len()), (blocks as usize, items));
+                for (page, block) in pages.iter().zip((offset / 4096)..) {
+                    if *page != [block as u8; BLOCK_SIZE] {
+                        assert_eq!(*page, [0; BLOCK_SIZE]);
+                        *unread.lock().expect("no panic") += 1;
+                    }
+                }
+                target.fill(number as u32);
+                Some(number as u64)
             };
-            let sum = reader.fill(5 * 4096, &mut target, 3, put);
-            assert_eq!(sum, Some((blocks * (blocks - 1) / 2) as u64));
-            let numbers = target.iter().map(|it| it / 2);
-            assert!(numbers.eq((0..3 * blocks as u32 - 1).map(|at| at / 3)));
-            let unread = target.chunks(3).filter(|of| of[0] % 2 == 1).count();
+            let sum = reader.fill(&stretches, &mut target, put);
+            let read = |(_, stretch): &(usize, &Stretch)| stretch.blocks > 0;
+            let expected = stretches.iter().enumerate().filter(read);
+            assert_eq!(sum, Some(expected.map(|(number, _)| number as u64).sum()));
+            let expected = stretches.iter().enumerate().flat_map(|(number, stretch)| {
+                let value = if stretch.blocks > 0 { number as u32 } else { u32::MAX };
+                std::iter::repeat_n(value, stretch.items)
+            });
+            assert!(target.iter().copied().eq(expected));
+            let unread = unread.into_inner().expect("no panic");
             assert_eq!(unread, usize::from(workers == 1), "only the second fault is seen, once");
             let put =
-                |number, _: &mut [u8; BLOCK_SIZE], _: &mut [u32]| (number != 700).then_some(1);
-            assert_eq!(reader.fill(5 * 4096, &mut target, 3, put), None);
+                |number, _: &mut [[u8; BLOCK_SIZE]], _: &mut [u32]| (number != 50).then_some(1);
+            assert_eq!(reader.fill(&stretches, &mut target, put), None);
         }
     }
 

@@ -5,24 +5,26 @@
 //! [`Shard::turn`] again and again; requests go in by [`Shard::submit`], answers come out of
 //! [`Shard::take_answers`], and what the reactor reports for others (sockets) is handed on.
 
+mod opening;
+
+pub use opening::Opening;
+
 use crate::cache::{self, CacheError};
 use crate::host::machine::Host;
-use crate::host::runtime_dir::{Places, RuntimeDir, boot_id};
+use crate::host::runtime_dir::{Places, boot_id};
 use crate::io::{
     Arena, Completion, Device, DeviceError, Operation, Reactor, ReactorKind, Span, Stats, source_of,
 };
 use crate::latency::{Latency, LatencySummary};
-use crate::memory::{self, Memory, RequestMemory, SharedIdentity};
-use crate::reader::Reader;
+use crate::memory::{Memory, RequestMemory, SharedIdentity};
 use forebay_core::effect::{Effect, Fault, SuperblockChange, Token};
-use forebay_core::engine::{Acknowledge, Config, Engine, window_frames};
+use forebay_core::engine::{Config, Engine};
 use forebay_core::format::superblock::{Head, Mode, SUPERBLOCK_SIZE, Superblock, Volume};
-use forebay_core::limits::{REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
-use forebay_core::log::recovery::{self, Damage, Writer};
+use forebay_core::limits::{REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
+use forebay_core::log::recovery::Damage;
 use forebay_core::payload::Place;
 use forebay_core::request::{Op, Request, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Sequence, Tick, VolumeIndex};
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -139,6 +141,10 @@ pub struct Shard {
     answers: Vec<(Answer, Begun)>,
     done: Vec<Completion>,
     naming: Option<Naming>,
+    /// What came for others while a naming was waited for.
+    kept: Vec<(u64, i32)>,
+    /// Places that volumes have had in this opening: front ends may still use the old names.
+    had: [bool; VOLUME_COUNT_MAX],
     naming_memory: Arena,
     naming_bytes: Vec<u8>,
     started: Instant,
@@ -158,94 +164,10 @@ struct Naming {
 
 impl Shard {
     /// Opens a cache: redoes what a killed process left in memory, recovers the log, raises the
-    /// generation. No volume is served yet.
-    pub fn open(mut cache: Box<dyn Device>, options: &ShardOptions) -> Result<Shard, OpenError> {
-        let begun = Instant::now();
-        let found = cache::read_superblock(cache.as_ref())?;
-        let mut opened = Opened {
-            clean: found.superblock.clean,
-            repaired_superblock: found.bad_copy().is_some(),
-            ..Opened::default()
-        };
-        cache::repair_superblock(cache.as_ref(), &found)?;
-        let mut superblock = found.superblock;
-        let shared_dir = shared_dir(options);
-        let name = shared_name(&superblock);
-        let mut identity = shared_identity(&superblock);
-        let mut writer = Writer::MayHaveLostPower;
-        if let Some(dir) = &shared_dir
-            && let Some(redone) = redo(cache.as_ref(), &superblock, dir, &name, &identity)?
-        {
-            (opened.redone_segments, writer) = (redone, Writer::DiedAlone);
-        }
-        // What is read below must not be lost once the generation is raised.
-        cache.sync().map_err(system("flush the cache device"))?;
-        let config = options.config;
-        let mut reactor =
-            Reactor::new(options.reactor, 1024).map_err(system("start the reactor"))?;
-        let mut reader =
-            Reader::new(cache.as_mut(), &mut reactor).map_err(system("take memory"))?;
-        let (room, mutants) = (config.extent_count_max, config.mutants);
-        let recovered = recovery::recover(&superblock, &mut reader, room, writer, mutants);
-        drop(reader);
-        opened.damage = recovered.damage.clone();
-        opened.from_checkpoint = recovered.from_checkpoint;
-        superblock = recovery::reopen(&superblock, &recovered, config.mutants);
-        superblock.written_at = wall_now();
-        cache::write_superblock(cache.as_ref(), &superblock)?;
-        identity.open_generation = superblock.open_generation;
-        let bytes = memory::shared_bytes(superblock.segment_bytes, config.buffer_count) as u64;
-        let shared = match &shared_dir {
-            Some(dir) => Some(
-                dir.create_shared(&name, bytes)
-                    .map_err(|error| io::Error::other(error.to_string()))
-                    .map_err(system("take shared memory"))?,
-            ),
-            None => None,
-        };
-        let mut config = config;
-        if shared.is_none() && config.acknowledge == Acknowledge::Placed {
-            config.acknowledge = Acknowledge::Written;
-        }
-        let memory = Memory::new(
-            shared.as_ref().map(|file| (file, &identity)),
-            superblock.segment_bytes,
-            config.buffer_count,
-            window_frames(&config),
-            REQUESTS_INSIDE_MAX,
-        )
-        .map_err(system("take memory"))?;
-        for arena in memory.arenas() {
-            // Best effort: without it each operation pins its pages anew.
-            let _ = reactor.register_arena(arena);
-        }
-        let engine = Engine::new(&superblock, recovered, config, Tick(0));
-        opened.took = begun.elapsed();
-        let mut backings = Vec::new();
-        backings.resize_with(VOLUME_COUNT_MAX, || None);
-        Ok(Shard {
-            engine,
-            memory,
-            reactor,
-            cache,
-            backings,
-            superblock,
-            shared_path: shared_dir.map(|dir| dir.path().join(name)),
-            free_tags: (0..REQUESTS_INSIDE_MAX as u32).rev().collect(),
-            cookies: vec![0; REQUESTS_INSIDE_MAX],
-            begun: vec![
-                Begun { at: begun, volume: VolumeIndex(0), op: Op::Flush };
-                REQUESTS_INSIDE_MAX
-            ],
-            latencies: (0..VOLUME_COUNT_MAX).map(|_| None).collect(),
-            answers: Vec::with_capacity(REQUESTS_INSIDE_MAX),
-            done: Vec::with_capacity(TOKEN_COUNT_MAX),
-            naming: None,
-            naming_bytes: vec![0; SUPERBLOCK_SIZE],
-            naming_memory: Arena::anonymous(2 * SUPERBLOCK_SIZE).map_err(system("take memory"))?,
-            started: Instant::now(),
-            opened,
-        })
+    /// generation. No volume is served yet. If the log holds more extents than `options` have room for,
+    /// more is taken ([`Opening`]).
+    pub fn open(cache: Box<dyn Device>, options: &ShardOptions) -> Result<Shard, OpenError> {
+        Opening::begin(cache, options)?.finish()
     }
 
     /// Bytes of memory that a shard takes, and those of its devices' [`Stats`], by part; see
@@ -306,9 +228,10 @@ impl Shard {
         Some(VolumeIndex(at as u8))
     }
 
-    /// A free place for a new volume.
+    /// A free place for a new volume, where none was detached from in this opening.
     pub fn free_index(&self) -> Result<VolumeIndex, OpenError> {
-        let at = self.superblock.volumes.iter().position(Option::is_none);
+        let mut places = self.superblock.volumes.iter().zip(&self.had);
+        let at = places.position(|(volume, had)| volume.is_none() && !had);
         Ok(VolumeIndex(at.ok_or(OpenError::TooManyVolumes)? as u8))
     }
 
@@ -356,6 +279,7 @@ impl Shard {
             volume.head = Head::NONE;
             volume.watermark = Sequence(0);
             volume.tail = forebay_core::units::Ordinal(1);
+            volume.frozen = false;
         });
         self.write_superblock()?;
         let recorded = self.superblock.volumes[usize::from(index.0)].clone();
@@ -371,7 +295,41 @@ impl Shard {
         self.write_superblock()
     }
 
+    /// Ends the serving of a volume that is on its backing device, and takes it out of the cache. Says
+    /// whether that is done: it is not while something of it is under way. Its device is given back then.
+    pub fn detach(&mut self, index: VolumeIndex) -> Result<bool, OpenError> {
+        self.engine.serve(index, false);
+        if !self.engine.may_detach(index) {
+            return Ok(false);
+        }
+        let recorded = self.superblock.volumes[usize::from(index.0)].take();
+        if let Err(error) = self.write_superblock() {
+            // One copy may say so already: the cache device has failed, and the volume is clean.
+            self.superblock.volumes[usize::from(index.0)] = recorded;
+            return Err(error);
+        }
+        self.had[usize::from(index.0)] = true;
+        self.engine.detach(index, &mut self.memory);
+        self.backings[usize::from(index.0)] = None;
+        self.latencies[usize::from(index.0)] = None;
+        self.run_effects();
+        Ok(true)
+    }
+
+    /// Takes requests to a volume again whose detaching was begun.
+    pub fn serve_again(&mut self, index: VolumeIndex) {
+        self.engine.serve(index, true);
+    }
+
+    /// Both copies, one after the other, and not while a naming writes them: what it has in hand is older, and
+    /// would be there in the end.
     fn write_superblock(&mut self) -> Result<(), OpenError> {
+        while self.naming.is_some() {
+            let mut kept = std::mem::take(&mut self.kept);
+            let waited = self.turn_on(None, &mut kept);
+            self.kept = kept;
+            waited.map_err(system("wait for the cache device"))?;
+        }
         self.superblock.sequence += 1;
         self.superblock.written_at = wall_now();
         Ok(cache::write_superblock(self.cache.as_ref(), &self.superblock)?)
@@ -436,6 +394,16 @@ impl Shard {
     /// One turn of the loop: waits at most `timeout` (`None`: for as long as it takes) for
     /// something to happen, does it, and hands on what is not a device's.
     pub fn turn(
+        &mut self,
+        timeout: Option<Duration>,
+        foreign: &mut Vec<(u64, i32)>,
+    ) -> io::Result<()> {
+        let timeout = if self.kept.is_empty() { timeout } else { Some(Duration::ZERO) };
+        foreign.append(&mut self.kept);
+        self.turn_on(timeout, foreign)
+    }
+
+    fn turn_on(
         &mut self,
         timeout: Option<Duration>,
         foreign: &mut Vec<(u64, i32)>,
@@ -807,45 +775,4 @@ pub(crate) fn shared_identity(superblock: &Superblock) -> SharedIdentity {
         open_generation: superblock.open_generation,
         segment_bytes: superblock.segment_bytes,
     }
-}
-
-fn shared_dir(options: &ShardOptions) -> Option<RuntimeDir> {
-    if !options.shared {
-        return None;
-    }
-    let dir = RuntimeDir::open_in(&options.places).ok()?;
-    dir.shared_dir(&options.places).ok().flatten()
-}
-
-/// Writes to the cache device what a killed process had placed and not written. Gives how many
-/// segments; `None` if nothing of the last opening is in memory, as after a reboot.
-fn redo(
-    cache: &dyn Device,
-    superblock: &Superblock,
-    dir: &RuntimeDir,
-    name: &str,
-    identity: &SharedIdentity,
-) -> Result<Option<usize>, OpenError> {
-    let file = match File::open(dir.path().join(name)) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(system("read shared memory")(error)),
-    };
-    let mut redone = 0;
-    let left = memory::left_behind(&file, identity).map_err(system("read shared memory"))?;
-    let Some(left) = left else { return Ok(None) };
-    for (segment, mut bytes) in left {
-        if segment.0 >= superblock.segment_count {
-            continue;
-        }
-        let blocks = recovery::redo(superblock, segment, &mut bytes);
-        if blocks > 0 {
-            let length = usize::from(blocks) * BLOCK_BYTES as usize;
-            cache
-                .write_at(superblock.address(segment, 0), &bytes[..length])
-                .map_err(system("write what a killed process left in memory"))?;
-            redone += 1;
-        }
-    }
-    Ok(Some(redone))
 }

@@ -41,6 +41,7 @@ fn superblock() -> Superblock {
         uuid: [0xAB; 16],
         mode: Mode::WriteThrough,
         drained: true,
+        frozen: false,
         attach_generation: 5,
         size_bytes: (1 << 30) + 512,
         logical_block: 4096,

@@ -10,8 +10,8 @@ use forebay::io::{
     FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileOptions, MemoryDevice,
     OperationKind, ReactorKind,
 };
-use forebay::shard::CACHE_SOURCE;
-use forebay_core::engine::Config;
+use forebay::shard::{CACHE_SOURCE, Opening};
+use forebay_core::engine::{Config, Engine};
 use forebay_core::format::superblock::Mode;
 use forebay_core::map::extent::lost_room;
 use forebay_core::request::{Op, RequestError};
@@ -164,6 +164,61 @@ fn what_cannot_be_named_holds_back_zeros_and_not_data() {
     assert_eq!(case.lost(data), 0);
     case.rig.request(volume, ZEROES, 3 * BLOCK, BLOCK, None).unwrap();
     assert!(case.rig.shard.close(Duration::from_secs(10)).unwrap());
+}
+
+/// A process had room for many extents, filled it and died; the next one is asked to do with less. It takes
+/// what it must, tells so before it goes on, and then holds no more than it told.
+#[test]
+fn a_log_with_more_extents_than_there_is_room_for_is_opened_with_room_for_them() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "room");
+    let path = dir.file("cache", CACHE_BYTES);
+    let open = || {
+        let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
+        Box::new(FileDevice::open(&path, &options).unwrap())
+    };
+    let options = |extents| {
+        let age = 3_600_000_000_000;
+        let config = Config { extent_count_max: extents, dirty_age: age, ..Config::default() };
+        support::options(ReactorKind::Threads, config)
+    };
+    let faults = Faults::new();
+    let backing = || {
+        let memory = Box::new(MemoryDevice::new(BACKING_BYTES, 4096).unwrap());
+        Box::new(FaultDevice::new(memory, faults.clone()))
+    };
+    let mut rig = Rig::new(open(), &options(4 * EXTENTS as u32), 1 << 20);
+    let volume = rig.add("v", Mode::WriteBack, backing());
+    rig.request(volume, Op::Flush, 0, 0, None).unwrap();
+    faults.add(FaultRule::new(None, FaultWhen::From(0)));
+    let count = 3 * EXTENTS;
+    for at in 0..count {
+        rig.request(volume, ZEROES, 2 * at * BLOCK, BLOCK, None).unwrap();
+    }
+    rig.request(volume, Op::Flush, 0, 0, None).unwrap();
+    drop(rig);
+
+    // Whoever looks first may leave it at that: nothing has changed.
+    let opening = Opening::begin(open(), &options(EXTENTS as u32)).unwrap();
+    assert_eq!(u64::from(opening.config().extent_count_max), count);
+    drop(opening);
+    let mut rig = Rig::open(open(), &options(EXTENTS as u32), 1 << 20);
+    let engine = rig.shard.engine();
+    assert_eq!(u64::from(engine.config().extent_count_max), count);
+    let superblock = rig.shard.superblock();
+    let (segments, blocks) = (superblock.segment_count, superblock.segment_blocks());
+    let told = Engine::memory_parts(segments, blocks, 1, engine.config());
+    for (name, held) in engine.memory_held() {
+        let told = told.iter().find(|part| part.0 == name).unwrap().1;
+        assert!(held <= told, "{name}: {held} bytes held, {told} told");
+    }
+    rig.shard.serve(volume, backing());
+    faults.clear();
+    rig.shard.drain(volume);
+    rig.wait("drained", |shard| shard.engine().is_clean(volume));
+    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+    // Written back, they need no room any more.
+    let opening = Opening::begin(open(), &options(EXTENTS as u32)).unwrap();
+    assert_eq!(u64::from(opening.config().extent_count_max), EXTENTS);
 }
 
 /// Where record headers lie in a cache.

@@ -20,6 +20,10 @@ pub struct Attached {
     cache: String,
     names: Vec<(VolumeIndex, String)>,
     problems: Vec<String>,
+    /// Who said why not when one device was to be detached.
+    refusal: Option<String>,
+    /// Of a volume on its way out: it is no problem that its device goes.
+    leaving: Option<VolumeIndex>,
     is_ready: bool,
     is_gone: bool,
 }
@@ -40,6 +44,8 @@ impl Attached {
             cache,
             names,
             problems,
+            refusal: None,
+            leaving: None,
             is_ready: false,
             is_gone: false,
         }
@@ -68,6 +74,13 @@ impl Attached {
                     self.problems.push(text);
                 }
                 Report::Ready => self.is_ready = true,
+                Report::Held { device, holders } if self.leaving.is_some() => {
+                    let device = device.display();
+                    self.refusal = Some(format!("{device}: {}", holders_text(&holders)));
+                }
+                Report::Kept { device, error } => {
+                    self.refusal = Some(format!("{}: {}", device.display(), chain(&*error)));
+                }
                 Report::Held { device, holders } => tracing::warn!(
                     "stop waits for {}: {}; a second signal ends it now",
                     device.display(),
@@ -81,6 +94,7 @@ impl Attached {
                     "{}: its connection was lost; there is another one",
                     device.display()
                 ),
+                Report::Disconnected { volume } if self.leaving == Some(volume) => {}
                 Report::Disconnected { volume } => {
                     let text = format!("{}: somebody has disconnected it", self.name(volume));
                     tracing::warn!("{text}");
@@ -114,6 +128,30 @@ impl Attached {
     /// Begins to detach everything.
     pub fn release(&mut self) -> Result<()> {
         self.attachments.release(self.reports.devices()).context("cannot start a thread")
+    }
+
+    /// Begins to detach the device of one volume if nobody holds it; says whether it has one.
+    pub fn try_release(&mut self, volume: VolumeIndex) -> Result<bool> {
+        let Some(device) = self.reports.device(volume).map(Path::to_owned) else {
+            return Ok(false);
+        };
+        (self.leaving, self.refusal) = (Some(volume), None);
+        self.attachments.try_release(device).context("cannot start a thread")?;
+        Ok(true)
+    }
+
+    /// Why the device could not be detached: it stays. Nobody waits for it any more.
+    pub fn take_refusal(&mut self) -> Option<String> {
+        let refusal = self.refusal.take();
+        if refusal.is_some() {
+            self.leaving = None;
+        }
+        refusal
+    }
+
+    /// Whether the volume has a device.
+    pub fn has_device(&self, volume: VolumeIndex) -> bool {
+        self.reports.device(volume).is_some()
     }
 
     /// Waits no more for those who hold devices.

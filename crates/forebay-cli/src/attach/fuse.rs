@@ -8,6 +8,7 @@ use forebay::host::keeper;
 use forebay::host::loop_device::{Holder, LoopError};
 use forebay::host::machine::Host;
 use forebay::host::runtime_dir::RuntimeDir;
+use forebay::shard::uuid_text;
 use forebay_serve::fuse::attach::FuseAttachments;
 use forebay_serve::fuse::mount::{FuseMount, FuseVolume, clear_stale, is_unmounted};
 use forebay_serve::server::Server;
@@ -28,11 +29,21 @@ pub fn obstacle() -> Option<String> {
     None
 }
 
-/// Goes on with what a killed daemon left; or clears it away, mounts, and begins to attach.
-pub fn begin(server: &mut Server, uuid: &str, wanted: Vec<Wanted>) -> Result<Begun> {
+/// Those that have a mount of their own from a daemon before, and the others.
+pub fn split(cache: &str, wanted: Vec<Wanted>) -> Result<(Vec<Wanted>, Vec<Wanted>)> {
     let runtime = RuntimeDir::open()?;
-    let directory = runtime.path().join(format!("{uuid}.fuse"));
-    let keeper = runtime.path().join(format!("{uuid}.keeper"));
+    // By its name alone: who asks a mount anything waits until it is served.
+    let entries = std::fs::read_dir(runtime.path())?.flatten();
+    let names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+    let place = |it: &Wanted| format!("{cache}.{}.fuse", uuid_text(&it.uuid));
+    Ok(wanted.into_iter().partition(|it| names.iter().any(|name| *name == *place(it))))
+}
+
+/// Goes on with what a killed daemon left; or clears it away, mounts, and begins to attach.
+pub fn begin(server: &mut Server, place: &str, wanted: Vec<Wanted>) -> Result<Begun> {
+    let runtime = RuntimeDir::open()?;
+    let directory = runtime.path().join(format!("{place}.fuse"));
+    let keeper = runtime.path().join(format!("{place}.keeper"));
     let shown = directory.display();
     let volumes: Vec<FuseVolume> = wanted.into_iter().map(file).collect();
     let found = FuseMount::take_over(&directory, volumes.clone(), &keeper)

@@ -4,7 +4,8 @@
 use super::attached::chain;
 use super::{Begun, Wanted};
 use anyhow::{Context, Result};
-use forebay_serve::nbd::device::attach::{self, NbdVolume};
+use forebay_serve::attach::DeviceVolume;
+use forebay_serve::nbd::device::attach;
 use forebay_serve::nbd::device::control::Control;
 use forebay_serve::server::Server;
 
@@ -14,14 +15,8 @@ pub fn obstacle() -> Option<String> {
 }
 
 /// Begins to connect the devices, or to take over those of a daemon that is gone.
-pub fn begin(server: &mut Server, wanted: Vec<Wanted>) -> Result<Begun> {
-    let volume = |wanted: Wanted| NbdVolume {
-        index: wanted.index,
-        uuid: wanted.uuid,
-        size_bytes: wanted.size_bytes,
-        logical_block: wanted.logical_block,
-    };
-    let volumes: Vec<NbdVolume> = wanted.into_iter().map(volume).collect();
+pub fn begin(server: &mut Server, wanted: &[Wanted]) -> Result<Begun> {
+    let volumes: Vec<DeviceVolume> = wanted.iter().map(Wanted::device_volume).collect();
     let (attachments, front_end, reports) =
         attach::begin(Control::open()?, &volumes).context("cannot start")?;
     server.add(Box::new(front_end));

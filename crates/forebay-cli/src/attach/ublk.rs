@@ -4,8 +4,9 @@
 use super::attached::chain;
 use super::{Begun, Wanted};
 use anyhow::{Context, Result};
+use forebay_serve::attach::DeviceVolume;
 use forebay_serve::server::Server;
-use forebay_serve::ublk::attach::{self, UblkVolume};
+use forebay_serve::ublk::attach;
 use forebay_serve::ublk::control::Control;
 use std::path::Path;
 
@@ -18,14 +19,8 @@ pub fn obstacle() -> Option<String> {
 }
 
 /// Makes the devices, or takes over those of a daemon that is gone, and begins to start them.
-pub fn begin(server: &mut Server, wanted: Vec<Wanted>) -> Result<Begun> {
-    let volume = |wanted: Wanted| UblkVolume {
-        index: wanted.index,
-        uuid: wanted.uuid,
-        size_bytes: wanted.size_bytes,
-        logical_block: wanted.logical_block,
-    };
-    let volumes: Vec<UblkVolume> = wanted.into_iter().map(volume).collect();
+pub fn begin(server: &mut Server, wanted: &[Wanted]) -> Result<Begun> {
+    let volumes: Vec<DeviceVolume> = wanted.iter().map(Wanted::device_volume).collect();
     let (attachments, front_end, reports) =
         attach::begin(Control::open()?, &volumes).context("cannot start")?;
     server.add(Box::new(front_end));

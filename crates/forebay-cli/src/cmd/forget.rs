@@ -40,9 +40,9 @@ pub fn run(args: &ForgetArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `name (3.1 GiB)` if the volume has data that is not on its backing device.
+/// `name (3.1 GiB)` if the volume has data that is not on its backing device, or has lost such data.
 fn dirty_text(shard: &Shard, index: VolumeIndex) -> Option<String> {
-    let status = shard.engine().status(index).filter(|status| status.dirty)?;
+    let status = shard.engine().status(index).filter(|status| status.dirty || status.frozen)?;
     let name = shard.superblock().volumes[usize::from(index.0)].as_ref()?.name.clone();
     Some(format!("{name} ({})", size(status.dirty_blocks * BLOCK_BYTES)))
 }

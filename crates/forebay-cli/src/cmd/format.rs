@@ -98,6 +98,7 @@ fn print_result(args: &FormatArgs, superblock: &Superblock) -> Result<()> {
     let path = args.cache.display();
     let config = memory::fit(
         &Config::default(),
+        0,
         superblock,
         memory::Counts::volumes(1),
         crate::args::MEMORY_DEFAULT,

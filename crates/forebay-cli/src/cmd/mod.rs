@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The subcommands.
 
+pub mod attach;
 pub mod check;
 pub mod config;
+pub mod detach;
 pub mod drain;
 pub mod forget;
 pub mod format;

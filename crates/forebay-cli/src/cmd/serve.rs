@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay serve`: opens a cache and serves its volumes until told to stop.
 
+mod coming;
 mod devices;
 mod ending;
+mod leaving;
 mod offline;
 mod opening;
 mod rates;
@@ -12,8 +14,8 @@ mod watch;
 
 pub use offline::drain_offline;
 
-use crate::args::{Attach, Listen, MetricsAddress, ServeArgs};
-use crate::attach::{self, Attached};
+use crate::args::{Attach, Listen, MetricsAddress, ServeArgs, parse_mode};
+use crate::attach::{self, Attached, Kind};
 use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
 use crate::late::Patience;
@@ -28,6 +30,7 @@ use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
 use forebay_serve::nbd::listen::{Counts, Exports, NbdFrontEnd, export};
 use forebay_serve::server::Server;
+use leaving::Leaving;
 use rates::Rates;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -38,6 +41,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use watch::Watch;
+
+/// How long a turn of the loop waits for something to happen, and while a volume is on its way out.
+const TURN: Duration = Duration::from_millis(500);
+const LEAVING_TURN: Duration = Duration::from_millis(10);
 
 /// A volume that is served.
 struct Served {
@@ -56,7 +63,20 @@ struct Daemon {
     volumes: Vec<Served>,
     desk: Rc<RefCell<Desk>>,
     problems: Vec<String>,
-    attached: Option<Attached>,
+    /// What the kernel's devices are made by, if by anything.
+    devices: Option<Kind>,
+    /// All that there were at the start, then one for each volume that came later.
+    attached: Vec<Attached>,
+    /// A volume on its way out.
+    leaving: Option<Leaving>,
+    exports: Exports,
+    listen: Vec<Listen>,
+    /// For so many volumes memory was taken.
+    room: usize,
+    /// It takes no more volumes, and lets none go.
+    is_ending: bool,
+    /// A file says what the next start serves.
+    is_from_file: bool,
     watch: Watch,
     /// What it is doing now.
     activity: &'static str,
@@ -89,13 +109,10 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     let cache = args.cache.as_deref().map(find).transpose()?;
     let mut daemon = Daemon::open(cache, args, attaches)?;
     daemon.add_volumes(args, &patience)?;
-    let exports: Exports = Rc::default();
-    for served in &daemon.volumes {
-        let recorded = daemon.recorded(served.index).context("a served volume is recorded")?;
-        let entry = export(&served.name, recorded.size_bytes, recorded.logical_block);
-        exports.borrow_mut().push((entry, served.index));
+    for at in 0..daemon.volumes.len() {
+        daemon.export(at)?;
     }
-    if exports.borrow().is_empty() {
+    if daemon.volumes.is_empty() {
         let problems = daemon.problems.join("; ");
         // The next start finds it as this one did.
         daemon.close(args.stop_timeout)?;
@@ -109,14 +126,14 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     let listeners = args.listen.iter().map(sockets::listen).collect::<Result<Vec<_>>>()?;
     let listeners = listeners.into_iter().flatten().collect();
     let metrics = args.metrics.as_ref().map(metrics::Listener::bind).transpose()?;
-    let nbd = NbdFrontEnd::new(listeners, exports)?;
+    let nbd = NbdFrontEnd::new(listeners, Rc::clone(&daemon.exports))?;
     daemon.nbd_clients = Some(nbd.counts());
     daemon.server.add(Box::new(nbd));
     if !wanted.is_empty() {
         daemon.machines = Some(vhost::Machines::begin(&mut daemon.server, wanted)?);
     }
     let control = daemon.listen_for_control(args.control.as_deref())?;
-    daemon.print_exports(args);
+    daemon.print_exports();
     daemon.activity = "attaches the volumes";
     if let Some(kind) = attaches
         && let Err(error) = daemon.attach_devices(kind, &signals)
@@ -126,6 +143,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
             return Err(error.context(format!("--attach {}", kind.name())));
         }
         daemon.problem(format!("no volume is attached by {}: {error:#}", kind.name()));
+        daemon.devices = None;
     }
     if let Some(listener) = metrics {
         metrics::start(listener, control.clone()).context("metrics cannot be served")?;
@@ -147,17 +165,22 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         End::Upgrade(executable) => {
             info!("goes on as {}", executable.display());
             // The devices stay, and wait for it.
-            daemon.attached = None;
+            daemon.attached.clear();
             let _ = sd_notify("RELOADING=1");
             daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
             return upgrade::execute(executable).map(|never| match never {});
         }
     }
+    daemon.is_ending = true;
     daemon.activity = "stops: waits until nobody holds its block devices";
     let _ = sd_notify("STOPPING=1");
     daemon.release_devices(&signals, args.stop_timeout)?;
     daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn no_such(name: &str) -> String {
+    format!("{name}: no such volume is served; `forebay status` lists them")
 }
 
 /// The sockets that are files, to be removed in the end.
@@ -253,17 +276,28 @@ impl Daemon {
         }
     }
 
-    fn print_exports(&self, args: &ServeArgs) {
-        for served in &self.volumes {
-            for listen in &args.listen {
-                match listen {
-                    Listen::Unix(path) => {
-                        println!("nbd+unix:///{}?socket={}", served.name, path.display());
-                    }
-                    Listen::Tcp(address) => println!("nbd://{address}/{}", served.name),
-                    Listen::VhostUser { .. } => {}
-                }
-            }
+    /// NBD clients may choose the volume from now on.
+    fn export(&self, at: usize) -> Result<()> {
+        let served = &self.volumes[at];
+        let recorded = self.recorded(served.index).context("a served volume is recorded")?;
+        let entry = export(&served.name, recorded.size_bytes, recorded.logical_block);
+        self.exports.borrow_mut().push((entry, served.index));
+        Ok(())
+    }
+
+    /// What NBD clients are to be given.
+    fn addresses(&self, name: &str) -> Vec<String> {
+        let address = |listen: &Listen| match listen {
+            Listen::Unix(path) => Some(format!("nbd+unix:///{name}?socket={}", path.display())),
+            Listen::Tcp(address) => Some(format!("nbd://{address}/{name}")),
+            Listen::VhostUser { .. } => None,
+        };
+        self.listen.iter().filter_map(address).collect()
+    }
+
+    fn print_exports(&self) {
+        for address in self.volumes.iter().flat_map(|served| self.addresses(&served.name)) {
+            println!("{address}");
         }
         for line in self.machines.iter().flat_map(vhost::Machines::qemu_lines) {
             println!("{line}");
@@ -286,14 +320,14 @@ impl Daemon {
         let watchdog = watchdog_interval();
         let mut told = Instant::now();
         loop {
-            self.server.turn(Some(Duration::from_millis(500)))?;
+            let wait = if self.leaving.is_some() { LEAVING_TURN } else { TURN };
+            self.server.turn(Some(wait))?;
             if watchdog.is_some_and(|interval| told.elapsed() >= interval) {
                 told = Instant::now();
                 let _ = sd_notify("WATCHDOG=1");
             }
-            if let Some(attached) = &mut self.attached {
-                attached.tell_news();
-            }
+            self.attached.iter_mut().for_each(Attached::tell_news);
+            self.leave();
             if let Some(machines) = &mut self.machines {
                 machines.tell_news();
             }
@@ -319,6 +353,21 @@ impl Daemon {
                     Ok(()) => Reply::Done,
                     Err(error) => Reply::Error { text: format!("{error:#}") },
                 },
+                Request::Attach { volume, if_changed } => {
+                    match self.come(&volume, if_changed.as_deref()) {
+                        Ok(lines) => Reply::Told { lines },
+                        Err(error) => Reply::Error { text: format!("{error:#}") },
+                    }
+                }
+                Request::Detach { name } => match self.begin_to_leave(&name, client) {
+                    // The answer comes when it has left.
+                    Ok(()) => continue,
+                    Err(error) => Reply::Error { text: format!("{error:#}") },
+                },
+                Request::SetMode { name, mode } => match self.set_mode(&name, &mode) {
+                    Ok(()) => Reply::Done,
+                    Err(error) => Reply::Error { text: format!("{error:#}") },
+                },
                 Request::Stop { .. } => {
                     end = Some(End::Stop);
                     Reply::Done
@@ -335,6 +384,13 @@ impl Daemon {
         }
     }
 
+    fn set_mode(&mut self, name: &str, mode: &str) -> Result<()> {
+        let mode = parse_mode(mode).map_err(anyhow::Error::msg)?;
+        let served = self.volumes.iter().find(|served| served.name == name);
+        let index = served.with_context(|| no_such(name))?.index;
+        Ok(self.server.shard.set_mode(index, mode)?)
+    }
+
     fn drain(&mut self, name: Option<&str>) -> Result<()> {
         let mut found = false;
         for at in 0..self.volumes.len() {
@@ -347,9 +403,7 @@ impl Daemon {
             }
         }
         match name {
-            Some(name) if !found => {
-                bail!("{name}: no such volume is served; `forebay status` lists them")
-            }
+            Some(name) if !found => bail!(no_such(name)),
             _ => Ok(()),
         }
     }

@@ -120,7 +120,12 @@ pub const VOLUME_FIELDS: [Field; 26] = [
         meaning: "1 write-back, 2 write-through, 3 write-around",
     },
     Field { offset: 17, size: 1, name: "order", meaning: "1 batch" },
-    Field { offset: 18, size: 2, name: "flags", meaning: "bit 0: drained, kept clean" },
+    Field {
+        offset: 18,
+        size: 2,
+        name: "flags",
+        meaning: "bit 0: drained, kept clean; bit 1: frozen",
+    },
     Field { offset: 20, size: 4, name: "attach_generation", meaning: "raised at each attach" },
     Field { offset: 24, size: 8, name: "volume_bytes", meaning: "a multiple of 512" },
     Field { offset: 32, size: 4, name: "logical_block", meaning: "512 or 4096" },
@@ -225,6 +230,8 @@ pub struct Volume {
     pub mode: Mode,
     /// Drained: kept clean (as write-through) until write-back is asked for again.
     pub drained: bool,
+    /// Dirty data was lost that nobody can name: it is not served until it is given up.
+    pub frozen: bool,
     /// Raised at each attach.
     pub attach_generation: u32,
     /// Its size.
@@ -258,6 +265,7 @@ impl Volume {
             uuid,
             mode: Mode::WriteBack,
             drained: false,
+            frozen: false,
             attach_generation: 1,
             size_bytes,
             logical_block: 512,
@@ -598,7 +606,8 @@ impl Volume {
         put(bytes, 0, &self.uuid);
         bytes[16] = self.mode as u8;
         bytes[17] = 1;
-        put(bytes, 18, &u16::from(self.drained).to_le_bytes());
+        let flags = u16::from(self.drained) | u16::from(self.frozen) << 1;
+        put(bytes, 18, &flags.to_le_bytes());
         put(bytes, 20, &self.attach_generation.to_le_bytes());
         put(bytes, 24, &self.size_bytes.to_le_bytes());
         put(bytes, 32, &self.logical_block.to_le_bytes());
@@ -636,7 +645,7 @@ impl Volume {
         if bytes[17] != 1 {
             return value("order", bytes[17].into());
         }
-        if get_u16(bytes, 18) > 1 {
+        if get_u16(bytes, 18) > 3 {
             return value("flags", get_u16(bytes, 18).into());
         }
         let size_bytes = get_u64(bytes, 24);
@@ -684,7 +693,8 @@ impl Volume {
         Ok(Some(Volume {
             uuid: array(bytes, 0),
             mode,
-            drained: get_u16(bytes, 18) == 1,
+            drained: get_u16(bytes, 18) & 1 == 1,
+            frozen: get_u16(bytes, 18) & 2 == 2,
             attach_generation: get_u32(bytes, 20),
             size_bytes,
             logical_block,

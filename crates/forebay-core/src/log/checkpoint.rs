@@ -7,11 +7,18 @@
 //! place and applies every record behind the beginning in order, so what a page holds too early
 //! is put there again, and what it holds of segments that have been used again is swept out.
 //!
+//! Slots change where the log is appended to, and nowhere else: of a large cache's few runs have
+//! changed since the last checkpoint. Those are written, each into that of its two places that is
+//! not named; the others are named where they are.
+//!
 //! # Invariants
 //!
 //! - **T1** A checkpoint is named only when its pages and every record placed before its last page
 //!   was copied are durable.
-//! - **T2** The area that the superblock names is not written.
+//! - **T2** Nothing that the checkpoint refers to which the superblock names is written: not its
+//!   area but for the places of runs of slots that it has in the other one, nor those.
+//! - **T4** What a checkpoint refers to of a run of slots is the run as it was when its turn came:
+//!   a run has not changed since it was copied, or is noted as changed before the next is named.
 //! - **T3** Segments are taken from the pool in its order: opening finds what came after a
 //!   checkpoint at the front of the pool that it captured.
 //!
@@ -22,14 +29,16 @@
 use crate::effect::{Effect, Fault, SuperblockChange};
 use crate::engine::{CacheHealth, Engine, Pending};
 use crate::format::checkpoint::{
-    self, Head, Layout, PAGE_BYTES, PAGE_HEAD, PAGE_SEGMENTS, PAGE_SLOTS, SEGMENT_BYTES,
+    self, Head, Layout, PAGE_BYTES, PAGE_HEAD, PAGE_SEGMENTS, PAGE_SLOTS, PAGE_WORDS,
+    SEGMENT_BYTES, Written,
 };
 use crate::format::record::Link;
-use crate::format::superblock::SUPERBLOCK_SIZE;
+use crate::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use crate::log::segment::State;
 use crate::map::extent::Extent;
+use crate::map::index::{MAP_WORDS, PACKED_WORDS_MAX};
 use crate::memory::vec_bytes;
-use crate::mutant::Mutant;
+use crate::mutant::{Mutant, Mutants};
 use crate::payload::{Payload, Place};
 use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Sequence, VolumeIndex};
 use crate::volume::{PendingExtent, Volume};
@@ -39,6 +48,9 @@ use alloc::vec::Vec;
 /// A checkpoint begins when this many times its size has been written to the cache since the last:
 /// with the headers, one block in 128, that is less than six parts of a hundred of the payload.
 const WRITTEN_PER_CHECKPOINT: u64 = 21;
+/// And so many blocks, or a quarter of the cache's: what that adds to an opening is nothing, and each
+/// checkpoint ends a segment early.
+const WRITTEN_LEAST: u64 = (128 << 20) / BLOCK_BYTES;
 /// Naming it writes both copies of the superblock.
 const NAMING_BLOCKS: u64 = 2 * SUPERBLOCK_SIZE as u64 / BLOCK_BYTES;
 
@@ -46,9 +58,8 @@ const NAMING_BLOCKS: u64 = 2 * SUPERBLOCK_SIZE as u64 / BLOCK_BYTES;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Idle,
-    /// Writing pages from this one on.
+    /// Writing pages, from [`Checkpointer::next`] on.
     Pages {
-        next: u32,
         in_flight: bool,
     },
     /// Its pages and the records before its end are being made durable.
@@ -61,9 +72,55 @@ pub(crate) enum Stage {
     },
 }
 
+/// What pages are written next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// Pages of this run of the index.
+    Index {
+        run: u32,
+        page: u32,
+    },
+    /// Pages of this run of slots, if it is written at all.
+    Slots {
+        run: u32,
+        page: u32,
+    },
+    /// What has a page of its own from here on: segments, the table of runs, the stream.
+    Rest {
+        page: u32,
+    },
+    /// The head.
+    Head,
+    Nothing,
+}
+
+/// Pages of the index, packed, on their way into pages of a run.
+struct Packed {
+    words: [u64; PACKED_WORDS_MAX],
+    /// Which of them are still to be written.
+    at: usize,
+    end: usize,
+    /// The page of the index that is packed next.
+    page: u32,
+}
+
+impl core::fmt::Debug for Packed {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "page {}, words {} of {}", self.page, self.at, self.end)
+    }
+}
+
 /// The checkpoint that is being written, and what is known of the last one.
 #[derive(Debug)]
 pub(crate) struct Checkpointer {
+    next: Next,
+    packed: Box<Packed>,
+    /// Pages of each run of the index, as far as they are written.
+    index_runs: Vec<u32>,
+    /// Where the checkpoint that is named has each run of slots.
+    named_runs: Vec<Written>,
+    /// Where the one that is being written has it, if it has been copied anew.
+    copied_runs: Vec<Option<Written>>,
     pub(crate) stage: Stage,
     /// Number of the last checkpoint that was begun or named.
     pub(crate) sequence: u64,
@@ -82,13 +139,21 @@ pub(crate) struct Checkpointer {
 }
 
 impl Checkpointer {
-    pub(crate) fn new(sequence: u64, area_bytes: u64, segment_count: u32, blocks: u16) -> Self {
-        let layout = Layout::of(segment_count, blocks);
+    pub(crate) fn new(superblock: &Superblock, slot_runs: Vec<Written>) -> Self {
+        let segment_count = superblock.segment_count;
+        let layout = Layout::of(segment_count, superblock.segment_blocks());
+        let mut named_runs = slot_runs;
+        named_runs.resize(layout.slot_runs() as usize, Written::NEVER);
         let stream_max = checkpoint::stream_pages_max(segment_count) as usize * PAGE_BYTES;
         Checkpointer {
+            next: Next::Nothing,
+            packed: Box::new(Packed { words: [0; PACKED_WORDS_MAX], at: 0, end: 0, page: 0 }),
+            index_runs: alloc::vec![0; layout.index_runs() as usize],
+            named_runs,
+            copied_runs: alloc::vec![None; layout.slot_runs() as usize],
             stage: Stage::Idle,
-            sequence,
-            area_bytes,
+            sequence: superblock.checkpoint_sequence,
+            area_bytes: superblock.checkpoint_bytes,
             wanted: false,
             head: Head { layout, stream_pages: 0, stream_bytes: 0, segment_sequence: 0 },
             stream: Vec::with_capacity(stream_max),
@@ -99,20 +164,37 @@ impl Checkpointer {
         }
     }
 
-    pub(crate) fn memory_bytes(segment_count: u32) -> u64 {
+    pub(crate) fn memory_bytes(segment_count: u32, segment_blocks: u16) -> u64 {
+        let layout = Layout::of(segment_count, segment_blocks);
+        let runs = layout.index_runs() as usize * size_of::<u32>()
+            + layout.slot_runs() as usize * (size_of::<Written>() + size_of::<Option<Written>>());
         let ends = crate::limits::VOLUME_COUNT_MAX * size_of::<Sequence>();
         u64::from(checkpoint::stream_pages_max(segment_count)) * PAGE_BYTES as u64
-            + (ends + BLOCK_SIZE) as u64
+            + (ends + runs + BLOCK_SIZE + size_of::<Packed>()) as u64
     }
 
     /// Bytes of memory it takes.
     pub(crate) fn held_bytes(&self) -> u64 {
         let page = self.page.as_ref().map_or(0, |page| page.len() as u64);
-        vec_bytes(&self.stream) + vec_bytes(&self.ends) + page
+        let runs = vec_bytes(&self.index_runs)
+            + vec_bytes(&self.named_runs)
+            + vec_bytes(&self.copied_runs)
+            + size_of::<Packed>() as u64;
+        vec_bytes(&self.stream) + vec_bytes(&self.ends) + page + runs
     }
 
-    fn page_count(&self) -> u32 {
-        self.head.layout.stream_page() + self.head.stream_pages
+    /// Where the checkpoint that is being written has a run of slots.
+    fn slot_run(&self, run: u32) -> Written {
+        self.copied_runs[run as usize].unwrap_or(self.named_runs[run as usize])
+    }
+
+    /// Where a run of slots goes when it is copied: not where it is named (T2).
+    fn slot_run_target(&self, run: u32, mutants: Mutants) -> Written {
+        let other = u64::from(!mutants.is(Mutant::CheckpointRunInPlace));
+        match self.named_runs[run as usize] {
+            Written::NEVER => Written::new(self.sequence, self.sequence),
+            named => Written::new(self.sequence, named.area() ^ other),
+        }
     }
 }
 
@@ -128,6 +210,11 @@ impl Engine {
             || self.health == CacheHealth::Failed
     }
 
+    /// Whether one is being written.
+    pub(crate) fn is_checkpointing(&self) -> bool {
+        self.checkpoint.stage != Stage::Idle
+    }
+
     /// Checkpoints completed since the cache was opened.
     pub fn checkpoint_count(&self) -> u64 {
         self.checkpoint.count
@@ -140,16 +227,33 @@ impl Engine {
         match self.checkpoint.stage {
             Stage::Idle => {
                 let written = self.checkpoint.written;
-                let size = u64::from(self.checkpoint.page_count()) + NAMING_BLOCKS;
-                let due = size * WRITTEN_PER_CHECKPOINT;
-                if (self.checkpoint.wanted || written >= due) && self.tokens.room() > 256 {
+                if (self.checkpoint.wanted || self.checkpoint_is_due(written))
+                    && self.tokens.room() > 256
+                {
                     self.checkpoint_begin(payload);
                 }
             }
-            Stage::Pages { next, in_flight: false } => self.checkpoint_pages(next, payload),
+            Stage::Pages { in_flight: false } => self.checkpoint_pages(payload),
             Stage::Flushing { in_flight: false } => self.checkpoint_flush(),
             Stage::Naming { in_flight: false } => self.checkpoint_name(),
             Stage::Pages { .. } | Stage::Flushing { .. } | Stage::Naming { .. } => {}
+        }
+    }
+
+    /// Whether so many blocks of records are enough for what a checkpoint would take now.
+    fn checkpoint_is_due(&self, written: u64) -> bool {
+        let Head { layout, stream_pages, .. } = self.checkpoint.head;
+        let index = u64::from(layout.index_pages) * MAP_WORDS as u64 + self.index.len();
+        let known = index / PAGE_WORDS as u64
+            + u64::from(layout.index_runs())
+            + u64::from(1 + layout.segment_pages + layout.run_pages() + stream_pages)
+            + NAMING_BLOCKS;
+        let least = WRITTEN_LEAST.min(layout.slots / 4);
+        // Counting what has changed takes longer, and can only add to it.
+        written >= least.max(known * WRITTEN_PER_CHECKPOINT) && {
+            let changed = self.slots.changed_count() as u64;
+            let size = known + changed * u64::from(layout.slot_run_pages());
+            written >= size * WRITTEN_PER_CHECKPOINT
         }
     }
 
@@ -186,15 +290,27 @@ impl Engine {
         let fits = self.capture(&mut stream);
         let bytes = stream.len();
         self.checkpoint.stream = stream;
-        if !fits {
+        let pages = u64::from(self.checkpoint.head.layout.stream_page())
+            + bytes.div_ceil(PAGE_BYTES) as u64;
+        // The area was laid out by whoever made the cache: maybe for another program's checkpoints.
+        if !fits || pages * BLOCK_BYTES > self.checkpoint.area_bytes {
             return;
         }
         self.checkpoint.sequence += 1; // T2: the other area
         self.checkpoint.head.stream_pages = bytes.div_ceil(PAGE_BYTES) as u32;
         self.checkpoint.head.stream_bytes = bytes as u64;
         self.checkpoint.head.segment_sequence = self.segment_sequence;
-        self.checkpoint.stage = Stage::Pages { next: 0, in_flight: false };
-        self.checkpoint_pages(0, payload);
+        // One that was given up is as if it had not been (T4).
+        for run in 0..self.checkpoint.head.layout.slot_runs() {
+            if self.checkpoint.copied_runs[run as usize].take().is_some() {
+                self.slots.note_changed(run, true);
+            }
+        }
+        self.checkpoint.next = Next::Index { run: 0, page: 0 };
+        let packed = &mut self.checkpoint.packed;
+        (packed.page, packed.at, packed.end) = (0, 0, 0);
+        self.checkpoint.stage = Stage::Pages { in_flight: false };
+        self.checkpoint_pages(payload);
     }
 
     /// Volumes, then the free pool in its order. Says whether it fits.
@@ -257,13 +373,12 @@ impl Engine {
     }
 
     /// Copies the next pages to the stage and has them written.
-    fn checkpoint_pages(&mut self, first: u32, payload: &mut impl Payload) {
-        let total = self.checkpoint.page_count();
+    fn checkpoint_pages(&mut self, payload: &mut impl Payload) {
         if !self.index.is_in_pages() {
             self.checkpoint.stage = Stage::Idle;
             return;
         }
-        if first == total {
+        let Some((area, first)) = self.checkpoint_next() else {
             for (end, volume) in self.checkpoint.ends.iter_mut().zip(&mut self.volumes) {
                 if let Some(volume) = volume {
                     *end = volume.log.placed; // T1
@@ -272,69 +387,165 @@ impl Engine {
             }
             self.checkpoint.stage = Stage::Flushing { in_flight: false };
             return self.checkpoint_flush();
-        }
-        let count = (total - first).min(self.config.checkpoint_frames);
+        };
         let sequence = self.checkpoint.sequence;
-        let area = checkpoint::area_address(self.checkpoint.area_bytes, sequence);
+        let area = checkpoint::area_address(self.checkpoint.area_bytes, area);
+        let at = |number: u32| area + u64::from(number) * BLOCK_BYTES;
         let frame = self.config.window_blocks + crate::log::reclaim::CHANCE_COUNT_MAX as u32;
         let mut page = self.checkpoint.page.take().expect("it is put back below");
-        for number in first..first + count {
+        let mut number = first;
+        loop {
             page.fill(0);
             self.fill_page(number, &mut page);
-            let address = area + u64::from(number) * BLOCK_SIZE as u64;
-            checkpoint::seal(&mut page, &self.identity, address, sequence, number);
+            checkpoint::seal(&mut page, &self.identity, at(number), sequence, number);
             payload.store(Place::Window { frame: frame + number - first }, &page[..]);
+            number += 1;
+            // What follows may lie elsewhere: then it is another write.
+            if number - first == self.config.checkpoint_frames
+                || self.checkpoint_next().map(|(area, number)| {
+                    checkpoint::area_address(self.checkpoint.area_bytes, area)
+                        + u64::from(number) * BLOCK_BYTES
+                }) != Some(at(number))
+            {
+                break;
+            }
         }
         self.checkpoint.page = Some(page);
-        self.checkpoint.stage = Stage::Pages { next: first + count, in_flight: true };
+        self.checkpoint.stage = Stage::Pages { in_flight: true };
         let token = self.token(Pending::CheckpointPages);
         self.effects.push_back(Effect::WriteArea {
             token,
-            address: area + u64::from(first) * BLOCK_SIZE as u64,
-            blocks: count as u16,
+            address: at(first),
+            blocks: (number - first) as u16,
             from: Place::Window { frame },
         });
     }
 
-    fn fill_page(&self, number: u32, page: &mut [u8; BLOCK_SIZE]) {
+    /// The area and the number of the page that is copied next; none: there is none.
+    fn checkpoint_next(&mut self) -> Option<(u64, u32)> {
+        let Checkpointer { head: Head { layout, stream_pages, .. }, sequence, .. } =
+            self.checkpoint;
+        let end = layout.stream_page() + stream_pages;
+        loop {
+            let next = match self.checkpoint.next {
+                Next::Index { run, .. } if run == layout.index_runs() => {
+                    Next::Slots { run: 0, page: 0 }
+                }
+                Next::Index { run, page } => {
+                    let packed = &self.checkpoint.packed;
+                    if packed.at < packed.end || packed.page < layout.index_pages_of(run).end {
+                        return Some((sequence, layout.index_page(run) + page));
+                    }
+                    self.checkpoint.index_runs[run as usize] = page;
+                    Next::Index { run: run + 1, page: 0 }
+                }
+                Next::Slots { run, .. } if run == layout.slot_runs() => {
+                    Next::Rest { page: layout.segment_page() }
+                }
+                Next::Slots { run, page: 0 } if !self.slots.has_changed(run) => {
+                    Next::Slots { run: run + 1, page: 0 }
+                }
+                Next::Slots { run, page } => {
+                    let slots = layout.slots_of(run).len();
+                    if (page as usize) < slots.div_ceil(PAGE_SLOTS) {
+                        let area = self.checkpoint.slot_run_target(run, self.config.mutants).area();
+                        return Some((area, layout.slot_page(run) + page));
+                    }
+                    Next::Slots { run: run + 1, page: 0 }
+                }
+                Next::Rest { page } if page < end => return Some((sequence, page)),
+                Next::Rest { .. } => Next::Head,
+                Next::Head => return Some((sequence, 0)),
+                Next::Nothing => return None,
+            };
+            self.checkpoint.next = next;
+        }
+    }
+
+    /// Copies what [`Engine::checkpoint_next`] said, and goes on to the next.
+    fn fill_page(&mut self, number: u32, page: &mut [u8; BLOCK_SIZE]) {
         let Head { layout, .. } = self.checkpoint.head;
         let content = &mut page[PAGE_HEAD..];
-        let index_at = 1;
-        let slots_at = index_at + layout.index_pages;
-        let segments_at = slots_at + layout.slot_pages;
-        let stream_at = layout.stream_page();
-        if number == 0 {
-            self.checkpoint.head.encode(page);
-        } else if number < slots_at {
-            let cells = self.index.page(number - index_at);
-            for (bytes, cell) in content.chunks_exact_mut(8).zip(cells) {
-                bytes.copy_from_slice(&cell.to_le_bytes());
+        self.checkpoint.next = match self.checkpoint.next {
+            Next::Index { run, page } => {
+                let packed = &mut self.checkpoint.packed;
+                let mut room = content.as_chunks_mut::<8>().0;
+                while !room.is_empty() {
+                    if packed.at == packed.end {
+                        if packed.page == layout.index_pages_of(run).end {
+                            break;
+                        }
+                        packed.end = self.index.pack_page(packed.page, &mut packed.words);
+                        (packed.at, packed.page) = (0, packed.page + 1);
+                    }
+                    let words = &packed.words[packed.at..packed.end];
+                    let count = words.len().min(room.len());
+                    let (now, later) = room.split_at_mut(count);
+                    for (bytes, word) in now.iter_mut().zip(words) {
+                        *bytes = word.to_le_bytes();
+                    }
+                    packed.at += count;
+                    room = later;
+                }
+                Next::Index { run, page: page + 1 }
             }
-        } else if number < segments_at {
-            let first = (number - slots_at) * PAGE_SLOTS as u32;
-            let end = self.segments.count() * u32::from(self.segments.blocks());
-            let rows = self.slots.rows(first..end.min(first + PAGE_SLOTS as u32));
-            content[..rows.len()].copy_from_slice(rows);
-        } else if number < stream_at {
-            let first = (number - segments_at) * PAGE_SEGMENTS as u32;
-            let end = self.segments.count().min(first + PAGE_SEGMENTS as u32);
-            let ids = (first..end).map(crate::units::SegmentId);
-            for (bytes, id) in content.chunks_exact_mut(SEGMENT_BYTES).zip(ids) {
-                let segment = self.segments.get(id);
-                let alive = matches!(segment.state, State::Open | State::Sealed);
-                bytes[0] = u8::from(alive);
-                bytes[1] = segment.volume.0;
-                bytes[2..4].copy_from_slice(&segment.used.to_le_bytes());
-                bytes[8..16].copy_from_slice(&segment.sequence.to_le_bytes());
-                bytes[16..24].copy_from_slice(&segment.ordinal.0.to_le_bytes());
-                bytes[24..32].copy_from_slice(&segment.first_sequence.0.to_le_bytes());
-                bytes[32..40].copy_from_slice(&segment.last_sequence.0.to_le_bytes());
+            Next::Slots { run, page } => {
+                if page == 0 {
+                    let target = self.checkpoint.slot_run_target(run, self.config.mutants);
+                    self.checkpoint.copied_runs[run as usize] = Some(target);
+                    self.slots.note_changed(run, false); // T4: before it is copied
+                }
+                let slots = layout.slots_of(run);
+                let first = slots.start + page * PAGE_SLOTS as u32;
+                let rows = self.slots.rows(first..slots.end.min(first + PAGE_SLOTS as u32));
+                content[..rows.len()].copy_from_slice(rows);
+                Next::Slots { run, page: page + 1 }
             }
-        } else {
-            let from = (number - stream_at) as usize * PAGE_BYTES;
-            let bytes = &self.checkpoint.stream[from..];
-            let bytes = &bytes[..bytes.len().min(PAGE_BYTES)];
-            content[..bytes.len()].copy_from_slice(bytes);
+            Next::Rest { page } if page < layout.run_page() => {
+                self.fill_segments(page - layout.segment_page(), content);
+                Next::Rest { page: page + 1 }
+            }
+            Next::Rest { page } if page < layout.stream_page() => {
+                let first = (page - layout.run_page()) * PAGE_WORDS as u32;
+                let count = layout.index_runs() + layout.slot_runs();
+                for (run, bytes) in (first..count).zip(content.as_chunks_mut::<8>().0) {
+                    let word = match run.checked_sub(layout.index_runs()) {
+                        None => self.checkpoint.index_runs[run as usize].into(),
+                        Some(run) => self.checkpoint.slot_run(run).raw(),
+                    };
+                    *bytes = word.to_le_bytes();
+                }
+                Next::Rest { page: page + 1 }
+            }
+            Next::Rest { page } => {
+                let from = (page - layout.stream_page()) as usize * PAGE_BYTES;
+                let bytes = &self.checkpoint.stream[from..];
+                let bytes = &bytes[..bytes.len().min(PAGE_BYTES)];
+                content[..bytes.len()].copy_from_slice(bytes);
+                Next::Rest { page: page + 1 }
+            }
+            Next::Head | Next::Nothing => {
+                assert_eq!(number, 0, "the head's page");
+                self.checkpoint.head.encode(page);
+                Next::Nothing
+            }
+        };
+    }
+
+    fn fill_segments(&self, page: u32, content: &mut [u8]) {
+        let first = page * PAGE_SEGMENTS as u32;
+        let end = self.segments.count().min(first + PAGE_SEGMENTS as u32);
+        let ids = (first..end).map(crate::units::SegmentId);
+        for (bytes, id) in content.chunks_exact_mut(SEGMENT_BYTES).zip(ids) {
+            let segment = self.segments.get(id);
+            let alive = matches!(segment.state, State::Open | State::Sealed);
+            bytes[0] = u8::from(alive);
+            bytes[1] = segment.volume.0;
+            bytes[2..4].copy_from_slice(&segment.used.to_le_bytes());
+            bytes[8..16].copy_from_slice(&segment.sequence.to_le_bytes());
+            bytes[16..24].copy_from_slice(&segment.ordinal.0.to_le_bytes());
+            bytes[24..32].copy_from_slice(&segment.first_sequence.0.to_le_bytes());
+            bytes[32..40].copy_from_slice(&segment.last_sequence.0.to_le_bytes());
         }
     }
 
@@ -342,7 +553,7 @@ impl Engine {
         if result.is_err() {
             return self.fail_cache();
         }
-        if let Stage::Pages { in_flight, .. } = &mut self.checkpoint.stage {
+        if let Stage::Pages { in_flight } = &mut self.checkpoint.stage {
             *in_flight = false;
         }
     }
@@ -385,6 +596,16 @@ impl Engine {
         self.superblock_busy = false;
         if result.is_err() {
             return self.fail_cache();
+        }
+        let forget = self.config.mutants.is(Mutant::CheckpointRunChangeForgotten);
+        let Checkpointer { named_runs, copied_runs, .. } = &mut self.checkpoint;
+        for (run, (named, copied)) in (0..).zip(named_runs.iter_mut().zip(copied_runs)) {
+            if let Some(copied) = copied.take() {
+                *named = copied;
+                if forget {
+                    self.slots.note_changed(run, false);
+                }
+            }
         }
         self.checkpoint.stage = Stage::Idle;
         self.checkpoint.count += 1;

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Reading a checkpoint back into place: first what is small ([`read`]), which tells where the log
-//! goes on; then the slots, over which the log's own rows are put; at last, when it is known which
+//! Reading a checkpoint back into place: first what is small ([`read`]), which tells where its runs
+//! lie and where the log goes on; then the slots, over which the log's own rows are put; at last, when it is known which
 //! segments were used again, the index without them.
 //!
 //! Nothing of it is believed before its checksum is right; if any page is bad, all of it is left
 //! alone and the log is read instead.
 
 use crate::format::checkpoint::{
-    self, Head, Layout, PAGE_BYTES, PAGE_HEAD, PAGE_SEGMENTS, PAGE_SLOTS, SEGMENT_BYTES,
+    self, Head, Layout, PAGE_BYTES, PAGE_HEAD, PAGE_SEGMENTS, PAGE_SLOTS, PAGE_WORDS,
+    SEGMENT_BYTES, Written,
 };
 use crate::format::entry::Kind;
 use crate::format::record::Link;
 use crate::format::superblock::{self, Superblock};
 use crate::limits::{ORDINAL_MAX, SEQUENCE_MAX, VOLUME_BLOCKS_MAX, VOLUME_COUNT_MAX};
-use crate::log::recovery::CacheReader;
+use crate::log::recovery::{CacheReader, Stretch};
 use crate::map::extent::{Extent, Position};
-use crate::map::index::{Index, PAGE_CELLS};
+use crate::map::index::{Index, MAP_WORDS, PACKED_WORDS_MAX, PAGE_CELLS};
 use crate::map::slots::{self, Slots};
 use crate::units::{BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, Slot, VolumeIndex};
 use crate::volume::PendingExtent;
@@ -93,6 +94,10 @@ impl ImageVolume {
 #[derive(Debug)]
 pub(crate) struct Image {
     layout: Layout,
+    /// Pages of each run of the index.
+    index_runs: Vec<u32>,
+    /// Where each run of slots is.
+    pub(crate) slot_runs: Vec<Written>,
     pub(crate) rows: Vec<Row>,
     pub(crate) volumes: Vec<ImageVolume>,
     /// The free pool, in its order.
@@ -111,7 +116,7 @@ pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> O
     let head = Head::decode(pages.page(0)?, superblock).ok()?;
     let layout = head.layout;
     pages.total = layout.stream_page() + head.stream_pages;
-    let mut number = 1 + layout.index_pages + layout.slot_pages;
+    let mut number = layout.segment_page();
     let mut rows = Vec::with_capacity(superblock.segment_count as usize);
     for page in 0..layout.segment_pages {
         let first = page * PAGE_SEGMENTS as u32;
@@ -125,6 +130,24 @@ pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> O
             rows.push(row);
         }
         number += 1;
+    }
+    let run_count = layout.index_runs() + layout.slot_runs();
+    let mut runs = Vec::with_capacity(run_count as usize);
+    for page in 0..layout.run_pages() {
+        let words = pages.page(number)?[PAGE_HEAD..].as_chunks::<8>().0.iter();
+        let left = run_count as usize - page as usize * PAGE_WORDS;
+        runs.extend(words.take(left).map(|word| u64::from_le_bytes(*word)));
+        number += 1;
+    }
+    let slot_runs = runs.split_off(layout.index_runs() as usize);
+    let room = u64::from(layout.index_run_pages());
+    if runs.iter().any(|pages| *pages == 0 || *pages > room) {
+        return None;
+    }
+    let index_runs = runs.into_iter().map(|pages| pages as u32).collect();
+    let slot_runs: Vec<Written> = slot_runs.into_iter().map(Written::from_raw).collect();
+    if slot_runs.iter().any(|run| run.sequence() > superblock.checkpoint_sequence) {
+        return None;
     }
     let mut stream = Vec::with_capacity(head.stream_bytes as usize);
     for _ in 0..head.stream_pages {
@@ -147,7 +170,7 @@ pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> O
         free.push(SegmentId(stream.u32().filter(|id| *id < superblock.segment_count)?));
     }
     let segment_sequence = head.segment_sequence;
-    Some(Image { layout, rows, volumes, free, segment_sequence })
+    Some(Image { layout, index_runs, slot_runs, rows, volumes, free, segment_sequence })
 }
 
 /// Reads its slots.
@@ -157,11 +180,23 @@ pub(crate) fn read_slots<R: CacheReader>(
     reader: &mut R,
 ) -> Option<Slots> {
     let mut slots = Slots::unfilled(slot_count(superblock));
-    let first = 1 + image.layout.index_pages;
-    let rows = slots.rows_mut();
-    reader.fill(address(superblock, first), rows, PAGE_SLOTS, |page, bytes, rows| {
-        open(superblock, first + page, bytes)?;
-        slots::put_rows(rows, &bytes[PAGE_HEAD..]);
+    let layout = &image.layout;
+    let stretches: Vec<Stretch> = (0..)
+        .zip(&image.slot_runs)
+        .map(|(number, run)| {
+            let items = layout.slots_of(number).len();
+            let blocks = if *run == Written::NEVER { 0 } else { items.div_ceil(PAGE_SLOTS) as u32 };
+            let offset = checkpoint::address(superblock, run.area(), layout.slot_page(number));
+            Stretch { offset, blocks, items }
+        })
+        .collect();
+    reader.fill(&stretches, slots.rows_mut(), |number, pages, rows| {
+        let run = image.slot_runs[number];
+        let parts = rows.chunks_mut(PAGE_SLOTS).zip(pages);
+        for (page, (rows, bytes)) in (layout.slot_page(number as u32)..).zip(parts) {
+            open(superblock, run, page, bytes)?;
+            slots::put_rows(rows, &bytes[PAGE_HEAD..]);
+        }
         Some(0)
     })?;
     Some(slots)
@@ -170,32 +205,81 @@ pub(crate) fn read_slots<R: CacheReader>(
 /// Reads its index, but the cells of slots that `keep` does not want.
 pub(crate) fn read_index<R: CacheReader>(
     superblock: &Superblock,
+    image: &Image,
     reader: &mut R,
     keep: impl Fn(Slot) -> bool + Sync,
 ) -> Option<Index> {
     let mut index = Index::new(slot_count(superblock), superblock.key);
     let shape = index.shape();
-    let cells = index.cells_mut();
-    let used = reader.fill(address(superblock, 1), cells, PAGE_CELLS, |page, bytes, cells| {
-        open(superblock, 1 + page, bytes)?;
-        Some(shape.put_page(cells, bytes[PAGE_HEAD..].as_chunks::<8>().0, &keep))
+    let (layout, own) = (&image.layout, own(superblock));
+    let stretches: Vec<Stretch> = (0..)
+        .zip(&image.index_runs)
+        .map(|(number, blocks)| Stretch {
+            offset: checkpoint::address(superblock, own.area(), layout.index_page(number)),
+            blocks: *blocks,
+            items: layout.index_pages_of(number).len() * PAGE_CELLS,
+        })
+        .collect();
+    let used = reader.fill(&stretches, index.cells_mut(), |number, pages, cells| {
+        for (page, bytes) in (layout.index_page(number as u32)..).zip(pages.iter_mut()) {
+            open(superblock, own, page, bytes)?;
+        }
+        let mut words = Words { pages, at: 0 };
+        let mut packed = [0; PACKED_WORDS_MAX];
+        let mut all = 0;
+        for cells in cells.chunks_mut(PAGE_CELLS) {
+            let (map, used) = packed.split_first_chunk_mut::<MAP_WORDS>()?;
+            words.take(map)?;
+            let count: u32 = map.iter().map(|word| word.count_ones()).sum();
+            let used = used.get_mut(..count as usize)?;
+            words.take(used)?;
+            all += shape.put_page(cells, map, used, &keep)?;
+        }
+        Some(all)
     })?;
     index.count(used);
     Some(index)
+}
+
+/// The words of a run, from the front.
+struct Words<'a> {
+    pages: &'a [[u8; BLOCK_SIZE]],
+    at: usize,
+}
+
+impl Words<'_> {
+    fn take(&mut self, mut words: &mut [u64]) -> Option<()> {
+        while !words.is_empty() {
+            let content = &self.pages.get(self.at / PAGE_WORDS)?[PAGE_HEAD..];
+            let content = &content.as_chunks::<8>().0[self.at % PAGE_WORDS..];
+            let count = content.len().min(words.len());
+            for (word, raw) in words.split_off_mut(..count)?.iter_mut().zip(content) {
+                *word = u64::from_le_bytes(*raw);
+            }
+            self.at += count;
+        }
+        Some(())
+    }
+}
+
+/// How this checkpoint's own pages were written.
+fn own(superblock: &Superblock) -> Written {
+    Written::new(superblock.checkpoint_sequence, superblock.checkpoint_sequence)
 }
 
 fn slot_count(superblock: &Superblock) -> u64 {
     u64::from(superblock.segment_count) * u64::from(superblock.segment_blocks())
 }
 
-fn address(superblock: &Superblock, page: u32) -> u64 {
-    checkpoint::address(superblock, superblock.checkpoint_sequence, page)
-}
-
 /// Checks a page.
-fn open(superblock: &Superblock, page: u32, bytes: &mut [u8; BLOCK_SIZE]) -> Option<()> {
-    let (identity, sequence) = (superblock.identity(), superblock.checkpoint_sequence);
-    checkpoint::open(bytes, &identity, address(superblock, page), sequence, page).ok()
+fn open(
+    superblock: &Superblock,
+    by: Written,
+    page: u32,
+    bytes: &mut [u8; BLOCK_SIZE],
+) -> Option<()> {
+    let address = checkpoint::address(superblock, by.area(), page);
+    checkpoint::open(bytes, &superblock.identity(), address, by.sequence(), page).ok()
 }
 
 fn row(id: SegmentId, raw: &[u8]) -> Option<Row> {
@@ -235,7 +319,7 @@ impl<'a, R: CacheReader> Pages<'a, R> {
         }
         let at = (number - self.first) as usize * BLOCK_SIZE;
         let page = self.bytes.get_mut(at..)?.first_chunk_mut::<BLOCK_SIZE>()?;
-        open(self.superblock, number, page)?;
+        open(self.superblock, own(self.superblock), number, page)?;
         Some(page)
     }
 
@@ -257,7 +341,8 @@ impl<'a, R: CacheReader> Pages<'a, R> {
         let left = self.total - number;
         let runs = (left / RUN_PAGES).min(RUNS);
         let run = if runs == 0 { left } else { RUN_PAGES };
-        let at = |at| address(self.superblock, number + at * run);
+        let area = own(self.superblock).area();
+        let at = |at| checkpoint::address(self.superblock, area, number + at * run);
         (run, (0..runs.max(1)).map(at).collect())
     }
 }

@@ -17,6 +17,10 @@
 //!   durable, so what is bad is rot.
 //! - **V4** Recovering twice gives the same; a crash within recovery changes nothing, since the
 //!   only write is the superblock's.
+//! - **V7** A volume that was found frozen stays so, whatever becomes of the records that showed it: a
+//!   checkpoint or the next head lies behind them.
+//! - **V8** Before the head, too, a record counts only if the one behind it links to it: what a cut made void
+//!   may lie in the place of a record whose write was lost, valid but for that.
 //! - **V5** Sequences and segment sequences go on above everything seen, void or not.
 //!
 //! # Not here
@@ -33,9 +37,10 @@ mod source;
 
 pub use found::{Damage, Found, Recovered, RecoveredVolume};
 pub use redo::redo;
-pub use source::CacheReader;
+pub use source::{CacheReader, STRETCH_BLOCKS_MAX, Stretch};
 
 use crate::format::feature::AUTOCLEAR_KNOWN;
+use crate::format::record::Link;
 use crate::format::superblock::{Head, Superblock, Volume};
 use crate::limits::VOLUME_COUNT_MAX;
 use crate::log::chain::{Log, Marks};
@@ -85,6 +90,8 @@ struct Recovery<'a, R> {
     /// First headers, by segment: of all, or of those that may have changed since a checkpoint.
     firsts: BTreeMap<SegmentId, First>,
     image: Option<Rc<Image>>,
+    /// Lives of segments, up to these, whose records are not the log's own (V8).
+    void: BTreeMap<SegmentId, u64>,
     /// A whole segment: `in_bytes`.
     bytes: Vec<u8>,
     /// Headers read together.
@@ -146,6 +153,7 @@ fn recover_from<R: CacheReader>(
         mutants,
         firsts: BTreeMap::new(),
         image: None,
+        void: BTreeMap::new(),
         bytes: alloc::vec![0; usize::from(blocks) * BLOCK_SIZE],
         batch: Vec::new(),
         in_bytes: None,
@@ -155,6 +163,7 @@ fn recover_from<R: CacheReader>(
             segments: Segments::new(superblock.segment_count, blocks),
             segment_sequence: superblock.segment_sequence,
             volumes,
+            slot_runs: Vec::new(),
             damage: Vec::new(),
             from_checkpoint: false,
         },
@@ -179,6 +188,9 @@ fn recover_from<R: CacheReader>(
         recovery.found.volumes[index] = Some(recovery.end_volume(volume));
     }
     let Recovery { mut found, image, .. } = recovery;
+    if let Some(image) = &image {
+        found.slot_runs.clone_from(&image.slot_runs);
+    }
     found.segment_sequence += SEGMENT_SEQUENCE_GAP; // V5
     let order = image.iter().flat_map(|image| {
         // The order in which they come free after the checkpoint (checkpoint::T3).
@@ -218,6 +230,7 @@ pub fn reopen(superblock: &Superblock, found: &Recovered, mutants: Mutants) -> S
             volume.tail = found.log.tail;
             volume.flush_epoch = found.log.flush_epoch;
             volume.backing_as_of = found.log.backing_as_of;
+            volume.frozen = found.frozen; // V7
         }
     }
     next
@@ -240,7 +253,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             cursor: Cursor::default(),
             lost_blocks: 0,
             unnamed_lost: None,
-            frozen: behind.unknown_end,
+            frozen: behind.unknown_end || recorded.frozen, // V7
             head: Head::NONE,
         };
         out.log.watermark = behind.watermark;
@@ -287,30 +300,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         // What a checkpoint holds need not be read again.
         let start = self.image_of(index).map_or(Head::NONE, |volume| volume.start);
         let tail = behind.tail.max(start.ordinal);
-        let mut ids = Vec::new();
-        let mut ordinal = volume.head.ordinal;
-        let mut next: Option<(SegmentId, Option<u16>)> = (volume.head != Head::NONE)
-            .then_some((volume.head.link.segment, Some(volume.head.used)));
-        // From the head down: each segment names the one before it.
-        while let Some((id, used)) = next.filter(|_| ordinal >= tail && ordinal.0 > 0) {
-            // A log has no more segments than the cache, and each is in it once.
-            if ids.len() >= self.superblock.segment_count as usize {
-                break;
-            }
-            ids.push((id, ordinal, used));
-            next = self.predecessor(index, id, ordinal);
-            ordinal = Ordinal(ordinal.0 - 1);
-        }
-        let mut steps = Vec::new();
-        if volume.head != Head::NONE && ordinal >= tail && ordinal.0 > 0 {
-            // Older segments that should be there cannot be found.
-            steps.push(Step::Hole { ordinal, id: SegmentId(u32::MAX), block: 0 });
-        }
-        let wanted = |(id, ordinal, used)| Wanted { id, ordinal, used, generation: None };
-        let wanted: Vec<Wanted> = ids.into_iter().rev().map(wanted).collect();
-        for wanted in wanted.chunks(BATCH) {
-            steps.extend(self.read_segments(index, wanted).into_iter().flatten());
-        }
+        let mut steps = self.stood(index, volume, tail);
         steps.extend_from_slice(&behind.steps);
         steps.retain(|step| match step {
             Step::Record { header, .. } => {
@@ -325,4 +315,87 @@ impl<R: CacheReader> Recovery<'_, R> {
         });
         steps
     }
+
+    /// What stood when the cache was opened: from the tail to the head that the superblock names.
+    fn stood(&mut self, index: VolumeIndex, volume: &Volume, tail: Ordinal) -> Vec<Step> {
+        // Bounded: each turn but the last gives up a life of a segment.
+        loop {
+            let (wanted, whole) = self.down_from_head(index, volume, tail);
+            let mut read = Vec::with_capacity(wanted.len());
+            for wanted in wanted.chunks(BATCH) {
+                read.extend(self.read_segments(index, wanted));
+            }
+            if let Some((wanted, life)) = unlinked(volume.head.link, &wanted, &read) {
+                self.give_up(index, wanted, life);
+                continue;
+            }
+            let mut steps = Vec::new();
+            if !whole {
+                // Older segments that should be there cannot be found.
+                let before = |first: &Wanted| Ordinal(first.ordinal.0 - 1);
+                let ordinal = wanted.first().map_or(volume.head.ordinal, before);
+                steps.push(Step::Hole { ordinal, id: SegmentId(u32::MAX), block: 0 });
+            }
+            steps.extend(read.into_iter().flatten());
+            return steps;
+        }
+    }
+
+    /// The segments from the tail to the head, and whether they are all.
+    fn down_from_head(
+        &mut self,
+        index: VolumeIndex,
+        volume: &Volume,
+        tail: Ordinal,
+    ) -> (Vec<Wanted>, bool) {
+        let mut ids = Vec::new();
+        let mut ordinal = volume.head.ordinal;
+        let mut next: Option<(SegmentId, Option<u16>)> = (volume.head != Head::NONE)
+            .then_some((volume.head.link.segment, Some(volume.head.used)));
+        // From the head down: each segment names the one before it.
+        while let Some((id, used)) = next.filter(|_| ordinal >= tail && ordinal.0 > 0) {
+            // A log has no more segments than the cache, and each is in it once.
+            if ids.len() >= self.superblock.segment_count as usize {
+                break;
+            }
+            ids.push((id, ordinal, used));
+            next = self.predecessor(index, id, ordinal);
+            ordinal = Ordinal(ordinal.0 - 1);
+        }
+        let whole = volume.head == Head::NONE || ordinal < tail || ordinal.0 == 0;
+        let wanted = |(id, ordinal, used)| Wanted { id, ordinal, used, generation: None };
+        (ids.into_iter().rev().map(wanted).collect(), whole)
+    }
+}
+
+/// The newest segment with another record in the place of the one that the log goes on from, and the
+/// life it is of. A slot is written once in a life of its segment, so none of that life is the log's own
+/// (V8). Lives rise from segment to segment: if the header that links is the older one, it is the void one.
+fn unlinked(head: Link, wanted: &[Wanted], read: &[Vec<Step>]) -> Option<(Wanted, u64)> {
+    let mut link = Some((head, None));
+    for (wanted, steps) in wanted.iter().zip(read).rev() {
+        for step in steps {
+            let Step::Record { id, block, header, checksum, .. } = step else { continue };
+            let place = *block..*block + header.blocks;
+            let covers = |link: &Link| link.segment == *id && place.contains(&link.block);
+            let Some((link, by)) = link.filter(|(link, _)| covers(link)) else { continue };
+            let found = Link {
+                sequence: header.sequence,
+                checksum: *checksum,
+                segment: *id,
+                block: *block,
+            };
+            if found != link {
+                let older = by.filter(|(_, life)| *life < header.segment_sequence);
+                return Some(older.unwrap_or((*wanted, header.segment_sequence)));
+            }
+        }
+        link = match steps.first() {
+            Some(Step::Record { block: 0, header, .. }) => {
+                Some((header.previous, Some((*wanted, header.segment_sequence))))
+            }
+            _ => None,
+        };
+    }
+    None
 }

@@ -102,6 +102,7 @@ impl Chunks {
             return;
         }
         self.kept_free = free;
+        self.extents.reserve_exact(new * CHUNK - self.extents.len());
         self.extents.resize(new * CHUNK, Extent::VOID);
         self.directory.reserve_exact(new - self.directory.len());
         self.free.reserve_exact(new - self.free.len());

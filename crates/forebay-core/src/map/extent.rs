@@ -118,6 +118,15 @@ impl ExtentMap {
         self.list.lost()
     }
 
+    /// Blocks that are lost.
+    pub fn lost_blocks(&self) -> u64 {
+        if self.lost_len() == 0 {
+            return 0;
+        }
+        let lost = self.iter().filter(|extent| extent.kind == Kind::Lost);
+        lost.map(|extent| extent.end - extent.start).sum()
+    }
+
     /// Whether one more extent is sure to fit: it may split another in two.
     pub fn has_room(&self) -> bool {
         self.has_room_for(1)
@@ -161,9 +170,23 @@ impl ExtentMap {
         self.make_room_for(1);
     }
 
-    /// Makes sure that lost blocks find room, whatever was found (at recovery).
-    pub fn make_lost_room(&mut self) {
-        self.make_room_for(self.lost_room.div_ceil(2));
+    /// The least that a map can be made for, so that it holds what this one does and guests' extents take
+    /// no room of lost blocks: at least `count_max`.
+    pub fn fitting(&self, count_max: usize) -> usize {
+        let (all, guests) = (self.len(), self.len() - self.lost_len());
+        let fits = |room: &usize| room + lost_room(*room) >= all;
+        // Beside n extents there is room for an eighth of n, and for some hundreds at least.
+        let least = (all / 9 * 8).min(all.saturating_sub(lost_room(0)));
+        let room = (least..).find(fits).expect("there is room in what is as large itself");
+        count_max.max(guests).max(room)
+    }
+
+    /// The same extents in a map made for so many: what recovery took beside that is given back.
+    pub(crate) fn refit(self, count_max: usize) -> ExtentMap {
+        let mut map = ExtentMap::with_lost_room(count_max);
+        assert!(self.len() <= map.count_max, "as `fitting` says");
+        self.iter().for_each(|extent| map.insert(*extent));
+        map
     }
 
     /// Makes sure that so many more extents fit, even past the limit (at recovery).

@@ -20,6 +20,11 @@ use alloc::vec::Vec;
 
 /// Cells in a page: 4,064 bytes, which leaves 32 for a checkpoint's page header.
 pub const PAGE_CELLS: usize = 508;
+/// Words of a page in a checkpoint, at most: a bit for each cell, and the cells that are not empty.
+pub const PACKED_WORDS_MAX: usize = MAP_WORDS + PAGE_CELLS;
+/// Words of the bits.
+pub(crate) const MAP_WORDS: usize = PAGE_CELLS.div_ceil(64);
+const _: () = assert!(!PAGE_CELLS.is_multiple_of(64));
 /// Of a page's cells, this many are in use when the cache is full, on average.
 pub(crate) const PAGE_LOAD: u64 = 406;
 /// Keys that found their page full. At a load of 0.8 that is one page in millions.
@@ -204,10 +209,26 @@ impl Index {
         self.shape.page_count as u32
     }
 
-    /// The cells of a page, for a checkpoint.
-    pub fn page(&self, page: u32) -> &[u64] {
+    /// A page as a checkpoint has it, and how many words that are: which cells are not empty, bit by
+    /// bit, then those cells.
+    pub(crate) fn pack_page(&self, page: u32, words: &mut [u64; PACKED_WORDS_MAX]) -> usize {
         let base = page as usize * PAGE_CELLS;
-        &self.cells[base..base + PAGE_CELLS]
+        let cells = &self.cells[base..base + PAGE_CELLS];
+        let (map, used) = words.split_first_chunk_mut::<MAP_WORDS>().expect("it is longer");
+        let mut end = 0;
+        for (map, cells) in map.iter_mut().zip(cells.chunks(64)) {
+            *map = 0;
+            // As many as there are cells: an empty one is overwritten by the next, or does not count.
+            let used = &mut used[end..];
+            let mut count = 0;
+            for (bit, cell) in cells.iter().enumerate() {
+                used[count] = *cell;
+                *map |= u64::from(*cell != 0) << bit;
+                count += usize::from(*cell != 0);
+            }
+            end += count;
+        }
+        MAP_WORDS + end
     }
 
     /// Whether every key found room in its page: a checkpoint holds pages only.
@@ -338,17 +359,37 @@ impl Part<'_> {
 }
 
 impl Shape {
-    /// Puts a page's cells back in place, from a checkpoint, but those whose slot `keep` does not
-    /// want; returns how many are left.
+    /// Puts a page's cells back in place, from a checkpoint: `map` says which cells are not empty, and
+    /// `used` what they hold, as many as it has bits. Those whose slot `keep` does not want are left
+    /// out. Returns how many are left; none: this is no page. All cells are empty before.
     pub(crate) fn put_page(
         &self,
         page: &mut [u64],
-        cells: &[[u8; 8]],
+        map: &[u64; MAP_WORDS],
+        mut used: &[u64],
         keep: impl Fn(Slot) -> bool,
-    ) -> u64 {
-        for (cell, raw) in page.iter_mut().zip(cells) {
-            *cell = u64::from_le_bytes(*raw);
+    ) -> Option<u64> {
+        if map[MAP_WORDS - 1] >> (PAGE_CELLS % 64) != 0 {
+            return None;
         }
+        let count = used.len() as u64;
+        let mut unwanted = false;
+        for (word, cells) in map.iter().zip(page.chunks_mut(64)) {
+            let mut left = *word;
+            for cell in used.split_off(..word.count_ones() as usize)? {
+                cells[left.trailing_zeros() as usize] = *cell;
+                unwanted |= *cell == 0 || !keep(self.slot(*cell));
+                left &= left - 1;
+            }
+        }
+        if !unwanted {
+            return Some(count);
+        }
+        self.sweep(page, keep);
+        Some(page.iter().filter(|cell| **cell != 0).count() as u64)
+    }
+
+    fn sweep(&self, page: &mut [u64], keep: impl Fn(Slot) -> bool) {
         let mut at = 0;
         while at < page.len() {
             let cell = page[at];
@@ -360,7 +401,6 @@ impl Shape {
                 self.close_gap(page, at);
             }
         }
-        page.iter().filter(|cell| **cell != 0).count() as u64
     }
 
     #[inline]
@@ -525,17 +565,56 @@ mod tests {
                 index.insert(volume, lba, Slot(slot as u32));
                 keys.insert((volume, lba), Slot(slot as u32));
             }
-            let raw: alloc::vec::Vec<[u8; 8]> =
-                index.cells.iter().map(|cell| cell.to_le_bytes()).collect();
-            let shape = index.shape();
-            let pages = index.cells_mut().chunks_mut(PAGE_CELLS).zip(raw.chunks(PAGE_CELLS));
-            let used = pages.map(|(page, raw)| shape.put_page(page, raw, |slot| slot.0 % 3 != 1));
-            let used = used.sum();
-            index.count(used);
+            let (cells, shape) = (index.cells.clone(), index.shape());
+            let pages: alloc::vec::Vec<_> = (0..index.page_count())
+                .map(|page| {
+                    let mut words = [0; PACKED_WORDS_MAX];
+                    let end = index.pack_page(page, &mut words);
+                    (words, end)
+                })
+                .collect();
+            let put = |index: &mut Index, keep: fn(Slot) -> bool| {
+                index.cells.fill(0);
+                let all = index.cells_mut().chunks_mut(PAGE_CELLS).zip(&pages);
+                let used = all.map(|(page, (words, end))| {
+                    let (map, used) = words[..*end].split_first_chunk().expect("the bits");
+                    shape.put_page(page, map, used, keep).expect("it is a page")
+                });
+                let used = used.sum();
+                index.count(used);
+            };
+            put(&mut index, |_| true);
+            assert_eq!(index.cells, cells);
+            assert_eq!(index.len(), keys.len() as u64);
+            put(&mut index, |slot| slot.0 % 3 != 1);
             keys.retain(|_, slot| slot.0 % 3 != 1);
             assert_eq!(index.len(), keys.len() as u64);
             assert!(keys.iter().all(|(key, slot)| index.get(key.0, key.1) == Some(*slot)));
         }
+    }
+
+    #[test]
+    fn a_full_page_is_packed_and_bits_without_a_cell_are_refused() {
+        let mut index = Index::new(1, 5);
+        for lba in 0..PAGE_CELLS as u64 {
+            index.insert(VolumeIndex(0), Lba(lba), Slot(lba as u32));
+        }
+        let mut words = [0; PACKED_WORDS_MAX];
+        assert_eq!(index.pack_page(0, &mut words), PACKED_WORDS_MAX);
+        let (map, used) = words.split_first_chunk_mut().expect("the bits");
+        let (shape, mut page) = (index.shape(), [0; PAGE_CELLS]);
+        let used: &[u64] = used;
+        assert_eq!(shape.put_page(&mut page, map, used, |_| true), Some(PAGE_CELLS as u64));
+        assert_eq!(page[..], index.cells[..]);
+        map[7] |= 1 << 60;
+        assert_eq!(shape.put_page(&mut page, map, used, |_| true), None, "there is no such cell");
+        map[7] &= !(1 << 60);
+        map[0] = 0;
+        assert!(shape.put_page(&mut page, map, &used[..5], |_| true).is_none(), "too few cells");
+        // A cell that is said not to be empty and is holds nothing.
+        let (mut page, mut map) = ([0; PAGE_CELLS], [0; MAP_WORDS]);
+        map[1] = 1;
+        assert_eq!(shape.put_page(&mut page, &map, &[0], |_| true), Some(0));
     }
 
     #[test]

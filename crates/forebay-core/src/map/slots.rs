@@ -49,22 +49,59 @@ pub struct Slots {
     /// Five bytes of block, four of checksum, as a checkpoint holds them: whoever wants one wants
     /// the other, and a table this large is a cache miss.
     rows: Vec<[u8; ROW_BYTES]>,
+    /// Which runs have changed since a checkpoint copied them last.
+    changed: Vec<bool>,
+    /// A slot's number without so many low bits is its run's.
+    run_shift: u32,
 }
 
 /// Bytes of a slot's row.
 pub const ROW_BYTES: usize = 9;
+/// Slots of a run, at most: what is copied to a checkpoint, or left out of it, together.
+pub const RUN_SLOTS_MAX: u32 = 1 << 16;
+
+/// Slots of each run of a table of `count` slots, the last one perhaps excepted: a power of two.
+pub fn run_slots(count: u64) -> u32 {
+    (count / 16).next_power_of_two().clamp(64, RUN_SLOTS_MAX.into()) as u32
+}
+
+fn run_count(count: u64) -> u64 {
+    count.div_ceil(run_slots(count).into())
+}
 
 impl Slots {
     /// A table for `count` slots, all void.
     pub fn new(count: u64) -> Slots {
         let void = [255, 255, 255, 255, 255, 0, 0, 0, 0];
-        Slots { rows: alloc::vec![void; count as usize] }
+        Slots::of(alloc::vec![void; count as usize])
     }
 
     /// A table for `count` slots whose rows are all to be put in place from a checkpoint
     /// ([`put_rows`]): nothing has been written to its memory yet.
     pub(crate) fn unfilled(count: u64) -> Slots {
-        Slots { rows: alloc::vec![[0; ROW_BYTES]; count as usize] }
+        Slots::of(alloc::vec![[0; ROW_BYTES]; count as usize])
+    }
+
+    fn of(rows: Vec<[u8; ROW_BYTES]>) -> Slots {
+        let count = rows.len() as u64;
+        let changed = alloc::vec![false; run_count(count) as usize];
+        Slots { rows, changed, run_shift: run_slots(count).trailing_zeros() }
+    }
+
+    /// Whether a run has changed since it was noted last: since it was made, or put in place from a
+    /// checkpoint, if never.
+    pub(crate) fn has_changed(&self, run: u32) -> bool {
+        self.changed[run as usize]
+    }
+
+    /// Notes whether a run has changed: not, as of now; or that the copy of it does not count.
+    pub(crate) fn note_changed(&mut self, run: u32, changed: bool) {
+        self.changed[run as usize] = changed;
+    }
+
+    /// Runs that have changed.
+    pub(crate) fn changed_count(&self) -> usize {
+        self.changed.iter().filter(|changed| **changed).count()
     }
 
     /// All rows, to be put in place.
@@ -74,12 +111,12 @@ impl Slots {
 
     /// Bytes of memory a table for `count` slots takes.
     pub fn memory_bytes(count: u64) -> u64 {
-        count * ROW_BYTES as u64
+        count * ROW_BYTES as u64 + run_count(count)
     }
 
     /// Bytes of memory it takes.
     pub(crate) fn held_bytes(&self) -> u64 {
-        vec_bytes(&self.rows)
+        vec_bytes(&self.rows) + vec_bytes(&self.changed)
     }
 
     /// Notes what a slot holds.
@@ -138,6 +175,7 @@ impl Slots {
         let row = &mut self.rows[slot.0 as usize];
         row[..5].copy_from_slice(&raw.to_le_bytes()[..5]);
         row[5..].copy_from_slice(&crc.to_le_bytes());
+        self.changed[(slot.0 >> self.run_shift) as usize] = true;
     }
 
     #[inline]

@@ -2,8 +2,8 @@
 //! Loop devices over the mounted files, made and ended by a thread of their own (K1).
 
 use super::mount::{FuseMount, FuseVolume};
-use crate::attach::{Attachments, Report, Reports, Teller, spawn_apart};
-use forebay::host::loop_device::{self, Holder, LoopDevice, LoopError, LoopOptions};
+use crate::attach::{Attachments, Claim, Report, Reports, Teller, Told, claim, spawn_apart};
+use forebay::host::loop_device::{self, LoopDevice, LoopError, LoopOptions};
 use forebay::host::machine::Host;
 use std::error::Error;
 use std::fs;
@@ -67,6 +67,14 @@ impl Attachments for FuseAttachments {
         let kept: Vec<_> = lease.into_iter().chain([bell.as_fd()]).collect();
         spawn_apart("detach", &kept, move || {
             release(devices, &mount, &teller, &is_given_up);
+        })
+    }
+
+    fn try_release(&mut self, device: PathBuf) -> io::Result<()> {
+        let teller = self.teller.clone();
+        let bell = teller.bell();
+        spawn_apart("detach", &[bell.as_fd()], move || {
+            teller.tell(try_detach(device));
         })
     }
 
@@ -143,6 +151,20 @@ fn limit(device: &Path, volume: &FuseVolume) {
     }
 }
 
+/// The claim ends before the device does: who takes it in between keeps it until they close it.
+fn try_detach(device: PathBuf) -> Report {
+    match claim(&device) {
+        Ok(Claim::Ours(claimed)) => drop(claimed),
+        Ok(Claim::Held(holders)) => return Report::Held { device, holders },
+        Err(error) => return Report::Kept { device, error: error.into() },
+    }
+    match loop_device::detach(&device) {
+        Ok(()) => Report::Detached { device },
+        Err(LoopError::StillHeld { holders, .. }) => Report::Held { device, holders },
+        Err(error) => Report::Kept { device, error: error.into() },
+    }
+}
+
 fn release(
     mut devices: Vec<PathBuf>,
     mount: &Mutex<Option<FuseMount>>,
@@ -156,11 +178,10 @@ fn release(
             Path::new("/dev").join(&found.node.name) == device && mount.holds(&found.backing_file)
         })
     };
-    let mut told: Vec<(PathBuf, Vec<Holder>)> = Vec::new();
+    let mut told = Told::default();
     devices.retain(|device| match loop_device::detach(device) {
         Err(LoopError::StillHeld { holders, .. }) => {
-            told.push((device.clone(), holders.clone()));
-            teller.tell(Report::Held { device: device.clone(), holders });
+            told.tell(device, holders, teller);
             true
         }
         // Detached, by us or by somebody before.
@@ -194,18 +215,7 @@ fn release(
     }
 }
 
-fn tell_holders(
-    host: &Host,
-    device: &Path,
-    told: &mut Vec<(PathBuf, Vec<Holder>)>,
-    teller: &Teller,
-) {
+fn tell_holders(host: &Host, device: &Path, told: &mut Told, teller: &Teller) {
     let Some(node) = host.node_at_path(device) else { return };
-    let holders = loop_device::holders(host, node.number);
-    match told.iter_mut().find(|entry| entry.0 == device) {
-        Some(entry) if entry.1 == holders => return,
-        Some(entry) => entry.1.clone_from(&holders),
-        None => told.push((device.into(), holders.clone())),
-    }
-    teller.tell(Report::Held { device: device.into(), holders });
+    told.tell(device, loop_device::holders(host, node.number), teller);
 }

@@ -13,6 +13,8 @@
 //! Protocol 7.23 (Linux 3.15) or newer; we speak [`MINOR`]. A request that we do not know is
 //! [`Call::Unknown`], which the kernel takes `ENOSYS` for and then asks no more.
 
+use crate::native::{u32_at, u64_at};
+
 /// Of every request.
 const HEADER_BYTES: usize = 40;
 /// In front of a write's bytes: the header, and what is said of them.
@@ -210,14 +212,6 @@ fn call(opcode: u32, body: &[u8], length: usize) -> Option<Call<'_>> {
         FORGET | BATCH_FORGET => Call::Forget,
         _ => Call::Unknown,
     })
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 /// The head of a reply with so many bytes; `errno` is 0 or positive.

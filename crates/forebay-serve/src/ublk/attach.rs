@@ -18,9 +18,8 @@ use super::control::{Control, UblkError, block_path, open_serving};
 use super::front_end::{Device, UblkFrontEnd};
 use super::queue::Queue;
 use super::wire::{DeviceInfo, Parameters, State};
-use crate::attach::{Attachments, Claim, Report, Reports, Teller};
-use crate::attach::{claim, spawn, spawn_apart};
-use forebay::host::loop_device::Holder;
+use crate::attach::{Attachments, DeviceVolume, Geometry, Report, Reports, Teller};
+use crate::attach::{detach_each, once, spawn, spawn_apart};
 use forebay::io::Bell;
 use forebay_core::limits::REQUEST_BYTES_MAX;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
@@ -35,44 +34,27 @@ use std::time::{Duration, Instant};
 const SECTOR_BYTES: u64 = 512;
 /// Longest discard and longest zeroing, as the kernel splits them for most disks.
 const RANGE_SECTORS_MAX: u32 = u32::MAX / SECTOR_BYTES as u32;
-/// How often it is looked whether a device is still held; that reads all of `/proc`.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// How long the front end may take to let go of a stopped device.
 const LET_GO: Duration = Duration::from_secs(60);
 
-/// A volume that is to have a device.
-#[derive(Clone, Debug)]
-pub struct UblkVolume {
-    /// Its index.
-    pub index: VolumeIndex,
-    /// What it is known by for ever.
-    pub uuid: [u8; 16],
-    /// Its size.
-    pub size_bytes: u64,
-    /// 512 or 4096.
-    pub logical_block: u32,
+/// What the kernel keeps with a volume's device (U2): never 0, which others have.
+fn mark(volume: &DeviceVolume) -> u64 {
+    let (high, low) = volume.uuid.split_at(8);
+    let fold = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all << 8 | u64::from(*byte));
+    (fold(high) ^ fold(low)).max(1)
 }
 
-impl UblkVolume {
-    /// What the kernel keeps with its device (U2): never 0, which others have.
-    fn mark(&self) -> u64 {
-        let (high, low) = self.uuid.split_at(8);
-        let fold = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all << 8 | u64::from(*byte));
-        (fold(high) ^ fold(low)).max(1)
-    }
-
-    fn parameters(&self) -> Parameters {
-        let block = u64::from(self.logical_block);
-        Parameters {
-            sectors: self.size_bytes / block * block / SECTOR_BYTES,
-            logical_shift: self.logical_block.trailing_zeros() as u8,
-            physical_shift: BLOCK_BYTES.trailing_zeros() as u8,
-            io_min_shift: BLOCK_BYTES.trailing_zeros() as u8,
-            io_opt_shift: REQUEST_BYTES_MAX.trailing_zeros() as u8,
-            request_sectors_max: (REQUEST_BYTES_MAX / SECTOR_BYTES) as u32,
-            range_sectors_max: RANGE_SECTORS_MAX,
-            discard_granularity: BLOCK_BYTES as u32,
-        }
+fn parameters(volume: &DeviceVolume) -> Parameters {
+    let block = u64::from(volume.logical_block);
+    Parameters {
+        sectors: volume.size_bytes / block * block / SECTOR_BYTES,
+        logical_shift: volume.logical_block.trailing_zeros() as u8,
+        physical_shift: BLOCK_BYTES.trailing_zeros() as u8,
+        io_min_shift: BLOCK_BYTES.trailing_zeros() as u8,
+        io_opt_shift: REQUEST_BYTES_MAX.trailing_zeros() as u8,
+        request_sectors_max: (REQUEST_BYTES_MAX / SECTOR_BYTES) as u32,
+        range_sectors_max: RANGE_SECTORS_MAX,
+        discard_granularity: BLOCK_BYTES as u32,
     }
 }
 
@@ -103,7 +85,7 @@ pub struct UblkAttachments {
 /// ends when the front end is part of a running server.
 pub fn begin(
     mut control: Control,
-    volumes: &[UblkVolume],
+    volumes: &[DeviceVolume],
 ) -> io::Result<(UblkAttachments, UblkFrontEnd, Reports)> {
     let bell = Arc::new(Bell::new()?);
     let (teller, reports) = Teller::new(Arc::clone(&bell));
@@ -134,8 +116,8 @@ pub fn begin(
     Ok((attachments, front_end, reports))
 }
 
-fn prepare(control: &mut Control, volume: &UblkVolume) -> Result<(Prepared, Queue), UblkError> {
-    let found = match control.find(volume.mark())? {
+fn prepare(control: &mut Control, volume: &DeviceVolume) -> Result<(Prepared, Queue), UblkError> {
+    let found = match control.find(mark(volume))? {
         // Made, and never started: its process was killed in between.
         Some(DeviceInfo { state: State::Dead, number, .. }) => {
             control.delete(number)?;
@@ -143,9 +125,9 @@ fn prepare(control: &mut Control, volume: &UblkVolume) -> Result<(Prepared, Queu
         }
         found => found,
     };
-    let parameters = volume.parameters();
+    let parameters = parameters(volume);
     let (number, depth) = match &found {
-        None => (control.add(volume.mark(), &parameters)?, super::QUEUE_DEPTH),
+        None => (control.add(mark(volume), &parameters)?, super::QUEUE_DEPTH),
         Some(found) => {
             check_alike(found.number, control.parameters(found.number)?, parameters)?;
             control.start_recovery(found)?;
@@ -168,15 +150,16 @@ fn prepare(control: &mut Control, volume: &UblkVolume) -> Result<(Prepared, Queu
 
 /// A device that is taken over stays as it was made.
 fn check_alike(number: u32, found: Parameters, expected: Parameters) -> Result<(), UblkError> {
-    let size_and_block =
-        |it: Parameters| (it.sectors * SECTOR_BYTES, 1u64 << it.logical_shift.min(63));
-    if size_and_block(found) == size_and_block(expected) {
+    let geometry = |it: Parameters| Geometry {
+        size_bytes: it.sectors * SECTOR_BYTES,
+        logical_block: 1 << it.logical_shift.min(63),
+    };
+    let (found, expected) = (geometry(found), geometry(expected));
+    if found == expected {
         return Ok(());
     }
-    let ((found, found_block), (expected, expected_block)) =
-        (size_and_block(found), size_and_block(expected));
     let device = block_path(number).display().to_string();
-    Err(UblkError::Differs { device, found, found_block, expected, expected_block })
+    Err(UblkError::Differs { device, found, expected })
 }
 
 fn attach(control: &mut Control, device: &Prepared) -> Report {
@@ -208,15 +191,48 @@ fn tune(number: u32, depth: u16) {
     let _ = fs::write(queue.join("nr_requests"), (depth - 1).to_string());
 }
 
-impl Attachments for UblkAttachments {
-    fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()> {
+impl UblkAttachments {
+    /// Ends devices on a thread of their own, which tells `ended` what became of it.
+    fn detach(
+        &self,
+        devices: &[PathBuf],
+        is_given_up: Arc<AtomicBool>,
+        ended: impl FnOnce(&Teller, Result<(), UblkError>) + Send + 'static,
+    ) -> io::Result<()> {
         let is_one = |it: &&Served| devices.contains(&block_path(it.number));
         let served = self.served.iter().filter(is_one).cloned().collect();
-        let (teller, is_given_up) = (self.teller.clone(), Arc::clone(&self.is_given_up));
+        let teller = self.teller.clone();
         let bell = teller.bell();
         spawn_apart("detach", &[bell.as_fd()], move || {
-            let result = detach_all(served, &teller, &is_given_up);
+            let path = |it: &Served| block_path(it.number);
+            let refused = |device, source| UblkError::Command {
+                device,
+                attempted: "closed by others",
+                source,
+            };
+            let result = Control::open().and_then(|mut control| {
+                detach_each(served, path, (&teller, &is_given_up), refused, |device, claim| {
+                    end(&mut control, device, claim)
+                })
+            });
+            ended(&teller, result);
+        })
+    }
+}
+
+impl Attachments for UblkAttachments {
+    fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()> {
+        self.detach(&devices, Arc::clone(&self.is_given_up), |teller, result| {
             teller.tell(Report::Gone(result.map_err(io::Error::other)));
+        })
+    }
+
+    fn try_release(&mut self, device: PathBuf) -> io::Result<()> {
+        let known = device.clone();
+        self.detach(&[known], once(), |teller, result| {
+            if let Err(error) = result {
+                teller.tell(Report::Kept { device, error: error.into() });
+            }
         })
     }
 
@@ -226,48 +242,6 @@ impl Attachments for UblkAttachments {
 
     fn outlive(&self) -> bool {
         true
-    }
-}
-
-/// Ends each device when nobody holds it. Those that are given up stay, and wait for the next
-/// process.
-fn detach_all(
-    mut served: Vec<Served>,
-    teller: &Teller,
-    is_given_up: &AtomicBool,
-) -> Result<(), UblkError> {
-    let mut control = Control::open()?;
-    let mut told: Vec<(u32, Vec<Holder>)> = Vec::new();
-    // Bounded by the holders' patience and the daemon's.
-    loop {
-        let mut left = Vec::new();
-        for device in served {
-            let path = block_path(device.number);
-            let claimed = claim(&path).map_err(|source| UblkError::Command {
-                device: path.display().to_string(),
-                attempted: "closed by others",
-                source,
-            })?;
-            match claimed {
-                Claim::Ours(claim) => {
-                    end(&mut control, &device, claim)?;
-                    teller.tell(Report::Detached { device: path });
-                }
-                Claim::Held(holders) => {
-                    if !told.contains(&(device.number, holders.clone())) {
-                        told.retain(|entry| entry.0 != device.number);
-                        told.push((device.number, holders.clone()));
-                        teller.tell(Report::Held { device: path, holders });
-                    }
-                    left.push(device);
-                }
-            }
-        }
-        served = left;
-        if served.is_empty() || is_given_up.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        std::thread::sleep(LOOK_AGAIN);
     }
 }
 
@@ -285,19 +259,19 @@ fn end(control: &mut Control, device: &Served, claim: File) -> Result<(), UblkEr
 mod tests {
     use super::*;
 
-    fn volume(size_bytes: u64, logical_block: u32) -> UblkVolume {
-        UblkVolume { index: VolumeIndex(0), uuid: [0; 16], size_bytes, logical_block }
+    fn volume(size_bytes: u64, logical_block: u32) -> DeviceVolume {
+        DeviceVolume { index: VolumeIndex(0), uuid: [0; 16], size_bytes, logical_block }
     }
 
     #[test]
     fn a_device_is_as_large_as_whole_logical_blocks_of_its_volume() {
         let size = 10 * 4096 + 512;
-        assert_eq!(volume(size, 512).parameters().sectors, 81);
-        assert_eq!(volume(size, 4096).parameters().sectors, 80);
-        let parameters = volume(size, 4096).parameters();
-        assert_eq!((parameters.logical_shift, parameters.physical_shift), (12, 12));
-        assert_eq!(volume(size, 512).parameters().logical_shift, 9);
-        assert_eq!(parameters.request_sectors_max, 2048);
+        assert_eq!(parameters(&volume(size, 512)).sectors, 81);
+        assert_eq!(parameters(&volume(size, 4096)).sectors, 80);
+        let found = parameters(&volume(size, 4096));
+        assert_eq!((found.logical_shift, found.physical_shift), (12, 12));
+        assert_eq!(parameters(&volume(size, 512)).logical_shift, 9);
+        assert_eq!(found.request_sectors_max, 2048);
     }
 
     #[test]
@@ -305,9 +279,9 @@ mod tests {
         let with = |at: usize| {
             let mut it = volume(1 << 20, 512);
             it.uuid[at] = 1;
-            it.mark()
+            mark(&it)
         };
-        assert_eq!(volume(1 << 20, 512).mark(), 1);
+        assert_eq!(mark(&volume(1 << 20, 512)), 1);
         assert_eq!(with(0), 1 << 56);
         assert_eq!(with(14), 1 << 8);
         assert_ne!(with(3), with(4));
@@ -315,12 +289,12 @@ mod tests {
 
     #[test]
     fn a_device_of_another_size_or_block_is_not_taken_over() {
-        let expected = volume(1 << 30, 512).parameters();
-        let differs = |it: &UblkVolume| check_alike(3, it.parameters(), expected).is_err();
+        let expected = parameters(&volume(1 << 30, 512));
+        let differs = |it: &DeviceVolume| check_alike(3, parameters(it), expected).is_err();
         assert!(!differs(&volume(1 << 30, 512)));
         assert!(differs(&volume(1 << 29, 512)));
         assert!(differs(&volume(1 << 30, 4096)));
-        let text = check_alike(3, volume(1 << 29, 4096).parameters(), expected).unwrap_err();
+        let text = check_alike(3, parameters(&volume(1 << 29, 4096)), expected).unwrap_err();
         assert!(text.to_string().contains("/dev/ublkb3"), "{text}");
     }
 }

@@ -5,6 +5,7 @@
 
 use super::ring::Ring;
 use super::wire::{self, ANY_DEVICE, DeviceInfo, Parameters, State, feature};
+use crate::attach::Geometry;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -55,20 +56,16 @@ pub enum UblkError {
     },
     /// It is of the same volume, yet not alike.
     #[error(
-        "{device}: was made for {found} bytes in blocks of {found_block}, the volume has {expected} in blocks of {expected_block}; \
+        "{device}: was made for {found}, the volume has {expected}; \
          close it and stop the daemon, and the next start makes it new"
     )]
     Differs {
         /// `/dev/ublkb3`.
         device: String,
-        /// Its size.
-        found: u64,
-        /// Its logical block.
-        found_block: u64,
-        /// The volume's.
-        expected: u64,
-        /// The volume's.
-        expected_block: u64,
+        /// What it is.
+        found: Geometry,
+        /// What the volume asks for.
+        expected: Geometry,
     },
 }
 

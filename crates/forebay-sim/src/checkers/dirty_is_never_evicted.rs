@@ -25,6 +25,13 @@ impl Lives {
         }
     }
 
+    /// A volume is about to be detached: all lives of its segments end, with this durable watermark.
+    pub fn detach(&mut self, volume: VolumeIndex, watermark: Sequence) -> Result<(), String> {
+        let mine = self.newest.extract_if(.., |_, life| life.0 == volume);
+        self.ended.extend(mine.map(|(segment, (volume, sequence))| (segment, volume, sequence)));
+        self.check(|of| (of == volume).then_some(watermark))
+    }
+
     /// Compares the lives that ended with the durable watermarks; `None`: there is no such volume
     /// any more.
     pub fn check(

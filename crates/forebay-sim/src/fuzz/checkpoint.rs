@@ -4,7 +4,9 @@
 
 use super::recovery::{Sparse, put_record, superblock_of_two};
 use crate::random::Random;
-use forebay_core::format::checkpoint::{self, Head, Layout, PAGE_BYTES, PAGE_HEAD, SEGMENT_BYTES};
+use forebay_core::format::checkpoint::{
+    self, Head, Layout, PAGE_BYTES, PAGE_HEAD, PAGE_WORDS, SEGMENT_BYTES, Written,
+};
 use forebay_core::format::entry::Kind;
 use forebay_core::format::record::Link;
 use forebay_core::format::superblock::Superblock;
@@ -74,30 +76,82 @@ fn put_checkpoint(
         stream_bytes: stream.len() as u64,
         segment_sequence: random.below(20),
     };
-    let mut pages: Vec<[u8; BLOCK_SIZE]> = Vec::new();
+    let own = Written::new(superblock.checkpoint_sequence, superblock.checkpoint_sequence);
+    let mut put = |by: Written, number: u32, mut page: [u8; BLOCK_SIZE]| {
+        let address = checkpoint::address(superblock, by.area(), number);
+        checkpoint::seal(&mut page, &superblock.identity(), address, by.sequence(), number);
+        blocks.0.insert(address, page);
+    };
     let mut page = [0; BLOCK_SIZE];
     head.encode(&mut page);
-    pages.push(page);
-    for _ in 0..layout.index_pages {
-        pages.push(page_of(random, odd, 8, 0));
+    put(own, 0, page);
+    let mut runs = Vec::new();
+    for run in 0..layout.index_runs() {
+        let count = random.between(1, u64::from(layout.index_run_pages()));
+        runs.push(if odd > 0 && random.one_in(odd) { number(random, odd) } else { count });
+        for (page, bytes) in (layout.index_page(run)..).zip(index_run(random, &layout, run, odd)) {
+            put(own, page, bytes);
+        }
     }
-    for _ in 0..layout.slot_pages {
-        pages.push(page_of(random, odd, 9, 255));
+    for run in 0..layout.slot_runs() {
+        // By this checkpoint or an earlier one, into either area; or never.
+        let by = match random.below(4) {
+            0 => Written::NEVER,
+            1 => Written::new(1, random.below(2)),
+            _ => Written::new(superblock.checkpoint_sequence, random.below(2)),
+        };
+        let odd_one = odd > 0 && random.one_in(odd);
+        runs.push(if odd_one { number(random, odd) } else { by.raw() });
+        for page in layout.slot_page(run)..layout.slot_page(run) + layout.slot_run_pages() {
+            put(by, page, page_of(random, odd, 9, 255));
+        }
     }
-    for _ in 0..layout.segment_pages {
-        pages.push(segments(random, odd));
+    for page in layout.segment_page()..layout.run_page() {
+        put(own, page, segments(random, odd));
     }
-    for part in stream.chunks(PAGE_BYTES) {
-        let mut page = [0; BLOCK_SIZE];
-        page[PAGE_HEAD..PAGE_HEAD + part.len()].copy_from_slice(part);
-        pages.push(page);
+    for (page, runs) in (layout.run_page()..).zip(runs.chunks(PAGE_WORDS)) {
+        put(own, page, words(runs.iter().copied()));
     }
-    let sequence = superblock.checkpoint_sequence;
-    for (number, mut page) in pages.into_iter().enumerate() {
-        let address = checkpoint::address(superblock, sequence, number as u32);
-        checkpoint::seal(&mut page, &superblock.identity(), address, sequence, number as u32);
-        blocks.0.insert(address, page);
+    for (page, part) in (layout.stream_page()..).zip(stream.chunks(PAGE_BYTES)) {
+        let mut bytes = [0; BLOCK_SIZE];
+        bytes[PAGE_HEAD..PAGE_HEAD + part.len()].copy_from_slice(part);
+        put(own, page, bytes);
     }
+}
+
+/// A page of words.
+fn words(words: impl Iterator<Item = u64>) -> [u8; BLOCK_SIZE] {
+    let mut page = [0; BLOCK_SIZE];
+    for (bytes, word) in page[PAGE_HEAD..].as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *bytes = word.to_le_bytes();
+    }
+    page
+}
+
+/// The pages of a run of the index: as many cells as bits are set, mostly.
+fn index_run(
+    random: &mut Random,
+    layout: &Layout,
+    run: u32,
+    odd: u64,
+) -> impl Iterator<Item = [u8; BLOCK_SIZE]> {
+    let mut all = Vec::new();
+    for _ in layout.index_pages_of(run) {
+        let few = random.below(40);
+        let mut map = [0_u64; 8];
+        (0..few).for_each(|_| map[random.below(7) as usize] |= 1 << random.below(64));
+        if odd > 0 && random.one_in(odd) {
+            map[random.below(8) as usize] = random.next();
+        }
+        let used: u32 = map.iter().map(|word| word.count_ones()).sum();
+        all.extend(map);
+        (0..used).for_each(|_| {
+            all.push(if random.one_in(2) { number(random, odd) } else { random.next() });
+        });
+    }
+    all.resize(layout.index_run_pages() as usize * PAGE_WORDS, 0);
+    let pages: Vec<_> = all.chunks(PAGE_WORDS).map(|page| words(page.iter().copied())).collect();
+    pages.into_iter()
 }
 
 /// A page of rows of so many bytes, some of them anything.

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Kernel block devices: made while the loop runs, and given up before it ends.
 
-use super::{Daemon, Served};
-use crate::attach::{Kind, Wanted};
+use super::{Daemon, Served, TURN};
+use crate::attach::{Attached, Kind, Wanted};
 use anyhow::{Context, Result};
 use forebay::shard::uuid_text;
 use forebay_core::format::superblock::Volume;
+use forebay_core::units::VolumeIndex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,29 +14,59 @@ use std::time::{Duration, Instant};
 const GIVE_UP_MAX: Duration = Duration::from_secs(5);
 
 impl Daemon {
-    /// Makes a block device of each volume. The kernel reads it meanwhile, so the loop runs.
+    /// Makes a block device of each volume, or takes those over that a daemon before has left.
     pub(super) fn attach_devices(&mut self, kind: Kind, signals: &AtomicUsize) -> Result<()> {
+        let wanted = self.volumes.iter().filter_map(|served| self.wanted(served)).collect();
+        let cache = uuid_text(&self.server.shard.superblock().uuid);
+        let (apart, together): (Vec<Wanted>, Vec<Wanted>) = kind.split(&cache, wanted)?;
+        self.attach_group(kind, &cache, together, signals)?;
+        for volume in apart {
+            self.attach_group(kind, &cache_and_volume(&cache, &volume), vec![volume], signals)?;
+        }
+        Ok(())
+    }
+
+    /// Makes one of a volume that has come while the others were served.
+    pub(super) fn attach_device(&mut self, index: VolumeIndex, kind: Kind) -> Result<()> {
+        let served = self.volumes.iter().find(|served| served.index == index);
+        let wanted = served.and_then(|served| self.wanted(served)).context("it is served")?;
+        let cache = uuid_text(&self.server.shard.superblock().uuid);
+        let place = cache_and_volume(&cache, &wanted);
+        self.attach_group(kind, &place, vec![wanted], &AtomicUsize::new(0))
+    }
+
+    fn wanted(&self, served: &Served) -> Option<Wanted> {
         let shard = &self.server.shard;
-        let wanted = self.volumes.iter().filter_map(|served| {
-            let recorded = self.recorded(served.index)?;
-            Some(Wanted {
-                index: served.index,
-                uuid: self.lasting_uuid(served, recorded),
-                name: served.name.clone(),
-                size_bytes: recorded.size_bytes,
-                logical_block: recorded.logical_block,
-                backing: served.backing.clone(),
-                discards: shard.backing(served.index).is_some_and(|it| it.info().discards),
-            })
-        });
-        let wanted = wanted.collect();
-        let uuid = uuid_text(&shard.superblock().uuid);
-        let mut attached = kind.begin(&mut self.server, &uuid, wanted)?;
+        let recorded = self.recorded(served.index)?;
+        Some(Wanted {
+            index: served.index,
+            uuid: self.lasting_uuid(served, recorded),
+            name: served.name.clone(),
+            size_bytes: recorded.size_bytes,
+            logical_block: recorded.logical_block,
+            backing: served.backing.clone(),
+            discards: shard.backing(served.index).is_some_and(|it| it.info().discards),
+        })
+    }
+
+    /// The kernel reads the devices meanwhile, so the loop runs.
+    fn attach_group(
+        &mut self,
+        kind: Kind,
+        place: &str,
+        wanted: Vec<Wanted>,
+        signals: &AtomicUsize,
+    ) -> Result<()> {
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let cache = uuid_text(&self.server.shard.superblock().uuid);
+        let mut attached = kind.begin(&mut self.server, &cache, place, wanted)?;
         while !attached.is_ready() && signals.load(Ordering::Relaxed) == 0 {
-            self.server.turn(Some(Duration::from_millis(500)))?;
+            self.server.turn(Some(TURN))?;
             attached.tell_news();
         }
-        self.attached = Some(attached);
+        self.attached.push(attached);
         Ok(())
     }
 
@@ -58,31 +89,36 @@ impl Daemon {
     /// Detaches the block devices when nobody holds them any more, and serves until then. A
     /// second signal or stop, or the end of `limit`, ends the wait.
     pub(super) fn release_devices(&mut self, signals: &AtomicUsize, limit: Duration) -> Result<()> {
-        let Some(mut attached) = self.attached.take() else { return Ok(()) };
         let begun = Instant::now();
         // From here on a signal is the second one.
         signals.store(0, Ordering::Relaxed);
-        let mut releases = false;
+        let mut released = vec![false; self.attached.len()];
         let mut given_up = None;
-        while !attached.is_gone() {
-            if attached.is_ready() && !releases {
-                attached.release()?;
-                releases = true;
+        while !self.attached.iter().all(Attached::is_gone) {
+            for (attached, released) in self.attached.iter_mut().zip(&mut released) {
+                if attached.is_ready() && !*released {
+                    attached.release()?;
+                    *released = true;
+                }
             }
             self.server.turn(Some(Duration::from_millis(100)))?;
-            attached.tell_news();
-            self.attached = Some(attached);
+            self.attached.iter_mut().for_each(Attached::tell_news);
             let again = self.answer_questions().is_some() || signals.load(Ordering::Relaxed) > 0;
-            attached = self.attached.take().context("it was put there")?;
             match given_up {
                 None if again || begun.elapsed() > limit => {
                     given_up = Some(Instant::now());
-                    attached.give_up();
+                    self.attached.iter().for_each(Attached::give_up);
                 }
                 Some(at) if at.elapsed() > GIVE_UP_MAX => break,
                 _ => {}
             }
         }
+        self.attached.clear();
         Ok(())
     }
+}
+
+/// Where the device of a volume is made that came when the others had theirs.
+fn cache_and_volume(cache: &str, volume: &Wanted) -> String {
+    format!("{cache}.{}", uuid_text(&volume.uuid))
 }

@@ -20,13 +20,13 @@ impl Daemon {
         if !(executable.is_absolute() && found.is_file() && may_run) {
             bail!("{shown}: expected the absolute path of a program");
         }
-        match &self.attached {
-            Some(attached) if !attached.outlive() => bail!(
+        match self.attached.iter().find(|attached| !attached.outlive()) {
+            Some(attached) => bail!(
                 "block devices by {} end with the process (those of --attach ublk do not); use \
                  `forebay stop`, and serve with the new program",
                 attached.kind().name()
             ),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 

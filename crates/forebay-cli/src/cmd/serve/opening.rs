@@ -9,7 +9,7 @@ use crate::units::size;
 use crate::{backing, memory};
 use anyhow::{Context, Result};
 use forebay::io::{Device, MemoryDevice, ReactorKind};
-use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions, wall_now};
+use forebay::shard::{CACHE_SOURCE, Opening, ShardOptions, wall_now};
 use forebay_core::engine::{Acknowledge, Config};
 use forebay_core::limits::CACHE_BYTES_MIN;
 use forebay_core::log::recovery::Damage;
@@ -18,6 +18,10 @@ use forebay_serve::server::Server;
 use std::path::PathBuf;
 use std::rc::Rc;
 use tracing::{info, warn};
+
+/// So many volumes can be attached while the daemon runs, besides those that it began with: memory is taken at
+/// the start.
+const SPARE_VOLUMES: usize = 2;
 
 impl Daemon {
     /// `devices`: what volumes will be attached by.
@@ -41,14 +45,34 @@ impl Daemon {
         let is_new = |wanted: &&VolumeSpec| recorded().all(|volume| volume.name != wanted.name);
         let volumes = recorded().count() + args.volumes.iter().filter(is_new).count();
         let vhost_sockets = crate::vhost::socket_count(args);
-        let counts = memory::Counts { volumes: volumes.max(1), vhost_sockets, devices };
-        options.config = memory::fit(&options.config, &found.superblock, counts, args.memory)?;
-        let parts = memory::parts(&found.superblock, counts, &options.config);
-        let total: u64 = parts.iter().map(|part| part.1).sum();
-        let parts: Vec<String> =
-            parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
-        info!("takes {} of memory for {volumes} volumes: {}", size(total), parts.join(", "));
-        let shard = Shard::open(device, &options)?;
+        let room = volumes.max(1) + SPARE_VOLUMES;
+        let counts = memory::Counts { volumes: room, vhost_sockets, devices };
+        let wanted = options.config;
+        options.config = memory::fit(&wanted, 0, &found.superblock, counts, args.memory)?;
+        let tell = |config: &Config| {
+            let parts = memory::parts(&found.superblock, counts, config);
+            let total: u64 = parts.iter().map(|part| part.1).sum();
+            let parts: Vec<String> =
+                parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
+            info!(
+                "takes {} of memory for at most {room} volumes: {}",
+                size(total),
+                parts.join(", ")
+            );
+        };
+        tell(&options.config);
+        let mut opening = Opening::begin(device, &options)?;
+        let extents = opening.config().extent_count_max;
+        if extents > options.config.extent_count_max {
+            let fitted = memory::fit(&wanted, extents, &found.superblock, counts, args.memory);
+            let config = fitted.with_context(|| {
+                format!("the log holds {extents} ranges that were zeroed, discarded or lost")
+            })?;
+            warn!("the log holds {extents} ranges that were zeroed, discarded or lost");
+            tell(&config);
+            opening.set_config(config);
+        }
+        let shard = opening.finish()?;
         let mut daemon = Daemon {
             server: Server::new(shard),
             cache_path: cache,
@@ -56,7 +80,14 @@ impl Daemon {
             volumes: Vec::new(),
             desk: Rc::default(),
             problems: Vec::new(),
-            attached: None,
+            devices,
+            attached: Vec::new(),
+            leaving: None,
+            exports: Rc::default(),
+            listen: args.listen.clone(),
+            room,
+            is_ending: false,
+            is_from_file: args.is_from_file(),
             watch: Watch::new(),
             activity: "opens the cache",
             started_at: wall_now(),

@@ -3,7 +3,6 @@
 
 use super::{Daemon, Served};
 use crate::args::mode_name;
-use crate::attach::Attached;
 use crate::memory;
 use crate::status::{self, DeviceStatus, Status, VolumeStatus};
 use forebay::io::{OperationKind, ReactorKind, Stats};
@@ -20,11 +19,10 @@ impl Daemon {
         let engine = shard.engine();
         let (free, segments) = engine.free_segments();
         let config = engine.config();
-        let volume_count = superblock.volumes.iter().flatten().count();
         let counts = memory::Counts {
-            volumes: volume_count.max(1),
+            volumes: self.room,
             vhost_sockets: self.vhost_sockets,
-            devices: self.attached.as_ref().map(Attached::kind),
+            devices: self.devices,
         };
         let parts = memory::parts(superblock, counts, config);
         let mut problems = self.problems.clone();
@@ -61,7 +59,7 @@ impl Daemon {
                 let index = VolumeIndex(at as u8);
                 let served = self.volumes.iter().find(|served| served.index == index);
                 let mut status = volume_status(shard, index, recorded, served, &mut problems)?;
-                let attached = self.attached.as_ref().and_then(|it| it.text(index));
+                let attached = self.attached.iter().find_map(|it| it.text(index));
                 status.attached.extend(attached);
                 status.nbd_clients = self.nbd_clients.as_ref().map_or(0, |it| it[at].get());
                 for (path, is_connected) in self.machines.iter().flat_map(|it| it.of(index)) {

@@ -31,7 +31,7 @@ impl Daemon {
                 continue;
             };
             let wanted = Wanted { address: &spec.backing, logical_block: spec.logical_block };
-            match self.attach(index, &wanted, args, patience) {
+            match self.attach(index, &wanted, &args.if_changed, patience) {
                 Ok(()) => {
                     if let Some(mode) = spec.mode {
                         self.server.shard.set_mode(index, mode)?;
@@ -52,7 +52,8 @@ impl Daemon {
             let attached = Address::parse(&volume.path).map_err(anyhow::Error::msg);
             let attached = attached.and_then(|address| {
                 let logical_block = Some(volume.logical_block);
-                self.attach(index, &Wanted { address: &address, logical_block }, args, patience)
+                let wanted = Wanted { address: &address, logical_block };
+                self.attach(index, &wanted, &args.if_changed, patience)
             });
             if let Err(error) = attached {
                 self.waits(&volume.name, &error);
@@ -66,11 +67,11 @@ impl Daemon {
     }
 
     /// Serves a recorded volume, if its backing device is the one it was.
-    fn attach(
+    pub(super) fn attach(
         &mut self,
         index: VolumeIndex,
         wanted: &Wanted<'_>,
-        args: &ServeArgs,
+        if_changed: &[(String, IfChanged)],
         patience: &Patience,
     ) -> Result<()> {
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
@@ -95,7 +96,7 @@ impl Daemon {
         if let Match::Changed { what } = backing::compare_recorded(&recorded, &found, crashed) {
             let what: Vec<String> = what.iter().map(ToString::to_string).collect();
             let what = what.join(", ");
-            let choice = args.if_changed.iter().find(|(name, _)| *name == recorded.name);
+            let choice = if_changed.iter().find(|(name, _)| *name == recorded.name);
             match choice.map(|choice| choice.1) {
                 None if dirty => bail!(
                     "{}: was changed by others since forebay stopped ({what}), and the cache holds \
@@ -116,7 +117,7 @@ impl Daemon {
         self.serve_volume(index, wanted.address, path, device)
     }
 
-    fn add(&mut self, spec: &VolumeSpec, patience: &Patience) -> Result<()> {
+    pub(super) fn add(&mut self, spec: &VolumeSpec, patience: &Patience) -> Result<()> {
         let index = self.server.shard.free_index()?;
         let backing = &patience.find(&spec.backing.path, &role(&spec.name))?;
         if let Some(cache) = &self.cache_path {
@@ -168,8 +169,11 @@ impl Daemon {
             self.server.shard.record(index, |volume| volume.path = text.clone())?;
         }
         if self.server.shard.engine().is_frozen(index) {
-            let text =
-                format!("{}: is frozen: dirty data is lost and cannot be named", recorded.name);
+            let text = format!(
+                "{}: is frozen: dirty data is lost and cannot be named; see `forebay check`, and give it up \
+                 with `forebay forget --lose-dirty`",
+                recorded.name
+            );
             self.problem(text);
         }
         let how = if self.cache_path.is_some() { "in front of" } else { "bare, on" };
@@ -204,9 +208,9 @@ impl Daemon {
 }
 
 /// A backing device as it is asked for.
-struct Wanted<'a> {
-    address: &'a Address,
-    logical_block: Option<u32>,
+pub(super) struct Wanted<'a> {
+    pub(super) address: &'a Address,
+    pub(super) logical_block: Option<u32>,
 }
 
 /// As it was at the last clean close.

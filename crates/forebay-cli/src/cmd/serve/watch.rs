@@ -79,6 +79,13 @@ impl Daemon {
         self.watch.volumes[at].is_draining = true;
     }
 
+    /// A volume is gone.
+    pub(super) fn watch_left(&mut self, at: usize) {
+        if at < self.watch.volumes.len() {
+            self.watch.volumes.remove(at);
+        }
+    }
+
     /// Tells what was not told for having been told before: nobody watches any more.
     pub(super) fn watch_ends(&mut self) {
         self.watch.next = Instant::now();

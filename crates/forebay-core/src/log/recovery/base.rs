@@ -75,7 +75,8 @@ impl<R: CacheReader> Recovery<'_, R> {
                 || used.get(id).is_some_and(|used| block < u32::from(*used))
                 || skipped
         };
-        self.found.index = image::read_index(self.superblock, self.reader, keep)?;
+        let image = self.image.clone()?;
+        self.found.index = image::read_index(self.superblock, &image, self.reader, keep)?;
         Some(())
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What recovery found, and questions to it.
 
+use crate::format::checkpoint::Written;
 use crate::format::entry::Kind;
 use crate::format::superblock::Head;
 use crate::log::chain::Log;
@@ -76,6 +77,8 @@ pub struct Recovered {
     pub(crate) segments: Segments,
     pub(crate) segment_sequence: u64,
     pub(crate) volumes: Vec<Option<RecoveredVolume>>,
+    /// Where the checkpoint that was used has each run of slots; empty: none was used.
+    pub(crate) slot_runs: Vec<Written>,
     /// What was damaged.
     pub damage: Vec<Damage>,
     /// A checkpoint was used.
@@ -145,6 +148,21 @@ impl Recovered {
     /// Everything of a volume up to this sequence is on its backing device.
     pub fn watermark(&self, volume: VolumeIndex) -> Sequence {
         self.volume(volume).map_or(Sequence(0), |volume| volume.log.watermark)
+    }
+
+    /// What the engine's `extent_count_max` must be to hold what was found, at least `count_max`. More may be
+    /// found lost behind rotten headers than was ever placed, and the last process may have had more room.
+    pub fn extents_fitting(&self, count_max: u32) -> u32 {
+        let volumes = self.volumes.iter().flatten();
+        let room = volumes.fold(count_max as usize, |room, volume| {
+            volume.extents.fitting(room).max(volume.pending_extents.len())
+        });
+        u32::try_from(room).unwrap_or(u32::MAX)
+    }
+
+    /// Whether dirty blocks of a volume were lost that nobody can name, now or at an opening before.
+    pub fn is_frozen(&self, volume: VolumeIndex) -> bool {
+        self.volume(volume).is_some_and(|volume| volume.frozen)
     }
 
     /// Blocks of a volume that are not on its backing device, superseded versions included.

@@ -248,6 +248,7 @@ impl<R: CacheReader> Recovery<'_, R> {
     fn may_be(&self, index: VolumeIndex, wanted: &Wanted, header: &Header) -> bool {
         let any = self.mutants.is(Mutant::IgnoreGeneration);
         self.belongs(header, index, wanted.ordinal)
+            && !self.is_void(wanted.id, header)
             && wanted.generation.is_none_or(|it| any || header.open_generation == it)
     }
 
@@ -334,6 +335,27 @@ impl<R: CacheReader> Recovery<'_, R> {
             && volume.is_some_and(|volume| header.attach_generation == volume.attach_generation)
     }
 
+    /// Whether a header is of a life of its segment that is known not to be the log's (V8).
+    fn is_void(&self, id: SegmentId, header: &Header) -> bool {
+        self.void.get(&id).is_some_and(|life| header.segment_sequence <= *life)
+    }
+
+    /// Looks no more at what is of this life of a segment, or of one before (V8).
+    pub(super) fn give_up(&mut self, index: VolumeIndex, wanted: Wanted, life: u64) {
+        let Wanted { id, ordinal, .. } = wanted;
+        self.void.insert(id, life);
+        if !self.firsts.get(&id).is_some_and(|first| self.is_void(id, &first.header)) {
+            return;
+        }
+        self.firsts.remove(&id);
+        let own = |this: &Self, header: &Header| {
+            this.belongs(header, index, ordinal) && !this.is_void(id, header)
+        };
+        if let Some(first) = self.any_header(id, 0, own) {
+            self.firsts.insert(id, first);
+        }
+    }
+
     /// Reads a whole segment into `bytes`.
     pub(super) fn load(&mut self, id: SegmentId) {
         if self.in_bytes == Some(id) {
@@ -363,12 +385,14 @@ impl<R: CacheReader> Recovery<'_, R> {
         ordinal: Ordinal,
     ) -> Option<(SegmentId, Option<u16>)> {
         let first = self.firsts.get(&id);
-        let header = match first.filter(|first| self.belongs(&first.header, index, ordinal)) {
+        let own = |this: &Self, header: &Header| {
+            this.belongs(header, index, ordinal) && !this.is_void(id, header)
+        };
+        let header = match first.filter(|first| own(self, &first.header)) {
             Some(first) => Some(first.header),
             None => {
                 // Its first header rotted; any other header of it says the same.
-                let found =
-                    self.any_header(id, 0, |this, header| this.belongs(header, index, ordinal));
+                let found = self.any_header(id, 0, own);
                 found.map(|found| found.header)
             }
         };

@@ -10,8 +10,19 @@ use crate::effect::Fault;
 use crate::units::{BLOCK_BYTES, BLOCK_SIZE};
 use alloc::vec::Vec;
 
-/// Blocks of one read of [`CacheReader::fill`], where nobody knows better.
-const RUN_BLOCKS: usize = 256;
+/// Blocks of a stretch, at most.
+pub const STRETCH_BLOCKS_MAX: u32 = crate::format::checkpoint::RUN_BLOCKS_MAX;
+
+/// Blocks in a row on the cache device, and how much of a table they fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Where they begin.
+    pub offset: u64,
+    /// How many there are: at most [`STRETCH_BLOCKS_MAX`]. None: that much of the table is left as it is.
+    pub blocks: u32,
+    /// Elements of the table.
+    pub items: usize,
+}
 
 /// The cache device as recovery sees it: plain reads that wait.
 pub trait CacheReader {
@@ -35,34 +46,32 @@ pub trait CacheReader {
         let _ = (offsets, length);
     }
 
-    /// Reads a run of blocks and gives each, with its number and its part of `target`, to `put`;
-    /// in any order, and on several threads at once. Returns the sum of what `put` says; none if
-    /// it said none of any block. What cannot be read is zeros.
+    /// Reads stretches and gives each, by its number, with its part of `target` to `put`, in any
+    /// order, and on several threads at once. Returns the sum of what `put` says; none if it said
+    /// none of any. A block that cannot be read is zeros.
     fn fill<T: Send>(
         &mut self,
-        offset: u64,
-        target: &mut [T],
-        part: usize,
-        put: impl Fn(u32, &mut [u8; BLOCK_SIZE], &mut [T]) -> Option<u64> + Sync,
+        stretches: &[Stretch],
+        mut target: &mut [T],
+        put: impl Fn(usize, &mut [[u8; BLOCK_SIZE]], &mut [T]) -> Option<u64> + Sync,
     ) -> Option<u64> {
-        let mut bytes = alloc::vec![0; RUN_BLOCKS * BLOCK_SIZE];
-        let (mut sum, mut number) = (0, 0);
-        for target in target.chunks_mut(part * RUN_BLOCKS) {
-            let at = offset + u64::from(number) * BLOCK_BYTES;
-            let bytes = &mut bytes[..target.len().div_ceil(part) * BLOCK_SIZE];
-            if self.read(at, bytes).is_err() {
+        let mut blocks = alloc::vec![[0; BLOCK_SIZE]; STRETCH_BLOCKS_MAX as usize];
+        let mut sum = 0;
+        for (number, stretch) in stretches.iter().enumerate() {
+            let part = target.split_off_mut(..stretch.items)?;
+            let blocks = &mut blocks[..stretch.blocks as usize];
+            if self.read(stretch.offset, blocks.as_flattened_mut()).is_err() {
                 // Some of it cannot be read: the rest still can.
-                for (block, bytes) in bytes.chunks_exact_mut(BLOCK_SIZE).enumerate() {
-                    if self.read(at + block as u64 * BLOCK_BYTES, bytes).is_err() {
-                        bytes.fill(0);
+                for (block, offset) in
+                    blocks.iter_mut().zip((stretch.offset..).step_by(BLOCK_BYTES as usize))
+                {
+                    if self.read(offset, block).is_err() {
+                        block.fill(0);
                     }
                 }
             }
-            for (bytes, target) in
-                bytes.as_chunks_mut::<BLOCK_SIZE>().0.iter_mut().zip(target.chunks_mut(part))
-            {
-                sum += put(number, bytes, target)?;
-                number += 1;
+            if stretch.blocks > 0 {
+                sum += put(number, blocks, part)?;
             }
         }
         Some(sum)

@@ -225,6 +225,30 @@ fn past_the_limit_room_is_made() {
 }
 
 #[test]
+fn what_does_not_fit_says_what_it_needs_and_takes_no_more_than_that() {
+    for (guests, lost) in
+        [(0, 0), (24, 508), (25, 0), (24, 509), (3, 9_000), (9_000, 3), (5_000, 700)]
+    {
+        let mut map = ExtentMap::with_lost_room(24);
+        for at in 0..guests + lost {
+            map.make_room();
+            let (start, end) = (Lba(2 * at), Lba(2 * at + 1));
+            let kind = if at < guests { Kind::Zero } else { Kind::Lost };
+            let position = Position::new(Ordinal(at), 0);
+            map.insert(Extent { start, end, position, kind, long: false });
+        }
+        let room = map.fitting(24);
+        let fits = |room: usize| room >= guests as usize && room + lost_room(room) >= map.len();
+        assert!(fits(room) && (room == 24 || !fits(room - 1)), "{guests} + {lost}: {room}");
+        let before: Vec<Extent> = map.iter().copied().collect();
+        let map = map.refit(room);
+        map.check_invariants();
+        assert_eq!(map.iter().copied().collect::<Vec<_>>(), before);
+        assert_eq!(map.held_bytes(), ExtentMap::memory_bytes(room + lost_room(room)));
+    }
+}
+
+#[test]
 fn a_block_is_cut_out_of_billions() {
     let mut map = ExtentMap::new(4);
     let position = Position::new(Ordinal(1), 0);

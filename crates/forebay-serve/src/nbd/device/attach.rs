@@ -16,9 +16,9 @@
 use super::control::{Control, NbdDeviceError, Shape, check_alike, find, is_of, number_of};
 use super::control::{path_of, tune};
 use super::front_end::{Arrival, NbdDeviceFrontEnd, Slot};
-use crate::attach::{self, Attachments, Claim, Report, Reports, Teller};
+use crate::attach::{Attachments, DeviceVolume, Geometry, Report, Reports, Teller};
+use crate::attach::{detach_each, once, spawn, spawn_apart};
 use crate::nbd::export::{Agreed, Export, Features, LogicalBlock, Session};
-use forebay::host::loop_device::Holder;
 use forebay::io::Bell;
 use forebay::shard::uuid_text;
 use forebay_core::units::VolumeIndex;
@@ -39,51 +39,34 @@ const DYING: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Between the end of a connection and its replacement, so that what ends them all is no storm.
 const RENEW_AFTER: Duration = Duration::from_millis(100);
-/// How often it is looked whether a device is still held; that reads all of `/proc`.
-const LOOK_FOR_HOLDERS: Duration = Duration::from_millis(500);
 /// What a socket may hold: a long request or two.
 const SOCKET_BYTES: usize = 2 << 20;
 /// What the kernel's client makes use of.
 const FEATURES: Features =
     Features { flush: true, fua: true, trim: true, write_zeroes: true, ..Features::NONE };
 
-/// A volume that is to have a device.
-#[derive(Clone, Debug)]
-pub struct NbdVolume {
-    /// Its index.
-    pub index: VolumeIndex,
-    /// What it is known by for ever.
-    pub uuid: [u8; 16],
-    /// Its size.
-    pub size_bytes: u64,
-    /// 512 or 4096.
-    pub logical_block: u32,
+fn session(volume: &DeviceVolume) -> Session {
+    let logical_block = match volume.logical_block {
+        4096 => LogicalBlock::Bytes4096,
+        _ => LogicalBlock::Bytes512,
+    };
+    let export = Export {
+        name: String::new(),
+        size_bytes: volume.size_bytes,
+        logical_block,
+        read_only: false,
+        description: String::new(),
+        features: FEATURES,
+    };
+    Session::new(0, &export, Agreed::default())
 }
 
-impl NbdVolume {
-    fn session(&self) -> Session {
-        let logical_block = match self.logical_block {
-            4096 => LogicalBlock::Bytes4096,
-            _ => LogicalBlock::Bytes512,
-        };
-        let export = Export {
-            name: String::new(),
-            size_bytes: self.size_bytes,
-            logical_block,
-            read_only: false,
-            description: String::new(),
-            features: FEATURES,
-        };
-        Session::new(0, &export, Agreed::default())
-    }
-
-    fn shape(&self, session: &Session) -> Shape {
-        Shape {
-            identifier: format!("forebay-{}", uuid_text(&self.uuid)),
-            size_bytes: session.size_bytes,
-            logical_block: session.logical_block.bytes().into(),
-            flags: session.transmission_flags(),
-        }
+fn shape(volume: &DeviceVolume, session: &Session) -> Shape {
+    let logical_block = session.logical_block.bytes().into();
+    Shape {
+        identifier: format!("forebay-{}", uuid_text(&volume.uuid)),
+        geometry: Geometry { size_bytes: session.size_bytes, logical_block },
+        flags: session.transmission_flags(),
     }
 }
 
@@ -93,6 +76,8 @@ pub(super) enum Order {
     Lost(usize),
     /// Detach these, and end.
     Release(Vec<PathBuf>),
+    /// Detach this one if nobody holds it.
+    TryRelease(PathBuf),
 }
 
 /// A volume and its device.
@@ -111,7 +96,7 @@ pub struct NbdAttachments {
 /// front end is part of a running server.
 pub fn begin(
     control: Control,
-    volumes: &[NbdVolume],
+    volumes: &[DeviceVolume],
 ) -> io::Result<(NbdAttachments, NbdDeviceFrontEnd, Reports)> {
     let bell = Arc::new(Bell::new()?);
     let (teller, reports) = Teller::new(Arc::clone(&bell));
@@ -119,21 +104,26 @@ pub fn begin(
     let (orders, ordered) = channel();
     let (mut slots, mut devices) = (Vec::new(), Vec::new());
     for volume in volumes {
-        let session = volume.session();
-        devices.push(Device { volume: volume.index, shape: volume.shape(&session) });
+        let session = session(volume);
+        devices.push(Device { volume: volume.index, shape: shape(volume, &session) });
         slots.push(Slot { volume: volume.index, session, connection: None });
     }
     let front_end = NbdDeviceFrontEnd::new(slots, Arc::clone(&bell), arrivals, orders.clone())?;
     let is_given_up = Arc::<AtomicBool>::default();
     let attachments = NbdAttachments { orders, is_given_up: Arc::clone(&is_given_up) };
     let worker = Worker { control, devices, arrive, bell, teller, is_given_up };
-    attach::spawn("attach", move || worker.work(&ordered))?;
+    spawn("attach", move || worker.work(&ordered))?;
     Ok((attachments, front_end, reports))
 }
 
 impl Attachments for NbdAttachments {
     fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()> {
         self.orders.send(Order::Release(devices)).map_err(|_| io::Error::other("it has ended"))
+    }
+
+    fn try_release(&mut self, device: PathBuf) -> io::Result<()> {
+        let order = Order::TryRelease(device);
+        self.orders.send(order).map_err(|_| io::Error::other("it has ended"))
     }
 
     /// The devices stay, and wait for the next process.
@@ -171,7 +161,20 @@ impl Worker {
         while let Ok(order) = ordered.recv() {
             match order {
                 Order::Lost(slot) => self.renew(slot),
-                Order::Release(devices) => return self.release(devices),
+                Order::Release(devices) => {
+                    let is_given_up = Arc::clone(&self.is_given_up);
+                    return self.detach(&devices, is_given_up, |teller, result| {
+                        teller.tell(Report::Gone(result.map_err(io::Error::other)));
+                    });
+                }
+                Order::TryRelease(device) => {
+                    let known = device.clone();
+                    self.detach(&[known], once(), |teller, result| {
+                        if let Err(error) = result {
+                            teller.tell(Report::Kept { device, error: error.into() });
+                        }
+                    });
+                }
             }
         }
     }
@@ -238,19 +241,37 @@ impl Worker {
         });
     }
 
-    fn release(self, devices: Vec<PathBuf>) {
-        let Worker { devices: known, teller, is_given_up, .. } = self;
-        let is_ours = |number: u32| known.iter().any(|it| is_of(number, &it.shape.identifier));
+    /// Ends devices on a thread of their own, which tells `ended` what became of it.
+    fn detach(
+        &self,
+        devices: &[PathBuf],
+        is_given_up: Arc<AtomicBool>,
+        ended: impl FnOnce(&Teller, Result<(), NbdDeviceError>) + Send + 'static,
+    ) {
+        let is_ours =
+            |number: u32| self.devices.iter().any(|it| is_of(number, &it.shape.identifier));
         // What was disconnected since is not ours any more.
         let numbers: Vec<u32> =
             devices.iter().filter_map(|it| number_of(it)).filter(|it| is_ours(*it)).collect();
-        let failed = teller.clone();
+        let (teller, failed) = (self.teller.clone(), self.teller.clone());
         let bell = failed.bell();
         let work = move || {
-            let result = detach_all(numbers, &teller, &is_given_up);
-            teller.tell(Report::Gone(result.map_err(io::Error::other)));
+            let path = |it: &u32| path_of(*it);
+            let refused = |device, source| NbdDeviceError::Command {
+                device,
+                attempted: "closed by others",
+                source,
+            };
+            let result = Control::open().and_then(|mut control| {
+                detach_each(numbers, path, (&teller, &is_given_up), refused, |number, claim| {
+                    control.disconnect(*number)?;
+                    drop(claim);
+                    Ok(())
+                })
+            });
+            ended(&teller, result);
         };
-        if let Err(error) = attach::spawn_apart("detach", &[bell.as_fd()], work) {
+        if let Err(error) = spawn_apart("detach", &[bell.as_fd()], work) {
             failed.tell(Report::Gone(Err(error)));
         }
     }
@@ -293,63 +314,21 @@ fn find_partitions(number: u32) {
     }
 }
 
-/// Ends each device when nobody holds it. Those that are given up stay, and wait for the next
-/// process.
-fn detach_all(
-    mut numbers: Vec<u32>,
-    teller: &Teller,
-    is_given_up: &AtomicBool,
-) -> Result<(), NbdDeviceError> {
-    let mut control = Control::open()?;
-    let mut told: Vec<(u32, Vec<Holder>)> = Vec::new();
-    // Bounded by the holders' patience and the daemon's.
-    loop {
-        let mut left = Vec::new();
-        for number in numbers {
-            let device = path_of(number);
-            let claimed = attach::claim(&device).map_err(|source| NbdDeviceError::Command {
-                device: device.display().to_string(),
-                attempted: "closed by others",
-                source,
-            })?;
-            match claimed {
-                Claim::Ours(claim) => {
-                    control.disconnect(number)?;
-                    drop(claim);
-                    teller.tell(Report::Detached { device });
-                }
-                Claim::Held(holders) => {
-                    if !told.contains(&(number, holders.clone())) {
-                        told.retain(|entry| entry.0 != number);
-                        told.push((number, holders.clone()));
-                        teller.tell(Report::Held { device, holders });
-                    }
-                    left.push(number);
-                }
-            }
-        }
-        numbers = left;
-        if numbers.is_empty() || is_given_up.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        std::thread::sleep(LOOK_FOR_HOLDERS);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn volume(size_bytes: u64, logical_block: u32) -> NbdVolume {
-        NbdVolume { index: VolumeIndex(0), uuid: [7; 16], size_bytes, logical_block }
+    fn volume(size_bytes: u64, logical_block: u32) -> DeviceVolume {
+        DeviceVolume { index: VolumeIndex(0), uuid: [7; 16], size_bytes, logical_block }
     }
 
     #[test]
     fn a_device_is_as_large_as_whole_logical_blocks_and_offers_what_is_served() {
         let size = 10 * 4096 + 512;
-        let shape = |block| volume(size, block).shape(&volume(size, block).session());
-        assert_eq!((shape(512).size_bytes, shape(512).logical_block), (size, 512));
-        assert_eq!((shape(4096).size_bytes, shape(4096).logical_block), (size - 512, 4096));
+        let shape = |block| shape(&volume(size, block), &session(&volume(size, block)));
+        let of = |size_bytes, logical_block| Geometry { size_bytes, logical_block };
+        assert_eq!(shape(512).geometry, of(size, 512));
+        assert_eq!(shape(4096).geometry, of(size - 512, 4096));
         // HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES.
         assert_eq!(shape(512).flags, 0b110_1101);
         assert_eq!(shape(512).identifier, "forebay-07070707-0707-0707-0707-070707070707");

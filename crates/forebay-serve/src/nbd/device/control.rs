@@ -6,6 +6,8 @@
 
 use super::wire::{self, Attributes, Message};
 use super::{DEAD_CONNECTION, LOOK_MS, REQUEST_KIB_MAX};
+use crate::attach::Geometry;
+use crate::native::{u16_at, u32_at};
 use rustix::io::Errno;
 use rustix::net::netlink::{GENERIC, SocketAddrNetlink};
 use rustix::net::{
@@ -53,20 +55,16 @@ pub enum NbdDeviceError {
     },
     /// It is of the same volume, yet not alike.
     #[error(
-        "{device}: was made for {found} bytes in blocks of {found_block}, the volume has {expected} in blocks of {expected_block}; \
+        "{device}: was made for {found}, the volume has {expected}; \
          close it and run `nbd-client -d {device}`, and the next start makes it new"
     )]
     Differs {
         /// `/dev/nbd3`.
         device: String,
-        /// Its size.
-        found: u64,
-        /// Its logical block.
-        found_block: u64,
-        /// The volume's.
-        expected: u64,
-        /// The volume's.
-        expected_block: u64,
+        /// What it is.
+        found: Geometry,
+        /// What the volume asks for.
+        expected: Geometry,
     },
 }
 
@@ -75,8 +73,7 @@ pub enum NbdDeviceError {
 pub(super) struct Shape {
     /// The volume, as the kernel keeps it (D1).
     pub(super) identifier: String,
-    pub(super) size_bytes: u64,
-    pub(super) logical_block: u64,
+    pub(super) geometry: Geometry,
     /// What it can do, as in a handshake.
     pub(super) flags: u16,
 }
@@ -116,18 +113,17 @@ pub(super) fn find(identifier: &str) -> Option<u32> {
 /// A device that is taken over stays as it was made.
 pub(super) fn check_alike(number: u32, shape: &Shape) -> Result<(), NbdDeviceError> {
     let of = |name| attribute(number, name).and_then(|text| text.parse::<u64>().ok());
-    let found = of("size").unwrap_or(0) * SECTOR_BYTES;
-    let found_block = of("queue/logical_block_size").unwrap_or(0);
-    differs(path_of(number), (found, found_block), (shape.size_bytes, shape.logical_block))
+    let size_bytes = of("size").unwrap_or(0) * SECTOR_BYTES;
+    let logical_block = of("queue/logical_block_size").unwrap_or(0);
+    differs(path_of(number), Geometry { size_bytes, logical_block }, shape.geometry)
 }
 
-fn differs(device: PathBuf, found: (u64, u64), expected: (u64, u64)) -> Result<(), NbdDeviceError> {
+fn differs(device: PathBuf, found: Geometry, expected: Geometry) -> Result<(), NbdDeviceError> {
     if found == expected {
         return Ok(());
     }
     let device = device.display().to_string();
-    let ((found, found_block), (expected, expected_block)) = (found, expected);
-    Err(NbdDeviceError::Differs { device, found, found_block, expected, expected_block })
+    Err(NbdDeviceError::Differs { device, found, expected })
 }
 
 /// Best effort. The engine sorts what it writes back, so there is nothing for a scheduler to do, and
@@ -162,7 +158,7 @@ impl Control {
         let mut control = Control { socket, family: wire::CONTROL, sequence: 0 };
         let name = Attributes::default().text(wire::FAMILY_NAME, "nbd");
         match control.ask(wire::GET_FAMILY, name, wire::FAMILY_ID) {
-            Ok(Some(id)) => control.family = wire::u16_at(&id, 0).unwrap_or(0),
+            Ok(Some(id)) => control.family = u16_at(&id, 0).unwrap_or(0),
             Ok(None) | Err(Errno::NOENT) => return Err(NbdDeviceError::NoDriver),
             Err(error) => return Err(failed("asked")(error)),
         }
@@ -176,8 +172,8 @@ impl Control {
         socket: BorrowedFd<'_>,
     ) -> Result<u32, NbdDeviceError> {
         let attributes = Attributes::default()
-            .u64(wire::SIZE_BYTES, shape.size_bytes)
-            .u64(wire::BLOCK_SIZE_BYTES, shape.logical_block)
+            .u64(wire::SIZE_BYTES, shape.geometry.size_bytes)
+            .u64(wire::BLOCK_SIZE_BYTES, shape.geometry.logical_block)
             .u64(wire::SERVER_FLAGS, shape.flags.into())
             .u64(wire::TIMEOUT_SECONDS, 0) // D2
             .u64(wire::DEAD_CONNECTION_SECONDS, DEAD_CONNECTION.as_secs())
@@ -190,7 +186,7 @@ impl Control {
         };
         let index = self.ask(wire::CONNECT, attributes, wire::INDEX);
         let index = index.map_err(|error| refused(error.into()))?;
-        let number = index.and_then(|bytes| wire::u32_at(&bytes, 0));
+        let number = index.and_then(|bytes| u32_at(&bytes, 0));
         number.ok_or_else(|| refused(io::Error::other("the kernel did not say which it is")))
     }
 
@@ -270,9 +266,10 @@ mod tests {
     #[test]
     fn a_device_of_another_size_or_block_is_not_taken_over() {
         let device = || path_of(3);
-        assert!(differs(device(), (1 << 30, 512), (1 << 30, 512)).is_ok());
-        assert!(differs(device(), (1 << 29, 512), (1 << 30, 512)).is_err());
-        let error = differs(device(), (1 << 30, 4096), (1 << 30, 512)).unwrap_err();
+        let of = |size_bytes, logical_block| Geometry { size_bytes, logical_block };
+        assert!(differs(device(), of(1 << 30, 512), of(1 << 30, 512)).is_ok());
+        assert!(differs(device(), of(1 << 29, 512), of(1 << 30, 512)).is_err());
+        let error = differs(device(), of(1 << 30, 4096), of(1 << 30, 512)).unwrap_err();
         assert!(error.to_string().contains("nbd-client -d /dev/nbd3"), "{error}");
     }
 

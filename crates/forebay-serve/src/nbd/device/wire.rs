@@ -4,6 +4,8 @@
 //! Numbers are in the machine's own byte order; everything begins at a multiple of four. What comes
 //! is decoded, never believed: cut or contradictory bytes end what is read of them.
 
+use crate::native::{u16_at, u32_at};
+
 /// The family that knows the others, and its one question.
 pub(super) const CONTROL: u16 = 16;
 pub(super) const GET_FAMILY: u8 = 3;
@@ -129,14 +131,6 @@ pub(super) fn value(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
         }
         attributes = attributes.get(length.next_multiple_of(4)..)?;
     }
-}
-
-pub(super) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 #[cfg(all(test, target_endian = "little"))]

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay attach`: one more volume for a daemon that runs.
+
+use crate::args::AttachArgs;
+use crate::control::{self, Reply, Request};
+use anyhow::Result;
+use std::process::ExitCode;
+
+pub fn run(args: &AttachArgs) -> Result<ExitCode> {
+    let socket = control::find(args.control.as_deref())?;
+    let (volume, if_changed) = (args.volume.clone(), args.if_changed.clone());
+    if let Reply::Told { lines } = control::ask(&socket, &Request::Attach { volume, if_changed })? {
+        lines.iter().for_each(|line| println!("{line}"));
+    }
+    Ok(ExitCode::SUCCESS)
+}

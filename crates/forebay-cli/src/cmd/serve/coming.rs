@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay attach`: a volume comes while others are served.
+
+use super::Daemon;
+use super::volumes::Wanted;
+use crate::address::Address;
+use crate::args::{IfChanged, VolumeSpec, parse_if_changed, parse_volume};
+use crate::late::Patience;
+use anyhow::{Context, Error, Result, bail};
+use forebay_core::units::VolumeIndex;
+
+impl Daemon {
+    /// Serves one more volume, and says what a user should know of it.
+    pub(super) fn come(&mut self, volume: &str, if_changed: Option<&str>) -> Result<Vec<String>> {
+        let name = volume.split_once('=').map_or(volume, |(name, _)| name);
+        if self.volumes.iter().any(|served| served.name == name) {
+            bail!("{name}: is served already");
+        }
+        if self.is_ending {
+            bail!("{name}: not attached: the daemon is being stopped");
+        }
+        let choice = |choice: &str| parse_if_changed(&format!("{name}={choice}"));
+        let if_changed = if_changed.map(choice).transpose().map_err(Error::msg)?;
+        let if_changed: Vec<_> = if_changed.into_iter().collect();
+        let spec = volume.contains('=').then(|| parse_volume(volume)).transpose();
+        match (spec.map_err(Error::msg)?, self.server.shard.find(name)) {
+            (Some(spec), Some(index)) => self.come_again(index, &spec, &if_changed)?,
+            (Some(spec), None) => {
+                self.find_room()?;
+                self.add(&spec, &Patience::none())?;
+            }
+            (None, Some(index)) => {
+                let known = self.recorded(index).context("it is recorded")?.clone();
+                let address = Address::parse(&known.path).map_err(Error::msg)?;
+                let logical_block = Some(known.logical_block);
+                let wanted = Wanted { address: &address, logical_block };
+                self.attach(index, &wanted, &if_changed, &Patience::none())?;
+            }
+            (None, None) => bail!("{name}: no such volume in this cache; give {name}=BACKING"),
+        }
+        // What it waited for is there.
+        let waited = format!("{name}: waits for its backing device: ");
+        self.problems.retain(|problem| !problem.starts_with(&waited));
+        let at = self.volumes.len() - 1;
+        self.export(at)?;
+        let mut lines = self.addresses(name);
+        lines.extend(self.come_with_device(at));
+        Ok(lines)
+    }
+
+    /// It is served, with or without a block device.
+    fn come_with_device(&mut self, at: usize) -> Option<String> {
+        let (kind, index) = (self.devices?, self.volumes[at].index);
+        match self.attach_device(index, kind) {
+            Ok(()) => self.attached.iter().find_map(|it| it.text(index)),
+            Err(error) => {
+                let name = &self.volumes[at].name;
+                let text = format!("{name}: not attached by {}: {error:#}", kind.name());
+                self.problem(text.clone());
+                Some(text)
+            }
+        }
+    }
+
+    /// It waited for its backing device.
+    fn come_again(
+        &mut self,
+        index: VolumeIndex,
+        spec: &VolumeSpec,
+        if_changed: &[(String, IfChanged)],
+    ) -> Result<()> {
+        let wanted = Wanted { address: &spec.backing, logical_block: spec.logical_block };
+        self.attach(index, &wanted, if_changed, &Patience::none())?;
+        if let Some(mode) = spec.mode {
+            self.server.shard.set_mode(index, mode)?;
+        }
+        Ok(())
+    }
+
+    fn find_room(&self) -> Result<()> {
+        let recorded = self.server.shard.superblock().volumes.iter().flatten().count();
+        if recorded >= self.room {
+            bail!(
+                "memory was taken for {} volumes when the daemon began, and there are as many; serve \
+                 again with the new one",
+                self.room
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay detach`: a volume leaves while others are served.
+//!
+//! # States
+//!
+//! | from   | to     | when |
+//! |--------|--------|------|
+//! | served | device | all of it is on its backing device, nobody is connected to it |
+//! | device | rest   | nobody held its block device, and that is gone; else it is served as before |
+//! | rest   | gone   | nothing of it is under way; the superblock does not name it any more |
+
+use super::{Daemon, no_such};
+use crate::control::Reply;
+use crate::hide;
+use crate::units::size;
+use anyhow::{Result, bail};
+use forebay::shard::uuid_text;
+use forebay_core::engine::CacheHealth;
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// How long what is under way may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A volume on its way out.
+pub(super) struct Leaving {
+    /// Who waits for the answer.
+    client: usize,
+    index: VolumeIndex,
+    name: String,
+    begun: Instant,
+}
+
+impl Daemon {
+    /// Looks whether a volume may go, and begins. The answer comes when it is gone.
+    pub(super) fn begin_to_leave(&mut self, name: &str, client: usize) -> Result<()> {
+        if let Some(other) = &self.leaving {
+            bail!("{}: is being detached; one at a time", other.name);
+        }
+        if self.is_ending {
+            bail!("{name}: not detached: the daemon is being stopped");
+        }
+        let index = self.find_leaving(name)?;
+        self.exports.borrow_mut().retain(|export| export.1 != index);
+        for attached in &mut self.attached {
+            attached.try_release(index)?;
+        }
+        info!("{name}: is being detached");
+        let name = name.to_owned();
+        self.leaving = Some(Leaving { client, index, name, begun: Instant::now() });
+        Ok(())
+    }
+
+    /// The volume, if nothing stands against its going.
+    fn find_leaving(&self, name: &str) -> Result<VolumeIndex> {
+        let shard = &self.server.shard;
+        let Some(served) = self.volumes.iter().find(|served| served.name == name) else {
+            if shard.find(name).is_some() {
+                bail!(
+                    "{name}: waits for its backing device; `forebay forget` takes it out of a cache that \
+                     nobody serves"
+                );
+            }
+            bail!(no_such(name));
+        };
+        let index = served.index;
+        if shard.engine().health() == CacheHealth::Failed {
+            bail!("{name}: the cache device has failed, so nothing can be taken out of it");
+        }
+        if let Some(status) = shard.engine().status(index) {
+            if status.dirty {
+                let dirty = size(status.dirty_blocks * BLOCK_BYTES);
+                let backing = served.backing.display();
+                bail!("{name}: {dirty} are not on {backing} yet; drain it first");
+            }
+            if status.lost_blocks_now > 0 {
+                bail!(
+                    "{name}: {} of its newest data are lost, and only the cache knows which: reads fail \
+                     there until it is written again; without the cache they would give old data",
+                    size(status.lost_blocks_now * BLOCK_BYTES)
+                );
+            }
+        }
+        if let Some((path, _)) = self.machines.iter().flat_map(|it| it.of(index)).next() {
+            bail!("{name}: is the disk of a virtual machine by {path}; serve again without that");
+        }
+        let clients = self.nbd_clients.as_ref().map_or(0, |it| it[usize::from(index.0)].get());
+        if clients > 0 {
+            bail!("{name}: {clients} NBD clients are connected to it");
+        }
+        Ok(index)
+    }
+
+    /// Goes on with a volume that is on its way out.
+    pub(super) fn leave(&mut self) {
+        let Some(Leaving { client, index, begun, .. }) = self.leaving else { return };
+        let refusal = self.attached.iter_mut().find_map(|attached| attached.take_refusal());
+        let reply = match refusal {
+            Some(text) => Err(text),
+            None if self.attached.iter().any(|attached| attached.has_device(index)) => return,
+            None => match self.server.shard.detach(index) {
+                Ok(true) => Ok(self.left(index)),
+                Ok(false) if begun.elapsed() < PATIENCE => return,
+                Ok(false) => Err("what is under way does not end".into()),
+                Err(error) => Err(error.to_string()),
+            },
+        };
+        let leaving = self.leaving.take();
+        let reply = match reply {
+            Ok(lines) => Reply::Told { lines },
+            Err(text) => {
+                let name = leaving.map(|it| it.name).unwrap_or_default();
+                let text = format!("{name}: not detached: {text}");
+                warn!("{text}");
+                self.stay(index);
+                Reply::Error { text }
+            }
+        };
+        self.desk.borrow_mut().answers.push_back((client, reply));
+    }
+
+    /// It is served as before, but perhaps without its block device.
+    fn stay(&mut self, index: VolumeIndex) {
+        self.server.shard.serve_again(index);
+        let Some(at) = self.volumes.iter().position(|served| served.index == index) else { return };
+        if let Err(error) = self.export(at) {
+            self.problem(format!("{error:#}"));
+        }
+    }
+
+    /// It is gone: what a user should know.
+    fn left(&mut self, index: VolumeIndex) -> Vec<String> {
+        let Some(at) = self.volumes.iter().position(|served| served.index == index) else {
+            return Vec::new();
+        };
+        let served = self.volumes.remove(at);
+        self.watch_left(at);
+        let (name, backing) = (served.name, served.backing.display());
+        info!("{name}: is detached");
+        let mut lines = vec![format!("{name}: detached; {backing} is the plain disk")];
+        let cache = uuid_text(&self.server.shard.superblock().uuid);
+        if let Err(error) = hide::erase(&cache, &name) {
+            lines.push(format!("{error:#}"));
+        }
+        if self.is_from_file {
+            let file = "the next start attaches it again if it is in the configuration";
+            lines.push(format!("{name}: {file}"));
+        }
+        lines
+    }
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay attach` and `forebay detach` while others are served. With kernel block devices: `fuse.rs`.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use std::process::{Command, Output};
+use std::time::Duration;
+use support::model::content;
+use support::{Scratch, signal, wait_for};
+
+const MIB: u64 = 1 << 20;
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
+}
+
+fn names(scratch: &Scratch) -> Vec<String> {
+    let status = scratch.status();
+    let volumes = status["volumes"].as_array().unwrap().iter();
+    volumes.map(|volume| volume["name"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn volumes_come_and_go_while_others_are_served() {
+    let scratch = Scratch::new("come");
+    scratch.format("64M");
+    let (first, second) = (scratch.file("first", 64 * MIB), scratch.file("second", 32 * MIB));
+    let daemon = scratch.serve(&["--volume", &format!("first={}", first.display())]);
+    let mut stays = scratch.connect("first");
+    stays.write(MIB, &content(1, MIB, MIB), false).unwrap();
+
+    // The path is seen from where the command is given.
+    let mut attach = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    attach.arg("attach").arg("second=second").arg("--control").arg(scratch.control());
+    let done = attach.current_dir(second.parent().unwrap()).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    assert_eq!(text(&done).trim(), scratch.uri("second"));
+    let done = scratch.ask(&["attach", &format!("second={}", second.display())]);
+    assert!(text(&done).contains("second: is served already"), "{done:?}");
+    let done = scratch.ask(&["attach", "third"]);
+    assert!(text(&done).contains("third: no such volume in this cache"), "{done:?}");
+
+    let mut client = scratch.connect("second");
+    client.write(4 * MIB, &content(2, 4 * MIB, 8 * MIB), true).unwrap();
+    assert_eq!(client.read(4 * MIB, MIB as u32).unwrap(), content(2, 4 * MIB, MIB));
+    // Nobody's volume is taken away.
+    let done = scratch.ask(&["detach", "second"]);
+    assert_eq!(done.status.code(), Some(1));
+    assert!(text(&done).contains("second: 1 NBD clients are connected to it"), "{done:?}");
+    let volume = &scratch.status()["volumes"][1];
+    assert_eq!((&volume["drained"], &volume["mode"]), (&false.into(), &"write-back".into()));
+    drop(client);
+    wait_for("the client to be gone", || scratch.status()["volumes"][1]["nbd_clients"] == 0);
+
+    let done = scratch.ask(&["detach", "second"]);
+    assert!(done.status.success(), "{done:?}");
+    let plain = format!("second: detached; {} is the plain disk", second.display());
+    assert!(text(&done).contains(&plain), "{done:?}");
+    assert!(std::fs::read(&second).unwrap()[4 << 20..12 << 20] == content(2, 4 * MIB, 8 * MIB));
+    assert_eq!(names(&scratch), ["first"]);
+    assert_eq!(stays.read(MIB, MIB as u32).unwrap(), content(1, MIB, MIB));
+    // Its file is free for others, and the cache does not remember it.
+    std::fs::write(&second, content(3, 0, 32 * MIB)).unwrap();
+    let done = scratch.ask(&["attach", &format!("second={}", second.display())]);
+    assert!(done.status.success(), "{done:?}");
+    assert_eq!(
+        scratch.connect("second").read(5 * MIB, MIB as u32).unwrap(),
+        content(3, 5 * MIB, MIB)
+    );
+
+    // What was attached is there after a start, what was detached is not.
+    let done = scratch.ask(&["detach", "first"]);
+    assert!(text(&done).contains("NBD clients are connected"), "{done:?}");
+    drop(stays);
+    wait_for("no client", || scratch.status()["volumes"][0]["nbd_clients"] == 0);
+    assert!(scratch.ask(&["detach", "first"]).status.success());
+    daemon.stop("TERM");
+    let daemon = scratch.serve::<&str>(&[]);
+    assert_eq!(names(&scratch), ["second"]);
+    assert_eq!(scratch.connect("second").read(0, MIB as u32).unwrap(), content(3, 0, MIB));
+    daemon.stop("TERM");
+}
+
+#[test]
+fn a_killed_daemon_has_what_was_attached_and_not_what_was_detached() {
+    let scratch = Scratch::new("come-kill");
+    scratch.format("64M");
+    let (first, second) = (scratch.file("first", 64 * MIB), scratch.file("second", 32 * MIB));
+    let mut daemon = scratch.serve(&["--volume", &format!("first={}", first.display())]);
+    assert!(scratch.ask(&["attach", &format!("second={}", second.display())]).status.success());
+    scratch.connect("second").write(0, &content(4, 0, 2 * MIB), false).unwrap();
+    wait_for("no client", || scratch.status()["volumes"][1]["nbd_clients"] == 0);
+    assert!(scratch.ask(&["detach", "first"]).status.success());
+    daemon.kill();
+    let daemon = scratch.serve::<&str>(&[]);
+    assert_eq!(names(&scratch), ["second"]);
+    assert_eq!(scratch.connect("second").read(0, 2 * MIB as u32).unwrap(), content(4, 0, 2 * MIB));
+    daemon.stop("TERM");
+}
+
+#[test]
+fn a_detaching_that_is_ended_leaves_the_volume_as_it_was() {
+    let scratch = Scratch::new("come-end");
+    scratch.format("64M");
+    let backing = scratch.file("backing", 128 * MIB);
+    let other = scratch.file("other", 16 * MIB);
+    let volumes = ["--volume", &format!("v={}", backing.display())];
+    let daemon = scratch.serve(&volumes);
+    assert!(scratch.ask(&["attach", &format!("w={}", other.display())]).status.success());
+    let at = 100 * MIB;
+    scratch.connect("v").write(at, &content(1, at, MIB), true).unwrap();
+    wait_for("no client", || scratch.status()["volumes"][0]["nbd_clients"] == 0);
+    // Its backing file takes nothing there.
+    let pid = Pid::from_raw(daemon.id() as i32).unwrap();
+    let limit = |bytes| {
+        prlimit(Some(pid), Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
+    };
+    limit(Some(80 * MIB));
+    let mut detach = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    detach.args(["detach", "v", "--control"]).arg(scratch.control());
+    detach.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let detach = detach.spawn().unwrap();
+    wait_for("the drain", || scratch.status()["volumes"][0]["drained"] == true);
+    std::thread::sleep(Duration::from_millis(200));
+    signal(detach.id(), "INT");
+    let done = detach.wait_with_output().unwrap();
+    assert_eq!(done.status.code(), Some(1), "{done:?}");
+    assert!(text(&done).contains("v: not detached: it was ended before"), "{done:?}");
+    let volume = &scratch.status()["volumes"][0];
+    assert_eq!((&volume["drained"], &volume["mode"]), (&false.into(), &"write-back".into()));
+    assert_eq!(scratch.connect("v").read(at, MIB as u32).unwrap(), content(1, at, MIB));
+    limit(None);
+    daemon.stop("TERM");
+}
+
+#[test]
+fn a_volume_whose_disk_was_missing_is_attached_by_its_name_alone() {
+    let scratch = Scratch::new("come-late");
+    scratch.format("64M");
+    let (first, second) = (scratch.file("first", 64 * MIB), scratch.file("second", 32 * MIB));
+    let volume = |name: &str, path: &std::path::Path| format!("{name}={}", path.display());
+    let both = ["--volume", &volume("first", &first), "--volume", &volume("second", &second)];
+    let daemon = scratch.serve(&both);
+    scratch.connect("second").write(0, &content(5, 0, MIB), true).unwrap();
+    daemon.stop("TERM");
+    let away = scratch.path("away");
+    std::fs::rename(&second, &away).unwrap();
+    let daemon = scratch.serve::<&str>(&[]);
+    let waits = |status: serde_json::Value| status["problems"].to_string().contains("waits for");
+    assert!(waits(scratch.status()));
+    let done = scratch.ask(&["attach", "second"]);
+    assert_eq!(done.status.code(), Some(1), "{done:?}");
+    let done = scratch.ask(&["detach", "second"]);
+    assert!(text(&done).contains("second: waits for its backing device"), "{done:?}");
+    std::fs::rename(&away, &second).unwrap();
+    let done = scratch.ask(&["attach", "second"]);
+    assert!(done.status.success(), "{done:?}");
+    assert!(!waits(scratch.status()));
+    assert_eq!(scratch.connect("second").read(0, MIB as u32).unwrap(), content(5, 0, MIB));
+    daemon.stop("TERM");
+}
+
+#[test]
+fn no_more_volumes_come_than_memory_was_taken_for() {
+    let scratch = Scratch::new("come-room");
+    scratch.format("64M");
+    let first = scratch.file("v0", 16 * MIB);
+    let daemon = scratch.serve(&["--volume", &format!("v0={}", first.display())]);
+    let mut refused = None;
+    for number in 1..10 {
+        let name = format!("v{number}");
+        let path = scratch.file(&name, 16 * MIB);
+        let done = scratch.ask(&["attach", &format!("{name}={}", path.display())]);
+        if !done.status.success() {
+            refused = Some((number, text(&done)));
+            break;
+        }
+    }
+    let (number, text) = refused.unwrap();
+    assert!(text.contains("memory was taken for 3 volumes when the daemon began"), "{text}");
+    assert_eq!(number, 3);
+    daemon.stop("TERM");
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a cut made void stays so, wherever it lies.
+
+use forebay_core::format::superblock::Mode;
+use forebay_core::mutant::Mutants;
+use forebay_core::request::Op;
+use forebay_core::units::BLOCK_BYTES;
+use forebay_sim::block::Block;
+use forebay_sim::exhaustive::{Scope, setup};
+use forebay_sim::fate::{Choices, Fate};
+use forebay_sim::model::Stop;
+use forebay_sim::random::Random;
+use forebay_sim::setup::{Island, format};
+use forebay_sim::world::World;
+use std::rc::Rc;
+
+const BLOCKS: u64 = 128;
+
+fn world() -> World {
+    let mode = Mode::WriteBack;
+    let mut setup =
+        setup(Scope { length: 0, one_in: 1, stores_length: 0, mode, mutants: Mutants::default() });
+    setup.volumes[0].size_bytes = BLOCKS * BLOCK_BYTES;
+    setup.volumes[0].islands = vec![Island { start: 0, blocks: BLOCKS }];
+    setup.superblock = format(16, 64 << 10, &setup.volumes, 5);
+    let mut world = World::new(setup, Random::new(1));
+    world.format();
+    world.open(None).expect("a fresh cache");
+    world
+}
+
+fn settle(world: &mut World) {
+    while !world.asked.is_empty() {
+        assert!(world.step().expect("it goes on"));
+    }
+}
+
+fn write(world: &mut World, block: u64, blocks: u64) {
+    let write = Op::Write { fua: false };
+    assert!(world.ask(0, write, block * BLOCK_BYTES, blocks * BLOCK_BYTES).expect("it is taken"));
+    settle(world);
+}
+
+fn flush(world: &mut World) {
+    assert!(world.ask(0, Op::Flush, 0, 0).expect("it is taken"));
+    settle(world);
+}
+
+fn power_cut(world: &mut World) {
+    // Whatever was complete is there.
+    let through = world.cache.flush_begin();
+    world.cache.flush_end(through);
+    world.stop_by(Stop::Power, &mut Fate::Chosen(&mut Choices::default()));
+    world.open(Some(Stop::Power)).expect("it is opened");
+}
+
+/// Blocks of the cache device with a record's header.
+fn headers(world: &World) -> Vec<u64> {
+    let first = world.superblock.first_segment / BLOCK_BYTES;
+    let blocks = u64::from(world.superblock.segment_count) * 16;
+    let magic = |at: &u64| world.cache.read(*at).bytes().starts_with(b"FBRECORD");
+    (first..first + blocks).filter(magic).collect()
+}
+
+/// What lies in a segment from `at` on is as it was before it was written last.
+fn lose_write(world: &mut World, at: u64, blocks: u64, cells: std::ops::Range<usize>) {
+    let now = world.moment();
+    for cell in cells {
+        world.volumes[0].model.may_be_lost(cell, now);
+    }
+    for block in at..at + blocks {
+        let older = world.cache.before(block);
+        world.cache.rot(block, older);
+    }
+}
+
+/// Opened again and again: each read is compared with the model, and gives an error or what was flushed.
+fn check(world: &mut World, blocks: &[u64]) {
+    for _ in 0..3 {
+        power_cut(world);
+        for block in blocks {
+            assert!(world.ask(0, Op::Read, block * BLOCK_BYTES, BLOCK_BYTES).expect("it is taken"));
+            settle(world);
+        }
+    }
+}
+
+/// Writes, without a flush, so that each of these fills the rest of a segment. Then the power fails, and
+/// the first of them is torn, so that all are void.
+fn cut(world: &mut World, writes: &[(u64, u64)]) {
+    let whole = headers(world);
+    for (block, blocks) in writes {
+        write(world, *block, *blocks);
+    }
+    while headers(world).len() < whole.len() + writes.len() {
+        assert!(world.step().expect("it goes on"));
+    }
+    let torn = *headers(world).iter().find(|at| !whole.contains(at)).expect("they are new");
+    Rc::make_mut(&mut world.setup).rot = u64::MAX;
+    world.cache.rot(torn + 1, Block::zero());
+    power_cut(world);
+    assert_eq!(world.marks.count("log cut"), 1);
+}
+
+/// Writes and flushes one after the other; says where the first of it went: over what is void.
+fn go_on(world: &mut World, writes: &[(u64, u64)]) -> u64 {
+    let before = headers(world);
+    let kept: Vec<Rc<Block>> = before.iter().map(|at| world.cache.read(*at)).collect();
+    for (block, blocks) in writes {
+        write(world, *block, *blocks);
+        flush(world);
+    }
+    let is_new = |(at, was): &(&u64, &Rc<Block>)| !Rc::ptr_eq(&world.cache.read(**at), was);
+    let place = before.iter().zip(&kept).find(is_new);
+    *place.expect("the log goes on in the place of what is void").0
+}
+
+/// The last segment of a log is torn, and its only record void. The log goes on in that segment, with a record
+/// of the same size; the write of that one is lost, so the void one is there again: valid, of this place in
+/// this log, and not what the next record goes on from. The first opening after knows it by its generation.
+/// The second one took it for the log's own: what had been flushed was gone without a word, and what was void
+/// was back.
+#[test]
+fn a_void_record_does_not_come_back_where_the_write_of_a_later_one_was_lost() {
+    let mut world = world();
+    write(&mut world, 0, 15);
+    flush(&mut world);
+    cut(&mut world, &[(30, 15), (60, 15)]);
+    let place = go_on(&mut world, &[(80, 15), (100, 1), (101, 1)]);
+    lose_write(&mut world, place, 16, 80..95);
+    check(&mut world, &[0, 14, 30, 80, 94, 100, 101]);
+}
+
+/// The same, and the cut is in the middle of the segment before. How far that one belongs to the log is said by
+/// each record of the segment behind it, so it is known for as long as one of those is there.
+#[test]
+fn where_a_log_was_cut_is_said_by_every_record_of_the_next_segment() {
+    let mut world = world();
+    write(&mut world, 0, 1);
+    flush(&mut world);
+    cut(&mut world, &[(10, 13), (30, 15), (60, 15)]);
+    let place = go_on(&mut world, &[(80, 1), (90, 13), (110, 1), (111, 1)]);
+    lose_write(&mut world, place, 2, 80..81);
+    check(&mut world, &[0, 10, 22, 30, 44, 80, 90, 102, 110, 111]);
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Opening a cache, in two steps: finding out what it holds, which changes nothing but what a killed
+//! process left to be written; and going on from there, when whoever opens it knows what memory
+//! that takes.
+
+use super::{
+    Begun, OpenError, Opened, REQUESTS_INSIDE_MAX, Shard, ShardOptions, shared_identity,
+    shared_name, system, wall_now,
+};
+use crate::cache;
+use crate::host::runtime_dir::RuntimeDir;
+use crate::io::{Arena, Device, Reactor};
+use crate::memory::{self, Memory, SharedIdentity};
+use crate::reader::Reader;
+use forebay_core::engine::{Acknowledge, Config, Engine, window_frames};
+use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
+use forebay_core::limits::{TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
+use forebay_core::log::recovery::{self, Recovered, Writer};
+use forebay_core::request::Op;
+use forebay_core::units::{BLOCK_BYTES, Tick, VolumeIndex};
+use std::fs::File;
+use std::io;
+use std::time::Instant;
+
+/// A cache whose log has been read, and which can still be left as it is.
+pub struct Opening {
+    cache: Box<dyn Device>,
+    reactor: Reactor,
+    superblock: Superblock,
+    recovered: Recovered,
+    config: Config,
+    shared_dir: Option<RuntimeDir>,
+    identity: SharedIdentity,
+    opened: Opened,
+    begun: Instant,
+}
+
+impl Opening {
+    /// Redoes what a killed process left in memory and reads the log.
+    pub fn begin(mut cache: Box<dyn Device>, options: &ShardOptions) -> Result<Opening, OpenError> {
+        let begun = Instant::now();
+        let found = cache::read_superblock(cache.as_ref())?;
+        let mut opened = Opened {
+            clean: found.superblock.clean,
+            repaired_superblock: found.bad_copy().is_some(),
+            ..Opened::default()
+        };
+        cache::repair_superblock(cache.as_ref(), &found)?;
+        let superblock = found.superblock;
+        let shared_dir = shared_dir(options);
+        let name = shared_name(&superblock);
+        let identity = shared_identity(&superblock);
+        let mut writer = Writer::MayHaveLostPower;
+        if let Some(dir) = &shared_dir
+            && let Some(redone) = redo(cache.as_ref(), &superblock, dir, &name, &identity)?
+        {
+            (opened.redone_segments, writer) = (redone, Writer::DiedAlone);
+        }
+        // What is read below must not be lost once the generation is raised.
+        cache.sync().map_err(system("flush the cache device"))?;
+        let mut config = options.config;
+        let mut reactor =
+            Reactor::new(options.reactor, 1024).map_err(system("start the reactor"))?;
+        let mut reader =
+            Reader::new(cache.as_mut(), &mut reactor).map_err(system("take memory"))?;
+        let (room, mutants) = (config.extent_count_max, config.mutants);
+        let recovered = recovery::recover(&superblock, &mut reader, room, writer, mutants);
+        drop(reader);
+        opened.damage = recovered.damage.clone();
+        opened.from_checkpoint = recovered.from_checkpoint;
+        config.extent_count_max = recovered.extents_fitting(room);
+        Ok(Opening {
+            cache,
+            reactor,
+            superblock,
+            recovered,
+            config,
+            shared_dir,
+            identity,
+            opened,
+            begun,
+        })
+    }
+
+    /// What it goes on with: as it was asked for, but with room for all extents that the log holds. That is
+    /// more if many blocks were lost with the headers that held them, or if the last process had more.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Goes on with another configuration, which has at least that room.
+    pub fn set_config(&mut self, config: Config) {
+        assert!(config.extent_count_max >= self.config.extent_count_max);
+        self.config = config;
+    }
+
+    /// Raises the generation and makes the engine: the log found is the log from now on.
+    pub fn finish(self) -> Result<Shard, OpenError> {
+        let Opening {
+            cache,
+            mut reactor,
+            superblock,
+            recovered,
+            mut config,
+            shared_dir,
+            mut identity,
+            mut opened,
+            begun,
+        } = self;
+        let mut superblock = recovery::reopen(&superblock, &recovered, config.mutants);
+        superblock.written_at = wall_now();
+        cache::write_superblock(cache.as_ref(), &superblock)?;
+        identity.open_generation = superblock.open_generation;
+        let name = shared_name(&superblock);
+        let bytes = memory::shared_bytes(superblock.segment_bytes, config.buffer_count) as u64;
+        let shared = match &shared_dir {
+            Some(dir) => Some(
+                dir.create_shared(&name, bytes)
+                    .map_err(|error| io::Error::other(error.to_string()))
+                    .map_err(system("take shared memory"))?,
+            ),
+            None => None,
+        };
+        if shared.is_none() && config.acknowledge == Acknowledge::Placed {
+            config.acknowledge = Acknowledge::Written;
+        }
+        let memory = Memory::new(
+            shared.as_ref().map(|file| (file, &identity)),
+            superblock.segment_bytes,
+            config.buffer_count,
+            window_frames(&config),
+            REQUESTS_INSIDE_MAX,
+        )
+        .map_err(system("take memory"))?;
+        for arena in memory.arenas() {
+            // Best effort: without it each operation pins its pages anew.
+            let _ = reactor.register_arena(arena);
+        }
+        let engine = Engine::new(&superblock, recovered, config, Tick(0));
+        opened.took = begun.elapsed();
+        let mut backings = Vec::new();
+        backings.resize_with(VOLUME_COUNT_MAX, || None);
+        Ok(Shard {
+            engine,
+            memory,
+            reactor,
+            cache,
+            backings,
+            superblock,
+            shared_path: shared_dir.map(|dir| dir.path().join(name)),
+            free_tags: (0..REQUESTS_INSIDE_MAX as u32).rev().collect(),
+            cookies: vec![0; REQUESTS_INSIDE_MAX],
+            begun: vec![
+                Begun { at: begun, volume: VolumeIndex(0), op: Op::Flush };
+                REQUESTS_INSIDE_MAX
+            ],
+            latencies: (0..VOLUME_COUNT_MAX).map(|_| None).collect(),
+            answers: Vec::with_capacity(REQUESTS_INSIDE_MAX),
+            done: Vec::with_capacity(TOKEN_COUNT_MAX),
+            naming: None,
+            kept: Vec::new(),
+            had: [false; VOLUME_COUNT_MAX],
+            naming_bytes: vec![0; SUPERBLOCK_SIZE],
+            naming_memory: Arena::anonymous(2 * SUPERBLOCK_SIZE).map_err(system("take memory"))?,
+            started: Instant::now(),
+            opened,
+        })
+    }
+}
+
+fn shared_dir(options: &ShardOptions) -> Option<RuntimeDir> {
+    if !options.shared {
+        return None;
+    }
+    let dir = RuntimeDir::open_in(&options.places).ok()?;
+    dir.shared_dir(&options.places).ok().flatten()
+}
+
+/// Writes to the cache device what a killed process had placed and not written. Gives how many
+/// segments; `None` if nothing of the last opening is in memory, as after a reboot.
+fn redo(
+    cache: &dyn Device,
+    superblock: &Superblock,
+    dir: &RuntimeDir,
+    name: &str,
+    identity: &SharedIdentity,
+) -> Result<Option<usize>, OpenError> {
+    let file = match File::open(dir.path().join(name)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(system("read shared memory")(error)),
+    };
+    let mut redone = 0;
+    let left = memory::left_behind(&file, identity).map_err(system("read shared memory"))?;
+    let Some(left) = left else { return Ok(None) };
+    for (segment, mut bytes) in left {
+        if segment.0 >= superblock.segment_count {
+            continue;
+        }
+        let blocks = recovery::redo(superblock, segment, &mut bytes);
+        if blocks > 0 {
+            let length = usize::from(blocks) * BLOCK_BYTES as usize;
+            cache
+                .write_at(superblock.address(segment, 0), &bytes[..length])
+                .map_err(system("write what a killed process left in memory"))?;
+            redone += 1;
+        }
+    }
+    Ok(Some(redone))
+}

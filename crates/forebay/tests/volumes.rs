@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Volumes come and go while others are served, and what is recorded of them stays recorded.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use forebay::cache::read_superblock;
+use forebay::io::{
+    Device, FileDevice, FileOptions, MemoryDevice, OperationKind, ReactorKind, RecordDevice,
+    Recorded, Recorder,
+};
+use forebay::shard::{CACHE_SOURCE, backing_source};
+use forebay_core::engine::Config;
+use forebay_core::format::superblock::Mode;
+use forebay_core::request::Op;
+use forebay_core::units::VolumeIndex;
+use std::path::Path;
+use std::time::Duration;
+use support::{BLOCK, Dir, Rig};
+
+const CACHE_BYTES: u64 = 64 << 20;
+const BACKING_BYTES: u64 = 64 << 20;
+const CACHE: u16 = 1;
+
+fn open(path: &Path, source: u16) -> FileDevice {
+    FileDevice::open(path, &FileOptions { source, ..FileOptions::default() }).unwrap()
+}
+
+fn rig(cache: Box<dyn Device>, config: Config) -> Rig {
+    Rig::new(cache, &support::options(ReactorKind::Auto, config), 1 << 20)
+}
+
+fn write(rig: &mut Rig, volume: VolumeIndex, first: u64, blocks: u64, byte: u8) {
+    let span = rig.span(0, (blocks * BLOCK) as usize);
+    span.copy_in(&vec![byte; (blocks * BLOCK) as usize]);
+    let op = Op::Write { fua: false };
+    rig.request(volume, op, first * BLOCK, blocks * BLOCK, Some(span)).unwrap();
+}
+
+fn first_byte(rig: &mut Rig, volume: VolumeIndex, block: u64) -> u8 {
+    let span = rig.span(0, BLOCK as usize);
+    rig.request(volume, Op::Read, block * BLOCK, BLOCK, Some(span)).unwrap();
+    let mut bytes = [0; BLOCK as usize];
+    rig.span(0, BLOCK as usize).copy_out(&mut bytes);
+    bytes[0]
+}
+
+fn detach(rig: &mut Rig, volume: VolumeIndex) {
+    rig.shard.drain(volume);
+    rig.wait("a drain", |shard| shard.engine().is_clean(volume));
+    let mut is_detached = rig.shard.detach(volume).unwrap();
+    while !is_detached {
+        rig.turn(Duration::from_millis(10), |_| {});
+        is_detached = rig.shard.detach(volume).unwrap();
+    }
+}
+
+#[test]
+fn a_detached_volume_leaves_its_plain_disk_and_its_segments_to_others() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "detach");
+    let cache = dir.file("cache", CACHE_BYTES);
+    let gone = dir.file("gone", BACKING_BYTES);
+    let mut rig = rig(Box::new(open(&cache, CACHE_SOURCE)), Config::default());
+    let source = backing_source(VolumeIndex(0));
+    let leaves = rig.add("leaves", Mode::WriteBack, Box::new(open(&gone, source)));
+    let stays = Box::new(MemoryDevice::new(BACKING_BYTES, 512).unwrap());
+    let stays = rig.add("stays", Mode::WriteBack, stays);
+    let free = rig.shard.engine().free_segments().0;
+    for turn in 0..32 {
+        write(&mut rig, leaves, turn * 64, 64, 7);
+        write(&mut rig, stays, turn * 64, 64, 8);
+    }
+    assert!(rig.shard.engine().free_segments().0 < free - 30);
+    detach(&mut rig, leaves);
+    assert!(rig.shard.backing(leaves).is_none(), "its device is closed");
+    assert!(rig.shard.engine().status(leaves).is_none());
+    let span = rig.span(0, BLOCK as usize);
+    let refused = rig.request(leaves, Op::Read, 0, BLOCK, Some(span));
+    assert!(refused.is_err(), "nobody reads by its old name");
+    assert_eq!(first_byte(&mut rig, stays, 100), 8);
+    // Whoever still has the old name must not get another volume by it.
+    assert_ne!(rig.shard.free_index().unwrap(), leaves);
+    assert_eq!(std::fs::read(&gone).unwrap()[..32 * 64 * 4096], vec![7; 32 * 64 * 4096]);
+    // Its segments are used again.
+    for turn in 0..200 {
+        write(&mut rig, stays, turn % 32 * 64, 64, turn as u8);
+    }
+    assert!(rig.shard.close(Duration::from_secs(60)).unwrap());
+    let found = read_superblock(&open(&cache, CACHE_SOURCE)).unwrap().superblock;
+    let names: Vec<&str> = found.volumes.iter().flatten().map(|it| it.name.as_str()).collect();
+    assert_eq!(names, ["stays"]);
+}
+
+/// A checkpoint is named by a superblock that is written in four steps, while the loop goes on. What was
+/// recorded in between went to both copies at once, and then the second half of the older ones came over it:
+/// a volume attached at that moment would have been gone at the next start.
+#[test]
+fn what_is_recorded_while_a_checkpoint_is_named_stays_recorded() {
+    let recorder = Recorder::new();
+    // Memory does what it is asked for when it is looked after: later than what is written at once.
+    let device = Box::new(MemoryDevice::new(CACHE_BYTES, 4096).unwrap());
+    let device = Box::new(RecordDevice::new(device, recorder.clone(), CACHE));
+    let mut rig = rig(device, Config::default());
+    let backing = Box::new(MemoryDevice::new(BACKING_BYTES, 512).unwrap());
+    let volume = rig.add("v", Mode::WriteBack, backing);
+    let names = |rig: &Recorder| {
+        let is_name = |it: &&Recorded| {
+            matches!(it, Recorded::Submit { kind: OperationKind::Write, offset: 0, .. })
+        };
+        rig.all().iter().filter(is_name).count()
+    };
+    let before = names(&recorder);
+    rig.span(0, 64 * BLOCK as usize).copy_in(&[1; 64 * BLOCK as usize]);
+    // Bounded by what is written before a checkpoint is due.
+    'writing: for turn in 0.. {
+        assert!(turn < 2000, "no checkpoint is named");
+        let span = rig.span(0, 64 * BLOCK as usize);
+        let op = Op::Write { fua: false };
+        rig.shard.submit(volume, op, turn % 64 * 64 * BLOCK, 64 * BLOCK, Some(span), 0).unwrap();
+        let mut is_answered = false;
+        while !is_answered {
+            rig.turn(Duration::from_millis(100), |_| is_answered = true);
+            if names(&recorder) > before {
+                break 'writing;
+            }
+        }
+    }
+    let count = rig.shard.engine().checkpoint_count();
+    assert_eq!(count, 0, "its naming is under way");
+    rig.shard.record(volume, |it| it.path = "another".into()).unwrap();
+    rig.wait("a checkpoint", |shard| shard.engine().checkpoint_count() > count);
+    for _ in 0..10 {
+        rig.turn(Duration::from_millis(1), |_| {});
+    }
+    let found = read_superblock(rig.shard.cache()).unwrap();
+    let recorded = found.superblock.volumes[usize::from(volume.0)].clone().unwrap();
+    assert_eq!(recorded.path, "another");
+    assert!(found.bad_copy().is_none());
+}
