@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::model::content;
-use support::{Daemon, Random, Scratch, forebay, good};
+use support::{Daemon, Random, Scratch, forebay, good, wait_for};
 
 const MIB: u64 = 1 << 20;
 
@@ -84,6 +84,10 @@ fn format_serve_write_stop_serve_read_drain() {
     assert!(human.contains("v: 48.0 MiB, serving, write-back"), "{human}");
     assert!(human.contains("nothing is wrong"), "{human}");
 
+    // A stop lets the batch under way end, and what is said is of what is left then.
+    wait_for("write-back to rest", || scratch.status()["volumes"][0]["writeback"] == "idle");
+    let first = &std::fs::read(&source).unwrap()[..4096];
+    scratch.connect("v").write(0, first, false).unwrap();
     assert!(scratch.ask(&["stop"]).status.success());
     let (code, said) = daemon.ended();
     assert_eq!(code, Some(0), "{said}");
