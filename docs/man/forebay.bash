@@ -16,11 +16,17 @@ _forebay() {
             ",$1")
                 cmd="forebay"
                 ;;
+            forebay,attach)
+                cmd="forebay__subcmd__attach"
+                ;;
             forebay,check)
                 cmd="forebay__subcmd__check"
                 ;;
             forebay,config)
                 cmd="forebay__subcmd__config"
+                ;;
+            forebay,detach)
+                cmd="forebay__subcmd__detach"
                 ;;
             forebay,drain)
                 cmd="forebay__subcmd__drain"
@@ -74,12 +80,34 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --help --version format serve status stop upgrade drain set why forget check inspect config udev pages keep"
+            opts="-h -V --help --version format serve status stop upgrade drain attach detach set why forget check inspect config udev pages keep"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__attach)
+            opts="-h --if-changed --control --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --if-changed)
+                    COMPREPLY=($(compgen -W "keep-dirty lose-dirty" -- "${cur}"))
+                    return 0
+                    ;;
+                --control)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;
@@ -136,6 +164,24 @@ _forebay() {
                 return 0
             fi
             case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__detach)
+            opts="-h --control --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --control)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;

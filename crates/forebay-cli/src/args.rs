@@ -483,7 +483,7 @@ pub struct ServeArgs {
     pub sync_after: Duration,
     /// Bytes of memory for everything but the map: buffers, batches, extents, clients
     ///
-    /// The map takes at most 5 MiB for each GiB of the cache besides. `format` and the log say what
+    /// The map takes at most 5 MiB for each GiB of the cache besides, and what was missed lately 64 KiB. `format` and the log say what
     /// takes how much.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "192M")]
     pub memory: u64,

@@ -121,7 +121,7 @@ fn record(random: &mut Random) -> (Block, u64, Header, Vec<Entry>, Vec<u64>) {
     let (mut slots, mut entries, mut needed) = (0, Vec::new(), 0);
     for index in 0..random.below(RECORD_ENTRIES_MAX as u64 + 1) as u16 {
         let entry = entry(random, &mut slots);
-        needed += 1 + usize::from(record::items(entry.lba, entry.count).1.is_some());
+        needed += 1 + usize::from(record::items(entry.lba, entry.count, entry.kind).1.is_some());
         if needed > RECORD_ITEMS_MAX {
             slots -= u16::from(entry.kind.has_slot());
             break;
@@ -132,8 +132,9 @@ fn record(random: &mut Random) -> (Block, u64, Header, Vec<Entry>, Vec<u64>) {
     let mut items = Vec::new();
     for _ in 0..random.below(80) {
         let count = 1 + (random.next() >> random.below(32)) as u32 / 2;
-        let (first, second) =
-            record::items(Lba(random.below(VOLUME_BLOCKS_MAX - u64::from(count))), count);
+        let lba = Lba(random.below(VOLUME_BLOCKS_MAX - u64::from(count)));
+        let kind = if random.below(4) == 0 { Kind::Fill } else { Kind::Data };
+        let (first, second) = record::items(lba, count, kind);
         items.push(first);
         items.extend(second);
     }
@@ -200,8 +201,9 @@ fn records_are_read_as_they_were_written() {
         }
         let (mut at, mut again) = (0, Vec::new());
         while at < header.item_count {
-            let ((lba, count), taken) = record::item(&bytes, at, header.item_count).unwrap();
-            let (first, second) = record::items(lba, count as u32);
+            let (item, taken) = record::item(&bytes, at, header.item_count).unwrap();
+            let kind = if item.fill { Kind::Fill } else { Kind::Data };
+            let (first, second) = record::items(item.lba, item.count as u32, kind);
             again.push(first);
             again.extend(second);
             at += taken;

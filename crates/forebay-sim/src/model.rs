@@ -48,6 +48,8 @@ struct Cell {
     values: Vec<Value>,
     /// Damaged then: reads may fail.
     lost: Option<u64>,
+    /// A fill of it was damaged at any time.
+    copy_damaged: bool,
 }
 
 /// Which block of which request a value is of.
@@ -103,7 +105,7 @@ impl Model {
             epoch: 0,
             survivor: true,
         };
-        let cell = Cell { values: vec![value], lost: None };
+        let cell = Cell { values: vec![value], lost: None, copy_damaged: false };
         Model {
             volume,
             cells: vec![cell; blocks],
@@ -192,9 +194,14 @@ impl Model {
         self.cells[block].lost = Some(now);
     }
 
+    /// A copy of what the backing device has of this block is damaged: nothing is lost.
+    pub fn copy_damaged(&mut self, block: usize) {
+        self.cells[block].copy_damaged = true;
+    }
+
     /// Whether any version of this block was ever damaged.
     pub fn was_damaged(&self, block: usize) -> bool {
-        self.cells[block].lost.is_some()
+        self.cells[block].lost.is_some() || self.cells[block].copy_damaged
     }
 
     /// Whether a request for a block that was made at `made` may fail.

@@ -13,7 +13,7 @@
 
 use crate::block::{Block, guest_block, origin};
 use crate::world::World;
-use forebay_core::format::entry::Entry;
+use forebay_core::format::entry::{Entry, Kind};
 use forebay_core::format::record::{self, Header};
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Sequence, VolumeIndex};
 use std::rc::Rc;
@@ -237,6 +237,12 @@ impl World {
         for entry in entries {
             let end = entry.lba.0 + u64::from(entry.count);
             for (cell, _) in self.cells(state, entry.lba.0, end) {
+                // What is on the backing device is not lost with its copy.
+                if entry.kind == Kind::Fill {
+                    self.marks.hit("header of a fill rotted");
+                    self.volumes[state].model.copy_damaged(cell);
+                    continue;
+                }
                 self.volumes[state].model.may_be_lost(cell, now);
                 if let Some(prefix) = &mut self.volumes[state].prefix {
                     prefix.damaged(cell);

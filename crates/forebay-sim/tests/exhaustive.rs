@@ -17,7 +17,7 @@ fn every_history_of_two_steps_survives_every_stop() {
         match all_of_two_steps(mode, Mutants::default()) {
             Ok(count) => {
                 println!("{mode:?}: {count:?}");
-                assert_eq!(count.histories, 19 + 19 * 19);
+                assert_eq!(count.histories, 20 + 20 * 20);
                 assert!(count.states > 1_000, "{count:?}");
             }
             Err(failure) => panic!("{mode:?}: {}", failure.0),

@@ -130,7 +130,7 @@ fn made() -> Image {
         record::put_items(&mut bytes, &items);
         items.clear();
         for (index, (mut entry, number)) in entries.into_iter().enumerate() {
-            items.push(record::items(entry.lba, entry.count).0);
+            items.push(record::items(entry.lba, entry.count, entry.kind).0);
             if let Some(number) = number {
                 let address = superblock.address(SEGMENT, block + entry.slot);
                 let seed = Seed::new(KEY, address, header.segment_sequence);

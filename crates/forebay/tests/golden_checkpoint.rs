@@ -272,7 +272,7 @@ fn append_last(path: &Path) {
     let mut items = Vec::new();
     for index in 0..before.header.entry_count {
         let entry = record::entry(&before.bytes, index).unwrap();
-        items.push(record::items(entry.lba, entry.count).0);
+        items.push(record::items(entry.lba, entry.count, entry.kind).0);
     }
     record::put_items(&mut bytes, &items);
     let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();

@@ -8,7 +8,7 @@ use super::bytes::{
     AT_CHECKSUM, AT_SEQUENCE, AT_UUID, Common, Field, FormatError, Seed, get_u16, get_u32, get_u64,
     put, zeros,
 };
-use super::entry::{ENTRY_SIZE, Entry};
+use super::entry::{ENTRY_SIZE, Entry, Kind};
 use crate::limits::{
     GENERATION_MAX, ORDINAL_MAX, RECORD_ENTRIES_MAX, RECORD_ITEMS_MAX, SEGMENT_BLOCKS_MAX,
     SEQUENCE_MAX, VOLUME_BLOCKS_MAX, VOLUME_COUNT_MAX,
@@ -419,17 +419,32 @@ pub fn put_entry(bytes: &mut [u8; BLOCK_SIZE], index: u16, entry: &Entry) -> usi
     at
 }
 
-/// An extent of the list of what the record before held, in 64 bits: 40 of LBA, 24 of count. A
-/// count that does not fit is written as 2^24 - 1, and the next item is the count itself.
+/// An extent of the list of what the record before held, in 64 bits: 39 of LBA, one that says whether
+/// it is a fill, 24 of count. A count that does not fit is written as 2^24 - 1, and the next item is the
+/// count itself.
 pub const ITEM_COUNT_WIDE: u64 = (1 << 24) - 1;
+const ITEM_FILL: u64 = 1 << 39;
+const _: () = assert!(VOLUME_BLOCKS_MAX <= ITEM_FILL);
 
-/// The items that say `lba, count`.
-pub fn items(lba: Lba, count: u32) -> (u64, Option<u64>) {
-    let count = u64::from(count);
+/// What an item says that the record before held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// The first block.
+    pub lba: Lba,
+    /// How many.
+    pub count: u64,
+    /// They are on the backing device: nothing is lost with them.
+    pub fill: bool,
+}
+
+/// The items that say what an entry of `kind` holds.
+pub fn items(lba: Lba, count: u32, kind: Kind) -> (u64, Option<u64>) {
+    let fill = if kind == Kind::Fill { ITEM_FILL } else { 0 };
+    let (first, count) = (lba.0 | fill, u64::from(count));
     if count < ITEM_COUNT_WIDE {
-        (lba.0 | count << 40, None)
+        (first | count << 40, None)
     } else {
-        (lba.0 | ITEM_COUNT_WIDE << 40, Some(count))
+        (first | ITEM_COUNT_WIDE << 40, Some(count))
     }
 }
 
@@ -446,12 +461,16 @@ pub fn item(
     bytes: &[u8; BLOCK_SIZE],
     index: u16,
     item_count: u16,
-) -> Result<((Lba, u64), u16), FormatError> {
+) -> Result<(Item, u16), FormatError> {
     let at = AT_ITEMS + usize::from(index) * 8;
     let first = get_u64(bytes, at);
-    let (lba, count) = (Lba(first & ((1 << 40) - 1)), first >> 40);
-    if count != ITEM_COUNT_WIDE {
-        return item_extent(lba, count).map(|extent| (extent, 1));
+    let item = Item {
+        lba: Lba(first & (ITEM_FILL - 1)),
+        count: first >> 40,
+        fill: first & ITEM_FILL != 0,
+    };
+    if item.count != ITEM_COUNT_WIDE {
+        return checked_item(item).map(|item| (item, 1));
     }
     if index + 1 >= item_count {
         return Err(FormatError::Value { field: "items", found: first });
@@ -460,13 +479,14 @@ pub fn item(
     if wide < ITEM_COUNT_WIDE {
         return Err(FormatError::Value { field: "items", found: wide });
     }
-    item_extent(lba, wide).map(|extent| (extent, 2))
+    checked_item(Item { count: wide, ..item }).map(|item| (item, 2))
 }
 
 /// An item's extent lies within the largest volume: whoever adds the two need not look.
-fn item_extent(lba: Lba, count: u64) -> Result<(Lba, u64), FormatError> {
+fn checked_item(item: Item) -> Result<Item, FormatError> {
+    let Item { lba, count, .. } = item;
     if count == 0 || count > u64::from(u32::MAX) || lba.0 + count > VOLUME_BLOCKS_MAX {
         return Err(FormatError::Value { field: "items", found: count });
     }
-    Ok((lba, count))
+    Ok(item)
 }

@@ -211,7 +211,7 @@ impl Engine {
         let at = Place::Buffer { buffer: head.buffer, block: block + entry.slot };
         let Entry { kind, lba, count, .. } = entry;
         payload.placed(&Placed { volume, sequence, kind, lba, count, at });
-        let (first, second) = record::items(entry.lba, entry.count);
+        let (first, second) = record::items(entry.lba, entry.count, entry.kind);
         log.items.push(first);
         if let Some(second) = second {
             log.items.push(second);

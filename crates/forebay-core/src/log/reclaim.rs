@@ -44,8 +44,9 @@ impl Engine {
     /// Empties the volume's tail while the pool is low and this tail is the oldest there is, or
     /// while the volume's extents fill their map.
     pub(crate) fn reclaim_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
-        // Bounded: each turn retires one of at most so many segments.
-        for _ in 0..8 {
+        // Bounded: each turn retires one of at most so many segments. Several at once, if any: each time a
+        // record ends early to note it.
+        for turn in 0..8 {
             // Emptying segments ends no loss.
             let state = self.volume(volume);
             let full = state.extents_full;
@@ -53,7 +54,8 @@ impl Engine {
             if !full && self.reclaimable(volume).is_none() {
                 return;
             }
-            if !(self.pool_wants_segments() || extents_full) || self.health == CacheHealth::Failed {
+            let wanted = self.pool_wants_segments(turn > 0);
+            if !(wanted || extents_full) || self.health == CacheHealth::Failed {
                 return;
             }
             let Some(id) = self.reclaimable(volume) else {

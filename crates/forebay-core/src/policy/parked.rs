@@ -44,6 +44,7 @@ use crate::mutant::Mutant;
 use crate::op::read::Source;
 use crate::payload::{Payload, Place};
 use crate::policy::lane::{Part, Run};
+use crate::policy::writeback::Cursor;
 use crate::request::RequestError;
 use crate::units::{Lba, Slot, Tick, VolumeIndex};
 use crate::volume::Volume;
@@ -299,7 +300,7 @@ impl Engine {
     ) -> bool {
         let newest = match from {
             Some((slot, _)) => self.is_newest(volume, lba, slot),
-            None => self.locate(volume, lba) == Source::Zero,
+            None => self.locate(volume, lba) == Source::Zero && !self.is_behind_batch(volume, lba),
         };
         let stale = self.config.mutants.is(Mutant::ParkedStale);
         if !newest && !stale || self.config.mutants.is(Mutant::ParkedForgotten) {
@@ -323,6 +324,14 @@ impl Engine {
         let crc = payload.checksum(to);
         self.place_data(volume, lba, crc, Kind::Parked, payload); // Q1
         true
+    }
+
+    /// Whether the newest extent over a block lies behind the batch under way: its own batch is to try it.
+    fn is_behind_batch(&self, volume: VolumeIndex, lba: Lba) -> bool {
+        let state = self.volume_ref(volume).expect("it exists");
+        let Cursor { segment: Some(id), block } = state.writeback.end_cursor else { return false };
+        let end = Position::new(self.segments.get(id).ordinal, block);
+        state.extents.get(lba).is_some_and(|extent| extent.position > end)
     }
 
     /// More is refused than may be parked: whoever waits for the backing device hears so (Q4).

@@ -107,7 +107,7 @@ pub struct Writeback {
     pub(crate) exposed: Option<Exposed>,
     /// Where the batch ends.
     end: Sequence,
-    end_cursor: Cursor,
+    pub(super) end_cursor: Cursor,
     begun: Tick,
     /// Blocks of its range, superseded ones included.
     batch_blocks: u32,
@@ -249,9 +249,11 @@ impl Engine {
     }
 
     /// Whether clean segments are to be given back to the pool: before it is so low that what is dirty is
-    /// written back for it. Those on their way to it count.
-    pub(crate) fn pool_wants_segments(&self) -> bool {
-        let ahead = (self.segments.count() / 128).max(2);
+    /// written back for it. Those on their way to it count. `begun`: some were, and a few more are given at once.
+    pub(crate) fn pool_wants_segments(&self, begun: bool) -> bool {
+        let count = self.segments.count();
+        let more = if begun { (count / 32).min(8) } else { 0 };
+        let ahead = (count / 128).max(2) + more;
         let coming = self.segments.free_count() + self.retired;
         coming < self.kept_segments(None) + self.pool_margin() + ahead
     }
@@ -280,7 +282,7 @@ impl Engine {
                 .dirty_since
                 .is_some_and(|since| self.now.since(since) >= self.config.dirty_age)
             // What is clean only needs to be told so.
-            || if volume.log.is_dirty() { self.pool_is_low() } else { self.pool_wants_segments() }
+            || if volume.log.is_dirty() { self.pool_is_low() } else { self.pool_wants_segments(false) }
     }
 
     fn writeback_begin(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {

@@ -42,8 +42,8 @@ fn check(bytes: &mut [u8; BLOCK_SIZE]) {
     let mut at = 0;
     while at < header.item_count {
         let item = record::item(bytes, at, header.item_count);
-        let ((lba, count), taken) = item.expect("a header is valid if its items are");
-        assert!(count > 0 && lba.0 + count <= VOLUME_BLOCKS_MAX);
+        let (item, taken) = item.expect("a header is valid if its items are");
+        assert!(item.count > 0 && item.lba.0 + item.count <= VOLUME_BLOCKS_MAX);
         at += taken;
     }
     // Written again from what was read it is the same.

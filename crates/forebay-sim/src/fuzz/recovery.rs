@@ -116,7 +116,10 @@ pub(super) fn put_record(
         record::put_entry(&mut bytes, index, &Entry { kind, lba, count: length, crc: 0, slot });
     }
     let items: Vec<u64> = (0..random.below(5))
-        .map(|_| record::items(Lba(random.below(64)), random.between(1, 300) as u32).0)
+        .map(|_| {
+            let kind = if random.one_in(4) { Kind::Fill } else { Kind::Data };
+            record::items(Lba(random.below(64)), random.between(1, 300) as u32, kind).0
+        })
         .collect();
     record::put_items(&mut bytes, &items);
     let sequence = Sequence(before.0.sequence.0 + random.between(1, 9));

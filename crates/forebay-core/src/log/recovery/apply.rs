@@ -4,7 +4,7 @@
 use super::read::{BATCH, Step};
 use super::{CacheReader, Damage, Recovered, RecoveredVolume, Recovery};
 use crate::format::entry::{Entry, Kind};
-use crate::format::record::{self, Header, Link};
+use crate::format::record::{self, Header, Item, Link};
 use crate::format::superblock::Head;
 use crate::log::append::EAGER_BLOCKS;
 use crate::log::chain::Log;
@@ -34,7 +34,7 @@ pub(super) fn note_items(log: &mut Log, entry: Entry) {
     if !log.previous_items.has_room() {
         return;
     }
-    let (first, second) = record::items(entry.lba, entry.count);
+    let (first, second) = record::items(entry.lba, entry.count, entry.kind);
     log.previous_items.push(first);
     if let Some(second) = second {
         log.previous_items.push(second);
@@ -212,14 +212,18 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
         let mut item = 0;
         while item < next.item_count {
-            let Ok(((lba, count), taken)) = record::item(record.head, item, next.item_count) else {
+            let Ok((Item { lba, count, fill }, taken)) =
+                record::item(record.head, item, next.item_count)
+            else {
                 break;
             };
             item += taken;
-            let kind = if clean { Kind::Bypassed } else { Kind::Lost };
+            // A fill is on the backing device, and nothing older of its blocks was dirty when it was placed.
+            let is_there = clean || fill;
+            let kind = if is_there { Kind::Bypassed } else { Kind::Lost };
             let position = Position::new(next.ordinal, record.block);
             self.apply_extent(index, kind, lba, count, position, false, out);
-            if !clean {
+            if !is_there {
                 out.unnamed_lost = Some(next.ordinal);
                 out.lost_blocks += count;
                 self.found.damage.push(Damage::Lost { volume: index, lba, count });
