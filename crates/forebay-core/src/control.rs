@@ -60,6 +60,8 @@ pub struct VolumeStatus {
     pub flush_failed: bool,
     /// Blocks that are lost now: their newest version rotted while it was dirty, and reads of them fail.
     pub lost_blocks_now: u64,
+    /// They have all the room there is for ranges: zeroing, discards and writes around the log are refused.
+    pub lost_full: bool,
     /// Segments its log has.
     pub segments: u32,
     /// Something placed is not durable yet.
@@ -337,6 +339,7 @@ impl Engine {
             parked_full: state.parked.full,
             flush_failed: state.around.lost,
             lost_blocks_now: state.extents.lost_blocks(),
+            lost_full: state.writeback.stuck || state.extents.is_all_lost(),
             segments: log.segment_count,
             undurable: log.placed > log.durable.through,
             undurable_since: (log.placed > log.durable.through)

@@ -248,7 +248,8 @@ impl World {
         if full {
             self.marks.hit("refused while too much is parked");
         }
-        if error != RequestError::Io || !failing && !damaged && !refused && !full {
+        let crowded = change && status.is_some_and(|status| status.lost_full);
+        if error != RequestError::Io || !failing && !damaged && !refused && !full && !crowded {
             let lost: Vec<_> =
                 cells.iter().filter(|c| state.model.is_lost(c.0, u64::MAX)).collect();
             return Err(Failure(format!(
