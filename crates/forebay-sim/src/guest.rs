@@ -248,7 +248,11 @@ impl World {
         if full {
             self.marks.hit("refused while too much is parked");
         }
-        let crowded = change && status.is_some_and(|status| status.lost_full);
+        // It may have been so only until what was answered with it.
+        let range = matches!(asked.request.op, Op::WriteZeroes { .. } | Op::Discard);
+        let crowded = status.is_some_and(|status| {
+            change && status.lost_full || range && status.lost_blocks_now > 0
+        });
         if error != RequestError::Io || !failing && !damaged && !refused && !full && !crowded {
             let lost: Vec<_> =
                 cells.iter().filter(|c| state.model.is_lost(c.0, u64::MAX)).collect();
