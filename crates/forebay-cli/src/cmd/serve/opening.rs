@@ -19,8 +19,8 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use tracing::{info, warn};
 
-/// So many volumes can be attached while the daemon runs, besides those that it began with: memory is taken at
-/// the start.
+/// So many volumes can be attached while the daemon runs, besides those that it began with, or as many as there is
+/// memory for: it is taken at the start.
 const SPARE_VOLUMES: usize = 2;
 
 impl Daemon {
@@ -45,10 +45,17 @@ impl Daemon {
         let is_new = |wanted: &&VolumeSpec| recorded().all(|volume| volume.name != wanted.name);
         let volumes = recorded().count() + args.volumes.iter().filter(is_new).count();
         let vhost_sockets = crate::vhost::socket_count(args);
-        let room = volumes.max(1) + SPARE_VOLUMES;
-        let counts = memory::Counts { volumes: room, vhost_sockets, devices };
         let wanted = options.config;
-        options.config = memory::fit(&wanted, 0, &found.superblock, counts, args.memory)?;
+        let fit = |spare: usize| {
+            let volumes = volumes.max(1) + spare;
+            let counts = memory::Counts { volumes, vhost_sockets, devices };
+            let config = memory::fit(&wanted, 0, &found.superblock, counts, args.memory)?;
+            anyhow::Ok((counts, config))
+        };
+        let spared = (1..=SPARE_VOLUMES).rev().find_map(|spare| fit(spare).ok());
+        let (counts, config) = spared.map_or_else(|| fit(0), Ok)?;
+        let room = counts.volumes;
+        options.config = config;
         let tell = |config: &Config| {
             let parts = memory::parts(&found.superblock, counts, config);
             let total: u64 = parts.iter().map(|part| part.1).sum();
