@@ -32,6 +32,9 @@ begin() { # WHAT
     wipe $backing
     go || { fail "$1: serve: $(tail -n 3 /run/l.err | tr '\n' '|')"; finish; }
     check "$1: mkfs.ext4" mkfs.ext4 -q -F "$(volume)"
+    # Else the state of the backing device may be that of before there was a file system.
+    check "$1: drain" timeout 120 $FOREBAY drain --control "$(control l)"
+    check "$1: write back again" $FOREBAY set l mode=write-back --control "$(control l)"
     check "$1: mount" mount "$(volume)" /mnt || finish
     sync
     begin_work
