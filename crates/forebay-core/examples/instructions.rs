@@ -8,53 +8,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use forebay_core::effect::{Effect, Fault};
+use forebay_core::blank::{self, Nothing, VOLUME};
+use forebay_core::effect::Effect;
 use forebay_core::engine::{Config, Engine};
 use forebay_core::format::superblock::{NewCache, Superblock, Volume};
-use forebay_core::log::recovery::{self, CacheReader};
-use forebay_core::payload::{Ingested, Payload, Place};
 use forebay_core::request::{Op, Request};
-use forebay_core::units::{BLOCK_BYTES, BufferId, SegmentId, Tick, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, Tick};
 
 const CACHE_BYTES: u64 = 64 << 20;
 const VOLUME_BYTES: u64 = 256 << 20;
-const VOLUME: VolumeIndex = VolumeIndex(0);
 const LAP: u64 = CACHE_BYTES / BLOCK_BYTES;
-
-/// Memory that holds nothing: every block has the same checksum, and none is zeros.
-struct Nothing;
-
-impl Payload for Nothing {
-    fn ingest(&mut self, _: u32, _: u64, _: BufferId, _: u16) -> Ingested {
-        Ingested::Stored { crc: 1 }
-    }
-
-    fn checksum(&mut self, _: Place) -> u32 {
-        1
-    }
-
-    fn copy(&mut self, _: Place, _: Place, _: u16) {}
-
-    fn zero(&mut self, _: Place, _: u16) {}
-
-    fn put(&mut self, _: BufferId, _: u32, _: &[u8]) {}
-
-    fn store(&mut self, _: Place, _: &[u8]) {}
-
-    fn buffer_begin(&mut self, _: BufferId, _: SegmentId) {}
-
-    fn buffer_end(&mut self, _: BufferId) {}
-}
-
-/// A new cache: nothing but zeros behind its superblock.
-struct Zeros;
-
-impl CacheReader for Zeros {
-    fn read(&mut self, _: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-        bytes.fill(0);
-        Ok(())
-    }
-}
 
 struct Bench {
     engine: Engine,
@@ -73,15 +36,8 @@ impl Bench {
         };
         let superblock = Superblock::format(&new).unwrap();
         let config = Config { buffer_count: 8, ..Config::default() };
-        let found = {
-            let writer = recovery::Writer::MayHaveLostPower;
-            recovery::recover(&superblock, &mut Zeros, 1024, writer, config.mutants)
-        };
-        let superblock = recovery::reopen(&superblock, &found, config.mutants);
-        let mut engine = Engine::new(&superblock, found, config, Tick(0));
         let volume = Volume::empty([8; 16], "v", VOLUME_BYTES);
-        engine.attach(VOLUME, &volume);
-        engine.serve(VOLUME, true);
+        let engine = blank::engine(&superblock, config, &volume);
         Bench { engine, random: 1, now: 0 }
     }
 
@@ -108,22 +64,11 @@ impl Bench {
     fn turn(&mut self, answered: &mut bool) -> bool {
         let mut completed = false;
         while let Some(effect) = self.engine.next_effect() {
-            let token = match effect {
-                Effect::Answer { result, .. } => {
-                    assert_eq!(result, Ok(()));
-                    *answered = true;
-                    continue;
-                }
-                Effect::WriteCache { token, .. }
-                | Effect::ReadCache { token, .. }
-                | Effect::WriteArea { token, .. }
-                | Effect::WriteSuperblock { token, .. }
-                | Effect::FlushCache { token, .. }
-                | Effect::ReadBacking { token, .. }
-                | Effect::WriteBacking { token, .. }
-                | Effect::FlushBacking { token, .. } => token,
-                other => unreachable!("{other:?}"),
-            };
+            if let Effect::Answer { result, .. } = effect {
+                assert_eq!(result, Ok(()));
+                *answered = true;
+            }
+            let Some(token) = effect.token() else { continue };
             self.engine.completed(token, Ok(()), &mut Nothing);
             completed = true;
         }

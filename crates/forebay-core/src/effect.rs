@@ -177,3 +177,23 @@ pub enum Effect {
         result: Result<(), RequestError>,
     },
 }
+
+impl Effect {
+    /// What it is reported back with; an answer is not.
+    pub fn token(&self) -> Option<Token> {
+        match *self {
+            Effect::Answer { .. } => None,
+            Effect::WriteCache { token, .. }
+            | Effect::ReadCache { token, .. }
+            | Effect::WriteArea { token, .. }
+            | Effect::WriteSuperblock { token, .. }
+            | Effect::FlushCache { token }
+            | Effect::ReadBacking { token, .. }
+            | Effect::WriteBacking { token, .. }
+            | Effect::WriteAround { token, .. }
+            | Effect::ZeroBacking { token, .. }
+            | Effect::DiscardBacking { token, .. }
+            | Effect::FlushBacking { token, .. } => Some(token),
+        }
+    }
+}

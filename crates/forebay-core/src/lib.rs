@@ -18,6 +18,7 @@
 
 extern crate alloc;
 
+pub mod blank;
 pub mod control;
 pub mod effect;
 pub mod engine;

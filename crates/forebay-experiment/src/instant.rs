@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The engine between two devices that take no time: what it keeps, and what it writes for that.
 
-use crate::machine::{Nothing, VOLUME, Zeros};
+use forebay_core::blank::{self, Nothing, VOLUME};
 use forebay_core::effect::Effect;
 use forebay_core::engine::{Config, Engine};
 use forebay_core::format::superblock::{NewCache, Superblock, Volume};
 use forebay_core::limits::SEGMENTS_RESERVED;
-use forebay_core::log::recovery::{self, Writer};
 use forebay_core::request::{Op, Request};
 use forebay_core::stats::Stats;
 use forebay_core::units::Tick;
@@ -27,16 +26,9 @@ impl Instant {
         let used = blocks.div_ceil(SEGMENT_BLOCKS);
         // The reserve, the margin of the pool, and what reclaim works ahead.
         let kept = u64::from(SEGMENTS_RESERVED) + (used / 32).max(3) + (used / 128).max(2);
-        let superblock = format(used + kept);
         let config = Config { buffer_count: 8, ..Config::default() };
-        let writer = Writer::MayHaveLostPower;
-        let room = config.extent_count_max;
-        let found = recovery::recover(&superblock, &mut Zeros, room, writer, config.mutants);
-        let superblock = recovery::reopen(&superblock, &found, config.mutants);
-        let mut engine = Engine::new(&superblock, found, config, Tick(0));
-        engine.attach(VOLUME, &Volume::empty([8; 16], "v", volume_bytes));
-        engine.serve(VOLUME, true);
-        Instant { engine, tag: 0 }
+        let volume = Volume::empty([8; 16], "v", volume_bytes);
+        Instant { engine: blank::engine(&format(used + kept), config, &volume), tag: 0 }
     }
 
     /// One request at a time, each answered before the next.
@@ -58,25 +50,13 @@ impl Instant {
     fn settle(&mut self) -> bool {
         let mut answered = false;
         while let Some(effect) = self.engine.next_effect() {
-            let token = match effect {
-                Effect::Answer { result, .. } => {
-                    assert_eq!(result, Ok(()), "no device fails here");
-                    answered = true;
-                    continue;
-                }
-                Effect::WriteCache { token, .. }
-                | Effect::ReadCache { token, .. }
-                | Effect::WriteArea { token, .. }
-                | Effect::WriteSuperblock { token, .. }
-                | Effect::FlushCache { token }
-                | Effect::ReadBacking { token, .. }
-                | Effect::WriteBacking { token, .. }
-                | Effect::WriteAround { token, .. }
-                | Effect::ZeroBacking { token, .. }
-                | Effect::DiscardBacking { token, .. }
-                | Effect::FlushBacking { token, .. } => token,
-            };
-            self.engine.complete(token, Ok(()), &mut Nothing);
+            if let Effect::Answer { result, .. } = effect {
+                assert_eq!(result, Ok(()), "no device fails here");
+                answered = true;
+            }
+            if let Some(token) = effect.token() {
+                self.engine.complete(token, Ok(()), &mut Nothing);
+            }
         }
         answered
     }

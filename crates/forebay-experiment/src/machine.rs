@@ -7,59 +7,21 @@
 //! - **E2** A disk sees what the engine asks for, command by command; nothing is merged, split or left out
 //!   on the way. Zeroing costs what writing costs, a discard nothing.
 
-use forebay_core::effect::{Effect, Fault, Token};
+use forebay_core::blank::{self, Nothing, VOLUME};
+use forebay_core::effect::{Effect, Token};
 use forebay_core::engine::{Config, Engine};
 use forebay_core::format::superblock::SUPERBLOCK_SIZE;
 use forebay_core::format::superblock::{Mode, NewCache, Order, Superblock, Volume};
-use forebay_core::log::recovery::{self, CacheReader, Writer};
-use forebay_core::payload::{Ingested, Payload, Place};
 use forebay_core::request::{Op, Request};
 use forebay_core::stats::Stats;
-use forebay_core::units::{BLOCK_BYTES, BufferId, Lba, SegmentId, Tick, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, Lba, SegmentId, Tick};
 use forebay_disk::{Command, Disk, Done, Kind, Model, Nanos};
 use std::collections::{HashMap, VecDeque};
 
-/// The one volume.
-pub const VOLUME: VolumeIndex = VolumeIndex(0);
 /// Longest request that the engine is given; front ends split what is longer.
 pub const REQUEST_BYTES: u64 = 1 << 20;
 /// The superblock's own commands.
 const NAMING: u64 = 1 << 40;
-
-/// Memory that holds nothing: every block has the same checksum, and none is zeros.
-pub(crate) struct Nothing;
-
-impl Payload for Nothing {
-    fn ingest(&mut self, _: u32, _: u64, _: BufferId, _: u16) -> Ingested {
-        Ingested::Stored { crc: 1 }
-    }
-
-    fn checksum(&mut self, _: Place) -> u32 {
-        1
-    }
-
-    fn copy(&mut self, _: Place, _: Place, _: u16) {}
-
-    fn zero(&mut self, _: Place, _: u16) {}
-
-    fn put(&mut self, _: BufferId, _: u32, _: &[u8]) {}
-
-    fn store(&mut self, _: Place, _: &[u8]) {}
-
-    fn buffer_begin(&mut self, _: BufferId, _: SegmentId) {}
-
-    fn buffer_end(&mut self, _: BufferId) {}
-}
-
-/// A new cache: nothing but zeros behind its superblock.
-pub(crate) struct Zeros;
-
-impl CacheReader for Zeros {
-    fn read(&mut self, _: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-        bytes.fill(0);
-        Ok(())
-    }
-}
 
 /// What a machine is made of.
 #[derive(Clone, Copy, Debug)]
@@ -313,18 +275,11 @@ impl Cached {
             now: 1,
         };
         let superblock = Superblock::format(&new).expect("a cache of a usual size");
-        let config = setup.config;
-        let writer = Writer::MayHaveLostPower;
-        let room = config.extent_count_max;
-        let found = recovery::recover(&superblock, &mut Zeros, room, writer, config.mutants);
-        let superblock = recovery::reopen(&superblock, &found, config.mutants);
-        let (first_segment, segment_bytes) = (superblock.first_segment, superblock.segment_bytes);
-        let mut engine = Engine::new(&superblock, found, config, Tick(0));
         let (mode, order) = (setup.mode, setup.order);
         let volume = Volume { mode, order, ..Volume::empty([8; 16], "v", setup.volume_bytes) };
-        engine.attach(VOLUME, &volume);
-        engine.serve(VOLUME, true);
-        let segment_bytes = u64::from(segment_bytes);
+        let engine = blank::engine(&superblock, setup.config, &volume);
+        let (first_segment, segment_bytes) =
+            (superblock.first_segment, u64::from(superblock.segment_bytes));
         Cached { engine, disk: model.disk(), naming: None, first_segment, segment_bytes }
     }
 
