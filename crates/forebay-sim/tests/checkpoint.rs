@@ -1,54 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Checkpoints where they were once wrong.
 
-use forebay_core::format::superblock::Mode;
-use forebay_core::mutant::Mutants;
+mod support;
+
 use forebay_core::request::Op;
-use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_core::units::VolumeIndex;
 use forebay_sim::block::Block;
-use forebay_sim::exhaustive::{Scope, setup};
 use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
-use forebay_sim::random::Random;
-use forebay_sim::setup::{Island, format};
 use forebay_sim::world::World;
 use std::rc::Rc;
+use support::{ask, headers, settle, world_with};
 
-const BLOCKS: u64 = 512;
 const WRITE: Op = Op::Write { fua: false };
-
-fn world() -> World {
-    let mode = Mode::WriteBack;
-    let mut setup =
-        setup(Scope { length: 0, one_in: 1, stores_length: 0, mode, mutants: Mutants::default() });
-    setup.volumes[0].size_bytes = BLOCKS * BLOCK_BYTES;
-    setup.volumes[0].islands = vec![Island { start: 0, blocks: BLOCKS }];
-    setup.superblock = format(16, 64 << 10, &setup.volumes, 5);
-    let mut world = World::new(setup, Random::new(1));
-    world.format();
-    world.open(None).expect("a fresh cache");
-    world
-}
-
-fn ask(world: &mut World, op: Op, block: u64) {
-    assert!(world.ask(0, op, block * BLOCK_BYTES, BLOCK_BYTES).expect("it is taken"));
-}
 
 /// What was asked for so far becomes durable.
 fn flush(world: &mut World) {
     let waiting = world.asked.len();
-    assert!(world.ask(0, Op::Flush, 0, 0).expect("it is taken"));
+    ask(world, 0, Op::Flush, 0, 0);
     while world.asked.len() > waiting {
         assert!(world.step().expect("it goes on"));
     }
-}
-
-/// Where the log's records begin on the cache device.
-fn headers(world: &World) -> Vec<u64> {
-    let first = world.superblock.first_segment / BLOCK_BYTES;
-    let blocks = u64::from(world.superblock.segment_count) * 16;
-    let magic = |at: &u64| world.cache.read(*at).bytes().starts_with(b"FBRECORD");
-    (first..first + blocks).filter(magic).collect()
 }
 
 /// A write that turned out to be zeros waits for room among the extents: the record that was opened for it
@@ -57,17 +29,17 @@ fn headers(world: &World) -> Vec<u64> {
 /// as two, nobody could name what the first of them held, and the volume was frozen (seed 342).
 #[test]
 fn a_record_that_a_checkpoint_gives_up_is_not_missed_when_a_header_behind_it_rots() {
-    let mut world = world();
+    let mut world = world_with(512, |_| ());
     flush(&mut world);
     world.volumes[0].device.failed = true;
     let room = u64::from(world.setup.config.extent_count_max);
     for at in 0..room - 1 {
-        ask(&mut world, Op::WriteZeroes { fua: false }, 2 * at);
+        ask(&mut world, 0, Op::WriteZeroes { fua: false }, 2 * at, 1);
     }
     flush(&mut world);
     // All that is written now is zeros, and waits.
     Rc::make_mut(&mut world.setup).zeros = 1;
-    ask(&mut world, WRITE, 100);
+    ask(&mut world, 0, WRITE, 100, 1);
     Rc::make_mut(&mut world.setup).zeros = 0;
     let status = world.engine.as_ref().and_then(|it| it.status(VolumeIndex(0))).expect("there");
     assert!(world.asked.len() == 1 && status.waiting == 1, "{status:?}");
@@ -80,12 +52,10 @@ fn a_record_that_a_checkpoint_gives_up_is_not_missed_when_a_header_behind_it_rot
     }
     // The backing device is back, so that there is room again; two records behind the checkpoint.
     world.volumes[0].device.failed = false;
-    while !world.asked.is_empty() {
-        assert!(world.step().expect("it goes on"));
-    }
+    settle(&mut world);
     world.volumes[0].device.failed = true;
     for block in [200, 201] {
-        ask(&mut world, WRITE, block);
+        ask(&mut world, 0, WRITE, block, 1);
         flush(&mut world);
     }
     let after = headers(&world);

@@ -1,34 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Volumes that come and go while checkpoints are written.
 
-use forebay_core::format::superblock::Mode;
-use forebay_core::mutant::Mutants;
+mod support;
+
 use forebay_core::request::Op;
-use forebay_core::units::BLOCK_BYTES;
-use forebay_sim::exhaustive::{Scope, setup};
-use forebay_sim::random::Random;
-use forebay_sim::setup::format;
 use forebay_sim::world::World;
+use support::{ask, settle, world_with};
 
-fn world() -> World {
-    let mode = Mode::WriteBack;
-    let mut setup =
-        setup(Scope { length: 0, one_in: 1, stores_length: 0, mode, mutants: Mutants::default() });
-    let second = setup.volumes[0].clone();
-    setup.volumes.truncate(1);
-    setup.volumes.push(second);
-    setup.superblock = format(16, 64 << 10, &setup.volumes, 5);
-    let mut world = World::new(setup, Random::new(1));
-    world.format();
-    world.open(None).expect("a fresh cache");
-    world
-}
-
-fn ask(world: &mut World, volume: usize, op: Op, bytes: u64) {
-    assert!(world.ask(volume, op, 0, bytes).expect("it is taken"));
-    while !world.asked.is_empty() {
-        assert!(world.step().expect("it goes on"));
-    }
+fn write(world: &mut World, volume: usize) {
+    ask(world, volume, Op::Write { fua: true }, 0, 1);
+    settle(world);
 }
 
 fn begin_checkpoint(world: &mut World) {
@@ -56,17 +37,17 @@ fn checkpoint_ends(world: &mut World) -> bool {
 fn a_checkpoint_ends_when_a_volume_comes_to_where_another_was() {
     let mut came_between = 0;
     for steps in 0..40 {
-        let mut world = world();
-        ask(&mut world, 0, Op::Write { fua: true }, BLOCK_BYTES);
-        ask(&mut world, 1, Op::Write { fua: true }, BLOCK_BYTES);
+        let mut world = world_with(3, |setup| setup.volumes.push(setup.volumes[0].clone()));
+        write(&mut world, 0);
+        write(&mut world, 1);
         begin_checkpoint(&mut world);
         assert!(checkpoint_ends(&mut world));
         world.detach(0).expect("it goes on");
         assert!(!world.volumes[0].attached);
-        ask(&mut world, 1, Op::Write { fua: true }, BLOCK_BYTES);
+        write(&mut world, 1);
         begin_checkpoint(&mut world);
         // Placed while pages are copied, so that the naming waits for it.
-        assert!(world.ask(1, Op::Write { fua: false }, 0, BLOCK_BYTES).expect("it is taken"));
+        ask(&mut world, 1, Op::Write { fua: false }, 0, 1);
         for _ in 0..steps {
             world.step().expect("it goes on");
         }

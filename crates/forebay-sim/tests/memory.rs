@@ -1,41 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! P9 where it was once wrong: what a crash brings back must fit as well.
 
-use forebay_core::format::superblock::Mode;
-use forebay_core::mutant::Mutants;
+mod support;
+
 use forebay_core::request::Op;
-use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
-use forebay_sim::exhaustive::{Scope, setup};
+use forebay_core::units::VolumeIndex;
 use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
-use forebay_sim::random::Random;
-use forebay_sim::setup::{Island, format};
 use forebay_sim::world::World;
+use support::{ask, headers, settle, world_with};
 
 const BLOCKS: u64 = 512;
 
 /// A guest that zeroes blocks, each for itself, and writes some, with many requests under way.
 fn world(room: u32) -> World {
-    let mode = Mode::WriteBack;
-    let mut setup =
-        setup(Scope { length: 0, one_in: 1, stores_length: 0, mode, mutants: Mutants::default() });
-    setup.volumes[0].size_bytes = BLOCKS * BLOCK_BYTES;
-    setup.volumes[0].islands = vec![Island { start: 0, blocks: BLOCKS }];
-    setup.superblock = format(16, 64 << 10, &setup.volumes, 5);
-    setup.config.dirty_age = 1;
-    setup.config.extent_count_max = room;
-    let mut world = World::new(setup, Random::new(1));
-    world.format();
-    world.open(None).expect("a fresh cache");
-    world
+    world_with(BLOCKS, |setup| {
+        setup.config.dirty_age = 1;
+        setup.config.extent_count_max = room;
+    })
 }
 
 /// Until what was asked for is answered and durable.
-fn settle(world: &mut World) {
-    assert!(world.ask(0, Op::Flush, 0, 0).expect("it is taken"));
-    while !world.asked.is_empty() {
-        assert!(world.step().expect("it goes on"));
-    }
+fn make_durable(world: &mut World) {
+    ask(world, 0, Op::Flush, 0, 0);
+    settle(world);
 }
 
 /// Guests fill the extents with zeros that are not written back, and the header of a record of blocks
@@ -46,31 +34,22 @@ fn what_a_rotten_header_held_is_noted_in_the_room_that_was_told() {
     // With those for lost blocks alone they are a whole number of chunks.
     let mut world = world(52);
     // The first flush is the backing device's, too; from then on it takes nothing.
-    settle(&mut world);
+    make_durable(&mut world);
     world.volumes[0].device.failed = true;
     let room = u64::from(world.setup.config.extent_count_max);
     for at in 0..room - 2 {
-        let zeroes = Op::WriteZeroes { fua: false };
-        assert!(world.ask(0, zeroes, 2 * at * BLOCK_BYTES, BLOCK_BYTES).expect("it is taken"));
+        ask(&mut world, 0, Op::WriteZeroes { fua: false }, 2 * at, 1);
     }
-    settle(&mut world);
-    let first = world.superblock.first_segment / BLOCK_BYTES;
-    let headers = |world: &World| -> Vec<u64> {
-        let magic = |at: &u64| world.cache.read(*at).bytes().starts_with(b"FBRECORD");
-        (first..first + 16 * 16).filter(magic).collect()
-    };
+    make_durable(&mut world);
     let before = headers(&world);
     for at in 0..8 {
-        let write = Op::Write { fua: false };
-        assert!(
-            world.ask(0, write, (200 + 2 * at) * BLOCK_BYTES, BLOCK_BYTES).expect("it is taken")
-        );
+        ask(&mut world, 0, Op::Write { fua: false }, 200 + 2 * at, 1);
     }
-    settle(&mut world);
+    make_durable(&mut world);
     let after = headers(&world);
     // A record behind it says what it held.
-    assert!(world.ask(0, Op::Write { fua: false }, 0, BLOCK_BYTES).expect("it is taken"));
-    settle(&mut world);
+    ask(&mut world, 0, Op::Write { fua: false }, 0, 1);
+    make_durable(&mut world);
     let rotten = *after.iter().find(|at| !before.contains(at)).expect("there is a new record");
     std::rc::Rc::make_mut(&mut world.setup).rot = u64::MAX;
     world.cache.rot(rotten, forebay_sim::block::Block::zero());
@@ -92,8 +71,7 @@ fn work(world: &mut World) {
                 7 => Op::Write { fua: false },
                 _ => Op::WriteZeroes { fua: false },
             };
-            let at = 2 * asked % BLOCKS * BLOCK_BYTES;
-            assert!(world.ask(0, op, at, BLOCK_BYTES).expect("it is taken"));
+            ask(world, 0, op, 2 * asked % BLOCKS, 1);
             asked += 1;
         } else {
             world.step().expect("it goes on");

@@ -1,48 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a cut made void stays so, wherever it lies.
 
-use forebay_core::format::superblock::Mode;
-use forebay_core::mutant::Mutants;
+mod support;
+
 use forebay_core::request::Op;
 use forebay_core::units::BLOCK_BYTES;
 use forebay_sim::block::Block;
-use forebay_sim::exhaustive::{Scope, setup};
 use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
-use forebay_sim::random::Random;
-use forebay_sim::setup::{Island, format};
 use forebay_sim::world::World;
 use std::rc::Rc;
-
-const BLOCKS: u64 = 128;
-
-fn world() -> World {
-    let mode = Mode::WriteBack;
-    let mut setup =
-        setup(Scope { length: 0, one_in: 1, stores_length: 0, mode, mutants: Mutants::default() });
-    setup.volumes[0].size_bytes = BLOCKS * BLOCK_BYTES;
-    setup.volumes[0].islands = vec![Island { start: 0, blocks: BLOCKS }];
-    setup.superblock = format(16, 64 << 10, &setup.volumes, 5);
-    let mut world = World::new(setup, Random::new(1));
-    world.format();
-    world.open(None).expect("a fresh cache");
-    world
-}
-
-fn settle(world: &mut World) {
-    while !world.asked.is_empty() {
-        assert!(world.step().expect("it goes on"));
-    }
-}
+use support::{ask, headers, settle, world_with};
 
 fn write(world: &mut World, block: u64, blocks: u64) {
-    let write = Op::Write { fua: false };
-    assert!(world.ask(0, write, block * BLOCK_BYTES, blocks * BLOCK_BYTES).expect("it is taken"));
+    ask(world, 0, Op::Write { fua: false }, block, blocks);
     settle(world);
 }
 
 fn flush(world: &mut World) {
-    assert!(world.ask(0, Op::Flush, 0, 0).expect("it is taken"));
+    ask(world, 0, Op::Flush, 0, 0);
     settle(world);
 }
 
@@ -52,14 +28,6 @@ fn power_cut(world: &mut World) {
     world.cache.flush_end(through);
     world.stop_by(Stop::Power, &mut Fate::Chosen(&mut Choices::default()));
     world.open(Some(Stop::Power)).expect("it is opened");
-}
-
-/// Blocks of the cache device with a record's header.
-fn headers(world: &World) -> Vec<u64> {
-    let first = world.superblock.first_segment / BLOCK_BYTES;
-    let blocks = u64::from(world.superblock.segment_count) * 16;
-    let magic = |at: &u64| world.cache.read(*at).bytes().starts_with(b"FBRECORD");
-    (first..first + blocks).filter(magic).collect()
 }
 
 /// What lies in a segment from `at` on is as it was before it was written last.
@@ -122,7 +90,7 @@ fn go_on(world: &mut World, writes: &[(u64, u64)]) -> u64 {
 /// was back.
 #[test]
 fn a_void_record_does_not_come_back_where_the_write_of_a_later_one_was_lost() {
-    let mut world = world();
+    let mut world = world_with(128, |_| ());
     write(&mut world, 0, 15);
     flush(&mut world);
     cut(&mut world, &[(30, 15), (60, 15)]);
@@ -135,7 +103,7 @@ fn a_void_record_does_not_come_back_where_the_write_of_a_later_one_was_lost() {
 /// each record of the segment behind it, so it is known for as long as one of those is there.
 #[test]
 fn where_a_log_was_cut_is_said_by_every_record_of_the_next_segment() {
-    let mut world = world();
+    let mut world = world_with(128, |_| ());
     write(&mut world, 0, 1);
     flush(&mut world);
     cut(&mut world, &[(10, 13), (30, 15), (60, 15)]);

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A small world that a test steers by hand.
+
+// Not every test uses all of it.
+#![allow(dead_code, unreachable_pub)]
+
+use forebay_core::format::superblock::Mode;
+use forebay_core::mutant::Mutants;
+use forebay_core::request::Op;
+use forebay_core::units::BLOCK_BYTES;
+use forebay_sim::exhaustive::{Scope, setup};
+use forebay_sim::random::Random;
+use forebay_sim::setup::{Island, Setup, format};
+use forebay_sim::world::World;
+
+/// One volume of so many blocks, or what `change` makes of that; a fresh cache of 16 segments of 16 blocks.
+pub fn world_with(blocks: u64, change: impl FnOnce(&mut Setup)) -> World {
+    let (mode, mutants) = (Mode::WriteBack, Mutants::default());
+    let mut setup = setup(Scope { length: 0, one_in: 1, stores_length: 0, mode, mutants });
+    setup.volumes[0].size_bytes = blocks * BLOCK_BYTES;
+    setup.volumes[0].islands = vec![Island { start: 0, blocks }];
+    change(&mut setup);
+    setup.superblock = format(16, 64 << 10, &setup.volumes, 5);
+    let mut world = World::new(setup, Random::new(1));
+    world.format();
+    world.open(None).expect("a fresh cache");
+    world
+}
+
+/// Gives a request.
+pub fn ask(world: &mut World, volume: usize, op: Op, block: u64, blocks: u64) {
+    let (offset, length) = (block * BLOCK_BYTES, blocks * BLOCK_BYTES);
+    assert!(world.ask(volume, op, offset, length).expect("it is taken"));
+}
+
+/// Until all that was asked for is answered.
+pub fn settle(world: &mut World) {
+    while !world.asked.is_empty() {
+        assert!(world.step().expect("it goes on"));
+    }
+}
+
+/// Blocks of the cache device with a record's header.
+pub fn headers(world: &World) -> Vec<u64> {
+    let first = world.superblock.first_segment / BLOCK_BYTES;
+    let blocks = u64::from(world.superblock.segment_count) * 16;
+    let magic = |at: &u64| world.cache.read(*at).bytes().starts_with(b"FBRECORD");
+    (first..first + blocks).filter(magic).collect()
+}
