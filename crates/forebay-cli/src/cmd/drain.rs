@@ -23,14 +23,21 @@ pub fn run(args: &DrainArgs) -> Result<ExitCode> {
 
 /// Has the daemon drain, and shows how far it is until it is done. Ending this ends nothing.
 pub fn watch(socket: &Path, name: Option<&str>) -> Result<()> {
+    watch_until(socket, name, || false).map(drop)
+}
+
+/// As [`watch`], or until `is_ended`; says whether it is done.
+pub fn watch_until(socket: &Path, name: Option<&str>, is_ended: impl Fn() -> bool) -> Result<bool> {
     control::ask(socket, &Request::Drain { name: name.map(str::to_owned) })?;
     let mut progress = Progress::new();
     loop {
-        let status = control::status(socket)?;
-        if progress.show(&status, name)? {
-            return Ok(());
+        if progress.show(&control::status(socket)?, name)? {
+            return Ok(true);
         }
         std::thread::sleep(Duration::from_millis(200));
+        if is_ended() {
+            return Ok(false);
+        }
     }
 }
 

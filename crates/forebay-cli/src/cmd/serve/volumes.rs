@@ -2,7 +2,7 @@
 //! The volumes: each gets its backing device if that is the one it was.
 
 use super::rates::Rates;
-use super::{Daemon, Served};
+use super::{Daemon, Served, no_such};
 use crate::address::Address;
 use crate::args::{IfChanged, ServeArgs, Setting, VolumeSpec, mode_name, parse_setting};
 use crate::late::Patience;
@@ -100,9 +100,7 @@ impl Daemon {
 
     pub(super) fn served(&self, name: &str) -> Result<VolumeIndex> {
         let served = self.volumes.iter().find(|served| served.name == name);
-        served.map(|served| served.index).with_context(|| {
-            format!("{name}: no such volume is served; `forebay status` lists them")
-        })
+        served.map(|served| served.index).with_context(|| no_such(name))
     }
 
     fn waits(&mut self, name: &str, error: &anyhow::Error) {
