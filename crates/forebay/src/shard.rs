@@ -291,8 +291,13 @@ impl Shard {
 
     /// Takes a volume out of the cache, whatever it holds. It is not served.
     pub fn forget(&mut self, index: VolumeIndex) -> Result<(), OpenError> {
-        self.superblock.volumes[usize::from(index.0)] = None;
-        self.write_superblock()
+        let recorded = self.superblock.volumes[usize::from(index.0)].take();
+        let written = self.write_superblock();
+        if written.is_err() {
+            // One copy may say so already.
+            self.superblock.volumes[usize::from(index.0)] = recorded;
+        }
+        written
     }
 
     /// Ends the serving of a volume that is on its backing device, and takes it out of the cache. Says
@@ -302,12 +307,7 @@ impl Shard {
         if !self.engine.may_detach(index) {
             return Ok(false);
         }
-        let recorded = self.superblock.volumes[usize::from(index.0)].take();
-        if let Err(error) = self.write_superblock() {
-            // One copy may say so already: the cache device has failed, and the volume is clean.
-            self.superblock.volumes[usize::from(index.0)] = recorded;
-            return Err(error);
-        }
+        self.forget(index)?;
         self.had[usize::from(index.0)] = true;
         self.engine.detach(index, &mut self.memory);
         self.backings[usize::from(index.0)] = None;
