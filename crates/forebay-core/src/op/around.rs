@@ -196,6 +196,7 @@ impl Engine {
         let active = *self.active(at);
         let volume = active.request.volume;
         let Around::Writing(how) = active.around else { unreachable!("it was being written") };
+        // From here on the lock keeps tickets away (T2), to its end.
         self.tickets.void(volume, active.first, active.blocks); // A2
         let state = self.volume(volume);
         state.slices.end(Side::Foreground, now);
@@ -223,10 +224,7 @@ impl Engine {
 
     fn around_answer(&mut self, at: u32) {
         let active = *self.active(at);
-        let volume = active.request.volume;
-        self.tickets.void(volume, active.first, active.blocks); // A2
-        let state = self.volume(volume);
-        state.unlock(at);
+        self.volume(active.request.volume).unlock(at);
         let durable = self.config.acknowledge == Acknowledge::Durable;
         if durable || active.request.op == (Op::Write { fua: true }) {
             self.flush_accept(at);
@@ -243,7 +241,6 @@ impl Engine {
         let state = self.volume(active.request.volume);
         state.around.over_dirty -= u32::from(over_dirty);
         state.unlock(at);
-        self.tickets.void(active.request.volume, active.first, active.blocks);
         if told {
             return self.answer(at, Err(RequestError::Io));
         }
@@ -267,9 +264,6 @@ impl Engine {
         if fua {
             state.log.flush_epoch += 1;
         }
-        let active = *self.active(at);
-        self.tickets.void(volume, active.first, active.blocks); // A2
-        let state = self.volume(volume);
         state.unlock(at);
         // The backing device has it for good: the rest is the entry's way, as of any write.
         self.write_wait(volume, at, false, fua, self.config.acknowledge);
