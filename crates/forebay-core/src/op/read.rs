@@ -135,19 +135,21 @@ impl Engine {
 
     fn read_piece(&mut self, piece: Piece, payload: &mut impl Payload) {
         let Piece { volume, blocks, to, .. } = piece;
+        // What is read for the second time was counted, and what a write covers in part the guest does not read.
+        let counts = !piece.again && matches!(to, Place::Request { .. });
+        let read = if counts { u64::from(blocks) } else { 0 };
         match piece.source {
             Source::Zero => {
-                self.volume(volume).stats.zero_blocks += u64::from(blocks);
+                self.volume(volume).stats.zero_blocks += read;
                 payload.zero(to, blocks);
             }
             Source::Memory { buffer, block } => {
-                self.volume(volume).stats.hit_blocks += u64::from(blocks);
+                self.volume(volume).stats.hit_blocks += read;
                 payload.copy(Place::Buffer { buffer, block }, to, blocks);
             }
             Source::Lost => self.fail(piece.request, RequestError::Io),
             Source::Cache { segment, block } => {
-                // What is read for the second time was counted.
-                self.volume(volume).stats.hit_blocks += u64::from(blocks) * u64::from(!piece.again);
+                self.volume(volume).stats.hit_blocks += read;
                 self.segments.get_mut(segment).readers += 1; // R2
                 payload.prefetch(self.slots.row(self.segments.slot(segment, block)));
                 self.active(piece.request).remaining += 1;

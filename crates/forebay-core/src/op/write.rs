@@ -18,7 +18,6 @@ use crate::payload::{Ingested, Payload, Place};
 use crate::policy::bypass::Reason;
 use crate::policy::writeback::Stage;
 use crate::request::{Op, RequestError};
-use crate::stats::Stats;
 use crate::units::{BLOCK_BYTES, Lba, VolumeIndex};
 use crate::volume::{LOCK_COUNT_MAX, Lock, Waiter};
 
@@ -240,13 +239,9 @@ impl Engine {
         }
         // Keeps the request here until both are issued.
         self.active(at).remaining += 1;
-        // The guest did not read them: they are no hits.
-        let Stats { hit_blocks, zero_blocks, .. } = self.volume(volume).stats;
         for (_, lba, edge) in wanted.into_iter().filter(|edge| edge.0) {
             self.read_issue(at, volume, lba, 1, Place::Edge { tag, edge }, payload);
         }
-        let stats = &mut self.volume(volume).stats;
-        (stats.hit_blocks, stats.zero_blocks) = (hit_blocks, zero_blocks);
         self.active(at).remaining -= 1;
         if self.active(at).remaining == 0 {
             let result = self.active(at).failed.map_or(Ok(()), Err);
