@@ -6,7 +6,6 @@
 
 use crate::engine::Engine;
 use crate::format::entry::Kind;
-use crate::map::extent::Position;
 use crate::policy::bypass::{Reason, Version};
 use crate::units::{Lba, SegmentId, Tick, VolumeIndex};
 
@@ -77,13 +76,8 @@ impl Engine {
     /// it.
     pub fn why(&self, volume: VolumeIndex, lba: Lba) -> Option<Why> {
         let state = self.volume_ref(volume).filter(|state| lba.0 < state.blocks())?;
-        let extent = state.extents.get(lba);
-        let slot = self.index.get(volume, lba).filter(|slot| {
-            let (id, block) = self.segments.place(*slot);
-            let position = Position::new(self.segments.get(id).ordinal, block);
-            extent.is_none_or(|extent| position >= extent.position)
-        });
-        let kind = extent.map(|extent| extent.kind);
+        let slot = self.newest_slot(state, lba);
+        let kind = state.extents.get(lba).map(|extent| extent.kind);
         let place = match (slot.map(|slot| self.segments.place(slot)), kind) {
             (Some((segment, block)), _) if self.segments.get(segment).buffer.is_some() => {
                 Place::Buffer { segment, block }

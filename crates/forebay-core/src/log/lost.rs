@@ -104,12 +104,8 @@ impl Engine {
         guest: bool,
         payload: &mut impl Payload,
     ) -> Noted {
-        let (segment, block) = self.segments.place(slot);
-        let position = Position::new(self.segments.get(segment).ordinal, block);
-        let newest = self.index.get(volume, lba) == Some(slot);
-        let state = self.volume(volume);
-        let covered = state.extents.get(lba).is_some_and(|extent| extent.position > position);
-        if newest && !covered {
+        if self.is_newest(volume, lba, slot) {
+            let state = self.volume(volume);
             // A batch of one record is sure to find room, if any that came before left it.
             let left =
                 state.writeback.careful || state.extents.has_room_for(1 + RECORD_ENTRIES_MAX);
@@ -201,7 +197,7 @@ impl Engine {
                 let lba = extent.start + offset;
                 let Some(slot) = self.index.get(volume, lba) else { continue };
                 let (id, block) = self.segments.place(slot);
-                let position = Position::new(self.segments.get(id).ordinal, block);
+                let position = self.segments.position(id, block);
                 if position >= extent.position && !self.volume(volume).extents.try_cut(lba) {
                     return false;
                 }

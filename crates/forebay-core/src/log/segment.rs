@@ -21,6 +21,7 @@
 //! | sealed  | retired | `reclaim`         | clean, no live slot, no reader |
 //! | retired | free    | `durable`         | a durable tail above it (S6) |
 
+use crate::map::extent::Position;
 use crate::memory::{queue_bytes, vec_bytes};
 use crate::units::{BufferId, Ordinal, SegmentId, Sequence, Slot, VolumeIndex};
 use alloc::collections::VecDeque;
@@ -177,6 +178,12 @@ impl Segments {
     pub fn slot(&self, id: SegmentId, block: u16) -> Slot {
         assert!(block < self.blocks);
         Slot(id.0 * u32::from(self.blocks) + u32::from(block))
+    }
+
+    /// How far along in its log a segment's block is.
+    #[inline]
+    pub(crate) fn position(&self, id: SegmentId, block: u16) -> Position {
+        Position::new(self.get(id).ordinal, block)
     }
 
     /// The segment and block of a slot.

@@ -13,13 +13,13 @@ use crate::effect::{Effect, Fault};
 use crate::engine::{Engine, Pending};
 use crate::format::bytes::Seed;
 use crate::format::entry::Kind;
-use crate::map::extent::Position;
 use crate::map::slots::Held;
 use crate::mutant::Mutant;
 use crate::op::miss::{Miss, Why};
 use crate::payload::{Payload, Place};
 use crate::request::{Op, RequestError};
-use crate::units::{BLOCK_BYTES, BufferId, Lba, SegmentId, VolumeIndex};
+use crate::units::{BLOCK_BYTES, BufferId, Lba, SegmentId, Slot, VolumeIndex};
+use crate::volume::Volume;
 
 /// Where a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,7 +222,7 @@ impl Engine {
             && self.index.remove(one.volume, one.lba, slot)
         {
             // The backing device's version is the newest now: an older extent must not come forth.
-            let position = Position::new(self.segments.get(segment).ordinal, block);
+            let position = self.segments.position(segment, block);
             let state = self.volume(one.volume);
             state.forgot = true;
             if state.extents.get(one.lba).is_some_and(|extent| extent.position <= position) {
@@ -275,6 +275,20 @@ impl Engine {
         Seed::new(self.identity.key, address, self.segments.get(segment).sequence)
     }
 
+    /// The slot that holds a block's newest version; none if an extent is newer, or nothing holds it.
+    pub(crate) fn newest_slot(&self, state: &Volume, lba: Lba) -> Option<Slot> {
+        let slot = self.index.get(state.index, lba)?;
+        let (id, block) = self.segments.place(slot);
+        let position = self.segments.position(id, block);
+        let over = state.extents.get(lba).is_some_and(|extent| extent.position > position);
+        (!over).then_some(slot)
+    }
+
+    /// Whether a slot holds the newest version of a block.
+    pub(crate) fn is_newest(&self, volume: VolumeIndex, lba: Lba, slot: Slot) -> bool {
+        self.newest_slot(self.volume_ref(volume).expect("it exists"), lba) == Some(slot)
+    }
+
     /// After pieces were issued or completed: goes on if none is left.
     #[inline]
     fn read_finish(&mut self, at: u32) {
@@ -301,7 +315,7 @@ impl Engine {
         if let Some(slot) = slot {
             let (id, block) = segments.place(slot);
             let segment = segments.get(id);
-            let position = crate::map::extent::Position::new(segment.ordinal, block);
+            let position = segments.position(id, block);
             let newer = match extent {
                 None => true,
                 Some(_) if mutants.is(Mutant::DataAlwaysWins) => true,

@@ -163,17 +163,13 @@ impl Engine {
     /// The newest version of a block that the log holds.
     pub(crate) fn version(&self, state: &Volume, lba: Lba) -> Version {
         let clean_to = self.clean_to(state);
-        let extent = state.extents.get(lba);
-        if let Some(slot) = self.index.get(state.index, lba) {
+        if let Some(slot) = self.newest_slot(state, lba) {
             let (id, block) = self.segments.place(slot);
-            let position = Position::new(self.segments.get(id).ordinal, block);
-            if extent.is_none_or(|extent| position >= extent.position) {
-                let fill = self.slots.held(slot).is_some_and(|held| held.fill);
-                let clean = fill || position <= clean_to;
-                return if clean { Version::Clean } else { Version::Dirty };
-            }
+            let fill = self.slots.held(slot).is_some_and(|held| held.fill);
+            let clean = fill || self.segments.position(id, block) <= clean_to;
+            return if clean { Version::Clean } else { Version::Dirty };
         }
-        let Some(extent) = extent else { return Version::None };
+        let Some(extent) = state.extents.get(lba) else { return Version::None };
         match extent.kind {
             Kind::Lost => Version::Lost,
             // One whose entry may be undone by a crash voids nothing yet.
@@ -187,9 +183,7 @@ impl Engine {
     pub(crate) fn clean_to(&self, state: &Volume) -> Position {
         let cursor = state.writeback.cursor;
         let id = cursor.segment.or(state.log.tail_segment);
-        id.map_or(Position::default(), |id| {
-            Position::new(self.segments.get(id).ordinal, cursor.block)
-        })
+        id.map_or(Position::default(), |id| self.segments.position(id, cursor.block))
     }
 }
 

@@ -38,7 +38,6 @@
 
 use crate::engine::Engine;
 use crate::format::entry::Kind;
-use crate::map::extent::Position;
 use crate::memory::vec_bytes;
 use crate::mutant::Mutant;
 use crate::op::read::Source;
@@ -330,7 +329,7 @@ impl Engine {
     fn is_behind_batch(&self, volume: VolumeIndex, lba: Lba) -> bool {
         let state = self.volume_ref(volume).expect("it exists");
         let Cursor { segment: Some(id), block } = state.writeback.end_cursor else { return false };
-        let end = Position::new(self.segments.get(id).ordinal, block);
+        let end = self.segments.position(id, block);
         state.extents.get(lba).is_some_and(|extent| extent.position > end)
     }
 
@@ -340,15 +339,6 @@ impl Engine {
         while let Some(waiter) = self.volume(volume).through_waiters.pop_front() {
             self.answer(waiter.request, Err(RequestError::Io));
         }
-    }
-
-    /// Whether a slot holds the newest version of a block.
-    fn is_newest(&self, volume: VolumeIndex, lba: Lba, slot: Slot) -> bool {
-        let (id, block) = self.segments.place(slot);
-        let position = Position::new(self.segments.get(id).ordinal, block);
-        let extents = &self.volume_ref(volume).expect("it exists").extents;
-        self.index.get(volume, lba) == Some(slot)
-            && extents.get(lba).is_none_or(|extent| extent.position <= position)
     }
 }
 

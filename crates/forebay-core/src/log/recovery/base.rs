@@ -180,7 +180,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         if self.mutants.is(Mutant::CheckpointKeepsExtents) {
             return;
         }
-        let clean = Position::new(self.found.segments.get(id).ordinal, block);
+        let clean = self.found.segments.position(id, block);
         out.extents.remove_where(|extent| {
             !extent.long && extent.kind != Kind::Lost && extent.position <= clean
         });
