@@ -59,6 +59,7 @@ pub enum Mutant {
     OrderIgnored,
     BatchBeforeFlush,
     DirtyEntryFirst,
+    TurnIgnored,
 }
 
 /// Which fault is on.

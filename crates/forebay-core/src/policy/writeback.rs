@@ -508,7 +508,8 @@ impl Engine {
     pub(crate) fn writeback_go_on(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         let lane = self.volume(volume).writeback.lane.expect("a batch has a lane");
         if self.lanes[lane].failed {
-            self.volume(volume).slices.batch_wants(false);
+            let now = self.now;
+            self.volume(volume).slices.batch_wants(false, now);
             if self.lanes[lane].under_way == 0 && self.writeback_give_up(volume, lane) {
                 self.writeback_begin(volume, payload);
             }
@@ -653,7 +654,8 @@ impl Engine {
     /// Writes the runs that are ready, in order.
     fn writeback_write(&mut self, volume: VolumeIndex, lane: usize) {
         let (limit, now) = (self.config.backing_in_flight, self.now);
-        self.volume(volume).slices.batch_wants(true);
+        let ignored = self.config.mutants.is(Mutant::TurnIgnored);
+        self.volume(volume).slices.batch_wants(true, now);
         loop {
             let state = &mut self.lanes[lane];
             let number = state.next_write;
@@ -662,7 +664,7 @@ impl Engine {
             }
             let held = !state.works && state.refusals > PROBES_MAX;
             if !held && let Some(part) = state.parts.front().copied() {
-                if !self.volume(volume).slices.may_write_back(now) {
+                if !self.volume(volume).slices.may_write_back(now) && !ignored {
                     return;
                 }
                 self.lanes[lane].parts.pop_front();
@@ -675,7 +677,7 @@ impl Engine {
                 return;
             }
             let run = *state.run(number);
-            if run.remaining > 0 || !self.volume(volume).slices.may_write_back(now) {
+            if run.remaining > 0 || !self.volume(volume).slices.may_write_back(now) && !ignored {
                 return;
             }
             let state = &mut self.lanes[lane];
@@ -825,9 +827,10 @@ impl Engine {
     }
 
     fn writeback_flush(&mut self, volume: VolumeIndex, lane: usize, payload: &mut impl Payload) {
+        let now = self.now;
         let state = self.volume(volume);
         state.writeback.stage = Stage::Flushing;
-        state.slices.batch_wants(false);
+        state.slices.batch_wants(false, now);
         let early = self.config.mutants.is(Mutant::WatermarkBeforeBackingFlush);
         if self.config.mutants.is(Mutant::SkipBackingFlush) || early {
             return self.writeback_flushed(volume, lane, payload);
@@ -979,13 +982,14 @@ impl Engine {
 
     /// Nothing is lost, the batch is built again: later, or at once if a smaller one may do.
     fn writeback_give_up(&mut self, volume: VolumeIndex, lane: usize) -> bool {
-        let soon = self.now.after(self.config.retry_after);
+        let now = self.now;
+        let soon = now.after(self.config.retry_after);
         let (crowded, refusals) = (self.lanes[lane].crowded, self.lanes[lane].refusals);
         self.lanes[lane].taken = false;
         let state = self.volume(volume);
         state.parked.tries = state.parked.tries.saturating_add(u32::from(refusals > 0));
         let until = if state.parked.full { soon.max(state.parked.due) } else { soon };
-        state.slices.batch_wants(false);
+        state.slices.batch_wants(false, now);
         let at_once = crowded && !state.writeback.careful;
         state.writeback.lane = None;
         state.writeback.careful |= crowded;
