@@ -120,6 +120,8 @@ pub struct Writeback {
     pub(crate) failing: bool,
     /// No batch holds more than what could be noted if all of it were lost, but for one record.
     pub(crate) careful: bool,
+    /// The cursor passes what is clean, and has not come to what is dirty yet.
+    pub(crate) passing: bool,
     /// Not even one record could be written back: lost blocks have all the room there is.
     pub(crate) stuck: bool,
 }
@@ -142,6 +144,7 @@ impl Writeback {
             dirty_since: None,
             failing: false,
             careful: false,
+            passing: false,
             stuck: false,
         }
     }
@@ -286,6 +289,7 @@ impl Engine {
     }
 
     fn writeback_begin(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        self.volume(volume).writeback.passing = false;
         let state = self.volume_ref(volume).expect("it exists");
         if !state.serving || self.stopping || self.health == crate::engine::CacheHealth::Failed {
             return;
@@ -332,6 +336,9 @@ impl Engine {
             return;
         }
         if !self.writeback_build(volume, lane) {
+            if self.volume(volume).writeback.passing {
+                return;
+            }
             // All that is dirty is not durable yet.
             let log = &mut self.volume(volume).log;
             if log.wanted <= log.durable.through {
@@ -418,8 +425,11 @@ impl Engine {
         let strict = state.order == Order::Strict && !spans; // K6
         let safe = if state.writeback.careful { state.extents.room() / 2 } else { usize::MAX };
         self.lanes[lane].batch.clear();
-        // Bounded by the batch's room, and by so many blocks of its range that are fills.
+        // Bounded by the batch's room, and by so many blocks of its range that are fills. Those before the first that is
+        // dirty do not count: a batch that a crash broke off may have begun behind them (`pass_clean`), and the one
+        // that is built again must not end earlier (`BATCH_BLOCKS_AFTER_OPENING`).
         let mut fills_left = 4 * self.config.batch_blocks_max;
+        let (mut ahead_left, begin, mut passing) = (fills_left, cursor, false);
         while let Some(record) = self.record_at(volume, cursor) {
             let Record { segment: id, block, heading, last, next } = record;
             let blocks = heading.blocks;
@@ -432,6 +442,10 @@ impl Engine {
                 || fills_left < u32::from(blocks) && end > watermark
                 || batch.len() + usize::from(blocks) > safe && !batch.is_empty()
             {
+                break;
+            }
+            if batch.is_empty() && ahead_left < u32::from(blocks) && cursor != begin {
+                passing = true;
                 break;
             }
             let ordinal = self.segments.get(id).ordinal;
@@ -452,11 +466,17 @@ impl Engine {
                     Some(held) if !held.fill => {
                         batch.push(held.lba, Position::new(ordinal, at), slot);
                     }
+                    _ if batch.is_empty() => ahead_left = ahead_left.saturating_sub(1),
                     _ => fills_left = fills_left.saturating_sub(1),
                 }
             }
             end = last;
             cursor = next;
+        }
+        if passing {
+            let writeback = &mut self.volume(volume).writeback;
+            (writeback.cursor, writeback.passing) = (cursor, true);
+            return false;
         }
         // What newer entries void is not written, either (A5 of `around`).
         let raw_blocks = self.lanes[lane].batch.len() as u32;
@@ -1008,6 +1028,7 @@ impl Engine {
     pub(crate) fn writeback_deadline(&self, volume: &Volume) -> Option<Tick> {
         match volume.writeback.stage {
             Stage::Waiting { until } => Some(until),
+            Stage::Idle if volume.writeback.passing => Some(self.now),
             Stage::Idle if volume.serving => {
                 let due = volume.writeback.dirty_since?.after(self.config.dirty_age);
                 let again = (!volume.parked.is_empty()).then_some(volume.parked.due);
