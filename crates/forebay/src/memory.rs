@@ -206,8 +206,7 @@ impl Payload for Memory {
             return Ingested::Zero;
         }
         let target = self.span(Place::Buffer { buffer, block: at }, 1);
-        target.copy_from(source);
-        Ingested::Stored { crc: target.block_checksum() }
+        Ingested::Stored { crc: target.copy_block(source) }
     }
 
     fn checksum(&mut self, place: Place) -> u32 {

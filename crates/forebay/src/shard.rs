@@ -138,7 +138,8 @@ pub struct Shard {
     cookies: Vec<u64>,
     begun: Vec<Begun>,
     latencies: Vec<Option<[Latency; 2]>>,
-    answers: Vec<(Answer, Begun)>,
+    /// Tags of requests that are done; they are free when the answers are taken.
+    answers: Vec<(u32, Result<(), RequestError>)>,
     done: Vec<Completion>,
     naming: Option<Naming>,
     /// What came for others while a naming was waited for.
@@ -373,7 +374,8 @@ impl Shard {
             return;
         }
         let now = Instant::now();
-        for (answer, begun) in self.answers.drain(..) {
+        for (tag, result) in self.answers.drain(..) {
+            let begun = self.begun[tag as usize];
             let nanos = now.saturating_duration_since(begun.at).as_nanos() as u64;
             if let Some([reads, writes]) = &mut self.latencies[usize::from(begun.volume.0)] {
                 match begun.op {
@@ -382,7 +384,8 @@ impl Shard {
                     _ => {}
                 }
             }
-            into.push(answer);
+            into.push(Answer { cookie: self.cookies[tag as usize], result });
+            self.free_tags.push(tag);
         }
     }
 
@@ -598,9 +601,9 @@ impl Shard {
                 self.ask_backing(volume, Operation::Flush, token, clock.now());
             }
             Effect::Answer { tag, result } => {
-                self.free_tags.push(tag);
-                let answer = Answer { cookie: self.cookies[tag as usize], result };
-                self.answers.push((answer, self.begun[tag as usize]));
+                // No more is touched here: what `submit` has just written lies behind a block that is still
+                // on its way to memory.
+                self.answers.push((tag, result));
             }
         }
     }
@@ -703,7 +706,7 @@ impl Shard {
                 return Ok(false);
             }
             foreign.clear();
-            self.answers.clear();
+            self.free_tags.extend(self.answers.drain(..).map(|(tag, _)| tag));
             let wait = Some(Duration::from_millis(100));
             self.turn(wait, &mut foreign).map_err(system("wait for the devices"))?;
         }

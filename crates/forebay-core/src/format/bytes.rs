@@ -130,7 +130,12 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 /// block has the same CRC32C as a whole, so that a stale one would pass. See
 /// `docs/decisions/0002-block-checksum.md`.
 pub fn block_checksum(block: &[u8]) -> u32 {
-    let crc = crc_fast::crc64_nvme(block);
+    fold_crc(crc_fast::crc64_nvme(block))
+}
+
+/// A block's checksum, of its CRC-64/NVME.
+#[inline]
+pub const fn fold_crc(crc: u64) -> u32 {
     (crc ^ crc >> 32) as u32
 }
 

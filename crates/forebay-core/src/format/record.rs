@@ -21,8 +21,6 @@ const COMMON: Common = Common { magic: MAGIC, kind: 2, size: BLOCK_SIZE as u32 }
 
 /// Where the entries begin.
 pub const AT_ENTRIES: usize = 192;
-/// Bytes of an entry.
-pub const ENTRY_BYTES: usize = ENTRY_SIZE;
 /// Where the number of entries is.
 pub const AT_ENTRY_COUNT: usize = 112;
 /// Where the flush epoch is.
@@ -412,11 +410,17 @@ pub fn entry(bytes: &[u8; BLOCK_SIZE], index: u16) -> Result<Entry, FormatError>
     Entry::decode(&super::bytes::array(bytes, at))
 }
 
-/// Stores entry `index`; returns where its bytes lie in the header.
-pub fn put_entry(bytes: &mut [u8; BLOCK_SIZE], index: u16, entry: &Entry) -> usize {
+/// Stores entry `index`; returns where in the header, and what.
+#[inline]
+pub fn put_entry(
+    bytes: &mut [u8; BLOCK_SIZE],
+    index: u16,
+    entry: &Entry,
+) -> (usize, [u8; ENTRY_SIZE]) {
     let at = AT_ENTRIES + usize::from(index) * ENTRY_SIZE;
-    put(bytes, at, &entry.encode());
-    at
+    let encoded = entry.encode();
+    bytes[at..at + ENTRY_SIZE].copy_from_slice(&encoded);
+    (at, encoded)
 }
 
 /// An extent of the list of what the record before held, in 64 bits: 39 of LBA, one that says whether

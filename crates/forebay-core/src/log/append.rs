@@ -216,10 +216,9 @@ impl Engine {
         if let Some(second) = second {
             log.items.push(second);
         }
-        let at = record::put_entry(&mut log.header, index, &entry);
+        let (at, bytes) = record::put_entry(&mut log.header, index, &entry);
         let offset = (u64::from(block) * BLOCK_BYTES) as u32;
-        let bytes = &log.header[at..at + record::ENTRY_BYTES];
-        payload.put(head.buffer, offset + at as u32, bytes);
+        payload.put(head.buffer, offset + at as u32, &bytes);
         payload.put(head.buffer, offset + AT_ENTRY_COUNT as u32, &entries.to_le_bytes());
         sequence
     }

@@ -140,7 +140,10 @@ impl Engine {
             if block + LOOK_AHEAD < header
                 && let Some(held) = self.slots.held(Slot(slot.0 + u32::from(LOOK_AHEAD)))
             {
-                payload.prefetch(self.index.begin(volume, held.lba));
+                self.index
+                    .begin(volume, held.lba)
+                    .into_iter()
+                    .for_each(|soon| payload.prefetch(soon));
             }
             let Some(held) = self.slots.held(slot) else { continue };
             let lba = held.lba;
@@ -220,7 +223,7 @@ impl Engine {
                 if block + LOOK_AHEAD < end
                     && let Some(held) = self.slots.held(Slot(slot.0 + u32::from(LOOK_AHEAD)))
                 {
-                    soon(self.index.begin(volume, held.lba));
+                    self.index.begin(volume, held.lba).into_iter().for_each(&mut soon);
                 }
                 if let Some(held) = self.slots.held(slot) {
                     self.index.remove(volume, held.lba, slot);

@@ -39,6 +39,7 @@ const LINE_CELLS: usize = 8;
 
 const KEY_BITS: u32 = 48;
 const KEY_MASK: u64 = (1 << KEY_BITS) - 1;
+const _: () = assert!((PAGE_CELLS as u64) < 1 << (64 - KEY_BITS), "a rest times the cells fits");
 const USED: u64 = 1 << 63;
 const REFERENCED: u64 = 1 << 62;
 const FLAGS: u64 = USED | REFERENCED;
@@ -109,11 +110,13 @@ impl Index {
         self.used == 0
     }
 
-    /// Where looking for a block begins, for [`crate::payload::Payload::prefetch`].
+    /// Where looking for a block begins, and where it soon comes to, for
+    /// [`crate::payload::Payload::prefetch`]: in a full index probes go through two or three lines.
     #[inline]
-    pub fn begin(&self, volume: VolumeIndex, lba: Lba) -> &u64 {
+    pub fn begin(&self, volume: VolumeIndex, lba: Lba) -> [&u64; 2] {
         let home = self.shape.home(volume, lba);
-        &self.cells[home.page * PAGE_CELLS + self.shape.start(home.rest)]
+        let at = home.page * PAGE_CELLS + self.shape.start(home.rest);
+        [&self.cells[at], &self.cells[(at + LINE_CELLS).min(self.cells.len() - 1)]]
     }
 
     /// The slot of a block.
@@ -415,7 +418,7 @@ impl Shape {
 
     #[inline]
     fn start(&self, rest: u64) -> usize {
-        ((u128::from(rest) * PAGE_CELLS as u128) >> self.rest_bits) as usize
+        ((rest * PAGE_CELLS as u64) >> self.rest_bits) as usize
     }
 
     #[inline]
@@ -462,6 +465,9 @@ impl Shape {
     }
 
     /// Moves later cells of the probe sequence back over the cell at `gap` (I2).
+    ///
+    /// Whether one moves cannot be foretold, so there is no branch for it: it is put into the gap in any
+    /// case, which stays the gap if the cell does not move, and is overwritten.
     fn close_gap(&self, page: &mut [u64], mut gap: usize) {
         let rest_mask = (1 << self.rest_bits) - 1;
         let mut at = gap;
@@ -472,10 +478,9 @@ impl Shape {
                 break;
             }
             let home = self.start(cell & rest_mask);
-            if distance(home, at) >= distance(gap, at) {
-                page[gap] = cell;
-                gap = at;
-            }
+            let moves = distance(home, at) >= distance(gap, at);
+            page[gap] = cell;
+            gap = core::hint::select_unpredictable(moves, at, gap);
         }
         page[gap] = 0;
     }

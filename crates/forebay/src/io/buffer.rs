@@ -26,7 +26,8 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use super::sys;
-use crate::ingest;
+use crate::{checksum, ingest};
+use forebay_core::units::BLOCK_SIZE;
 
 pub(super) const PAGE_BYTES: usize = 4096;
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -133,10 +134,29 @@ impl Span {
     }
 
     /// The checksum that a block's entry holds, without its seed.
+    ///
+    /// # Panics
+    ///
+    /// If it is not as long as a block.
     #[inline]
     pub fn block_checksum(self) -> u32 {
-        // SAFETY: the reference ends with the call, and no other code of this thread runs inside.
-        forebay_core::format::bytes::block_checksum(unsafe { self.as_slice() })
+        assert_eq!(self.length, BLOCK_SIZE);
+        // SAFETY: mapped (B1) and that long, and no other code of this thread runs meanwhile.
+        unsafe { checksum::block(self.pointer()) }
+    }
+
+    /// Copies a block from another place, and gives its checksum as [`Span::block_checksum`] does.
+    ///
+    /// # Panics
+    ///
+    /// If one of them is not as long as a block, or they overlap.
+    #[inline]
+    pub fn copy_block(self, source: Span) -> u32 {
+        assert_eq!((self.length, source.length), (BLOCK_SIZE, BLOCK_SIZE));
+        let apart = self.pointer.as_ptr().addr().abs_diff(source.pointer.as_ptr().addr());
+        assert!(apart >= BLOCK_SIZE);
+        // SAFETY: both mapped (B1), that long and apart, and no other code of this thread runs meanwhile.
+        unsafe { checksum::copy_block(self.pointer(), source.pointer()) }
     }
 
     /// Copies `bytes` to its front and gives their CRC32C.
@@ -371,6 +391,23 @@ mod tests {
     fn a_span_stays_inside() {
         let arena = Arena::reserved(4096).unwrap();
         let _ = arena.span(1, 4096);
+    }
+
+    #[test]
+    fn a_block_is_copied_with_its_checksum() {
+        let arena = Arena::anonymous(3 * BLOCK_SIZE).unwrap();
+        let (from, to) = (arena.span(0, BLOCK_SIZE), arena.span(BLOCK_SIZE + 7, BLOCK_SIZE));
+        from.copy_in(b"something");
+        assert_eq!(to.copy_block(from), from.block_checksum());
+        assert_eq!(to.crc32c(), from.crc32c());
+        assert_eq!(arena.span(BLOCK_SIZE, 7).crc32c(), arena.span(3 * BLOCK_SIZE - 7, 7).crc32c());
+    }
+
+    #[test]
+    #[should_panic(expected = "apart >= BLOCK_SIZE")]
+    fn a_block_is_not_copied_onto_itself() {
+        let arena = Arena::anonymous(2 * BLOCK_SIZE).unwrap();
+        let _ = arena.span(1, BLOCK_SIZE).copy_block(arena.span(0, BLOCK_SIZE));
     }
 
     #[test]
