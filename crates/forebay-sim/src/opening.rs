@@ -297,6 +297,10 @@ impl World {
                 continue;
             }
             self.marks.hit("superblock repaired");
+            // The good one may be there only until the power fails.
+            if let Err(crashed) = self.open_flush(attempt) {
+                return Ok(Err(crashed));
+            }
             let bytes = newest.encode(address);
             if let Err(crashed) = self.open_write(attempt, pieces(address, &bytes)) {
                 return Ok(Err(crashed));
