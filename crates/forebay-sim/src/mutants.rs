@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 53] = [
+pub const ALL: [Mutant; 55] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -61,6 +61,8 @@ pub const ALL: [Mutant; 53] = [
     Mutant::OrderIgnored,
     Mutant::BatchBeforeFlush,
     Mutant::DirtyEntryFirst,
+    Mutant::GrownTailKept,
+    Mutant::GrownBeforeEntryDurable,
 ];
 
 /// Runs seeds with a fault on until one fails; says which, and how long that took.

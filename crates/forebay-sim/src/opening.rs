@@ -166,6 +166,7 @@ impl World {
                 Damage::Clean { .. } => "rot clean",
             });
         }
+        self.open_grown();
         let mut config = self.setup.config;
         let room = recovered.extents_fitting(config.extent_count_max);
         if room > config.extent_count_max {

@@ -19,7 +19,7 @@ impl World {
         if overwrites_more(self) && !stays_dirty(self, index) {
             return self.change_mode(index, Mode::WriteBack);
         }
-        match self.random.below(6) {
+        match self.random.below(7) {
             0 | 1 => {
                 self.marks.hit("checkpoint at a moment of chance");
                 self.engine.as_mut().expect("there is a process").want_checkpoint();
@@ -37,6 +37,7 @@ impl World {
                 engine.drain(VolumeIndex(index as u8), &mut self.memory);
                 self.drain_effects()
             }
+            6 if self.volumes[index].growing.is_none() => self.begin_to_grow(index),
             _ if self.attached().len() > 1 && self.random.one_in(2) => self.detach(index),
             _ => self.drain_all_and_compare(),
         }
@@ -50,6 +51,7 @@ impl World {
         if self.cache_failed || fails || self.setup.rot > 0 {
             return Ok(());
         }
+        self.cancel_growth(index)?;
         drain_one(self, index)?;
         if self.cache_failed || self.volumes[index].flush_failed {
             return Ok(());
@@ -143,6 +145,7 @@ impl World {
         let mut recorded =
             self.setup.superblock.volumes[index].clone().expect("the setup has every volume");
         recorded.attach_generation = (self.superblock.sequence + 1) as u32;
+        recorded.size_bytes = self.volumes[index].size_bytes;
         recorded.mode = self.volumes[index].mode;
         (recorded.order, recorded.cutoff) = (self.volumes[index].order, self.volumes[index].cutoff);
         self.superblock.volumes[index] = Some(recorded.clone());
