@@ -262,8 +262,10 @@ mod tests {
         machine.attribute("vda", "serial", "S2");
         assert_eq!(machine.of("vda", None), None);
         machine.attribute("vda", "serial", "S1");
-        machine.attribute("vda", "size", "9");
+        machine.attribute("vda", "size", "7");
         assert_eq!(machine.of("vda", None), None);
+        machine.attribute("vda", "size", "9");
+        assert_eq!(machine.of("vda", None), Some(("disk".into(), false)), "it has grown");
     }
 
     #[test]

@@ -15,12 +15,12 @@ use crate::units::size;
 use anyhow::{Context, Result, bail};
 use forebay_core::engine::CacheHealth;
 use forebay_core::limits::VOLUME_BLOCKS_MAX;
-use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, Sequence, VolumeIndex};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 const SECTOR_BYTES: u64 = 512;
-/// How long write-back of the last block, and then the kernel, may take.
+/// How long nothing may be written back that the last block waits for, and then how long the kernel may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A volume that grows.
@@ -30,6 +30,9 @@ pub(super) struct Growing {
     index: VolumeIndex,
     name: String,
     before: u64,
+    /// On the backing device so far.
+    watermark: Option<Sequence>,
+    /// When that moved last, or the step began.
     since: Instant,
     step: Step,
 }
@@ -78,7 +81,8 @@ impl Daemon {
             shard.begin_to_grow(index, after);
         }
         let (name, since) = (name.to_owned(), Instant::now());
-        self.growing = Some(Growing { client, index, name, before, since, step: Step::Asked });
+        let (watermark, step) = (None, Step::Asked);
+        self.growing = Some(Growing { client, index, name, before, watermark, since, step });
         Ok(())
     }
 
@@ -108,7 +112,11 @@ impl Daemon {
 
     /// Goes on with a volume that grows.
     pub(super) fn grow(&mut self) {
-        let Some(growing) = &self.growing else { return };
+        let Some(growing) = &mut self.growing else { return };
+        let watermark = self.server.shard.engine().durable_watermark(growing.index);
+        if std::mem::replace(&mut growing.watermark, watermark) != watermark {
+            growing.since = Instant::now();
+        }
         let (index, step, late) = (growing.index, growing.step, growing.since.elapsed() > PATIENCE);
         let done = match step {
             Step::Asked => match self.try_to_grow(index, late) {
@@ -157,8 +165,8 @@ impl Daemon {
         }
         if late && shard.cancel_growth(index) {
             return Err(
-                "its last block, which is there in part, is not written back, or is lost or written all the \
-                 time; `forebay status` tells more"
+                "its last block, which is there in part, cannot be written back, or is lost; `forebay status` \
+                 tells more"
                     .into(),
             );
         }
