@@ -61,6 +61,7 @@ pub enum Mutant {
     DirtyEntryFirst,
     GrownTailKept,
     GrownBeforeEntryDurable,
+    TurnIgnored,
 }
 
 /// Which fault is on.

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 55] = [
+pub const ALL: [Mutant; 56] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -63,6 +63,7 @@ pub const ALL: [Mutant; 55] = [
     Mutant::DirtyEntryFirst,
     Mutant::GrownTailKept,
     Mutant::GrownBeforeEntryDurable,
+    Mutant::TurnIgnored,
 ];
 
 /// Runs seeds with a fault on until one fails; says which, and how long that took.
