@@ -46,6 +46,9 @@ _forebay() {
             forebay,pages)
                 cmd="forebay__subcmd__pages"
                 ;;
+            forebay,resize)
+                cmd="forebay__subcmd__resize"
+                ;;
             forebay,serve)
                 cmd="forebay__subcmd__serve"
                 ;;
@@ -80,7 +83,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --help --version format serve status stop upgrade drain attach detach set why forget check inspect config udev pages keep"
+            opts="-h -V --help --version format serve status stop upgrade drain attach detach resize set why forget check inspect config udev pages keep"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -294,6 +297,24 @@ _forebay() {
                 return 0
             fi
             case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__resize)
+            opts="-h --control --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --control)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;

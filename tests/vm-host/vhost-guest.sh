@@ -1,5 +1,5 @@
 # The guest's half of tests/vm-host/vhost.sh: disks of vhost-user under a file system, fio and discards, while the daemon
-# is killed on the host: `@kill` asks for it, `@sum` tells what a disk holds in the end.
+# is killed on the host: `@kill` asks for it, `@grow` for a larger disk, `@sum` tells what a disk holds in the end.
 . ./lib.sh
 . ./device.sh
 . ./settings
@@ -48,6 +48,11 @@ pass "all trees were compared"
 check "unmount again" umount /mnt
 check "write-zeroes" blkdiscard -z -o 4096 -l 1048576 "/dev/$w"
 check "zeros are read" cmp -n 1048576 -i 4096:0 "/dev/$w" /dev/zero
+# Its backing file becomes larger, and so does the disk.
+sectors=$((161 * 2048 + 8))
+echo @grow
+check "the disk grows" wait_for 60 grep -qx $sectors "/sys/block/$w/size"
+check "write behind the old end" dd if=/dev/urandom of="/dev/$w" bs=1M seek=127 count=34 oflag=direct conv=fsync
 check "discard" blkdiscard -o 67108864 -l 67108864 "/dev/$w"
 if dmesg | grep -qE 'I/O error|blk_update_request'; then fail "the kernel has seen errors: $(dmesg | grep -m 2 -E 'I/O error|blk_update_request' | tr '\n' '|')"
 else pass "the kernel has seen no I/O error"; fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A guest's disks by vhost-user: the daemon runs here, beside QEMU, and is killed again and again under the guest's work
-# (tests/vm-host/vhost-guest.sh, which asks for the kills by a line of its output). Then both volumes are drained and the
+# (tests/vm-host/vhost-guest.sh, which asks for the kills by a line of its output). One grows. Then both volumes are drained and the
 # backing files compared with what the guest saw.
 #
 #   KILLS=5   how often
@@ -69,6 +69,11 @@ while read -r line <&3; do
         kill_daemon
         serve || exit 1
         done_kills=$((done_kills + 1))
+        ;;
+    @grow)
+        truncate -s +$((33 * 1048576 + 4096)) "$work/w"
+        said=$("$forebay" resize w --control "$work/control" 2>&1)
+        if [[ $said == *"the virtual machine was told"* ]]; then say PASS "resize: $(tr '\n' '|' <<<"$said")"; else say FAIL "resize: $said"; fi
         ;;
     @sum*) echo "${line#@sum }" >>"$work/sums" ;;
     *) echo "$line"; [[ $line != FAIL* ]] || failed=1 ;;

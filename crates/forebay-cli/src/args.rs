@@ -59,6 +59,12 @@ pub enum Command {
     /// Nobody may use the volume: what is mounted is unmounted first. Ending this command before the volume
     /// is written back ends the detaching, and the volume is as it was.
     Detach(DetachArgs),
+    /// Make a volume as large as its backing device, which has grown, while it is used
+    ///
+    /// Its block device grows with it where the kernel can do that: by nbd and fuse always, by ublk from Linux 6.16 on; a
+    /// virtual machine is told. What is on it (a file system, partitions) is made larger afterwards by its own means. A
+    /// volume does not shrink.
+    Resize(ResizeArgs),
     /// Change a setting of a volume that is served, from now on and for good
     ///
     /// mode, order, cutoff, weight and p99_target, as in `serve --volume`.
@@ -649,6 +655,16 @@ fn parse_attached(text: &str) -> Result<String, String> {
 /// `forebay detach`
 #[derive(Debug, clap::Args)]
 pub struct DetachArgs {
+    /// The volume
+    pub name: String,
+    /// The daemon's control socket; needed if several run, or if it is not in the usual place
+    #[arg(long)]
+    pub control: Option<PathBuf>,
+}
+
+/// `forebay resize`
+#[derive(Debug, clap::Args)]
+pub struct ResizeArgs {
     /// The volume
     pub name: String,
     /// The daemon's control socket; needed if several run, or if it is not in the usual place

@@ -86,8 +86,23 @@ pub fn check_apart(cache: &Path, backing: &Path) -> Result<()> {
 
 /// Who a device is, and what its ends and superblocks hold.
 pub fn fingerprint(device: &dyn Device, path: &Path) -> Result<Fingerprint> {
-    let info = device.info();
-    let geometry = Geometry { size_bytes: info.size_bytes, logical_block: info.logical_block };
+    fingerprint_up_to(device, path, device.info().size_bytes)
+}
+
+/// The same, to be compared with what was recorded of it: a device that has become larger is looked at as far as it
+/// went then.
+pub fn fingerprint_as_recorded(
+    device: &dyn Device,
+    path: &Path,
+    recorded: &Volume,
+) -> Result<Fingerprint> {
+    let now = device.info().size_bytes;
+    let then = Fingerprint::decode(&recorded.fingerprint).map_or(now, |known| known.size_bytes);
+    fingerprint_up_to(device, path, then.min(now))
+}
+
+fn fingerprint_up_to(device: &dyn Device, path: &Path, size_bytes: u64) -> Result<Fingerprint> {
+    let geometry = Geometry { size_bytes, logical_block: device.info().logical_block };
     let host = Host::default();
     let serial = Target::of(path).map_or(Serial::UNKNOWN, |target| Serial::of(&host, &target));
     let mut read = |offset: u64, bytes: &mut [u8]| device.read_at(offset, bytes);

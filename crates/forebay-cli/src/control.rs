@@ -34,6 +34,10 @@ pub enum Request {
     Detach {
         name: String,
     },
+    /// As large as its backing device.
+    Resize {
+        name: String,
+    },
     Set {
         name: String,
         settings: Vec<String>,

@@ -8,8 +8,8 @@
 //! # Invariants
 //!
 //! - **K1** A record is there from the first time a volume is served until `forebay forget`.
-//! - **K2** A device is known by its serial number, or by its partition's identity, and its size: never by a
-//!   name that another may have after the next boot.
+//! - **K2** A device is known by its serial number, or by its partition's identity, and its size, which may have
+//!   grown: never by a name that another may have after the next boot.
 //! - **K3** Records are in `/etc`: the rule must know them before `/var` is mounted.
 //! - **K4** What cannot be written down is a warning; the volume is served all the same.
 
@@ -52,9 +52,10 @@ impl Backing {
         }
     }
 
+    /// Whether that device is the one written down here. It may have grown since.
     fn is_same_device(&self, other: &Backing) -> bool {
         let same = |a: &Option<String>, b: &Option<String>| a.is_some() && a == b;
-        self.size_bytes == other.size_bytes
+        self.size_bytes <= other.size_bytes
             && (same(&self.serial, &other.serial) || same(&self.partuuid, &other.partuuid))
     }
 
@@ -261,8 +262,10 @@ mod tests {
         machine.attribute("vda", "serial", "S2");
         assert_eq!(machine.of("vda", None), None);
         machine.attribute("vda", "serial", "S1");
-        machine.attribute("vda", "size", "9");
+        machine.attribute("vda", "size", "7");
         assert_eq!(machine.of("vda", None), None);
+        machine.attribute("vda", "size", "9");
+        assert_eq!(machine.of("vda", None), Some(("disk".into(), false)), "it has grown");
     }
 
     #[test]

@@ -76,6 +76,7 @@ fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
         Command::Drain(args) => cmd::drain::run(args),
         Command::Attach(args) => cmd::attach::run(args),
         Command::Detach(args) => cmd::detach::run(args),
+        Command::Resize(args) => cmd::resize::run(args),
         Command::Set(args) => cmd::set::run(args),
         Command::Why(args) => cmd::why::run(args),
         Command::Forget(args) => cmd::forget::run(args),

@@ -142,6 +142,7 @@ impl Engine {
             && log.in_flight.is_empty()
             && log.open.is_none_or(|open| open.entries == 0)
             && state.writeback.stage == Stage::Idle
+            && state.growing.is_none()
             && state.chances == 0
             && !state.around.flushing;
         let is_asked = self.requests.iter().any(|active| active.request.volume == index);
@@ -419,7 +420,7 @@ impl Engine {
             && (0..blocks).all(|at| self.index.get(volume, extent.start + at).is_none())
     }
 
-    fn put_in_order(&mut self, payload: &mut impl Payload) {
+    pub(crate) fn put_in_order(&mut self, payload: &mut impl Payload) {
         self.tick(self.now, self.wall, payload);
     }
 }

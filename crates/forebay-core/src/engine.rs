@@ -417,6 +417,7 @@ impl Engine {
             }
             let volume = VolumeIndex(index as u8);
             self.write_settle(volume, payload);
+            self.growth_settle(volume, payload);
             self.slices_settle(volume, payload);
             self.writeback_settle(volume, payload);
             self.reclaim_settle(volume, payload);

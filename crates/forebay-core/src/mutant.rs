@@ -59,6 +59,8 @@ pub enum Mutant {
     OrderIgnored,
     BatchBeforeFlush,
     DirtyEntryFirst,
+    GrownTailKept,
+    GrownBeforeEntryDurable,
     TurnIgnored,
 }
 

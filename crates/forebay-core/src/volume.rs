@@ -11,6 +11,7 @@ use crate::log::times::Times;
 use crate::map::extent::{Extent, ExtentMap, Position, lost_room};
 use crate::memory::{queue_bytes, vec_bytes};
 use crate::op::around::AroundState;
+use crate::op::grow::Growing;
 use crate::policy::parked::Parked;
 use crate::policy::slices::Slices;
 use crate::policy::writeback::{Exposed, Writeback};
@@ -61,6 +62,8 @@ pub struct Volume {
     pub(crate) index: VolumeIndex,
     pub(crate) attach_generation: u32,
     pub(crate) size_bytes: u64,
+    /// Its backing device has more bytes than it.
+    pub(crate) growing: Option<Growing>,
     pub(crate) mode: Mode,
     pub(crate) order: Order,
     /// Blocks of a run of writes that may go around the log; 0: none does.
@@ -120,6 +123,7 @@ impl Volume {
             index,
             attach_generation: recorded.attach_generation,
             size_bytes: recorded.size_bytes,
+            growing: None,
             mode: recorded.mode,
             order: recorded.order,
             cutoff: recorded.cutoff,

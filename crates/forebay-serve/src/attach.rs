@@ -51,6 +51,13 @@ pub struct Geometry {
     pub logical_block: u64,
 }
 
+impl Geometry {
+    /// Whether a device that was made so can be that of a volume that is so now: the volume may have grown.
+    pub(crate) fn may_serve(self, volume: Geometry) -> bool {
+        self.logical_block == volume.logical_block && self.size_bytes <= volume.size_bytes
+    }
+}
+
 impl fmt::Display for Geometry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes in blocks of {}", self.size_bytes, self.logical_block)
@@ -94,6 +101,18 @@ pub enum Report {
     Renewed {
         /// `/dev/nbd3`.
         device: PathBuf,
+    },
+    /// It is as large as its volume now.
+    Resized {
+        /// Of which volume.
+        volume: VolumeIndex,
+    },
+    /// It is smaller than its volume, and stays so for now.
+    NotResized {
+        /// Of which volume.
+        volume: VolumeIndex,
+        /// Why.
+        error: Box<dyn Error + Send + Sync>,
     },
     /// Somebody else has taken the device away.
     Disconnected {
@@ -283,6 +302,10 @@ pub trait Attachments {
     /// Begins to detach one device if nobody holds it, and reports [`Report::Detached`], else
     /// [`Report::Held`] or [`Report::Kept`].
     fn try_release(&mut self, device: PathBuf) -> io::Result<()>;
+
+    /// Begins to make the device of a volume that has grown as large as that, and reports [`Report::Resized`] or
+    /// [`Report::NotResized`]. The front end knows the new size.
+    fn resize(&mut self, device: PathBuf, volume: VolumeIndex, size_bytes: u64) -> io::Result<()>;
 
     /// Ends the wait for those who hold devices: what becomes of these when the process ends says
     /// [`Attachments::outlive`].

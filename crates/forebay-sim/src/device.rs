@@ -107,6 +107,16 @@ impl Device {
         self.blocks
     }
 
+    /// It has so many blocks from now on, and some of them hold something already.
+    pub fn grow(&mut self, blocks: u64, found: Vec<Piece>) {
+        assert!(blocks >= self.blocks);
+        self.blocks = blocks;
+        for (block, mask, content) in found {
+            put(&mut self.current, block, mask, &content);
+            put(&mut self.durable, block, mask, &content);
+        }
+    }
+
     /// What a block reads as.
     pub fn read(&self, block: u64) -> Rc<Block> {
         assert!(block < self.blocks, "block {block} of {}", self.blocks);
@@ -199,8 +209,9 @@ impl Device {
         self.write(pieces);
     }
 
-    /// A range is not needed any more.
-    pub fn discard(&mut self, start: u64, end: u64, random: &mut Random) {
+    /// A range is not needed any more; `last_mask` says which sectors of its last block.
+    pub fn discard(&mut self, start: u64, end: u64, last_mask: u8, random: &mut Random) {
+        let mask = |block: u64| if block + 1 == end { last_mask } else { u8::MAX };
         let mut pieces = Vec::new();
         for block in self.stored(start, end) {
             let choice = match self.discard {
@@ -209,9 +220,9 @@ impl Device {
                 Discard::Mixed => random.below(3),
             };
             match choice {
-                0 => pieces.push((block, u8::MAX, Block::zero())),
+                0 => pieces.push((block, mask(block), Block::zero())),
                 1 => {}
-                _ => pieces.push((block, u8::MAX, self.durable(block))),
+                _ => pieces.push((block, mask(block), self.durable(block))),
             }
         }
         self.write(pieces);

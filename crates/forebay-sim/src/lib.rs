@@ -13,6 +13,7 @@ pub mod device;
 pub mod exhaustive;
 pub mod fate;
 pub mod fuzz;
+pub mod grow;
 pub mod guest;
 pub mod marks;
 pub mod memory;

@@ -116,6 +116,19 @@ impl Model {
         }
     }
 
+    /// The disk is larger: of a block these sectors are part of it as well, and hold this. The last block may have
+    /// been there in part, all others are new.
+    pub fn grown(&mut self, block: usize, content: &Block, mask: u8) {
+        if block == self.cells.len() {
+            self.cells.extend(Model::new(self.volume, 1).cells);
+            return self.found(block, content);
+        }
+        let values = &mut self.cells[block].values;
+        values.iter_mut().for_each(|value| value.mask &= !mask);
+        let whole = Model::new(self.volume, 1).cells.remove(0).values.remove(0);
+        values.insert(0, Value { tags: *content.tags(), mask, torn: true, ..whole });
+    }
+
     /// What a block held before anything was written.
     pub fn found(&mut self, block: usize, content: &Block) {
         self.cells[block].values[0].tags = *content.tags();

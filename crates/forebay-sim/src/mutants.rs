@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 54] = [
+pub const ALL: [Mutant; 56] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -61,6 +61,8 @@ pub const ALL: [Mutant; 54] = [
     Mutant::OrderIgnored,
     Mutant::BatchBeforeFlush,
     Mutant::DirtyEntryFirst,
+    Mutant::GrownTailKept,
+    Mutant::GrownBeforeEntryDurable,
     Mutant::TurnIgnored,
 ];
 

@@ -166,6 +166,7 @@ impl World {
                 Damage::Clean { .. } => "rot clean",
             });
         }
+        self.open_grown();
         let mut config = self.setup.config;
         let room = recovered.extents_fitting(config.extent_count_max);
         if room > config.extent_count_max {
@@ -298,6 +299,10 @@ impl World {
                 continue;
             }
             self.marks.hit("superblock repaired");
+            // The good one may be there only until the power fails.
+            if let Err(crashed) = self.open_flush(attempt) {
+                return Ok(Err(crashed));
+            }
             let bytes = newest.encode(address);
             if let Err(crashed) = self.open_write(attempt, pieces(address, &bytes)) {
                 return Ok(Err(crashed));

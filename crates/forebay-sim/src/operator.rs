@@ -25,7 +25,7 @@ impl World {
         if shares.one_in(4) {
             self.change_shares(index, &mut shares)?;
         }
-        match self.random.below(6) {
+        match self.random.below(7) {
             0 | 1 => {
                 self.marks.hit("checkpoint at a moment of chance");
                 self.engine.as_mut().expect("there is a process").want_checkpoint();
@@ -43,6 +43,7 @@ impl World {
                 engine.drain(VolumeIndex(index as u8), &mut self.memory);
                 self.drain_effects()
             }
+            6 if self.volumes[index].growing.is_none() => self.begin_to_grow(index),
             _ if self.attached().len() > 1 && self.random.one_in(2) => self.detach(index),
             _ => self.drain_all_and_compare(),
         }
@@ -56,6 +57,7 @@ impl World {
         if self.cache_failed || fails || self.setup.rot > 0 {
             return Ok(());
         }
+        self.cancel_growth(index)?;
         drain_one(self, index)?;
         if self.cache_failed || self.volumes[index].flush_failed {
             return Ok(());
@@ -174,6 +176,7 @@ impl World {
         let mut recorded =
             self.setup.superblock.volumes[index].clone().expect("the setup has every volume");
         recorded.attach_generation = (self.superblock.sequence + 1) as u32;
+        recorded.size_bytes = self.volumes[index].size_bytes;
         recorded.mode = self.volumes[index].mode;
         (recorded.order, recorded.cutoff) = (self.volumes[index].order, self.volumes[index].cutoff);
         (recorded.weight, recorded.p99_target) = self.volumes[index].shares;

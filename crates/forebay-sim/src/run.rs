@@ -9,6 +9,7 @@ use crate::world::{Done, Failure, Outcome, World};
 use forebay_core::engine::Acknowledge;
 use forebay_core::format::superblock::{Mode, Superblock};
 use forebay_core::mutant::Mutants;
+use forebay_core::op::grow::Growth;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 
@@ -451,11 +452,44 @@ fn stop_and_open(world: &mut World, left: u64) -> Outcome {
     read_all(world)
 }
 
+/// Goes on until a volume that grows may do so, or may have.
+fn await_growth(world: &mut World) -> Outcome {
+    let attached = world.attached();
+    let index = *world.random.pick(&attached);
+    let size_bytes = world.volumes[index].size_bytes;
+    if world.random.one_in(2) {
+        // The log has something of the last block.
+        world.ask(index, Op::Write { fua: false }, size_bytes - 512, 512)?;
+    }
+    if world.volumes[index].growing.is_none() {
+        world.begin_to_grow(index)?;
+    }
+    let at = VolumeIndex(index as u8);
+    // Bounded: what is dirty may not be written back so soon.
+    for _ in 0..300 {
+        let growth = world.engine.as_ref().and_then(|engine| engine.growth(at));
+        if growth == Some(Growth::Ready) {
+            break;
+        }
+        if !world.random.one_in(2) || !operation(world)? {
+            world.step()?;
+        }
+    }
+    let more = *world.random.pick(&[0, 0, 4, 60]);
+    for _ in 0..more {
+        world.step()?;
+    }
+    Ok(())
+}
+
 /// Goes on, now and then, until a device has just done something that is rarely done: the machine
 /// then stops between that and what follows from it.
 fn await_moment(world: &mut World) -> Outcome {
     if world.random.one_in(2) {
         return Ok(());
+    }
+    if world.setup.operator > 0 && world.random.one_in(4) && !world.cache_failed {
+        return await_growth(world);
     }
     let wanted = *world.random.pick(&Done::RARE);
     // Bounded: not each of them comes in each run.

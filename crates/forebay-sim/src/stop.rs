@@ -4,7 +4,8 @@
 use crate::device::Piece;
 use crate::fate::Fate;
 use crate::model::Stop;
-use crate::world::World;
+use crate::random::{Random, mix};
+use crate::world::{Flight, World};
 use forebay_core::effect::Effect;
 use forebay_core::policy::bypass::Reason;
 use forebay_core::stats::Refusal;
@@ -21,6 +22,9 @@ impl World {
         self.tell(|| format!("stop {stop:?}"));
         self.take_placed();
         self.count();
+        // Who writes the superblock for the engine does not write it for anybody else meanwhile.
+        let names = |flight: &Flight| matches!(flight.effect, Effect::WriteSuperblock { .. });
+        let is_naming = self.flights.values().any(names);
         let mut orders: Vec<u64> = self.flights.keys().copied().collect();
         orders.sort_unstable();
         let mut cache = Vec::new();
@@ -48,6 +52,10 @@ impl World {
                 }
                 _ => {}
             }
+        }
+        if !is_naming {
+            let mut random = Random::new(mix(self.order ^ self.trace ^ 0x6121));
+            self.stop_growing(&mut random);
         }
         self.events.clear();
         self.asked.clear();

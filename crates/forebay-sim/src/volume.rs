@@ -3,6 +3,7 @@
 
 use crate::checkers::watermark_is_prefix::Prefix;
 use crate::device::Device;
+use crate::grow::Growing;
 use crate::model::Model;
 use crate::setup::Island;
 use forebay_core::format::superblock::{Mode, Order};
@@ -20,6 +21,8 @@ pub struct Volume {
     pub islands: Vec<Island>,
     /// Its size.
     pub size_bytes: u64,
+    /// Its device has more.
+    pub growing: Option<Growing>,
     /// When its device failed last.
     pub failed_at: u64,
     /// How the operator wants it to take writes.

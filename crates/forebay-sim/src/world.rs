@@ -172,6 +172,7 @@ impl World {
                 model: Model::new(index as u8, 0),
                 islands: volume.islands.clone(),
                 size_bytes: volume.size_bytes,
+                growing: None,
                 failed_at: 0,
                 mode: volume.mode,
                 order: volume.order,
@@ -609,7 +610,8 @@ impl World {
 
     /// Lets the next thing happen; says whether there was one.
     pub fn step(&mut self) -> Result<bool, Failure> {
-        let Some(at) = self.next_event() else { return Ok(false) };
+        let grows = self.go_on_growing()?;
+        let Some(at) = self.next_event() else { return Ok(grows) };
         self.now = self.now.max(at);
         self.done = None;
         if self.setup.turn > 0 {
@@ -811,8 +813,9 @@ impl World {
             Effect::DiscardBacking { volume, lba, blocks, .. } => {
                 self.marks.hit("backing discarded");
                 let volume = &mut self.volumes[usize::from(volume.0)];
-                let end = (lba.0 + blocks).min(volume.device.blocks());
-                volume.device.discard(lba.0, end, &mut self.random);
+                let end = (lba.0 + blocks).min(volume.blocks());
+                let mask = volume.mask(end - 1);
+                volume.device.discard(lba.0, end, mask, &mut self.random);
             }
             Effect::FlushBacking { volume, .. } => {
                 let fails = self.backing_fails(volume, "backing flush failed");
@@ -858,7 +861,7 @@ impl World {
         }
     }
 
-    fn write_superblock_in_part(&mut self, steps: u64, through: u64) {
+    pub(crate) fn write_superblock_in_part(&mut self, steps: u64, through: u64) {
         let copies = Superblock::addresses(self.superblock.size_bytes);
         for (copy, address) in copies.into_iter().enumerate() {
             if steps > 2 * copy as u64 {
@@ -876,7 +879,7 @@ impl World {
 
     pub(crate) fn zero_backing(&mut self, index: usize, lba: Lba, blocks: u64) {
         let volume = &mut self.volumes[index];
-        let end = (lba.0 + blocks).min(volume.device.blocks());
+        let end = (lba.0 + blocks).min(volume.blocks());
         let mask = volume.mask(end - 1);
         volume.device.zero(lba.0, end, mask);
     }
@@ -884,7 +887,7 @@ impl World {
     fn read_backing(&self, index: usize, lba: Lba, blocks: u16) -> Vec<Piece> {
         let volume = &self.volumes[index];
         let read = |lba: u64| {
-            if lba >= volume.device.blocks() {
+            if lba >= volume.blocks() {
                 return Block::zero();
             }
             Block::merge(&Block::zero(), &volume.device.read(lba), volume.mask(lba))

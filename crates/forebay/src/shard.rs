@@ -670,6 +670,41 @@ impl Shard {
         self.record(volume, |volume| volume.cutoff = cutoff)
     }
 
+    /// How large a volume's backing device is now.
+    pub fn measure(&mut self, volume: VolumeIndex) -> io::Result<u64> {
+        match &mut self.backings[usize::from(volume.0)] {
+            Some(device) => device.measure(),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// Begins to make a volume as large as its backing device, which has so many bytes. [`Shard::grow`] does it
+    /// when that may be.
+    pub fn begin_to_grow(&mut self, volume: VolumeIndex, size_bytes: u64) {
+        self.engine.begin_to_grow(volume, size_bytes, &mut self.memory);
+        self.run_effects();
+    }
+
+    /// Makes a volume larger whose growth is ready; says whether that is done. After an error the superblock may say
+    /// the new size or not: the growth stays ready, and is to be tried again.
+    pub fn grow(&mut self, volume: VolumeIndex) -> Result<bool, OpenError> {
+        let Some(size_bytes) = self.engine.may_grow_to(volume) else { return Ok(false) };
+        self.record(volume, |volume| volume.size_bytes = size_bytes)?;
+        self.engine.grow(volume, &mut self.memory);
+        self.run_effects();
+        Ok(true)
+    }
+
+    /// A volume stays as large as it is. Says whether that can be had: not once its growth is ready.
+    pub fn cancel_growth(&mut self, volume: VolumeIndex) -> bool {
+        if self.engine.may_grow_to(volume).is_some() {
+            return false;
+        }
+        self.engine.cancel_growth(volume, &mut self.memory);
+        self.run_effects();
+        true
+    }
+
     /// Changes what guests have of a slow backing device for each part of write-back's: 1 to 16.
     pub fn set_weight(&mut self, volume: VolumeIndex, weight: u8) -> Result<(), OpenError> {
         self.engine.set_weight(volume, weight);

@@ -24,6 +24,8 @@ pub struct Attached {
     refusal: Option<String>,
     /// Of a volume on its way out: it is no problem that its device goes.
     leaving: Option<VolumeIndex>,
+    /// Of a volume that has grown: what became of its device, once that is known.
+    resizing: Option<(VolumeIndex, Option<String>)>,
     is_ready: bool,
     is_gone: bool,
 }
@@ -46,6 +48,7 @@ impl Attached {
             problems,
             refusal: None,
             leaving: None,
+            resizing: None,
             is_ready: false,
             is_gone: false,
         }
@@ -94,6 +97,19 @@ impl Attached {
                     "{}: its connection was lost; there is another one",
                     device.display()
                 ),
+                Report::Resized { volume } => {
+                    let device = self.reports.device(volume).unwrap_or(Path::new("")).display();
+                    let text = format!("{device}: as large now");
+                    tracing::info!("{text}");
+                    self.resizing = Some((volume, Some(text)));
+                }
+                Report::NotResized { volume, error } => {
+                    let text =
+                        format!("{}: its device is smaller: {}", self.name(volume), chain(&*error));
+                    tracing::warn!("{text}");
+                    self.resizing = Some((volume, Some(text.clone())));
+                    self.problems.push(text);
+                }
                 Report::Disconnected { volume } if self.leaving == Some(volume) => {}
                 Report::Disconnected { volume } => {
                     let text = format!("{}: somebody has disconnected it", self.name(volume));
@@ -138,6 +154,25 @@ impl Attached {
         (self.leaving, self.refusal) = (Some(volume), None);
         self.attachments.try_release(device).context("cannot start a thread")?;
         Ok(true)
+    }
+
+    /// Begins to make the device of a volume that has grown larger, if it has one.
+    pub fn resize(&mut self, volume: VolumeIndex, size_bytes: u64) {
+        let Some(device) = self.reports.device(volume).map(Path::to_owned) else { return };
+        let begun = self.attachments.resize(device, volume, size_bytes);
+        let failed = begun.err().map(|error| format!("{}: {error}", self.name(volume)));
+        self.resizing = Some((volume, failed));
+    }
+
+    /// Whether it is not known yet what became of that.
+    pub fn is_resizing(&self) -> bool {
+        matches!(self.resizing, Some((_, None)))
+    }
+
+    /// What became of it.
+    pub fn resized(&mut self, volume: VolumeIndex) -> Option<String> {
+        let (_, text) = self.resizing.take_if(|it| it.0 == volume)?;
+        Some(text.unwrap_or_else(|| format!("{}: the kernel does not answer", self.name(volume))))
     }
 
     /// Why the device could not be detached: it stays. Nobody waits for it any more.

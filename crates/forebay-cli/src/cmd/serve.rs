@@ -4,6 +4,7 @@
 mod coming;
 mod devices;
 mod ending;
+mod growing;
 mod leaving;
 mod offline;
 mod opening;
@@ -30,6 +31,7 @@ use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
 use forebay_serve::nbd::listen::{Counts, Exports, NbdFrontEnd, export};
 use forebay_serve::server::Server;
+use growing::Growing;
 use leaving::Leaving;
 use rates::Rates;
 use std::cell::RefCell;
@@ -42,9 +44,9 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use watch::Watch;
 
-/// How long a turn of the loop waits for something to happen, and while a volume is on its way out.
+/// How long a turn of the loop waits for something to happen, and while a volume is on its way out or grows.
 const TURN: Duration = Duration::from_millis(500);
-const LEAVING_TURN: Duration = Duration::from_millis(10);
+const SHORT_TURN: Duration = Duration::from_millis(10);
 
 /// A volume that is served.
 struct Served {
@@ -69,6 +71,8 @@ struct Daemon {
     attached: Vec<Attached>,
     /// A volume on its way out.
     leaving: Option<Leaving>,
+    /// A volume that grows.
+    growing: Option<Growing>,
     exports: Exports,
     listen: Vec<Listen>,
     /// For so many volumes memory was taken.
@@ -159,6 +163,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     // Without a service manager there is nobody to tell.
     let _ = sd_notify(&format!("READY=1\nSTATUS={}", daemon.summary()));
     let end = daemon.serve(&signals)?;
+    daemon.stop_growing();
     match &end {
         End::Signal => info!("stops: a signal came"),
         End::Stop => info!("stops: `forebay stop` asked for it"),
@@ -320,7 +325,8 @@ impl Daemon {
         let watchdog = watchdog_interval();
         let mut told = Instant::now();
         loop {
-            let wait = if self.leaving.is_some() { LEAVING_TURN } else { TURN };
+            let is_changing = self.leaving.is_some() || self.growing.is_some();
+            let wait = if is_changing { SHORT_TURN } else { TURN };
             self.server.turn(Some(wait))?;
             if watchdog.is_some_and(|interval| told.elapsed() >= interval) {
                 told = Instant::now();
@@ -328,6 +334,7 @@ impl Daemon {
             }
             self.attached.iter_mut().for_each(Attached::tell_news);
             self.leave();
+            self.grow();
             if let Some(machines) = &mut self.machines {
                 machines.tell_news();
             }
@@ -361,6 +368,11 @@ impl Daemon {
                 }
                 Request::Detach { name } => match self.begin_to_leave(&name, client) {
                     // The answer comes when it has left.
+                    Ok(()) => continue,
+                    Err(error) => Reply::Error { text: format!("{error:#}") },
+                },
+                Request::Resize { name } => match self.begin_to_grow(&name, client) {
+                    // The answer comes when it is larger.
                     Ok(()) => continue,
                     Err(error) => Reply::Error { text: format!("{error:#}") },
                 },

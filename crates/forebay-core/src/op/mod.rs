@@ -3,6 +3,7 @@
 
 pub mod around;
 pub mod flush;
+pub mod grow;
 pub(crate) mod miss;
 pub mod read;
 pub mod write;

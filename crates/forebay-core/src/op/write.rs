@@ -49,11 +49,11 @@ impl Engine {
             }
         }
         if active.request.op == Op::Discard {
-            // Only whole blocks are given up; the volume's last block is whole if it is all there.
+            // Only whole blocks are given up; the volume's last block is whole if it is all there, and is to stay so.
             let state = self.volume(volume);
             let end = active.request.offset + active.request.length;
-            let whole_end =
-                if end == state.size_bytes { state.blocks() } else { end / BLOCK_BYTES };
+            let is_all = end == state.size_bytes && state.growing.is_none();
+            let whole_end = if is_all { state.blocks() } else { end / BLOCK_BYTES };
             let first = active.request.offset.div_ceil(BLOCK_BYTES);
             if first >= whole_end {
                 return self.answer(at, Ok(()));

@@ -278,6 +278,7 @@ impl Engine {
         let extents = volume.pending_extents.len() as u64;
         self.is_through(volume.index)
             || volume.starved
+            || volume.settles_to_grow()
             || extents * 2 > u64::from(self.config.extent_count_max)
             || volume.log.dirty_blocks >= self.dirty_limit()
             || volume

@@ -5,6 +5,7 @@ use super::mount::{FuseMount, FuseVolume};
 use crate::attach::{Attachments, Claim, Report, Reports, Teller, Told, claim, spawn_apart};
 use forebay::host::loop_device::{self, LoopDevice, LoopError, LoopOptions};
 use forebay::host::machine::Host;
+use forebay_core::units::VolumeIndex;
 use std::error::Error;
 use std::fs;
 use std::io;
@@ -78,6 +79,17 @@ impl Attachments for FuseAttachments {
         })
     }
 
+    fn resize(&mut self, device: PathBuf, volume: VolumeIndex, _: u64) -> io::Result<()> {
+        let teller = self.teller.clone();
+        let bell = teller.bell();
+        spawn_apart("resize", &[bell.as_fd()], move || {
+            teller.tell(match loop_device::refresh_size(&device) {
+                Ok(()) => Report::Resized { volume },
+                Err(error) => Report::NotResized { volume, error: error.into() },
+            });
+        })
+    }
+
     fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
     }
@@ -128,8 +140,16 @@ fn attached_before(
     let sectors = found.node.attribute("size").and_then(|text| text.parse::<u64>().ok());
     Some(match loop_device::backing_inode(&device) {
         Err(error) => Err(error.into()),
-        Ok(inode) if inode == volume.node() && sectors == Some(volume.size_bytes / 512) => {
-            loop_device::stay_attached(&device).map(|()| device).map_err(Into::into)
+        // The volume may have grown.
+        Ok(inode)
+            if inode == volume.node()
+                && sectors.is_some()
+                && sectors <= Some(volume.size_bytes / 512) =>
+        {
+            let is_small = sectors < Some(volume.size_bytes / 512);
+            let resized = if is_small { loop_device::refresh_size(&device) } else { Ok(()) };
+            let kept = resized.and_then(|()| loop_device::stay_attached(&device));
+            kept.map(|()| device).map_err(Into::into)
         }
         Ok(_) => {
             let device = device.display();

@@ -91,6 +91,13 @@ impl Files {
         Files { volumes, since: since.map_or(0, |since| since.as_secs()) }
     }
 
+    /// Each volume is as large as the engine says.
+    pub(super) fn resize(&mut self, size_of: impl Fn(VolumeIndex) -> Option<u64>) {
+        for volume in &mut self.volumes {
+            volume.size_bytes = size_of(volume.index).unwrap_or(volume.size_bytes);
+        }
+    }
+
     /// Judges a request.
     pub(super) fn judge(&self, request: &Request<'_>) -> Verdict {
         let node = request.node;

@@ -230,6 +230,7 @@ impl FrontEnd for FuseFrontEnd {
     }
 
     fn turn(&mut self, shard: &mut Shard) {
+        self.files.resize(|volume| shard.engine().volume_bytes(volume));
         if self.is_listening || self.is_closing {
             return;
         }

@@ -65,7 +65,7 @@ const RESEND: i32 = 7;
 const SETATTR_SIZE: u32 = 1 << 3;
 const O_DSYNC: u32 = 0o10000;
 const KERNEL_PAGE_BYTES: u32 = 4096;
-/// Nothing about a file changes while it is mounted.
+/// Nothing about a file changes while it is mounted but its size, and who tells the loop device of that asks for it.
 const VALID_SECONDS: u64 = 24 * 3600;
 const SECTOR_BYTES: u64 = 512;
 const BLOCK_BYTES: u32 = 4096;

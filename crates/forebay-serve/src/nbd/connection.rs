@@ -145,6 +145,13 @@ impl Connection {
         Connection::at(socket, names, Phase::Transmission { session: Box::new(session), volume })
     }
 
+    /// The volume has so many bytes now, and the other side will know.
+    pub(super) fn resize(&mut self, size_bytes: u64) {
+        if let Phase::Transmission { session, .. } = &mut self.phase {
+            session.resize(size_bytes);
+        }
+    }
+
     fn at(socket: OwnedFd, names: Names, phase: Phase) -> io::Result<Connection> {
         Ok(Connection {
             socket,

@@ -95,7 +95,7 @@ impl Export {
 }
 
 /// What one connection agreed on. Nothing in it changes until the connection ends, whatever
-/// happens to the set of exports.
+/// happens to the set of exports; but the kernel's own client can be told of another size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
     /// ByteRange in the slice of exports of the call that began the session.
@@ -119,6 +119,11 @@ pub struct Session {
 }
 
 impl Session {
+    /// Of so many bytes whole logical blocks are offered.
+    pub fn resize(&mut self, size_bytes: u64) {
+        self.size_bytes = size_bytes - size_bytes % u64::from(self.logical_block.bytes());
+    }
+
     /// The session of a client that chose the export at `export_index`.
     pub fn new(export_index: usize, export: &Export, agreed: Agreed) -> Self {
         let block = u64::from(export.logical_block.bytes());

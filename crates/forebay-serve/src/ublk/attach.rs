@@ -63,13 +63,16 @@ struct Prepared {
     volume: VolumeIndex,
     number: u32,
     depth: u16,
-    is_taken_over: bool,
+    /// As it was made, if it is taken over.
+    taken_over: Option<Parameters>,
+    sectors: u64,
 }
 
 /// A device that is served.
 #[derive(Clone)]
 struct Served {
     number: u32,
+    logical_block: u32,
     /// The front end has closed it.
     is_let_go: Arc<AtomicBool>,
 }
@@ -93,9 +96,10 @@ pub fn begin(
     for volume in volumes {
         match prepare(&mut control, volume) {
             Ok((it, queue)) => {
-                let (device, is_let_go) = Device::new(queue, volume.index, volume.size_bytes);
+                let (device, is_let_go) = Device::new(queue, volume.index);
                 devices.push(device);
-                served.push(Served { number: it.number, is_let_go });
+                let logical_block = volume.logical_block;
+                served.push(Served { number: it.number, logical_block, is_let_go });
                 prepared.push(it);
             }
             Err(error) => {
@@ -126,12 +130,13 @@ fn prepare(control: &mut Control, volume: &DeviceVolume) -> Result<(Prepared, Qu
         found => found,
     };
     let parameters = parameters(volume);
-    let (number, depth) = match &found {
-        None => (control.add(mark(volume), &parameters)?, super::QUEUE_DEPTH),
+    let (number, depth, taken_over) = match &found {
+        None => (control.add(mark(volume), &parameters)?, super::QUEUE_DEPTH, None),
         Some(found) => {
-            check_alike(found.number, control.parameters(found.number)?, parameters)?;
+            let before = control.parameters(found.number)?;
+            check_alike(found.number, before, parameters)?;
             control.start_recovery(found)?;
-            (found.number, found.queue_depth)
+            (found.number, found.queue_depth, Some(before))
         }
     };
     let queue = open_serving(number).and_then(|file| {
@@ -144,18 +149,18 @@ fn prepare(control: &mut Control, volume: &DeviceVolume) -> Result<(Prepared, Qu
         // Nobody has it; the error is what matters.
         let _ = control.delete(number);
     }
-    let is_taken_over = found.is_some();
-    Ok((Prepared { volume: volume.index, number, depth, is_taken_over }, queue?))
+    let (volume, sectors) = (volume.index, parameters.sectors);
+    Ok((Prepared { volume, number, depth, taken_over, sectors }, queue?))
 }
 
-/// A device that is taken over stays as it was made.
+/// A device that is taken over stays as it was made, or grows with its volume.
 fn check_alike(number: u32, found: Parameters, expected: Parameters) -> Result<(), UblkError> {
     let geometry = |it: Parameters| Geometry {
         size_bytes: it.sectors * SECTOR_BYTES,
         logical_block: 1 << it.logical_shift.min(63),
     };
     let (found, expected) = (geometry(found), geometry(expected));
-    if found == expected {
+    if found.may_serve(expected) {
         return Ok(());
     }
     let device = block_path(number).display().to_string();
@@ -163,18 +168,21 @@ fn check_alike(number: u32, found: Parameters, expected: Parameters) -> Result<(
 }
 
 fn attach(control: &mut Control, device: &Prepared) -> Report {
-    let &Prepared { volume, number, depth, is_taken_over } = device;
-    let started = match is_taken_over {
-        true => control.end_recovery(number),
-        false => control.start(number),
+    let &Prepared { volume, number, depth, taken_over, sectors } = device;
+    let started = match taken_over {
+        Some(_) => control.end_recovery(number),
+        None => control.start(number),
     };
     match started {
         Ok(()) => {
             tune(number, depth);
-            Report::Attached { volume, device: block_path(number), warning: None }
+            let is_small = taken_over.is_some_and(|before| before.sectors < sectors);
+            let resized = if is_small { control.resize(number, sectors) } else { Ok(()) };
+            let warning = resized.err().map(|error| error.to_string());
+            Report::Attached { volume, device: block_path(number), warning }
         }
         Err(error) => {
-            if !is_taken_over {
+            if taken_over.is_none() {
                 // It is of no use; the error is what matters.
                 let _ = control.delete(number);
             }
@@ -236,6 +244,23 @@ impl Attachments for UblkAttachments {
         })
     }
 
+    fn resize(&mut self, device: PathBuf, volume: VolumeIndex, size_bytes: u64) -> io::Result<()> {
+        let served = self.served.iter().find(|it| block_path(it.number) == device).cloned();
+        let Some(Served { number, logical_block, .. }) = served else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        let teller = self.teller.clone();
+        let block = u64::from(logical_block);
+        let sectors = size_bytes / block * block / SECTOR_BYTES;
+        spawn("resize", move || {
+            let resized = Control::open().and_then(|mut it| it.resize(number, sectors));
+            teller.tell(match resized {
+                Ok(()) => Report::Resized { volume },
+                Err(error) => Report::NotResized { volume, error: error.into() },
+            });
+        })
+    }
+
     fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
     }
@@ -288,13 +313,14 @@ mod tests {
     }
 
     #[test]
-    fn a_device_of_another_size_or_block_is_not_taken_over() {
+    fn a_device_that_is_larger_or_of_another_block_is_not_taken_over() {
         let expected = parameters(&volume(1 << 30, 512));
         let differs = |it: &DeviceVolume| check_alike(3, parameters(it), expected).is_err();
         assert!(!differs(&volume(1 << 30, 512)));
-        assert!(differs(&volume(1 << 29, 512)));
+        assert!(!differs(&volume(1 << 29, 512)), "the volume has grown");
+        assert!(differs(&volume(1 << 31, 512)));
         assert!(differs(&volume(1 << 30, 4096)));
-        let text = check_alike(3, parameters(&volume(1 << 29, 4096)), expected).unwrap_err();
+        let text = check_alike(3, parameters(&volume(1 << 31, 4096)), expected).unwrap_err();
         assert!(text.to_string().contains("/dev/ublkb3"), "{text}");
     }
 }

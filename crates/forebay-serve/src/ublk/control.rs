@@ -36,6 +36,15 @@ pub enum UblkError {
     /// The driver is too old.
     #[error("the kernel's ublk driver lacks {0}; Linux 6.5 has it")]
     Lacks(&'static str),
+    /// The driver cannot change the size of a device that is used.
+    #[error(
+        "{device}: keeps its size, since the kernel's ublk driver cannot change that (Linux 6.16 can); \
+         close it, then stop and serve again"
+    )]
+    KeepsSize {
+        /// `/dev/ublkb3`.
+        device: String,
+    },
     /// A command was refused.
     #[error("{device}: cannot be {attempted}")]
     Command {
@@ -210,6 +219,18 @@ impl Control {
     /// Removes a device that nobody serves or holds.
     pub(super) fn delete(&mut self, number: u32) -> Result<(), UblkError> {
         self.long(wire::DELETE_DEVICE, number, "removed")
+    }
+
+    /// Changes the size of a device.
+    pub(super) fn resize(&mut self, number: u32, sectors: u64) -> Result<(), UblkError> {
+        let features = self.features().map_err(UblkError::Control)?;
+        if features & feature::UPDATE_SIZE == 0 {
+            let device = block_path(number).display().to_string();
+            return Err(UblkError::KeepsSize { device });
+        }
+        self.ring
+            .command(wire::UPDATE_SIZE, number, sectors, LONG)
+            .map_err(refused(number, "made larger"))
     }
 
     fn long(

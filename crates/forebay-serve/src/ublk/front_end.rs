@@ -43,7 +43,6 @@ struct Pending {
 pub(super) struct Device {
     queue: Queue,
     volume: VolumeIndex,
-    size_bytes: u64,
     pending: Vec<Option<Pending>>,
     fetched: u16,
     asked: u16,
@@ -52,15 +51,11 @@ pub(super) struct Device {
 
 impl Device {
     /// The device, and what becomes true when its driver's file is closed.
-    pub(super) fn new(
-        queue: Queue,
-        volume: VolumeIndex,
-        size_bytes: u64,
-    ) -> (Device, Arc<AtomicBool>) {
+    pub(super) fn new(queue: Queue, volume: VolumeIndex) -> (Device, Arc<AtomicBool>) {
         let is_let_go = Arc::<AtomicBool>::default();
         let pending = vec![None; usize::from(queue.depth())];
         let told = Arc::clone(&is_let_go);
-        (Device { queue, volume, size_bytes, pending, fetched: 0, asked: 0, is_let_go }, told)
+        (Device { queue, volume, pending, fetched: 0, asked: 0, is_let_go }, told)
     }
 }
 
@@ -122,7 +117,8 @@ impl UblkFrontEnd {
         if result < 0 {
             return self.let_go_if_over(at);
         }
-        match Ask::of(device.queue.descriptor(tag), device.size_bytes) {
+        let size_bytes = shard.engine().volume_bytes(device.volume).unwrap_or(0);
+        match Ask::of(device.queue.descriptor(tag), size_bytes) {
             Ok(ask) => {
                 device.pending[usize::from(tag)] = Some(Pending { ask, memory: None });
                 self.waiting.push_back((at, tag));

@@ -37,6 +37,7 @@ pub(super) const GET_PARAMETERS: u32 = control(READ, 0x09);
 pub(super) const START_RECOVERY: u32 = control(READ_WRITE, 0x10);
 pub(super) const END_RECOVERY: u32 = control(READ_WRITE, 0x11);
 pub(super) const GET_FEATURES: u32 = control(READ, 0x13);
+pub(super) const UPDATE_SIZE: u32 = control(READ_WRITE, 0x15);
 
 /// Takes a tag's first request.
 pub(super) const FETCH: u32 = command(READ_WRITE, 0x20, ANSWER_BYTES);
@@ -53,6 +54,8 @@ pub(super) mod feature {
     pub(in super::super) const COMMAND_ENCODING: u64 = 1 << 6;
     /// Bytes are copied by reads and writes of the driver's file.
     pub(in super::super) const USER_COPY: u64 = 1 << 7;
+    /// A device may be resized while it is used.
+    pub(in super::super) const UPDATE_SIZE: u64 = 1 << 10;
 }
 
 /// The number of a device that the kernel shall choose.
@@ -300,6 +303,7 @@ mod tests {
         assert_eq!(GET_DEVICE_INFO, 0x8020_7502);
         assert_eq!(GET_FEATURES, 0x8020_7513);
         assert_eq!(END_RECOVERY, 0xC020_7511);
+        assert_eq!(UPDATE_SIZE, 0xC020_7515);
         assert_eq!(FETCH, 0xC010_7520);
         assert_eq!(COMMIT_AND_FETCH, 0xC010_7521);
     }

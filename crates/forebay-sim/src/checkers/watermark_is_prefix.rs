@@ -66,26 +66,26 @@ pub struct Prefix {
 impl Prefix {
     /// An empty log over what the backing device holds.
     pub fn new(found: impl Iterator<Item = Tags>) -> Prefix {
-        let none = Sequence(0);
-        let state = |tags| State {
-            tags: Some(tags),
-            since: Sequence(1),
-            damaged: none,
-            refused: none,
-            newest: none,
-            parked: none,
-            was_parked: false,
-            went_around: false,
-            around_flushed: false,
-            before: None,
-        };
         Prefix {
-            states: found.map(state).collect(),
+            states: found.map(State::new).collect(),
             through: Sequence(0),
             changes: VecDeque::new(),
             last: Sequence(0),
             overwritten: 0,
             written: 0,
+        }
+    }
+
+    /// The backing device is larger: these sectors of a block are the volume's as well.
+    pub fn grown(&mut self, cell: usize, content: &Block, mask: u8) {
+        if cell == self.states.len() {
+            return self.states.push(State::new(*content.tags()));
+        }
+        let state = &mut self.states[cell];
+        for tags in state.tags.iter_mut().chain(&mut state.before) {
+            for at in (0..tags.len()).filter(|at| mask & 1 << at != 0) {
+                tags[at] = content.tags()[at];
+            }
         }
     }
 
@@ -284,6 +284,23 @@ impl Prefix {
 }
 
 impl State {
+    /// Nothing was placed for it.
+    fn new(tags: Tags) -> State {
+        let none = Sequence(0);
+        State {
+            tags: Some(tags),
+            since: Sequence(1),
+            damaged: none,
+            refused: none,
+            newest: none,
+            parked: none,
+            was_parked: false,
+            went_around: false,
+            around_flushed: false,
+            before: None,
+        }
+    }
+
     fn is_excused(&self) -> bool {
         self.refused >= self.since || self.was_parked
     }

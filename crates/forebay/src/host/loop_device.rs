@@ -102,6 +102,14 @@ pub enum LoopError {
         /// Why.
         source: io::Error,
     },
+    /// It could not be made as large as its file.
+    #[error("{device}: could not be made as large as its file; is it attached?")]
+    Resize {
+        /// The loop device.
+        device: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// It is kept open; the kernel detaches it when that ends.
     #[error("{device}: still held ({}); it is detached when that ends", holders_text(.holders))]
     StillHeld {
@@ -202,6 +210,21 @@ pub fn stay_attached(device: &Path) -> Result<(), LoopError> {
         sys::loop_set_status(file.as_fd(), &status)
     };
     stay().map_err(|source| LoopError::Open { path: device.into(), is_control: false, source })
+}
+
+/// Makes the loop device at `device` as large as the file is now that it is over. Waits for whoever serves that file.
+pub fn refresh_size(device: &Path) -> Result<(), LoopError> {
+    let failed = |source: io::Error| LoopError::Resize { device: device.into(), source };
+    let name = device.file_name().unwrap_or_default();
+    let bound = Host::default().loops().into_iter().find(|it| *it.node.name == *name);
+    let bound = bound.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+    // The driver goes by what the kernel remembers of the file: asked so, it looks.
+    let flags = rustix::fs::AtFlags::STATX_FORCE_SYNC;
+    let size = rustix::fs::StatxFlags::SIZE;
+    rustix::fs::statx(rustix::fs::CWD, &bound.backing_file, flags, size)
+        .map_err(|error| failed(error.into()))?;
+    let file = open(device, true, false)?;
+    sys::loop_set_capacity(file.as_fd()).map_err(failed)
 }
 
 /// The number of the file (`stat` calls it inode) that a loop device is over.

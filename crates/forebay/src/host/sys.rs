@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 const LOOP_SET_FD: u64 = 0x4C00;
 const LOOP_CLR_FD: u64 = 0x4C01;
+const LOOP_SET_CAPACITY: u64 = 0x4C07;
 const LOOP_SET_STATUS64: u64 = 0x4C04;
 const LOOP_GET_STATUS64: u64 = 0x4C05;
 const LOOP_SET_DIRECT_IO: u64 = 0x4C08;
@@ -151,6 +152,11 @@ pub(super) fn loop_set_block_size(device: BorrowedFd<'_>, block_size: u32) -> io
 /// Takes the file away from the device, now or when the last opener closes it.
 pub(super) fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
     ioctl_value(device, LOOP_CLR_FD, 0).map(drop)
+}
+
+/// Has the driver ask how large the device's file is.
+pub(super) fn loop_set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
+    ioctl_value(device, LOOP_SET_CAPACITY, 0).map(drop)
 }
 
 /// Gives this thread a table of open files of its own, and closes in it all but the standard ones

@@ -196,7 +196,7 @@ pub enum DeviceKind {
 pub struct DeviceInfo {
     /// Path, or another name a person knows it by.
     pub name: String,
-    /// Size, as found when it was opened.
+    /// Size, as found when it was opened or measured.
     pub size_bytes: u64,
     /// The unit of reading and writing: 512 or 4096.
     pub logical_block: u32,
@@ -264,6 +264,12 @@ pub trait Device: Send {
 
     /// Makes everything written durable, blocking. For use outside the loop.
     fn sync(&self) -> io::Result<()>;
+
+    /// Asks how large it is now. If that is more than before, [`Device::info`] says so from now on; what is less
+    /// stays there, to fail when it is used.
+    fn measure(&mut self) -> io::Result<u64> {
+        Ok(self.info().size_bytes)
+    }
 }
 
 const INDEX_BITS: u32 = 48;

@@ -451,4 +451,10 @@ impl Device for FileDevice {
         }
         sys::checked(sys::fsync(self.fd(true), true)).map(drop)
     }
+
+    fn measure(&mut self) -> io::Result<u64> {
+        let size = open::size_of_file(&self.main, self.info.kind)?;
+        self.info.size_bytes = self.info.size_bytes.max(size);
+        Ok(size)
+    }
 }

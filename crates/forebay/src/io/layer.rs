@@ -101,4 +101,8 @@ impl<L: Layer> Device for L {
         let use_of = Use { kind: OperationKind::Flush, offset: 0, length: 0 };
         self.blocking(use_of, &mut || self.below().sync())
     }
+
+    fn measure(&mut self) -> io::Result<u64> {
+        self.below_mut().measure()
+    }
 }

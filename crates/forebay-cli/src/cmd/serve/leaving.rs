@@ -32,6 +32,12 @@ pub(super) struct Leaving {
     begun: Instant,
 }
 
+impl Leaving {
+    pub(super) fn is(&self, name: &str) -> bool {
+        self.name == name
+    }
+}
+
 impl Daemon {
     /// Looks whether a volume may go, and begins. The answer comes when it is gone.
     pub(super) fn begin_to_leave(&mut self, name: &str, client: usize) -> Result<()> {
@@ -40,6 +46,9 @@ impl Daemon {
         }
         if self.is_ending {
             bail!("{name}: not detached: the daemon is being stopped");
+        }
+        if self.growing.is_some() {
+            bail!("{name}: not detached while a volume is made larger");
         }
         let index = self.find_leaving(name)?;
         self.exports.borrow_mut().retain(|export| export.1 != index);

@@ -90,6 +90,7 @@ impl Daemon {
             devices,
             attached: Vec::new(),
             leaving: None,
+            growing: None,
             exports: Rc::default(),
             listen: args.listen.clone(),
             room,

@@ -134,7 +134,7 @@ impl Daemon {
                 recorded.size_bytes
             );
         }
-        let found = backing::fingerprint(&device, path)?;
+        let found = backing::fingerprint_as_recorded(&device, path, &recorded)?;
         let crashed = !self.server.shard.opened().clean;
         let state = self.server.shard.engine().status(index);
         let dirty = state.is_some_and(|status| status.dirty);
@@ -231,13 +231,14 @@ impl Daemon {
         let rates = Rates::default();
         let backing = std::path::absolute(path)?;
         self.volumes.push(Served { index, name: recorded.name, backing, stats, rates });
+        self.tell_larger(self.volumes.len() - 1);
         Ok(())
     }
 }
 
 impl Daemon {
     /// What is on the backing device is on the volume, newer.
-    fn hide_from_others(&self, recorded: &Volume, device: &Path) {
+    pub(super) fn hide_from_others(&self, recorded: &Volume, device: &Path) {
         let cache = uuid_text(&self.server.shard.superblock().uuid);
         if let Err(error) = hide::record(device, &cache, &recorded.name) {
             warn!("{}: {error:#}", recorded.name);

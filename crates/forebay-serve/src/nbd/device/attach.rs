@@ -28,7 +28,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -78,6 +78,8 @@ pub(super) enum Order {
     Release(Vec<PathBuf>),
     /// Detach this one if nobody holds it.
     TryRelease(PathBuf),
+    /// The volume of this one has grown.
+    Resize(PathBuf, u64),
 }
 
 /// A volume and its device.
@@ -123,6 +125,11 @@ impl Attachments for NbdAttachments {
 
     fn try_release(&mut self, device: PathBuf) -> io::Result<()> {
         let order = Order::TryRelease(device);
+        self.orders.send(order).map_err(|_| io::Error::other("it has ended"))
+    }
+
+    fn resize(&mut self, device: PathBuf, _: VolumeIndex, size_bytes: u64) -> io::Result<()> {
+        let order = Order::Resize(device, size_bytes);
         self.orders.send(order).map_err(|_| io::Error::other("it has ended"))
     }
 
@@ -175,6 +182,7 @@ impl Worker {
                         }
                     });
                 }
+                Order::Resize(device, size_bytes) => self.resize(&device, size_bytes),
             }
         }
     }
@@ -183,10 +191,11 @@ impl Worker {
     fn attach(&mut self, slot: usize) -> Result<(PathBuf, Option<String>), NbdDeviceError> {
         let shape = self.devices[slot].shape.clone();
         if let Some(number) = find(&shape.identifier) {
-            check_alike(number, &shape)?;
+            let is_small = check_alike(number, &shape)?;
             self.take_over(slot, number)?;
             tune(number);
-            return Ok((path_of(number), None));
+            let resized = if is_small { self.control.resize(number, &shape) } else { Ok(()) };
+            return Ok((path_of(number), resized.err().map(|error| error.to_string())));
         }
         let (ours, kernels) = pair()?;
         let number = self.control.connect(&shape, kernels.as_fd())?;
@@ -197,6 +206,20 @@ impl Worker {
         let old = "it will not outlive this process; that needs Linux 5.14";
         let warning = (!is_of(number, &shape.identifier)).then(|| old.to_owned());
         Ok((path_of(number), warning))
+    }
+
+    /// Makes a device as large as its volume, which has grown.
+    fn resize(&mut self, device: &Path, size_bytes: u64) {
+        let Some(number) = number_of(device) else { return };
+        let is_it = |it: &&mut Device| is_of(number, &it.shape.identifier);
+        let Some(it) = self.devices.iter_mut().find(is_it) else { return };
+        let block = it.shape.geometry.logical_block;
+        it.shape.geometry.size_bytes = size_bytes / block * block;
+        let (volume, shape) = (it.volume, it.shape.clone());
+        self.teller.tell(match self.control.resize(number, &shape) {
+            Ok(()) => Report::Resized { volume },
+            Err(error) => Report::NotResized { volume, error: error.into() },
+        });
     }
 
     /// Gives a device a new connection in place of one that is dead or dying.

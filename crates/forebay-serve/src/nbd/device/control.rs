@@ -110,16 +110,17 @@ pub(super) fn find(identifier: &str) -> Option<u32> {
     numbers.into_iter().find(|number| is_of(*number, identifier))
 }
 
-/// A device that is taken over stays as it was made.
-pub(super) fn check_alike(number: u32, shape: &Shape) -> Result<(), NbdDeviceError> {
+/// A device that is taken over stays as it was made, or grows with its volume. Says whether it is to grow.
+pub(super) fn check_alike(number: u32, shape: &Shape) -> Result<bool, NbdDeviceError> {
     let of = |name| attribute(number, name).and_then(|text| text.parse::<u64>().ok());
     let size_bytes = of("size").unwrap_or(0) * SECTOR_BYTES;
     let logical_block = of("queue/logical_block_size").unwrap_or(0);
-    differs(path_of(number), Geometry { size_bytes, logical_block }, shape.geometry)
+    differs(path_of(number), Geometry { size_bytes, logical_block }, shape.geometry)?;
+    Ok(size_bytes < shape.geometry.size_bytes)
 }
 
 fn differs(device: PathBuf, found: Geometry, expected: Geometry) -> Result<(), NbdDeviceError> {
-    if found == expected {
+    if found.may_serve(expected) {
         return Ok(());
     }
     let device = device.display().to_string();
@@ -206,6 +207,15 @@ impl Control {
         self.command(wire::RECONFIGURE, number, attributes, "taken over")
     }
 
+    /// Makes a device as large as its shape says, while it is used.
+    pub(super) fn resize(&mut self, number: u32, shape: &Shape) -> Result<(), NbdDeviceError> {
+        let attributes = Attributes::default()
+            .u32(wire::INDEX, number)
+            .u64(wire::SIZE_BYTES, shape.geometry.size_bytes)
+            .text(wire::BACKEND_IDENTIFIER, &shape.identifier);
+        self.command(wire::RECONFIGURE, number, attributes, "made larger")
+    }
+
     /// Ends a device; what is not answered fails.
     pub(super) fn disconnect(&mut self, number: u32) -> Result<(), NbdDeviceError> {
         let attributes = Attributes::default().u32(wire::INDEX, number);
@@ -264,11 +274,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_of_another_size_or_block_is_not_taken_over() {
+    fn a_device_that_is_larger_or_of_another_block_is_not_taken_over() {
         let device = || path_of(3);
         let of = |size_bytes, logical_block| Geometry { size_bytes, logical_block };
         assert!(differs(device(), of(1 << 30, 512), of(1 << 30, 512)).is_ok());
-        assert!(differs(device(), of(1 << 29, 512), of(1 << 30, 512)).is_err());
+        assert!(differs(device(), of(1 << 29, 512), of(1 << 30, 512)).is_ok(), "it has grown");
+        assert!(differs(device(), of(1 << 31, 512), of(1 << 30, 512)).is_err());
         let error = differs(device(), of(1 << 30, 4096), of(1 << 30, 512)).unwrap_err();
         assert!(error.to_string().contains("nbd-client -d /dev/nbd3"), "{error}");
     }

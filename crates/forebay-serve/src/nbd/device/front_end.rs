@@ -122,7 +122,12 @@ impl FrontEnd for NbdDeviceFrontEnd {
 
     fn turn(&mut self, shard: &mut Shard) {
         for at in 0..self.slots.len() {
-            if let Some(connection) = &mut self.slots[at].connection {
+            let slot = &mut self.slots[at];
+            if let Some(size_bytes) = shard.engine().volume_bytes(slot.volume) {
+                slot.session.resize(size_bytes);
+            }
+            if let Some(connection) = &mut slot.connection {
+                connection.resize(slot.session.size_bytes);
                 connection.turn(&[], shard, &mut self.pool);
                 self.sweep(at);
             }

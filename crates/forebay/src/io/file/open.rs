@@ -162,11 +162,13 @@ impl Opened {
     fn device(self, path: &Path, options: &FileOptions) -> Result<FileDevice, FileError> {
         let Opened { file, direct, status } = self;
         let block = status.file_type().is_block_device();
-        let (size_bytes, hardware) = if block {
-            let size = sys::block_size_bytes(file.as_fd()).map_err(system(path, "measure"))?;
-            (size, sys::block_logical(file.as_fd()).map_err(system(path, "examine"))?)
-        } else {
-            (status.len(), 512)
+        let kind = if block { DeviceKind::Block } else { DeviceKind::File };
+        let size_bytes = size_of_file(&file, kind).map_err(system(path, "measure"))?;
+        let hardware = match kind {
+            DeviceKind::Block => {
+                sys::block_logical(file.as_fd()).map_err(system(path, "examine"))?
+            }
+            _ => 512,
         };
         let logical_block = options.logical_block.unwrap_or(hardware);
         if logical_block < hardware || !matches!(logical_block, 512 | 4096) {
@@ -189,7 +191,7 @@ impl Opened {
             name: path.display().to_string(),
             size_bytes,
             logical_block,
-            kind: if block { DeviceKind::Block } else { DeviceKind::File },
+            kind,
             volatile_cache,
             discards: discards && !options.read_only,
             direct: alignment.is_some(),
@@ -211,6 +213,14 @@ impl Opened {
             zero_way: ZeroWay::Range,
             zeros: None,
         })
+    }
+}
+
+/// How large it is now.
+pub(super) fn size_of_file(file: &File, kind: DeviceKind) -> io::Result<u64> {
+    match kind {
+        DeviceKind::Block => sys::block_size_bytes(file.as_fd()),
+        _ => Ok(file.metadata()?.len()),
     }
 }
 
