@@ -48,6 +48,9 @@ struct Parked {
     fresh: bool,
 }
 
+/// Operations for which there is room from the start, so that nothing is allocated later (P9).
+const ROOM: usize = 1024;
+
 #[derive(Debug)]
 pub(crate) struct ThreadsReactor {
     shared: Arc<Shared>,
@@ -74,10 +77,10 @@ impl ThreadsReactor {
         Ok(ThreadsReactor {
             shared,
             workers: Vec::new(),
-            batch: Vec::new(),
-            ready: Vec::new(),
-            parked: Vec::new(),
-            fds: Vec::new(),
+            batch: Vec::with_capacity(ROOM),
+            ready: Vec::with_capacity(ROOM),
+            parked: Vec::with_capacity(ROOM),
+            fds: Vec::with_capacity(ROOM + 1),
             at_work: 0,
             accepted: Vec::new(),
         })
