@@ -140,6 +140,7 @@ impl Engine {
             && log.open.is_none_or(|open| open.entries == 0)
             && state.writeback.stage == Stage::Idle
             && state.chances == 0
+            && !self.is_scrubbed(index)
             && !state.around.flushing;
         let is_asked = self.requests.iter().any(|active| active.request.volume == index);
         !state.serving

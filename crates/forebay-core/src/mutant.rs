@@ -59,6 +59,10 @@ pub enum Mutant {
     OrderIgnored,
     BatchBeforeFlush,
     DirtyEntryFirst,
+    ScrubHealsDirty,
+    ScrubTicketLate,
+    ScrubSavesNothing,
+    ScrubSavesTooEarly,
 }
 
 /// Which fault is on.

@@ -43,6 +43,16 @@ impl World {
         }
     }
 
+    /// Before a scrub: much of what it will read goes bad.
+    pub(crate) fn rot_before_scrub(&mut self) {
+        if self.setup.rot == 0 || self.faults_over {
+            return;
+        }
+        for _ in 0..self.random.below(12) {
+            self.rot();
+        }
+    }
+
     /// The process died alone: of what it wrote nothing is torn, so what is bad is rot, whether a
     /// record calls it durable or not. That is so until the next opening is over.
     pub(crate) fn rot_after_death(&mut self) {

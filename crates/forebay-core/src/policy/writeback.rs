@@ -275,6 +275,7 @@ impl Engine {
         let extents = volume.pending_extents.len() as u64;
         self.is_through(volume.index)
             || volume.starved
+            || volume.unsafe_through > volume.log.watermark
             || extents * 2 > u64::from(self.config.extent_count_max)
             || volume.log.dirty_blocks >= self.dirty_limit()
             || volume
