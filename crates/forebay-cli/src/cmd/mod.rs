@@ -10,6 +10,7 @@ pub mod forget;
 pub mod format;
 pub mod inspect;
 pub mod pages;
+pub mod scrub;
 pub mod serve;
 pub mod set;
 pub mod status;
