@@ -48,6 +48,8 @@ _forebay() {
                 ;;
             forebay,resize)
                 cmd="forebay__subcmd__resize"
+            forebay,scrub)
+                cmd="forebay__subcmd__scrub"
                 ;;
             forebay,serve)
                 cmd="forebay__subcmd__serve"
@@ -84,6 +86,7 @@ _forebay() {
     case "${cmd}" in
         forebay)
             opts="-h -V --help --version format serve status stop upgrade drain attach detach resize set why forget check inspect config udev pages keep"
+            opts="-h -V --help --version format serve status stop upgrade drain scrub attach detach set why forget check inspect config udev pages keep"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -306,6 +309,8 @@ _forebay() {
             ;;
         forebay__subcmd__resize)
             opts="-h --control --help"
+        forebay__subcmd__scrub)
+            opts="-h --stop --control --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -323,7 +328,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__serve)
-            opts="-h --config --cache --volume --listen --attach --control --metrics --sync-after --memory --io --stop-timeout --device-timeout --log-level --if-changed --help"
+            opts="-h --config --cache --volume --listen --attach --control --metrics --sync-after --scrub-every --scrub-rate --memory --io --stop-timeout --device-timeout --log-level --if-changed --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -358,6 +363,14 @@ _forebay() {
                     return 0
                     ;;
                 --sync-after)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --scrub-every)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --scrub-rate)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -32,6 +32,7 @@ complete -c forebay -n "__fish_forebay_needs_command" -f -a "status" -d 'Show wh
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "stop" -d 'Stop the daemon; everything answered is durable then'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "upgrade" -d 'Have the daemon go on as another program, its block devices in use'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "drain" -d 'Write everything back, so that the backing device is the plain disk, and keep it so'
+complete -c forebay -n "__fish_forebay_needs_command" -f -a "scrub" -d 'Have the daemon read all that its cache holds, and heal what is bad'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "attach" -d 'Have the daemon serve one more volume, or one whose backing device was missing'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "detach" -d 'Write a volume back and take it out of the daemon and its cache; its backing device is the plain disk then'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "resize" -d 'Make a volume as large as its backing device, which has grown, while it is used'
@@ -61,6 +62,8 @@ none\t'No block device: NBD only'"
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l control -d 'The control socket, if not the usual one in the runtime directory' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l metrics -d 'Serve metrics for Prometheus over HTTP, at /metrics: unix:PATH or 127.0.0.1:PORT' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l sync-after -d 'Writes are durable this long after they were answered, at the latest; 0: before' -r
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l scrub-every -d 'Scrub the cache (`forebay scrub`) so long after the start or the last scrub; 0: never' -r
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l scrub-rate -d 'Bytes that a scrub reads in a second, at most' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l memory -d 'Bytes of memory for everything but the map: buffers, batches, extents, clients' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l io -d 'How reads and writes are given to the kernel' -r -f -a "auto\t'io_uring, or threads where it is refused'
 uring\t'io_uring, or not at all'
@@ -87,6 +90,9 @@ complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -s h -l help -d
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -l cache -d 'Drain a cache that no daemon serves: its device or file' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c forebay -n "__fish_forebay_using_subcommand scrub" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand scrub" -l stop -d 'End the scrub that is running'
+complete -c forebay -n "__fish_forebay_using_subcommand scrub" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand attach" -l if-changed -d 'Go on with a backing device that was changed by others: keep-dirty or lose-dirty' -r -f -a "keep-dirty\t''
 lose-dirty\t''"
 complete -c forebay -n "__fish_forebay_using_subcommand attach" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F

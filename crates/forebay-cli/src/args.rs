@@ -14,8 +14,8 @@ Exit codes:
   0  done
   1  it could not be done; stderr says why
   2  the command line or a configuration file is not understood
-  3  `check` found damage that loses nothing
-  4  `check` found damage in data that is not on its backing device
+  3  `check` or `scrub` found damage that loses nothing
+  4  `check` or `scrub` found damage in data that is not on its backing device
   5  no daemon answers";
 
 /// A fast device in front of a slow one: as large as the slow one, nearly as fast as the fast
@@ -50,6 +50,14 @@ pub enum Command {
     /// volume is given a mode again (`serve --volume NAME=BACKING,mode=write-back`). Ending this
     /// command ends the watching: the daemon drains on.
     Drain(DrainArgs),
+    /// Have the daemon read all that its cache holds, and heal what is bad
+    ///
+    /// A bad block that the backing device has is copied from there again; one that only the cache has is lost: reads of
+    /// it fail until it is written, and it is named. Where the header of a record is bad, what it says is
+    /// put into a checkpoint and its dirty blocks are written back, so that no crash needs it. Ending this command ends
+    /// the watching: the daemon scrubs on. Exit code 0: all is well; 3: what was bad is healed; 4: blocks
+    /// are lost.
+    Scrub(ScrubArgs),
     /// Have the daemon serve one more volume, or one whose backing device was missing
     ///
     /// It is recorded in the cache, so that the next start serves it, too.
@@ -528,6 +536,12 @@ pub struct ServeArgs {
     /// What a guest flushes is durable when its flush is answered, whatever is given here.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "5s")]
     pub sync_after: Duration,
+    /// Scrub the cache (`forebay scrub`) so long after the start or the last scrub; 0: never
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30d")]
+    pub scrub_every: Duration,
+    /// Bytes that a scrub reads in a second, at most
+    #[arg(long, value_name = "SIZE", value_parser = parse_rate, default_value = "64M")]
+    pub scrub_rate: u64,
     /// Bytes of memory for everything but the map: buffers, batches, extents, clients
     ///
     /// The map takes at most 5 MiB for each GiB of the cache besides, and what was missed lately 64 KiB. `format` and the log say what
@@ -552,6 +566,14 @@ pub struct ServeArgs {
     /// cache holds. Neither can be undone.
     #[arg(long, value_name = "VOLUME=CHOICE", value_parser = parse_if_changed)]
     pub if_changed: Vec<(String, IfChanged)>,
+}
+
+/// So many bytes a second; none would be no end.
+fn parse_rate(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        rate if rate < BLOCK_BYTES => Err(format!("'{text}' is less than a block a second")),
+        rate => Ok(rate),
+    }
 }
 
 impl ServeArgs {
@@ -626,6 +648,19 @@ pub struct DrainArgs {
     /// Drain a cache that no daemon serves: its device or file
     #[arg(long)]
     pub cache: Option<PathBuf>,
+}
+
+/// `forebay scrub`
+#[derive(Debug, clap::Args)]
+pub struct ScrubArgs {
+    /// The volume; all if it is not given
+    pub name: Option<String>,
+    /// End the scrub that is running
+    #[arg(long, conflicts_with = "name")]
+    pub stop: bool,
+    /// The daemon's control socket; needed if several run, or if it is not in the usual place
+    #[arg(long)]
+    pub control: Option<PathBuf>,
 }
 
 /// `forebay attach`

@@ -22,6 +22,11 @@ pub enum Request {
     Drain {
         name: Option<String>,
     },
+    /// Begins a scrub; one that runs already is as good. Or ends it.
+    Scrub {
+        name: Option<String>,
+        stop: bool,
+    },
     Upgrade {
         executable: PathBuf,
     },

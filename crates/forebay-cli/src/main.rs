@@ -74,6 +74,7 @@ fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
         Command::Stop(args) => cmd::stop::run(args),
         Command::Upgrade(args) => cmd::upgrade::run(args),
         Command::Drain(args) => cmd::drain::run(args),
+        Command::Scrub(args) => cmd::scrub::run(args),
         Command::Attach(args) => cmd::attach::run(args),
         Command::Detach(args) => cmd::detach::run(args),
         Command::Resize(args) => cmd::resize::run(args),

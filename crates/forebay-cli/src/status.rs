@@ -35,7 +35,69 @@ pub struct CacheStatus {
     pub io_refusal: Option<String>,
     /// When a plain write is answered: `placed`, `written` or `durable`.
     pub acknowledge: String,
+    pub scrub: ScrubStatus,
     pub device: DeviceStatus,
+}
+
+/// The scrub that runs, or the last one since the daemon started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubStatus {
+    /// `never`, `running`, `completed`, `stopped`, `failed` (the cache device did).
+    pub state: String,
+    /// The volume, if it is about one alone.
+    pub volume: Option<String>,
+    /// Milliseconds since 1970; 0: never.
+    pub began_at: u64,
+    /// The same; 0: it has not ended.
+    pub ended_at: u64,
+    /// What the logs held when it began, and what was read of it.
+    pub total_bytes: u64,
+    pub verified_bytes: u64,
+    /// Bad copies of what the backing device has: forgotten, and copied again where there was room.
+    pub healed_blocks: u64,
+    /// Bad blocks that nothing else has, and the first of them: `VOLUME LBA`.
+    pub lost_blocks: u64,
+    pub lost: Vec<String>,
+    /// Bad blocks that newer ones have replaced.
+    pub unneeded_blocks: u64,
+    /// Bad headers of records, and how many of them no crash needs any more.
+    pub bad_headers: u64,
+    pub saved_headers: u64,
+}
+
+impl ScrubStatus {
+    /// What was found, in words.
+    pub fn found(&self) -> String {
+        let counts = [
+            (self.healed_blocks, "healed"),
+            (self.lost_blocks, "lost"),
+            (self.unneeded_blocks, "bad and not needed"),
+        ];
+        let blocks = counts.iter().filter(|(count, _)| *count > 0);
+        let mut parts: Vec<String> =
+            blocks.map(|(count, what)| format!("{count} blocks {what}")).collect();
+        if self.bad_headers > 0 {
+            let (bad, saved) = (self.bad_headers, self.saved_headers);
+            parts.push(format!("{bad} bad headers, what {saved} of them held is safe"));
+        }
+        if parts.is_empty() { "nothing bad".into() } else { parts.join(", ") }
+    }
+
+    fn print(&self) {
+        let of = self.volume.as_ref().map_or(String::new(), |name| format!(" of {name}"));
+        let (read, total) = (size(self.verified_bytes), size(self.total_bytes));
+        let found = self.found();
+        match self.state.as_str() {
+            "never" => println!("  not scrubbed since the start"),
+            "running" => println!("  scrub{of}: {read} of {total} read, {found}"),
+            state => {
+                println!("  scrub{of} {state} {}: {read} read, {found}", clock(self.ended_at));
+            }
+        }
+        for lost in &self.lost {
+            println!("    lost: {lost}");
+        }
+    }
 }
 
 /// One device's own figures.
@@ -235,6 +297,7 @@ impl Status {
             cache.io_refusal.as_ref().map_or(String::new(), |why| format!(" ({why})")),
             cache.acknowledge,
         );
+        cache.scrub.print();
         for volume in &self.volumes {
             volume.print();
         }

@@ -35,7 +35,8 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
         "" | "s" => 1000,
         "m" | "min" => 60_000,
         "h" => 3_600_000,
-        _ => return Err(format!("'{unit}' is no unit of time; ms, s, m and h are known")),
+        "d" => 86_400_000,
+        _ => return Err(format!("'{unit}' is no unit of time; ms, s, m, h and d are known")),
     };
     number
         .checked_mul(millis)
@@ -107,6 +108,7 @@ mod tests {
         assert_eq!(parse_time("5s"), Ok(Duration::from_secs(5)));
         assert_eq!(parse_time("200ms"), Ok(Duration::from_millis(200)));
         assert_eq!(parse_time("0"), Ok(Duration::ZERO));
+        assert_eq!(parse_time("2d"), Ok(Duration::from_secs(2 * 86_400)));
         assert!(parse_time("1y").is_err());
     }
 

@@ -104,7 +104,7 @@ fn wanted(path: &str, value: &Value, names: &mut BTreeSet<String>) {
             let name = path.replace("forebay_volumes", "forebay_volume");
             let name = match name.strip_suffix("_us") {
                 Some(name) => format!("{name}_seconds"),
-                None if name.ends_with("backing_as_of") || name.ends_with("started_at") => {
+                None if name.ends_with("backing_as_of") || name.ends_with("_at") => {
                     format!("{name}_timestamp_seconds")
                 }
                 None => name,

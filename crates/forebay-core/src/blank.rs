@@ -3,6 +3,7 @@
 
 use crate::effect::Fault;
 use crate::engine::{Config, Engine};
+use crate::format::record::{Identity, Known};
 use crate::format::superblock::{Superblock, Volume};
 use crate::log::recovery::{self, CacheReader, Writer};
 use crate::payload::{Ingested, Payload, Place};
@@ -11,7 +12,8 @@ use crate::units::{BufferId, SegmentId, Tick, VolumeIndex};
 /// The one volume.
 pub const VOLUME: VolumeIndex = VolumeIndex(0);
 
-/// Memory that holds nothing: every block has the same checksum, and none is zeros.
+/// Memory that holds nothing: every block has the same checksum, none is zeros, and every header is the one that is
+/// wanted.
 #[derive(Clone, Copy, Debug)]
 pub struct Nothing;
 
@@ -22,6 +24,10 @@ impl Payload for Nothing {
 
     fn checksum(&mut self, _: Place) -> u32 {
         1
+    }
+
+    fn is_header(&mut self, _: Place, _: &Known, _: &Identity) -> bool {
+        true
     }
 
     fn copy(&mut self, _: Place, _: Place, _: u16) {}

@@ -144,6 +144,7 @@ impl Engine {
             && state.writeback.stage == Stage::Idle
             && state.growing.is_none()
             && state.chances == 0
+            && !self.is_scrubbed(index)
             && !state.around.flushing;
         let is_asked = self.requests.iter().any(|active| active.request.volume == index);
         !state.serving

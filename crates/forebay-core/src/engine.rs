@@ -22,6 +22,7 @@ use crate::op::miss::{SHARED_MAX, Shared};
 use crate::payload::Payload;
 use crate::policy::history::History;
 use crate::policy::lane::{LANE_COUNT, Lane};
+use crate::policy::scrub::Scrub;
 use crate::policy::streams::Streams;
 use crate::request::{Op, Request, RequestError};
 use crate::slab::Slab;
@@ -77,6 +78,8 @@ pub struct Config {
     /// With so few free segments, or fewer, a log's marks go into the superblock instead of a new
     /// segment.
     pub free_segments_kept: u32,
+    /// A scrub reads so many bytes a second, at most.
+    pub scrub_rate: u64,
     /// Deliberate faults.
     pub mutants: Mutants,
 }
@@ -94,11 +97,12 @@ impl Default for Config {
             backing_in_flight: 32,
             dirty_age: 30_000_000_000,
             dirty_percent: 25,
-            checkpoint_frames: 32,
+            checkpoint_frames: crate::limits::BACKGROUND_BLOCKS,
             extent_count_max: 16 << 10,
             fill_run_max: 256,
             retry_after: 1_000_000_000,
             free_segments_kept: 0,
+            scrub_rate: 64 << 20,
             mutants: Mutants::default(),
         }
     }
@@ -141,6 +145,7 @@ pub(crate) enum Pending {
     Around { request: u32 },
     AroundFlush { volume: VolumeIndex },
     Chance(crate::log::reclaim::Chance),
+    Scrub(crate::policy::scrub::Work),
     CheckpointPages,
     CheckpointFlush,
     CheckpointName,
@@ -198,6 +203,7 @@ pub struct Engine {
     pub(crate) checkpoint: Checkpointer,
     /// Runs of writes.
     pub(crate) writes: Streams,
+    pub(crate) scrub: Scrub,
 }
 
 /// Where segments lie.
@@ -244,6 +250,7 @@ impl Engine {
             history: History::new(crate::log::image::slot_count(superblock)),
             reads: Streams::default(),
             writes: Streams::default(),
+            scrub: Scrub::default(),
             buffers: (0..config.buffer_count).rev().map(BufferId).collect(),
             volumes,
             volume_end: 0,
@@ -382,6 +389,7 @@ impl Engine {
             Pending::CheckpointName => self.checkpoint_named(result),
             Pending::Marks(marks) => self.marks_noted(marks, result),
             Pending::Chance(chance) => self.chance_complete(chance, result, payload),
+            Pending::Scrub(work) => self.scrub_complete(work, result, payload),
         }
     }
 
@@ -406,7 +414,8 @@ impl Engine {
 
     /// When `tick` must be called at the latest, if nothing else happens.
     pub fn deadline(&self) -> Option<Tick> {
-        self.all_volumes().filter_map(|volume| self.volume_deadline(volume)).min()
+        let volumes = self.all_volumes().filter_map(|volume| self.volume_deadline(volume));
+        volumes.chain(self.scrub_deadline()).min()
     }
 
     /// Puts the state in order: always the same steps, bounded by what is there to do.
@@ -425,6 +434,7 @@ impl Engine {
         }
         self.checkpoint_settle(payload);
         self.flush_settle();
+        self.scrub_settle();
     }
 
     /// Every volume there is.
@@ -464,7 +474,11 @@ impl Engine {
     }
 }
 
-/// Frames that [`crate::payload::Place::Window`] may name: the window and the second chances'.
+/// Frames that [`crate::payload::Place::Window`] may name: the window, the second chances', a checkpoint's
+/// and, last, the scrub's.
 pub fn window_frames(config: &Config) -> u32 {
-    config.window_blocks + crate::log::reclaim::CHANCE_COUNT_MAX as u32 + config.checkpoint_frames
+    config.window_blocks
+        + crate::log::reclaim::CHANCE_COUNT_MAX as u32
+        + config.checkpoint_frames
+        + crate::policy::scrub::FRAMES
 }

@@ -62,6 +62,10 @@ pub enum Mutant {
     GrownTailKept,
     GrownBeforeEntryDurable,
     TurnIgnored,
+    ScrubHealsDirty,
+    ScrubTicketLate,
+    ScrubSavesNothing,
+    ScrubSavesTooEarly,
 }
 
 /// Which fault is on.

@@ -6,6 +6,7 @@
 //! simulator over its own.
 
 use crate::format::entry::Kind;
+use crate::format::record::{Identity, Known};
 use crate::units::{BufferId, Lba, Sequence, VolumeIndex};
 
 /// A block-sized place in the runtime's memory.
@@ -78,6 +79,9 @@ pub trait Payload {
 
     /// `format::bytes::block_checksum` of the block at `place`.
     fn checksum(&mut self, place: Place) -> u32;
+
+    /// Whether the block at `place` is the header of a record that is known: [`Known::is`].
+    fn is_header(&mut self, place: Place, known: &Known, identity: &Identity) -> bool;
 
     /// Copies `blocks` consecutive blocks.
     fn copy(&mut self, from: Place, to: Place, blocks: u16);

@@ -97,6 +97,9 @@ pub struct Volume {
     pub(crate) around: AroundState,
     pub(crate) writeback: Writeback,
     pub(crate) parked: Parked,
+    /// The newest record whose header a scrub found bad; what is to be written back for it.
+    pub(crate) bad_header: Sequence,
+    pub(crate) unsafe_through: Sequence,
     pub(crate) slices: Slices,
     /// Second chances under way.
     pub(crate) chances: u32,
@@ -146,6 +149,8 @@ impl Volume {
             around: AroundState::new(!found.clean),
             writeback: Writeback::new(found.cursor, now),
             parked: Parked::new(segment_blocks),
+            bad_header: Sequence(0),
+            unsafe_through: Sequence(0),
             slices: Slices::new(now),
             chances: 0,
             chanced: crate::units::Ordinal(0),

@@ -4,6 +4,7 @@
 pub mod drained;
 pub mod fair;
 pub mod misses;
+pub mod quiet;
 pub mod records;
 
 use crate::machine::Setup;

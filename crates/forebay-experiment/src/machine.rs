@@ -51,6 +51,8 @@ struct Cached {
     disk: Box<dyn Disk>,
     /// Of the superblock: its token and the commands of it that were done.
     naming: Option<(Token, usize)>,
+    /// Blocks that all scrubs but the last have read.
+    scrubbed: u64,
     first_segment: u64,
     segment_bytes: u64,
 }
@@ -159,6 +161,59 @@ impl Machine {
         let answers = self.step(until).is_some();
         assert!(!answers, "nothing was asked");
         self.now = until;
+    }
+
+    /// Goes on to the next moment at which requests are answered, or to `until`; gives their names.
+    pub fn wait(&mut self, until: Nanos) -> &[u32] {
+        if self.step(until).is_none() {
+            self.now = self.now.max(until);
+        }
+        &self.answered
+    }
+
+    /// Requests that are not answered.
+    pub fn under_way(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Begins a scrub of the cache, if none is running.
+    pub fn scrub(&mut self) {
+        if let Some(cached) = &mut self.cached {
+            let before = cached.engine.scrub_report().verified_blocks;
+            if cached.engine.scrub(None, &mut Nothing).is_ok() {
+                cached.scrubbed += before;
+            }
+        }
+    }
+
+    /// Blocks that were read for scrubs.
+    pub fn scrubbed_blocks(&self) -> u64 {
+        let scrubbed = |it: &Cached| it.scrubbed + it.engine.scrub_report().verified_blocks;
+        self.cached.as_ref().map_or(0, scrubbed)
+    }
+
+    /// Wants a checkpoint, if none is being written.
+    pub fn want_checkpoint(&mut self) {
+        if let Some(cached) = self.cached.as_mut().filter(|it| it.engine.is_checkpointed()) {
+            cached.engine.want_checkpoint();
+        }
+    }
+
+    /// Whether one is being written.
+    pub fn is_checkpointing(&self) -> bool {
+        self.cached.as_ref().is_some_and(|it| !it.engine.is_checkpointed())
+    }
+
+    /// Checkpoints so far.
+    pub fn checkpoint_count(&self) -> u64 {
+        self.cached.as_ref().map_or(0, |it| it.engine.checkpoint_count())
+    }
+
+    /// Ends what a drain began.
+    pub fn undrain(&mut self) {
+        if let Some(cached) = &mut self.cached {
+            cached.engine.set_mode(VOLUME, Mode::WriteBack, &mut Nothing);
+        }
     }
 
     /// Writes everything back; gives how long it took. The volume stays drained.
@@ -292,7 +347,14 @@ impl Cached {
         let engine = blank::engine(&superblock, setup.config, &volume);
         let (first_segment, segment_bytes) =
             (superblock.first_segment, u64::from(superblock.segment_bytes));
-        Cached { engine, disk: model.disk(), naming: None, first_segment, segment_bytes }
+        Cached {
+            engine,
+            disk: model.disk(),
+            naming: None,
+            scrubbed: 0,
+            first_segment,
+            segment_bytes,
+        }
     }
 
     fn address(&self, segment: SegmentId, block: u16) -> u64 {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Prints tables: `forebay-experiment [drained|fair|misses|records|shares]...`, all without a name.
+//! Prints tables: `forebay-experiment [drained|fair|misses|quiet|records|shares]...`, all without a name.
 
 use forebay_core::format::superblock::Order;
-use forebay_disk::model::BARRACUDA_7200_12;
-use forebay_experiment::experiments::{drained, fair, misses, records};
+use forebay_disk::Model;
+use forebay_disk::model::{BARRACUDA_7200_12, NVME, SSD_840PRO, ST3500641AS};
+use forebay_experiment::experiments::{SECOND, drained, fair, misses, quiet, records};
 use std::process::ExitCode;
 
-const NAMES: [&str; 5] = ["drained", "fair", "misses", "records", "shares"];
+const NAMES: [&str; 6] = ["drained", "fair", "misses", "quiet", "records", "shares"];
 
 fn main() -> ExitCode {
     let mut wanted: Vec<String> = std::env::args().skip(1).collect();
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
                     return ExitCode::FAILURE;
                 }
             }
+            "quiet" => print_quiet(),
             "records" => print_records(),
             _ => print_shares(),
         }
@@ -169,6 +171,30 @@ fn print_misses() -> Result<(), String> {
         );
     }
     Ok(())
+}
+
+fn print_quiet() {
+    println!(
+        "p50, p99 and p99.9 in ms of what guests ask of the cache while forebay uses it; the last over the quiet one's"
+    );
+    println!(
+        "{:8} {:6} {:12} {:>7} {:>31} {:>31} {:>31}",
+        "cache", "guests", "forebay", "done", "reads", "writes", "durable writes"
+    );
+    for (disk, model) in [("840pro", SSD_840PRO), ("nvme", NVME)] {
+        for (guests, rates) in [("reads", quiet::READS), ("mixed", quiet::MIXED)] {
+            let setup = quiet::setup(Model::Ssd(model));
+            let rows = quiet::Doing::ALL.map(|doing| quiet::row(&setup, rates, doing, 20 * SECOND));
+            for row in rows {
+                print!("{disk:8} {guests:6} {:12} {:7}", row.doing.name(), row.done);
+                for (class, [p50, p99, p999]) in row.latencies.into_iter().enumerate() {
+                    let over = p999 / rows[0].latencies[class][2];
+                    print!("  {p50:7.3} {p99:7.3} {p999:7.3} {over:5.2}");
+                }
+                println!();
+            }
+        }
+    }
 }
 
 fn print_records() {

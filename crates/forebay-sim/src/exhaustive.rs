@@ -280,6 +280,7 @@ pub fn setup(scope: Scope) -> Setup {
         fill_run_max: 4,
         retry_after: AGE,
         free_segments_kept: 0,
+        scrub_rate: NEVER,
         mutants: scope.mutants,
     };
     Setup {
@@ -304,6 +305,7 @@ pub fn setup(scope: Scope) -> Setup {
         backing_fault: 0,
         cache_fault: 0,
         operator: 0,
+        scrub: 0,
         late_volume: false,
         dies: None,
         bad: None,

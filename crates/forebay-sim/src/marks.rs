@@ -4,12 +4,19 @@
 use std::collections::BTreeMap;
 
 /// What a run of many seeds must have come past.
-pub const EXPECTED: [&str; 114] = [
+pub const EXPECTED: [&str; 121] = [
     "growth cancelled",
     "larger after an opening",
     "stopped while a size was written",
     "volume grown: last block in part",
     "volume grown: whole blocks",
+    "scrub completed",
+    "scrub stopped",
+    "scrub healed a block",
+    "scrub found a lost block",
+    "scrub found a block nobody needs",
+    "scrub found a bad header",
+    "scrub saved what a bad header held",
     "header of a fill rotted",
     "fill placed",
     "fill read",

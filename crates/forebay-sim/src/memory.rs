@@ -8,6 +8,7 @@ use crate::block::{Block, NumberMap};
 use crate::checkers::dirty_is_never_evicted::Lives;
 use crate::random::{Random, mix};
 use forebay_core::format::entry::Kind;
+use forebay_core::format::record::{Identity, Known};
 use forebay_core::payload::{Ingested, Payload, Place, Placed};
 use forebay_core::units::{BLOCK_SIZE, BufferId, SegmentId};
 use std::rc::Rc;
@@ -250,6 +251,10 @@ impl Payload for Memory {
 
     fn checksum(&mut self, place: Place) -> u32 {
         self.get(place).checksum()
+    }
+
+    fn is_header(&mut self, place: Place, known: &Known, identity: &Identity) -> bool {
+        known.is(&mut self.get(place).bytes().clone(), identity)
     }
 
     fn copy(&mut self, from: Place, to: Place, blocks: u16) {

@@ -8,6 +8,7 @@ use crate::run::{WAIT_MAX, drain_all, drain_one, overwrites_more, stays_dirty};
 use crate::setup::{CUTOFFS, ORDERS, TARGETS, WEIGHTS};
 use crate::world::{Failure, Outcome, World};
 use forebay_core::format::superblock::{Head, Mode, Superblock};
+use forebay_core::policy::scrub::{Outcome as Ending, Refused, Report};
 use forebay_core::units::{Ordinal, Sequence, VolumeIndex};
 
 impl World {
@@ -46,6 +47,45 @@ impl World {
             6 if self.volumes[index].growing.is_none() => self.begin_to_grow(index),
             _ if self.attached().len() > 1 && self.random.one_in(2) => self.detach(index),
             _ => self.drain_all_and_compare(),
+        }
+    }
+
+    /// The log is read and healed in the background, from now on or no longer.
+    pub fn scrub(&mut self) -> Outcome {
+        self.rot_before_scrub();
+        let only = self.random.below(2 * self.volumes.len() as u64) as usize;
+        let only = (only < self.volumes.len()).then_some(VolumeIndex(only as u8));
+        let engine = self.engine.as_mut().expect("there is a process");
+        if engine.scrub(only, &mut self.memory) == Err(Refused::Running) && self.random.one_in(8) {
+            self.marks.hit("scrub stopped");
+            engine.stop_scrub();
+        }
+        self.drain_effects()
+    }
+
+    /// Marks what a scrub has come to.
+    pub(crate) fn watch_scrub(&mut self) {
+        let report = *self.engine.as_ref().expect("there is a process").scrub_report();
+        let before = std::mem::replace(&mut self.scrubbed, report);
+        if before == report {
+            return;
+        }
+        let before = if before.began_at == report.began_at { before } else { Report::default() };
+        let counts = [
+            ("scrub healed a block", before.healed_blocks, report.healed_blocks),
+            ("scrub found a lost block", before.lost_blocks, report.lost_blocks),
+            ("scrub found a block nobody needs", before.unneeded_blocks, report.unneeded_blocks),
+            ("scrub found a bad header", before.bad_headers, report.bad_headers),
+            ("scrub saved what a bad header held", before.saved_headers, report.saved_headers),
+        ];
+        for (name, before, now) in counts {
+            if now > before {
+                self.marks.add(name, now - before);
+                self.tell(|| name.into());
+            }
+        }
+        if report.outcome == Ending::Completed && before.outcome != Ending::Completed {
+            self.marks.hit("scrub completed");
         }
     }
 

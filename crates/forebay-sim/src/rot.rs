@@ -10,6 +10,7 @@
 //!   torn once it is bad, and nobody can tell (`docs/faults.md`).
 //! - Of a log at most one header is bad at a time, and never if the next record, which says what
 //!   the bad one held, may itself be taken back by a power cut.
+//! - No header goes bad that names lost blocks: the next one would not say that they are (`docs/faults.md`).
 
 use crate::block::{Block, guest_block, origin};
 use crate::world::World;
@@ -40,6 +41,16 @@ impl World {
         }
         for _ in 0..self.random.below(8) {
             self.rot_record(true);
+        }
+    }
+
+    /// Before a scrub: much of what it will read goes bad.
+    pub(crate) fn rot_before_scrub(&mut self) {
+        if self.setup.rot == 0 || self.faults_over {
+            return;
+        }
+        for _ in 0..self.random.below(12) {
+            self.rot();
         }
     }
 
@@ -182,6 +193,10 @@ impl World {
                 || other.header.last_sequence() > named
         });
         if !told || !alone {
+            return;
+        }
+        // Nor does it say which of it was lost: that would read as what the backing device has.
+        if record.entries.iter().any(|entry| entry.kind == Kind::Lost) {
             return;
         }
         let (at, blocks) = (record.at, u64::from(record.header.blocks));

@@ -122,6 +122,9 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
         if world.random.one_in(world.setup.operator) && !world.cache_failed {
             world.operate()?;
         }
+        if world.random.one_in(world.setup.scrub) && !world.cache_failed {
+            world.scrub()?;
+        }
         if !world.attached().iter().any(|index| !world.volumes[*index].device.failed) {
             // There would be nobody left to go on.
             revive(world);

@@ -129,6 +129,8 @@ pub struct Setup {
     pub cache_fault: u64,
     /// One moment in so many the operator does something; zero: none.
     pub operator: u64,
+    /// One moment in so many a scrub begins, or is told to end; zero: none.
+    pub scrub: u64,
     /// The last volume joins the cache in mid-run.
     pub late_volume: bool,
     /// A volume whose backing device fails for good, after so many operations.
@@ -223,6 +225,7 @@ impl Setup {
             retry_after: random.between(1, 10) * MILLI,
             free_segments_kept: *random.pick(&[0, 0, 4, 1_000]),
             fill_run_max: fill_run_max(superblock.key),
+            scrub_rate: scrubs(superblock.key).1,
             mutants,
         };
         let operations = OPERATIONS;
@@ -255,6 +258,7 @@ impl Setup {
             backing_fault: if random.one_in(4) { 60 } else { 0 },
             cache_fault: if random.one_in(6) { 2_000 } else { 0 },
             operator,
+            scrub: scrubs(key).0,
             late_volume: operator > 0 && random.one_in(3),
             dies,
             bad,
@@ -270,6 +274,12 @@ impl Setup {
 /// From which length on reads are a run. By a chance of its own: the others' are what they were.
 fn fill_run_max(key: u64) -> u32 {
     *Random::new(key ^ 0xF111).pick(&[20, 64, 256])
+}
+
+/// How often the cache is scrubbed, and how many bytes a second at most.
+fn scrubs(key: u64) -> (u64, u64) {
+    let mut random = Random::new(key ^ 0x5C2B);
+    (*random.pick(&[0, 100, 400]), *random.pick(&[4 << 20, 100 << 20, u64::MAX]))
 }
 
 /// How often a guest goes back to what it read.

@@ -23,6 +23,7 @@ use forebay_core::format::entry::Kind;
 use forebay_core::format::record::Header;
 use forebay_core::format::superblock::{Order, Superblock};
 use forebay_core::payload::Place;
+use forebay_core::policy::scrub::Report;
 use forebay_core::policy::writeback::Stage;
 use forebay_core::stats::Refusal;
 use forebay_core::units::{BLOCK_BYTES, Lba, Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
@@ -121,6 +122,8 @@ pub struct World {
     /// A hash of everything that happened.
     pub trace: u64,
     pub(crate) copied: NumberMap<()>,
+    /// What the last scrub has come to.
+    pub(crate) scrubbed: Report,
     /// Headers that went bad: of which volume, its attach generation, and where in its log.
     pub bad_headers: Vec<(u16, u32, Ordinal)>,
     /// Nothing fails any more.
@@ -231,6 +234,7 @@ impl World {
             asked: NumberMap::default(),
             trace: 0,
             copied: NumberMap::default(),
+            scrubbed: Report::default(),
             bad_headers: Vec::new(),
             faults_over: false,
             cache_failed: false,
@@ -265,6 +269,7 @@ impl World {
             bad_headers: self.bad_headers.clone(),
             trace: self.trace,
             copied: self.copied.clone(),
+            scrubbed: Report::default(),
             faults_over: self.faults_over,
             cache_failed: self.cache_failed,
             cache_fails_next: self.cache_fails_next,
@@ -401,6 +406,7 @@ impl World {
         self.memory.lives.check(|volume| engine.durable_watermark(volume)).map_err(Failure)?;
         self.bound.check(engine, &self.memory).map_err(Failure)?;
         self.watch();
+        self.watch_scrub();
         while let Some(effect) = self.engine.as_mut().expect("there is a process").next_effect() {
             if let Effect::Answer { tag, result } = effect {
                 self.answered(tag, result)?;
@@ -841,7 +847,7 @@ impl World {
     }
 
     /// Writes both copies of the superblock, each flushed.
-    pub(crate) fn write_superblock(&mut self) {
+    pub fn write_superblock(&mut self) {
         self.superblock.sequence += 1;
         let through = self.cache.flush_begin();
         self.write_superblock_in_part(4, through);

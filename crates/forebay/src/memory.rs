@@ -10,6 +10,7 @@
 
 use crate::ingest;
 use crate::io::{Arena, Span};
+use forebay_core::format::record::{Identity, Known};
 use forebay_core::payload::{Ingested, Payload, Place};
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, BufferId, SegmentId};
 use std::fs::File;
@@ -211,6 +212,12 @@ impl Payload for Memory {
 
     fn checksum(&mut self, place: Place) -> u32 {
         self.span(place, 1).block_checksum()
+    }
+
+    fn is_header(&mut self, place: Place, known: &Known, identity: &Identity) -> bool {
+        let mut bytes = [0; BLOCK_SIZE];
+        self.span(place, 1).copy_out(&mut bytes);
+        known.is(&mut bytes, identity)
     }
 
     fn copy(&mut self, from: Place, to: Place, blocks: u16) {

@@ -23,6 +23,7 @@ use forebay_core::format::superblock::{Head, Mode, Order, SUPERBLOCK_SIZE, Super
 use forebay_core::limits::{REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
 use forebay_core::log::recovery::Damage;
 use forebay_core::payload::Place;
+use forebay_core::policy::scrub::Refused;
 use forebay_core::request::{Op, Request, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Sequence, Tick, VolumeIndex};
 use std::io;
@@ -645,6 +646,18 @@ impl Shard {
     pub fn drain(&mut self, volume: VolumeIndex) {
         self.engine.drain(volume, &mut self.memory);
         self.run_effects();
+    }
+
+    /// Begins to read what the cache holds of a volume, or of all, and heals what is bad.
+    pub fn scrub(&mut self, only: Option<VolumeIndex>) -> Result<(), Refused> {
+        let begun = self.engine.scrub(only, &mut self.memory);
+        self.run_effects();
+        begun
+    }
+
+    /// Ends that.
+    pub fn stop_scrub(&mut self) {
+        self.engine.stop_scrub();
     }
 
     /// Changes how a volume takes writes.

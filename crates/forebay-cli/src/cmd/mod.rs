@@ -11,6 +11,7 @@ pub mod format;
 pub mod inspect;
 pub mod pages;
 pub mod resize;
+pub mod scrub;
 pub mod serve;
 pub mod set;
 pub mod status;

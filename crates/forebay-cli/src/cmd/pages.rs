@@ -13,8 +13,8 @@ const EXIT_CODES: &str = "\
 .TP\n0\nDone, or sound.\n\
 .TP\n1\nIt could not be done; the reason is on stderr.\n\
 .TP\n2\nThe command line or a configuration file was not understood.\n\
-.TP\n3\ncheck: damage in clean data only; nothing is lost.\n\
-.TP\n4\ncheck: damage in data that is not on its backing device.\n\
+.TP\n3\ncheck, scrub: damage in clean data only; nothing is lost.\n\
+.TP\n4\ncheck, scrub: damage in data that is not on its backing device.\n\
 .TP\n5\nNo daemon is running.\n";
 
 pub fn run(args: &PagesArgs) -> Result<ExitCode> {

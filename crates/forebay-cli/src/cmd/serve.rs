@@ -10,6 +10,7 @@ mod offline;
 mod opening;
 mod rates;
 mod report;
+mod scrub;
 mod volumes;
 mod watch;
 
@@ -82,6 +83,7 @@ struct Daemon {
     /// A file says what the next start serves.
     is_from_file: bool,
     watch: Watch,
+    scrubs: scrub::Scrubs,
     /// What it is doing now.
     activity: &'static str,
     /// Milliseconds since 1970.
@@ -339,6 +341,7 @@ impl Daemon {
                 machines.tell_news();
             }
             self.watch();
+            self.watch_scrub();
             if signals.load(Ordering::Relaxed) > 0 {
                 return Ok(End::Signal);
             }
@@ -357,6 +360,10 @@ impl Daemon {
             let reply = match request {
                 Request::Status => Reply::Status(Box::new(self.status())),
                 Request::Drain { name } => match self.drain(name.as_deref()) {
+                    Ok(()) => Reply::Done,
+                    Err(error) => Reply::Error { text: format!("{error:#}") },
+                },
+                Request::Scrub { name, stop } => match self.scrub(name.as_deref(), stop) {
                     Ok(()) => Reply::Done,
                     Err(error) => Reply::Error { text: format!("{error:#}") },
                 },

@@ -104,7 +104,14 @@ pub fn name(path: &str) -> (String, f64) {
     let name = name.replace('.', "_");
     match name.strip_suffix("_us") {
         Some(name) => (format!("{name}_seconds"), 1e-6),
-        None if matches!(path, "volumes.backing_as_of" | "started_at") => {
+        None if matches!(
+            path,
+            "volumes.backing_as_of"
+                | "started_at"
+                | "cache.scrub.began_at"
+                | "cache.scrub.ended_at"
+        ) =>
+        {
             (format!("{name}_timestamp_seconds"), 1e-3)
         }
         None => (name, 1.0),

@@ -188,6 +188,39 @@ pub struct Header {
     pub backing_as_of: u64,
 }
 
+/// What is known of a record whose header is read once more.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
+    /// Where its header is, in bytes from the device's start.
+    pub address: u64,
+    /// Index of the volume.
+    pub volume: u16,
+    /// Life of the segment.
+    pub segment_sequence: u64,
+    /// The segment's place in its log.
+    pub ordinal: Ordinal,
+    /// The header's own sequence.
+    pub sequence: Sequence,
+    /// Blocks of the record, its header included.
+    pub blocks: u16,
+    /// Entries.
+    pub entry_count: u16,
+}
+
+impl Known {
+    /// Whether a block is the record's header, and whole.
+    pub fn is(&self, bytes: &mut [u8; BLOCK_SIZE], identity: &Identity) -> bool {
+        decode(bytes, self.address, identity).is_ok_and(|header| {
+            header.volume == self.volume
+                && header.segment_sequence == self.segment_sequence
+                && header.ordinal == self.ordinal
+                && header.sequence == self.sequence
+                && header.blocks == self.blocks
+                && header.entry_count == self.entry_count
+        })
+    }
+}
+
 impl Header {
     /// The sequence of the last entry (or of the header, if there is none).
     pub fn last_sequence(&self) -> Sequence {

@@ -236,9 +236,8 @@ impl Engine {
         match self.checkpoint.stage {
             Stage::Idle => {
                 let written = self.checkpoint.written;
-                if (self.checkpoint.wanted || self.checkpoint_is_due(written))
-                    && self.tokens.room() > 256
-                {
+                let wanted = self.checkpoint.wanted && self.is_behind_bad_headers();
+                if (wanted || self.checkpoint_is_due(written)) && self.tokens.room() > 256 {
                     self.checkpoint_begin(payload);
                 }
             }
@@ -303,6 +302,7 @@ impl Engine {
         if !fits || pages * BLOCK_BYTES > self.checkpoint.area_bytes {
             return;
         }
+        self.scrub_checkpoint_begins();
         self.checkpoint.sequence += 1; // T2: the other area
         self.checkpoint.head.stream_pages = bytes.div_ceil(PAGE_BYTES) as u32;
         self.checkpoint.head.stream_bytes = bytes as u64;
@@ -618,6 +618,7 @@ impl Engine {
         }
         self.checkpoint.stage = Stage::Idle;
         self.checkpoint.count += 1;
+        self.scrub_checkpoint_named();
     }
 }
 

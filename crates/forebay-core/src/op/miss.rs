@@ -142,7 +142,7 @@ impl Engine {
     }
 
     /// A ticket for a read that begins now.
-    fn ticket(&mut self, volume: VolumeIndex, lba: Lba, blocks: u16) -> Ticket {
+    pub(crate) fn ticket(&mut self, volume: VolumeIndex, lba: Lba, blocks: u16) -> Ticket {
         let state = self.volume_ref(volume).expect("it exists");
         let end = lba + u64::from(blocks);
         // A write around the log has its lock before it begins.
@@ -261,6 +261,18 @@ impl Engine {
                 return Err(Refusal::FirstTouch);
             }
         }
+        self.place_fill(volume, lba, ticket, to, payload)
+    }
+
+    /// Places a copy of a block that was read from the backing device with a ticket (F1, F2).
+    pub(crate) fn place_fill(
+        &mut self,
+        volume: VolumeIndex,
+        lba: Lba,
+        ticket: Ticket,
+        from: Place,
+        payload: &mut impl Payload,
+    ) -> Result<(), Refusal> {
         let ignored = self.config.mutants.is(Mutant::FillTicketIgnored);
         if !self.ticket_holds(ticket, volume, lba) && !ignored || self.backing_may_lose(volume, lba)
         {
@@ -275,7 +287,7 @@ impl Engine {
         }
         let (buffer, block) = self.next_slot(volume);
         let copy = Place::Buffer { buffer, block };
-        payload.copy(to, copy, 1);
+        payload.copy(from, copy, 1);
         // Of the copy: the request's memory may be the guest's own.
         let crc = payload.checksum(copy);
         self.place_data(volume, lba, crc, Kind::Fill, payload);

@@ -216,19 +216,8 @@ impl Engine {
             let _ = self.mark_lost(one.volume, one.lba, slot, true, payload);
             return self.fail(piece.request, RequestError::Io);
         }
-        let slot = self.segments.slot(segment, block);
-        // With no room to cut an extent in two it is found bad again by the next read.
-        if self.volume(one.volume).extents.has_room()
-            && self.index.remove(one.volume, one.lba, slot)
-        {
-            // The backing device's version is the newest now: an older extent must not come forth.
-            let position = self.segments.position(segment, block);
-            let state = self.volume(one.volume);
-            state.forgot = true;
-            if state.extents.get(one.lba).is_some_and(|extent| extent.position <= position) {
-                state.extents.cut(one.lba);
-            }
-        }
+        // With no room to forget it, it is found bad again by the next read.
+        self.forget_bad(one.volume, one.lba, segment, block);
         let stats = &mut self.volume(one.volume).stats;
         stats.repaired_blocks += 1;
         let why = match one.to {
@@ -240,6 +229,29 @@ impl Engine {
             stats.miss_blocks += 1;
         }
         self.miss_begin(Miss::new(one.request, one.volume, (one.lba, 1), one.to, why));
+    }
+
+    /// A copy of what the backing device has is bad: from now on the block is read from there. Says whether
+    /// that was the block's newest version, and whether there was room to cut an extent in two.
+    pub(crate) fn forget_bad(
+        &mut self,
+        volume: VolumeIndex,
+        lba: Lba,
+        segment: SegmentId,
+        block: u16,
+    ) -> bool {
+        let slot = self.segments.slot(segment, block);
+        if !self.volume(volume).extents.has_room() || !self.index.remove(volume, lba, slot) {
+            return false;
+        }
+        // The backing device's version is the newest now: an older extent must not come forth.
+        let position = self.segments.position(segment, block);
+        let state = self.volume(volume);
+        state.forgot = true;
+        if state.extents.get(lba).is_some_and(|extent| extent.position <= position) {
+            state.extents.cut(lba);
+        }
+        true
     }
 
     /// Whether the block that was read from `segment`, `block` is what was written there (R1).

@@ -3,6 +3,7 @@
 //! order; their blocks pass through frames, a ring of its own in the write-back window.
 
 use crate::engine::Config;
+use crate::limits::{BACKGROUND_BLOCKS, BACKGROUND_READS};
 use crate::memory::{queue_bytes, vec_bytes};
 use crate::policy::batch::{Batch, Stretch};
 use crate::policy::parked::PARTS_MAX;
@@ -28,7 +29,7 @@ pub(super) struct Run {
     pub(super) frame: u32,
     pub(super) frames: u32,
     pub(super) state: RunState,
-    /// Reads or writes under way, or waiting to be.
+    /// Blocks that are still to come from the cache, then writes under way or waiting to be.
     pub(super) remaining: u16,
     /// Some of its blocks are refused.
     pub(super) refused: bool,
@@ -53,6 +54,13 @@ pub(crate) struct Lane {
     pub(super) front: u32,
     /// Number of the next run to be written.
     pub(super) next_write: u32,
+    /// Number of the run whose blocks are read next, and how many of them are asked for.
+    pub(super) next_read: u32,
+    pub(super) next_read_block: u16,
+    /// Blocks being read from the cache device.
+    pub(super) reading: u32,
+    /// Blocks that are there and not yet written.
+    pub(super) read: u32,
     pub(super) frame_base: u32,
     pub(super) frame_count: u32,
     pub(super) frame_next: u32,
@@ -97,6 +105,10 @@ impl Lane {
             runs: VecDeque::with_capacity(RUN_COUNT_MAX),
             front: 0,
             next_write: 0,
+            next_read: 0,
+            next_read_block: 0,
+            reading: 0,
+            read: 0,
             frame_base: index as u32 * frame_count,
             frame_count,
             frame_next: 0,
@@ -135,6 +147,18 @@ impl Lane {
     #[inline]
     pub(super) fn run(&mut self, number: u32) -> &mut Run {
         &mut self.runs[number.wrapping_sub(self.front) as usize]
+    }
+
+    /// Blocks that may be read from the cache device now: few at once, since guests wait behind them; more while
+    /// the backing device is about to have nothing to write.
+    pub(super) fn may_read(&self) -> u32 {
+        let reads = self.under_way - u32::from(self.writes_under_way);
+        let (blocks, count) = match self.read < self.frame_count / 4 {
+            true => (8 * BACKGROUND_BLOCKS, 8 * BACKGROUND_READS),
+            false => (BACKGROUND_BLOCKS, BACKGROUND_READS),
+        };
+        let left = if reads < count { blocks.saturating_sub(self.reading) } else { 0 };
+        left.min(BACKGROUND_BLOCKS)
     }
 
     /// Consecutive frames, given back in the order they were taken.

@@ -403,6 +403,7 @@ impl Engine {
         let pending = self.tokens.get_mut(token.0).expect("it was not begun");
         let effect = match pending {
             Pending::Miss(miss) => miss.begin(token, now),
+            Pending::Scrub(work) => work.begin(token, now),
             Pending::Around { request } => {
                 let tag = self.requests.get(*request).expect("it is in the engine").request.tag;
                 Effect::WriteAround { token, volume, tag }

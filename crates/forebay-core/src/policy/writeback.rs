@@ -279,6 +279,7 @@ impl Engine {
         self.is_through(volume.index)
             || volume.starved
             || volume.settles_to_grow()
+            || volume.unsafe_through > volume.log.watermark
             || extents * 2 > u64::from(self.config.extent_count_max)
             || volume.log.dirty_blocks >= self.dirty_limit()
             || volume
@@ -496,6 +497,7 @@ impl Engine {
         let bounds = lane.batch.bounds();
         lane.runs.clear();
         (lane.front, lane.next_write, lane.frame_next, lane.frames_used) = (0, 0, 0, 0);
+        (lane.next_read, lane.next_read_block, lane.read) = (0, 0, 0);
         (lane.given_out, lane.failed, lane.crowded) = (false, false, false);
         assert!(lane.under_way == 0, "a lane is free only when nothing of it is under way");
         lane.parts.clear();
@@ -538,7 +540,8 @@ impl Engine {
         }
         // Bounded: each turn ends a run, which may give frames back for the next one.
         loop {
-            self.writeback_read_ahead(volume, lane, payload);
+            self.writeback_read_ahead(lane);
+            self.writeback_read(volume, lane, payload);
             self.writeback_write(volume, lane);
             let lane_state = &self.lanes[lane];
             let before = lane_state.runs.len();
@@ -549,6 +552,9 @@ impl Engine {
                 let lane_state = &mut self.lanes[lane];
                 lane_state.runs.pop_front();
                 lane_state.frames_used -= run.frames;
+                if run.stretch.kind == Kind::Data {
+                    lane_state.read -= run.stretch.blocks as u32;
+                }
                 lane_state.front = lane_state.front.wrapping_add(1);
             }
             let lane_state = &self.lanes[lane];
@@ -568,13 +574,8 @@ impl Engine {
         }
     }
 
-    /// Takes stretches as long as there is room, and has their blocks read from the cache.
-    fn writeback_read_ahead(
-        &mut self,
-        volume: VolumeIndex,
-        lane: usize,
-        payload: &mut impl Payload,
-    ) {
+    /// Takes stretches as long as there is room.
+    fn writeback_read_ahead(&mut self, lane: usize) {
         loop {
             let room = self.tokens.room();
             let state = &mut self.lanes[lane];
@@ -603,40 +604,52 @@ impl Engine {
                 frame,
                 frames: frames - spare,
                 state: RunState::Reading,
-                remaining: 0,
+                remaining: blocks as u16,
                 refused: false,
             };
-            let number = state.front.wrapping_add(state.runs.len() as u32);
             state.runs.push_back(run);
-            if stretch.kind == Kind::Data {
-                self.writeback_read(volume, lane, number, payload);
-            }
         }
     }
 
-    fn writeback_read(
-        &mut self,
-        volume: VolumeIndex,
-        lane: usize,
-        number: u32,
-        payload: &mut impl Payload,
-    ) {
-        let run = *self.lanes[lane].run(number);
-        let blocks = run.stretch.blocks as u16;
-        let mut offset = 0;
-        while offset < blocks {
+    /// Has the blocks of runs read from the cache, in order, as many at once as may be.
+    fn writeback_read(&mut self, volume: VolumeIndex, lane: usize, payload: &mut impl Payload) {
+        loop {
+            let room = self.tokens.room();
+            let state = &mut self.lanes[lane];
+            let (number, left) = (state.next_read, state.may_read());
+            let ahead = number.wrapping_sub(state.front) as usize;
+            if ahead > state.runs.len() {
+                // What needs no reading was written before its turn came.
+                (state.next_read, state.next_read_block) = (state.front, 0);
+                continue;
+            }
+            if ahead == state.runs.len() || left == 0 || room < 64 {
+                return;
+            }
+            let (run, offset) = (*state.run(number), state.next_read_block);
+            if run.stretch.kind != Kind::Data || u64::from(offset) == run.stretch.blocks {
+                (state.next_read, state.next_read_block) = (number.wrapping_add(1), 0);
+                continue;
+            }
+            let blocks = run.stretch.blocks as u16;
+            let most = blocks.min(offset + left as u16);
             let slot_at = |at: u16| self.lanes[lane].batch.slot(run.stretch.item + usize::from(at));
             let (segment, block) = self.segments.place(slot_at(offset).expect("not lost yet"));
             let mut count = 1;
-            while offset + count < blocks
+            while offset + count < most
                 && slot_at(offset + count).map(|slot| self.segments.place(slot))
                     == Some((segment, block + count))
             {
                 count += 1;
             }
             let to = Place::Window { frame: run.frame + u32::from(offset) };
+            self.lanes[lane].next_read_block = offset + count;
             match self.segments.get(segment).buffer {
-                Some(buffer) => payload.copy(Place::Buffer { buffer, block }, to, count),
+                Some(buffer) => {
+                    payload.copy(Place::Buffer { buffer, block }, to, count);
+                    self.lanes[lane].read += u32::from(count);
+                    self.lanes[lane].run(number).remaining -= count;
+                }
                 None => {
                     let what = What::Read {
                         run: number,
@@ -649,7 +662,6 @@ impl Engine {
                     self.writeback_read_piece(volume, lane, what, to, payload);
                 }
             }
-            offset += count;
         }
     }
 
@@ -661,13 +673,13 @@ impl Engine {
         to: Place,
         payload: &mut impl Payload,
     ) {
-        let What::Read { run, segment, block, blocks, .. } = what else {
+        let What::Read { segment, block, blocks, .. } = what else {
             unreachable!("a read");
         };
         self.segments.get_mut(segment).readers += 1;
         payload.prefetch(self.slots.row(self.segments.slot(segment, block)));
         self.lanes[lane].under_way += 1;
-        self.lanes[lane].run(run).remaining += 1;
+        self.lanes[lane].reading += u32::from(blocks);
         let token = self.token(Pending::Writeback(Work { volume, what }));
         self.effects.push_back(Effect::ReadCache { token, segment, block, blocks, to });
     }
@@ -829,25 +841,27 @@ impl Engine {
             unreachable!("a read");
         };
         let frame = self.lanes[lane].run(run).frame;
+        self.lanes[lane].reading -= u32::from(blocks);
         for at in 0..blocks {
             let place = Place::Window { frame: frame + u32::from(offset + at) };
             let unchecked = self.config.mutants.is(Mutant::SkipWritebackChecksum);
             let good =
                 result.is_ok() && (unchecked || self.verify(segment, block + at, place, payload));
-            if good {
-                continue;
-            }
             let (offset, block) = (offset + at, block + at);
-            if !again {
+            if !good && !again {
                 let what = What::Read { run, offset, segment, block, blocks: 1, again: true };
                 self.writeback_read_piece(volume, lane, what, place, payload);
                 continue;
             }
-            let stretch = self.lanes[lane].run(run).stretch;
-            self.lanes[lane].batch.lose(stretch.item + usize::from(offset));
+            let state = &mut self.lanes[lane];
+            state.read += 1;
+            state.run(run).remaining -= 1;
+            if !good {
+                let stretch = state.run(run).stretch;
+                state.batch.lose(stretch.item + usize::from(offset));
+            }
         }
         self.segments.get_mut(segment).readers -= 1;
-        self.lanes[lane].run(run).remaining -= 1;
     }
 
     fn writeback_flush(&mut self, volume: VolumeIndex, lane: usize, payload: &mut impl Payload) {

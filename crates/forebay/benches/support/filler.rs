@@ -11,6 +11,7 @@ use forebay_core::effect::{Effect, Fault};
 use forebay_core::engine::{Config, Engine, window_frames};
 use forebay_core::format::bytes::block_checksum;
 use forebay_core::format::checkpoint::{self, Layout};
+use forebay_core::format::record::{Identity, Known};
 use forebay_core::format::superblock::{Superblock, Volume};
 use forebay_core::log::recovery::{self, CacheReader, Writer};
 use forebay_core::payload::{Ingested, Payload, Place};
@@ -46,6 +47,10 @@ impl Payload for Bytes {
 
     fn checksum(&mut self, _: Place) -> u32 {
         self.zeros
+    }
+
+    fn is_header(&mut self, _: Place, _: &Known, _: &Identity) -> bool {
+        unreachable!("nothing is scrubbed");
     }
 
     fn copy(&mut self, _: Place, _: Place, _: u16) {

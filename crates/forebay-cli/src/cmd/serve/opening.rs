@@ -97,6 +97,7 @@ impl Daemon {
             is_ending: false,
             is_from_file: args.is_from_file(),
             watch: Watch::new(),
+            scrubs: super::scrub::Scrubs::new(args.scrub_every),
             activity: "opens the cache",
             started_at: wall_now(),
             nbd_clients: None,
@@ -176,6 +177,7 @@ fn options(args: &ServeArgs) -> ShardOptions {
         config.durable_after = args.sync_after.as_nanos() as u64;
         config.close_after = config.close_after.min(config.durable_after);
     }
+    config.scrub_rate = args.scrub_rate;
     let reactor = match args.io {
         IoChoice::Auto => ReactorKind::Auto,
         IoChoice::Uring => ReactorKind::Uring,

@@ -56,6 +56,7 @@ impl Daemon {
             },
             io_refusal: shard.reactor.refusal().map(str::to_owned),
             acknowledge: acknowledge_name(config.acknowledge).into(),
+            scrub: self.scrub_status(),
             device: device_status(&self.cache_stats),
         };
         let recorded = superblock.volumes.iter().enumerate();

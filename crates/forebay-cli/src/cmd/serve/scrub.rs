@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Scrubs: begun by people or when it is time, told in the log and the status.
+
+use super::{Daemon, no_such};
+use crate::status::ScrubStatus;
+use crate::units::size;
+use anyhow::{Context, Result, bail};
+use forebay_core::policy::scrub::{Outcome, Refused, Report};
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use std::time::{Duration, Instant};
+use tracing::{error, info, warn};
+
+/// When the next one begins by itself, and what was seen of the last.
+pub(super) struct Scrubs {
+    every: Duration,
+    due: Instant,
+    seen: Report,
+}
+
+impl Scrubs {
+    /// `every`: zero for never.
+    pub(super) fn new(every: Duration) -> Scrubs {
+        Scrubs { every, due: Instant::now() + every, seen: Report::default() }
+    }
+}
+
+impl Daemon {
+    /// Begins or ends a scrub.
+    pub(super) fn scrub(&mut self, name: Option<&str>, stop: bool) -> Result<()> {
+        if self.cache_path.is_none() {
+            bail!("there is no cache to be scrubbed: the volumes are served bare");
+        }
+        let shard = &mut self.server.shard;
+        if stop {
+            if shard.engine().scrub_report().outcome != Outcome::Running {
+                bail!("no scrub is running");
+            }
+            shard.stop_scrub();
+            self.watch_scrub();
+            return Ok(());
+        }
+        let only = name.map(|name| self.served(name)).transpose()?;
+        let shard = &mut self.server.shard;
+        match shard.scrub(only) {
+            Ok(()) => {}
+            Err(Refused::Running) if shard.engine().scrub_report().only == only => {}
+            Err(Refused::Running) => {
+                bail!("a scrub of something else is running; `forebay scrub --stop` ends it");
+            }
+            Err(Refused::Failed) => bail!("the cache device has failed"),
+            Err(Refused::NotServed) => bail!(no_such(name.context("all are asked for")?)),
+        }
+        self.watch_scrub();
+        Ok(())
+    }
+
+    /// Begins one if it is time, and tells what has changed.
+    pub(super) fn watch_scrub(&mut self) {
+        let report = *self.server.shard.engine().scrub_report();
+        if report.outcome == Outcome::Running {
+            self.scrubs.due = Instant::now() + self.scrubs.every;
+        }
+        let is_due = !self.scrubs.every.is_zero() && Instant::now() >= self.scrubs.due;
+        if is_due && self.cache_path.is_some() && report.outcome != Outcome::Running {
+            self.scrubs.due = Instant::now() + self.scrubs.every;
+            // If not now, then the next time.
+            let _ = self.server.shard.scrub(None);
+        }
+        let report = *self.server.shard.engine().scrub_report();
+        let before = std::mem::replace(&mut self.scrubs.seen, report);
+        let is_new = report.began_at != before.began_at || before.outcome != Outcome::Running;
+        if report.outcome == before.outcome && !is_new || report == before {
+            return self.tell_lost(&before, &report);
+        }
+        let status = self.scrub_status();
+        let of = status.volume.as_ref().map_or(String::new(), |name| format!(" of {name}"));
+        if is_new {
+            info!("scrub{of} begins: {} to read", size(status.total_bytes));
+        }
+        self.tell_lost(&before, &report);
+        let (read, found) = (size(status.verified_bytes), status.found());
+        match report.outcome {
+            Outcome::Never | Outcome::Running => {}
+            Outcome::Completed if report.lost_blocks > 0 || report.bad_headers > 0 => {
+                warn!("scrub{of} completed: {read} read, {found}");
+            }
+            Outcome::Completed => info!("scrub{of} completed: {read} read, {found}"),
+            Outcome::Stopped => info!("scrub{of} stopped: {read} read, {found}"),
+            Outcome::Failed => {
+                error!("scrub{of} ended: the cache device failed; {read} read, {found}");
+            }
+        }
+    }
+
+    /// Each lost block is named as long as there is room for its name.
+    fn tell_lost(&self, before: &Report, now: &Report) {
+        let known =
+            if now.began_at == before.began_at { before.lost.iter().flatten().count() } else { 0 };
+        for (volume, lba) in now.lost.iter().flatten().skip(known) {
+            warn!(
+                "{}: block {} (byte {}) is bad on the cache device and lost: reads of it fail until it is written",
+                self.volume_name(*volume),
+                lba.0,
+                lba.0 * BLOCK_BYTES
+            );
+        }
+    }
+
+    fn volume_name(&self, index: VolumeIndex) -> String {
+        self.recorded(index).map_or_else(|| "a volume that left".into(), |it| it.name.clone())
+    }
+
+    pub(super) fn scrub_status(&self) -> ScrubStatus {
+        let report = self.server.shard.engine().scrub_report();
+        let state = match report.outcome {
+            Outcome::Never => "never",
+            Outcome::Running => "running",
+            Outcome::Completed => "completed",
+            Outcome::Stopped => "stopped",
+            Outcome::Failed => "failed",
+        };
+        let lost = report.lost.iter().flatten();
+        ScrubStatus {
+            state: state.into(),
+            volume: report.only.map(|index| self.volume_name(index)),
+            began_at: report.began_at,
+            ended_at: report.ended_at,
+            total_bytes: report.total_blocks * BLOCK_BYTES,
+            verified_bytes: report.verified_blocks * BLOCK_BYTES,
+            healed_blocks: report.healed_blocks,
+            lost_blocks: report.lost_blocks,
+            lost: lost
+                .map(|(index, lba)| format!("{} {}", self.volume_name(*index), lba.0))
+                .collect(),
+            unneeded_blocks: report.unneeded_blocks,
+            bad_headers: report.bad_headers,
+            saved_headers: report.saved_headers,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay scrub` of the real program.
+
+#![allow(clippy::unwrap_used)]
+
+mod bad;
+mod support;
+
+use bad::{Daemon, Done, Place, patch};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use support::{signal, wait_for};
+
+fn status(place: &Place) -> Value {
+    let done = place.run(&["status", "--json", "--control", &place.text("control")]);
+    serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
+}
+
+fn scrub(place: &Place, more: &[&str]) -> Done {
+    let control = place.text("control");
+    place.run(&[&["scrub", "--control", &control], more].concat())
+}
+
+/// A volume of four blocks at LBA 8 and where each lies on the cache device; nothing of it is in memory.
+struct Written {
+    place: Place,
+    cache: String,
+    volume: String,
+    blocks: Vec<u64>,
+}
+
+impl Written {
+    fn new(name: &str) -> Written {
+        let place = Place::new(name);
+        let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+        let volume = format!("v={backing}");
+        let daemon = place.serve(&["--cache", &cache, "--volume", &volume]);
+        daemon.client("v").write(8 * 4096, &[7; 4 * 4096], true).unwrap();
+        daemon.stop(&place);
+        let done = place.run(&["inspect", &cache, "entries", "--json"]);
+        let records: Value = serde_json::from_str(&done.stdout).unwrap();
+        let mut blocks = Vec::new();
+        for record in records.as_array().unwrap() {
+            for row in record["rows"].as_array().into_iter().flatten() {
+                let slot = row["slot"].as_u64().unwrap();
+                blocks.push(record["address"].as_u64().unwrap() + slot * 4096);
+            }
+        }
+        assert_eq!(blocks.len(), 4);
+        Written { place, cache, volume, blocks }
+    }
+
+    fn serve(&self, more: &[&str]) -> Daemon {
+        let args = ["--cache", &self.cache, "--volume", &self.volume];
+        self.place.serve(&[&args, more].concat())
+    }
+}
+
+#[test]
+fn a_sound_cache_is_said_to_be_so() {
+    let it = Written::new("scrub-sound");
+    let daemon = it.serve(&[]);
+    assert_eq!(status(&it.place)["cache"]["scrub"]["state"], "never");
+    let done = scrub(&it.place, &[]);
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{done:?}");
+    assert!(done.stdout.contains("completed: 20 KiB read, nothing bad"), "{done:?}");
+    let told = &status(&it.place)["cache"]["scrub"];
+    assert_eq!((&told["state"], &told["verified_bytes"]), (&"completed".into(), &20480.into()));
+    assert_eq!(scrub(&it.place, &["v"]).code, 0);
+    assert_eq!(status(&it.place)["cache"]["scrub"]["volume"], "v");
+    scrub(&it.place, &["w"]).refused(1, "w: no such volume is served");
+    scrub(&it.place, &["--stop"]).refused(1, "no scrub is running");
+    let said = daemon.stop(&it.place);
+    assert!(said.contains("scrub completed: 20 KiB read, nothing bad"), "{said}");
+}
+
+#[test]
+fn a_bad_clean_block_is_healed_and_ends_with_3() {
+    let it = Written::new("scrub-clean");
+    assert_eq!(it.place.run(&["drain", "--cache", &it.cache]).code, 0);
+    patch(&it.cache, it.blocks[1], |bytes| bytes[9] ^= 128, 10);
+    let daemon = it.serve(&[]);
+    let done = scrub(&it.place, &[]);
+    assert_eq!(done.code, 3, "{done:?}");
+    assert!(done.stdout.contains("1 blocks healed"), "{done:?}");
+    assert_eq!(daemon.client("v").read(8 * 4096, 4 * 4096).unwrap(), [7; 4 * 4096]);
+    let volume = &status(&it.place)["volumes"][0];
+    assert_eq!((&volume["hit_blocks"], &volume["miss_blocks"]), (&4.into(), &0.into()), "{volume}");
+    assert_eq!(scrub(&it.place, &[]).code, 0, "what is left of it nobody needs");
+    daemon.stop(&it.place);
+}
+
+#[test]
+fn a_bad_dirty_block_is_named_and_ends_with_4() {
+    let it = Written::new("scrub-dirty");
+    patch(&it.cache, it.blocks[2], |bytes| bytes[0] ^= 1, 1);
+    let daemon = it.serve(&[]);
+    let done = scrub(&it.place, &[]);
+    assert_eq!(done.code, 4, "{done:?}");
+    assert!(done.stdout.contains("lost: v 10"), "{done:?}");
+    assert_eq!(status(&it.place)["cache"]["scrub"]["lost"][0], "v 10");
+    assert!(daemon.client("v").read(10 * 4096, 4096).is_err());
+    assert_eq!(daemon.client("v").read(9 * 4096, 4096).unwrap(), [7; 4096]);
+    let said = daemon.stop(&it.place);
+    assert!(
+        said.contains("v: block 10 (byte 40960) is bad on the cache device and lost"),
+        "{said}"
+    );
+}
+
+/// The only record of the log has a bad header. After a scrub a crash does not need it.
+#[test]
+fn what_a_bad_header_held_survives_a_crash() {
+    let it = Written::new("scrub-header");
+    let daemon = it.serve(&[]);
+    patch(&it.cache, it.blocks[0] - 4096 + 200, |bytes| bytes[0] ^= 1, 1);
+    let done = scrub(&it.place, &[]);
+    assert_eq!(done.code, 3, "{done:?}");
+    assert!(done.stdout.contains("1 bad headers, what 1 of them held is safe"), "{done:?}");
+    daemon.kill();
+    let daemon = it.serve(&[]);
+    assert_eq!(daemon.client("v").read(8 * 4096, 4 * 4096).unwrap(), [7; 4 * 4096]);
+    daemon.stop(&it.place);
+}
+
+#[test]
+fn ending_the_watcher_ends_nothing_and_stop_does() {
+    let it = Written::new("scrub-stop");
+    // Five blocks, a read of five seconds each but the first.
+    let daemon = it.serve(&["--scrub-rate", "4K"]);
+    daemon.client("v").write(1 << 20, &[1; 1 << 20], true).unwrap();
+    let watch = || {
+        let mut command = it.place.command();
+        command.args(["scrub", "--control", &it.place.text("control")]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let running = || status(&it.place)["cache"]["scrub"]["state"] == "running";
+    let first = watch();
+    wait_for("the scrub", running);
+    signal(first.id(), "INT");
+    assert!(first.wait_with_output().unwrap().status.code() != Some(0));
+    assert!(running(), "it goes on");
+    scrub(&it.place, &["v"]).refused(1, "a scrub of something else is running");
+    let mut second = watch();
+    // It has come before the end.
+    let mut line = String::new();
+    BufReader::new(second.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("read, "), "{line}");
+    let done = scrub(&it.place, &["--stop"]);
+    assert_eq!(done.code, 0, "{done:?}");
+    Done::new(&second.wait_with_output().unwrap()).refused(1, "the scrub was stopped");
+    assert!(!running());
+    daemon.stop(&it.place);
+}
+
+#[test]
+fn a_scrub_begins_by_itself() {
+    let it = Written::new("scrub-every");
+    let daemon = it.serve(&["--scrub-every", "1s"]);
+    wait_for("the scrub", || status(&it.place)["cache"]["scrub"]["state"] == "completed");
+    daemon.stop(&it.place);
+}

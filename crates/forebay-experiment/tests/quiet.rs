@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What guests of the cache notice of what forebay does on the cache device for itself. Virtual time: the same digits
+//! on every machine, so they may be asserted.
+
+use forebay_disk::Model;
+use forebay_disk::model::{NVME, SSD_840PRO};
+use forebay_experiment::experiments::SECOND;
+use forebay_experiment::experiments::quiet::{Doing, READS, Row, row, setup};
+use forebay_experiment::machine::Setup;
+
+const TIME: u64 = 20 * SECOND;
+
+/// p99.9 of cached reads while forebay does this, over that of a quiet cache.
+fn over_quiet(setup: &Setup, doing: Doing) -> f64 {
+    let p999 = |row: Row| row.latencies[0][2];
+    let row_of = |doing| row(setup, READS, doing, TIME);
+    let busy = row_of(doing);
+    assert!(busy.done > 0, "{doing:?}: {busy:?}");
+    p999(busy) / p999(row_of(Doing::Nothing))
+}
+
+#[test]
+fn cached_reads_take_at_most_twice_as_long_at_worst() {
+    for spec in [SSD_840PRO, NVME] {
+        let setup = setup(Model::Ssd(spec));
+        for doing in [Doing::Scrub, Doing::WriteBack] {
+            let ratio = over_quiet(&setup, doing);
+            assert!(ratio <= 2.0, "{doing:?}: {ratio:.2}");
+        }
+    }
+}
+
+/// The copies of the superblock are what is left: two writes of 64 KiB.
+#[test]
+fn a_checkpoint_shows_no_more_than_its_superblock() {
+    assert!(over_quiet(&setup(Model::Ssd(NVME)), Doing::Checkpoint) <= 2.0);
+    assert!(over_quiet(&setup(Model::Ssd(SSD_840PRO)), Doing::Checkpoint) <= 3.0);
+}
+
+/// The bound bites: with pages of 128 KiB it is more.
+#[test]
+fn a_checkpoint_in_larger_writes_would_show() {
+    let mut setup = setup(Model::Ssd(SSD_840PRO));
+    setup.config.checkpoint_frames = 32;
+    assert!(over_quiet(&setup, Doing::Checkpoint) > 4.0);
+}

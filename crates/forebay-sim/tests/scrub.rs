@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a scrub finds, and what it saves.
+
+mod support;
+
+use forebay_core::format::superblock::Mode;
+use forebay_core::mutant::{Mutant, Mutants};
+use forebay_core::policy::scrub::{Outcome, Report};
+use forebay_core::request::Op;
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_sim::block::{Block, origin};
+use forebay_sim::fate::{Choices, Fate};
+use forebay_sim::model::Stop;
+use forebay_sim::world::World;
+use std::rc::Rc;
+use support::{ask, headers, settle, world_with};
+
+const VOLUME: VolumeIndex = VolumeIndex(0);
+
+/// Writes these blocks, a record for each.
+fn write(world: &mut World, blocks: std::ops::Range<u64>) {
+    for block in blocks {
+        ask(world, 0, Op::Write { fua: false }, block, 1);
+        settle(world);
+        ask(world, 0, Op::Flush, 0, 0);
+        settle(world);
+    }
+}
+
+/// A log of small records that is dirty and at rest: all of it is on the cache device and nothing in memory.
+fn written(mutants: Mutants, blocks: u64) -> World {
+    let mut world = world_with(64, |setup| setup.config.mutants = mutants);
+    write(&mut world, 0..blocks);
+    power_cut(&mut world);
+    world
+}
+
+/// The header of the record rots that was written for a block. What it held is not lost.
+fn rot_header(world: &mut World, block: u64) {
+    Rc::make_mut(&mut world.setup).rot = u64::MAX;
+    world.volumes[0].model.copy_damaged(block as usize);
+    let at = place(world, block) - 1;
+    world.cache.rot(at, Block::zero());
+}
+
+fn power_cut(world: &mut World) {
+    world.stop_by(Stop::Power, &mut Fate::Chosen(&mut Choices::default()));
+    world.open(Some(Stop::Power)).expect("it is opened");
+}
+
+/// Scrubs everything; says what was found.
+fn scrub(world: &mut World) -> Report {
+    let engine = world.engine.as_mut().expect("there is a process");
+    engine.scrub(None, &mut world.memory).expect("none is running");
+    world.drain_effects().expect("it goes on");
+    loop {
+        let report = *world.engine.as_ref().expect("there is a process").scrub_report();
+        if report.outcome != Outcome::Running {
+            assert_eq!(report.outcome, Outcome::Completed);
+            return report;
+        }
+        assert!(world.step().expect("it goes on"), "{report:?}");
+    }
+}
+
+/// Where on the cache device a block lies: its newest version.
+fn place(world: &World, block: u64) -> u64 {
+    let first = world.superblock.first_segment / BLOCK_BYTES;
+    let mut all = first..first + u64::from(world.superblock.segment_count) * 16;
+    let is_it = |at: &u64| origin(&world.cache.read(*at), 0).is_some_and(|it| it.1 == block);
+    all.rfind(is_it).expect("it was written")
+}
+
+/// Reads all of it; each is compared with what was written. Nothing that the model does not call lost may fail.
+fn read_all(world: &mut World) {
+    for block in 0..64 {
+        ask(world, 0, Op::Read, block, 1);
+        settle(world);
+    }
+}
+
+fn drain(world: &mut World) {
+    let engine = world.engine.as_mut().expect("there is a process");
+    engine.drain(VOLUME, &mut world.memory);
+    world.drain_effects().expect("it goes on");
+    while !world.engine.as_ref().expect("there is a process").is_clean(VOLUME) {
+        assert!(world.step().expect("it goes on"));
+    }
+    let engine = world.engine.as_mut().expect("there is a process");
+    engine.set_mode(VOLUME, Mode::WriteBack, &mut world.memory);
+    world.drain_effects().expect("it goes on");
+}
+
+#[test]
+fn what_is_good_stays_as_it_is() {
+    let mut world = written(Mutants::default(), 20);
+    let before: Vec<_> = headers(&world);
+    let report = scrub(&mut world);
+    assert_eq!(report.verified_blocks, 40, "a header and a block each");
+    let found = (report.healed_blocks, report.lost_blocks, report.unneeded_blocks);
+    assert_eq!((found, report.bad_headers), ((0, 0, 0), 0));
+    assert_eq!(headers(&world), before, "nothing was appended");
+    read_all(&mut world);
+}
+
+#[test]
+fn a_bad_clean_block_is_copied_again_from_the_backing_device() {
+    let mut world = written(Mutants::default(), 20);
+    drain(&mut world);
+    let at = place(&world, 7);
+    world.cache.rot(at, Block::zero());
+    let report = scrub(&mut world);
+    assert_eq!((report.healed_blocks, report.lost_blocks), (1, 0));
+    ask(&mut world, 0, Op::Read, 7, 1);
+    settle(&mut world);
+    let status = world.engine.as_ref().and_then(|it| it.status(VOLUME)).expect("it is there");
+    let stats = status.stats;
+    assert_eq!((stats.repaired_blocks, stats.fill_blocks), (1, 1));
+    assert_eq!((stats.hit_blocks, stats.miss_blocks), (1, 0), "it is in the cache again");
+    // The bad copy is superseded for good.
+    assert_eq!(scrub(&mut world).unneeded_blocks, 1);
+    power_cut(&mut world);
+    read_all(&mut world);
+}
+
+#[test]
+fn a_bad_dirty_block_is_lost_and_named_before_anybody_reads_it() {
+    let mut world = written(Mutants::default(), 20);
+    let at = place(&world, 7);
+    world.cache.make_unreadable(at);
+    let now = world.moment();
+    world.volumes[0].model.may_be_lost(7, now);
+    let report = scrub(&mut world);
+    assert_eq!((report.healed_blocks, report.lost_blocks), (0, 1));
+    assert_eq!(report.lost[0].map(|(volume, lba)| (volume, lba.0)), Some((VOLUME, 7)));
+    let status = world.engine.as_ref().and_then(|it| it.status(VOLUME)).expect("it is there");
+    assert_eq!(status.lost_blocks_now, 1);
+    read_all(&mut world);
+}
+
+/// A log whose backing device takes nothing, so that nothing of it can be written back.
+/// The header of one record rots, a scrub comes by, the header of the next one rots, the power fails.
+/// Says whether the volume is frozen.
+fn two_in_a_row(mutants: Mutants) -> bool {
+    let mut world = written(mutants, 20);
+    world.volumes[0].device.failed = true;
+    rot_header(&mut world, 8);
+    let report = scrub(&mut world);
+    assert_eq!(report.bad_headers, 1);
+    rot_header(&mut world, 9);
+    power_cut(&mut world);
+    world.volumes[0].device.failed = false;
+    let frozen = world.engine.as_ref().expect("there is a process").is_frozen(VOLUME);
+    if !frozen {
+        assert_eq!(report.saved_headers, 1);
+        read_all(&mut world);
+    }
+    frozen
+}
+
+/// Two rotten headers in a row hide which blocks they held, and the volume is frozen. A scrub that finds the first
+/// puts all of it into a checkpoint, and nobody has to know what either of them said.
+#[test]
+fn a_header_that_rots_beside_one_that_was_scrubbed_freezes_nothing() {
+    assert!(!two_in_a_row(Mutants::default()));
+    assert!(two_in_a_row(Mutants::with(Mutant::ScrubSavesNothing)), "else this shows nothing");
+}
+
+/// The header of the log's last record rots, and nothing is written any more.
+fn last_of_all(mutants: Mutants) -> bool {
+    let mut world = written(mutants, 20);
+    world.volumes[0].device.failed = true;
+    rot_header(&mut world, 19);
+    assert_eq!(scrub(&mut world).bad_headers, 1);
+    power_cut(&mut world);
+    world.volumes[0].device.failed = false;
+    let frozen = world.engine.as_ref().expect("there is a process").is_frozen(VOLUME);
+    if !frozen {
+        read_all(&mut world);
+    }
+    frozen
+}
+
+/// No later header says what the last one held, and who opens from a checkpoint reads the last header before
+/// it: so a record is written behind the bad one before the checkpoint begins.
+#[test]
+fn a_checkpoint_that_saves_the_last_header_begins_behind_another() {
+    assert!(!last_of_all(Mutants::default()));
+    assert!(last_of_all(Mutants::with(Mutant::ScrubSavesTooEarly)), "else this shows nothing");
+}
+
+/// What a bad header held is on the backing device soon, even where nothing else asks for write-back.
+#[test]
+fn what_a_bad_header_held_is_written_back() {
+    let mut world = written(Mutants::default(), 20);
+    rot_header(&mut world, 8);
+    scrub(&mut world);
+    let clean = |world: &World| {
+        world.engine.as_ref().and_then(|it| it.durable_watermark(VOLUME)).expect("it is there")
+    };
+    let before = clean(&world);
+    while clean(&world) == before {
+        assert!(world.step().expect("it goes on"), "write-back was asked for");
+    }
+    // Now a crash that finds no checkpoint loses nothing, either.
+    world.superblock.checkpoint_sequence = 0;
+    world.write_superblock();
+    rot_header(&mut world, 9);
+    power_cut(&mut world);
+    assert!(!world.engine.as_ref().expect("there is a process").is_frozen(VOLUME));
+    read_all(&mut world);
+}
+
+/// A block is bad, and is read from the backing device to be copied again. While that is under way the guest zeroes it: the
+/// copy would be newer than the zeros, and old.
+fn overwritten_meanwhile(mutants: Mutants) -> Result<(), String> {
+    let mut world = written(mutants, 20);
+    drain(&mut world);
+    let at = place(&world, 7);
+    world.cache.rot(at, Block::zero());
+    let engine = world.engine.as_mut().expect("there is a process");
+    engine.scrub(None, &mut world.memory).expect("none is running");
+    world.drain_effects().expect("it goes on");
+    let report = |world: &World| *world.engine.as_ref().expect("there is one").scrub_report();
+    while report(&world).healed_blocks == 0 {
+        assert!(world.step().expect("it goes on"));
+    }
+    ask(&mut world, 0, Op::WriteZeroes { fua: false }, 7, 1);
+    while report(&world).outcome == Outcome::Running {
+        assert!(world.step().expect("it goes on"));
+    }
+    world.ask(0, Op::Read, 7 * BLOCK_BYTES, BLOCK_BYTES).map_err(|failure| failure.0)?;
+    while !world.asked.is_empty() {
+        world.step().map_err(|failure| failure.0)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_overwritten_while_it_is_healed_is_not_brought_back() {
+    assert_eq!(overwritten_meanwhile(Mutants::default()), Ok(()));
+    let late = overwritten_meanwhile(Mutants::with(Mutant::ScrubTicketLate));
+    assert!(late.is_err(), "else this shows nothing");
+}
