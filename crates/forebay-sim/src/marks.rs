@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 /// What a run of many seeds must have come past.
-pub const EXPECTED: [&str; 104] = [
+pub const EXPECTED: [&str; 106] = [
     "header of a fill rotted",
     "fill placed",
     "fill read",
@@ -85,6 +85,8 @@ pub const EXPECTED: [&str; 104] = [
     "cache block unreadable",
     "checkpoint page rotted",
     "clean stop",
+    "handed over",
+    "handed over and not taken",
     "opened from a checkpoint",
     "superblock copy rotted",
     "killed between calls",

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 53] = [
+pub const ALL: [Mutant; 54] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -52,6 +52,7 @@ pub const ALL: [Mutant; 53] = [
     Mutant::CheckpointKeepsExtents,
     Mutant::CheckpointRunInPlace,
     Mutant::CheckpointRunChangeForgotten,
+    Mutant::HandOverRunChangeForgotten,
     Mutant::ParkedForgotten,
     Mutant::ParkedStale,
     Mutant::EntryAfterWrite,

@@ -156,7 +156,7 @@ impl World {
         Ok(())
     }
 
-    fn start(&mut self, recovered: Recovered) {
+    pub(crate) fn start(&mut self, recovered: Recovered) {
         self.tell(|| format!("opened, damage {:?}", recovered.damage));
         for damage in &recovered.damage {
             self.marks.hit(match damage {
@@ -271,7 +271,7 @@ impl World {
         checkpoint_is_derived::compare(&self.volumes, recovered, &whole).map_err(Failure)
     }
 
-    fn recover(&mut self, superblock: &Superblock, writer: Writer) -> Recovered {
+    pub(crate) fn recover(&mut self, superblock: &Superblock, writer: Writer) -> Recovered {
         let config = self.setup.config;
         let room = config.extent_count_max;
         recover(superblock, &mut Reader(&self.cache), room, writer, config.mutants)

@@ -41,7 +41,7 @@ pub(crate) struct Row {
 
 impl Row {
     /// Whether all of it can be: a right checksum says that it is what was written, no more.
-    fn is_sound(&self, superblock: &Superblock) -> bool {
+    pub(crate) fn is_sound(&self, superblock: &Superblock) -> bool {
         self.used <= superblock.segment_blocks()
             && self.sequence < SEQUENCE_MAX
             && self.ordinal.0 < ORDINAL_MAX
@@ -68,7 +68,7 @@ pub(crate) struct ImageVolume {
 }
 
 impl ImageVolume {
-    fn is_sound(&self, superblock: &Superblock) -> bool {
+    pub(crate) fn is_sound(&self, superblock: &Superblock) -> bool {
         let start = &self.start;
         let sequences = [start.link.sequence, start.through, self.next_sequence, self.watermark];
         let positions = self.pending.iter().map(|pending| pending.position);

@@ -86,7 +86,22 @@ impl Slots {
         Slots::of(alloc::vec![[0; ROW_BYTES]; count as usize])
     }
 
-    fn of(rows: Vec<[u8; ROW_BYTES]>) -> Slots {
+    /// The table that another process had; what has changed is yet to be noted.
+    pub(crate) fn taken(count: u64, rows: Vec<[u8; ROW_BYTES]>) -> Option<Slots> {
+        (rows.len() as u64 == count).then(|| Slots::of(rows))
+    }
+
+    /// All rows.
+    pub(crate) fn all(&self) -> &[[u8; ROW_BYTES]] {
+        &self.rows
+    }
+
+    /// Runs there are.
+    pub(crate) fn run_count(&self) -> u32 {
+        self.changed.len() as u32
+    }
+
+    pub(crate) fn of(rows: Vec<[u8; ROW_BYTES]>) -> Slots {
         let count = rows.len() as u64;
         let changed = alloc::vec![false; run_count(count) as usize];
         Slots { rows, changed, run_shift: run_slots(count).trailing_zeros() }
