@@ -24,6 +24,9 @@ pub enum Request {
     },
     Upgrade {
         executable: PathBuf,
+        /// How it lays out a map that is handed over, if it says so.
+        #[serde(default)]
+        layout: Option<String>,
     },
     /// `NAME=BACKING[,...]` as on the command line, its paths absolute, or `NAME` alone.
     Attach {

@@ -85,6 +85,10 @@ fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
         Command::Udev(args) => cmd::udev::run(args),
         Command::Pages(args) => cmd::pages::run(args),
         Command::Keep => attach::keep().map(|()| ExitCode::SUCCESS),
+        Command::Layout => {
+            println!("{}", upgrade::layout());
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 

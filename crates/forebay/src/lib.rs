@@ -68,6 +68,7 @@
 
 pub mod cache;
 pub mod check;
+pub mod handover;
 pub mod host;
 pub mod ingest;
 pub mod inspect;

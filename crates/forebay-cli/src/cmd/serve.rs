@@ -33,6 +33,7 @@ use forebay_serve::server::Server;
 use leaving::Leaving;
 use rates::Rates;
 use std::cell::RefCell;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -45,6 +46,8 @@ use watch::Watch;
 /// How long a turn of the loop waits for something to happen, and while a volume is on its way out.
 const TURN: Duration = Duration::from_millis(500);
 const LEAVING_TURN: Duration = Duration::from_millis(10);
+/// How long batches and checkpoints may take to end before a hand-over waits for them with guests waiting.
+const PREPARATION: Duration = Duration::from_secs(5);
 
 /// A volume that is served.
 struct Served {
@@ -80,6 +83,12 @@ struct Daemon {
     watch: Watch,
     /// What it is doing now.
     activity: &'static str,
+    /// How it has come from the program before.
+    upgrade: Option<String>,
+    /// Where clients come in, for the next program.
+    sockets: Vec<(String, OwnedFd)>,
+    /// The next program, and since when what is long is waited for.
+    upgrading: Option<(PathBuf, Instant)>,
     /// Milliseconds since 1970.
     started_at: u64,
     nbd_clients: Option<Counts>,
@@ -92,7 +101,8 @@ struct Daemon {
 enum End {
     Signal,
     Stop,
-    Upgrade(PathBuf),
+    /// What stands against a hand-over, if anything does.
+    Upgrade(PathBuf, Option<String>),
 }
 
 /// `before`: what goes on if this cannot serve.
@@ -124,7 +134,8 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     let (wanted, waiting) = daemon.wanted_machines(args)?;
     waiting.into_iter().for_each(|text| daemon.problem(text));
     let listeners = args.listen.iter().map(sockets::listen).collect::<Result<Vec<_>>>()?;
-    let listeners = listeners.into_iter().flatten().collect();
+    let listeners: Vec<_> = listeners.into_iter().flatten().collect();
+    daemon.sockets.extend(listeners.iter().filter_map(sockets::kept));
     let metrics = args.metrics.as_ref().map(metrics::Listener::bind).transpose()?;
     let nbd = NbdFrontEnd::new(listeners, Rc::clone(&daemon.exports))?;
     daemon.nbd_clients = Some(nbd.counts());
@@ -133,6 +144,8 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         daemon.machines = Some(vhost::Machines::begin(&mut daemon.server, wanted)?);
     }
     let control = daemon.listen_for_control(args.control.as_deref())?;
+    // What has gone from the configuration.
+    upgrade::close_left();
     daemon.print_exports();
     daemon.activity = "attaches the volumes";
     if let Some(kind) = attaches
@@ -162,13 +175,14 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     match &end {
         End::Signal => info!("stops: a signal came"),
         End::Stop => info!("stops: `forebay stop` asked for it"),
-        End::Upgrade(executable) => {
+        End::Upgrade(executable, against) => {
             info!("goes on as {}", executable.display());
             // The devices stay, and wait for it.
             daemon.attached.clear();
             let _ = sd_notify("RELOADING=1");
-            daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
-            return upgrade::execute(executable).map(|never| match never {});
+            let sockets = unix_sockets(args).chain([control]);
+            let left = daemon.leave_to_next(against.clone(), args.stop_timeout, sockets)?;
+            return upgrade::execute(executable, left).map(|never| match never {});
         }
     }
     daemon.is_ending = true;
@@ -249,6 +263,7 @@ impl Daemon {
             }
         };
         let listener = sockets::bind(&path)?;
+        self.sockets.extend(sockets::kept_unix(&listener));
         self.server.add(Box::new(ControlServer::new(listener, Rc::clone(&self.desk))));
         Ok(path)
     }
@@ -320,7 +335,13 @@ impl Daemon {
         let watchdog = watchdog_interval();
         let mut told = Instant::now();
         loop {
-            let wait = if self.leaving.is_some() { LEAVING_TURN } else { TURN };
+            let answers = !self.desk.borrow().answers.is_empty();
+            let wait = match self.leaving {
+                // The next turn sends them.
+                _ if answers => Duration::ZERO,
+                Some(_) => LEAVING_TURN,
+                None => TURN,
+            };
             self.server.turn(Some(wait))?;
             if watchdog.is_some_and(|interval| told.elapsed() >= interval) {
                 told = Instant::now();
@@ -337,6 +358,11 @@ impl Daemon {
             }
             if let Some(end) = self.answer_questions() {
                 return Ok(end);
+            }
+            if let Some((executable, since)) = &self.upgrading
+                && (self.server.shard.is_prepared() || since.elapsed() >= PREPARATION)
+            {
+                return Ok(End::Upgrade(executable.clone(), None));
             }
         }
     }
@@ -376,9 +402,15 @@ impl Daemon {
                     end = Some(End::Stop);
                     Reply::Done
                 }
-                Request::Upgrade { executable } => match self.check_upgrade(&executable) {
+                Request::Upgrade { executable, layout } => match self.check_upgrade(&executable) {
                     Ok(()) => {
-                        end = Some(End::Upgrade(executable));
+                        match self.against_hand_over(layout) {
+                            None => {
+                                self.server.shard.prepare_hand_over();
+                                self.upgrading = Some((executable, Instant::now()));
+                            }
+                            against => end = Some(End::Upgrade(executable, against)),
+                        }
                         Reply::Done
                     }
                     Err(error) => Reply::Error { text: format!("{error:#}") },

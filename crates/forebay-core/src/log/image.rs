@@ -179,7 +179,7 @@ pub(crate) fn read_slots<R: CacheReader>(
     image: &Image,
     reader: &mut R,
 ) -> Option<Slots> {
-    let mut slots = Slots::unfilled(slot_count(superblock));
+    let mut slots = Slots::of(reader.rows(slot_count(superblock) as usize));
     let layout = &image.layout;
     let stretches: Vec<Stretch> = (0..)
         .zip(&image.slot_runs)
@@ -209,7 +209,9 @@ pub(crate) fn read_index<R: CacheReader>(
     reader: &mut R,
     keep: impl Fn(Slot) -> bool + Sync,
 ) -> Option<Index> {
-    let mut index = Index::new(slot_count(superblock), superblock.key);
+    let slots = slot_count(superblock);
+    let cells = reader.cells(Index::cell_count(slots));
+    let mut index = Index::over(slots, superblock.key, cells);
     let shape = index.shape();
     let (layout, own) = (&image.layout, own(superblock));
     let stretches: Vec<Stretch> = (0..)

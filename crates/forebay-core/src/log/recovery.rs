@@ -140,7 +140,9 @@ fn recover_from<R: CacheReader>(
         Some(slots) => (Index::new(1, superblock.key), slots),
         None => {
             let count = u64::from(superblock.segment_count) * u64::from(blocks);
-            (Index::new(count, superblock.key), Slots::new(count))
+            let cells = reader.cells(Index::cell_count(count));
+            let slots = Slots::void_over(reader.rows(count as usize));
+            (Index::over(count, superblock.key, cells), slots)
         }
     };
     let mut volumes = Vec::with_capacity(VOLUME_COUNT_MAX);

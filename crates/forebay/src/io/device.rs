@@ -15,6 +15,7 @@
 //!   handling of an answer.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use super::buffer::Span;
@@ -264,6 +265,11 @@ pub trait Device: Send {
 
     /// Makes everything written durable, blocking. For use outside the loop.
     fn sync(&self) -> io::Result<()>;
+
+    /// The open file that does its I/O and has its lock, if it is one.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 const INDEX_BITS: u32 = 48;

@@ -4,6 +4,7 @@
 use super::device::{Completion, Device, DeviceInfo, Operation, OperationKind};
 use super::reactor::Reactor;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 /// A device around another. All it does not say is done by the one below.
@@ -100,5 +101,9 @@ impl<L: Layer> Device for L {
     fn sync(&self) -> io::Result<()> {
         let use_of = Use { kind: OperationKind::Flush, offset: 0, length: 0 };
         self.blocking(use_of, &mut || self.below().sync())
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.below().descriptor()
     }
 }
