@@ -26,6 +26,7 @@ use forebay::host::notify::{sd_notify, watchdog_interval};
 use forebay::host::runtime_dir::RuntimeDir;
 use forebay::io::{ReactorKind, Stats};
 use forebay::shard::uuid_text;
+use forebay_core::engine::CacheHealth;
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
 use forebay_serve::nbd::listen::{Counts, Exports, NbdFrontEnd, export};
@@ -189,7 +190,15 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     daemon.activity = "stops: waits until nobody holds its block devices";
     let _ = sd_notify("STOPPING=1");
     daemon.release_devices(&signals, args.stop_timeout)?;
+    let cache = daemon.cache_text();
+    let health = daemon.server.shard.engine().health();
     daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
+    if health == CacheHealth::Failed {
+        bail!(
+            "{cache}: the cache device failed while it was served, and writes were refused since; what was \
+             answered before is there: serve it again, and it is recovered"
+        );
+    }
     Ok(ExitCode::SUCCESS)
 }
 
