@@ -43,6 +43,9 @@ _forebay() {
             forebay,keep)
                 cmd="forebay__subcmd__keep"
                 ;;
+            forebay,layout)
+                cmd="forebay__subcmd__layout"
+                ;;
             forebay,pages)
                 cmd="forebay__subcmd__pages"
                 ;;
@@ -80,7 +83,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --help --version format serve status stop upgrade drain attach detach set why forget check inspect config udev pages keep"
+            opts="-h -V --help --version format serve status stop upgrade drain attach detach set why forget check inspect config udev pages keep layout"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -287,6 +290,20 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        forebay__subcmd__layout)
+            opts="-h --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         forebay__subcmd__pages)
             opts="-h --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -440,7 +457,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__upgrade)
-            opts="-h --exec --timeout --control --help"
+            opts="-h --exec --timeout --control --process --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -455,6 +472,10 @@ _forebay() {
                     return 0
                     ;;
                 --control)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --process)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -570,6 +570,9 @@ pub struct UpgradeArgs {
     /// The daemon's control socket; needed if several run, or if it is not in the usual place
     #[arg(long)]
     pub control: Option<PathBuf>,
+    /// The daemon's process, for a service manager: its control socket is in the usual place
+    #[arg(long, value_name = "ID", conflicts_with = "control")]
+    pub process: Option<u32>,
 }
 
 /// `forebay drain`

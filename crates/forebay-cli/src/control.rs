@@ -93,6 +93,15 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     }
 }
 
+/// The socket of the daemon that is this process.
+pub fn find_process(process: u32) -> Result<PathBuf> {
+    let is_it = |socket: &PathBuf| status(socket).is_ok_and(|status| status.pid == process);
+    sockets()?.into_iter().find(is_it).ok_or_else(|| {
+        let text = format!("process {process} answers on no control socket in the usual place");
+        NoDaemon(text + "; if it has one elsewhere, give --control").into()
+    })
+}
+
 /// Asks, and waits for the answer.
 pub fn ask(socket: &Path, request: &Request) -> Result<Reply> {
     let mut stream = UnixStream::connect(socket).map_err(|error| {

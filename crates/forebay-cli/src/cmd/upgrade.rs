@@ -15,7 +15,10 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
     let executable = std::fs::canonicalize(&args.exec)
         .with_context(|| format!("{}: there is no such program", args.exec.display()))?;
     let version = version(&executable)?;
-    let socket = control::find(args.control.as_deref())?;
+    let socket = match args.process {
+        Some(process) => control::find_process(process)?,
+        None => control::find(args.control.as_deref())?,
+    };
     let before = control::status(&socket)?;
     let begun = Instant::now();
     let layout = layout(&executable);
