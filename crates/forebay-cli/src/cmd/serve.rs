@@ -20,7 +20,7 @@ use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
 use crate::late::Patience;
 use crate::upgrade::{self, Before};
-use crate::{metrics, sockets, vhost};
+use crate::{metrics, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
 use forebay::host::notify::{sd_notify, watchdog_interval};
 use forebay::host::runtime_dir::RuntimeDir;
@@ -159,6 +159,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         daemon.problem(format!("no volume is attached by {}: {error:#}", kind.name()));
         daemon.devices = None;
     }
+    stored::close_rest();
     if let Some(listener) = metrics {
         metrics::start(listener, control.clone()).context("metrics cannot be served")?;
     }
