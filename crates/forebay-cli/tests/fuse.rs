@@ -142,6 +142,10 @@ impl Manager {
 
 impl Bench {
     fn new(name: &str, size_bytes: u64) -> Bench {
+        Bench::with_cache(name, size_bytes, "128M")
+    }
+
+    fn with_cache(name: &str, size_bytes: u64, cache_size: &str) -> Bench {
         let memory = Path::new("/dev/shm");
         let above = if memory.is_dir() { memory.into() } else { std::env::temp_dir() };
         let root = above.join(format!("forebay-fuse-{name}-{}", std::process::id()));
@@ -151,7 +155,7 @@ impl Bench {
         let (own, manager) = (Vec::new(), None);
         let bench = Bench { root, daemon: None, uuid, device, options, own, manager };
         File::create(bench.path("back")).unwrap().set_len(size_bytes).unwrap();
-        run(&[FOREBAY, "format", &bench.path("cache"), "--size", "128M"]);
+        run(&[FOREBAY, "format", &bench.path("cache"), "--size", cache_size]);
         bench
     }
 
@@ -848,4 +852,40 @@ fn a_file_system_is_whole_without_its_cache_at_any_moment_if_order_is_strict() {
 #[test]
 fn a_file_system_is_whole_without_its_cache_between_batches() {
     a_lost_cache("batch");
+}
+
+/// A field of `/proc/PID/status` in KiB.
+fn memory_kib(process: u32, field: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let value = status.lines().find_map(|line| line.strip_prefix(field)).expect("a field");
+    value.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// A volume's size costs neither memory nor, where it is discarded or zeroed, time.
+#[test]
+fn a_volume_of_sixteen_tebibytes_is_formatted_and_discarded_within_the_memory_told() {
+    requires!("mkfs.ext4", "mkfs.xfs", "blkdiscard");
+    let mut bench = Bench::with_cache("huge", 16 << 40, "1G");
+    bench.serve();
+    let daemon = bench.daemon.as_ref().unwrap().id();
+    // Each within the time that any command of these tests has.
+    run(&["mkfs.ext4", "-q", &bench.device]);
+    run(&["blkdiscard", &bench.device]);
+    run(&["mkfs.xfs", "-q", "-f", &bench.device]);
+    bench.mount(&bench.device, "nouuid");
+    fs::write(bench.root.join("mnt/file"), vec![7; 3 << 20]).unwrap();
+    bench.unmount();
+    let status = run(&[FOREBAY, "status", "--json", "--control", &bench.control()]);
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let parts = status["memory"].as_array().unwrap();
+    let told: u64 = parts.iter().map(|part| part["bytes"].as_u64().unwrap()).sum();
+    let most = memory_kib(daemon, "VmHWM") << 10;
+    println!("{} MiB resident at most, {} MiB told", most >> 20, told >> 20);
+    assert!(most <= told + (16 << 20), "{most} bytes resident of {told} told");
+    bench.drain_and_stop();
+    let alone = bench.backing_alone();
+    bench.mount(&alone, "nouuid");
+    assert_eq!(fs::read(bench.root.join("mnt/file")).unwrap(), vec![7; 3 << 20]);
+    bench.unmount();
+    bench.detach_own();
 }

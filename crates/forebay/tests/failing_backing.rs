@@ -292,6 +292,34 @@ fn one_refused_block_is_kept_and_the_rest_of_the_volume_drains() {
     assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
 }
 
+/// No half of the one long write is taken, nor a half of that: only single blocks are. Halving everything came
+/// to no success within the tries that say whether a device works at all, so nothing was ever parked.
+#[test]
+fn every_second_block_of_a_long_write_is_refused() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "parked-comb");
+    let (mut rig, volume, faults) = parking(&dir, Mode::WriteBack);
+    for block in 3..203 {
+        put_tag(&mut rig, volume, block, block + 1).unwrap();
+    }
+    rig.request(volume, Op::Flush, 0, 0, None).unwrap();
+    go_bad(&faults, 100);
+    let parked = |shard: &forebay::shard::Shard| {
+        let state = shard.engine().status(volume).unwrap();
+        state.parked_blocks == 100 && state.dirty_blocks == 100
+    };
+    rig.wait("all but the bad blocks are written", parked);
+    // Tried again, they say nothing of the device.
+    let again = rig.shard.engine().status(volume).unwrap().stats.parked_blocks;
+    put_tag(&mut rig, volume, 700, 7).unwrap();
+    rig.wait("they are tried again, and others are written", |shard| {
+        let state = shard.engine().status(volume).unwrap();
+        state.stats.parked_blocks >= again + 300 && parked(shard)
+    });
+    faults.clear();
+    rig.wait("all is written", |shard| shard.engine().is_clean(volume));
+    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+}
+
 #[test]
 fn a_volume_that_refuses_too_many_blocks_takes_no_writes_until_it_is_well() {
     let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "parked-full");

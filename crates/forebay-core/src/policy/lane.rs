@@ -77,6 +77,8 @@ pub(crate) struct Lane {
     pub(super) works: bool,
     /// Writes that were refused.
     pub(super) refusals: u32,
+    /// Those that say something of the device: of what was not parked already.
+    pub(super) probes: u32,
     /// It has put off the next try.
     pub(super) put_off: bool,
     /// Because not all that was found lost could be noted.
@@ -111,6 +113,7 @@ impl Lane {
             zeros: Vec::with_capacity(PARTS_MAX),
             works: false,
             refusals: 0,
+            probes: 0,
             put_off: false,
         }
     }

@@ -51,9 +51,13 @@ use alloc::vec::Vec;
 
 /// Tries of a batch before what is refused is parked.
 pub const TRIES: u32 = 8;
-/// Writes that may be refused before the first that is not: then no more are halved, and if none of
-/// the other runs is taken either the device works not at all.
+/// Writes, but for those of blocks that are parked, that may be refused before the first that is not: then no
+/// more are halved, and if none of the other runs is taken either the device works not at all.
 pub const PROBES_MAX: u32 = 32;
+/// So many of them are tried as they come, the longest parts first. Then one at a time, each time half of the
+/// last: where every second block is refused only single blocks are taken, and halving everything before them
+/// takes more tries than there are.
+pub const PROBES_WIDE: u32 = 16;
 /// Parts of refused writes that may wait to be tried.
 pub const PARTS_MAX: usize = 1024;
 /// Parked blocks of a volume, however large its segments are.
@@ -195,14 +199,16 @@ impl Engine {
     /// single blocks are left.
     pub(crate) fn writeback_refused(&mut self, volume: VolumeIndex, lane: usize, part: Part) {
         let (now, retry_after) = (self.now, self.config.retry_after);
+        let Part { run: number, from, blocks } = part;
         let state = &mut self.lanes[lane];
+        let stretch = state.run(number).stretch;
+        let known = &self.volumes[usize::from(volume.0)].as_deref().expect("it exists").parked;
         state.refusals += 1;
+        state.probes += u32::from(blocks > 1 || !known.contains(stretch.lba + from));
         if !state.parking || state.failed {
             state.failed = true;
             return;
         }
-        let Part { run: number, from, blocks } = part;
-        let stretch = state.run(number).stretch;
         if stretch.kind == Kind::Discard {
             // What the guest gave up may stay as it is.
             return;

@@ -41,7 +41,7 @@ use crate::op::read::behind;
 use crate::payload::{Payload, Place};
 use crate::policy::batch::Stretch;
 use crate::policy::lane::{Part, RUN_COUNT_MAX, Run, RunState};
-use crate::policy::parked::{PROBES_MAX, TRIES};
+use crate::policy::parked::{PROBES_MAX, PROBES_WIDE, TRIES};
 use crate::policy::slices::Side;
 use crate::request::RequestError;
 use crate::units::{Lba, SegmentId, Sequence, Tick, VolumeIndex};
@@ -484,7 +484,7 @@ impl Engine {
         assert!(lane.under_way == 0, "a lane is free only when nothing of it is under way");
         lane.parts.clear();
         lane.zeros.clear();
-        (lane.works, lane.refusals, lane.put_off) = (false, 0, false);
+        (lane.works, lane.refusals, lane.probes, lane.put_off) = (false, 0, 0, false);
         let now = self.now;
         let parked = &self.volume(volume).parked;
         let parking = parked.tries >= TRIES || !parked.is_empty();
@@ -665,13 +665,16 @@ impl Engine {
             if state.writes_under_way >= limit {
                 return;
             }
-            let held = !state.works && state.refusals > PROBES_MAX;
-            if !held && let Some(part) = state.parts.front().copied() {
+            let under_way = u32::from(state.writes_under_way);
+            let held = !state.works && state.probes > PROBES_MAX;
+            let wide = state.works || state.probes + under_way < PROBES_WIDE;
+            if !state.parts.is_empty() && (wide || !held && under_way == 0) {
                 if !self.volume(volume).slices.may_write_back(now) {
                     return;
                 }
-                self.lanes[lane].parts.pop_front();
-                self.writeback_write_part(volume, lane, part);
+                let parts = &mut self.lanes[lane].parts;
+                let part = if wide { parts.pop_front() } else { parts.pop_back() };
+                self.writeback_write_part(volume, lane, part.expect("there is one"));
                 continue;
             }
             if number == state.front.wrapping_add(state.runs.len() as u32) {

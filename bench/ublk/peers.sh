@@ -1,0 +1,127 @@
+# What stands between a guest's write and the cache device, beside what others have there: 4 KiB random writes and 1 MiB sequential
+# ones to the block devices of forebay (ublk), bcache and dm-writecache over the same two RAM disks; of a ublk target that does
+# nothing, of one that fetches the bytes and drops them, and of a plain loop device, which are floors. In the guest machine:
+#   cargo build --release -p forebay-serve --example ublk_null
+#   VM_MEMORY=4G VM_TIMEOUT=2400 scripts/vm run bench/ublk/peers.sh tests/vm/lib.sh target/release/examples/ublk_null
+# The emulator (QEMU without KVM) makes all CPU about ten times slower, and checksums more than that: only ratios within one boot mean
+# anything. Rounds are interleaved (A B C … A B C …); each figure is the median of ROUNDS. CPU is that of the whole guest.
+# dm-writeboost is not in the kernel and its module does not build for this one unchanged, so it is not here.
+. ./lib.sh
+ROUNDS=${ROUNDS:-3} SECONDS_EACH=${SECONDS_EACH:-3}
+chmod +x ./ublk_null
+modprobe -a ublk_drv loop bcache dm_writecache
+modprobe brd rd_nr=2 rd_size=$((640 << 10))
+targets="null null-copy loop forebay bcache dm-writecache"
+cache=/dev/ram0 backing=/dev/ram1
+
+begin() { # TARGET: sets `disk`
+    disk=
+    case $1 in
+    null | null-copy)
+        rm -f /run/null.in /run/null.out
+        mkfifo /run/null.in
+        ./ublk_null 512 "${1#null-}" </run/null.in >/run/null.out &
+        daemon=$!
+        exec 9>/run/null.in
+        wait_for 20 grep -q . /run/null.out && disk=$(cat /run/null.out)
+        ;;
+    loop)
+        truncate -s 512M /dev/shm/loop
+        # Its pages are there before, as those of a RAM disk are.
+        dd if=/dev/zero of=/dev/shm/loop bs=1M count=512 conv=notrunc status=none
+        disk=$(losetup -f --show --direct-io=on /dev/shm/loop)
+        ;;
+    forebay)
+        wipe $cache
+        $FOREBAY format --force $cache >/dev/null 2>&1 &&
+            serve u --cache $cache --volume v=$backing --attach ublk && disk=$(sed -n 's|^\(/dev/ublkb[0-9]*\) v$|\1|p' /run/u.out)
+        ;;
+    bcache)
+        wipe $cache $backing
+        make-bcache --writeback -C $cache -B $backing >/dev/null 2>&1
+        for it in $cache $backing; do echo $it >/sys/fs/bcache/register 2>/dev/null; done
+        wait_for 20 test -b /dev/bcache0 && disk=/dev/bcache0
+        wait_for 20 test -e /sys/block/bcache0/bcache/cache
+        echo writeback >/sys/block/bcache0/bcache/cache_mode
+        echo 0 >/sys/block/bcache0/bcache/sequential_cutoff
+        ;;
+    dm-writecache)
+        wipe $cache
+        dmsetup create wc --table "0 $(blockdev --getsz $backing) writecache s $backing $cache 4096 0" && disk=/dev/mapper/wc
+        ;;
+    esac
+    [ -n "$disk" ] || { echo "$1 cannot be had"; return 1; }
+}
+
+end() { # TARGET
+    case $1 in
+    null | null-copy) exec 9>&-; wait "$daemon" ;;
+    loop) losetup -d "$disk"; rm /dev/shm/loop ;;
+    forebay) kill "$daemon"; wait "$daemon" ;;
+    bcache)
+        echo 1 >/sys/block/bcache0/bcache/stop
+        for set in /sys/fs/bcache/*-*; do echo 1 >"$set/unregister"; done
+        wait_for 30 bash -c '! test -e /sys/block/ram1/bcache && ! ls -d /sys/fs/bcache/*-* 2>/dev/null'
+        ;;
+    dm-writecache) dmsetup remove --retry wc ;;
+    esac
+}
+
+busy() { awk '/^cpu / {print $2 + $3 + $4 + $7 + $8}' /proc/stat; } # ticks of 10 ms, all processors
+
+# TARGET JOBS DEPTH BLOCK PATTERN: a line of /run/samples
+sample() {
+    local before after
+    before=$(busy)
+    fio --name=v --filename="$disk" --direct=1 --ioengine=libaio --numjobs="$2" --iodepth="$3" --bs="$4" --rw="$5" --size=256m \
+        --time_based --runtime="$SECONDS_EACH" --group_reporting --randseed=7 --output-format=json >/run/fio 2>/dev/null
+    after=$(busy)
+    python3 - "$1" "$2x$3 $4" $((after - before)) >>/run/samples <<'END'
+import json, sys
+text = open("/run/fio").read()
+write = json.loads(text[text.index("{"):])["jobs"][0]["write"]
+at = write["clat_ns"]["percentile"]
+print(sys.argv[1], *sys.argv[2].split(), write["iops"], at["99.000000"] / 1e3, at["99.900000"] / 1e3,
+      int(sys.argv[3]) * 1e4 / max(write["total_ios"], 1))
+END
+}
+
+: >/run/samples
+for round in $(seq "$ROUNDS"); do
+    for target in $targets; do
+        begin "$target" || { fail "round $round: $target"; continue; }
+        # The region is written once before, so that no target is measured on empty tables.
+        fio --name=fill --filename="$disk" --direct=1 --ioengine=libaio --iodepth=4 --bs=1m --rw=write --size=256m >/dev/null 2>&1
+        for it in "1 4 4k" "1 32 4k" "4 4 4k" "4 32 4k"; do
+            # shellcheck disable=SC2086
+            sample "$target" $it randwrite
+        done
+        sample "$target" 1 4 1m write
+        end "$target"
+        echo "round $round: $target"
+    done
+done
+python3 - <<'END'
+import collections, statistics
+samples = collections.defaultdict(list)
+for line in open("/run/samples"):
+    target, load, block, *numbers = line.split()
+    samples[load, block, target].append([float(it) for it in numbers])
+loads = list(dict.fromkeys((load, block) for load, block, _ in samples))
+targets = list(dict.fromkeys(target for _, _, target in samples))
+median = lambda of, which: statistics.median(it[which] for it in samples[of])
+print("jobs x depth   target             IOPS   of null  p99 us  p99.9 us  of null  CPU us/IO  of null  IOPS least..most")
+for load, block in loads:
+    null = (load, block, "null")
+    for target in targets:
+        at = (load, block, target)
+        if at not in samples: continue
+        iops, p99, p999, cpu = (median(at, it) for it in range(4))
+        least, most = min(it[0] for it in samples[at]), max(it[0] for it in samples[at])
+        print(f"{load:5} {block:4}     {target:14} {iops:9.0f}  {iops / median(null, 0):7.2f}  {p99:6.0f}  {p999:8.0f}  "
+              f"{p999 / median(null, 2):7.2f}  {cpu:9.1f}  {cpu / median(null, 3):7.2f}  {least:.0f}..{most:.0f}")
+one = lambda target, load: median((load, "4k", target), 0)
+if ("4x32", "4k", "forebay") in samples:
+    print(f"forebay (4, 32) / (1, 32): {one('forebay', '4x32') / one('forebay', '1x32'):.2f}")
+END
+finish
