@@ -67,15 +67,17 @@ impl Daemon {
         let mut shard = server.stop(Duration::from_secs(5))?;
         let against = match against {
             Some(against) => against,
-            None => match shard.hand_over(limit.min(REST))? {
-                None => "what is under way does not end".to_owned(),
-                Some(handed) => {
+            None => match shard.hand_over(limit.min(REST)) {
+                Ok(None) => "what is under way does not end".to_owned(),
+                Err(error) => error.to_string(),
+                Ok(Some(handed)) => {
                     left.cache = Some(handed);
                     let indexes = volumes.iter().map(|served| served.index);
                     let backings = indexes.filter_map(|index| shard.backing(index));
                     for device in backings.chain([shard.cache()]) {
+                        // What is not left is opened again.
                         let file = device.descriptor().map(|fd| fd.try_clone_to_owned());
-                        left.devices.extend(file.transpose()?);
+                        left.devices.extend(file.and_then(Result::ok));
                     }
                     for path in sockets {
                         if left.sockets.iter().all(|(kept, _)| Path::new(kept) != path) {
