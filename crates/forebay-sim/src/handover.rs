@@ -79,7 +79,25 @@ fn hand_over_whole(world: &mut World) -> Outcome {
     world.superblock = next;
     world.models_stopped(Stop::Process, false);
     world.start(recovered);
+    if world.random.one_in(2) {
+        checkpoint(world)?;
+    }
     Ok(())
+}
+
+/// The next checkpoint holds what the one before the hand-over does not.
+fn checkpoint(world: &mut World) -> Outcome {
+    let engine = world.engine.as_mut().expect("there is a process");
+    engine.want_checkpoint();
+    engine.sync(&mut world.memory);
+    world.drain_effects()?;
+    await_it(world, |world| world.engine().is_checkpointed())?;
+    if world.cache_failed {
+        return Ok(());
+    }
+    let (superblock, writer) = (world.superblock.clone(), Writer::MayHaveLostPower);
+    let recovered = world.recover(&superblock, writer);
+    world.same_without_checkpoint(&superblock, &recovered, writer)
 }
 
 fn await_it(world: &mut World, mut done: impl FnMut(&mut World) -> bool) -> Outcome {

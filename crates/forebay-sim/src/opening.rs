@@ -250,7 +250,7 @@ impl World {
     }
 
     /// A checkpoint is derived data: the log alone gives the same map.
-    fn same_without_checkpoint(
+    pub(crate) fn same_without_checkpoint(
         &mut self,
         superblock: &Superblock,
         recovered: &Recovered,

@@ -393,7 +393,7 @@ fn stop_and_open(world: &mut World, left: u64) -> Outcome {
             if world.cache_failed {
                 return restart_failed(world);
             }
-            if world.random.one_in(2) {
+            if world.random.one_in(3) {
                 crate::handover::hand_over(world)?;
                 if world.cache_failed {
                     return restart_failed(world);
