@@ -6,8 +6,8 @@
 // All of it is tests, helpers too.
 #![allow(clippy::unwrap_used)]
 
-use std::fs::{self, File};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use std::fs::{self, File};
 use std::io::{IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;

@@ -154,7 +154,7 @@ fn a_kill_at_any_moment_of_an_upgrade_loses_nothing() {
         if round % 4 == 0 {
             // When it has been executed and has taken nothing yet.
             let dies = rig.program("dies", ":", "kill -9 $$");
-            let _ = rig.under_load(|scratch, _| {
+            rig.under_load(|scratch, _| {
                 let control = scratch.control();
                 let mut upgrade = std::process::Command::new(FOREBAY);
                 upgrade.arg("upgrade").arg("--exec").arg(dies).arg("--control").arg(control);
