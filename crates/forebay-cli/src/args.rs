@@ -4,7 +4,7 @@
 use crate::address::Address;
 use crate::units::{parse_size, parse_time};
 use clap::{Parser, Subcommand, ValueEnum};
-use forebay_core::format::superblock::{CUTOFF_MAX, Mode, Order};
+use forebay_core::format::superblock::{CUTOFF_MAX, Mode, Order, WEIGHT_MAX};
 use forebay_core::units::BLOCK_BYTES;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -62,7 +62,7 @@ pub enum Command {
     Detach(DetachArgs),
     /// Change a setting of a volume that is served, from now on and for good
     ///
-    /// mode, order and cutoff, as in `serve --volume`.
+    /// mode, order, cutoff, weight and p99_target, as in `serve --volume`.
     Set(SetArgs),
     /// Tell where a block of a volume is, and why
     Why(WhyArgs),
@@ -208,11 +208,15 @@ pub struct VolumeSpec {
     pub order: Option<Order>,
     /// In blocks.
     pub cutoff: Option<u32>,
+    pub weight: Option<u8>,
+    /// In microseconds.
+    pub p99_target: Option<u32>,
     pub logical_block: Option<u32>,
 }
 
 /// What may come after the backing device.
-pub const VOLUME_KEYS: [&str; 4] = ["mode", "order", "cutoff", "logical_block"];
+pub const VOLUME_KEYS: [&str; 6] =
+    ["mode", "order", "cutoff", "weight", "p99_target", "logical_block"];
 
 pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
     let (name, rest) = text.split_once('=').ok_or("expected NAME=BACKING[,mode=...]")?;
@@ -222,23 +226,29 @@ pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
     }
     let mut parts = rest.split(',');
     let backing = Address::parse(parts.next().unwrap_or_default())?;
-    let (mode, order, cutoff, logical_block) = (None, None, None, None);
-    let mut spec = VolumeSpec { name: name.into(), backing, mode, order, cutoff, logical_block };
+    let mut spec = VolumeSpec {
+        name: name.into(),
+        backing,
+        mode: None,
+        order: None,
+        cutoff: None,
+        weight: None,
+        p99_target: None,
+        logical_block: None,
+    };
     for part in parts {
         match part.split_once('=') {
             Some(("mode", mode)) => spec.mode = Some(parse_mode(mode)?),
             Some(("order", order)) => spec.order = Some(parse_order(order)?),
             Some(("cutoff", cutoff)) => spec.cutoff = Some(parse_cutoff(cutoff)?),
+            Some(("weight", weight)) => spec.weight = Some(parse_weight(weight)?),
+            Some(("p99_target", target)) => spec.p99_target = Some(parse_p99_target(target)?),
             Some(("logical_block", "512")) => spec.logical_block = Some(512),
             Some(("logical_block", "4096")) => spec.logical_block = Some(4096),
             Some(("logical_block", other)) => {
                 return Err(format!("logical_block={other}: 512 and 4096 are known"));
             }
-            _ => {
-                return Err(format!(
-                    "'{part}': expected mode=..., order=..., cutoff=... or logical_block=..."
-                ));
-            }
+            _ => return Err(format!("'{part}': known are {}", known_keys(&VOLUME_KEYS))),
         }
     }
     Ok(spec)
@@ -278,6 +288,24 @@ fn parse_cutoff(text: &str) -> Result<u32, String> {
     whole.ok_or_else(|| format!("cutoff={text}: expected 0, or a multiple of 4K below 16T"))
 }
 
+fn parse_weight(text: &str) -> Result<u8, String> {
+    let weight = text.parse().ok().filter(|weight| matches!(weight, 1..=WEIGHT_MAX));
+    weight.ok_or_else(|| format!("weight={text}: expected a number from 1 to {WEIGHT_MAX}"))
+}
+
+/// In microseconds.
+fn parse_p99_target(text: &str) -> Result<u32, String> {
+    let time = parse_time(text).map_err(|error| format!("p99_target={text}: {error}"))?;
+    let micros = u32::try_from(time.as_micros()).ok().filter(|micros| *micros <= 60_000_000);
+    micros.ok_or_else(|| format!("p99_target={text}: expected 0, or a time of up to a minute"))
+}
+
+/// Keys, as they are written.
+fn known_keys(keys: &[&str]) -> String {
+    let keys: Vec<String> = keys.iter().map(|key| format!("{key}=...")).collect();
+    keys.join(", ")
+}
+
 /// What of a volume can be changed while it is served: `forebay set`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setting {
@@ -285,6 +313,9 @@ pub enum Setting {
     Order(Order),
     /// In blocks.
     Cutoff(u32),
+    Weight(u8),
+    /// In microseconds.
+    P99Target(u32),
 }
 
 /// Reads `KEY=VALUE`.
@@ -293,7 +324,13 @@ pub fn parse_setting(text: &str) -> Result<Setting, String> {
         Some(("mode", mode)) => parse_mode(mode).map(Setting::Mode),
         Some(("order", order)) => parse_order(order).map(Setting::Order),
         Some(("cutoff", cutoff)) => parse_cutoff(cutoff).map(Setting::Cutoff),
-        _ => Err(format!("'{text}': expected mode=..., order=... or cutoff=...")),
+        Some(("weight", weight)) => parse_weight(weight).map(Setting::Weight),
+        Some(("p99_target", target)) => parse_p99_target(target).map(Setting::P99Target),
+        _ => {
+            let keys = VOLUME_KEYS.iter().filter(|key| **key != "logical_block");
+            let keys: Vec<&str> = keys.copied().collect();
+            Err(format!("'{text}': known are {}", known_keys(&keys)))
+        }
     }
 }
 
@@ -448,8 +485,8 @@ pub struct ServeArgs {
     pub cache: Option<PathBuf>,
     /// A volume to add, or to change; those that the cache remembers are served without it
     ///
-    /// NAME=BACKING[,mode=MODE][,order=ORDER][,cutoff=SIZE][,logical_block=512|4096]. The mode says when a
-    /// write is answered: write-back, when the cache has it; write-through, when the backing device has it as
+    /// NAME=BACKING[,mode=MODE][,order=ORDER][,cutoff=SIZE][,weight=1..16][,p99_target=TIME][,logical_block=512|4096].
+    /// The mode says when a write is answered: write-back, when the cache has it; write-through, when the backing device has it as
     /// well; write-around, when the backing device has it, the cache left out.
     ///
     /// The order says what is on the backing device if the cache is lost: batch (at first), a state that
@@ -457,6 +494,10 @@ pub struct ServeArgs {
     /// cut leaves of a disk, at the price of more write-back; relaxed, any mixture, and writes may pass
     /// what waits in the cache. Runs of writes of at least the cutoff (at first 4M; 0: none) go around the
     /// cache where the order lets them.
+    ///
+    /// A slow backing device is shared by guests and write-back in turn. The weight (at first 1) is what guests have of
+    /// its time for each part of write-back's while both want it. With a p99_target (at first 0: none) turns are as
+    /// long, or short, as 99 of 100 reads need to be answered within it.
     ///
     /// BACKING is a device or file, or sim+hdd:PATH?model=7200.12 (also st3500641as; sim+ssd: with 840pro or
     /// nvme; sim+cloud: with gp3; &write_cache=off for a hard disk): the data is in PATH, and it is as
@@ -627,7 +668,8 @@ pub struct DetachArgs {
 pub struct SetArgs {
     /// The volume
     pub name: String,
-    /// mode=write-back|write-through|write-around, order=batch|strict|relaxed, cutoff=SIZE
+    /// mode=write-back|write-through|write-around, order=batch|strict|relaxed, cutoff=SIZE, weight=1..16,
+    /// p99_target=TIME
     #[arg(value_name = "KEY=VALUE", required = true, value_parser = checked_setting)]
     pub settings: Vec<String>,
     /// The daemon's control socket; needed if several run, or if it is not in the usual place

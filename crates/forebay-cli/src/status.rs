@@ -97,6 +97,12 @@ pub struct VolumeStatus {
     pub order: String,
     /// Runs of writes of at least so many bytes may go around the log; 0: none.
     pub cutoff_bytes: u64,
+    /// Of guests on a slow backing device, against write-back.
+    pub weight: u8,
+    /// What 99 of 100 reads of it may take.
+    pub p99_target_us: Option<f64>,
+    /// What came of these two.
+    pub sharing: Sharing,
     pub drained: bool,
     pub dirty_bytes: u64,
     pub dirty: bool,
@@ -171,6 +177,21 @@ pub struct FillsRefused {
     pub first_touch: u64,
     pub no_room: u64,
     pub raced: u64,
+}
+
+/// How a slow backing device is shared between guests and write-back.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Sharing {
+    /// It is slow: each has it in turn.
+    pub sliced: bool,
+    /// How long write-back has it, then.
+    pub slice_us: f64,
+    /// How long guests, and write-back had it while the other waited.
+    pub guests_seconds: f64,
+    pub writeback_seconds: f64,
+    /// With a target: reads that shared the device since it was set, and those that took longer.
+    pub reads: Option<u64>,
+    pub late_reads: Option<u64>,
 }
 
 /// Writes that went around the log.
@@ -279,6 +300,9 @@ impl VolumeStatus {
             let bytes = size(self.bypassed_bytes);
             println!("  around the cache: {bytes}; writes: {}", reasons.join(", "));
         }
+        if let Some(text) = self.sharing_text() {
+            println!("  {text}");
+        }
         if let Some(age) = self.undurable_age_seconds {
             println!("  not durable yet: the oldest write is {age:.1} s old");
         }
@@ -336,7 +360,37 @@ impl VolumeStatus {
             0 => "no cutoff".into(),
             bytes => format!("cutoff {}", size(bytes)),
         };
-        format!("{}, order {}, {cutoff}", self.mode_text(), self.order)
+        let target = self.p99_target_us.map_or(String::new(), |target| {
+            format!(", reads of the backing device to take up to {:.0} ms", target / 1e3)
+        });
+        let (mode, order, weight) = (self.mode_text(), &self.order, self.weight);
+        format!("{mode}, order {order}, {cutoff}, weight {weight}{target}")
+    }
+
+    /// What came of weight and target, if anything is to be told.
+    fn sharing_text(&self) -> Option<String> {
+        let Sharing { sliced, slice_us, guests_seconds, writeback_seconds, .. } = self.sharing;
+        let wanted = self.weight > 1 || self.p99_target_us.is_some();
+        let both = guests_seconds + writeback_seconds;
+        if both == 0.0 && !wanted {
+            return None;
+        }
+        let mut text = match sliced {
+            true => format!("backing device in turn, {:.0} ms for write-back", slice_us / 1e3),
+            false => "backing device quick enough for guests and write-back at once".into(),
+        };
+        if both > 0.0 {
+            let percent = guests_seconds / both * 100.0;
+            text += &format!(
+                "; while both wanted it ({both:.0} s) guests had {percent:.0} %, write-back {:.0} %",
+                100.0 - percent
+            );
+        }
+        if let (Some(reads @ 1..), Some(late)) = (self.sharing.reads, self.sharing.late_reads) {
+            let percent = late as f64 / reads as f64 * 100.0;
+            text += &format!("; {percent:.1} % of {reads} reads took longer than they should");
+        }
+        Some(text)
     }
 
     fn mode_text(&self) -> String {

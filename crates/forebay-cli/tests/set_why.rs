@@ -23,10 +23,12 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
     let scratch = Scratch::new("set-why");
     scratch.format("64M");
     let backing = scratch.file("v", 64 * MIB);
-    let volume = format!("v={},cutoff=1M", backing.display());
+    let volume = format!("v={},cutoff=1M,weight=2", backing.display());
     let daemon = scratch.serve(&["--volume", &volume]);
     let it = &scratch.status()["volumes"][0];
     assert_eq!((&it["order"], &it["cutoff_bytes"]), (&"batch".into(), &MIB.into()));
+    assert_eq!((&it["weight"], &it["p99_target_us"]), (&2.into(), &Value::Null));
+    assert_eq!(it["sharing"]["sliced"], false, "a file answers at once");
 
     // Batch: a stream goes through the log, however long.
     let mut client = scratch.connect("v");
@@ -75,7 +77,10 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
     for (words, code, text) in [
         (&["set", "v", "order=loose"][..], 2, "batch, strict and relaxed are known"),
         (&["set", "v", "cutoff=5000"][..], 2, "a multiple of 4K"),
-        (&["set", "v", "weight=1"][..], 2, "expected mode=..., order=... or cutoff=..."),
+        (&["set", "v", "speed=1"][..], 2, "cutoff=..., weight=..., p99_target=..."),
+        (&["set", "v", "weight=0"][..], 2, "a number from 1 to 16"),
+        (&["set", "v", "weight=17"][..], 2, "a number from 1 to 16"),
+        (&["set", "v", "p99_target=2m"][..], 2, "a time of up to a minute"),
         (&["set", "w", "order=batch"][..], 1, "no such volume is served"),
         (&["why", "v", "16384"][..], 1, "has no block 16384; its last one is 16383"),
         (&["why", "w", "0"][..], 1, "no such volume is served"),
@@ -86,8 +91,13 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
         assert!(said.contains(text), "{words:?}: {said}");
     }
 
-    let set = scratch.ask(&["set", "v", "mode=write-through", "order=strict", "cutoff=0"]);
+    let set = ["set", "v", "mode=write-through", "order=strict", "cutoff=0"];
+    let set = scratch.ask(&[&set[..], &["weight=3", "p99_target=50ms"]].concat());
     assert!(set.status.success(), "{set:?}");
+    let said = String::from_utf8(set.stdout).unwrap();
+    assert!(said.contains("weight 3, reads of the backing device to take up to 50 ms"), "{said}");
+    let text = String::from_utf8(scratch.ask(&["status"]).stdout).unwrap();
+    assert!(text.contains("quick enough for guests and write-back at once"), "{text}");
     drop(client);
     daemon.stop("TERM");
     let daemon = scratch.serve::<&str>(&[]);
@@ -96,6 +106,9 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
         (&it["mode"], &it["order"], &it["cutoff_bytes"]),
         (&"write-through".into(), &"strict".into(), &0.into())
     );
+    assert_eq!((&it["weight"], &it["p99_target_us"]), (&3.into(), &50_000.0.into()));
+    assert!(scratch.ask(&["set", "v", "p99_target=0"]).status.success());
+    assert_eq!(scratch.status()["volumes"][0]["p99_target_us"], Value::Null);
     let mut client = scratch.connect("v");
     assert_eq!(client.read(65536, 4096).unwrap(), [3; 4096]);
     assert_eq!(client.read(8 * 65536, 4096).unwrap(), [1; 4096]);

@@ -10,6 +10,7 @@ use crate::log::recovery::RecoveredVolume;
 use crate::log::segment::State;
 use crate::map::extent::ExtentMap;
 use crate::payload::Payload;
+use crate::policy::slices::Sharing;
 use crate::policy::writeback::{Cursor, Exposed, Stage};
 use crate::stats::Stats;
 use crate::units::{BLOCK_BYTES, Lba, Sequence, Tick, VolumeIndex};
@@ -30,6 +31,8 @@ pub struct VolumeStatus {
     pub order: Order,
     /// Blocks of a run of writes that may go around the log; 0: none does.
     pub cutoff: u32,
+    /// How the backing device is shared between guests and write-back.
+    pub sharing: Sharing,
     /// Where the backing device may be a mixture of two states, if it may anywhere.
     pub exposed: Option<Exposed>,
     /// Kept clean.
@@ -212,6 +215,16 @@ impl Engine {
         self.volume(volume).cutoff = cutoff;
     }
 
+    /// Changes what guests have of a slow backing device for each part of write-back's.
+    pub fn set_weight(&mut self, volume: VolumeIndex, weight: u8) {
+        self.volume(volume).slices.set_weight(weight);
+    }
+
+    /// Changes what 99 of 100 reads of a slow backing device may take, in microseconds; 0: nothing is asked.
+    pub fn set_p99_target(&mut self, volume: VolumeIndex, micros: u32) {
+        self.volume(volume).slices.set_target(u64::from(micros) * 1_000);
+    }
+
     /// Whether writes may have gone around the log that no flush of the backing device covers: they want one
     /// before a stop is called clean.
     pub fn wants_backing_flush(&self, volume: VolumeIndex) -> bool {
@@ -280,6 +293,8 @@ impl Engine {
             let log = &state.log;
             recorded.mode = state.mode;
             (recorded.order, recorded.cutoff) = (state.order, state.cutoff);
+            recorded.weight = state.slices.weight();
+            recorded.p99_target = (state.slices.target() / 1_000) as u32;
             recorded.drained = state.drained;
             recorded.frozen = state.frozen;
             recorded.next_sequence = log.next_sequence;
@@ -319,6 +334,7 @@ impl Engine {
             mode: state.mode,
             order: state.order,
             cutoff: state.cutoff,
+            sharing: state.slices.sharing(),
             exposed: state.writeback.exposed,
             drained: state.drained,
             dirty_blocks: log.dirty_blocks,

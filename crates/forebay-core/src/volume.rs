@@ -148,6 +148,7 @@ impl Volume {
             stats: Stats { repaired_blocks: 0, lost_blocks: found.lost_blocks, ..Stats::default() },
         }
         .with_room(config, now)
+        .with_shares(recorded)
     }
 
     fn with_room(mut self, config: &Config, now: Tick) -> Volume {
@@ -162,6 +163,12 @@ impl Volume {
         // Recovery may have taken more.
         self.pending_extents.shrink_to(room);
         self.pending_extents.reserve_exact(room.saturating_sub(self.pending_extents.len()));
+        self
+    }
+
+    fn with_shares(mut self, recorded: &superblock::Volume) -> Volume {
+        self.slices.set_weight(recorded.weight);
+        self.slices.set_target(u64::from(recorded.p99_target) * 1_000);
         self
     }
 

@@ -9,6 +9,7 @@ use forebay_core::format::feature::FeatureName;
 use forebay_core::format::record::{self, Header, Identity, Link};
 use forebay_core::format::superblock::{
     CUTOFF_DEFAULT, CUTOFF_MAX, Head, Mode, NewCache, Order, SUPERBLOCK_SIZE, Superblock, Volume,
+    WEIGHT_MAX,
 };
 use forebay_core::limits::*;
 use forebay_core::units::*;
@@ -86,6 +87,8 @@ fn volume(random: &mut Random, superblock: &Superblock) -> Volume {
         order: [Order::Batch, Order::Strict, Order::Relaxed][random.below(3) as usize],
         cutoff: [0, CUTOFF_DEFAULT, random.next() as u32 & CUTOFF_MAX, CUTOFF_MAX]
             [random.below(4) as usize],
+        weight: 1 + random.below(u64::from(WEIGHT_MAX)) as u8,
+        p99_target: [0, random.next() as u32][random.below(2) as usize],
         drained: random.below(2) == 0,
         frozen: random.below(2) == 0,
         attach_generation: random.next() as u32,
@@ -329,7 +332,7 @@ fn every_impossible_value_of_a_superblock_is_refused_by_name() {
     first.path = "/dev/sdb".into();
     good.volumes[0] = Some(first);
     good.volumes[1] = None;
-    let wrong: [Wrong; 58] = [
+    let wrong: [Wrong; 61] = [
         (0, b"FOREBAYX", "magic"),
         (8, &[2], "type"),
         (10, &[2], "version"),
@@ -387,7 +390,10 @@ fn every_impossible_value_of_a_superblock_is_refused_by_name() {
         (4096 + 216, MAX8, "sb_tail"),
         (4096 + 240, &[4], "head_through"),
         (4096 + 256, MAX2, "path_length"),
-        (4096 + 772, &[1], "reserved 4868"),
+        (4096 + 772, &[16], "weight"),
+        (4096 + 772, MAX2, "weight"),
+        (4096 + 773, &[1], "reserved 4869"),
+        (4096 + 780, &[1], "reserved 4876"),
     ];
     for (at, value, expected) in wrong {
         let mut bytes = good.encode(0);

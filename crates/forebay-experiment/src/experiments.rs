@@ -32,7 +32,8 @@ pub fn ordered(spec: Spec) -> Model {
 pub fn cached(backing: Model, volume_bytes: u64, cache_bytes: u64) -> Setup {
     let cache = Some((Model::Ssd(NVME), cache_bytes));
     let (mode, order) = (Mode::WriteBack, Order::Batch);
-    Setup { backing, volume_bytes, cache, mode, order, config: Config::default() }
+    let (weight, p99_target, config) = (1, 0, Config::default());
+    Setup { backing, volume_bytes, cache, mode, order, weight, p99_target, config }
 }
 
 /// The disk alone.

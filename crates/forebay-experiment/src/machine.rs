@@ -12,6 +12,7 @@ use forebay_core::effect::{Effect, Token};
 use forebay_core::engine::{Config, Engine};
 use forebay_core::format::superblock::SUPERBLOCK_SIZE;
 use forebay_core::format::superblock::{Mode, NewCache, Order, Superblock, Volume};
+use forebay_core::policy::slices::Sharing;
 use forebay_core::request::{Op, Request};
 use forebay_core::stats::Stats;
 use forebay_core::units::{BLOCK_BYTES, Lba, SegmentId, Tick};
@@ -36,6 +37,10 @@ pub struct Setup {
     pub mode: Mode,
     /// Of the volume.
     pub order: Order,
+    /// Of guests, against write-back.
+    pub weight: u8,
+    /// Microseconds that 99 of 100 reads may take; 0: none is set.
+    pub p99_target: u32,
     /// Of the engine.
     pub config: Config,
 }
@@ -91,6 +96,12 @@ impl Machine {
     pub fn stats(&self) -> Stats {
         let status = self.cached.as_ref().and_then(|it| it.engine.status(VOLUME));
         status.map_or_else(Stats::default, |status| status.stats)
+    }
+
+    /// How the backing device is shared; None for a bare disk.
+    pub fn sharing(&self) -> Option<Sharing> {
+        let status = self.cached.as_ref().and_then(|it| it.engine.status(VOLUME));
+        status.map(|status| status.sharing)
     }
 
     /// Bytes that are not on the backing device yet.
@@ -275,8 +286,9 @@ impl Cached {
             now: 1,
         };
         let superblock = Superblock::format(&new).expect("a cache of a usual size");
-        let (mode, order) = (setup.mode, setup.order);
-        let volume = Volume { mode, order, ..Volume::empty([8; 16], "v", setup.volume_bytes) };
+        let Setup { mode, order, weight, p99_target, .. } = *setup;
+        let empty = Volume::empty([8; 16], "v", setup.volume_bytes);
+        let volume = Volume { mode, order, weight, p99_target, ..empty };
         let engine = blank::engine(&superblock, setup.config, &volume);
         let (first_segment, segment_bytes) =
             (superblock.first_segment, u64::from(superblock.segment_bytes));

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Prints tables: `forebay-experiment [drained|fair|misses|records]...`, all without a name.
+//! Prints tables: `forebay-experiment [drained|fair|misses|records|shares]...`, all without a name.
 
 use forebay_core::format::superblock::Order;
-use forebay_disk::model::{BARRACUDA_7200_12, ST3500641AS};
+use forebay_disk::model::BARRACUDA_7200_12;
 use forebay_experiment::experiments::{drained, fair, misses, records};
 use std::process::ExitCode;
 
-const NAMES: [&str; 4] = ["drained", "fair", "misses", "records"];
+const NAMES: [&str; 5] = ["drained", "fair", "misses", "records", "shares"];
 
 fn main() -> ExitCode {
     let mut wanted: Vec<String> = std::env::args().skip(1).collect();
@@ -27,7 +27,8 @@ fn main() -> ExitCode {
                     return ExitCode::FAILURE;
                 }
             }
-            _ => print_records(),
+            "records" => print_records(),
+            _ => print_shares(),
         }
         println!();
     }
@@ -74,8 +75,8 @@ fn print_fair() {
         "r p99 ms",
         "w p99 ms"
     );
-    for (disk, spec) in [("st3500641as", ST3500641AS), ("7200.12", BARRACUDA_7200_12)] {
-        for row in fair::table(spec) {
+    for (disk, model) in fair::disks() {
+        for row in fair::table(model) {
             let [reads, writes] = row.shares();
             println!(
                 "{disk:12} {:7} {:8.1} {:9.1} {:8.1} {:9.1} {reads:5.2} {writes:5.2} {:5.2} {:5.2} {:9.0} {:9.0}",
@@ -86,8 +87,53 @@ fn print_fair() {
                 row.together[1],
                 row.fairness(),
                 row.efficiency(),
-                row.read_p99,
+                row.read_p99[1],
                 row.write_p99
+            );
+        }
+    }
+}
+
+fn print_shares() {
+    println!("the same with weights of guests: shares of the device, reads over writes");
+    println!(
+        "{:12} {:>7} {:>6} {:>7} {:>7} {:>7} {:>5} {:>9}",
+        "disk", "readers", "weight", "by time", "by rate", "x_r", "x_w", "r p99 ms"
+    );
+    for (disk, model, _) in fair::shared() {
+        for row in fair::weighted(model) {
+            println!(
+                "{disk:12} {:7} {:6} {:7.2} {:7.2} {:7.2} {:5.2} {:9.0}",
+                row.readers,
+                row.weight,
+                row.by_time(),
+                row.by_rate(),
+                row.device_share(),
+                row.shares()[1],
+                row.read_p99[1]
+            );
+        }
+    }
+    println!();
+    println!(
+        "the same with a target for reads, in ms; late: of reads of the device that shared it"
+    );
+    println!(
+        "{:12} {:>7} {:>6} {:>9} {:>9} {:>6} {:>8} {:>5} {:>5}",
+        "disk", "readers", "target", "alone p99", "r p99 ms", "late", "slice ms", "F", "U"
+    );
+    for (disk, model, targets) in fair::shared() {
+        for row in fair::targeted(model, &targets) {
+            println!(
+                "{disk:12} {:7} {:6} {:9.1} {:9.1} {:6.3} {:8.1} {:5.2} {:5.2}",
+                row.readers,
+                row.target,
+                row.read_p99[0],
+                row.read_p99[1],
+                row.late,
+                row.slice,
+                row.fairness(),
+                row.efficiency()
             );
         }
     }

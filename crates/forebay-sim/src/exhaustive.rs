@@ -255,6 +255,8 @@ pub fn setup(scope: Scope) -> Setup {
     let volume = VolumeSetup {
         order: Order::Batch,
         cutoff: 0,
+        weight: 1,
+        p99_target: 0,
         size_bytes: 3 * BLOCK_BYTES,
         islands: vec![Island { start: 0, blocks: 3 }],
         mode: scope.mode,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 /// What a run of many seeds must have come past.
-pub const EXPECTED: [&str; 106] = [
+pub const EXPECTED: [&str; 111] = [
     "header of a fill rotted",
     "fill placed",
     "fill read",
@@ -16,6 +16,11 @@ pub const EXPECTED: [&str; 106] = [
     "raced with what is in the log",
     "raced with what is not in the log any more",
     "foreground waited its turn",
+    "guests had a slow device while write-back waited",
+    "write-back had a slow device while guests waited",
+    "read in time for a target",
+    "read too late for a target",
+    "shares changed in mid-run",
     "around the log: sequential",
     "around the log: too large",
     "around the log: full",

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 54] = [
+pub const ALL: [Mutant; 55] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -62,6 +62,7 @@ pub const ALL: [Mutant; 54] = [
     Mutant::OrderIgnored,
     Mutant::BatchBeforeFlush,
     Mutant::DirtyEntryFirst,
+    Mutant::TurnIgnored,
 ];
 
 /// Runs seeds with a fault on until one fails; says which, and how long that took.

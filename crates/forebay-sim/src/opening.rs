@@ -198,6 +198,7 @@ impl World {
                 self.forget_data(index);
             }
             self.engine.as_mut().expect("just made").serve(volume, true);
+            self.check_shares(index);
         }
         self.evicts = false;
     }

@@ -3,8 +3,9 @@
 //! go.
 
 use crate::checkers::watermark_is_prefix::Prefix;
+use crate::random::Random;
 use crate::run::{WAIT_MAX, drain_all, drain_one, overwrites_more, stays_dirty};
-use crate::setup::{CUTOFFS, ORDERS};
+use crate::setup::{CUTOFFS, ORDERS, TARGETS, WEIGHTS};
 use crate::world::{Failure, Outcome, World};
 use forebay_core::format::superblock::{Head, Mode, Superblock};
 use forebay_core::units::{Ordinal, Sequence, VolumeIndex};
@@ -18,6 +19,11 @@ impl World {
         }
         if overwrites_more(self) && !stays_dirty(self, index) {
             return self.change_mode(index, Mode::WriteBack);
+        }
+        // By a chance of its own: all else is what it was.
+        let mut shares = Random::new(self.order ^ 0x5A_4E5);
+        if shares.one_in(4) {
+            self.change_shares(index, &mut shares)?;
         }
         match self.random.below(6) {
             0 | 1 => {
@@ -117,6 +123,31 @@ impl World {
         self.drain_effects()
     }
 
+    /// From now on guests have another share of the backing device.
+    fn change_shares(&mut self, index: usize, random: &mut Random) -> Outcome {
+        let shares = (*random.pick(&WEIGHTS), *random.pick(&TARGETS));
+        self.marks.hit("shares changed in mid-run");
+        self.volumes[index].shares = shares;
+        if let Some(recorded) = &mut self.superblock.volumes[index] {
+            (recorded.weight, recorded.p99_target) = shares;
+        }
+        let at = VolumeIndex(index as u8);
+        let engine = self.engine.as_mut().expect("there is a process");
+        engine.set_weight(at, shares.0);
+        engine.set_p99_target(at, shares.1);
+        self.write_superblock();
+        self.drain_effects()
+    }
+
+    /// A volume that is served has the shares that the operator gave it.
+    pub(crate) fn check_shares(&self, index: usize) {
+        let engine = self.engine.as_ref().expect("there is a process");
+        let status = engine.status(VolumeIndex(index as u8)).expect("it is attached");
+        let target = status.sharing.target.map_or(0, |target| target.nanos / 1_000);
+        let found = (status.sharing.weight, target as u32);
+        assert_eq!(found, self.volumes[index].shares, "volume {index}: shares");
+    }
+
     /// Every volume's backing device alone is the disk then. The cache holds nothing that is not
     /// there: now and then it fails at once.
     fn drain_all_and_compare(&mut self) -> Outcome {
@@ -145,6 +176,7 @@ impl World {
         recorded.attach_generation = (self.superblock.sequence + 1) as u32;
         recorded.mode = self.volumes[index].mode;
         (recorded.order, recorded.cutoff) = (self.volumes[index].order, self.volumes[index].cutoff);
+        (recorded.weight, recorded.p99_target) = self.volumes[index].shares;
         self.superblock.volumes[index] = Some(recorded.clone());
         self.write_superblock();
         let at = VolumeIndex(index as u8);

@@ -4,7 +4,7 @@
 use crate::device::Discard;
 use crate::random::Random;
 use forebay_core::engine::{Acknowledge, Config};
-use forebay_core::format::superblock::{Mode, NewCache, Order, Superblock, Volume};
+use forebay_core::format::superblock::{Mode, NewCache, Order, Superblock, Volume, WEIGHT_MAX};
 use forebay_core::mutant::Mutants;
 
 const MICRO: u64 = 1_000;
@@ -17,6 +17,11 @@ pub const ORDERS: [Order; 6] =
     [Order::Batch, Order::Batch, Order::Strict, Order::Strict, Order::Relaxed, Order::Relaxed];
 /// Cutoffs, in blocks.
 pub const CUTOFFS: [u32; 7] = [0, 0, 0, 1, 4, 16, 64];
+
+/// Weights of guests.
+pub const WEIGHTS: [u8; 4] = [1, 1, 3, WEIGHT_MAX];
+/// Microseconds that 99 of 100 reads may take.
+pub const TARGETS: [u32; 4] = [0, 0, 2_000, 50_000];
 
 /// A stretch of a volume that the guest uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +45,10 @@ pub struct VolumeSetup {
     pub order: Order,
     /// Blocks of a run of writes that may go around the log, at first; 0: none.
     pub cutoff: u32,
+    /// Of guests, against write-back, at first.
+    pub weight: u8,
+    /// Microseconds that 99 of 100 reads may take, at first; 0: none is set.
+    pub p99_target: u32,
     /// What its backing device does with discards.
     pub discard: Discard,
     /// It takes so many times as long.
@@ -154,6 +163,8 @@ pub fn format(segments: u32, segment_bytes: u32, volumes: &[VolumeSetup], key: u
             mode: volume.mode,
             order: volume.order,
             cutoff: volume.cutoff,
+            weight: volume.weight,
+            p99_target: volume.p99_target,
             ..Volume::empty([index as u8 + 1; 16], &format!("volume{index}"), volume.size_bytes)
         });
     }
@@ -177,6 +188,11 @@ impl Setup {
         for volume in &mut volumes {
             volume.order = *orders.pick(&ORDERS);
             volume.cutoff = *orders.pick(&CUTOFFS);
+        }
+        let mut shares = Random::new(key ^ 0x5_4A8E);
+        for volume in &mut volumes {
+            volume.weight = *shares.pick(&WEIGHTS);
+            volume.p99_target = *shares.pick(&TARGETS);
         }
         let superblock = format(segments, 64 << 10, &volumes, key);
         let acknowledge = match random.below(10) {
@@ -283,6 +299,6 @@ fn volume(at: u64, random: &mut Random) -> VolumeSetup {
         (size_bytes, vec![Island { start: 0, blocks: size_bytes.div_ceil(4096) }])
     };
     let slow = *random.pick(&[1, 1, 1, 1, 1, 10]);
-    let (order, cutoff) = (Order::Batch, 0);
-    VolumeSetup { size_bytes, islands, mode, order, cutoff, discard, slow }
+    let (order, cutoff, weight, p99_target) = (Order::Batch, 0, 1, 0);
+    VolumeSetup { size_bytes, islands, mode, order, cutoff, weight, p99_target, discard, slow }
 }

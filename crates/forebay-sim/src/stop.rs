@@ -94,7 +94,8 @@ impl World {
         let Some(engine) = &self.engine else { return };
         for index in 0..self.volumes.len() {
             let Some(status) = engine.status(VolumeIndex(index as u8)) else { continue };
-            let stats = status.stats;
+            let (stats, had) = (status.stats, status.sharing.had);
+            let (reads, late) = status.sharing.target.map_or((0, 0), |it| (it.reads, it.late));
             let counts = [
                 ("around the log", stats.bypassed_writes),
                 ("around the log: sequential", stats.bypassed[Reason::Sequential as usize]),
@@ -113,6 +114,10 @@ impl World {
                 ("fill refused: no room", stats.fills_refused[Refusal::NoRoom as usize]),
                 ("fill refused: raced", stats.fills_refused[Refusal::Raced as usize]),
                 ("foreground waited its turn", stats.turn_waits),
+                ("guests had a slow device while write-back waited", u64::from(had[0] > 0)),
+                ("write-back had a slow device while guests waited", u64::from(had[1] > 0)),
+                ("read in time for a target", reads - late),
+                ("read too late for a target", late),
                 ("miss shared", stats.shared_blocks),
                 ("second chance", stats.second_chances),
                 ("segment reclaimed", stats.reclaimed_segments),

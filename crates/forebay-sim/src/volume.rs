@@ -28,6 +28,8 @@ pub struct Volume {
     pub order: Order,
     /// Blocks of a run of writes that may go around the log.
     pub cutoff: u32,
+    /// Weight of guests, and microseconds that 99 of 100 reads may take.
+    pub shares: (u8, u32),
     /// Everything up to it was covered by a flush that the guest heard of.
     pub floor: Sequence,
     /// Everything placed since has been in this order.

@@ -176,6 +176,7 @@ impl World {
                 mode: volume.mode,
                 order: volume.order,
                 cutoff: volume.cutoff,
+                shares: (volume.weight, volume.p99_target),
                 floor: Sequence(0),
                 order_since: Sequence(0),
                 mode_changes: 0,

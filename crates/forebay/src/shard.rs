@@ -680,6 +680,18 @@ impl Shard {
         self.record(volume, |volume| volume.cutoff = cutoff)
     }
 
+    /// Changes what guests have of a slow backing device for each part of write-back's: 1 to 16.
+    pub fn set_weight(&mut self, volume: VolumeIndex, weight: u8) -> Result<(), OpenError> {
+        self.engine.set_weight(volume, weight);
+        self.record(volume, |volume| volume.weight = weight)
+    }
+
+    /// Changes what 99 of 100 reads of a slow backing device may take, in microseconds; 0: nothing is asked.
+    pub fn set_p99_target(&mut self, volume: VolumeIndex, micros: u32) -> Result<(), OpenError> {
+        self.engine.set_p99_target(volume, micros);
+        self.record(volume, |volume| volume.p99_target = micros)
+    }
+
     /// What a range reads as without looking at data.
     pub fn zero_runs(
         &mut self,

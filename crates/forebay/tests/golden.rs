@@ -14,6 +14,7 @@ use forebay_core::format::feature::FeatureName;
 use forebay_core::format::record::{self, Header, Link};
 use forebay_core::format::superblock::{
     CUTOFF_DEFAULT, CUTOFF_MAX, Head, Mode, NewCache, Order, SUPERBLOCK_SIZE, Superblock, Volume,
+    WEIGHT_MAX,
 };
 use forebay_core::log::recovery::{Writer, recover};
 use forebay_core::mutant::Mutants;
@@ -44,6 +45,8 @@ fn superblock() -> Superblock {
         mode: Mode::WriteThrough,
         order: Order::Batch,
         cutoff: CUTOFF_DEFAULT,
+        weight: 1,
+        p99_target: 0,
         drained: true,
         frozen: false,
         attach_generation: 5,
@@ -216,9 +219,29 @@ fn ordered() -> Superblock {
     superblock
 }
 
+/// Volumes of the least and of the largest weight, and targets.
+fn weighted() -> Superblock {
+    let mut superblock = superblock();
+    superblock.volumes[2] = None;
+    let settings = [(1, 0), (3, 50_000), (WEIGHT_MAX, u32::MAX)];
+    for (index, (weight, p99_target)) in settings.into_iter().enumerate() {
+        let volume = Volume::empty([index as u8 + 1; 16], &format!("volume{index}"), 1 << 30);
+        superblock.volumes[index] = Some(Volume { weight, p99_target, ..volume });
+    }
+    superblock
+}
+
 #[test]
 fn orders_and_cutoffs_are_read_and_written_as_they_were() {
-    let (name, expected) = ("v1.order.hex", ordered());
+    superblock_is_as_it_was("v1.order.hex", &ordered());
+}
+
+#[test]
+fn weights_and_targets_are_read_and_written_as_they_were() {
+    superblock_is_as_it_was("v1.weight.hex", &weighted());
+}
+
+fn superblock_is_as_it_was(name: &str, expected: &Superblock) {
     let mut made = Image::default();
     for address in Superblock::addresses(expected.size_bytes) {
         made.put(address, &expected.encode(address));
@@ -230,7 +253,7 @@ fn orders_and_cutoffs_are_read_and_written_as_they_were() {
     assert!(made == image, "the bytes that are written have changed");
     for address in Superblock::addresses(expected.size_bytes) {
         let mut bytes = image.get(address, SUPERBLOCK_SIZE);
-        assert_eq!(Superblock::decode(&mut bytes, address).as_ref(), Ok(&expected));
+        assert_eq!(Superblock::decode(&mut bytes, address).as_ref(), Ok(expected));
     }
 }
 

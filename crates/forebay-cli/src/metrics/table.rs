@@ -61,6 +61,26 @@ pub const ROWS: &[Row] = &[
     row("volumes.seconds_to_drained", Gauge, "Until nothing is dirty, at this rate."),
     row("volumes.cutoff_bytes", Gauge, "Runs of writes as long as this may go around the cache."),
     row(
+        "volumes.weight",
+        Gauge,
+        "Time of guests on a slow backing device for each part of write-back's.",
+    ),
+    row("volumes.p99_target_us", Gauge, "What 99 % of the reads of the backing device may take."),
+    row("volumes.sharing.sliced", Gauge, "Whether guests and write-back have it in turn."),
+    row("volumes.sharing.slice_us", Gauge, "How long write-back has the backing device in turn."),
+    row(
+        "volumes.sharing.guests_seconds",
+        Counter,
+        "How long guests had the backing device while write-back waited.",
+    ),
+    row(
+        "volumes.sharing.writeback_seconds",
+        Counter,
+        "How long write-back had the backing device while guests waited.",
+    ),
+    row("volumes.sharing.reads", Counter, "Reads of the backing device that the target counts."),
+    row("volumes.sharing.late_reads", Counter, "Of these, those that took longer."),
+    row(
         "volumes.exposed_first_block",
         Gauge,
         "First block that a lost cache would leave of two states.",

@@ -111,7 +111,7 @@ pub const FIELDS: [Field; 21] = [
 ];
 
 /// Rows of a volume's table in `docs/format.md`.
-pub const VOLUME_FIELDS: [Field; 27] = [
+pub const VOLUME_FIELDS: [Field; 29] = [
     Field { offset: 0, size: 16, name: "volume_uuid", meaning: "zero: no volume here" },
     Field {
         offset: 16,
@@ -189,9 +189,23 @@ pub const VOLUME_FIELDS: [Field; 27] = [
         name: "cutoff",
         meaning: "blocks of a run of writes that may go around the log, plus 1; 0: 1024 blocks",
     },
+    Field {
+        offset: 772,
+        size: 1,
+        name: "weight",
+        meaning: "time of guests for each part of write-back's, less 1: 0 to 15",
+    },
+    Field {
+        offset: 776,
+        size: 4,
+        name: "p99_target",
+        meaning: "microseconds that 99 of 100 reads may take; 0: none is set",
+    },
 ];
 
 const AT_CUTOFF: usize = 768;
+const AT_WEIGHT: usize = 772;
+const AT_P99_TARGET: usize = 776;
 /// Bytes of the longest path that is remembered.
 pub const PATH_MAX: usize = 510;
 /// Bytes of the longest volume name.
@@ -226,6 +240,9 @@ pub const CUTOFF_DEFAULT: u32 = 1024;
 /// Of those that may be chosen, the most.
 pub const CUTOFF_MAX: u32 = u32::MAX - 1;
 
+/// The largest weight.
+pub const WEIGHT_MAX: u8 = 16;
+
 /// Where a log ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
@@ -256,6 +273,10 @@ pub struct Volume {
     pub order: Order,
     /// A run of writes of so many blocks may go around the log; 0: none.
     pub cutoff: u32,
+    /// Time of guests for each part of write-back's, on a slow backing device: from 1 to [`WEIGHT_MAX`].
+    pub weight: u8,
+    /// Microseconds that 99 of 100 reads of it may take; 0: none is set.
+    pub p99_target: u32,
     /// Drained: kept clean (as write-through) until write-back is asked for again.
     pub drained: bool,
     /// Dirty data was lost that nobody can name: it is not served until it is given up.
@@ -294,6 +315,8 @@ impl Volume {
             mode: Mode::WriteBack,
             order: Order::Batch,
             cutoff: CUTOFF_DEFAULT,
+            weight: 1,
+            p99_target: 0,
             drained: false,
             frozen: false,
             attach_generation: 1,
@@ -661,6 +684,9 @@ impl Volume {
         assert!(self.cutoff <= CUTOFF_MAX);
         let cutoff = if self.cutoff == CUTOFF_DEFAULT { 0 } else { self.cutoff + 1 };
         put(bytes, AT_CUTOFF, &cutoff.to_le_bytes());
+        assert!(matches!(self.weight, 1..=WEIGHT_MAX));
+        bytes[AT_WEIGHT] = self.weight - 1;
+        put(bytes, AT_P99_TARGET, &self.p99_target.to_le_bytes());
     }
 
     fn decode(bytes: &[u8]) -> Result<Option<Volume>, FormatError> {
@@ -726,12 +752,18 @@ impl Volume {
         zeros(bytes, 188, 192)?;
         zeros(bytes, 248, 256)?;
         zeros(bytes, 258 + path_length, AT_CUTOFF)?;
-        zeros(bytes, AT_CUTOFF + 4, VOLUME_SIZE)?;
+        if bytes[AT_WEIGHT] >= WEIGHT_MAX {
+            return value("weight", bytes[AT_WEIGHT].into());
+        }
+        zeros(bytes, AT_WEIGHT + 1, AT_P99_TARGET)?;
+        zeros(bytes, AT_P99_TARGET + 4, VOLUME_SIZE)?;
         Ok(Some(Volume {
             uuid: array(bytes, 0),
             mode,
             order,
             cutoff: get_u32(bytes, AT_CUTOFF).checked_sub(1).unwrap_or(CUTOFF_DEFAULT),
+            weight: bytes[AT_WEIGHT] + 1,
+            p99_target: get_u32(bytes, AT_P99_TARGET),
             drained: get_u16(bytes, 18) & 1 == 1,
             frozen: get_u16(bytes, 18) & 2 == 2,
             attach_generation: get_u32(bytes, 20),

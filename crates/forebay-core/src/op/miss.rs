@@ -67,6 +67,8 @@ pub(crate) struct Miss {
     ticket: Ticket,
     /// The token of the next one that waits for the same read.
     next: u32,
+    /// When it was found missing.
+    asked: Tick,
     /// When the device was asked.
     begun: Tick,
 }
@@ -89,8 +91,9 @@ impl Miss {
         to: Place,
         why: Why,
     ) -> Miss {
-        let (ticket, begun) = (Ticket::VOID, Tick(0));
-        Miss { request, volume, lba, blocks, to, why, ticket, next: NOBODY, begun }
+        let (ticket, next) = (Ticket::VOID, NOBODY);
+        let (asked, begun) = (Tick(0), Tick(0));
+        Miss { request, volume, lba, blocks, to, why, ticket, next, asked, begun }
     }
 
     /// The device is asked for it.
@@ -129,6 +132,7 @@ impl Engine {
 
     fn miss_issue(&mut self, mut miss: Miss) {
         miss.ticket = self.ticket(miss.volume, miss.lba, miss.blocks);
+        miss.asked = self.now;
         let Miss { volume, lba, blocks, ticket, .. } = miss;
         let token = self.token(Pending::Miss(miss));
         if self.shared.len() < SHARED_MAX {
@@ -199,7 +203,7 @@ impl Engine {
         let now = self.now;
         let state = self.volume(miss.volume);
         state.slices.end(Side::Foreground, now);
-        state.slices.read_took(now.since(miss.begun), now);
+        state.slices.read_took(miss.asked, miss.begun, now);
         state.stats.backing_faults += u64::from(result.is_err());
         if let Some(at) = self.shared.iter().position(|shared| shared.token == token) {
             self.shared.swap_remove(at);

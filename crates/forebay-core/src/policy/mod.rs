@@ -6,6 +6,7 @@ pub mod bypass;
 pub(crate) mod history;
 pub(crate) mod lane;
 pub mod parked;
-pub(crate) mod slices;
+pub mod slices;
 pub mod streams;
+pub mod target;
 pub mod writeback;

@@ -4,7 +4,9 @@
 //! A disk with a queue serves what is near its head. Thirty-two sorted writes are always nearer than the one
 //! read of a guest, so in one queue the read waits for ever, and fewer writes in flight do not help
 //! (`docs/decisions/0013-time-slices.md` has the figures). So only one side at a time has anything under
-//! way: the guests' *foreground*, reads and writes around the log, or *write-back*.
+//! way: the guests' *foreground*, reads and writes around the log, or *write-back*. A volume behind a network that
+//! lets so many operations a second through is shared in the same way: whose turn it is has all of them
+//! (`docs/decisions/0020-shares.md`).
 //!
 //! # Invariants
 //!
@@ -12,15 +14,24 @@
 //! - **S2** A side that has nothing to do does not keep its turn; the foreground keeps it [`PAUSE`] longer, since
 //!   a reader that has one request at a time sends the next when it has its answer.
 //! - **S3** A side whose slice is used up begins nothing while the other has something to do. What one slice took
-//!   too long is taken from the side's next one.
+//!   too long is taken from the side's next ones. So while both always have something to do the foreground has
+//!   [`Slices::ratio`] times as much of the time as write-back, and neither waits longer than one slice of the other
+//!   and what is under way at its end.
 //! - **S4** What waits in the foreground begins in the order in which it came, and nothing passes it.
-//! - **S5** On a device that is fast nothing waits.
+//! - **S5** On a device that is fast nothing waits. One that turned slow, fast and slow again is called fast less and
+//!   less often: it is fast only as long as one side has it alone.
+//!
+//! # Terms
+//!
+//! The volume's *weight* is what the foreground has of the time for each part of write-back's, at least; while much of the
+//! pool is free it is four.
 
 use crate::effect::{Effect, Token};
 use crate::engine::{Engine, Pending};
 use crate::limits::TOKEN_COUNT_MAX;
 use crate::memory::queue_bytes;
 use crate::payload::Payload;
+use crate::policy::target::Target;
 use crate::policy::writeback::Stage;
 use crate::units::{Tick, VolumeIndex};
 use alloc::collections::VecDeque;
@@ -31,16 +42,20 @@ const PAUSE: u64 = 2_000_000;
 const SLOW_ABOVE: u64 = 4_000_000;
 /// ... until they take less than this.
 const FAST_BELOW: u64 = 500_000;
-/// A slice is as long as so many reads.
+/// But one that was fast for less than this is slow for longer the next time, twice each time, in nanoseconds ...
+const SLOW_MIN: u64 = 1_000_000_000;
+/// ... up to this.
+const SLOW_MAX: u64 = 256_000_000_000;
+/// Without a target a slice is as long as so many reads.
 const SLICE_READS: u64 = 16;
 /// But not shorter, in nanoseconds.
 const SLICE_MIN: u64 = 10_000_000;
-/// Nor longer.
+/// Nor longer. Of what a slice took too long no more is owed.
 const SLICE_MAX: u64 = 100_000_000;
 /// Of so many reads the duration is averaged (exponentially).
 const AVERAGED: u64 = 16;
 /// The share of write-back's slice that it has of a foreground slice, in percent, while much of the pool is free.
-const WEIGHT_LEAST: u64 = 25;
+const WRITE_BACK_LEAST: u64 = 25;
 
 /// Who uses a backing device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +75,21 @@ impl Side {
     }
 }
 
+/// How a backing device is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    /// It is slow: by slices.
+    pub sliced: bool,
+    /// Time of guests for each part of write-back's, at least, as it was set.
+    pub weight: u8,
+    /// Nanoseconds of a slice of write-back's.
+    pub slice: u64,
+    /// Nanoseconds that guests, and that write-back had of the device while the other side waited.
+    pub had: [u64; 2],
+    /// For reads.
+    pub target: Option<Target>,
+}
+
 /// Whose turn it is on one backing device.
 #[derive(Debug)]
 pub(crate) struct Slices {
@@ -77,8 +107,17 @@ pub(crate) struct Slices {
     /// Average time of a read, in nanoseconds.
     read_time: u64,
     is_slow: bool,
-    /// Write-back's weight against the foreground's, in percent.
-    weight: u64,
+    /// When it became slow, or fast.
+    since: Tick,
+    /// For how long it stays slow, in nanoseconds (S5).
+    slow_for: u64,
+    /// Write-back's share against the foreground's, in percent, as the pool wants it.
+    pool_share: u64,
+    weight: u8,
+    target: Option<Target>,
+    /// Since when in this turn the other side waits.
+    contested: Option<Tick>,
+    had: [u64; 2],
 }
 
 impl Slices {
@@ -94,7 +133,13 @@ impl Slices {
             foreground_last: now,
             read_time: 0,
             is_slow: false,
-            weight: 100,
+            since: now,
+            slow_for: SLOW_MIN,
+            pool_share: 100,
+            weight: 1,
+            target: None,
+            contested: None,
+            had: [0; 2],
         }
     }
 
@@ -108,15 +153,49 @@ impl Slices {
         queue_bytes(&self.waiting)
     }
 
-    /// A batch has, or has no more, writes to begin.
-    pub(crate) fn batch_wants(&mut self, wants: bool) {
-        self.batch_wants = wants;
+    /// How the device is shared.
+    pub(crate) fn sharing(&self) -> Sharing {
+        let Slices { is_slow, weight, target, had, .. } = *self;
+        Sharing { sliced: is_slow, weight, slice: self.slice() as u64, had, target }
     }
 
-    /// How much of the pool of segments is in use, in percent: write-back's weight rises from 30 to 60.
+    /// The foreground's weight.
+    pub(crate) fn weight(&self) -> u8 {
+        self.weight
+    }
+
+    /// Changes the foreground's weight.
+    pub(crate) fn set_weight(&mut self, weight: u8) {
+        assert!(weight >= 1);
+        self.weight = weight;
+    }
+
+    /// What 99 of 100 reads may take, in nanoseconds; 0: nothing is asked.
+    pub(crate) fn target(&self) -> u64 {
+        self.target.map_or(0, |target| target.nanos)
+    }
+
+    /// Changes what reads may take.
+    pub(crate) fn set_target(&mut self, nanos: u64) {
+        self.target = (nanos > 0).then(|| Target::new(nanos, self.slice() as u64));
+    }
+
+    /// A batch has, or has no more, writes to begin.
+    pub(crate) fn batch_wants(&mut self, wants: bool, now: Tick) {
+        self.batch_wants = wants;
+        if self.turn == Side::Foreground {
+            if wants && self.is_slow {
+                self.contested.get_or_insert(now);
+            } else {
+                self.charge(now);
+            }
+        }
+    }
+
+    /// How much of the pool of segments is in use, in percent: write-back's share rises from 30 to 60.
     pub(crate) fn pool_used(&mut self, percent: u64) {
         let part = percent.clamp(30, 60) - 30;
-        self.weight = WEIGHT_LEAST + (100 - WEIGHT_LEAST) * part / 30;
+        self.pool_share = WRITE_BACK_LEAST + (100 - WRITE_BACK_LEAST) * part / 30;
     }
 
     /// Something of the foreground is to be begun: true if it may be now, else it waits.
@@ -126,6 +205,9 @@ impl Slices {
             return true;
         }
         self.waiting.push_back(token);
+        if self.turn == Side::WriteBack {
+            self.contested.get_or_insert(now);
+        }
         false
     }
 
@@ -148,8 +230,9 @@ impl Slices {
         self.read_time
     }
 
-    /// Something of a side begins.
+    /// Something of a side begins, which may.
     pub(crate) fn begin(&mut self, side: Side) {
+        assert!(!self.is_slow || self.under_way[side.other() as usize] == 0); // S1
         self.under_way[side as usize] += 1;
     }
 
@@ -161,19 +244,39 @@ impl Slices {
         }
     }
 
-    /// A read took this long from its beginning.
-    pub(crate) fn read_took(&mut self, nanos: u64, now: Tick) {
-        self.read_time = (self.read_time * (AVERAGED - 1) + nanos) / AVERAGED;
-        let limit = if self.is_slow { FAST_BELOW } else { SLOW_ABOVE };
-        let was_slow = core::mem::replace(&mut self.is_slow, self.read_time > limit);
-        if self.is_slow && !was_slow {
+    /// A read that was asked for, and begun, has ended now.
+    pub(crate) fn read_took(&mut self, asked: Tick, begun: Tick, now: Tick) {
+        self.read_time = (self.read_time * (AVERAGED - 1) + now.since(begun)) / AVERAGED;
+        let shared = self.batch_wants || begun > asked;
+        if let Some(target) = &mut self.target
+            && self.is_slow
+            && shared
+        {
+            target.read_took(now.since(asked), self.read_time);
+        }
+        let lasted = now.since(self.since);
+        if !self.is_slow && self.read_time > SLOW_ABOVE {
+            let relapsed = lasted < self.slow_for;
+            self.slow_for = if relapsed { (self.slow_for * 2).min(SLOW_MAX) } else { SLOW_MIN };
+            (self.is_slow, self.since) = (true, now);
             (self.turn, self.begun) = (Side::Foreground, now);
             self.budget = [self.slice(), 0];
+            self.contested = self.batch_wants.then_some(now);
+        } else if self.is_slow && self.read_time <= FAST_BELOW && lasted >= self.slow_for {
+            self.charge(now);
+            (self.is_slow, self.since) = (false, now);
         }
     }
 
+    /// Nanoseconds that write-back has in turn.
     fn slice(&self) -> i64 {
-        (self.read_time * SLICE_READS).clamp(SLICE_MIN, SLICE_MAX) as i64
+        let reads = || (self.read_time * SLICE_READS).clamp(SLICE_MIN, SLICE_MAX);
+        self.target.map_or_else(reads, |target| target.slice) as i64
+    }
+
+    /// What the foreground has of the time, in percent of what write-back has.
+    fn ratio(&self) -> i64 {
+        (u64::from(self.weight) * 100).max(10_000 / self.pool_share) as i64
     }
 
     /// When time alone changes whose turn it is.
@@ -229,18 +332,30 @@ impl Slices {
     }
 
     fn switch(&mut self, now: Tick) {
-        let slice = self.slice();
+        self.charge(now);
         let ending = self.turn as usize;
         let left = self.budget[ending] - now.since(self.begun) as i64;
-        // What was not used is not saved; what was overdrawn is owed, within a slice.
-        self.budget[ending] = left.clamp(-slice, 0);
+        // What was not used is not saved; what was overdrawn is owed.
+        self.budget[ending] = left.clamp(-(SLICE_MAX as i64), 0);
         self.turn = self.turn.other();
         self.begun = now;
-        let quantum = match self.turn {
-            Side::Foreground => slice * 100 / self.weight as i64,
+        let slice = self.slice();
+        self.budget[self.turn as usize] += match self.turn {
+            Side::Foreground => slice * self.ratio() / 100,
             Side::WriteBack => slice,
         };
-        self.budget[self.turn as usize] += quantum;
+        let waits = match self.turn {
+            Side::Foreground => self.batch_wants,
+            Side::WriteBack => !self.waiting.is_empty(),
+        };
+        self.contested = waits.then_some(now);
+    }
+
+    /// Notes what a side had of the time while the other waited.
+    fn charge(&mut self, now: Tick) {
+        if let Some(since) = self.contested.take() {
+            self.had[self.turn as usize] += now.since(since);
+        }
     }
 }
 
@@ -304,36 +419,71 @@ mod tests {
 
     const MILLI: u64 = 1_000_000;
 
+    /// A read of the device took so long, up to a moment.
+    fn read(slices: &mut Slices, nanos: u64, now: Tick) {
+        let begun = Tick(now.0.saturating_sub(nanos));
+        slices.read_took(begun, begun, now);
+    }
+
+    /// Slow since `START`.
     fn slow() -> Slices {
         let mut slices = Slices::new(Tick(0));
-        (0..64).for_each(|_| slices.read_took(10 * MILLI, Tick(0)));
+        (0..64).for_each(|_| read(&mut slices, 10 * MILLI, START));
         assert!(slices.is_slow);
         slices
     }
 
+    const START: Tick = Tick(1_000 * MILLI);
+
     fn at(millis: u64) -> Tick {
-        Tick(millis * MILLI)
+        START.after(millis * MILLI)
     }
 
     #[test]
     fn on_a_fast_device_nothing_waits() {
         let mut slices = Slices::new(Tick(0));
-        (0..64).for_each(|_| slices.read_took(MILLI, Tick(0)));
-        slices.batch_wants(true);
+        (0..64).for_each(|_| read(&mut slices, MILLI, START));
+        slices.batch_wants(true, at(0));
         for _ in 0..4 {
             assert!(slices.may_write_back(at(1)));
             slices.begin(Side::WriteBack);
             assert!(slices.ask(Token(1), at(1)));
         }
         assert_eq!(slices.deadline(at(1)), None);
+        assert_eq!(slices.sharing().had, [0, 0]);
     }
 
     #[test]
     fn a_device_is_slow_by_what_reads_take_and_stays_so_for_a_while() {
         let mut slices = slow();
-        (0..64).for_each(|_| slices.read_took(MILLI, Tick(0)));
+        (0..64).for_each(|_| read(&mut slices, MILLI, at(2_000)));
         assert!(slices.is_slow, "reads are quick because nothing else is under way");
-        (0..64).for_each(|_| slices.read_took(MILLI / 10, Tick(0)));
+        (0..64).for_each(|_| read(&mut slices, MILLI / 10, at(900)));
+        assert!(slices.is_slow, "not for long enough");
+        read(&mut slices, MILLI / 10, at(1_000));
+        assert!(!slices.is_slow);
+    }
+
+    /// It answers at once as long as one side has it alone, and late when both do.
+    #[test]
+    fn a_device_that_is_fast_only_while_it_is_not_shared_stays_slow() {
+        let mut slices = slow();
+        let (mut now, mut fast, mut turns) = (0, 0, 0);
+        while now < 1_000_000 {
+            now += 1;
+            let was_slow = slices.is_slow;
+            read(&mut slices, if was_slow { MILLI / 10 } else { 10 * MILLI }, at(now));
+            fast += u64::from(!slices.is_slow);
+            turns += u64::from(was_slow && !slices.is_slow);
+        }
+        assert!((7..=12).contains(&turns), "{turns}: after 1, 2, 4, ... 256 s");
+        assert!(fast < 200, "{fast} ms of 1,000 s");
+        // Once it was fast for longer than it had been slow, one late answer is not held against it.
+        slices.is_slow = false;
+        slices.since = at(now);
+        now += 400_000;
+        (0..64).for_each(|_| read(&mut slices, 10 * MILLI, at(now)));
+        (0..64).for_each(|_| read(&mut slices, MILLI / 10, at(now + 1_000)));
         assert!(!slices.is_slow);
     }
 
@@ -341,7 +491,7 @@ mod tests {
     fn one_side_begins_when_all_of_the_other_has_ended() {
         let mut slices = slow();
         assert!(slices.ask(Token(1), at(1)));
-        slices.batch_wants(true);
+        slices.batch_wants(true, at(1));
         assert!(!slices.may_write_back(at(1)), "a read is under way");
         slices.end(Side::Foreground, at(9));
         assert!(!slices.may_write_back(at(10)), "the reader may send the next one");
@@ -350,47 +500,57 @@ mod tests {
         slices.begin(Side::WriteBack);
         assert!(!slices.ask(Token(2), at(12)), "a write is under way");
         assert!(!slices.ask(Token(3), at(12)));
-        slices.batch_wants(false);
+        slices.batch_wants(false, at(15));
         slices.end(Side::WriteBack, at(15));
         assert_eq!(slices.next_waiting(at(15)), Some(Token(2)));
         assert_eq!(slices.next_waiting(at(15)), Some(Token(3)));
         assert_eq!(slices.next_waiting(at(15)), None);
     }
 
-    /// Both always have something to do, of 10 ms each: neither has much more of the time.
+    /// Both always have something to do, of 10 ms each: each has of the time what its weight says.
     #[test]
-    fn two_busy_sides_have_the_same_time() {
-        let mut slices = slow();
-        slices.batch_wants(true);
-        let (mut now, mut time) = (0, [0u64; 2]);
-        while now < 10_000 {
-            for _ in 0..2 {
-                slices.ask(Token(7), at(now));
-            }
-            let side = if slices.may_write_back(at(now)) {
-                slices.begin(Side::WriteBack);
-                Side::WriteBack
-            } else {
-                if slices.under_way[0] == 0 {
-                    slices.next_waiting(at(now)).expect("one of them may");
+    fn two_busy_sides_have_the_time_by_weight() {
+        for weight in [1, 3, 16] {
+            let mut slices = slow();
+            slices.set_weight(weight);
+            slices.batch_wants(true, at(0));
+            let (mut now, mut time) = (0, [0u64; 2]);
+            while now < 60_000 {
+                for _ in 0..2 {
+                    slices.ask(Token(7), at(now));
                 }
-                Side::Foreground
-            };
-            now += 10;
-            time[side as usize] += 10;
-            while slices.under_way[side as usize] > 0 {
-                slices.end(side, at(now));
+                let side = if slices.may_write_back(at(now)) {
+                    slices.begin(Side::WriteBack);
+                    Side::WriteBack
+                } else {
+                    if slices.under_way[0] == 0 {
+                        slices.next_waiting(at(now)).expect("one of them may");
+                    }
+                    Side::Foreground
+                };
+                now += 10;
+                time[side as usize] += 10;
+                while slices.under_way[side as usize] > 0 {
+                    slices.end(side, at(now));
+                }
+                slices.waiting.truncate(8);
             }
-            slices.waiting.truncate(8);
+            let [foreground, write_back] = time;
+            let ratio = foreground as f64 / write_back as f64;
+            assert!((ratio / f64::from(weight) - 1.0).abs() < 0.05, "{weight}: {time:?}");
+            let had = slices.sharing().had.map(|nanos| nanos / MILLI);
+            // What the last slice has had is not noted yet.
+            assert!(
+                time[0].abs_diff(had[0]) <= 1_700 && time[1].abs_diff(had[1]) <= 200,
+                "{had:?}"
+            );
         }
-        let [foreground, write_back] = time;
-        assert!(foreground.abs_diff(write_back) <= 200, "{time:?}");
     }
 
     #[test]
     fn what_a_slice_took_too_long_is_taken_from_the_next() {
         let mut slices = slow();
-        slices.batch_wants(true);
+        slices.batch_wants(true, at(1));
         assert!(slices.may_write_back(at(5)), "nothing was asked");
         slices.begin(Side::WriteBack);
         assert!(!slices.ask(Token(1), at(6)));
@@ -409,9 +569,9 @@ mod tests {
     #[test]
     fn write_back_has_less_of_the_time_while_the_pool_is_free() {
         let mut slices = slow();
-        for (used, weight) in [(0, 25), (30, 25), (45, 62), (60, 100), (100, 100)] {
+        for (used, ratio) in [(0, 400), (30, 400), (45, 161), (60, 100), (100, 100)] {
             slices.pool_used(used);
-            assert_eq!(slices.weight, weight, "{used} % in use");
+            assert_eq!(slices.ratio(), ratio, "{used} % in use");
         }
     }
 }

@@ -120,6 +120,8 @@ pub struct Writeback {
     pub(crate) failing: bool,
     /// No batch holds more than what could be noted if all of it were lost, but for one record.
     pub(crate) careful: bool,
+    /// The cursor passes what is clean, and has not come to what is dirty yet.
+    pub(crate) passing: bool,
     /// Not even one record could be written back: lost blocks have all the room there is.
     pub(crate) stuck: bool,
 }
@@ -147,6 +149,7 @@ impl Writeback {
             dirty_since: None,
             failing: false,
             careful: false,
+            passing: false,
             stuck: false,
         }
     }
@@ -291,6 +294,7 @@ impl Engine {
     }
 
     fn writeback_begin(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        self.volume(volume).writeback.passing = false;
         let state = self.volume_ref(volume).expect("it exists");
         if !state.serving || self.stopping || self.health == crate::engine::CacheHealth::Failed {
             return;
@@ -337,6 +341,9 @@ impl Engine {
             return;
         }
         if !self.writeback_build(volume, lane) {
+            if self.volume(volume).writeback.passing {
+                return;
+            }
             // All that is dirty is not durable yet.
             let log = &mut self.volume(volume).log;
             if log.wanted <= log.durable.through {
@@ -423,8 +430,11 @@ impl Engine {
         let strict = state.order == Order::Strict && !spans; // K6
         let safe = if state.writeback.careful { state.extents.room() / 2 } else { usize::MAX };
         self.lanes[lane].batch.clear();
-        // Bounded by the batch's room, and by so many blocks of its range that are fills.
+        // Bounded by the batch's room, and by so many blocks of its range that are fills. Those before the first that is
+        // dirty do not count: a batch that a crash broke off may have begun behind them (`pass_clean`), and the one
+        // that is built again must not end earlier (`BATCH_BLOCKS_AFTER_OPENING`).
         let mut fills_left = 4 * self.config.batch_blocks_max;
+        let (mut ahead_left, begin, mut passing) = (fills_left, cursor, false);
         while let Some(record) = self.record_at(volume, cursor) {
             let Record { segment: id, block, heading, last, next } = record;
             let blocks = heading.blocks;
@@ -437,6 +447,10 @@ impl Engine {
                 || fills_left < u32::from(blocks) && end > watermark
                 || batch.len() + usize::from(blocks) > safe && !batch.is_empty()
             {
+                break;
+            }
+            if batch.is_empty() && ahead_left < u32::from(blocks) && cursor != begin {
+                passing = true;
                 break;
             }
             let ordinal = self.segments.get(id).ordinal;
@@ -457,11 +471,17 @@ impl Engine {
                     Some(held) if !held.fill => {
                         batch.push(held.lba, Position::new(ordinal, at), slot);
                     }
+                    _ if batch.is_empty() => ahead_left = ahead_left.saturating_sub(1),
                     _ => fills_left = fills_left.saturating_sub(1),
                 }
             }
             end = last;
             cursor = next;
+        }
+        if passing {
+            let writeback = &mut self.volume(volume).writeback;
+            (writeback.cursor, writeback.passing) = (cursor, true);
+            return false;
         }
         // What newer entries void is not written, either (A5 of `around`).
         let raw_blocks = self.lanes[lane].batch.len() as u32;
@@ -513,7 +533,8 @@ impl Engine {
     pub(crate) fn writeback_go_on(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         let lane = self.volume(volume).writeback.lane.expect("a batch has a lane");
         if self.lanes[lane].failed {
-            self.volume(volume).slices.batch_wants(false);
+            let now = self.now;
+            self.volume(volume).slices.batch_wants(false, now);
             if self.lanes[lane].under_way == 0 && self.writeback_give_up(volume, lane) {
                 self.writeback_begin(volume, payload);
             }
@@ -658,7 +679,8 @@ impl Engine {
     /// Writes the runs that are ready, in order.
     fn writeback_write(&mut self, volume: VolumeIndex, lane: usize) {
         let (limit, now) = (self.config.backing_in_flight, self.now);
-        self.volume(volume).slices.batch_wants(true);
+        let ignored = self.config.mutants.is(Mutant::TurnIgnored);
+        self.volume(volume).slices.batch_wants(true, now);
         loop {
             let state = &mut self.lanes[lane];
             let number = state.next_write;
@@ -669,7 +691,7 @@ impl Engine {
             let held = !state.works && state.probes > PROBES_MAX;
             let wide = state.works || state.probes + under_way < PROBES_WIDE;
             if !state.parts.is_empty() && (wide || !held && under_way == 0) {
-                if !self.volume(volume).slices.may_write_back(now) {
+                if !self.volume(volume).slices.may_write_back(now) && !ignored {
                     return;
                 }
                 let parts = &mut self.lanes[lane].parts;
@@ -683,7 +705,7 @@ impl Engine {
                 return;
             }
             let run = *state.run(number);
-            if run.remaining > 0 || !self.volume(volume).slices.may_write_back(now) {
+            if run.remaining > 0 || !self.volume(volume).slices.may_write_back(now) && !ignored {
                 return;
             }
             let state = &mut self.lanes[lane];
@@ -833,9 +855,10 @@ impl Engine {
     }
 
     fn writeback_flush(&mut self, volume: VolumeIndex, lane: usize, payload: &mut impl Payload) {
+        let now = self.now;
         let state = self.volume(volume);
         state.writeback.stage = Stage::Flushing;
-        state.slices.batch_wants(false);
+        state.slices.batch_wants(false, now);
         let early = self.config.mutants.is(Mutant::WatermarkBeforeBackingFlush);
         if self.config.mutants.is(Mutant::SkipBackingFlush) || early {
             return self.writeback_flushed(volume, lane, payload);
@@ -987,13 +1010,14 @@ impl Engine {
 
     /// Nothing is lost, the batch is built again: later, or at once if a smaller one may do.
     fn writeback_give_up(&mut self, volume: VolumeIndex, lane: usize) -> bool {
-        let soon = self.now.after(self.config.retry_after);
+        let now = self.now;
+        let soon = now.after(self.config.retry_after);
         let (crowded, refusals) = (self.lanes[lane].crowded, self.lanes[lane].refusals);
         self.lanes[lane].taken = false;
         let state = self.volume(volume);
         state.parked.tries = state.parked.tries.saturating_add(u32::from(refusals > 0));
         let until = if state.parked.full { soon.max(state.parked.due) } else { soon };
-        state.slices.batch_wants(false);
+        state.slices.batch_wants(false, now);
         let at_once = crowded && !state.writeback.careful;
         state.writeback.lane = None;
         state.writeback.careful |= crowded;
@@ -1009,6 +1033,7 @@ impl Engine {
     pub(crate) fn writeback_deadline(&self, volume: &Volume) -> Option<Tick> {
         match volume.writeback.stage {
             Stage::Waiting { until } => Some(until),
+            Stage::Idle if volume.writeback.passing => Some(self.now),
             Stage::Idle if volume.serving => {
                 let due = volume.writeback.dirty_since?.after(self.config.dirty_age);
                 let again = (!volume.parked.is_empty()).then_some(volume.parked.due);

@@ -3,33 +3,50 @@
 //!
 //! Readers at depth 1, 4 and 16 and 32 writers, each of 4 KiB, over four times the cache, which is full of dirty
 //! data when the measurement begins. x is a side's rate over its rate alone; F = 2·min(x_r, x_w) is 1 if each gets
-//! half, U = x_r + x_w is 1 if nothing is lost by sharing.
+//! half, U = x_r + x_w is 1 if nothing is lost by sharing. Some of what is read is in the cache because it was written:
+//! where weights are asked about, x_r is of the reads that the backing device answers.
 
 use super::{SECOND, cached, ordered};
 use crate::load::{WRITE, Worker, run};
 use crate::machine::Machine;
+use forebay_core::policy::slices::Sharing;
 use forebay_core::request::Op;
-use forebay_disk::hdd::Spec;
+use forebay_disk::Model;
+use forebay_disk::cloud::Spec as Cloud;
+use forebay_disk::model::{BARRACUDA_7200_12, GP3, ST3500641AS};
 
 const CACHE_BYTES: u64 = 256 << 20;
 const SPAN: u64 = 4 * CACHE_BYTES;
 /// Measured for this long, after so long.
 const WARM: u64 = 120 * SECOND;
 const MEASURED: u64 = 240 * SECOND;
+const WRITERS: usize = 32;
 
 /// One row.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// Readers.
     pub readers: usize,
+    /// Of guests, against write-back.
+    pub weight: u8,
+    /// Milliseconds that 99 of 100 reads of the backing device may take; 0: none is set.
+    pub target: u32,
     /// Reads and writes a second, alone.
     pub alone: [f64; 2],
     /// Reads and writes a second, together.
     pub together: [f64; 2],
-    /// Of reads, together, in milliseconds.
-    pub read_p99: f64,
+    /// Reads of the backing device a second, alone and together.
+    pub missed: [f64; 2],
+    /// Of reads, alone and together, in milliseconds.
+    pub read_p99: [f64; 2],
     /// Of writes, together, in milliseconds.
     pub write_p99: f64,
+    /// Seconds of the device that guests and write-back had while the other waited.
+    pub had: [f64; 2],
+    /// Milliseconds of a slice, at the end.
+    pub slice: f64,
+    /// Of the reads that a target counts, the part that was late.
+    pub late: f64,
 }
 
 impl Row {
@@ -48,36 +65,135 @@ impl Row {
     pub fn efficiency(&self) -> f64 {
         self.shares().iter().sum()
     }
+
+    /// x_r of the reads that the device answers.
+    pub fn device_share(&self) -> f64 {
+        self.missed[1] / self.missed[0]
+    }
+
+    /// What of the device reads have over what writes have.
+    pub fn by_rate(&self) -> f64 {
+        self.device_share() / self.shares()[1]
+    }
+
+    /// The same by time.
+    pub fn by_time(&self) -> f64 {
+        self.had[0] / self.had[1]
+    }
+}
+
+/// A run.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    rates: [f64; 2],
+    missed: f64,
+    p99: [f64; 2],
+    sharing: [Sharing; 2],
 }
 
 fn workers(class: usize, op: Op, count: usize) -> impl Iterator<Item = Worker> {
     (0..count).map(move |at| Worker::random(class, op, SPAN, 4096, (class * 1_000 + at) as u64))
 }
 
-fn measure(spec: Spec, readers: usize, writers: usize) -> ([f64; 2], [f64; 2]) {
-    let mut setup = cached(ordered(spec), SPAN, CACHE_BYTES);
+fn measure(backing: Model, [readers, writers]: [usize; 2], weight: u8, target: u32) -> Run {
+    let mut setup = cached(backing, SPAN, CACHE_BYTES);
     // The question is how the disk is shared: readers who find more and more in the cache do not share it.
     setup.config.fill_run_max = 0;
+    (setup.weight, setup.p99_target) = (weight, target * 1_000);
     let mut machine = Machine::new(&setup);
     let all = || {
         let idle = Worker { class: 1, next: Box::new(|| None) };
         workers(0, Op::Read, readers).chain(workers(1, WRITE, writers)).chain([idle]).collect()
     };
     run(&mut machine, all(), WARM);
+    let sharing = |machine: &Machine| machine.sharing().expect("there is a cache");
+    let (before, missed) = (sharing(&machine), machine.stats().miss_blocks);
     let tally = run(&mut machine, all(), WARM + MEASURED);
     let p99 = [0, 1].map(|class| tally.classes[class].percentile(0.99));
-    ([tally.rate(0), tally.rate(1)], p99)
+    let missed = (machine.stats().miss_blocks - missed) as f64 / (MEASURED / SECOND) as f64;
+    let rates = [tally.rate(0), tally.rate(1)];
+    Run { rates, missed, p99, sharing: [before, sharing(&machine)] }
+}
+
+/// What a side has alone.
+struct Alone {
+    backing: Model,
+    readers: usize,
+    reads: Run,
+    writes: f64,
+}
+
+impl Alone {
+    fn row(&self, weight: u8, target: u32) -> Row {
+        let Alone { backing, readers, reads, writes } = self;
+        let run = measure(*backing, [*readers, WRITERS], weight, target);
+        let [before, after] = run.sharing;
+        let had = |side| (after.had[side] - before.had[side]) as f64 / 1e9;
+        let counted = |sharing: Sharing| sharing.target.map_or((0, 0), |it| (it.reads, it.late));
+        let ((reads_before, late_before), (reads_after, late_after)) =
+            (counted(before), counted(after));
+        let [read_p99, write_p99] = run.p99;
+        Row {
+            readers: *readers,
+            weight,
+            target,
+            alone: [reads.rates[0], *writes],
+            together: run.rates,
+            missed: [reads.missed, run.missed],
+            read_p99: [reads.p99[0], read_p99],
+            write_p99,
+            had: [had(0), had(1)],
+            slice: after.slice as f64 / 1e6,
+            late: (late_after - late_before) as f64 / (reads_after - reads_before).max(1) as f64,
+        }
+    }
+}
+
+fn alone(backing: Model, readers: &[usize]) -> Vec<Alone> {
+    let writes = measure(backing, [0, WRITERS], 1, 0).rates[1];
+    let alone = |readers: &usize| {
+        let reads = measure(backing, [*readers, 0], 1, 0);
+        Alone { backing, readers: *readers, reads, writes }
+    };
+    readers.iter().map(alone).collect()
+}
+
+/// Two disks, and a volume behind a network; the same with answers that are quick as long as it is not asked for
+/// more than it gives.
+pub fn disks() -> [(&'static str, Model); 4] {
+    let quick = Cloud { median: 300_000, p99: 1_000_000, ..GP3 };
+    [
+        ("st3500641as", ordered(ST3500641AS)),
+        ("7200.12", ordered(BARRACUDA_7200_12)),
+        ("gp3", Model::Cloud(GP3)),
+        ("gp3, quick", Model::Cloud(quick)),
+    ]
+}
+
+/// Of these, those that are asked about weights and about targets, in milliseconds.
+pub fn shared() -> [(&'static str, Model, [u32; 3]); 3] {
+    let [old, new, gp3, _] = disks();
+    [(old.0, old.1, [50, 100, 200]), (new.0, new.1, [50, 100, 200]), (gp3.0, gp3.1, [10, 20, 40])]
 }
 
 /// The table of a disk.
-pub fn table(spec: Spec) -> Vec<Row> {
-    const WRITERS: usize = 32;
-    let (writes_alone, _) = measure(spec, 0, WRITERS);
-    let row = |readers| {
-        let (reads_alone, _) = measure(spec, readers, 0);
-        let (together, [read_p99, write_p99]) = measure(spec, readers, WRITERS);
-        let alone = [reads_alone[0], writes_alone[1]];
-        Row { readers, alone, together, read_p99, write_p99 }
-    };
-    [1, 4, 16].map(row).to_vec()
+pub fn table(backing: Model) -> Vec<Row> {
+    alone(backing, &[1, 4, 16]).iter().map(|alone| alone.row(1, 0)).collect()
+}
+
+/// One row: so many readers, a weight of guests and a target for reads, in milliseconds.
+pub fn row(backing: Model, readers: usize, weight: u8, target: u32) -> Row {
+    alone(backing, &[readers])[0].row(weight, target)
+}
+
+/// The table of a disk by weights.
+pub fn weighted(backing: Model) -> Vec<Row> {
+    let rows = |alone: &Alone| [1, 3, 8].map(|weight| alone.row(weight, 0));
+    alone(backing, &[4, 16]).iter().flat_map(rows).collect()
+}
+
+/// The table of a disk by targets for reads.
+pub fn targeted(backing: Model, targets: &[u32]) -> Vec<Row> {
+    let rows = |alone: &Alone| targets.iter().map(|it| alone.row(1, *it)).collect::<Vec<Row>>();
+    alone(backing, &[1, 4, 16]).iter().flat_map(rows).collect()
 }

@@ -75,6 +75,8 @@ pub(super) fn superblock_of_two() -> Superblock {
     let volume = || VolumeSetup {
         order: Order::Batch,
         cutoff: 0,
+        weight: 1,
+        p99_target: 0,
         slow: 1,
         size_bytes: 1 << 30,
         islands: Vec::new(),

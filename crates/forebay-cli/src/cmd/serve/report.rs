@@ -12,6 +12,7 @@ use forebay::shard::{Shard, uuid_text, wall_now};
 use forebay_core::engine::{Acknowledge, CacheHealth};
 use forebay_core::format::superblock::Volume;
 use forebay_core::policy::bypass::Reason;
+use forebay_core::policy::slices::Sharing;
 use forebay_core::policy::writeback::Stage;
 use forebay_core::stats::{Refusal, Stats as Counters};
 use forebay_core::units::{BLOCK_BYTES, Lba, VolumeIndex};
@@ -290,6 +291,9 @@ fn volume_status(
         mode: mode_name(now.mode).into(),
         order: order_name(now.order).into(),
         cutoff_bytes: u64::from(now.cutoff) * BLOCK_BYTES,
+        weight: now.sharing.weight,
+        p99_target_us: now.sharing.target.map(|target| us(target.nanos)),
+        sharing: sharing(&now.sharing),
         drained: now.drained,
         dirty_bytes,
         dirty: now.dirty,
@@ -350,4 +354,16 @@ fn volume_status(
         vhost_user_sockets: Vec::new(),
         device: served.map_or_else(DeviceStatus::default, |it| device_status(&it.stats)),
     })
+}
+
+fn sharing(sharing: &Sharing) -> status::Sharing {
+    let [guests, write_back] = sharing.had.map(|nanos| nanos as f64 / 1e9);
+    status::Sharing {
+        sliced: sharing.sliced,
+        slice_us: sharing.slice as f64 / 1e3,
+        guests_seconds: guests,
+        writeback_seconds: write_back,
+        reads: sharing.target.map(|target| target.reads),
+        late_reads: sharing.target.map(|target| target.late),
+    }
 }

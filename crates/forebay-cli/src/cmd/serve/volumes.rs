@@ -68,6 +68,8 @@ impl Daemon {
             mode.map(Setting::Mode),
             spec.order.map(Setting::Order),
             spec.cutoff.map(Setting::Cutoff),
+            spec.weight.map(Setting::Weight),
+            spec.p99_target.map(Setting::P99Target),
         ];
         settings.into_iter().flatten().try_for_each(|setting| self.set_one(index, setting))
     }
@@ -79,6 +81,8 @@ impl Daemon {
             Setting::Mode(mode) => shard.set_mode(index, mode)?,
             Setting::Order(order) => shard.set_order(index, order)?,
             Setting::Cutoff(cutoff) => shard.set_cutoff(index, cutoff)?,
+            Setting::Weight(weight) => shard.set_weight(index, weight)?,
+            Setting::P99Target(micros) => shard.set_p99_target(index, micros)?,
         }
         Ok(())
     }
