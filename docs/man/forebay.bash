@@ -43,6 +43,9 @@ _forebay() {
             forebay,keep)
                 cmd="forebay__subcmd__keep"
                 ;;
+            forebay,layout)
+                cmd="forebay__subcmd__layout"
+                ;;
             forebay,pages)
                 cmd="forebay__subcmd__pages"
                 ;;
@@ -293,6 +296,20 @@ _forebay() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        forebay__subcmd__layout)
+            opts="-h --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         forebay__subcmd__pages)
             opts="-h --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -474,7 +491,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__upgrade)
-            opts="-h --exec --timeout --control --help"
+            opts="-h --exec --timeout --control --process --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -489,6 +506,10 @@ _forebay() {
                     return 0
                     ;;
                 --control)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --process)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -45,6 +45,7 @@ complete -c forebay -n "__fish_forebay_needs_command" -f -a "config" -d 'Check c
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "udev" -d 'Tell udev\'s rule whose device this is'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "pages" -d 'Write man pages and shell completions into a directory'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "keep" -d 'Hold a descriptor for the daemon that comes after a killed one; `serve` starts it'
+complete -c forebay -n "__fish_forebay_needs_command" -f -a "layout" -d 'Say how a map is laid out that is handed over; `upgrade` asks the new program'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l size -d 'Bytes of the device to use (512M, 1G, 1T), all if it is not given; needed for a new file' -r
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l segment-size -d 'Bytes of a segment: a power of two, 256K to 4M' -r
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l force -d 'Erase what is recognised there: a file system, a partition table, another cache'
@@ -86,6 +87,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand stop" -s h -l help -d 'P
 complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -l exec -d 'The new program' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -l timeout -d 'How long it may take until the new program serves' -r
 complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -l process -d 'The daemon\'s process, for a service manager: its control socket is in the usual place' -r
 complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -l cache -d 'Drain a cache that no daemon serves: its device or file' -r -F
@@ -123,3 +125,4 @@ complete -c forebay -n "__fish_forebay_using_subcommand config; and __fish_seen_
 complete -c forebay -n "__fish_forebay_using_subcommand udev" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand pages" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand keep" -s h -l help -d 'Print help'
+complete -c forebay -n "__fish_forebay_using_subcommand layout" -s h -l help -d 'Print help'

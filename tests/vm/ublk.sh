@@ -35,8 +35,9 @@ for n in $(seq "$UPGRADES"); do
     alive || fail "upgrade $n: the work has ended before it"
     text=$($FOREBAY upgrade --exec /run/forebay.new --control "$(control u)" 2>&1) || { fail "upgrade $n: $text"; break; }
     echo "upgrade $n: $text"
+    check "upgrade $n: nothing is read again" grep -qF 'by a hand-over' <<<"$text"
     check "upgrade $n: the new program serves in the same process" is "$(readlink /proc/$daemon/exe)" /run/forebay.new
-    took=$(sed 's/.* for \([0-9]*\)\.\([0-9]*\) s.*/\1\20/' <<<"$text")
+    took=$(sed 's/.* took \([0-9]*\)\.\([0-9]*\) s.*/\1\20/' <<<"$text")
     [ "$took" -le $longest ] || longest=$took
 done
 sleep 3

@@ -40,9 +40,10 @@ pub enum Command {
     Stop(StopArgs),
     /// Have the daemon go on as another program, its block devices in use
     ///
-    /// The daemon closes the cache and becomes the new program with the same arguments, which opens
-    /// it again and takes the devices over; requests wait meanwhile. If the new program cannot serve, the
-    /// one before goes on. NBD clients have to connect again.
+    /// The daemon becomes the new program with the same arguments. What it holds in memory is handed over,
+    /// so that nothing is read again; requests wait meanwhile. Where the two lay it out differently, the cache
+    /// is closed and opened again. If the new program cannot serve, the one before goes on. NBD clients have
+    /// to connect again.
     Upgrade(UpgradeArgs),
     /// Write everything back, so that the backing device is the plain disk, and keep it so
     ///
@@ -100,6 +101,9 @@ pub enum Command {
     /// Hold a descriptor for the daemon that comes after a killed one; `serve` starts it
     #[command(hide = true)]
     Keep,
+    /// Say how a map is laid out that is handed over; `upgrade` asks the new program
+    #[command(hide = true)]
+    Layout,
 }
 
 /// `forebay check`
@@ -635,6 +639,9 @@ pub struct UpgradeArgs {
     /// The daemon's control socket; needed if several run, or if it is not in the usual place
     #[arg(long)]
     pub control: Option<PathBuf>,
+    /// The daemon's process, for a service manager: its control socket is in the usual place
+    #[arg(long, value_name = "ID", conflicts_with = "control")]
+    pub process: Option<u32>,
 }
 
 /// `forebay drain`

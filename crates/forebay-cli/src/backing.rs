@@ -3,6 +3,7 @@
 //! device must be the one that was recorded.
 
 use crate::address::Address;
+use crate::upgrade;
 use anyhow::{Context, Result, bail};
 use forebay::host::guard::{self, GuardError};
 use forebay::host::identity::{Fingerprint, Geometry, Match, Serial, compare};
@@ -18,6 +19,18 @@ use std::time::{Duration, Instant};
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// How often it is tried again meanwhile.
 const LOCK_RETRY: Duration = Duration::from_millis(20);
+
+/// The open file of a device or file that the program before had for itself, if it was left. Nobody else
+/// can have had it meanwhile: it is the same disk.
+pub fn take_left(
+    path: &Path,
+    source: u16,
+    logical_block: Option<u32>,
+) -> Result<Option<FileDevice>> {
+    let Some(file) = upgrade::take_device(path) else { return Ok(None) };
+    let options = FileOptions { exclusive: true, source, logical_block, ..FileOptions::default() };
+    Ok(Some(FileDevice::over(file, path, &options)?))
+}
 
 /// Opens a device or file for us alone. Who lives and has it is named at once; who is ending is
 /// waited for.

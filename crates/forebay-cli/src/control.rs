@@ -29,6 +29,9 @@ pub enum Request {
     },
     Upgrade {
         executable: PathBuf,
+        /// How it lays out a map that is handed over, if it says so.
+        #[serde(default)]
+        layout: Option<String>,
     },
     /// `NAME=BACKING[,...]` as on the command line, its paths absolute, or `NAME` alone.
     Attach {
@@ -97,6 +100,15 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
             bail!("several daemons are running; choose one: {}", list.join(" | "))
         }
     }
+}
+
+/// The socket of the daemon that is this process.
+pub fn find_process(process: u32) -> Result<PathBuf> {
+    let is_it = |socket: &PathBuf| status(socket).is_ok_and(|status| status.pid == process);
+    sockets()?.into_iter().find(is_it).ok_or_else(|| {
+        let text = format!("process {process} answers on no control socket in the usual place");
+        NoDaemon(text + "; if it has one elsewhere, give --control").into()
+    })
 }
 
 /// Asks, and waits for the answer.

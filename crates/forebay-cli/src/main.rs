@@ -20,6 +20,7 @@ mod metrics;
 mod names;
 mod sockets;
 mod status;
+mod stored;
 mod units;
 mod upgrade;
 mod vhost;
@@ -46,6 +47,7 @@ impl std::fmt::Display for NoDaemon {
 impl std::error::Error for NoDaemon {}
 
 fn main() -> ExitCode {
+    stored::take_all();
     let mut before = upgrade::Before::left();
     let failed = match run(&mut before) {
         Ok(code) => return code,
@@ -87,6 +89,10 @@ fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
         Command::Udev(args) => cmd::udev::run(args),
         Command::Pages(args) => cmd::pages::run(args),
         Command::Keep => attach::keep().map(|()| ExitCode::SUCCESS),
+        Command::Layout => {
+            println!("{}", upgrade::layout());
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 

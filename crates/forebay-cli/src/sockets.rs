@@ -2,12 +2,14 @@
 //! The sockets that clients come in by.
 
 use crate::args::Listen;
+use crate::upgrade;
 use anyhow::{Context, Result, bail};
 use forebay_serve::nbd::listen::Listener;
 use rustix::fs::Mode;
 use rustix::process::umask;
 use std::io::{self, ErrorKind};
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -20,6 +22,10 @@ const DYING_WAIT: Duration = Duration::from_secs(2);
 pub fn listen(listen: &Listen) -> Result<Option<Listener>> {
     match listen {
         Listen::Tcp(address) => {
+            let name = format!("nbd://{address}");
+            if let Some(left) = upgrade::take_socket(&name) {
+                return Ok(Some(Listener::Tcp(left.into())));
+            }
             let listener = TcpListener::bind(address)
                 .with_context(|| format!("nbd://{address}: cannot be listened on"))?;
             Ok(Some(Listener::Tcp(listener)))
@@ -29,9 +35,30 @@ pub fn listen(listen: &Listen) -> Result<Option<Listener>> {
     }
 }
 
+/// The address of one, by which it is left to the next program, and another descriptor of it.
+pub fn kept(listener: &Listener) -> Option<(String, OwnedFd)> {
+    match listener {
+        Listener::Tcp(socket) => {
+            let address = socket.local_addr().ok()?;
+            Some((format!("nbd://{address}"), socket.try_clone().ok()?.into()))
+        }
+        Listener::Unix(socket) => kept_unix(socket),
+    }
+}
+
+/// The same of a socket that is a file.
+pub fn kept_unix(socket: &UnixListener) -> Option<(String, OwnedFd)> {
+    let address = socket.local_addr().ok()?;
+    let path = address.as_pathname()?.display().to_string();
+    Some((path, socket.try_clone().ok()?.into()))
+}
+
 /// Binds a socket that is ours alone; a stale one is taken over, a live one is refused.
 pub fn bind(path: &Path) -> Result<UnixListener> {
     let shown = path.display();
+    if let Some(left) = upgrade::take_socket(&shown.to_string()) {
+        return Ok(left.into());
+    }
     match bind_private(path) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {}
         other => return other.with_context(|| format!("{shown}: cannot be listened on")),

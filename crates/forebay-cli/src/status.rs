@@ -19,6 +19,9 @@ pub struct Status {
     pub memory: Vec<MemoryPart>,
     /// What is wrong, in words; empty: nothing.
     pub problems: Vec<String>,
+    /// How the daemon has come from the program before, if it was upgraded.
+    #[serde(default)]
+    pub upgrade: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

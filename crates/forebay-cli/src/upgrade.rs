@@ -1,43 +1,191 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Going on as another program: the daemon has closed its cache and left its block devices to the kernel,
-//! and executes the program, which opens the one and takes the others over.
+//! Going on as another program: the daemon brings its cache to rest, leaves its block devices to the
+//! kernel, and executes the program, which goes on with what is left to it: the map in memory, the
+//! devices' open files with their locks, the sockets. If that cannot be, the daemon closes the cache,
+//! and the new program opens it.
 //!
 //! # Invariants
 //!
 //! - **G1** Only what survives is left: a daemon with devices that do not outlive their process
 //!   refuses (`Daemon::check_upgrade`).
 //! - **G2** The program before stays open until the new one serves, and is executed again if that cannot
-//!   serve, whatever has become of its file.
+//!   serve, whatever has become of its file. It opens the cache as after a kill.
+//! - **G3** The map is left only to a program that says the same [`layout`]; whether it fits the cache, the
+//!   library decides (`forebay::handover`).
+//! - **G4** What is left is for this process (its number tells), is taken first of all, and is not open in
+//!   any program that is executed later.
 //!
 //! # Crash
 //!
-//! As everywhere: the next start recovers.
+//! As everywhere: the next start recovers. What was left goes with the process.
 
 use anyhow::{Context, Error, Result, anyhow};
+use forebay::handover::Handed;
 use forebay::host::inherited::inherited;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::io::FdFlags;
+use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 /// Tells the new program where the one before it is (G2).
 const BEFORE: &str = "FOREBAY_UPGRADED_FROM";
 /// Tells the program before why it goes on.
 const WHY_NOT: &str = "FOREBAY_NOT_UPGRADED";
+/// Tells the new program what is left to it.
+const LEFT: &str = "FOREBAY_LEFT";
+/// Tells the new program why the map is not.
+const NOT_LEFT: &str = "FOREBAY_NOT_LEFT";
 const OPEN_FILES: &str = "/proc/self/fd/";
 /// In the text that says that the program before goes on.
 pub const FELL_BACK: &str = "was not upgraded";
+/// How numbers below are passed on.
+const VERSION: u32 = 1;
 
-/// Executes the new program with this one's arguments. Gives why not, if neither it nor this program can
-/// be executed.
-pub fn execute(executable: &Path) -> Result<Infallible> {
+/// What two programs must have alike for one to leave its map to the other (G3).
+pub fn layout() -> String {
+    format!("{VERSION}.{}", forebay::handover::layout())
+}
+
+/// What is left to the next program.
+#[derive(Default)]
+pub struct Left {
+    pub cache: Option<Handed>,
+    /// Open files of devices.
+    pub devices: Vec<OwnedFd>,
+    /// Where clients come in, by address.
+    pub sockets: Vec<(String, OwnedFd)>,
+}
+
+/// The same as numbers.
+#[derive(Serialize, Deserialize)]
+struct Numbers {
+    process: u32,
+    message: RawFd,
+    tables: [RawFd; 2],
+    lasts: [bool; 2],
+    devices: Vec<RawFd>,
+    sockets: Vec<(String, RawFd)>,
+}
+
+/// What was left to this program and not yet taken.
+static TO_TAKE: Mutex<Option<Left>> = Mutex::new(None);
+
+fn to_take<T>(take: impl FnOnce(&mut Left) -> Option<T>) -> Option<T> {
+    take(TO_TAKE.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?)
+}
+
+/// The map, if it was left.
+pub fn take_cache() -> Option<Handed> {
+    to_take(|left| left.cache.take())
+}
+
+/// The open file of a device or file, if it was left.
+pub fn take_device(path: &Path) -> Option<File> {
+    let named = rustix::fs::stat(path).ok()?;
+    to_take(|left| {
+        let is_it = |fd: &OwnedFd| rustix::fs::fstat(fd).is_ok_and(|it| is_same(&it, &named));
+        let at = left.devices.iter().position(is_it)?;
+        Some(File::from(left.devices.swap_remove(at)))
+    })
+}
+
+fn is_same(one: &Stat, other: &Stat) -> bool {
+    let is_block = |it: &Stat| FileType::from_raw_mode(it.st_mode) == FileType::BlockDevice;
+    match (is_block(one), is_block(other)) {
+        (true, true) => one.st_rdev == other.st_rdev,
+        (false, false) => (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino),
+        _ => false,
+    }
+}
+
+/// The listening socket of an address, if it was left.
+pub fn take_socket(address: &str) -> Option<OwnedFd> {
+    to_take(|left| {
+        let at = left.sockets.iter().position(|(it, _)| it == address)?;
+        Some(left.sockets.swap_remove(at).1)
+    })
+}
+
+/// Closes what nobody wanted.
+pub fn close_left() {
+    *TO_TAKE.lock().unwrap_or_else(PoisonError::into_inner) = None;
+}
+
+impl Left {
+    /// What the program before left, as numbers say: all of it or nothing.
+    fn of(numbers: Numbers) -> Option<Left> {
+        let one = |number: RawFd| {
+            let fd = inherited(number)?;
+            rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC).ok()?; // G4
+            Some(fd)
+        };
+        let mut left = Left::default();
+        for number in numbers.devices {
+            left.devices.push(one(number)?);
+        }
+        for (address, number) in numbers.sockets {
+            left.sockets.push((address, one(number)?));
+        }
+        let tables = [File::from(one(numbers.tables[0])?), File::from(one(numbers.tables[1])?)];
+        let message = File::from(one(numbers.message)?);
+        left.cache = Some(Handed { message, tables, lasts: numbers.lasts });
+        Some(left)
+    }
+
+    fn numbers(&self) -> Vec<RawFd> {
+        let cache = self.cache.iter().flat_map(|it| [&it.message, &it.tables[0], &it.tables[1]]);
+        let sockets = self.sockets.iter().map(|(_, fd)| fd);
+        let owned = self.devices.iter().chain(sockets).map(AsRawFd::as_raw_fd);
+        cache.map(AsRawFd::as_raw_fd).chain(owned).collect()
+    }
+
+    /// Keeps all of it open in the next program, and says where.
+    fn keep(&self) -> Result<Option<String>> {
+        let Some(cache) = &self.cache else { return Ok(None) };
+        let keep = |fd: &dyn AsFd| {
+            rustix::io::fcntl_setfd(fd, FdFlags::empty())?;
+            Ok::<_, Error>(fd.as_fd().as_raw_fd())
+        };
+        let numbers = Numbers {
+            process: std::process::id(),
+            message: keep(&cache.message)?,
+            tables: [keep(&cache.tables[0])?, keep(&cache.tables[1])?],
+            lasts: cache.lasts,
+            devices: self.devices.iter().map(|fd| keep(fd)).collect::<Result<_>>()?,
+            sockets: self
+                .sockets
+                .iter()
+                .map(|(address, fd)| Ok((address.clone(), keep(fd)?)))
+                .collect::<Result<_>>()?,
+        };
+        Ok(Some(serde_json::to_string(&numbers)?))
+    }
+}
+
+/// Executes the new program with this one's arguments, and leaves it what there is, or says why it is
+/// nothing. Gives why not, if neither it nor this program can be executed.
+pub fn execute(executable: &Path, left: Result<Left, String>) -> Result<Infallible> {
     // Not closed when the program is executed, and there even if its file has been replaced.
     let this = rustix::fs::open("/proc/self/exe", OFlags::RDONLY, Mode::empty())
         .context("/proc/self/exe: cannot be opened")?;
     let before = format!("{OPEN_FILES}{}", this.as_raw_fd());
-    let error = again(executable).env(BEFORE, &before).env_remove(WHY_NOT).exec();
+    let mut command = again(executable);
+    command.env(BEFORE, &before);
+    match left.as_ref().map(Left::keep) {
+        Ok(Ok(Some(numbers))) => command.env(LEFT, numbers),
+        Ok(Ok(None)) => &mut command,
+        Ok(Err(error)) => command.env(NOT_LEFT, format!("{error:#}")),
+        Err(why) => command.env(NOT_LEFT, why),
+    };
+    let error = command.exec();
+    // They would be open in the program before, and lock it out.
+    drop(left);
     let error = anyhow!(error).context(format!("{}: cannot be executed", executable.display()));
     go_back(&before, &error)
 }
@@ -46,10 +194,23 @@ pub fn execute(executable: &Path) -> Result<Infallible> {
 pub struct Before(OwnedFd);
 
 impl Before {
-    /// If there was one. To be asked once, first of all.
+    /// If there was one, and what it left. To be asked once, first of all.
     pub fn left() -> Option<Before> {
-        let number = std::env::var(BEFORE).ok()?.strip_prefix(OPEN_FILES)?.parse().ok()?;
-        inherited(number).map(Before)
+        let program = std::env::var(BEFORE).ok();
+        let program = program.and_then(|text| text.strip_prefix(OPEN_FILES)?.parse().ok());
+        let program = program.and_then(inherited);
+        let numbers = std::env::var(LEFT).ok();
+        let numbers = numbers.and_then(|text| serde_json::from_str::<Numbers>(&text).ok());
+        let ours = numbers.filter(|numbers| numbers.process == std::process::id()); // G4
+        if let Some(numbers) = ours {
+            *TO_TAKE.lock().unwrap_or_else(PoisonError::into_inner) = Left::of(numbers);
+        }
+        if program.is_some() || std::env::var_os(WHY_NOT).is_some() {
+            let mut known = to_take(|left| Some(left.numbers())).unwrap_or_default();
+            known.extend(program.iter().map(AsRawFd::as_raw_fd));
+            close_all_but(&known);
+        }
+        program.map(Before)
     }
 
     /// It goes on, for this program cannot serve. Gives why not, if that fails.
@@ -58,6 +219,16 @@ impl Before {
             Ok(never) => match never {},
             Err(error) => error,
         }
+    }
+}
+
+/// Closes what the program before left and nobody can name: it may be locked (G4).
+fn close_all_but(known: &[RawFd]) {
+    let Ok(open) = std::fs::read_dir(OPEN_FILES) else { return };
+    let numbers: Vec<RawFd> =
+        open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for number in numbers.into_iter().filter(|number| !known.contains(number)) {
+        drop(inherited(number));
     }
 }
 
@@ -71,6 +242,9 @@ fn go_back(before: &str, error: &Error) -> Result<Infallible> {
 fn again(executable: &Path) -> Command {
     let mut command = Command::new(executable);
     command.args(std::env::args_os().skip(1));
+    command.env_remove(LEFT).env_remove(NOT_LEFT).env_remove(WHY_NOT);
+    // What the service manager gave was taken, and its numbers are others' by now.
+    command.env_remove("LISTEN_PID").env_remove("LISTEN_FDS").env_remove("LISTEN_FDNAMES");
     command
 }
 
@@ -78,4 +252,9 @@ fn again(executable: &Path) -> Command {
 pub fn why_not() -> Option<String> {
     let why = std::env::var(WHY_NOT).ok()?;
     Some(format!("this program {FELL_BACK}: {why}"))
+}
+
+/// Why the map was not left to this program, if it was executed by another.
+pub fn why_not_left() -> Option<String> {
+    std::env::var(NOT_LEFT).ok()
 }

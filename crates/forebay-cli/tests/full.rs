@@ -11,7 +11,7 @@ mod support;
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use support::model::content;
-use support::{Daemon, Scratch, wait_for};
+use support::{Daemon, Scratch, signal, wait_for};
 
 const MIB: u64 = 1 << 20;
 
@@ -100,8 +100,11 @@ fn a_full_cache_device_is_named_and_loses_nothing() {
     };
     intact(&scratch);
     drop(client);
-    let said = daemon.stop("TERM");
+    signal(daemon.id(), "TERM");
+    let (code, said) = daemon.ended();
+    assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("not everything could be made durable"), "{said}");
+    assert!(said.contains("the cache device failed while it was served"), "{said}");
     let daemon = scratch.serve::<&str>(&[]);
     intact(&scratch);
     scratch.connect("v").write(0, &[1; 4096], true).unwrap();

@@ -6,9 +6,13 @@
 // All of it is tests, helpers too.
 #![allow(clippy::unwrap_used)]
 
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -85,6 +89,55 @@ struct Bench {
     options: String,
     /// Loop devices of the test itself.
     own: Vec<String>,
+    manager: Option<Manager>,
+}
+
+/// What a service manager does for a service: it hears of it, and keeps one descriptor for its next start.
+struct Manager {
+    socket: UnixDatagram,
+    path: String,
+    kept: Option<(String, OwnedFd)>,
+}
+
+impl Manager {
+    fn new(path: String) -> Manager {
+        let socket = UnixDatagram::bind(&path).unwrap();
+        socket.set_read_timeout(Some(WAIT_MAX)).unwrap();
+        Manager { socket, path, kept: None }
+    }
+
+    /// The start of a service: its environment, and what is kept as descriptor 3.
+    fn command(&self) -> Command {
+        let Some((name, kept)) = &self.kept else {
+            let mut command = Command::new(FOREBAY);
+            command.env("NOTIFY_SOCKET", &self.path).stdin(Stdio::null());
+            return command;
+        };
+        let mut command = Command::new("bash");
+        let given = "exec 3<&0 0</dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$@\"";
+        command.args(["-c", given, "bash", FOREBAY]).stdin(kept.try_clone().unwrap());
+        command.env("NOTIFY_SOCKET", &self.path).env("LISTEN_FDNAMES", name);
+        command
+    }
+
+    /// Hears what there is until it is to keep a descriptor.
+    fn hear(&mut self) {
+        while self.kept.is_none() {
+            let mut bytes = [0; 4096];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut text = [IoSliceMut::new(&mut bytes)];
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            let heard = recvmsg(&self.socket, &mut text, &mut control, flags).unwrap().bytes;
+            let text = String::from_utf8_lossy(&bytes[..heard]).into_owned();
+            for message in control.drain() {
+                let RecvAncillaryMessage::ScmRights(mut descriptors) = message else { continue };
+                let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).unwrap();
+                assert!(text.lines().any(|line| line == "FDSTORE=1"), "{text}");
+                self.kept = Some((name.to_owned(), descriptors.next().unwrap()));
+            }
+        }
+    }
 }
 
 impl Bench {
@@ -99,7 +152,8 @@ impl Bench {
         let _ = fs::remove_dir_all(&root);
         fs::create_dir_all(root.join("mnt")).unwrap();
         let (uuid, device, options) = (String::new(), String::new(), String::new());
-        let bench = Bench { root, daemon: None, uuid, device, options, own: Vec::new() };
+        let (own, manager) = (Vec::new(), None);
+        let bench = Bench { root, daemon: None, uuid, device, options, own, manager };
         File::create(bench.path("back")).unwrap().set_len(size_bytes).unwrap();
         run(&[FOREBAY, "format", &bench.path("cache"), "--size", cache_size]);
         bench
@@ -120,10 +174,14 @@ impl Bench {
     /// Serves until `ready`, and learns the device.
     fn serve(&mut self) {
         let (out, err) = (self.path("out"), self.path("err"));
-        let daemon = Command::new(FOREBAY)
+        let mut command = Command::new(FOREBAY);
+        command.stdin(Stdio::null());
+        let daemon = self
+            .manager
+            .as_ref()
+            .map_or(command, Manager::command)
             .args(["serve", "--cache", &self.path("cache"), "--attach", "fuse"])
             .args(["--volume", &format!("v={}{}", self.path("back"), self.options)])
-            .stdin(Stdio::null())
             .stdout(File::create(out).unwrap())
             .stderr(File::create(err).unwrap())
             .spawn()
@@ -387,6 +445,38 @@ fn a_kill_of_daemon_and_keeper_is_survived_by_a_new_mount() {
     bench.mount(&bench.device, "ro");
     compare(&bench);
     bench.unmount();
+    bench.stop();
+}
+
+/// What is left of a failed service is ended before it is started again, the keeper too.
+#[test]
+fn a_service_manager_that_keeps_the_connection_is_enough() {
+    requires!("mkfs.ext4", "e2fsck", "bash");
+    let mut bench = Bench::new("stored", 200 << 20);
+    bench.manager = Some(Manager::new(bench.path("notify")));
+    bench.serve();
+    if bench.keeper().is_none() {
+        println!("SKIP the kernel's FUSE does not resend requests");
+        return;
+    }
+    bench.manager.as_mut().unwrap().hear();
+    run(&["mkfs.ext4", "-q", &bench.device]);
+    bench.mount(&bench.device, "errors=remount-ro");
+    for _ in 0..3 {
+        let target = bench.mount_point();
+        let mut copy = Command::new("cp").args(["-r", &source(), &target]).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        run(&["kill", "-9", &bench.keeper().expect("it has one").to_string()]);
+        bench.kill();
+        bench.serve();
+        let told = bench.read("err");
+        assert!(told.contains("goes on with the devices of the daemon before"), "{told}");
+        assert!(copy.wait().unwrap().success());
+        run(&["sync", "-f", &bench.mount_point()]);
+    }
+    compare(&bench);
+    bench.unmount();
+    run(&["e2fsck", "-f", "-n", &bench.device]);
     bench.stop();
 }
 

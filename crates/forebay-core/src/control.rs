@@ -272,7 +272,7 @@ impl Engine {
         let quiet = |state: &Volume| {
             state.log.placed <= state.log.durable.through
                 && state.log.in_flight.is_empty()
-                && matches!(state.writeback.stage, Stage::Idle | Stage::Waiting { .. })
+                && state.writeback.is_idle()
         };
         let idle = self.requests.is_empty() && self.tokens.is_empty() && self.effects.is_empty();
         idle && (self.health == CacheHealth::Failed

@@ -50,6 +50,7 @@ pub enum Mutant {
     CheckpointKeepsExtents,
     CheckpointRunInPlace,
     CheckpointRunChangeForgotten,
+    HandOverRunChangeForgotten,
     ParkedForgotten,
     ParkedStale,
     EntryAfterWrite,

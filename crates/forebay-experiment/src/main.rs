@@ -3,7 +3,7 @@
 
 use forebay_core::format::superblock::Order;
 use forebay_disk::Model;
-use forebay_disk::model::{BARRACUDA_7200_12, NVME, SSD_840PRO, ST3500641AS};
+use forebay_disk::model::{BARRACUDA_7200_12, NVME, SSD_840PRO};
 use forebay_experiment::experiments::{SECOND, drained, fair, misses, quiet, records};
 use std::process::ExitCode;
 

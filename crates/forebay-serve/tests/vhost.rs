@@ -89,6 +89,7 @@ fn shard(logical_block: u32) -> (Shard, VolumeIndex) {
         config: Config::default(),
         shared: false,
         places: Places::found(),
+        lasting: false,
     };
     let mut shard = Shard::open(Box::new(device), &options).unwrap();
     let volume = shard.free_index().unwrap();

@@ -3,7 +3,7 @@
 //!
 //! Read in this order: [`model`], what a guest may believe of its disk; [`device`], what a device
 //! may do to it; [`checkers`], what else must hold; [`memory`], [`volume`], [`world`], [`guest`],
-//! [`operator`], [`stop`], [`opening`], the machine between them; [`setup`] and [`run`], what a seed makes of it;
+//! [`operator`], [`stop`], [`handover`], [`opening`], the machine between them; [`setup`] and [`run`], what a seed makes of it;
 //! [`exhaustive`], the short histories, all of them.
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ pub mod fate;
 pub mod fuzz;
 pub mod grow;
 pub mod guest;
+pub mod handover;
 pub mod marks;
 pub mod memory;
 pub mod model;

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 /// Every deliberate fault, but for three of the scrub: what they break takes a story that no seed tells often
 /// enough (`tests/scrub.rs`).
-pub const ALL: [Mutant; 57] = [
+pub const ALL: [Mutant; 58] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -53,6 +53,7 @@ pub const ALL: [Mutant; 57] = [
     Mutant::CheckpointKeepsExtents,
     Mutant::CheckpointRunInPlace,
     Mutant::CheckpointRunChangeForgotten,
+    Mutant::HandOverRunChangeForgotten,
     Mutant::ParkedForgotten,
     Mutant::ParkedStale,
     Mutant::EntryAfterWrite,

@@ -156,7 +156,7 @@ impl World {
         Ok(())
     }
 
-    fn start(&mut self, recovered: Recovered) {
+    pub(crate) fn start(&mut self, recovered: Recovered) {
         self.tell(|| format!("opened, damage {:?}", recovered.damage));
         for damage in &recovered.damage {
             self.marks.hit(match damage {
@@ -252,7 +252,7 @@ impl World {
     }
 
     /// A checkpoint is derived data: the log alone gives the same map.
-    fn same_without_checkpoint(
+    pub(crate) fn same_without_checkpoint(
         &mut self,
         superblock: &Superblock,
         recovered: &Recovered,
@@ -273,7 +273,7 @@ impl World {
         checkpoint_is_derived::compare(&self.volumes, recovered, &whole).map_err(Failure)
     }
 
-    fn recover(&mut self, superblock: &Superblock, writer: Writer) -> Recovered {
+    pub(crate) fn recover(&mut self, superblock: &Superblock, writer: Writer) -> Recovered {
         let config = self.setup.config;
         let room = config.extent_count_max;
         recover(superblock, &mut Reader(&self.cache), room, writer, config.mutants)

@@ -175,7 +175,7 @@ fn laps(world: &World) -> u64 {
     (world.marks.count("segment reclaimed") + running) / u64::from(world.superblock.segment_count)
 }
 
-fn stuck(world: &World) -> Failure {
+pub(crate) fn stuck(world: &World) -> Failure {
     let engine = world.engine.as_ref().expect("there is a process");
     let mut text = format!("nothing goes on, {} requests wait:", world.asked.len());
     for asked in world.asked.values().take(4) {
@@ -397,9 +397,16 @@ fn stop_and_open(world: &mut World, left: u64) -> Outcome {
             if world.cache_failed {
                 return restart_failed(world);
             }
-            clean_stop(world)?;
-            world.marks.hit("clean stop");
-            world.open(None)?;
+            if world.random.one_in(3) {
+                crate::handover::hand_over(world)?;
+                if world.cache_failed {
+                    return restart_failed(world);
+                }
+            } else {
+                clean_stop(world)?;
+                world.marks.hit("clean stop");
+                world.open(None)?;
+            }
         }
         kind @ (1 | 2) => {
             // The process dies somewhere within the engine, between two of its stores.

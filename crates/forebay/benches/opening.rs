@@ -112,6 +112,7 @@ fn open(path: &Path) -> Opening {
         config: Config::default(),
         shared: false,
         places: Places::found(),
+        lasting: false,
     };
     let (device, reads) = device(path);
     let limits =

@@ -69,6 +69,7 @@
 pub mod cache;
 pub mod check;
 mod checksum;
+pub mod handover;
 pub mod host;
 pub mod ingest;
 pub mod inspect;

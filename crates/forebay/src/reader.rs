@@ -9,11 +9,14 @@
 //!   being put in place by one thread, or is free.
 #![allow(unsafe_code)]
 
+use crate::io::lasting;
 use crate::io::{Arena, Completion, Device, Operation, Reactor, Span};
 use forebay_core::effect::Fault;
 use forebay_core::log::recovery::{CacheReader, STRETCH_BLOCKS_MAX, Stretch};
+use forebay_core::map::slots::ROW_BYTES;
 use forebay_core::units::BLOCK_SIZE;
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -45,6 +48,9 @@ pub struct Reader<'a> {
     /// Reads of `fill` that are done.
     filled: Vec<u32>,
     workers: usize,
+    /// The map is to last, and where it does.
+    lasting: bool,
+    files: [Option<File>; 2],
     done: Vec<Completion>,
     events: Vec<(u64, i32)>,
 }
@@ -68,9 +74,22 @@ impl<'a> Reader<'a> {
             failed: [const { Vec::new() }; 3],
             filled: Vec::new(),
             workers: workers.min(WORKERS_MAX),
+            lasting: false,
+            files: [None, None],
             done: Vec::new(),
             events: Vec::new(),
         })
+    }
+
+    /// Takes the map's memory from where the next program of this process can have it.
+    pub fn lasting(mut self, lasting: bool) -> Reader<'a> {
+        self.lasting = lasting;
+        self
+    }
+
+    /// Where the index's cells and the slots' rows lie, if they last.
+    pub fn into_files(mut self) -> [Option<File>; 2] {
+        std::mem::take(&mut self.files)
     }
 
     fn begin(&mut self, of: usize, at: u32, span: Span, offset: u64) {
@@ -231,6 +250,24 @@ impl<T> Drop for Over<'_, '_, T> {
 impl CacheReader for Reader<'_> {
     fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
         self.device.read_at(offset, bytes).map_err(|_| Fault)
+    }
+
+    fn cells(&mut self, count: usize) -> Vec<u64> {
+        if !self.lasting {
+            return vec![0; count];
+        }
+        let (list, file) = lasting::zeros(count);
+        self.files[0] = file;
+        list
+    }
+
+    fn rows(&mut self, count: usize) -> Vec<[u8; ROW_BYTES]> {
+        if !self.lasting {
+            return vec![[0; ROW_BYTES]; count];
+        }
+        let (list, file) = lasting::zeros(count);
+        self.files[1] = file;
+        list
     }
 
     fn read_each(&mut self, offsets: &[u64], bytes: &mut [u8]) {

@@ -10,15 +10,17 @@ mod opening;
 pub use opening::Opening;
 
 use crate::cache::{self, CacheError};
+use crate::handover::{self, Handed};
 use crate::host::machine::Host;
 use crate::host::runtime_dir::{Places, boot_id};
+use crate::io::lasting;
 use crate::io::{
     Arena, Completion, Device, DeviceError, Operation, Reactor, ReactorKind, Span, Stats, source_of,
 };
 use crate::latency::{Latency, LatencySummary};
 use crate::memory::{Memory, RequestMemory, SharedIdentity};
 use forebay_core::effect::{Effect, Fault, SuperblockChange, Token};
-use forebay_core::engine::{Config, Engine};
+use forebay_core::engine::{CacheHealth, Config, Engine};
 use forebay_core::format::superblock::{Head, Mode, Order, SUPERBLOCK_SIZE, Superblock, Volume};
 use forebay_core::limits::{REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
 use forebay_core::log::recovery::Damage;
@@ -26,6 +28,7 @@ use forebay_core::payload::Place;
 use forebay_core::policy::scrub::Refused;
 use forebay_core::request::{Op, Request, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Sequence, Tick, VolumeIndex};
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -58,6 +61,9 @@ pub struct ShardOptions {
     pub shared: bool,
     /// Where that is looked for.
     pub places: Places,
+    /// Keep the map where [`Shard::hand_over`] need not copy it. Such memory is not given back before the
+    /// process ends or the shard is gone.
+    pub lasting: bool,
 }
 
 impl Default for ShardOptions {
@@ -67,6 +73,7 @@ impl Default for ShardOptions {
             config: Config::default(),
             shared: true,
             places: Places::found(),
+            lasting: false,
         }
     }
 }
@@ -91,7 +98,7 @@ pub enum OpenError {
     TooManyVolumes,
 }
 
-fn system(what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+fn system(what: &'static str) -> impl Fn(io::Error) -> OpenError {
     move |source| OpenError::System { what, source }
 }
 
@@ -110,6 +117,10 @@ pub struct Opened {
     pub repaired_superblock: bool,
     /// How long it took.
     pub took: Duration,
+    /// Nothing was read: the program before handed it over.
+    pub handed_over: bool,
+    /// Why what was handed over was not taken.
+    pub not_taken: Option<String>,
 }
 
 /// An answer to a request.
@@ -151,6 +162,8 @@ pub struct Shard {
     naming_bytes: Vec<u8>,
     started: Instant,
     opened: Opened,
+    /// Where the index's cells and the slots' rows lie, if they last.
+    files: [Option<File>; 2],
 }
 
 /// The device token of the superblock's own writes.
@@ -761,6 +774,48 @@ impl Shard {
         Ok(true)
     }
 
+    /// The first step of [`Shard::hand_over`], while guests are still served: batches and checkpoints end,
+    /// and no other begins.
+    pub fn prepare_hand_over(&mut self) {
+        self.engine.prepare_hand_over();
+    }
+
+    /// Whether they have ended.
+    pub fn is_prepared(&self) -> bool {
+        self.engine.is_prepared()
+    }
+
+    /// Gives the cache to the next program, when no request comes any more: nothing may be done with the
+    /// shard afterwards. None: it could not be brought to rest within `limit`, and can be closed as ever.
+    pub fn hand_over(&mut self, limit: Duration) -> Result<Option<Handed>, OpenError> {
+        let begun = Instant::now();
+        self.engine.prepare_hand_over();
+        self.engine.end_logs(&mut self.memory);
+        let mut foreign = Vec::new();
+        while !(self.engine.may_hand_over() && self.done.is_empty() && self.naming.is_none()) {
+            if begun.elapsed() > limit || self.engine.health() == CacheHealth::Failed {
+                return Ok(None);
+            }
+            if self.engine.is_quiet() {
+                // What was under way may have begun another segment.
+                self.engine.end_logs(&mut self.memory);
+            }
+            foreign.clear();
+            self.answers.clear();
+            let wait = Some(Duration::from_millis(100));
+            self.turn(wait, &mut foreign).map_err(system("wait for the devices"))?;
+        }
+        let message = handover::file_of(&self.engine.hand_over(&self.superblock))
+            .map_err(system("take memory"))?;
+        let (cells, rows) = self.engine.tables();
+        let lasts = [self.files[0].is_some(), self.files[1].is_some()];
+        let [cells_file, rows_file] = std::mem::take(&mut self.files);
+        let table = system("take memory");
+        let cells = cells_file.map_or_else(|| lasting::copied(cells), Ok).map_err(&table)?;
+        let rows = rows_file.map_or_else(|| lasting::copied(rows), Ok).map_err(&table)?;
+        Ok(Some(Handed { message, tables: [cells, rows], lasts }))
+    }
+
     /// Makes everything durable and notes it in the superblock: a clean stop. Gives up after
     /// `limit`, which is then no clean stop, and loses nothing either.
     pub fn close(mut self, limit: Duration) -> Result<bool, OpenError> {
@@ -770,7 +825,7 @@ impl Shard {
     /// Notes in the superblock that everything is durable: the end of a clean stop, after [`Shard::quiesce`].
     pub fn finish(mut self) -> Result<bool, OpenError> {
         debug_assert!(self.engine.is_quiet(), "what is under way would not be in the superblock");
-        if self.engine.health() == forebay_core::engine::CacheHealth::Failed {
+        if self.engine.health() == CacheHealth::Failed {
             return Ok(false);
         }
         // Whoever opens it after a clean stop need not know that there were writes around the log (A3 in

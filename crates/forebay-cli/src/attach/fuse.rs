@@ -3,6 +3,7 @@
 
 use super::attached::{chain, holders_text};
 use super::{Begun, Wanted};
+use crate::stored;
 use anyhow::{Context, Result};
 use forebay::host::keeper;
 use forebay::host::loop_device::{Holder, LoopError};
@@ -10,9 +11,9 @@ use forebay::host::machine::Host;
 use forebay::host::runtime_dir::RuntimeDir;
 use forebay::shard::uuid_text;
 use forebay_serve::fuse::attach::FuseAttachments;
-use forebay_serve::fuse::mount::{FuseMount, FuseVolume, clear_stale, is_unmounted};
+use forebay_serve::fuse::mount::{FuseMount, FuseVolume, Kept, clear_stale, is_unmounted};
 use forebay_serve::server::Server;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -46,7 +47,10 @@ pub fn begin(server: &mut Server, place: &str, wanted: Vec<Wanted>) -> Result<Be
     let keeper = runtime.path().join(format!("{place}.keeper"));
     let shown = directory.display();
     let volumes: Vec<FuseVolume> = wanted.into_iter().map(file).collect();
-    let found = FuseMount::take_over(&directory, volumes.clone(), &keeper)
+    let name = format!("fuse-{place}");
+    let store = |descriptor: BorrowedFd<'_>| stored::keep(&name, descriptor);
+    let before = Kept { keeper: &keeper, program: keeper_program(), stored: stored::take(&name) };
+    let found = FuseMount::take_over(&directory, volumes.clone(), before, &store)
         .with_context(|| format!("{shown}: cannot be taken over"))?;
     let mut problems = Vec::new();
     let (mount, front_end) = match found {
@@ -59,7 +63,7 @@ pub fn begin(server: &mut Server, place: &str, wanted: Vec<Wanted>) -> Result<Be
                 .with_context(|| format!("{shown}: cannot be cleared away"))?;
             problems.extend(held.iter().map(stale_text));
             let (mount, front_end, unkept) =
-                FuseMount::new(&directory, volumes, &keeper, keeper_program())
+                FuseMount::new(&directory, volumes, &keeper, keeper_program(), &store)
                     .with_context(|| format!("{shown}: cannot be mounted on"))?;
             if let Some(why) = unkept {
                 tracing::warn!("the block devices will not outlive this process: {why}");

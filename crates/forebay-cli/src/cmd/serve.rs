@@ -22,12 +22,13 @@ use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
 use crate::late::Patience;
 use crate::upgrade::{self, Before};
-use crate::{metrics, sockets, vhost};
+use crate::{metrics, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
 use forebay::host::notify::{sd_notify, watchdog_interval};
 use forebay::host::runtime_dir::RuntimeDir;
 use forebay::io::{ReactorKind, Stats};
 use forebay::shard::uuid_text;
+use forebay_core::engine::CacheHealth;
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
 use forebay_serve::nbd::listen::{Counts, Exports, NbdFrontEnd, export};
@@ -36,6 +37,7 @@ use growing::Growing;
 use leaving::Leaving;
 use rates::Rates;
 use std::cell::RefCell;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -48,6 +50,8 @@ use watch::Watch;
 /// How long a turn of the loop waits for something to happen, and while a volume is on its way out or grows.
 const TURN: Duration = Duration::from_millis(500);
 const SHORT_TURN: Duration = Duration::from_millis(10);
+/// How long batches and checkpoints may take to end before a hand-over waits for them with guests waiting.
+const PREPARATION: Duration = Duration::from_secs(5);
 
 /// A volume that is served.
 struct Served {
@@ -86,6 +90,12 @@ struct Daemon {
     scrubs: scrub::Scrubs,
     /// What it is doing now.
     activity: &'static str,
+    /// How it has come from the program before.
+    upgrade: Option<String>,
+    /// Where clients come in, for the next program.
+    sockets: Vec<(String, OwnedFd)>,
+    /// The next program, and since when what is long is waited for.
+    upgrading: Option<(PathBuf, Instant)>,
     /// Milliseconds since 1970.
     started_at: u64,
     nbd_clients: Option<Counts>,
@@ -98,7 +108,8 @@ struct Daemon {
 enum End {
     Signal,
     Stop,
-    Upgrade(PathBuf),
+    /// What stands against a hand-over, if anything does.
+    Upgrade(PathBuf, Option<String>),
 }
 
 /// `before`: what goes on if this cannot serve.
@@ -130,7 +141,8 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     let (wanted, waiting) = daemon.wanted_machines(args)?;
     waiting.into_iter().for_each(|text| daemon.problem(text));
     let listeners = args.listen.iter().map(sockets::listen).collect::<Result<Vec<_>>>()?;
-    let listeners = listeners.into_iter().flatten().collect();
+    let listeners: Vec<_> = listeners.into_iter().flatten().collect();
+    daemon.sockets.extend(listeners.iter().filter_map(sockets::kept));
     let metrics = args.metrics.as_ref().map(metrics::Listener::bind).transpose()?;
     let nbd = NbdFrontEnd::new(listeners, Rc::clone(&daemon.exports))?;
     daemon.nbd_clients = Some(nbd.counts());
@@ -139,6 +151,8 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         daemon.machines = Some(vhost::Machines::begin(&mut daemon.server, wanted)?);
     }
     let control = daemon.listen_for_control(args.control.as_deref())?;
+    // What has gone from the configuration.
+    upgrade::close_left();
     daemon.print_exports();
     daemon.activity = "attaches the volumes";
     if let Some(kind) = attaches
@@ -151,6 +165,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         daemon.problem(format!("no volume is attached by {}: {error:#}", kind.name()));
         daemon.devices = None;
     }
+    stored::close_rest();
     if let Some(listener) = metrics {
         metrics::start(listener, control.clone()).context("metrics cannot be served")?;
     }
@@ -169,20 +184,29 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     match &end {
         End::Signal => info!("stops: a signal came"),
         End::Stop => info!("stops: `forebay stop` asked for it"),
-        End::Upgrade(executable) => {
+        End::Upgrade(executable, against) => {
             info!("goes on as {}", executable.display());
             // The devices stay, and wait for it.
             daemon.attached.clear();
             let _ = sd_notify("RELOADING=1");
-            daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
-            return upgrade::execute(executable).map(|never| match never {});
+            let sockets = unix_sockets(args).chain([control]);
+            let left = daemon.leave_to_next(against.clone(), args.stop_timeout, sockets)?;
+            return upgrade::execute(executable, left).map(|never| match never {});
         }
     }
     daemon.is_ending = true;
     daemon.activity = "stops: waits until nobody holds its block devices";
     let _ = sd_notify("STOPPING=1");
     daemon.release_devices(&signals, args.stop_timeout)?;
+    let cache = daemon.cache_text();
+    let health = daemon.server.shard.engine().health();
     daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
+    if health == CacheHealth::Failed {
+        bail!(
+            "{cache}: the cache device failed while it was served, and writes were refused since; what was \
+             answered before is there: serve it again, and it is recovered"
+        );
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -256,6 +280,7 @@ impl Daemon {
             }
         };
         let listener = sockets::bind(&path)?;
+        self.sockets.extend(sockets::kept_unix(&listener));
         self.server.add(Box::new(ControlServer::new(listener, Rc::clone(&self.desk))));
         Ok(path)
     }
@@ -328,7 +353,13 @@ impl Daemon {
         let mut told = Instant::now();
         loop {
             let is_changing = self.leaving.is_some() || self.growing.is_some();
-            let wait = if is_changing { SHORT_TURN } else { TURN };
+            let answers = !self.desk.borrow().answers.is_empty();
+            let wait = match is_changing {
+                // The next turn sends them.
+                _ if answers => Duration::ZERO,
+                true => SHORT_TURN,
+                false => TURN,
+            };
             self.server.turn(Some(wait))?;
             if watchdog.is_some_and(|interval| told.elapsed() >= interval) {
                 told = Instant::now();
@@ -347,6 +378,11 @@ impl Daemon {
             }
             if let Some(end) = self.answer_questions() {
                 return Ok(end);
+            }
+            if let Some((executable, since)) = &self.upgrading
+                && (self.server.shard.is_prepared() || since.elapsed() >= PREPARATION)
+            {
+                return Ok(End::Upgrade(executable.clone(), None));
             }
         }
     }
@@ -395,9 +431,15 @@ impl Daemon {
                     end = Some(End::Stop);
                     Reply::Done
                 }
-                Request::Upgrade { executable } => match self.check_upgrade(&executable) {
+                Request::Upgrade { executable, layout } => match self.check_upgrade(&executable) {
                     Ok(()) => {
-                        end = Some(End::Upgrade(executable));
+                        match self.against_hand_over(layout) {
+                            None => {
+                                self.server.shard.prepare_hand_over();
+                                self.upgrading = Some((executable, Instant::now()));
+                            }
+                            against => end = Some(End::Upgrade(executable, against)),
+                        }
                         Reply::Done
                     }
                     Err(error) => Reply::Error { text: format!("{error:#}") },

@@ -15,10 +15,14 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
     let executable = std::fs::canonicalize(&args.exec)
         .with_context(|| format!("{}: there is no such program", args.exec.display()))?;
     let version = version(&executable)?;
-    let socket = control::find(args.control.as_deref())?;
+    let socket = match args.process {
+        Some(process) => control::find_process(process)?,
+        None => control::find(args.control.as_deref())?,
+    };
     let before = control::status(&socket)?;
     let begun = Instant::now();
-    control::ask(&socket, &Request::Upgrade { executable: executable.clone() })?;
+    let layout = layout(&executable);
+    control::ask(&socket, &Request::Upgrade { executable, layout })?;
     // Bounded by --timeout.
     let after = loop {
         match control::status(&socket) {
@@ -36,11 +40,16 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
     if let Some(problem) = after.problems.iter().find(|text| text.contains(FELL_BACK)) {
         bail!("{problem}");
     }
-    println!(
-        "{} to {version} by stop and recovery: nobody was answered for {took:.2} s at most",
-        before.version
-    );
+    let how = after.upgrade.as_deref().unwrap_or("by stop and recovery");
+    println!("{} to {version} {how}: it took {took:.2} s", before.version);
     Ok(ExitCode::SUCCESS)
+}
+
+/// How a program lays out a map that is handed over; an older one does not know.
+fn layout(executable: &Path) -> Option<String> {
+    let output = Command::new(executable).arg("layout").output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
 }
 
 /// What a program says that it is; it must be a forebay, or the daemon would end with it.

@@ -192,6 +192,16 @@ impl Checkpointer {
         vec_bytes(&self.stream) + vec_bytes(&self.ends) + page + runs
     }
 
+    /// Where the checkpoint that is named has each run of slots.
+    pub(crate) fn named(&self) -> &[Written] {
+        &self.named_runs
+    }
+
+    /// Whether a run of slots was copied for a checkpoint that is not named.
+    pub(crate) fn was_copied(&self, run: u32) -> bool {
+        self.copied_runs[run as usize].is_some()
+    }
+
     /// Where the checkpoint that is being written has a run of slots.
     fn slot_run(&self, run: u32) -> Written {
         self.copied_runs[run as usize].unwrap_or(self.named_runs[run as usize])
@@ -237,7 +247,8 @@ impl Engine {
             Stage::Idle => {
                 let written = self.checkpoint.written;
                 let wanted = self.checkpoint.wanted && self.is_behind_bad_headers();
-                if (wanted || self.checkpoint_is_due(written)) && self.tokens.room() > 256 {
+                let due = !self.stopping && self.checkpoint_is_due(written);
+                if (wanted || due) && self.tokens.room() > 256 {
                     self.checkpoint_begin(payload);
                 }
             }
@@ -263,8 +274,8 @@ impl Engine {
         }
     }
 
-    /// Captures what is small; from here on everything else is copied as it comes.
-    fn checkpoint_begin(&mut self, payload: &mut impl Payload) {
+    /// Ends each log's record and segment.
+    pub(crate) fn end_segments(&mut self, payload: &mut impl Payload) {
         for index in 0..self.volumes.len() {
             let volume = VolumeIndex(index as u8);
             if self.volumes[index].is_none() {
@@ -286,6 +297,11 @@ impl Engine {
                 self.seal_segment(volume, payload);
             }
         }
+    }
+
+    /// Captures what is small; from here on everything else is copied as it comes.
+    fn checkpoint_begin(&mut self, payload: &mut impl Payload) {
+        self.end_segments(payload);
         self.checkpoint.wanted = false;
         self.checkpoint.written = 0;
         if !self.index.is_in_pages() {

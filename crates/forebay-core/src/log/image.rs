@@ -41,7 +41,7 @@ pub(crate) struct Row {
 
 impl Row {
     /// Whether all of it can be: a right checksum says that it is what was written, no more.
-    fn is_sound(&self, superblock: &Superblock) -> bool {
+    pub(crate) fn is_sound(&self, superblock: &Superblock) -> bool {
         self.used <= superblock.segment_blocks()
             && self.sequence < SEQUENCE_MAX
             && self.ordinal.0 < ORDINAL_MAX
@@ -68,7 +68,7 @@ pub(crate) struct ImageVolume {
 }
 
 impl ImageVolume {
-    fn is_sound(&self, superblock: &Superblock) -> bool {
+    pub(crate) fn is_sound(&self, superblock: &Superblock) -> bool {
         let start = &self.start;
         let sequences = [start.link.sequence, start.through, self.next_sequence, self.watermark];
         let positions = self.pending.iter().map(|pending| pending.position);
@@ -179,7 +179,7 @@ pub(crate) fn read_slots<R: CacheReader>(
     image: &Image,
     reader: &mut R,
 ) -> Option<Slots> {
-    let mut slots = Slots::unfilled(slot_count(superblock));
+    let mut slots = Slots::of(reader.rows(slot_count(superblock) as usize));
     let layout = &image.layout;
     let stretches: Vec<Stretch> = (0..)
         .zip(&image.slot_runs)
@@ -209,7 +209,9 @@ pub(crate) fn read_index<R: CacheReader>(
     reader: &mut R,
     keep: impl Fn(Slot) -> bool + Sync,
 ) -> Option<Index> {
-    let mut index = Index::new(slot_count(superblock), superblock.key);
+    let slots = slot_count(superblock);
+    let cells = reader.cells(Index::cell_count(slots));
+    let mut index = Index::over(slots, superblock.key, cells);
     let shape = index.shape();
     let (layout, own) = (&image.layout, own(superblock));
     let stretches: Vec<Stretch> = (0..)

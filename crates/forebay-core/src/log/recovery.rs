@@ -43,25 +43,22 @@ use crate::format::feature::AUTOCLEAR_KNOWN;
 use crate::format::record::Link;
 use crate::format::superblock::{Head, Superblock, Volume};
 use crate::limits::VOLUME_COUNT_MAX;
-use crate::log::chain::{Log, Marks};
 use crate::log::image::{self, Image};
 use crate::log::segment::{Segments, State};
-use crate::map::extent::{ExtentMap, Position};
 use crate::map::index::Index;
 use crate::map::slots::Slots;
 use crate::mutant::{Mutant, Mutants};
-use crate::policy::writeback::Cursor;
-use crate::units::{BLOCK_SIZE, Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
-use alloc::collections::{BTreeMap, VecDeque};
+use crate::units::{BLOCK_SIZE, Ordinal, SegmentId, Sequence, VolumeIndex};
+use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 use end::Behind;
 use read::{BATCH, First, Step, Wanted};
 
 /// Sequences left out at each opening, for records that were void and not seen.
-const SEQUENCE_GAP: u64 = 1 << 24;
+pub(crate) const SEQUENCE_GAP: u64 = 1 << 24;
 /// The same for segment sequences.
-const SEGMENT_SEQUENCE_GAP: u64 = 1 << 12;
+pub(crate) const SEGMENT_SEQUENCE_GAP: u64 = 1 << 12;
 
 /// How the process that wrote the log came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +140,9 @@ fn recover_from<R: CacheReader>(
         Some(slots) => (Index::new(1, superblock.key), slots),
         None => {
             let count = u64::from(superblock.segment_count) * u64::from(blocks);
-            (Index::new(count, superblock.key), Slots::new(count))
+            let cells = reader.cells(Index::cell_count(count));
+            let slots = Slots::void_over(reader.rows(count as usize));
+            (Index::over(count, superblock.key, cells), slots)
         }
     };
     let mut volumes = Vec::with_capacity(VOLUME_COUNT_MAX);
@@ -249,17 +248,9 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
         self.found.damage.extend_from_slice(&behind.damage);
         let chain = self.chain(index, volume, &behind);
-        let mut out = RecoveredVolume {
-            log: Log::new(Sequence(0), Sequence(1)),
-            extents: ExtentMap::with_lost_room(self.extent_count_max as usize),
-            pending_extents: VecDeque::with_capacity(self.extent_count_max as usize),
-            cursor: Cursor::default(),
-            clean: self.superblock.clean,
-            lost_blocks: 0,
-            unnamed_lost: None,
-            frozen: behind.unknown_end || recorded.frozen, // V7
-            head: Head::NONE,
-        };
+        let mut out = RecoveredVolume::empty(self.extent_count_max);
+        out.clean = self.superblock.clean;
+        out.frozen = behind.unknown_end || recorded.frozen; // V7
         out.log.watermark = behind.watermark;
         out.log.tail = behind.tail;
         out.log.backing_as_of = behind.backing_as_of;
@@ -282,21 +273,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         let gap = if reuse { 1 } else { SEQUENCE_GAP };
         let top = if reuse { out.log.placed } else { sequence_max.max(out.log.placed) };
         let through = out.log.closed.max(out.log.watermark);
-        let next = Sequence(top.0.max(through.0) + gap);
-        let marks = Marks {
-            through,
-            tail: out.log.tail,
-            watermark: out.log.watermark,
-            closed_at: Tick(0),
-            bytes: 0,
-            position: Position::new(out.head.ordinal, out.head.used),
-        };
-        let log = &mut out.log;
-        log.next_sequence = next;
-        (log.written, log.flushing, log.durable) = (marks, marks, marks);
-        log.wanted = through;
-        (log.placed, log.closed) = (through, through);
-        log.next_ordinal = log.next_ordinal.max(log.tail);
+        out.end(Sequence(top.0.max(through.0) + gap));
         out
     }
 

@@ -79,15 +79,50 @@ enum Put {
 impl Index {
     /// An empty index for a cache of `slots` slots; `key` keeps guests from choosing collisions.
     pub fn new(slots: u64, key: u64) -> Index {
+        Index::over(slots, key, alloc::vec![0; Index::cell_count(slots)])
+    }
+
+    /// An empty index in memory that is there: [`Index::cell_count`] cells, all zero.
+    pub(crate) fn over(slots: u64, key: u64, cells: Vec<u64>) -> Index {
         let page_count = slots.div_ceil(PAGE_LOAD).max(1);
         let rest_bits = KEY_BITS - page_count.ilog2();
         assert!(slots < 1 << (62 - rest_bits), "a slot number fits a cell");
-        Index {
-            cells: alloc::vec![0; page_count as usize * PAGE_CELLS],
-            shape: Shape { page_count, rest_bits, salt: key & KEY_MASK },
-            overflow: Vec::with_capacity(OVERFLOW_MAX),
-            used: 0,
+        assert_eq!(cells.len(), Index::cell_count(slots));
+        let shape = Shape { page_count, rest_bits, salt: key & KEY_MASK };
+        Index { cells, shape, overflow: Vec::with_capacity(OVERFLOW_MAX), used: 0 }
+    }
+
+    /// The index that another process had: its cells, and the keys that found their page full.
+    pub(crate) fn taken(
+        slots: u64,
+        key: u64,
+        cells: Vec<u64>,
+        used: u64,
+        overflow: &[(u64, u32)],
+    ) -> Option<Index> {
+        if cells.len() != Index::cell_count(slots) || overflow.len() > OVERFLOW_MAX || used > slots
+        {
+            return None;
         }
+        let mut index = Index::over(slots, key, cells);
+        index.overflow.extend_from_slice(overflow);
+        index.used = used;
+        Some(index)
+    }
+
+    /// Cells of an index for `slots` slots.
+    pub(crate) fn cell_count(slots: u64) -> usize {
+        slots.div_ceil(PAGE_LOAD).max(1) as usize * PAGE_CELLS
+    }
+
+    /// All cells.
+    pub(crate) fn cells(&self) -> &[u64] {
+        &self.cells
+    }
+
+    /// Keys that found their page full, and their slots.
+    pub(crate) fn overflow(&self) -> &[(u64, u32)] {
+        &self.overflow
     }
 
     /// Bytes of memory an index for `slots` slots takes.

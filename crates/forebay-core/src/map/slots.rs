@@ -61,6 +61,7 @@ pub struct Slots {
 
 /// Bytes of a slot's row.
 pub const ROW_BYTES: usize = 9;
+const VOID_ROW: [u8; ROW_BYTES] = [255, 255, 255, 255, 255, 0, 0, 0, 0];
 /// Slots of a run, at most: what is copied to a checkpoint, or left out of it, together.
 pub const RUN_SLOTS_MAX: u32 = 1 << 16;
 
@@ -76,17 +77,32 @@ fn run_count(count: u64) -> u64 {
 impl Slots {
     /// A table for `count` slots, all void.
     pub fn new(count: u64) -> Slots {
-        let void = [255, 255, 255, 255, 255, 0, 0, 0, 0];
-        Slots::of(alloc::vec![void; count as usize])
+        Slots::of(alloc::vec![VOID_ROW; count as usize])
     }
 
-    /// A table for `count` slots whose rows are all to be put in place from a checkpoint
-    /// ([`put_rows`]): nothing has been written to its memory yet.
-    pub(crate) fn unfilled(count: u64) -> Slots {
-        Slots::of(alloc::vec![[0; ROW_BYTES]; count as usize])
+    /// The same in memory that is there.
+    pub(crate) fn void_over(mut rows: Vec<[u8; ROW_BYTES]>) -> Slots {
+        rows.fill(VOID_ROW);
+        Slots::of(rows)
     }
 
-    fn of(rows: Vec<[u8; ROW_BYTES]>) -> Slots {
+    /// The table that another process had; what has changed is yet to be noted.
+    pub(crate) fn taken(count: u64, rows: Vec<[u8; ROW_BYTES]>) -> Option<Slots> {
+        (rows.len() as u64 == count).then(|| Slots::of(rows))
+    }
+
+    /// All rows.
+    pub(crate) fn all(&self) -> &[[u8; ROW_BYTES]] {
+        &self.rows
+    }
+
+    /// Runs there are.
+    pub(crate) fn run_count(&self) -> u32 {
+        self.changed.len() as u32
+    }
+
+    /// A table with these rows: all there are, or to be put in place from a checkpoint ([`put_rows`]).
+    pub(crate) fn of(rows: Vec<[u8; ROW_BYTES]>) -> Slots {
         let count = rows.len() as u64;
         let changed = alloc::vec![false; run_count(count) as usize];
         Slots { rows, changed, run_shift: run_slots(count).trailing_zeros() }
@@ -214,7 +230,7 @@ mod tests {
         assert_eq!(slots.written(3..5), 0);
         slots.void(Slot(1));
         assert_eq!(slots.written(0..2), 0);
-        let mut other = Slots::unfilled(6);
+        let mut other = Slots::of(alloc::vec![[0; ROW_BYTES]; 6]);
         put_rows(other.rows_mut(), slots.rows(0..6));
         assert_eq!(other.rows, slots.rows);
         assert_eq!(other.held(Slot(0)), None);

@@ -127,6 +127,11 @@ pub struct Writeback {
 }
 
 impl Writeback {
+    /// Whether no batch is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        matches!(self.stage, Stage::Idle | Stage::Waiting { .. })
+    }
+
     pub(crate) fn new(cursor: Cursor, _now: Tick) -> Writeback {
         Writeback {
             stage: Stage::Idle,

@@ -30,18 +30,30 @@ pub struct FuseMount {
     lease: Option<Lease>,
 }
 
+/// Where the connection of a daemon that was killed may be.
+pub struct Kept<'a> {
+    /// Its keeper's socket.
+    pub keeper: &'a Path,
+    /// What another keeper is.
+    pub program: Command,
+    /// What the service manager kept.
+    pub stored: Option<OwnedFd>,
+}
+
 /// Why there is no keeper.
 pub type Unkept = io::Error;
 
 impl FuseMount {
     /// Mounts the volumes as files in `directory`, which is made. Requests wait until the front
     /// end is part of a running server. If the kernel can give a request to two processes, one
-    /// after the other, a keeper is started, which is `program` with its socket at `keeper`.
+    /// after the other, a keeper is started, which is `program` with its socket at `keeper`, and the
+    /// connection is given to `store`, too.
     pub fn new(
         directory: &Path,
         volumes: Vec<FuseVolume>,
         keeper: &Path,
         program: Command,
+        store: &dyn Fn(BorrowedFd<'_>),
     ) -> io::Result<(FuseMount, FuseFrontEnd, Option<Unkept>)> {
         fs::DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
         let (channel, resends) = Channel::mount(directory)?;
@@ -56,17 +68,26 @@ impl FuseMount {
             Ok(lease) => (Some(lease), None),
             Err(error) => (None, Some(error)),
         };
-        let (mount, front_end) = FuseMount::with(directory, volumes, channel, lease)?;
+        let (mount, front_end) = FuseMount::with(directory, volumes, channel, lease, store)?;
         Ok((mount, front_end, unkept))
     }
 
-    /// Goes on with what a killed daemon had mounted at `directory`, if its keeper is there.
+    /// Goes on with what a killed daemon had mounted at `directory`, if its keeper is there; or if the
+    /// service manager has it, with another keeper.
     pub fn take_over(
         directory: &Path,
         volumes: Vec<FuseVolume>,
-        keeper: &Path,
+        before: Kept<'_>,
+        store: &dyn Fn(BorrowedFd<'_>),
     ) -> io::Result<Option<(FuseMount, FuseFrontEnd)>> {
-        let Ok((descriptor, lease)) = keeper::take(keeper) else { return Ok(None) };
+        let (descriptor, lease) = match (keeper::take(before.keeper), before.stored) {
+            (Ok(taken), _) => taken,
+            (Err(_), None) => return Ok(None),
+            (Err(_), Some(stored)) => {
+                let lease = keeper::start(before.program, before.keeper, stored.try_clone()?)?;
+                (stored, lease)
+            }
+        };
         let mounts = Host::default().mounts()?;
         let is_there = mounts.iter().any(|it| it.mount_point == directory && it.kind == "fuse");
         if !is_there || is_unmounted(&descriptor) {
@@ -74,7 +95,7 @@ impl FuseMount {
             return Ok(None);
         }
         let channel = Channel::resume(descriptor)?;
-        FuseMount::with(directory, volumes, channel, Some(lease)).map(Some)
+        FuseMount::with(directory, volumes, channel, Some(lease), store).map(Some)
     }
 
     fn with(
@@ -82,7 +103,11 @@ impl FuseMount {
         volumes: Vec<FuseVolume>,
         channel: Channel,
         lease: Option<Lease>,
+        store: &dyn Fn(BorrowedFd<'_>),
     ) -> io::Result<(FuseMount, FuseFrontEnd)> {
+        if lease.is_some() {
+            store(channel.descriptor()?.as_fd());
+        }
         let bell = Arc::new(Bell::new()?);
         let is_kept = lease.is_some();
         let ears = Arc::clone(&bell);

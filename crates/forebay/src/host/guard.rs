@@ -275,7 +275,7 @@ impl<'a> View<'a> {
             return Err(GuardError::Held { path, device, holder, holder_name });
         }
         let is_behind = |found: &&LoopBinding| {
-            !self.is_served(&found.backing_file)
+            !self.is_out_of_reach(&found.backing_file, None)
                 && self
                     .host
                     .node_at_path(&found.backing_file)
@@ -291,7 +291,11 @@ impl<'a> View<'a> {
         if let Some(swap) = self.swaps.iter().find(|swap| same_file(target, swap)) {
             return Err(GuardError::Swap { path: path.to_owned(), device: swap.clone() });
         }
-        let is_it = |found: &&LoopBinding| match self.is_served(&found.backing_file) {
+        let on = match target {
+            Target::File { on, .. } => Some(*on),
+            Target::Block { .. } => None,
+        };
+        let is_it = |found: &&LoopBinding| match self.is_out_of_reach(&found.backing_file, on) {
             true => found.backing_file == path,
             false => same_file(target, &found.backing_file),
         };
@@ -301,13 +305,15 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether a file is a volume that a daemon of ours shows by FUSE. Nobody may look at it, not even
-    /// with `stat`: if that daemon was killed, this one would wait for itself.
-    fn is_served(&self, file: &Path) -> bool {
-        self.mounts.iter().any(|mount| {
-            mount.kind == "fuse"
-                && mount.mount_source == "forebay"
-                && file.starts_with(&mount.mount_point)
+    /// Whether a file is on a FUSE file system that what we look for is not on. Nobody may look at it, not
+    /// even with `stat`: whose process does not answer would have us wait for ever, and if that was a killed
+    /// daemon of ours, for ourselves.
+    fn is_out_of_reach(&self, file: &Path, wanted_on: Option<DeviceNumber>) -> bool {
+        let over = self.mounts.iter().filter(|mount| file.starts_with(&mount.mount_point));
+        let mount = over.max_by_key(|mount| mount.mount_point.as_os_str().len());
+        mount.is_some_and(|mount| {
+            let is_ours = mount.mount_source == "forebay";
+            mount.kind.starts_with("fuse") && (is_ours || Some(mount.number) != wanted_on)
         })
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Descriptors that the program before left open when it executed this one.
+//! Descriptors that the program before left open when it executed this one, or that the service manager gives.
 #![allow(unsafe_code)]
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -16,6 +16,29 @@ pub fn inherited(number: RawFd) -> Option<OwnedFd> {
     rustix::io::fcntl_getfd(asked).ok()?;
     // SAFETY: it is open, and nobody else in this program knows it (the caller's word).
     Some(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// The first descriptor that a service manager gives.
+const GIVEN_FIRST: RawFd = 3;
+const GIVEN_MAX: RawFd = 1024;
+
+/// What the service manager gives this process, by name (`LISTEN_FDS`). To be asked as [`inherited`] is.
+pub fn given() -> Vec<(String, OwnedFd)> {
+    let number = |name| std::env::var(name).ok()?.parse::<i64>().ok();
+    if number("LISTEN_PID") != Some(i64::from(std::process::id())) {
+        return Vec::new();
+    }
+    let count = number("LISTEN_FDS").unwrap_or(0).clamp(0, GIVEN_MAX.into()) as RawFd;
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let mut names = names.split(':');
+    let all = (GIVEN_FIRST..GIVEN_FIRST + count).filter_map(|number| {
+        let name = names.next().unwrap_or_default().to_owned();
+        let descriptor = inherited(number)?;
+        // Not for the programs that this one starts.
+        rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC).ok()?;
+        Some((name, descriptor))
+    });
+    all.collect()
 }
 
 #[cfg(test)]

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Telling the service manager how we are: `READY=1`, `STATUS=…`, `WATCHDOG=1`, `STOPPING=1`.
+//! Telling the service manager how we are: `READY=1`, `STATUS=…`, `WATCHDOG=1`, `STOPPING=1`; and
+//! having it keep descriptors.
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -38,6 +42,18 @@ pub fn sd_notify(state: &str) -> Result<bool, NotifyError> {
     }
 }
 
+/// Has `$NOTIFY_SOCKET` keep a descriptor for the next start of this service (`FDSTORE=1`), which gets it by
+/// its name ([`super::inherited::given`]); `Ok(false)` when there is no manager.
+pub fn store(name: &str, descriptor: BorrowedFd<'_>) -> Result<bool, NotifyError> {
+    let state = format!("FDSTORE=1\nFDNAME={name}");
+    match std::env::var_os("NOTIFY_SOCKET") {
+        Some(socket) if !socket.is_empty() => {
+            send_with(&socket, &state, &[descriptor]).map(|()| true)
+        }
+        _ => Ok(false),
+    }
+}
+
 /// How often the manager wants to hear `WATCHDOG=1`; `None`: it does not, or not from this process.
 pub fn watchdog_interval() -> Option<Duration> {
     let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
@@ -51,6 +67,14 @@ fn interval(micros: Option<u64>, pid: Option<u64>, own: u32) -> Option<Duration>
 }
 
 fn send(socket: &OsStr, state: &str) -> Result<(), NotifyError> {
+    send_with(socket, state, &[])
+}
+
+fn send_with(
+    socket: &OsStr,
+    state: &str,
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<(), NotifyError> {
     let wrong = |source| NotifyError::Address { socket: socket.into(), source };
     let address = match socket.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
@@ -58,10 +82,22 @@ fn send(socket: &OsStr, state: &str) -> Result<(), NotifyError> {
         _ => return Err(wrong(None)),
     };
     let address = address.map_err(|source| wrong(Some(source)))?;
-    UnixDatagram::unbound()
-        .and_then(|sender| sender.send_to_addr(state.as_bytes(), &address))
-        .map(drop)
-        .map_err(|source| NotifyError::Send { socket: socket.into(), source })
+    let send = || {
+        let sender = UnixDatagram::unbound()?;
+        sender.connect_addr(&address)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            assert!(
+                control.push(SendAncillaryMessage::ScmRights(descriptors)),
+                "there is room for one"
+            );
+        }
+        let text = [IoSlice::new(state.as_bytes())];
+        sendmsg(&sender, &text, &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    };
+    send().map_err(|source| NotifyError::Send { socket: socket.into(), source })
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@
 //!   handling of an answer.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use super::buffer::Span;
@@ -269,6 +270,11 @@ pub trait Device: Send {
     /// stays there, to fail when it is used.
     fn measure(&mut self) -> io::Result<u64> {
         Ok(self.info().size_bytes)
+    }
+
+    /// The open file that does its I/O and has its lock, if it is one.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 }
 

@@ -27,7 +27,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Instant;
 
 pub use open::{FileError, FileOptions};
@@ -349,6 +349,10 @@ const fn is_refusal(result: i32) -> bool {
 impl Device for FileDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.main.as_fd())
     }
 
     fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {

@@ -16,6 +16,8 @@
 use super::buffer::{HUGE_PAGE_BYTES, PAGE_BYTES};
 use super::sys;
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::null_mut;
 
 /// The system's allocator, but for what is large.
@@ -24,6 +26,36 @@ pub struct Heap;
 
 fn is_large(layout: Layout) -> bool {
     layout.size() >= HUGE_PAGE_BYTES && layout.align() <= HUGE_PAGE_BYTES
+}
+
+thread_local! {
+    /// The file whose memory the next large piece is, and -1: it is nobody's.
+    static NEXT: Cell<RawFd> = const { Cell::new(-1) };
+}
+
+/// Has `make` take one large piece of memory, and that be what the file holds. Whether it was: not if the
+/// program has another allocator, or what it took is not large.
+pub(super) fn with_file<T>(file: BorrowedFd<'_>, make: impl FnOnce() -> T) -> (T, bool) {
+    NEXT.set(file.as_raw_fd());
+    let made = make();
+    (made, NEXT.replace(-1) == -1)
+}
+
+/// Memory in huge pages, where the kernel gives them: zeroed, or what [`with_file`] says. Null if there is
+/// none.
+fn map_next(layout: Layout) -> *mut u8 {
+    let fd = NEXT.replace(-1);
+    if fd == -1 {
+        return map(layout);
+    }
+    let Some(length) = layout.size().checked_next_multiple_of(PAGE_BYTES) else {
+        return null_mut();
+    };
+    // SAFETY: the caller of `with_file` lends it for as long as `make` runs, which is now.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    let Ok(pointer) = sys::map(Some(file), length, HUGE_PAGE_BYTES) else { return null_mut() };
+    sys::advise_at(pointer, length, libc::MADV_HUGEPAGE);
+    pointer
 }
 
 /// Zeroed memory in huge pages, where the kernel gives them; null if there is none.
@@ -42,7 +74,7 @@ fn map(layout: Layout) -> *mut u8 {
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if is_large(layout) {
-            return map(layout);
+            return map_next(layout);
         }
         // SAFETY: the caller's word.
         unsafe { System.alloc(layout) }

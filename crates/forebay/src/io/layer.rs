@@ -4,6 +4,7 @@
 use super::device::{Completion, Device, DeviceInfo, Operation, OperationKind};
 use super::reactor::Reactor;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 /// A device around another. All it does not say is done by the one below.
@@ -104,5 +105,9 @@ impl<L: Layer> Device for L {
 
     fn measure(&mut self) -> io::Result<u64> {
         self.below_mut().measure()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.below().descriptor()
     }
 }

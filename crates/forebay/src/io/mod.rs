@@ -16,6 +16,7 @@ mod device;
 mod fault;
 mod file;
 mod heap;
+pub mod lasting;
 mod layer;
 mod memory;
 mod reactor;

@@ -4,11 +4,12 @@
 //! Time is what the loop passes in, so it is as fine as the loop's turns. Blocking use is not
 //! counted.
 
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::device::{Completion, Device, DeviceError, Operation, OperationKind};
-use super::layer::Layer;
+use super::layer::{Layer, Use};
 use super::reactor::Reactor;
 use super::slab::Slab;
 use crate::latency::{Latency, LatencySummary};
@@ -154,6 +155,27 @@ impl Layer for StatsDevice {
         self.stats.with(|rows| rows[kind.index()].in_flight += 1);
         let own = self.flights.insert(flight);
         self.inner.submit(reactor, operation, u64::from(own), now);
+    }
+
+    /// What opening and closing do counts as well.
+    fn blocking(&self, use_of: Use, run: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
+        let start = Instant::now();
+        let result = run();
+        let nanos = start.elapsed().as_nanos();
+        self.stats.with(|rows| {
+            let row = &mut rows[use_of.kind.index()];
+            row.count += 1;
+            match &result {
+                Ok(()) => row.bytes += use_of.length,
+                Err(error) => {
+                    row.errors += 1;
+                    let errno = error.raw_os_error();
+                    row.last_error = Some(errno.map_or(DeviceError::IO, DeviceError::new));
+                }
+            }
+            row.latency.record(u64::try_from(nanos).unwrap_or(u64::MAX));
+        });
+        result
     }
 
     /// Counts the answers and gives them their own tokens back.

@@ -8,6 +8,7 @@ use super::{
     shared_name, system, wall_now,
 };
 use crate::cache;
+use crate::handover::Handed;
 use crate::host::runtime_dir::RuntimeDir;
 use crate::io::{Arena, Device, Reactor};
 use crate::memory::{self, Memory, SharedIdentity};
@@ -33,11 +34,22 @@ pub struct Opening {
     identity: SharedIdentity,
     opened: Opened,
     begun: Instant,
+    files: [Option<File>; 2],
 }
 
 impl Opening {
     /// Redoes what a killed process left in memory and reads the log.
-    pub fn begin(mut cache: Box<dyn Device>, options: &ShardOptions) -> Result<Opening, OpenError> {
+    pub fn begin(cache: Box<dyn Device>, options: &ShardOptions) -> Result<Opening, OpenError> {
+        Opening::go_on(cache, options, None)
+    }
+
+    /// As [`Opening::begin`], or without any of that: with what the program before handed over, if it can be
+    /// taken.
+    pub fn go_on(
+        cache: Box<dyn Device>,
+        options: &ShardOptions,
+        handed: Option<Handed>,
+    ) -> Result<Opening, OpenError> {
         let begun = Instant::now();
         let found = cache::read_superblock(cache.as_ref())?;
         let mut opened = Opened {
@@ -48,6 +60,43 @@ impl Opening {
         cache::repair_superblock(cache.as_ref(), &found)?;
         let superblock = found.superblock;
         let shared_dir = shared_dir(options);
+        let identity = shared_identity(&superblock);
+        let (room, mutants) = (options.config.extent_count_max, options.config.mutants);
+        match handed.map(|handed| handed.take(&superblock, room, mutants)) {
+            Some(Ok(taken)) => {
+                opened.handed_over = true;
+                let reactor =
+                    Reactor::new(options.reactor, 1024).map_err(system("start the reactor"))?;
+                let mut config = options.config;
+                config.extent_count_max = taken.recovered.extents_fitting(room);
+                return Ok(Opening {
+                    cache,
+                    reactor,
+                    superblock: taken.superblock,
+                    recovered: taken.recovered,
+                    config,
+                    shared_dir,
+                    identity,
+                    opened,
+                    begun,
+                    files: taken.files,
+                });
+            }
+            Some(Err(why)) => opened.not_taken = Some(why),
+            None => {}
+        }
+        Opening::read(cache, options, superblock, shared_dir, opened, begun)
+    }
+
+    /// Redoes what a killed process left in memory and reads the log.
+    fn read(
+        mut cache: Box<dyn Device>,
+        options: &ShardOptions,
+        superblock: Superblock,
+        shared_dir: Option<RuntimeDir>,
+        mut opened: Opened,
+        begun: Instant,
+    ) -> Result<Opening, OpenError> {
         let name = shared_name(&superblock);
         let identity = shared_identity(&superblock);
         let mut writer = Writer::MayHaveLostPower;
@@ -63,9 +112,10 @@ impl Opening {
             Reactor::new(options.reactor, 1024).map_err(system("start the reactor"))?;
         let mut reader =
             Reader::new(cache.as_mut(), &mut reactor).map_err(system("take memory"))?;
+        reader = reader.lasting(options.lasting);
         let (room, mutants) = (config.extent_count_max, config.mutants);
         let recovered = recovery::recover(&superblock, &mut reader, room, writer, mutants);
-        drop(reader);
+        let files = reader.into_files();
         opened.damage = recovered.damage.clone();
         opened.from_checkpoint = recovered.from_checkpoint;
         config.extent_count_max = recovered.extents_fitting(room);
@@ -79,6 +129,7 @@ impl Opening {
             identity,
             opened,
             begun,
+            files,
         })
     }
 
@@ -106,6 +157,7 @@ impl Opening {
             mut identity,
             mut opened,
             begun,
+            files,
         } = self;
         let mut superblock = recovery::reopen(&superblock, &recovered, config.mutants);
         superblock.written_at = wall_now();
@@ -164,6 +216,7 @@ impl Opening {
             naming_memory: Arena::anonymous(2 * SUPERBLOCK_SIZE).map_err(system("take memory"))?,
             started: Instant::now(),
             opened,
+            files,
         })
     }
 }

@@ -24,12 +24,12 @@ pub const SEGMENT_BYTES: u32 = 512 << 10;
 
 /// Memory of this process alone: acknowledged when written.
 pub fn options(kind: ReactorKind, config: Config) -> ShardOptions {
-    ShardOptions { reactor: kind, config, shared: false, places: Places::found() }
+    ShardOptions { reactor: kind, config, shared: false, places: Places::found(), lasting: false }
 }
 
 /// Buffers that outlive the process: acknowledged when placed. A clean close removes them.
 pub fn shared_options(kind: ReactorKind, config: Config) -> ShardOptions {
-    ShardOptions { reactor: kind, config, shared: true, places: Places::found() }
+    ShardOptions { reactor: kind, config, shared: true, places: Places::found(), lasting: false }
 }
 
 /// A shard, and memory for requests.

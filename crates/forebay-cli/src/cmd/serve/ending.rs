@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The end: everything durable, and what is not on which disk.
 
-use super::Daemon;
-use crate::backing;
+use super::{Daemon, Served};
 use crate::units::{clock, size};
+use crate::upgrade::Left;
+use crate::{backing, upgrade};
 use anyhow::{Context, Result, bail};
+use forebay::shard::Shard;
+use forebay_core::engine::CacheHealth;
 use forebay_core::units::BLOCK_BYTES;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::{info, warn};
+
+/// How long the last requests and flushes may take before a hand-over is given up.
+const REST: Duration = Duration::from_secs(10);
 
 impl Daemon {
     /// Whether this daemon can go on as that program.
@@ -28,6 +34,66 @@ impl Daemon {
             ),
             None => Ok(()),
         }
+    }
+
+    /// What stands against leaving the map to a program with this layout.
+    pub(super) fn against_hand_over(&self, layout: Option<String>) -> Option<String> {
+        let health = self.server.shard.engine().health();
+        match layout {
+            _ if self.cache_path.is_none() => Some("there is no cache".into()),
+            _ if health == CacheHealth::Failed => Some("the cache device has failed".into()),
+            None => Some("the new program knows of no hand-over".into()),
+            Some(layout) if layout != upgrade::layout() => {
+                let own = upgrade::layout();
+                Some(format!("the new program lays out the map otherwise ({layout}, not {own})"))
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// Stops taking work and leaves all there is to the next program, or ends as ever and says why.
+    pub(super) fn leave_to_next(
+        mut self,
+        against: Option<String>,
+        limit: Duration,
+        sockets: impl Iterator<Item = PathBuf>,
+    ) -> Result<Result<Left, String>> {
+        // The one who asked hears that it was understood.
+        self.server.turn(Some(Duration::ZERO))?;
+        self.watch_ends();
+        let mut left = Left { sockets: std::mem::take(&mut self.sockets), ..Left::default() };
+        let cache = self.cache_text();
+        let Daemon { server, volumes, .. } = self;
+        let mut shard = server.stop(Duration::from_secs(5))?;
+        let against = match against {
+            Some(against) => against,
+            None => match shard.hand_over(limit.min(REST)) {
+                Ok(None) => "what is under way does not end".to_owned(),
+                Err(error) => error.to_string(),
+                Ok(Some(handed)) => {
+                    left.cache = Some(handed);
+                    let indexes = volumes.iter().map(|served| served.index);
+                    let backings = indexes.filter_map(|index| shard.backing(index));
+                    for device in backings.chain([shard.cache()]) {
+                        // What is not left is opened again.
+                        let file = device.descriptor().map(|fd| fd.try_clone_to_owned());
+                        left.devices.extend(file.and_then(Result::ok));
+                    }
+                    for path in sockets {
+                        if left.sockets.iter().all(|(kept, _)| Path::new(kept) != path) {
+                            let _ = std::fs::remove_file(path);
+                        }
+                    }
+                    // The process goes on as another program: nothing is to be put in order.
+                    std::mem::forget(shard);
+                    return Ok(Ok(left));
+                }
+            },
+        };
+        close_shard(shard, &volumes, &cache, limit)?;
+        drop(left);
+        sockets.for_each(|path| drop(std::fs::remove_file(path)));
+        Ok(Err(against))
     }
 
     /// Stops taking work, makes everything durable, and says what is not on which disk.
@@ -51,38 +117,42 @@ impl Daemon {
     pub(super) fn close(self, limit: Duration) -> Result<()> {
         let cache = self.cache_text();
         let Daemon { server, volumes, .. } = self;
-        let mut shard = server.stop(Duration::from_secs(5))?;
-        // Only then is a fingerprint of what a backing device goes on with: a batch may have been under way.
-        let quiet = shard.quiesce(limit)?;
-        for served in &volumes {
-            if let Some(device) = shard.backing(served.index) {
-                let found = backing::fingerprint(device, &served.backing)?.encode();
-                shard.note(served.index, |volume| volume.fingerprint = found);
-            }
-        }
-        let left: Vec<String> = volumes
-            .iter()
-            .filter_map(|served| {
-                let status = shard.engine().status(served.index).filter(|it| it.dirty)?;
-                let backing = served.backing.display();
-                Some(format!(
-                    "{}: {} not yet on {backing}, whose content is of {}. Do not mount {backing}. \
-                     To get it plain: forebay drain --cache {cache}",
-                    served.name,
-                    size(status.dirty_blocks * BLOCK_BYTES),
-                    clock(status.backing_as_of)
-                ))
-            })
-            .collect();
-        let clean = quiet && shard.finish()?;
-        for text in left {
-            warn!("{text}");
-        }
-        if clean {
-            info!("stopped: everything is durable");
-        } else {
-            warn!("not everything could be made durable; the next start recovers it");
-        }
-        Ok(())
+        let shard = server.stop(Duration::from_secs(5))?;
+        close_shard(shard, &volumes, &cache, limit)
     }
+}
+
+fn close_shard(mut shard: Shard, volumes: &[Served], cache: &str, limit: Duration) -> Result<()> {
+    // Only then is a fingerprint of what a backing device goes on with: a batch may have been under way.
+    let quiet = shard.quiesce(limit)?;
+    for served in volumes {
+        if let Some(device) = shard.backing(served.index) {
+            let found = backing::fingerprint(device, &served.backing)?.encode();
+            shard.note(served.index, |volume| volume.fingerprint = found);
+        }
+    }
+    let left: Vec<String> = volumes
+        .iter()
+        .filter_map(|served| {
+            let status = shard.engine().status(served.index).filter(|it| it.dirty)?;
+            let backing = served.backing.display();
+            Some(format!(
+                "{}: {} not yet on {backing}, whose content is of {}. Do not mount {backing}. \
+                     To get it plain: forebay drain --cache {cache}",
+                served.name,
+                size(status.dirty_blocks * BLOCK_BYTES),
+                clock(status.backing_as_of)
+            ))
+        })
+        .collect();
+    let clean = quiet && shard.finish()?;
+    for text in left {
+        warn!("{text}");
+    }
+    if clean {
+        info!("stopped: everything is durable");
+    } else {
+        warn!("not everything could be made durable; the next start recovers it");
+    }
+    Ok(())
 }

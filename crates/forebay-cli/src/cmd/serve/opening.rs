@@ -6,9 +6,9 @@ use super::watch::Watch;
 use crate::args::{IoChoice, SEGMENT_BYTES_LEAST, ServeArgs, VolumeSpec};
 use crate::attach::Kind;
 use crate::units::size;
-use crate::{backing, memory};
+use crate::{backing, memory, upgrade};
 use anyhow::{Context, Result};
-use forebay::io::{Device, MemoryDevice, ReactorKind};
+use forebay::io::{Device, MemoryDevice, OperationKind, ReactorKind};
 use forebay::shard::{CACHE_SOURCE, Opening, ShardOptions, wall_now};
 use forebay_core::engine::{Acknowledge, Config};
 use forebay_core::limits::CACHE_BYTES_MIN;
@@ -32,10 +32,13 @@ impl Daemon {
     ) -> Result<Daemon> {
         let mut options = options(args);
         let device: Box<dyn Device> = match &cache {
-            Some(path) => Box::new(backing::open_exclusive(path, CACHE_SOURCE, None)?),
+            Some(path) => Box::new(match backing::take_left(path, CACHE_SOURCE, None)? {
+                Some(device) => device,
+                None => backing::open_exclusive(path, CACHE_SOURCE, None)?,
+            }),
             None => {
                 // Nothing is ever in it, so nothing has to outlive the process.
-                options.shared = false;
+                (options.shared, options.lasting) = (false, false);
                 Box::new(no_cache()?)
             }
         };
@@ -68,7 +71,7 @@ impl Daemon {
             );
         };
         tell(&options.config);
-        let mut opening = Opening::begin(device, &options)?;
+        let mut opening = Opening::go_on(device, &options, upgrade::take_cache())?;
         let extents = opening.config().extent_count_max;
         if extents > options.config.extent_count_max {
             let fitted = memory::fit(&wanted, extents, &found.superblock, counts, args.memory);
@@ -99,6 +102,9 @@ impl Daemon {
             watch: Watch::new(),
             scrubs: super::scrub::Scrubs::new(args.scrub_every),
             activity: "opens the cache",
+            upgrade: None,
+            sockets: Vec::new(),
+            upgrading: None,
             started_at: wall_now(),
             nbd_clients: None,
             vhost_sockets,
@@ -114,7 +120,19 @@ impl Daemon {
         if opened.repaired_superblock {
             warn!("one copy of the superblock was bad; it is repaired from the other");
         }
-        if !opened.clean {
+        let read = self.cache_stats.snapshot().kind(OperationKind::Read).bytes;
+        let took = opened.took.as_secs_f64();
+        if opened.handed_over {
+            info!(
+                "the program before handed the cache over in {took:.3} s; {read} bytes were read of it"
+            );
+            self.upgrade = Some("by a hand-over".into());
+        } else if let Some(why) = opened.not_taken.or_else(upgrade::why_not_left) {
+            let text = format!("by stop and recovery, because {why}");
+            info!("goes on {text}; {took:.3} s, {read} bytes were read of the cache");
+            self.upgrade = Some(text);
+        }
+        if !opened.clean && !opened.handed_over {
             warn!(
                 "the last stop was not a clean one; recovered in {:.1} s, {} segments from \
                  memory",
@@ -183,5 +201,5 @@ fn options(args: &ServeArgs) -> ShardOptions {
         IoChoice::Uring => ReactorKind::Uring,
         IoChoice::Threads => ReactorKind::Threads,
     };
-    ShardOptions { reactor, config, ..ShardOptions::default() }
+    ShardOptions { reactor, config, lasting: true, ..ShardOptions::default() }
 }

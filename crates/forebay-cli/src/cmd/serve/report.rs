@@ -80,6 +80,7 @@ impl Daemon {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             started_at: self.started_at,
+            upgrade: self.upgrade.clone(),
             activity: self.activity_text(&volumes),
             cache,
             volumes,

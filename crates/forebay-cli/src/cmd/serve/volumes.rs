@@ -121,10 +121,18 @@ impl Daemon {
     ) -> Result<()> {
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
         let path = &patience.find(&wanted.address.path, &role(&recorded.name))?;
+        let source = backing_source(index);
+        if let Some(device) = backing::take_left(path, source, wanted.logical_block)? {
+            if self.server.shard.opened().handed_over {
+                return self.serve_volume(index, wanted.address, path, device);
+            }
+            // It is looked at as ever.
+            drop(device);
+        }
         if let Some(cache) = &self.cache_path {
             backing::check_apart(cache, path)?;
         }
-        let device = backing::open_exclusive(path, backing_source(index), wanted.logical_block)?;
+        let device = backing::open_exclusive(path, source, wanted.logical_block)?;
         let name = &recorded.name;
         if device.info().size_bytes < recorded.size_bytes {
             bail!(

@@ -89,23 +89,11 @@ impl<R: CacheReader> Recovery<'_, R> {
                 continue;
             }
             let last = row.ordinal == volume.start.ordinal;
-            let segment = self.found.segments.get_mut(row.id);
-            segment.become_state(State::Open);
-            segment.become_state(State::Sealed);
-            segment.volume = index;
-            segment.sequence = row.sequence;
-            segment.ordinal = row.ordinal;
-            segment.first_sequence = row.first_sequence;
-            segment.last_sequence = if last { volume.start.through } else { row.last_sequence };
-            segment.used = if last { volume.start.used } else { row.used };
-            let log = &mut out.log;
-            if let Some(before) = log.newest.replace(row.id) {
-                self.found.segments.get_mut(before).next = Some(row.id);
+            self.found.chain(out, row);
+            if last {
+                let segment = self.found.segments.get_mut(row.id);
+                (segment.last_sequence, segment.used) = (volume.start.through, volume.start.used);
             }
-            log.oldest.get_or_insert(row.id);
-            log.tail_segment.get_or_insert(row.id);
-            log.segment_count += 1;
-            log.next_ordinal = Ordinal(row.ordinal.0 + 1);
         }
         let watermark = out.log.watermark;
         out.log.last = volume.start.link;

@@ -4,13 +4,14 @@
 use crate::format::checkpoint::Written;
 use crate::format::entry::Kind;
 use crate::format::superblock::Head;
-use crate::log::chain::Log;
-use crate::log::segment::Segments;
+use crate::log::chain::{Log, Marks};
+use crate::log::image::Row;
+use crate::log::segment::{Segments, State};
 use crate::map::extent::{ExtentMap, Position};
 use crate::map::index::Index;
 use crate::map::slots::{Held, Slots};
 use crate::policy::writeback::Cursor;
-use crate::units::{Lba, Ordinal, SegmentId, Sequence, Slot, VolumeIndex};
+use crate::units::{Lba, Ordinal, SegmentId, Sequence, Slot, Tick, VolumeIndex};
 use crate::volume::PendingExtent;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -71,6 +72,42 @@ pub struct RecoveredVolume {
     pub(crate) head: Head,
 }
 
+impl RecoveredVolume {
+    /// A volume whose log holds nothing.
+    pub(crate) fn empty(extent_count_max: u32) -> RecoveredVolume {
+        RecoveredVolume {
+            log: Log::new(Sequence(0), Sequence(1)),
+            extents: ExtentMap::with_lost_room(extent_count_max as usize),
+            pending_extents: VecDeque::with_capacity(extent_count_max as usize),
+            clean: false,
+            cursor: Cursor::default(),
+            lost_blocks: 0,
+            unnamed_lost: None,
+            frozen: false,
+            head: Head::NONE,
+        }
+    }
+
+    /// Everything of its log is there and durable; it goes on at this sequence.
+    pub(crate) fn end(&mut self, next: Sequence) {
+        let log = &mut self.log;
+        let through = log.closed.max(log.watermark);
+        let marks = Marks {
+            through,
+            tail: log.tail,
+            watermark: log.watermark,
+            closed_at: Tick(0),
+            bytes: 0,
+            position: Position::new(self.head.ordinal, self.head.used),
+        };
+        log.next_sequence = next;
+        (log.written, log.flushing, log.durable) = (marks, marks, marks);
+        log.wanted = through;
+        (log.placed, log.closed) = (through, through);
+        log.next_ordinal = log.next_ordinal.max(log.tail);
+    }
+}
+
 /// What recovery found.
 #[derive(Debug)]
 pub struct Recovered {
@@ -97,6 +134,27 @@ pub struct Found {
 }
 
 impl Recovered {
+    /// Puts a segment at the end of a volume's log, as it was copied.
+    pub(crate) fn chain(&mut self, volume: &mut RecoveredVolume, row: &Row) {
+        let segment = self.segments.get_mut(row.id);
+        segment.become_state(State::Open);
+        segment.become_state(State::Sealed);
+        segment.volume = row.volume;
+        segment.sequence = row.sequence;
+        segment.ordinal = row.ordinal;
+        segment.first_sequence = row.first_sequence;
+        segment.last_sequence = row.last_sequence;
+        segment.used = row.used;
+        let log = &mut volume.log;
+        if let Some(before) = log.newest.replace(row.id) {
+            self.segments.get_mut(before).next = Some(row.id);
+        }
+        log.oldest.get_or_insert(row.id);
+        log.tail_segment.get_or_insert(row.id);
+        log.segment_count += 1;
+        log.next_ordinal = Ordinal(row.ordinal.0 + 1);
+    }
+
     /// Where a block is.
     pub fn find(&self, volume: VolumeIndex, lba: Lba) -> Found {
         let state = self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref);

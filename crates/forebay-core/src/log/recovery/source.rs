@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What recovery asks of whoever runs it: bytes of the cache device, and hands.
+//! What recovery asks of whoever runs it: bytes of the cache device, memory, and hands.
 //!
 //! The engine has no thread and no read that does not wait. What could go
 //! on at once is put so that a runtime may do it at once: pure functions on parts of a table that do not
@@ -7,6 +7,7 @@
 //! after the other, with the same result.
 
 use crate::effect::Fault;
+use crate::map::slots::ROW_BYTES;
 use crate::units::{BLOCK_BYTES, BLOCK_SIZE};
 use alloc::vec::Vec;
 
@@ -75,6 +76,16 @@ pub trait CacheReader {
             }
         }
         Some(sum)
+    }
+
+    /// Memory for the index: so many zeros.
+    fn cells(&mut self, count: usize) -> Vec<u64> {
+        alloc::vec![0; count]
+    }
+
+    /// Memory for the slots: so many zeros.
+    fn rows(&mut self, count: usize) -> Vec<[u8; ROW_BYTES]> {
+        alloc::vec![[0; ROW_BYTES]; count]
     }
 
     /// How many parts work is best cut into for [`CacheReader::share`].

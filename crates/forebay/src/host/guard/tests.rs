@@ -210,6 +210,25 @@ fn file_behind_a_loop_device_is_refused_with_its_mounts() {
     assert!(text.contains("is behind /dev/loop3 (mounted at /mnt/image); unmount"), "{text}");
 }
 
+/// Its process may not answer; and what is looked for is elsewhere.
+#[test]
+fn a_file_on_somebody_elses_fuse_file_system_is_not_looked_at() {
+    let machine = disk("fuse");
+    let file = machine.file("image");
+    machine.device("loop3", "7:3");
+    machine.set("loop3", "loop/backing_file", &format!("{}\n", file.path().display()));
+    let files = machine.root.join("files");
+    machine.mount("0:7777", &files.display().to_string(), "fuse.sshfs", "far:/");
+    // By another name: only a look at the file would tell that it is the same.
+    let other = machine.root.join("files/other");
+    fs::hard_link(file.path(), &other).unwrap();
+    machine.host.check_free(&Target::of(&other).unwrap()).unwrap();
+    // What is looked for is there as well: then it answers.
+    let Target::File { on, .. } = file else { panic!("a file") };
+    machine.mount(&on.to_string(), &files.display().to_string(), "fuse.sshfs", "far:/");
+    machine.host.check_free(&Target::of(&other).unwrap()).unwrap_err();
+}
+
 /// The kernel shows no holder and grants an exclusive open, so the loop device's own word is all.
 #[test]
 fn device_behind_a_loop_device_is_refused_with_its_disk_and_not_its_neighbour() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Opening a file or block device: kind, size, alignment, and the lock.
 
+use rustix::fs::OFlags;
 use std::collections::VecDeque;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -109,6 +110,17 @@ impl FileDevice {
             }
         };
         opened.device(path, options)
+    }
+}
+
+impl FileDevice {
+    /// A device whose open file, lock and all, came from elsewhere. `path` names it.
+    pub fn over(file: File, path: &Path, options: &FileOptions) -> Result<FileDevice, FileError> {
+        let status = file.metadata().map_err(system(path, "examine"))?;
+        let flags = rustix::fs::fcntl_getfl(&file).map_err(io::Error::from);
+        let flags = flags.map_err(system(path, "examine"))?;
+        let direct = options.direct && flags.contains(OFlags::DIRECT);
+        Opened { file, direct, status }.device(path, options)
     }
 }
 

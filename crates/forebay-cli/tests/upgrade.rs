@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The daemon becomes another program under load: nothing that was answered may be missing, and nothing
+//! of the map is read again. It is killed at any moment of that, and what it hands over is spoilt.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use forebay_serve::nbd::client::{Client, Connect};
+use std::ffi::OsStr;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use support::load::{Habits, work};
+use support::model::{CHUNK, Model, SECTOR};
+use support::{Daemon, PATIENCE, Random, Scratch, forebay};
+
+const FOREBAY: &str = env!("CARGO_BIN_EXE_forebay");
+const HABITS: Habits = Habits { size_bytes: 128 << 20, hot_bytes: 24 << 20, depth: 16 };
+/// Both copies of the superblock, once to see what memory it takes and once to open it.
+const SUPERBLOCKS: &str = "262144 bytes were read of it";
+
+struct Rig {
+    scratch: Scratch,
+    backing: PathBuf,
+    model: Mutex<Model>,
+    random: Random,
+}
+
+impl Rig {
+    fn new(name: &str, cache: &str) -> Rig {
+        let scratch = Scratch::new(name);
+        scratch.format(cache);
+        Rig::over(scratch)
+    }
+
+    fn over(scratch: Scratch) -> Rig {
+        let backing = scratch.file("backing", HABITS.size_bytes);
+        let model = Mutex::new(Model::new(HABITS.size_bytes));
+        Rig { scratch, backing, model, random: Random(1) }
+    }
+
+    fn serve(&self) -> Daemon {
+        self.scratch.serve(&["--volume", &format!("v={}", self.backing.display())])
+    }
+
+    /// Guests work; in the middle of it this happens, after which no answer comes to them.
+    fn under_load<T>(&mut self, then: impl FnOnce(&Scratch, &mut Random) -> T) -> T {
+        let until = self.model.lock().unwrap().answered + 20 + self.random.below(1000);
+        let Rig { scratch, model, random, .. } = self;
+        let guests: Vec<_> = (0..3).map(|_| (scratch.connect("v"), random.next())).collect();
+        let model = &*model;
+        let result = std::thread::scope(|scope| {
+            let guests: Vec<_> = guests
+                .into_iter()
+                .map(|(mut client, seed)| {
+                    scope.spawn(move || work(&mut client, model, &HABITS, seed, |_| false))
+                })
+                .collect();
+            let begun = Instant::now();
+            while model.lock().unwrap().answered < until {
+                assert!(begun.elapsed() < PATIENCE, "no progress");
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            let result = then(scratch, random);
+            for guest in guests {
+                guest.join().unwrap().unwrap();
+            }
+            result
+        });
+        self.model.lock().unwrap().crash();
+        result
+    }
+
+    fn compare(&self, when: &str) {
+        let mut model = self.model.lock().unwrap();
+        let mut client = self.scratch.connect("v");
+        for chunk in model.take_suspects(4) {
+            let offset = chunk * CHUNK * SECTOR as u64;
+            let bytes = client.read(offset, CHUNK as u32 * SECTOR as u32).unwrap();
+            if let Err(error) = model.compare(offset, &bytes) {
+                panic!("{when}: {error}");
+            }
+        }
+    }
+
+    /// Nobody serves: the backing file alone holds it all, in the end.
+    fn drained(self) {
+        let cache = self.scratch.cache();
+        let done = forebay([OsStr::new("drain"), OsStr::new("--cache"), cache.as_ref()]);
+        assert!(done.status.success(), "{done:?}");
+        let file = std::fs::File::open(&self.backing).unwrap();
+        let mut model = self.model.into_inner().unwrap();
+        let mut bytes = vec![0; 1 << 20];
+        for offset in (0..HABITS.size_bytes).step_by(bytes.len()) {
+            file.read_exact_at(&mut bytes, offset).unwrap();
+            model.compare(offset, &bytes).unwrap();
+        }
+    }
+
+    /// A program that does this before it goes on as the real one, when it is to serve.
+    fn program(&self, name: &str, when_asked: &str, before: &str) -> PathBuf {
+        let path = self.scratch.path(name);
+        let text = format!(
+            "#!/bin/sh\ncase \"$1\" in\nlayout) {when_asked} ;;\nserve) {before} ;;\nesac\nexec {FOREBAY} \"$@\"\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+}
+
+/// `forebay upgrade`: what it printed.
+fn upgrade(scratch: &Scratch, program: &Path) -> Result<String, String> {
+    let done = scratch.ask(&["upgrade", "--exec", program.to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
+    if done.status.success() { Ok(text) } else { Err(text) }
+}
+
+#[test]
+fn an_upgrade_under_load_loses_nothing_and_reads_nothing_again() {
+    let mut rig = Rig::new("upgrade", "1G");
+    let mut daemon = rig.serve();
+    let mut handed = 0;
+    for round in 0..9 {
+        let told = rig.under_load(|scratch, _| upgrade(scratch, Path::new(FOREBAY))).unwrap();
+        assert!(told.contains("by a hand-over"), "{told}");
+        handed += 1;
+        let said = daemon.said();
+        assert_eq!(said.matches(SUPERBLOCKS).count(), handed, "{said}");
+        assert_eq!(rig.scratch.status()["upgrade"], "by a hand-over");
+        rig.compare(&format!("after upgrade {round}"));
+        if round % 3 == 2 {
+            // What it went on with is on the cache device as well.
+            rig.under_load(|_, _| daemon.kill());
+            daemon = rig.serve();
+            handed = 0;
+            rig.compare(&format!("killed after upgrade {round}"));
+        }
+    }
+    daemon.stop("TERM");
+    rig.drained();
+}
+
+#[test]
+fn a_kill_at_any_moment_of_an_upgrade_loses_nothing() {
+    let mut rig = Rig::new("upgrade-kill", "256M");
+    for round in 0..12 {
+        let mut daemon = rig.serve();
+        rig.compare(&format!("after kill {round}"));
+        if round % 4 == 0 {
+            // When it has been executed and has taken nothing yet.
+            let dies = rig.program("dies", ":", "kill -9 $$");
+            rig.under_load(|scratch, _| {
+                let control = scratch.control();
+                let mut upgrade = std::process::Command::new(FOREBAY);
+                upgrade.arg("upgrade").arg("--exec").arg(dies).arg("--control").arg(control);
+                let done = support::run(upgrade.args(["--timeout", "1s"]));
+                assert!(!done.status.success());
+            });
+            let (code, said) = daemon.ended();
+            assert!(code.is_none() && said.contains("goes on as"), "{said}");
+            continue;
+        }
+        rig.under_load(|scratch, random| {
+            let after = Duration::from_millis(random.below(150));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut upgrade = std::process::Command::new(FOREBAY);
+                    upgrade.args(["upgrade", "--timeout", "1s", "--exec", FOREBAY, "--control"]);
+                    support::run(upgrade.arg(scratch.control()))
+                });
+                std::thread::sleep(after);
+                daemon.kill();
+            });
+        });
+    }
+    let daemon = rig.serve();
+    rig.compare("in the end");
+    daemon.stop("TERM");
+    rig.drained();
+}
+
+#[test]
+fn what_cannot_be_taken_is_left_and_that_is_said() {
+    let mut rig = Rig::new("upgrade-left", "1G");
+    let number = r#"n=$(echo "$FOREBAY_LEFT" | sed 's/.*"message":\([0-9]*\).*/\1/')"#;
+    let table = r#"n=$(echo "$FOREBAY_LEFT" | sed 's/.*"tables":\[\([0-9]*\).*/\1/')"#;
+    let spoil = "printf Z | dd of=/proc/$$/fd/$n bs=1 seek=4242 conv=notrunc 2>/dev/null";
+    let cases = [
+        ("other", "echo 0.0; exit 0", ":".to_owned(), "lays out the map otherwise (0.0"),
+        ("older", "exit 2", ":".to_owned(), "knows of no hand-over"),
+        ("spoilt", ":", format!("{number}; {spoil}"), "does not fit the cache"),
+        ("cut", ":", format!("{table}; : > /proc/$$/fd/$n"), "cannot be read"),
+        ("without", ":", "unset FOREBAY_LEFT".to_owned(), "by stop and recovery"),
+    ];
+    let daemon = rig.serve();
+    for (name, when_asked, before, why) in cases {
+        let program = rig.program(name, when_asked, &before);
+        let told = rig.under_load(|scratch, _| upgrade(scratch, &program)).unwrap();
+        assert!(told.contains("by stop and recovery") && told.contains(why), "{name}: {told}");
+        rig.compare(name);
+    }
+    let told = rig.under_load(|scratch, _| upgrade(scratch, Path::new(FOREBAY))).unwrap();
+    assert!(told.contains("by a hand-over"), "{told}");
+    daemon.stop("TERM");
+    rig.drained();
+}
+
+/// `cargo test --release -p forebay-cli --test upgrade -- --ignored --nocapture`
+#[test]
+#[ignore = "measures"]
+fn how_long_a_write_waits() {
+    for gib in [1, 64] {
+        let scratch = Scratch::new("upgrade-stall");
+        // A file that is there may be sparse.
+        let cache = scratch.file("cache", gib << 30);
+        let done = forebay([OsStr::new("format"), cache.as_ref()]);
+        scratch.note_cache(&String::from_utf8_lossy(&done.stdout));
+        let rig = Rig::over(scratch);
+        let daemon = rig.serve();
+        let old = rig.program("old", "exit 2", ":");
+        let mut client = rig.scratch.connect("v");
+        let mut random = Random(7);
+        for _ in 0..60_000 {
+            let block = random.below(HABITS.size_bytes / 4096);
+            client.write(block * 4096, &[block as u8 | 1; 4096], false).unwrap();
+        }
+        drop(client);
+        for round in 0..5 {
+            for (name, program) in
+                [("stop and recovery", old.as_path()), ("hand-over", Path::new(FOREBAY))]
+            {
+                let longest = longest_write(&rig.scratch, program);
+                println!(
+                    "cache {gib} GiB, round {round}, {name}: {:.1} ms",
+                    longest.as_secs_f64() * 1e3
+                );
+            }
+        }
+        daemon.stop("TERM");
+    }
+}
+
+/// Of writes one after the other while the daemon is upgraded; whoever is cut off connects again.
+fn longest_write(scratch: &Scratch, program: &Path) -> Duration {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let (mut longest, mut at) = (Duration::ZERO, 0);
+            let mut client = None;
+            let mut begun = Instant::now();
+            while !over.load(Ordering::Relaxed) {
+                let Some(connected) = &mut client else {
+                    let stream = UnixStream::connect(scratch.nbd()).ok();
+                    let to = Connect { export: "v", ..Connect::default() };
+                    client = stream.and_then(|stream| Client::connect(stream, &to).ok());
+                    continue;
+                };
+                at = (at + 4096) % HABITS.size_bytes;
+                match connected.write(at, &[7; 4096], false) {
+                    Ok(()) => {
+                        longest = longest.max(begun.elapsed());
+                        begun = Instant::now();
+                    }
+                    Err(_) => client = None,
+                }
+            }
+            longest
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        upgrade(scratch, program).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        over.store(true, Ordering::Relaxed);
+        writer.join().unwrap()
+    })
+}
