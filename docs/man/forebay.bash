@@ -51,6 +51,7 @@ _forebay() {
                 ;;
             forebay,resize)
                 cmd="forebay__subcmd__resize"
+                ;;
             forebay,scrub)
                 cmd="forebay__subcmd__scrub"
                 ;;
@@ -88,8 +89,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --help --version format serve status stop upgrade drain attach detach resize set why forget check inspect config udev pages keep"
-            opts="-h -V --help --version format serve status stop upgrade drain scrub attach detach set why forget check inspect config udev pages keep"
+            opts="-h -V --help --version format serve status stop upgrade drain scrub attach detach resize set why forget check inspect config udev pages keep layout"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -326,6 +326,22 @@ _forebay() {
             ;;
         forebay__subcmd__resize)
             opts="-h --control --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --control)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         forebay__subcmd__scrub)
             opts="-h --stop --control --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
