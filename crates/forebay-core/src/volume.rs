@@ -11,6 +11,7 @@ use crate::log::times::Times;
 use crate::map::extent::{Extent, ExtentMap, Position, lost_room};
 use crate::memory::{queue_bytes, vec_bytes};
 use crate::op::around::AroundState;
+use crate::policy::delay::Delay;
 use crate::policy::parked::Parked;
 use crate::policy::slices::Slices;
 use crate::policy::writeback::{Exposed, Writeback};
@@ -95,6 +96,7 @@ pub struct Volume {
     pub(crate) writeback: Writeback,
     pub(crate) parked: Parked,
     pub(crate) slices: Slices,
+    pub(crate) delay: Delay,
     /// Second chances under way.
     pub(crate) chances: u32,
     /// Ordinal of the segment whose second chances were given last.
@@ -143,6 +145,7 @@ impl Volume {
             writeback: Writeback::new(found.cursor, now),
             parked: Parked::new(segment_blocks),
             slices: Slices::new(now),
+            delay: Delay::default(),
             chances: 0,
             chanced: crate::units::Ordinal(0),
             stats: Stats { repaired_blocks: 0, lost_blocks: found.lost_blocks, ..Stats::default() },

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 /// Every deliberate fault.
-pub const ALL: [Mutant; 53] = [
+pub const ALL: [Mutant; 54] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -47,6 +47,7 @@ pub const ALL: [Mutant; 53] = [
     Mutant::MarksBeforeDurable,
     Mutant::FlushFailureForgotten,
     Mutant::BatchOutlivesFailedFlush,
+    Mutant::BatchShortOfGivenUp,
     Mutant::CheckpointNotDurable,
     Mutant::CheckpointSweepSkipped,
     Mutant::CheckpointKeepsExtents,

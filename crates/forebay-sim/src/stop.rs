@@ -113,6 +113,7 @@ impl World {
                 ("fill refused: no room", stats.fills_refused[Refusal::NoRoom as usize]),
                 ("fill refused: raced", stats.fills_refused[Refusal::Raced as usize]),
                 ("foreground waited its turn", stats.turn_waits),
+                ("write delayed", stats.delayed_writes),
                 ("miss shared", stats.shared_blocks),
                 ("second chance", stats.second_chances),
                 ("segment reclaimed", stats.reclaimed_segments),

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A lane: the memory one batch of write-back works in. Its runs go from reading to written in ascending
 //! order; their blocks pass through frames, a ring of its own in the write-back window.
+//!
+//! # Invariants
+//!
+//! - **N1** No two lanes that are taken have a frame in common. The window is divided evenly among as many lanes as
+//!   there are volumes; where that changed meanwhile, a lane waits for those that still have some of its frames.
 
 use crate::engine::Config;
 use crate::memory::{queue_bytes, vec_bytes};
@@ -61,6 +66,8 @@ pub(crate) struct Lane {
     pub(super) under_way: u32,
     pub(super) writes_under_way: u16,
     pub(super) given_out: bool,
+    /// Blocks of the batch that are written.
+    pub(super) written: u64,
     /// Completions the engine had seen when it went on last: without another one it cannot.
     pub(super) seen: u64,
     /// It is given up as soon as nothing of it is under way.
@@ -86,8 +93,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(index: usize, config: &Config) -> Lane {
-        let frame_count = config.window_blocks / LANE_COUNT as u32;
+    pub(crate) fn new(config: &Config) -> Lane {
         Lane {
             taken: false,
             batch: Batch::new(
@@ -97,13 +103,14 @@ impl Lane {
             runs: VecDeque::with_capacity(RUN_COUNT_MAX),
             front: 0,
             next_write: 0,
-            frame_base: index as u32 * frame_count,
-            frame_count,
+            frame_base: 0,
+            frame_count: 0,
             frame_next: 0,
             frames_used: 0,
             under_way: 0,
             writes_under_way: 0,
             given_out: false,
+            written: 0,
             seen: 0,
             failed: false,
             crowded: false,
@@ -118,6 +125,22 @@ impl Lane {
         }
     }
 
+    /// A lane that nobody has, with its part of a window of so many frames (N1).
+    pub(super) fn find(lanes: &mut [Lane], volumes: usize, window: u32) -> Option<usize> {
+        let parts = volumes.clamp(1, lanes.len());
+        let count = window / parts as u32;
+        let base = |at: usize| at as u32 * count;
+        let overlaps = |lane: &Lane, at: usize| {
+            let behind = lane.frame_base + lane.frame_count;
+            lane.taken && lane.frame_base < base(at) + count && base(at) < behind
+        };
+        let is_free =
+            |at: &usize| !lanes[*at].taken && !lanes.iter().any(|lane| overlaps(lane, *at));
+        let at = (0..parts).find(is_free)?;
+        (lanes[at].frame_base, lanes[at].frame_count) = (base(at), count);
+        Some(at)
+    }
+
     pub(crate) fn memory_bytes(config: &Config) -> u64 {
         let items = config.batch_blocks_max as usize + crate::limits::RECORD_ENTRIES_MAX;
         let lane = size_of::<Lane>() + RUN_COUNT_MAX * size_of::<Run>();
@@ -130,6 +153,13 @@ impl Lane {
     pub(crate) fn held_bytes(&self) -> u64 {
         let parts = queue_bytes(&self.parts) + vec_bytes(&self.zeros);
         size_of::<Lane>() as u64 + self.batch.held_bytes() + queue_bytes(&self.runs) + parts
+    }
+
+    /// Blocks of its batch that are written, and all of them.
+    pub(super) fn progress(&self) -> (u64, u64) {
+        let all = self.batch.len() as u64;
+        let done = self.given_out && self.runs.is_empty();
+        (if done { all } else { self.written.min(all) }, all)
     }
 
     #[inline]

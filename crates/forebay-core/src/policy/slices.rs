@@ -14,10 +14,13 @@
 //! - **S3** A side whose slice is used up begins nothing while the other has something to do. What one slice took
 //!   too long is taken from the side's next one.
 //! - **S4** What waits in the foreground begins in the order in which it came, and nothing passes it.
-//! - **S5** On a device that is fast nothing waits.
+//! - **S5** On a device that is fast nothing waits, but for S6.
+//! - **S6** With order relaxed, while no write waits for the log, write-back has one part in a hundred of the time and guests the
+//!   rest: what they do goes at the speed of the bare device. As soon as one waits both have their shares again.
 
 use crate::effect::{Effect, Token};
 use crate::engine::{Engine, Pending};
+use crate::format::superblock::Order;
 use crate::limits::TOKEN_COUNT_MAX;
 use crate::memory::queue_bytes;
 use crate::payload::Payload;
@@ -41,6 +44,8 @@ const SLICE_MAX: u64 = 100_000_000;
 const AVERAGED: u64 = 16;
 /// The share of write-back's slice that it has of a foreground slice, in percent, while much of the pool is free.
 const WEIGHT_LEAST: u64 = 25;
+/// The same while it gives way.
+const WEIGHT_YIELDING: u64 = 1;
 
 /// Who uses a backing device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +84,8 @@ pub(crate) struct Slices {
     is_slow: bool,
     /// Write-back's weight against the foreground's, in percent.
     weight: u64,
+    /// Write-back has next to nothing of the time, however fast the device is (S6).
+    gives_way: bool,
 }
 
 impl Slices {
@@ -95,6 +102,7 @@ impl Slices {
             read_time: 0,
             is_slow: false,
             weight: 100,
+            gives_way: false,
         }
     }
 
@@ -117,6 +125,22 @@ impl Slices {
     pub(crate) fn pool_used(&mut self, percent: u64) {
         let part = percent.clamp(30, 60) - 30;
         self.weight = WEIGHT_LEAST + (100 - WEIGHT_LEAST) * part / 30;
+    }
+
+    /// The foreground waits for nothing that write-back does: that has next to nothing of the time (`yields`), or
+    /// its share again, at once.
+    fn give_way(&mut self, yields: bool, now: Tick) {
+        if self.gives_way && !yields && self.turn == Side::Foreground {
+            let usual = now.since(self.begun) as i64 + self.slice() * 100 / WEIGHT_LEAST as i64;
+            let left = &mut self.budget[Side::Foreground as usize];
+            *left = usual.min(*left);
+        }
+        self.gives_way = yields;
+    }
+
+    /// Whether the two sides take turns.
+    fn is_shared(&self) -> bool {
+        self.is_slow || self.gives_way
     }
 
     /// Something of the foreground is to be begun: true if it may be now, else it waits.
@@ -172,6 +196,12 @@ impl Slices {
         }
     }
 
+    /// A write around the log took this long from its beginning, with so many others as are under way.
+    pub(crate) fn write_took(&mut self, nanos: u64, now: Tick) {
+        let others = u64::from(self.under_way[Side::Foreground as usize]);
+        self.read_took(nanos / (others + 1), now);
+    }
+
     fn slice(&self) -> i64 {
         (self.read_time * SLICE_READS).clamp(SLICE_MIN, SLICE_MAX) as i64
     }
@@ -182,7 +212,7 @@ impl Slices {
             Side::Foreground => self.batch_wants,
             Side::WriteBack => !self.waiting.is_empty(),
         };
-        if !self.is_slow || !waits {
+        if !self.is_shared() || !waits {
             return None;
         }
         let used_up = self.begun.after(self.budget[self.turn as usize].max(0) as u64);
@@ -194,7 +224,7 @@ impl Slices {
     }
 
     fn may(&mut self, side: Side, now: Tick) -> bool {
-        if !self.is_slow {
+        if !self.is_shared() {
             return true; // S5
         }
         let other = side.other();
@@ -237,6 +267,7 @@ impl Slices {
         self.turn = self.turn.other();
         self.begun = now;
         let quantum = match self.turn {
+            Side::Foreground if self.gives_way => slice * 100 / WEIGHT_YIELDING as i64,
             Side::Foreground => slice * 100 / self.weight as i64,
             Side::WriteBack => slice,
         };
@@ -258,8 +289,11 @@ impl Engine {
     /// Begins what may begin.
     #[inline]
     pub(crate) fn slices_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
-        let slices = &self.volume(volume).slices;
-        if slices.is_slow || !slices.waiting.is_empty() {
+        let now = self.now;
+        let state = self.volume(volume);
+        let yields = state.order == Order::Relaxed && state.writes.is_empty();
+        state.slices.give_way(yields, now);
+        if state.slices.is_shared() || !state.slices.waiting.is_empty() {
             self.slices_go_on(volume, payload);
         }
     }
@@ -288,7 +322,8 @@ impl Engine {
         let pending = self.tokens.get_mut(token.0).expect("it was not begun");
         let effect = match pending {
             Pending::Miss(miss) => miss.begin(token, now),
-            Pending::Around { request } => {
+            Pending::Around { request, since } => {
+                *since = now;
                 let tag = self.requests.get(*request).expect("it is in the engine").request.tag;
                 Effect::WriteAround { token, volume, tag }
             }
