@@ -184,6 +184,12 @@ pub struct VolumeStatus {
     /// Writes that went around the log, by reason.
     pub bypassed_writes: Bypassed,
     pub bypassed_bytes: u64,
+    /// Writes that were held back because much of the log is dirty, and how long they took until they were placed, in
+    /// all.
+    pub delayed_writes: u64,
+    pub delayed_seconds: f64,
+    /// What is dirty costs writers now.
+    pub delaying: bool,
     pub undurable: bool,
     /// Of the oldest write that a power cut would take.
     pub undurable_age_seconds: Option<f64>,
@@ -365,6 +371,14 @@ impl VolumeStatus {
         }
         if let Some(text) = self.sharing_text() {
             println!("  {text}");
+        }
+        if self.delayed_writes > 0 {
+            let each = self.delayed_seconds * 1e3 / self.delayed_writes as f64;
+            let now = if self.delaying { "; so it is now" } else { "" };
+            let count = self.delayed_writes;
+            println!(
+                "  held back to the pace of write-back: {count} writes, {each:.1} ms each{now}"
+            );
         }
         if let Some(age) = self.undurable_age_seconds {
             println!("  not durable yet: the oldest write is {age:.1} s old");

@@ -73,6 +73,8 @@ pub struct VolumeStatus {
     pub undurable_since: Option<Tick>,
     /// Requests that wait for room in the log.
     pub waiting: usize,
+    /// Writers pay for room now (`policy::delay`).
+    pub delaying: bool,
     /// Last sequence of an entry.
     pub placed: Sequence,
     /// Everything up to it is durable.
@@ -364,6 +366,7 @@ impl Engine {
                 .then(|| log.times.placed_since(log.durable.through))
                 .flatten(),
             waiting: state.writes.len(),
+            delaying: state.delay.is_felt(),
             placed: log.placed,
             durable: log.durable.through,
             watermark: log.watermark,

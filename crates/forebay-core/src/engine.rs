@@ -116,6 +116,8 @@ pub struct Busy;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Active {
     pub(crate) request: Request,
+    /// When.
+    pub(crate) came: Tick,
     pub(crate) first: Lba,
     /// Blocks it touches.
     pub(crate) blocks: u64,
@@ -142,7 +144,7 @@ pub(crate) enum Pending {
     Read(crate::op::read::Piece),
     Miss(crate::op::miss::Miss),
     Writeback(crate::policy::writeback::Work),
-    Around { request: u32 },
+    Around { request: u32, since: Tick },
     AroundFlush { volume: VolumeIndex },
     Chance(crate::log::reclaim::Chance),
     Scrub(crate::policy::scrub::Work),
@@ -262,7 +264,7 @@ impl Engine {
             superblock_busy: false,
             health: CacheHealth::Healthy,
             stopping: false,
-            lanes: (0..LANE_COUNT).map(|index| Lane::new(index, &config)).collect(),
+            lanes: (0..LANE_COUNT).map(|_| Lane::new(&config)).collect(),
             chance_frames: (0..crate::log::reclaim::CHANCE_COUNT_MAX as u32)
                 .map(|frame| config.window_blocks + frame)
                 .collect(),
@@ -335,6 +337,7 @@ impl Engine {
         let end = (request.offset + request.length).div_ceil(BLOCK_BYTES);
         let at = self.requests.insert(Active {
             request,
+            came: self.now,
             first,
             blocks: end - first.0,
             placed: 0,
@@ -382,7 +385,9 @@ impl Engine {
             Pending::Read(piece) => self.read_complete(piece, result, payload),
             Pending::Miss(miss) => self.miss_complete(token, miss, result, payload),
             Pending::Writeback(work) => self.writeback_complete(work, result, payload),
-            Pending::Around { request } => self.around_complete(request, result, payload),
+            Pending::Around { request, since } => {
+                self.around_complete(request, since, result, payload);
+            }
             Pending::AroundFlush { volume } => self.around_flushed(volume, result, payload),
             Pending::CheckpointPages => self.checkpoint_written(result),
             Pending::CheckpointFlush => self.checkpoint_flushed(result),
@@ -425,6 +430,7 @@ impl Engine {
                 continue;
             }
             let volume = VolumeIndex(index as u8);
+            self.delay_settle(volume);
             self.write_settle(volume, payload);
             self.growth_settle(volume, payload);
             self.slices_settle(volume, payload);

@@ -45,6 +45,7 @@ pub enum Mutant {
     MarksBeforeDurable,
     FlushFailureForgotten,
     BatchOutlivesFailedFlush,
+    BatchShortOfGivenUp,
     CheckpointNotDurable,
     CheckpointSweepSkipped,
     CheckpointKeepsExtents,

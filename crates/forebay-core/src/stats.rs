@@ -85,6 +85,10 @@ pub struct Stats {
     pub bypassed_blocks: u64,
     /// Reads and writes around the log that waited for write-back to give the backing device free.
     pub turn_waits: u64,
+    /// Writes that waited for what the log space before them cost (`policy::delay`).
+    pub delayed_writes: u64,
+    /// How long these waited in all until they were placed, in nanoseconds.
+    pub delayed_nanos: u64,
     /// Time during which the backing device may have been a mixture of two states, in nanoseconds.
     pub exposed_nanos: u64,
     /// Segments reclaimed.

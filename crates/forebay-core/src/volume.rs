@@ -12,6 +12,7 @@ use crate::map::extent::{Extent, ExtentMap, Position, lost_room};
 use crate::memory::{queue_bytes, vec_bytes};
 use crate::op::around::AroundState;
 use crate::op::grow::Growing;
+use crate::policy::delay::Delay;
 use crate::policy::parked::Parked;
 use crate::policy::slices::Slices;
 use crate::policy::writeback::{Exposed, Writeback};
@@ -101,6 +102,7 @@ pub struct Volume {
     pub(crate) bad_header: Sequence,
     pub(crate) unsafe_through: Sequence,
     pub(crate) slices: Slices,
+    pub(crate) delay: Delay,
     /// Second chances under way.
     pub(crate) chances: u32,
     /// Ordinal of the segment whose second chances were given last.
@@ -152,6 +154,7 @@ impl Volume {
             bad_header: Sequence(0),
             unsafe_through: Sequence(0),
             slices: Slices::new(now),
+            delay: Delay::default(),
             chances: 0,
             chanced: crate::units::Ordinal(0),
             stats: Stats { repaired_blocks: 0, lost_blocks: found.lost_blocks, ..Stats::default() },

@@ -16,6 +16,7 @@ pub mod experiments;
 pub mod instant;
 pub mod load;
 pub mod machine;
+pub mod plot;
 pub mod random;
 pub mod tally;
 pub mod workload;

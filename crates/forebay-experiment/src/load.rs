@@ -7,7 +7,7 @@ use crate::random::Random;
 use crate::tally::Tally;
 use forebay_core::request::Op;
 use forebay_disk::Nanos;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 /// Plain writes.
 pub const WRITE: Op = Op::Write { fua: false };
@@ -65,15 +65,28 @@ struct Flight {
 }
 
 /// Runs workers until all are through, or until a time; what is under way then is waited for and not counted.
-pub fn run(machine: &mut Machine, mut workers: Vec<Worker>, until: Nanos) -> Tally {
+pub fn run(machine: &mut Machine, workers: Vec<Worker>, until: Nanos) -> Tally {
+    run_at(machine, workers, until, 0)
+}
+
+/// As [`run`], but no worker asks before its turn: turns come at even distances, and who finds one past takes it.
+pub fn run_at(
+    machine: &mut Machine,
+    mut workers: Vec<Worker>,
+    until: Nanos,
+    distance: Nanos,
+) -> Tally {
     let begun = machine.now();
+    let mut turn = begun;
     let classes = workers.iter().map(|worker| worker.class + 1).max().unwrap_or(0);
     let mut tally = Tally::new(begun, classes);
     let mut flights: HashMap<usize, Flight> = HashMap::new();
     let mut owners: HashMap<u32, usize> = HashMap::new();
-    let mut ready: Vec<usize> = (0..workers.len()).collect();
+    let mut ready: VecDeque<usize> = (0..workers.len()).collect();
     loop {
-        for worker in ready.drain(..) {
+        while turn <= machine.now()
+            && let Some(worker) = ready.pop_front()
+        {
             let Some(ask) = (workers[worker].next)() else { continue };
             let mut parts = 0;
             let mut at = 0;
@@ -85,11 +98,17 @@ pub fn run(machine: &mut Machine, mut workers: Vec<Worker>, until: Nanos) -> Tal
             }
             let flight = Flight { worker, since: machine.now(), bytes: ask.length, parts };
             flights.insert(worker, flight);
+            turn += distance;
         }
-        if flights.is_empty() {
+        if flights.is_empty() && (ready.is_empty() || turn > until) {
             break;
         }
-        let answered = machine.step(Nanos::MAX).expect("requests are under way").to_vec();
+        let next = if ready.is_empty() { Nanos::MAX } else { turn };
+        let Some(answered) = machine.step(next).map(<[u32]>::to_vec) else {
+            assert!(!ready.is_empty(), "requests are under way");
+            machine.idle(turn);
+            continue;
+        };
         let now = machine.now();
         for tag in answered {
             let worker = owners.remove(&tag).expect("it was asked for");
@@ -101,7 +120,7 @@ pub fn run(machine: &mut Machine, mut workers: Vec<Worker>, until: Nanos) -> Tal
             let flight = flights.remove(&worker).expect("it is under way");
             if now <= until {
                 tally.add(workers[flight.worker].class, flight.bytes, flight.since, now);
-                ready.push(worker);
+                ready.push_back(worker);
             }
         }
     }

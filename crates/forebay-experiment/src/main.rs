@@ -1,40 +1,124 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Prints tables: `forebay-experiment [drained|fair|misses|quiet|records|shares]...`, all without a name.
+//! Prints tables: `forebay-experiment [cliff|drained|fair|misses|quiet|records|shares]... [--plots=FOLDER] [--seconds=N]`, all
+//! without a name, and draws the pictures that belong to them. The cliff takes an hour of virtual time, or so many seconds.
 
 use forebay_core::format::superblock::Order;
 use forebay_disk::Model;
-use forebay_disk::model::{BARRACUDA_7200_12, NVME, SSD_840PRO};
-use forebay_experiment::experiments::{SECOND, drained, fair, misses, quiet, records};
+use forebay_disk::model::{BARRACUDA_7200_12, NVME, SSD_840PRO, ST3500641AS};
+use forebay_experiment::experiments::{SECOND, cliff, drained, fair, misses, quiet, records};
+use forebay_experiment::plot::{self, Frame};
+use std::error::Error;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-const NAMES: [&str; 6] = ["drained", "fair", "misses", "quiet", "records", "shares"];
+const NAMES: [&str; 7] = ["cliff", "drained", "fair", "misses", "quiet", "records", "shares"];
 
 fn main() -> ExitCode {
+    match print() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print() -> Result<(), Box<dyn Error>> {
     let mut wanted: Vec<String> = std::env::args().skip(1).collect();
+    let plots = wanted.iter().find_map(|it| it.strip_prefix("--plots=").map(PathBuf::from));
+    let seconds = wanted.iter().find_map(|it| it.strip_prefix("--seconds=")).map(str::parse);
+    let seconds = seconds.transpose()?.unwrap_or(cliff::HOUR);
+    wanted.retain(|name| !name.starts_with("--"));
     if let Some(unknown) = wanted.iter().find(|name| !NAMES.contains(&name.as_str())) {
-        eprintln!("{unknown}: known experiments are {}", NAMES.join(", "));
-        return ExitCode::from(2);
+        return Err(format!("{unknown}: known experiments are {}", NAMES.join(", ")).into());
     }
     if wanted.is_empty() {
         wanted = NAMES.map(String::from).to_vec();
     }
     for name in wanted {
         match name.as_str() {
+            "cliff" => print_cliff(plots.as_deref(), seconds)?,
             "drained" => print_drained(),
-            "fair" => print_fair(),
-            "misses" => {
-                if let Err(error) = print_misses() {
-                    eprintln!("{error}");
-                    return ExitCode::FAILURE;
-                }
-            }
+            "fair" => print_fair(plots.as_deref())?,
+            "misses" => print_misses()?,
             "quiet" => print_quiet(),
             "records" => print_records(),
             _ => print_shares(),
         }
         println!();
     }
-    ExitCode::SUCCESS
+    Ok(())
+}
+
+/// What the courses of the cliff are called.
+const THROUGH: [&str; 3] = ["bare", "batch", "relaxed"];
+
+fn print_cliff(plots: Option<&Path>, seconds: usize) -> Result<(), Box<dyn Error>> {
+    println!(
+        "{seconds} s of random writes, 32 at a time, over four times the cache (256 MiB), 1.5 times as many as drain; a second"
+    );
+    println!(
+        "{:12} {:>7} {:8} {:>8} {:>7} {:>8} {:>7} {:>8} {:>8} {:>9} {:>8} {:>7}",
+        "disk",
+        "KiB",
+        "through",
+        "asked",
+        "full at",
+        "then",
+        "least",
+        "p50 ms",
+        "p99 ms",
+        "p99.9 ms",
+        "max ms",
+        "around"
+    );
+    for (disk, spec) in [("st3500641as", ST3500641AS), ("7200.12", BARRACUDA_7200_12)] {
+        for bytes in [4 << 10, 64 << 10, 1 << 20] {
+            let courses = cliff::courses(spec, bytes, seconds);
+            for (through, course) in THROUGH.into_iter().zip(&courses) {
+                let [half, p99, p999, longest] = course.latencies;
+                println!(
+                    "{disk:12} {:7} {through:8} {:8.0} {:7} {:8.0} {:7} {half:8.1} {p99:8.1} {p999:9.1} {longest:8.1} {:7}",
+                    bytes >> 10,
+                    course.asked,
+                    course.filled,
+                    course.rate(),
+                    course.least(),
+                    course.around
+                );
+            }
+            if let Some(folder) = plots {
+                plot_cliff(folder, disk, bytes >> 10, &courses)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn plot_cliff(
+    folder: &Path,
+    disk: &str,
+    kib: u64,
+    courses: &[cliff::Course],
+) -> Result<(), Box<dyn Error>> {
+    let title = format!(
+        "{disk}: random writes of {kib} KiB at 1.5 x the drain rate; the worst second of every ten"
+    );
+    let frame = Frame { title: &title, x: "time (s)", y: "writes answered in a second" };
+    let lines: Vec<plot::Line> = THROUGH
+        .iter()
+        .zip(courses)
+        .map(|(through, course)| ((*through).into(), course.worst()))
+        .collect();
+    plot::lines(&folder.join(format!("cliff-{disk}-{kib}k.svg")), frame, &lines)?;
+    let title = format!("{disk}: how long these writes of {kib} KiB took");
+    let frame = Frame { title: &title, x: "share of all writes", y: "latency (ms)" };
+    let groups: Vec<(String, Vec<f64>)> = ["50 %", "99 %", "99.9 %"]
+        .into_iter()
+        .enumerate()
+        .map(|(at, share)| (share.into(), courses.iter().map(|it| it.latencies[at]).collect()))
+        .collect();
+    plot::bars(&folder.join(format!("cliff-latency-{disk}-{kib}k.svg")), frame, &THROUGH, &groups)
 }
 
 fn print_drained() {
@@ -58,7 +142,21 @@ fn print_drained() {
     }
 }
 
-fn print_fair() {
+fn plot_fair(folder: &Path, rows: &[(&str, fair::Row)]) -> Result<(), Box<dyn Error>> {
+    let frame = Frame {
+        title: "Random readers against 32 random writers: what each side keeps of its rate alone",
+        x: "disk, readers",
+        y: "rate / rate alone",
+    };
+    let groups: Vec<(String, Vec<f64>)> = rows
+        .iter()
+        .map(|(disk, row)| (format!("{disk}, {}", row.readers), row.shares().to_vec()))
+        .collect();
+    plot::bars(&folder.join("fair.svg"), frame, &["reads", "writes"], &groups)
+}
+
+fn print_fair(plots: Option<&Path>) -> Result<(), Box<dyn Error>> {
+    let mut rows = Vec::new();
     println!(
         "random 4 KiB readers against 32 random 4 KiB writers, cache full of dirty data; requests a second"
     );
@@ -92,8 +190,10 @@ fn print_fair() {
                 row.read_p99[1],
                 row.write_p99
             );
+            rows.push((disk, row));
         }
     }
+    plots.map_or(Ok(()), |folder| plot_fair(folder, &rows))
 }
 
 fn print_shares() {
@@ -198,19 +298,22 @@ fn print_quiet() {
 }
 
 fn print_records() {
-    for (name, order) in [("batch", Order::Batch), ("relaxed", Order::Relaxed)] {
-        print_records_in(name, order);
-        println!();
-    }
+    print_records_in("batch", Order::Batch, records::Start::AsItIs);
+    print_records_in("relaxed", Order::Relaxed, records::Start::AsItIs);
+    print_records_in(
+        "relaxed, the cache filled with dirty data before each",
+        Order::Relaxed,
+        records::Start::Full,
+    );
 }
 
-fn print_records_in(name: &str, order: Order) {
+fn print_records_in(name: &str, order: Order, start: records::Start) {
     println!(
         "IOzone's tests on a file of twice the cache (512 MiB, cache 256 MiB), order {name}, bare rate = 1"
     );
     println!("{:16} {:>14} {:>14} {:>14}", "test", "4 KiB", "1 MiB", "16 MiB");
     let histories = [4 << 10, 1 << 20, 16 << 20]
-        .map(|record| records::compare(BARRACUDA_7200_12, order, 512 << 20, record));
+        .map(|record| records::compare(BARRACUDA_7200_12, order, start, 512 << 20, record));
     for (at, test) in records::TESTS.into_iter().enumerate() {
         let ratio =
             |[bare, through]: &[records::History; 2]| bare.seconds[at] / through.seconds[at];
@@ -219,8 +322,12 @@ fn print_records_in(name: &str, order: Order) {
     }
     let whole = |[bare, through]: &[records::History; 2]| through.total() / bare.total();
     let [a, b, c] = histories.each_ref().map(whole);
+    if start == records::Start::Full {
+        return println!();
+    }
     println!(
         "{:16} {a:14.2} {b:14.2} {c:14.2}   time of the whole history, drained, over the bare disk's",
         "whole"
     );
+    println!();
 }

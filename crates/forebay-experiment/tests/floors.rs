@@ -5,7 +5,8 @@ use forebay_core::format::superblock::Order;
 use forebay_disk::Model;
 use forebay_disk::hdd::Hdd;
 use forebay_disk::model::{BARRACUDA_7200_12, GP3, ST3500641AS};
-use forebay_experiment::experiments::{drained, fair, ordered, records};
+use forebay_experiment::experiments::records::Start;
+use forebay_experiment::experiments::{cliff, drained, fair, ordered, records};
 
 const MIB: u64 = 1 << 20;
 
@@ -40,7 +41,8 @@ fn scattered_writes_gain_what_sorting_can_give() {
 #[test]
 fn the_whole_history_takes_no_longer_than_on_the_bare_disk() {
     for record in [MIB, 16 * MIB] {
-        let [bare, forebay] = records::compare(BARRACUDA_7200_12, Order::Batch, 256 * MIB, record);
+        let [bare, forebay] =
+            records::compare(BARRACUDA_7200_12, Order::Batch, Start::AsItIs, 256 * MIB, record);
         let ratio = forebay.total() / bare.total();
         assert!(ratio <= 1.02, "records of {record}: {ratio:.3}; {bare:?} {forebay:?}");
     }
@@ -49,16 +51,22 @@ fn the_whole_history_takes_no_longer_than_on_the_bare_disk() {
 /// With relaxed no test of a file takes longer than on the bare disk.
 #[test]
 fn relaxed_is_never_slower_than_the_bare_disk() {
-    for record in [MIB, 16 * MIB] {
-        let [bare, forebay] =
-            records::compare(BARRACUDA_7200_12, Order::Relaxed, 256 * MIB, record);
-        for (at, test) in records::TESTS.into_iter().enumerate() {
-            let rate = bare.seconds[at] / forebay.seconds[at];
-            assert!(
-                rate >= 0.98,
-                "{test} in records of {record}: {rate:.3} of the bare disk's rate"
-            );
-        }
+    live_floor_holds(Start::AsItIs, 256 * MIB, MIB);
+    live_floor_holds(Start::AsItIs, 256 * MIB, 16 * MIB);
+}
+
+/// Nor if the cache is full of other dirty data, which is written back when nobody else wants the disk. The file is
+/// longer: what is delayed before a run is seen to be one counts for less.
+#[test]
+fn relaxed_is_never_slower_with_a_cache_full_of_dirty_data() {
+    live_floor_holds(Start::Full, 512 * MIB, MIB);
+}
+
+fn live_floor_holds(start: Start, file: u64, record: u64) {
+    let [bare, forebay] = records::compare(BARRACUDA_7200_12, Order::Relaxed, start, file, record);
+    for (at, test) in records::TESTS.into_iter().enumerate() {
+        let rate = bare.seconds[at] / forebay.seconds[at];
+        assert!(rate >= 0.98, "{test} in records of {record}: {rate:.3} of the bare disk's rate");
     }
 }
 
@@ -102,12 +110,31 @@ fn a_weight_is_met() {
 #[test]
 fn a_target_is_held_where_it_can_be() {
     for (model, readers, target) in
-        [(ordered(BARRACUDA_7200_12), 1, 50), (Model::Cloud(GP3), 4, 20)]
+        [(ordered(BARRACUDA_7200_12), 1, 60), (Model::Cloud(GP3), 4, 20)]
     {
         let row = fair::row(model, readers, 1, target);
         assert!(row.read_p99[1] <= 1.1 * f64::from(target), "{row:?}");
         assert!(row.fairness() >= 0.8, "F {:.2}: {row:?}", row.fairness());
         let free = fair::row(model, readers, 1, 0);
         assert!(free.read_p99[1] > 1.1 * f64::from(target), "it is held without: {free:?}");
+    }
+}
+/// Half as many writes again as write-back drains, for three minutes (an hour in `forebay-experiment cliff`): when the
+/// cache is full there is no second with less than nine tenths of what the bare disk does, in either order.
+#[test]
+fn a_full_cache_is_no_cliff() {
+    const KIB: u64 = 1 << 10;
+    for (spec, bytes) in
+        [(ST3500641AS, 4 * KIB), (ST3500641AS, 64 * KIB), (BARRACUDA_7200_12, 64 * KIB)]
+    {
+        let [bare, batch, relaxed] = cliff::courses(spec, bytes, 180);
+        let floor = 0.9 * bare.rate();
+        for (through, course) in [("batch", &batch), ("relaxed", &relaxed)] {
+            assert!(course.filled < 60, "the cache does not fill: {course:?}");
+            let least = course.least() as f64;
+            assert!(least >= floor, "{through}, writes of {bytes}: {least} of {floor:.0}");
+            let longest = course.latencies[3];
+            assert!(longest <= 250.0, "{through}, writes of {bytes}: one took {longest:.0} ms");
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 /// Every deliberate fault, but for three of the scrub: what they break takes a story that no seed tells often
 /// enough (`tests/scrub.rs`).
-pub const ALL: [Mutant; 58] = [
+pub const ALL: [Mutant; 59] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -48,6 +48,7 @@ pub const ALL: [Mutant; 58] = [
     Mutant::MarksBeforeDurable,
     Mutant::FlushFailureForgotten,
     Mutant::BatchOutlivesFailedFlush,
+    Mutant::BatchShortOfGivenUp,
     Mutant::CheckpointNotDurable,
     Mutant::CheckpointSweepSkipped,
     Mutant::CheckpointKeepsExtents,

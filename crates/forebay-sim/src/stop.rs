@@ -126,6 +126,7 @@ impl World {
                 ("write-back had a slow device while guests waited", u64::from(had[1] > 0)),
                 ("read in time for a target", reads - late),
                 ("read too late for a target", late),
+                ("write delayed", stats.delayed_writes),
                 ("miss shared", stats.shared_blocks),
                 ("second chance", stats.second_chances),
                 ("segment reclaimed", stats.reclaimed_segments),

@@ -417,8 +417,17 @@ impl Engine {
 
     /// Segments that a volume, one of `count`, may still grow to, whatever the others do.
     fn owed(&self, volume: &crate::volume::Volume, count: u32) -> u32 {
-        let share = (self.segments.count() / (4 * count.max(1))).max(2);
-        share.saturating_sub(volume.log.segment_count)
+        self.share(count).saturating_sub(volume.log.segment_count)
+    }
+
+    fn share(&self, count: u32) -> u32 {
+        (self.segments.count() / (4 * count.max(1))).max(2)
+    }
+
+    /// Segments that are always kept, and those that every volume may have, whatever the others do.
+    pub(crate) fn reserve_and_share(&self) -> (u32, u32) {
+        let count = self.all_volumes().count() as u32;
+        (SEGMENTS_RESERVED * count, self.share(count))
     }
 
     /// Segments of the pool that are kept: the reserve, and what volumes, all but one, may still

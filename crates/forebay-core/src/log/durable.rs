@@ -271,7 +271,8 @@ impl Engine {
             .map(|since| since.after(self.config.durable_after));
         let writeback = self.writeback_deadline(volume);
         let slices = volume.slices.deadline(self.now);
-        [close, durable, writeback, slices].into_iter().flatten().min()
+        let delay = volume.delay.deadline(self.now).filter(|_| !volume.writes.is_empty());
+        [close, durable, writeback, slices, delay].into_iter().flatten().min()
     }
 }
 

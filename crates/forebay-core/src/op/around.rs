@@ -48,7 +48,7 @@ use crate::payload::Payload;
 use crate::policy::bypass::{How, Reason};
 use crate::policy::slices::Side;
 use crate::request::{Op, RequestError};
-use crate::units::VolumeIndex;
+use crate::units::{Tick, VolumeIndex};
 use crate::volume::{Lock, Waiter};
 use crate::why::{PASSED_MAX, Passed};
 use alloc::collections::VecDeque;
@@ -182,13 +182,14 @@ impl Engine {
         active.around = Around::Writing(how);
         let volume = active.request.volume;
         self.volume(volume).around.under_way += 1;
-        let token = self.token(Pending::Around { request: at });
+        let token = self.token(Pending::Around { request: at, since: self.now });
         self.foreground_ask(volume, token);
     }
 
     pub(crate) fn around_complete(
         &mut self,
         at: u32,
+        since: Tick,
         result: Result<(), Fault>,
         payload: &mut impl Payload,
     ) {
@@ -200,6 +201,7 @@ impl Engine {
         self.tickets.void(volume, active.first, active.blocks); // A2
         let state = self.volume(volume);
         state.slices.end(Side::Foreground, now);
+        state.slices.write_took(now.since(since), now);
         state.around.under_way -= 1;
         state.around.unflushed = true;
         state.around.done += 1;

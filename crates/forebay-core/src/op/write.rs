@@ -128,6 +128,12 @@ impl Engine {
                     self.volume(volume).writes.pop_front();
                     continue;
                 }
+                if self.delay_holds(volume) {
+                    if self.write_past_full(volume, at, payload) {
+                        continue;
+                    }
+                    break;
+                }
                 let edges = self.edges(at);
                 if edges.first || edges.last {
                     if self.volume(volume).locks.len() >= LOCK_COUNT_MAX {
@@ -185,10 +191,11 @@ impl Engine {
         let Some(how) = (!begun).then(|| self.bypass_full(volume, at)).flatten() else {
             return false;
         };
-        self.volume(volume).writes.pop_front();
         let began = self.around_begin(volume, at, (Reason::Full, how), payload);
-        assert!(began, "it needs no entry");
-        true
+        if began {
+            self.volume(volume).writes.pop_front();
+        }
+        began
     }
 
     /// The cache device failed: a write of which it holds nothing goes on.
@@ -413,6 +420,12 @@ impl Engine {
         };
         if fua {
             self.volume(volume).log.flush_epoch += 1;
+        }
+        let (came, now) = (self.active(at).came, self.now);
+        let state = self.volume(volume);
+        if state.delay.has_held(came) {
+            state.stats.delayed_writes += 1;
+            state.stats.delayed_nanos += now.since(came);
         }
         self.write_wait(volume, at, through, fua, acknowledge);
     }

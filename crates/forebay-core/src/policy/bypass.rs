@@ -96,8 +96,8 @@ impl Engine {
         (how == How::Alone || !failed).then_some((reason, how))
     }
 
-    /// Whether a write that finds no room in the log goes around it: with relaxed, if the log holds no version of
-    /// it, and if it is longer than what write-back makes room for while the device would take it.
+    /// Whether and how a write that waits for room in the log goes around it: with relaxed, if the device would take
+    /// it while it waits.
     pub(crate) fn bypass_full(&self, volume: VolumeIndex, at: u32) -> Option<How> {
         let active = self.requests.get(at).expect("the request is in the engine");
         let state = self.volume_ref(volume).expect("it exists");
@@ -106,11 +106,12 @@ impl Engine {
         if state.order != Order::Relaxed || !write || !fresh || self.health == CacheHealth::Failed {
             return None;
         }
-        let Pace { block, run } = state.writeback.pace?;
-        // What one run of a sorted batch takes, twice, or what readers wait for.
-        let direct = (2 * run).max(state.slices.read_time());
+        let Pace { block, run, .. } = state.writeback.pace?;
+        let block = if state.delay.is_felt() { state.delay.block() } else { block };
+        // What runs of a sorted batch take, several times, or what readers wait for: not for a short while only.
+        let direct = (4 * run).max(state.slices.read_time());
         let sooner = active.blocks.saturating_mul(block) > direct;
-        sooner.then(|| self.bypass_how(state, active)).flatten().filter(|how| *how == How::Alone)
+        sooner.then(|| self.bypass_how(state, active)).flatten()
     }
 
     fn bypass_reason(&self, state: &Volume, active: &Active) -> Option<Reason> {

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A lane: the memory one batch of write-back works in. Its runs go from reading to written in ascending
 //! order; their blocks pass through frames, a ring of its own in the write-back window.
+//!
+//! # Invariants
+//!
+//! - **N1** No two lanes that are taken have a frame in common. The window is divided evenly among as many lanes as
+//!   there are volumes; where that changed meanwhile, a lane waits for those that still have some of its frames.
 
 use crate::engine::Config;
 use crate::limits::{BACKGROUND_BLOCKS, BACKGROUND_READS};
@@ -13,6 +18,8 @@ use alloc::vec::Vec;
 
 /// Batches that may be under way at once, over all volumes.
 pub(crate) const LANE_COUNT: usize = 4;
+/// With fewer blocks that are there and not yet written the backing device is about to have nothing to write.
+const READ_LEAST: u32 = 256;
 /// Runs of one batch that may be under way at once.
 pub(super) const RUN_COUNT_MAX: usize = 256;
 
@@ -69,6 +76,8 @@ pub(crate) struct Lane {
     pub(super) under_way: u32,
     pub(super) writes_under_way: u16,
     pub(super) given_out: bool,
+    /// Blocks of the batch that are written.
+    pub(super) written: u64,
     /// Completions the engine had seen when it went on last: without another one it cannot.
     pub(super) seen: u64,
     /// It is given up as soon as nothing of it is under way.
@@ -94,8 +103,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(index: usize, config: &Config) -> Lane {
-        let frame_count = config.window_blocks / LANE_COUNT as u32;
+    pub(crate) fn new(config: &Config) -> Lane {
         Lane {
             taken: false,
             batch: Batch::new(
@@ -109,13 +117,14 @@ impl Lane {
             next_read_block: 0,
             reading: 0,
             read: 0,
-            frame_base: index as u32 * frame_count,
-            frame_count,
+            frame_base: 0,
+            frame_count: 0,
             frame_next: 0,
             frames_used: 0,
             under_way: 0,
             writes_under_way: 0,
             given_out: false,
+            written: 0,
             seen: 0,
             failed: false,
             crowded: false,
@@ -128,6 +137,22 @@ impl Lane {
             probes: 0,
             put_off: false,
         }
+    }
+
+    /// A lane that nobody has, with its part of a window of so many frames (N1).
+    pub(super) fn find(lanes: &mut [Lane], volumes: usize, window: u32) -> Option<usize> {
+        let parts = volumes.clamp(1, lanes.len());
+        let count = window / parts as u32;
+        let base = |at: usize| at as u32 * count;
+        let overlaps = |lane: &Lane, at: usize| {
+            let behind = lane.frame_base + lane.frame_count;
+            lane.taken && lane.frame_base < base(at) + count && base(at) < behind
+        };
+        let is_free =
+            |at: &usize| !lanes[*at].taken && !lanes.iter().any(|lane| overlaps(lane, *at));
+        let at = (0..parts).find(is_free)?;
+        (lanes[at].frame_base, lanes[at].frame_count) = (base(at), count);
+        Some(at)
     }
 
     pub(crate) fn memory_bytes(config: &Config) -> u64 {
@@ -144,6 +169,13 @@ impl Lane {
         size_of::<Lane>() as u64 + self.batch.held_bytes() + queue_bytes(&self.runs) + parts
     }
 
+    /// Blocks of its batch that are written, and all of them.
+    pub(super) fn progress(&self) -> (u64, u64) {
+        let all = self.batch.len() as u64;
+        let done = self.given_out && self.runs.is_empty();
+        (if done { all } else { self.written.min(all) }, all)
+    }
+
     #[inline]
     pub(super) fn run(&mut self, number: u32) -> &mut Run {
         &mut self.runs[number.wrapping_sub(self.front) as usize]
@@ -153,7 +185,7 @@ impl Lane {
     /// the backing device is about to have nothing to write.
     pub(super) fn may_read(&self) -> u32 {
         let reads = self.under_way - u32::from(self.writes_under_way);
-        let (blocks, count) = match self.read < self.frame_count / 4 {
+        let (blocks, count) = match self.read < (self.frame_count / 4).min(READ_LEAST) {
             true => (8 * BACKGROUND_BLOCKS, 8 * BACKGROUND_READS),
             false => (BACKGROUND_BLOCKS, BACKGROUND_READS),
         };

@@ -3,6 +3,7 @@
 
 pub mod batch;
 pub mod bypass;
+pub(crate) mod delay;
 pub(crate) mod history;
 pub(crate) mod lane;
 pub mod parked;

@@ -18,8 +18,10 @@
 //!   [`Slices::ratio`] times as much of the time as write-back, and neither waits longer than one slice of the other
 //!   and what is under way at its end.
 //! - **S4** What waits in the foreground begins in the order in which it came, and nothing passes it.
-//! - **S5** On a device that is fast nothing waits. One that turned slow, fast and slow again is called fast less and
+//! - **S5** On a device that is fast nothing waits, but for S6. One that turned slow, fast and slow again is called fast less and
 //!   less often: it is fast only as long as one side has it alone.
+//! - **S6** With order relaxed, while no write waits for the log, write-back has one part in a hundred of the time and guests the
+//!   rest: what they do goes at the speed of the bare device. As soon as one waits both have their shares again.
 //!
 //! # Terms
 //!
@@ -28,6 +30,7 @@
 
 use crate::effect::{Effect, Token};
 use crate::engine::{Engine, Pending};
+use crate::format::superblock::Order;
 use crate::limits::TOKEN_COUNT_MAX;
 use crate::memory::queue_bytes;
 use crate::payload::Payload;
@@ -56,6 +59,8 @@ const SLICE_MAX: u64 = 100_000_000;
 const AVERAGED: u64 = 16;
 /// The share of write-back's slice that it has of a foreground slice, in percent, while much of the pool is free.
 const WRITE_BACK_LEAST: u64 = 25;
+/// What the foreground has of the time while write-back gives way, in percent of what that has.
+const RATIO_YIELDING: i64 = 10_000;
 
 /// Who uses a backing device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +123,8 @@ pub(crate) struct Slices {
     /// Since when in this turn the other side waits.
     contested: Option<Tick>,
     had: [u64; 2],
+    /// Write-back has next to nothing of the time, however fast the device is (S6).
+    gives_way: bool,
 }
 
 impl Slices {
@@ -140,6 +147,7 @@ impl Slices {
             target: None,
             contested: None,
             had: [0; 2],
+            gives_way: false,
         }
     }
 
@@ -184,7 +192,7 @@ impl Slices {
     pub(crate) fn batch_wants(&mut self, wants: bool, now: Tick) {
         self.batch_wants = wants;
         if self.turn == Side::Foreground {
-            if wants && self.is_slow {
+            if wants && self.is_shared() {
                 self.contested.get_or_insert(now);
             } else {
                 self.charge(now);
@@ -196,6 +204,23 @@ impl Slices {
     pub(crate) fn pool_used(&mut self, percent: u64) {
         let part = percent.clamp(30, 60) - 30;
         self.pool_share = WRITE_BACK_LEAST + (100 - WRITE_BACK_LEAST) * part / 30;
+    }
+
+    /// The foreground waits for nothing that write-back does: that has next to nothing of the time (`yields`), or
+    /// its share again, at once.
+    fn give_way(&mut self, yields: bool, now: Tick) {
+        let ends = self.gives_way && !yields;
+        self.gives_way = yields;
+        if ends && self.turn == Side::Foreground {
+            let usual = now.since(self.begun) as i64 + self.slice() * self.ratio() / 100;
+            let left = &mut self.budget[Side::Foreground as usize];
+            *left = usual.min(*left);
+        }
+    }
+
+    /// Whether the two sides take turns.
+    fn is_shared(&self) -> bool {
+        self.is_slow || self.gives_way
     }
 
     /// Something of the foreground is to be begun: true if it may be now, else it waits.
@@ -232,7 +257,7 @@ impl Slices {
 
     /// Something of a side begins, which may.
     pub(crate) fn begin(&mut self, side: Side) {
-        assert!(!self.is_slow || self.under_way[side.other() as usize] == 0); // S1
+        assert!(!self.is_shared() || self.under_way[side.other() as usize] == 0); // S1
         self.under_way[side as usize] += 1;
     }
 
@@ -246,7 +271,7 @@ impl Slices {
 
     /// A read that was asked for, and begun, has ended now.
     pub(crate) fn read_took(&mut self, asked: Tick, begun: Tick, now: Tick) {
-        self.read_time = (self.read_time * (AVERAGED - 1) + now.since(begun)) / AVERAGED;
+        self.took(now.since(begun), now);
         let shared = self.batch_wants || begun > asked;
         if let Some(target) = &mut self.target
             && self.is_slow
@@ -254,6 +279,11 @@ impl Slices {
         {
             target.read_took(now.since(asked), self.read_time);
         }
+    }
+
+    /// The device took this long for something of the foreground: it may be slow now, or fast.
+    fn took(&mut self, nanos: u64, now: Tick) {
+        self.read_time = (self.read_time * (AVERAGED - 1) + nanos) / AVERAGED;
         let lasted = now.since(self.since);
         if !self.is_slow && self.read_time > SLOW_ABOVE {
             let relapsed = lasted < self.slow_for;
@@ -268,6 +298,12 @@ impl Slices {
         }
     }
 
+    /// A write around the log took this long from its beginning, with so many others as are under way.
+    pub(crate) fn write_took(&mut self, nanos: u64, now: Tick) {
+        let others = u64::from(self.under_way[Side::Foreground as usize]);
+        self.took(nanos / (others + 1), now);
+    }
+
     /// Nanoseconds that write-back has in turn.
     fn slice(&self) -> i64 {
         let reads = || (self.read_time * SLICE_READS).clamp(SLICE_MIN, SLICE_MAX);
@@ -276,7 +312,10 @@ impl Slices {
 
     /// What the foreground has of the time, in percent of what write-back has.
     fn ratio(&self) -> i64 {
-        (u64::from(self.weight) * 100).max(10_000 / self.pool_share) as i64
+        match self.gives_way {
+            true => RATIO_YIELDING,
+            false => (u64::from(self.weight) * 100).max(10_000 / self.pool_share) as i64,
+        }
     }
 
     /// When time alone changes whose turn it is.
@@ -285,7 +324,7 @@ impl Slices {
             Side::Foreground => self.batch_wants,
             Side::WriteBack => !self.waiting.is_empty(),
         };
-        if !self.is_slow || !waits {
+        if !self.is_shared() || !waits {
             return None;
         }
         let used_up = self.begun.after(self.budget[self.turn as usize].max(0) as u64);
@@ -297,7 +336,7 @@ impl Slices {
     }
 
     fn may(&mut self, side: Side, now: Tick) -> bool {
-        if !self.is_slow {
+        if !self.is_shared() {
             return true; // S5
         }
         let other = side.other();
@@ -373,8 +412,11 @@ impl Engine {
     /// Begins what may begin.
     #[inline]
     pub(crate) fn slices_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
-        let slices = &self.volume(volume).slices;
-        if slices.is_slow || !slices.waiting.is_empty() {
+        let now = self.now;
+        let state = self.volume(volume);
+        let yields = state.order == Order::Relaxed && state.writes.is_empty();
+        state.slices.give_way(yields, now);
+        if state.slices.is_shared() || !state.slices.waiting.is_empty() {
             self.slices_go_on(volume, payload);
         }
     }
@@ -404,7 +446,8 @@ impl Engine {
         let effect = match pending {
             Pending::Miss(miss) => miss.begin(token, now),
             Pending::Scrub(work) => work.begin(token, now),
-            Pending::Around { request } => {
+            Pending::Around { request, since } => {
+                *since = now;
                 let tag = self.requests.get(*request).expect("it is in the engine").request.tag;
                 Effect::WriteAround { token, volume, tag }
             }

@@ -11,6 +11,8 @@
 //!   of its batch is on the backing device, before the watermark moves.
 //! - **K5** A batch during which any flush of its backing device failed is written again, all of it.
 //! - **K6** With order strict a batch holds nothing of two flush epochs: it ends where the guest flushed.
+//! - **K7** A batch that follows one that was given up ends where that did, or later: else the backing device would be
+//!   ahead of the watermark when this one is done. But for lost blocks that have no room (`careful`).
 //!
 //! # States
 //!
@@ -40,7 +42,7 @@ use crate::op::around::AroundState;
 use crate::op::read::behind;
 use crate::payload::{Payload, Place};
 use crate::policy::batch::Stretch;
-use crate::policy::lane::{Part, RUN_COUNT_MAX, Run, RunState};
+use crate::policy::lane::{Lane, Part, RUN_COUNT_MAX, Run, RunState};
 use crate::policy::parked::{PROBES_MAX, PROBES_WIDE, TRIES};
 use crate::policy::slices::Side;
 use crate::request::RequestError;
@@ -108,7 +110,7 @@ pub struct Writeback {
     /// Where the batch ends.
     end: Sequence,
     pub(super) end_cursor: Cursor,
-    begun: Tick,
+    pub(super) begun: Tick,
     /// Blocks of its range, superseded ones included.
     batch_blocks: u32,
     batch_cap: u32,
@@ -162,6 +164,8 @@ pub(crate) struct Pace {
     pub(crate) block: u64,
     /// For each run of adjacent blocks that it wrote.
     pub(crate) run: u64,
+    /// For each block of log, headers and copies of what was read included.
+    pub(crate) space: u64,
 }
 
 /// Where and since when the backing device may be a mixture of two states.
@@ -287,6 +291,7 @@ impl Engine {
             || volume.unsafe_through > volume.log.watermark
             || extents * 2 > u64::from(self.config.extent_count_max)
             || volume.log.dirty_blocks >= self.dirty_limit()
+            || volume.delay.is_felt()
             || volume
                 .writeback
                 .dirty_since
@@ -338,7 +343,8 @@ impl Engine {
         if state.is_only_parked() && self.now < state.parked.due {
             return;
         }
-        let Some(lane) = self.lanes.iter().position(|lane| !lane.taken) else { return };
+        let (volumes, window) = (self.all_volumes().count(), self.config.window_blocks);
+        let Some(lane) = Lane::find(&mut self.lanes, volumes, window) else { return };
         if !self.may_build(volume) {
             return;
         }
@@ -422,10 +428,18 @@ impl Engine {
         let log = &self.volume_ref(volume).expect("it exists").log;
         let beyond = self.config.mutants.is(Mutant::BatchBeyondDurable);
         let durable = if beyond { log.closed } else { log.durable.through };
+        let space = self.batch_space(volume);
         let state = self.volume_ref(volume).expect("it exists");
-        let mut cursor = state.writeback.cursor;
-        let cap = state.writeback.batch_cap.min(self.config.batch_blocks_max) as usize;
         let watermark = state.log.watermark;
+        let mut cursor = state.writeback.cursor;
+        let begins_at = self.log_at(state, cursor);
+        // The first one covers what a crash broke off, every other what was given up (K7).
+        let first = state.writeback.batch_cap == BATCH_BLOCKS_AFTER_OPENING;
+        let space = if first { u64::MAX } else { space };
+        let short = self.config.mutants.is(Mutant::BatchShortOfGivenUp);
+        let given_up = state.writeback.exposed.filter(|_| !short);
+        let begun = given_up.map_or(watermark, |exposed| exposed.through);
+        let cap = state.writeback.batch_cap.min(self.config.batch_blocks_max) as usize;
         let mut end = watermark;
         let mut extent_at = 0;
         let spans = self.config.mutants.is(Mutant::StrictSpansFlush);
@@ -440,12 +454,15 @@ impl Engine {
         while let Some(record) = self.record_at(volume, cursor) {
             let Record { segment: id, block, heading, last, next } = record;
             let blocks = heading.blocks;
+            let segment = u64::from(self.geometry.segment_blocks);
+            let behind = self.segments.get(id).ordinal.0 * segment + u64::from(next.block);
             let batch = &self.lanes[lane].batch;
             let epoch_ends = strict && heading.begins_epoch && !batch.is_empty();
             if last > durable
                 || epoch_ends
                 || !batch.has_room(usize::from(blocks))
                 || batch.len() >= cap && !batch.is_empty()
+                || behind - begins_at > space && last > begun && !batch.is_empty()
                 || fills_left < u32::from(blocks) && end > watermark
                 || batch.len() + usize::from(blocks) > safe && !batch.is_empty()
             {
@@ -504,6 +521,7 @@ impl Engine {
         (lane.front, lane.next_write, lane.frame_next, lane.frames_used) = (0, 0, 0, 0);
         (lane.next_read, lane.next_read_block, lane.read) = (0, 0, 0);
         (lane.given_out, lane.failed, lane.crowded) = (false, false, false);
+        lane.written = 0;
         assert!(lane.under_way == 0, "a lane is free only when nothing of it is under way");
         lane.parts.clear();
         lane.zeros.clear();
@@ -556,6 +574,7 @@ impl Engine {
             {
                 let lane_state = &mut self.lanes[lane];
                 lane_state.runs.pop_front();
+                lane_state.written += if run.frames > 0 { run.stretch.blocks } else { 0 };
                 lane_state.frames_used -= run.frames;
                 if run.stretch.kind == Kind::Data {
                     lane_state.read -= run.stretch.blocks as u32;
@@ -925,6 +944,9 @@ impl Engine {
 
     /// The batch is on the backing device for good: the watermark may move (K2).
     fn writeback_done(&mut self, volume: VolumeIndex, lane: usize) {
+        let state = self.volume_ref(volume).expect("it exists");
+        let [from, to] = [state.writeback.cursor, state.writeback.end_cursor]
+            .map(|cursor| self.log_at(state, cursor));
         self.lanes[lane].taken = false;
         let all_taken = self.lanes[lane].refusals == 0;
         let (now, wall) = (self.now, self.wall);
@@ -959,7 +981,8 @@ impl Engine {
         }
         let runs = state.stats.batch_runs - writeback.runs_before;
         if blocks > 0 && runs > 0 {
-            writeback.pace = Some(Pace { block: took / blocks, run: took / runs });
+            let space = took / to.saturating_sub(from).max(1);
+            writeback.pace = Some(Pace { block: took / blocks, run: took / runs, space });
         }
         let end = writeback.end;
         if let Some(exposed) = writeback.exposed.filter(|exposed| exposed.through <= end) {

@@ -6,7 +6,7 @@
 //! history.
 
 use super::{MIB, SECOND, bare, cached, ordered};
-use crate::load::{Ask, WRITE, run, shared};
+use crate::load::{Ask, WRITE, Worker, run, shared};
 use crate::machine::{Machine, Setup};
 use crate::random::Random;
 use forebay_core::format::superblock::Order;
@@ -60,7 +60,33 @@ fn order(test: &str, count: u64) -> Vec<u64> {
     }
 }
 
-fn history(setup: &Setup, file_bytes: u64, record_bytes: u64) -> History {
+/// What is in the cache when a test begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// What the tests before left.
+    AsItIs,
+    /// As much dirty data as random writes of 4 KiB behind the file make.
+    Full,
+}
+
+/// Writers fill the cache for as long.
+const FILL: Nanos = 60 * SECOND;
+
+fn fill(machine: &mut Machine, file_bytes: u64) {
+    let writer = |seed| {
+        let mut random = Random::new(seed);
+        let blocks = file_bytes / 4096;
+        let next = move || {
+            let offset = file_bytes + random.below(blocks) * 4096;
+            Some(Ask { op: WRITE, offset, length: 4096 })
+        };
+        Worker { class: 0, next: Box::new(next) }
+    };
+    let until = machine.now() + FILL;
+    run(machine, (0..32).map(writer).collect(), until);
+}
+
+fn history(setup: &Setup, start: Start, file_bytes: u64, record_bytes: u64) -> History {
     let mut machine = Machine::new(setup);
     let mut seconds = [0.0; 13];
     for (test, seconds) in TESTS.into_iter().zip(&mut seconds) {
@@ -71,6 +97,9 @@ fn history(setup: &Setup, file_bytes: u64, record_bytes: u64) -> History {
         if op == WRITE {
             asks.push(Ask { op: Op::Flush, offset: 0, length: 0 });
         }
+        if start == Start::Full && setup.cache.is_some() {
+            fill(&mut machine, file_bytes);
+        }
         *seconds = run(&mut machine, shared(0, 1, asks), Nanos::MAX).seconds();
     }
     let drained = machine.drain() as f64 / SECOND as f64;
@@ -78,9 +107,17 @@ fn history(setup: &Setup, file_bytes: u64, record_bytes: u64) -> History {
 }
 
 /// The bare disk's history, and forebay's.
-pub fn compare(spec: Spec, order: Order, file_bytes: u64, record_bytes: u64) -> [History; 2] {
+pub fn compare(
+    spec: Spec,
+    order: Order,
+    start: Start,
+    file_bytes: u64,
+    record_bytes: u64,
+) -> [History; 2] {
     let disk = ordered(spec);
-    let through = cached(disk, file_bytes, (file_bytes / 2).max(64 * MIB));
+    // Behind the file there is as much again.
+    let through = cached(disk, 2 * file_bytes, (file_bytes / 2).max(64 * MIB));
     let through = Setup { order, ..through };
-    [bare(disk, file_bytes), through].map(|setup| history(&setup, file_bytes, record_bytes))
+    let bare = bare(disk, 2 * file_bytes);
+    [bare, through].map(|setup| history(&setup, start, file_bytes, record_bytes))
 }

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The delay of writes while much of the log is dirty: they come to meet the rate at which write-back makes room,
+//! from nothing on and without a step, so that nobody ever stands before a cache that is full.
+//!
+//! A block of log costs its writer `pace · (d − d₀) / (1 − d)`: `pace` is what write-back takes for one, d how much
+//! of the log space that the volume may use is dirty, d₀ is 0.6. At d = 0.8 as much comes in as goes out.
+//!
+//! Room comes when a batch ends, all of it at once (K2 of `writeback`). So that writers do not feel that, what the
+//! batch under way has written counts as clean, and the room for a batch is kept out of the account: always the same,
+//! since d must not jump where one batch ends and another begins. So d falls as the device writes, and
+//! what is kept lasts until the batch ends (`docs/decisions/0019-write-delay.md`).
+//!
+//! # Invariants
+//!
+//! - **H1** The delay is zero while no more than d₀ is dirty, and rises without a step from there.
+//! - **H2** One at a time: writes of a volume are let go in the order in which they came, each when the log space
+//!   that was taken before it is paid for. What was not used is not saved.
+//! - **H3** What is taken at once is paid for in [`DELAY_MAX`], or in twice what write-back takes for it, if that is
+//!   longer. The log may be full in spite of all; then writes wait for room, as they always do.
+//! - **H4** Debts below [`GRAIN`] hold nobody: on a fast backing device there is no delay worth a timer.
+//! - **H5** Who waits here holds nothing: no place in the log, no range, no buffer. Flushes and reads do not wait,
+//!   nor do writes that go around the log but for their turn in the queue.
+//!
+//! # Not here
+//!
+//! Which writes go around the log instead: `bypass`. How write-back shares the device with guests: `slices`.
+
+use crate::engine::Engine;
+use crate::policy::writeback::{Cursor, Stage};
+use crate::units::{Tick, VolumeIndex};
+use crate::volume::Volume;
+
+/// d₀, in tenths.
+const BEGINS_TENTHS: u64 = 6;
+/// Longest delay of what was taken at once, in nanoseconds, but for H3.
+const DELAY_MAX: u64 = 100_000_000;
+/// A smaller debt holds nobody, in nanoseconds.
+const GRAIN: u64 = 1_000_000;
+/// A batch covers at most so many tenths of the log space that its volume may use.
+const BATCH_TENTHS: u64 = 4;
+/// A batch under way so long says what write-back takes, in nanoseconds: the last one may have been quicker.
+const BATCH_TELLS: u64 = 2_000_000_000;
+
+/// The delay of one volume's writes.
+#[derive(Debug, Default)]
+pub(crate) struct Delay {
+    /// For each block of log, in nanoseconds; 0: none (H1).
+    gap: u64,
+    /// What write-back takes for one.
+    pace: u64,
+    /// Up to here the log is paid for.
+    paid: u64,
+    /// When it will be.
+    next: Tick,
+    holding: bool,
+    /// A write waited then.
+    held: Tick,
+    /// Blocks of log that the volume may use, and for which state of it that was asked.
+    room: u64,
+    room_of: (u64, u64),
+}
+
+impl Delay {
+    /// For each block of log, with `dirty` blocks of `room` (H1).
+    fn gap(pace: u64, dirty: u64, room: u64) -> u64 {
+        let over = (10 * dirty).saturating_sub(BEGINS_TENTHS * room);
+        let left = 10 * room.saturating_sub(dirty);
+        match (over, left) {
+            (0, _) => 0,
+            (_, 0) => u64::MAX,
+            _ => (u128::from(pace) * u128::from(over) / u128::from(left)) as u64,
+        }
+    }
+
+    /// So many blocks of log were taken (H2, H3).
+    fn charge(&mut self, blocks: u64, now: Tick) {
+        let longest = DELAY_MAX.max(self.pace.saturating_mul(2 * blocks));
+        let delay = self.gap.saturating_mul(blocks).min(longest);
+        self.next = self.next.max(now).after(delay);
+    }
+
+    /// Whether the next write waits.
+    fn holds(&mut self, now: Tick) -> bool {
+        // Both ends of H4: nobody before the debt is worth it, then all until it is paid.
+        self.holding = if self.holding { now < self.next } else { now.after(GRAIN) < self.next };
+        self.holding
+    }
+
+    fn end(&mut self) {
+        (self.gap, self.holding, self.next) = (0, false, Tick(0));
+    }
+
+    /// When what waits may go on; past that time it waits for something else.
+    pub(crate) fn deadline(&self, now: Tick) -> Option<Tick> {
+        (self.holding && now < self.next).then_some(self.next)
+    }
+
+    /// Whether a write that came then had to wait.
+    pub(crate) fn has_held(&self, came: Tick) -> bool {
+        self.held > came
+    }
+
+    /// What a block of log costs now, in nanoseconds.
+    pub(crate) fn block(&self) -> u64 {
+        self.gap
+    }
+
+    /// Whether so much is dirty that writes pay for room.
+    #[inline]
+    pub(crate) fn is_felt(&self) -> bool {
+        self.gap > 0
+    }
+}
+
+impl Engine {
+    /// What a block of log costs now.
+    #[inline]
+    pub(crate) fn delay_settle(&mut self, volume: VolumeIndex) {
+        let state = self.volume_ref(volume).expect("it exists");
+        if state.log.is_dirty() {
+            let gap = self.delay_gap(volume);
+            let now = self.now;
+            let head = self.log_head(volume);
+            let delay = &mut self.volume(volume).delay;
+            if gap == 0 {
+                delay.end();
+            } else if delay.gap == 0 {
+                (delay.paid, delay.next) = (head, now);
+            }
+            delay.gap = gap;
+        } else if state.delay.gap > 0 {
+            self.volume(volume).delay.end();
+        }
+    }
+
+    /// Whether the volume's next write waits (H2).
+    #[inline]
+    pub(crate) fn delay_holds(&mut self, volume: VolumeIndex) -> bool {
+        self.volume_ref(volume).expect("it exists").delay.gap > 0 && self.delay_is_due(volume)
+    }
+
+    fn delay_is_due(&mut self, volume: VolumeIndex) -> bool {
+        let (head, now) = (self.log_head(volume), self.now);
+        let delay = &mut self.volume(volume).delay;
+        let taken = head.saturating_sub(delay.paid);
+        if taken > 0 {
+            delay.charge(taken, now);
+            delay.paid = head;
+        }
+        let holds = delay.holds(now);
+        if holds {
+            delay.held = now;
+        }
+        holds
+    }
+
+    fn delay_gap(&mut self, volume: VolumeIndex) -> u64 {
+        let (room, space) = (self.log_room(volume), self.batch_space(volume));
+        let state = self.volume_ref(volume).expect("it exists");
+        let (head, cursor) = (self.log_head(volume), self.log_at(state, state.writeback.cursor));
+        let dirty = head.saturating_sub(cursor);
+        let room = room - space.min(self.config.batch_blocks_max.into());
+        if 10 * dirty <= BEGINS_TENTHS * room {
+            return 0;
+        }
+        let writing = matches!(state.writeback.stage, Stage::Writing | Stage::Flushing);
+        let mut written = 0;
+        if let Some(lane) = state.writeback.lane.filter(|_| writing) {
+            let range = self.log_at(state, state.writeback.end_cursor).saturating_sub(cursor);
+            let (done, all) = self.lanes[lane].progress();
+            written = range * done / all.max(1);
+        }
+        let elapsed = self.now.since(state.writeback.begun);
+        let so_far = elapsed / written.max(1);
+        let pace = match state.writeback.pace {
+            Some(pace) if !writing || elapsed < BATCH_TELLS => pace.space,
+            Some(pace) => pace.space.max(so_far),
+            None if written > 0 => so_far,
+            None => 0,
+        };
+        self.volume(volume).delay.pace = pace;
+        Delay::gap(pace, dirty - written, room)
+    }
+
+    /// Blocks of log that one batch of the volume may cover.
+    pub(crate) fn batch_space(&mut self, volume: VolumeIndex) -> u64 {
+        self.log_room(volume) * BATCH_TENTHS / 10
+    }
+
+    /// Blocks of log that the volume may use: all but what is kept, and what others use or may still grow to.
+    fn log_room(&mut self, volume: VolumeIndex) -> u64 {
+        let state = self.volume_ref(volume).expect("it exists");
+        let now = (state.log.next_ordinal.0, self.log_at(state, state.writeback.cursor));
+        if state.delay.room_of == now {
+            return state.delay.room;
+        }
+        let blocks = u64::from(self.geometry.segment_blocks);
+        let (kept, share) = self.reserve_and_share();
+        let of_others: u64 = self
+            .all_volumes()
+            .filter(|other| other.index != volume)
+            .map(|other| {
+                let dirty = self.dirty_space(other).div_ceil(blocks);
+                if other.serving { dirty.max(share.into()) } else { dirty }
+            })
+            .sum();
+        let count = u64::from(self.segments.count());
+        let room = count.saturating_sub(u64::from(kept) + of_others).max(1) * blocks;
+        let delay = &mut self.volume(volume).delay;
+        (delay.room, delay.room_of) = (room, now);
+        room
+    }
+
+    /// Blocks of a volume's log that are not written back.
+    fn dirty_space(&self, state: &Volume) -> u64 {
+        if !state.log.is_dirty() {
+            return 0;
+        }
+        self.log_head(state.index).saturating_sub(self.log_at(state, state.writeback.cursor))
+    }
+
+    /// Where the next block of a log goes, counted in blocks from its first segment on.
+    fn log_head(&self, volume: VolumeIndex) -> u64 {
+        let log = &self.volume_ref(volume).expect("it exists").log;
+        let blocks = u64::from(self.geometry.segment_blocks);
+        match log.head {
+            Some(head) => (log.next_ordinal.0 - 1) * blocks + u64::from(head.next_block),
+            None => log.next_ordinal.0 * blocks,
+        }
+    }
+
+    /// Where a cursor is, counted likewise.
+    pub(crate) fn log_at(&self, state: &Volume, cursor: Cursor) -> u64 {
+        let blocks = u64::from(self.geometry.segment_blocks);
+        match cursor.segment.or(state.log.tail_segment) {
+            Some(id) => self.segments.get(id).ordinal.0 * blocks + u64::from(cursor.block),
+            None => state.log.next_ordinal.0 * blocks,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PACE: u64 = 1_000_000;
+
+    #[test]
+    fn the_delay_rises_from_zero_without_a_step() {
+        let gap = |dirty| Delay::gap(PACE, dirty, 10_000);
+        assert_eq!([gap(0), gap(5_999), gap(6_000)], [0, 0, 0], "H1");
+        assert_eq!(gap(8_000), PACE, "as much comes in as goes out");
+        for dirty in 6_000..8_000 {
+            let step = gap(dirty + 1) - gap(dirty);
+            assert!(step < PACE / 900, "{dirty}: {step}");
+        }
+        assert!(gap(9_999) > 3_000 * PACE);
+        assert_eq!([gap(10_000), gap(20_000)], [u64::MAX; 2]);
+    }
+
+    #[test]
+    fn writes_are_let_go_at_the_rate_that_they_are_charged() {
+        let mut delay = Delay { gap: 400_000, pace: PACE, ..Delay::default() };
+        let (mut now, mut blocks) = (Tick(0), 0);
+        while now < Tick(1_000_000_000) {
+            if delay.holds(now) {
+                now = delay.deadline(now).expect("somebody waits");
+                continue;
+            }
+            delay.charge(1, now);
+            blocks += 1;
+        }
+        assert!((2_500..2_505).contains(&blocks), "{blocks} in a second");
+        // H2: what was not used meanwhile is not saved.
+        now = now.after(1_000_000_000);
+        let burst = (0..100).take_while(|_| {
+            let goes = !delay.holds(now);
+            delay.charge(1, now);
+            goes
+        });
+        assert!(burst.count() <= 3);
+    }
+
+    #[test]
+    fn a_write_waits_for_a_tenth_of_a_second_or_twice_its_own_time() {
+        let mut delay = Delay { gap: u64::MAX, pace: PACE, ..Delay::default() };
+        delay.charge(1, Tick(0));
+        assert!(delay.holds(Tick(0)));
+        assert!(delay.holds(Tick(DELAY_MAX - 1)));
+        assert!(!delay.holds(Tick(DELAY_MAX)));
+        delay.charge(256, Tick(DELAY_MAX));
+        assert_eq!(delay.deadline(Tick(0)), None);
+        assert!(delay.holds(Tick(DELAY_MAX)));
+        assert_eq!(delay.deadline(Tick(0)), Some(Tick(DELAY_MAX + 512 * PACE)), "H3");
+    }
+
+    #[test]
+    fn small_debts_hold_nobody() {
+        let mut delay = Delay { gap: 2_000, pace: 2_000, ..Delay::default() };
+        for _ in 0..GRAIN / 2_000 {
+            assert!(!delay.holds(Tick(5)));
+            delay.charge(1, Tick(5));
+        }
+        assert!(!delay.holds(Tick(5)));
+        delay.charge(1, Tick(5));
+        assert!(delay.holds(Tick(5)), "H4");
+        assert!(delay.holds(Tick(900_000)), "then it is paid");
+    }
+}
