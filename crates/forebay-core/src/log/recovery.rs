@@ -19,8 +19,9 @@
 //!   only write is the superblock's.
 //! - **V7** A volume that was found frozen stays so, whatever becomes of the records that showed it: a
 //!   checkpoint or the next head lies behind them.
-//! - **V8** Before the head, too, a record counts only if the one behind it links to it: what a cut made void
-//!   may lie in the place of a record whose write was lost, valid but for that.
+//! - **V8** Before the head, too, a record counts only if the one behind it links to it, and a header only if its
+//!   segment has none of a younger life: what a cut made void may lie in the place of a record whose write was lost,
+//!   valid but for that.
 //! - **V5** Sequences and segment sequences go on above everything seen, void or not.
 //!
 //! # Not here
@@ -307,7 +308,8 @@ impl<R: CacheReader> Recovery<'_, R> {
             for wanted in wanted.chunks(BATCH) {
                 read.extend(self.read_segments(index, wanted));
             }
-            if let Some((wanted, life)) = unlinked(volume.head.link, &wanted, &read) {
+            let void = unlinked(volume.head.link, &wanted, &read);
+            if let Some((wanted, life)) = void.or_else(|| self.outlived(index, &wanted, &read)) {
                 self.give_up(index, wanted, life);
                 continue;
             }

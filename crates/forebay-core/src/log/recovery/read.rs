@@ -348,12 +348,38 @@ impl<R: CacheReader> Recovery<'_, R> {
             return;
         }
         self.firsts.remove(&id);
+        if let Some(first) = self.own_header(index, id, ordinal) {
+            self.firsts.insert(id, first);
+        }
+    }
+
+    /// A header of this place in this volume's log: the first one of its segment or, if that rotted, another.
+    fn own_header(&mut self, index: VolumeIndex, id: SegmentId, ordinal: Ordinal) -> Option<First> {
         let own = |this: &Self, header: &Header| {
             this.belongs(header, index, ordinal) && !this.is_void(id, header)
         };
-        if let Some(first) = self.any_header(id, 0, own) {
-            self.firsts.insert(id, first);
-        }
+        let first = self.firsts.get(&id).filter(|first| own(self, &first.header)).copied();
+        first.or_else(|| self.any_header(id, 0, own))
+    }
+
+    /// A segment that has records of a younger life than the header that told what is before it, and the life
+    /// of that one. It lies in the place of a header whose write was lost, and is void, with what it tells (V8).
+    pub(super) fn outlived(
+        &mut self,
+        index: VolumeIndex,
+        wanted: &[Wanted],
+        read: &[Vec<Step>],
+    ) -> Option<(Wanted, u64)> {
+        let headless = |steps: &[Step]| matches!(steps.first(), Some(Step::Hole { .. }));
+        let mut all = wanted.iter().zip(read).filter(|(_, steps)| headless(steps));
+        all.find_map(|(wanted, steps)| {
+            let life = steps.iter().find_map(|step| match step {
+                Step::Record { header, .. } => Some(header.segment_sequence),
+                Step::Hole { .. } => None,
+            })?;
+            let told = self.own_header(index, wanted.id, wanted.ordinal)?.header.segment_sequence;
+            (told < life).then_some((*wanted, told))
+        })
     }
 
     /// Reads a whole segment into `bytes`.
@@ -384,20 +410,9 @@ impl<R: CacheReader> Recovery<'_, R> {
         id: SegmentId,
         ordinal: Ordinal,
     ) -> Option<(SegmentId, Option<u16>)> {
-        let first = self.firsts.get(&id);
-        let own = |this: &Self, header: &Header| {
-            this.belongs(header, index, ordinal) && !this.is_void(id, header)
-        };
-        let header = match first.filter(|first| own(self, &first.header)) {
-            Some(first) => Some(first.header),
-            None => {
-                // Its first header rotted; any other header of it says the same.
-                let found = self.any_header(id, 0, own);
-                found.map(|found| found.header)
-            }
-        };
-        if let Some(header) = header {
-            return self.names(&header);
+        // Any header of it says the same.
+        if let Some(own) = self.own_header(index, id, ordinal) {
+            return self.names(&own.header);
         }
         // Nothing of it is left: the youngest segment that claims the place before.
         let before = Ordinal(ordinal.0.checked_sub(1)?);
