@@ -8,32 +8,12 @@ use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::policy::scrub::{Outcome, Report};
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
-use forebay_sim::block::{Block, origin};
-use forebay_sim::fate::{Choices, Fate};
-use forebay_sim::model::Stop;
+use forebay_sim::block::Block;
 use forebay_sim::world::World;
 use std::rc::Rc;
-use support::{ask, headers, settle, world_with};
+use support::{ask, headers, place, power_cut, settle, written};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
-
-/// Writes these blocks, a record for each.
-fn write(world: &mut World, blocks: std::ops::Range<u64>) {
-    for block in blocks {
-        ask(world, 0, Op::Write { fua: false }, block, 1);
-        settle(world);
-        ask(world, 0, Op::Flush, 0, 0);
-        settle(world);
-    }
-}
-
-/// A log of small records that is dirty and at rest: all of it is on the cache device and nothing in memory.
-fn written(mutants: Mutants, blocks: u64) -> World {
-    let mut world = world_with(64, |setup| setup.config.mutants = mutants);
-    write(&mut world, 0..blocks);
-    power_cut(&mut world);
-    world
-}
 
 /// The header of the record rots that was written for a block. What it held is not lost.
 fn rot_header(world: &mut World, block: u64) {
@@ -41,11 +21,6 @@ fn rot_header(world: &mut World, block: u64) {
     world.volumes[0].model.copy_damaged(block as usize);
     let at = place(world, block) - 1;
     world.cache.rot(at, Block::zero());
-}
-
-fn power_cut(world: &mut World) {
-    world.stop_by(Stop::Power, &mut Fate::Chosen(&mut Choices::default()));
-    world.open(Some(Stop::Power)).expect("it is opened");
 }
 
 /// Scrubs everything; says what was found.
@@ -61,14 +36,6 @@ fn scrub(world: &mut World) -> Report {
         }
         assert!(world.step().expect("it goes on"), "{report:?}");
     }
-}
-
-/// Where on the cache device a block lies: its newest version.
-fn place(world: &World, block: u64) -> u64 {
-    let first = world.superblock.first_segment / BLOCK_BYTES;
-    let mut all = first..first + u64::from(world.superblock.segment_count) * 16;
-    let is_it = |at: &u64| origin(&world.cache.read(*at), 0).is_some_and(|it| it.1 == block);
-    all.rfind(is_it).expect("it was written")
 }
 
 /// Reads all of it; each is compared with what was written. Nothing that the model does not call lost may fail.

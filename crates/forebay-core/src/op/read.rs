@@ -6,6 +6,9 @@
 //! - **R1** A block read from the cache device is answered only if its checksum is right.
 //! - **R2** A segment with a read under way is not reused.
 //! - **R3** A bad clean block is read from the backing device; a bad dirty block fails alone.
+//! - **R4** What the backing device has stands for a bad block only as long as that is the block's newest version.
+//!   While it was read twice, a batch may have found it bad as well, named it lost and moved the watermark past it; or
+//!   it was overwritten, and the watermark passed it unwritten. Then what is newest by now is read, or fails.
 //!
 //! What the cache does not have is read by `op::miss`.
 
@@ -210,9 +213,16 @@ impl Engine {
         if !piece.again {
             return self.read_piece(one, payload);
         }
+        let slot = self.segments.slot(segment, block);
+        if !self.is_newest(one.volume, one.lba, slot) {
+            // R4. Bounded: each turn something newer was placed meanwhile, or the copy was forgotten.
+            if matches!(one.to, Place::Request { .. }) {
+                self.volume(one.volume).stats.hit_blocks -= 1; // it is counted where it is read
+            }
+            return self.read_issue(one.request, one.volume, one.lba, 1, one.to, payload);
+        }
         if self.is_dirty_slot(segment, block) {
             // If it cannot be noted now it is found bad again.
-            let slot = self.segments.slot(segment, block);
             let _ = self.mark_lost(one.volume, one.lba, slot, true, payload);
             return self.fail(piece.request, RequestError::Io);
         }

@@ -8,7 +8,10 @@ use forebay_core::format::superblock::Mode;
 use forebay_core::mutant::Mutants;
 use forebay_core::request::Op;
 use forebay_core::units::BLOCK_BYTES;
+use forebay_sim::block::origin;
 use forebay_sim::exhaustive::{Scope, setup};
+use forebay_sim::fate::{Choices, Fate};
+use forebay_sim::model::Stop;
 use forebay_sim::random::Random;
 use forebay_sim::setup::{Island, Setup, format};
 use forebay_sim::world::World;
@@ -46,4 +49,36 @@ pub fn headers(world: &World) -> Vec<u64> {
     let blocks = u64::from(world.superblock.segment_count) * 16;
     let magic = |at: &u64| world.cache.read(*at).bytes().starts_with(b"FBRECORD");
     (first..first + blocks).filter(magic).collect()
+}
+
+/// Writes these blocks, a record for each.
+fn write(world: &mut World, blocks: std::ops::Range<u64>) {
+    for block in blocks {
+        ask(world, 0, Op::Write { fua: false }, block, 1);
+        settle(world);
+        ask(world, 0, Op::Flush, 0, 0);
+        settle(world);
+    }
+}
+
+/// A log of small records that is dirty and at rest: all of it is on the cache device and nothing in memory.
+pub fn written(mutants: Mutants, blocks: u64) -> World {
+    let mut world = world_with(64, |setup| setup.config.mutants = mutants);
+    write(&mut world, 0..blocks);
+    power_cut(&mut world);
+    world
+}
+
+/// Of what was not flushed nothing is left.
+pub fn power_cut(world: &mut World) {
+    world.stop_by(Stop::Power, &mut Fate::Chosen(&mut Choices::default()));
+    world.open(Some(Stop::Power)).expect("it is opened");
+}
+
+/// Where on the cache device a block lies: its newest version.
+pub fn place(world: &World, block: u64) -> u64 {
+    let first = world.superblock.first_segment / BLOCK_BYTES;
+    let mut all = first..first + u64::from(world.superblock.segment_count) * 16;
+    let is_it = |at: &u64| origin(&world.cache.read(*at), 0).is_some_and(|it| it.1 == block);
+    all.rfind(is_it).expect("it was written")
 }
