@@ -7,7 +7,7 @@ use crate::random::Random;
 use crate::run::{WAIT_MAX, drain_all, drain_one, overwrites_more, stays_dirty};
 use crate::setup::{CUTOFFS, ORDERS, TARGETS, WEIGHTS};
 use crate::world::{Failure, Outcome, World};
-use forebay_core::format::superblock::{Head, Mode, Superblock};
+use forebay_core::format::superblock::{Head, Mode, Order, Superblock};
 use forebay_core::policy::scrub::{Outcome as Ending, Refused, Report};
 use forebay_core::units::{Ordinal, Sequence, VolumeIndex};
 
@@ -149,10 +149,18 @@ impl World {
     fn change_order(&mut self, index: usize) -> Outcome {
         let (order, cutoff) = (*self.random.pick(&ORDERS), *self.random.pick(&CUTOFFS));
         self.marks.hit("order changed in mid-run");
+        self.set_order(index, order, cutoff)
+    }
+
+    /// The same, of the operator's choice.
+    pub fn set_order(&mut self, index: usize, order: Order, cutoff: u32) -> Outcome {
         let engine = self.engine.as_mut().expect("there is a process");
         let at = VolumeIndex(index as u8);
         let volume = &mut self.volumes[index];
-        (volume.order, volume.cutoff, volume.order_since) = (order, cutoff, engine.placed(at));
+        if volume.order != order {
+            volume.order_since = engine.placed(at);
+        }
+        (volume.order, volume.cutoff) = (order, cutoff);
         if volume.may_bypass() {
             volume.bypasses();
         }
@@ -228,7 +236,7 @@ impl World {
         engine.serve(at, true);
         let volume = &mut self.volumes[index];
         volume.attached = true;
-        (volume.closed, volume.floor) = (None, Sequence(0));
+        (volume.closed, volume.floor, volume.order_since) = (None, Sequence(0), Sequence(0));
         if volume.prefix.is_some() {
             let found =
                 (0..volume.cells()).map(|cell| *volume.device.read(volume.lba(cell)).tags());
@@ -250,6 +258,7 @@ impl World {
         self.marks.hit("volume's data forgotten");
         self.volumes[index].closed = None;
         self.volumes[index].floor = Sequence(0);
+        self.volumes[index].order_since = Sequence(0);
         let generation = (self.superblock.sequence + 1) as u32;
         if let Some(recorded) = &mut self.superblock.volumes[index] {
             recorded.attach_generation = generation;

@@ -370,19 +370,21 @@ impl World {
                 continue;
             }
             let state = &self.volumes[index];
-            let strict = state.order == Order::Strict;
-            if strict && state.order_since > watermark {
-                // A batch of another order may have been built again, and end earlier.
-                continue;
-            }
+            let (strict, since) = (state.order == Order::Strict, state.order_since);
             self.marks.hit("watermark checked");
+            if since > watermark {
+                self.marks.hit("watermark checked before what another order placed");
+            }
             let prefix = state.prefix.as_ref().expect("looked");
             for cell in 0..state.cells() {
                 let lba = state.lba(cell);
                 let mask = state.mask(lba);
                 // One that a crash broke off may have gone further.
                 let compare = |content: &Block| match strict {
-                    true => prefix.compare_strict(cell, content, mask),
+                    true => prefix.compare_strict(cell, content, mask, since),
+                    false if since > watermark => {
+                        prefix.compare_changed(cell, content, mask, since)
+                    }
                     false => prefix.compare(cell, content, mask),
                 };
                 compare(&state.device.read(lba)).map_err(Failure)?;

@@ -5,7 +5,8 @@
 //! - *batch*: all up to the watermark and nothing else, but for the blocks between which the engine says that the
 //!   device is exposed.
 //! - *strict*: all up to the watermark, and of what is behind it only what a bare device could hold whose power
-//!   failed: nothing that was placed behind a flush of something that is not there.
+//!   failed: nothing that was placed behind a flush of something that is not there, unless it was placed before
+//!   the order was changed.
 //! - *relaxed* promises nothing.
 
 use crate::device::Piece;
@@ -32,9 +33,8 @@ impl World {
             let engine = self.engine.as_ref().expect("there is a process");
             let Some(status) = engine.status(VolumeIndex(index as u8)) else { continue };
             let volume = &self.volumes[index];
-            let since = volume.order_since <= status.watermark;
-            let order = volume.order;
-            if order == Order::Relaxed || order == Order::Strict && !since {
+            let (order, since) = (volume.order, volume.order_since);
+            if order == Order::Relaxed {
                 continue;
             }
             let Some(mut prefix) = volume.prefix.clone() else { continue };
@@ -56,7 +56,7 @@ impl World {
                 let lba = volume.lba(cell);
                 let (content, mask) = (device.read(lba), volume.mask(lba));
                 let compared = match order {
-                    Order::Strict => prefix.compare_strict(cell, &content, mask),
+                    Order::Strict => prefix.compare_strict(cell, &content, mask, since),
                     _ if is_exposed(&status, lba) => Ok(()),
                     _ => prefix.compare(cell, &content, mask),
                 };

@@ -6,6 +6,10 @@
 //! undoes all it can. What was discarded last may hold anything, and so may a block whose newest
 //! version was damaged on the cache device. A block that the device refused may hold anything older
 //! as long as the log holds it again behind the watermark, parked or changed, and no longer.
+//!
+//! After the order was changed a batch that was begun before may be built again with an earlier end: strict ends it where
+//! the guest flushed. Until the watermark has passed what was placed before the change a sector may hold anything
+//! that was placed for it by then (`docs/faults.md`).
 
 use crate::block::{Block, Tags};
 use forebay_core::format::entry::Kind;
@@ -236,24 +240,57 @@ impl Prefix {
         }
     }
 
+    /// The same while the watermark is before `since`, where the order was changed last: a sector may hold what
+    /// was placed for it up to there as well.
+    pub fn compare_changed(
+        &self,
+        cell: usize,
+        content: &Block,
+        mask: u8,
+        since: Sequence,
+    ) -> Result<(), String> {
+        let newer = |change: &Change| change.sequence <= since;
+        self.compare(cell, content, mask)
+            .or_else(|_| self.compare_newer(cell, content, mask, newer))
+    }
+
     /// The same after the cache was lost in the middle of a batch that holds nothing of two flush epochs: a
-    /// sector may hold anything that was placed for it since, as long as all that was flushed when it was is there.
-    pub fn compare_strict(&self, cell: usize, content: &Block, mask: u8) -> Result<(), String> {
-        let state = &self.states[cell];
-        let Some(tags) = state.tags.filter(|_| state.since > state.damaged) else { return Ok(()) };
-        if state.is_excused() {
-            return Ok(());
-        }
+    /// sector may hold anything that was placed for it since, as long as all that was flushed when it was is there, or
+    /// up to `since`, where the order was changed last.
+    pub fn compare_strict(
+        &self,
+        cell: usize,
+        content: &Block,
+        mask: u8,
+        since: Sequence,
+    ) -> Result<(), String> {
         // What was damaged is never written.
         let stays = |cell: &usize, change: &Change| self.states[*cell].damaged < change.sequence;
         let missing = self.changes.iter().find(|change| {
             change.kind.is_dirty() && change.cells.iter().any(|cell| stays(cell, change))
         });
-        let allowed = |change: &&Change| {
-            missing.is_none_or(|first| change.floor < first.sequence)
-                && change.cells.contains(&cell)
+        let allowed = |change: &Change| {
+            change.sequence <= since || missing.is_none_or(|first| change.floor < first.sequence)
         };
-        let newer: Vec<&Change> = self.changes.iter().filter(allowed).collect();
+        self.compare_newer(cell, content, mask, allowed)
+    }
+
+    /// Compares a block with what it must be, or what changes of it behind the watermark that are `allowed` make of it.
+    fn compare_newer(
+        &self,
+        cell: usize,
+        content: &Block,
+        mask: u8,
+        allowed: impl Fn(&Change) -> bool,
+    ) -> Result<(), String> {
+        let state = &self.states[cell];
+        let Some(tags) = state.tags.filter(|_| state.since > state.damaged) else { return Ok(()) };
+        if state.is_excused() {
+            return Ok(());
+        }
+        let of_cell = |change: &&Change| change.cells.contains(&cell);
+        let newer: Vec<&Change> =
+            self.changes.iter().filter(of_cell).filter(|change| allowed(change)).collect();
         if newer.iter().any(|change| change.kind == Kind::Discard) {
             return Ok(());
         }
@@ -267,15 +304,17 @@ impl Prefix {
                 _ => false,
             };
             if !newer.iter().any(holds) {
-                let all = self.changes.iter().filter(|change| change.cells.contains(&cell));
+                let all = self.changes.iter().filter(of_cell);
                 let all: Vec<_> =
                     all.map(|change| (change.sequence, change.kind, change.floor)).collect();
                 return Err(format!(
-                    "strict, on the backing device all up to {:?}: sector {at} of cell {cell} is {:x} {:?}, \
-                     which came behind a flush of what is not there; {all:?}",
+                    "on the backing device all up to {:?}: sector {at} of cell {cell} is {:x} {:?}, not {:x} \
+                     (of {:?}), nor what may be there before; {all:?}",
                     self.through,
                     found[at],
                     crate::block::origin(content, at),
+                    tags[at],
+                    state.since,
                 ));
             }
         }
