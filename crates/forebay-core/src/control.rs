@@ -210,7 +210,16 @@ impl Engine {
 
     /// Changes what a lost cache leaves, from the next batch and the next write on.
     pub fn set_order(&mut self, volume: VolumeIndex, order: Order, payload: &mut impl Payload) {
-        self.volume(volume).order = order;
+        let state = self.volume(volume);
+        let (placed, built) = (state.log.placed, state.writeback.lane.is_some());
+        if let Some(exposed) = &mut state.writeback.exposed
+            && !built
+            && order != state.order
+        {
+            // What was broken off in the order before may be built again with an earlier end.
+            exposed.through = exposed.through.max(placed);
+        }
+        state.order = order;
         self.put_in_order(payload);
     }
 

@@ -37,7 +37,7 @@ fn look(world: &World) -> (Sequence, bool, bool) {
 /// the second batch is done `status` says so, whatever the order is by then.
 ///
 /// The simulator took it for a batch that lacks a block where the order was batch again when the first one was
-/// done (seed 323).
+/// done (seed 323), and `status` did not name the block where the order was changed between the opening and the batch.
 fn a_batch_ends_earlier(order_changes: impl Fn(&mut World, bool), back: bool) {
     let mut world = world_with(2, |setup| {
         (setup.config.close_after, setup.config.durable_after) = (1_000_000, 1_000_000);
@@ -88,4 +88,15 @@ fn a_batch_that_strict_ends_earlier_is_named_if_the_order_was_changed_before_the
     };
     a_batch_ends_earlier(before, false);
     a_batch_ends_earlier(before, true);
+}
+
+#[test]
+fn a_batch_that_strict_ends_earlier_is_named_if_the_order_was_changed_after_the_crash() {
+    let after = |world: &mut World, opened: bool| {
+        if opened {
+            change(world, Order::Strict);
+        }
+    };
+    a_batch_ends_earlier(after, false);
+    a_batch_ends_earlier(after, true);
 }

@@ -177,7 +177,8 @@ pub struct Exposed {
     pub end: Lba,
     /// Since then.
     pub since: Tick,
-    through: Sequence,
+    /// Until a batch ends there or behind it.
+    pub(crate) through: Sequence,
 }
 
 impl Exposed {
