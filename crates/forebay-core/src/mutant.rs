@@ -60,6 +60,7 @@ pub enum Mutant {
     OrderIgnored,
     BatchBeforeFlush,
     DirtyEntryFirst,
+    PassesUndurable,
     GrownTailKept,
     GrownBeforeEntryDurable,
     TurnIgnored,
