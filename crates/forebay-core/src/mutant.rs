@@ -61,6 +61,7 @@ pub enum Mutant {
     OrderIgnored,
     BatchBeforeFlush,
     DirtyEntryFirst,
+    PassesUndurable,
     GrownTailKept,
     GrownBeforeEntryDurable,
     TurnIgnored,

@@ -91,7 +91,8 @@ impl Engine {
         let covers = |passed: &&Passed| passed.first <= lba && lba < passed.first + passed.blocks;
         Some(Why {
             place,
-            dirty: self.version(state, lba) == Version::Dirty && place != Place::Backing,
+            dirty: matches!(self.version(state, lba), Version::Dirty { .. })
+                && place != Place::Backing,
             parked: state.parked.contains(lba),
             fill: slot.and_then(|slot| self.slots.held(slot)).is_some_and(|held| held.fill),
             voided: place == Place::Backing && kind == Some(Kind::Bypassed),

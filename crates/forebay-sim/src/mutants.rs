@@ -6,8 +6,8 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-/// Every deliberate fault, but for three of the scrub: what they break takes a story that no seed tells often
-/// enough (`tests/scrub.rs`).
+/// Every deliberate fault, but for three of the scrub and `PassesUndurable`: what they break takes a story that no seed
+/// tells often enough (`tests/scrub.rs`, `tests/around.rs`).
 pub const ALL: [Mutant; 59] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,

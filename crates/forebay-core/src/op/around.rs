@@ -14,9 +14,9 @@
 //! - **A3** A flush of the backing device that fails while such writes are not flushed is latched:
 //!   the device may have dropped them, and would answer the next flush well. They are not in the
 //!   log, so no flush of this volume is answered well until it is opened again.
-//! - **A4** Over dirty versions (relaxed) the backing device is written and flushed, then the entry is placed, then the
-//!   write is answered. A crash before that finds the dirty version, which the guest may have flushed, and writes it
-//!   back over this one; a crash after it needs nothing but the backing device.
+//! - **A4** Over dirty versions (relaxed), which are durable (Y5 of `bypass`), the backing device is written and flushed, then
+//!   the entry is placed, then the write is answered. A crash before that finds the dirty version, which the guest may
+//!   have flushed, and writes it back over this one; a crash after it needs nothing but the backing device.
 //! - **A5** What an entry voids is never written back: a batch leaves it out, whether the entry is in its range or
 //!   behind it. The watermark that passes such a version is said by a record behind the entry: where the one is
 //!   found after a crash, so is the other.

@@ -130,7 +130,7 @@ impl Engine {
         let state = self.volume_ref(volume).expect("it exists");
         let last = state.last();
         // What is lost stays so until it is written; what is dirty is being written back.
-        let stays = matches!(self.version(state, last), Version::Dirty | Version::Lost);
+        let stays = matches!(self.version(state, last), Version::Dirty { .. } | Version::Lost);
         let taken = state.is_locked(last, last + 1, OWNER) || state.locks.len() >= LOCK_COUNT_MAX;
         if self.config.mutants.is(Mutant::GrownTailKept) {
             return Growth::Ready;

@@ -11,6 +11,8 @@
 //! - **Y3** What is lost is written through the log alone: nothing may come back for it, not of the other sectors
 //!   of a block, and not if this write fails or a crash comes before it.
 //! - **Y4** What covers a block in part does not pass a dirty version of it: the rest of that is needed.
+//! - **Y5** Nor does anything pass a dirty version that is not durable: a power cut may undo that one and the entry, and
+//!   bring back a clean version below it, which the backing device does not have any more.
 
 use crate::engine::{Active, CacheHealth, Engine};
 use crate::format::entry::Kind;
@@ -74,7 +76,10 @@ pub(crate) enum Version {
     /// None that counts: a durable entry voids all.
     Void,
     Clean,
-    Dirty,
+    /// And whether a power cut finds it.
+    Dirty {
+        durable: bool,
+    },
     Lost,
 }
 
@@ -131,13 +136,16 @@ impl Engine {
 
     fn bypass_how(&self, state: &Volume, active: &Active) -> Option<How> {
         let end = active.first + active.blocks;
-        let (mut clean, mut dirty, mut none) = (false, false, false);
+        let (mut clean, mut dirty, mut none, mut unsure) = (false, false, false, false);
         for block in 0..active.blocks {
             match self.version(state, active.first + block) {
                 Version::None => none = true,
                 Version::Void => {}
                 Version::Clean => clean = true,
-                Version::Dirty => dirty = true,
+                Version::Dirty { durable } => {
+                    dirty = true;
+                    unsure |= !durable && !self.config.mutants.is(Mutant::PassesUndurable);
+                }
                 Version::Lost => return None, // Y3
             }
         }
@@ -156,7 +164,7 @@ impl Engine {
                 let whole = bytes.is_multiple_of(BLOCK_BYTES); // Y4
                 let batch = state.writeback.lane.map(|lane| &self.lanes[lane].batch);
                 let taken = batch.is_some_and(|batch| batch.overlaps(active.first, end));
-                (whole && !taken && !state.around.held).then_some(How::EntryLast)
+                (whole && !unsure && !taken && !state.around.held).then_some(How::EntryLast)
             }
         }
     }
@@ -164,11 +172,12 @@ impl Engine {
     /// The newest version of a block that the log holds.
     pub(crate) fn version(&self, state: &Volume, lba: Lba) -> Version {
         let clean_to = self.clean_to(state);
+        let dirty = |position| Version::Dirty { durable: position <= state.log.durable.position };
         if let Some(slot) = self.newest_slot(state, lba) {
             let (id, block) = self.segments.place(slot);
             let fill = self.slots.held(slot).is_some_and(|held| held.fill);
-            let clean = fill || self.segments.position(id, block) <= clean_to;
-            return if clean { Version::Clean } else { Version::Dirty };
+            let position = self.segments.position(id, block);
+            return if fill || position <= clean_to { Version::Clean } else { dirty(position) };
         }
         let Some(extent) = state.extents.get(lba) else { return Version::None };
         match extent.kind {
@@ -176,7 +185,7 @@ impl Engine {
             // One whose entry may be undone by a crash voids nothing yet.
             Kind::Bypassed if extent.position <= state.log.durable.position => Version::Void,
             _ if extent.position <= clean_to => Version::Clean,
-            _ => Version::Dirty,
+            _ => dirty(extent.position),
         }
     }
 
