@@ -61,7 +61,9 @@ pub fn bars(
     names: &[&str],
     groups: &[(String, Vec<f64>)],
 ) -> Result<(), Box<dyn Error>> {
-    let root = SVGBackend::new(path, SIZE).into_drawing_area();
+    // As wide as the names below need.
+    let size = (SIZE.0.max(100 + 120 * groups.len() as u32), SIZE.1);
+    let root = SVGBackend::new(path, size).into_drawing_area();
     root.fill(&WHITE)?;
     let top = groups.iter().flat_map(|(_, values)| values).copied().fold(0.0, f64::max) * 1.35;
     let right = groups.len() as f64;
