@@ -17,7 +17,7 @@ use forebay_core::map::extent::lost_room;
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::VolumeIndex;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::{BLOCK, Dir, Rig};
 
 const CACHE_BYTES: u64 = 64 << 20;
@@ -336,18 +336,23 @@ fn what_rots_behind_a_dead_backing_device_takes_no_segment_of_other_volumes() {
     let good = rig.add("good", Mode::WriteBack, memory());
     let span = rig.memory.span(0, 1 << 20);
     span.copy_in(&vec![7; 1 << 20]);
-    // Until a write waits, and not for a buffer.
-    let mut offset = 0;
-    let is_full = |rig: &Rig| {
+    // Until a write waits, neither for a buffer nor for its delay, which is over after a tenth of a second.
+    let waits = |rig: &Rig| {
         let state = rig.shard.engine().status(bad).unwrap();
         state.waiting > 0 && !state.undurable
     };
-    while !is_full(&rig) {
+    let (mut offset, mut is_full) = (0, false);
+    while !is_full {
         rig.shard.submit(bad, WRITE, offset, 1 << 20, Some(span), offset).unwrap();
         offset += 1 << 20;
-        let mut answered = false;
-        while !answered && !is_full(&rig) {
+        let (mut answered, mut since, mut turns) = (false, Instant::now(), 0);
+        while !answered && !is_full {
             rig.turn(Duration::from_millis(10), |_| answered = true);
+            turns += 1;
+            if !waits(&rig) {
+                (since, turns) = (Instant::now(), 0);
+            }
+            is_full = turns > 20 && since.elapsed() > Duration::from_millis(500);
         }
     }
     let (free, _) = rig.shard.engine().free_segments();
