@@ -54,8 +54,10 @@ fn on_a_terminal_one_line_is_rewritten_and_an_interrupt_ends_nothing_else() {
     let drain = scratch.drain_command();
     let words: Vec<_> = std::iter::once(drain.get_program()).chain(drain.get_args()).collect();
     let line: Vec<String> = words.iter().map(|it| format!("'{}'", it.display())).collect();
-    // `exec`: the process on the terminal is the drain itself.
-    let line = format!("echo $$ >'{}'; exec {}", scratch.path("pid").display(), line.join(" "));
+    // `exec`: the process on the terminal is the drain itself. Who runs the tests in the background of a shell without
+    // job control has them ignore interrupts.
+    let exec = "exec env --default-signal=INT";
+    let line = format!("echo $$ >'{}'; {exec} {}", scratch.path("pid").display(), line.join(" "));
     let mut script = Command::new("script");
     script.args(["-qefc", &line, "/dev/null"]).stdin(Stdio::null());
     let mut script = script.stdout(File::create(&seen).unwrap()).spawn().unwrap();
