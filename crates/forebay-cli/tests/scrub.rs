@@ -138,7 +138,7 @@ fn ending_the_watcher_ends_nothing_and_stop_does() {
     let running = || status(&it.place)["cache"]["scrub"]["state"] == "running";
     let first = watch();
     wait_for("the scrub", running);
-    signal(first.id(), "INT");
+    signal(first.id(), "TERM");
     assert!(first.wait_with_output().unwrap().status.code() != Some(0));
     assert!(running(), "it goes on");
     scrub(&it.place, &["v"]).refused(1, "a scrub of something else is running");
