@@ -27,7 +27,7 @@
 
 use crate::engine::Engine;
 use crate::policy::writeback::{Cursor, Stage};
-use crate::units::{Tick, VolumeIndex};
+use crate::units::{Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
 
 /// d₀, in tenths.
@@ -52,6 +52,8 @@ pub(crate) struct Delay {
     paid: u64,
     /// When it will be.
     next: Tick,
+    /// What was placed when the delay was looked at last.
+    seen: Sequence,
     holding: bool,
     /// A write waited then.
     held: Tick,
@@ -116,7 +118,12 @@ impl Engine {
     /// What a block of log costs now.
     #[inline]
     pub(crate) fn delay_settle(&mut self, volume: VolumeIndex) {
-        let state = self.volume_ref(volume).expect("it exists");
+        let state = self.volume(volume);
+        let placed = core::mem::replace(&mut state.delay.seen, state.log.placed);
+        // Reads change nothing of it.
+        if state.delay.gap == 0 && placed == state.log.placed && state.writes.is_empty() {
+            return;
+        }
         if state.log.is_dirty() {
             let gap = self.delay_gap(volume);
             let now = self.now;
