@@ -40,7 +40,7 @@ use crate::map::index::{MAP_WORDS, PACKED_WORDS_MAX};
 use crate::memory::vec_bytes;
 use crate::mutant::{Mutant, Mutants};
 use crate::payload::{Payload, Place};
-use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Sequence, VolumeIndex};
+use crate::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Sequence, VolumeIndex};
 use crate::volume::{PendingExtent, Volume};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -359,7 +359,8 @@ impl Engine {
         true
     }
 
-    fn capture_volume(&self, volume: &Volume, stream: &mut Vec<u8>) {
+    /// A volume, as [`super::image::Stream::volume`] reads it.
+    pub(crate) fn capture_volume(&self, volume: &Volume, stream: &mut Vec<u8>) {
         let log = &volume.log;
         let (used, ordinal) = match log.last {
             Link::NONE => (0, 0),
@@ -560,18 +561,23 @@ impl Engine {
     fn fill_segments(&self, page: u32, content: &mut [u8]) {
         let first = page * PAGE_SEGMENTS as u32;
         let end = self.segments.count().min(first + PAGE_SEGMENTS as u32);
-        let ids = (first..end).map(crate::units::SegmentId);
+        let ids = (first..end).map(SegmentId);
         for (bytes, id) in content.chunks_exact_mut(SEGMENT_BYTES).zip(ids) {
-            let segment = self.segments.get(id);
-            let alive = matches!(segment.state, State::Open | State::Sealed);
-            bytes[0] = u8::from(alive);
-            bytes[1] = segment.volume.0;
-            bytes[2..4].copy_from_slice(&segment.used.to_le_bytes());
-            bytes[8..16].copy_from_slice(&segment.sequence.to_le_bytes());
-            bytes[16..24].copy_from_slice(&segment.ordinal.0.to_le_bytes());
-            bytes[24..32].copy_from_slice(&segment.first_sequence.0.to_le_bytes());
-            bytes[32..40].copy_from_slice(&segment.last_sequence.0.to_le_bytes());
+            self.fill_segment(id, bytes);
         }
+    }
+
+    /// A segment, as [`super::image::row`] reads it.
+    pub(crate) fn fill_segment(&self, id: SegmentId, bytes: &mut [u8]) {
+        let segment = self.segments.get(id);
+        let alive = matches!(segment.state, State::Open | State::Sealed);
+        bytes[0] = u8::from(alive);
+        bytes[1] = segment.volume.0;
+        bytes[2..4].copy_from_slice(&segment.used.to_le_bytes());
+        bytes[8..16].copy_from_slice(&segment.sequence.to_le_bytes());
+        bytes[16..24].copy_from_slice(&segment.ordinal.0.to_le_bytes());
+        bytes[24..32].copy_from_slice(&segment.first_sequence.0.to_le_bytes());
+        bytes[32..40].copy_from_slice(&segment.last_sequence.0.to_le_bytes());
     }
 
     pub(crate) fn checkpoint_written(&mut self, result: Result<(), Fault>) {

@@ -27,28 +27,25 @@
 
 use crate::engine::{CacheHealth, Engine};
 use crate::format::bytes::crc32c;
-use crate::format::checkpoint::Written;
-use crate::format::entry::Kind;
-use crate::format::record::Link;
+use crate::format::checkpoint::{SEGMENT_BYTES, Written};
 use crate::format::superblock::{Head, SUPERBLOCK_SIZE, Superblock};
 use crate::limits::{RECORD_ITEMS_MAX, VOLUME_COUNT_MAX};
-use crate::log::image::{self, ImageVolume, Row};
+use crate::log::image::{self, ImageVolume, Row, Stream};
 use crate::log::recovery::{Recovered, RecoveredVolume, SEGMENT_SEQUENCE_GAP, SEQUENCE_GAP};
 use crate::log::segment::{Segments, State};
-use crate::map::extent::{Extent, Position};
 use crate::map::index::Index;
 use crate::map::slots::{ROW_BYTES, Slots};
 use crate::mutant::{Mutant, Mutants};
 use crate::payload::Payload;
 use crate::policy::writeback::Cursor;
-use crate::units::{Lba, Ordinal, SegmentId, Sequence, VolumeIndex};
-use crate::volume::{PendingExtent, Volume};
+use crate::units::{Ordinal, SegmentId, Sequence};
+use crate::volume::Volume;
 use alloc::vec::Vec;
 
 /// How tables and message are laid out, what a cell's place means included. Whoever changes any of it
 /// changes this number: two programs that have it alike may hand over to each other. (A test compares
 /// what a table looks like with what it did.)
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 /// `FBHANDED`, as a little-endian number.
 const MAGIC: u64 = u64::from_le_bytes(*b"FBHANDED");
 
@@ -114,45 +111,61 @@ impl Engine {
         assert!(self.may_hand_over(), "something is under way"); // N2
         let mut superblock = superblock.clone();
         self.note_heads(&mut superblock);
-        let mut out = Out(Vec::new());
-        out.put(MAGIC);
-        out.put(LAYOUT.into());
-        out.0.extend_from_slice(&superblock.encode(0));
-        out.put(self.segment_sequence);
-        out.put(self.index.len());
+        let mut out = Vec::new();
+        put(&mut out, MAGIC);
+        put(&mut out, LAYOUT.into());
+        out.extend_from_slice(&superblock.encode(0));
+        put(&mut out, self.segment_sequence);
+        put(&mut out, self.index.len());
         let overflow = self.index.overflow();
-        out.put(overflow.len() as u64);
+        put(&mut out, overflow.len() as u64);
         for (key, slot) in overflow {
-            out.put(*key);
-            out.put(u64::from(*slot));
+            put(&mut out, *key);
+            put(&mut out, u64::from(*slot));
         }
         let forgotten = self.config.mutants.is(Mutant::HandOverRunChangeForgotten);
         for (run, written) in (0..).zip(self.checkpoint.named()) {
-            out.put(written.raw());
+            put(&mut out, written.raw());
             // One that was copied for a checkpoint which was given up counts as well.
             let changed = self.slots.has_changed(run) || self.checkpoint.was_copied(run);
-            out.put(u64::from(changed && !forgotten)); // N3
+            put(&mut out, u64::from(changed && !forgotten)); // N3
         }
         let ids = || (0..self.segments.count()).map(SegmentId);
         let alive = |id: &SegmentId| self.segments.get(*id).state == State::Sealed;
-        out.put(ids().filter(alive).count() as u64);
+        put(&mut out, ids().filter(alive).count() as u64);
         for id in ids().filter(alive) {
-            let segment = self.segments.get(id);
-            out.put(id.0.into());
-            out.put(u64::from(segment.volume.0) << 16 | u64::from(segment.used));
-            out.put(segment.sequence);
-            out.put(segment.ordinal.0);
-            out.put(segment.first_sequence.0);
-            out.put(segment.last_sequence.0);
+            put(&mut out, id.0.into());
+            let mut row = [0; SEGMENT_BYTES];
+            self.fill_segment(id, &mut row);
+            out.extend_from_slice(&row);
         }
-        out.put(self.segments.free().len() as u64);
-        self.segments.free().iter().for_each(|id| out.put(id.0.into()));
-        out.put(self.all_volumes().count() as u64);
-        self.all_volumes().for_each(|volume| out.volume(volume, &self.segments));
-        let checksum = crc32c(&out.0);
-        out.put(checksum.into());
-        out.0
+        put(&mut out, self.segments.free().len() as u64);
+        self.segments.free().iter().for_each(|id| put(&mut out, id.0.into()));
+        put(&mut out, self.all_volumes().count() as u64);
+        self.all_volumes().for_each(|volume| self.hand_over_volume(volume, &mut out));
+        let checksum = crc32c(&out);
+        put(&mut out, checksum.into());
+        out
     }
+
+    /// As a checkpoint captures it, and what an opening finds out.
+    fn hand_over_volume(&self, volume: &Volume, out: &mut Vec<u8>) {
+        self.capture_volume(volume, out);
+        let log = &volume.log;
+        let items = log.previous_items.as_slice();
+        put(out, items.len() as u64);
+        items.iter().for_each(|item| put(out, *item));
+        put(out, log.dirty_blocks);
+        let cursor = volume.writeback.cursor;
+        put(out, cursor.segment.map_or(u64::MAX, |id| id.0.into()));
+        put(out, cursor.block.into());
+        put(out, volume.unnamed_lost.map_or(u64::MAX, |ordinal| ordinal.0));
+        put(out, volume.frozen.into());
+    }
+}
+
+fn put(out: &mut Vec<u8>, value: u64) {
+    out.extend_from_slice(&value.to_le_bytes());
 }
 
 /// What was handed over, if it fits what the cache device says (N1): the superblock as the process
@@ -168,11 +181,11 @@ pub fn take_over(
     if u64::from_le_bytes(*checksum) != u64::from(crc32c(all)) {
         return None;
     }
-    let mut from = In(all);
-    if from.take()? != MAGIC || from.take()? != u64::from(LAYOUT) {
+    let mut from = Stream { bytes: all };
+    if from.u64()? != MAGIC || from.u64()? != u64::from(LAYOUT) {
         return None;
     }
-    let mut bytes = from.bytes(SUPERBLOCK_SIZE)?.to_vec();
+    let mut bytes = from.take::<SUPERBLOCK_SIZE>()?;
     let superblock = Superblock::decode(&mut bytes, 0).ok()?;
     let same = |one: &Superblock| {
         let geometry = (one.segment_count, one.segment_bytes, one.first_segment, one.size_bytes);
@@ -182,9 +195,9 @@ pub fn take_over(
     if same(&superblock) != same(on_device) || superblock.clean {
         return None;
     }
-    let segment_sequence = from.take()?;
-    let used = from.take()?;
-    let overflow = from.list(|from| Some((from.take()?, from.narrow()?)))?;
+    let segment_sequence = from.u64()?;
+    let used = from.u64()?;
+    let overflow = list(&mut from, |from| Some((from.u64()?, from.narrow()?)))?;
     let index = Index::taken(
         image::slot_count(&superblock),
         superblock.key,
@@ -195,14 +208,17 @@ pub fn take_over(
     let mut slots = Slots::taken(image::slot_count(&superblock), tables.rows)?;
     let mut slot_runs = Vec::with_capacity(slots.run_count() as usize);
     for run in 0..slots.run_count() {
-        slot_runs.push(Written::from_raw(from.take()?));
-        slots.note_changed(run, from.take()? != 0); // N3
+        slot_runs.push(Written::from_raw(from.u64()?));
+        slots.note_changed(run, from.u64()? != 0); // N3
     }
-    let mut rows = from.list(In::row)?;
-    let free = from.list(|from| from.narrow().map(SegmentId))?;
-    let volumes = from.list(In::volume)?;
+    let mut rows = list(&mut from, |from| {
+        let id = SegmentId(from.narrow()?);
+        image::row(id, &from.take()?)
+    })?;
+    let free = list(&mut from, |from| from.narrow().map(SegmentId))?;
+    let volumes = list(&mut from, handed)?;
     let count = superblock.segment_count;
-    if !from.0.is_empty()
+    if !from.bytes.is_empty()
         || rows.iter().any(|row| row.id.0 >= count || !row.is_sound(&superblock))
         || free.iter().any(|id| id.0 >= count)
         || !volumes.iter().all(|volume| volume.image.is_sound(&superblock))
@@ -305,172 +321,35 @@ impl Handed {
     }
 }
 
-/// Numbers, one after the other.
-struct Out(Vec<u8>);
-
-impl Out {
-    fn put(&mut self, value: u64) {
-        self.0.extend_from_slice(&value.to_le_bytes());
+/// Its length, then so many.
+fn list<T>(from: &mut Stream<'_>, item: impl Fn(&mut Stream<'_>) -> Option<T>) -> Option<Vec<T>> {
+    let count = from.u64()?;
+    // Each takes a number at least.
+    if count > (from.bytes.len() / 8) as u64 {
+        return None;
     }
-
-    fn volume(&mut self, volume: &Volume, segments: &Segments) {
-        let log = &volume.log;
-        self.put(u64::from(volume.index.0));
-        self.put(u64::from(volume.attach_generation));
-        self.put(log.last.sequence.0);
-        self.put(u64::from(log.last.checksum));
-        self.put(u64::from(log.last.segment.0));
-        self.put(u64::from(log.last.block));
-        let (used, ordinal) = match log.last {
-            Link::NONE => (0, 0),
-            last => {
-                let segment = segments.get(last.segment);
-                (segment.used, segment.ordinal.0)
-            }
-        };
-        self.put(log.closed.0);
-        self.put(used.into());
-        self.put(ordinal);
-        self.put(log.next_sequence.0);
-        self.put(log.watermark.0);
-        self.put(log.tail.0);
-        self.put(log.flush_epoch);
-        self.put(log.backing_as_of);
-        self.put(log.dirtied.0);
-        self.put(volume.extents.len() as u64);
-        for extent in volume.extents.iter() {
-            self.put(extent.start.0);
-            self.put(extent.end.0);
-            self.put(extent.position.raw());
-            self.put(u64::from(extent.kind as u8) << 1 | u64::from(extent.long));
-        }
-        self.put(volume.pending_extents.len() as u64);
-        for pending in &volume.pending_extents {
-            self.put(pending.sequence.0);
-            self.put(pending.position.raw());
-            self.put(u64::from(pending.kind as u8));
-            self.put(pending.lba.0);
-            self.put(pending.count.into());
-        }
-        let items = log.previous_items.as_slice();
-        self.put(items.len() as u64);
-        items.iter().for_each(|item| self.put(*item));
-        self.put(log.dirty_blocks);
-        let cursor = volume.writeback.cursor;
-        self.put(cursor.segment.map_or(u64::MAX, |id| id.0.into()));
-        self.put(cursor.block.into());
-        self.put(volume.unnamed_lost.map_or(u64::MAX, |ordinal| ordinal.0));
-        self.put(volume.frozen.into());
-    }
+    (0..count).map(|_| item(from)).collect()
 }
 
-/// The same, taken off from the front.
-struct In<'a>(&'a [u8]);
-
-impl<'a> In<'a> {
-    fn bytes(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (first, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(first)
-    }
-
-    fn take(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(*self.bytes(8)?.first_chunk()?))
-    }
-
-    fn narrow(&mut self) -> Option<u32> {
-        u32::try_from(self.take()?).ok()
-    }
-
-    /// Its length, then so many.
-    fn list<T>(&mut self, item: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
-        let count = self.take()?;
-        // Each takes a number at least.
-        if count > (self.0.len() / 8) as u64 {
-            return None;
-        }
-        (0..count).map(|_| item(self)).collect()
-    }
-
-    fn row(&mut self) -> Option<Row> {
-        let id = SegmentId(self.narrow()?);
-        let both = self.narrow()?;
-        Some(Row {
-            id,
-            volume: VolumeIndex(u8::try_from(both >> 16).ok()?),
-            used: both as u16,
-            sequence: self.take()?,
-            ordinal: Ordinal(self.take()?),
-            first_sequence: Sequence(self.take()?),
-            last_sequence: Sequence(self.take()?),
-        })
-    }
-
-    fn volume(&mut self) -> Option<Handed> {
-        let index = VolumeIndex(u8::try_from(self.take()?).ok()?);
-        let attach_generation = self.narrow()?;
-        let link = Link {
-            sequence: Sequence(self.take()?),
-            checksum: self.narrow()?,
-            segment: SegmentId(self.narrow()?),
-            block: u16::try_from(self.take()?).ok()?,
-        };
-        let through = Sequence(self.take()?);
-        let used = u16::try_from(self.take()?).ok()?;
-        let ordinal = Ordinal(self.take()?);
-        let start = match link {
-            Link::NONE => Head::NONE,
-            link => Head { link, through, used, ordinal },
-        };
-        let image = ImageVolume {
-            index,
-            attach_generation,
-            start,
-            next_sequence: Sequence(self.take()?),
-            watermark: Sequence(self.take()?),
-            tail: Ordinal(self.take()?),
-            flush_epoch: self.take()?,
-            backing_as_of: self.take()?,
-            dirtied: Sequence(self.take()?),
-            extents: self.list(In::extent)?,
-            pending: self.list(In::pending)?,
-        };
-        let items = self.list(In::take)?;
-        let dirty_blocks = self.take()?;
-        let segment = match self.take()? {
-            u64::MAX => None,
-            id => Some(SegmentId(u32::try_from(id).ok()?)),
-        };
-        let cursor = Cursor { segment, block: u16::try_from(self.take()?).ok()? };
-        let unnamed_lost = Some(self.take()?).filter(|it| *it != u64::MAX).map(Ordinal);
-        let frozen = self.take()? != 0;
-        Some(Handed { image, items, dirty_blocks, cursor, unnamed_lost, frozen })
-    }
-
-    fn extent(&mut self) -> Option<Extent> {
-        let (start, end) = (Lba(self.take()?), Lba(self.take()?));
-        let position = Position::from_raw(self.take()?);
-        let raw = self.take()?;
-        let kind = Kind::decode(u8::try_from(raw >> 1).ok()?)?;
-        Some(Extent { start, end, position, kind, long: raw & 1 == 1 })
-    }
-
-    fn pending(&mut self) -> Option<PendingExtent> {
-        Some(PendingExtent {
-            sequence: Sequence(self.take()?),
-            position: Position::from_raw(self.take()?),
-            kind: Kind::decode(u8::try_from(self.take()?).ok()?)?,
-            lba: Lba(self.take()?),
-            count: self.narrow()?,
-        })
-    }
+fn handed(from: &mut Stream<'_>) -> Option<Handed> {
+    let image = from.volume()?;
+    let items = list(from, |from| from.u64())?;
+    let dirty_blocks = from.u64()?;
+    let segment = match from.u64()? {
+        u64::MAX => None,
+        id => Some(SegmentId(u32::try_from(id).ok()?)),
+    };
+    let cursor = Cursor { segment, block: from.narrow()? };
+    let unnamed_lost = Some(from.u64()?).filter(|it| *it != u64::MAX).map(Ordinal);
+    let frozen = from.u64()? != 0;
+    Some(Handed { image, items, dirty_blocks, cursor, unnamed_lost, frozen })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::map::slots::Held;
-    use crate::units::Slot;
+    use crate::units::{Lba, Slot, VolumeIndex};
 
     /// A program that takes this for its own must find each key where this one has put it. If this
     /// fails, [`LAYOUT`] is to be another number, and then the numbers here.
@@ -489,6 +368,6 @@ mod tests {
         let cells: Vec<u8> = index.cells().iter().flat_map(|cell| cell.to_le_bytes()).collect();
         let rows = slots.all().as_flattened();
         let told = (LAYOUT, SUPERBLOCK_SIZE, crc32c(&cells), crc32c(rows));
-        assert_eq!(told, (1, 65536, 2_097_298_583, 1_599_943_976));
+        assert_eq!(told, (2, 65536, 2_097_298_583, 1_599_943_976));
     }
 }

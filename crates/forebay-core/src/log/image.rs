@@ -121,7 +121,7 @@ pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> O
     for page in 0..layout.segment_pages {
         let first = page * PAGE_SEGMENTS as u32;
         let bytes = pages.page(number)?;
-        let raws = bytes[PAGE_HEAD..].chunks_exact(SEGMENT_BYTES).take(PAGE_SEGMENTS);
+        let raws = bytes[PAGE_HEAD..].as_chunks::<SEGMENT_BYTES>().0.iter().take(PAGE_SEGMENTS);
         let ids = (first..superblock.segment_count).map(SegmentId);
         for row in ids.zip(raws).filter_map(|(id, raw)| row(id, raw)) {
             if !row.is_sound(superblock) {
@@ -284,7 +284,8 @@ fn open(
     checkpoint::open(bytes, &superblock.identity(), address, by.sequence(), page).ok()
 }
 
-fn row(id: SegmentId, raw: &[u8]) -> Option<Row> {
+/// A segment that was in a log, as [`Engine::fill_segment`](crate::engine::Engine::fill_segment) wrote it.
+pub(crate) fn row(id: SegmentId, raw: &[u8; SEGMENT_BYTES]) -> Option<Row> {
     (raw[0] == 1).then(|| Row {
         id,
         volume: VolumeIndex(raw[1]),
@@ -350,22 +351,22 @@ impl<'a, R: CacheReader> Pages<'a, R> {
 }
 
 /// What was captured, taken off from the front.
-struct Stream<'a> {
-    bytes: &'a [u8],
+pub(crate) struct Stream<'a> {
+    pub(crate) bytes: &'a [u8],
 }
 
 impl Stream<'_> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+    pub(crate) fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (first, rest) = self.bytes.split_first_chunk::<N>()?;
         self.bytes = rest;
         Some(*first)
     }
 
-    fn u32(&mut self) -> Option<u32> {
+    pub(crate) fn u32(&mut self) -> Option<u32> {
         self.take().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Option<u64> {
+    pub(crate) fn u64(&mut self) -> Option<u64> {
         self.take().map(u64::from_le_bytes)
     }
 
@@ -373,17 +374,23 @@ impl Stream<'_> {
         Kind::decode(self.take::<1>()?[0])
     }
 
-    fn volume(&mut self) -> Option<ImageVolume> {
-        let index = VolumeIndex(u8::try_from(self.u64()?).ok()?);
-        let attach_generation = u32::try_from(self.u64()?).ok()?;
+    /// A number that takes more room than it needs.
+    pub(crate) fn narrow<T: TryFrom<u64>>(&mut self) -> Option<T> {
+        self.u64()?.try_into().ok()
+    }
+
+    /// A volume, as [`Engine::capture_volume`](crate::engine::Engine::capture_volume) wrote it.
+    pub(crate) fn volume(&mut self) -> Option<ImageVolume> {
+        let index = VolumeIndex(self.narrow()?);
+        let attach_generation = self.narrow()?;
         let link = Link {
             sequence: Sequence(self.u64()?),
-            checksum: self.u64()? as u32,
-            segment: SegmentId(self.u64()? as u32),
-            block: self.u64()? as u16,
+            checksum: self.narrow()?,
+            segment: SegmentId(self.narrow()?),
+            block: self.narrow()?,
         };
         let through = Sequence(self.u64()?);
-        let used = self.u64()? as u16;
+        let used = self.narrow()?;
         let ordinal = Ordinal(self.u64()?);
         let start = match link {
             Link::NONE => superblock::Head::NONE,
