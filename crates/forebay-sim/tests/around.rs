@@ -3,12 +3,12 @@
 
 mod support;
 
-use forebay_core::format::superblock::{Mode, Order};
+use forebay_core::format::superblock::Order;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
-use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_core::units::VolumeIndex;
 use forebay_sim::block::Block;
-use support::{ask, place, power_cut, settle, world_with};
+use support::{ask, drain, place, power_cut, read, settle, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = 7;
@@ -23,14 +23,7 @@ fn passed_over(mutants: Mutants) -> Result<(), String> {
     });
     ask(&mut world, 0, Op::Write { fua: true }, BLOCK, 1);
     settle(&mut world);
-    world.engine.as_mut().expect("there is a process").drain(VOLUME, &mut world.memory);
-    world.drain_effects().expect("it goes on");
-    while !world.engine.as_ref().expect("there is a process").is_clean(VOLUME) {
-        assert!(world.step().expect("it goes on"));
-    }
-    let engine = world.engine.as_mut().expect("there is a process");
-    engine.set_mode(VOLUME, Mode::WriteBack, &mut world.memory);
-    world.drain_effects().expect("it goes on");
+    drain(&mut world);
     ask(&mut world, 0, Op::Write { fua: false }, BLOCK, 1);
     settle(&mut world);
     world.volumes[0].bypasses();
@@ -42,11 +35,7 @@ fn passed_over(mutants: Mutants) -> Result<(), String> {
     settle(&mut world);
     let at = place(&world, BLOCK);
     world.cache.rot(at, Block::zero());
-    world.ask(0, Op::Read, BLOCK * BLOCK_BYTES, BLOCK_BYTES).map_err(|failure| failure.0)?;
-    while !world.asked.is_empty() {
-        world.step().map_err(|failure| failure.0)?;
-    }
-    Ok(())
+    read(&mut world, BLOCK)
 }
 
 /// Found by seed 958, before other things changed what it does.

@@ -3,15 +3,14 @@
 
 mod support;
 
-use forebay_core::format::superblock::Mode;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::policy::scrub::{Outcome, Report};
 use forebay_core::request::Op;
-use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_core::units::VolumeIndex;
 use forebay_sim::block::Block;
 use forebay_sim::world::World;
 use std::rc::Rc;
-use support::{ask, headers, place, power_cut, settle, written};
+use support::{ask, drain, headers, place, power_cut, read, settle, written};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 
@@ -44,18 +43,6 @@ fn read_all(world: &mut World) {
         ask(world, 0, Op::Read, block, 1);
         settle(world);
     }
-}
-
-fn drain(world: &mut World) {
-    let engine = world.engine.as_mut().expect("there is a process");
-    engine.drain(VOLUME, &mut world.memory);
-    world.drain_effects().expect("it goes on");
-    while !world.engine.as_ref().expect("there is a process").is_clean(VOLUME) {
-        assert!(world.step().expect("it goes on"));
-    }
-    let engine = world.engine.as_mut().expect("there is a process");
-    engine.set_mode(VOLUME, Mode::WriteBack, &mut world.memory);
-    world.drain_effects().expect("it goes on");
 }
 
 #[test]
@@ -105,16 +92,17 @@ fn a_bad_dirty_block_is_lost_and_named_before_anybody_reads_it() {
     read_all(&mut world);
 }
 
-/// A log whose backing device takes nothing, so that nothing of it can be written back.
-/// The header of one record rots, a scrub comes by, the header of the next one rots, the power fails.
-/// Says whether the volume is frozen.
-fn two_in_a_row(mutants: Mutants) -> bool {
+/// A log whose backing device takes nothing, so that nothing of it can be written back. The header of one record
+/// rots, a scrub comes by, the header of `another` one rots, the power fails. Says whether the volume is frozen.
+fn rotten(mutants: Mutants, one: u64, another: Option<u64>) -> bool {
     let mut world = written(mutants, 20);
     world.volumes[0].device.failed = true;
-    rot_header(&mut world, 8);
+    rot_header(&mut world, one);
     let report = scrub(&mut world);
     assert_eq!(report.bad_headers, 1);
-    rot_header(&mut world, 9);
+    if let Some(another) = another {
+        rot_header(&mut world, another);
+    }
     power_cut(&mut world);
     world.volumes[0].device.failed = false;
     let frozen = world.engine.as_ref().expect("there is a process").is_frozen(VOLUME);
@@ -129,31 +117,19 @@ fn two_in_a_row(mutants: Mutants) -> bool {
 /// puts all of it into a checkpoint, and nobody has to know what either of them said.
 #[test]
 fn a_header_that_rots_beside_one_that_was_scrubbed_freezes_nothing() {
-    assert!(!two_in_a_row(Mutants::default()));
-    assert!(two_in_a_row(Mutants::with(Mutant::ScrubSavesNothing)), "else this shows nothing");
-}
-
-/// The header of the log's last record rots, and nothing is written any more.
-fn last_of_all(mutants: Mutants) -> bool {
-    let mut world = written(mutants, 20);
-    world.volumes[0].device.failed = true;
-    rot_header(&mut world, 19);
-    assert_eq!(scrub(&mut world).bad_headers, 1);
-    power_cut(&mut world);
-    world.volumes[0].device.failed = false;
-    let frozen = world.engine.as_ref().expect("there is a process").is_frozen(VOLUME);
-    if !frozen {
-        read_all(&mut world);
-    }
-    frozen
+    assert!(!rotten(Mutants::default(), 8, Some(9)));
+    assert!(
+        rotten(Mutants::with(Mutant::ScrubSavesNothing), 8, Some(9)),
+        "else this shows nothing"
+    );
 }
 
 /// No later header says what the last one held, and who opens from a checkpoint reads the last header before
 /// it: so a record is written behind the bad one before the checkpoint begins.
 #[test]
 fn a_checkpoint_that_saves_the_last_header_begins_behind_another() {
-    assert!(!last_of_all(Mutants::default()));
-    assert!(last_of_all(Mutants::with(Mutant::ScrubSavesTooEarly)), "else this shows nothing");
+    assert!(!rotten(Mutants::default(), 19, None));
+    assert!(rotten(Mutants::with(Mutant::ScrubSavesTooEarly), 19, None), "else this shows nothing");
 }
 
 /// What a bad header held is on the backing device soon, even where nothing else asks for write-back.
@@ -196,11 +172,7 @@ fn overwritten_meanwhile(mutants: Mutants) -> Result<(), String> {
     while report(&world).outcome == Outcome::Running {
         assert!(world.step().expect("it goes on"));
     }
-    world.ask(0, Op::Read, 7 * BLOCK_BYTES, BLOCK_BYTES).map_err(|failure| failure.0)?;
-    while !world.asked.is_empty() {
-        world.step().map_err(|failure| failure.0)?;
-    }
-    Ok(())
+    read(&mut world, 7)
 }
 
 #[test]

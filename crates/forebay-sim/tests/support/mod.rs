@@ -7,7 +7,7 @@
 use forebay_core::format::superblock::Mode;
 use forebay_core::mutant::Mutants;
 use forebay_core::request::Op;
-use forebay_core::units::BLOCK_BYTES;
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use forebay_sim::block::origin;
 use forebay_sim::exhaustive::{Scope, setup};
 use forebay_sim::fate::{Choices, Fate};
@@ -41,6 +41,28 @@ pub fn settle(world: &mut World) {
     while !world.asked.is_empty() {
         assert!(world.step().expect("it goes on"));
     }
+}
+
+/// Reads a block of the first volume; what it says is compared with the model, and this is what came of it.
+pub fn read(world: &mut World, block: u64) -> Result<(), String> {
+    world.ask(0, Op::Read, block * BLOCK_BYTES, BLOCK_BYTES).map_err(|failure| failure.0)?;
+    while !world.asked.is_empty() {
+        world.step().map_err(|failure| failure.0)?;
+    }
+    Ok(())
+}
+
+/// All of the first volume is written back; what comes now is cached again.
+pub fn drain(world: &mut World) {
+    let volume = VolumeIndex(0);
+    world.engine.as_mut().expect("there is a process").drain(volume, &mut world.memory);
+    world.drain_effects().expect("it goes on");
+    while !world.engine.as_ref().expect("there is a process").is_clean(volume) {
+        assert!(world.step().expect("it goes on"));
+    }
+    let engine = world.engine.as_mut().expect("there is a process");
+    engine.set_mode(volume, Mode::WriteBack, &mut world.memory);
+    world.drain_effects().expect("it goes on");
 }
 
 /// Blocks of the cache device with a record's header.
