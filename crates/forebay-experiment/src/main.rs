@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Prints tables: `forebay-experiment [cliff|drained|fair|misses|quiet|records|shares]... [--plots=FOLDER] [--seconds=N]`, all
-//! without a name, and draws the pictures that belong to them. The cliff takes an hour of virtual time, or so many seconds.
+//! Prints tables, and draws the pictures that belong to them.
 
+use clap::{Parser, ValueEnum};
 use forebay_core::format::superblock::Order;
 use forebay_disk::Model;
 use forebay_disk::model::{BARRACUDA_7200_12, NVME, SSD_840PRO, ST3500641AS};
@@ -11,10 +11,40 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-const NAMES: [&str; 7] = ["cliff", "drained", "fair", "misses", "quiet", "records", "shares"];
+/// What forebay does for a modelled disk, in virtual time: the digits are the same on every machine.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Which tables; all without a name
+    tables: Vec<Table>,
+    /// Draw the pictures that belong to them into this folder
+    #[arg(long, value_name = "FOLDER")]
+    plots: Option<PathBuf>,
+    /// Virtual time that the cliff takes
+    #[arg(long, default_value_t = cliff::HOUR)]
+    seconds: usize,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Table {
+    /// Random writes for long, faster than the disk takes them
+    Cliff,
+    /// Random writes that are drained, sorted
+    Drained,
+    /// Readers against writers
+    Fair,
+    /// Misses of the read cache beside LRU, FIFO and S3-FIFO (FOREBAY_TRACE names a trace of a disk)
+    Misses,
+    /// What guests notice of work in the background
+    Quiet,
+    /// IOzone's tests
+    Records,
+    /// Weights and targets of volumes
+    Shares,
+}
 
 fn main() -> ExitCode {
-    match print() {
+    match print(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -23,27 +53,18 @@ fn main() -> ExitCode {
     }
 }
 
-fn print() -> Result<(), Box<dyn Error>> {
-    let mut wanted: Vec<String> = std::env::args().skip(1).collect();
-    let plots = wanted.iter().find_map(|it| it.strip_prefix("--plots=").map(PathBuf::from));
-    let seconds = wanted.iter().find_map(|it| it.strip_prefix("--seconds=")).map(str::parse);
-    let seconds = seconds.transpose()?.unwrap_or(cliff::HOUR);
-    wanted.retain(|name| !name.starts_with("--"));
-    if let Some(unknown) = wanted.iter().find(|name| !NAMES.contains(&name.as_str())) {
-        return Err(format!("{unknown}: known experiments are {}", NAMES.join(", ")).into());
-    }
-    if wanted.is_empty() {
-        wanted = NAMES.map(String::from).to_vec();
-    }
-    for name in wanted {
-        match name.as_str() {
-            "cliff" => print_cliff(plots.as_deref(), seconds)?,
-            "drained" => print_drained(),
-            "fair" => print_fair(plots.as_deref())?,
-            "misses" => print_misses()?,
-            "quiet" => print_quiet(),
-            "records" => print_records(),
-            _ => print_shares(),
+fn print(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let Arguments { tables, plots, seconds } = arguments;
+    let tables = if tables.is_empty() { Table::value_variants() } else { tables };
+    for table in tables {
+        match table {
+            Table::Cliff => print_cliff(plots.as_deref(), *seconds)?,
+            Table::Drained => print_drained(),
+            Table::Fair => print_fair(plots.as_deref())?,
+            Table::Misses => print_misses()?,
+            Table::Quiet => print_quiet(),
+            Table::Records => print_records(),
+            Table::Shares => print_shares(),
         }
         println!();
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Runs seeds: `forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N]
-//! [--mutant NAME] [--one-in N] [--exhaustive LENGTH]`.
+//! Runs seeds, hunts deliberate faults, or goes through all short histories.
 
+use clap::Parser;
 use forebay_core::format::superblock::Mode;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_sim::exhaustive::{Scope, explore};
@@ -14,33 +14,57 @@ use std::time::Instant;
 /// A run of so many seeds must come past every mark.
 const MARKS_FROM: u64 = 500;
 
+/// The whole engine on simulated devices and a simulated clock: each seed is a run with crashes and faults, compared with a
+/// model of a disk. Ends with the counts of what was come past, and of what failed.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// So many seeds
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    seeds: u64,
+    /// The first of them
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    from: u64,
+    /// Only this seed
+    #[arg(long, value_name = "SEED", group = "what")]
+    seed: Option<u64>,
+    /// Only this seed, and what happens in it
+    #[arg(long, value_name = "SEED", group = "what")]
+    tell: Option<u64>,
+    /// Which of so many seeds finds each deliberate fault: a table
+    #[arg(long, value_name = "N", group = "what")]
+    mutants: Option<u64>,
+    /// The same with 1000 seeds, for those that have this in their name
+    #[arg(long, value_name = "NAME", group = "what")]
+    mutant: Option<String>,
+    /// Every history of so many steps, with every crash point
+    #[arg(long, value_name = "STEPS", group = "what")]
+    exhaustive: Option<usize>,
+    /// Of the longest histories only one in so many
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "exhaustive")]
+    one_in: u64,
+}
+
 fn main() -> ExitCode {
-    let (mut seeds, mut from, mut one_in) = (100, 0, 1);
-    let mut tell = false;
-    let mut arguments = std::env::args().skip(1);
-    while let Some(name) = arguments.next() {
-        let value = arguments.next();
-        if let ("--mutant", Some(mutant)) = (name.as_str(), &value) {
-            return mutants(1000, mutant);
-        }
-        let value = value.and_then(|value| value.parse::<u64>().ok());
-        match (name.as_str(), value) {
-            ("--seeds", Some(value)) => seeds = value,
-            ("--from", Some(value)) => from = value,
-            ("--seed", Some(value)) => (from, seeds) = (value, 1),
-            ("--mutants", Some(value)) => return mutants(value, ""),
-            ("--one-in", Some(value)) => one_in = value,
-            ("--exhaustive", Some(value)) => return exhaustive(value as usize, one_in),
-            ("--tell", Some(value)) => (from, seeds, tell) = (value, 1, true),
-            _ => {
-                eprintln!(
-                    "usage: forebay-sim --seeds N [--from K] [--seed S] [--tell S] [--mutants N] \
-                     [--mutant NAME] [--one-in N] [--exhaustive LENGTH]"
-                );
-                return ExitCode::from(2);
-            }
-        }
+    let Arguments { seeds, from, seed, tell, mutants, mutant, exhaustive, one_in } =
+        Arguments::parse();
+    if let Some(length) = exhaustive {
+        return all_histories(length, one_in);
     }
+    if let Some(name) = mutant {
+        return hunt(1000, &name);
+    }
+    if let Some(seeds) = mutants {
+        return hunt(seeds, "");
+    }
+    match seed.or(tell) {
+        Some(seed) => run(seed, 1, tell.is_some()),
+        None => run(from, seeds, false),
+    }
+}
+
+/// So many seeds, from one on.
+fn run(from: u64, seeds: u64, tell: bool) -> ExitCode {
     let begun = Instant::now();
     let mut marks = Marks::default();
     let mut failed = 0;
@@ -81,7 +105,7 @@ fn main() -> ExitCode {
 
 /// The table of deliberate faults whose name has `part` in it: who is found, by which seed, in
 /// which time.
-fn mutants(seeds: u64, part: &str) -> ExitCode {
+fn hunt(seeds: u64, part: &str) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = 0;
     let named = |mutant: &Mutant| format!("{mutant:?}").contains(part);
@@ -100,7 +124,7 @@ fn mutants(seeds: u64, part: &str) -> ExitCode {
 
 /// Every history of write-back up to a length (of the longest ones one in so many), and of the other
 /// modes up to one step less.
-fn exhaustive(length: usize, one_in: u64) -> ExitCode {
+fn all_histories(length: usize, one_in: u64) -> ExitCode {
     let mut failed = 0;
     for mode in [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround] {
         let begun = Instant::now();
