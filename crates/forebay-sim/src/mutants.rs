@@ -6,9 +6,9 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-/// Every deliberate fault, but for three of the scrub and `PassesUndurable`: what they break takes a story that no seed
-/// tells often enough (`tests/scrub.rs`, `tests/around.rs`).
-pub const ALL: [Mutant; 59] = [
+/// Every deliberate fault, but for three of the scrub, `PassesUndurable` and `GrownUnlockedEarly`: what they break takes a
+/// story that no seed tells often enough (`tests/scrub.rs`, `tests/around.rs`).
+pub const ALL: [Mutant; 60] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -64,6 +64,7 @@ pub const ALL: [Mutant; 59] = [
     Mutant::OrderIgnored,
     Mutant::BatchBeforeFlush,
     Mutant::DirtyEntryFirst,
+    Mutant::VoidsTooEarly,
     Mutant::GrownTailKept,
     Mutant::GrownBeforeEntryDurable,
     Mutant::TurnIgnored,

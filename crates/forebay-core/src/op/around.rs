@@ -85,6 +85,8 @@ pub(crate) struct AroundState {
     pub(crate) over_dirty: u32,
     /// No such one begins: a batch waits to be built (A6).
     pub(crate) held: bool,
+    /// The next write goes around the log as soon as what it passes is durable (Y5 of `bypass`).
+    pub(crate) awaits: bool,
     /// A flush that should have covered such writes failed: none is answered well any more.
     pub(crate) lost: bool,
     pub(crate) flushing: bool,
@@ -107,6 +109,7 @@ impl AroundState {
             under_way: 0,
             over_dirty: 0,
             held: false,
+            awaits: false,
             lost: false,
             flushing: false,
             flushed: Ticket::VOID,

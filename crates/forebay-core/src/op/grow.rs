@@ -10,7 +10,7 @@
 //! - **G1** When a superblock says the new size, the block that was there in part is on the backing device, and
 //!   an entry (kind `Bypassed`) that voids every version of it is durable: it is read from the backing device.
 //! - **G2** From that entry to the end of the growth nobody places that block: it is locked, and no discard that came
-//!   before takes it for a whole one.
+//!   before takes it for a whole one. Nor before the entry is durable, if the growth is cancelled (Y6 of `bypass`).
 //! - **G3** Requests reach beyond the old end only after both copies of the superblock say the new size: whatever is
 //!   placed there is found again.
 //! - **G4** What was read with the old end in mind is shared with nobody and copied nowhere afterwards.
@@ -23,7 +23,8 @@
 //! | settling | voiding | the block's newest version is on the backing device, nobody has it; its entry is placed |
 //! | voiding | ready | the entry is durable |
 //! | ready | none | the superblock says the new size: [`Engine::grow`] |
-//! | any | none | [`Engine::cancel_growth`] |
+//! | any but voiding | none | [`Engine::cancel_growth`] |
+//! | voiding | none | the same, as soon as the entry is durable |
 //! | settling, voiding | none | the cache device has failed |
 //!
 //! # Crash
@@ -58,6 +59,8 @@ pub enum Growth {
 pub(crate) struct Growing {
     size_bytes: u64,
     stage: Growth,
+    /// It ends when the entry is durable.
+    cancelled: bool,
 }
 
 impl Engine {
@@ -69,16 +72,17 @@ impl Engine {
         payload: &mut impl Payload,
     ) {
         let state = self.volume(volume);
-        assert!(state.growing.is_none() && size_bytes > state.size_bytes);
+        assert!(state.growing.is_none_or(|it| it.cancelled) && size_bytes > state.size_bytes);
         let whole = state.size_bytes.is_multiple_of(BLOCK_BYTES);
-        let stage = if whole { Growth::Ready } else { Growth::Settling };
-        state.growing = Some(Growing { size_bytes, stage });
+        let fresh = if whole { Growth::Ready } else { Growth::Settling };
+        let stage = state.growing.map_or(fresh, |cancelled| cancelled.stage);
+        state.growing = Some(Growing { size_bytes, stage, cancelled: false });
         self.put_in_order(payload);
     }
 
     /// How far a growth has come that was begun and not cancelled.
     pub fn growth(&self, volume: VolumeIndex) -> Option<Growth> {
-        Some(self.volume_ref(volume)?.growing?.stage)
+        self.volume_ref(volume)?.growing.filter(|it| !it.cancelled).map(|it| it.stage)
     }
 
     /// The size that a superblock may say now, if a growth is ready.
@@ -100,9 +104,15 @@ impl Engine {
 
     /// The volume stays as large as it is.
     pub fn cancel_growth(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        let forgets = self.config.mutants.is(Mutant::GrownUnlockedEarly);
         let state = self.volume(volume);
-        state.growing = None;
-        state.unlock(OWNER);
+        state.growing = state
+            .growing
+            .filter(|it| matches!(it.stage, Growth::Voiding(_)) && !forgets)
+            .map(|it| Growing { cancelled: true, ..it });
+        if state.growing.is_none() {
+            state.unlock(OWNER);
+        }
         self.put_in_order(payload);
     }
 
@@ -113,9 +123,7 @@ impl Engine {
         let Some(growing) = state.growing else { return };
         if failed && growing.stage != Growth::Ready {
             // Its entry never becomes durable. What is ready may have been told to the superblock already.
-            state.growing = None;
-            state.unlock(OWNER);
-            return;
+            return self.growth_ends(volume, payload);
         }
         let stage = match growing.stage {
             Growth::Settling => self.void_last(volume, payload),
@@ -123,6 +131,17 @@ impl Engine {
             stage => stage,
         };
         self.volume(volume).growing = Some(Growing { stage, ..growing });
+        if growing.cancelled && stage == Growth::Ready {
+            self.growth_ends(volume, payload);
+        }
+    }
+
+    /// Who waits for the last block has it now.
+    fn growth_ends(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        let state = self.volume(volume);
+        state.growing = None;
+        state.unlock(OWNER);
+        self.write_settle(volume, payload);
     }
 
     /// Voids what the log has of the last block, if it may (G1, G2).

@@ -12,9 +12,14 @@
 //!   of a block, and not if this write fails or a crash comes before it.
 //! - **Y4** What covers a block in part does not pass a dirty version of it: the rest of that is needed.
 //! - **Y5** Nor does anything pass a dirty version that is not durable: a power cut may undo that one and the entry, and
-//!   bring back a clean version below it, which the backing device does not have any more.
+//!   bring back a clean version below it, which the backing device does not have any more. Who waits for room in the log
+//!   has it made durable, and passes it then.
+//! - **Y6** An entry that voids what is older counts before it is durable: it lies over dirty versions that are
+//!   durable (Y5), and those a power cut may bring back, since they are written back again. Over clean ones nobody else
+//!   writes until it is durable (A2 of `around`, G2 of `grow`). Not before the process's own death leaves it, and not
+//!   on a failed cache device.
 
-use crate::engine::{Active, CacheHealth, Engine};
+use crate::engine::{Acknowledge, Active, CacheHealth, Engine};
 use crate::format::entry::Kind;
 use crate::format::superblock::{Mode, Order};
 use crate::map::extent::Position;
@@ -68,12 +73,21 @@ pub(crate) enum How {
     EntryLast,
 }
 
+/// Why a write that has a reason to goes through the log all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Through {
+    /// What it would pass may be undone by a power cut: until it is durable (Y5).
+    Undurable,
+    /// Something else.
+    Other,
+}
+
 /// What the log holds of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Version {
     /// None that the maps know.
     None,
-    /// None that counts: a durable entry voids all.
+    /// None that counts: an entry voids all.
     Void,
     Clean,
     /// And whether a power cut finds it.
@@ -96,14 +110,14 @@ impl Engine {
         if state.order != Order::Relaxed && !state.is_settled() && !ignored {
             return None; // Y1
         }
-        let how = self.bypass_how(state, active)?;
+        let how = self.bypass_how(state, active).ok()?;
         let failed = self.health == CacheHealth::Failed;
         (how == How::Alone || !failed).then_some((reason, how))
     }
 
     /// Whether and how a write that waits for room in the log goes around it: with relaxed, if the device would take
     /// it while it waits.
-    pub(crate) fn bypass_full(&self, volume: VolumeIndex, at: u32) -> Option<How> {
+    pub(crate) fn bypass_full(&mut self, volume: VolumeIndex, at: u32) -> Option<How> {
         let active = self.requests.get(at).expect("the request is in the engine");
         let state = self.volume_ref(volume).expect("it exists");
         let write = matches!(active.request.op, Op::Write { .. });
@@ -115,8 +129,16 @@ impl Engine {
         let block = if state.delay.is_felt() { state.delay.block() } else { block };
         // What runs of a sorted batch take, several times, or what readers wait for: not for a short while only.
         let direct = (4 * run).max(state.slices.read_time());
-        let sooner = active.blocks.saturating_mul(block) > direct;
-        sooner.then(|| self.bypass_how(state, active)).flatten()
+        if active.blocks.saturating_mul(block) <= direct {
+            return None;
+        }
+        let how = self.bypass_how(state, active);
+        if how == Err(Through::Undurable) {
+            let state = self.volume(volume);
+            state.log.wanted = state.log.wanted.max(state.log.placed); // Y5
+            state.around.awaits = true;
+        }
+        how.ok()
     }
 
     fn bypass_reason(&self, state: &Volume, active: &Active) -> Option<Reason> {
@@ -134,7 +156,7 @@ impl Engine {
         }
     }
 
-    fn bypass_how(&self, state: &Volume, active: &Active) -> Option<How> {
+    fn bypass_how(&self, state: &Volume, active: &Active) -> Result<How, Through> {
         let end = active.first + active.blocks;
         let (mut clean, mut dirty, mut none, mut unsure) = (false, false, false, false);
         for block in 0..active.blocks {
@@ -146,7 +168,7 @@ impl Engine {
                     dirty = true;
                     unsure |= !durable && !self.config.mutants.is(Mutant::PassesUndurable);
                 }
-                Version::Lost => return None, // Y3
+                Version::Lost => return Err(Through::Other), // Y3
             }
         }
         let log = &state.log;
@@ -155,16 +177,20 @@ impl Engine {
         let noting = log.watermark > log.durable.watermark && state.noting_extents > 0;
         clean |= none && (state.forgot || log.tail > log.durable.tail || noting);
         match (clean, dirty) {
-            (false, false) => Some(How::Alone),
-            (true, false) => Some(How::EntryFirst),
-            _ if self.config.mutants.is(Mutant::DirtyEntryFirst) => Some(How::EntryFirst),
-            (true, true) => None, // Y2
+            (false, false) => Ok(How::Alone),
+            (true, false) => Ok(How::EntryFirst),
+            _ if self.config.mutants.is(Mutant::DirtyEntryFirst) => Ok(How::EntryFirst),
+            (true, true) => Err(Through::Other), // Y2
             (false, true) => {
                 let bytes = active.request.offset | active.request.length;
                 let whole = bytes.is_multiple_of(BLOCK_BYTES); // Y4
                 let batch = state.writeback.lane.map(|lane| &self.lanes[lane].batch);
                 let taken = batch.is_some_and(|batch| batch.overlaps(active.first, end));
-                (whole && !unsure && !taken && !state.around.held).then_some(How::EntryLast)
+                match whole && !taken && !state.around.held {
+                    true if unsure => Err(Through::Undurable),
+                    true => Ok(How::EntryLast),
+                    false => Err(Through::Other),
+                }
             }
         }
     }
@@ -182,11 +208,22 @@ impl Engine {
         let Some(extent) = state.extents.get(lba) else { return Version::None };
         match extent.kind {
             Kind::Lost => Version::Lost,
-            // One whose entry may be undone by a crash voids nothing yet.
-            Kind::Bypassed if extent.position <= state.log.durable.position => Version::Void,
+            Kind::Bypassed if self.is_void(state, extent.position) => Version::Void,
             _ if extent.position <= clean_to => Version::Clean,
             _ => dirty(extent.position),
         }
+    }
+
+    /// Whether an entry of a write around the log counts (Y6).
+    fn is_void(&self, state: &Volume, entry: Position) -> bool {
+        let log = &state.log;
+        // What dies with the process, or never comes to a failed device, takes the entry with it.
+        let kept = match self.config.acknowledge {
+            Acknowledge::Written => entry <= log.written.position,
+            Acknowledge::Placed | Acknowledge::Durable => true,
+        };
+        let early = self.config.mutants.is(Mutant::VoidsTooEarly);
+        entry <= log.durable.position || kept && self.health == CacheHealth::Healthy || early
     }
 
     /// What lies at or below it in the volume's log is on the backing device.

@@ -414,7 +414,9 @@ impl Engine {
     pub(crate) fn slices_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         let now = self.now;
         let state = self.volume(volume);
-        let yields = state.order == Order::Relaxed && state.writes.is_empty();
+        // Who only waits for the cache device to pass the log waits for nothing of write-back's.
+        let yields =
+            state.order == Order::Relaxed && (state.writes.is_empty() || state.around.awaits);
         state.slices.give_way(yields, now);
         if state.slices.is_shared() || !state.slices.waiting.is_empty() {
             self.slices_go_on(volume, payload);
