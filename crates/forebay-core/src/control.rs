@@ -9,6 +9,7 @@ use crate::log::chain::Log;
 use crate::log::recovery::RecoveredVolume;
 use crate::log::segment::State;
 use crate::map::extent::ExtentMap;
+use crate::op::stale::Stale;
 use crate::payload::Payload;
 use crate::policy::slices::Sharing;
 use crate::policy::writeback::{Cursor, Exposed, Stage};
@@ -61,6 +62,8 @@ pub struct VolumeStatus {
     /// A flush of the backing device failed that should have covered writes around the log: flushes
     /// answer errors until the volume is opened again.
     pub flush_failed: bool,
+    /// Whether it is served past a failed cache.
+    pub stale: Stale,
     /// Blocks that are lost now: their newest version rotted while it was dirty, and reads of them fail.
     pub lost_blocks_now: u64,
     /// They have all the room there is for ranges: zeroing, discards and writes around the log are refused.
@@ -367,6 +370,7 @@ impl Engine {
             parked_first: state.parked.first(),
             parked_full: state.parked.full,
             flush_failed: state.around.lost,
+            stale: state.stale,
             lost_blocks_now: state.extents.lost_blocks(),
             lost_full: state.writeback.stuck || state.extents.is_all_lost(),
             segments: log.segment_count,
@@ -410,7 +414,8 @@ impl Engine {
         let end = first + blocks;
         let mut at = first;
         while at < end {
-            let extent = state.extents.overlapping(at, end).next().copied();
+            let extent = state.extents.overlapping(at, end).next().filter(|_| !state.is_passing());
+            let extent = extent.copied();
             let (to, zero) = match extent {
                 None => (end, false),
                 Some(extent) if extent.start > at => (extent.start.min(end), false),

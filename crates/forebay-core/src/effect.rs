@@ -131,7 +131,7 @@ pub enum Effect {
         /// Where they come from, consecutively.
         from: Place,
     },
-    /// Write a guest's request to the backing device as it is, byte for byte (write-around).
+    /// Do what a guest's write, or write-zeroes, asks on the backing device, byte for byte.
     WriteAround {
         /// Report with this.
         token: Token,
@@ -169,6 +169,14 @@ pub enum Effect {
         /// Whose backing device.
         volume: VolumeIndex,
     },
+    /// Write down, outside of the cache device and for good, that the cache is stale for a volume since the attach
+    /// generation that it has: whoever opens the cache again drops what it holds of the volume. A fault: it cannot be.
+    MarkStale {
+        /// Report with this.
+        token: Token,
+        /// Which.
+        volume: VolumeIndex,
+    },
     /// Answer a guest's request; its tag is free again.
     Answer {
         /// [`crate::request::Request::tag`].
@@ -193,7 +201,8 @@ impl Effect {
             | Effect::WriteAround { token, .. }
             | Effect::ZeroBacking { token, .. }
             | Effect::DiscardBacking { token, .. }
-            | Effect::FlushBacking { token, .. } => Some(token),
+            | Effect::FlushBacking { token, .. }
+            | Effect::MarkStale { token, .. } => Some(token),
         }
     }
 }

@@ -152,6 +152,7 @@ pub(crate) enum Pending {
     CheckpointFlush,
     CheckpointName,
     Marks(crate::log::durable::Marks),
+    Stale { volume: VolumeIndex },
 }
 
 /// State of the cache device.
@@ -393,6 +394,7 @@ impl Engine {
             Pending::CheckpointFlush => self.checkpoint_flushed(result),
             Pending::CheckpointName => self.checkpoint_named(result),
             Pending::Marks(marks) => self.marks_noted(marks, result),
+            Pending::Stale { volume } => self.stale_marked(volume, result),
             Pending::Chance(chance) => self.chance_complete(chance, result, payload),
             Pending::Scrub(work) => self.scrub_complete(work, result, payload),
         }

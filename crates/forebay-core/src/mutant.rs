@@ -63,6 +63,8 @@ pub enum Mutant {
     DirtyEntryFirst,
     PassesUndurable,
     VoidsTooEarly,
+    PassesUnmarked,
+    PassedStillRead,
     GrownTailKept,
     GrownBeforeEntryDurable,
     GrownUnlockedEarly,

@@ -12,6 +12,7 @@ use crate::map::extent::{Extent, ExtentMap, Position, lost_room};
 use crate::memory::{queue_bytes, vec_bytes};
 use crate::op::around::AroundState;
 use crate::op::grow::Growing;
+use crate::op::stale::Stale;
 use crate::policy::delay::Delay;
 use crate::policy::parked::Parked;
 use crate::policy::slices::Slices;
@@ -96,6 +97,7 @@ pub struct Volume {
     /// A clean block was taken out of the index whose entry is still in the log.
     pub(crate) forgot: bool,
     pub(crate) around: AroundState,
+    pub(crate) stale: Stale,
     pub(crate) writeback: Writeback,
     pub(crate) parked: Parked,
     /// The newest record whose header a scrub found bad; what is to be written back for it.
@@ -149,6 +151,7 @@ impl Volume {
             extents_full: false,
             forgot: false,
             around: AroundState::new(!found.clean),
+            stale: Stale::No,
             writeback: Writeback::new(found.cursor, now),
             parked: Parked::new(segment_blocks),
             bad_header: Sequence(0),

@@ -76,8 +76,9 @@ impl Engine {
     /// it.
     pub fn why(&self, volume: VolumeIndex, lba: Lba) -> Option<Why> {
         let state = self.volume_ref(volume).filter(|state| lba.0 < state.blocks())?;
-        let slot = self.newest_slot(state, lba);
-        let kind = state.extents.get(lba).map(|extent| extent.kind);
+        let logged = !state.is_passing();
+        let slot = self.newest_slot(state, lba).filter(|_| logged);
+        let kind = state.extents.get(lba).map(|extent| extent.kind).filter(|_| logged);
         let place = match (slot.map(|slot| self.segments.place(slot)), kind) {
             (Some((segment, block)), _) if self.segments.get(segment).buffer.is_some() => {
                 Place::Buffer { segment, block }

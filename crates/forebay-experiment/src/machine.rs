@@ -276,6 +276,7 @@ impl Machine {
                     self.answered.push(tag);
                     continue;
                 }
+                Effect::MarkStale { .. } => unreachable!("no device fails here"),
                 Effect::WriteSuperblock { token, .. } => {
                     cached.naming = Some((token, 0));
                     cached.name(self.now);

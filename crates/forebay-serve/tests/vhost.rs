@@ -6,7 +6,6 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay::cache;
-use forebay::host::runtime_dir::Places;
 use forebay::io::{Device, MemoryDevice, ReactorKind};
 use forebay::shard::{NewVolume, Shard, ShardOptions};
 use forebay_core::engine::Config;
@@ -88,8 +87,7 @@ fn shard(logical_block: u32) -> (Shard, VolumeIndex) {
         reactor: ReactorKind::Auto,
         config: Config::default(),
         shared: false,
-        places: Places::found(),
-        lasting: false,
+        ..ShardOptions::default()
     };
     let mut shard = Shard::open(Box::new(device), &options).unwrap();
     let volume = shard.free_index().unwrap();

@@ -236,7 +236,9 @@ impl World {
         let state = &mut self.volumes[index];
         let damaged = cells.iter().any(|(cell, _)| state.model.is_lost(*cell, asked.made));
         // Reads still find what the memory and the device hold.
-        let refused = self.cache_failed && asked.request.op != Op::Read;
+        // Past a failed cache it is as if there were none.
+        let passes = state.passing_since.is_some_and(|since| asked.made > since);
+        let refused = self.cache_failed && asked.request.op != Op::Read && !passes;
         let fua = matches!(asked.request.op, Op::Flush | Op::Write { fua: true });
         let durable = self.setup.config.acknowledge == Acknowledge::Durable;
         let latched = state.flush_failed && (fua || durable);

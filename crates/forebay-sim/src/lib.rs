@@ -26,6 +26,7 @@ pub mod random;
 pub mod rot;
 pub mod run;
 pub mod setup;
+pub mod stale;
 pub mod stop;
 pub mod volume;
 pub mod world;

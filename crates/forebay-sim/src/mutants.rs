@@ -8,7 +8,7 @@ use std::time::Instant;
 
 /// Every deliberate fault, but for three of the scrub, `PassesUndurable` and `GrownUnlockedEarly`: what they break takes a
 /// story that no seed tells often enough (`tests/scrub.rs`, `tests/around.rs`).
-pub const ALL: [Mutant; 60] = [
+pub const ALL: [Mutant; 62] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -65,6 +65,8 @@ pub const ALL: [Mutant; 60] = [
     Mutant::BatchBeforeFlush,
     Mutant::DirtyEntryFirst,
     Mutant::VoidsTooEarly,
+    Mutant::PassesUnmarked,
+    Mutant::PassedStillRead,
     Mutant::GrownTailKept,
     Mutant::GrownBeforeEntryDurable,
     Mutant::TurnIgnored,

@@ -99,8 +99,7 @@ impl World {
                     if let Some(stop) = stop {
                         self.models_stopped(stop, power_failed);
                     }
-                    self.start(recovered);
-                    return Ok(());
+                    return self.start(recovered);
                 }
                 Err(Crashed(Stop::Process)) => self.marks.hit("killed while opening"),
                 Err(Crashed(Stop::Power)) => {
@@ -156,7 +155,7 @@ impl World {
         Ok(())
     }
 
-    pub(crate) fn start(&mut self, recovered: Recovered) {
+    pub(crate) fn start(&mut self, recovered: Recovered) -> Result<(), Failure> {
         self.tell(|| format!("opened, damage {:?}", recovered.damage));
         for damage in &recovered.damage {
             self.marks.hit(match damage {
@@ -195,13 +194,16 @@ impl World {
             // What is damaged in the log would come back as what the backing device held before.
             let whole = self.setup.rot == 0;
             let forgets = self.setup.operator > 0 && self.random.one_in(4);
+            self.meet_mark(index)?;
             if clean && whole && (self.evicts || forgets) {
                 self.forget_data(index);
             }
+            self.forget_clean(index);
             self.engine.as_mut().expect("just made").serve(volume, true);
             self.check_shares(index);
         }
         self.evicts = false;
+        Ok(())
     }
 
     fn open_attempt(

@@ -41,11 +41,19 @@ impl World {
                     };
                     self.change_superblock(change, steps, flight.through);
                 }
+                Effect::WriteAround { volume, tag, .. }
+                    if self.zeroes(tag) && self.happened(fate) =>
+                {
+                    self.zero_around(usize::from(volume.0), tag);
+                }
                 Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
                     backing[usize::from(volume.0)].extend(pieces);
                 }
                 Effect::ZeroBacking { volume, lba, blocks, .. } if self.happened(fate) => {
                     self.zero_backing(usize::from(volume.0), lba, blocks);
+                }
+                Effect::MarkStale { volume, .. } if self.happened(fate) => {
+                    let _ = self.mark_stale(usize::from(volume.0));
                 }
                 Effect::DiscardBacking { .. } if self.happened(fate) => {
                     let _ = self.happen(&flight);
@@ -61,6 +69,7 @@ impl World {
         self.asked.clear();
         self.engine = None;
         (self.cache_failed, self.cache_fails_next) = (false, false);
+        self.volumes.iter_mut().for_each(|volume| volume.passing_since = None);
         match stop {
             Stop::Process => {
                 self.cache.process_killed(cache, fate, &mut self.random);

@@ -43,6 +43,12 @@ pub struct Volume {
     pub revived_at: u64,
     /// The cache knows it.
     pub attached: bool,
+    /// Outside of the cache it is written down that the cache is stale for it since this attach generation.
+    pub stale: Option<u32>,
+    /// What was clean was dropped from the map once: the log has it still.
+    pub clean_forgotten: bool,
+    /// When the process heard of it.
+    pub passing_since: Option<u64>,
     /// Writes may have gone around the log: flushes of the backing device that fail are missed.
     pub around_used: bool,
     /// A flush of its device failed while writes went around the log: flushes may fail from now on.

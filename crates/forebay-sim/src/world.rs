@@ -25,6 +25,7 @@ use forebay_core::format::superblock::{Order, Superblock};
 use forebay_core::payload::Place;
 use forebay_core::policy::scrub::Report;
 use forebay_core::policy::writeback::Stage;
+use forebay_core::request::Op;
 use forebay_core::stats::Refusal;
 use forebay_core::units::{BLOCK_BYTES, Lba, Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
 use std::cmp::Reverse;
@@ -59,6 +60,8 @@ pub enum Done {
     Backing,
     /// A backing device is flushed.
     BackingFlush,
+    /// The cache is marked stale.
+    Mark,
 }
 
 impl Done {
@@ -84,6 +87,7 @@ impl Done {
             | Effect::ZeroBacking { .. }
             | Effect::DiscardBacking { .. } => Some(Done::Backing),
             Effect::FlushBacking { .. } => Some(Done::BackingFlush),
+            Effect::MarkStale { .. } => Some(Done::Mark),
             Effect::ReadCache { .. } | Effect::ReadBacking { .. } | Effect::Answer { .. } => None,
         }
     }
@@ -185,6 +189,9 @@ impl World {
                 order_since: Sequence(0),
                 mode_changes: 0,
                 revived_at: 0,
+                stale: None,
+                clean_forgotten: false,
+                passing_since: None,
                 attached: !(setup.late_volume && index + 1 == setup.volumes.len()),
                 flush_failed: false,
                 around_used: false,
@@ -498,6 +505,7 @@ impl World {
                 (token, self.random.between(100, 3_000) * micro)
             }
             Effect::FlushBacking { token, .. } => (token, self.random.between(500, 8_000) * micro),
+            Effect::MarkStale { token, .. } => (token, self.random.between(500, 30_000) * micro),
             Effect::Answer { .. } => unreachable!("answers are told at once"),
         };
         let latency =
@@ -581,7 +589,7 @@ impl World {
                         .collect(),
                 )
             }
-            Effect::WriteAround { tag, .. } => {
+            Effect::WriteAround { tag, .. } if !self.zeroes(tag) => {
                 let first = self.asked[&u64::from(tag)].request.offset / BLOCK_BYTES;
                 let memory = self.memory.request(tag);
                 Some(
@@ -789,6 +797,13 @@ impl World {
                     self.memory.set(behind(to, at), content);
                 }
             }
+            Effect::WriteAround { volume, tag, .. } if self.zeroes(tag) => {
+                let Asked { first, end, .. } = self.asked[&u64::from(tag)];
+                if self.write_fails(volume, (first, end)) {
+                    return Err(Fault);
+                }
+                self.zero_around(usize::from(volume.0), tag);
+            }
             Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
                 let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
                 let mut pieces = pieces.expect("a write has bytes");
@@ -843,6 +858,7 @@ impl World {
                 }
                 state.device.flush_end(flight.through);
             }
+            Effect::MarkStale { volume, .. } => return self.mark_stale(usize::from(volume.0)),
             Effect::Answer { .. } => unreachable!("answers are told at once"),
         }
         Ok(())
@@ -890,6 +906,27 @@ impl World {
         let end = (lba.0 + blocks).min(volume.blocks());
         let mask = volume.mask(end - 1);
         volume.device.zero(lba.0, end, mask);
+    }
+
+    /// Whether what goes around the log is a write-zeroes: it goes past a failed cache.
+    pub(crate) fn zeroes(&self, tag: u32) -> bool {
+        matches!(self.asked[&u64::from(tag)].request.op, Op::WriteZeroes { .. })
+    }
+
+    /// It is done, sector by sector at its ends.
+    pub(crate) fn zero_around(&mut self, index: usize, tag: u32) {
+        let Asked { first, end, .. } = self.asked[&u64::from(tag)];
+        let memory = self.memory.request(tag);
+        let ends = [
+            (first, memory.mask(0), Block::zero()),
+            (end - 1, memory.mask(end - 1 - first), Block::zero()),
+        ];
+        self.marks.hit("zeroed past a failed cache");
+        let device = &mut self.volumes[index].device;
+        device.write(ends.to_vec());
+        if first + 1 < end - 1 {
+            device.zero(first + 1, end - 1, u8::MAX);
+        }
     }
 
     fn read_backing(&self, index: usize, lba: Lba, blocks: u16) -> Vec<Piece> {

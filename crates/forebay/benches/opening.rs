@@ -19,7 +19,6 @@ mod filler;
 mod support;
 
 use filler::Filler;
-use forebay::host::runtime_dir::Places;
 use forebay::io::{
     Device, FileDevice, FileOptions, Layer, Operation, OperationKind, Reactor, ReactorKind,
     Throttle, ThrottleDevice, ThrottleLimits, Use,
@@ -111,8 +110,7 @@ fn open(path: &Path) -> Opening {
         reactor: ReactorKind::Auto,
         config: Config::default(),
         shared: false,
-        places: Places::found(),
-        lasting: false,
+        ..ShardOptions::default()
     };
     let (device, reads) = device(path);
     let limits =

@@ -61,6 +61,9 @@ pub struct ShardOptions {
     pub shared: bool,
     /// Where that is looked for.
     pub places: Places,
+    /// Whoever drives the shard can write down that a cache is stale ([`Shard::take_stale`]); else a failed cache is not
+    /// passed.
+    pub marks_stale: bool,
     /// Keep the map where [`Shard::hand_over`] need not copy it. Such memory is not given back before the
     /// process ends or the shard is gone.
     pub lasting: bool,
@@ -73,6 +76,7 @@ impl Default for ShardOptions {
             config: Config::default(),
             shared: true,
             places: Places::found(),
+            marks_stale: false,
             lasting: false,
         }
     }
@@ -154,6 +158,9 @@ pub struct Shard {
     answers: Vec<(u32, Result<(), RequestError>)>,
     done: Vec<Completion>,
     naming: Option<Naming>,
+    marks_stale: bool,
+    /// Marks that are wanted, and that nobody has begun to write.
+    stale_wanted: Vec<StaleWanted>,
     /// What came for others while a naming was waited for.
     kept: Vec<(u64, i32)>,
     /// Places that volumes have had in this opening: front ends may still use the old names.
@@ -168,6 +175,14 @@ pub struct Shard {
 
 /// The device token of the superblock's own writes.
 const NAMING_TOKEN: u64 = 1 << 40;
+
+/// The cache is to be marked stale for a volume: for good, and outside of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StaleWanted {
+    /// Which volume.
+    pub volume: VolumeIndex,
+    token: Token,
+}
 
 /// A checkpoint that is being named.
 #[derive(Clone, Copy, Debug)]
@@ -302,6 +317,12 @@ impl Shard {
             self.engine.forget_data(index, &recorded);
         }
         Ok(())
+    }
+
+    /// Drops what the map has of a volume that is on its backing device, or was once: that was written without this
+    /// cache. What is dirty stays. It is not served.
+    pub fn forget_clean(&mut self, index: VolumeIndex) {
+        self.engine.forget_clean(index);
     }
 
     /// Takes a volume out of the cache, whatever it holds. It is not served.
@@ -591,10 +612,12 @@ impl Shard {
             }
             Effect::WriteAround { token, volume, tag } => {
                 let request = self.memory.requests[tag as usize];
-                let span = request.span.expect("a write brings its bytes");
-                let span = span.part(0, request.length as usize);
-                let offset = request.offset;
-                self.ask_backing(volume, Operation::Write { span, offset }, token, clock.now());
+                let (offset, length) = (request.offset, request.length);
+                let operation = match request.span {
+                    Some(span) => Operation::Write { span: span.part(0, length as usize), offset },
+                    None => Operation::WriteZeroes { offset, length },
+                };
+                self.ask_backing(volume, operation, token, clock.now());
             }
             Effect::ZeroBacking { token, volume, lba, blocks } => {
                 let length = self.bytes_there(volume, lba.bytes(), blocks * BLOCK_BYTES);
@@ -614,12 +637,31 @@ impl Shard {
             Effect::FlushBacking { token, volume } => {
                 self.ask_backing(volume, Operation::Flush, token, clock.now());
             }
+            Effect::MarkStale { token, volume } if self.marks_stale => {
+                self.stale_wanted.push(StaleWanted { volume, token });
+            }
+            Effect::MarkStale { token, .. } => {
+                let result = Err(DeviceError::IO);
+                self.done.push(Completion { token: u64::from(token.0), result });
+            }
             Effect::Answer { tag, result } => {
                 // No more is touched here: what `submit` has just written lies behind a block that is still
                 // on its way to memory.
                 self.answers.push((tag, result));
             }
         }
+    }
+
+    /// A volume of which the failed cache is to be marked stale. [`Shard::stale_marked`] says what came of it.
+    pub fn take_stale(&mut self) -> Option<StaleWanted> {
+        self.stale_wanted.pop()
+    }
+
+    /// The cache is marked stale for a volume, durably, or cannot be.
+    pub fn stale_marked(&mut self, wanted: StaleWanted, durable: bool) {
+        let result = if durable { Ok(()) } else { Err(Fault) };
+        self.engine.complete(wanted.token, result, &mut self.memory);
+        self.run_effects();
     }
 
     /// How long requests to a volume took: reads, then writes.

@@ -156,7 +156,8 @@ impl Engine {
         state.stats.bypassed[reason as usize] += 1;
         state.stats.bypassed_writes += 1;
         state.stats.bypassed_blocks += active.blocks;
-        state.stats.written_blocks += active.blocks;
+        let writes = matches!(active.request.op, Op::Write { .. });
+        state.stats.written_blocks += if writes { active.blocks } else { 0 };
         state.around.over_dirty += u32::from(how == How::EntryLast);
         if how != How::EntryFirst || self.config.mutants.is(Mutant::EntryAfterWrite) {
             self.around_issue(at, how);
@@ -231,7 +232,9 @@ impl Engine {
         let active = *self.active(at);
         self.volume(active.request.volume).unlock(at);
         let durable = self.config.acknowledge == Acknowledge::Durable;
-        if durable || active.request.op == (Op::Write { fua: true }) {
+        let fua =
+            matches!(active.request.op, Op::Write { fua: true } | Op::WriteZeroes { fua: true });
+        if durable || fua {
             self.flush_accept(at);
         } else {
             self.answer(at, Ok(()));
@@ -250,7 +253,8 @@ impl Engine {
             return self.answer(at, Err(RequestError::Io));
         }
         let state = self.volume(active.request.volume);
-        state.stats.written_blocks -= active.blocks;
+        let writes = matches!(active.request.op, Op::Write { .. });
+        state.stats.written_blocks -= if writes { active.blocks } else { 0 };
         // Before all that came after it: nobody has its place meanwhile.
         state.writes.push_front(at);
         self.active(at).around = Around::Logged;

@@ -41,7 +41,9 @@ impl Engine {
             return self.answer(at, Ok(()));
         }
         if failed {
-            return self.answer(at, Err(RequestError::Io));
+            // What is placed and not durable may be copies of what was read.
+            let settled = self.volume(volume).is_settled();
+            return self.answer(at, if settled { Ok(()) } else { Err(RequestError::Io) });
         }
         state.log.wanted = state.log.wanted.max(sequence);
         state.durable_waiters.push_back(Waiter { sequence, request: at });

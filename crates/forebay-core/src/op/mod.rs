@@ -6,4 +6,5 @@ pub mod flush;
 pub mod grow;
 pub(crate) mod miss;
 pub mod read;
+pub mod stale;
 pub mod write;

@@ -94,6 +94,10 @@ impl Engine {
         to: Place,
         payload: &mut impl Payload,
     ) {
+        if self.volume(volume).is_passing() && !self.config.mutants.is(Mutant::PassedStillRead) {
+            let why = self.why_read(at);
+            return self.miss_begin(Miss::new(at, volume, (first, blocks), to, why)); // X3 of `op/stale`
+        }
         let mut done = 0;
         let mut why = None;
         while done < blocks {

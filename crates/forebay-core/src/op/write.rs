@@ -198,7 +198,7 @@ impl Engine {
         began
     }
 
-    /// The cache device failed: a write of which it holds nothing goes on.
+    /// The cache device failed: what needs nothing of it, or passes it, goes on.
     fn write_past_failed(
         &mut self,
         volume: VolumeIndex,
@@ -214,7 +214,10 @@ impl Engine {
         if locked || state.locks.len() >= LOCK_COUNT_MAX {
             return Past::Waits;
         }
-        let Some(how) = self.bypass(volume, at) else { return Past::Refused };
+        let Some(how) = self.bypass(volume, at) else {
+            let waits = self.stale_ask(volume);
+            return if waits { Past::Waits } else { Past::Refused };
+        };
         self.volume(volume).writes.pop_front();
         let began = self.around_begin(volume, at, how, payload);
         assert!(began, "it needs no entry");

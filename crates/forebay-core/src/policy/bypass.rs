@@ -39,7 +39,7 @@ pub enum Reason {
     TooLarge,
     /// The cache is full of dirty data, and the backing device takes it sooner than write-back makes room.
     Full,
-    /// The cache device failed, and holds no version of it.
+    /// The cache device failed, and holds no version of it, or none that counts (`op/stale`).
     CacheFailed,
     /// The volume is write-around.
     Mode,
@@ -102,7 +102,13 @@ impl Engine {
     pub(crate) fn bypass(&self, volume: VolumeIndex, at: u32) -> Option<(Reason, How)> {
         let active = self.requests.get(at).expect("the request is in the engine");
         let state = self.volume_ref(volume).expect("it exists");
-        if !matches!(active.request.op, Op::Write { .. }) || state.locks.len() >= LOCK_COUNT_MAX {
+        if state.locks.len() >= LOCK_COUNT_MAX {
+            return None;
+        }
+        if state.is_passing() {
+            return Some((Reason::CacheFailed, How::Alone)); // X3 of `op/stale`
+        }
+        if !matches!(active.request.op, Op::Write { .. }) {
             return None;
         }
         let reason = self.bypass_reason(state, active)?;

@@ -29,13 +29,14 @@
 //! pool is free it is four.
 
 use crate::effect::{Effect, Token};
-use crate::engine::{Engine, Pending};
+use crate::engine::{Active, Engine, Pending};
 use crate::format::superblock::Order;
 use crate::limits::TOKEN_COUNT_MAX;
 use crate::memory::queue_bytes;
 use crate::payload::Payload;
 use crate::policy::target::Target;
 use crate::policy::writeback::Stage;
+use crate::request::Op;
 use crate::units::{Tick, VolumeIndex};
 use alloc::collections::VecDeque;
 
@@ -450,8 +451,12 @@ impl Engine {
             Pending::Scrub(work) => work.begin(token, now),
             Pending::Around { request, since } => {
                 *since = now;
-                let tag = self.requests.get(*request).expect("it is in the engine").request.tag;
-                Effect::WriteAround { token, volume, tag }
+                let active = self.requests.get(*request).expect("it is in the engine");
+                let Active { request, first: lba, blocks, .. } = *active;
+                match request.op {
+                    Op::Discard => Effect::DiscardBacking { token, volume, lba, blocks },
+                    _ => Effect::WriteAround { token, volume, tag: request.tag },
+                }
             }
             other => unreachable!("{other:?} is not of the foreground"),
         };

@@ -130,6 +130,11 @@ pub struct Writeback {
 
 impl Writeback {
     /// Whether no batch is under way.
+    /// Whether nothing of a batch is under way on the backing device.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.is_idle() || self.stage == Stage::Noting
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         matches!(self.stage, Stage::Idle | Stage::Waiting { .. })
     }

@@ -35,6 +35,7 @@ pub struct Opening {
     opened: Opened,
     begun: Instant,
     files: [Option<File>; 2],
+    marks_stale: bool,
 }
 
 impl Opening {
@@ -80,6 +81,7 @@ impl Opening {
                     opened,
                     begun,
                     files: taken.files,
+                    marks_stale: options.marks_stale,
                 });
             }
             Some(Err(why)) => opened.not_taken = Some(why),
@@ -130,6 +132,7 @@ impl Opening {
             opened,
             begun,
             files,
+            marks_stale: options.marks_stale,
         })
     }
 
@@ -158,6 +161,7 @@ impl Opening {
             mut opened,
             begun,
             files,
+            marks_stale,
         } = self;
         let mut superblock = recovery::reopen(&superblock, &recovered, config.mutants);
         superblock.written_at = wall_now();
@@ -210,6 +214,8 @@ impl Opening {
             answers: Vec::with_capacity(REQUESTS_INSIDE_MAX),
             done: Vec::with_capacity(TOKEN_COUNT_MAX),
             naming: None,
+            marks_stale,
+            stale_wanted: Vec::with_capacity(VOLUME_COUNT_MAX),
             kept: Vec::new(),
             had: [false; VOLUME_COUNT_MAX],
             naming_bytes: vec![0; SUPERBLOCK_SIZE],

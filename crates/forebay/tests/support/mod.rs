@@ -4,7 +4,7 @@
 #![allow(dead_code, unused_imports, unreachable_pub, clippy::unwrap_used)]
 
 use forebay::cache;
-use forebay::host::runtime_dir::{Places, RuntimeDir};
+use forebay::host::runtime_dir::RuntimeDir;
 use forebay::io::{
     Arena, Completion, Device, DeviceInfo, DeviceKind, Operation, Reactor, ReactorKind, Span,
 };
@@ -24,12 +24,12 @@ pub const SEGMENT_BYTES: u32 = 512 << 10;
 
 /// Memory of this process alone: acknowledged when written.
 pub fn options(kind: ReactorKind, config: Config) -> ShardOptions {
-    ShardOptions { reactor: kind, config, shared: false, places: Places::found(), lasting: false }
+    ShardOptions { reactor: kind, config, shared: false, ..ShardOptions::default() }
 }
 
 /// Buffers that outlive the process: acknowledged when placed. A clean close removes them.
 pub fn shared_options(kind: ReactorKind, config: Config) -> ShardOptions {
-    ShardOptions { reactor: kind, config, shared: true, places: Places::found(), lasting: false }
+    ShardOptions { reactor: kind, config, shared: true, ..ShardOptions::default() }
 }
 
 /// A shard, and memory for requests.
