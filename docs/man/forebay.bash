@@ -199,7 +199,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__drain)
-            opts="-h --control --cache --help"
+            opts="-h --control --cache --state-dir --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -213,6 +213,10 @@ _forebay() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --state-dir)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;
@@ -221,13 +225,17 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__forget)
-            opts="-h --cache --lose-dirty --help"
+            opts="-h --cache --lose-dirty --state-dir --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
                 --cache)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --state-dir)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -361,7 +369,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__serve)
-            opts="-h --config --cache --volume --listen --attach --control --metrics --sync-after --scrub-every --scrub-rate --memory --io --stop-timeout --device-timeout --log-level --if-changed --help"
+            opts="-h --config --cache --volume --listen --attach --control --state-dir --without-cache --metrics --sync-after --scrub-every --scrub-rate --memory --io --stop-timeout --device-timeout --log-level --if-changed --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -388,6 +396,14 @@ _forebay() {
                     return 0
                     ;;
                 --control)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --state-dir)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --without-cache)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -61,6 +61,8 @@ nbd\t'/dev/nbdN, by the kernel\'s NBD client; survives a kill of the daemon; nee
 fuse\t'/dev/loopN, by FUSE and a loop device; survives a kill of the daemon (Linux 6.9); needs root'
 none\t'No block device: NBD only'"
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l control -d 'The control socket, if not the usual one in the runtime directory' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l state-dir -d 'Where it is written down which backing device belongs to a cache, and that a cache is stale for a volume' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l without-cache -d 'Serve a volume\'s backing device although another cache may hold newer data of it: what that holds is stale then' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l metrics -d 'Serve metrics for Prometheus over HTTP, at /metrics: unix:PATH or 127.0.0.1:PORT' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l sync-after -d 'Writes are durable this long after they were answered, at the latest; 0: before' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l scrub-every -d 'Scrub the cache (`forebay scrub`) so long after the start or the last scrub; 0: never' -r
@@ -91,6 +93,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -l process -d '
 complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -l cache -d 'Drain a cache that no daemon serves: its device or file' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand drain" -l state-dir -d 'The state directory, if not the usual one (`forebay serve --state-dir`)' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand scrub" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand scrub" -l stop -d 'End the scrub that is running'
@@ -109,6 +112,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand why" -l control -d 'The 
 complete -c forebay -n "__fish_forebay_using_subcommand why" -l json -d 'Print JSON, for programs'
 complete -c forebay -n "__fish_forebay_using_subcommand why" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand forget" -l cache -d 'The cache device or file' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand forget" -l state-dir -d 'The state directory, if not the usual one (`forebay serve --state-dir`)' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand forget" -l lose-dirty -d 'Give up data that is not on its backing device'
 complete -c forebay -n "__fish_forebay_using_subcommand forget" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand check" -l json -d 'Print JSON, for programs'

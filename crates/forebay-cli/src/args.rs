@@ -532,6 +532,17 @@ pub struct ServeArgs {
     /// The control socket, if not the usual one in the runtime directory
     #[arg(long)]
     pub control: Option<PathBuf>,
+    /// Where it is written down which backing device belongs to a cache, and that a cache is stale for a volume
+    ///
+    /// A cache device that fails while all of a volume is on its backing device is passed: reads and writes go to the backing
+    /// device alone, once it is written down there that what the cache holds is old. Without such a place the volume is read,
+    /// and writes fail. It must not be on the cache device. Else $FOREBAY_STATE_DIR, /var/lib/forebay as root,
+    /// $XDG_STATE_HOME/forebay.
+    #[arg(long, value_name = "PATH")]
+    pub state_dir: Option<PathBuf>,
+    /// Serve a volume's backing device although another cache may hold newer data of it: what that holds is stale then
+    #[arg(long, value_name = "VOLUME")]
+    pub without_cache: Vec<String>,
     /// Serve metrics for Prometheus over HTTP, at /metrics: unix:PATH or 127.0.0.1:PORT
     #[arg(long, value_name = "ADDRESS", value_parser = parse_metrics)]
     pub metrics: Option<MetricsAddress>,
@@ -655,6 +666,9 @@ pub struct DrainArgs {
     /// Drain a cache that no daemon serves: its device or file
     #[arg(long)]
     pub cache: Option<PathBuf>,
+    /// The state directory, if not the usual one (`forebay serve --state-dir`)
+    #[arg(long, value_name = "PATH", requires = "cache")]
+    pub state_dir: Option<PathBuf>,
 }
 
 /// `forebay scrub`
@@ -758,6 +772,9 @@ pub struct ForgetArgs {
     /// Give up data that is not on its backing device
     #[arg(long)]
     pub lose_dirty: bool,
+    /// The state directory, if not the usual one (`forebay serve --state-dir`)
+    #[arg(long, value_name = "PATH")]
+    pub state_dir: Option<PathBuf>,
 }
 
 #[cfg(all(test, feature = "vhost"))]

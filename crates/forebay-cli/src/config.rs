@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 pub const DIRECTORY: &str = "/etc/forebay";
 
 /// Options that a file cannot have: they choose the file, or belong to one run.
-const NOT_IN_FILES: [&str; 3] = ["config", "if-changed", "help"];
+const NOT_IN_FILES: [&str; 4] = ["config", "if-changed", "without-cache", "help"];
 
 /// How long devices are waited for when a file says nothing else: at boot they come late.
 const DEVICE_TIMEOUT: &str = "60s";

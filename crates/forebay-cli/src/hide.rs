@@ -52,8 +52,20 @@ impl Backing {
         }
     }
 
+    /// The device at a path, if it is one.
+    pub fn found(path: &Path) -> Option<Backing> {
+        let host = Host::default();
+        let node = block_node(&host, path)?;
+        Some(Backing::of(&host, &node, partuuid(&node)))
+    }
+
+    /// Whether it can be known again.
+    pub fn has_identity(&self) -> bool {
+        self.serial.is_some() || self.partuuid.is_some()
+    }
+
     /// Whether that device is the one written down here. It may have grown since.
-    fn is_same_device(&self, other: &Backing) -> bool {
+    pub fn is_same_device(&self, other: &Backing) -> bool {
         let same = |a: &Option<String>, b: &Option<String>| a.is_some() && a == b;
         self.size_bytes <= other.size_bytes
             && (same(&self.serial, &other.serial) || same(&self.partuuid, &other.partuuid))
@@ -75,7 +87,7 @@ pub fn record(device: &Path, cache: &str, volume: &str) -> Result<()> {
     let Some(node) = block_node(&host, device) else { return Ok(()) };
     let mut backing = Backing::of(&host, &node, partuuid(&node));
     (backing.cache, backing.volume) = (cache.into(), volume.into());
-    if backing.serial.is_none() && backing.partuuid.is_none() {
+    if !backing.has_identity() {
         bail!(
             "{}: has neither a serial number nor a partition's identity, so that udev cannot know it \
              again: it is not hidden from others, take care that nobody mounts it",

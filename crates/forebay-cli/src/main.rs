@@ -19,6 +19,7 @@ mod memory;
 mod metrics;
 mod names;
 mod sockets;
+mod state_dir;
 mod status;
 mod stored;
 mod units;

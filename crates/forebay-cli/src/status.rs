@@ -166,6 +166,8 @@ pub struct VolumeStatus {
     /// What came of these two.
     pub sharing: Sharing,
     pub drained: bool,
+    /// The cache failed and is left out: the volume is its backing device.
+    pub cache_left_out: bool,
     pub dirty_bytes: u64,
     pub dirty: bool,
     /// Of the oldest data that is not on the backing device; since the cache was opened, at least.

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 pub fn run(args: &DrainArgs) -> Result<ExitCode> {
     if let Some(cache) = &args.cache {
-        return super::serve::drain_offline(cache, args.name.as_deref());
+        let state_dir = args.state_dir.as_deref();
+        return super::serve::drain_offline(cache, args.name.as_deref(), state_dir);
     }
     let socket = control::find(args.control.as_deref())?;
     watch(&socket, args.name.as_deref())?;

@@ -2,6 +2,7 @@
 //! `forebay forget`: takes a volume out of a cache.
 
 use crate::args::ForgetArgs;
+use crate::state_dir::StateDir;
 use crate::units::size;
 use crate::{backing, hide};
 use anyhow::{Result, bail};
@@ -32,10 +33,13 @@ pub fn run(args: &ForgetArgs) -> Result<ExitCode> {
         }
         ask_for(&[dirty])?;
     }
+    let volume = shard.superblock().volumes[usize::from(index.0)].as_ref();
+    let volume = volume.map(|volume| uuid_text(&volume.uuid)).unwrap_or_default();
     shard.forget(index)?;
     let cache = uuid_text(&shard.superblock().uuid);
     shard.close(CLOSE_LIMIT)?;
     hide::erase(&cache, &args.name)?;
+    StateDir::open(args.state_dir.as_deref())?.remove(&cache, &volume)?;
     println!("{}: forgotten", args.name);
     Ok(ExitCode::SUCCESS)
 }

@@ -11,6 +11,7 @@ mod opening;
 mod rates;
 mod report;
 mod scrub;
+mod stale;
 mod volumes;
 mod watch;
 
@@ -21,6 +22,7 @@ use crate::attach::{self, Attached, Kind};
 use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
 use crate::late::Patience;
+use crate::state_dir::StateDir;
 use crate::upgrade::{self, Before};
 use crate::{metrics, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
@@ -57,6 +59,7 @@ const PREPARATION: Duration = Duration::from_secs(5);
 struct Served {
     index: VolumeIndex,
     name: String,
+    uuid: String,
     backing: PathBuf,
     stats: Stats,
     rates: Rates,
@@ -86,6 +89,10 @@ struct Daemon {
     is_ending: bool,
     /// A file says what the next start serves.
     is_from_file: bool,
+    /// What is known of caches outside of them, and marks that are being written there.
+    state_dir: Option<StateDir>,
+    without_cache: Vec<String>,
+    marking: Vec<stale::Marking>,
     watch: Watch,
     scrubs: scrub::Scrubs,
     /// What it is doing now.
@@ -200,11 +207,13 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     daemon.release_devices(&signals, args.stop_timeout)?;
     let cache = daemon.cache_text();
     let health = daemon.server.shard.engine().health();
+    let is_passed = daemon.is_passed();
     daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
     if health == CacheHealth::Failed {
         bail!(
-            "{cache}: the cache device failed while it was served, and writes were refused since; what was \
-             answered before is there: serve it again, and it is recovered"
+            "{cache}: the cache device failed while it was served, and {} since; what was \
+             answered before is there: serve it again, and it is recovered",
+            if is_passed { "was left out" } else { "writes were refused" }
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -352,7 +361,8 @@ impl Daemon {
         let watchdog = watchdog_interval();
         let mut told = Instant::now();
         loop {
-            let is_changing = self.leaving.is_some() || self.growing.is_some();
+            let marks = !self.marking.is_empty();
+            let is_changing = self.leaving.is_some() || self.growing.is_some() || marks;
             let answers = !self.desk.borrow().answers.is_empty();
             let wait = match is_changing {
                 // The next turn sends them.
@@ -368,6 +378,7 @@ impl Daemon {
             self.attached.iter_mut().for_each(Attached::tell_news);
             self.leave();
             self.grow();
+            self.mark_stale();
             if let Some(machines) = &mut self.machines {
                 machines.tell_news();
             }

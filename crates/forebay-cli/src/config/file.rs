@@ -61,9 +61,9 @@ impl Reader<'_> {
         for (key, value) in in_order(table) {
             match &**key.get_ref() {
                 "volume" => self.volumes(value),
-                "if-changed" => self.wrong(
+                once @ ("if-changed" | "without-cache") => self.wrong(
                     key.span(),
-                    "if-changed belongs to one run: give it on the command line, once".into(),
+                    format!("{once} belongs to one run: give it on the command line, once"),
                 ),
                 name if known.contains(&name) => self.setting(name, value),
                 name => self.unknown(key, name, &known),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The end: everything durable, and what is not on which disk.
 
+use super::stale::LastNotes;
 use super::{Daemon, Served};
 use crate::units::{clock, size};
 use crate::upgrade::Left;
@@ -62,7 +63,7 @@ impl Daemon {
         self.server.turn(Some(Duration::ZERO))?;
         self.watch_ends();
         let mut left = Left { sockets: std::mem::take(&mut self.sockets), ..Left::default() };
-        let cache = self.cache_text();
+        let (cache, notes) = (self.cache_text(), self.last_notes());
         let Daemon { server, volumes, .. } = self;
         let mut shard = server.stop(Duration::from_secs(5))?;
         let against = match against {
@@ -90,7 +91,7 @@ impl Daemon {
                 }
             },
         };
-        close_shard(shard, &volumes, &cache, limit)?;
+        close_shard(shard, &volumes, &cache, notes, limit)?;
         drop(left);
         sockets.for_each(|path| drop(std::fs::remove_file(path)));
         Ok(Err(against))
@@ -115,14 +116,20 @@ impl Daemon {
     }
 
     pub(super) fn close(self, limit: Duration) -> Result<()> {
-        let cache = self.cache_text();
+        let (cache, notes) = (self.cache_text(), self.last_notes());
         let Daemon { server, volumes, .. } = self;
         let shard = server.stop(Duration::from_secs(5))?;
-        close_shard(shard, &volumes, &cache, limit)
+        close_shard(shard, &volumes, &cache, notes, limit)
     }
 }
 
-fn close_shard(mut shard: Shard, volumes: &[Served], cache: &str, limit: Duration) -> Result<()> {
+fn close_shard(
+    mut shard: Shard,
+    volumes: &[Served],
+    cache: &str,
+    mut notes: LastNotes,
+    limit: Duration,
+) -> Result<()> {
     // Only then is a fingerprint of what a backing device goes on with: a batch may have been under way.
     let quiet = shard.quiesce(limit)?;
     for served in volumes {
@@ -145,7 +152,11 @@ fn close_shard(mut shard: Shard, volumes: &[Served], cache: &str, limit: Duratio
             ))
         })
         .collect();
+    notes.look(shard.engine());
     let clean = quiet && shard.finish()?;
+    if clean {
+        notes.write();
+    }
     for text in left {
         warn!("{text}");
     }

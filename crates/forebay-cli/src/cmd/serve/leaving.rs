@@ -150,6 +150,7 @@ impl Daemon {
             return Vec::new();
         };
         let served = self.volumes.remove(at);
+        self.forget_known(&served.uuid);
         self.watch_left(at);
         let (name, backing) = (served.name, served.backing.display());
         info!("{name}: is detached");

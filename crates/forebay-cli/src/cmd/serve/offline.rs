@@ -12,8 +12,16 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 /// `forebay drain --cache`: opens the cache, drains, and closes it; nobody is served.
-pub fn drain_offline(cache: &Path, name: Option<&str>) -> Result<ExitCode> {
-    let given = ["forebay".into(), "serve".into(), "--cache".into(), cache.as_os_str().to_owned()];
+pub fn drain_offline(
+    cache: &Path,
+    name: Option<&str>,
+    state_dir: Option<&Path>,
+) -> Result<ExitCode> {
+    let mut given =
+        vec!["forebay".into(), "serve".into(), "--cache".into(), cache.as_os_str().to_owned()];
+    if let Some(path) = state_dir {
+        given.extend(["--state-dir".into(), path.as_os_str().to_owned()]);
+    }
     let Command::Serve(args) = Args::parse_from(given).command else {
         unreachable!("the words above are a serve");
     };

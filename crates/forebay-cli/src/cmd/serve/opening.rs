@@ -99,6 +99,9 @@ impl Daemon {
             room,
             is_ending: false,
             is_from_file: args.is_from_file(),
+            state_dir: None,
+            without_cache: args.without_cache.clone(),
+            marking: Vec::new(),
             watch: Watch::new(),
             scrubs: super::scrub::Scrubs::new(args.scrub_every),
             activity: "opens the cache",
@@ -111,6 +114,7 @@ impl Daemon {
             machines: None,
         };
         daemon.tell_opened();
+        daemon.find_state_dir(args.state_dir.as_deref());
         Ok(daemon)
     }
 
@@ -201,5 +205,5 @@ fn options(args: &ServeArgs) -> ShardOptions {
         IoChoice::Uring => ReactorKind::Uring,
         IoChoice::Threads => ReactorKind::Threads,
     };
-    ShardOptions { reactor, config, lasting: true, ..ShardOptions::default() }
+    ShardOptions { reactor, config, lasting: true, marks_stale: true, ..ShardOptions::default() }
 }

@@ -11,6 +11,7 @@ use forebay::io::{OperationKind, ReactorKind, Stats};
 use forebay::shard::{Shard, uuid_text, wall_now};
 use forebay_core::engine::{Acknowledge, CacheHealth};
 use forebay_core::format::superblock::Volume;
+use forebay_core::op::stale::Stale;
 use forebay_core::policy::bypass::Reason;
 use forebay_core::policy::slices::Sharing;
 use forebay_core::policy::writeback::Stage;
@@ -34,8 +35,9 @@ impl Daemon {
         let mut problems = self.problems.clone();
         problems.extend(self.attached.iter().flat_map(|it| it.problems().to_vec()));
         if engine.health() == CacheHealth::Failed {
+            let what = if self.is_passed() { "it is left out" } else { "writes are refused" };
             problems.push(format!(
-                "{}: the cache device failed; writes are refused until the daemon is restarted",
+                "{}: the cache device failed; {what} until the daemon is restarted",
                 self.cache_text()
             ));
         }
@@ -263,8 +265,12 @@ fn volume_status(
             stats.lost_blocks
         ));
     }
-    let is_failed = now.frozen || now.parked_full || shard.engine().health() == CacheHealth::Failed;
+    problems.extend(super::stale::text(now.stale, name, &backing));
+    let passes = now.stale == Stale::Passing;
+    let stops = shard.engine().health() == CacheHealth::Failed && !passes;
+    let is_failed = now.frozen || now.parked_full || stops;
     let is_degraded = now.backing_failing
+        || passes
         || now.flush_failed
         || now.parked_blocks > 0
         || stats.lost_blocks > 0
@@ -296,6 +302,7 @@ fn volume_status(
         p99_target_us: now.sharing.target.map(|target| us(target.nanos)),
         sharing: sharing(&now.sharing),
         drained: now.drained,
+        cache_left_out: passes,
         dirty_bytes,
         dirty: now.dirty,
         dirty_age_seconds: now.dirty_since.map(age),

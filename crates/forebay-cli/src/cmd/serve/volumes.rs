@@ -6,6 +6,7 @@ use super::{Daemon, Served, no_such};
 use crate::address::Address;
 use crate::args::{IfChanged, ServeArgs, Setting, VolumeSpec, mode_name, parse_setting};
 use crate::late::Patience;
+use crate::state_dir::Why;
 use crate::units::{clock, size};
 use crate::{backing, hide};
 use anyhow::{Context, Result, bail};
@@ -132,6 +133,7 @@ impl Daemon {
         if let Some(cache) = &self.cache_path {
             backing::check_apart(cache, path)?;
         }
+        self.pass_others(path, &recorded.name)?;
         let device = backing::open_exclusive(path, source, wanted.logical_block)?;
         let name = &recorded.name;
         if device.info().size_bytes < recorded.size_bytes {
@@ -146,8 +148,15 @@ impl Daemon {
         let crashed = !self.server.shard.opened().clean;
         let state = self.server.shard.engine().status(index);
         let dirty = state.is_some_and(|status| status.dirty);
-        if let Match::Changed { what } = backing::compare_recorded(&recorded, &found, crashed) {
-            let what: Vec<String> = what.iter().map(ToString::to_string).collect();
+        let mark = self.mark_of(&recorded)?;
+        let changed = match backing::compare_recorded(&recorded, &found, crashed) {
+            Match::Changed { what } => what.iter().map(ToString::to_string).collect(),
+            _ => Vec::new(),
+        };
+        if mark.is_some() || !changed.is_empty() {
+            let marked =
+                mark.map(|mark| format!("it {} since {}", mark.why.text(), clock(mark.since)));
+            let what: Vec<String> = marked.into_iter().chain(changed).collect();
             let what = what.join(", ");
             let choice = if_changed.iter().find(|(name, _)| *name == recorded.name);
             match choice.map(|choice| choice.1) {
@@ -159,7 +168,13 @@ impl Daemon {
                     clock(self.server.shard.superblock().written_at),
                 ),
                 Some(IfChanged::KeepDirty) if dirty => {
-                    warn!("{name}: backing device changed ({what}); dirty data is kept");
+                    warn!(
+                        "{name}: backing device changed ({what}); dirty data is kept, and nothing else"
+                    );
+                    // The log has the rest still: whoever opens it before it is drained drops that again.
+                    let why = mark.map_or(Why::Changed, |mark| mark.why);
+                    self.note_stale(&recorded, path, why)?;
+                    self.server.shard.forget_clean(index);
                 }
                 _ => {
                     warn!("{name}: backing device changed ({what}); starts empty");
@@ -176,6 +191,7 @@ impl Daemon {
         if let Some(cache) = &self.cache_path {
             backing::check_apart(cache, backing)?;
         }
+        self.pass_others(backing, &spec.name)?;
         let device = backing::open_exclusive(backing, backing_source(index), spec.logical_block)?;
         let info = device.info().clone();
         let size_bytes = info.size_bytes / 512 * 512;
@@ -234,11 +250,13 @@ impl Daemon {
         info!("{}: served: {} {how} {text}", recorded.name, size(recorded.size_bytes));
         if self.cache_path.is_some() {
             self.hide_from_others(&recorded, path);
+            self.note_known(&recorded, path);
         }
         self.server.shard.serve(index, device);
         let rates = Rates::default();
         let backing = std::path::absolute(path)?;
-        self.volumes.push(Served { index, name: recorded.name, backing, stats, rates });
+        let uuid = uuid_text(&recorded.uuid);
+        self.volumes.push(Served { index, name: recorded.name, uuid, backing, stats, rates });
         self.tell_larger(self.volumes.len() - 1);
         Ok(())
     }

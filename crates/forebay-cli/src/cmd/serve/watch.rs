@@ -119,8 +119,9 @@ impl Daemon {
         let is_failed = self.server.shard.engine().health() == CacheHealth::Failed;
         if is_failed && !self.watch.is_failed {
             error!(
-                "{path}: the cache device has failed: writes and flushes are refused, reads go on; \
-                 nothing that was answered is lost; restart the daemon when the device is well"
+                "{path}: the cache device has failed: of volumes that are not on their backing devices writes and \
+                 flushes are refused, reads go on; nothing that was answered is lost; restart the daemon when the \
+                 device is well"
             );
         }
         self.watch.is_failed = is_failed;

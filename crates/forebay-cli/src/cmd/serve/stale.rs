@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Caches that were left out: what is written down about them, and who reads it.
+//!
+//! # Invariants
+//!
+//! - **M1** A backing device of which a cache holds something is not written without that cache before the cache is
+//!   marked stale, durably (`state_dir`).
+//! - **M2** What the mark says the cache holds wrongly is dropped before the volume is served with it; what may be
+//!   newer waits for the operator (`volumes.rs`, `--if-changed`).
+
+use super::{Daemon, Served};
+use crate::state_dir::{Known, Mark, Record, StateDir, Why};
+use anyhow::{Context, Result, bail};
+use forebay::shard::{StaleWanted, uuid_text, wall_now};
+use forebay_core::engine::{CacheHealth, Engine};
+use forebay_core::format::superblock::Volume;
+use forebay_core::op::stale::Stale;
+use forebay_core::units::VolumeIndex;
+use std::path::Path;
+use std::thread::JoinHandle;
+use tracing::{error, warn};
+
+/// A mark that is being written, on a thread: the state directory may be as slow as what has just failed.
+pub(super) struct Marking {
+    wanted: StaleWanted,
+    name: String,
+    thread: JoinHandle<Result<()>>,
+}
+
+/// Records of the volumes that were served.
+pub(super) struct LastNotes {
+    dir: Option<StateDir>,
+    records: Vec<(VolumeIndex, Record)>,
+}
+
+impl LastNotes {
+    /// What the cache still has, now that nothing is under way.
+    pub(super) fn look(&mut self, engine: &Engine) {
+        for (index, record) in &mut self.records {
+            let lost = engine.status(*index).is_none_or(|it| it.frozen || it.lost_blocks_now > 0);
+            record.dirty = lost || !engine.is_clean(*index);
+        }
+    }
+
+    /// Everything is durable.
+    pub(super) fn write(&self) {
+        for (_, record) in &self.records {
+            if let Some(Err(error)) = self.dir.as_ref().map(|dir| dir.write(record)) {
+                warn!("{}: {error:#}", record.name);
+            }
+        }
+    }
+}
+
+impl Daemon {
+    pub(super) fn find_state_dir(&mut self, given: Option<&Path>) {
+        match StateDir::open(given) {
+            Ok(found) => self.state_dir = Some(found),
+            Err(error) => self.problem(format!(
+                "{error:#}; a cache that fails is not passed, and nobody is told of backing devices that \
+                 belong to other caches"
+            )),
+        }
+    }
+
+    /// Whether a backing device was written without this cache.
+    pub(super) fn mark_of(&self, recorded: &Volume) -> Result<Option<Mark>> {
+        let Some(dir) = &self.state_dir else { return Ok(None) };
+        let record = dir.read(&self.cache_uuid(), &uuid_text(&recorded.uuid))?;
+        Ok(record.and_then(|record| record.mark_for(recorded.attach_generation)))
+    }
+
+    /// Writes down that a volume's backing device belongs to this cache. A mark that still counts stays.
+    pub(super) fn note_known(&mut self, recorded: &Volume, backing: &Path) {
+        let Some(dir) = &self.state_dir else { return };
+        let mut record = self.record_of(recorded, backing, true);
+        let noted = self.mark_of(recorded).and_then(|mark| {
+            record.stale = mark;
+            dir.write(&record)
+        });
+        if let Err(error) = noted {
+            self.problem(format!("{}: {error:#}", recorded.name));
+        }
+    }
+
+    /// Writes down that the cache is stale for a volume that is about to be served.
+    pub(super) fn note_stale(&self, recorded: &Volume, backing: &Path, why: Why) -> Result<()> {
+        let Some(dir) = &self.state_dir else { return Ok(()) };
+        let mut record = self.record_of(recorded, backing, true);
+        record.stale = Some(marked(recorded.attach_generation, why));
+        dir.write(&record)
+    }
+
+    /// A volume has left the cache.
+    pub(super) fn forget_known(&mut self, volume: &str) {
+        let removed = self.state_dir.as_ref().map(|dir| dir.remove(&self.cache_uuid(), volume));
+        if let Some(Err(error)) = removed {
+            self.problem(format!("{error:#}"));
+        }
+    }
+
+    /// Before a backing device is served: other caches that it belongs to are stale from now on (M1). One that may
+    /// hold newer data is passed only if that was asked for.
+    pub(super) fn pass_others(&mut self, backing: &Path, name: &str) -> Result<()> {
+        let Some(dir) = &self.state_dir else { return Ok(()) };
+        let own = self.cache_uuid();
+        for mut record in dir.of_backing(backing)?.into_iter().filter(|it| it.cache != own) {
+            let shown = backing.display();
+            let (volume, cache) = (&record.name, &record.cache_path);
+            let is_asked = self.without_cache.iter().any(|it| it == name);
+            if record.dirty && !is_asked {
+                bail!(
+                    "{shown}: belongs to volume {volume} of the cache {} ({cache}), which may hold newer data: \
+                     serve it with --cache {cache}, or `forebay drain --cache {cache} {volume}` first; if the \
+                     cache is gone, --without-cache {name} serves what is here, and gives up what was there",
+                    record.cache
+                );
+            }
+            if record.mark_for(record.attach_generation).is_none() {
+                record.stale = Some(marked(record.attach_generation, Why::ServedWithout));
+                dir.write(&record).with_context(|| format!("{shown}: is not served"))?;
+                warn!(
+                    "{name}: {shown} belongs to volume {volume} of the cache {} ({cache}), which is stale from now \
+                     on: what it holds is dropped when it is served again",
+                    record.cache
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with marks that the engine wants because the cache device has failed.
+    pub(super) fn mark_stale(&mut self) {
+        while let Some(wanted) = self.server.shard.take_stale() {
+            self.begin_marking(wanted);
+        }
+        while let Some(at) = self.marking.iter().position(|it| it.thread.is_finished()) {
+            let Marking { wanted, name, thread } = self.marking.swap_remove(at);
+            let done = thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("it broke off")));
+            match &done {
+                Ok(()) => warn!(
+                    "{name}: the cache is left out: all of the volume is on its backing device, which is read and \
+                     written alone from now on; the cache is marked stale"
+                ),
+                Err(error) => error!(
+                    "{name}: cannot be served without the cache, since that cannot be marked stale: {error:#}; \
+                     writes are refused"
+                ),
+            }
+            self.server.shard.stale_marked(wanted, done.is_ok());
+        }
+    }
+
+    fn begin_marking(&mut self, wanted: StaleWanted) {
+        let served = self.volumes.iter().find(|served| served.index == wanted.volume);
+        let recorded = self.recorded(wanted.volume);
+        let (Some(dir), Some(Served { name, backing, .. }), Some(recorded)) =
+            (self.state_dir.clone(), served, recorded)
+        else {
+            return self.server.shard.stale_marked(wanted, false);
+        };
+        // X2: all of it is on the backing device.
+        let mut record = self.record_of(recorded, backing, false);
+        record.stale = Some(marked(recorded.attach_generation, Why::CacheFailed));
+        let name = name.clone();
+        let thread = std::thread::spawn(move || dir.write(&record));
+        self.marking.push(Marking { wanted, name, thread });
+    }
+
+    fn record_of(&self, recorded: &Volume, backing: &Path, dirty: bool) -> Record {
+        Record {
+            cache: self.cache_uuid(),
+            volume: uuid_text(&recorded.uuid),
+            name: recorded.name.clone(),
+            cache_path: self.cache_text(),
+            attach_generation: recorded.attach_generation,
+            backing: Known::of(backing),
+            dirty,
+            stale: None,
+        }
+    }
+
+    /// What is to be written down after a stop that makes everything durable: a volume that is on its backing device
+    /// then may be served without the cache.
+    pub(super) fn last_notes(&self) -> LastNotes {
+        let served = self.volumes.iter().filter(|_| self.cache_path.is_some());
+        let read = |served: &Served| {
+            let record = self.state_dir.as_ref()?.read(&self.cache_uuid(), &served.uuid).ok()??;
+            Some((served.index, record))
+        };
+        LastNotes { dir: self.state_dir.clone(), records: served.filter_map(read).collect() }
+    }
+
+    /// Whether a failed cache is left out of all that is served.
+    pub(super) fn is_passed(&self) -> bool {
+        let engine = self.server.shard.engine();
+        let passes =
+            |it: &Served| engine.status(it.index).is_some_and(|it| it.stale == Stale::Passing);
+        engine.health() == CacheHealth::Failed && self.volumes.iter().all(passes)
+    }
+
+    fn cache_uuid(&self) -> String {
+        uuid_text(&self.server.shard.superblock().uuid)
+    }
+}
+
+fn marked(attach_generation: u32, why: Why) -> Mark {
+    Mark { attach_generation, since: wall_now(), why }
+}
+
+/// What `status` says of a volume behind a failed cache.
+pub(super) fn text(stale: Stale, name: &str, backing: &str) -> Option<String> {
+    match stale {
+        Stale::Passing => {
+            Some(format!("{name}: the cache is left out: {backing} alone is read and written"))
+        }
+        Stale::Refused => Some(format!(
+            "{name}: the cache cannot be left out, since it cannot be marked stale (the log says why)"
+        )),
+        Stale::No | Stale::Asked => None,
+    }
+}

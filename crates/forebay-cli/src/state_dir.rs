@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The state directory: what this machine knows of caches and their backing devices, outside of both.
+//!
+//! A record, one small file for each volume of each cache, says which backing device belongs to it, so that who serves
+//! that without the cache learns of it; and it has the *mark* that the cache is stale for the volume (`op/stale` of the
+//! engine): that the backing device was written without it.
+//!
+//! # Invariants
+//!
+//! - **N1** A record is durable before its volume is served. A mark is durable before anything is written that
+//!   makes it true.
+//! - **N2** A record that cannot be read may have a mark in it: the volume is not served.
+//! - **N3** A mark counts for the attach generation that it names. A cache that has dropped what it held of the volume
+//!   has a higher one, durably, before the mark is taken away.
+//! - **N4** A record says `dirty: false` only where all of the volume was on its backing device, for good, when it was
+//!   last served.
+
+use crate::hide::Backing;
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Where it is, if neither the command line nor the user's own directories say otherwise.
+pub const ENVIRONMENT: &str = "FOREBAY_STATE_DIR";
+
+/// Why a cache is stale for a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Why {
+    /// It failed while nothing was dirty, and writes passed it.
+    CacheFailed,
+    /// The backing device was served without it.
+    ServedWithout,
+    /// The backing device was changed by others, and what was dirty was kept.
+    Changed,
+}
+
+impl Why {
+    /// In words, after "the backing device".
+    pub fn text(self) -> &'static str {
+        match self {
+            Why::CacheFailed => "was written when the cache had failed",
+            Why::ServedWithout => "was served without this cache",
+            Why::Changed => "was changed by others",
+        }
+    }
+}
+
+/// The cache is stale for the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// For what the cache holds of this attach generation, and of older ones.
+    pub attach_generation: u32,
+    /// Milliseconds since 1970.
+    pub since: u64,
+    pub why: Why,
+}
+
+/// A volume of a cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Uuids.
+    pub cache: String,
+    pub volume: String,
+    /// For people.
+    pub name: String,
+    pub cache_path: String,
+    pub attach_generation: u32,
+    pub backing: Known,
+    /// The cache may hold what the backing device does not (N4).
+    pub dirty: bool,
+    pub stale: Option<Mark>,
+}
+
+impl Record {
+    /// The mark, if it counts for a volume with this attach generation (N3).
+    pub fn mark_for(&self, attach_generation: u32) -> Option<Mark> {
+        self.stale.filter(|mark| attach_generation <= mark.attach_generation)
+    }
+
+    fn file_name(&self) -> String {
+        file_name(&self.cache, &self.volume)
+    }
+}
+
+fn file_name(cache: &str, volume: &str) -> String {
+    format!("{cache}.{volume}")
+}
+
+/// A backing device as it is known again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Known {
+    pub path: PathBuf,
+    /// Of a file.
+    inode: Option<u64>,
+    /// Of a block device that has an identity.
+    device: Option<Backing>,
+}
+
+impl Known {
+    /// As it is found now.
+    pub fn of(path: &Path) -> Known {
+        let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let file = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file);
+        Known { inode: file.map(|it| it.ino()), device: Backing::found(&path), path }
+    }
+
+    /// Whether that one is the same. A block device without an identity is known by its name alone.
+    fn is_same(&self, found: &Known) -> bool {
+        match (&self.device, &found.device) {
+            (Some(known), Some(found)) if known.has_identity() && found.has_identity() => {
+                known.is_same_device(found)
+            }
+            _ => self.path == found.path && self.inode == found.inode,
+        }
+    }
+}
+
+/// The directory.
+#[derive(Clone, Debug)]
+pub struct StateDir {
+    path: PathBuf,
+}
+
+impl StateDir {
+    /// The one that was given, or the usual one: made if it is not there.
+    pub fn open(given: Option<&Path>) -> Result<StateDir> {
+        let path = match given {
+            Some(path) => path.to_owned(),
+            None => usual().context(
+                "there is no state directory: neither HOME nor XDG_STATE_HOME is set; give --state-dir",
+            )?,
+        };
+        let failed = || format!("{}: cannot be the state directory", path.display());
+        let mut builder = std::fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(&path).with_context(failed)?;
+        // Known to be there after a power cut, too.
+        if let Some(above) = path.parent() {
+            let _ = std::fs::File::open(above).and_then(|it| it.sync_all());
+        }
+        Ok(StateDir { path })
+    }
+
+    /// What is known of a volume (N2).
+    pub fn read(&self, cache: &str, volume: &str) -> Result<Option<Record>> {
+        read(&self.path.join(file_name(cache, volume)))
+    }
+
+    /// The volumes that a backing device is known to belong to.
+    pub fn of_backing(&self, path: &Path) -> Result<Vec<Record>> {
+        let found = Known::of(path);
+        let failed = || format!("{}: cannot be read", self.path.display());
+        let mut records = Vec::new();
+        for entry in std::fs::read_dir(&self.path).with_context(failed)? {
+            let entry = entry.with_context(failed)?;
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                continue;
+            }
+            records.extend(read(&entry.path())?.filter(|record| record.backing.is_same(&found)));
+        }
+        Ok(records)
+    }
+
+    /// Writes a record, for good: whole or not at all.
+    pub fn write(&self, record: &Record) -> Result<()> {
+        let path = self.path.join(record.file_name());
+        if read(&path).is_ok_and(|known| known.as_ref() == Some(record)) {
+            return Ok(());
+        }
+        let failed = || format!("{}: cannot be written", path.display());
+        let new = self.path.join(format!(".{}.new", record.file_name()));
+        let mut file = std::fs::File::create(&new).with_context(failed)?;
+        file.write_all(serde_json::to_string_pretty(record)?.as_bytes()).with_context(failed)?;
+        file.sync_all().with_context(failed)?;
+        std::fs::rename(&new, &path).with_context(failed)?;
+        std::fs::File::open(&self.path).and_then(|it| it.sync_all()).with_context(failed)
+    }
+
+    /// A volume is no cache's any more.
+    pub fn remove(&self, cache: &str, volume: &str) -> Result<()> {
+        let path = self.path.join(file_name(cache, volume));
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("{}: cannot be removed", path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Record>> {
+    let failed = || {
+        format!(
+            "{}: cannot be read, and may say that a cache is stale; mend or remove it",
+            path.display()
+        )
+    };
+    match std::fs::read_to_string(path) {
+        Ok(text) => serde_json::from_str(&text).with_context(failed).map(Some),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(failed),
+    }
+}
+
+fn usual() -> Option<PathBuf> {
+    let is_root = rustix::process::geteuid().is_root();
+    let of =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    chosen(is_root, of)
+}
+
+fn chosen(is_root: bool, of: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    let own = || {
+        let home = || Some(of("HOME")?.join(".local/state"));
+        Some(of("XDG_STATE_HOME").or_else(home)?.join("forebay"))
+    };
+    of(ENVIRONMENT).or_else(|| if is_root { Some("/var/lib/forebay".into()) } else { own() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        path
+    }
+
+    fn record(backing: &Path) -> Record {
+        Record {
+            cache: "c".into(),
+            volume: "v".into(),
+            name: "data".into(),
+            cache_path: "/dev/nvme".into(),
+            attach_generation: 7,
+            backing: Known::of(backing),
+            dirty: true,
+            stale: None,
+        }
+    }
+
+    #[test]
+    fn a_record_is_found_by_its_volume_and_by_its_backing_device() {
+        let path = scratch("state-found");
+        let dir = StateDir::open(Some(&path)).unwrap();
+        let disk = path.with_extension("disk");
+        std::fs::write(&disk, "x").unwrap();
+        assert_eq!(dir.read("c", "v").unwrap(), None);
+        let known = record(&disk);
+        dir.write(&known).unwrap();
+        assert_eq!(dir.read("c", "v").unwrap(), Some(known.clone()));
+        assert_eq!(dir.of_backing(&disk).unwrap(), [known]);
+        // Another file with its name, and the same with another.
+        std::fs::write(disk.with_extension("other"), "y").unwrap();
+        std::fs::rename(disk.with_extension("other"), &disk).unwrap();
+        assert_eq!(dir.of_backing(&disk).unwrap(), []);
+        dir.remove("c", "v").unwrap();
+        dir.remove("c", "v").unwrap();
+        assert_eq!(dir.read("c", "v").unwrap(), None);
+        std::fs::remove_file(&disk).unwrap();
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    #[test]
+    fn a_mark_counts_until_the_cache_has_dropped_what_it_held() {
+        let mut record = record(Path::new("/"));
+        assert_eq!(record.mark_for(7), None);
+        let mark = Mark { attach_generation: 7, since: 1, why: Why::CacheFailed };
+        record.stale = Some(mark);
+        assert_eq!([6, 7, 8].map(|it| record.mark_for(it)), [Some(mark), Some(mark), None]);
+    }
+
+    /// What is torn, or of a newer forebay, may be a mark.
+    #[test]
+    fn what_cannot_be_read_is_an_error() {
+        let path = scratch("state-rubbish");
+        let dir = StateDir::open(Some(&path)).unwrap();
+        std::fs::write(path.join("c.v"), "{").unwrap();
+        assert!(dir.read("c", "v").is_err());
+        assert!(dir.of_backing(Path::new("/")).is_err());
+        // What was being written when the power failed is nothing yet.
+        std::fs::rename(path.join("c.v"), path.join(".c.v.new")).unwrap();
+        assert_eq!(dir.read("c", "v").unwrap(), None);
+        assert_eq!(dir.of_backing(Path::new("/")).unwrap(), []);
+        dir.write(&record(Path::new("/"))).unwrap();
+        assert_eq!(dir.of_backing(Path::new("/")).unwrap().len(), 1);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    #[test]
+    fn the_directory_is_where_users_expect_it() {
+        let of = |set: &'static [(&str, &str)]| {
+            move |name: &str| {
+                let found = set.iter().find(|(key, _)| *key == name);
+                found.map(|(_, value)| PathBuf::from(value))
+            }
+        };
+        assert_eq!(chosen(true, of(&[("HOME", "/h")])), Some("/var/lib/forebay".into()));
+        assert_eq!(chosen(false, of(&[("HOME", "/h")])), Some("/h/.local/state/forebay".into()));
+        assert_eq!(
+            chosen(false, of(&[("HOME", "/h"), ("XDG_STATE_HOME", "/x")])),
+            Some("/x/forebay".into())
+        );
+        assert_eq!(chosen(true, of(&[(ENVIRONMENT, "/e")])), Some("/e".into()));
+        assert_eq!(chosen(false, of(&[])), None);
+    }
+}

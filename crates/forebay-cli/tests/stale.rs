@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A cache device that fails while nothing is dirty is left out, and what it holds is never served again; nor is what a
+//! cache holds of a disk that was served without it.
+//!
+//! A limit on the size of files, set on the running daemon, takes the part of the failing device.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use forebay_serve::nbd::client::Zeroes;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{Daemon, Scratch, good, run, signal, wait_for};
+
+const MIB: u64 = 1 << 20;
+
+/// From now on the daemon writes no byte of a file at this offset or behind it.
+fn limit(daemon: &Daemon, bytes: Option<u64>) {
+    let pid = Pid::from_raw(daemon.id() as i32).unwrap();
+    prlimit(Some(pid), Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
+}
+
+/// A place of its own for marks.
+struct Place {
+    scratch: Scratch,
+    disk: PathBuf,
+}
+
+impl Place {
+    fn new(name: &str) -> Place {
+        let scratch = Scratch::new(name);
+        scratch.format("64M");
+        let disk = scratch.file("disk", 16 * MIB);
+        Place { scratch, disk }
+    }
+
+    fn state(&self) -> PathBuf {
+        self.scratch.path("state")
+    }
+
+    fn with_state(&self, mut command: Command) -> Command {
+        command.arg("--state-dir").arg(self.state());
+        command
+    }
+
+    fn serve(&self, more: &[&str]) -> Daemon {
+        let command = self.with_state(self.scratch.serve_command(more));
+        Daemon::start(command, &self.scratch.path("stderr"))
+    }
+
+    fn serve_first(&self) -> Daemon {
+        self.serve(&["--volume", &format!("v={}", self.disk.display())])
+    }
+
+    fn bare_command(&self, more: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["serve", "--attach", "none", "--volume"]);
+        command.arg(format!("w={}", self.disk.display())).arg("--listen");
+        command.arg(self.scratch.listen()).arg("--control").arg(self.scratch.control()).args(more);
+        self.with_state(command)
+    }
+
+    fn read(&self, volume: &str, at: u64) -> u8 {
+        let found = self.scratch.connect(volume).read(at, 4096).unwrap();
+        assert_eq!(found, [found[0]; 4096]);
+        found[0]
+    }
+
+    fn write(&self, volume: &str, at: u64, byte: u8) {
+        self.scratch.connect(volume).write(at, &[byte; 4096], true).unwrap();
+    }
+
+    fn on_disk(&self, at: u64) -> u8 {
+        let mut bytes = [0; 4096];
+        std::fs::File::open(&self.disk).unwrap().read_exact_at(&mut bytes, at).unwrap();
+        bytes[0]
+    }
+
+    fn drain(&self) {
+        assert!(self.scratch.ask(&["drain"]).status.success());
+    }
+
+    fn problems(&self) -> String {
+        self.scratch.status()["problems"].to_string()
+    }
+
+    /// All is drained, block 0 is in the cache, and the cache device fails: copies of what is read cannot be written.
+    fn fail_cache(&self, daemon: &Daemon) {
+        self.write("v", 0, 1);
+        self.drain();
+        // The log lies behind it, what is written of the disk before it.
+        limit(daemon, Some(64 << 10));
+        // Twice: what is missed for the second time enters, at once while the cache is not full.
+        for _ in 0..2 {
+            self.read("v", 2 * MIB);
+        }
+        wait_for("the failure", || self.problems().contains("the cache device failed"));
+        assert_eq!(self.scratch.status()["volumes"][0]["dirty"], false);
+    }
+}
+
+#[test]
+fn a_cache_that_fails_clean_is_left_out_and_its_old_data_is_never_served() {
+    for end in ["TERM", "KILL"] {
+        let place = Place::new("stale-failed");
+        let daemon = place.serve_first();
+        place.fail_cache(&daemon);
+        assert_eq!(place.read("v", 0), 1);
+        // The cache holds block 0, and cannot be told that it is old.
+        place.write("v", 0, 2);
+        assert_eq!((place.read("v", 0), place.on_disk(0)), (2, 2));
+        let mut client = place.scratch.connect("v");
+        client.write_zeroes(4096, 4096, Zeroes::default()).unwrap();
+        client.trim(8192, 4096, false).unwrap();
+        client.flush().unwrap();
+        drop(client);
+        let status = place.scratch.status();
+        let volume = &status["volumes"][0];
+        assert_eq!(
+            (&volume["cache_left_out"], &volume["health"]),
+            (&true.into(), &"degraded".into())
+        );
+        assert!(place.problems().contains("v: the cache is left out"), "{}", place.problems());
+        signal(daemon.id(), end);
+        let (code, said) = daemon.ended();
+        if end == "TERM" {
+            assert_eq!(code, Some(1), "{said}");
+            assert!(said.contains("and was left out since"), "{said}");
+        }
+        assert!(said.contains("the cache is marked stale"), "{said}");
+        // The device is well again, and has all that it had.
+        let daemon = place.serve(&[]);
+        assert!(
+            daemon.said().contains("was written when the cache had failed"),
+            "{}",
+            daemon.said()
+        );
+        assert_eq!(place.read("v", 0), 2);
+        place.write("v", 0, 3);
+        daemon.stop("TERM");
+        // The mark is over: what the cache holds now stays.
+        let daemon = place.serve(&[]);
+        assert!(!daemon.said().contains("starts empty"), "{}", daemon.said());
+        assert_eq!(place.read("v", 0), 3);
+        daemon.stop("TERM");
+    }
+}
+
+/// Without a place for the mark nothing may be written: a restart would not know that the cache is old.
+#[test]
+fn a_failed_cache_that_cannot_be_marked_is_not_passed() {
+    let place = Place::new("stale-unmarked");
+    let daemon = place.serve_first();
+    place.fail_cache(&daemon);
+    // No name in it can be made, not even by root.
+    std::fs::remove_dir_all(place.state()).unwrap();
+    std::fs::write(place.state(), "").unwrap();
+    place.scratch.connect("v").write(0, &[2; 4096], true).unwrap_err();
+    assert_eq!((place.read("v", 0), place.on_disk(0)), (1, 1));
+    // What it holds nothing of needs no mark.
+    place.write("v", 16384, 5);
+    assert!(place.problems().contains("v: the cache cannot be left out"), "{}", place.problems());
+    signal(daemon.id(), "TERM");
+    let (_, said) = daemon.ended();
+    assert!(said.contains("cannot be marked stale"), "{said}");
+    std::fs::remove_file(place.state()).unwrap();
+    let daemon = place.serve(&[]);
+    assert_eq!((place.read("v", 0), place.read("v", 16384)), (1, 5));
+    daemon.stop("TERM");
+}
+
+#[test]
+fn a_drained_disk_that_is_served_bare_makes_its_cache_stale() {
+    let place = Place::new("stale-bare");
+    let daemon = place.serve_first();
+    place.write("v", 0, 1);
+    place.drain();
+    daemon.stop("TERM");
+    let bare = Daemon::start(place.bare_command(&[]), &place.scratch.path("stderr"));
+    assert!(bare.said().contains("is stale from now on"), "{}", bare.said());
+    place.write("w", 0, 2);
+    bare.stop("TERM");
+    let daemon = place.serve(&[]);
+    assert!(daemon.said().contains("was served without this cache"), "{}", daemon.said());
+    assert_eq!(place.read("v", 0), 2);
+    daemon.stop("TERM");
+}
+
+#[test]
+fn a_disk_whose_newest_data_is_on_a_cache_is_not_served_bare_unasked() {
+    let place = Place::new("stale-dirty");
+    let daemon = place.serve_first();
+    place.write("v", 0, 1);
+    place.drain();
+    assert!(place.scratch.ask(&["set", "v", "mode=write-back"]).status.success());
+    place.write("v", 4096, 1);
+    daemon.stop("TERM");
+    let refused = run(&mut place.bare_command(&[]));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success(), "{said}");
+    for part in ["belongs to volume v", "drain --cache", "--without-cache w"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    let bare =
+        Daemon::start(place.bare_command(&["--without-cache", "w"]), &place.scratch.path("stderr"));
+    assert_eq!(place.read("w", 4096), 0);
+    place.write("w", 0, 2);
+    place.write("w", 4096, 3);
+    bare.stop("TERM");
+    // What is dirty waits for the operator.
+    let refused = run(&mut place.with_state(place.scratch.serve_command::<&str>(&[])));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        said.contains("was served without this cache") && said.contains("v=keep-dirty"),
+        "{said}"
+    );
+    // Kept: it wins, and what is clean is dropped nevertheless, now and at the next start.
+    for more in [["--if-changed", "v=keep-dirty"].as_slice(), &["--if-changed", "v=keep-dirty"]] {
+        let mut daemon = place.serve(more);
+        assert_eq!((place.read("v", 0), place.read("v", 4096)), (2, 1));
+        daemon.kill();
+    }
+    let daemon = place.serve(&["--if-changed", "v=lose-dirty"]);
+    assert_eq!((place.read("v", 0), place.read("v", 4096)), (2, 3));
+    daemon.stop("TERM");
+}
+
+#[test]
+fn a_forgotten_volume_is_anybodys() {
+    let place = Place::new("stale-forgotten");
+    let daemon = place.serve_first();
+    place.write("v", 0, 1);
+    place.drain();
+    daemon.stop("TERM");
+    assert_eq!(names(&place.state()), 1);
+    let mut forget = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    forget.arg("forget").arg("--cache").arg(place.scratch.cache()).arg("v");
+    good(&mut place.with_state(forget));
+    assert_eq!(names(&place.state()), 0);
+    let bare = Daemon::start(place.bare_command(&[]), &place.scratch.path("stderr"));
+    assert!(!bare.said().contains("is stale"), "{}", bare.said());
+    bare.stop("TERM");
+}
+
+fn names(path: &Path) -> usize {
+    std::fs::read_dir(path).unwrap().count()
+}
