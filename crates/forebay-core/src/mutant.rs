@@ -58,6 +58,7 @@ pub enum Mutant {
     EntryBeforeFlush,
     VoidedWrittenBack,
     StrictSpansFlush,
+    RecoveryBeginsEpoch,
     OrderIgnored,
     BatchBeforeFlush,
     DirtyEntryFirst,

@@ -6,8 +6,8 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-/// Every deliberate fault, but for three of the scrub, `PassesUndurable` and `GrownUnlockedEarly`: what they break takes a
-/// story that no seed tells often enough (`tests/scrub.rs`, `tests/around.rs`).
+/// Every deliberate fault, but for three of the scrub, `PassesUndurable`, `GrownUnlockedEarly` and `RecoveryBeginsEpoch`: what
+/// they break takes a story that no seed tells often enough (`tests/scrub.rs`, `tests/around.rs`, `tests/order.rs`).
 pub const ALL: [Mutant; 62] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,

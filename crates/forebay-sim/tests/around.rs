@@ -13,7 +13,7 @@ use forebay_sim::block::{Block, origin};
 use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
-use support::{ask, drain, place, power_cut, read, settle, world_with};
+use support::{ask, clean, place, power_cut, read, settle, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = 7;
@@ -28,7 +28,7 @@ fn passed_over(mutants: Mutants) -> Result<(), String> {
     });
     ask(&mut world, 0, Op::Write { fua: true }, BLOCK, 1);
     settle(&mut world);
-    drain(&mut world);
+    clean(&mut world, VOLUME);
     ask(&mut world, 0, Op::Write { fua: false }, BLOCK, 1);
     settle(&mut world);
     go_around(&mut world);
@@ -82,7 +82,7 @@ fn a_second_write_around_the_log_rests_on_the_first_ones_entry() {
     ask(&mut world, 0, Op::Read, BLOCK, 1);
     settle(&mut world);
     // The dirty version is what is there now: on the backing device, too, once it is written back.
-    drain(&mut world);
+    clean(&mut world, VOLUME);
     stays(&mut world, BLOCK).expect("what was read stays");
 }
 
@@ -100,7 +100,7 @@ fn grown_and_not(mutants: Mutants) -> Result<(), String> {
     let write = Op::Write { fua: false };
     assert!(world.ask(0, write, 64 * BLOCK_BYTES, PART).expect("it is taken"));
     settle(&mut world);
-    drain(&mut world);
+    clean(&mut world, VOLUME);
     // Until a power cut finds it clean, too.
     for _ in 0..100 {
         world.step().expect("it goes on");

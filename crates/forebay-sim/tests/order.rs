@@ -4,13 +4,14 @@
 mod support;
 
 use forebay_core::format::superblock::Order;
+use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::policy::writeback::Stage;
 use forebay_core::request::Op;
 use forebay_core::units::{Lba, Sequence, VolumeIndex};
-use forebay_sim::block::Tags;
+use forebay_sim::block::{Block, Tags};
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
-use support::{ask, settle, world_with};
+use support::{ask, clean, headers, place, power_cut, settle, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 
@@ -99,4 +100,85 @@ fn a_batch_that_strict_ends_earlier_is_named_if_the_order_was_changed_after_the_
     };
     a_batch_ends_earlier(after, false);
     a_batch_ends_earlier(after, true);
+}
+
+/// With strict blocks 0 to 2 are in a record each, no flush of the guest between them, and a batch takes them all; `between` comes
+/// after the first. When the backing device has all of the batch the power fails, and the header of the second record is bad
+/// if it rots. The batch that is built again must not end before that one did, or the device is ahead of the watermark.
+fn a_strict_batch_is_built_again(
+    mutants: Mutants,
+    between: impl Fn(&mut World),
+    rots: bool,
+) -> Result<(), String> {
+    let mut world = world_with(4, |setup| {
+        setup.config.mutants = mutants;
+        setup.volumes[0].order = Order::Strict;
+        setup.config.close_after = 1_000_000;
+        setup.config.durable_after = 1_000_000;
+        setup.config.dirty_age = 1_000_000_000;
+        setup.rot = u64::from(rots) * u64::MAX;
+    });
+    ask(&mut world, 0, Op::Write { fua: true }, 0, 3);
+    settle(&mut world);
+    clean(&mut world, VOLUME);
+    let status = |world: &World| {
+        world.engine.as_ref().and_then(|it| it.status(VOLUME)).expect("it is attached")
+    };
+    for block in 0..3 {
+        let records = status(&world).stats.records;
+        ask(&mut world, 0, Op::Write { fua: false }, block, 1);
+        while status(&world).stats.records == records {
+            assert!(world.step().expect("it goes on"));
+        }
+        if block == 0 {
+            between(&mut world);
+        }
+    }
+    while status(&world).writeback != Stage::Noting {
+        assert!(world.step().expect("it goes on"));
+    }
+    let newest = backing(&world);
+    if rots {
+        let at = place(&world, 1);
+        let header =
+            headers(&world).into_iter().rfind(|header| *header < at).expect("there is one");
+        world.cache.rot(header, Block::zero());
+        let now = world.moment();
+        world.volumes[0].model.may_be_lost(1, now);
+        world.volumes[0].prefix.as_mut().expect("nothing goes around").damaged(1);
+    }
+    power_cut(&mut world);
+    world.put_in_order().map_err(|failure| failure.0)?;
+    let (begin, ..) = look(&world);
+    while look(&world).0 == begin {
+        assert!(world.step().map_err(|failure| failure.0)?);
+    }
+    assert_eq!(backing(&world), newest);
+    let covers = look(&world).1;
+    if covers { Ok(()) } else { Err("the device is ahead of the watermark".into()) }
+}
+
+/// Seed 536, where a record of copies was written in parts and so all came to other moments.
+#[test]
+fn a_strict_batch_goes_over_a_record_whose_header_rotted() {
+    let built = |mutants| a_strict_batch_is_built_again(mutants, |_| (), true);
+    assert_eq!(built(Mutants::default()), Ok(()));
+    assert!(built(Mutants::with(Mutant::RecoveryBeginsEpoch)).is_err(), "else this shows nothing");
+}
+
+#[test]
+fn a_strict_batch_goes_over_a_checkpoint() {
+    let checkpoint = |world: &mut World| {
+        let engine =
+            |world: &World| world.engine.as_ref().expect("there is a process").checkpoint_count();
+        let count = engine(world);
+        world.engine.as_mut().expect("there is a process").want_checkpoint();
+        world.put_in_order().expect("it goes on");
+        while engine(world) == count {
+            assert!(world.step().expect("it goes on"));
+        }
+    };
+    let built = |mutants| a_strict_batch_is_built_again(mutants, checkpoint, false);
+    assert_eq!(built(Mutants::default()), Ok(()));
+    assert!(built(Mutants::with(Mutant::RecoveryBeginsEpoch)).is_err(), "else this shows nothing");
 }

@@ -10,7 +10,7 @@ use forebay_core::units::VolumeIndex;
 use forebay_sim::block::Block;
 use forebay_sim::world::World;
 use std::rc::Rc;
-use support::{ask, drain, headers, place, power_cut, read, settle, written};
+use support::{ask, clean, headers, place, power_cut, read, settle, written};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 
@@ -60,7 +60,7 @@ fn what_is_good_stays_as_it_is() {
 #[test]
 fn a_bad_clean_block_is_copied_again_from_the_backing_device() {
     let mut world = written(Mutants::default(), 20);
-    drain(&mut world);
+    clean(&mut world, VOLUME);
     let at = place(&world, 7);
     world.cache.rot(at, Block::zero());
     let report = scrub(&mut world);
@@ -158,7 +158,7 @@ fn what_a_bad_header_held_is_written_back() {
 /// copy would be newer than the zeros, and old.
 fn overwritten_meanwhile(mutants: Mutants) -> Result<(), String> {
     let mut world = written(mutants, 20);
-    drain(&mut world);
+    clean(&mut world, VOLUME);
     let at = place(&world, 7);
     world.cache.rot(at, Block::zero());
     let engine = world.engine.as_mut().expect("there is a process");

@@ -52,19 +52,6 @@ pub fn read(world: &mut World, block: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// All of the first volume is written back; what comes now is cached again.
-pub fn drain(world: &mut World) {
-    let volume = VolumeIndex(0);
-    world.engine.as_mut().expect("there is a process").drain(volume, &mut world.memory);
-    world.drain_effects().expect("it goes on");
-    while !world.engine.as_ref().expect("there is a process").is_clean(volume) {
-        assert!(world.step().expect("it goes on"));
-    }
-    let engine = world.engine.as_mut().expect("there is a process");
-    engine.set_mode(volume, Mode::WriteBack, &mut world.memory);
-    world.drain_effects().expect("it goes on");
-}
-
 /// Blocks of the cache device with a record's header.
 pub fn headers(world: &World) -> Vec<u64> {
     let first = world.superblock.first_segment / BLOCK_BYTES;
@@ -89,6 +76,18 @@ pub fn written(mutants: Mutants, blocks: u64) -> World {
     write(&mut world, 0..blocks);
     power_cut(&mut world);
     world
+}
+
+/// What is dirty is written back.
+pub fn clean(world: &mut World, volume: VolumeIndex) {
+    world.engine.as_mut().expect("there is a process").drain(volume, &mut world.memory);
+    world.drain_effects().expect("it goes on");
+    while !world.engine.as_ref().expect("there is a process").is_clean(volume) {
+        assert!(world.step().expect("it goes on"));
+    }
+    let engine = world.engine.as_mut().expect("there is a process");
+    engine.set_mode(volume, Mode::WriteBack, &mut world.memory);
+    world.drain_effects().expect("it goes on");
 }
 
 /// Of what was not flushed nothing is left.

@@ -49,7 +49,7 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// Applies a chain in order to index, slots, extents and segments.
     pub(super) fn apply(&mut self, index: VolumeIndex, chain: &[Step], out: &mut RecoveredVolume) {
         self.closed_generation = 0;
-        self.epoch = None;
+        self.epoch = self.epoch_before(index);
         let mut hole: Option<(SegmentId, u16)> = None;
         let mut holes = 0;
         let mut plain: Vec<(SegmentId, u16, u16)> = Vec::new();
@@ -237,6 +237,20 @@ impl<R: CacheReader> Recovery<'_, R> {
         lost::forget_all(index, out.log.oldest, (blocks, segments, slots), &mut out.extents);
     }
 
+    /// The flush epoch of the last record that the checkpoint has: whether the first one behind it begins another must
+    /// be what it was, else a strict batch that is built again ends at the checkpoint.
+    fn epoch_before(&mut self, index: VolumeIndex) -> Option<u64> {
+        let last = self.image_of(index)?.start.link;
+        let address = self.address(last.segment, last.block);
+        let mut head = [0; BLOCK_SIZE];
+        let loose = self.mutants.is(Mutant::RecoveryBeginsEpoch);
+        if loose || last == Link::NONE || self.reader.read(address, &mut head).is_err() {
+            return None;
+        }
+        let (header, checksum) = self.decode(&head, address).ok()?;
+        (checksum == last.checksum).then_some(header.flush_epoch)
+    }
+
     /// Notes in its segment and in the slot table that there is a record, and what lies before it.
     fn note_record(&mut self, id: SegmentId, block: u16, header: &Header) {
         let segment = self.found.segments.get(id);
@@ -249,10 +263,13 @@ impl<R: CacheReader> Recovery<'_, R> {
         };
         let before = segment.used;
         if before < block {
-            // A hole: for whoever goes from header to header it is a record of nothing.
+            // A hole: for whoever goes from header to header it is a record of nothing. A flush before it ends a
+            // strict batch where the next record begins, which writes the same; if there was none, a batch that goes over
+            // it must not end there when it is built again.
             let sequence_offset = offset(segment.last_sequence);
             let blocks = block - before;
-            let nothing = Heading { blocks, entries: 0, sequence_offset, begins_epoch: true };
+            let begins_epoch = self.mutants.is(Mutant::RecoveryBeginsEpoch);
+            let nothing = Heading { blocks, entries: 0, sequence_offset, begins_epoch };
             self.found.slots.head(self.found.segments.slot(id, before), nothing);
             self.void(id, before + 1..block);
         }
