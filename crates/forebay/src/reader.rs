@@ -9,6 +9,7 @@
 //!   being put in place by one thread, or is free.
 #![allow(unsafe_code)]
 
+use crate::ingest;
 use crate::io::lasting;
 use crate::io::{Arena, Completion, Device, Operation, Reactor, Span};
 use forebay_core::effect::Fault;
@@ -249,7 +250,18 @@ impl<T> Drop for Over<'_, '_, T> {
 
 impl CacheReader for Reader<'_> {
     fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-        self.device.read_at(offset, bytes).map_err(|_| Fault)
+        if bytes.len() > PIECES * PIECE || !bytes.len().is_multiple_of(BLOCK_SIZE) {
+            return self.device.read_at(offset, bytes).map_err(|_| Fault);
+        }
+        // By way of memory that a device can fill by itself: a list's own would be filled by way of the page cache,
+        // with more than was asked for.
+        let span = self.pieces.span(0, bytes.len());
+        self.failed[FILL].clear();
+        self.begin(FILL, 0, span, offset);
+        self.wait(FILL);
+        self.filled.clear();
+        span.copy_out(bytes);
+        if self.failed[FILL].is_empty() { Ok(()) } else { Err(Fault) }
     }
 
     fn cells(&mut self, count: usize) -> Vec<u64> {
@@ -373,6 +385,11 @@ impl CacheReader for Reader<'_> {
 
     fn workers(&self) -> usize {
         self.workers
+    }
+
+    #[inline]
+    fn prefetch<T>(soon: &T) {
+        ingest::prefetch(soon);
     }
 
     fn share<T: Send>(&mut self, parts: Vec<T>, work: impl Fn(T) + Sync) {

@@ -69,7 +69,18 @@ impl Kind {
     ];
 
     pub(crate) fn decode(byte: u8) -> Option<Kind> {
-        Kind::ALL.into_iter().map(|row| row.0).find(|kind| *kind as u8 == byte)
+        // Millions of entries are read when a cache is opened.
+        const KINDS: [Kind; Kind::ALL.len()] = {
+            let mut kinds = [Kind::Void; Kind::ALL.len()];
+            let mut at = 0;
+            while at < kinds.len() {
+                kinds[at] = Kind::ALL[at].0;
+                assert!(kinds[at] as usize == at);
+                at += 1;
+            }
+            kinds
+        };
+        KINDS.get(usize::from(byte)).copied()
     }
 
     /// Its name.

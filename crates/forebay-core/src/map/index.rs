@@ -32,10 +32,11 @@ const OVERFLOW_MAX: usize = 4096;
 
 /// Pages that fit a near cache together.
 const GROUP_PAGES: usize = 64;
-/// Keys whose cells are asked for at once.
-const AT_ONCE: usize = 64;
+/// Cells of a key are asked for when so many others are still to be put into theirs.
+const AHEAD: usize = 16;
 /// Cells of a cache line. A full index's probes go through two or three.
 const LINE_CELLS: usize = 8;
+const PROBED_LINES: usize = 3;
 
 const KEY_BITS: u32 = 48;
 const KEY_MASK: u64 = (1 << KEY_BITS) - 1;
@@ -334,55 +335,52 @@ pub(crate) struct PartResult {
 }
 
 impl Part<'_> {
-    /// Points blocks at slots, in order; those that belong to other parts are theirs.
+    /// Points blocks at slots, in order; those that belong to other parts are theirs. `prefetch` has a cell
+    /// brought near.
     ///
     /// Each key is somewhere else, and that is a miss of every cache and of the TLB. So they are
-    /// first put in the order of groups of pages (and in a group in the order they had).
+    /// first put in the order of groups of pages (and in a group in the order they had), and their cells are asked
+    /// for some keys ahead.
     pub(crate) fn insert_all(
         &mut self,
         volume: VolumeIndex,
         all: impl Iterator<Item = (Lba, Slot)> + Clone,
+        prefetch: impl Fn(&u64),
         result: &mut PartResult,
     ) {
         let groups = (self.cells.len() / PAGE_CELLS).div_ceil(GROUP_PAGES);
         // Where each group's keys begin: at first how many the group before has.
         let mut begins = alloc::vec![0_usize; groups + 1];
-        for (lba, _) in all.clone() {
+        all.clone().for_each(|(lba, _)| {
             if let Some(home) = self.home(volume, lba) {
                 begins[home.page / GROUP_PAGES + 1] += 1;
             }
-        }
+        });
         for group in 0..groups {
             begins[group + 1] += begins[group];
         }
         let mut sorted = alloc::vec![(0_u32, 0_u64); begins[groups]];
-        for (lba, slot) in all {
+        all.for_each(|(lba, slot)| {
             if let Some(home) = self.home(volume, lba) {
                 let next = &mut begins[home.page / GROUP_PAGES];
                 sorted[*next] = (home.page as u32, self.shape.cell(home.rest, slot));
                 *next += 1;
             }
-        }
-        for some in sorted.chunks(AT_ONCE) {
-            // All cells are asked for before the first is needed, and those that probing comes to:
-            // the misses overlap.
-            let warm = some.iter().fold(0, |warm, (page, cell)| {
+        });
+        for (at, (page, cell)) in sorted.iter().enumerate() {
+            if let Some((page, cell)) = sorted.get(at + AHEAD) {
                 let base = *page as usize * PAGE_CELLS;
                 let start = self.shape.start(self.shape.rest(*cell));
-                let line = |line: usize| {
-                    self.cells[base + (start + line * LINE_CELLS).min(PAGE_CELLS - 1)]
-                };
-                warm ^ line(0) ^ line(1) ^ line(2)
-            });
-            core::hint::black_box(warm);
-            for (page, cell) in some {
-                let base = *page as usize * PAGE_CELLS;
-                let (rest, slot) = (self.shape.rest(*cell), self.shape.slot(*cell));
-                match self.shape.put(&mut self.cells[base..base + PAGE_CELLS], rest, slot) {
-                    Put::Added => result.added += 1,
-                    Put::Replaced(_) => {}
-                    Put::Full => result.spilled.push(slot),
+                for line in 0..PROBED_LINES {
+                    prefetch(&self.cells[base + (start + line * LINE_CELLS).min(PAGE_CELLS - 1)]);
                 }
+            }
+            let base = *page as usize * PAGE_CELLS;
+            let (rest, slot) = (self.shape.rest(*cell), self.shape.slot(*cell));
+            match self.shape.put(&mut self.cells[base..base + PAGE_CELLS], rest, slot) {
+                Put::Added => result.added += 1,
+                Put::Replaced(_) => {}
+                Put::Full => result.spilled.push(slot),
             }
         }
     }
@@ -684,7 +682,7 @@ mod tests {
                 for mut part in parts {
                     let mut result = PartResult::default();
                     for some in all.chunks(all.len() / 3) {
-                        part.insert_all(VolumeIndex(3), some.iter().copied(), &mut result);
+                        part.insert_all(VolumeIndex(3), some.iter().copied(), |_| {}, &mut result);
                     }
                     results.push(result);
                 }

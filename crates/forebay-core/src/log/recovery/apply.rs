@@ -144,7 +144,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             let parts: Vec<_> = parts.into_iter().zip(&mut results).collect();
             let records = &*records;
             self.reader.share(parts, |(mut part, result)| {
-                part.insert_all(index, records.iter().flat_map(blocks), result);
+                part.insert_all(index, records.iter().flat_map(blocks), R::prefetch, result);
             });
             for result in &results {
                 table.join(result);

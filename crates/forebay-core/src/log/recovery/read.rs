@@ -83,14 +83,23 @@ impl<R: CacheReader> Recovery<'_, R> {
     pub(super) fn decode(&self, bytes: &[u8], address: u64) -> Result<(Header, u32), FormatError> {
         let mut copy: Box<[u8; BLOCK_SIZE]> = Box::new([0; BLOCK_SIZE]);
         copy.copy_from_slice(bytes);
+        self.decode_there(&mut copy, address)
+    }
+
+    /// The same without a copy, for the many: the bytes are as they were afterwards.
+    fn decode_there(
+        &self,
+        bytes: &mut [u8; BLOCK_SIZE],
+        address: u64,
+    ) -> Result<(Header, u32), FormatError> {
         let identity = self.superblock.identity();
         let anywhere = self.mutants.is(Mutant::IgnoreAddress);
-        let address = if anywhere { record::claimed_address(&copy) } else { address };
-        match record::decode(&mut copy, address, &identity) {
+        let address = if anywhere { record::claimed_address(bytes) } else { address };
+        match record::decode(bytes, address, &identity) {
             Err(FormatError::Checksum { .. }) if self.mutants.is(Mutant::SkipHeaderChecksum) => {
-                Ok((Header::fields(&copy), record::checksum(&copy)))
+                Ok((Header::fields(bytes), record::checksum(bytes)))
             }
-            other => other.map(|header| (header, record::checksum(&copy))),
+            other => other.map(|header| (header, record::checksum(bytes))),
         }
     }
 
@@ -130,10 +139,10 @@ impl<R: CacheReader> Recovery<'_, R> {
         'all: while let Some(ids) = batches.next() {
             let places: Vec<(SegmentId, u16)> = ids.iter().map(|id| (*id, 0)).collect();
             self.will_read(batches.peek().into_iter().copied().flatten().map(|id| (*id, 0)));
-            let bytes = self.read_blocks(&places);
-            for (id, bytes) in ids.iter().zip(bytes.as_chunks::<BLOCK_SIZE>().0) {
+            let mut bytes = self.read_blocks(&places);
+            for (id, bytes) in ids.iter().zip(bytes.as_chunks_mut::<BLOCK_SIZE>().0) {
                 let address = self.address(*id, 0);
-                match self.decode(bytes, address) {
+                match self.decode_there(bytes, address) {
                     Ok((header, checksum)) => {
                         let used = header.segment_sequence >= since;
                         unused = if used { 0 } else { unused + 1 };
@@ -220,10 +229,10 @@ impl<R: CacheReader> Recovery<'_, R> {
             }
             let places: Vec<(SegmentId, u16)> =
                 batch.iter().map(|progress| (progress.wanted.id, progress.block)).collect();
-            let bytes = self.read_blocks(&places);
-            for (progress, bytes) in batch.iter_mut().zip(bytes.as_chunks::<BLOCK_SIZE>().0) {
+            let mut bytes = self.read_blocks(&places);
+            for (progress, bytes) in batch.iter_mut().zip(bytes.as_chunks_mut::<BLOCK_SIZE>().0) {
                 let (id, block) = (progress.wanted.id, progress.block);
-                match self.decode(bytes, self.address(id, block)) {
+                match self.decode_there(bytes, self.address(id, block)) {
                     Ok((header, checksum))
                         if self.fits(index, progress, &header)
                             && progress.life.is_none_or(|it| it == header.segment_sequence) =>

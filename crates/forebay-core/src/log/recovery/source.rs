@@ -93,6 +93,11 @@ pub trait CacheReader {
         1
     }
 
+    /// Has what `soon` begins with brought near, without waiting for it.
+    fn prefetch<T>(soon: &T) {
+        let _ = soon;
+    }
+
     /// Does some work for each part, in any order, and best at once.
     fn share<T: Send>(&mut self, parts: Vec<T>, work: impl Fn(T) + Sync) {
         parts.into_iter().for_each(work);
