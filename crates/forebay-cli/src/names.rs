@@ -63,11 +63,17 @@ fn directory(run: &Path) -> PathBuf {
     run.join("forebay").join(DIRECTORY)
 }
 
-/// Has udev apply its rules to a device, and to its partitions, once more.
+/// Has udev apply its rules to a device, and to its partitions, once more, as it does at boot.
+///
+/// That is "add": LVM's rule looks into most devices at no other event. Those that are empty when they are added it looks into
+/// when they change.
 pub fn look_again(node: &Node) {
     for node in std::iter::once(node.clone()).chain(node.partitions()) {
+        let is_empty_at_first = node.name.starts_with("loop") || node.name.starts_with("md");
+        let is_whole = node.parent().is_none();
+        let action = if is_empty_at_first && is_whole { "change" } else { "add" };
         // Without udev there is nobody to look.
-        let _ = std::fs::write(node.directory.join("uevent"), "change");
+        let _ = std::fs::write(node.directory.join("uevent"), action);
     }
 }
 
@@ -75,21 +81,46 @@ pub fn look_again(node: &Node) {
 mod tests {
     use super::*;
 
+    /// A machine whose only disk has one partition.
+    fn machine(root: &Path, disk: &str) -> Host {
+        let part = format!("{disk}p1");
+        let directory = root.join("sys/devices").join(disk);
+        std::fs::create_dir_all(directory.join(&part)).unwrap();
+        std::fs::create_dir_all(root.join("sys/class/block")).unwrap();
+        std::fs::write(directory.join("dev"), "7:7\n").unwrap();
+        std::fs::write(directory.join("diskseq"), "12\n").unwrap();
+        std::fs::write(directory.join(&part).join("dev"), "259:1\n").unwrap();
+        std::fs::write(directory.join(&part).join("partition"), "1\n").unwrap();
+        for (name, path) in [(disk, directory.clone()), (&part, directory.join(&part))] {
+            std::os::unix::fs::symlink(path, root.join("sys/class/block").join(name)).unwrap();
+        }
+        Host { proc: root.join("proc"), sys: root.join("sys") }
+    }
+
+    fn room(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()))
+    }
+
+    /// LVM activates what is on a ublk or nbd device at "add" alone, and the kernel's own one comes before the device's name.
+    #[test]
+    fn lvm_is_told_of_a_device_by_the_event_that_it_heeds() {
+        for (disk, whole, part) in [("ublkb3", "add", "add"), ("loop3", "change", "add")] {
+            let root = room(disk);
+            let host = machine(&root, disk);
+            look_again(&host.node_named(disk).unwrap());
+            let directory = root.join("sys/devices").join(disk);
+            let told = |path: &Path| std::fs::read_to_string(path.join("uevent")).unwrap();
+            assert_eq!(told(&directory), whole, "{disk}");
+            assert_eq!(told(&directory.join(format!("{disk}p1"))), part, "{disk}");
+            std::fs::remove_dir_all(root).unwrap();
+        }
+    }
+
     #[test]
     fn a_record_is_of_one_life_of_a_device_and_of_its_partitions() {
-        let root = std::env::temp_dir().join(format!("forebay-names-{}", std::process::id()));
+        let root = room("names");
+        let host = machine(&root, "loop7");
         let disk = root.join("sys/devices/loop7");
-        std::fs::create_dir_all(disk.join("loop7p1")).unwrap();
-        std::fs::create_dir_all(root.join("sys/class/block")).unwrap();
-        std::fs::write(disk.join("dev"), "7:7\n").unwrap();
-        std::fs::write(disk.join("diskseq"), "12\n").unwrap();
-        std::fs::write(disk.join("loop7p1/dev"), "259:1\n").unwrap();
-        std::fs::write(disk.join("loop7p1/partition"), "1\n").unwrap();
-        for (name, path) in [("loop7", "loop7"), ("loop7p1", "loop7/loop7p1")] {
-            let link = root.join("sys/class/block").join(name);
-            std::os::unix::fs::symlink(root.join("sys/devices").join(path), link).unwrap();
-        }
-        let host = Host { proc: root.join("proc"), sys: root.join("sys") };
         let name = Name { cache: "c".into(), volume: "v".into(), diskseq: Some("12".into()) };
         std::fs::write(root.join("loop7"), serde_json::to_string(&name).unwrap()).unwrap();
         let found = |name: &str| of_in(&root, &host.node_named(name).unwrap());
