@@ -70,7 +70,7 @@ pub struct Device {
     discard: Discard,
     /// Blocks that cannot be read until they are written.
     unreadable: NumberMap<()>,
-    /// A block that cannot be read for a while, and was not flushed.
+    /// A block that cannot be read for a while, or until it is written, and was not flushed.
     shy: Option<u64>,
     /// Blocks whose every write is refused.
     bad: NumberMap<()>,
@@ -186,6 +186,7 @@ impl Device {
         for (block, mask, content) in &pieces {
             assert!(*block < self.blocks, "block {block} of {}", self.blocks);
             self.unreadable.remove(block);
+            self.shy = self.shy.filter(|shy| shy != block);
             let before = self.read(*block);
             self.before.insert(*block, before);
             put(&mut self.current, *block, *mask, content);
