@@ -11,6 +11,7 @@ use crate::log::segment::State;
 use crate::map::extent::ExtentMap;
 use crate::op::stale::Stale;
 use crate::payload::Payload;
+use crate::policy::reserve::Reserve;
 use crate::policy::slices::Sharing;
 use crate::policy::writeback::{Cursor, Exposed, Stage};
 use crate::stats::Stats;
@@ -70,6 +71,16 @@ pub struct VolumeStatus {
     pub lost_full: bool,
     /// Segments its log has.
     pub segments: u32,
+    /// What it is to have of the cache, whatever the others do.
+    pub reserve: Reserve,
+    /// What that comes to.
+    pub reserved_segments: u32,
+    /// Of its segments those that could not be given to others at once.
+    pub pinned_segments: u32,
+    /// Segments that it gave up for its own sake.
+    pub given_to_itself: u64,
+    /// Segments that it took of what is kept for notes.
+    pub from_kept: u64,
     /// Something placed is not durable yet.
     pub undurable: bool,
     /// When the oldest of that was placed; early by a second at most.
@@ -119,6 +130,7 @@ impl Engine {
         );
         self.volumes[usize::from(index.0)] = Some(Box::new(volume));
         self.volume_end = self.volume_end.max(usize::from(index.0) + 1);
+        self.reserves_settle();
     }
 
     /// Drops everything the log holds of a volume that is not served: it goes on with an empty
@@ -189,6 +201,7 @@ impl Engine {
             self.segments.put_free(at);
         }
         self.volumes[usize::from(index.0)] = None;
+        self.reserves_settle();
     }
 
     /// Begins or ends taking requests: the backing device is there, or is not.
@@ -311,6 +324,7 @@ impl Engine {
             (recorded.order, recorded.cutoff) = (state.order, state.cutoff);
             recorded.weight = state.slices.weight();
             recorded.p99_target = (state.slices.target() / 1_000) as u32;
+            recorded.reserve = state.reserve;
             recorded.drained = state.drained;
             recorded.frozen = state.frozen;
             recorded.next_sequence = log.next_sequence;
@@ -374,6 +388,11 @@ impl Engine {
             lost_blocks_now: state.extents.lost_blocks(),
             lost_full: state.writeback.stuck || state.extents.is_all_lost(),
             segments: log.segment_count,
+            reserve: state.reserve,
+            reserved_segments: state.reserved,
+            pinned_segments: state.pinned(),
+            given_to_itself: state.given_to_itself,
+            from_kept: state.from_kept,
             undurable: log.placed > log.durable.through,
             undurable_since: (log.placed > log.durable.through)
                 .then(|| log.times.placed_since(log.durable.through))

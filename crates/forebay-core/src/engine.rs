@@ -278,8 +278,10 @@ impl Engine {
                 let volume = Volume::new(index_of, recorded, found, &engine.config, blocks, now);
                 engine.volumes[index] = Some(Box::new(volume));
                 engine.volume_end = index + 1;
+                engine.note_clean(index_of);
             }
         }
+        engine.reserves_settle();
         engine
     }
 
@@ -446,7 +448,7 @@ impl Engine {
     }
 
     /// Every volume there is.
-    pub(crate) fn all_volumes(&self) -> impl Iterator<Item = &Volume> {
+    pub(crate) fn all_volumes(&self) -> impl Iterator<Item = &Volume> + Clone {
         self.volumes[..self.volume_end].iter().filter_map(|volume| volume.as_deref())
     }
 

@@ -74,6 +74,8 @@ pub enum Mutant {
     ScrubTicketLate,
     ScrubSavesNothing,
     ScrubSavesTooEarly,
+    ReclaimsWhatIsReserved,
+    PinsWhatOthersReserved,
 }
 
 /// Which fault is on.

@@ -15,6 +15,7 @@ use crate::op::grow::Growing;
 use crate::op::stale::Stale;
 use crate::policy::delay::Delay;
 use crate::policy::parked::Parked;
+use crate::policy::reserve::{RESERVED_MIN, Reserve};
 use crate::policy::slices::Slices;
 use crate::policy::writeback::{Exposed, Writeback};
 use crate::stats::Stats;
@@ -70,6 +71,13 @@ pub struct Volume {
     pub(crate) order: Order,
     /// Blocks of a run of writes that may go around the log; 0: none does.
     pub(crate) cutoff: u32,
+    /// What it is to have of the cache, and what that comes to, in segments.
+    pub(crate) reserve: Reserve,
+    pub(crate) reserved: u32,
+    /// Segments that it gave up for its own sake.
+    pub(crate) given_to_itself: u64,
+    /// Segments that it took of what is kept for notes.
+    pub(crate) from_kept: u64,
     /// Kept clean, as write-through, until write-back is asked for again.
     pub(crate) drained: bool,
     /// Its backing device is there and requests are taken.
@@ -92,6 +100,8 @@ pub struct Volume {
     pub(crate) through_waiters: VecDeque<Waiter>,
     /// A request found no room in the log.
     pub(crate) starved: bool,
+    /// It found none because the volume may not have another segment now.
+    pub(crate) refused: bool,
     /// Of the extents there was no room for one more: reclaiming segments ends some.
     pub(crate) extents_full: bool,
     /// A clean block was taken out of the index whose entry is still in the log.
@@ -134,6 +144,10 @@ impl Volume {
             mode: recorded.mode,
             order: recorded.order,
             cutoff: recorded.cutoff,
+            reserve: recorded.reserve,
+            reserved: RESERVED_MIN,
+            given_to_itself: 0,
+            from_kept: 0,
             drained: recorded.drained,
             serving: false,
             frozen: found.frozen,
@@ -148,6 +162,7 @@ impl Volume {
             written_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             through_waiters: VecDeque::with_capacity(REQUEST_COUNT_MAX),
             starved: false,
+            refused: false,
             extents_full: false,
             forgot: false,
             around: AroundState::new(!found.clean),

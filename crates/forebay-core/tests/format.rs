@@ -12,6 +12,7 @@ use forebay_core::format::superblock::{
     WEIGHT_MAX,
 };
 use forebay_core::limits::*;
+use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::*;
 
 type Block = [u8; BLOCK_SIZE];
@@ -89,6 +90,11 @@ fn volume(random: &mut Random, superblock: &Superblock) -> Volume {
             [random.below(4) as usize],
         weight: 1 + random.below(u64::from(WEIGHT_MAX)) as u8,
         p99_target: [0, random.next() as u32][random.below(2) as usize],
+        reserve: [
+            Reserve::Share,
+            Reserve::Percent(random.below(101) as u8),
+            Reserve::Blocks(random.next()),
+        ][random.below(3) as usize],
         drained: random.below(2) == 0,
         frozen: random.below(2) == 0,
         attach_generation: random.next() as u32,
@@ -329,10 +335,11 @@ fn every_impossible_value_of_a_superblock_is_refused_by_name() {
         ordinal: Ordinal(4),
     };
     first.name = "first".into();
+    first.reserve = Reserve::Share;
     first.path = "/dev/sdb".into();
     good.volumes[0] = Some(first);
     good.volumes[1] = None;
-    let wrong: [Wrong; 61] = [
+    let wrong: [Wrong; 64] = [
         (0, b"FOREBAYX", "magic"),
         (8, &[2], "type"),
         (10, &[2], "version"),
@@ -392,8 +399,11 @@ fn every_impossible_value_of_a_superblock_is_refused_by_name() {
         (4096 + 256, MAX2, "path_length"),
         (4096 + 772, &[16], "weight"),
         (4096 + 772, MAX2, "weight"),
-        (4096 + 773, &[1], "reserved 4869"),
+        (4096 + 773, &[3], "reserve_kind"),
+        (4096 + 774, &[1], "reserved 4870"),
         (4096 + 780, &[1], "reserved 4876"),
+        (4096 + 784, &[101], "reserve"),
+        (4096 + 792, &[1], "reserved 4888"),
     ];
     for (at, value, expected) in wrong {
         let mut bytes = good.encode(0);

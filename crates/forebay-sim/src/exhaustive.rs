@@ -28,6 +28,7 @@ use crate::world::{Failure, Outcome, World};
 use forebay_core::engine::{Acknowledge, Config};
 use forebay_core::format::superblock::{Mode, Order};
 use forebay_core::mutant::Mutants;
+use forebay_core::policy::reserve::Reserve;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use std::collections::HashSet;
@@ -257,6 +258,7 @@ pub fn setup(scope: Scope) -> Setup {
         cutoff: 0,
         weight: 1,
         p99_target: 0,
+        reserve: Reserve::Share,
         size_bytes: 3 * BLOCK_BYTES,
         islands: vec![Island { start: 0, blocks: 3 }],
         mode: scope.mode,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 /// What a run of many seeds must have come past.
-pub const EXPECTED: [&str; 130] = [
+pub const EXPECTED: [&str; 135] = [
     "zeroed past a failed cache",
     "cache marked stale",
     "clean data forgotten",
@@ -38,6 +38,11 @@ pub const EXPECTED: [&str; 130] = [
     "read in time for a target",
     "read too late for a target",
     "shares changed in mid-run",
+    "reservation changed in mid-run",
+    "reservation refused",
+    "segment given to itself",
+    "lent segment taken back",
+    "write held back for what others have reserved",
     "write delayed",
     "around the log: sequential",
     "around the log: too large",

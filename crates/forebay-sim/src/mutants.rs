@@ -8,7 +8,7 @@ use std::time::Instant;
 
 /// Every deliberate fault, but for three of the scrub, `PassesUndurable`, `GrownUnlockedEarly` and `RecoveryBeginsEpoch`: what
 /// they break takes a story that no seed tells often enough (`tests/scrub.rs`, `tests/around.rs`, `tests/order.rs`).
-pub const ALL: [Mutant; 62] = [
+pub const ALL: [Mutant; 64] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -71,6 +71,8 @@ pub const ALL: [Mutant; 62] = [
     Mutant::GrownBeforeEntryDurable,
     Mutant::TurnIgnored,
     Mutant::ScrubHealsDirty,
+    Mutant::ReclaimsWhatIsReserved,
+    Mutant::PinsWhatOthersReserved,
 ];
 
 /// Runs seeds with a fault on until one fails; says which, and how long that took.

@@ -7,6 +7,7 @@
 
 use crate::block::Block;
 use crate::checkers::memory_is_bounded::Bound;
+use crate::checkers::reservations_are_kept::Reservations;
 use crate::checkers::{checkpoint_is_derived, recovery_is_repeatable};
 use crate::device::Piece;
 use crate::fate::Fate;
@@ -188,6 +189,7 @@ impl World {
             }
         }
         self.engine = Some(engine);
+        self.reservations = Reservations::default();
         for index in self.attached() {
             let volume = VolumeIndex(index as u8);
             let clean = self.engine.as_ref().is_some_and(|engine| engine.is_clean(volume));
@@ -201,6 +203,7 @@ impl World {
             self.forget_clean(index);
             self.engine.as_mut().expect("just made").serve(volume, true);
             self.check_shares(index);
+            self.check_reserve(index);
         }
         self.evicts = false;
         Ok(())

@@ -5,9 +5,10 @@
 use crate::checkers::watermark_is_prefix::Prefix;
 use crate::random::Random;
 use crate::run::{WAIT_MAX, drain_all, drain_one, overwrites_more, stays_dirty};
-use crate::setup::{CUTOFFS, ORDERS, TARGETS, WEIGHTS};
+use crate::setup::{CUTOFFS, ORDERS, RESERVES, TARGETS, WEIGHTS};
 use crate::world::{Failure, Outcome, World};
 use forebay_core::format::superblock::{Head, Mode, Order, Superblock};
+use forebay_core::policy::reserve::{Reserve, resolve};
 use forebay_core::policy::scrub::{Outcome as Ending, Refused, Report};
 use forebay_core::units::{Ordinal, Sequence, VolumeIndex};
 
@@ -25,6 +26,9 @@ impl World {
         let mut shares = Random::new(self.order ^ 0x5A_4E5);
         if shares.one_in(4) {
             self.change_shares(index, &mut shares)?;
+        }
+        if shares.one_in(4) {
+            self.change_reserve(index, *shares.pick(&RESERVES))?;
         }
         match self.random.below(7) {
             0 | 1 => {
@@ -189,6 +193,38 @@ impl World {
         self.drain_effects()
     }
 
+    /// From now on a volume has another part of the cache for itself, if there is room for it.
+    pub fn change_reserve(&mut self, index: usize, reserve: Reserve) -> Outcome {
+        if !self.reserves_fit(index, reserve) {
+            self.marks.hit("reservation refused");
+            return Ok(());
+        }
+        self.marks.hit("reservation changed in mid-run");
+        self.volumes[index].reserve = reserve;
+        if let Some(recorded) = &mut self.superblock.volumes[index] {
+            recorded.reserve = reserve;
+        }
+        let engine = self.engine.as_mut().expect("there is a process");
+        engine.set_reserve(VolumeIndex(index as u8), reserve, &mut self.memory);
+        self.write_superblock();
+        self.drain_effects()
+    }
+
+    /// Whether a volume may have that, too, if it is attached.
+    fn reserves_fit(&self, index: usize, reserve: Reserve) -> bool {
+        let others = self.attached().into_iter().filter(|other| *other != index);
+        let all = others.map(|other| self.volumes[other].reserve).chain([reserve]);
+        let (segments, blocks) = (self.superblock.segment_count, self.superblock.segment_blocks());
+        resolve(segments, blocks, all.collect::<Vec<_>>().into_iter()).check().is_ok()
+    }
+
+    /// A volume that is served has of the cache what the operator gave it.
+    pub(crate) fn check_reserve(&self, index: usize) {
+        let engine = self.engine.as_ref().expect("there is a process");
+        let status = engine.status(VolumeIndex(index as u8)).expect("it is attached");
+        assert_eq!(status.reserve, self.volumes[index].reserve, "volume {index}: reservation");
+    }
+
     /// A volume that is served has the shares that the operator gave it.
     pub(crate) fn check_shares(&self, index: usize) {
         let engine = self.engine.as_ref().expect("there is a process");
@@ -220,6 +256,13 @@ impl World {
 
     /// A volume joins the cache.
     pub fn attach(&mut self, index: usize) -> Outcome {
+        if !self.reserves_fit(index, self.volumes[index].reserve) {
+            // It would be refused. The operator gives up what is reserved.
+            for other in self.attached() {
+                self.change_reserve(other, Reserve::Share)?;
+            }
+            self.volumes[index].reserve = Reserve::Share;
+        }
         self.marks.hit("volume attached in mid-run");
         let mut recorded =
             self.setup.superblock.volumes[index].clone().expect("the setup has every volume");
@@ -228,6 +271,7 @@ impl World {
         recorded.mode = self.volumes[index].mode;
         (recorded.order, recorded.cutoff) = (self.volumes[index].order, self.volumes[index].cutoff);
         (recorded.weight, recorded.p99_target) = self.volumes[index].shares;
+        recorded.reserve = self.volumes[index].reserve;
         self.superblock.volumes[index] = Some(recorded.clone());
         self.write_superblock();
         let at = VolumeIndex(index as u8);

@@ -6,6 +6,7 @@ use crate::random::Random;
 use forebay_core::engine::{Acknowledge, Config};
 use forebay_core::format::superblock::{Mode, NewCache, Order, Superblock, Volume, WEIGHT_MAX};
 use forebay_core::mutant::Mutants;
+use forebay_core::policy::reserve::{Reserve, resolve};
 
 const MICRO: u64 = 1_000;
 const MILLI: u64 = 1_000_000;
@@ -22,6 +23,18 @@ pub const CUTOFFS: [u32; 7] = [0, 0, 0, 1, 4, 16, 64];
 pub const WEIGHTS: [u8; 4] = [1, 1, 3, WEIGHT_MAX];
 /// Microseconds that 99 of 100 reads may take.
 pub const TARGETS: [u32; 4] = [0, 0, 2_000, 50_000];
+
+/// What of the cache a volume has for itself.
+pub const RESERVES: [Reserve; 8] = [
+    Reserve::Share,
+    Reserve::Share,
+    Reserve::Percent(0),
+    Reserve::Percent(20),
+    Reserve::Percent(45),
+    Reserve::Percent(70),
+    Reserve::Blocks(40),
+    Reserve::Blocks(100),
+];
 
 /// A stretch of a volume that the guest uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +62,8 @@ pub struct VolumeSetup {
     pub weight: u8,
     /// Microseconds that 99 of 100 reads may take, at first; 0: none is set.
     pub p99_target: u32,
+    /// What it has of the cache, whatever the others do, at first.
+    pub reserve: Reserve,
     /// What its backing device does with discards.
     pub discard: Discard,
     /// It takes so many times as long.
@@ -167,6 +182,7 @@ pub fn format(segments: u32, segment_bytes: u32, volumes: &[VolumeSetup], key: u
             cutoff: volume.cutoff,
             weight: volume.weight,
             p99_target: volume.p99_target,
+            reserve: volume.reserve,
             ..Volume::empty([index as u8 + 1; 16], &format!("volume{index}"), volume.size_bytes)
         });
     }
@@ -196,6 +212,7 @@ impl Setup {
             volume.weight = *shares.pick(&WEIGHTS);
             volume.p99_target = *shares.pick(&TARGETS);
         }
+        reserve(&mut volumes, segments, &mut Random::new(key ^ 0x4E5E));
         let superblock = format(segments, 64 << 10, &volumes, key);
         let acknowledge = match random.below(10) {
             0 => Acknowledge::Written,
@@ -271,6 +288,17 @@ impl Setup {
     }
 }
 
+/// What volumes have of the cache, if there is room for it.
+fn reserve(volumes: &mut [VolumeSetup], segments: u32, random: &mut Random) {
+    for volume in &mut *volumes {
+        volume.reserve = *random.pick(&RESERVES);
+    }
+    let reserves = volumes.iter().map(|volume| volume.reserve);
+    if resolve(segments, 16, reserves).check().is_err() {
+        volumes.iter_mut().for_each(|volume| volume.reserve = Reserve::Share);
+    }
+}
+
 /// From which length on reads are a run. By a chance of its own: the others' are what they were.
 fn fill_run_max(key: u64) -> u32 {
     *Random::new(key ^ 0xF111).pick(&[20, 64, 256])
@@ -310,5 +338,16 @@ fn volume(at: u64, random: &mut Random) -> VolumeSetup {
     };
     let slow = *random.pick(&[1, 1, 1, 1, 1, 10]);
     let (order, cutoff, weight, p99_target) = (Order::Batch, 0, 1, 0);
-    VolumeSetup { size_bytes, islands, mode, order, cutoff, weight, p99_target, discard, slow }
+    VolumeSetup {
+        size_bytes,
+        islands,
+        mode,
+        order,
+        cutoff,
+        weight,
+        p99_target,
+        reserve: Reserve::Share,
+        discard,
+        slow,
+    }
 }

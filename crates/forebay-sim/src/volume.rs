@@ -7,6 +7,7 @@ use crate::grow::Growing;
 use crate::model::Model;
 use crate::setup::Island;
 use forebay_core::format::superblock::{Mode, Order};
+use forebay_core::policy::reserve::Reserve;
 use forebay_core::policy::writeback::Stage;
 use forebay_core::units::{BLOCK_BYTES, Sequence};
 
@@ -33,6 +34,8 @@ pub struct Volume {
     pub cutoff: u32,
     /// Weight of guests, and microseconds that 99 of 100 reads may take.
     pub shares: (u8, u32),
+    /// What it is to have of the cache.
+    pub reserve: Reserve,
     /// Everything up to it was covered by a flush that the guest heard of.
     pub floor: Sequence,
     /// Everything placed since has been in this order.

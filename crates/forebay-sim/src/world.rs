@@ -7,6 +7,7 @@
 
 use crate::block::{Block, NumberMap, SECTORS, guest_block};
 use crate::checkers::memory_is_bounded::Bound;
+use crate::checkers::reservations_are_kept::Reservations;
 use crate::checkers::sequences_have_no_gap;
 use crate::checkers::watermark_is_prefix::{Change, Prefix};
 use crate::device::{Device, Piece, Unflushed};
@@ -140,6 +141,7 @@ pub struct World {
     pub done: Option<Done>,
     /// How much memory the process may take.
     pub bound: Bound,
+    pub(crate) reservations: Reservations,
     /// The guest does nothing but write what it wrote last, as long as it overwrites too little.
     pub insists: bool,
     /// Everything clean is dropped at the next opening.
@@ -185,6 +187,7 @@ impl World {
                 order: volume.order,
                 cutoff: volume.cutoff,
                 shares: (volume.weight, volume.p99_target),
+                reserve: volume.reserve,
                 floor: Sequence(0),
                 order_since: Sequence(0),
                 mode_changes: 0,
@@ -248,6 +251,7 @@ impl World {
             cache_fails_next: false,
             done: None,
             bound,
+            reservations: Reservations::default(),
             insists: false,
             evicts: false,
             powered: false,
@@ -282,6 +286,7 @@ impl World {
             cache_fails_next: self.cache_fails_next,
             done: self.done,
             bound: self.bound.clone(),
+            reservations: Reservations::default(),
             insists: self.insists,
             evicts: self.evicts,
             powered: self.powered,
@@ -414,6 +419,8 @@ impl World {
         let engine = self.engine.as_ref().expect("there is a process");
         self.memory.lives.check(|volume| engine.durable_watermark(volume)).map_err(Failure)?;
         self.bound.check(engine, &self.memory).map_err(Failure)?;
+        let volumes = self.volumes.len();
+        self.reservations.check(engine, volumes, &mut self.marks).map_err(Failure)?;
         self.watch();
         self.watch_scrub();
         while let Some(effect) = self.engine.as_mut().expect("there is a process").next_effect() {

@@ -18,6 +18,7 @@ use forebay_core::format::superblock::{
 };
 use forebay_core::log::recovery::{Writer, recover};
 use forebay_core::mutant::Mutants;
+use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::*;
 use image::Image;
 
@@ -47,6 +48,7 @@ fn superblock() -> Superblock {
         cutoff: CUTOFF_DEFAULT,
         weight: 1,
         p99_target: 0,
+        reserve: Reserve::Share,
         drained: true,
         frozen: false,
         attach_generation: 5,
@@ -231,6 +233,24 @@ fn weighted() -> Superblock {
     superblock
 }
 
+/// Volumes with each kind of reservation, and the largest of it.
+fn reserved() -> Superblock {
+    let mut superblock = superblock();
+    superblock.volumes[2] = None;
+    let settings = [
+        Reserve::Share,
+        Reserve::Percent(0),
+        Reserve::Percent(100),
+        Reserve::Blocks(0),
+        Reserve::Blocks(u64::MAX),
+    ];
+    for (index, reserve) in settings.into_iter().enumerate() {
+        let volume = Volume::empty([index as u8 + 1; 16], &format!("volume{index}"), 1 << 30);
+        superblock.volumes[index] = Some(Volume { reserve, ..volume });
+    }
+    superblock
+}
+
 #[test]
 fn orders_and_cutoffs_are_read_and_written_as_they_were() {
     superblock_is_as_it_was("v1.order.hex", &ordered());
@@ -239,6 +259,11 @@ fn orders_and_cutoffs_are_read_and_written_as_they_were() {
 #[test]
 fn weights_and_targets_are_read_and_written_as_they_were() {
     superblock_is_as_it_was("v1.weight.hex", &weighted());
+}
+
+#[test]
+fn reservations_are_read_and_written_as_they_were() {
+    superblock_is_as_it_was("v1.reserve.hex", &reserved());
 }
 
 fn superblock_is_as_it_was(name: &str, expected: &Superblock) {

@@ -17,6 +17,7 @@ use crate::limits::{
     GENERATION_MAX, ORDINAL_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENT_COUNT_MAX,
     SEGMENT_COUNT_MIN, SEQUENCE_MAX, VOLUME_BLOCKS_MAX, VOLUME_COUNT_MAX,
 };
+use crate::policy::reserve::Reserve;
 use crate::units::{BLOCK_BYTES, Ordinal, SegmentId, Sequence};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -111,7 +112,7 @@ pub const FIELDS: [Field; 21] = [
 ];
 
 /// Rows of a volume's table in `docs/format.md`.
-pub const VOLUME_FIELDS: [Field; 29] = [
+pub const VOLUME_FIELDS: [Field; 31] = [
     Field { offset: 0, size: 16, name: "volume_uuid", meaning: "zero: no volume here" },
     Field {
         offset: 16,
@@ -196,16 +197,30 @@ pub const VOLUME_FIELDS: [Field; 29] = [
         meaning: "time of guests for each part of write-back's, less 1: 0 to 15",
     },
     Field {
+        offset: 773,
+        size: 1,
+        name: "reserve_kind",
+        meaning: "what of the cache it has for itself: 0 a share, 1 percent, 2 blocks",
+    },
+    Field {
         offset: 776,
         size: 4,
         name: "p99_target",
         meaning: "microseconds that 99 of 100 reads may take; 0: none is set",
     },
+    Field {
+        offset: 784,
+        size: 8,
+        name: "reserve",
+        meaning: "how many percent or blocks; 0 for a share",
+    },
 ];
 
 const AT_CUTOFF: usize = 768;
 const AT_WEIGHT: usize = 772;
+const AT_RESERVE_KIND: usize = 773;
 const AT_P99_TARGET: usize = 776;
+const AT_RESERVE: usize = 784;
 /// Bytes of the longest path that is remembered.
 pub const PATH_MAX: usize = 510;
 /// Bytes of the longest volume name.
@@ -277,6 +292,8 @@ pub struct Volume {
     pub weight: u8,
     /// Microseconds that 99 of 100 reads of it may take; 0: none is set.
     pub p99_target: u32,
+    /// What it has of the cache, whatever the others do.
+    pub reserve: Reserve,
     /// Drained: kept clean (as write-through) until write-back is asked for again.
     pub drained: bool,
     /// Dirty data was lost that nobody can name: it is not served until it is given up.
@@ -317,6 +334,7 @@ impl Volume {
             cutoff: CUTOFF_DEFAULT,
             weight: 1,
             p99_target: 0,
+            reserve: Reserve::Share,
             drained: false,
             frozen: false,
             attach_generation: 1,
@@ -687,6 +705,13 @@ impl Volume {
         assert!(matches!(self.weight, 1..=WEIGHT_MAX));
         bytes[AT_WEIGHT] = self.weight - 1;
         put(bytes, AT_P99_TARGET, &self.p99_target.to_le_bytes());
+        let (kind, reserve) = match self.reserve {
+            Reserve::Share => (0, 0),
+            Reserve::Percent(percent) => (1, percent.into()),
+            Reserve::Blocks(blocks) => (2, blocks),
+        };
+        bytes[AT_RESERVE_KIND] = kind;
+        put(bytes, AT_RESERVE, &reserve.to_le_bytes());
     }
 
     fn decode(bytes: &[u8]) -> Result<Option<Volume>, FormatError> {
@@ -755,8 +780,16 @@ impl Volume {
         if bytes[AT_WEIGHT] >= WEIGHT_MAX {
             return value("weight", bytes[AT_WEIGHT].into());
         }
-        zeros(bytes, AT_WEIGHT + 1, AT_P99_TARGET)?;
-        zeros(bytes, AT_P99_TARGET + 4, VOLUME_SIZE)?;
+        let reserve = match (bytes[AT_RESERVE_KIND], get_u64(bytes, AT_RESERVE)) {
+            (0, 0) => Reserve::Share,
+            (1, percent @ 0..=100) => Reserve::Percent(percent as u8),
+            (2, blocks) => Reserve::Blocks(blocks),
+            (0..=1, other) => return value("reserve", other),
+            (kind, _) => return value("reserve_kind", kind.into()),
+        };
+        zeros(bytes, AT_RESERVE_KIND + 1, AT_P99_TARGET)?;
+        zeros(bytes, AT_P99_TARGET + 4, AT_RESERVE)?;
+        zeros(bytes, AT_RESERVE + 8, VOLUME_SIZE)?;
         Ok(Some(Volume {
             uuid: array(bytes, 0),
             mode,
@@ -764,6 +797,7 @@ impl Volume {
             cutoff: get_u32(bytes, AT_CUTOFF).checked_sub(1).unwrap_or(CUTOFF_DEFAULT),
             weight: bytes[AT_WEIGHT] + 1,
             p99_target: get_u32(bytes, AT_P99_TARGET),
+            reserve,
             drained: get_u16(bytes, 18) & 1 == 1,
             frozen: get_u16(bytes, 18) & 2 == 2,
             attach_generation: get_u32(bytes, 20),

@@ -5,7 +5,8 @@
 //!
 //! - **P1** The index changes when an entry is placed, in the order of sequences.
 //! - **P2** An entry is whole in the buffer, its checksum included, before anyone is answered.
-//! - **P3** Guest data leaves each log [`SEGMENTS_RESERVED`] segments of the pool.
+//! - **P3** Guest data leaves each log [`SEGMENTS_RESERVED`] segments of the pool, and each other volume what it has reserved
+//!   (`policy::reserve`).
 //!
 //! # Crash
 //!
@@ -44,6 +45,7 @@ impl Engine {
         }
         if guest && self.volume(volume).log.head.is_some_and(|head| head.reserve) {
             if !self.guest_may_take(volume) {
+                self.volume(volume).refused = true;
                 return false;
             }
             self.volume(volume).log.head.as_mut().expect("looked").reserve = false;
@@ -360,14 +362,20 @@ impl Engine {
         payload: &mut impl Payload,
     ) -> bool {
         let reserve = !self.guest_may_take(volume);
-        if self.buffers.is_empty() || guest && reserve {
+        if self.buffers.is_empty() {
+            return false;
+        }
+        if guest && reserve {
+            self.volume(volume).refused = true;
             return false;
         }
         let Some(id) = self.segments.take_free() else { return false };
         let buffer = self.buffers.pop().expect("looked");
         let sequence = self.segment_sequence;
         self.segment_sequence += 1;
-        let log = &mut self.volume(volume).log;
+        let state = self.volume(volume);
+        state.from_kept += u64::from(reserve);
+        let log = &mut state.log;
         let ordinal = log.next_ordinal;
         log.next_ordinal = Ordinal(ordinal.0 + 1);
         let first_sequence = log.next_sequence;
@@ -390,19 +398,10 @@ impl Engine {
         segment.next = None;
         segment.used = 0;
         segment.buffer = Some(buffer);
+        self.note_clean(volume);
         payload.put(buffer, 0, &[0; 8]);
         payload.buffer_begin(buffer, id);
         true
-    }
-
-    /// Guest data leaves each log its reserve, and each other volume a share it may grow to (P3).
-    ///
-    /// What notes took of the reserve is given back late and, behind a backing device that fails for
-    /// good, not at all. A volume below its share then takes all but one of it for each log.
-    fn guest_may_take(&self, volume: VolumeIndex) -> bool {
-        let (free, count) = (self.segments.free_count(), self.all_volumes().count() as u32);
-        let owed = self.volume_ref(volume).is_some_and(|state| self.owed(state, count) > 0);
-        free > self.kept_segments(Some(volume)) || owed && free > count
     }
 
     /// Whether a parked block finds a place: in the head or, as long as two segments of the reserve
@@ -413,33 +412,6 @@ impl Engine {
         // It may need a header, too.
         head.is_some_and(|head| head.next_block + 2 <= self.geometry.segment_blocks)
             || self.segments.free_count() > (SEGMENTS_RESERVED - 1) * count
-    }
-
-    /// Segments that a volume, one of `count`, may still grow to, whatever the others do.
-    fn owed(&self, volume: &crate::volume::Volume, count: u32) -> u32 {
-        self.share(count).saturating_sub(volume.log.segment_count)
-    }
-
-    fn share(&self, count: u32) -> u32 {
-        (self.segments.count() / (4 * count.max(1))).max(2)
-    }
-
-    /// Segments that are always kept, and those that every volume may have, whatever the others do.
-    pub(crate) fn reserve_and_share(&self) -> (u32, u32) {
-        let count = self.all_volumes().count() as u32;
-        (SEGMENTS_RESERVED * count, self.share(count))
-    }
-
-    /// Segments of the pool that are kept: the reserve, and what volumes, all but one, may still
-    /// grow to.
-    pub(crate) fn kept_segments(&self, but: Option<VolumeIndex>) -> u32 {
-        let count = self.all_volumes().count() as u32;
-        let owed: u32 = self
-            .all_volumes()
-            .filter(|state| state.serving && Some(state.index) != but)
-            .map(|state| self.owed(state, count))
-            .sum();
-        SEGMENTS_RESERVED * count + owed
     }
 
     /// Ends the head: nothing more goes into it.

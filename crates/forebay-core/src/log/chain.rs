@@ -168,6 +168,10 @@ pub struct Log {
     pub record_epoch: u64,
     /// Segments in the log, retired ones not counted.
     pub segment_count: u32,
+    /// Of these the oldest, up to the first that is not known to be clean for good, and that one; none: the first of all.
+    pub clean_count: u32,
+    /// See there.
+    pub clean_end: Option<SegmentId>,
     /// Blocks that are not on the backing device, superseded versions included.
     pub dirty_blocks: u64,
     /// Bytes closed since this opening.
@@ -209,6 +213,8 @@ impl Log {
             flush_epoch: 0,
             record_epoch: u64::MAX,
             segment_count: 0,
+            clean_count: 0,
+            clean_end: None,
             dirty_blocks: 0,
             closed_bytes: 0,
         }

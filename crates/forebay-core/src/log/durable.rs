@@ -120,6 +120,7 @@ impl Engine {
             marks.watermark = marks.watermark.max(watermark);
             marks.tail = marks.tail.max(tail);
         }
+        self.note_clean(volume);
         self.free_retired(volume);
     }
 
@@ -193,6 +194,7 @@ impl Engine {
                 let log = &mut state.log;
                 log.durable = log.flushing;
                 self.answer_durable(VolumeIndex(index as u8)); // D2
+                self.note_clean(VolumeIndex(index as u8));
                 self.free_retired(VolumeIndex(index as u8));
             }
         }

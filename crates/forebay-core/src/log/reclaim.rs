@@ -4,7 +4,8 @@
 //! # Invariants
 //!
 //! - **C1** Only a clean segment is emptied: everything in it is at or below the durable watermark.
-//! - **C2** Older always dies first: segments are emptied in the order of their log.
+//! - **C2** Older always dies first: segments are emptied in the order of their log. Of several logs the one that has the oldest gives,
+//!   if it holds more than is reserved for it (G1 of `policy::reserve`).
 //! - **C3** A block that is appended again (a second chance) enters only with a ticket that holds
 //!   (T1 of `log::tickets`).
 //! - **C4** What was lost is appended again, never forgotten (`lost`).
@@ -41,8 +42,8 @@ pub(crate) struct Chance {
 }
 
 impl Engine {
-    /// Empties the volume's tail while the pool is low and this tail is the oldest there is, or
-    /// while the volume's extents fill their map.
+    /// Empties the volume's tail while the pool is low and this tail is the oldest of those who give; for its own sake, while
+    /// its extents fill their map, or a write of it waits and nobody gives.
     pub(crate) fn reclaim_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         // Bounded: each turn retires one of at most so many segments. Several at once, if any: each time a
         // record ends early to note it.
@@ -54,8 +55,10 @@ impl Engine {
             if !full && self.reclaimable(volume).is_none() {
                 return;
             }
-            let wanted = self.pool_wants_segments(turn > 0);
-            if !(wanted || extents_full) || self.health == CacheHealth::Failed {
+            let gives = self.gives(self.volume_ref(volume).expect("it exists")); // G1
+            let wanted = gives && self.pool_wants_segments(turn > 0);
+            let own = extents_full || self.gives_to_itself(volume);
+            if !(wanted || own) || self.health == CacheHealth::Failed {
                 return;
             }
             let Some(id) = self.reclaimable(volume) else {
@@ -63,10 +66,10 @@ impl Engine {
             };
             let sequence = self.segments.get(id).sequence;
             let older = |other: &Volume| {
-                self.reclaimable(other.index)
-                    .is_some_and(|id| self.segments.get(id).sequence < sequence)
+                let tail = self.reclaimable(other.index).filter(|_| self.gives(other));
+                tail.is_some_and(|id| self.segments.get(id).sequence < sequence)
             };
-            if !extents_full && self.all_volumes().any(older) {
+            if !own && self.all_volumes().any(older) {
                 return;
             }
             if !self.chances_given(volume, id, payload) || !self.keep_lost(volume, id, payload) {
@@ -74,6 +77,7 @@ impl Engine {
             }
             self.retire(volume, id, |soon| payload.prefetch(soon));
             let state = self.volume(volume);
+            state.given_to_itself += u64::from(own);
             state.extents_full &= !state.extents.has_room();
         }
     }
@@ -95,7 +99,7 @@ impl Engine {
     }
 
     /// The volume's oldest segment, if it could be emptied now (C1, C2).
-    fn reclaimable(&self, volume: VolumeIndex) -> Option<SegmentId> {
+    pub(crate) fn reclaimable(&self, volume: VolumeIndex) -> Option<SegmentId> {
         let log = &self.volume_ref(volume)?.log;
         let id = log.tail_segment?;
         let segment = self.segments.get(id);
@@ -106,11 +110,6 @@ impl Engine {
         // The newest segment stays: a log goes on from it.
         let newest = log.newest == Some(id);
         (segment.state == State::Sealed && !dirty && !busy && !newest).then_some(id)
-    }
-
-    /// Whether the volume's log could give a segment back now.
-    pub(crate) fn has_clean_tail(&self, volume: &Volume) -> bool {
-        self.reclaimable(volume.index).is_some()
     }
 
     /// Reads what deserves a second chance; says whether all of it is through.
@@ -244,6 +243,10 @@ impl Engine {
         state.log.tail_segment = next;
         state.log.tail = Ordinal(ordinal.0 + 1);
         state.log.segment_count -= 1;
+        if state.log.clean_count == 0 {
+            state.log.clean_end = None;
+        }
+        state.log.clean_count = state.log.clean_count.saturating_sub(1);
         state.log.note_wanted = true;
         state.stats.reclaimed_segments += 1;
     }

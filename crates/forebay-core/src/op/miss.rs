@@ -7,7 +7,7 @@
 //! | a block | enters |
 //! |---|---|
 //! | of a request that belongs to a run longer than `fill_run_max` | never: a disk is good at runs |
-//! | while the cache is not full | at once |
+//! | while the cache is not full, or the volume has less than is reserved for it | at once |
 //! | that the request reads only in part, as its first or last | at once: who wants the rest of it comes soon |
 //! | that was bad in the cache | at once |
 //! | that was missed before, and not long ago (`policy::history`) | now |
@@ -237,7 +237,7 @@ impl Engine {
         if miss.why == Why::Edge || self.config.fill_run_max == 0 {
             return;
         }
-        let full = self.cache_is_full();
+        let full = self.cache_is_full(miss.volume);
         for at in 0..miss.blocks {
             if let Err(refusal) = self.fill_block(&miss.part(at, 1), full, payload) {
                 self.volume(miss.volume).stats.fills_refused[refusal as usize] += 1;
@@ -337,20 +337,13 @@ impl Engine {
             || self.buffers.len() <= usize::from(self.config.buffer_count / 16 + 1)
             || self.tokens.room() * 2 < TOKEN_COUNT_MAX;
         let failed = self.health == CacheHealth::Failed;
-        !(writes_wait || stuck || busy || failed) && self.pool_has_room_for_fills()
+        !(writes_wait || stuck || busy || failed) && self.pool_has_room_for_fills(volume)
     }
 
-    /// While tails are clean the pool may be as low as reclaim leaves it, and a little lower; while they are
-    /// dirty it must not be so low that they are written back for it.
-    fn pool_has_room_for_fills(&self) -> bool {
-        let (free, kept) = (self.segments.free_count(), self.kept_segments(None));
-        let margin = self.pool_margin();
-        let clean = || self.retired > 0 || self.all_volumes().any(|it| self.has_clean_tail(it));
-        free > kept + margin || free > kept + margin / 2 && clean()
-    }
-
-    /// Whether something has to leave for what enters.
-    fn cache_is_full(&self) -> bool {
-        self.segments.free_count() <= self.kept_segments(None) + 2 * self.pool_margin()
+    /// Whether something has to leave for what enters, and it is not what others were lent.
+    fn cache_is_full(&self, volume: VolumeIndex) -> bool {
+        let state = self.volume_ref(volume).expect("it exists");
+        state.log.segment_count >= state.reserved
+            && self.segments.free_count() <= self.kept_segments() + 2 * self.pool_margin()
     }
 }

@@ -93,7 +93,7 @@ impl Engine {
     /// Places what can be placed.
     pub(crate) fn write_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         let state = self.volume(volume);
-        (state.starved, state.around.awaits) = (false, false);
+        (state.starved, state.around.awaits, state.refused) = (false, false, false);
         state.extents_full &= !state.extents.has_guest_room();
         // Bounded: each turn takes a request off the queue or stops.
         while let Some(at) = self.volume(volume).writes.front().copied() {

@@ -88,6 +88,11 @@ impl Delay {
         self.holding
     }
 
+    /// What volumes may use has changed.
+    pub(crate) fn forget_room(&mut self) {
+        self.room_of = (0, 0);
+    }
+
     fn end(&mut self) {
         (self.gap, self.holding, self.next) = (0, false, Tick(0));
     }
@@ -194,7 +199,7 @@ impl Engine {
         self.log_room(volume) * BATCH_TENTHS / 10
     }
 
-    /// Blocks of log that the volume may use: all but what is kept, and what others use or may still grow to.
+    /// Blocks of log that the volume may use: all but what is kept, and what others use or have reserved.
     fn log_room(&mut self, volume: VolumeIndex) -> u64 {
         let state = self.volume_ref(volume).expect("it exists");
         let now = (state.log.next_ordinal.0, self.log_at(state, state.writeback.cursor));
@@ -202,17 +207,14 @@ impl Engine {
             return state.delay.room;
         }
         let blocks = u64::from(self.geometry.segment_blocks);
-        let (kept, share) = self.reserve_and_share();
         let of_others: u64 = self
             .all_volumes()
             .filter(|other| other.index != volume)
-            .map(|other| {
-                let dirty = self.dirty_space(other).div_ceil(blocks);
-                if other.serving { dirty.max(share.into()) } else { dirty }
-            })
+            .map(|other| self.dirty_space(other).div_ceil(blocks).max(other.needs().into()))
             .sum();
         let count = u64::from(self.segments.count());
-        let room = count.saturating_sub(u64::from(kept) + of_others).max(1) * blocks;
+        let room = count.saturating_sub(u64::from(self.kept_segments()) + of_others);
+        let room = room.max(state.reserved.into()).max(1) * blocks;
         let delay = &mut self.volume(volume).delay;
         (delay.room, delay.room_of) = (room, now);
         room

@@ -7,6 +7,7 @@ pub(crate) mod delay;
 pub(crate) mod history;
 pub(crate) mod lane;
 pub mod parked;
+pub mod reserve;
 pub mod scrub;
 pub mod slices;
 pub mod streams;

@@ -260,27 +260,6 @@ impl Engine {
         }
     }
 
-    /// Whether the pool is so low that logs must give segments back.
-    pub(crate) fn pool_is_low(&self) -> bool {
-        // More than what is kept of it: whoever is refused a segment must not wait for ever.
-        self.segments.free_count() < self.kept_segments(None) + self.pool_margin()
-    }
-
-    /// Whether clean segments are to be given back to the pool: before it is so low that what is dirty is
-    /// written back for it. Those on their way to it count. `begun`: some were, and a few more are given at once.
-    pub(crate) fn pool_wants_segments(&self, begun: bool) -> bool {
-        let count = self.segments.count();
-        let more = if begun { (count / 32).min(8) } else { 0 };
-        let ahead = (count / 128).max(2) + more;
-        let coming = self.segments.free_count() + self.retired;
-        coming < self.kept_segments(None) + self.pool_margin() + ahead
-    }
-
-    /// Free segments, beside those that are kept, below which the pool is low.
-    pub(crate) fn pool_margin(&self) -> u32 {
-        (self.segments.count() / 32).max(3)
-    }
-
     /// A volume with so many dirty blocks is written back.
     #[inline]
     pub(crate) fn dirty_limit(&self) -> u64 {
@@ -303,7 +282,9 @@ impl Engine {
                 .dirty_since
                 .is_some_and(|since| self.now.since(since) >= self.config.dirty_age)
             // What is clean only needs to be told so.
-            || if volume.log.is_dirty() { self.pool_is_low() } else { self.pool_wants_segments(false) }
+            // Who holds no more than is reserved for it would give nothing.
+            || volume.has_more_than_reserved()
+                && if volume.log.is_dirty() { self.pool_is_low() } else { self.pool_wants_notes() }
     }
 
     fn writeback_begin(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {

@@ -7,5 +7,6 @@ pub mod dirty_is_never_evicted;
 pub mod lost_cache;
 pub mod memory_is_bounded;
 pub mod recovery_is_repeatable;
+pub mod reservations_are_kept;
 pub mod sequences_have_no_gap;
 pub mod watermark_is_prefix;

@@ -10,6 +10,7 @@ use forebay_core::format::record::{self, Header, Link};
 use forebay_core::format::superblock::{Head, Mode, Order, Superblock};
 use forebay_core::log::recovery::{CacheReader, Writer, recover, reopen};
 use forebay_core::mutant::Mutants;
+use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::{
     BLOCK_BYTES, BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, VolumeIndex,
 };
@@ -77,6 +78,7 @@ pub(super) fn superblock_of_two() -> Superblock {
         cutoff: 0,
         weight: 1,
         p99_target: 0,
+        reserve: Reserve::Share,
         slow: 1,
         size_bytes: 1 << 30,
         islands: Vec::new(),

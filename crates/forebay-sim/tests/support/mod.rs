@@ -18,12 +18,17 @@ use forebay_sim::world::World;
 
 /// One volume of so many blocks, or what `change` makes of that; a fresh cache of 16 segments of 16 blocks.
 pub fn world_with(blocks: u64, change: impl FnOnce(&mut Setup)) -> World {
+    world_of(16, blocks, change)
+}
+
+/// The same with another number of segments.
+pub fn world_of(segments: u32, blocks: u64, change: impl FnOnce(&mut Setup)) -> World {
     let (mode, mutants) = (Mode::WriteBack, Mutants::default());
     let mut setup = setup(Scope { length: 0, one_in: 1, stores_length: 0, mode, mutants });
     setup.volumes[0].size_bytes = blocks * BLOCK_BYTES;
     setup.volumes[0].islands = vec![Island { start: 0, blocks }];
     change(&mut setup);
-    setup.superblock = format(16, 64 << 10, &setup.volumes, 5);
+    setup.superblock = format(segments, 64 << 10, &setup.volumes, 5);
     let mut world = World::new(setup, Random::new(1));
     world.format();
     world.open(None).expect("a fresh cache");
