@@ -2,9 +2,10 @@
 //! The command line: man pages and completions are made from these types.
 
 use crate::address::Address;
-use crate::units::{parse_size, parse_time};
+use crate::units::{exact_size, parse_size, parse_time};
 use clap::{Parser, Subcommand, ValueEnum};
 use forebay_core::format::superblock::{CUTOFF_MAX, Mode, Order, WEIGHT_MAX};
+use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::BLOCK_BYTES;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -76,7 +77,7 @@ pub enum Command {
     Resize(ResizeArgs),
     /// Change a setting of a volume that is served, from now on and for good
     ///
-    /// mode, order, cutoff, weight and p99_target, as in `serve --volume`.
+    /// mode, order, cutoff, weight, p99_target and reserve, as in `serve --volume`.
     Set(SetArgs),
     /// Tell where a block of a volume is, and why
     Why(WhyArgs),
@@ -225,12 +226,13 @@ pub struct VolumeSpec {
     pub weight: Option<u8>,
     /// In microseconds.
     pub p99_target: Option<u32>,
+    pub reserve: Option<Reserve>,
     pub logical_block: Option<u32>,
 }
 
 /// What may come after the backing device.
-pub const VOLUME_KEYS: [&str; 6] =
-    ["mode", "order", "cutoff", "weight", "p99_target", "logical_block"];
+pub const VOLUME_KEYS: [&str; 7] =
+    ["mode", "order", "cutoff", "weight", "p99_target", "reserve", "logical_block"];
 
 pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
     let (name, rest) = text.split_once('=').ok_or("expected NAME=BACKING[,mode=...]")?;
@@ -248,6 +250,7 @@ pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
         cutoff: None,
         weight: None,
         p99_target: None,
+        reserve: None,
         logical_block: None,
     };
     for part in parts {
@@ -257,6 +260,7 @@ pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
             Some(("cutoff", cutoff)) => spec.cutoff = Some(parse_cutoff(cutoff)?),
             Some(("weight", weight)) => spec.weight = Some(parse_weight(weight)?),
             Some(("p99_target", target)) => spec.p99_target = Some(parse_p99_target(target)?),
+            Some(("reserve", reserve)) => spec.reserve = Some(parse_reserve(reserve)?),
             Some(("logical_block", "512")) => spec.logical_block = Some(512),
             Some(("logical_block", "4096")) => spec.logical_block = Some(4096),
             Some(("logical_block", other)) => {
@@ -314,6 +318,31 @@ fn parse_p99_target(text: &str) -> Result<u32, String> {
     micros.ok_or_else(|| format!("p99_target={text}: expected 0, or a time of up to a minute"))
 }
 
+/// A size, a part of the cache, or what a volume has if nothing is said.
+fn parse_reserve(text: &str) -> Result<Reserve, String> {
+    let wrong =
+        || format!("reserve={text}: expected a size (a multiple of 4K), 0% to 100%, or default");
+    if text == "default" {
+        return Ok(Reserve::Share);
+    }
+    if let Some(percent) = text.strip_suffix('%') {
+        let percent = percent.parse().ok().filter(|percent| *percent <= 100);
+        return percent.map(Reserve::Percent).ok_or_else(wrong);
+    }
+    let bytes = parse_size(text).map_err(|_| wrong())?;
+    let whole = bytes.is_multiple_of(BLOCK_BYTES).then_some(bytes / BLOCK_BYTES);
+    whole.map(Reserve::Blocks).ok_or_else(wrong)
+}
+
+/// How it is written.
+pub fn reserve_name(reserve: Reserve) -> String {
+    match reserve {
+        Reserve::Share => "default".into(),
+        Reserve::Percent(percent) => format!("{percent}%"),
+        Reserve::Blocks(blocks) => exact_size(blocks * BLOCK_BYTES),
+    }
+}
+
 /// Keys, as they are written.
 fn known_keys(keys: &[&str]) -> String {
     let keys: Vec<String> = keys.iter().map(|key| format!("{key}=...")).collect();
@@ -330,6 +359,7 @@ pub enum Setting {
     Weight(u8),
     /// In microseconds.
     P99Target(u32),
+    Reserve(Reserve),
 }
 
 /// Reads `KEY=VALUE`.
@@ -340,6 +370,7 @@ pub fn parse_setting(text: &str) -> Result<Setting, String> {
         Some(("cutoff", cutoff)) => parse_cutoff(cutoff).map(Setting::Cutoff),
         Some(("weight", weight)) => parse_weight(weight).map(Setting::Weight),
         Some(("p99_target", target)) => parse_p99_target(target).map(Setting::P99Target),
+        Some(("reserve", reserve)) => parse_reserve(reserve).map(Setting::Reserve),
         _ => {
             let keys = VOLUME_KEYS.iter().filter(|key| **key != "logical_block");
             let keys: Vec<&str> = keys.copied().collect();
@@ -499,7 +530,8 @@ pub struct ServeArgs {
     pub cache: Option<PathBuf>,
     /// A volume to add, or to change; those that the cache remembers are served without it
     ///
-    /// NAME=BACKING[,mode=MODE][,order=ORDER][,cutoff=SIZE][,weight=1..16][,p99_target=TIME][,logical_block=512|4096].
+    /// NAME=BACKING[,mode=MODE][,order=ORDER][,cutoff=SIZE][,weight=1..16][,p99_target=TIME][,reserve=SIZE|PERCENT%]
+    /// [,logical_block=512|4096].
     /// The mode says when a write is answered: write-back, when the cache has it; write-through, when the backing device has it as
     /// well; write-around, when the backing device has it, the cache left out.
     ///
@@ -512,6 +544,10 @@ pub struct ServeArgs {
     /// A slow backing device is shared by guests and write-back in turn. The weight (at first 1) is what guests have of
     /// its time for each part of write-back's while both want it. With a p99_target (at first 0: none) turns are as
     /// long, or short, as 99 of 100 reads need to be answered within it.
+    ///
+    /// The reserve is how much of the cache the volume can always have, whatever the others read and write: a size, or a part
+    /// of what can be reserved (reserve=25%). What it does not use of that is lent to the others until it does. Without
+    /// one (reserve=default) it is the volume's part of a quarter of the cache.
     ///
     /// BACKING is a device or file, or sim+hdd:PATH?model=7200.12 (also st3500641as; sim+ssd: with 840pro or
     /// nvme; sim+cloud: with gp3; &write_cache=off for a hard disk): the data is in PATH, and it is as
@@ -734,7 +770,7 @@ pub struct SetArgs {
     /// The volume
     pub name: String,
     /// mode=write-back|write-through|write-around, order=batch|strict|relaxed, cutoff=SIZE, weight=1..16,
-    /// p99_target=TIME
+    /// p99_target=TIME, reserve=SIZE|PERCENT%|default
     #[arg(value_name = "KEY=VALUE", required = true, value_parser = checked_setting)]
     pub settings: Vec<String>,
     /// The daemon's control socket; needed if several run, or if it is not in the usual place

@@ -165,6 +165,11 @@ pub struct VolumeStatus {
     pub p99_target_us: Option<f64>,
     /// What came of these two.
     pub sharing: Sharing,
+    /// What it has of the cache for itself, as it was asked for, and what that comes to.
+    pub reserve: String,
+    pub reserved_bytes: u64,
+    /// What it has of the cache.
+    pub held_bytes: u64,
     pub drained: bool,
     /// The cache failed and is left out: the volume is its backing device.
     pub cache_left_out: bool,
@@ -348,6 +353,8 @@ impl VolumeStatus {
             dirty += &format!(", drained in {seconds:.0} s");
         }
         println!("{dirty}");
+        let (held, reserved) = (size(self.held_bytes), size(self.reserved_bytes));
+        println!("  has {held} of the cache, {reserved} reserved");
         if let Some(first) = self.exposed_first_block {
             println!(
                 "  if the cache were lost now, blocks {first} to {} of the backing device would be of two states",
@@ -443,7 +450,11 @@ impl VolumeStatus {
             format!(", reads of the backing device to take up to {:.0} ms", target / 1e3)
         });
         let (mode, order, weight) = (self.mode_text(), &self.order, self.weight);
-        format!("{mode}, order {order}, {cutoff}, weight {weight}{target}")
+        let reserve = match &*self.reserve {
+            "default" => String::new(),
+            reserve => format!(", reserve {reserve}"),
+        };
+        format!("{mode}, order {order}, {cutoff}, weight {weight}{target}{reserve}")
     }
 
     /// What came of weight and target, if anything is to be told.

@@ -61,6 +61,15 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
+/// `3G`, as [`parse_size`] reads it back.
+pub fn exact_size(bytes: u64) -> String {
+    let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
+    match units.into_iter().find(|(shift, _)| bytes >> shift << shift == bytes && bytes > 0) {
+        Some((shift, unit)) => format!("{}{unit}", bytes >> shift),
+        None => bytes.to_string(),
+    }
+}
+
 /// `14:02:11`, with the date if it is not today; times are UTC.
 pub fn clock(millis: u64) -> String {
     let (seconds, now) = (millis / 1000, forebay::shard::wall_now() / 1000);
@@ -96,6 +105,7 @@ mod tests {
         assert_eq!(parse_size("512K"), Ok(512 << 10));
         assert_eq!(parse_size("1GiB"), Ok(1 << 30));
         assert_eq!(parse_size("100"), Ok(100));
+        assert_eq!([0, 100, 5 << 10, 3 << 30].map(exact_size), ["0", "100", "5K", "3G"]);
         for bad in ["", "K", "1X", "-1", "99999999999999999999", "9999999P"] {
             assert!(parse_size(bad).is_err(), "{bad}");
         }

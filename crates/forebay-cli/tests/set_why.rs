@@ -77,7 +77,7 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
     for (words, code, text) in [
         (&["set", "v", "order=loose"][..], 2, "batch, strict and relaxed are known"),
         (&["set", "v", "cutoff=5000"][..], 2, "a multiple of 4K"),
-        (&["set", "v", "speed=1"][..], 2, "cutoff=..., weight=..., p99_target=..."),
+        (&["set", "v", "speed=1"][..], 2, "cutoff=..., weight=..., p99_target=..., reserve=..."),
         (&["set", "v", "weight=0"][..], 2, "a number from 1 to 16"),
         (&["set", "v", "weight=17"][..], 2, "a number from 1 to 16"),
         (&["set", "v", "p99_target=2m"][..], 2, "a time of up to a minute"),

@@ -96,6 +96,7 @@ fn shard(logical_block: u32) -> (Shard, VolumeIndex) {
         size_bytes: SIZE,
         logical_block,
         mode: Mode::WriteBack,
+        reserve: Default::default(),
         path: "memory".into(),
         fingerprint: [0; 64],
     };

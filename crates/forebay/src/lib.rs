@@ -10,6 +10,7 @@
 //! use forebay::io::{Arena, MemoryDevice};
 //! use forebay::shard::{Answer, NewVolume, Shard, ShardOptions, wall_now};
 //! use forebay_core::format::superblock::Mode;
+//! use forebay_core::policy::reserve::Reserve;
 //! use forebay_core::request::Op;
 //! use std::time::Duration;
 //!
@@ -29,6 +30,7 @@
 //!     size_bytes: 256 << 20,
 //!     logical_block: 512,
 //!     mode: Mode::WriteBack,
+//!     reserve: Reserve::Share,
 //!     path: "memory".into(),
 //!     fingerprint: [0; 64],
 //! })?;

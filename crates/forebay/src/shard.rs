@@ -25,6 +25,7 @@ use forebay_core::format::superblock::{Head, Mode, Order, SUPERBLOCK_SIZE, Super
 use forebay_core::limits::{REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
 use forebay_core::log::recovery::Damage;
 use forebay_core::payload::Place;
+use forebay_core::policy::reserve::{self, Reserve};
 use forebay_core::policy::scrub::Refused;
 use forebay_core::request::{Op, Request, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Sequence, Tick, VolumeIndex};
@@ -100,6 +101,19 @@ pub enum OpenError {
     /// All places are taken.
     #[error("a cache holds at most {VOLUME_COUNT_MAX} volumes; `forebay forget` one")]
     TooManyVolumes,
+    /// Volumes would have more of the cache reserved than there is.
+    #[error(
+        "with that, {} MiB of the cache would be reserved for its volumes, and {} MiB can be: \
+         lower the reserve of one (`forebay status` says what each has)",
+        wanted_bytes >> 20,
+        usable_bytes >> 20
+    )]
+    Overbooked {
+        /// What reservations would come to.
+        wanted_bytes: u64,
+        /// What can be reserved.
+        usable_bytes: u64,
+    },
 }
 
 fn system(what: &'static str) -> impl Fn(io::Error) -> OpenError {
@@ -267,10 +281,12 @@ impl Shard {
 
     /// Records a new volume, with an empty log.
     pub fn add(&mut self, index: VolumeIndex, volume: &NewVolume) -> Result<(), OpenError> {
+        self.check_reserves(self.reserves(&[]).chain([volume.reserve]))?;
         let mut uuid = [0; 16];
         cache::fill_random(&mut uuid).map_err(system("take random bytes"))?;
         let recorded = Volume {
             mode: volume.mode,
+            reserve: volume.reserve,
             attach_generation: (self.superblock.sequence + 1) as u32,
             logical_block: volume.logical_block,
             fingerprint: volume.fingerprint,
@@ -785,6 +801,37 @@ impl Shard {
         self.record(volume, |volume| volume.p99_target = micros)
     }
 
+    /// Changes what volumes have of the cache for themselves: of all of them, or of none if there is no room for that.
+    pub fn set_reserves(&mut self, asked: &[(VolumeIndex, Reserve)]) -> Result<(), OpenError> {
+        self.check_reserves(self.reserves(asked))?;
+        for (index, reserve) in asked {
+            self.engine.set_reserve(*index, *reserve, &mut self.memory);
+            self.note(*index, |volume| volume.reserve = *reserve);
+        }
+        self.write_superblock()
+    }
+
+    /// What volumes have, or will if it is asked for.
+    fn reserves<'a>(
+        &'a self,
+        asked: &'a [(VolumeIndex, Reserve)],
+    ) -> impl Iterator<Item = Reserve> + Clone + 'a {
+        let volumes = self.superblock.volumes.iter().enumerate();
+        volumes.filter_map(move |(at, volume)| {
+            let asked = asked.iter().rfind(|(index, _)| usize::from(index.0) == at);
+            volume.as_ref().map(|volume| asked.map_or(volume.reserve, |(_, reserve)| *reserve))
+        })
+    }
+
+    fn check_reserves(&self, all: impl Iterator<Item = Reserve> + Clone) -> Result<(), OpenError> {
+        let (segments, blocks) = (self.superblock.segment_count, self.superblock.segment_blocks());
+        let bytes = |segments: u32| u64::from(segments) * u64::from(self.superblock.segment_bytes);
+        reserve::resolve(segments, blocks, all).check().map_err(|it| OpenError::Overbooked {
+            wanted_bytes: bytes(it.wanted),
+            usable_bytes: bytes(it.usable),
+        })
+    }
+
     /// What a range reads as without looking at data.
     pub fn zero_runs(
         &mut self,
@@ -919,6 +966,8 @@ pub struct NewVolume {
     pub logical_block: u32,
     /// How it takes writes.
     pub mode: Mode,
+    /// What it has of the cache for itself.
+    pub reserve: Reserve,
     /// Where the backing device is.
     pub path: String,
     /// Its identity.

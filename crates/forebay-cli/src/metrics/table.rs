@@ -101,6 +101,8 @@ pub const ROWS: &[Row] = &[
         Gauge,
         "Blocks between which a lost cache would leave two states.",
     ),
+    row("volumes.reserved_bytes", Gauge, "What others cannot take of the cache from it."),
+    row("volumes.held_bytes", Gauge, "What it has of the cache."),
     row("volumes.exposed_seconds", Gauge, "How long there were such blocks, in all."),
     row("volumes.bypassed_writes.sequential", Counter, "Writes around the cache: long runs."),
     row(

@@ -82,6 +82,7 @@ impl Rig {
             size_bytes: backing.info().size_bytes,
             logical_block: 512,
             mode,
+            reserve: Default::default(),
             path: name.into(),
             fingerprint: [0; 64],
         };

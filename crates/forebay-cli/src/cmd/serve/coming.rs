@@ -69,6 +69,7 @@ impl Daemon {
         spec: &VolumeSpec,
         if_changed: &[(String, IfChanged)],
     ) -> Result<()> {
+        self.reserve_as_asked(std::slice::from_ref(spec))?;
         let wanted = Wanted { address: &spec.backing, logical_block: spec.logical_block };
         self.attach(index, &wanted, if_changed, &Patience::none())?;
         self.set_as_asked(index, spec, spec.mode)

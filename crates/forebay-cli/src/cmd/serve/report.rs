@@ -2,7 +2,7 @@
 //! What `status` is told.
 
 use super::{Daemon, Served};
-use crate::args::{mode_name, order_name};
+use crate::args::{mode_name, order_name, reserve_name};
 use crate::memory;
 use crate::status::{self, DeviceStatus, FillsRefused, Status, VolumeStatus};
 use crate::why::{Bypass, Why};
@@ -281,6 +281,7 @@ fn volume_status(
     let guest_bytes = stats.written_blocks * BLOCK_BYTES;
     let cache_bytes = stats.cache_blocks_written * BLOCK_BYTES;
     let rate = served.map_or(0.0, |served| served.rates.writeback);
+    let segment_bytes = u64::from(shard.superblock().segment_bytes);
     Some(VolumeStatus {
         name: name.clone(),
         size_bytes: shard.engine().volume_bytes(index)?,
@@ -301,6 +302,9 @@ fn volume_status(
         weight: now.sharing.weight,
         p99_target_us: now.sharing.target.map(|target| us(target.nanos)),
         sharing: sharing(&now.sharing),
+        reserve: reserve_name(now.reserve),
+        reserved_bytes: segment_bytes * u64::from(now.reserved_segments),
+        held_bytes: segment_bytes * u64::from(now.segments),
         drained: now.drained,
         cache_left_out: passes,
         dirty_bytes,

@@ -15,6 +15,7 @@ use forebay::host::named::Named;
 use forebay::io::Device;
 use forebay::shard::{NewVolume, backing_source, uuid_text};
 use forebay_core::format::superblock::{Mode, Volume};
+use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::VolumeIndex;
 use std::path::Path;
 use tracing::{info, warn};
@@ -26,6 +27,7 @@ impl Daemon {
         if let Some((name, _)) = args.if_changed.iter().find(|(name, _)| !known(name)) {
             bail!("--if-changed {name}: no such volume in this cache; nothing was changed");
         }
+        self.reserve_as_asked(&args.volumes)?;
         for spec in &args.volumes {
             let Some(index) = self.server.shard.find(&spec.name) else {
                 self.add(spec, patience)?;
@@ -71,8 +73,27 @@ impl Daemon {
             spec.cutoff.map(Setting::Cutoff),
             spec.weight.map(Setting::Weight),
             spec.p99_target.map(Setting::P99Target),
+            self.reserve_of(spec).map(Setting::Reserve),
         ];
         settings.into_iter().flatten().try_for_each(|setting| self.set_one(index, setting))
+    }
+
+    /// What recorded volumes are to have of the cache, all at once: some have more only because others have less.
+    pub(super) fn reserve_as_asked(&mut self, specs: &[VolumeSpec]) -> Result<()> {
+        let shard = &self.server.shard;
+        let asked: Vec<_> = specs
+            .iter()
+            .filter_map(|spec| Some((shard.find(&spec.name)?, self.reserve_of(spec)?)))
+            .collect();
+        if !asked.is_empty() {
+            self.server.shard.set_reserves(&asked)?;
+        }
+        Ok(())
+    }
+
+    /// Without a cache there is nothing to have of it.
+    fn reserve_of(&self, spec: &VolumeSpec) -> Option<Reserve> {
+        spec.reserve.filter(|_| self.cache_path.is_some())
     }
 
     /// Changes a setting, now and in the superblock.
@@ -84,6 +105,7 @@ impl Daemon {
             Setting::Cutoff(cutoff) => shard.set_cutoff(index, cutoff)?,
             Setting::Weight(weight) => shard.set_weight(index, weight)?,
             Setting::P99Target(micros) => shard.set_p99_target(index, micros)?,
+            Setting::Reserve(reserve) => shard.set_reserves(&[(index, reserve)])?,
         }
         Ok(())
     }
@@ -204,6 +226,7 @@ impl Daemon {
             size_bytes,
             logical_block: info.logical_block,
             mode: self.mode_of(spec)?,
+            reserve: self.reserve_of(spec).unwrap_or_default(),
             path: lasting(&spec.backing)?.to_string(),
             fingerprint: backing::fingerprint(&device, backing)?.encode(),
         };
