@@ -6,6 +6,7 @@ pub mod drained;
 pub mod fair;
 pub mod misses;
 pub mod quiet;
+pub mod quotas;
 pub mod records;
 
 use crate::machine::Setup;

@@ -5,7 +5,9 @@ use clap::{Parser, ValueEnum};
 use forebay_core::format::superblock::Order;
 use forebay_disk::Model;
 use forebay_disk::model::{BARRACUDA_7200_12, NVME, SSD_840PRO, ST3500641AS};
-use forebay_experiment::experiments::{SECOND, cliff, drained, fair, misses, quiet, records};
+use forebay_experiment::experiments::{
+    SECOND, cliff, drained, fair, misses, quiet, quotas, records,
+};
 use forebay_experiment::plot::{self, Frame};
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -37,6 +39,8 @@ enum Table {
     Misses,
     /// What guests notice of work in the background
     Quiet,
+    /// What a reservation is worth beside a busy volume
+    Quotas,
     /// IOzone's tests
     Records,
     /// Weights and targets of volumes
@@ -63,6 +67,7 @@ fn print(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             Table::Fair => print_fair(plots.as_deref())?,
             Table::Misses => print_misses()?,
             Table::Quiet => print_quiet(),
+            Table::Quotas => print_quotas(),
             Table::Records => print_records(),
             Table::Shares => print_shares(),
         }
@@ -140,6 +145,28 @@ fn plot_cliff(
         .map(|(at, share)| (share.into(), courses.iter().map(|it| it.latencies[at]).collect()))
         .collect();
     plot::bars(&folder.join(format!("cliff-latency-{disk}-{kib}k.svg")), frame, &THROUGH, &groups)
+}
+
+fn print_quotas() {
+    println!(
+        "a volume with popular blocks beside another that asks for {} times as much; cache of a quarter of its blocks",
+        quotas::BUSY
+    );
+    println!(
+        "{:8} {:>8} {:>9} {:>9} {:>11} {:>9}",
+        "other", "reserve", "has", "hits", "alone, hits", "other has"
+    );
+    for row in quotas::table() {
+        println!(
+            "{:8} {:>8} {:7.1} % {:7.1} % {:9.1} % {:7.1} %",
+            row.other,
+            row.reserve,
+            row.has[0] * 100.0,
+            row.hits * 100.0,
+            row.alone * 100.0,
+            row.has[1] * 100.0
+        );
+    }
 }
 
 fn print_drained() {
