@@ -83,7 +83,7 @@ fn of_its_own(reserve: Reserve, usable: u32, segment_blocks: u16) -> Option<u32>
     Some(u32::try_from(segments).unwrap_or(u32::MAX).max(RESERVED_MIN))
 }
 
-/// What reservations come to, in segments: what those are that say it, and what each of the others has. The sum is for [`check`].
+/// What reservations come to, in segments: each by itself, and what each volume has that says nothing.
 pub fn resolve(
     segments: u32,
     segment_blocks: u16,
