@@ -4,13 +4,14 @@
 //! file is kept, and used again if it is there (entries are then not known, and 0).
 //!
 //! The process died in the middle of a checkpoint, with a tail behind the last whole one that is as
-//! long as the budget allows: the worst moment. Files are sparse (`support/filler.rs`); the page
-//! cache is emptied of them before each. A hole reads faster than a device, so the time that counts is the
-//! CPU time of the thread that opens and the bytes at 2 GB/s, one after the other as if nothing went on at once. The file is also
-//! slowed down to 2 GB/s: on a faster one (in /dev/shm) `seconds` is what opening takes.
+//! long as the budget allows: the worst moment. Files are sparse (`support/filler.rs`), but what opening reads
+//! of them is there; the page cache is emptied of them before each. The time that counts is the one that passes.
+//! No read is answered before a device of 2 GB/s would have answered it; from a file that reads at less than that
+//! opening takes longer than the aim is about.
 //!
 //! Memory for the map is taken and given back before each: where this is a virtual machine its
-//! host has then backed it, which costs ten times what the machine's own kernel does.
+//! host has then backed it, which costs ten times what the machine's own kernel does. It is twice as much as is needed: a
+//! host may take back, within seconds, a part of what is free.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,27 +21,32 @@ mod support;
 
 use filler::Filler;
 use forebay::io::{
-    Device, FileDevice, FileOptions, Layer, Operation, OperationKind, Reactor, ReactorKind,
-    Throttle, ThrottleDevice, ThrottleLimits, Use,
+    Arena, Completion, Device, FileDevice, FileOptions, Layer, Operation, OperationKind, Reactor,
+    ReactorKind, Use,
 };
 use forebay::shard::{Shard, ShardOptions};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
-use support::{Median, bound, process_cpu_ns, record, rounds, thread_cpu_ns};
+use std::time::{Duration, Instant};
+use support::{Median, bound, process_cpu_ns, process_system_s, record, rounds, thread_cpu_ns};
 
 const GIB: u64 = 1 << 30;
-const SCALE_BYTES_PER_SECOND: f64 = 2e9;
+/// What the aim is about.
+const BYTES_PER_SECOND: f64 = 2e9;
 /// Free room that the largest case wants: on the disk, and in memory.
 const ROOM: u64 = 12 * GIB;
-const MEMORY: u64 = 8 * GIB;
+const MEMORY: u64 = 14 * GIB;
+/// Reads at once when the file is measured, each of a megabyte.
+const DEPTH: u64 = 16;
+const MIB: u64 = 1 << 20;
 /// How full it is before the tail comes, which must fit in as well.
 fn percent(gib: u64) -> u64 {
     if gib < 4 { 70 } else { 85 }
@@ -60,9 +66,15 @@ impl Reads {
     }
 }
 
+/// Counts, and answers no sooner than a device of [`BYTES_PER_SECOND`] would that is told of all reads at once.
 struct Counting {
     inner: FileDevice,
     reads: Arc<Reads>,
+    /// When that device has read all it was asked for.
+    free: Instant,
+    /// When it answers what is under way, by token.
+    due: BTreeMap<u64, Instant>,
+    held: Vec<(Instant, Completion)>,
 }
 
 impl Layer for Counting {
@@ -77,8 +89,28 @@ impl Layer for Counting {
     fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
         if let Operation::Read { span, .. } = operation {
             self.reads.add(span.len() as u64);
+            let takes = Duration::from_secs_f64(span.len() as f64 / BYTES_PER_SECOND);
+            self.free = self.free.max(now) + takes;
+            self.due.insert(token, self.free);
         }
         self.inner.submit(reactor, operation, token, now);
+    }
+
+    fn answered(&mut self, answers: &mut Vec<Completion>, from: usize, now: Instant) {
+        for answer in answers.split_off(from) {
+            match self.due.remove(&answer.token) {
+                Some(due) if due > now => self.held.push((due, answer)),
+                _ => answers.push(answer),
+            }
+        }
+    }
+
+    fn turn(&mut self, _: &mut Reactor, now: Instant, done: &mut Vec<Completion>) {
+        done.extend(self.held.extract_if(.., |held| held.0 <= now).map(|held| held.1));
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.held.iter().map(|held| held.0).min()
     }
 
     fn blocking(&self, use_of: Use, run: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
@@ -89,10 +121,8 @@ impl Layer for Counting {
     }
 }
 
-fn device(path: &Path) -> (Counting, Arc<Reads>) {
-    let reads = Arc::new(Reads::default());
-    let inner = FileDevice::open(path, &FileOptions::default()).unwrap();
-    (Counting { inner, reads: reads.clone() }, reads)
+fn device(path: &Path) -> FileDevice {
+    FileDevice::open(path, &FileOptions::default()).unwrap()
 }
 
 struct Opening {
@@ -100,7 +130,8 @@ struct Opening {
     cpu: f64,
     /// Of all threads.
     cpu_all: f64,
-    scaled: f64,
+    /// The kernel's part of that.
+    system: f64,
     bytes: u64,
     count: u64,
 }
@@ -112,35 +143,62 @@ fn open(path: &Path) -> Opening {
         shared: false,
         ..ShardOptions::default()
     };
-    let (device, reads) = device(path);
-    let limits =
-        ThrottleLimits { bytes_per_second: SCALE_BYTES_PER_SECOND as u64, ..Default::default() };
-    let device = ThrottleDevice::new(Box::new(device), Throttle::new(limits));
+    let reads = Arc::new(Reads::default());
+    let device = Counting {
+        inner: device(path),
+        reads: reads.clone(),
+        free: Instant::now(),
+        due: BTreeMap::new(),
+        held: Vec::new(),
+    };
     let (begun, cpu, cpu_all) = (Instant::now(), thread_cpu_ns(), process_cpu_ns());
+    let system = process_system_s();
     let shard = Shard::open(Box::new(device), &options).unwrap();
     let seconds = begun.elapsed().as_secs_f64();
+    let system = process_system_s() - system;
     let cpu = (thread_cpu_ns() - cpu) as f64 / 1e9;
     let cpu_all = (process_cpu_ns() - cpu_all) as f64 / 1e9;
     assert!(shard.opened().from_checkpoint, "the checkpoint was not used");
     assert!(shard.opened().damage.is_empty() && !shard.opened().clean);
     let bytes = reads.bytes.load(Ordering::Relaxed);
-    let scaled = cpu + bytes as f64 / SCALE_BYTES_PER_SECOND;
-    Opening { seconds, cpu, cpu_all, scaled, bytes, count: reads.count.load(Ordering::Relaxed) }
+    Opening { seconds, cpu, cpu_all, system, bytes, count: reads.count.load(Ordering::Relaxed) }
 }
 
-/// Bytes a second, reading the last whole checkpoint from the front.
-fn sequential_rate(path: &Path) -> f64 {
-    let (device, _) = device(path);
+/// Bytes a second, reading the last whole checkpoint from the front, as opening does: a megabyte at a time and
+/// many at once.
+fn file_rate(path: &Path) -> f64 {
+    let mut device = device(path);
     let superblock = forebay::cache::read_superblock(&device).unwrap().superblock;
     let start =
         forebay_core::format::checkpoint::address(&superblock, superblock.checkpoint_sequence, 0);
-    let bytes = superblock.checkpoint_bytes.min(GIB) / (1 << 20) * (1 << 20);
+    let count = superblock.checkpoint_bytes.min(2 * GIB) / MIB;
+    let memory = Arena::anonymous((DEPTH * MIB) as usize).unwrap();
+    let mut reactor = Reactor::new(ReactorKind::Auto, 64).unwrap();
+    let (mut events, mut done) = (Vec::new(), Vec::new());
+    let (mut asked, mut answered) = (0, 0);
+    let mut free: Vec<u64> = (0..DEPTH).collect();
     let begun = Instant::now();
-    let mut target = vec![0; 1 << 20];
-    for at in (0..bytes).step_by(1 << 20) {
-        device.read_at(start + at, &mut target).unwrap();
+    while answered < count {
+        while asked < count
+            && let Some(part) = free.pop()
+        {
+            let span = memory.span((part * MIB) as usize, MIB as usize);
+            let read = Operation::Read { span, offset: start + asked * MIB };
+            device.submit(&mut reactor, read, part, begun);
+            asked += 1;
+        }
+        reactor.wait(Some(Duration::from_secs(10)), &mut events).unwrap();
+        for (user_data, result) in events.drain(..) {
+            device.event(&mut reactor, user_data, result, begun, &mut done);
+        }
+        device.poll(&mut reactor, begun, &mut done);
+        for completion in done.drain(..) {
+            completion.result.unwrap();
+            free.push(completion.token);
+            answered += 1;
+        }
     }
-    bytes as f64 / begun.elapsed().as_secs_f64()
+    (count * MIB) as f64 / begun.elapsed().as_secs_f64()
 }
 
 /// What the kernel keeps of the file in memory goes.
@@ -182,7 +240,7 @@ fn main() {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     println!("opening after a crash in the middle of a checkpoint (medians)");
     println!(
-        "  {:>8} {:>12} {:>12} {:>10} {:>9} {:>9} {:>9} {:>10} {:>12}",
+        "  {:>8} {:>12} {:>12} {:>10} {:>9} {:>9} {:>9} {:>9} {:>10}",
         "cache",
         "entries",
         "in the tail",
@@ -190,8 +248,8 @@ fn main() {
         "seconds",
         "CPU s",
         "of all",
-        "file GB/s",
-        "at 2 GB/s"
+        "kernel's",
+        "file GB/s"
     );
     for gib in sizes {
         if gib >= 1024 && (free_disk(&folder) < ROOM || free_memory() < MEMORY) {
@@ -230,31 +288,31 @@ fn main() {
                 file.write_all_at(bytes, *address).unwrap();
             }
             forget_pages(&file);
-            warm_memory((gib * 6) << 20);
-            openings.push(open(&path));
+            rates.push(file_rate(&path));
             forget_pages(&file);
-            rates.push(sequential_rate(&path));
+            warm_memory((gib * 12) << 20);
+            openings.push(open(&path));
         }
         for (address, bytes) in addresses.iter().zip(&copies) {
             file.write_all_at(bytes, *address).unwrap();
         }
         let of = |value: fn(&Opening) -> f64| Median::of(openings.iter().map(value));
-        let (seconds, cpu, scaled) = (of(|it| it.seconds), of(|it| it.cpu), of(|it| it.scaled));
-        let cpu_all = of(|it| it.cpu_all);
+        let (seconds, cpu) = (of(|it| it.seconds), of(|it| it.cpu));
+        let (cpu_all, system) = (of(|it| it.cpu_all), of(|it| it.system));
         let rate = Median::of(rates);
         let read = openings[0].bytes;
         println!(
-            "  {gib:>4} GiB {:>12} {tail:>12} {:>10} {:>9.3} {:>9.3} {:>9.3} {:>10.2} {:>11.3}s",
+            "  {gib:>4} GiB {:>12} {tail:>12} {:>10} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>10.2}",
             filled + tail,
             read >> 20,
             seconds.median,
             cpu.median,
             cpu_all.median,
-            rate.median / 1e9,
-            scaled.median
+            system.median,
+            rate.median / 1e9
         );
         if gib >= 1024 {
-            bound("1 TiB at 2 GB/s", scaled.median, scaled.median <= 5.0, "<= 5 s");
+            bound("1 TiB, seconds", seconds.median, seconds.median <= 5.0, "<= 5 s");
         }
         record(
             "opening",
@@ -264,8 +322,8 @@ fn main() {
             json!({
                 "entries": filled + tail, "tail_entries": tail, "read_bytes": read,
                 "reads": openings[0].count, "seconds": seconds.json(), "cpu_s": cpu.json(),
-                "cpu_all_s": cpu_all.json(),
-                "file_bytes_per_second": rate.json(), "scaled_s": scaled.json(), "aim_s": 5.0,
+                "cpu_all_s": cpu_all.json(), "system_s": system.json(),
+                "file_bytes_per_second": rate.json(), "aim_s": 5.0,
             }),
         );
     }
