@@ -1,17 +1,22 @@
 # What stands between a guest's write and the cache device, beside what others have there: 4 KiB random writes and 1 MiB sequential
-# ones to the block devices of forebay (ublk), bcache and dm-writecache over the same two RAM disks; of a ublk target that does
-# nothing, of one that fetches the bytes and drops them, and of a plain loop device, which are floors. In the guest machine:
-#   cargo build --release -p forebay-serve --example ublk_null
-#   VM_MEMORY=4G VM_TIMEOUT=2400 scripts/vm run bench/ublk/peers.sh tests/vm/lib.sh target/release/examples/ublk_null
+# ones to the block devices of forebay (ublk), bcache, dm-writecache and dm-writeboost over the same two RAM disks; of a ublk target that
+# does nothing, of one that fetches the bytes and drops them, and of a plain loop device, which are floors. In the guest machine:
+#   cargo build --release -p forebay-serve --example ublk_null && bench/ublk/writeboost.sh target/writeboost
+#   VM_MEMORY=4G VM_TIMEOUT=3600 scripts/vm run bench/ublk/peers.sh tests/vm/lib.sh target/release/examples/ublk_null \
+#     target/writeboost/dm-writeboost.ko
+# Without that last file dm-writeboost is left out. A file `settings` beside them may have ROUNDS=…, TARGETS="…", and so on. What a
+# build gives whose sums of blocks are all the same (forebay has no such switch: bench/README.md) is measured as target
+# `forebay-unsummed`, if there is a file of that name.
 # The emulator (QEMU without KVM) makes all CPU about ten times slower, and checksums more than that: only ratios within one boot mean
 # anything. Rounds are interleaved (A B C … A B C …); each figure is the median of ROUNDS. CPU is that of the whole guest.
-# dm-writeboost is not in the kernel and its module does not build for this one unchanged, so it is not here.
+# With VM_ICOUNT=1 (one processor, an instruction takes 1 ns) others on the host do not count either, nor do caches and a second processor.
 . ./lib.sh
 ROUNDS=${ROUNDS:-3} SECONDS_EACH=${SECONDS_EACH:-3}
-chmod +x ./ublk_null
+chmod +x ./ublk_null ./forebay-* 2>/dev/null
 modprobe -a ublk_drv loop bcache dm_writecache
 modprobe brd rd_nr=2 rd_size=$((640 << 10))
-targets="null null-copy loop forebay bcache dm-writecache"
+targets=${TARGETS:-null null-copy loop forebay bcache dm-writecache dm-writeboost}
+if [ -e ./dm-writeboost.ko ]; then modprobe -a dm-mod libcrc32c && insmod ./dm-writeboost.ko; else targets=${targets% dm-writeboost}; fi
 cache=/dev/ram0 backing=/dev/ram1
 
 begin() { # TARGET: sets `disk`
@@ -31,7 +36,9 @@ begin() { # TARGET: sets `disk`
         dd if=/dev/zero of=/dev/shm/loop bs=1M count=512 conv=notrunc status=none
         disk=$(losetup -f --show --direct-io=on /dev/shm/loop)
         ;;
-    forebay)
+    forebay*)
+        local FOREBAY=$FOREBAY
+        [ "$1" = forebay ] || FOREBAY=./$1
         wipe $cache
         $FOREBAY format --force $cache >/dev/null 2>&1 &&
             serve u --cache $cache --volume v=$backing --attach ublk && disk=$(sed -n 's|^\(/dev/ublkb[0-9]*\) v$|\1|p' /run/u.out)
@@ -49,6 +56,10 @@ begin() { # TARGET: sets `disk`
         wipe $cache
         dmsetup create wc --table "0 $(blockdev --getsz $backing) writecache s $backing $cache 4096 0" && disk=/dev/mapper/wc
         ;;
+    dm-writeboost)
+        wipe $cache
+        dmsetup create wb --table "0 $(blockdev --getsz $backing) writeboost $backing $cache" && disk=/dev/mapper/wb
+        ;;
     esac
     [ -n "$disk" ] || { echo "$1 cannot be had"; return 1; }
 }
@@ -57,13 +68,14 @@ end() { # TARGET
     case $1 in
     null | null-copy) exec 9>&-; wait "$daemon" ;;
     loop) losetup -d "$disk"; rm /dev/shm/loop ;;
-    forebay) kill "$daemon"; wait "$daemon" ;;
+    forebay*) kill "$daemon"; wait "$daemon" ;;
     bcache)
         echo 1 >/sys/block/bcache0/bcache/stop
         for set in /sys/fs/bcache/*-*; do echo 1 >"$set/unregister"; done
         wait_for 30 bash -c '! test -e /sys/block/ram1/bcache && ! ls -d /sys/fs/bcache/*-* 2>/dev/null'
         ;;
     dm-writecache) dmsetup remove --retry wc ;;
+    dm-writeboost) dmsetup remove --retry wb ;;
     esac
 }
 
