@@ -2,6 +2,7 @@
 //! Where a backing device is: a path, or a path with the times of another disk
 //! (`sim+hdd:PATH?model=7200.12`), to see on any machine what forebay does for that disk.
 
+use forebay::host::machine::{DeviceNumber, Host};
 use forebay_disk::Model;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,11 @@ struct Simulated {
 }
 
 impl Address {
+    /// The disk that it is on, which others may be on, too. One whose times are simulated is a disk by itself.
+    pub fn disk(&self, path: &Path) -> Option<DeviceNumber> {
+        Host::default().disk_of(path).filter(|_| self.simulated.is_none())
+    }
+
     /// The address that a person gave, or that is recorded.
     pub fn parse(text: &str) -> Result<Address, String> {
         let known = FAMILIES.iter().find_map(|family| Some((family, text.strip_prefix(family.0)?)));

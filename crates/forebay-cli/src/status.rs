@@ -259,6 +259,8 @@ pub struct FillsRefused {
 pub struct Sharing {
     /// It is slow: each has it in turn.
     pub sliced: bool,
+    /// Volumes on the same disk: they share it as one.
+    pub shares_disk_with: Vec<String>,
     /// How long write-back has it, then.
     pub slice_us: f64,
     /// How long guests, and write-back had it while the other waited.
@@ -465,8 +467,14 @@ impl VolumeStatus {
         if both == 0.0 && !wanted {
             return None;
         }
+        let with = match self.sharing.shares_disk_with.as_slice() {
+            [] => String::new(),
+            others => format!(", one disk with {}", others.join(", ")),
+        };
         let mut text = match sliced {
-            true => format!("backing device in turn, {:.0} ms for write-back", slice_us / 1e3),
+            true => {
+                format!("backing device in turn{with}, {:.0} ms for write-back", slice_us / 1e3)
+            }
             false => "backing device quick enough for guests and write-back at once".into(),
         };
         if both > 0.0 {

@@ -200,6 +200,7 @@ impl Engine {
             segment.next = None;
             self.segments.put_free(at);
         }
+        self.leave_disk(index);
         self.volumes[usize::from(index.0)] = None;
         self.reserves_settle();
     }
@@ -209,6 +210,11 @@ impl Engine {
         self.tickets.void_all();
         let state = self.volume(volume);
         state.serving = serving && !state.frozen;
+    }
+
+    /// Whether requests to a volume are taken.
+    pub fn is_served(&self, volume: VolumeIndex) -> bool {
+        self.volume_ref(volume).is_some_and(|state| state.serving)
     }
 
     /// Whether dirty data of the volume was lost that nobody can name: it is not served.
@@ -242,16 +248,6 @@ impl Engine {
     /// Changes from which length on a run of writes may go around the log; 0: never.
     pub fn set_cutoff(&mut self, volume: VolumeIndex, cutoff: u32) {
         self.volume(volume).cutoff = cutoff;
-    }
-
-    /// Changes what guests have of a slow backing device for each part of write-back's.
-    pub fn set_weight(&mut self, volume: VolumeIndex, weight: u8) {
-        self.volume(volume).slices.set_weight(weight);
-    }
-
-    /// Changes what 99 of 100 reads of a slow backing device may take, in microseconds; 0: nothing is asked.
-    pub fn set_p99_target(&mut self, volume: VolumeIndex, micros: u32) {
-        self.volume(volume).slices.set_target(u64::from(micros) * 1_000);
     }
 
     /// Whether writes may have gone around the log that no flush of the backing device covers: they want one
@@ -322,8 +318,8 @@ impl Engine {
             let log = &state.log;
             recorded.mode = state.mode;
             (recorded.order, recorded.cutoff) = (state.order, state.cutoff);
-            recorded.weight = state.slices.weight();
-            recorded.p99_target = (state.slices.target() / 1_000) as u32;
+            recorded.weight = state.weight;
+            recorded.p99_target = state.p99_target();
             recorded.reserve = state.reserve;
             recorded.drained = state.drained;
             recorded.frozen = state.frozen;
@@ -364,7 +360,7 @@ impl Engine {
             mode: state.mode,
             order: state.order,
             cutoff: state.cutoff,
-            sharing: state.slices.sharing(),
+            sharing: self.slices_of(state).sharing(state.weight, state.target),
             exposed: state.writeback.exposed,
             drained: state.drained,
             dirty_blocks: log.dirty_blocks,

@@ -17,6 +17,7 @@ use crate::policy::delay::Delay;
 use crate::policy::parked::Parked;
 use crate::policy::reserve::{RESERVED_MIN, Reserve};
 use crate::policy::slices::Slices;
+use crate::policy::target::Target;
 use crate::policy::writeback::{Exposed, Writeback};
 use crate::stats::Stats;
 use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Sequence, Tick, VolumeIndex};
@@ -113,7 +114,11 @@ pub struct Volume {
     /// The newest record whose header a scrub found bad; what is to be written back for it.
     pub(crate) bad_header: Sequence,
     pub(crate) unsafe_through: Sequence,
+    /// Whose `slices` are those of the disk that it is on (`policy::disk`).
+    pub(crate) disk: VolumeIndex,
     pub(crate) slices: Slices,
+    pub(crate) weight: u8,
+    pub(crate) target: Option<Target>,
     pub(crate) delay: Delay,
     /// Second chances under way.
     pub(crate) chances: u32,
@@ -171,7 +176,10 @@ impl Volume {
             parked: Parked::new(segment_blocks),
             bad_header: Sequence(0),
             unsafe_through: Sequence(0),
-            slices: Slices::new(now),
+            disk: index,
+            slices: Slices::new(index, now),
+            weight: recorded.weight,
+            target: None,
             delay: Delay::default(),
             chances: 0,
             chanced: crate::units::Ordinal(0),
@@ -197,8 +205,11 @@ impl Volume {
     }
 
     fn with_shares(mut self, recorded: &superblock::Volume) -> Volume {
-        self.slices.set_weight(recorded.weight);
-        self.slices.set_target(u64::from(recorded.p99_target) * 1_000);
+        let nanos = u64::from(recorded.p99_target) * 1_000;
+        let slice = self.slices.slice_nanos();
+        self.target = (nanos > 0).then(|| Target::new(nanos, slice));
+        let slice = self.target.map(|target| target.slice);
+        self.slices.set_shares(self.weight, slice);
         self
     }
 

@@ -5,6 +5,7 @@ pub mod cliff;
 pub mod drained;
 pub mod fair;
 pub mod misses;
+pub mod one_disk;
 pub mod quiet;
 pub mod quotas;
 pub mod records;
@@ -36,7 +37,19 @@ pub fn cached(backing: Model, volume_bytes: u64, cache_bytes: u64) -> Setup {
     let cache = Some((Model::Ssd(NVME), cache_bytes));
     let (mode, order) = (Mode::WriteBack, Order::Batch);
     let (weight, p99_target, config) = (1, 0, Config::default());
-    Setup { backing, volume_bytes, cache, mode, order, weight, p99_target, config }
+    let (volumes, one_disk) = (1, true);
+    Setup {
+        backing,
+        volume_bytes,
+        volumes,
+        one_disk,
+        cache,
+        mode,
+        order,
+        weight,
+        p99_target,
+        config,
+    }
 }
 
 /// The disk alone.

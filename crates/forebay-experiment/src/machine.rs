@@ -15,7 +15,7 @@ use forebay_core::format::superblock::{Mode, NewCache, Order, Superblock, Volume
 use forebay_core::policy::slices::Sharing;
 use forebay_core::request::{Op, Request};
 use forebay_core::stats::Stats;
-use forebay_core::units::{BLOCK_BYTES, Lba, SegmentId, Tick};
+use forebay_core::units::{BLOCK_BYTES, Lba, SegmentId, Tick, VolumeIndex};
 use forebay_disk::{Command, Disk, Done, Kind, Model, Nanos};
 use std::collections::{HashMap, VecDeque};
 
@@ -29,8 +29,12 @@ const NAMING: u64 = 1 << 40;
 pub struct Setup {
     /// The backing device.
     pub backing: Model,
-    /// Of the volume.
+    /// Of a volume.
     pub volume_bytes: u64,
+    /// Volumes, one behind the other on the disk.
+    pub volumes: u8,
+    /// The engine knows that they are on one disk.
+    pub one_disk: bool,
     /// The cache device and its size; none for the bare backing device.
     pub cache: Option<(Model, u64)>,
     /// Of the volume.
@@ -62,6 +66,7 @@ pub struct Machine {
     now: Nanos,
     cached: Option<Cached>,
     backing: Box<dyn Disk>,
+    volume_bytes: u64,
     /// Requests that the engine had no room for.
     busy: VecDeque<Request>,
     free_tags: Vec<u32>,
@@ -80,6 +85,7 @@ impl Machine {
             now: 0,
             cached,
             backing: setup.backing.disk(),
+            volume_bytes: setup.volume_bytes,
             busy: VecDeque::new(),
             free_tags: Vec::new(),
             tag_count: 0,
@@ -112,14 +118,18 @@ impl Machine {
         status.map_or(0, |status| status.dirty_blocks * BLOCK_BYTES)
     }
 
-    /// Gives a request of at most [`REQUEST_BYTES`]; its name comes out of [`Machine::step`].
+    /// Gives a request of at most [`REQUEST_BYTES`]; its name comes out of [`Machine::step`]. Offsets go on from volume to
+    /// volume.
     pub fn submit(&mut self, op: Op, offset: u64, length: u64) -> u32 {
         let tag = self.free_tags.pop().unwrap_or_else(|| {
             self.tag_count += 1;
             self.tag_count - 1
         });
         self.ranges.insert(tag, (offset, length));
-        let request = Request { volume: VOLUME, op, offset, length, tag };
+        let volume = (offset / self.volume_bytes) as u8;
+        let within = offset - u64::from(volume) * self.volume_bytes;
+        let volume = VolumeIndex(volume);
+        let request = Request { volume, op, offset: within, length, tag };
         match &mut self.cached {
             None => {
                 let kind = match op {
@@ -268,6 +278,8 @@ impl Machine {
             }
             self.busy.pop_front();
         }
+        let base = self.volume_bytes / BLOCK_BYTES;
+        let place = |volume: VolumeIndex, lba: Lba| lba + u64::from(volume.0) * base;
         while let Some(effect) = cached.engine.next_effect() {
             let bytes = |blocks: u16| u64::from(blocks) * BLOCK_BYTES;
             let (token, kind, offset, bytes) = match effect {
@@ -304,14 +316,14 @@ impl Machine {
                     cached.command(self.now, token, Kind::Flush, 0, 0);
                     continue;
                 }
-                Effect::ReadBacking { token, lba, blocks, .. } => {
-                    (token, Kind::Read, lba, bytes(blocks))
+                Effect::ReadBacking { token, volume, lba, blocks, .. } => {
+                    (token, Kind::Read, place(volume, lba), bytes(blocks))
                 }
-                Effect::WriteBacking { token, lba, blocks, .. } => {
-                    (token, Kind::Write, lba, bytes(blocks))
+                Effect::WriteBacking { token, volume, lba, blocks, .. } => {
+                    (token, Kind::Write, place(volume, lba), bytes(blocks))
                 }
-                Effect::ZeroBacking { token, lba, blocks, .. } => {
-                    (token, Kind::Write, lba, blocks * BLOCK_BYTES)
+                Effect::ZeroBacking { token, volume, lba, blocks } => {
+                    (token, Kind::Write, place(volume, lba), blocks * BLOCK_BYTES)
                 }
                 Effect::FlushBacking { token, .. } => (token, Kind::Flush, Lba(0), 0),
                 Effect::WriteAround { token, tag, .. } => {
@@ -345,7 +357,15 @@ impl Cached {
         let Setup { mode, order, weight, p99_target, .. } = *setup;
         let empty = Volume::empty([8; 16], "v", setup.volume_bytes);
         let volume = Volume { mode, order, weight, p99_target, ..empty };
-        let engine = blank::engine(&superblock, setup.config, &volume);
+        let mut engine = blank::engine(&superblock, setup.config, &volume);
+        for at in 1..setup.volumes {
+            let (index, name) = (VolumeIndex(at), format!("v{at}"));
+            engine.attach(index, &Volume { uuid: [8 + at; 16], name, ..volume.clone() });
+            if setup.one_disk {
+                engine.share_disk(index, VOLUME);
+            }
+            engine.serve(index, true);
+        }
         let (first_segment, segment_bytes) =
             (superblock.first_segment, u64::from(superblock.segment_bytes));
         Cached {

@@ -6,7 +6,7 @@ use forebay_core::format::superblock::Order;
 use forebay_disk::Model;
 use forebay_disk::model::{BARRACUDA_7200_12, NVME, SSD_840PRO, ST3500641AS};
 use forebay_experiment::experiments::{
-    SECOND, cliff, drained, fair, misses, quiet, quotas, records,
+    SECOND, cliff, drained, fair, misses, one_disk, quiet, quotas, records,
 };
 use forebay_experiment::plot::{self, Frame};
 use std::error::Error;
@@ -37,6 +37,8 @@ enum Table {
     Fair,
     /// Misses of the read cache beside LRU, FIFO and S3-FIFO (FOREBAY_TRACE names a trace of a disk)
     Misses,
+    /// Volumes that share a disk
+    OneDisk,
     /// What guests notice of work in the background
     Quiet,
     /// What a reservation is worth beside a busy volume
@@ -66,6 +68,7 @@ fn print(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             Table::Drained => print_drained(),
             Table::Fair => print_fair(plots.as_deref())?,
             Table::Misses => print_misses()?,
+            Table::OneDisk => print_one_disk(),
             Table::Quiet => print_quiet(),
             Table::Quotas => print_quotas(),
             Table::Records => print_records(),
@@ -242,6 +245,43 @@ fn print_fair(plots: Option<&Path>) -> Result<(), Box<dyn Error>> {
         }
     }
     plots.map_or(Ok(()), |folder| plot_fair(folder, &rows))
+}
+
+fn print_one_disk() {
+    println!(
+        "two volumes on one disk, random 4 KiB readers against 32 random 4 KiB writers, cache full of dirty data"
+    );
+    println!(
+        "{:12} {:6} {:>7} {:9} {:>8} {:>9} {:>8} {:>9} {:>5} {:>5} {:>9}",
+        "disk",
+        "load",
+        "readers",
+        "schedule",
+        "r alone",
+        "w alone",
+        "r both",
+        "w both",
+        "F",
+        "U",
+        "r p99 ms"
+    );
+    for (disk, model) in fair::disks().into_iter().take(2) {
+        for row in one_disk::table(model) {
+            println!(
+                "{disk:12} {:6} {:7} {:9} {:8.1} {:9.1} {:8.1} {:9.1} {:5.2} {:5.2} {:9.0}",
+                format!("{:?}", row.load).to_lowercase(),
+                row.readers,
+                if row.one_disk { "one" } else { "two" },
+                row.alone[0],
+                row.alone[1],
+                row.together[0],
+                row.together[1],
+                row.fairness(),
+                row.efficiency(),
+                row.read_p99
+            );
+        }
+    }
 }
 
 fn print_shares() {

@@ -309,6 +309,7 @@ pub fn setup(scope: Scope) -> Setup {
         operator: 0,
         scrub: 0,
         late_volume: false,
+        one_disk: false,
         dies: None,
         bad: None,
         slow_cache: 1,

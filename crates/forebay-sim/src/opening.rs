@@ -201,6 +201,7 @@ impl World {
                 self.forget_data(index);
             }
             self.forget_clean(index);
+            self.join_disk(index);
             self.engine.as_mut().expect("just made").serve(volume, true);
             self.check_shares(index);
             self.check_reserve(index);

@@ -225,6 +225,19 @@ impl World {
         assert_eq!(status.reserve, self.volumes[index].reserve, "volume {index}: reservation");
     }
 
+    /// A volume that is about to be served is on the disk that all are on.
+    pub(crate) fn join_disk(&mut self, index: usize) {
+        if !self.setup.one_disk {
+            return;
+        }
+        let engine = self.engine.as_mut().expect("there is a process");
+        let other = (0..self.volumes.len())
+            .find(|other| *other != index && engine.is_served(VolumeIndex(*other as u8)));
+        if let Some(other) = other {
+            engine.share_disk(VolumeIndex(index as u8), VolumeIndex(other as u8));
+        }
+    }
+
     /// A volume that is served has the shares that the operator gave it.
     pub(crate) fn check_shares(&self, index: usize) {
         let engine = self.engine.as_ref().expect("there is a process");
@@ -277,6 +290,8 @@ impl World {
         let at = VolumeIndex(index as u8);
         let engine = self.engine.as_mut().expect("there is a process");
         engine.attach(at, &recorded);
+        self.join_disk(index);
+        let engine = self.engine.as_mut().expect("there is a process");
         engine.serve(at, true);
         let volume = &mut self.volumes[index];
         volume.attached = true;

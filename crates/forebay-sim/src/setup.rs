@@ -152,6 +152,8 @@ pub struct Setup {
     pub dies: Option<(usize, u64)>,
     /// Of a volume so many blocks go bad after so many operations, and are well again after more.
     pub bad: Option<Bad>,
+    /// The backing devices are parts of one disk.
+    pub one_disk: bool,
     /// The cache device takes so many times as long.
     pub slow_cache: u64,
     /// One answer in so many comes very late; zero: none.
@@ -277,6 +279,7 @@ impl Setup {
             operator,
             scrub: scrubs(key).0,
             late_volume: operator > 0 && random.one_in(3),
+            one_disk: Random::new(key ^ 0xD15C).one_in(3),
             dies,
             bad,
             slow_cache: *random.pick(&[1, 1, 1, 1, 1, 10]),

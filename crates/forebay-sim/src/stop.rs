@@ -131,6 +131,10 @@ impl World {
                 ("fill refused: no room", stats.fills_refused[Refusal::NoRoom as usize]),
                 ("fill refused: raced", stats.fills_refused[Refusal::Raced as usize]),
                 ("foreground waited its turn", stats.turn_waits),
+                (
+                    "a slow disk shared by volumes",
+                    u64::from(status.sharing.volumes > 1 && had[0] > 0),
+                ),
                 ("guests had a slow device while write-back waited", u64::from(had[0] > 0)),
                 ("write-back had a slow device while guests waited", u64::from(had[1] > 0)),
                 ("read in time for a target", reads - late),

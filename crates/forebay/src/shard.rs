@@ -11,7 +11,7 @@ pub use opening::Opening;
 
 use crate::cache::{self, CacheError};
 use crate::handover::{self, Handed};
-use crate::host::machine::Host;
+use crate::host::machine::{DeviceNumber, Host};
 use crate::host::runtime_dir::{Places, boot_id};
 use crate::io::lasting;
 use crate::io::{
@@ -162,6 +162,8 @@ pub struct Shard {
     pub reactor: Reactor,
     cache: Box<dyn Device>,
     backings: Vec<Option<Box<dyn Device>>>,
+    /// On which disks they are, where that is known.
+    disks: [Option<DeviceNumber>; VOLUME_COUNT_MAX],
     superblock: Superblock,
     shared_path: Option<PathBuf>,
     free_tags: Vec<u32>,
@@ -364,6 +366,7 @@ impl Shard {
         self.engine.detach(index, &mut self.memory);
         self.backings[usize::from(index.0)] = None;
         self.latencies[usize::from(index.0)] = None;
+        self.disks[usize::from(index.0)] = None;
         self.run_effects();
         Ok(true)
     }
@@ -385,6 +388,30 @@ impl Shard {
         self.superblock.sequence += 1;
         self.superblock.written_at = wall_now();
         Ok(cache::write_superblock(self.cache.as_ref(), &self.superblock)?)
+    }
+
+    /// As [`Shard::serve`], of a volume whose backing device is on a disk that others may be on, too: they share its time.
+    pub fn serve_on(
+        &mut self,
+        index: VolumeIndex,
+        device: Box<dyn Device>,
+        disk: Option<DeviceNumber>,
+    ) {
+        self.disks[usize::from(index.0)] = disk;
+        let other = self.on_same_disk(index).next();
+        if let Some(other) = other {
+            self.engine.share_disk(index, other);
+        }
+        self.serve(index, device);
+    }
+
+    /// The other volumes that are on a volume's disk.
+    pub fn on_same_disk(&self, index: VolumeIndex) -> impl Iterator<Item = VolumeIndex> {
+        let disk = self.disks[usize::from(index.0)];
+        let is_on = move |at: &usize| {
+            *at != usize::from(index.0) && disk.is_some() && self.disks[*at] == disk
+        };
+        (0..VOLUME_COUNT_MAX).filter(is_on).map(|at| VolumeIndex(at as u8))
     }
 
     /// Gives a volume its backing device, opened with [`backing_source`], and serves it.

@@ -272,7 +272,7 @@ impl Engine {
             .filter(|_| !wanted)
             .map(|since| since.after(self.config.durable_after));
         let writeback = self.writeback_deadline(volume);
-        let slices = volume.slices.deadline(self.now);
+        let slices = self.slices_of(volume).deadline(self.now);
         let delay = volume.delay.deadline(self.now).filter(|_| !volume.writes.is_empty());
         [close, durable, writeback, slices, delay].into_iter().flatten().min()
     }

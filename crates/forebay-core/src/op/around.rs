@@ -203,9 +203,10 @@ impl Engine {
         let Around::Writing(how) = active.around else { unreachable!("it was being written") };
         // From here on the lock keeps tickets away (T2), to its end.
         self.tickets.void(volume, active.first, active.blocks); // A2
+        let slices = self.slices(volume);
+        slices.end(Side::Foreground, now);
+        slices.write_took(now.since(since), now);
         let state = self.volume(volume);
-        state.slices.end(Side::Foreground, now);
-        state.slices.write_took(now.since(since), now);
         state.around.under_way -= 1;
         state.around.unflushed = true;
         state.around.done += 1;

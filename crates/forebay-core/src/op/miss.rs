@@ -201,9 +201,9 @@ impl Engine {
         payload: &mut impl Payload,
     ) {
         let now = self.now;
+        self.slices(miss.volume).end(Side::Foreground, now);
+        self.read_took(miss.volume, miss.asked, miss.begun);
         let state = self.volume(miss.volume);
-        state.slices.end(Side::Foreground, now);
-        state.slices.read_took(miss.asked, miss.begun, now);
         state.stats.backing_faults += u64::from(result.is_err());
         if let Some(at) = self.shared.iter().position(|shared| shared.token == token) {
             self.shared.swap_remove(at);

@@ -134,7 +134,7 @@ impl Engine {
         let Pace { block, run, .. } = state.writeback.pace?;
         let block = if state.delay.is_felt() { state.delay.block() } else { block };
         // What runs of a sorted batch take, several times, or what readers wait for: not for a short while only.
-        let direct = (4 * run).max(state.slices.read_time());
+        let direct = (4 * run).max(self.slices_of(state).read_time());
         if active.blocks.saturating_mul(block) <= direct {
             return None;
         }

@@ -421,9 +421,9 @@ impl Engine {
                 let now = self.now;
                 let late = self.config.mutants.is(Mutant::ScrubTicketLate);
                 let ticket = if late { self.tickets.take() } else { ticket };
+                self.slices(volume).end(Side::Foreground, now);
+                self.read_took(volume, begun, begun);
                 let state = self.volume(volume);
-                state.slices.end(Side::Foreground, now);
-                state.slices.read_took(begun, begun, now);
                 state.stats.backing_faults += u64::from(result.is_err());
                 let from = Place::Window { frame };
                 if result.is_err() || self.place_fill(volume, lba, ticket, from, payload).is_err() {

@@ -23,15 +23,18 @@
 //! - **S6** With order relaxed, while no write waits for the log, write-back has one part in a hundred of the time and guests the
 //!   rest: what they do goes at the speed of the bare device. As soon as one waits both have their shares again.
 //!
+//! - **S7** Volumes on one disk have one schedule: the foreground is all their guests', write-back all their batches'. A batch that wants
+//!   to write is asked in each turn of write-back, whoever's batch began the turn.
+//!
 //! # Terms
 //!
-//! The volume's *weight* is what the foreground has of the time for each part of write-back's, at least; while much of the
-//! pool is free it is four.
+//! The disk's *weight* is what the foreground has of the time for each part of write-back's, at least: the highest of its volumes'
+//! (`policy::disk`). While much of the pool is free it is four.
 
 use crate::effect::{Effect, Token};
 use crate::engine::{Active, Engine, Pending};
 use crate::format::superblock::Order;
-use crate::limits::TOKEN_COUNT_MAX;
+use crate::limits::{TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
 use crate::memory::queue_bytes;
 use crate::payload::Payload;
 use crate::policy::target::Target;
@@ -94,9 +97,51 @@ pub struct Sharing {
     pub had: [u64; 2],
     /// For reads.
     pub target: Option<Target>,
+    /// Volumes on the disk.
+    pub volumes: u32,
 }
 
-/// Whose turn it is on one backing device.
+/// Some of the volumes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Set(u64);
+
+const _: () = assert!(VOLUME_COUNT_MAX <= 64);
+
+impl Set {
+    fn of(volume: VolumeIndex) -> Set {
+        Set(1 << volume.0)
+    }
+
+    fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    fn has(self, volume: VolumeIndex) -> bool {
+        self.0 & Set::of(volume).0 != 0
+    }
+
+    fn insert(&mut self, volume: VolumeIndex) {
+        self.0 |= Set::of(volume).0;
+    }
+
+    fn remove(&mut self, volume: VolumeIndex) {
+        self.0 &= !Set::of(volume).0;
+    }
+
+    fn keep(&mut self, of: Set) {
+        self.0 &= of.0;
+    }
+
+    fn is_within(self, other: Set) -> bool {
+        self.0 & !other.0 == 0
+    }
+
+    fn count(self) -> u32 {
+        self.0.count_ones()
+    }
+}
+
+/// Whose turn it is on one disk.
 #[derive(Debug)]
 pub(crate) struct Slices {
     turn: Side,
@@ -106,8 +151,12 @@ pub(crate) struct Slices {
     under_way: [u32; 2],
     /// Foreground effects that were not begun yet.
     waiting: VecDeque<Token>,
-    /// A batch has writes that were not begun yet.
-    batch_wants: bool,
+    /// The volumes on the disk; those whose batch has writes that were not begun yet; of these, those that were asked in
+    /// this turn; those that give way (S6).
+    members: Set,
+    wants: Set,
+    asked: Set,
+    yields: Set,
     /// When the foreground had something under way last.
     foreground_last: Tick,
     /// Average time of a read, in nanoseconds.
@@ -120,7 +169,8 @@ pub(crate) struct Slices {
     /// Write-back's share against the foreground's, in percent, as the pool wants it.
     pool_share: u64,
     weight: u8,
-    target: Option<Target>,
+    /// How long slices are to be for the sake of a target, in nanoseconds.
+    target_slice: Option<u64>,
     /// Since when in this turn the other side waits.
     contested: Option<Tick>,
     had: [u64; 2],
@@ -129,15 +179,22 @@ pub(crate) struct Slices {
 }
 
 impl Slices {
-    /// The slices of a device that nothing is known of.
-    pub(crate) fn new(now: Tick) -> Slices {
+    /// The slices of a disk that nothing is known of, with one volume.
+    pub(crate) fn new(volume: VolumeIndex, now: Tick) -> Slices {
+        Slices::over(VecDeque::with_capacity(TOKEN_COUNT_MAX), volume, now)
+    }
+
+    fn over(waiting: VecDeque<Token>, volume: VolumeIndex, now: Tick) -> Slices {
         Slices {
             turn: Side::Foreground,
             begun: now,
             budget: [0; 2],
             under_way: [0; 2],
-            waiting: VecDeque::with_capacity(TOKEN_COUNT_MAX),
-            batch_wants: false,
+            waiting,
+            members: Set::of(volume),
+            wants: Set::default(),
+            asked: Set::default(),
+            yields: Set::default(),
             foreground_last: now,
             read_time: 0,
             is_slow: false,
@@ -145,11 +202,16 @@ impl Slices {
             slow_for: SLOW_MIN,
             pool_share: 100,
             weight: 1,
-            target: None,
+            target_slice: None,
             contested: None,
             had: [0; 2],
             gives_way: false,
         }
+    }
+
+    /// None, in the place of some that are elsewhere for a moment.
+    pub(crate) fn none() -> Slices {
+        Slices::over(VecDeque::new(), VolumeIndex(0), Tick(0))
     }
 
     /// Bytes of memory that they take.
@@ -162,43 +224,60 @@ impl Slices {
         queue_bytes(&self.waiting)
     }
 
-    /// How the device is shared.
-    pub(crate) fn sharing(&self) -> Sharing {
-        let Slices { is_slow, weight, target, had, .. } = *self;
-        Sharing { sliced: is_slow, weight, slice: self.slice() as u64, had, target }
+    /// How the disk is shared, as one of its volumes sees it.
+    pub(crate) fn sharing(&self, weight: u8, target: Option<Target>) -> Sharing {
+        let Slices { is_slow, had, members, .. } = *self;
+        let volumes = members.count();
+        Sharing { sliced: is_slow, weight, slice: self.slice() as u64, had, target, volumes }
     }
 
-    /// The foreground's weight.
-    pub(crate) fn weight(&self) -> u8 {
-        self.weight
-    }
-
-    /// Changes the foreground's weight.
-    pub(crate) fn set_weight(&mut self, weight: u8) {
+    /// What its volumes want: the highest weight, and the shortest slice that a target asks for.
+    pub(crate) fn set_shares(&mut self, weight: u8, target_slice: Option<u64>) {
         assert!(weight >= 1);
-        self.weight = weight;
+        (self.weight, self.target_slice) = (weight, target_slice);
     }
 
-    /// What 99 of 100 reads may take, in nanoseconds; 0: nothing is asked.
-    pub(crate) fn target(&self) -> u64 {
-        self.target.map_or(0, |target| target.nanos)
+    /// How long a slice is.
+    pub(crate) fn slice_nanos(&self) -> u64 {
+        self.slice() as u64
     }
 
-    /// Changes what reads may take.
-    pub(crate) fn set_target(&mut self, nanos: u64) {
-        self.target = (nanos > 0).then(|| Target::new(nanos, self.slice() as u64));
+    /// Nothing of the disk is under way or waits.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.under_way == [0; 2] && self.waiting.is_empty() && self.wants.is_empty()
     }
 
-    /// A batch has, or has no more, writes to begin.
-    pub(crate) fn batch_wants(&mut self, wants: bool, now: Tick) {
-        self.batch_wants = wants;
+    /// A volume is on the disk, too.
+    pub(crate) fn join(&mut self, volume: VolumeIndex) {
+        self.members.insert(volume);
+    }
+
+    /// One of which nothing is under way is not any more.
+    pub(crate) fn leave(&mut self, volume: VolumeIndex, now: Tick) {
+        self.batch_wants(volume, false, now);
+        self.members.remove(volume);
+        self.yields.remove(volume);
+    }
+
+    /// A volume's batch has, or has no more, writes to begin.
+    pub(crate) fn batch_wants(&mut self, volume: VolumeIndex, wants: bool, now: Tick) {
+        match wants {
+            true => self.wants.insert(volume),
+            false => self.wants.remove(volume),
+        }
+        self.asked.keep(self.wants);
         if self.turn == Side::Foreground {
-            if wants && self.is_shared() {
+            if !self.wants.is_empty() && self.is_shared() {
                 self.contested.get_or_insert(now);
             } else {
                 self.charge(now);
             }
         }
+    }
+
+    /// Whether a volume's batch was not asked yet in this turn of write-back (S7).
+    fn is_left_out(&self, volume: VolumeIndex) -> bool {
+        self.members.count() > 1 && self.wants.has(volume) && !self.asked.has(volume)
     }
 
     /// How much of the pool of segments is in use, in percent: write-back's share rises from 30 to 60.
@@ -209,7 +288,14 @@ impl Slices {
 
     /// The foreground waits for nothing that write-back does: that has next to nothing of the time (`yields`), or
     /// its share again, at once.
-    fn give_way(&mut self, yields: bool, now: Tick) {
+    fn give_way(&mut self, volume: VolumeIndex, yields: bool, now: Tick) {
+        match yields {
+            true => self.yields.insert(volume),
+            false => self.yields.remove(volume),
+        }
+        // What another volume's guests wait for is not given way to.
+        let who = if self.wants.is_empty() { self.members } else { self.wants };
+        let yields = who.is_within(self.yields);
         let ends = self.gives_way && !yields;
         self.gives_way = yields;
         if ends && self.turn == Side::Foreground {
@@ -247,8 +333,12 @@ impl Slices {
     }
 
     /// Whether write-back may begin a write now; it says so with [`Slices::begin`] if it does.
-    pub(crate) fn may_write_back(&mut self, now: Tick) -> bool {
-        self.may(Side::WriteBack, now)
+    pub(crate) fn may_write_back(&mut self, volume: VolumeIndex, now: Tick) -> bool {
+        let may = self.may(Side::WriteBack, now);
+        if self.turn == Side::WriteBack {
+            self.asked.insert(volume);
+        }
+        may
     }
 
     /// What a read of the device takes, in nanoseconds; 0: not known.
@@ -270,16 +360,10 @@ impl Slices {
         }
     }
 
-    /// A read that was asked for, and begun, has ended now.
-    pub(crate) fn read_took(&mut self, asked: Tick, begun: Tick, now: Tick) {
+    /// A read that was asked for, and begun, has ended now. Says whether it shared the disk: a target counts those.
+    pub(crate) fn read_took(&mut self, asked: Tick, begun: Tick, now: Tick) -> bool {
         self.took(now.since(begun), now);
-        let shared = self.batch_wants || begun > asked;
-        if let Some(target) = &mut self.target
-            && self.is_slow
-            && shared
-        {
-            target.read_took(now.since(asked), self.read_time);
-        }
+        self.is_slow && (!self.wants.is_empty() || begun > asked)
     }
 
     /// The device took this long for something of the foreground: it may be slow now, or fast.
@@ -292,7 +376,7 @@ impl Slices {
             (self.is_slow, self.since) = (true, now);
             (self.turn, self.begun) = (Side::Foreground, now);
             self.budget = [self.slice(), 0];
-            self.contested = self.batch_wants.then_some(now);
+            self.contested = (!self.wants.is_empty()).then_some(now);
         } else if self.is_slow && self.read_time <= FAST_BELOW && lasted >= self.slow_for {
             self.charge(now);
             (self.is_slow, self.since) = (false, now);
@@ -308,7 +392,7 @@ impl Slices {
     /// Nanoseconds that write-back has in turn.
     fn slice(&self) -> i64 {
         let reads = || (self.read_time * SLICE_READS).clamp(SLICE_MIN, SLICE_MAX);
-        self.target.map_or_else(reads, |target| target.slice) as i64
+        self.target_slice.unwrap_or_else(reads) as i64
     }
 
     /// What the foreground has of the time, in percent of what write-back has.
@@ -321,11 +405,14 @@ impl Slices {
 
     /// When time alone changes whose turn it is.
     pub(crate) fn deadline(&self, now: Tick) -> Option<Tick> {
-        let waits = match self.turn {
-            Side::Foreground => self.batch_wants,
-            Side::WriteBack => !self.waiting.is_empty(),
-        };
-        if !self.is_shared() || !waits {
+        if !self.is_shared() {
+            return None;
+        }
+        let alone = self.members.count() == 1;
+        if !alone && self.turn == Side::WriteBack && self.asked != self.wants {
+            return Some(now); // S7
+        }
+        if !self.is_contested() {
             return None;
         }
         let used_up = self.begun.after(self.budget[self.turn as usize].max(0) as u64);
@@ -363,7 +450,7 @@ impl Slices {
             return true;
         }
         match side {
-            Side::WriteBack => self.batch_wants,
+            Side::WriteBack => !self.wants.is_empty(),
             Side::Foreground => {
                 let pauses = self.turn == side && now.since(self.foreground_last) < PAUSE;
                 !self.waiting.is_empty() || pauses
@@ -384,11 +471,16 @@ impl Slices {
             Side::Foreground => slice * self.ratio() / 100,
             Side::WriteBack => slice,
         };
-        let waits = match self.turn {
-            Side::Foreground => self.batch_wants,
+        self.asked = Set::default();
+        self.contested = self.is_contested().then_some(now);
+    }
+
+    /// Whether the side waits whose turn it is not.
+    fn is_contested(&self) -> bool {
+        match self.turn {
+            Side::Foreground => !self.wants.is_empty(),
             Side::WriteBack => !self.waiting.is_empty(),
-        };
-        self.contested = waits.then_some(now);
+        }
     }
 
     /// Notes what a side had of the time while the other waited.
@@ -403,8 +495,8 @@ impl Engine {
     /// A foreground effect, named by its token, begins now or when its turn comes.
     pub(crate) fn foreground_ask(&mut self, volume: VolumeIndex, token: Token) {
         let now = self.now;
-        if self.volume(volume).slices.ask(token, now) {
-            self.foreground_begin(volume, token);
+        if self.slices(volume).ask(token, now) {
+            self.foreground_begin(token);
         } else {
             self.volume(volume).stats.turn_waits += 1;
         }
@@ -418,8 +510,9 @@ impl Engine {
         // Who only waits for the cache device to pass the log waits for nothing of write-back's.
         let yields =
             state.order == Order::Relaxed && (state.writes.is_empty() || state.around.awaits);
-        state.slices.give_way(yields, now);
-        if state.slices.is_shared() || !state.slices.waiting.is_empty() {
+        let slices = self.slices(volume);
+        slices.give_way(volume, yields, now);
+        if slices.is_shared() || !slices.waiting.is_empty() {
             self.slices_go_on(volume, payload);
         }
     }
@@ -427,23 +520,28 @@ impl Engine {
     fn slices_go_on(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         let (now, count) = (self.now, self.segments.count());
         let used = u64::from(count - self.segments.free_count()) * 100 / u64::from(count.max(1));
-        let state = self.volume(volume);
-        state.slices.pool_used(used);
-        while let Some(token) = self.volume(volume).slices.next_waiting(now) {
-            self.foreground_begin(volume, token);
+        self.slices(volume).pool_used(used);
+        // Whichever volumes of the disk they are of (S4).
+        while let Some(token) = self.slices(volume).next_waiting(now) {
+            self.foreground_begin(token);
         }
-        // A turn that came with time, not with a completion.
-        let state = self.volume(volume);
-        if state.slices.batch_wants
-            && state.slices.turn == Side::Foreground
-            && state.writeback.stage == Stage::Writing
-            && state.slices.may_write_back(now)
-        {
+        // A turn that came with time, or with another volume's batch, not with a completion.
+        let writes = self.volume(volume).writeback.stage == Stage::Writing;
+        let slices = self.slices(volume);
+        debug_assert!(
+            writes || !slices.wants.has(volume),
+            "only a batch that is written wants to write"
+        );
+        if !writes {
+            return;
+        }
+        let comes = slices.turn == Side::Foreground && slices.wants.has(volume);
+        if (comes || slices.is_left_out(volume)) && slices.may_write_back(volume, now) {
             self.writeback_go_on(volume, payload);
         }
     }
 
-    fn foreground_begin(&mut self, volume: VolumeIndex, token: Token) {
+    fn foreground_begin(&mut self, token: Token) {
         let now = self.now;
         let pending = self.tokens.get_mut(token.0).expect("it was not begun");
         let effect = match pending {
@@ -453,6 +551,7 @@ impl Engine {
                 *since = now;
                 let active = self.requests.get(*request).expect("it is in the engine");
                 let Active { request, first: lba, blocks, .. } = *active;
+                let volume = request.volume;
                 match request.op {
                     Op::Discard => Effect::DiscardBacking { token, volume, lba, blocks },
                     _ => Effect::WriteAround { token, volume, tag: request.tag },
@@ -469,6 +568,8 @@ mod tests {
     use super::*;
 
     const MILLI: u64 = 1_000_000;
+    const V: VolumeIndex = VolumeIndex(0);
+    const W: VolumeIndex = VolumeIndex(1);
 
     /// A read of the device took so long, up to a moment.
     fn read(slices: &mut Slices, nanos: u64, now: Tick) {
@@ -478,7 +579,7 @@ mod tests {
 
     /// Slow since `START`.
     fn slow() -> Slices {
-        let mut slices = Slices::new(Tick(0));
+        let mut slices = Slices::new(V, Tick(0));
         (0..64).for_each(|_| read(&mut slices, 10 * MILLI, START));
         assert!(slices.is_slow);
         slices
@@ -492,16 +593,16 @@ mod tests {
 
     #[test]
     fn on_a_fast_device_nothing_waits() {
-        let mut slices = Slices::new(Tick(0));
+        let mut slices = Slices::new(V, Tick(0));
         (0..64).for_each(|_| read(&mut slices, MILLI, START));
-        slices.batch_wants(true, at(0));
+        slices.batch_wants(V, true, at(0));
         for _ in 0..4 {
-            assert!(slices.may_write_back(at(1)));
+            assert!(slices.may_write_back(V, at(1)));
             slices.begin(Side::WriteBack);
             assert!(slices.ask(Token(1), at(1)));
         }
         assert_eq!(slices.deadline(at(1)), None);
-        assert_eq!(slices.sharing().had, [0, 0]);
+        assert_eq!(slices.sharing(1, None).had, [0, 0]);
     }
 
     #[test]
@@ -542,16 +643,16 @@ mod tests {
     fn one_side_begins_when_all_of_the_other_has_ended() {
         let mut slices = slow();
         assert!(slices.ask(Token(1), at(1)));
-        slices.batch_wants(true, at(1));
-        assert!(!slices.may_write_back(at(1)), "a read is under way");
+        slices.batch_wants(V, true, at(1));
+        assert!(!slices.may_write_back(V, at(1)), "a read is under way");
         slices.end(Side::Foreground, at(9));
-        assert!(!slices.may_write_back(at(10)), "the reader may send the next one");
+        assert!(!slices.may_write_back(V, at(10)), "the reader may send the next one");
         assert_eq!(slices.deadline(at(10)), Some(at(11)));
-        assert!(slices.may_write_back(at(11)));
+        assert!(slices.may_write_back(V, at(11)));
         slices.begin(Side::WriteBack);
         assert!(!slices.ask(Token(2), at(12)), "a write is under way");
         assert!(!slices.ask(Token(3), at(12)));
-        slices.batch_wants(false, at(15));
+        slices.batch_wants(V, false, at(15));
         slices.end(Side::WriteBack, at(15));
         assert_eq!(slices.next_waiting(at(15)), Some(Token(2)));
         assert_eq!(slices.next_waiting(at(15)), Some(Token(3)));
@@ -563,14 +664,14 @@ mod tests {
     fn two_busy_sides_have_the_time_by_weight() {
         for weight in [1, 3, 16] {
             let mut slices = slow();
-            slices.set_weight(weight);
-            slices.batch_wants(true, at(0));
+            slices.set_shares(weight, None);
+            slices.batch_wants(V, true, at(0));
             let (mut now, mut time) = (0, [0u64; 2]);
             while now < 60_000 {
                 for _ in 0..2 {
                     slices.ask(Token(7), at(now));
                 }
-                let side = if slices.may_write_back(at(now)) {
+                let side = if slices.may_write_back(V, at(now)) {
                     slices.begin(Side::WriteBack);
                     Side::WriteBack
                 } else {
@@ -589,7 +690,7 @@ mod tests {
             let [foreground, write_back] = time;
             let ratio = foreground as f64 / write_back as f64;
             assert!((ratio / f64::from(weight) - 1.0).abs() < 0.05, "{weight}: {time:?}");
-            let had = slices.sharing().had.map(|nanos| nanos / MILLI);
+            let had = slices.sharing(1, None).had.map(|nanos| nanos / MILLI);
             // What the last slice has had is not noted yet.
             assert!(
                 time[0].abs_diff(had[0]) <= 1_700 && time[1].abs_diff(had[1]) <= 200,
@@ -601,20 +702,20 @@ mod tests {
     #[test]
     fn what_a_slice_took_too_long_is_taken_from_the_next() {
         let mut slices = slow();
-        slices.batch_wants(true, at(1));
-        assert!(slices.may_write_back(at(5)), "nothing was asked");
+        slices.batch_wants(V, true, at(1));
+        assert!(slices.may_write_back(V, at(5)), "nothing was asked");
         slices.begin(Side::WriteBack);
         assert!(!slices.ask(Token(1), at(6)));
         // A slice of 100 ms, and 60 ms until the disk has done what it was given.
         slices.end(Side::WriteBack, at(165));
-        assert!(!slices.may_write_back(at(165)));
+        assert!(!slices.may_write_back(V, at(165)));
         assert_eq!(slices.next_waiting(at(165)), Some(Token(1)));
         slices.end(Side::Foreground, at(265));
         slices.ask(Token(2), at(265));
-        assert!(slices.may_write_back(at(265)));
+        assert!(slices.may_write_back(V, at(265)));
         slices.begin(Side::WriteBack);
-        assert!(slices.may_write_back(at(304)));
-        assert!(!slices.may_write_back(at(305)), "40 ms are left of it");
+        assert!(slices.may_write_back(V, at(304)));
+        assert!(!slices.may_write_back(V, at(305)), "40 ms are left of it");
     }
 
     #[test]
@@ -624,5 +725,47 @@ mod tests {
             slices.pool_used(used);
             assert_eq!(slices.ratio(), ratio, "{used} % in use");
         }
+    }
+
+    /// Two volumes of one disk: a batch of either keeps the guests of both from it, and guests of either both batches.
+    #[test]
+    fn volumes_of_one_disk_have_one_schedule() {
+        let mut slices = slow();
+        slices.join(W);
+        assert!(slices.ask(Token(1), at(1)));
+        slices.batch_wants(V, true, at(1));
+        slices.batch_wants(W, true, at(1));
+        assert!(!slices.may_write_back(W, at(1)), "a read is under way, whoever's");
+        slices.end(Side::Foreground, at(9));
+        assert!(slices.may_write_back(V, at(11)));
+        slices.begin(Side::WriteBack);
+        // The other batch has its part of the turn, and is not left to wait for what it does not hear of.
+        assert_eq!(slices.deadline(at(11)), Some(at(11)));
+        assert!(slices.is_left_out(W) && slices.may_write_back(W, at(11)));
+        slices.begin(Side::WriteBack);
+        assert!(!slices.is_left_out(W));
+        assert_eq!(slices.deadline(at(11)), None);
+        assert!(!slices.ask(Token(2), at(12)), "writes are under way");
+        slices.end(Side::WriteBack, at(20));
+        slices.batch_wants(V, false, at(20));
+        assert_eq!(slices.next_waiting(at(20)), None, "the other volume's is still");
+        assert!(!slices.may_write_back(W, at(200)), "the slice is used up");
+        slices.end(Side::WriteBack, at(200));
+        assert_eq!(slices.next_waiting(at(200)), Some(Token(2)));
+    }
+
+    /// Only a disk none of whose batches a guest waits for gives way to guests.
+    #[test]
+    fn a_disk_gives_way_as_long_as_nobody_waits_for_one_of_its_batches() {
+        let mut slices = slow();
+        slices.join(W);
+        slices.batch_wants(V, true, at(0));
+        slices.give_way(V, true, at(0));
+        assert_eq!(slices.ratio(), RATIO_YIELDING, "the other has no batch");
+        slices.batch_wants(W, true, at(1));
+        slices.give_way(V, true, at(1));
+        assert_ne!(slices.ratio(), RATIO_YIELDING);
+        slices.give_way(W, true, at(2));
+        assert_eq!(slices.ratio(), RATIO_YIELDING);
     }
 }

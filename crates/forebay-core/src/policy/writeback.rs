@@ -542,7 +542,7 @@ impl Engine {
         let lane = self.volume(volume).writeback.lane.expect("a batch has a lane");
         if self.lanes[lane].failed {
             let now = self.now;
-            self.volume(volume).slices.batch_wants(false, now);
+            self.slices(volume).batch_wants(volume, false, now);
             if self.lanes[lane].under_way == 0 && self.writeback_give_up(volume, lane) {
                 self.writeback_begin(volume, payload);
             }
@@ -699,7 +699,7 @@ impl Engine {
     fn writeback_write(&mut self, volume: VolumeIndex, lane: usize) {
         let (limit, now) = (self.config.backing_in_flight, self.now);
         let ignored = self.config.mutants.is(Mutant::TurnIgnored);
-        self.volume(volume).slices.batch_wants(true, now);
+        self.slices(volume).batch_wants(volume, true, now);
         loop {
             let state = &mut self.lanes[lane];
             let number = state.next_write;
@@ -710,7 +710,7 @@ impl Engine {
             let held = !state.works && state.probes > PROBES_MAX;
             let wide = state.works || state.probes + under_way < PROBES_WIDE;
             if !state.parts.is_empty() && (wide || !held && under_way == 0) {
-                if !self.volume(volume).slices.may_write_back(now) && !ignored {
+                if !self.slices(volume).may_write_back(volume, now) && !ignored {
                     return;
                 }
                 let parts = &mut self.lanes[lane].parts;
@@ -724,7 +724,7 @@ impl Engine {
                 return;
             }
             let run = *state.run(number);
-            if run.remaining > 0 || !self.volume(volume).slices.may_write_back(now) && !ignored {
+            if run.remaining > 0 || !self.slices(volume).may_write_back(volume, now) && !ignored {
                 return;
             }
             let state = &mut self.lanes[lane];
@@ -778,7 +778,7 @@ impl Engine {
         state.writes_under_way += 1;
         let Run { stretch, frame, .. } = *state.run(run);
         let lba = stretch.lba + from;
-        self.volume(volume).slices.begin(Side::WriteBack);
+        self.slices(volume).begin(Side::WriteBack);
         let token = self.token(Pending::Writeback(Work { volume, what: What::Write { part } }));
         let effect = match stretch.kind {
             Kind::Data => {
@@ -807,7 +807,7 @@ impl Engine {
             What::Read { .. } => self.writeback_was_read(volume, lane, work.what, result, payload),
             What::Write { part } => {
                 let now = self.now;
-                self.volume(volume).slices.end(Side::WriteBack, now);
+                self.slices(volume).end(Side::WriteBack, now);
                 self.lanes[lane].writes_under_way -= 1;
                 match result {
                     Ok(()) => self.writeback_took(volume, lane, part),
@@ -877,9 +877,8 @@ impl Engine {
 
     fn writeback_flush(&mut self, volume: VolumeIndex, lane: usize, payload: &mut impl Payload) {
         let now = self.now;
-        let state = self.volume(volume);
-        state.writeback.stage = Stage::Flushing;
-        state.slices.batch_wants(false, now);
+        self.volume(volume).writeback.stage = Stage::Flushing;
+        self.slices(volume).batch_wants(volume, false, now);
         let early = self.config.mutants.is(Mutant::WatermarkBeforeBackingFlush);
         if self.config.mutants.is(Mutant::SkipBackingFlush) || early {
             return self.writeback_flushed(volume, lane, payload);
@@ -1039,10 +1038,10 @@ impl Engine {
         let soon = now.after(self.config.retry_after);
         let (crowded, refusals) = (self.lanes[lane].crowded, self.lanes[lane].refusals);
         self.lanes[lane].taken = false;
+        self.slices(volume).batch_wants(volume, false, now);
         let state = self.volume(volume);
         state.parked.tries = state.parked.tries.saturating_add(u32::from(refusals > 0));
         let until = if state.parked.full { soon.max(state.parked.due) } else { soon };
-        state.slices.batch_wants(false, now);
         let at_once = crowded && !state.writeback.careful;
         state.writeback.lane = None;
         state.writeback.careful |= crowded;

@@ -308,6 +308,17 @@ impl Host {
         }
     }
 
+    /// The whole disk that a path's bytes are on: of a partition the disk it is of, of a file where its file system is.
+    /// What is made of several devices (dm, md) is a disk by itself, and so is a file system without a device.
+    pub fn disk_of(&self, path: &Path) -> Option<DeviceNumber> {
+        let number = match Target::of(path).ok()? {
+            Target::Block { number, .. } => number,
+            Target::File { on, .. } => on,
+        };
+        let parent = self.node(number).and_then(|node| node.parent());
+        Some(parent.map_or(number, |disk| disk.number))
+    }
+
     /// Everything mounted in our mount namespace, oldest first.
     pub fn mounts(&self) -> io::Result<Vec<Mount>> {
         let text = fs::read(self.proc.join("self/mountinfo"))?;
@@ -551,5 +562,27 @@ mod tests {
         }
         assert_eq!(unescape(b"a\\04").as_os_str(), "a\\04");
         assert_eq!(unescape(b"\\134").as_os_str(), "\\");
+    }
+
+    #[test]
+    fn a_file_is_on_the_disk_that_its_file_systems_partition_is_of() {
+        let root = std::env::temp_dir().join(format!("forebay-disk-of-{}", std::process::id()));
+        let partition = root.join("sys/devices/vda/vda1");
+        fs::create_dir_all(&partition).unwrap();
+        fs::create_dir_all(root.join("sys/dev/block")).unwrap();
+        let host = Host { proc: root.join("proc"), sys: root.join("sys") };
+        let file = root.join("file");
+        fs::write(&file, "").unwrap();
+        let number = DeviceNumber::from_raw(fs::metadata(&file).unwrap().dev());
+        assert_eq!(host.disk_of(&file), Some(number), "a file system without a device");
+        fs::write(root.join("sys/devices/vda/dev"), "254:0").unwrap();
+        fs::write(partition.join("dev"), number.to_string()).unwrap();
+        let link = root.join("sys/dev/block").join(number.to_string());
+        std::os::unix::fs::symlink(&partition, link).unwrap();
+        assert_eq!(host.disk_of(&file), Some(number), "a whole disk");
+        fs::write(partition.join("partition"), "1").unwrap();
+        assert_eq!(host.disk_of(&file), Some(DeviceNumber { major: 254, minor: 0 }));
+        assert_eq!(host.disk_of(&root.join("none")), None);
+        fs::remove_dir_all(&root).unwrap();
     }
 }

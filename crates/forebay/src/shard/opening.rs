@@ -202,6 +202,7 @@ impl Opening {
             reactor,
             cache,
             backings,
+            disks: [None; VOLUME_COUNT_MAX],
             superblock,
             shared_path: shared_dir.map(|dir| dir.path().join(name)),
             free_tags: (0..REQUESTS_INSIDE_MAX as u32).rev().collect(),

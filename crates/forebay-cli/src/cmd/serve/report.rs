@@ -70,6 +70,7 @@ impl Daemon {
                 let mut status = volume_status(shard, index, recorded, served, &mut problems)?;
                 let attached = self.attached.iter().find_map(|it| it.text(index));
                 status.attached.extend(attached);
+                status.sharing.shares_disk_with = self.disk_mates(index);
                 status.nbd_clients = self.nbd_clients.as_ref().map_or(0, |it| it[at].get());
                 for (path, is_connected) in self.machines.iter().flat_map(|it| it.of(index)) {
                     status.vhost_user_sockets.push(path);
@@ -375,6 +376,7 @@ fn sharing(sharing: &Sharing) -> status::Sharing {
     let [guests, write_back] = sharing.had.map(|nanos| nanos as f64 / 1e9);
     status::Sharing {
         sliced: sharing.sliced,
+        shares_disk_with: Vec::new(),
         slice_us: sharing.slice as f64 / 1e3,
         guests_seconds: guests,
         writeback_seconds: write_back,

@@ -275,17 +275,31 @@ impl Daemon {
             self.hide_from_others(&recorded, path);
             self.note_known(&recorded, path);
         }
-        self.server.shard.serve(index, device);
+        self.server.shard.serve_on(index, device, address.disk(path));
         let rates = Rates::default();
         let backing = std::path::absolute(path)?;
         let uuid = uuid_text(&recorded.uuid);
         self.volumes.push(Served { index, name: recorded.name, uuid, backing, stats, rates });
+        let others = self.disk_mates(index);
+        if !others.is_empty() {
+            info!(
+                "{}: shares its disk with {}",
+                self.volumes[self.volumes.len() - 1].name,
+                others.join(", ")
+            );
+        }
         self.tell_larger(self.volumes.len() - 1);
         Ok(())
     }
 }
 
 impl Daemon {
+    /// The volumes that are on the same disk as one.
+    pub(super) fn disk_mates(&self, index: VolumeIndex) -> Vec<String> {
+        let others = self.server.shard.on_same_disk(index);
+        others.filter_map(|other| Some(self.recorded(other)?.name.clone())).collect()
+    }
+
     /// What is on the backing device is on the volume, newer.
     pub(super) fn hide_from_others(&self, recorded: &Volume, device: &Path) {
         let cache = uuid_text(&self.server.shard.superblock().uuid);
