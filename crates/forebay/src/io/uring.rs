@@ -3,9 +3,10 @@
 //!
 //! Operations are kept in a table. What the kernel gets as user data is the place in the table
 //! and a generation, so that a late cancel cannot hit the next user of the place. Operations wait
-//! in `queue`, of any length, and enter the submission queue only inside a wait; completions that
-//! do not fit into the completion queue are kept by the kernel (`IORING_FEAT_NODROP`, which we
-//! insist on).
+//! in `queue`, of any length, and enter the submission queue inside a wait, or when enough bytes to be written wait
+//! there to keep a device busy: whoever has much to copy before its next wait does not keep the device from what is ready.
+//! Completions that do not fit into the completion queue are kept by the kernel (`IORING_FEAT_NODROP`, which
+//! we insist on).
 //!
 //! The ring is made disabled and enabled at the first wait, because that is what binds it to a
 //! thread: a reactor may be made on one thread and used on another.
@@ -27,6 +28,8 @@ use super::sys::{self, TRANSFER_BYTES_MAX};
 const NOBODY: u64 = u64::MAX;
 /// Most arenas' pieces that are registered; the kernel takes at most 1 GiB in one.
 const REGISTERED_MAX: u32 = 64;
+/// Bytes to be written that do not wait for the next wait.
+const EARLY_BYTES: usize = 1 << 20;
 /// How long a drop waits for disk operations before it gives up on the disk.
 const DROP_WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -53,6 +56,8 @@ pub(crate) struct UringReactor {
     rows: Slab<Row>,
     generation: u32,
     queue: VecDeque<Queued>,
+    /// Bytes of writes that came into the queue since the kernel was last entered.
+    queued_bytes: usize,
     /// Answers that need no kernel: cancelled before they were submitted.
     ready: Vec<(u64, i32)>,
     /// Registered memory: first address and length; the place in the list is the kernel's index.
@@ -101,6 +106,7 @@ impl UringReactor {
             rows: Slab::new(),
             generation: 0,
             queue: VecDeque::new(),
+            queued_bytes: 0,
             ready: Vec::new(),
             registered: Vec::new(),
             sparse: false,
@@ -142,6 +148,15 @@ impl UringReactor {
         let index = self.rows.insert(row);
         let key = (u64::from(generation) << 32) | u64::from(index);
         self.queue.push_back(Queued::Row(key));
+        // Writes come with work for whoever submits them; reads come together, and are best submitted so.
+        if let ReactorOp::Write { span, .. } = op {
+            self.queued_bytes += span.len();
+            if self.queued_bytes >= EARLY_BYTES && self.enabled {
+                self.fill();
+                // What is wrong with the ring the next wait says.
+                let _ = self.enter(false, None);
+            }
+        }
     }
 
     pub(crate) fn cancel(&mut self, user_data: u64) {
@@ -238,6 +253,7 @@ impl UringReactor {
 
     /// One system call at most: submits the queue, and waits for one completion if `want`.
     fn enter(&mut self, want: bool, timeout: Option<Duration>) -> io::Result<Entered> {
+        self.queued_bytes = 0;
         let (submitter, submission, _) = self.ring.split();
         let idle = submission.is_empty() && !submission.taskrun() && !submission.cq_overflow();
         if idle && !want {

@@ -86,7 +86,34 @@ fn files_are_written_synced_and_read() {
 }
 
 #[test]
-fn nothing_happens_before_the_wait() {
+fn a_megabyte_to_be_written_does_not_wait_for_the_wait() {
+    let Ok(mut reactor) = Reactor::new(ReactorKind::Uring, 8) else {
+        return println!("skipped: no io_uring");
+    };
+    // The first wait binds the ring to the thread.
+    look(&mut reactor);
+    let file = file(0);
+    let arena = Arena::anonymous(1 << 20).unwrap();
+    let length = |file: &File| file.metadata().unwrap().len();
+    let mut write = |part: usize| {
+        let span = arena.span(part << 18, 1 << 18);
+        let offset = (part as u64) << 18;
+        reactor.submit(ReactorOp::Write { fd: file.as_raw_fd(), span, offset }, part as u64);
+    };
+    (0..3).for_each(&mut write);
+    assert_eq!(length(&file), 0, "less than a megabyte waits");
+    write(3);
+    let begun = Instant::now();
+    while length(&file) < 1 << 20 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "nobody writes");
+        std::thread::yield_now();
+    }
+    let all = [0, 1, 2, 3].map(|part| (part, 1 << 18));
+    assert_eq!(answers(&mut reactor, 4), all);
+}
+
+#[test]
+fn what_is_small_does_not_happen_before_the_wait() {
     each(8, |reactor| {
         let file = file(1);
         let arena = Arena::anonymous(4096).unwrap();
