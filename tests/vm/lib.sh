@@ -85,17 +85,17 @@ kill_daemon() {
     wait "$daemon" 2>/dev/null
 }
 
-# A tree of files that differ, and a list of their sums beside the tree.
+# A tree of files that differ, and a list of their sums beside the tree. (MD5 is a sixth of SHA-256's work under the emulator.)
 fill() { # DIRECTORY SUMS
     local n
     for n in 1 2 3 4 5 6; do
         mkdir -p "$1/d$n"
-        head -c $((n * 700001)) /dev/urandom >"$1/d$n/big"
+        head -c $((n * 300001)) /dev/urandom >"$1/d$n/big"
         seq $((n * 1000)) >"$1/d$n/small"
     done
-    (cd "$1" && find . -type f | sort | xargs sha256sum) >"$2"
+    (cd "$1" && find . -type f | sort | xargs md5sum) >"$2"
 }
-intact() { (cd "$1" && sha256sum --quiet -c "$2"); } # DIRECTORY SUMS
+intact() { (cd "$1" && md5sum --quiet -c "$2"); } # DIRECTORY SUMS
 
 wipe() { # DEVICE...: empty again
     local it
