@@ -12,6 +12,7 @@ use crate::format::superblock::{Mode, Superblock};
 use crate::limits::{REQUEST_BLOCKS_MAX, REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
 use crate::log::checkpoint::Checkpointer;
 use crate::log::recovery::Recovered;
+use crate::log::resize::Resizing;
 use crate::log::segment::Segments;
 use crate::log::tickets::Tickets;
 use crate::map::index::Index;
@@ -207,6 +208,8 @@ pub struct Engine {
     /// Runs of writes.
     pub(crate) writes: Streams,
     pub(crate) scrub: Scrub,
+    /// The cache is to have another size.
+    pub(crate) resizing: Option<Resizing>,
 }
 
 /// Where segments lie.
@@ -254,6 +257,7 @@ impl Engine {
             reads: Streams::default(),
             writes: Streams::default(),
             scrub: Scrub::default(),
+            resizing: None,
             buffers: (0..config.buffer_count).rev().map(BufferId).collect(),
             volumes,
             volume_end: 0,
@@ -443,6 +447,9 @@ impl Engine {
             self.durable_settle(volume, payload);
         }
         self.checkpoint_settle(payload);
+        if self.resizing.is_some() {
+            self.resize_settle(payload);
+        }
         self.flush_settle();
         self.scrub_settle();
     }

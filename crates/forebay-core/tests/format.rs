@@ -339,7 +339,7 @@ fn every_impossible_value_of_a_superblock_is_refused_by_name() {
     first.path = "/dev/sdb".into();
     good.volumes[0] = Some(first);
     good.volumes[1] = None;
-    let wrong: [Wrong; 64] = [
+    let wrong: [Wrong; 65] = [
         (0, b"FOREBAYX", "magic"),
         (8, &[2], "type"),
         (10, &[2], "version"),
@@ -367,7 +367,9 @@ fn every_impossible_value_of_a_superblock_is_refused_by_name() {
         (128, &[1], "checkpoint_bytes"),
         (136, MAX8, "checkpoint_sequence"),
         (144, MAX8, "segment_sequence"),
-        (168, &[1], "reserved 168"),
+        (168, &[1], "checkpoint_at"),
+        (64, &[1], "checkpoint_at"),
+        (176, &[1], "reserved 176"),
         (192, &[4], "feature_mask"),
         (193, &[64], "feature_bit"),
         (194, &[0xFF], "feature_name"),

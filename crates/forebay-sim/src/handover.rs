@@ -20,6 +20,7 @@ pub(crate) fn hand_over(world: &mut World) -> Outcome {
 }
 
 fn hand_over_whole(world: &mut World) -> Outcome {
+    world.cancel_resize()?;
     world.engine().prepare_hand_over();
     world.drain_effects()?;
     await_it(world, |world| world.engine().is_prepared())?;

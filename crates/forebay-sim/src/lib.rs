@@ -23,6 +23,7 @@ pub mod mutants;
 pub mod opening;
 pub mod operator;
 pub mod random;
+mod resize;
 pub mod rot;
 pub mod run;
 pub mod setup;

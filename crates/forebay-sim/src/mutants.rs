@@ -6,9 +6,10 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-/// Every deliberate fault, but for three of the scrub, `PassesUndurable`, `GrownUnlockedEarly` and `RecoveryBeginsEpoch`: what
-/// they break takes a story that no seed tells often enough (`tests/scrub.rs`, `tests/around.rs`, `tests/order.rs`).
-pub const ALL: [Mutant; 64] = [
+/// Every deliberate fault, but for three of the scrub, three of another size, `PassesUndurable`, `GrownUnlockedEarly` and
+/// `RecoveryBeginsEpoch`: what they break takes a story that no seed tells often enough (`tests/scrub.rs`, `tests/resize.rs`,
+/// `tests/around.rs`, `tests/order.rs`).
+pub const ALL: [Mutant; 65] = [
     Mutant::SkipCacheFlush,
     Mutant::AnswerFlushBeforeRecords,
     Mutant::AnswerFuaAtOnce,
@@ -73,6 +74,7 @@ pub const ALL: [Mutant; 64] = [
     Mutant::ScrubHealsDirty,
     Mutant::ReclaimsWhatIsReserved,
     Mutant::PinsWhatOthersReserved,
+    Mutant::ResizeEndsNotDurable,
 ];
 
 /// Runs seeds with a fault on until one fails; says which, and how long that took.

@@ -16,11 +16,18 @@ use crate::world::{Failure, World};
 use forebay_core::effect::Fault;
 use forebay_core::engine::{Acknowledge, Engine, window_frames};
 use forebay_core::format::checkpoint;
+use forebay_core::format::pair::{self, Pair, ReadCopy};
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use forebay_core::log::recovery::{CacheReader, Damage, Recovered, Writer, recover, redo, reopen};
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Tick, VolumeIndex};
 
 struct Reader<'a>(&'a crate::device::Device);
+
+impl ReadCopy for Reader<'_> {
+    fn read(&mut self, address: u64, bytes: &mut [u8]) -> bool {
+        CacheReader::read(self, address, bytes).is_ok()
+    }
+}
 
 impl CacheReader for Reader<'_> {
     fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
@@ -119,10 +126,10 @@ impl World {
 
     /// One copy of the superblock rots, while the other is whole; or a page of the checkpoint.
     fn rot_what_is_twice(&mut self) {
-        let addresses = Superblock::addresses(self.setup.superblock.size_bytes);
+        let addresses = Superblock::addresses(self.superblock.size_bytes);
         let copies = addresses.map(|address| {
             let mut bytes = vec![0; SUPERBLOCK_SIZE];
-            Reader(&self.cache).read(address, &mut bytes).ok()?;
+            CacheReader::read(&mut Reader(&self.cache), address, &mut bytes).ok()?;
             Superblock::decode(&mut bytes, address).ok()
         });
         let [Some(first), Some(second)] = copies else { return };
@@ -167,6 +174,7 @@ impl World {
             });
         }
         self.open_grown();
+        self.resizing = None;
         let mut config = self.setup.config;
         let room = recovered.extents_fitting(config.extent_count_max);
         if room > config.extent_count_max {
@@ -290,18 +298,14 @@ impl World {
         &mut self,
         attempt: &mut Attempt,
     ) -> Result<Result<Superblock, Crashed>, Failure> {
-        let addresses = Superblock::addresses(self.setup.superblock.size_bytes);
-        let mut copies = addresses.map(|address| {
-            let mut bytes = vec![0; SUPERBLOCK_SIZE];
-            Reader(&self.cache).read(address, &mut bytes).ok()?;
-            Superblock::decode(&mut bytes, address).ok()
-        });
-        let newest = copies.iter().flatten().max_by_key(|copy| copy.sequence).cloned();
-        let Some(newest) = newest else {
+        let device_bytes = self.cache.blocks() * BLOCK_BYTES;
+        let pair = Pair::read(device_bytes, &mut Reader(&self.cache));
+        let Some(newest) = pair.newest().cloned() else {
             return Err(Failure("both copies of the superblock are bad".into()));
         };
-        for (copy, address) in copies.iter_mut().zip(addresses) {
-            if copy.as_ref() == Some(&newest) {
+        let addresses = Superblock::addresses(newest.size_bytes);
+        for (copy, address) in [pair.first, pair.second].iter().zip(addresses) {
+            if copy.as_ref() == Ok(&newest) {
                 continue;
             }
             self.marks.hit("superblock repaired");
@@ -311,6 +315,15 @@ impl World {
             }
             let bytes = newest.encode(address);
             if let Err(crashed) = self.open_write(attempt, pieces(address, &bytes)) {
+                return Ok(Err(crashed));
+            }
+            if let Err(crashed) = self.open_flush(attempt) {
+                return Ok(Err(crashed));
+            }
+        }
+        if let Some(left) = pair::leftover(&newest, device_bytes, &mut Reader(&self.cache)) {
+            self.marks.hit("copy of another size taken away");
+            if let Err(crashed) = self.open_write(attempt, pieces(left, &[0; BLOCK_SIZE])) {
                 return Ok(Err(crashed));
             }
             if let Err(crashed) = self.open_flush(attempt) {

@@ -30,6 +30,10 @@ impl World {
         if shares.one_in(4) {
             self.change_reserve(index, *shares.pick(&RESERVES))?;
         }
+        let mut sizes = Random::new(self.order ^ 0x517E5);
+        if sizes.one_in(4) {
+            self.begin_to_resize(&mut sizes)?;
+        }
         match self.random.below(7) {
             0 | 1 => {
                 self.marks.hit("checkpoint at a moment of chance");

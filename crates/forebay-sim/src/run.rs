@@ -3,11 +3,12 @@
 
 use crate::marks::Marks;
 use crate::model::Stop;
-use crate::random::Random;
+use crate::random::{Random, mix};
 use crate::setup::{OPERATIONS, Setup};
 use crate::world::{Done, Failure, Outcome, World};
 use forebay_core::engine::Acknowledge;
 use forebay_core::format::superblock::{Mode, Superblock};
+use forebay_core::log::resize::Stage;
 use forebay_core::mutant::Mutants;
 use forebay_core::op::grow::Growth;
 use forebay_core::request::Op;
@@ -39,7 +40,7 @@ pub struct Report {
     pub marks: Marks,
     /// A hash of everything that happened.
     pub trace: u64,
-    /// Segments of its cache.
+    /// Segments of its cache at first.
     pub segments: u32,
     /// Volumes.
     pub volumes: usize,
@@ -82,7 +83,7 @@ pub fn run_and(seed: u64, mutants: Mutants, tell: bool) -> Result<Report, Failur
     let operations = guest(&mut world)?;
     drain(&mut world)?;
     world.count();
-    let segments = world.superblock.segment_count;
+    let segments = world.setup.superblock.segment_count;
     let volumes = world.volumes.len();
     Ok(Report { marks: world.marks, trace: world.trace, segments, volumes, operations })
 }
@@ -165,14 +166,15 @@ fn has_read_fills(world: &World) -> bool {
     fills.0 > 0 && fills.1 > 0
 }
 
-/// Laps of the log: how often all of its segments were used again.
+/// Laps of the log: how often as many segments were used again as it had at first.
 fn laps(world: &World) -> u64 {
     let now = |index: usize| {
         let status = world.engine.as_ref()?.status(VolumeIndex(index as u8))?;
         Some(status.stats.reclaimed_segments)
     };
     let running: u64 = (0..world.volumes.len()).filter_map(now).sum();
-    (world.marks.count("segment reclaimed") + running) / u64::from(world.superblock.segment_count)
+    let segments = world.setup.superblock.segment_count;
+    (world.marks.count("segment reclaimed") + running) / u64::from(segments)
 }
 
 pub(crate) fn stuck(world: &World) -> Failure {
@@ -492,6 +494,27 @@ fn await_growth(world: &mut World) -> Outcome {
     Ok(())
 }
 
+/// Goes on, now and then, until the cache may have another size.
+fn await_resize(world: &mut World) -> Outcome {
+    // By a chance of its own: all else is what it was.
+    let mut random = Random::new(mix(world.order ^ world.trace ^ 0x517E6));
+    if world.setup.operator == 0 || !random.one_in(4) {
+        return Ok(());
+    }
+    world.begin_to_resize(&mut random)?;
+    // Bounded: what is dirty may not be written back so soon.
+    for _ in 0..600 {
+        let stage = world.engine.as_ref().and_then(|engine| engine.resize_stage());
+        if matches!(stage, None | Some(Stage::Ready)) {
+            break;
+        }
+        if !world.random.one_in(2) || !operation(world)? {
+            world.step()?;
+        }
+    }
+    Ok(())
+}
+
 /// Goes on, now and then, until a device has just done something that is rarely done: the machine
 /// then stops between that and what follows from it.
 fn await_moment(world: &mut World) -> Outcome {
@@ -501,6 +524,7 @@ fn await_moment(world: &mut World) -> Outcome {
     if world.setup.operator > 0 && world.random.one_in(4) && !world.cache_failed {
         return await_growth(world);
     }
+    await_resize(world)?;
     let wanted = *world.random.pick(&Done::RARE);
     // Bounded: not each of them comes in each run.
     for _ in 0..300 {
@@ -563,6 +587,7 @@ fn clean_stop(world: &mut World) -> Outcome {
 
 fn clean_stop_whole(world: &mut World) -> Outcome {
     let begun = world.now;
+    world.cancel_resize()?;
     let engine = world.engine.as_mut().expect("there is a process");
     if world.random.one_in(2) {
         engine.want_checkpoint();

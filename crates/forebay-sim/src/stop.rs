@@ -64,6 +64,7 @@ impl World {
         if !is_naming {
             let mut random = Random::new(mix(self.order ^ self.trace ^ 0x6121));
             self.stop_growing(&mut random);
+            self.stop_resizing(&mut random);
         }
         self.events.clear();
         self.asked.clear();

@@ -155,6 +155,8 @@ pub struct World {
     pub(crate) flights: NumberMap<Flight>,
     pub(crate) order: u64,
     pub(crate) next_tag: u32,
+    /// Bytes that the cache is to have.
+    pub(crate) resizing: Option<u64>,
 }
 
 impl World {
@@ -261,6 +263,7 @@ impl World {
             flights: NumberMap::default(),
             order: 0,
             next_tag: 0,
+            resizing: None,
         }
     }
 
@@ -296,6 +299,7 @@ impl World {
             flights: self.flights.clone(),
             order: self.order,
             next_tag: self.next_tag,
+            resizing: self.resizing,
         }
     }
 
@@ -634,7 +638,9 @@ impl World {
     /// Lets the next thing happen; says whether there was one.
     pub fn step(&mut self) -> Result<bool, Failure> {
         let grows = self.go_on_growing()?;
-        let Some(at) = self.next_event() else { return Ok(grows) };
+        let alone = self.next_event().is_none();
+        let resizes = self.go_on_resizing(alone)?;
+        let Some(at) = self.next_event() else { return Ok(grows || resizes) };
         self.now = self.now.max(at);
         self.done = None;
         if self.setup.turn > 0 {

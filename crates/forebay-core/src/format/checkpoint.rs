@@ -11,7 +11,7 @@
 
 use super::bytes::{Field, FormatError, Seed, block_checksum, get_u32, get_u64, put};
 use super::record::Identity;
-use super::superblock::{SUPERBLOCK_SIZE, Superblock};
+use super::superblock::Superblock;
 use crate::map::index::{PACKED_WORDS_MAX, PAGE_CELLS, PAGE_LOAD};
 use crate::map::slots;
 use crate::units::{BLOCK_BYTES, BLOCK_SIZE};
@@ -210,12 +210,28 @@ pub fn area_bytes(segment_count: u32, segment_blocks: u16) -> u64 {
 
 /// Where a page of an area lies on the cache device; a checkpoint's own area is its number's parity.
 pub fn address(superblock: &Superblock, area: u64, page: u32) -> u64 {
-    area_address(superblock.checkpoint_bytes, area) + u64::from(page) * BLOCK_BYTES
+    Areas::of(superblock).begin(area) + u64::from(page) * BLOCK_BYTES
 }
 
-/// Where an area begins.
-pub fn area_address(checkpoint_bytes: u64, area: u64) -> u64 {
-    SUPERBLOCK_SIZE as u64 + area % 2 * checkpoint_bytes
+/// Where the two areas lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Areas {
+    /// Where the first one begins.
+    pub at: u64,
+    /// Bytes of each.
+    pub bytes: u64,
+}
+
+impl Areas {
+    /// Those of a cache.
+    pub fn of(superblock: &Superblock) -> Areas {
+        Areas { at: superblock.checkpoint_at, bytes: superblock.checkpoint_bytes }
+    }
+
+    /// Where one begins.
+    pub fn begin(&self, area: u64) -> u64 {
+        self.at + area % 2 * self.bytes
+    }
 }
 
 /// The head page's content.

@@ -13,8 +13,12 @@
 use super::bytes::{Field, FormatError, array, put};
 use core::fmt;
 
-/// The incompat bits this program knows. None is used yet.
-pub const INCOMPAT_KNOWN: u64 = 0;
+/// The incompat bit of a cache whose checkpoint areas are not behind the first superblock.
+pub const AREAS_MOVED: u64 = 1 << 0;
+/// Its name.
+pub const AREAS_MOVED_NAME: &str = "checkpoint-areas-moved";
+/// The incompat bits this program knows.
+pub const INCOMPAT_KNOWN: u64 = AREAS_MOVED;
 /// The autoclear bits this program keeps true. None is used yet.
 pub const AUTOCLEAR_KNOWN: u64 = 0;
 

@@ -11,7 +11,9 @@ pub mod bytes;
 pub mod checkpoint;
 pub mod entry;
 pub mod feature;
+pub mod pair;
 pub mod record;
+pub mod resize;
 pub mod superblock;
 
 pub use bytes::{Field, FormatError};

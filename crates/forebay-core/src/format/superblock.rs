@@ -37,7 +37,7 @@ const COMMON: Common = Common { magic: MAGIC, kind: 1, size: SUPERBLOCK_SIZE as 
 const _: () = assert!(HEADER_SIZE + VOLUME_COUNT_MAX * VOLUME_SIZE <= SUPERBLOCK_SIZE);
 
 /// Rows of the table in `docs/format.md`, after the common ones.
-pub const FIELDS: [Field; 21] = [
+pub const FIELDS: [Field; 22] = [
     Field {
         offset: 56,
         size: 4,
@@ -101,6 +101,12 @@ pub const FIELDS: [Field; 21] = [
         size: 8,
         name: "written_at",
         meaning: "wall clock, milliseconds since 1970",
+    },
+    Field {
+        offset: 168,
+        size: 8,
+        name: "checkpoint_at",
+        meaning: "where checkpoint area 0 begins; 0: at 65536",
     },
     Field {
         offset: 192,
@@ -216,6 +222,8 @@ pub const VOLUME_FIELDS: [Field; 31] = [
     },
 ];
 
+pub(crate) const AT_SIZE_BYTES: usize = 96;
+const AT_CHECKPOINT_AT: usize = 168;
 const AT_CUTOFF: usize = 768;
 const AT_WEIGHT: usize = 772;
 const AT_RESERVE_KIND: usize = 773;
@@ -382,8 +390,11 @@ pub struct Superblock {
     pub segment_count: u32,
     /// Where they begin.
     pub first_segment: u64,
-    /// Bytes of each checkpoint area; the two lie between the first copy and the segments.
+    /// Bytes of each checkpoint area.
     pub checkpoint_bytes: u64,
+    /// Where the first of them begins: behind the first copy or, in a cache that was made larger,
+    /// behind the segments.
+    pub checkpoint_at: u64,
     /// The newest whole checkpoint; its area is this number's parity. Zero: none.
     pub checkpoint_sequence: u64,
     /// Above every segment sequence used.
@@ -455,6 +466,7 @@ impl Superblock {
             segment_count,
             first_segment,
             checkpoint_bytes,
+            checkpoint_at: copy,
             checkpoint_sequence: 0,
             segment_sequence: 1,
             created_at: new.now,
@@ -517,6 +529,9 @@ impl Superblock {
         put(bytes, 144, &self.segment_sequence.to_le_bytes());
         put(bytes, 152, &self.created_at.to_le_bytes());
         put(bytes, 160, &self.written_at.to_le_bytes());
+        let moved = self.checkpoint_at != SUPERBLOCK_SIZE as u64;
+        assert_eq!(moved, self.incompat & feature::AREAS_MOVED != 0);
+        put(bytes, AT_CHECKPOINT_AT, &(if moved { self.checkpoint_at } else { 0 }).to_le_bytes());
         assert!(self.feature_names.len() <= NAME_COUNT);
         for (index, name) in self.feature_names.iter().enumerate() {
             name.encode(&mut bytes[AT_NAMES + index * NAME_SIZE..]);
@@ -561,7 +576,7 @@ impl Superblock {
             return value("clean", get_u32(bytes, 60).into());
         }
         let volumes_end = HEADER_SIZE + VOLUME_COUNT_MAX * VOLUME_SIZE;
-        zeros(bytes, 168, AT_NAMES)?;
+        zeros(bytes, AT_CHECKPOINT_AT + 8, AT_NAMES)?;
         zeros(bytes, NAMES_END, HEADER_SIZE)?;
         let mut feature_names = Vec::new();
         for index in 0..NAME_COUNT {
@@ -592,6 +607,10 @@ impl Superblock {
             segment_count: get_u32(bytes, 108),
             first_segment: get_u64(bytes, 112),
             checkpoint_bytes: get_u64(bytes, 128),
+            checkpoint_at: match get_u64(bytes, AT_CHECKPOINT_AT) {
+                0 => SUPERBLOCK_SIZE as u64,
+                at => at,
+            },
             checkpoint_sequence: get_u64(bytes, 136),
             segment_sequence: get_u64(bytes, 144),
             created_at: get_u64(bytes, 152),
@@ -653,18 +672,30 @@ impl Superblock {
             return value("segment_count", self.segment_count.into());
         }
         let begin = SUPERBLOCK_SIZE as u64;
-        let areas = self.checkpoint_bytes.checked_mul(2).and_then(|bytes| bytes.checked_add(begin));
-        if !self.checkpoint_bytes.is_multiple_of(BLOCK_BYTES)
-            || areas.is_none_or(|end| end > self.first_segment)
+        let moved = self.checkpoint_at != begin;
+        if moved != (self.incompat & feature::AREAS_MOVED != 0) {
+            return value("checkpoint_at", self.checkpoint_at);
+        }
+        let segments = u64::from(segment) * u64::from(self.segment_count);
+        let end = self.first_segment.checked_add(segments);
+        let last = end.filter(|end| end.checked_add(begin).is_some_and(|it| it <= self.size_bytes));
+        let areas = self.checkpoint_bytes.checked_mul(2);
+        let areas = areas.and_then(|bytes| bytes.checked_add(self.checkpoint_at));
+        let limit = match moved {
+            true => (self.size_bytes / BLOCK_BYTES * BLOCK_BYTES).saturating_sub(begin),
+            false => self.first_segment,
+        };
+        if !self.checkpoint_bytes.is_multiple_of(BLOCK_BYTES) || areas.is_none_or(|end| end > limit)
         {
             return value("checkpoint_bytes", self.checkpoint_bytes);
         }
-        let segments = u64::from(segment) * u64::from(self.segment_count);
-        let end = self.first_segment.checked_add(segments).and_then(|end| end.checked_add(begin));
-        if !self.first_segment.is_multiple_of(BLOCK_BYTES)
-            || end.is_none_or(|end| end > self.size_bytes)
-        {
+        let Some(last) = last.filter(|_| {
+            self.first_segment.is_multiple_of(BLOCK_BYTES) && self.first_segment >= begin
+        }) else {
             return value("first_segment", self.first_segment);
+        };
+        if moved && (!self.checkpoint_at.is_multiple_of(BLOCK_BYTES) || self.checkpoint_at < last) {
+            return value("checkpoint_at", self.checkpoint_at);
         }
         Ok(())
     }

@@ -10,6 +10,7 @@
 use crate::effect::Token;
 use crate::format::record::{Header, Link};
 use crate::limits::RECORD_ITEMS_MAX;
+use crate::log::resize::Mark;
 use crate::log::times::Times;
 use crate::map::extent::Position;
 use crate::units::{BLOCK_SIZE, BufferId, Ordinal, SegmentId, Sequence, Tick};
@@ -176,6 +177,10 @@ pub struct Log {
     pub dirty_blocks: u64,
     /// Bytes closed since this opening.
     pub closed_bytes: u64,
+    /// Segments in it that the cache is to lose (`resize`).
+    pub going: u32,
+    /// Where it ended when that was to become durable.
+    pub(crate) mark: Option<Mark>,
 }
 
 impl Log {
@@ -217,6 +222,8 @@ impl Log {
             clean_end: None,
             dirty_blocks: 0,
             closed_bytes: 0,
+            going: 0,
+            mark: None,
         }
     }
 

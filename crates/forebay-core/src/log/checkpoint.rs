@@ -29,7 +29,7 @@
 use crate::effect::{Effect, Fault, SuperblockChange};
 use crate::engine::{CacheHealth, Engine, Pending};
 use crate::format::checkpoint::{
-    self, Head, Layout, PAGE_BYTES, PAGE_HEAD, PAGE_SEGMENTS, PAGE_SLOTS, PAGE_WORDS,
+    self, Areas, Head, Layout, PAGE_BYTES, PAGE_HEAD, PAGE_SEGMENTS, PAGE_SLOTS, PAGE_WORDS,
     SEGMENT_BYTES, Written,
 };
 use crate::format::record::Link;
@@ -128,9 +128,11 @@ pub(crate) struct Checkpointer {
     pub(crate) stage: Stage,
     /// Number of the last checkpoint that was begun or named.
     pub(crate) sequence: u64,
-    pub(crate) area_bytes: u64,
+    pub(crate) areas: Areas,
     /// Begin as soon as possible.
     pub(crate) wanted: bool,
+    /// None begins: the cache is to have another size.
+    pub(crate) held: bool,
     head: Head,
     stream: Vec<u8>,
     /// For each volume what must be durable before it is named.
@@ -161,9 +163,14 @@ impl Checkpointer {
             named_runs,
             copied_runs: alloc::vec![None; layout.slot_runs() as usize],
             stage: Stage::Idle,
-            sequence: superblock.checkpoint_sequence,
-            area_bytes: superblock.checkpoint_bytes,
+            sequence: match superblock.checkpoint_sequence {
+                // Above every one that was named: each was a change of the superblock.
+                0 => superblock.sequence,
+                named => named,
+            },
+            areas: Areas::of(superblock),
             wanted: false,
+            held: false,
             head: Head { layout, stream_pages: 0, stream_bytes: 0, segment_sequence: 0 },
             stream: Vec::with_capacity(stream_max),
             ends: alloc::vec![Sequence(0); crate::limits::VOLUME_COUNT_MAX],
@@ -190,6 +197,18 @@ impl Checkpointer {
             + vec_bytes(&self.copied_runs)
             + size_of::<Packed>() as u64;
         vec_bytes(&self.stream) + vec_bytes(&self.ends) + page + runs
+    }
+
+    /// Bytes that may be captured.
+    pub(crate) fn stream_room(&self) -> usize {
+        self.stream.capacity()
+    }
+
+    /// Takes memory for so many at most, before the first is captured.
+    pub(crate) fn limit_stream(&mut self, bytes: usize) {
+        if bytes < self.stream.capacity() {
+            self.stream = Vec::with_capacity(bytes);
+        }
     }
 
     /// Where the checkpoint that is named has each run of slots.
@@ -244,6 +263,7 @@ impl Engine {
             return;
         }
         match self.checkpoint.stage {
+            Stage::Idle if self.checkpoint.held => {}
             Stage::Idle => {
                 let written = self.checkpoint.written;
                 let wanted = self.checkpoint.wanted && self.is_behind_bad_headers();
@@ -315,7 +335,7 @@ impl Engine {
         let pages = u64::from(self.checkpoint.head.layout.stream_page())
             + bytes.div_ceil(PAGE_BYTES) as u64;
         // The area was laid out by whoever made the cache: maybe for another program's checkpoints.
-        if !fits || pages * BLOCK_BYTES > self.checkpoint.area_bytes {
+        if !fits || pages * BLOCK_BYTES > self.checkpoint.areas.bytes {
             return;
         }
         self.scrub_checkpoint_begins();
@@ -415,7 +435,7 @@ impl Engine {
             return self.checkpoint_flush();
         };
         let sequence = self.checkpoint.sequence;
-        let area = checkpoint::area_address(self.checkpoint.area_bytes, area);
+        let area = self.checkpoint.areas.begin(area);
         let at = |number: u32| area + u64::from(number) * BLOCK_BYTES;
         let frame = self.config.window_blocks + crate::log::reclaim::CHANCE_COUNT_MAX as u32;
         let mut page = self.checkpoint.page.take().expect("it is put back below");
@@ -429,8 +449,7 @@ impl Engine {
             // What follows may lie elsewhere: then it is another write.
             if number - first == self.config.checkpoint_frames
                 || self.checkpoint_next().map(|(area, number)| {
-                    checkpoint::area_address(self.checkpoint.area_bytes, area)
-                        + u64::from(number) * BLOCK_BYTES
+                    self.checkpoint.areas.begin(area) + u64::from(number) * BLOCK_BYTES
                 }) != Some(at(number))
             {
                 break;
@@ -560,7 +579,7 @@ impl Engine {
 
     fn fill_segments(&self, page: u32, content: &mut [u8]) {
         let first = page * PAGE_SEGMENTS as u32;
-        let end = self.segments.count().min(first + PAGE_SEGMENTS as u32);
+        let end = self.segments.total().min(first + PAGE_SEGMENTS as u32);
         let ids = (first..end).map(SegmentId);
         for (bytes, id) in content.chunks_exact_mut(SEGMENT_BYTES).zip(ids) {
             self.fill_segment(id, bytes);

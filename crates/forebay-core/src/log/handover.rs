@@ -130,7 +130,7 @@ impl Engine {
             let changed = self.slots.has_changed(run) || self.checkpoint.was_copied(run);
             put(&mut out, u64::from(changed && !forgotten)); // N3
         }
-        let ids = || (0..self.segments.count()).map(SegmentId);
+        let ids = || (0..self.segments.total()).map(SegmentId);
         let alive = |id: &SegmentId| self.segments.get(*id).state == State::Sealed;
         put(&mut out, ids().filter(alive).count() as u64);
         for id in ids().filter(alive) {

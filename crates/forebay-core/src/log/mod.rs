@@ -15,6 +15,7 @@ pub(crate) mod image;
 pub(crate) mod lost;
 pub mod reclaim;
 pub mod recovery;
+pub mod resize;
 pub mod segment;
 pub(crate) mod tickets;
 pub(crate) mod times;

@@ -57,7 +57,8 @@ impl Engine {
             }
             let gives = self.gives(self.volume_ref(volume).expect("it exists")); // G1
             let wanted = gives && self.pool_wants_segments(turn > 0);
-            let own = extents_full || self.gives_to_itself(volume);
+            let goes = self.volume(volume).log.going > 0;
+            let own = extents_full || goes || self.gives_to_itself(volume);
             if !(wanted || own) || self.health == CacheHealth::Failed {
                 return;
             }
@@ -234,6 +235,7 @@ impl Engine {
         segment.become_state(State::Retired);
         self.retired += 1;
         let (ordinal, next) = (segment.ordinal, segment.next);
+        let goes = id.0 >= self.segments.count();
         let state = self.volume(volume);
         // Write-back goes on at the next segment: this one may soon be in another log.
         if state.writeback.cursor.segment == Some(id) {
@@ -247,6 +249,7 @@ impl Engine {
             state.log.clean_end = None;
         }
         state.log.clean_count = state.log.clean_count.saturating_sub(1);
+        state.log.going -= u32::from(goes);
         state.log.note_wanted = true;
         state.stats.reclaimed_segments += 1;
     }

@@ -105,6 +105,10 @@ pub struct Segments {
     all: Vec<Segment>,
     free: VecDeque<SegmentId>,
     blocks: u16,
+    /// Those from here on come to no pool: the cache is to lose them.
+    limit: u32,
+    /// Of these, how many are not free.
+    left: u32,
 }
 
 impl Segments {
@@ -114,7 +118,21 @@ impl Segments {
             all: alloc::vec![Segment::FREE; count as usize],
             free: VecDeque::with_capacity(count as usize),
             blocks,
+            limit: count,
+            left: 0,
         }
+    }
+
+    /// The same for a cache of another size: what is new is in the pool, behind all others; what is gone was
+    /// free.
+    pub(crate) fn resized(&self, count: u32) -> Segments {
+        let mut next = Segments::new(count, self.blocks);
+        let both = next.all.len().min(self.all.len());
+        next.all[..both].copy_from_slice(&self.all[..both]);
+        assert!(self.all[both..].iter().all(|it| it.state == State::Free));
+        next.free.extend(self.free.iter().filter(|id| id.0 < count));
+        (self.total()..count).for_each(|id| next.put_free(SegmentId(id)));
+        next
     }
 
     /// Bytes of memory for `count` segments.
@@ -133,10 +151,30 @@ impl Segments {
         self.blocks
     }
 
-    /// Segments there are.
+    /// Segments that may be used.
     #[inline]
     pub fn count(&self) -> u32 {
+        self.limit
+    }
+
+    /// Segments there are.
+    #[inline]
+    pub fn total(&self) -> u32 {
         self.all.len() as u32
+    }
+
+    /// Those that the cache is to lose and that are not free.
+    pub fn left(&self) -> u32 {
+        self.left
+    }
+
+    /// Only so many may be used from now on. Those that may again come last.
+    pub(crate) fn set_limit(&mut self, limit: u32) {
+        let before = core::mem::replace(&mut self.limit, limit);
+        self.free.retain(|id| id.0 < limit);
+        let is_free = |id: &u32| self.all[*id as usize].state == State::Free;
+        self.free.extend((before..limit).filter(is_free).map(SegmentId));
+        self.left = (limit..self.all.len() as u32).filter(|id| !is_free(id)).count() as u32;
     }
 
     /// Segments in the pool.
@@ -170,6 +208,10 @@ impl Segments {
     /// Puts a segment into the pool.
     pub fn put_free(&mut self, id: SegmentId) {
         assert!(self.get(id).state == State::Free);
+        if id.0 >= self.limit {
+            self.left -= 1;
+            return;
+        }
         self.free.push_back(id);
     }
 

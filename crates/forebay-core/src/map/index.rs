@@ -243,6 +243,41 @@ impl Index {
         cell.is_some_and(|cell| cell & REFERENCED != 0 && self.shape.slot(cell) == slot)
     }
 
+    /// The same index for a cache of another size, in memory that is there: [`Index::cell_count`] cells, all zero.
+    /// Keys keep their order from page to page, so both tables are gone through from the front.
+    pub(crate) fn resized(&self, slots: u64, cells: Vec<u64>) -> Index {
+        assert!(self.used <= slots); // I3
+        let mut next = Index::over(slots, self.shape.salt, cells);
+        for (page, cells) in self.cells.chunks(PAGE_CELLS).enumerate() {
+            for cell in cells.iter().filter(|cell| **cell != 0) {
+                let hash = self.shape.hash(Home { page, rest: self.shape.rest(*cell) });
+                next.put_hash(hash, self.shape.slot(*cell), *cell & REFERENCED);
+            }
+        }
+        for (key, slot) in &self.overflow {
+            next.put_hash(mix(key ^ self.shape.salt), Slot(*slot), 0);
+        }
+        next
+    }
+
+    /// Puts a key in place that is not there, by its hash.
+    fn put_hash(&mut self, hash: u64, slot: Slot, referenced: u64) {
+        let home = self.shape.home_of(hash);
+        let base = home.page * PAGE_CELLS;
+        let page = &mut self.cells[base..base + PAGE_CELLS];
+        self.used += 1;
+        match self.shape.probe(page, home.rest) {
+            (Some(at), found) => {
+                debug_assert!(!found, "a key is there once"); // I1
+                page[at] = self.shape.cell(home.rest, slot) | referenced;
+            }
+            (None, _) => {
+                assert!(self.overflow.len() < OVERFLOW_MAX, "the index's overflow is full");
+                self.overflow.push((unmix(hash) ^ self.shape.salt, slot.0));
+            }
+        }
+    }
+
     /// Pages of the table.
     pub fn page_count(&self) -> u32 {
         self.shape.page_count as u32
@@ -441,12 +476,24 @@ impl Shape {
 
     #[inline]
     fn home(&self, volume: VolumeIndex, lba: Lba) -> Home {
-        let wide = u128::from(mix(key(volume, lba) ^ self.salt)) * u128::from(self.page_count);
+        self.home_of(mix(key(volume, lba) ^ self.salt))
+    }
+
+    #[inline]
+    fn home_of(&self, hash: u64) -> Home {
+        let wide = u128::from(hash) * u128::from(self.page_count);
         let page = (wide >> KEY_BITS) as usize;
         // Keys of one page have products that differ by at least `page_count`: what is left after
         // dropping that many low bits still tells them apart.
         let rest = (wide as u64 & KEY_MASK) >> (KEY_BITS - self.rest_bits);
         Home { page, rest }
+    }
+
+    /// The one hash that belongs there: the first whose product is not below what is known of it.
+    fn hash(&self, home: Home) -> u64 {
+        let low = home.rest << (KEY_BITS - self.rest_bits);
+        let wide = (home.page as u128) << KEY_BITS | u128::from(low);
+        wide.div_ceil(u128::from(self.page_count)) as u64
     }
 
     #[inline]
@@ -543,6 +590,20 @@ fn mix(mut x: u64) -> u64 {
     x ^ x >> 24
 }
 
+/// Inverses of [`MIX`].
+const UNMIX: [u64; 2] = [0x44C9_3A86_55A9, 0x05A0_9058_81E9];
+const _: () = assert!(MIX[0].wrapping_mul(UNMIX[0]) & KEY_MASK == 1);
+const _: () = assert!(MIX[1].wrapping_mul(UNMIX[1]) & KEY_MASK == 1);
+
+/// What [`mix`] makes this of.
+fn unmix(mut x: u64) -> u64 {
+    x ^= x >> 24;
+    x = x.wrapping_mul(UNMIX[1]) & KEY_MASK;
+    x ^= x >> 25;
+    x = x.wrapping_mul(UNMIX[0]) & KEY_MASK;
+    x ^ x >> 24
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -553,6 +614,33 @@ mod tests {
         *state ^= *state >> 7;
         *state ^= *state << 17;
         *state
+    }
+
+    #[test]
+    fn another_size_has_the_same_keys_and_knows_which_were_read() {
+        let (mut state, key) = (0x9E37_79B9, 0x1234_5678_9abc);
+        for (before, after) in [(1, 900), (5_000, 5_200), (5_000, 90_000), (90_000, 30_011)] {
+            let mut index = Index::new(before, key);
+            let mut model = BTreeMap::new();
+            for slot in 0..before.min(after) as u32 {
+                let (volume, lba) = (VolumeIndex((slot % 60) as u8), Lba(random(&mut state) >> 25));
+                index.insert(volume, lba, Slot(slot));
+                if slot % 3 == 0 {
+                    index.read(volume, lba);
+                }
+                model.insert((volume.0, lba), slot);
+            }
+            let next = index.resized(after, alloc::vec![0; Index::cell_count(after)]);
+            assert_eq!(next.len(), model.len() as u64);
+            for ((volume, lba), slot) in &model {
+                let volume = VolumeIndex(*volume);
+                assert_eq!(next.get(volume, *lba), Some(Slot(*slot)));
+                assert_eq!(next.is_referenced(volume, *lba, Slot(*slot)), slot % 3 == 0);
+            }
+            assert_eq!(next.get(VolumeIndex(63), Lba(7)), None);
+            let any = random(&mut state) & KEY_MASK;
+            assert_eq!(unmix(mix(any)), any);
+        }
     }
 
     #[test]

@@ -108,6 +108,16 @@ impl Slots {
         Slots { rows, changed, run_shift: run_slots(count).trailing_zeros() }
     }
 
+    /// The same for a cache of another size, in memory that is there: what was in slots that are in both, and
+    /// every run as changed.
+    pub(crate) fn resized(&self, rows: Vec<[u8; ROW_BYTES]>) -> Slots {
+        let mut next = Slots::void_over(rows);
+        let both = next.rows.len().min(self.rows.len());
+        next.rows[..both].copy_from_slice(&self.rows[..both]);
+        next.changed.fill(true);
+        next
+    }
+
     /// Whether a run has changed since it was noted last: since it was made, or put in place from a
     /// checkpoint, if never.
     pub(crate) fn has_changed(&self, run: u32) -> bool {

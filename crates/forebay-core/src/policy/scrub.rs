@@ -350,6 +350,10 @@ impl Engine {
 
     /// Whether a segment is in its log as it was.
     fn is_there(&self, spot: &Spot) -> bool {
+        if spot.segment.0 >= self.segments.total() {
+            // The cache has become smaller.
+            return false;
+        }
         let segment = self.segments.get(spot.segment);
         let in_log = matches!(segment.state, State::Open | State::Sealed);
         in_log && segment.sequence == spot.life

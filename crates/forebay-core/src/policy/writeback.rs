@@ -273,6 +273,7 @@ impl Engine {
         self.is_through(volume.index)
             || volume.starved
             || volume.settles_to_grow()
+            || volume.log.going > 0
             || volume.unsafe_through > volume.log.watermark
             || extents * 2 > u64::from(self.config.extent_count_max)
             || volume.log.dirty_blocks >= self.dirty_limit()

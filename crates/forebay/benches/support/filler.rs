@@ -10,7 +10,7 @@ use forebay::io::{Device, FileDevice, FileOptions};
 use forebay_core::effect::{Effect, Fault};
 use forebay_core::engine::{Config, Engine, window_frames};
 use forebay_core::format::bytes::block_checksum;
-use forebay_core::format::checkpoint::{self, Layout};
+use forebay_core::format::checkpoint::Layout;
 use forebay_core::format::record::{Identity, Known};
 use forebay_core::format::superblock::{Superblock, Volume};
 use forebay_core::log::recovery::{self, CacheReader, Writer};
@@ -207,7 +207,7 @@ impl Filler {
     fn is_slots(&self, address: u64) -> bool {
         let Superblock { segment_count, checkpoint_bytes, .. } = self.superblock;
         let layout = Layout::of(segment_count, self.superblock.segment_blocks());
-        let area = checkpoint::area_address(checkpoint_bytes, 0);
+        let area = self.superblock.checkpoint_at;
         let page = ((address - area) % checkpoint_bytes / BLOCK as u64) as u32;
         (layout.slot_page(0)..layout.segment_page()).contains(&page)
     }

@@ -58,7 +58,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             segment if segment.state == State::Sealed => segment.used,
             _ => 0,
         };
-        let used: Vec<u16> = (0..segments.count()).map(|id| used(SegmentId(id))).collect();
+        let used: Vec<u16> = (0..segments.total()).map(|id| used(SegmentId(id))).collect();
         // Most are wanted whole: one bit tells that of each, and all bits stay in a near cache,
         // since this is asked for each of hundreds of millions of cells.
         let blocks = segments.blocks();
