@@ -3,7 +3,10 @@
 
 use crate::io::Device;
 use forebay_core::format::FormatError;
+use forebay_core::format::pair::{self, Pair, ReadCopy, Step};
 use forebay_core::format::superblock::{NewCache, SUPERBLOCK_SIZE, Superblock};
+use forebay_core::mutant::Mutants;
+use forebay_core::units::BLOCK_SIZE;
 use std::io;
 
 /// Why a cache cannot be opened.
@@ -86,7 +89,8 @@ fn write_copy(
 
 /// Makes a copy that is bad or older equal to the good one. Before anything else is written: else
 /// a crash while the only good copy is being replaced would leave none. The good one may be there only until the
-/// power fails: whoever wrote it may have been killed before it was flushed.
+/// power fails: whoever wrote it may have been killed before it was flushed. What a change of the cache's size that
+/// was broken off left at the end of the device is taken away (`format::pair`, R3).
 pub fn repair_superblock(device: &dyn Device, found: &Found) -> Result<(), CacheError> {
     let addresses = Superblock::addresses(found.superblock.size_bytes);
     if found.copies.iter().any(|copy| copy.as_ref() != Ok(&found.superblock.sequence)) {
@@ -96,6 +100,11 @@ pub fn repair_superblock(device: &dyn Device, found: &Found) -> Result<(), Cache
         if copy.as_ref() != Ok(&found.superblock.sequence) {
             write_copy(device, &found.superblock, address)?;
         }
+    }
+    let size = device.info().size_bytes;
+    if let Some(address) = pair::leftover(&found.superblock, size, &mut Reader(device)) {
+        device.write_at(address, &[0; BLOCK_SIZE]).map_err(failed(device, "written"))?;
+        device.sync().map_err(failed(device, "flushed"))?;
     }
     Ok(())
 }
@@ -123,42 +132,53 @@ pub fn read_superblock(device: &dyn Device) -> Result<Found, CacheError> {
         let (device, needed) = (device.info().name.clone(), 2 * SUPERBLOCK_SIZE as u64);
         return Err(CacheError::TooSmall { device, found: size, needed });
     }
-    let first = read_copy(device, 0);
-    if let Some(first) = first.as_ref().ok().filter(|first| first.size_bytes > size) {
+    let pair = Pair::read(size, &mut Reader(device));
+    if let Some(first) = pair.first.as_ref().ok().filter(|first| first.size_bytes > size) {
         let device = device.info().name.clone();
         return Err(CacheError::Smaller { device, expected: first.size_bytes, found: size });
-    }
-    // The second copy lies at the end of the cache, which the first tells; else of the device.
-    let cache_size = first.as_ref().map_or(size, |first| first.size_bytes);
-    let second_at = Superblock::addresses(cache_size)[1];
-    let mut second = read_copy(device, second_at);
-    if let (Ok(first), Ok(other)) = (&first, &second)
-        && first.uuid != other.uuid
-    {
-        second = Err(FormatError::Uuid);
     }
     let sequence = |copy: &Result<Superblock, FormatError>| match copy {
         Ok(superblock) => Ok(superblock.sequence),
         Err(error) => Err(*error),
     };
-    let copies = [sequence(&first), sequence(&second)];
-    let superblock = match (first, second) {
-        (Ok(first), Ok(second)) if first.sequence >= second.sequence => first,
-        (_, Ok(superblock)) | (Ok(superblock), Err(_)) => superblock,
-        (Err(first), Err(second)) => {
+    let copies = [sequence(&pair.first), sequence(&pair.second)];
+    match pair.newest() {
+        Some(superblock) => Ok(Found { superblock: superblock.clone(), copies }),
+        None => {
             let device = device.info().name.clone();
-            let (first, second) = (Box::new(first), Box::new(second));
-            return Err(CacheError::NoSuperblock { device, first, second_at, second });
+            let wrong = |copy: Result<u64, FormatError>| {
+                Box::new(copy.err().unwrap_or(FormatError::Unreadable))
+            };
+            let [first, second] = copies.map(wrong);
+            Err(CacheError::NoSuperblock { device, first, second_at: pair.second_at, second })
         }
-    };
-    Ok(Found { superblock, copies })
+    }
 }
 
-/// One copy. What cannot be read is no worse than what is wrong: the other may be good.
-fn read_copy(device: &dyn Device, address: u64) -> Result<Superblock, FormatError> {
-    let mut bytes = vec![0; SUPERBLOCK_SIZE];
-    device.read_at(address, &mut bytes).map_err(|_| FormatError::Unreadable)?;
-    Superblock::decode(&mut bytes, address)
+/// What cannot be read is no worse than what is wrong: the other may be good.
+struct Reader<'a>(&'a dyn Device);
+
+impl ReadCopy for Reader<'_> {
+    fn read(&mut self, address: u64, bytes: &mut [u8]) -> bool {
+        self.0.read_at(address, bytes).is_ok()
+    }
+}
+
+/// Writes what makes the cache another size ([`pair::steps`]). The device has room for both.
+pub fn write_resized(
+    device: &dyn Device,
+    from: &Superblock,
+    to: &Superblock,
+) -> Result<(), CacheError> {
+    for step in pair::steps(from, to, Mutants::default()) {
+        match step {
+            Step::Write(address) => device.write_at(address, &to.encode(address)),
+            Step::Flush => device.sync(),
+            Step::Wipe(address) => device.write_at(address, &[0; BLOCK_SIZE]),
+        }
+        .map_err(failed(device, "written"))?;
+    }
+    Ok(())
 }
 
 /// Makes a new, empty cache.
@@ -230,6 +250,36 @@ mod tests {
             }
             run()
         }
+    }
+
+    /// A cache on a larger device, its first copy torn by a power cut: where the second is, only the size says, and
+    /// that is in a sector that no write changes. Before, the end of the device was looked at and the cache was gone.
+    #[test]
+    fn a_torn_first_copy_tells_where_the_second_is() {
+        let device = MemoryDevice::new(96 << 20, 512).unwrap();
+        let mut superblock = format(&device, 64 << 20, 1 << 18, 1).unwrap();
+        superblock.sequence += 1;
+        let next = superblock.encode(0);
+        for sectors in 0..SUPERBLOCK_SIZE / 512 {
+            // One sector of the new copy is there, or all but one.
+            let mut torn = [0; SUPERBLOCK_SIZE];
+            device.read_at(0, &mut torn).unwrap();
+            let range = sectors * 512..sectors * 512 + 512;
+            torn[range.clone()].copy_from_slice(&next[range]);
+            torn[512 * 9] ^= u8::from(sectors != 9);
+            let before = superblock.encode(0);
+            device.write_at(0, &torn).unwrap();
+            let found = read_superblock(&device).unwrap();
+            assert_eq!(found.superblock.sequence, 1, "sector {sectors}");
+            assert!(found.copies[0].is_err());
+            superblock.sequence = 1;
+            device.write_at(0, &superblock.encode(0)).unwrap();
+            superblock.sequence = 2;
+            assert_eq!(superblock.encode(0), before);
+        }
+        // Not readable at all, and the cache does not end where the device does.
+        device.write_at(0, &[7; SUPERBLOCK_SIZE]).unwrap();
+        assert!(matches!(read_superblock(&device), Err(CacheError::NoSuperblock { .. })));
     }
 
     /// A process was killed after it had written the first copy and before the flush; the next one found that copy to

@@ -21,9 +21,13 @@ use crate::latency::{Latency, LatencySummary};
 use crate::memory::{Memory, RequestMemory, SharedIdentity};
 use forebay_core::effect::{Effect, Fault, SuperblockChange, Token};
 use forebay_core::engine::{CacheHealth, Config, Engine};
+use forebay_core::format::resize::Unfit;
 use forebay_core::format::superblock::{Head, Mode, Order, SUPERBLOCK_SIZE, Superblock, Volume};
 use forebay_core::limits::{REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
+use forebay_core::log::handover::Tables;
 use forebay_core::log::recovery::Damage;
+use forebay_core::log::resize::Stage;
+use forebay_core::map::slots::ROW_BYTES;
 use forebay_core::payload::Place;
 use forebay_core::policy::reserve::{self, Reserve};
 use forebay_core::policy::scrub::Refused;
@@ -187,6 +191,10 @@ pub struct Shard {
     opened: Opened,
     /// Where the index's cells and the slots' rows lie, if they last.
     files: [Option<File>; 2],
+    /// They are to last.
+    lasting: bool,
+    /// Bytes that the cache is to have.
+    resizing: Option<u64>,
 }
 
 /// The device token of the superblock's own writes.
@@ -816,6 +824,77 @@ impl Shard {
         true
     }
 
+    /// How large the cache device is now.
+    pub fn measure_cache(&mut self) -> io::Result<u64> {
+        self.cache.measure()
+    }
+
+    /// Makes the file that the cache is on so many bytes long.
+    pub fn set_cache_file_size(&mut self, size_bytes: u64) -> io::Result<()> {
+        self.cache.set_size(size_bytes)
+    }
+
+    /// Begins to give the cache another size, while guests are served. [`Shard::go_on_resizing`] goes on. The
+    /// device has room for both sizes until that is over.
+    pub fn begin_to_resize(&mut self, size_bytes: u64) -> Result<(), Unfit> {
+        let next = self.superblock.resized(size_bytes)?;
+        self.engine.begin_to_resize(next.segment_count);
+        self.resizing = Some(size_bytes);
+        Ok(())
+    }
+
+    /// The size that the cache is to have, if it is to have another.
+    pub fn resizing(&self) -> Option<u64> {
+        self.resizing
+    }
+
+    /// Does what can be done now to give the cache another size; says whether it has it. Guests wait for the
+    /// flushes of the superblock's copies, and while the map is put into other tables. After an error
+    /// nothing is appended any more: an opening finds the one size or the other.
+    pub fn go_on_resizing(&mut self) -> Result<bool, OpenError> {
+        let Some(size_bytes) = self.resizing else { return Ok(false) };
+        if !self.engine.may_resize() || self.naming.is_some() {
+            return Ok(false);
+        }
+        if self.engine.resize_stage() == Some(Stage::Unnaming) {
+            self.superblock.checkpoint_sequence = 0;
+            if let Err(error) = self.write_superblock() {
+                self.engine.cache_has_failed();
+                return Err(error);
+            }
+            self.engine.vacate(&mut self.memory);
+            self.run_effects();
+            return Ok(false);
+        }
+        let mut next =
+            self.superblock.resized(size_bytes).expect("it was looked whether it can be");
+        self.engine.note_ends(&mut next);
+        let (cells, rows) = Tables::counts(&next);
+        let (cells, rows) = match self.lasting {
+            true => (lasting::zeros(cells), lasting::zeros(rows)),
+            false => ((vec![0; cells], None), (vec![[0; ROW_BYTES]; rows], None)),
+        };
+        next.sequence += 1;
+        next.written_at = wall_now();
+        if let Err(error) = cache::write_resized(self.cache.as_ref(), &self.superblock, &next) {
+            self.engine.cache_has_failed();
+            return Err(error.into());
+        }
+        self.superblock = next;
+        self.resizing = None;
+        self.engine.resize(&self.superblock, cells.0, rows.0, &mut self.memory);
+        self.files = [cells.1, rows.1];
+        self.run_effects();
+        Ok(true)
+    }
+
+    /// The cache stays as large as it is.
+    pub fn cancel_resize(&mut self) {
+        self.resizing = None;
+        self.engine.cancel_resize(&mut self.memory);
+        self.run_effects();
+    }
+
     /// Changes what guests have of a slow backing device for each part of write-back's: 1 to 16.
     pub fn set_weight(&mut self, volume: VolumeIndex, weight: u8) -> Result<(), OpenError> {
         self.engine.set_weight(volume, weight);
@@ -874,6 +953,7 @@ impl Shard {
     /// was done within `limit`; from then on no backing device is written to.
     pub fn quiesce(&mut self, limit: Duration) -> Result<bool, OpenError> {
         let begun = Instant::now();
+        self.cancel_resize();
         self.engine.stop_writeback();
         self.engine.want_checkpoint();
         self.engine.sync(&mut self.memory);
@@ -905,6 +985,7 @@ impl Shard {
     /// shard afterwards. None: it could not be brought to rest within `limit`, and can be closed as ever.
     pub fn hand_over(&mut self, limit: Duration) -> Result<Option<Handed>, OpenError> {
         let begun = Instant::now();
+        self.cancel_resize();
         self.engine.prepare_hand_over();
         self.engine.end_logs(&mut self.memory);
         let mut foreign = Vec::new();

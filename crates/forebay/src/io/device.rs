@@ -272,6 +272,12 @@ pub trait Device: Send {
         Ok(self.info().size_bytes)
     }
 
+    /// Makes it so many bytes long, durably, with all of its room taken. Only a file can be made longer or shorter.
+    fn set_size(&mut self, size_bytes: u64) -> io::Result<()> {
+        let _ = size_bytes;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// The open file that does its I/O and has its lock, if it is one.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -33,10 +33,13 @@ use std::time::Instant;
 pub use open::{FileError, FileOptions};
 
 use super::buffer::{Arena, Span};
-use super::device::{Completion, Device, DeviceError, DeviceInfo, Operation, index_of, user_data};
+use super::device::{
+    Completion, Device, DeviceError, DeviceInfo, DeviceKind, Operation, index_of, user_data,
+};
 use super::reactor::{Reactor, ReactorOp};
 use super::slab::Slab;
 use super::sys;
+use crate::host::allocate;
 
 /// Discards and zeroing go to the kernel in such pieces, so that none holds the file for long.
 const RANGE_BYTES_MAX: u64 = 64 << 30;
@@ -460,5 +463,25 @@ impl Device for FileDevice {
         let size = open::size_of_file(&self.main, self.info.kind)?;
         self.info.size_bytes = self.info.size_bytes.max(size);
         Ok(size)
+    }
+
+    fn set_size(&mut self, size_bytes: u64) -> io::Result<()> {
+        if self.info.kind != DeviceKind::File {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let before = open::size_of_file(&self.main, self.info.kind)?;
+        let made = match size_bytes >= before {
+            true => allocate(&self.main, size_bytes),
+            false => self.main.set_len(size_bytes),
+        };
+        if let Err(error) = made.and_then(|()| self.main.sync_all()) {
+            if size_bytes > before {
+                // Nothing is left of room that was not all there.
+                let _ = self.main.set_len(before);
+            }
+            return Err(error);
+        }
+        self.info.size_bytes = size_bytes;
+        Ok(())
     }
 }

@@ -107,6 +107,10 @@ impl<L: Layer> Device for L {
         self.below_mut().measure()
     }
 
+    fn set_size(&mut self, size_bytes: u64) -> io::Result<()> {
+        self.below_mut().set_size(size_bytes)
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.below().descriptor()
     }

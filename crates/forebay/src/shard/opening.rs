@@ -36,6 +36,7 @@ pub struct Opening {
     begun: Instant,
     files: [Option<File>; 2],
     marks_stale: bool,
+    lasting: bool,
 }
 
 impl Opening {
@@ -82,6 +83,7 @@ impl Opening {
                     begun,
                     files: taken.files,
                     marks_stale: options.marks_stale,
+                    lasting: options.lasting,
                 });
             }
             Some(Err(why)) => opened.not_taken = Some(why),
@@ -133,6 +135,7 @@ impl Opening {
             begun,
             files,
             marks_stale: options.marks_stale,
+            lasting: options.lasting,
         })
     }
 
@@ -162,6 +165,7 @@ impl Opening {
             begun,
             files,
             marks_stale,
+            lasting,
         } = self;
         let mut superblock = recovery::reopen(&superblock, &recovered, config.mutants);
         superblock.written_at = wall_now();
@@ -224,6 +228,8 @@ impl Opening {
             started: Instant::now(),
             opened,
             files,
+            lasting,
+            resizing: None,
         })
     }
 }
