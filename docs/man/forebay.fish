@@ -35,7 +35,7 @@ complete -c forebay -n "__fish_forebay_needs_command" -f -a "drain" -d 'Write ev
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "scrub" -d 'Have the daemon read all that its cache holds, and heal what is bad'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "attach" -d 'Have the daemon serve one more volume, or one whose backing device was missing'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "detach" -d 'Write a volume back and take it out of the daemon and its cache; its backing device is the plain disk then'
-complete -c forebay -n "__fish_forebay_needs_command" -f -a "resize" -d 'Make a volume as large as its backing device, which has grown, while it is used'
+complete -c forebay -n "__fish_forebay_needs_command" -f -a "resize" -d 'Make a volume as large as its backing device, which has grown, or the cache larger or smaller, while they are used'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "set" -d 'Change a setting of a volume that is served, from now on and for good'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "why" -d 'Tell where a block of a volume is, and why'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "forget" -d 'Take a volume out of a cache that nobody serves'
@@ -104,7 +104,9 @@ complete -c forebay -n "__fish_forebay_using_subcommand attach" -l control -d 'T
 complete -c forebay -n "__fish_forebay_using_subcommand attach" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand detach" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand detach" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c forebay -n "__fish_forebay_using_subcommand resize" -l cache-size -d 'Make the cache as large as this, or as its device is now; a file is made longer or cut' -r
 complete -c forebay -n "__fish_forebay_using_subcommand resize" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand resize" -l stop -d 'Leave a cache that is being given another size as large as it is'
 complete -c forebay -n "__fish_forebay_using_subcommand resize" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand set" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand set" -s h -l help -d 'Print help (see more with \'--help\')'

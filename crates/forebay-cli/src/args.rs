@@ -69,11 +69,16 @@ pub enum Command {
     /// Nobody may use the volume: what is mounted is unmounted first. Ending this command before the volume
     /// is written back ends the detaching, and the volume is as it was.
     Detach(DetachArgs),
-    /// Make a volume as large as its backing device, which has grown, while it is used
+    /// Make a volume as large as its backing device, which has grown, or the cache larger or smaller, while they are
+    /// used
     ///
-    /// Its block device grows with it where the kernel can do that: by nbd and fuse always, by ublk from Linux 6.16 on; a
+    /// A volume's block device grows with it where the kernel can do that: by nbd and fuse always, by ublk from Linux 6.16 on; a
     /// virtual machine is told. What is on it (a file system, partitions) is made larger afterwards by its own means. A
     /// volume does not shrink.
+    ///
+    /// The cache (`--cache-size`) becomes larger at once. To become smaller, what is dirty in the part that goes is
+    /// written back first and what is clean there dropped; that is shown, and ending this command does not end it, but
+    /// `--stop` does.
     Resize(ResizeArgs),
     /// Change a setting of a volume that is served, from now on and for good
     ///
@@ -756,12 +761,35 @@ pub struct DetachArgs {
 
 /// `forebay resize`
 #[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("what").required(true)))]
 pub struct ResizeArgs {
     /// The volume
-    pub name: String,
+    #[arg(group = "what")]
+    pub name: Option<String>,
+    /// Make the cache as large as this, or as its device is now; a file is made longer or cut
+    #[arg(long, value_name = "SIZE|max", value_parser = parse_cache_size, group = "what")]
+    pub cache_size: Option<CacheSize>,
+    /// Leave a cache that is being given another size as large as it is
+    #[arg(long, group = "what")]
+    pub stop: bool,
     /// The daemon's control socket; needed if several run, or if it is not in the usual place
     #[arg(long)]
     pub control: Option<PathBuf>,
+}
+
+/// How large a cache is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheSize {
+    /// As its device is.
+    Max,
+    Bytes(u64),
+}
+
+fn parse_cache_size(text: &str) -> Result<CacheSize, String> {
+    match text {
+        "max" => Ok(CacheSize::Max),
+        text => parse_size(text).map(CacheSize::Bytes),
+    }
 }
 
 /// `forebay set`

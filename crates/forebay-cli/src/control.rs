@@ -46,6 +46,12 @@ pub enum Request {
     Resize {
         name: String,
     },
+    /// The cache: so many bytes, or all that its device has.
+    ResizeCache {
+        size_bytes: Option<u64>,
+    },
+    /// It stays as large as it is.
+    StopResizing,
     Set {
         name: String,
         settings: Vec<String>,

@@ -29,6 +29,12 @@ pub struct CacheStatus {
     pub uuid: String,
     pub path: String,
     pub size_bytes: u64,
+    /// What it is to have, if it is being made larger or smaller.
+    #[serde(default)]
+    pub resizing_to_bytes: Option<u64>,
+    /// Of the part that goes then, what logs still have.
+    #[serde(default)]
+    pub vacating_bytes: u64,
     pub segments: u32,
     pub segments_free: u32,
     /// Until all of it is dirty, if dirty data goes on growing as it does.
@@ -306,6 +312,13 @@ impl Status {
             cache.health,
             u64::from(used) * 100 / u64::from(cache.segments.max(1)),
         );
+        if let Some(to) = cache.resizing_to_bytes {
+            let left = match cache.vacating_bytes {
+                0 => String::new(),
+                left => format!(": {} are still to be emptied", size(left)),
+            };
+            println!("  is being made {}{left}", size(to));
+        }
         if let Some(seconds) = cache.seconds_to_full {
             println!("  full in {seconds:.0} s if dirty data goes on growing");
         }

@@ -28,7 +28,8 @@ impl Disk {
     /// Of the write at `at` all sectors are left that `left` wants.
     fn survive(&mut self, at: usize, left: impl Fn(usize) -> bool) {
         let (address, bytes) = self.written[at].clone();
-        for (number, sector) in bytes.chunks(SECTOR).enumerate().filter(|(number, _)| left(*number)) {
+        for (number, sector) in bytes.chunks(SECTOR).enumerate().filter(|(number, _)| left(*number))
+        {
             let from = address as usize + number * SECTOR;
             self.durable[from..from + SECTOR].copy_from_slice(sector);
         }

@@ -1,17 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `forebay resize`: a volume becomes as large as its backing device is now.
+//! `forebay resize`: a volume becomes as large as its backing device is now, or the cache larger or smaller.
 
-use crate::args::ResizeArgs;
+use crate::args::{CacheSize, ResizeArgs};
 use crate::control::{self, Reply, Request};
-use anyhow::Result;
+use crate::status::CacheStatus;
+use crate::units::size;
+use anyhow::{Result, bail};
+use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 pub fn run(args: &ResizeArgs) -> Result<ExitCode> {
     let socket = control::find(args.control.as_deref())?;
-    if let Reply::Told { lines } =
-        control::ask(&socket, &Request::Resize { name: args.name.clone() })?
-    {
-        lines.iter().for_each(|line| println!("{line}"));
+    let before = control::status(&socket)?;
+    let request = match (&args.name, args.cache_size) {
+        (Some(name), _) => Request::Resize { name: name.clone() },
+        (None, Some(CacheSize::Max)) => Request::ResizeCache { size_bytes: None },
+        (None, Some(CacheSize::Bytes(bytes))) => Request::ResizeCache { size_bytes: Some(bytes) },
+        (None, None) => Request::StopResizing,
+    };
+    match control::ask(&socket, &request)? {
+        Reply::Told { lines } => lines.iter().for_each(|line| println!("{line}")),
+        _ => watch(&socket, &before.cache)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Shows how far the cache is until it has another size. Ending this ends nothing.
+fn watch(socket: &Path, before: &CacheStatus) -> Result<()> {
+    let is_terminal = std::io::stdout().is_terminal();
+    let every = Duration::from_millis(if is_terminal { 200 } else { 5000 });
+    let mut shown: Option<Instant> = None;
+    let (mut first, mut wanted) = (0, None);
+    let after = loop {
+        let status = control::status(socket)?;
+        let cache = &status.cache;
+        let Some(to) = cache.resizing_to_bytes else { break status };
+        wanted = Some(to);
+        first = first.max(cache.vacating_bytes);
+        if cache.vacating_bytes > 0 && shown.is_none_or(|shown| shown.elapsed() >= every) {
+            shown = Some(Instant::now());
+            let line = format!("{} of {} left to empty", size(cache.vacating_bytes), size(first));
+            if is_terminal {
+                print!("\r\x1b[K{line}");
+                std::io::stdout().flush()?;
+            } else {
+                println!("{line}");
+            }
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    if is_terminal && shown.is_some() {
+        println!();
+    }
+    let now = after.cache.size_bytes;
+    if now == before.size_bytes || wanted.is_some_and(|wanted| wanted != now) {
+        bail!("{}: stays as large as it is; the daemon's log says why", before.path);
+    }
+    let memory: u64 = after.memory.iter().map(|part| part.bytes).sum();
+    println!(
+        "{}: {} now, {} before; the daemon takes {} of memory",
+        before.path,
+        size(now),
+        size(before.size_bytes),
+        size(memory)
+    );
+    Ok(())
 }

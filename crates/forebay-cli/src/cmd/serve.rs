@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay serve`: opens a cache and serves its volumes until told to stop.
 
+mod cache_size;
 mod coming;
 mod devices;
 mod ending;
@@ -188,6 +189,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     let _ = sd_notify(&format!("READY=1\nSTATUS={}", daemon.summary()));
     let end = daemon.serve(&signals)?;
     daemon.stop_growing();
+    daemon.stop_resizing_cache();
     match &end {
         End::Signal => info!("stops: a signal came"),
         End::Stop => info!("stops: `forebay stop` asked for it"),
@@ -362,7 +364,8 @@ impl Daemon {
         let mut told = Instant::now();
         loop {
             let marks = !self.marking.is_empty();
-            let is_changing = self.leaving.is_some() || self.growing.is_some() || marks;
+            let resizes = self.server.shard.resizing().is_some();
+            let is_changing = self.leaving.is_some() || self.growing.is_some() || marks || resizes;
             let answers = !self.desk.borrow().answers.is_empty();
             let wait = match is_changing {
                 // The next turn sends them.
@@ -379,6 +382,7 @@ impl Daemon {
             self.leave();
             self.grow();
             self.mark_stale();
+            self.resize_cache();
             if let Some(machines) = &mut self.machines {
                 machines.tell_news();
             }
@@ -430,6 +434,19 @@ impl Daemon {
                     Ok(()) => continue,
                     Err(error) => Reply::Error { text: format!("{error:#}") },
                 },
+                Request::ResizeCache { size_bytes } => match self.begin_to_resize_cache(size_bytes)
+                {
+                    Ok(reply) => reply,
+                    Err(error) => Reply::Error { text: format!("{error:#}") },
+                },
+                Request::StopResizing => {
+                    let path = self.cache_text();
+                    let line = match self.stop_resizing_cache() {
+                        Some(_) => format!("{path}: stays as large as it is"),
+                        None => format!("{path}: is not being given another size"),
+                    };
+                    Reply::Told { lines: vec![line] }
+                }
                 Request::Set { name, settings } => match self.set(&name, &settings) {
                     Ok(()) => Reply::Done,
                     Err(error) => Reply::Error { text: format!("{error:#}") },

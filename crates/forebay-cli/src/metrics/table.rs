@@ -43,6 +43,8 @@ pub const ROWS: &[Row] = &[
     row("", Info, "Words about the daemon."),
     row("cache", Info, "Words about the cache."),
     row("cache.size_bytes", Gauge, "Bytes of the cache device that are used."),
+    row("cache.resizing_to_bytes", Gauge, "Bytes that it is to have, if others than now."),
+    row("cache.vacating_bytes", Gauge, "Of the part that goes then, what logs still have."),
     row("cache.segments", Gauge, "Segments of the cache."),
     row("cache.segments_free", Gauge, "Segments in no log."),
     row("cache.seconds_to_full", Gauge, "Until all is dirty, if dirty data goes on growing."),

@@ -45,6 +45,9 @@ impl Daemon {
             uuid: uuid_text(&superblock.uuid),
             path: self.cache_text(),
             size_bytes: superblock.size_bytes,
+            resizing_to_bytes: shard.resizing(),
+            vacating_bytes: u64::from(engine.segments_to_vacate())
+                * u64::from(superblock.segment_bytes),
             segments,
             segments_free: free,
             seconds_to_full: self.seconds_to_full(),
