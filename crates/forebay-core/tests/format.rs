@@ -339,7 +339,7 @@ fn every_impossible_value_of_a_superblock_is_refused_by_name() {
     first.path = "/dev/sdb".into();
     good.volumes[0] = Some(first);
     good.volumes[1] = None;
-    let wrong: [Wrong; 65] = [
+    let wrong: [Wrong; 66] = [
         (0, b"FOREBAYX", "magic"),
         (8, &[2], "type"),
         (10, &[2], "version"),

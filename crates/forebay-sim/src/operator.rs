@@ -217,9 +217,23 @@ impl World {
     /// Whether a volume may have that, too, if it is attached.
     fn reserves_fit(&self, index: usize, reserve: Reserve) -> bool {
         let others = self.attached().into_iter().filter(|other| *other != index);
-        let all = others.map(|other| self.volumes[other].reserve).chain([reserve]);
-        let (segments, blocks) = (self.superblock.segment_count, self.superblock.segment_blocks());
-        resolve(segments, blocks, all.collect::<Vec<_>>().into_iter()).check().is_ok()
+        let all: Vec<_> =
+            others.map(|other| self.volumes[other].reserve).chain([reserve]).collect();
+        let count = |size| self.superblock.resized(size).map_or(u32::MAX, |it| it.segment_count);
+        let then = self.resizing.map_or(u32::MAX, count);
+        self.has_room_for(&all, then.min(self.superblock.segment_count))
+    }
+
+    /// Whether all that is attached may keep what it has in a cache of so many segments.
+    pub(crate) fn reserves_fit_into(&self, segments: u32) -> bool {
+        let all: Vec<_> =
+            self.attached().into_iter().map(|index| self.volumes[index].reserve).collect();
+        self.has_room_for(&all, segments)
+    }
+
+    fn has_room_for(&self, all: &[Reserve], segments: u32) -> bool {
+        let blocks = self.superblock.segment_blocks();
+        resolve(segments, blocks, all.iter().copied()).check().is_ok()
     }
 
     /// A volume that is served has of the cache what the operator gave it.

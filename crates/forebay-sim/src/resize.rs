@@ -30,6 +30,10 @@ impl World {
         }
         let Some(size_bytes) = self.size_for(wanted) else { return Ok(()) };
         let next = self.next_superblock(size_bytes);
+        if !self.reserves_fit_into(next.segment_count) {
+            self.marks.hit("too small for what is reserved");
+            return Ok(());
+        }
         self.tell(|| format!("from {now} to {} segments", next.segment_count));
         self.cache.grow(self.cache.blocks().max(size_bytes / BLOCK_BYTES), Vec::new());
         self.resizing = Some(size_bytes);

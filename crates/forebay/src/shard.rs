@@ -917,6 +917,11 @@ impl Shard {
         self.write_superblock()
     }
 
+    /// Whether a cache of so many segments has room for what volumes have for themselves.
+    pub fn has_room_for_reserves(&self, segments: u32) -> Result<(), OpenError> {
+        self.check_reserves_of(self.reserves(&[]), segments)
+    }
+
     /// What volumes have, or will if it is asked for.
     fn reserves<'a>(
         &'a self,
@@ -930,7 +935,18 @@ impl Shard {
     }
 
     fn check_reserves(&self, all: impl Iterator<Item = Reserve> + Clone) -> Result<(), OpenError> {
-        let (segments, blocks) = (self.superblock.segment_count, self.superblock.segment_blocks());
+        let count = |size| self.superblock.resized(size).ok().map(|next| next.segment_count);
+        let now = self.superblock.segment_count;
+        let then = self.resizing.and_then(count).unwrap_or(now);
+        self.check_reserves_of(all, now.min(then))
+    }
+
+    fn check_reserves_of(
+        &self,
+        all: impl Iterator<Item = Reserve> + Clone,
+        segments: u32,
+    ) -> Result<(), OpenError> {
+        let blocks = self.superblock.segment_blocks();
         let bytes = |segments: u32| u64::from(segments) * u64::from(self.superblock.segment_bytes);
         reserve::resolve(segments, blocks, all).check().map_err(|it| OpenError::Overbooked {
             wanted_bytes: bytes(it.wanted),

@@ -118,6 +118,7 @@ impl Engine {
                 self.volume(segment.volume).log.going += 1;
             }
         }
+        self.reserves_settle();
         self.checkpoint.held = false;
         self.want_checkpoint();
         self.put_in_order(payload);
@@ -132,6 +133,7 @@ impl Engine {
         for state in self.volumes.iter_mut().flatten() {
             (state.log.going, state.log.mark) = (0, None);
         }
+        self.reserves_settle();
         self.checkpoint.held = false;
         self.put_in_order(payload);
     }

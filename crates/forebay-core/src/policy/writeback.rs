@@ -129,12 +129,12 @@ pub struct Writeback {
 }
 
 impl Writeback {
-    /// Whether no batch is under way.
     /// Whether nothing of a batch is under way on the backing device.
     pub(crate) fn is_at_rest(&self) -> bool {
         self.is_idle() || self.stage == Stage::Noting
     }
 
+    /// Whether no batch is under way.
     pub(crate) fn is_idle(&self) -> bool {
         matches!(self.stage, Stage::Idle | Stage::Waiting { .. })
     }
@@ -577,7 +577,10 @@ impl Engine {
                 return;
             }
             if lane_state.given_out && lane_state.runs.is_empty() {
-                assert!(lane_state.under_way == 0);
+                // A probe was asked for before the last of them had its turn.
+                if lane_state.under_way > 0 {
+                    return;
+                }
                 return self.writeback_flush(volume, lane, payload);
             }
             if lane_state.runs.len() == before {
@@ -891,7 +894,7 @@ impl Engine {
         self.effects.push_back(Effect::FlushBacking { token, volume });
     }
 
-    /// Asks the backing device whether it does anything at all: nothing but that is under way.
+    /// Asks the backing device whether it does anything at all: nothing of the batch is under way.
     pub(super) fn writeback_probe(&mut self, volume: VolumeIndex, lane: usize) {
         self.lanes[lane].under_way += 1;
         let token = self.token(Pending::Writeback(Work { volume, what: What::Probe }));

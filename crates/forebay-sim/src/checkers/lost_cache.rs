@@ -60,7 +60,8 @@ impl World {
                     _ if is_exposed(&status, lba) => Ok(()),
                     _ => prefix.compare(cell, &content, mask),
                 };
-                compared.map_err(|text| Failure(format!("without the cache: {text}")))?;
+                compared
+                    .map_err(|text| Failure(format!("volume {index} without the cache: {text}")))?;
             }
         }
         Ok(())

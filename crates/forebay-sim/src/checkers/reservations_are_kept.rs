@@ -17,8 +17,9 @@ use forebay_core::units::VolumeIndex;
 #[derive(Clone, Debug, Default)]
 pub struct Reservations {
     volumes: Vec<Option<Seen>>,
-    /// Segments that claims had beyond what there is.
+    /// Segments that claims had beyond what there is, and how many there are.
     excess: u32,
+    segments: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +59,8 @@ impl Reservations {
     ) -> Result<(), String> {
         self.volumes.resize(volumes, None);
         let (free, segments) = engine.free_segments();
-        let (mut count, mut claims, mut from_kept, mut same) = (0, 0, 0, true);
+        let (mut count, mut claims, mut from_kept) = (0, 0, 0);
+        let mut same = segments == std::mem::replace(&mut self.segments, segments);
         let owed = |index| {
             let status = engine.status(VolumeIndex(index as u8));
             status.is_some_and(|it| it.serving && it.segments < it.reserved_segments)

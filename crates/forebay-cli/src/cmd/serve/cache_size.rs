@@ -106,6 +106,10 @@ impl Daemon {
                 size(least)
             );
         }
+        let shard = &self.server.shard;
+        shard
+            .has_room_for_reserves(next.segment_count)
+            .with_context(|| format!("{path}: stays as large as it is"))?;
         for (index, volume) in recorded {
             let status = self.server.shard.engine().status(index);
             let name = &volume.name;
