@@ -15,7 +15,7 @@ use crate::policy::reserve::Reserve;
 use crate::policy::slices::Sharing;
 use crate::policy::writeback::{Cursor, Exposed, Stage};
 use crate::stats::Stats;
-use crate::units::{BLOCK_BYTES, Lba, Sequence, Tick, VolumeIndex};
+use crate::units::{BLOCK_BYTES, Lba, SegmentId, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -338,6 +338,16 @@ impl Engine {
                 };
             }
         }
+    }
+
+    /// Whether a block of a segment is a record's header.
+    pub fn is_heading(&self, segment: SegmentId, block: u16) -> bool {
+        let mut header = 0;
+        while header < block {
+            let slot = self.segments.slot(segment, header);
+            header = self.slots.heading(slot).end(header);
+        }
+        header == block
     }
 
     /// State of the cache device.

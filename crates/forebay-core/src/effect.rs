@@ -56,7 +56,8 @@ impl SuperblockChange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Write `blocks` blocks of a buffer, from block `block` on, to the same blocks of `segment`
-    /// on the cache device: one device write.
+    /// on the cache device: one device write. It is a record, or a part of one that holds copies alone: its
+    /// parts are written one after the other.
     WriteCache {
         /// Report with this.
         token: Token,

@@ -23,7 +23,7 @@ fn over_quiet(setup: &Setup, doing: Doing) -> f64 {
 fn cached_reads_take_at_most_twice_as_long_at_worst() {
     for spec in [SSD_840PRO, NVME] {
         let setup = setup(Model::Ssd(spec));
-        for doing in [Doing::Scrub, Doing::WriteBack] {
+        for doing in [Doing::Scrub, Doing::WriteBack, Doing::Fills] {
             let ratio = over_quiet(&setup, doing);
             assert!(ratio <= 2.0, "{doing:?}: {ratio:.2}");
         }

@@ -432,7 +432,9 @@ impl World {
                 self.answered(tag, result)?;
                 continue;
             }
-            if let Effect::WriteCache { buffer, block, .. } = effect {
+            if let Effect::WriteCache { buffer, block, segment, .. } = effect
+                && self.begins_record(segment, block)
+            {
                 let bytes = self.memory.get(Place::Buffer { buffer, block });
                 let header = Header::fields(bytes.bytes());
                 let volume = &mut self.volumes[usize::from(header.volume)];
@@ -441,6 +443,12 @@ impl World {
             self.issue(effect);
         }
         Ok(())
+    }
+
+    /// Whether a block that the engine writes is a record's header, and not within a record that is written
+    /// in parts.
+    fn begins_record(&self, segment: SegmentId, block: u16) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.is_heading(segment, block))
     }
 
     /// A write around the log is issued, or done with these bytes.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Record headers: one block that says what the blocks behind it are.
 //!
-//! A record is a header and its blocks, written by one device write. On disk: `docs/format.md`,
+//! A record is a header and its blocks, written by one device write (copies alone: by several). On disk: `docs/format.md`,
 //! "Record".
 
 use super::bytes::{

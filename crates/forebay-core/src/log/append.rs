@@ -14,11 +14,11 @@
 //! being raised after each entry is there. After a crash of the process alone, recovery closes it
 //! (`recovery::redo`). After a power cut it never was.
 
-use crate::effect::Effect;
+use crate::effect::{Effect, Token};
 use crate::engine::{CacheHealth, Engine, Pending};
 use crate::format::entry::{Entry, Kind};
 use crate::format::record::{self, AT_ENTRIES, AT_ENTRY_COUNT, AT_FLUSH_EPOCH, Header, Link};
-use crate::limits::{RECORD_ENTRIES_MAX, SEGMENTS_RESERVED};
+use crate::limits::{BACKGROUND_BLOCKS, RECORD_ENTRIES_MAX, SEGMENTS_RESERVED};
 use crate::log::chain::{Head, InFlight, OpenRecord, RECORDS_IN_FLIGHT_MAX};
 use crate::log::segment::State;
 use crate::map::extent::{Extent, Position};
@@ -27,6 +27,9 @@ use crate::mutant::Mutant;
 use crate::payload::{Payload, Place, Placed};
 use crate::units::{BLOCK_BYTES, BufferId, Lba, Ordinal, SegmentId, Sequence, VolumeIndex};
 use crate::volume::PendingExtent;
+
+/// Blocks of a write of a record that nobody waits for and that holds nothing but copies.
+const PART_BLOCKS: u16 = BACKGROUND_BLOCKS as u16;
 
 /// Extents over at most this many blocks take older data out of the index at once.
 pub(crate) const EAGER_BLOCKS: u32 = 512;
@@ -329,8 +332,13 @@ impl Engine {
         let position = Position::new(header.ordinal, head.next_block);
         let marks = log.marks(&header, position, now);
         let token = self.token(Pending::Record { volume, segment: head.segment });
+        // Copies of what was read are in no hurry, and guests' reads are.
+        let log = &self.volume(volume).log;
+        let hurries = log.dirtied >= header.sequence || log.wanted >= header.sequence;
+        let blocks = if hurries { header.blocks } else { header.blocks.min(PART_BLOCKS) };
+        let rest = (open.block + blocks, header.blocks - blocks);
         let state = self.volume(volume);
-        state.log.in_flight.push_back(InFlight { token, marks, written: false });
+        state.log.in_flight.push_back(InFlight { token, rest, marks, written: false });
         state.stats.records += 1;
         state.stats.cache_blocks_written += u64::from(header.blocks);
         self.checkpoint.written += u64::from(header.blocks);
@@ -350,8 +358,30 @@ impl Engine {
             buffer: head.buffer,
             segment: head.segment,
             block: open.block,
-            blocks: header.blocks,
+            blocks,
         });
+    }
+
+    /// A part of a record is written: the next one is, or all that is left if somebody waits for it. Says whether
+    /// anything was.
+    pub(crate) fn write_rest(&mut self, volume: VolumeIndex, id: SegmentId, done: Token) -> bool {
+        let Engine { volumes, tokens, .. } = self;
+        let log = &mut volumes[usize::from(volume.0)].as_deref_mut().expect("it exists").log;
+        let wanted = log.wanted;
+        let mut waiting = log.in_flight.iter_mut().filter(|record| !record.written);
+        let Some(record) = waiting.find(|it| it.token == done && it.rest.1 > 0) else {
+            return false;
+        };
+        let (block, left) = record.rest;
+        let hurries = wanted >= record.marks.through;
+        let blocks = if hurries { left } else { left.min(PART_BLOCKS) };
+        let token = Token(tokens.insert(Pending::Record { volume, segment: id }));
+        (record.token, record.rest) = (token, (block + blocks, left - blocks));
+        let segment = self.segments.get_mut(id);
+        segment.writes += 1;
+        let buffer = segment.buffer.expect("it is kept while something of it is to be written");
+        self.effects.push_back(Effect::WriteCache { token, buffer, segment: id, block, blocks });
+        true
     }
 
     /// Takes a segment from the pool for the head of a log.

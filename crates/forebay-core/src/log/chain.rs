@@ -53,6 +53,8 @@ pub struct OpenRecord {
 pub struct InFlight {
     /// The write.
     pub token: Token,
+    /// What of it is still to be written: from which block of the buffer on, how many.
+    pub rest: (u16, u16),
     /// What is written when it is done.
     pub marks: Marks,
     /// The device said so.

@@ -140,6 +140,9 @@ impl Engine {
             // The buffer is kept: it may be all there is of a record whose write failed.
             return;
         }
+        if self.write_rest(volume, segment, token) {
+            return;
+        }
         self.release_buffer(segment, payload);
         let log = &mut self.volume(volume).log;
         // A record that is written and waits for one before it has a token that was used again.
