@@ -98,7 +98,7 @@ impl Default for Config {
             backing_in_flight: 32,
             dirty_age: 30_000_000_000,
             dirty_percent: 25,
-            checkpoint_frames: crate::limits::BACKGROUND_BLOCKS,
+            checkpoint_frames: crate::limits::CHECKPOINT_PAGES,
             extent_count_max: 16 << 10,
             fill_run_max: 256,
             retry_after: 1_000_000_000,

@@ -44,6 +44,8 @@ pub const GENERATION_MAX: u32 = u32::MAX - 1;
 pub const BACKGROUND_BLOCKS: u32 = 8;
 /// Reads of them, where they do not lie together.
 pub const BACKGROUND_READS: u32 = 4;
+/// Pages of one write of a checkpoint: fewer, since one write follows the other until all are done.
+pub const CHECKPOINT_PAGES: u32 = 6;
 /// Effects on devices that may be under way at once.
 pub const TOKEN_COUNT_MAX: usize = 8192;
 

@@ -12,10 +12,11 @@ use forebay_core::effect::{Effect, Token};
 use forebay_core::engine::{Config, Engine};
 use forebay_core::format::superblock::SUPERBLOCK_SIZE;
 use forebay_core::format::superblock::{Mode, NewCache, Order, Superblock, Volume};
+use forebay_core::limits::BACKGROUND_BLOCKS;
 use forebay_core::policy::slices::Sharing;
 use forebay_core::request::{Op, Request};
 use forebay_core::stats::Stats;
-use forebay_core::units::{BLOCK_BYTES, Lba, SegmentId, Tick, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, SegmentId, Tick, VolumeIndex};
 use forebay_disk::{Command, Disk, Done, Kind, Model, Nanos};
 use std::collections::{HashMap, VecDeque};
 
@@ -23,6 +24,9 @@ use std::collections::{HashMap, VecDeque};
 pub const REQUEST_BYTES: u64 = 1 << 20;
 /// The superblock's own commands.
 const NAMING: u64 = 1 << 40;
+/// Bytes of each of their writes, and how many there are of a copy, its flush included: as the shard does it.
+const NAMING_BYTES: usize = BACKGROUND_BLOCKS as usize * BLOCK_SIZE;
+const NAMING_STEPS: usize = SUPERBLOCK_SIZE / NAMING_BYTES + 1;
 
 /// What a machine is made of.
 #[derive(Clone, Copy, Debug)]
@@ -387,12 +391,12 @@ impl Cached {
         self.disk.submit(now, Command { id: u64::from(token.0), kind, offset, bytes });
     }
 
-    /// The next command of writing the superblock: a copy, a flush, the other copy, a flush.
+    /// The next command of writing the superblock: a copy in parts, a flush, the other copy, a flush.
     fn name(&mut self, now: Nanos) {
         let Some((_, step)) = self.naming else { return };
-        let (kind, bytes) = match step % 2 {
-            0 => (Kind::Write, SUPERBLOCK_SIZE as u64),
-            _ => (Kind::Flush, 0),
+        let (kind, bytes) = match step % NAMING_STEPS + 1 {
+            NAMING_STEPS => (Kind::Flush, 0),
+            _ => (Kind::Write, NAMING_BYTES as u64),
         };
         self.disk.submit(now, Command { id: NAMING, kind, offset: 0, bytes });
     }
@@ -403,7 +407,7 @@ impl Cached {
         }
         let Some((token, step)) = &mut self.naming else { return };
         *step += 1;
-        if *step < 4 {
+        if *step < 2 * NAMING_STEPS {
             return self.name(now);
         }
         let token = *token;

@@ -23,7 +23,7 @@ use forebay_core::effect::{Effect, Fault, SuperblockChange, Token};
 use forebay_core::engine::{CacheHealth, Config, Engine};
 use forebay_core::format::resize::Unfit;
 use forebay_core::format::superblock::{Head, Mode, Order, SUPERBLOCK_SIZE, Superblock, Volume};
-use forebay_core::limits::{REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
+use forebay_core::limits::{BACKGROUND_BLOCKS, REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
 use forebay_core::log::handover::Tables;
 use forebay_core::log::recovery::Damage;
 use forebay_core::log::resize::Stage;
@@ -32,7 +32,7 @@ use forebay_core::payload::Place;
 use forebay_core::policy::reserve::{self, Reserve};
 use forebay_core::policy::scrub::Refused;
 use forebay_core::request::{Op, Request, RequestError};
-use forebay_core::units::{BLOCK_BYTES, Sequence, Tick, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Sequence, Tick, VolumeIndex};
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -199,6 +199,11 @@ pub struct Shard {
 
 /// The device token of the superblock's own writes.
 const NAMING_TOKEN: u64 = 1 << 40;
+/// Bytes of one of them.
+const NAMING_BYTES: usize = BACKGROUND_BLOCKS as usize * BLOCK_SIZE;
+/// A copy in parts, and a flush.
+const NAMING_STEPS: usize = SUPERBLOCK_SIZE / NAMING_BYTES + 1;
+const _: () = assert!(SUPERBLOCK_SIZE.is_multiple_of(NAMING_BYTES));
 
 /// The cache is to be marked stale for a volume: for good, and outside of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,7 +217,7 @@ pub struct StaleWanted {
 #[derive(Clone, Copy, Debug)]
 struct Naming {
     token: Token,
-    /// Copy, flush, copy, flush.
+    /// [`NAMING_STEPS`] for each copy.
     step: usize,
 }
 
@@ -570,7 +575,8 @@ impl Shard {
         self.done = done;
     }
 
-    /// Writes the superblock with something new in it: one copy, a flush, the other, a flush.
+    /// Writes the superblock with something new in it: one copy, a flush, the other, a flush. Each copy in parts, one after
+    /// the other: guests' reads wait behind them.
     fn change_superblock(&mut self, token: Token, change: SuperblockChange, now: Instant) {
         change.apply(&mut self.superblock);
         self.superblock.written_at = wall_now();
@@ -587,13 +593,13 @@ impl Shard {
     fn name_step(&mut self, now: Instant) {
         let Some(naming) = self.naming else { return };
         let addresses = Superblock::addresses(self.superblock.size_bytes);
-        let operation = match naming.step {
-            0 | 2 => {
-                let copy = naming.step / 2;
-                let span = self.naming_memory.span(copy * SUPERBLOCK_SIZE, SUPERBLOCK_SIZE);
-                Operation::Write { span, offset: addresses[copy] }
+        let (copy, part) = (naming.step / NAMING_STEPS, naming.step % NAMING_STEPS);
+        let operation = match part * NAMING_BYTES {
+            SUPERBLOCK_SIZE => Operation::Flush,
+            from => {
+                let span = self.naming_memory.span(copy * SUPERBLOCK_SIZE + from, NAMING_BYTES);
+                Operation::Write { span, offset: addresses[copy] + from as u64 }
             }
-            _ => Operation::Flush,
         };
         self.cache.submit(&mut self.reactor, operation, NAMING_TOKEN, now);
     }
@@ -601,7 +607,7 @@ impl Shard {
     fn named_step(&mut self, result: Result<(), Fault>) {
         let Some(naming) = &mut self.naming else { return };
         naming.step += 1;
-        if result.is_err() || naming.step == 4 {
+        if result.is_err() || naming.step == 2 * NAMING_STEPS {
             let token = naming.token;
             self.naming = None;
             return self.engine.completed(token, result, &mut self.memory);
