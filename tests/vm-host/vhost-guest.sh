@@ -16,6 +16,9 @@ check "discards and zeroes" test "$(queue "$v" discard_max_bytes)" -gt 1000000 -
 check "two queues" is "$(ls "/sys/block/$v/mq" | wc -l)" 2
 check "mkfs.xfs" mkfs.xfs -q -f "/dev/$v" || finish
 check "mount" mount "/dev/$v" /mnt
+compared() { # KILL
+    intact "/mnt/tree$1" "/run/sums$1" >/run/intact 2>&1 || fail "the tree copied at kill $1: $(head -n 3 /run/intact | tr '\n' '|')"
+}
 verify v /mnt/fio 16m 16 &
 first=$!
 verify w "/dev/$w" 64m 16 16k &
@@ -28,6 +31,8 @@ for n in $(seq "$kills"); do
     filling=$!
     echo @kill
     wait $filling
+    # There is room for some.
+    if [ "$n" -gt 10 ]; then compared $((n - 10)); rm -r "/mnt/tree$((n - 10))"; fi
 done
 sleep 4
 touch /run/enough
@@ -41,9 +46,7 @@ check "fstrim" fstrim /mnt
 check "unmount" umount /mnt
 check "xfs_repair finds nothing" xfs_repair -n "/dev/$v"
 check "mount again" mount -o ro "/dev/$v" /mnt
-for n in $(seq "$kills"); do
-    intact "/mnt/tree$n" "/run/sums$n" >/run/intact 2>&1 || fail "the tree copied at kill $n: $(head -n 3 /run/intact | tr '\n' '|')"
-done
+for n in $(seq $((kills > 10 ? kills - 9 : 1)) "$kills"); do compared "$n"; done
 pass "all trees were compared"
 check "unmount again" umount /mnt
 check "write-zeroes" blkdiscard -z -o 4096 -l 1048576 "/dev/$w"
