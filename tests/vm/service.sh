@@ -32,6 +32,8 @@ all_mounted() {
 }
 intact_all() { local it; for it in xfs lvm btrfs; do check "$1: $it has what was synced" intact "/srv/$it/synced" "/var/tmp/sums-$it"; done; }
 kernel_says() { journalctl -k -b -o cat --no-pager | grep -E -- "$1"; }
+# What systemd still waits for, and what is there.
+waits_for() { systemctl list-jobs --no-legend; ls -l /dev/forebay /dev/disk/by-uuid /dev/mapper /run/lvm/*_online; }
 journal() { journalctl -b -o cat --no-pager -u "$@"; }
 hidden() { # DEVICE
     udevadm info -q property "$1" >/run/properties
@@ -89,8 +91,8 @@ END
     # Of the package lvm2: at shutdown it takes volume groups apart.
     systemctl enable -q --now blk-availability
     mkdir -p /srv/{xfs,lvm,btrfs}
-    # An emulated machine takes its time.
-    late=nofail,x-systemd.device-timeout=200
+    # An emulated machine takes its time, on a busy host above all.
+    late=nofail,x-systemd.device-timeout=500
     cat >/etc/fstab <<END
 UUID=$(blkid -s UUID -o value /dev/forebay/xfs) /srv/xfs xfs x-systemd.requires=forebay@data.service,$late 0 2
 UUID=$(blkid -s UUID -o value /dev/vg/lv) /srv/lvm ext4 $late 0 2
@@ -111,13 +113,13 @@ END
     check "stopped" bash -c "! systemctl is-active forebay@data"
     sed -i 's|^\(backing.*\)|\1\nmode = "write-back"|' /etc/forebay/data.toml
     check "started again" systemctl start forebay@data
-    check "mounted again" wait_for 240 systemctl start srv-xfs.mount srv-lvm.mount srv-btrfs.mount
+    check "mounted again" timeout 540 systemctl start srv-xfs.mount srv-lvm.mount srv-btrfs.mount || { waits_for; finish; }
     load
     finish
     ;;
 2)
-    check "back without a hand: the service is active" wait_for 240 systemctl is-active forebay@data
-    check "back without a hand: everything is mounted" wait_for 240 mounted
+    check "back without a hand: the service is active" wait_for 540 systemctl is-active forebay@data
+    check "back without a hand: everything is mounted" wait_for 540 mounted || waits_for
     all_mounted "after a shutdown under load"
     check "shutdown under load: the cache was closed" bash -c '! journalctl -b -o cat -u forebay@data | grep "not a clean one"'
     check "shutdown under load: XFS has no log to replay" bash -c 'journalctl -k -b -o cat | grep "Ending clean mount" && ! journalctl -k -b -o cat | grep -i "Starting recovery"'
@@ -130,13 +132,16 @@ END
     cut_power
     ;;
 3)
-    check "after a power cut: the service is active" wait_for 240 systemctl is-active forebay@data
-    check "after a power cut: everything is mounted" wait_for 240 mounted
+    check "after a power cut: the service is active" wait_for 540 systemctl is-active forebay@data
+    check "after a power cut: everything is mounted" wait_for 540 mounted || waits_for
     all_mounted "after a power cut"
     check "after a power cut: the cache was recovered" bash -c 'journalctl -b -o cat -u forebay@data | grep "not a clean one"'
     intact_all "after a power cut"
     # So that there is something dirty that a mount of the backing devices would lack.
     for it in xfs lvm btrfs; do echo newest >"/srv/$it/newest"; sync -f "/srv/$it/."; done
+    # What does not come need not be waited for long.
+    sed -i 's/device-timeout=[0-9]*/device-timeout=60/' /etc/fstab
+    sync -f /etc/fstab
     finish
     ;;
 4)
