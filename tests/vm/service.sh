@@ -69,6 +69,7 @@ case $boot in
 cache = "UUID=$uuid"
 attach = "$attach"
 memory = "256M"
+device-timeout = "500s"
 [volume.xfs]
 backing = "${P4}1"
 [volume.lvm]
@@ -140,7 +141,7 @@ END
     # So that there is something dirty that a mount of the backing devices would lack.
     for it in xfs lvm btrfs; do echo newest >"/srv/$it/newest"; sync -f "/srv/$it/."; done
     # What does not come need not be waited for long.
-    sed -i 's/device-timeout=[0-9]*/device-timeout=60/' /etc/fstab
+    sed -i 's/\(device-timeout[ ="]*\)500/\160/' /etc/fstab /etc/forebay/data.toml
     sync -f /etc/fstab
     finish
     ;;
