@@ -230,6 +230,7 @@ mod tests {
 
     use super::*;
     use crate::io::{Layer, MemoryDevice, OperationKind, Use};
+    use forebay_core::format::superblock::Volume;
     use std::sync::Mutex;
 
     /// Notes writes and flushes.
@@ -257,26 +258,28 @@ mod tests {
     #[test]
     fn a_torn_first_copy_tells_where_the_second_is() {
         let device = MemoryDevice::new(96 << 20, 512).unwrap();
-        let mut superblock = format(&device, 64 << 20, 1 << 18, 1).unwrap();
-        superblock.sequence += 1;
-        let next = superblock.encode(0);
-        for sectors in 0..SUPERBLOCK_SIZE / 512 {
-            // One sector of the new copy is there, or all but one.
-            let mut torn = [0; SUPERBLOCK_SIZE];
-            device.read_at(0, &mut torn).unwrap();
-            let range = sectors * 512..sectors * 512 + 512;
-            torn[range.clone()].copy_from_slice(&next[range]);
-            torn[512 * 9] ^= u8::from(sectors != 9);
-            let before = superblock.encode(0);
-            device.write_at(0, &torn).unwrap();
-            let found = read_superblock(&device).unwrap();
-            assert_eq!(found.superblock.sequence, 1, "sector {sectors}");
-            assert!(found.copies[0].is_err());
-            superblock.sequence = 1;
-            device.write_at(0, &superblock.encode(0)).unwrap();
-            superblock.sequence = 2;
-            assert_eq!(superblock.encode(0), before);
+        let before = format(&device, 64 << 20, 1 << 18, 1).unwrap();
+        let mut after = before.clone();
+        after.sequence += 1;
+        // Something new that lies in another sector.
+        after.volumes[3] = Some(Volume::empty([3; 16], "three", 1 << 30));
+        let (old, new) = (before.encode(0), after.encode(0));
+        let mut torn = 0;
+        for sectors in 1..SUPERBLOCK_SIZE / 512 {
+            for first_are_new in [true, false] {
+                let [front, back] = if first_are_new { [&new, &old] } else { [&old, &new] };
+                let bytes = [&front[..sectors * 512], &back[sectors * 512..]].concat();
+                if bytes == old || bytes == new {
+                    continue;
+                }
+                torn += 1;
+                device.write_at(0, &bytes).unwrap();
+                let found = read_superblock(&device).unwrap();
+                assert_eq!(found.superblock, before, "{sectors} sectors");
+                assert!(found.copies[0].is_err() && found.copies[1] == Ok(before.sequence));
+            }
         }
+        assert!(torn > 0);
         // Not readable at all, and the cache does not end where the device does.
         device.write_at(0, &[7; SUPERBLOCK_SIZE]).unwrap();
         assert!(matches!(read_superblock(&device), Err(CacheError::NoSuperblock { .. })));
