@@ -315,9 +315,12 @@ impl World {
         volume.attached = true;
         (volume.closed, volume.floor, volume.order_since) = (None, Sequence(0), Sequence(0));
         if volume.prefix.is_some() {
-            let found =
-                (0..volume.cells()).map(|cell| *volume.device.read(volume.lba(cell)).tags());
-            volume.prefix = Some(Prefix::new(found.collect::<Vec<_>>().into_iter()));
+            let found = |cell| {
+                let lba = volume.lba(cell);
+                let (now, later) = (volume.device.read(lba), volume.device.durable(lba));
+                (now.tags() == later.tags()).then(|| *now.tags())
+            };
+            volume.prefix = Some(Prefix::new((0..volume.cells()).map(found)));
         }
         Ok(())
     }

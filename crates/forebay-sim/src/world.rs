@@ -225,7 +225,7 @@ impl World {
             let through = made.device.flush_begin();
             made.device.flush_end(through);
             let cells = 0..made.cells();
-            let found = cells.map(|cell| *made.device.durable(made.lba(cell)).tags());
+            let found = cells.map(|cell| Some(*made.device.durable(made.lba(cell)).tags()));
             made.prefix = Some(Prefix::new(found));
             if made.may_bypass() {
                 made.bypasses();

@@ -68,8 +68,9 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// An empty log over what the backing device holds.
-    pub fn new(found: impl Iterator<Item = Tags>) -> Prefix {
+    /// An empty log over what the backing device holds; none: that is not settled, as where a block was discarded
+    /// whose last write was lost.
+    pub fn new(found: impl Iterator<Item = Option<Tags>>) -> Prefix {
         Prefix {
             states: found.map(State::new).collect(),
             through: Sequence(0),
@@ -83,7 +84,7 @@ impl Prefix {
     /// The backing device is larger: these sectors of a block are the volume's as well.
     pub fn grown(&mut self, cell: usize, content: &Block, mask: u8) {
         if cell == self.states.len() {
-            return self.states.push(State::new(*content.tags()));
+            return self.states.push(State::new(Some(*content.tags())));
         }
         let state = &mut self.states[cell];
         for tags in state.tags.iter_mut().chain(&mut state.before) {
@@ -324,10 +325,10 @@ impl Prefix {
 
 impl State {
     /// Nothing was placed for it.
-    fn new(tags: Tags) -> State {
+    fn new(tags: Option<Tags>) -> State {
         let none = Sequence(0);
         State {
-            tags: Some(tags),
+            tags,
             since: Sequence(1),
             damaged: none,
             refused: none,
