@@ -5,7 +5,8 @@
 //! The first copy says how large the cache is, and so where the second lies. It may be torn. A
 //! sector of 512 bytes is whole or not written, the size lies in the first one, and no change but
 //! that of the size itself gives that sector another size: so a torn copy still tells where the
-//! other is.
+//! other is. So does one that has rotted, but where the size itself has: then the other is found only at the
+//! device's end.
 //!
 //! # Invariants
 //!
@@ -44,25 +45,28 @@ impl Pair {
     /// Reads both from a device of so many bytes.
     pub fn read(device_bytes: u64, reader: &mut impl ReadCopy) -> Pair {
         let mut bytes = alloc::vec![0; SUPERBLOCK_SIZE];
-        let (first, torn) = match reader.read(0, &mut bytes) {
-            // It is decoded in place: what the sector says is looked at before.
-            true => (None, size_of_torn(&bytes)),
-            false => (Some(Err(FormatError::Unreadable)), None),
+        let is_read = reader.read(0, &mut bytes);
+        // It is decoded in place: what the sector says is looked at before.
+        let (magic, said) = (get_u64(&bytes, 0), get_u64(&bytes, AT_SIZE_BYTES));
+        let first = match is_read {
+            true => Superblock::decode(&mut bytes, 0),
+            false => Err(FormatError::Unreadable),
         };
-        let first = first.unwrap_or_else(|| Superblock::decode(&mut bytes, 0));
-        let told = match &first {
-            Ok(first) => Some(first.size_bytes),
-            Err(_) => torn,
-        };
-        let told = told.filter(|size| fits(*size, device_bytes));
-        let mut second_at = Superblock::addresses(told.unwrap_or(device_bytes))[1];
-        let mut second = read_second(second_at, reader);
+        let said = Some(said).filter(|size| is_read && fits(*size, device_bytes));
         let device_at = Superblock::addresses(device_bytes)[1];
-        if first.is_err() && second.is_err() && second_at != device_at {
-            // The sector has rotted, too.
-            let other = read_second(device_at, reader);
-            if other.is_ok() {
-                (second_at, second) = (device_at, other);
+        let second_at = |size: u64| Superblock::addresses(size)[1];
+        // What a sector says that has rotted comes last.
+        let at = said.filter(|_| magic == MAGIC || first.is_ok()).map_or(device_at, second_at);
+        let others = [Some(device_at), said.map(second_at)];
+        let mut second_at = at;
+        let mut second = read_second(at, reader);
+        for other in others.into_iter().flatten().filter(|other| *other != at) {
+            if first.is_ok() || second.is_ok() {
+                break;
+            }
+            let found = read_second(other, reader);
+            if found.is_ok() {
+                (second_at, second) = (other, found);
             }
         }
         if let (Ok(first), Ok(other)) = (&first, &second)
@@ -115,11 +119,6 @@ fn read_second(address: u64, reader: &mut impl ReadCopy) -> Result<Superblock, F
 
 fn fits(size_bytes: u64, device_bytes: u64) -> bool {
     (2 * SUPERBLOCK_SIZE as u64..=device_bytes).contains(&size_bytes)
-}
-
-/// What the first sector of a copy says, whatever the rest is.
-fn size_of_torn(bytes: &[u8]) -> Option<u64> {
-    (get_u64(bytes, 0) == MAGIC).then(|| get_u64(bytes, AT_SIZE_BYTES))
 }
 
 /// What is done, one after the other, to make a cache another size.

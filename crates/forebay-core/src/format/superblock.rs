@@ -222,7 +222,8 @@ pub const VOLUME_FIELDS: [Field; 31] = [
     },
 ];
 
-pub(crate) const AT_SIZE_BYTES: usize = 96;
+/// Where the size is said.
+pub const AT_SIZE_BYTES: usize = 96;
 const AT_CHECKPOINT_AT: usize = 168;
 const AT_CUTOFF: usize = 768;
 const AT_WEIGHT: usize = 772;
