@@ -4,13 +4,18 @@
 mod support;
 
 use forebay_core::mutant::Mutants;
+use forebay_core::policy::writeback::Stage;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_sim::block::Block;
 use forebay_sim::world::World;
-use support::{ask, place, settle, written};
+use std::rc::Rc;
+use support::{ask, clean, headers, place, power_cut, settle, world_with, written};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = 7;
+/// Blocks of a record that fills a segment.
+const FULL: u64 = 15;
 
 /// Events in which all is written back, and more.
 const MOMENTS: u64 = 120;
@@ -71,4 +76,75 @@ fn a_bad_block_that_is_overwritten_while_it_is_read_gives_what_is_new_or_fails()
             settle(&mut world);
         }
     }
+}
+
+fn write(world: &mut World, block: u64, blocks: u64) {
+    for (op, block, blocks) in [(Op::Write { fua: false }, block, blocks), (Op::Flush, 0, 0)] {
+        ask(world, 0, op, block, blocks);
+        settle(world);
+    }
+}
+
+fn until(world: &mut World, stage: Stage) {
+    let now = |world: &World| world.engine.as_ref().and_then(|it| it.status(VOLUME));
+    while now(world).expect("it is attached").writeback != stage {
+        assert!(world.step().expect("it goes on"));
+    }
+}
+
+/// The block is named as lost, and reads of it fail: what the backing device has is older.
+fn is_lost(world: &mut World, block: u64) {
+    let status = world.engine.as_ref().and_then(|it| it.status(VOLUME)).expect("it is attached");
+    assert_eq!((status.lost_blocks_now, status.frozen), (1, false));
+    ask(world, 0, Op::Read, block, 1);
+    settle(world);
+}
+
+/// The last record of a segment has a rotten header, and all before it is on the backing device. So the segment looked
+/// clean, and the pool got it back. But what was lost is told by the next record alone, and only as long as the log begins
+/// before the rotten one: with the tail behind it, and nothing yet that names what was lost, the next opening found
+/// nothing damaged, and the block was what the backing device had (seed 866).
+#[test]
+fn the_tail_does_not_pass_a_rotten_header_before_what_it_held_is_named() {
+    let mut world = world_with(300, |setup| setup.config.dirty_age = 10_000_000);
+    for block in 0..7 {
+        write(&mut world, block, 1);
+    }
+    until(&mut world, Stage::Flushing);
+    // Newer than on the backing device: the last that there is room for in the segment. The watermark before it is
+    // noted in the next one.
+    write(&mut world, 0, 1);
+    until(&mut world, Stage::Idle);
+    write(&mut world, 10, 1);
+    let at = place(&world, 0) - 1;
+    let first = headers(&world)[0];
+    assert_eq!((at - first, headers(&world).len()), (14, 10), "{:?}", headers(&world));
+    Rc::make_mut(&mut world.setup).rot = u64::MAX;
+    let now = world.moment();
+    world.volumes[0].model.may_be_lost(0, now);
+    world.volumes[0].prefix.as_mut().expect("nothing goes around").damaged(0);
+    world.cache.rot(at, Block::zero());
+    power_cut(&mut world);
+    assert_eq!(world.marks.count("rot known"), 1);
+    is_lost(&mut world, 0);
+
+    // Nothing is written back, so nothing is named, and the pool wants segments.
+    write(&mut world, 20, FULL);
+    world.volumes[0].device.failed = true;
+    for turn in 1..9 {
+        write(&mut world, 20 + FULL * turn, FULL);
+    }
+    let (free, _) = world.engine.as_ref().expect("there is a process").free_segments();
+    assert!(free < 8, "{free} segments are free");
+    power_cut(&mut world);
+    world.volumes[0].device.failed = false;
+    is_lost(&mut world, 0);
+
+    // Now it is named, and the segment goes.
+    clean(&mut world, VOLUME);
+    write(&mut world, 170, FULL);
+    let status = world.engine.as_ref().and_then(|it| it.status(VOLUME)).expect("it is attached");
+    assert!(status.stats.reclaimed_segments > 0);
+    power_cut(&mut world);
+    is_lost(&mut world, 0);
 }

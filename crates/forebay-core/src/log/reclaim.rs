@@ -3,7 +3,8 @@
 //!
 //! # Invariants
 //!
-//! - **C1** Only a clean segment is emptied: everything in it is at or below the durable watermark.
+//! - **C1** Only a clean segment is emptied: everything in it is at or below the durable watermark, a record whose
+//!   header rotted included. What that one held is told by the next one alone, and only while it is in the log.
 //! - **C2** Older always dies first: segments are emptied in the order of their log. Of several logs the one that has the oldest gives,
 //!   if it holds more than is reserved for it (G1 of `policy::reserve`).
 //! - **C3** A block that is appended again (a second chance) enters only with a ticket that holds

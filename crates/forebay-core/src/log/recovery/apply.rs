@@ -210,6 +210,12 @@ impl<R: CacheReader> Recovery<'_, R> {
         if clean {
             self.found.damage.push(Damage::Clean { volume: index, segment, block: hole_block });
         }
+        // At the end of its segment no record that stands says how far that goes: what is dirty in it keeps the
+        // segment (C1 of `reclaim`), else the tail would pass it before it is named.
+        if segment != record.id && out.log.newest == Some(segment) {
+            let last = &mut self.found.segments.get_mut(segment).last_sequence;
+            *last = (*last).max(next.previous.sequence);
+        }
         let mut item = 0;
         while item < next.item_count {
             let Ok((Item { lba, count, fill }, taken)) =
