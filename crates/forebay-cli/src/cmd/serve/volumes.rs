@@ -113,14 +113,14 @@ impl Daemon {
     /// Changes settings of a volume that is served.
     pub(super) fn set(&mut self, name: &str, settings: &[String]) -> Result<()> {
         let index = self.served(name)?;
-        let settings: Result<Vec<Setting>, String> =
+        let parsed: Result<Vec<Setting>, String> =
             settings.iter().map(|text| parse_setting(text)).collect();
-        for setting in settings.map_err(anyhow::Error::msg)? {
+        for (setting, text) in parsed.map_err(anyhow::Error::msg)?.into_iter().zip(settings) {
             if self.cache_path.is_none() {
                 bail!("{name}: is served bare: without a cache there is nothing to set");
             }
             self.set_one(index, setting)?;
-            info!("{name}: set {setting:?}");
+            info!("{name}: set {text}");
         }
         Ok(())
     }
