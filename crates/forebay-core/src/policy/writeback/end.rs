@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A batch ends: the flush, the watermark, and who waited for it; or it is given up.
+
+use super::{
+    BATCH_BLOCKS_AFTER_OPENING, BATCH_BLOCKS_FIRST, BATCH_BLOCKS_MIN, BATCH_TIME, Pace, Stage,
+    What, Work,
+};
+use crate::effect::Effect;
+use crate::engine::{Engine, Pending};
+use crate::format::entry::Kind;
+use crate::format::superblock::Order;
+use crate::log::lost::Noted;
+use crate::mutant::Mutant;
+use crate::payload::Payload;
+use crate::request::RequestError;
+use crate::units::{Sequence, VolumeIndex};
+
+impl Engine {
+    pub(super) fn writeback_flush(
+        &mut self,
+        volume: VolumeIndex,
+        lane: usize,
+        payload: &mut impl Payload,
+    ) {
+        let now = self.now;
+        self.volume(volume).writeback.stage = Stage::Flushing;
+        self.slices(volume).batch_wants(volume, false, now);
+        let early = self.config.mutants.is(Mutant::WatermarkBeforeBackingFlush);
+        if self.config.mutants.is(Mutant::SkipBackingFlush) || early {
+            return self.writeback_flushed(volume, lane, payload);
+        }
+        self.lanes[lane].under_way += 1;
+        let done = self.volume(volume).around.done;
+        let what = What::Flush { around: done };
+        let token = self.token(Pending::Writeback(Work { volume, what }));
+        self.effects.push_back(Effect::FlushBacking { token, volume });
+    }
+
+    /// Asks the backing device whether it does anything at all: nothing of the batch is under way.
+    pub(crate) fn writeback_probe(&mut self, volume: VolumeIndex, lane: usize) {
+        self.lanes[lane].under_way += 1;
+        let token = self.token(Pending::Writeback(Work { volume, what: What::Probe }));
+        self.effects.push_back(Effect::FlushBacking { token, volume });
+    }
+
+    /// The backing device was flushed: the batch is done if that went well, and if all that it found
+    /// lost is named (K4).
+    pub(super) fn writeback_flushed(
+        &mut self,
+        volume: VolumeIndex,
+        lane: usize,
+        payload: &mut impl Payload,
+    ) {
+        if !self.lanes[lane].failed {
+            let named = self.name_batch_lost(volume, lane, payload);
+            if named == Noted::Yes {
+                return self.writeback_done(volume, lane);
+            }
+            self.lanes[lane].crowded = named == Noted::NoRoom;
+        }
+        self.lanes[lane].failed = true;
+        self.volume(volume).writeback.stage = Stage::Writing;
+    }
+
+    /// Names what recovery and what this batch found lost.
+    fn name_batch_lost(
+        &mut self,
+        volume: VolumeIndex,
+        lane: usize,
+        payload: &mut impl Payload,
+    ) -> Noted {
+        let mut noted = self.name_lost(volume, payload);
+        while noted == Noted::Yes
+            && let Some((lba, slot)) = self.lanes[lane].batch.next_lost()
+        {
+            noted = self.mark_lost(volume, lba, slot, false, payload);
+            self.lanes[lane].batch.named();
+        }
+        noted
+    }
+
+    /// The batch is on the backing device for good: the watermark may move (K2).
+    fn writeback_done(&mut self, volume: VolumeIndex, lane: usize) {
+        let state = self.volume_ref(volume).expect("it exists");
+        let [from, to] = [state.writeback.cursor, state.writeback.end_cursor]
+            .map(|cursor| self.log_at(state, cursor));
+        self.lanes[lane].taken = false;
+        let all_taken = self.lanes[lane].refusals == 0;
+        let (now, wall) = (self.now, self.wall);
+        let state = self.volume(volume);
+        state.parked.full = false;
+        if all_taken {
+            state.parked.all_taken();
+        }
+        let writeback = &mut state.writeback;
+        writeback.lane = None;
+        writeback.failing = false;
+        writeback.stage = Stage::Noting;
+        writeback.cursor = writeback.end_cursor;
+        // A strict batch ends where the guest flushed: what is behind that has waited as long as it has.
+        let strict = state.order == Order::Strict && state.log.dirtied > writeback.end;
+        writeback.dirty_since = writeback
+            .dirty_since
+            .filter(|_| strict)
+            .map(|since| state.log.times.placed_since(writeback.end).unwrap_or(since));
+        writeback.careful &= !state.extents.has_guest_room();
+        writeback.stuck = false;
+        let took = now.since(writeback.begun).max(1);
+        let blocks = u64::from(writeback.batch_blocks);
+        if writeback.batch_cap == BATCH_BLOCKS_AFTER_OPENING {
+            writeback.batch_cap = BATCH_BLOCKS_FIRST;
+        }
+        if blocks >= u64::from(BATCH_BLOCKS_MIN) {
+            let cap = u128::from(blocks) * u128::from(BATCH_TIME) / u128::from(took);
+            let cap = cap.min(u128::from(u32::MAX)) as u32;
+            writeback.batch_cap =
+                cap.clamp(BATCH_BLOCKS_MIN, writeback.batch_cap.saturating_mul(4));
+        }
+        let runs = state.stats.batch_runs - writeback.runs_before;
+        if blocks > 0 && runs > 0 {
+            let space = took / to.saturating_sub(from).max(1);
+            writeback.pace = Some(Pace { block: took / blocks, run: took / runs, space });
+        }
+        let end = writeback.end;
+        if let Some(exposed) = writeback.exposed.filter(|exposed| exposed.through <= end) {
+            writeback.exposed = None;
+            state.stats.exposed_nanos += now.since(exposed.since);
+        }
+        // What the batch did not reach may be older than the batch.
+        let as_of = if end >= state.log.placed { Some(wall) } else { state.log.times.as_of(end) };
+        state.log.backing_as_of = as_of.unwrap_or(0).max(state.log.backing_as_of);
+        state.log.watermark = end;
+        state.log.note_wanted = true;
+        state.log.dirty_blocks = state.log.dirty_blocks.saturating_sub(blocks);
+        state.stats.batches += 1;
+        self.drop_pending(volume, end);
+        self.answer_through(volume);
+    }
+
+    fn answer_through(&mut self, volume: VolumeIndex) {
+        loop {
+            let state = self.volume(volume);
+            let watermark = state.log.watermark;
+            match state.through_waiters.front().copied() {
+                Some(waiter) if waiter.sequence <= watermark => {
+                    state.through_waiters.pop_front();
+                    let active = self.active(waiter.request);
+                    let (first, end) = (active.first, active.first + active.blocks);
+                    // Q5
+                    let parked = self.volume(volume).parked.overlaps(first, end);
+                    let result = if parked { Err(RequestError::Io) } else { Ok(()) };
+                    self.answer(waiter.request, result);
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Extents up to the watermark are on the backing device: short ones need not be kept, since
+    /// placing them took older data out of the index. What is left of a long one did not.
+    pub(super) fn drop_pending(&mut self, volume: VolumeIndex, through: Sequence) {
+        let state = self.volume(volume);
+        let mut dropped = None;
+        while let Some(pending) = state.pending_extents.front() {
+            if pending.sequence > through {
+                break;
+            }
+            dropped = state.pending_extents.pop_front();
+            state.noting_extents += 1;
+        }
+        let Some(last) = dropped else { return };
+        self.volume(volume).extents.remove_where(|extent| {
+            extent.position <= last.position
+                && !extent.long
+                && matches!(extent.kind, Kind::Zero | Kind::Discard)
+        });
+    }
+
+    /// A flush of the backing device failed: the batch under way is to be given up (K5).
+    pub(crate) fn writeback_spoil(&mut self, volume: VolumeIndex) {
+        if let Some(lane) = self.volume(volume).writeback.lane {
+            self.lanes[lane].failed = true;
+        }
+    }
+
+    /// Nothing is lost, the batch is built again: later, or at once if a smaller one may do.
+    pub(super) fn writeback_give_up(&mut self, volume: VolumeIndex, lane: usize) -> bool {
+        let now = self.now;
+        let soon = now.after(self.config.retry_after);
+        let (crowded, refusals) = (self.lanes[lane].crowded, self.lanes[lane].refusals);
+        self.lanes[lane].taken = false;
+        self.slices(volume).batch_wants(volume, false, now);
+        let state = self.volume(volume);
+        state.parked.tries = state.parked.tries.saturating_add(u32::from(refusals > 0));
+        let until = if state.parked.full { soon.max(state.parked.due) } else { soon };
+        let at_once = crowded && !state.writeback.careful;
+        state.writeback.lane = None;
+        state.writeback.careful |= crowded;
+        state.writeback.stuck = crowded && !at_once;
+        state.writeback.stage = if at_once { Stage::Idle } else { Stage::Waiting { until } };
+        if !crowded {
+            state.writeback.failing = true;
+            state.stats.backing_faults += 1;
+        }
+        at_once
+    }
+}
