@@ -10,7 +10,7 @@ cache() { # Its disk, whatever its name is now.
 }
 pull() { echo 1 >"$(readlink -f "/sys/block/$(cache)/device/..")/remove"; }
 bring_back() { echo 1 >/sys/bus/pci/rescan && wait_for 20 test -b "/dev/$(cache)1"; }
-go() { serve l --cache "/dev/$(cache)1" --volume l=$backing,mode=write-back --attach ublk; }
+go() { serve l --cache "/dev/$(cache)1" --volume l=$backing,mode=write-back --attach ublk "$@"; }
 volume() { sed -n "s|^\(/dev/ublkb[0-9]*\) l\$|\1|p" /run/l.out; }
 status() { timeout 20 $FOREBAY status "$@" --control "$(control l)"; }
 of_status() { status --json | python3 -c "import json, sys; print(json.load(sys.stdin)['volumes'][0]['$1'])"; }
@@ -30,7 +30,10 @@ begin() { # WHAT
     wipe "/dev/$(cache)1"
     check "$1: format" $FOREBAY format --force "/dev/$(cache)1" || finish
     wipe $backing
-    go || { fail "$1: serve: $(tail -n 3 /run/l.err | tr '\n' '|')"; finish; }
+    # The machine knows a cache that is gone and may hold newer data of it.
+    [ "$1" != "lost for good, 2" ] || refuses "$1: the disk of another cache" "may hold newer data" \
+        $FOREBAY serve --cache "/dev/$(cache)1" --volume l=$backing --attach none --listen nbd+unix:///run/other.sock
+    go --without-cache l || { fail "$1: serve: $(tail -n 3 /run/l.err | tr '\n' '|')"; finish; }
     check "$1: mkfs.ext4" mkfs.ext4 -q -F "$(volume)"
     # Else the state of the backing device may be that of before there was a file system.
     check "$1: drain" timeout 120 $FOREBAY drain --control "$(control l)"

@@ -99,8 +99,8 @@ impl Daemon {
         }
     }
 
-    /// Before a backing device is served: other caches that it belongs to are stale from now on (M1). One that may
-    /// hold newer data is passed only if that was asked for.
+    /// Before a backing device is served that nobody else has any more: other caches that it belongs to are stale from
+    /// now on (M1). One that may hold newer data is passed only if that was asked for.
     pub(super) fn pass_others(&mut self, backing: &Path, name: &str) -> Result<()> {
         let Some(dir) = &self.state_dir else { return Ok(()) };
         let own = self.cache_uuid();

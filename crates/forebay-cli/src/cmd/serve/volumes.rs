@@ -155,8 +155,8 @@ impl Daemon {
         if let Some(cache) = &self.cache_path {
             backing::check_apart(cache, path)?;
         }
-        self.pass_others(path, &recorded.name)?;
         let device = backing::open_exclusive(path, source, wanted.logical_block)?;
+        self.pass_others(path, &recorded.name)?;
         let name = &recorded.name;
         if device.info().size_bytes < recorded.size_bytes {
             bail!(
@@ -213,8 +213,8 @@ impl Daemon {
         if let Some(cache) = &self.cache_path {
             backing::check_apart(cache, backing)?;
         }
-        self.pass_others(backing, &spec.name)?;
         let device = backing::open_exclusive(backing, backing_source(index), spec.logical_block)?;
+        self.pass_others(backing, &spec.name)?;
         let info = device.info().clone();
         let size_bytes = info.size_bytes / 512 * 512;
         if size_bytes == 0 {
