@@ -150,7 +150,8 @@ END
     # Until systemd waits for none of them any more.
     wait_for 280 bash -c '! systemctl list-jobs --no-legend | grep -E "srv|by.x2duuid"'
     for it in xfs lvm btrfs; do check "without its cache: $it is not mounted" bash -c "! mountpoint -q /srv/$it"; done
-    check "without its cache: the log names what is missing" bash -c "journalctl -b -o cat -u forebay@data | tee /dev/stderr | grep -E 'UUID=[-0-9a-f]*: the cache device is not there'"
+    # It waits for a minute before it gives up.
+    check "without its cache: the log names what is missing" wait_for 150 bash -c "journalctl -b -o cat -u forebay@data | grep -E 'UUID=[-0-9a-f]*: the cache device is not there'"
     check "without its cache: no old state can be mounted by hand" bash -c "! mount ${P4}1 /mnt 2>&1 && ! mount /srv/xfs && ! mountpoint /srv/xfs"
     check "without its cache: LVM has activated nothing" bash -c "! ls /dev/mapper/vg-lv"
     for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2"; do check "without its cache, hidden: ${it##*/}" hidden "$it"; done
