@@ -3,7 +3,6 @@
 
 use crate::engine::{CacheHealth, Engine};
 use crate::format::entry::Kind;
-use crate::format::record::Link;
 use crate::format::superblock::{self, Head, Mode, Order, Superblock};
 use crate::log::chain::Log;
 use crate::log::recovery::RecoveredVolume;
@@ -323,19 +322,10 @@ impl Engine {
             recorded.reserve = state.reserve;
             recorded.drained = state.drained;
             recorded.frozen = state.frozen;
-            recorded.next_sequence = log.next_sequence;
-            recorded.watermark = log.durable.watermark;
-            recorded.tail = log.durable.tail.max(recorded.tail);
+            log.note(recorded);
             recorded.flush_epoch = log.flush_epoch;
-            recorded.backing_as_of = log.backing_as_of;
-            if log.last != Link::NONE {
-                let segment = self.segments.get(log.last.segment);
-                recorded.head = Head {
-                    link: log.last,
-                    through: log.closed,
-                    used: segment.used,
-                    ordinal: segment.ordinal,
-                };
+            if let Some(end) = log.end(&self.segments) {
+                recorded.head = end;
             }
         }
     }

@@ -201,7 +201,7 @@ fn plot_fair(folder: &Path, rows: &[(&str, fair::Row)]) -> Result<(), Box<dyn Er
     };
     let groups: Vec<(String, Vec<f64>)> = rows
         .iter()
-        .map(|(disk, row)| (format!("{disk}, {}", row.readers), row.shares().to_vec()))
+        .map(|(disk, row)| (format!("{disk}, {}", row.readers), row.sides.shares().to_vec()))
         .collect();
     plot::bars(&folder.join("fair.svg"), frame, &["reads", "writes"], &groups)
 }
@@ -228,16 +228,13 @@ fn print_fair(plots: Option<&Path>) -> Result<(), Box<dyn Error>> {
     );
     for (disk, model) in fair::disks() {
         for row in fair::table(model) {
-            let [reads, writes] = row.shares();
+            let [reads, writes] = row.sides.shares();
             println!(
-                "{disk:12} {:7} {:8.1} {:9.1} {:8.1} {:9.1} {reads:5.2} {writes:5.2} {:5.2} {:5.2} {:9.0} {:9.0}",
+                "{disk:12} {:7} {} {reads:5.2} {writes:5.2} {:5.2} {:5.2} {:9.0} {:9.0}",
                 row.readers,
-                row.alone[0],
-                row.alone[1],
-                row.together[0],
-                row.together[1],
-                row.fairness(),
-                row.efficiency(),
+                row.sides.rates(),
+                row.sides.fairness(),
+                row.sides.efficiency(),
                 row.read_p99[1],
                 row.write_p99
             );
@@ -268,16 +265,13 @@ fn print_one_disk() {
     for (disk, model) in fair::disks().into_iter().take(2) {
         for row in one_disk::table(model) {
             println!(
-                "{disk:12} {:6} {:7} {:9} {:8.1} {:9.1} {:8.1} {:9.1} {:5.2} {:5.2} {:9.0}",
+                "{disk:12} {:6} {:7} {:9} {} {:5.2} {:5.2} {:9.0}",
                 format!("{:?}", row.load).to_lowercase(),
                 row.readers,
                 if row.one_disk { "one" } else { "two" },
-                row.alone[0],
-                row.alone[1],
-                row.together[0],
-                row.together[1],
-                row.fairness(),
-                row.efficiency(),
+                row.sides.rates(),
+                row.sides.fairness(),
+                row.sides.efficiency(),
                 row.read_p99
             );
         }
@@ -299,7 +293,7 @@ fn print_shares() {
                 row.by_time(),
                 row.by_rate(),
                 row.device_share(),
-                row.shares()[1],
+                row.sides.shares()[1],
                 row.read_p99[1]
             );
         }
@@ -322,8 +316,8 @@ fn print_shares() {
                 row.read_p99[1],
                 row.late,
                 row.slice,
-                row.fairness(),
-                row.efficiency()
+                row.sides.fairness(),
+                row.sides.efficiency()
             );
         }
     }

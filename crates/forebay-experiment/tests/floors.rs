@@ -75,8 +75,8 @@ fn live_floor_holds(start: Start, file: u64, record: u64) {
 fn nobody_starves_on_a_slow_disk() {
     for spec in [ST3500641AS, BARRACUDA_7200_12] {
         for row in fair::table(ordered(spec)) {
-            assert!(row.fairness() >= 0.8, "F {:.2}: {row:?}", row.fairness());
-            assert!(row.efficiency() >= 0.85, "U {:.2}: {row:?}", row.efficiency());
+            assert!(row.sides.fairness() >= 0.8, "F {:.2}: {row:?}", row.sides.fairness());
+            assert!(row.sides.efficiency() >= 0.85, "U {:.2}: {row:?}", row.sides.efficiency());
             let bound = if row.readers == 16 { 650.0 } else { 350.0 };
             assert!(row.read_p99[1] <= bound, "{row:?}");
         }
@@ -88,8 +88,8 @@ fn nobody_starves_on_a_slow_disk() {
 fn nobody_starves_on_a_disk_that_volumes_share() {
     for spec in [ST3500641AS, BARRACUDA_7200_12] {
         let row = one_disk::row(ordered(spec), one_disk::Load::Apart, 4);
-        assert!(row.fairness() >= 0.9, "F {:.2}: {row:?}", row.fairness());
-        assert!(row.efficiency() >= 0.9, "U {:.2}: {row:?}", row.efficiency());
+        assert!(row.sides.fairness() >= 0.9, "F {:.2}: {row:?}", row.sides.fairness());
+        assert!(row.sides.efficiency() >= 0.9, "U {:.2}: {row:?}", row.sides.efficiency());
         assert!(row.read_p99 <= 200.0, "{row:?}");
     }
 }
@@ -99,8 +99,12 @@ fn nobody_starves_on_a_disk_that_volumes_share() {
 fn nobody_starves_behind_a_network() {
     for (name, model) in fair::disks().into_iter().filter(|(name, _)| name.starts_with("gp3")) {
         for row in fair::table(model) {
-            assert!(row.fairness() >= 0.9, "{name}: F {:.2}: {row:?}", row.fairness());
-            assert!(row.efficiency() >= 0.85, "{name}: U {:.2}: {row:?}", row.efficiency());
+            assert!(row.sides.fairness() >= 0.9, "{name}: F {:.2}: {row:?}", row.sides.fairness());
+            assert!(
+                row.sides.efficiency() >= 0.85,
+                "{name}: U {:.2}: {row:?}",
+                row.sides.efficiency()
+            );
             assert!(row.read_p99[1] <= 100.0, "{name}: {row:?}");
         }
     }
@@ -125,7 +129,7 @@ fn a_target_is_held_where_it_can_be() {
     {
         let row = fair::row(model, readers, 1, target);
         assert!(row.read_p99[1] <= 1.1 * f64::from(target), "{row:?}");
-        assert!(row.fairness() >= 0.8, "F {:.2}: {row:?}", row.fairness());
+        assert!(row.sides.fairness() >= 0.8, "F {:.2}: {row:?}", row.sides.fairness());
         let free = fair::row(model, readers, 1, 0);
         assert!(free.read_p99[1] > 1.1 * f64::from(target), "it is held without: {free:?}");
     }

@@ -9,8 +9,10 @@
 
 use crate::effect::Token;
 use crate::format::record::{Header, Link};
+use crate::format::superblock;
 use crate::limits::RECORD_ITEMS_MAX;
 use crate::log::resize::Mark;
+use crate::log::segment::Segments;
 use crate::log::times::Times;
 use crate::map::extent::Position;
 use crate::units::{BLOCK_SIZE, BufferId, Ordinal, SegmentId, Sequence, Tick};
@@ -249,5 +251,26 @@ impl Log {
             bytes: self.closed_bytes,
             position,
         }
+    }
+
+    /// Where it ends, if it has a record.
+    pub(crate) fn end(&self, segments: &Segments) -> Option<superblock::Head> {
+        (self.last != Link::NONE).then(|| {
+            let segment = segments.get(self.last.segment);
+            superblock::Head {
+                link: self.last,
+                through: self.closed,
+                used: segment.used,
+                ordinal: segment.ordinal,
+            }
+        })
+    }
+
+    /// Notes how far it is, but for where it ends.
+    pub(crate) fn note(&self, recorded: &mut superblock::Volume) {
+        recorded.next_sequence = self.next_sequence;
+        recorded.watermark = self.durable.watermark;
+        recorded.tail = self.durable.tail.max(recorded.tail);
+        recorded.backing_as_of = self.backing_as_of;
     }
 }

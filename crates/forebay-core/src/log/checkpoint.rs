@@ -32,7 +32,6 @@ use crate::format::checkpoint::{
     self, Areas, Head, Layout, PAGE_BYTES, PAGE_HEAD, PAGE_SEGMENTS, PAGE_SLOTS, PAGE_WORDS,
     SEGMENT_BYTES, Written,
 };
-use crate::format::record::Link;
 use crate::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use crate::log::segment::State;
 use crate::map::extent::Extent;
@@ -382,13 +381,8 @@ impl Engine {
     /// A volume, as [`super::image::Stream::volume`] reads it.
     pub(crate) fn capture_volume(&self, volume: &Volume, stream: &mut Vec<u8>) {
         let log = &volume.log;
-        let (used, ordinal) = match log.last {
-            Link::NONE => (0, 0),
-            last => {
-                let segment = self.segments.get(last.segment);
-                (segment.used, segment.ordinal.0)
-            }
-        };
+        let (used, ordinal) =
+            log.end(&self.segments).map_or((0, 0), |end| (end.used, end.ordinal.0));
         let mut put = |value: u64| stream.extend_from_slice(&value.to_le_bytes());
         put(u64::from(volume.index.0));
         put(u64::from(volume.attach_generation));

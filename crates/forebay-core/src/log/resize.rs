@@ -199,16 +199,8 @@ impl Engine {
         for state in self.volumes.iter_mut().flatten() {
             let log = &mut state.log;
             log.mark = None;
-            if log.last == Link::NONE {
-                continue;
-            }
-            let segment = self.segments.get(log.last.segment);
-            let head = Head {
-                link: log.last,
-                through: log.closed,
-                used: segment.used,
-                ordinal: segment.ordinal,
-            };
+            let Some(head) = log.end(&self.segments) else { continue };
+            let segment = self.segments.get(head.link.segment);
             // Its tail may be in the superblock alone, and its last record in no log.
             if segment.state == State::Sealed && segment.volume == state.index {
                 log.mark = Some(Mark { head, flush_epoch: log.flush_epoch });
@@ -246,13 +238,9 @@ impl Engine {
         for state in self.all_volumes() {
             let recorded = superblock.volumes.get_mut(usize::from(state.index.0));
             let (Some(Some(recorded)), Some(mark)) = (recorded, state.log.mark) else { continue };
-            let log = &state.log;
             recorded.head = mark.head;
             recorded.flush_epoch = mark.flush_epoch;
-            recorded.next_sequence = log.next_sequence;
-            recorded.watermark = log.durable.watermark;
-            recorded.tail = log.durable.tail.max(recorded.tail);
-            recorded.backing_as_of = log.backing_as_of;
+            state.log.note(recorded);
         }
     }
 

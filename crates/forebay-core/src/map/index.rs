@@ -582,25 +582,28 @@ fn next(at: usize) -> usize {
 const MIX: [u64; 2] = [0x9FB2_1C65_1E99, 0xD6E8_FEB8_6659];
 
 /// A bijection on 48 bits.
-fn mix(mut x: u64) -> u64 {
-    x ^= x >> 24;
-    x = x.wrapping_mul(MIX[0]) & KEY_MASK;
-    x ^= x >> 25;
-    x = x.wrapping_mul(MIX[1]) & KEY_MASK;
-    x ^ x >> 24
+#[inline]
+fn mix(key: u64) -> u64 {
+    stir(key, MIX)
 }
 
-/// Inverses of [`MIX`].
-const UNMIX: [u64; 2] = [0x44C9_3A86_55A9, 0x05A0_9058_81E9];
-const _: () = assert!(MIX[0].wrapping_mul(UNMIX[0]) & KEY_MASK == 1);
-const _: () = assert!(MIX[1].wrapping_mul(UNMIX[1]) & KEY_MASK == 1);
+/// Inverses of [`MIX`], the last first.
+const UNMIX: [u64; 2] = [0x05A0_9058_81E9, 0x44C9_3A86_55A9];
+const _: () = assert!(MIX[0].wrapping_mul(UNMIX[1]) & KEY_MASK == 1);
+const _: () = assert!(MIX[1].wrapping_mul(UNMIX[0]) & KEY_MASK == 1);
 
 /// What [`mix`] makes this of.
-fn unmix(mut x: u64) -> u64 {
+fn unmix(mixed: u64) -> u64 {
+    stir(mixed, UNMIX)
+}
+
+/// Each shift is its own inverse: they are half of the bits, or more.
+#[inline]
+fn stir(mut x: u64, by: [u64; 2]) -> u64 {
     x ^= x >> 24;
-    x = x.wrapping_mul(UNMIX[1]) & KEY_MASK;
+    x = x.wrapping_mul(by[0]) & KEY_MASK;
     x ^= x >> 25;
-    x = x.wrapping_mul(UNMIX[0]) & KEY_MASK;
+    x = x.wrapping_mul(by[1]) & KEY_MASK;
     x ^ x >> 24
 }
 

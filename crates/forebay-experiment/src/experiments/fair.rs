@@ -15,41 +15,23 @@ use forebay_disk::Model;
 use forebay_disk::cloud::Spec as Cloud;
 use forebay_disk::model::{BARRACUDA_7200_12, GP3, ST3500641AS};
 
-const CACHE_BYTES: u64 = 256 << 20;
+pub(super) const CACHE_BYTES: u64 = 256 << 20;
 const SPAN: u64 = 4 * CACHE_BYTES;
 /// Measured for this long, after so long.
-const WARM: u64 = 120 * SECOND;
-const MEASURED: u64 = 240 * SECOND;
-const WRITERS: usize = 32;
+pub(super) const WARM: u64 = 120 * SECOND;
+pub(super) const MEASURED: u64 = 240 * SECOND;
+pub(super) const WRITERS: usize = 32;
 
-/// One row.
+/// Reads and writes a second.
 #[derive(Clone, Copy, Debug)]
-pub struct Row {
-    /// Readers.
-    pub readers: usize,
-    /// Of guests, against write-back.
-    pub weight: u8,
-    /// Milliseconds that 99 of 100 reads of the backing device may take; 0: none is set.
-    pub target: u32,
-    /// Reads and writes a second, alone.
+pub struct Sides {
+    /// Alone.
     pub alone: [f64; 2],
-    /// Reads and writes a second, together.
+    /// Together.
     pub together: [f64; 2],
-    /// Reads of the backing device a second, alone and together.
-    pub missed: [f64; 2],
-    /// Of reads, alone and together, in milliseconds.
-    pub read_p99: [f64; 2],
-    /// Of writes, together, in milliseconds.
-    pub write_p99: f64,
-    /// Seconds of the device that guests and write-back had while the other waited.
-    pub had: [f64; 2],
-    /// Milliseconds of a slice, at the end.
-    pub slice: f64,
-    /// Of the reads that a target counts, the part that was late.
-    pub late: f64,
 }
 
-impl Row {
+impl Sides {
     /// Shares of reads and writes.
     pub fn shares(&self) -> [f64; 2] {
         [self.together[0] / self.alone[0], self.together[1] / self.alone[1]]
@@ -66,6 +48,39 @@ impl Row {
         self.shares().iter().sum()
     }
 
+    /// The columns of a table.
+    pub fn rates(&self) -> String {
+        let Sides { alone: [r, w], together: [both_r, both_w] } = self;
+        format!("{r:8.1} {w:9.1} {both_r:8.1} {both_w:9.1}")
+    }
+}
+
+/// One row.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Readers.
+    pub readers: usize,
+    /// Of guests, against write-back.
+    pub weight: u8,
+    /// Milliseconds that 99 of 100 reads of the backing device may take; 0: none is set.
+    pub target: u32,
+    /// Reads and writes.
+    pub sides: Sides,
+    /// Reads of the backing device a second, alone and together.
+    pub missed: [f64; 2],
+    /// Of reads, alone and together, in milliseconds.
+    pub read_p99: [f64; 2],
+    /// Of writes, together, in milliseconds.
+    pub write_p99: f64,
+    /// Seconds of the device that guests and write-back had while the other waited.
+    pub had: [f64; 2],
+    /// Milliseconds of a slice, at the end.
+    pub slice: f64,
+    /// Of the reads that a target counts, the part that was late.
+    pub late: f64,
+}
+
+impl Row {
     /// x_r of the reads that the device answers.
     pub fn device_share(&self) -> f64 {
         self.missed[1] / self.missed[0]
@@ -73,7 +88,7 @@ impl Row {
 
     /// What of the device reads have over what writes have.
     pub fn by_rate(&self) -> f64 {
-        self.device_share() / self.shares()[1]
+        self.device_share() / self.sides.shares()[1]
     }
 
     /// The same by time.
@@ -137,8 +152,7 @@ impl Alone {
             readers: *readers,
             weight,
             target,
-            alone: [reads.rates[0], *writes],
-            together: run.rates,
+            sides: Sides { alone: [reads.rates[0], *writes], together: run.rates },
             missed: [reads.missed, run.missed],
             read_p99: [reads.p99[0], read_p99],
             write_p99,

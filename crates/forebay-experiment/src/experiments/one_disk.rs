@@ -4,18 +4,15 @@
 //! As in [`super::fair`], but readers and writers each have a volume of their own, side by side on the disk: or both
 //! volumes have both. The engine knows that it is one disk, or takes each volume for a disk.
 
-use super::{SECOND, cached};
+use super::cached;
+use super::fair::{CACHE_BYTES, MEASURED, Sides, WARM, WRITERS};
 use crate::load::{Ask, WRITE, Worker, run};
 use crate::machine::{Machine, Setup};
 use crate::random::Random;
 use forebay_core::request::Op;
 use forebay_disk::Model;
 
-const CACHE_BYTES: u64 = 256 << 20;
 const SPAN: u64 = 2 * CACHE_BYTES;
-const WARM: u64 = 120 * SECOND;
-const MEASURED: u64 = 240 * SECOND;
-const WRITERS: usize = 32;
 
 /// Who does what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,30 +32,10 @@ pub struct Row {
     pub load: Load,
     /// The engine knows that it is one disk.
     pub one_disk: bool,
-    /// Reads and writes a second, alone.
-    pub alone: [f64; 2],
-    /// Reads and writes a second, together.
-    pub together: [f64; 2],
+    /// Reads and writes.
+    pub sides: Sides,
     /// Of reads, together, in milliseconds.
     pub read_p99: f64,
-}
-
-impl Row {
-    /// Shares of reads and writes.
-    fn shares(&self) -> [f64; 2] {
-        [self.together[0] / self.alone[0], self.together[1] / self.alone[1]]
-    }
-
-    /// F.
-    pub fn fairness(&self) -> f64 {
-        let [reads, writes] = self.shares();
-        2.0 * reads.min(writes)
-    }
-
-    /// U.
-    pub fn efficiency(&self) -> f64 {
-        self.shares().iter().sum()
-    }
 }
 
 /// Random places of one of the volumes.
@@ -105,11 +82,8 @@ pub fn table(backing: Model) -> Vec<Row> {
         let writes = measure(backing, load, true, [0, WRITERS]).0[1];
         for readers in counts {
             let reads = measure(backing, load, true, [readers, 0]).0[0];
-            for one_disk in [false, true] {
-                let (together, read_p99) = measure(backing, load, one_disk, [readers, WRITERS]);
-                let alone = [reads, writes];
-                rows.push(Row { readers, load, one_disk, alone, together, read_p99 });
-            }
+            let together = |one_disk| together(backing, load, one_disk, readers, [reads, writes]);
+            rows.extend([false, true].map(together));
         }
     }
     rows
@@ -119,6 +93,10 @@ pub fn table(backing: Model) -> Vec<Row> {
 pub fn row(backing: Model, load: Load, readers: usize) -> Row {
     let writes = measure(backing, load, true, [0, WRITERS]).0[1];
     let reads = measure(backing, load, true, [readers, 0]).0[0];
-    let (together, read_p99) = measure(backing, load, true, [readers, WRITERS]);
-    Row { readers, load, one_disk: true, alone: [reads, writes], together, read_p99 }
+    together(backing, load, true, readers, [reads, writes])
+}
+
+fn together(backing: Model, load: Load, one_disk: bool, readers: usize, alone: [f64; 2]) -> Row {
+    let (together, read_p99) = measure(backing, load, one_disk, [readers, WRITERS]);
+    Row { readers, load, one_disk, sides: Sides { alone, together }, read_p99 }
 }
