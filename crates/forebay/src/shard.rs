@@ -6,6 +6,9 @@
 //! [`Shard::take_answers`], and what the reactor reports for others (sockets) is handed on.
 
 mod opening;
+mod settings;
+mod sizes;
+mod volumes;
 
 pub use opening::Opening;
 
@@ -21,18 +24,14 @@ use crate::latency::{Latency, LatencySummary};
 use crate::memory::{Memory, RequestMemory, SharedIdentity};
 use forebay_core::effect::{Effect, Fault, SuperblockChange, Token};
 use forebay_core::engine::{CacheHealth, Config, Engine};
-use forebay_core::format::resize::Unfit;
-use forebay_core::format::superblock::{Head, Mode, Order, SUPERBLOCK_SIZE, Superblock, Volume};
+use forebay_core::format::superblock::{Mode, SUPERBLOCK_SIZE, Superblock};
 use forebay_core::limits::{BACKGROUND_BLOCKS, REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
-use forebay_core::log::handover::Tables;
 use forebay_core::log::recovery::Damage;
-use forebay_core::log::resize::Stage;
-use forebay_core::map::slots::ROW_BYTES;
 use forebay_core::payload::Place;
-use forebay_core::policy::reserve::{self, Reserve};
+use forebay_core::policy::reserve::Reserve;
 use forebay_core::policy::scrub::Refused;
 use forebay_core::request::{Op, Request, RequestError};
-use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Sequence, Tick, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Tick, VolumeIndex};
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -280,115 +279,6 @@ impl Shard {
         Tick(self.started.elapsed().as_nanos() as u64)
     }
 
-    /// The index of a recorded volume.
-    pub fn find(&self, name: &str) -> Option<VolumeIndex> {
-        let named = |volume: &Option<Volume>| volume.as_ref().is_some_and(|it| it.name == name);
-        let at = self.superblock.volumes.iter().position(named)?;
-        Some(VolumeIndex(at as u8))
-    }
-
-    /// A free place for a new volume, where none was detached from in this opening.
-    pub fn free_index(&self) -> Result<VolumeIndex, OpenError> {
-        let mut places = self.superblock.volumes.iter().zip(&self.had);
-        let at = places.position(|(volume, had)| volume.is_none() && !had);
-        Ok(VolumeIndex(at.ok_or(OpenError::TooManyVolumes)? as u8))
-    }
-
-    /// Records a new volume, with an empty log.
-    pub fn add(&mut self, index: VolumeIndex, volume: &NewVolume) -> Result<(), OpenError> {
-        self.check_reserves(self.reserves(&[]).chain([volume.reserve]))?;
-        let mut uuid = [0; 16];
-        cache::fill_random(&mut uuid).map_err(system("take random bytes"))?;
-        let recorded = Volume {
-            mode: volume.mode,
-            reserve: volume.reserve,
-            attach_generation: (self.superblock.sequence + 1) as u32,
-            logical_block: volume.logical_block,
-            fingerprint: volume.fingerprint,
-            backing_as_of: wall_now(),
-            path: volume.path.clone(),
-            ..Volume::empty(uuid, &volume.name, volume.size_bytes)
-        };
-        self.superblock.volumes[usize::from(index.0)] = Some(recorded.clone());
-        self.write_superblock()?;
-        self.engine.attach(index, &recorded);
-        Ok(())
-    }
-
-    /// Changes what is recorded of a volume.
-    pub fn record(
-        &mut self,
-        index: VolumeIndex,
-        change: impl FnOnce(&mut Volume),
-    ) -> Result<(), OpenError> {
-        self.note(index, change);
-        self.write_superblock()
-    }
-
-    /// Changes what will be recorded of a volume at the next write of the superblock.
-    pub fn note(&mut self, index: VolumeIndex, change: impl FnOnce(&mut Volume)) {
-        if let Some(Some(volume)) = self.superblock.volumes.get_mut(usize::from(index.0)) {
-            change(volume);
-        }
-    }
-
-    /// Drops everything the cache holds of a volume, dirty data included: it starts empty.
-    pub fn forget_data(&mut self, index: VolumeIndex) -> Result<(), OpenError> {
-        let generation = (self.superblock.sequence + 1) as u32;
-        self.note(index, |volume| {
-            volume.attach_generation = generation;
-            volume.head = Head::NONE;
-            volume.watermark = Sequence(0);
-            volume.tail = forebay_core::units::Ordinal(1);
-            volume.frozen = false;
-        });
-        self.write_superblock()?;
-        let recorded = self.superblock.volumes[usize::from(index.0)].clone();
-        if let Some(recorded) = recorded {
-            self.engine.forget_data(index, &recorded);
-        }
-        Ok(())
-    }
-
-    /// Drops what the map has of a volume that is on its backing device, or was once: that was written without this
-    /// cache. What is dirty stays. It is not served.
-    pub fn forget_clean(&mut self, index: VolumeIndex) {
-        self.engine.forget_clean(index);
-    }
-
-    /// Takes a volume out of the cache, whatever it holds. It is not served.
-    pub fn forget(&mut self, index: VolumeIndex) -> Result<(), OpenError> {
-        let recorded = self.superblock.volumes[usize::from(index.0)].take();
-        let written = self.write_superblock();
-        if written.is_err() {
-            // One copy may say so already.
-            self.superblock.volumes[usize::from(index.0)] = recorded;
-        }
-        written
-    }
-
-    /// Ends the serving of a volume that is on its backing device, and takes it out of the cache. Says
-    /// whether that is done: it is not while something of it is under way. Its device is given back then.
-    pub fn detach(&mut self, index: VolumeIndex) -> Result<bool, OpenError> {
-        self.engine.serve(index, false);
-        if !self.engine.may_detach(index) {
-            return Ok(false);
-        }
-        self.forget(index)?;
-        self.had[usize::from(index.0)] = true;
-        self.engine.detach(index, &mut self.memory);
-        self.backings[usize::from(index.0)] = None;
-        self.latencies[usize::from(index.0)] = None;
-        self.disks[usize::from(index.0)] = None;
-        self.run_effects();
-        Ok(true)
-    }
-
-    /// Takes requests to a volume again whose detaching was begun.
-    pub fn serve_again(&mut self, index: VolumeIndex) {
-        self.engine.serve(index, true);
-    }
-
     /// Both copies, one after the other, and not while a naming writes them: what it has in hand is older, and
     /// would be there in the end.
     fn write_superblock(&mut self) -> Result<(), OpenError> {
@@ -401,37 +291,6 @@ impl Shard {
         self.superblock.sequence += 1;
         self.superblock.written_at = wall_now();
         Ok(cache::write_superblock(self.cache.as_ref(), &self.superblock)?)
-    }
-
-    /// As [`Shard::serve`], of a volume whose backing device is on a disk that others may be on, too: they share its time.
-    pub fn serve_on(
-        &mut self,
-        index: VolumeIndex,
-        device: Box<dyn Device>,
-        disk: Option<DeviceNumber>,
-    ) {
-        self.disks[usize::from(index.0)] = disk;
-        let other = self.on_same_disk(index).next();
-        if let Some(other) = other {
-            self.engine.share_disk(index, other);
-        }
-        self.serve(index, device);
-    }
-
-    /// The other volumes that are on a volume's disk.
-    pub fn on_same_disk(&self, index: VolumeIndex) -> impl Iterator<Item = VolumeIndex> {
-        let disk = self.disks[usize::from(index.0)];
-        let is_on = move |at: &usize| {
-            *at != usize::from(index.0) && disk.is_some() && self.disks[*at] == disk
-        };
-        (0..VOLUME_COUNT_MAX).filter(is_on).map(|at| VolumeIndex(at as u8))
-    }
-
-    /// Gives a volume its backing device, opened with [`backing_source`], and serves it.
-    pub fn serve(&mut self, index: VolumeIndex, device: Box<dyn Device>) {
-        self.backings[usize::from(index.0)] = Some(device);
-        self.latencies[usize::from(index.0)] = Some([Latency::new(), Latency::new()]);
-        self.engine.serve(index, true);
     }
 
     /// Hands a request to the engine. A write's span holds its bytes; a read's holds whole blocks
@@ -770,194 +629,6 @@ impl Shard {
     /// Ends that.
     pub fn stop_scrub(&mut self) {
         self.engine.stop_scrub();
-    }
-
-    /// Changes how a volume takes writes.
-    pub fn set_mode(&mut self, volume: VolumeIndex, mode: Mode) -> Result<(), OpenError> {
-        self.engine.set_mode(volume, mode, &mut self.memory);
-        self.run_effects();
-        self.record(volume, |volume| {
-            volume.mode = mode;
-            volume.drained = false;
-        })
-    }
-
-    /// Changes what a lost cache leaves of a volume.
-    pub fn set_order(&mut self, volume: VolumeIndex, order: Order) -> Result<(), OpenError> {
-        self.engine.set_order(volume, order, &mut self.memory);
-        self.run_effects();
-        self.record(volume, |volume| volume.order = order)
-    }
-
-    /// Changes from how many blocks on a run of writes may go around the log; 0: never.
-    pub fn set_cutoff(&mut self, volume: VolumeIndex, cutoff: u32) -> Result<(), OpenError> {
-        self.engine.set_cutoff(volume, cutoff);
-        self.record(volume, |volume| volume.cutoff = cutoff)
-    }
-
-    /// How large a volume's backing device is now.
-    pub fn measure(&mut self, volume: VolumeIndex) -> io::Result<u64> {
-        match &mut self.backings[usize::from(volume.0)] {
-            Some(device) => device.measure(),
-            None => Err(io::ErrorKind::NotFound.into()),
-        }
-    }
-
-    /// Begins to make a volume as large as its backing device, which has so many bytes. [`Shard::grow`] does it
-    /// when that may be.
-    pub fn begin_to_grow(&mut self, volume: VolumeIndex, size_bytes: u64) {
-        self.engine.begin_to_grow(volume, size_bytes, &mut self.memory);
-        self.run_effects();
-    }
-
-    /// Makes a volume larger whose growth is ready; says whether that is done. After an error the superblock may say
-    /// the new size or not: the growth stays ready, and is to be tried again.
-    pub fn grow(&mut self, volume: VolumeIndex) -> Result<bool, OpenError> {
-        let Some(size_bytes) = self.engine.may_grow_to(volume) else { return Ok(false) };
-        self.record(volume, |volume| volume.size_bytes = size_bytes)?;
-        self.engine.grow(volume, &mut self.memory);
-        self.run_effects();
-        Ok(true)
-    }
-
-    /// A volume stays as large as it is. Says whether that can be had: not once its growth is ready.
-    pub fn cancel_growth(&mut self, volume: VolumeIndex) -> bool {
-        if self.engine.may_grow_to(volume).is_some() {
-            return false;
-        }
-        self.engine.cancel_growth(volume, &mut self.memory);
-        self.run_effects();
-        true
-    }
-
-    /// How large the cache device is now.
-    pub fn measure_cache(&mut self) -> io::Result<u64> {
-        self.cache.measure()
-    }
-
-    /// Makes the file that the cache is on so many bytes long.
-    pub fn set_cache_file_size(&mut self, size_bytes: u64) -> io::Result<()> {
-        self.cache.set_size(size_bytes)
-    }
-
-    /// Begins to give the cache another size, while guests are served. [`Shard::go_on_resizing`] goes on. The
-    /// device has room for both sizes until that is over.
-    pub fn begin_to_resize(&mut self, size_bytes: u64) -> Result<(), Unfit> {
-        let next = self.superblock.resized(size_bytes)?;
-        self.engine.begin_to_resize(next.segment_count);
-        self.resizing = Some(size_bytes);
-        Ok(())
-    }
-
-    /// The size that the cache is to have, if it is to have another.
-    pub fn resizing(&self) -> Option<u64> {
-        self.resizing
-    }
-
-    /// Does what can be done now to give the cache another size; says whether it has it. Guests wait for the
-    /// flushes of the superblock's copies, and while the map is put into other tables. After an error
-    /// nothing is appended any more: an opening finds the one size or the other.
-    pub fn go_on_resizing(&mut self) -> Result<bool, OpenError> {
-        let Some(size_bytes) = self.resizing else { return Ok(false) };
-        if !self.engine.may_resize() || self.naming.is_some() {
-            return Ok(false);
-        }
-        if self.engine.resize_stage() == Some(Stage::Unnaming) {
-            self.superblock.checkpoint_sequence = 0;
-            if let Err(error) = self.write_superblock() {
-                self.engine.cache_has_failed();
-                return Err(error);
-            }
-            self.engine.vacate(&mut self.memory);
-            self.run_effects();
-            return Ok(false);
-        }
-        let mut next =
-            self.superblock.resized(size_bytes).expect("it was looked whether it can be");
-        self.engine.note_ends(&mut next);
-        let (cells, rows) = Tables::counts(&next);
-        let (cells, rows) = match self.lasting {
-            true => (lasting::zeros(cells), lasting::zeros(rows)),
-            false => ((vec![0; cells], None), (vec![[0; ROW_BYTES]; rows], None)),
-        };
-        next.sequence += 1;
-        next.written_at = wall_now();
-        if let Err(error) = cache::write_resized(self.cache.as_ref(), &self.superblock, &next) {
-            self.engine.cache_has_failed();
-            return Err(error.into());
-        }
-        self.superblock = next;
-        self.resizing = None;
-        self.engine.resize(&self.superblock, cells.0, rows.0, &mut self.memory);
-        self.files = [cells.1, rows.1];
-        self.run_effects();
-        Ok(true)
-    }
-
-    /// The cache stays as large as it is.
-    pub fn cancel_resize(&mut self) {
-        self.resizing = None;
-        self.engine.cancel_resize(&mut self.memory);
-        self.run_effects();
-    }
-
-    /// Changes what guests have of a slow backing device for each part of write-back's: 1 to 16.
-    pub fn set_weight(&mut self, volume: VolumeIndex, weight: u8) -> Result<(), OpenError> {
-        self.engine.set_weight(volume, weight);
-        self.record(volume, |volume| volume.weight = weight)
-    }
-
-    /// Changes what 99 of 100 reads of a slow backing device may take, in microseconds; 0: nothing is asked.
-    pub fn set_p99_target(&mut self, volume: VolumeIndex, micros: u32) -> Result<(), OpenError> {
-        self.engine.set_p99_target(volume, micros);
-        self.record(volume, |volume| volume.p99_target = micros)
-    }
-
-    /// Changes what volumes have of the cache for themselves: of all of them, or of none if there is no room for that.
-    pub fn set_reserves(&mut self, asked: &[(VolumeIndex, Reserve)]) -> Result<(), OpenError> {
-        self.check_reserves(self.reserves(asked))?;
-        for (index, reserve) in asked {
-            self.engine.set_reserve(*index, *reserve, &mut self.memory);
-            self.note(*index, |volume| volume.reserve = *reserve);
-        }
-        self.write_superblock()
-    }
-
-    /// Whether a cache of so many segments has room for what volumes have for themselves.
-    pub fn has_room_for_reserves(&self, segments: u32) -> Result<(), OpenError> {
-        self.check_reserves_of(self.reserves(&[]), segments)
-    }
-
-    /// What volumes have, or will if it is asked for.
-    fn reserves<'a>(
-        &'a self,
-        asked: &'a [(VolumeIndex, Reserve)],
-    ) -> impl Iterator<Item = Reserve> + Clone + 'a {
-        let volumes = self.superblock.volumes.iter().enumerate();
-        volumes.filter_map(move |(at, volume)| {
-            let asked = asked.iter().rfind(|(index, _)| usize::from(index.0) == at);
-            volume.as_ref().map(|volume| asked.map_or(volume.reserve, |(_, reserve)| *reserve))
-        })
-    }
-
-    fn check_reserves(&self, all: impl Iterator<Item = Reserve> + Clone) -> Result<(), OpenError> {
-        let count = |size| self.superblock.resized(size).ok().map(|next| next.segment_count);
-        let now = self.superblock.segment_count;
-        let then = self.resizing.and_then(count).unwrap_or(now);
-        self.check_reserves_of(all, now.min(then))
-    }
-
-    fn check_reserves_of(
-        &self,
-        all: impl Iterator<Item = Reserve> + Clone,
-        segments: u32,
-    ) -> Result<(), OpenError> {
-        let blocks = self.superblock.segment_blocks();
-        let bytes = |segments: u32| u64::from(segments) * u64::from(self.superblock.segment_bytes);
-        reserve::resolve(segments, blocks, all).check().map_err(|it| OpenError::Overbooked {
-            wanted_bytes: bytes(it.wanted),
-            usable_bytes: bytes(it.usable),
-        })
     }
 
     /// What a range reads as without looking at data.

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Volumes come, get their backing devices, and go.
+
+use super::{NewVolume, OpenError, Shard, system, wall_now};
+use crate::cache;
+use crate::host::machine::DeviceNumber;
+use crate::io::Device;
+use crate::latency::Latency;
+use forebay_core::format::superblock::{Head, Volume};
+use forebay_core::limits::VOLUME_COUNT_MAX;
+use forebay_core::units::{Ordinal, Sequence, VolumeIndex};
+
+impl Shard {
+    /// The index of a recorded volume.
+    pub fn find(&self, name: &str) -> Option<VolumeIndex> {
+        let named = |volume: &Option<Volume>| volume.as_ref().is_some_and(|it| it.name == name);
+        let at = self.superblock.volumes.iter().position(named)?;
+        Some(VolumeIndex(at as u8))
+    }
+
+    /// A free place for a new volume, where none was detached from in this opening.
+    pub fn free_index(&self) -> Result<VolumeIndex, OpenError> {
+        let mut places = self.superblock.volumes.iter().zip(&self.had);
+        let at = places.position(|(volume, had)| volume.is_none() && !had);
+        Ok(VolumeIndex(at.ok_or(OpenError::TooManyVolumes)? as u8))
+    }
+
+    /// Records a new volume, with an empty log.
+    pub fn add(&mut self, index: VolumeIndex, volume: &NewVolume) -> Result<(), OpenError> {
+        self.check_reserves(self.reserves(&[]).chain([volume.reserve]))?;
+        let mut uuid = [0; 16];
+        cache::fill_random(&mut uuid).map_err(system("take random bytes"))?;
+        let recorded = Volume {
+            mode: volume.mode,
+            reserve: volume.reserve,
+            attach_generation: (self.superblock.sequence + 1) as u32,
+            logical_block: volume.logical_block,
+            fingerprint: volume.fingerprint,
+            backing_as_of: wall_now(),
+            path: volume.path.clone(),
+            ..Volume::empty(uuid, &volume.name, volume.size_bytes)
+        };
+        self.superblock.volumes[usize::from(index.0)] = Some(recorded.clone());
+        self.write_superblock()?;
+        self.engine.attach(index, &recorded);
+        Ok(())
+    }
+
+    /// Changes what is recorded of a volume.
+    pub fn record(
+        &mut self,
+        index: VolumeIndex,
+        change: impl FnOnce(&mut Volume),
+    ) -> Result<(), OpenError> {
+        self.note(index, change);
+        self.write_superblock()
+    }
+
+    /// Changes what will be recorded of a volume at the next write of the superblock.
+    pub fn note(&mut self, index: VolumeIndex, change: impl FnOnce(&mut Volume)) {
+        if let Some(Some(volume)) = self.superblock.volumes.get_mut(usize::from(index.0)) {
+            change(volume);
+        }
+    }
+
+    /// Drops everything the cache holds of a volume, dirty data included: it starts empty.
+    pub fn forget_data(&mut self, index: VolumeIndex) -> Result<(), OpenError> {
+        let generation = (self.superblock.sequence + 1) as u32;
+        self.note(index, |volume| {
+            volume.attach_generation = generation;
+            volume.head = Head::NONE;
+            volume.watermark = Sequence(0);
+            volume.tail = Ordinal(1);
+            volume.frozen = false;
+        });
+        self.write_superblock()?;
+        let recorded = self.superblock.volumes[usize::from(index.0)].clone();
+        if let Some(recorded) = recorded {
+            self.engine.forget_data(index, &recorded);
+        }
+        Ok(())
+    }
+
+    /// Drops what the map has of a volume that is on its backing device, or was once: that was written without this
+    /// cache. What is dirty stays. It is not served.
+    pub fn forget_clean(&mut self, index: VolumeIndex) {
+        self.engine.forget_clean(index);
+    }
+
+    /// Takes a volume out of the cache, whatever it holds. It is not served.
+    pub fn forget(&mut self, index: VolumeIndex) -> Result<(), OpenError> {
+        let recorded = self.superblock.volumes[usize::from(index.0)].take();
+        let written = self.write_superblock();
+        if written.is_err() {
+            // One copy may say so already.
+            self.superblock.volumes[usize::from(index.0)] = recorded;
+        }
+        written
+    }
+
+    /// Ends the serving of a volume that is on its backing device, and takes it out of the cache. Says
+    /// whether that is done: it is not while something of it is under way. Its device is given back then.
+    pub fn detach(&mut self, index: VolumeIndex) -> Result<bool, OpenError> {
+        self.engine.serve(index, false);
+        if !self.engine.may_detach(index) {
+            return Ok(false);
+        }
+        self.forget(index)?;
+        self.had[usize::from(index.0)] = true;
+        self.engine.detach(index, &mut self.memory);
+        self.backings[usize::from(index.0)] = None;
+        self.latencies[usize::from(index.0)] = None;
+        self.disks[usize::from(index.0)] = None;
+        self.run_effects();
+        Ok(true)
+    }
+
+    /// Takes requests to a volume again whose detaching was begun.
+    pub fn serve_again(&mut self, index: VolumeIndex) {
+        self.engine.serve(index, true);
+    }
+
+    /// As [`Shard::serve`], of a volume whose backing device is on a disk that others may be on, too: they share its time.
+    pub fn serve_on(
+        &mut self,
+        index: VolumeIndex,
+        device: Box<dyn Device>,
+        disk: Option<DeviceNumber>,
+    ) {
+        self.disks[usize::from(index.0)] = disk;
+        let other = self.on_same_disk(index).next();
+        if let Some(other) = other {
+            self.engine.share_disk(index, other);
+        }
+        self.serve(index, device);
+    }
+
+    /// The other volumes that are on a volume's disk.
+    pub fn on_same_disk(&self, index: VolumeIndex) -> impl Iterator<Item = VolumeIndex> {
+        let disk = self.disks[usize::from(index.0)];
+        let is_on = move |at: &usize| {
+            *at != usize::from(index.0) && disk.is_some() && self.disks[*at] == disk
+        };
+        (0..VOLUME_COUNT_MAX).filter(is_on).map(|at| VolumeIndex(at as u8))
+    }
+
+    /// Gives a volume its backing device, opened with [`backing_source`], and serves it.
+    pub fn serve(&mut self, index: VolumeIndex, device: Box<dyn Device>) {
+        self.backings[usize::from(index.0)] = Some(device);
+        self.latencies[usize::from(index.0)] = Some([Latency::new(), Latency::new()]);
+        self.engine.serve(index, true);
+    }
+}
