@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Devices that are not there yet: at boot they come in any order, and late.
 
+use crate::stored;
 use anyhow::{Result, bail};
 use forebay::host::machine::Host;
 use forebay::host::named::Named;
@@ -17,6 +18,9 @@ use std::time::{Duration, Instant};
 const PATH_RETRY: Duration = Duration::from_millis(200);
 /// How often an identity is: every device is read for it.
 const UUID_RETRY: Duration = Duration::from_secs(2);
+
+/// What the service manager calls the disks that it holds for the next start.
+const HELD: &str = "waits-for-its-cache";
 
 /// How long all missing devices together are waited for.
 pub struct Patience {
@@ -42,7 +46,7 @@ impl Patience {
     }
 
     /// As [`find`](Self::find), and nobody can mount the devices of `others` meanwhile: those behind a cache
-    /// that is missing have an old state.
+    /// that is missing have an old state. If it is not found, a service manager has them until the next start.
     pub fn find_holding(&self, name: &Path, role: &str, others: &[&Path]) -> Result<PathBuf> {
         let named = Named::parse(name)?;
         let others: Vec<Named> = others.iter().filter_map(|it| Named::parse(it).ok()).collect();
@@ -55,6 +59,7 @@ impl Patience {
         let mut told = false;
         loop {
             if let Some(found) = find_now(&named)? {
+                stored::let_go(HELD);
                 return Ok(found);
             }
             for (held, other) in held.iter_mut().zip(&others) {
@@ -74,16 +79,22 @@ impl Patience {
             }
             std::thread::sleep(retry);
         }
-        match &named {
+        if let (Named::Path(path), false) = (&named, told) {
             // Opening it says what is wrong with it.
-            Named::Path(path) if !told => Ok(path.clone()),
-            _ if told => bail!(
-                "{named}: the {role} is not there; it was waited for, for {:.0?}. Is it plugged \
-                 in, and named right? See `ls -l /dev/disk/by-*`",
-                self.begun.elapsed()
-            ),
-            _ => bail!("{named}: the {role} is not there; no device carries that identity"),
+            return Ok(path.clone());
         }
+        if self.signals.load(Ordering::Relaxed) == 0 {
+            // What the manager holds already could not be held here, and stays with it.
+            stored::keep_all(HELD, &held.into_iter().flatten().collect::<Vec<_>>());
+        }
+        if !told {
+            bail!("{named}: the {role} is not there; no device carries that identity");
+        }
+        bail!(
+            "{named}: the {role} is not there; it was waited for, for {:.0?}. Is it plugged in, and \
+             named right? See `ls -l /dev/disk/by-*`",
+            self.begun.elapsed()
+        )
     }
 }
 

@@ -17,6 +17,7 @@
 
 use crate::hide::Backing;
 use anyhow::{Context, Result};
+use forebay::host::machine::Host;
 use serde::{Deserialize, Serialize};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -100,9 +101,10 @@ pub struct Known {
 }
 
 impl Known {
-    /// As it is found now.
+    /// As it is found now. A loop device is the file that it shows: the next one with its number may show another.
     pub fn of(path: &Path) -> Known {
         let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let path = shown_by_loop(&path).unwrap_or(path);
         let file = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file);
         Known { inode: file.map(|it| it.ino()), device: Backing::found(&path), path }
     }
@@ -116,6 +118,14 @@ impl Known {
             _ => self.path == found.path && self.inode == found.inode,
         }
     }
+}
+
+fn shown_by_loop(path: &Path) -> Option<PathBuf> {
+    let host = Host::default();
+    let node = host.node_at_path(path)?;
+    let mut loops = host.loops().into_iter();
+    let found = loops.find(|it| it.node.number == node.number && it.offset_bytes == 0)?;
+    found.backing_file.is_file().then_some(found.backing_file)
 }
 
 /// The directory.

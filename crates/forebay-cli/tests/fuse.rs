@@ -15,6 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const FOREBAY: &str = env!("CARGO_BIN_EXE_forebay");
@@ -94,21 +95,27 @@ struct Bench {
 
 /// What a service manager does for a service: it hears of it, and keeps one descriptor for its next start.
 struct Manager {
-    socket: UnixDatagram,
     path: String,
-    kept: Option<(String, OwnedFd)>,
+    kept: Arc<Mutex<Option<(String, OwnedFd)>>>,
 }
 
 impl Manager {
     fn new(path: String) -> Manager {
         let socket = UnixDatagram::bind(&path).unwrap();
-        socket.set_read_timeout(Some(WAIT_MAX)).unwrap();
-        Manager { socket, path, kept: None }
+        let kept = Arc::default();
+        let manager = Manager { path, kept: Arc::clone(&kept) };
+        std::thread::spawn(move || {
+            loop {
+                Manager::hear(&socket, &kept);
+            }
+        });
+        manager
     }
 
     /// The start of a service: its environment, and what is kept as descriptor 3.
     fn command(&self) -> Command {
-        let Some((name, kept)) = &self.kept else {
+        let kept = self.kept.lock().unwrap();
+        let Some((name, kept)) = &*kept else {
             let mut command = Command::new(FOREBAY);
             command.env("NOTIFY_SOCKET", &self.path).stdin(Stdio::null());
             return command;
@@ -120,23 +127,31 @@ impl Manager {
         command
     }
 
-    /// Hears what there is until it is to keep a descriptor.
-    fn hear(&mut self) {
-        while self.kept.is_none() {
-            let mut bytes = [0; 4096];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let mut text = [IoSliceMut::new(&mut bytes)];
-            let flags = RecvFlags::CMSG_CLOEXEC;
-            let heard = recvmsg(&self.socket, &mut text, &mut control, flags).unwrap().bytes;
-            let text = String::from_utf8_lossy(&bytes[..heard]).into_owned();
-            for message in control.drain() {
-                let RecvAncillaryMessage::ScmRights(mut descriptors) = message else { continue };
-                let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).unwrap();
-                assert!(text.lines().any(|line| line == "FDSTORE=1"), "{text}");
-                self.kept = Some((name.to_owned(), descriptors.next().unwrap()));
+    /// One message. What it has for a barrier is closed when this is done.
+    fn hear(socket: &UnixDatagram, kept: &Mutex<Option<(String, OwnedFd)>>) {
+        let mut bytes = [0; 4096];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut text = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let heard = recvmsg(socket, &mut text, &mut control, flags).unwrap().bytes;
+        let text = String::from_utf8_lossy(&bytes[..heard]).into_owned();
+        let name = text.lines().find_map(|line| line.strip_prefix("FDNAME="));
+        let says = |wanted: &str| text.lines().any(|line| line == wanted);
+        let mut kept = kept.lock().unwrap();
+        for message in control.drain() {
+            let RecvAncillaryMessage::ScmRights(mut descriptors) = message else { continue };
+            if says("FDSTORE=1") {
+                *kept = Some((name.unwrap().to_owned(), descriptors.next().unwrap()));
             }
         }
+        if says("FDSTOREREMOVE=1") {
+            assert_eq!(kept.take().expect("it keeps one").0, name.unwrap());
+        }
+    }
+
+    fn keeps(&self, name: &str) -> bool {
+        self.kept.lock().unwrap().as_ref().is_some_and(|(it, _)| it.starts_with(name))
     }
 }
 
@@ -459,7 +474,7 @@ fn a_service_manager_that_keeps_the_connection_is_enough() {
         println!("SKIP the kernel's FUSE does not resend requests");
         return;
     }
-    bench.manager.as_mut().unwrap().hear();
+    wait_until("the connection is kept", || bench.manager.as_ref().unwrap().keeps("fuse-"));
     run(&["mkfs.ext4", "-q", &bench.device]);
     bench.mount(&bench.device, "errors=remount-ro");
     for _ in 0..3 {
@@ -478,6 +493,54 @@ fn a_service_manager_that_keeps_the_connection_is_enough() {
     bench.unmount();
     run(&["e2fsck", "-f", "-n", &bench.device]);
     bench.stop();
+}
+
+/// A boot without the cache: the daemon gives up and is started again, and in between the old state on the backing
+/// device is nobody's to mount.
+#[test]
+fn a_disk_that_waits_for_its_cache_is_held_between_two_starts() {
+    requires!("losetup", "bash");
+    let mut bench = Bench::new("held", 200 << 20);
+    bench.manager = Some(Manager::new(bench.path("notify")));
+    let disk = bench.backing_alone();
+    let free = || {
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::EXCL;
+        rustix::fs::open(&disk, flags, rustix::fs::Mode::empty())
+    };
+    fs::rename(bench.path("cache"), bench.path("elsewhere")).unwrap();
+    assert!(free().is_ok());
+    for _ in 0..2 {
+        let manager = bench.manager.as_ref().unwrap();
+        let given_up = manager
+            .command()
+            .args(["serve", "--cache", &bench.path("cache"), "--attach", "none"])
+            .args(["--volume", &format!("v={disk}"), "--device-timeout", "300ms"])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&given_up.stderr);
+        assert!(
+            !given_up.status.success() && said.contains("the cache device is not there"),
+            "{said}"
+        );
+        assert!(manager.keeps("waits-for-its-cache"));
+        assert_eq!(free().unwrap_err(), rustix::io::Errno::BUSY);
+    }
+    fs::rename(bench.path("elsewhere"), bench.path("cache")).unwrap();
+    fs::rename(bench.path("back"), bench.path("disk")).unwrap();
+    std::os::unix::fs::symlink(&disk, bench.path("back")).unwrap();
+    bench.serve();
+    assert!(!bench.manager.as_ref().unwrap().keeps("waits-for-its-cache"));
+    bench.kill();
+    bench.detach_own();
+
+    // A loop device is known as its file, since its number is another file's the next time.
+    let other = bench.path("other");
+    run(&[FOREBAY, "format", &other, "--size", "64M"]);
+    let file = format!("v={}", bench.path("disk"));
+    let refused =
+        try_run(&[FOREBAY, "serve", "--cache", &other, "--attach", "none", "--volume", &file]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("/disk: belongs to volume v of the cache"), "{said}");
 }
 
 /// The keeper outlives the daemon and has nothing of it but what it keeps.

@@ -2,11 +2,12 @@
 //! Telling the service manager how we are: `READY=1`, `STATUS=…`, `WATCHDOG=1`, `STOPPING=1`; and
 //! having it keep descriptors.
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -52,6 +53,32 @@ pub fn store(name: &str, descriptor: BorrowedFd<'_>) -> Result<bool, NotifyError
         }
         _ => Ok(false),
     }
+}
+
+/// Has `$NOTIFY_SOCKET` close what it keeps under a name.
+pub fn unstore(name: &str) -> Result<bool, NotifyError> {
+    sd_notify(&format!("FDSTOREREMOVE=1\nFDNAME={name}"))
+}
+
+/// Waits until the manager has done all that it was told before, up to `limit`; whether it has. `Ok(false)` also when
+/// there is no manager.
+pub fn barrier(limit: Duration) -> Result<bool, NotifyError> {
+    let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|it| !it.is_empty()) else {
+        return Ok(false);
+    };
+    barrier_of(&socket, limit)
+}
+
+/// The manager closes its end of a pipe when it comes to the message.
+fn barrier_of(socket: &OsStr, limit: Duration) -> Result<bool, NotifyError> {
+    let wrong = |source| NotifyError::Send { socket: socket.into(), source };
+    let (read, write) = io::pipe().map_err(wrong)?;
+    send_with(socket, "BARRIER=1", &[write.as_fd()])?;
+    drop(write);
+    let limit = limit.try_into().ok();
+    let mut end = [PollFd::new(&read, PollFlags::empty())];
+    poll(&mut end, limit.as_ref()).map_err(|error| wrong(error.into()))?;
+    Ok(end[0].revents().contains(PollFlags::HUP))
 }
 
 /// How often the manager wants to hear `WATCHDOG=1`; `None`: it does not, or not from this process.
@@ -123,6 +150,19 @@ mod tests {
         let receiver = UnixDatagram::bind_addr(&address).unwrap();
         send(OsStr::new(&format!("@{name}")), "STOPPING=1").unwrap();
         assert_eq!(heard(&receiver), "STOPPING=1");
+    }
+
+    #[test]
+    fn a_barrier_is_passed_when_the_manager_has_come_to_it() {
+        let path = std::env::temp_dir().join(format!("forebay-barrier-{}", std::process::id()));
+        let receiver = UnixDatagram::bind(&path).unwrap();
+        // Its descriptor lies in the socket.
+        assert!(!barrier_of(path.as_os_str(), Duration::from_millis(1)).unwrap());
+        assert_eq!(heard(&receiver), "BARRIER=1");
+        let manager = std::thread::spawn(move || heard(&receiver));
+        assert!(barrier_of(path.as_os_str(), Duration::from_secs(30)).unwrap());
+        assert_eq!(manager.join().unwrap(), "BARRIER=1");
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
