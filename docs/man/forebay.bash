@@ -247,7 +247,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__format)
-            opts="-h --size --segment-size --force --lose-dirty --help"
+            opts="-h --size --segment-size --force --lose-dirty --state-dir --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -258,6 +258,10 @@ _forebay() {
                     return 0
                     ;;
                 --segment-size)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --state-dir)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -48,6 +48,7 @@ complete -c forebay -n "__fish_forebay_needs_command" -f -a "keep" -d 'Hold a de
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "layout" -d 'Say how a map is laid out that is handed over; `upgrade` asks the new program'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l size -d 'Bytes of the device to use (512M, 1G, 1T), all if it is not given; needed for a new file' -r
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l segment-size -d 'Bytes of a segment: a power of two, 256K to 4M' -r
+complete -c forebay -n "__fish_forebay_using_subcommand format" -l state-dir -d 'The state directory, if not the usual one (`forebay serve --state-dir`): what it has of the erased cache is removed' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l force -d 'Erase what is recognised there: a file system, a partition table, another cache'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l lose-dirty -d 'With --force: erase a cache although it has data that is not on its backing device'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -s h -l help -d 'Print help'

@@ -217,6 +217,9 @@ pub struct FormatArgs {
     /// With --force: erase a cache although it has data that is not on its backing device
     #[arg(long)]
     pub lose_dirty: bool,
+    /// The state directory, if not the usual one (`forebay serve --state-dir`): what it has of the erased cache is removed
+    #[arg(long, value_name = "PATH")]
+    pub state_dir: Option<PathBuf>,
 }
 
 /// A volume as it is asked for: `NAME=BACKING[,KEY=VALUE]...`.

@@ -9,7 +9,8 @@
 //!
 //! - **N1** A record is durable before its volume is served. A mark is durable before anything is written that
 //!   makes it true.
-//! - **N2** A record that cannot be read may have a mark in it: the volume is not served.
+//! - **N2** A record that cannot be read may have a mark in it: the volume is not served. Nor is any where the directory
+//!   is there and cannot be looked at.
 //! - **N3** A mark counts for the attach generation that it names. A cache that has dropped what it held of the volume
 //!   has a higher one, durably, before the mark is taken away.
 //! - **N4** A record says `dirty: false` only where all of the volume was on its backing device, for good, when it was
@@ -17,10 +18,11 @@
 
 use crate::hide::Backing;
 use anyhow::{Context, Result};
-use forebay::host::machine::Host;
+use forebay::host::identity::Serial;
+use forebay::host::machine::{Host, Target};
 use serde::{Deserialize, Serialize};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// Where it is, if neither the command line nor the user's own directories say otherwise.
@@ -94,8 +96,8 @@ fn file_name(cache: &str, volume: &str) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known {
     pub path: PathBuf,
-    /// Of a file.
-    inode: Option<u64>,
+    /// Of a file: it may get another name, and another file its inode.
+    serial: Option<String>,
     /// Of a block device that has an identity.
     device: Option<Backing>,
 }
@@ -105,17 +107,19 @@ impl Known {
     pub fn of(path: &Path) -> Known {
         let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let path = shown_by_loop(&path).unwrap_or(path);
-        let file = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file);
-        Known { inode: file.map(|it| it.ino()), device: Backing::found(&path), path }
+        let target = Target::of(&path).ok().filter(|it| matches!(it, Target::File { .. }));
+        let serial = target.map(|it| Serial::of(&Host::default(), &it).to_string());
+        Known { serial, device: Backing::found(&path), path }
     }
 
     /// Whether that one is the same. A block device without an identity is known by its name alone.
-    fn is_same(&self, found: &Known) -> bool {
+    pub fn is_same(&self, found: &Known) -> bool {
         match (&self.device, &found.device) {
             (Some(known), Some(found)) if known.has_identity() && found.has_identity() => {
                 known.is_same_device(found)
             }
-            _ => self.path == found.path && self.inode == found.inode,
+            _ if self.serial.is_some() => self.serial == found.serial,
+            _ => self.path == found.path && found.serial.is_none(),
         }
     }
 }
@@ -135,22 +139,24 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// The one that was given, or the usual one: made if it is not there.
-    pub fn open(given: Option<&Path>) -> Result<StateDir> {
-        let path = match given {
-            Some(path) => path.to_owned(),
-            None => usual().context(
-                "there is no state directory: neither HOME nor XDG_STATE_HOME is set; give --state-dir",
-            )?,
+    /// The one that was given, or the usual one: made if it is not there. The inner error: there is none and cannot be, so
+    /// nothing was ever written down in it. One that is there and cannot be looked at is the outer error (N2).
+    pub fn open(given: Option<&Path>) -> Result<Result<StateDir, String>> {
+        let Some(path) = given.map(Path::to_owned).or_else(usual) else {
+            let text = "there is no state directory: neither HOME nor XDG_STATE_HOME is set; give --state-dir";
+            return Ok(Err(text.into()));
         };
         let failed = || format!("{}: cannot be the state directory", path.display());
         let mut builder = std::fs::DirBuilder::new();
-        builder.recursive(true).mode(0o700).create(&path).with_context(failed)?;
+        let made = builder.recursive(true).mode(0o700).create(&path).with_context(failed);
+        if let Err(error) = made {
+            return if may_be_there(&path) { Err(error) } else { Ok(Err(format!("{error:#}"))) };
+        }
         // Known to be there after a power cut, too.
         if let Some(above) = path.parent() {
             let _ = std::fs::File::open(above).and_then(|it| it.sync_all());
         }
-        Ok(StateDir { path })
+        Ok(Ok(StateDir { path }))
     }
 
     /// What is known of a volume (N2).
@@ -165,7 +171,9 @@ impl StateDir {
         let mut records = Vec::new();
         for entry in std::fs::read_dir(&self.path).with_context(failed)? {
             let entry = entry.with_context(failed)?;
-            if entry.file_name().to_string_lossy().starts_with('.') {
+            // What is being written is nothing yet; `lost+found` is no record.
+            let is_hidden = entry.file_name().to_string_lossy().starts_with('.');
+            if is_hidden || entry.file_type().with_context(failed)?.is_dir() {
                 continue;
             }
             records.extend(read(&entry.path())?.filter(|record| record.backing.is_same(&found)));
@@ -176,16 +184,18 @@ impl StateDir {
     /// Writes a record, for good: whole or not at all.
     pub fn write(&self, record: &Record) -> Result<()> {
         let path = self.path.join(record.file_name());
-        if read(&path).is_ok_and(|known| known.as_ref() == Some(record)) {
-            return Ok(());
-        }
         let failed = || format!("{}: cannot be written", path.display());
+        let sync = || std::fs::File::open(&self.path).and_then(|it| it.sync_all());
+        if read(&path).is_ok_and(|known| known.as_ref() == Some(record)) {
+            // Whoever wrote it may have died before its name was durable (N1).
+            return sync().with_context(failed);
+        }
         let new = self.path.join(format!(".{}.new", record.file_name()));
         let mut file = std::fs::File::create(&new).with_context(failed)?;
         file.write_all(serde_json::to_string_pretty(record)?.as_bytes()).with_context(failed)?;
         file.sync_all().with_context(failed)?;
         std::fs::rename(&new, &path).with_context(failed)?;
-        std::fs::File::open(&self.path).and_then(|it| it.sync_all()).with_context(failed)
+        sync().with_context(failed)
     }
 
     /// A volume is no cache's any more.
@@ -214,6 +224,11 @@ fn read(path: &Path) -> Result<Option<Record>> {
     }
 }
 
+fn may_be_there(path: &Path) -> bool {
+    let none = [ErrorKind::NotFound, ErrorKind::NotADirectory];
+    path.symlink_metadata().map_or_else(|error| !none.contains(&error.kind()), |_| true)
+}
+
 fn usual() -> Option<PathBuf> {
     let is_root = rustix::process::geteuid().is_root();
     let of =
@@ -239,6 +254,10 @@ mod tests {
         path
     }
 
+    fn open(path: &Path) -> StateDir {
+        StateDir::open(Some(path)).unwrap().unwrap()
+    }
+
     fn record(backing: &Path) -> Record {
         Record {
             cache: "c".into(),
@@ -255,7 +274,7 @@ mod tests {
     #[test]
     fn a_record_is_found_by_its_volume_and_by_its_backing_device() {
         let path = scratch("state-found");
-        let dir = StateDir::open(Some(&path)).unwrap();
+        let dir = open(&path);
         let disk = path.with_extension("disk");
         std::fs::write(&disk, "x").unwrap();
         assert_eq!(dir.read("c", "v").unwrap(), None);
@@ -263,7 +282,15 @@ mod tests {
         dir.write(&known).unwrap();
         assert_eq!(dir.read("c", "v").unwrap(), Some(known.clone()));
         assert_eq!(dir.of_backing(&disk).unwrap(), [known]);
-        // Another file with its name, and the same with another.
+        // It is the same by another name.
+        let moved = disk.with_extension("moved");
+        std::fs::rename(&disk, &moved).unwrap();
+        assert_eq!(dir.of_backing(&moved).unwrap().len(), 1);
+        // Another file with its name, which may have its inode.
+        std::fs::remove_file(&moved).unwrap();
+        std::fs::write(&disk, "y").unwrap();
+        assert_eq!(dir.of_backing(&disk).unwrap(), []);
+        dir.write(&record(&disk)).unwrap();
         std::fs::write(disk.with_extension("other"), "y").unwrap();
         std::fs::rename(disk.with_extension("other"), &disk).unwrap();
         assert_eq!(dir.of_backing(&disk).unwrap(), []);
@@ -283,11 +310,33 @@ mod tests {
         assert_eq!([6, 7, 8].map(|it| record.mark_for(it)), [Some(mark), Some(mark), None]);
     }
 
+    #[test]
+    fn a_directory_that_is_there_and_cannot_be_used_is_not_none() {
+        let path = scratch("state-file");
+        std::fs::write(&path, "").unwrap();
+        assert!(StateDir::open(Some(&path)).is_err(), "it is a file");
+        assert!(
+            StateDir::open(Some(&path.join("below"))).unwrap().is_err(),
+            "nothing can be there"
+        );
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    /// The directory may be a file system's own.
+    #[test]
+    fn a_directory_is_no_record() {
+        let path = scratch("state-lost-found");
+        let dir = open(&path);
+        std::fs::create_dir(path.join("lost+found")).unwrap();
+        assert_eq!(dir.of_backing(Path::new("/")).unwrap(), []);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
     /// What is torn, or of a newer forebay, may be a mark.
     #[test]
     fn what_cannot_be_read_is_an_error() {
         let path = scratch("state-rubbish");
-        let dir = StateDir::open(Some(&path)).unwrap();
+        let dir = open(&path);
         std::fs::write(path.join("c.v"), "{").unwrap();
         assert!(dir.read("c", "v").is_err());
         assert!(dir.of_backing(Path::new("/")).is_err());

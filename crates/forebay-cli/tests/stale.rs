@@ -83,6 +83,13 @@ impl Place {
         assert!(self.scratch.ask(&["drain"]).status.success());
     }
 
+    /// What is done with a cache that nobody serves.
+    fn offline(&self, words: &[&str]) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(words).arg("--cache").arg(self.scratch.cache());
+        good(&mut self.with_state(command));
+    }
+
     fn problems(&self) -> String {
         self.scratch.status()["problems"].to_string()
     }
@@ -198,12 +205,12 @@ fn a_disk_whose_newest_data_is_on_a_cache_is_not_served_bare_unasked() {
     assert!(place.scratch.ask(&["set", "v", "mode=write-back"]).status.success());
     place.write("v", 4096, 1);
     daemon.stop("TERM");
-    let refused = run(&mut place.bare_command(&[]));
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success(), "{said}");
-    for part in ["belongs to volume v", "drain --cache", "--without-cache w"] {
+    let said = refused(place.bare_command(&[]));
+    for part in ["belongs to volume v", "drain --cache /", "--without-cache w"] {
         assert!(said.contains(part), "{part} in {said}");
     }
+    let said = refused(place.bare_command(&["--without-cache", "x"]));
+    assert!(said.contains("--without-cache x: no such volume"), "{said}");
     let bare =
         Daemon::start(place.bare_command(&["--without-cache", "w"]), &place.scratch.path("stderr"));
     assert_eq!(place.read("w", 4096), 0);
@@ -211,8 +218,7 @@ fn a_disk_whose_newest_data_is_on_a_cache_is_not_served_bare_unasked() {
     place.write("w", 4096, 3);
     bare.stop("TERM");
     // What is dirty waits for the operator.
-    let refused = run(&mut place.with_state(place.scratch.serve_command::<&str>(&[])));
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let said = refused(place.with_state(place.scratch.serve_command::<&str>(&[])));
     assert!(
         said.contains("was served without this cache") && said.contains("v=keep-dirty"),
         "{said}"
@@ -236,13 +242,86 @@ fn a_forgotten_volume_is_anybodys() {
     place.drain();
     daemon.stop("TERM");
     assert_eq!(names(&place.state()), 1);
-    let mut forget = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    forget.arg("forget").arg("--cache").arg(place.scratch.cache()).arg("v");
-    good(&mut place.with_state(forget));
+    place.offline(&["forget", "v"]);
     assert_eq!(names(&place.state()), 0);
     let bare = Daemon::start(place.bare_command(&[]), &place.scratch.path("stderr"));
     assert!(!bare.said().contains("is stale"), "{}", bare.said());
     bare.stop("TERM");
+}
+
+/// Each would know nothing of what the other writes: what the first one has is old then, and was served all the same.
+#[test]
+fn two_volumes_of_one_cache_on_one_disk_are_as_those_of_two_caches() {
+    let place = Place::new("stale-two");
+    let at = 2 * MIB; // Not where a disk is looked at to know it again.
+    let daemon = place.serve_first();
+    place.write("v", at, 1);
+    daemon.stop("TERM");
+    let other = ["--volume", &format!("w={}", place.disk.display())];
+    let said = refused(place.with_state(place.scratch.serve_command(&other)));
+    assert!(said.contains("belongs to volume v of this cache, which may hold newer"), "{said}");
+    let daemon = place.serve(&[]);
+    place.drain();
+    daemon.stop("TERM");
+    let daemon = place.serve(&other);
+    assert!(daemon.said().contains("volume v of this cache, which is stale"), "{}", daemon.said());
+    assert!(place.problems().contains("is the backing device of volume w"), "{}", place.problems());
+    place.write("w", at, 2);
+    place.drain();
+    daemon.stop("TERM");
+    place.offline(&["forget", "w"]);
+    let daemon = place.serve(&[]);
+    assert_eq!(place.read("v", at), 2);
+    daemon.stop("TERM");
+}
+
+/// Whoever made a new cache over an old one was refused the disks of the old one, which nobody could serve any more.
+#[test]
+fn a_cache_that_is_made_anew_leaves_nothing_written_down() {
+    let place = Place::new("stale-format");
+    place.serve_first().kill();
+    assert_eq!(names(&place.state()), 1);
+    let mut format = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    format.args(["format", "--force"]).arg(place.scratch.cache());
+    place.scratch.note_cache(&good(&mut place.with_state(format)));
+    assert_eq!(names(&place.state()), 0);
+    place.serve_first().stop("TERM");
+}
+
+/// What is clean would be there again at the next start, which sees no change then.
+#[test]
+fn dirty_data_is_not_kept_over_a_change_that_cannot_be_written_down() {
+    let place = Place::new("stale-keep");
+    let daemon = place.serve_first();
+    place.write("v", MIB, 1);
+    daemon.stop("TERM");
+    let disk = std::fs::File::options().write(true).open(&place.disk).unwrap();
+    disk.write_all_at(&[9; 4096], 0).unwrap();
+    // Nothing can be made there, and nothing can be there.
+    let more = ["--if-changed", "v=keep-dirty", "--state-dir", "/dev/null/state"];
+    let said = refused(place.scratch.serve_command(&more));
+    assert!(said.contains("it takes a state directory"), "{said}");
+    let daemon = place.serve(&more[..2]);
+    assert_eq!((place.read("v", 0), place.read("v", MIB)), (9, 1));
+    daemon.stop("TERM");
+}
+
+/// A mark may be in it.
+#[test]
+fn nothing_is_served_beside_a_state_directory_that_cannot_be_looked_at() {
+    let place = Place::new("stale-unknown");
+    std::fs::write(place.state(), "").unwrap();
+    let volume = format!("v={}", place.disk.display());
+    let command = place.scratch.serve_command(&["--volume", &volume]);
+    let said = refused(place.with_state(command));
+    assert!(said.contains("cannot be the state directory"), "{said}");
+}
+
+fn refused(mut command: Command) -> String {
+    let done = run(&mut command);
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    said
 }
 
 fn names(path: &Path) -> usize {

@@ -8,6 +8,7 @@ use crate::{backing, hide};
 use anyhow::{Result, bail};
 use forebay::io::FileDevice;
 use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions, uuid_text};
+use forebay_core::format::superblock::Superblock;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use std::io::{BufRead, IsTerminal, Write};
 use std::process::ExitCode;
@@ -16,6 +17,7 @@ use std::time::Duration;
 const CLOSE_LIMIT: Duration = Duration::from_secs(60);
 
 pub fn run(args: &ForgetArgs) -> Result<ExitCode> {
+    let state_dir = StateDir::open(args.state_dir.as_deref())?;
     let device = backing::open_exclusive(&args.cache, CACHE_SOURCE, None)?;
     let mut shard = Shard::open(Box::new(device), &ShardOptions::default())?;
     let Some(index) = shard.find(&args.name) else {
@@ -33,15 +35,32 @@ pub fn run(args: &ForgetArgs) -> Result<ExitCode> {
         }
         ask_for(&[dirty])?;
     }
-    let volume = shard.superblock().volumes[usize::from(index.0)].as_ref();
-    let volume = volume.map(|volume| uuid_text(&volume.uuid)).unwrap_or_default();
+    let before = shard.superblock().clone();
     shard.forget(index)?;
-    let cache = uuid_text(&shard.superblock().uuid);
     shard.close(CLOSE_LIMIT)?;
-    hide::erase(&cache, &args.name)?;
-    StateDir::open(args.state_dir.as_deref())?.remove(&cache, &volume)?;
     println!("{}: forgotten", args.name);
+    release(&before, Some(index), state_dir.ok().as_ref())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Removes what this machine has written down of a volume that is not the cache's any more, or of all of them.
+pub fn release(
+    before: &Superblock,
+    only: Option<VolumeIndex>,
+    state_dir: Option<&StateDir>,
+) -> Result<()> {
+    let cache = uuid_text(&before.uuid);
+    let mut done = Ok(());
+    for (at, volume) in before.volumes.iter().enumerate() {
+        let Some(volume) = volume else { continue };
+        if only.is_none_or(|only| usize::from(only.0) == at) {
+            // One that fails does not keep the other.
+            let removed =
+                state_dir.map_or(Ok(()), |dir| dir.remove(&cache, &uuid_text(&volume.uuid)));
+            done = done.and(hide::erase(&cache, &volume.name)).and(removed);
+        }
+    }
+    done
 }
 
 /// `name (3.1 GiB)` if the volume has data that is not on its backing device, or has lost such data.

@@ -2,6 +2,7 @@
 //! `forebay format`: makes a new, empty cache.
 
 use crate::args::{FormatArgs, SEGMENT_BYTES_LEAST};
+use crate::state_dir::StateDir;
 use crate::units::size;
 use crate::{backing, memory};
 use anyhow::{Context, Result, bail};
@@ -36,9 +37,17 @@ pub fn run(args: &FormatArgs) -> Result<ExitCode> {
     if size_bytes < CACHE_BYTES_MIN {
         bail!("{path}: holds {}; a cache needs at least 64 MiB", size(size_bytes));
     }
-    let device = check_content(args, device)?;
+    let before = cache::read_superblock(&device).ok().map(|found| found.superblock);
+    let state_dir = match before {
+        Some(_) => StateDir::open(args.state_dir.as_deref())?.ok(),
+        None => None,
+    };
+    let device = check_content(args, device, before.is_some())?;
     let superblock = cache::format(&device, size_bytes, args.segment_size as u32, wall_now())?;
     print_result(args, &superblock)?;
+    if let Some(before) = before {
+        super::forget::release(&before, None, state_dir.as_ref())?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -62,7 +71,7 @@ fn make_file(args: &FormatArgs) -> Result<()> {
 }
 
 /// Refuses to erase what somebody may want.
-fn check_content(args: &FormatArgs, device: FileDevice) -> Result<FileDevice> {
+fn check_content(args: &FormatArgs, device: FileDevice, is_cache: bool) -> Result<FileDevice> {
     let path = args.cache.display();
     let size_bytes = device.info().size_bytes;
     let mut read = |offset: u64, bytes: &mut [u8]| device.read_at(offset, bytes);
@@ -72,7 +81,6 @@ fn check_content(args: &FormatArgs, device: FileDevice) -> Result<FileDevice> {
     for signature in &found {
         println!("  holds {signature}");
     }
-    let is_cache = cache::read_superblock(&device).is_ok();
     if is_cache && !args.force {
         bail!("{path}: is a forebay cache already; give --force to erase it");
     }

@@ -5,6 +5,7 @@ use super::Daemon;
 use super::watch::Watch;
 use crate::args::{IoChoice, SEGMENT_BYTES_LEAST, ServeArgs, VolumeSpec};
 use crate::attach::Kind;
+use crate::state_dir::StateDir;
 use crate::units::size;
 use crate::{backing, memory, upgrade};
 use anyhow::{Context, Result};
@@ -30,6 +31,8 @@ impl Daemon {
         args: &ServeArgs,
         devices: Option<Kind>,
     ) -> Result<Daemon> {
+        // Before anything is changed: where it cannot be looked at nothing is served.
+        let state_dir = StateDir::open(args.state_dir.as_deref())?;
         let mut options = options(args);
         let device: Box<dyn Device> = match &cache {
             Some(path) => Box::new(match backing::take_left(path, CACHE_SOURCE, None)? {
@@ -114,7 +117,7 @@ impl Daemon {
             machines: None,
         };
         daemon.tell_opened();
-        daemon.find_state_dir(args.state_dir.as_deref());
+        daemon.use_state_dir(state_dir);
         Ok(daemon)
     }
 

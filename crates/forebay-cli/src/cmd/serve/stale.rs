@@ -53,11 +53,12 @@ impl LastNotes {
 }
 
 impl Daemon {
-    pub(super) fn find_state_dir(&mut self, given: Option<&Path>) {
-        match StateDir::open(given) {
+    /// Without one, that is a problem.
+    pub(super) fn use_state_dir(&mut self, found: Result<StateDir, String>) {
+        match found {
             Ok(found) => self.state_dir = Some(found),
-            Err(error) => self.problem(format!(
-                "{error:#}; a cache that fails is not passed, and nobody is told of backing devices that \
+            Err(why) => self.problem(format!(
+                "{why}; a cache that fails is not passed, and nobody is told of backing devices that \
                  belong to other caches"
             )),
         }
@@ -85,7 +86,13 @@ impl Daemon {
 
     /// Writes down that the cache is stale for a volume that is about to be served.
     pub(super) fn note_stale(&self, recorded: &Volume, backing: &Path, why: Why) -> Result<()> {
-        let Some(dir) = &self.state_dir else { return Ok(()) };
+        let Some(dir) = &self.state_dir else {
+            bail!(
+                "{}: what is kept of the cache is not all that it holds, and the next start must know that: it \
+                 takes a state directory (--state-dir)",
+                recorded.name
+            );
+        };
         let mut record = self.record_of(recorded, backing, true);
         record.stale = Some(marked(recorded.attach_generation, why));
         dir.write(&record)
@@ -99,34 +106,66 @@ impl Daemon {
         }
     }
 
-    /// Before a backing device is served that nobody else has any more: other caches that it belongs to are stale from
-    /// now on (M1). One that may hold newer data is passed only if that was asked for.
+    /// Before a backing device is served that nobody else has any more: other caches that it belongs to, and other volumes
+    /// of this one, are stale from now on (M1). One that may hold newer data is passed only if that was asked for.
     pub(super) fn pass_others(&mut self, backing: &Path, name: &str) -> Result<()> {
         let Some(dir) = &self.state_dir else { return Ok(()) };
         let own = self.cache_uuid();
-        for mut record in dir.of_backing(backing)?.into_iter().filter(|it| it.cache != own) {
-            let shown = backing.display();
-            let (volume, cache) = (&record.name, &record.cache_path);
+        let recorded = self.server.shard.superblock().volumes.iter().flatten();
+        let recorded: Vec<(String, &str)> =
+            recorded.map(|it| (uuid_text(&it.uuid), it.name.as_str())).collect();
+        let shown = backing.display();
+        for mut record in dir.of_backing(backing)? {
+            let volume = record.name.clone();
+            let mut of =
+                format!("volume {volume} of the cache {} ({})", record.cache, record.cache_path);
+            let mut instead = format!(
+                "serve it with --cache {0}, or `forebay drain --cache {0} {volume}` first; if the cache is gone, \
+                 `serve --without-cache {name}` serves what is here, and gives up what was there",
+                record.cache_path
+            );
+            if record.cache == own {
+                match recorded.iter().find(|it| it.0 == record.volume) {
+                    Some((_, known)) if *known == name => continue,
+                    Some(_) => {}
+                    None => {
+                        // It has left the cache, and could not be removed then.
+                        dir.remove(&record.cache, &record.volume)?;
+                        continue;
+                    }
+                }
+                of = format!("volume {volume} of this cache");
+                instead = format!("serve it as {volume}, or drain and forget that first");
+            }
             let is_asked = self.without_cache.iter().any(|it| it == name);
             if record.dirty && !is_asked {
-                bail!(
-                    "{shown}: belongs to volume {volume} of the cache {} ({cache}), which may hold newer data: \
-                     serve it with --cache {cache}, or `forebay drain --cache {cache} {volume}` first; if the \
-                     cache is gone, --without-cache {name} serves what is here, and gives up what was there",
-                    record.cache
-                );
+                bail!("{shown}: belongs to {of}, which may hold newer data: {instead}");
             }
-            if record.mark_for(record.attach_generation).is_none() {
+            let is_new = record.mark_for(record.attach_generation).is_none();
+            if is_new {
                 record.stale = Some(marked(record.attach_generation, Why::ServedWithout));
-                dir.write(&record).with_context(|| format!("{shown}: is not served"))?;
+            }
+            // One that is there may not be durable yet.
+            dir.write(&record).with_context(|| format!("{shown}: is not served"))?;
+            if is_new {
                 warn!(
-                    "{name}: {shown} belongs to volume {volume} of the cache {} ({cache}), which is stale from now \
-                     on: what it holds is dropped when it is served again",
-                    record.cache
+                    "{name}: {shown} belongs to {of}, which is stale from now on: what it holds is dropped when it \
+                     is served again"
                 );
             }
         }
         Ok(())
+    }
+
+    /// Two volumes on one device would each know nothing of what the other writes.
+    pub(super) fn check_not_served(&self, backing: &Path) -> Result<()> {
+        let found = Known::of(backing);
+        match self.volumes.iter().find(|it| Known::of(&it.backing).is_same(&found)) {
+            Some(other) => {
+                bail!("{}: is the backing device of volume {}", backing.display(), other.name)
+            }
+            None => Ok(()),
+        }
     }
 
     /// Goes on with marks that the engine wants because the cache device has failed.
@@ -172,7 +211,7 @@ impl Daemon {
             cache: self.cache_uuid(),
             volume: uuid_text(&recorded.uuid),
             name: recorded.name.clone(),
-            cache_path: self.cache_text(),
+            cache_path: self.lasting_cache_text(),
             attach_generation: recorded.attach_generation,
             backing: Known::of(backing),
             dirty,
@@ -197,6 +236,12 @@ impl Daemon {
         let passes =
             |it: &Served| engine.status(it.index).is_some_and(|it| it.stale == Stale::Passing);
         engine.health() == CacheHealth::Failed && self.volumes.iter().all(passes)
+    }
+
+    /// The cache's path from the root: whoever reads it may be somewhere else.
+    fn lasting_cache_text(&self) -> String {
+        let path = self.cache_path.as_ref().and_then(|path| std::path::absolute(path).ok());
+        path.map_or_else(|| self.cache_text(), |path| path.display().to_string())
     }
 
     fn cache_uuid(&self) -> String {

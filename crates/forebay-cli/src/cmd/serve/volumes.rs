@@ -27,6 +27,12 @@ impl Daemon {
         if let Some((name, _)) = args.if_changed.iter().find(|(name, _)| !known(name)) {
             bail!("--if-changed {name}: no such volume in this cache; nothing was changed");
         }
+        let asked = |name: &String| args.volumes.iter().any(|spec| spec.name == *name);
+        if let Some(name) = args.without_cache.iter().find(|name| !known(name) && !asked(name)) {
+            bail!(
+                "--without-cache {name}: no such volume is asked for or in this cache; nothing was changed"
+            );
+        }
         self.reserve_as_asked(&args.volumes)?;
         for spec in &args.volumes {
             let Some(index) = self.server.shard.find(&spec.name) else {
@@ -155,6 +161,7 @@ impl Daemon {
         if let Some(cache) = &self.cache_path {
             backing::check_apart(cache, path)?;
         }
+        self.check_not_served(path)?;
         let device = backing::open_exclusive(path, source, wanted.logical_block)?;
         self.pass_others(path, &recorded.name)?;
         let name = &recorded.name;
@@ -213,6 +220,7 @@ impl Daemon {
         if let Some(cache) = &self.cache_path {
             backing::check_apart(cache, backing)?;
         }
+        self.check_not_served(backing)?;
         let device = backing::open_exclusive(backing, backing_source(index), spec.logical_block)?;
         self.pass_others(backing, &spec.name)?;
         let info = device.info().clone();
