@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay set` changes a volume that is served, and `forebay why` says where a block went.
+//!
+//! How quick the backing device is depends on who else uses it, and a batch begins when what is dirty has waited for half a
+//! minute, which a busy machine may take: what either would change is done again until it has been seen.
 
 #![allow(clippy::unwrap_used)]
 
 mod support;
 
 use serde_json::Value;
-use support::{Scratch, forebay};
+use support::{Scratch, forebay, wait_for};
 
 const MIB: u64 = 1 << 20;
 
@@ -28,7 +31,7 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
     let it = &scratch.status()["volumes"][0];
     assert_eq!((&it["order"], &it["cutoff_bytes"]), (&"batch".into(), &MIB.into()));
     assert_eq!((&it["weight"], &it["p99_target_us"]), (&2.into(), &Value::Null));
-    assert_eq!(it["sharing"]["sliced"], false, "a file answers at once");
+    assert_eq!(it["sharing"]["sliced"], false, "nothing is known of it yet");
 
     // Batch: a stream goes through the log, however long.
     let mut client = scratch.connect("v");
@@ -36,8 +39,12 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
         client.write(at * 65536, &[1; 65536], false).unwrap();
     }
     assert_eq!(scratch.status()["volumes"][0]["bypassed_bytes"], 0);
-    let (found, text) = why(&scratch, 500);
-    assert_eq!(found["state"], "dirty");
+    let (mut found, mut text) = Default::default();
+    wait_for("a dirty block", || {
+        client.write(500 * 4096, &[1; 4096], false).unwrap();
+        (found, text) = why(&scratch, 500);
+        found["state"] == "dirty"
+    });
     assert!(["memory", "cache"].contains(&found["place"].as_str().unwrap()), "{found}");
     assert!(text.contains("written by a guest, and not written back yet"), "{text}");
 
@@ -53,7 +60,7 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
     client.flush().unwrap();
     let it = &scratch.status()["volumes"][0];
     assert_eq!(it["bypassed_writes"]["sequential"], 7, "all but the first: {it}");
-    let (found, text) = why(&scratch, 32 * 256 + 16);
+    let (mut found, text) = why(&scratch, 32 * 256 + 16);
     assert_eq!(
         (&found["place"], &found["bypass"]["reason"]),
         (&"backing".into(), &"sequential".into())
@@ -63,12 +70,15 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
     assert_eq!(bytes[32 * MIB as usize + 65536..][..7 * 65536], [2; 7 * 65536]);
 
     // And over what is dirty: it is there once, on the backing device.
-    for at in 0..4 {
-        client.write(at * 65536, &[3; 65536], false).unwrap();
-    }
-    let (found, _) = why(&scratch, 40);
-    assert_eq!((&found["place"], &found["state"]), (&"backing".into(), &"clean".into()));
-    assert_eq!(found["is_voided"], true);
+    wait_for("a stream that no batch is in the way of", || {
+        for at in 0..4 {
+            client.write(at * 65536, &[3; 65536], false).unwrap();
+        }
+        client.flush().unwrap();
+        (found, _) = why(&scratch, 40);
+        found["place"] == "backing" && found["is_voided"] == true
+    });
+    assert_eq!(found["state"], "clean");
     let (found, text) = why(&scratch, 60 * 256);
     assert_eq!((&found["place"], &found["bypass"]), (&"backing".into(), &Value::Null));
     assert!(text.contains("nothing is remembered of it"), "{text}");
@@ -97,7 +107,8 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
     let said = String::from_utf8(set.stdout).unwrap();
     assert!(said.contains("weight 3, reads of the backing device to take up to 50 ms"), "{said}");
     let text = String::from_utf8(scratch.ask(&["status"]).stdout).unwrap();
-    assert!(text.contains("quick enough for guests and write-back at once"), "{text}");
+    let told = ["quick enough for guests and write-back at once", "backing device in turn, "];
+    assert!(told.iter().any(|told| text.contains(told)), "{text}");
     drop(client);
     daemon.stop("TERM");
     let daemon = scratch.serve::<&str>(&[]);
