@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Where others come in: guests, and who scrapes metrics.
+
+use std::path::PathBuf;
+
+/// Where guests come in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// NBD on a Unix socket.
+    Unix(PathBuf),
+    /// NBD on a TCP port.
+    Tcp(std::net::SocketAddr),
+    /// One virtual machine, whose disk is a volume; the only one if none is named.
+    VhostUser { path: PathBuf, volume: Option<String> },
+}
+
+pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
+    if let Some(path) = text.strip_prefix("nbd+unix://") {
+        if !path.starts_with('/') || path.len() < 2 {
+            return Err("expected nbd+unix:///PATH with an absolute path".into());
+        }
+        return Ok(Listen::Unix(PathBuf::from(path)));
+    }
+    if let Some(rest) = text.strip_prefix("vhost-user://") {
+        return parse_vhost_user(rest);
+    }
+    let Some(address) = text.strip_prefix("nbd://") else {
+        return Err("expected nbd+unix:///PATH, nbd://127.0.0.1:PORT or \
+                    vhost-user:///PATH[?volume=NAME]"
+            .into());
+    };
+    let address: std::net::SocketAddr = address
+        .parse()
+        .map_err(|_| format!("'{address}' is no address with a port; try 127.0.0.1:10809"))?;
+    if !address.ip().is_loopback() {
+        return Err(format!(
+            "{address} is not on loopback; without TLS anyone there could read and write the \
+             volume, so it is refused"
+        ));
+    }
+    Ok(Listen::Tcp(address))
+}
+
+fn parse_vhost_user(rest: &str) -> Result<Listen, String> {
+    if cfg!(not(feature = "vhost")) {
+        return Err("this program was built without the feature `vhost`".into());
+    }
+    let (path, query) = rest.split_once('?').map_or((rest, None), |(path, it)| (path, Some(it)));
+    if !path.starts_with('/') || path.len() < 2 {
+        return Err("expected vhost-user:///PATH with an absolute path".into());
+    }
+    let volume = match query.map(|query| query.split_once('=')) {
+        None => None,
+        Some(Some(("volume", name))) if !name.is_empty() => Some(name.to_owned()),
+        Some(_) => return Err("expected ?volume=NAME behind the path, or nothing".into()),
+    };
+    Ok(Listen::VhostUser { path: PathBuf::from(path), volume })
+}
+
+/// Where metrics are scraped.
+#[derive(Clone, Debug)]
+pub enum MetricsAddress {
+    Unix(PathBuf),
+    Tcp(std::net::SocketAddr),
+}
+
+pub(super) fn parse_metrics(text: &str) -> Result<MetricsAddress, String> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        // `unix:///run/x` is how some write it.
+        let path = path.strip_prefix("//").unwrap_or(path);
+        if path.is_empty() {
+            return Err("expected unix:PATH".into());
+        }
+        return Ok(MetricsAddress::Unix(PathBuf::from(path)));
+    }
+    let address: std::net::SocketAddr =
+        text.parse().map_err(|_| format!("'{text}': expected unix:PATH or 127.0.0.1:PORT"))?;
+    if !address.ip().is_loopback() {
+        return Err(format!(
+            "{address} is not on loopback; anyone there could read how the volumes are used, so \
+             it is refused"
+        ));
+    }
+    Ok(MetricsAddress::Tcp(address))
+}
+
+#[cfg(all(test, feature = "vhost"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vhost_user_socket_names_its_volume_or_none() {
+        let to = |volume: Option<&str>| Listen::VhostUser {
+            path: "/run/v.sock".into(),
+            volume: volume.map(str::to_owned),
+        };
+        assert_eq!(parse_listen("vhost-user:///run/v.sock"), Ok(to(None)));
+        assert_eq!(parse_listen("vhost-user:///run/v.sock?volume=a.b"), Ok(to(Some("a.b"))));
+        for bad in ["v.sock", "/", "/v?volume=", "/v?name=a", "/v?", "/v?volume"] {
+            assert!(parse_listen(&format!("vhost-user://{bad}")).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A volume as it is written: `NAME=BACKING[,KEY=VALUE]...`, and what of it can be set.
+
+use crate::address::Address;
+use crate::units::{exact_size, parse_size, parse_time};
+use forebay_core::format::superblock::{CUTOFF_MAX, Mode, Order, WEIGHT_MAX};
+use forebay_core::policy::reserve::Reserve;
+use forebay_core::units::BLOCK_BYTES;
+
+/// A volume as it is asked for: `NAME=BACKING[,KEY=VALUE]...`.
+#[derive(Clone, Debug)]
+pub struct VolumeSpec {
+    pub name: String,
+    pub backing: Address,
+    pub mode: Option<Mode>,
+    pub order: Option<Order>,
+    /// In blocks.
+    pub cutoff: Option<u32>,
+    pub weight: Option<u8>,
+    /// In microseconds.
+    pub p99_target: Option<u32>,
+    pub reserve: Option<Reserve>,
+    pub logical_block: Option<u32>,
+}
+
+/// What may come after the backing device.
+pub const VOLUME_KEYS: [&str; 7] =
+    ["mode", "order", "cutoff", "weight", "p99_target", "reserve", "logical_block"];
+
+pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
+    let (name, rest) = text.split_once('=').ok_or("expected NAME=BACKING[,mode=...]")?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
+        return Err(format!("'{name}' is no volume name; use 1 to 64 of a-z A-Z 0-9 - _ ."));
+    }
+    let mut parts = rest.split(',');
+    let backing = Address::parse(parts.next().unwrap_or_default())?;
+    let mut spec = VolumeSpec {
+        name: name.into(),
+        backing,
+        mode: None,
+        order: None,
+        cutoff: None,
+        weight: None,
+        p99_target: None,
+        reserve: None,
+        logical_block: None,
+    };
+    for part in parts {
+        match part.split_once('=') {
+            Some(("mode", mode)) => spec.mode = Some(parse_mode(mode)?),
+            Some(("order", order)) => spec.order = Some(parse_order(order)?),
+            Some(("cutoff", cutoff)) => spec.cutoff = Some(parse_cutoff(cutoff)?),
+            Some(("weight", weight)) => spec.weight = Some(parse_weight(weight)?),
+            Some(("p99_target", target)) => spec.p99_target = Some(parse_p99_target(target)?),
+            Some(("reserve", reserve)) => spec.reserve = Some(parse_reserve(reserve)?),
+            Some(("logical_block", "512")) => spec.logical_block = Some(512),
+            Some(("logical_block", "4096")) => spec.logical_block = Some(4096),
+            Some(("logical_block", other)) => {
+                return Err(format!("logical_block={other}: 512 and 4096 are known"));
+            }
+            _ => return Err(format!("'{part}': known are {}", known_keys(&VOLUME_KEYS))),
+        }
+    }
+    Ok(spec)
+}
+
+fn parse_mode(text: &str) -> Result<Mode, String> {
+    match text {
+        "write-back" => Ok(Mode::WriteBack),
+        "write-through" => Ok(Mode::WriteThrough),
+        "write-around" => Ok(Mode::WriteAround),
+        _ => Err(format!("mode={text}: write-back, write-through and write-around are known")),
+    }
+}
+
+fn parse_order(text: &str) -> Result<Order, String> {
+    match text {
+        "batch" => Ok(Order::Batch),
+        "strict" => Ok(Order::Strict),
+        "relaxed" => Ok(Order::Relaxed),
+        _ => Err(format!("order={text}: batch, strict and relaxed are known")),
+    }
+}
+
+/// How an order is written.
+pub fn order_name(order: Order) -> &'static str {
+    match order {
+        Order::Batch => "batch",
+        Order::Strict => "strict",
+        Order::Relaxed => "relaxed",
+    }
+}
+
+fn parse_cutoff(text: &str) -> Result<u32, String> {
+    let bytes = parse_size(text).map_err(|error| format!("cutoff={text}: {error}"))?;
+    let blocks = u32::try_from(bytes / BLOCK_BYTES).ok().filter(|blocks| *blocks <= CUTOFF_MAX);
+    let whole = blocks.filter(|_| bytes.is_multiple_of(BLOCK_BYTES));
+    whole.ok_or_else(|| format!("cutoff={text}: expected 0, or a multiple of 4K below 16T"))
+}
+
+fn parse_weight(text: &str) -> Result<u8, String> {
+    let weight = text.parse().ok().filter(|weight| matches!(weight, 1..=WEIGHT_MAX));
+    weight.ok_or_else(|| format!("weight={text}: expected a number from 1 to {WEIGHT_MAX}"))
+}
+
+/// In microseconds.
+fn parse_p99_target(text: &str) -> Result<u32, String> {
+    let time = parse_time(text).map_err(|error| format!("p99_target={text}: {error}"))?;
+    let micros = u32::try_from(time.as_micros()).ok().filter(|micros| *micros <= 60_000_000);
+    micros.ok_or_else(|| format!("p99_target={text}: expected 0, or a time of up to a minute"))
+}
+
+/// A size, a part of the cache, or what a volume has if nothing is said.
+fn parse_reserve(text: &str) -> Result<Reserve, String> {
+    let wrong =
+        || format!("reserve={text}: expected a size (a multiple of 4K), 0% to 100%, or default");
+    if text == "default" {
+        return Ok(Reserve::Share);
+    }
+    if let Some(percent) = text.strip_suffix('%') {
+        let percent = percent.parse().ok().filter(|percent| *percent <= 100);
+        return percent.map(Reserve::Percent).ok_or_else(wrong);
+    }
+    let bytes = parse_size(text).map_err(|_| wrong())?;
+    let whole = bytes.is_multiple_of(BLOCK_BYTES).then_some(bytes / BLOCK_BYTES);
+    whole.map(Reserve::Blocks).ok_or_else(wrong)
+}
+
+/// How it is written.
+pub fn reserve_name(reserve: Reserve) -> String {
+    match reserve {
+        Reserve::Share => "default".into(),
+        Reserve::Percent(percent) => format!("{percent}%"),
+        Reserve::Blocks(blocks) => exact_size(blocks * BLOCK_BYTES),
+    }
+}
+
+/// Keys, as they are written.
+fn known_keys(keys: &[&str]) -> String {
+    let keys: Vec<String> = keys.iter().map(|key| format!("{key}=...")).collect();
+    keys.join(", ")
+}
+
+/// What of a volume can be changed while it is served: `forebay set`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    Mode(Mode),
+    Order(Order),
+    /// In blocks.
+    Cutoff(u32),
+    Weight(u8),
+    /// In microseconds.
+    P99Target(u32),
+    Reserve(Reserve),
+}
+
+/// Reads `KEY=VALUE`.
+pub fn parse_setting(text: &str) -> Result<Setting, String> {
+    match text.split_once('=') {
+        Some(("mode", mode)) => parse_mode(mode).map(Setting::Mode),
+        Some(("order", order)) => parse_order(order).map(Setting::Order),
+        Some(("cutoff", cutoff)) => parse_cutoff(cutoff).map(Setting::Cutoff),
+        Some(("weight", weight)) => parse_weight(weight).map(Setting::Weight),
+        Some(("p99_target", target)) => parse_p99_target(target).map(Setting::P99Target),
+        Some(("reserve", reserve)) => parse_reserve(reserve).map(Setting::Reserve),
+        _ => {
+            let keys = VOLUME_KEYS.iter().filter(|key| **key != "logical_block");
+            let keys: Vec<&str> = keys.copied().collect();
+            Err(format!("'{text}': known are {}", known_keys(&keys)))
+        }
+    }
+}
+
+/// How a mode is written.
+pub fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::WriteBack => "write-back",
+        Mode::WriteThrough => "write-through",
+        Mode::WriteAround => "write-around",
+    }
+}
