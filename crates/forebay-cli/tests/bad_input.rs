@@ -110,9 +110,12 @@ fn each_exit_code_means_what_the_help_says() {
 
 #[test]
 fn one_bad_superblock_is_repaired_from_the_other() {
-    for address in [0, SECOND] {
-        let place = Place::new(&format!("copy{address}"));
+    // The last time on a device that is larger than the cache: its end is not where the second one lies.
+    for (address, more) in [(0, 0), (SECOND, 0), (0, 32 << 20)] {
+        let place = Place::new(&format!("copy{address}-{more}"));
         let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+        let file = std::fs::OpenOptions::new().write(true).open(&cache).unwrap();
+        file.set_len(file.metadata().unwrap().len() + more).unwrap();
         destroy(&cache, address);
         let check = place.run(&["check", &cache]);
         assert_eq!(check.code, 3, "{check:?}");

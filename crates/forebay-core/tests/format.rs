@@ -50,6 +50,7 @@ fn superblock(random: &mut Random) -> Superblock {
     superblock.compat = random.next();
     superblock.autoclear = random.next();
     superblock.segment_sequence = random.below(SEQUENCE_MAX);
+    superblock.says_size_again = random.below(4) > 0;
     superblock.written_at = random.next();
     for _ in 0..random.below(4) {
         let (mask, bit) = (1 + random.below(3) as u8, random.below(64) as u8);
@@ -326,6 +327,7 @@ fn name_of(error: FormatError) -> String {
 fn every_impossible_value_of_a_superblock_is_refused_by_name() {
     let mut random = Random(7);
     let mut good = superblock(&mut random);
+    good.says_size_again = true;
     good.feature_names = vec![FeatureName::new(2, 3, "known")];
     let mut first = volume(&mut random, &good);
     first.head = Head {
@@ -339,7 +341,7 @@ fn every_impossible_value_of_a_superblock_is_refused_by_name() {
     first.path = "/dev/sdb".into();
     good.volumes[0] = Some(first);
     good.volumes[1] = None;
-    let wrong: [Wrong; 66] = [
+    let wrong: [Wrong; 69] = [
         (0, b"FOREBAYX", "magic"),
         (8, &[2], "type"),
         (10, &[2], "version"),
@@ -358,7 +360,7 @@ fn every_impossible_value_of_a_superblock_is_refused_by_name() {
         (108, MAX4, "segment_count"),
         (112, MAX8, "first_segment"),
         (112, &[0; 8], "checkpoint_bytes"),
-        (96, &[0; 8], "first_segment"),
+        (96, &[0; 8], "size_again"),
         (120, &[13], "block_shift"),
         (122, &[12], "atomic_shift"),
         (124, &[2], "member_count"),
@@ -376,6 +378,9 @@ fn every_impossible_value_of_a_superblock_is_refused_by_name() {
         (194, &[0], "feature_name"),
         (1216, &[1], "reserved 1216"),
         (4095, &[1], "reserved 4095"),
+        (65_519, &[1], "reserved 65519"),
+        (65_520, MAX8, "size_again"),
+        (65_528, MAX4, "size_again_checksum"),
         (65_535, &[1], "reserved 65535"),
         (4096 + 16, &[0], "mode"),
         (4096 + 16, &[4], "mode"),

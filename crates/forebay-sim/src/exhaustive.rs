@@ -315,6 +315,7 @@ pub fn setup(scope: Scope) -> Setup {
         slow_cache: 1,
         late: 0,
         turn: 0,
+        spare: 0,
         steady: true,
         tell: false,
     }

@@ -17,7 +17,7 @@ use forebay_core::effect::Fault;
 use forebay_core::engine::{Acknowledge, Engine, window_frames};
 use forebay_core::format::checkpoint;
 use forebay_core::format::pair::{self, Pair, ReadCopy};
-use forebay_core::format::superblock::{AT_SIZE_BYTES, SUPERBLOCK_SIZE, Superblock};
+use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use forebay_core::log::recovery::{CacheReader, Damage, Recovered, Writer, recover, redo, reopen};
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Tick, VolumeIndex};
 
@@ -63,8 +63,8 @@ struct Attempt {
     writer: Writer,
 }
 
-/// Of the first superblock, what says where the second is.
-const SIZE: std::ops::Range<usize> = AT_SIZE_BYTES..AT_SIZE_BYTES + 8;
+/// Blocks of a superblock's copy.
+const COPY_BLOCKS: u64 = SUPERBLOCK_SIZE as u64 / BLOCK_BYTES;
 
 impl World {
     /// Writes the superblock of a fresh cache.
@@ -127,7 +127,8 @@ impl World {
         }
     }
 
-    /// One copy of the superblock rots, while the other is whole; or a page of the checkpoint.
+    /// A block of one copy of the superblock rots, or cannot be read, while the other copy is whole; or a page of the
+    /// checkpoint.
     fn rot_what_is_twice(&mut self) {
         let addresses = Superblock::addresses(self.superblock.size_bytes);
         let copies = addresses.map(|address| {
@@ -140,8 +141,22 @@ impl World {
             return;
         }
         let address = if self.random.one_in(2) {
-            self.marks.hit("superblock copy rotted");
-            *self.random.pick(&addresses)
+            let copy = *self.random.pick(&addresses);
+            let is_larger = self.cache.blocks() * BLOCK_BYTES > first.size_bytes;
+            self.marks.hit(match copy == 0 && is_larger {
+                true => "superblock copy rotted that says where the other is",
+                false => "superblock copy rotted",
+            });
+            // Those that say where the other copy is, above all.
+            let any = self.random.below(COPY_BLOCKS);
+            let block = *self.random.pick(&[0, COPY_BLOCKS - 1, any]);
+            let address = copy + block * BLOCK_BYTES;
+            if self.random.one_in(3) {
+                self.marks.hit("superblock block unreadable");
+                self.cache.make_unreadable(address / BLOCK_BYTES);
+                return;
+            }
+            address
         } else if first.checkpoint_sequence > 0 {
             self.marks.hit("checkpoint page rotted");
             // Runs of slots may be in either area.
@@ -152,13 +167,10 @@ impl World {
             return;
         };
         let mut bytes = *self.cache.read(address / BLOCK_BYTES).bytes();
-        let at = self.random.below(4096) as usize;
-        bytes[at] ^= 1 << self.random.below(8);
-        if address == 0
-            && SIZE.contains(&at)
-            && first.size_bytes < self.cache.blocks() * BLOCK_BYTES
-        {
-            return; // `docs/faults.md`: nothing says where the other copy is.
+        if self.random.one_in(4) {
+            bytes.fill(self.random.next() as u8);
+        } else {
+            bytes[self.random.below(4096) as usize] ^= 1 << self.random.below(8);
         }
         self.cache.rot(address / BLOCK_BYTES, Block::new(bytes));
     }

@@ -158,6 +158,8 @@ pub struct Setup {
     pub slow_cache: u64,
     /// One answer in so many comes very late; zero: none.
     pub late: u64,
+    /// Blocks by which the cache device is larger than the cache.
+    pub spare: u64,
     /// The process takes what is done in turns, each so long at most, in nanoseconds; zero: one
     /// by one.
     pub turn: u64,
@@ -284,6 +286,7 @@ impl Setup {
             bad,
             slow_cache: *random.pick(&[1, 1, 1, 1, 1, 10]),
             late: *random.pick(&[0, 0, 500]),
+            spare: *Random::new(key ^ 0x1A46).pick(&[0, 0, 1, 16, 300]),
             turn: *random.pick(&[0, 30, 200, 1_000]) * MICRO,
             steady: false,
             tell: false,

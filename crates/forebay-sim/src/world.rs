@@ -166,7 +166,7 @@ impl World {
         if setup.late_volume {
             superblock.volumes[setup.volumes.len() - 1] = None;
         }
-        let blocks = superblock.size_bytes / BLOCK_BYTES;
+        let blocks = superblock.size_bytes / BLOCK_BYTES + setup.spare;
         let mut cache = Device::new(blocks, crate::device::Discard::Stays);
         cache.slow = setup.slow_cache;
         let frames = window_frames(&setup.config);

@@ -15,10 +15,16 @@ const SECTOR: usize = 512;
 struct Disk {
     durable: Vec<u8>,
     written: Vec<(u64, Vec<u8>)>,
+    /// What lies there cannot be read.
+    unreadable: Option<u64>,
 }
 
 impl ReadCopy for Disk {
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> bool {
+        let end = address + bytes.len() as u64;
+        if self.unreadable.is_some_and(|at| (address..end).contains(&at)) {
+            return false;
+        }
         bytes.copy_from_slice(&self.durable[address as usize..][..bytes.len()]);
         true
     }
@@ -62,11 +68,32 @@ fn sizes(smaller: bool) -> (Superblock, Superblock) {
     (from, to)
 }
 
+/// One of the two superblocks is found, and so is its second copy.
+fn is_found(
+    from: &Superblock,
+    to: &Superblock,
+    device_bytes: u64,
+    left: &mut Disk,
+) -> Result<(), &'static str> {
+    let pair = Pair::read(device_bytes, left);
+    let newest = pair.newest().ok_or("none is found")?;
+    if newest != from && newest != to {
+        return Err("another one is found");
+    }
+    // The next power cut finds one, too, before anything is repaired.
+    let own = Superblock::addresses(newest.size_bytes)[1];
+    match pair.first.is_err() && pair.second_at != own {
+        true => Err("the second copy is elsewhere"),
+        false => Ok(()),
+    }
+}
+
 /// Stops behind each of the steps, with each part of what was not flushed; says what went wrong.
 fn stop_everywhere(smaller: bool, mutants: Mutants) -> Result<(), String> {
     let (from, to) = sizes(smaller);
     let device_bytes = from.size_bytes.max(to.size_bytes);
-    let mut disk = Disk { durable: vec![0; device_bytes as usize], written: Vec::new() };
+    let mut disk =
+        Disk { durable: vec![0; device_bytes as usize], written: Vec::new(), unreadable: None };
     for address in Superblock::addresses(from.size_bytes) {
         disk.step(Step::Write(address), &from);
     }
@@ -84,15 +111,11 @@ fn stop_everywhere(smaller: bool, mutants: Mutants) -> Result<(), String> {
                     _ => true,
                 });
             }
-            let pair = Pair::read(device_bytes, &mut left);
-            let newest = pair.newest().ok_or(format!("step {number}, {fate}: none is found"))?;
-            if newest != &from && newest != &to {
-                return Err(format!("step {number}, {fate}: another one is found"));
-            }
-            // The next power cut finds one, too, before anything is repaired.
-            let own = Superblock::addresses(newest.size_bytes)[1];
-            if pair.first.is_err() && pair.second_at != own {
-                return Err(format!("step {number}, {fate}: the second copy is elsewhere"));
+            // And one block of the first copy, or none, cannot be read.
+            for unreadable in [None].into_iter().chain((0..16).map(|at| Some(at * 4096))) {
+                left.unreadable = unreadable;
+                is_found(&from, &to, device_bytes, &mut left)
+                    .map_err(|text| format!("step {number}, {fate}, {unreadable:?}: {text}"))?;
             }
         }
     }

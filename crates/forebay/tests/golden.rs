@@ -34,6 +34,7 @@ fn superblock() -> Superblock {
         now: 1_700_000_000_000,
     };
     let mut superblock = Superblock::format(&new).unwrap();
+    superblock.says_size_again = false;
     superblock.sequence = 17;
     superblock.open_generation = 3;
     superblock.clean = false;
@@ -264,6 +265,11 @@ fn weights_and_targets_are_read_and_written_as_they_were() {
 #[test]
 fn reservations_are_read_and_written_as_they_were() {
     superblock_is_as_it_was("v1.reserve.hex", &reserved());
+}
+
+#[test]
+fn the_size_that_is_there_again_is_read_and_written_as_it_was() {
+    superblock_is_as_it_was("v1.size.hex", &Superblock { says_size_again: true, ..superblock() });
 }
 
 fn superblock_is_as_it_was(name: &str, expected: &Superblock) {

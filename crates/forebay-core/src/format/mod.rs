@@ -14,6 +14,7 @@ pub mod feature;
 pub mod pair;
 pub mod record;
 pub mod resize;
+pub mod size_again;
 pub mod superblock;
 
 pub use bytes::{Field, FormatError};

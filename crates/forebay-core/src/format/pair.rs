@@ -2,26 +2,30 @@
 //! The two copies of the superblock: where they are found, and how the second one moves when the
 //! cache becomes larger or smaller.
 //!
-//! The first copy says how large the cache is, and so where the second lies. It may be torn. A
-//! sector of 512 bytes is whole or not written, the size lies in the first one, and no change but
-//! that of the size itself gives that sector another size: so a torn copy still tells where the
-//! other is. So does one that has rotted, but where the size itself has: then the other is found only at the
-//! device's end.
+//! The first copy says how large the cache is, and so where the second lies: in its first block and again in its
+//! last ([`super::size_again`]). It may be torn. A sector of 512 bytes is whole or not written, each of the two sizes
+//! lies in one, and no change but that of the size itself gives these sectors another: so a torn copy still tells where
+//! the other is. So does one of which a block cannot be read or has rotted. Only what takes both away leaves nothing but the
+//! device's end to look at.
 //!
 //! # Invariants
 //!
 //! - **R1** The second copy of the new size is durable before the first copy is written, and the one of the old
-//!   size is whole until the first copy of the new size is durable: whichever size the first sector
-//!   says, the second copy that belongs to it is there.
+//!   size is whole until the first copy of the new size is durable: whichever size is said in one of the two places, the
+//!   second copy that belongs to it is there.
 //! - **R2** Nothing but the copies is written to what one of the two sizes does not use before both copies
 //!   are durable.
 //! - **R3** At the end of the device no copy of another size is left that could be taken for the
 //!   second one if the first cannot be read at all.
+//! - **R4** Whatever becomes of one block of the first copy, the second is found. A stale one of another size, that a
+//!   rotten size may point to, does not pass for it.
 
 use super::FormatError;
 use super::bytes::get_u64;
+use super::size_again;
 use super::superblock::{AT_SIZE_BYTES, MAGIC, SUPERBLOCK_SIZE, Superblock};
 use crate::mutant::{Mutant, Mutants};
+use crate::units::BLOCK_SIZE;
 use alloc::vec::Vec;
 
 /// Reads a copy's bytes at an address; says whether that could be done.
@@ -46,29 +50,32 @@ impl Pair {
     pub fn read(device_bytes: u64, reader: &mut impl ReadCopy) -> Pair {
         let mut bytes = alloc::vec![0; SUPERBLOCK_SIZE];
         let is_read = reader.read(0, &mut bytes);
-        // It is decoded in place: what the sector says is looked at before.
-        let (magic, said) = (get_u64(&bytes, 0), get_u64(&bytes, AT_SIZE_BYTES));
+        if !is_read {
+            // One sector is enough for that: the others may be read.
+            for at in [0, SUPERBLOCK_SIZE - BLOCK_SIZE] {
+                let block = &mut bytes[at..at + BLOCK_SIZE];
+                if !reader.read(at as u64, block) {
+                    block.fill(0);
+                }
+            }
+        }
+        // It is decoded in place: what it says is looked at before.
+        let is_ours = get_u64(&bytes, 0) == MAGIC;
+        let fitting = |size: &u64| fits(*size, device_bytes);
+        let said = Some(get_u64(&bytes, AT_SIZE_BYTES)).filter(fitting);
+        let again = size_again::read(&bytes).filter(fitting);
         let first = match is_read {
             true => Superblock::decode(&mut bytes, 0),
             false => Err(FormatError::Unreadable),
         };
-        let said = Some(said).filter(|size| is_read && fits(*size, device_bytes));
-        let device_at = Superblock::addresses(device_bytes)[1];
-        let second_at = |size: u64| Superblock::addresses(size)[1];
-        // What a sector says that has rotted comes last.
-        let at = said.filter(|_| magic == MAGIC || first.is_ok()).map_or(device_at, second_at);
-        let others = [Some(device_at), said.map(second_at)];
-        let mut second_at = at;
-        let mut second = read_second(at, reader);
-        for other in others.into_iter().flatten().filter(|other| *other != at) {
-            if first.is_ok() || second.is_ok() {
-                break;
-            }
-            let found = read_second(other, reader);
-            if found.is_ok() {
-                (second_at, second) = (other, found);
-            }
-        }
+        let (second_at, mut second) = if first.is_ok() {
+            let at = second_address(said.unwrap_or(device_bytes));
+            (at, read_second(at, reader))
+        } else {
+            // What a block says that has rotted comes last.
+            let inside = [said.filter(|_| is_ours), again];
+            find_second(inside, [Some(device_bytes), said], reader)
+        };
         if let (Ok(first), Ok(other)) = (&first, &second)
             && first.uuid != other.uuid
         {
@@ -87,6 +94,39 @@ impl Pair {
     }
 }
 
+/// The second copy of a pair whose first one is bad: the newest that the first one says itself (R4), or else one that
+/// lies elsewhere. Without any it should be in the first of these places.
+fn find_second(
+    inside: [Option<u64>; 2],
+    elsewhere: [Option<u64>; 2],
+    reader: &mut impl ReadCopy,
+) -> (u64, Result<Superblock, FormatError>) {
+    let mut best: Option<(u64, Result<Superblock, FormatError>)> = None;
+    for places in [inside, elsewhere] {
+        for at in places.into_iter().flatten().map(second_address) {
+            let found = read_second(at, reader);
+            let is_better = match (&best, &found) {
+                (None, _) | (Some((_, Err(_))), Ok(_)) => true,
+                (Some((_, Ok(best))), Ok(found)) => {
+                    found.uuid == best.uuid && found.sequence > best.sequence
+                }
+                (Some(_), Err(_)) => false,
+            };
+            if is_better {
+                best = Some((at, found));
+            }
+        }
+        if matches!(best, Some((_, Ok(_)))) {
+            break;
+        }
+    }
+    best.expect("the device has an end")
+}
+
+fn second_address(size_bytes: u64) -> u64 {
+    Superblock::addresses(size_bytes)[1]
+}
+
 /// Where at the end of a device lies a copy of this cache that belongs to another size of it, if there is one
 /// (R3).
 pub fn leftover(
@@ -94,8 +134,8 @@ pub fn leftover(
     device_bytes: u64,
     reader: &mut impl ReadCopy,
 ) -> Option<u64> {
-    let at = Superblock::addresses(device_bytes)[1];
-    let own = Superblock::addresses(superblock.size_bytes)[1];
+    let at = second_address(device_bytes);
+    let own = second_address(superblock.size_bytes);
     // Within it, what is there is the guests'.
     if at < own + SUPERBLOCK_SIZE as u64 {
         return None;
@@ -111,7 +151,7 @@ fn read_second(address: u64, reader: &mut impl ReadCopy) -> Result<Superblock, F
         return Err(FormatError::Unreadable);
     }
     let found = Superblock::decode(&mut bytes, address)?;
-    match Superblock::addresses(found.size_bytes)[1] == address {
+    match second_address(found.size_bytes) == address {
         true => Ok(found),
         false => Err(FormatError::Value { field: "size_bytes", found: found.size_bytes }),
     }
@@ -134,8 +174,8 @@ pub enum Step {
 
 /// The steps from one size to another (R1, R3). The device has room for both.
 pub fn steps(from: &Superblock, to: &Superblock, mutants: Mutants) -> Vec<Step> {
-    let old = Superblock::addresses(from.size_bytes)[1];
-    let new = Superblock::addresses(to.size_bytes)[1];
+    let old = second_address(from.size_bytes);
+    let new = second_address(to.size_bytes);
     assert!(old.abs_diff(new) >= SUPERBLOCK_SIZE as u64, "one copy would be over the other");
     let mut steps = alloc::vec![Step::Write(new), Step::Flush, Step::Write(0), Step::Flush];
     if mutants.is(Mutant::ResizeFirstCopyFirst) {

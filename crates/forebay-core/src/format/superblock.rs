@@ -13,6 +13,7 @@ use super::bytes::{
 use super::checkpoint;
 use super::feature::{self, FeatureName, NAME_COUNT, NAME_SIZE};
 use super::record::{Identity, Link};
+use super::size_again;
 use crate::limits::{
     GENERATION_MAX, ORDINAL_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENT_COUNT_MAX,
     SEGMENT_COUNT_MIN, SEQUENCE_MAX, VOLUME_BLOCKS_MAX, VOLUME_COUNT_MAX,
@@ -34,10 +35,10 @@ pub const VOLUME_SIZE: usize = 1024;
 pub const AT_NAMES: usize = 192;
 const NAMES_END: usize = AT_NAMES + NAME_COUNT * NAME_SIZE;
 const COMMON: Common = Common { magic: MAGIC, kind: 1, size: SUPERBLOCK_SIZE as u32 };
-const _: () = assert!(HEADER_SIZE + VOLUME_COUNT_MAX * VOLUME_SIZE <= SUPERBLOCK_SIZE);
+const _: () = assert!(HEADER_SIZE + VOLUME_COUNT_MAX * VOLUME_SIZE == SUPERBLOCK_SIZE);
 
 /// Rows of the table in `docs/format.md`, after the common ones.
-pub const FIELDS: [Field; 22] = [
+pub const FIELDS: [Field; 24] = [
     Field {
         offset: 56,
         size: 4,
@@ -114,7 +115,24 @@ pub const FIELDS: [Field; 22] = [
         name: "feature_names",
         meaning: "32 names of 32 bytes for the bits that are set",
     },
-    Field { offset: 4096, size: 61440, name: "volumes", meaning: "60 volumes of 1024 bytes" },
+    Field {
+        offset: 4096,
+        size: 61424,
+        name: "volumes",
+        meaning: "60 volumes of 1024 bytes, the last without its last 16",
+    },
+    Field {
+        offset: 65520,
+        size: 8,
+        name: "size_again",
+        meaning: "`size_bytes` again; 0: it is not there again",
+    },
+    Field {
+        offset: 65528,
+        size: 4,
+        name: "size_again_checksum",
+        meaning: "CRC32C of these 8 bytes; 0 if they are 0",
+    },
 ];
 
 /// Rows of a volume's table in `docs/format.md`.
@@ -230,6 +248,8 @@ const AT_WEIGHT: usize = 772;
 const AT_RESERVE_KIND: usize = 773;
 const AT_P99_TARGET: usize = 776;
 const AT_RESERVE: usize = 784;
+/// From here on a volume's place is reserved.
+pub(super) const VOLUME_RESERVED: usize = AT_RESERVE + 8;
 /// Bytes of the longest path that is remembered.
 pub const PATH_MAX: usize = 510;
 /// Bytes of the longest volume name.
@@ -385,6 +405,8 @@ pub struct Superblock {
     pub key: u64,
     /// Bytes of the cache.
     pub size_bytes: u64,
+    /// The size is there again, in another block ([`super::size_again`]).
+    pub says_size_again: bool,
     /// Bytes of a segment.
     pub segment_bytes: u32,
     /// Segments.
@@ -463,6 +485,7 @@ impl Superblock {
             feature_names: Vec::new(),
             key: new.key,
             size_bytes: new.size_bytes,
+            says_size_again: true,
             segment_bytes: new.segment_bytes,
             segment_count,
             first_segment,
@@ -518,7 +541,7 @@ impl Superblock {
         put(bytes, 72, &self.compat.to_le_bytes());
         put(bytes, 80, &self.autoclear.to_le_bytes());
         put(bytes, 88, &self.key.to_le_bytes());
-        put(bytes, 96, &self.size_bytes.to_le_bytes());
+        put(bytes, AT_SIZE_BYTES, &self.size_bytes.to_le_bytes());
         put(bytes, 104, &self.segment_bytes.to_le_bytes());
         put(bytes, 108, &self.segment_count.to_le_bytes());
         put(bytes, 112, &self.first_segment.to_le_bytes());
@@ -542,6 +565,9 @@ impl Superblock {
             if let Some(volume) = volume {
                 volume.encode(&mut bytes[at..at + VOLUME_SIZE]);
             }
+        }
+        if self.says_size_again {
+            size_again::put_size(bytes, self.size_bytes);
         }
         COMMON.seal(bytes, Seed(0));
     }
@@ -576,18 +602,20 @@ impl Superblock {
         if get_u32(bytes, 60) > 1 {
             return value("clean", get_u32(bytes, 60).into());
         }
-        let volumes_end = HEADER_SIZE + VOLUME_COUNT_MAX * VOLUME_SIZE;
         zeros(bytes, AT_CHECKPOINT_AT + 8, AT_NAMES)?;
         zeros(bytes, NAMES_END, HEADER_SIZE)?;
         let mut feature_names = Vec::new();
         for index in 0..NAME_COUNT {
             feature_names.extend(FeatureName::decode(&bytes[AT_NAMES + index * NAME_SIZE..])?);
         }
-        zeros(bytes, volumes_end, SUPERBLOCK_SIZE)?;
         let mut volumes = Vec::with_capacity(VOLUME_COUNT_MAX);
         for index in 0..VOLUME_COUNT_MAX {
             let at = HEADER_SIZE + index * VOLUME_SIZE;
-            let volume = Volume::decode(&bytes[at..at + VOLUME_SIZE]);
+            let mut place = array::<VOLUME_SIZE>(bytes, at);
+            if index + 1 == VOLUME_COUNT_MAX {
+                place[VOLUME_SIZE - size_again::SIZE..].fill(0);
+            }
+            let volume = Volume::decode(&place);
             volumes.push(volume.map_err(|error| match error {
                 FormatError::Reserved { offset } => FormatError::Reserved { offset: at + offset },
                 other => other,
@@ -603,7 +631,8 @@ impl Superblock {
             autoclear: get_u64(bytes, 80),
             feature_names,
             key: get_u64(bytes, 88),
-            size_bytes: get_u64(bytes, 96),
+            size_bytes: get_u64(bytes, AT_SIZE_BYTES),
+            says_size_again: size_again::check(bytes)?,
             segment_bytes: get_u32(bytes, 104),
             segment_count: get_u32(bytes, 108),
             first_segment: get_u64(bytes, 112),
@@ -821,7 +850,7 @@ impl Volume {
         };
         zeros(bytes, AT_RESERVE_KIND + 1, AT_P99_TARGET)?;
         zeros(bytes, AT_P99_TARGET + 4, AT_RESERVE)?;
-        zeros(bytes, AT_RESERVE + 8, VOLUME_SIZE)?;
+        zeros(bytes, VOLUME_RESERVED, VOLUME_SIZE)?;
         Ok(Some(Volume {
             uuid: array(bytes, 0),
             mode,

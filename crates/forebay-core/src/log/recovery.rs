@@ -216,6 +216,7 @@ pub fn reopen(superblock: &Superblock, found: &Recovered, mutants: Mutants) -> S
     let mut next = superblock.clone();
     next.sequence += 1;
     next.clean = false;
+    next.says_size_again = true; // a cache from before does not
     // What this program does not know it cannot keep true.
     next.autoclear &= AUTOCLEAR_KNOWN;
     next.feature_names.retain(|name| name.mask != 3 || AUTOCLEAR_KNOWN >> name.bit & 1 == 1);
