@@ -2,10 +2,23 @@
 //! Deliberate faults, one line each, that the simulator must find. They exist only with the
 //! feature `mutants`; without it [`Mutants::is`] is a constant `false`.
 
-/// A one-line fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Mutant {
+/// The enum, and all of it: nobody who goes through all of them can forget one.
+macro_rules! faults {
+    ($($name:ident,)*) => {
+        /// A one-line fault.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs)]
+        pub enum Mutant {
+            $($name,)*
+        }
+
+        /// Every fault there is.
+        #[cfg(feature = "mutants")]
+        pub const ALL: &[Mutant] = &[$(Mutant::$name,)*];
+    };
+}
+
+faults! {
     SkipCacheFlush,
     AnswerFlushBeforeRecords,
     AnswerFuaAtOnce,
@@ -26,6 +39,7 @@ pub enum Mutant {
     IgnoreCut,
     SkipPayloadCheck,
     RotIsTornEnd,
+    RottenEndNotDirty,
     DeathTearsEnd,
     ReuseSequences,
     GenerationNotRaised,
@@ -56,6 +70,7 @@ pub enum Mutant {
     ResizeSecondCopyUnflushed,
     ResizeCopyLeft,
     ResizeEndsNotDurable,
+    BatchEndsBeforeProbe,
     ParkedForgotten,
     ParkedStale,
     EntryAfterWrite,

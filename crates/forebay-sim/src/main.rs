@@ -3,9 +3,10 @@
 
 use clap::Parser;
 use forebay_core::format::superblock::Mode;
-use forebay_core::mutant::{Mutant, Mutants};
+use forebay_core::mutant::{self, Mutant, Mutants};
 use forebay_sim::exhaustive::{Scope, explore};
 use forebay_sim::marks::Marks;
+use forebay_sim::mutants;
 use forebay_sim::run::run_and;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -103,21 +104,25 @@ fn run(from: u64, seeds: u64, tell: bool) -> ExitCode {
     if failed == 0 && missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The table of deliberate faults whose name has `part` in it: who is found, by which seed, in
-/// which time.
+/// The table of deliberate faults whose name has `part` in it, as `docs/mutants.md` has it: by which seed each is found, or by which
+/// test.
 fn hunt(seeds: u64, part: &str) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = 0;
     let named = |mutant: &Mutant| format!("{mutant:?}").contains(part);
-    for mutant in forebay_sim::mutants::ALL.into_iter().filter(named) {
-        let (seed, seconds) = forebay_sim::mutants::hunt(mutant, seeds);
-        match seed {
-            Some(seed) => println!("{mutant:?} | seed {seed} | {seconds:.1} s"),
-            None => {
-                missed += 1;
-                println!("{mutant:?} | not found in {seeds} | {seconds:.1} s");
-            }
-        }
+    println!("| mutant | first seed that fails |\n|---|---|");
+    for mutant in mutant::ALL.iter().copied().filter(named) {
+        let found = match mutants::story(mutant) {
+            Some(test) => format!("`{test}`"),
+            None => match mutants::hunt(mutant, seeds) {
+                Some(seed) => seed.to_string(),
+                None => {
+                    missed += 1;
+                    format!("not found in {seeds}")
+                }
+            },
+        };
+        println!("| `{mutant:?}` | {found} |");
     }
     if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -3,12 +3,13 @@
 
 mod support;
 
-use forebay_core::mutant::Mutants;
+use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::policy::writeback::Stage;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use forebay_sim::block::Block;
 use forebay_sim::world::World;
+use std::panic::catch_unwind;
 use std::rc::Rc;
 use support::{ask, clean, headers, place, power_cut, settle, world_with, written};
 
@@ -104,9 +105,10 @@ fn is_lost(world: &mut World, block: u64) {
 /// clean, and the pool got it back. But what was lost is told by the next record alone, and only as long as the log begins
 /// before the rotten one: with the tail behind it, and nothing yet that names what was lost, the next opening found
 /// nothing damaged, and the block was what the backing device had (seed 866).
-#[test]
-fn the_tail_does_not_pass_a_rotten_header_before_what_it_held_is_named() {
-    let mut world = world_with(300, |setup| setup.config.dirty_age = 10_000_000);
+fn a_rotten_end(mutants: Mutants) {
+    let mut world = world_with(300, |setup| {
+        (setup.config.dirty_age, setup.config.mutants) = (10_000_000, mutants);
+    });
     for block in 0..7 {
         write(&mut world, block, 1);
     }
@@ -147,4 +149,11 @@ fn the_tail_does_not_pass_a_rotten_header_before_what_it_held_is_named() {
     assert!(status.stats.reclaimed_segments > 0);
     power_cut(&mut world);
     is_lost(&mut world, 0);
+}
+
+#[test]
+fn the_tail_does_not_pass_a_rotten_header_before_what_it_held_is_named() {
+    a_rotten_end(Mutants::default());
+    let loose = catch_unwind(|| a_rotten_end(Mutants::with(Mutant::RottenEndNotDirty)));
+    assert!(loose.is_err(), "else this shows nothing");
 }

@@ -316,7 +316,8 @@ impl Engine {
             }
             if lane_state.given_out && lane_state.runs.is_empty() {
                 // A probe was asked for before the last of them had its turn.
-                if lane_state.under_way > 0 {
+                let waits = !self.config.mutants.is(Mutant::BatchEndsBeforeProbe);
+                if lane_state.under_way > 0 && waits {
                     return;
                 }
                 return self.writeback_flush(volume, lane, payload);

@@ -212,7 +212,8 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
         // At the end of its segment no record that stands says how far that goes: what is dirty in it keeps the
         // segment (C1 of `reclaim`), else the tail would pass it before it is named.
-        if segment != record.id && out.log.newest == Some(segment) {
+        let counts = !self.mutants.is(Mutant::RottenEndNotDirty);
+        if segment != record.id && out.log.newest == Some(segment) && counts {
             let last = &mut self.found.segments.get_mut(segment).last_sequence;
             *last = (*last).max(next.previous.sequence);
         }

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A backing device refuses a block while guests keep it busy.
+
+mod support;
+
+use forebay_core::mutant::{Mutant, Mutants};
+use forebay_core::policy::writeback::Stage;
+use forebay_core::request::Op;
+use forebay_core::units::VolumeIndex;
+use std::panic::catch_unwind;
+use support::{ask, world_with};
+
+const VOLUME: VolumeIndex = VolumeIndex(0);
+const BLOCKS: u64 = 64;
+/// The guest writes these two, and reads what is behind them.
+const BAD: u64 = 0;
+const GOOD: u64 = 2;
+const MOMENTS: u64 = 4_000;
+
+/// One write at a time goes to a disk that takes long to refuse a block, and a guest wants to read from it meanwhile: then that has
+/// its turn first. So nothing of a batch is under way but the refused block; the device is asked whether it does anything at all; and
+/// before that is answered the last write of the batch has its turn, and ends. Says how often a block was parked.
+fn refused(mutants: Mutants) -> u64 {
+    let mut world = world_with(BLOCKS, |setup| {
+        setup.config.mutants = mutants;
+        setup.config.close_after = 1_000_000;
+        setup.config.durable_after = 2_000_000;
+        setup.config.dirty_age = 5_000_000;
+        setup.config.retry_after = 1_000_000;
+        setup.config.backing_in_flight = 1;
+        setup.config.fill_run_max = 0;
+        setup.steady = false;
+    });
+    world.volumes[0].device.go_bad(BAD);
+    let mut before = 0;
+    for _ in 0..MOMENTS {
+        let status = world.engine.as_ref().and_then(|it| it.status(VOLUME)).expect("attached");
+        let refused = world.marks.count("block refused");
+        let writes = status.writeback == Stage::Writing;
+        before = if writes { before } else { refused };
+        let tries = writes && refused == before;
+        // What was asked for since the refusal, or before, is slow; what follows is not.
+        world.volumes[0].device.slow = if writes && !tries { 1 } else { 100 };
+        if tries && world.asked.is_empty() {
+            let block = world.random.between(GOOD + 1, BLOCKS - 1);
+            ask(&mut world, 0, Op::Read, block, 1);
+        }
+        if !status.dirty {
+            for block in [BAD, GOOD] {
+                ask(&mut world, 0, Op::Write { fua: false }, block, 1);
+            }
+        }
+        world.step().expect("it goes on");
+    }
+    world.marks.count("block parked")
+}
+
+/// The batch ended with that question under way, and the program stopped (seed 746).
+#[test]
+fn a_batch_does_not_end_before_the_device_has_said_whether_it_works() {
+    assert!(refused(Mutants::default()) > 100);
+    let loose = catch_unwind(|| refused(Mutants::with(Mutant::BatchEndsBeforeProbe)));
+    assert!(loose.is_err(), "else this shows nothing");
+}
