@@ -16,6 +16,11 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
             "G" => 30,
             "T" => 40,
             "P" => 50,
+            _ if unit.starts_with(['.', ',']) => {
+                return Err(format!(
+                    "'{text}': expected a whole number; 1536M is one and a half G"
+                ));
+            }
             _ => return Err(format!("'{unit}' is no unit; K, M, G, T and P are known")),
         };
     number
@@ -109,6 +114,7 @@ mod tests {
         for bad in ["", "K", "1X", "-1", "99999999999999999999", "9999999P"] {
             assert!(parse_size(bad).is_err(), "{bad}");
         }
+        assert!(parse_size("1.5G").unwrap_err().contains("a whole number"));
         assert_eq!(size(3 << 30), "3 GiB");
         assert_eq!(size((3 << 30) + (1 << 27)), "3.1 GiB");
     }

@@ -74,12 +74,14 @@ fn others_cannot_take_what_is_reserved_and_have_what_is_not_used() {
     for (words, code, text) in [
         (&["set", "b", "reserve=80%"][..], 1, "would be reserved for its volumes, and"),
         (&["set", "b", "reserve=64M"][..], 1, "lower the reserve of one"),
+        (&["set", "b", "weight=2", "reserve=64M"][..], 1, "lower the reserve of one"),
         (&["set", "b", "reserve=101%"][..], 2, "0% to 100%, or default"),
         (&["set", "b", "reserve=1000"][..], 2, "a multiple of 4K"),
         (&["set", "b", "reserve=much"][..], 2, "a size"),
     ] {
         says(scratch.ask(words), code, text);
     }
+    assert_eq!(volume(&scratch, 1)["weight"], 1, "all that is asked for together, or nothing");
     let third = format!("c={},reserve=50M", scratch.file("c", 16 * MIB).display());
     says(scratch.ask(&["attach", &third]), 1, "would be reserved for its volumes");
     assert_eq!(scratch.status()["volumes"].as_array().unwrap().len(), 2, "it did not come");

@@ -121,10 +121,14 @@ impl Daemon {
         let index = self.served(name)?;
         let parsed: Result<Vec<Setting>, String> =
             settings.iter().map(|text| parse_setting(text)).collect();
-        for (setting, text) in parsed.map_err(anyhow::Error::msg)?.into_iter().zip(settings) {
-            if self.cache_path.is_none() {
-                bail!("{name}: is served bare: without a cache there is nothing to set");
-            }
+        if self.cache_path.is_none() {
+            bail!("{name}: is served bare: without a cache there is nothing to set");
+        }
+        let parsed = parsed.map_err(anyhow::Error::msg)?;
+        let mut asked: Vec<_> = parsed.into_iter().zip(settings).collect();
+        // There may be no room for it: then nothing is changed.
+        asked.sort_by_key(|(setting, _)| !matches!(setting, Setting::Reserve(_)));
+        for (setting, text) in asked {
             self.set_one(index, setting)?;
             info!("{name}: set {text}");
         }
