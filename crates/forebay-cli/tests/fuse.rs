@@ -500,7 +500,7 @@ fn a_service_manager_that_keeps_the_connection_is_enough() {
 #[test]
 fn a_disk_that_waits_for_its_cache_is_held_between_two_starts() {
     requires!("losetup", "bash");
-    let mut bench = Bench::new("held", 200 << 20);
+    let mut bench = Bench::new("waits", 200 << 20);
     bench.manager = Some(Manager::new(bench.path("notify")));
     let disk = bench.backing_alone();
     let free = || {
