@@ -18,6 +18,7 @@ mod log;
 mod memory;
 mod metrics;
 mod names;
+mod progress;
 mod sockets;
 mod state_dir;
 mod status;

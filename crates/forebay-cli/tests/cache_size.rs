@@ -6,7 +6,7 @@
 mod support;
 
 use std::process::{Child, Command, Stdio};
-use support::{Daemon, Scratch, forebay};
+use support::{Daemon, Random, Scratch, forebay};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
@@ -17,19 +17,12 @@ const VOLUME: u64 = 96 * MIB;
 struct Guest {
     blocks: Vec<u32>,
     writes: u32,
-    random: u64,
+    random: Random,
 }
 
 impl Guest {
     fn new() -> Guest {
-        Guest { blocks: vec![0; (VOLUME / BLOCK) as usize], writes: 0, random: 0x9E37_79B9 }
-    }
-
-    fn below(&mut self, count: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random % count
+        Guest { blocks: vec![0; (VOLUME / BLOCK) as usize], writes: 0, random: Random(7) }
     }
 
     fn content(number: u32) -> Vec<u8> {
@@ -40,8 +33,8 @@ impl Guest {
     /// Writes some blocks, and looks at one.
     fn work(&mut self, client: &mut Client) {
         let blocks = self.blocks.len() as u64;
-        let count = 1 + self.below(64);
-        let first = self.below(blocks - count);
+        let count = 1 + self.random.below(64);
+        let first = self.random.below(blocks - count);
         let mut bytes = Vec::new();
         for at in first..first + count {
             self.writes += 1;
@@ -49,7 +42,7 @@ impl Guest {
             bytes.extend(Guest::content(self.writes));
         }
         client.write(first * BLOCK, &bytes, false).unwrap();
-        let at = self.below(blocks);
+        let at = self.random.below(blocks);
         let found = client.read(at * BLOCK, BLOCK as u32).unwrap();
         assert!(found == Guest::content(self.blocks[at as usize]), "block {at}");
     }
@@ -103,7 +96,7 @@ fn the_cache_grows_and_shrinks_under_a_guest_and_kills_lose_nothing() {
             guest.work(&mut client);
         }
         let mut resize = begin(&scratch, &format!("{after}M"));
-        let kill_after = if round % 2 == 0 { u64::MAX } else { guest.below(150) };
+        let kill_after = if round % 2 == 0 { u64::MAX } else { guest.random.below(150) };
         let mut works = 0;
         while works < kill_after && resize.try_wait().unwrap().is_none() {
             guest.work(&mut client);

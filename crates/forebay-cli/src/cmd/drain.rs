@@ -3,14 +3,14 @@
 
 use crate::args::DrainArgs;
 use crate::control::{self, Request};
+use crate::progress::Line;
 use crate::status::{Status, VolumeStatus};
 use crate::units::size;
 use anyhow::{Result, bail};
 use forebay_core::units::BLOCK_BYTES;
-use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub fn run(args: &DrainArgs) -> Result<ExitCode> {
     if let Some(cache) = &args.cache {
@@ -42,18 +42,15 @@ pub fn watch_until(socket: &Path, name: Option<&str>, is_ended: impl Fn() -> boo
     }
 }
 
-/// A progress line: rewritten on a terminal, now and then a new one elsewhere.
+/// How far draining is.
 pub struct Progress {
-    begun: Instant,
-    shown: Option<Instant>,
-    is_terminal: bool,
+    line: Line,
     first: Option<u64>,
 }
 
 impl Progress {
     pub fn new() -> Progress {
-        let is_terminal = std::io::stdout().is_terminal();
-        Progress { begun: Instant::now(), shown: None, is_terminal, first: None }
+        Progress { line: Line::new(), first: None }
     }
 
     /// Shows how far the volumes are; says whether they are drained.
@@ -63,7 +60,7 @@ impl Progress {
             status.volumes.iter().filter(mine).partition(|volume| volume.state == "serving");
         let dirty: u64 = volumes.iter().map(|volume| volume.dirty_bytes).sum();
         if volumes.iter().all(|volume| !volume.dirty) {
-            self.end();
+            self.line.end();
             for volume in volumes {
                 println!("{}: drained; {} is the plain disk", volume.name, volume.backing);
             }
@@ -86,7 +83,7 @@ impl Progress {
         if volumes.iter().all(|volume| !volume.dirty || refused(&volume))
             && let Some(volume) = volumes.iter().find(refused)
         {
-            self.end();
+            self.line.end();
             bail!(
                 "{}: drained but for {} blocks that {} refuses; they are kept in the cache and tried \
                  again; `forebay status` says where",
@@ -96,36 +93,9 @@ impl Progress {
             );
         }
         let first = *self.first.get_or_insert(dirty);
-        let every = Duration::from_millis(if self.is_terminal { 200 } else { 5000 });
-        if self.shown.is_none_or(|shown| shown.elapsed() >= every) {
-            self.shown = Some(Instant::now());
-            self.line(first, dirty)?;
-        }
+        let Progress { line, .. } = self;
+        let rate = line.rate(first.saturating_sub(dirty), dirty);
+        line.show(|| format!("{} of {} left, {rate}", size(dirty), size(first)))?;
         Ok(false)
-    }
-
-    fn line(&self, first: u64, dirty: u64) -> Result<()> {
-        let done = first.saturating_sub(dirty);
-        let seconds = self.begun.elapsed().as_secs_f64();
-        let rate = done as f64 / seconds.max(0.001);
-        let eta = match rate > 0.0 {
-            true => format!("{:.0} s left", dirty as f64 / rate),
-            false => "no estimate yet".into(),
-        };
-        let line =
-            format!("{} of {} left, {}/s, {eta}", size(dirty), size(first), size(rate as u64));
-        if self.is_terminal {
-            print!("\r\x1b[K{line}");
-            std::io::stdout().flush()?;
-        } else {
-            println!("{line}");
-        }
-        Ok(())
-    }
-
-    fn end(&self) {
-        if self.is_terminal && self.shown.is_some() {
-            println!();
-        }
     }
 }

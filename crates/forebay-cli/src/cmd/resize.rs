@@ -3,13 +3,13 @@
 
 use crate::args::{CacheSize, ResizeArgs};
 use crate::control::{self, Reply, Request};
+use crate::progress::Line;
 use crate::status::CacheStatus;
 use crate::units::size;
 use anyhow::{Result, bail};
-use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub fn run(args: &ResizeArgs) -> Result<ExitCode> {
     let socket = control::find(args.control.as_deref())?;
@@ -29,9 +29,7 @@ pub fn run(args: &ResizeArgs) -> Result<ExitCode> {
 
 /// Shows how far the cache is until it has another size. Ending this ends nothing.
 fn watch(socket: &Path, before: &CacheStatus) -> Result<()> {
-    let is_terminal = std::io::stdout().is_terminal();
-    let every = Duration::from_millis(if is_terminal { 200 } else { 5000 });
-    let mut shown: Option<Instant> = None;
+    let mut progress = Line::new();
     let (mut first, mut wanted) = (0, None);
     let after = loop {
         let status = control::status(socket)?;
@@ -39,21 +37,13 @@ fn watch(socket: &Path, before: &CacheStatus) -> Result<()> {
         let Some(to) = cache.resizing_to_bytes else { break status };
         wanted = Some(to);
         first = first.max(cache.vacating_bytes);
-        if cache.vacating_bytes > 0 && shown.is_none_or(|shown| shown.elapsed() >= every) {
-            shown = Some(Instant::now());
-            let line = format!("{} of {} left to empty", size(cache.vacating_bytes), size(first));
-            if is_terminal {
-                print!("\r\x1b[K{line}");
-                std::io::stdout().flush()?;
-            } else {
-                println!("{line}");
-            }
+        let left = cache.vacating_bytes;
+        if left > 0 {
+            progress.show(|| format!("{} of {} left to empty", size(left), size(first)))?;
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    if is_terminal && shown.is_some() {
-        println!();
-    }
+    progress.end();
     let now = after.cache.size_bytes;
     if now == before.size_bytes || wanted.is_some_and(|wanted| wanted != now) {
         bail!("{}: stays as large as it is; the daemon's log says why", before.path);

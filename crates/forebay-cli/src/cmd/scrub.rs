@@ -3,13 +3,13 @@
 
 use crate::args::ScrubArgs;
 use crate::control::{self, Request};
+use crate::progress::Line;
 use crate::status::ScrubStatus;
 use crate::units::size;
 use anyhow::{Result, bail};
-use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub fn run(args: &ScrubArgs) -> Result<ExitCode> {
     let socket = control::find(args.control.as_deref())?;
@@ -33,43 +33,20 @@ pub fn run(args: &ScrubArgs) -> Result<ExitCode> {
 
 /// Shows how far it is until it has ended. Ending this ends nothing.
 fn watch(socket: &Path) -> Result<ScrubStatus> {
-    let is_terminal = std::io::stdout().is_terminal();
-    let every = Duration::from_millis(if is_terminal { 200 } else { 5000 });
-    let begun = Instant::now();
+    let mut progress = Line::new();
     let mut first = None;
-    let mut shown: Option<Instant> = None;
     loop {
         let scrub = control::status(socket)?.cache.scrub;
         if scrub.state != "running" {
-            if is_terminal && shown.is_some() {
-                println!();
-            }
+            progress.end();
             return Ok(scrub);
         }
         // It may have been running before we came.
         let first = *first.get_or_insert(scrub.verified_bytes);
-        if shown.is_none_or(|shown| shown.elapsed() >= every) {
-            shown = Some(Instant::now());
-            let rate =
-                (scrub.verified_bytes - first) as f64 / begun.elapsed().as_secs_f64().max(0.001);
-            let line = line(&scrub, rate);
-            if is_terminal {
-                print!("\r\x1b[K{line}");
-                std::io::stdout().flush()?;
-            } else {
-                println!("{line}");
-            }
-        }
+        let (read, total) = (scrub.verified_bytes, scrub.total_bytes);
+        let rate = progress.rate(read.saturating_sub(first), total.saturating_sub(read));
+        let line = || format!("{} of {} read, {rate}, {}", size(read), size(total), scrub.found());
+        progress.show(line)?;
         std::thread::sleep(Duration::from_millis(100));
     }
-}
-
-fn line(scrub: &ScrubStatus, rate: f64) -> String {
-    let left = scrub.total_bytes.saturating_sub(scrub.verified_bytes);
-    let eta = match rate > 0.0 {
-        true => format!("{:.0} s left", left as f64 / rate),
-        false => "no estimate yet".into(),
-    };
-    let (read, total) = (size(scrub.verified_bytes), size(scrub.total_bytes));
-    format!("{read} of {total} read, {}/s, {eta}, {}", size(rate as u64), scrub.found())
 }

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A line that says how far something is: rewritten on a terminal, now and then a new one elsewhere.
+
+use crate::units::size;
+use anyhow::Result;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+pub struct Line {
+    begun: Instant,
+    shown: Option<Instant>,
+    is_terminal: bool,
+}
+
+impl Line {
+    pub fn new() -> Line {
+        let is_terminal = std::io::stdout().is_terminal();
+        Line { begun: Instant::now(), shown: None, is_terminal }
+    }
+
+    /// Shows it, if it is time for that.
+    pub fn show(&mut self, text: impl FnOnce() -> String) -> Result<()> {
+        let every = Duration::from_millis(if self.is_terminal { 200 } else { 5000 });
+        if self.shown.is_some_and(|shown| shown.elapsed() < every) {
+            return Ok(());
+        }
+        self.shown = Some(Instant::now());
+        if self.is_terminal {
+            print!("\r\x1b[K{}", text());
+            std::io::stdout().flush()?;
+        } else {
+            println!("{}", text());
+        }
+        Ok(())
+    }
+
+    /// How quick it is with so many bytes done since the beginning, and when the rest will be.
+    pub fn rate(&self, done: u64, left: u64) -> String {
+        let rate = done as f64 / self.begun.elapsed().as_secs_f64().max(0.001);
+        let eta = match rate > 0.0 {
+            true => format!("{:.0} s left", left as f64 / rate),
+            false => "no estimate yet".into(),
+        };
+        format!("{}/s, {eta}", size(rate as u64))
+    }
+
+    /// What comes next begins a line.
+    pub fn end(&self) {
+        if self.is_terminal && self.shown.is_some() {
+            println!();
+        }
+    }
+}
