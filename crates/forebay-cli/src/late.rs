@@ -67,15 +67,16 @@ impl Patience {
                     *held = hold(other);
                 }
             }
-            if self.begun.elapsed() >= self.timeout || self.signals.load(Ordering::Relaxed) > 0 {
-                break;
-            }
-            if !told {
+            // Also if the time went by while the cache was opened.
+            if !told && !self.timeout.is_zero() {
                 told = true;
                 let text = format!("waits for {named}, the {role}, up to {:?}", self.timeout);
                 tracing::warn!("{text}: it is not there");
                 // Without a service manager there is nobody to tell.
                 let _ = sd_notify(&format!("STATUS={text}"));
+            }
+            if self.begun.elapsed() >= self.timeout || self.signals.load(Ordering::Relaxed) > 0 {
+                break;
             }
             std::thread::sleep(retry);
         }
@@ -134,6 +135,10 @@ mod tests {
         let patience = Patience::new(Duration::from_millis(1), Arc::default());
         let error = patience.find(&path, "cache device").unwrap_err().to_string();
         assert!(error.contains("the cache device is not there; it was waited for"), "{error}");
+        // What came before it may have taken all the time.
+        std::thread::sleep(Duration::from_millis(2));
+        let error = patience.find(&path, "backing device").unwrap_err().to_string();
+        assert!(error.contains("the backing device is not there; it was waited for"), "{error}");
         // A signal ends it at once, whatever the time.
         let signals = Arc::new(AtomicUsize::new(1));
         let patience = Patience::new(Duration::from_secs(3600), signals);
