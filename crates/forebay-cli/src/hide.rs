@@ -7,7 +7,7 @@
 //!
 //! # Invariants
 //!
-//! - **K1** A record is there from the first time a volume is served until `forebay forget`.
+//! - **K1** A record is there from the first time a volume is served until `forebay forget`, or a `format` of its cache.
 //! - **K2** A device is known by its serial number, or by its partition's identity, and its size, which may have
 //!   grown: never by a name that another may have after the next boot.
 //! - **K3** Records are in `/etc`: the rule must know them before `/var` is mounted.
