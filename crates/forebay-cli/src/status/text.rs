@@ -61,7 +61,11 @@ impl VolumeStatus {
             self.settings_text(),
             self.health
         );
-        println!("  backing {}, as of {}", self.backing, clock(self.backing_as_of));
+        let with = match self.sharing.shares_disk_with.as_slice() {
+            [] => String::new(),
+            others => format!(", one disk with {}", others.join(", ")),
+        };
+        println!("  backing {}{with}, as of {}", self.backing, clock(self.backing_as_of));
         let mut dirty = format!("  dirty {}", size(self.dirty_bytes));
         if let Some(age) = self.dirty_age_seconds {
             dirty += &format!(", the oldest for {age:.0} s");
@@ -186,14 +190,8 @@ impl VolumeStatus {
         if both == 0.0 && !wanted {
             return None;
         }
-        let with = match self.sharing.shares_disk_with.as_slice() {
-            [] => String::new(),
-            others => format!(", one disk with {}", others.join(", ")),
-        };
         let mut text = match sliced {
-            true => {
-                format!("backing device in turn{with}, {:.0} ms for write-back", slice_us / 1e3)
-            }
+            true => format!("backing device in turn, {:.0} ms for write-back", slice_us / 1e3),
             false => "backing device quick enough for guests and write-back at once".into(),
         };
         if both > 0.0 {
