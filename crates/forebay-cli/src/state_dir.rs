@@ -7,8 +7,8 @@
 //!
 //! # Invariants
 //!
-//! - **N1** A record is durable before its volume is served. A mark is durable before anything is written that
-//!   makes it true.
+//! - **N1** A record is durable before its volume is served; if it cannot be, `status` tells it as a problem. A mark is
+//!   durable before anything is written that makes it true, without exception.
 //! - **N2** A record that cannot be read may have a mark in it: the volume is not served. Nor is any where the directory
 //!   is there and cannot be looked at.
 //! - **N3** A mark counts for the attach generation that it names. A cache that has dropped what it held of the volume

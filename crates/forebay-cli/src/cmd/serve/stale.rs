@@ -202,8 +202,13 @@ impl Daemon {
         let mut record = self.record_of(recorded, backing, false);
         record.stale = Some(marked(recorded.attach_generation, Why::CacheFailed));
         let name = name.clone();
-        let thread = std::thread::spawn(move || dir.write(&record));
-        self.marking.push(Marking { wanted, name, thread });
+        match std::thread::Builder::new().spawn(move || dir.write(&record)) {
+            Ok(thread) => self.marking.push(Marking { wanted, name, thread }),
+            Err(error) => {
+                error!("{name}: the cache cannot be marked stale: {error}; writes are refused");
+                self.server.shard.stale_marked(wanted, false);
+            }
+        }
     }
 
     fn record_of(&self, recorded: &Volume, backing: &Path, dirty: bool) -> Record {
