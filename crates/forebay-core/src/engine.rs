@@ -132,6 +132,8 @@ pub(crate) struct Active {
     pub(crate) edges_read: bool,
     /// Blocks of the run of writes that it ends.
     pub(crate) run: u64,
+    /// That may be a run by chance (`policy/bypass`).
+    pub(crate) chance: bool,
     pub(crate) around: Around,
     /// Its answer waits, or waited, for the backing device.
     pub(crate) backing_waited: bool,
@@ -353,6 +355,7 @@ impl Engine {
             sequence: Sequence(0),
             edges_read: false,
             run: 0,
+            chance: false,
             around: Around::No,
             backing_waited: false,
         });

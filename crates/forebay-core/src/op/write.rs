@@ -15,7 +15,7 @@ use crate::format::entry::Kind;
 use crate::mutant::Mutant;
 use crate::op::around::Around;
 use crate::payload::{Ingested, Payload, Place};
-use crate::policy::bypass::Reason;
+use crate::policy::bypass::{Reason, is_chance};
 use crate::policy::writeback::Stage;
 use crate::request::{Op, RequestError};
 use crate::units::{BLOCK_BYTES, Lba, VolumeIndex};
@@ -45,7 +45,9 @@ impl Engine {
             let state = self.volume(volume);
             state.stats.writes += 1;
             if state.follows_runs() {
-                self.active(at).run = self.writes.touch(volume, active.first, active.blocks);
+                let (run, ago) = self.writes.follow(volume, active.first, active.blocks);
+                self.active(at).run = run;
+                self.active(at).chance = is_chance(run, ago, active.blocks);
             }
         }
         if active.request.op == Op::Discard {

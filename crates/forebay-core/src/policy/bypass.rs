@@ -30,6 +30,17 @@ use crate::request::Op;
 use crate::units::{BLOCK_BYTES, Lba, VolumeIndex};
 use crate::volume::{LOCK_COUNT_MAX, Volume};
 
+/// A run of fewer requests than this may be one by chance: writes to random places of a range of a few hundred times their
+/// length often go on where one of the last ones ended ...
+const CHANCE_REQUESTS: u64 = 16;
+/// ... but hardly where one of so few did.
+const CHANCE_AGO: u32 = 2;
+
+/// Whether a run may be one by chance, that a request of `blocks` blocks ends, so many requests after the one before it.
+pub(crate) fn is_chance(run: u64, ago: u32, blocks: u64) -> bool {
+    ago > CHANCE_AGO && run < CHANCE_REQUESTS * blocks
+}
+
 /// Why a write goes around the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
@@ -155,11 +166,19 @@ impl Engine {
             Some(Reason::Mode)
         } else if cutoff > 0 && active.blocks >= cutoff {
             Some(Reason::TooLarge)
-        } else if cutoff > 0 && active.run >= cutoff {
+        } else if cutoff > 0 && active.run >= cutoff && !self.is_slower_around(state, active) {
             Some(Reason::Sequential)
         } else {
             None
         }
+    }
+
+    /// Whether a run, if it is one by chance, is let go through the log: where writers are held to what write-back takes, and
+    /// the device took longer for what it was asked for lately.
+    fn is_slower_around(&self, state: &Volume, active: &Active) -> bool {
+        let Some(pace) = state.writeback.pace else { return false };
+        let through = active.blocks.saturating_mul(pace.space);
+        active.chance && state.delay.is_felt() && self.slices_of(state).read_time() > through
     }
 
     fn bypass_how(&self, state: &Volume, active: &Active) -> Result<How, Through> {

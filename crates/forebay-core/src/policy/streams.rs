@@ -52,12 +52,18 @@ impl Streams {
 
     /// A request for `blocks` blocks from `lba` on: how many blocks the run has of which it is the end.
     pub fn touch(&mut self, volume: VolumeIndex, lba: Lba, blocks: u64) -> u64 {
+        self.follow(volume, lba, blocks).0
+    }
+
+    /// The same, and how many requests ago the run's last one came; 0: it begins one.
+    pub fn follow(&mut self, volume: VolumeIndex, lba: Lba, blocks: u64) -> (u64, u32) {
         self.touches = self.touches.wrapping_add(1);
         let now = self.touches;
-        let mut run = blocks;
+        let (mut run, mut ago) = (blocks, 0);
         let before = key(volume, lba.0);
         if let Some(end) = self.set(before).iter_mut().find(|end| end.key == before) {
             run += u64::from(end.blocks);
+            ago = now.wrapping_sub(end.touched);
             *end = NO_END;
         }
         let after = key(volume, lba.0 + blocks);
@@ -68,7 +74,7 @@ impl Streams {
         let oldest = || (0..WAYS).max_by_key(|way| age(&set[*way])).unwrap_or(0);
         let way = same.unwrap_or_else(oldest);
         set[way] = End { key: after, blocks: u32::try_from(run).unwrap_or(u32::MAX), touched: now };
-        run
+        (run, ago)
     }
 
     fn set(&mut self, key: u64) -> &mut [End; WAYS] {
