@@ -2,8 +2,9 @@
 //! The delay of writes while much of the log is dirty: they come to meet the rate at which write-back makes room,
 //! from nothing on and without a step, so that nobody ever stands before a cache that is full.
 //!
-//! A block of log costs its writer `pace · (d − d₀) / (1 − d)`: `pace` is what write-back takes for one, d how much
-//! of the log space that the volume may use is dirty, d₀ is 0.6. At d = 0.8 as much comes in as goes out.
+//! A block of log costs its writer `pace · f(d)`: `pace` is what write-back takes for one, d how much of the log space
+//! that the volume may use is dirty. f is 0 up to d₀ = 0.6, then (d − d₀) / (1 − d) up to 0.78, nearly flat from there, so that what
+//! comes in does not follow each slow second of the disk, and steep from 0.9 on. At d = 0.84 as much comes in as goes out.
 //!
 //! Room comes when a batch ends, all of it at once (K2 of `writeback`). So that writers do not feel that, what the
 //! batch under way has written counts as clean, and the room for a batch is kept out of the account: always the same,
@@ -30,14 +31,18 @@ use crate::policy::writeback::{Cursor, Stage};
 use crate::units::{Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
 
-/// d₀, in tenths.
-const BEGINS_TENTHS: u64 = 6;
+/// d₀.
+const BEGINS_PERCENT: u64 = 60;
+/// Between these the delay changes little.
+const FLAT_PERCENT: u64 = 78;
+const STEEP_PERCENT: u64 = 90;
 /// Longest delay of what was taken at once, in nanoseconds, but for H3.
 const DELAY_MAX: u64 = 100_000_000;
 /// A smaller debt holds nobody, in nanoseconds.
 const GRAIN: u64 = 1_000_000;
-/// A batch covers at most so many tenths of the log space that its volume may use.
-const BATCH_TENTHS: u64 = 4;
+/// A batch covers at most so many percent of the log space that its volume may use: where as much comes in as goes out (d = 0.84 of the
+/// rest) 47 are dirty when it begins, and 91 when it ends.
+const BATCH_PERCENT: u64 = 44;
 /// A batch under way so long says what write-back takes, in nanoseconds: the last one may have been quicker.
 const BATCH_TELLS: u64 = 2_000_000_000;
 
@@ -65,13 +70,22 @@ pub(crate) struct Delay {
 impl Delay {
     /// For each block of log, with `dirty` blocks of `room` (H1).
     fn gap(pace: u64, dirty: u64, room: u64) -> u64 {
-        let over = (10 * dirty).saturating_sub(BEGINS_TENTHS * room);
-        let left = 10 * room.saturating_sub(dirty);
-        match (over, left) {
-            (0, _) => 0,
-            (_, 0) => u64::MAX,
-            _ => (u128::from(pace) * u128::from(over) / u128::from(left)) as u64,
+        if dirty >= room {
+            return u64::MAX;
         }
+        let [begins, flat, steep, full] =
+            [BEGINS_PERCENT, FLAT_PERCENT, STEEP_PERCENT, 100].map(|percent| percent * room);
+        let d = 100 * dirty;
+        // Each part goes on where the one before it ends: f is their sum.
+        let rising = d.clamp(begins, flat);
+        let parts = [
+            (rising - begins, full - rising),
+            (3 * (d.clamp(flat, steep) - flat), full),
+            (4 * d.saturating_sub(steep), full - d),
+        ];
+        let part =
+            |(over, left): (u64, u64)| u128::from(pace) * u128::from(over) / u128::from(left);
+        u64::try_from(parts.map(part).iter().sum::<u128>()).unwrap_or(u64::MAX)
     }
 
     /// So many blocks of log were taken (H2, H3).
@@ -172,7 +186,7 @@ impl Engine {
         let (head, cursor) = (self.log_head(volume), self.log_at(state, state.writeback.cursor));
         let dirty = head.saturating_sub(cursor);
         let room = room - space.min(self.config.batch_blocks_max.into());
-        if 10 * dirty <= BEGINS_TENTHS * room {
+        if 100 * dirty <= BEGINS_PERCENT * room {
             return 0;
         }
         let writing = matches!(state.writeback.stage, Stage::Writing | Stage::Flushing);
@@ -196,7 +210,7 @@ impl Engine {
 
     /// Blocks of log that one batch of the volume may cover.
     pub(crate) fn batch_space(&mut self, volume: VolumeIndex) -> u64 {
-        self.log_room(volume) * BATCH_TENTHS / 10
+        self.log_room(volume) * BATCH_PERCENT / 100
     }
 
     /// Blocks of log that the volume may use: all but what is kept, and what others use or have reserved.
@@ -258,10 +272,11 @@ mod tests {
     fn the_delay_rises_from_zero_without_a_step() {
         let gap = |dirty| Delay::gap(PACE, dirty, 10_000);
         assert_eq!([gap(0), gap(5_999), gap(6_000)], [0, 0, 0], "H1");
-        assert_eq!(gap(8_000), PACE, "as much comes in as goes out");
-        for dirty in 6_000..8_000 {
+        assert!(gap(8_400).abs_diff(PACE) < PACE / 100, "as much comes in as goes out");
+        assert!(gap(7_800) > PACE * 8 / 10 && gap(9_000) < PACE * 12 / 10, "flat around it");
+        for dirty in 6_000..9_200 {
             let step = gap(dirty + 1) - gap(dirty);
-            assert!(step < PACE / 900, "{dirty}: {step}");
+            assert!(step < PACE / 150, "{dirty}: {step}");
         }
         assert!(gap(9_999) > 3_000 * PACE);
         assert_eq!([gap(10_000), gap(20_000)], [u64::MAX; 2]);

@@ -15,6 +15,19 @@ use crate::payload::Payload;
 use crate::request::RequestError;
 use crate::units::{Sequence, VolumeIndex};
 
+/// What write-back takes for a block of log is averaged over so long (exponentially), in nanoseconds.
+const PACE_AVERAGED: u64 = 4_000_000_000;
+
+/// What write-back takes for a block of log after a batch that took so long and said `space`: by itself a short one says what
+/// luck the disk had. Twice as much, or half, is no luck.
+fn averaged(before: u64, space: u64, took: u64) -> u64 {
+    if took >= PACE_AVERAGED || space > 2 * before || before > 2 * space {
+        return space;
+    }
+    let [before, space, took, of] = [before, space, took, PACE_AVERAGED].map(u128::from);
+    ((space * took + before * (of - took)) / of) as u64
+}
+
 impl Engine {
     pub(super) fn writeback_flush(
         &mut self,
@@ -119,6 +132,10 @@ impl Engine {
         let runs = state.stats.batch_runs - writeback.runs_before;
         if blocks > 0 && runs > 0 {
             let space = took / to.saturating_sub(from).max(1);
+            let space = match writeback.pace {
+                Some(before) => averaged(before.space, space, took),
+                None => space,
+            };
             writeback.pace = Some(Pace { block: took / blocks, run: took / runs, space });
         }
         let end = writeback.end;
