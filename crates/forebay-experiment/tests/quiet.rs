@@ -5,7 +5,7 @@
 use forebay_disk::Model;
 use forebay_disk::model::{NVME, SSD_840PRO};
 use forebay_experiment::experiments::SECOND;
-use forebay_experiment::experiments::quiet::{Doing, READS, Row, row, setup};
+use forebay_experiment::experiments::quiet::{Doing, MIXED, READS, Row, row, setup};
 use forebay_experiment::machine::Setup;
 
 const TIME: u64 = 20 * SECOND;
@@ -26,6 +26,25 @@ fn cached_reads_take_at_most_twice_as_long_at_worst() {
         for doing in [Doing::Scrub, Doing::WriteBack, Doing::Fills, Doing::Checkpoint] {
             let ratio = over_quiet(&setup, doing);
             assert!(ratio <= 2.0, "{doing:?}: {ratio:.2}");
+        }
+    }
+}
+
+/// The same where guests write, too: their reads, and their writes that wait until they are durable.
+#[test]
+fn nor_do_reads_and_durable_writes_beside_writes() {
+    for spec in [SSD_840PRO, NVME] {
+        let setup = setup(Model::Ssd(spec));
+        let quiet = row(&setup, MIXED, Doing::Nothing, TIME);
+        for doing in
+            [Doing::Scrub, Doing::WriteBack, Doing::Reclaim, Doing::Fills, Doing::Checkpoint]
+        {
+            let busy = row(&setup, MIXED, doing, TIME);
+            assert!(busy.done > 0, "{busy:?}");
+            for class in [0, 2] {
+                let ratio = busy.latencies[class][2] / quiet.latencies[class][2];
+                assert!(ratio <= 2.0, "{doing:?}, class {class}: {ratio:.2}");
+            }
         }
     }
 }

@@ -30,6 +30,17 @@ use crate::volume::PendingExtent;
 
 /// Blocks of a write of a record that nobody waits for and that holds nothing but copies.
 const PART_BLOCKS: u16 = BACKGROUND_BLOCKS as u16;
+/// Of one that somebody waits for, and that is longer for the copies in it.
+const MIXED_PART_BLOCKS: u16 = 16;
+
+/// Blocks of the next write of a record of which so many are left: guests' reads wait behind each.
+fn part(left: u16, copies: bool, hurries: bool) -> u16 {
+    match (hurries, copies) {
+        (false, _) => left.min(PART_BLOCKS),
+        (true, true) => left.min(MIXED_PART_BLOCKS),
+        (true, false) => left,
+    }
+}
 
 /// Extents over at most this many blocks take older data out of the index at once.
 pub(crate) const EAGER_BLOCKS: u32 = 512;
@@ -209,6 +220,7 @@ impl Engine {
         }
         let index = open.entries;
         open.entries += 1;
+        open.copies |= entry.kind == Kind::Fill;
         let (block, entries) = (open.block, open.entries);
         let sequence = Sequence(open.sequence.0 + u64::from(entries));
         log.next_sequence = Sequence(sequence.0 + 1);
@@ -238,7 +250,8 @@ impl Engine {
         head.next_block += 1;
         let (buffer, sequence) = (head.buffer, log.next_sequence);
         let epoch = log.flush_epoch;
-        log.open = Some(OpenRecord { block, sequence, entries: 0, since: now, epoch });
+        log.open =
+            Some(OpenRecord { block, sequence, entries: 0, copies: false, since: now, epoch });
         log.next_sequence = Sequence(sequence.0 + 1);
         log.items.clear();
         log.header.fill(0);
@@ -335,10 +348,16 @@ impl Engine {
         // Copies of what was read are in no hurry, and guests' reads are.
         let log = &self.volume(volume).log;
         let hurries = log.dirtied >= header.sequence || log.wanted >= header.sequence;
-        let blocks = if hurries { header.blocks } else { header.blocks.min(PART_BLOCKS) };
+        let blocks = part(header.blocks, open.copies, hurries);
         let rest = (open.block + blocks, header.blocks - blocks);
         let state = self.volume(volume);
-        state.log.in_flight.push_back(InFlight { token, rest, marks, written: false });
+        state.log.in_flight.push_back(InFlight {
+            token,
+            rest,
+            copies: open.copies,
+            marks,
+            written: false,
+        });
         state.stats.records += 1;
         state.stats.cache_blocks_written += u64::from(header.blocks);
         self.checkpoint.written += u64::from(header.blocks);
@@ -362,8 +381,7 @@ impl Engine {
         });
     }
 
-    /// A part of a record is written: the next one is, or all that is left if somebody waits for it. Says whether
-    /// anything was.
+    /// A part of a record is written: the next one is. Says whether anything was left.
     pub(crate) fn write_rest(&mut self, volume: VolumeIndex, id: SegmentId, done: Token) -> bool {
         let Engine { volumes, tokens, .. } = self;
         let log = &mut volumes[usize::from(volume.0)].as_deref_mut().expect("it exists").log;
@@ -374,7 +392,7 @@ impl Engine {
         };
         let (block, left) = record.rest;
         let hurries = wanted >= record.marks.through;
-        let blocks = if hurries { left } else { left.min(PART_BLOCKS) };
+        let blocks = part(left, record.copies, hurries);
         let token = Token(tokens.insert(Pending::Record { volume, segment: id }));
         (record.token, record.rest) = (token, (block + blocks, left - blocks));
         let segment = self.segments.get_mut(id);

@@ -44,6 +44,8 @@ pub struct OpenRecord {
     pub sequence: Sequence,
     /// Entries so far.
     pub entries: u16,
+    /// Some of them are copies of what was read.
+    pub copies: bool,
     /// When its first entry was placed.
     pub since: Tick,
     /// Guest flushes before its first entry.
@@ -57,6 +59,8 @@ pub struct InFlight {
     pub token: Token,
     /// What of it is still to be written: from which block of the buffer on, how many.
     pub rest: (u16, u16),
+    /// It holds copies of what was read.
+    pub copies: bool,
     /// What is written when it is done.
     pub marks: Marks,
     /// The device said so.
