@@ -24,7 +24,8 @@
 //!   rest: what they do goes at the speed of the bare device. As soon as one waits both have their shares again.
 //!
 //! - **S7** Volumes on one disk have one schedule: the foreground is all their guests', write-back all their batches'. A batch that wants
-//!   to write is asked in each turn of write-back, whoever's batch began the turn.
+//!   to write is asked in each turn of write-back, whoever's batch began the turn. While guests wait only one batch goes on in a turn, the
+//!   next one in the next: two in so short a time would seek between their volumes.
 //!
 //! # Terms
 //!
@@ -132,6 +133,13 @@ impl Set {
         self.0 &= of.0;
     }
 
+    /// The next one of them, in turn; there is one.
+    fn after(self, volume: VolumeIndex) -> VolumeIndex {
+        let behind = self.0 & !(u64::MAX >> (63 - u32::from(volume.0)));
+        let next = if behind > 0 { behind } else { self.0 };
+        VolumeIndex(next.trailing_zeros() as u8)
+    }
+
     fn is_within(self, other: Set) -> bool {
         self.0 & !other.0 == 0
     }
@@ -157,6 +165,8 @@ pub(crate) struct Slices {
     wants: Set,
     asked: Set,
     yields: Set,
+    /// Whose batch has this turn of write-back, or had the last one.
+    chosen: VolumeIndex,
     /// When the foreground had something under way last.
     foreground_last: Tick,
     /// Average time of a read, in nanoseconds.
@@ -195,6 +205,7 @@ impl Slices {
             wants: Set::default(),
             asked: Set::default(),
             yields: Set::default(),
+            chosen: volume,
             foreground_last: now,
             read_time: 0,
             is_slow: false,
@@ -266,6 +277,10 @@ impl Slices {
             false => self.wants.remove(volume),
         }
         self.asked.keep(self.wants);
+        if !self.wants.has(self.chosen) && !self.wants.is_empty() {
+            self.chosen = self.wants.after(self.chosen);
+            self.asked.remove(self.chosen);
+        }
         if self.turn == Side::Foreground {
             if !self.wants.is_empty() && self.is_shared() {
                 self.contested.get_or_insert(now);
@@ -338,7 +353,7 @@ impl Slices {
         if self.turn == Side::WriteBack {
             self.asked.insert(volume);
         }
-        may
+        may && (self.chosen == volume || self.waiting.is_empty())
     }
 
     /// What a read of the device takes, in nanoseconds; 0: not known.
@@ -472,6 +487,9 @@ impl Slices {
             Side::WriteBack => slice,
         };
         self.asked = Set::default();
+        if self.turn == Side::WriteBack && !self.wants.is_empty() {
+            self.chosen = self.wants.after(self.chosen);
+        }
         self.contested = self.is_contested().then_some(now);
     }
 
@@ -566,6 +584,7 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     const MILLI: u64 = 1_000_000;
     const V: VolumeIndex = VolumeIndex(0);
@@ -752,6 +771,37 @@ mod tests {
         assert!(!slices.may_write_back(W, at(200)), "the slice is used up");
         slices.end(Side::WriteBack, at(200));
         assert_eq!(slices.next_waiting(at(200)), Some(Token(2)));
+    }
+
+    /// While guests wait batches have turns of write-back in turn; one that ends gives the rest of its turn to the next.
+    #[test]
+    fn batches_of_one_disk_take_turns_while_guests_wait() {
+        let mut slices = slow();
+        slices.join(W);
+        slices.batch_wants(V, true, at(0));
+        slices.batch_wants(W, true, at(0));
+        let (mut now, mut turns) = (5, Vec::new());
+        for _ in 0..4 {
+            slices.may_write_back(V, at(now));
+            assert_eq!(slices.turn, Side::WriteBack);
+            slices.ask(Token(1), at(now));
+            let may = [V, W].map(|volume| slices.may_write_back(volume, at(now)));
+            turns.push(may);
+            assert!(slices.deadline(at(now)) > Some(at(now)), "both were asked");
+            slices.begin(Side::WriteBack);
+            now += 100;
+            slices.end(Side::WriteBack, at(now));
+            assert_eq!(slices.next_waiting(at(now)), Some(Token(1)));
+            now += 100;
+            slices.end(Side::Foreground, at(now));
+        }
+        assert_eq!(turns, [[false, true], [true, false], [false, true], [true, false]]);
+        slices.may_write_back(V, at(now));
+        slices.ask(Token(1), at(now));
+        assert!(!slices.may_write_back(V, at(now)) && slices.may_write_back(W, at(now)));
+        slices.batch_wants(W, false, at(now));
+        assert_eq!(slices.deadline(at(now)), Some(at(now)), "who was refused is asked again");
+        assert!(slices.is_left_out(V) && slices.may_write_back(V, at(now)));
     }
 
     /// Only a disk none of whose batches a guest waits for gives way to guests.
