@@ -8,6 +8,8 @@ use crate::log::chain::Log;
 use crate::log::recovery::RecoveredVolume;
 use crate::log::segment::State;
 use crate::map::extent::ExtentMap;
+use crate::mutant::Mutant;
+use crate::op::around::AroundState;
 use crate::op::stale::Stale;
 use crate::payload::Payload;
 use crate::policy::reserve::Reserve;
@@ -138,7 +140,7 @@ impl Engine {
         let state = self.volume(index);
         assert!(!state.serving && state.log.head.is_none() && state.writes.is_empty());
         let next_sequence = state.log.next_sequence;
-        let (unflushed, lost) = (state.around.unflushed, state.around.lost);
+        let AroundState { unflushed, lost, told, noted, .. } = state.around;
         self.free_log(index);
         let mut recorded = recorded.clone();
         recorded.next_sequence = next_sequence;
@@ -146,6 +148,7 @@ impl Engine {
         // The log is empty, and the backing device what it was.
         let around = &mut self.volume(index).around;
         (around.unflushed, around.lost) = (unflushed, lost);
+        (around.told, around.noted) = (told, noted);
     }
 
     /// Whether a volume that is not served can be detached: nothing of it is dirty, asked for or under
@@ -322,6 +325,8 @@ impl Engine {
             recorded.reserve = state.reserve;
             recorded.drained = state.drained;
             recorded.frozen = state.frozen;
+            let unnoted = self.config.mutants.is(Mutant::FlushFailureUnnoted);
+            recorded.flush_failed = state.around.lost && !state.around.told && !unnoted; // A3
             log.note(recorded);
             recorded.flush_epoch = log.flush_epoch;
             if let Some(end) = log.end(&self.segments) {

@@ -33,6 +33,11 @@ pub enum SuperblockChange {
         /// Wall clock of the newest data on the backing device.
         backing_as_of: u64,
     },
+    /// A flush of a backing device failed, and its guest has not been told.
+    FlushFailed {
+        /// Whose.
+        volume: VolumeIndex,
+    },
 }
 
 impl SuperblockChange {
@@ -46,6 +51,11 @@ impl SuperblockChange {
                     recorded.watermark = watermark;
                     recorded.tail = tail;
                     recorded.backing_as_of = backing_as_of;
+                }
+            }
+            SuperblockChange::FlushFailed { volume } => {
+                if let Some(Some(recorded)) = superblock.volumes.get_mut(usize::from(volume.0)) {
+                    recorded.flush_failed = true;
                 }
             }
         }

@@ -155,6 +155,7 @@ pub(crate) enum Pending {
     CheckpointFlush,
     CheckpointName,
     Marks(crate::log::durable::Marks),
+    FlushFailed,
     Stale { volume: VolumeIndex },
 }
 
@@ -403,6 +404,7 @@ impl Engine {
             Pending::CheckpointFlush => self.checkpoint_flushed(result),
             Pending::CheckpointName => self.checkpoint_named(result),
             Pending::Marks(marks) => self.marks_noted(marks, result),
+            Pending::FlushFailed => self.flush_failure_noted(result),
             Pending::Stale { volume } => self.stale_marked(volume, result),
             Pending::Chance(chance) => self.chance_complete(chance, result, payload),
             Pending::Scrub(work) => self.scrub_complete(work, result, payload),
@@ -448,6 +450,7 @@ impl Engine {
             self.writeback_settle(volume, payload);
             self.reclaim_settle(volume, payload);
             self.durable_settle(volume, payload);
+            self.flush_failure_settle(volume);
         }
         self.checkpoint_settle(payload);
         if self.resizing.is_some() {

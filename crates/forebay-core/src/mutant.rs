@@ -58,6 +58,7 @@ faults! {
     LostUnnamed,
     MarksBeforeDurable,
     FlushFailureForgotten,
+    FlushFailureUnnoted,
     BatchOutlivesFailedFlush,
     BatchShortOfGivenUp,
     CheckpointNotDurable,

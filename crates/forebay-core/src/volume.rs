@@ -170,7 +170,7 @@ impl Volume {
             refused: false,
             extents_full: false,
             forgot: false,
-            around: AroundState::new(!found.clean),
+            around: AroundState::new(!found.clean, recorded.flush_failed),
             stale: Stale::No,
             writeback: Writeback::new(found.cursor, now),
             parked: Parked::new(segment_blocks),

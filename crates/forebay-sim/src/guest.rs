@@ -182,8 +182,19 @@ impl World {
         self.tell(|| format!("answer {tag} {result:?} at {now}"));
         let volume = usize::from(asked.request.volume.0);
         match (asked.request.op, result) {
-            (_, Err(error)) => self.failed(&asked, error, now)?,
+            (_, Err(error)) => {
+                if asked.request.op == Op::Flush {
+                    self.volumes[volume].untold = None;
+                }
+                let zeros =
+                    memory.blocks.iter().any(|block| block.tags().iter().all(|tag| *tag == 0));
+                self.failed(&asked, zeros, error, now)?;
+            }
             (Op::Flush, Ok(())) => {
+                if self.volumes[volume].untold.is_some_and(|since| since < asked.made) {
+                    let text = "a flush was answered well over writes that the device has dropped";
+                    return Err(Failure(text.into()));
+                }
                 self.volumes[volume].model.flushed(asked.made);
                 let floor = &mut self.volumes[volume].floor;
                 *floor = asked.placed.max(*floor);
@@ -229,8 +240,8 @@ impl World {
         whole && state.mode_changes == asked.mode_changes
     }
 
-    /// A request failed: it may, if its device failed meanwhile or a block of it was damaged.
-    fn failed(&mut self, asked: &Asked, error: RequestError, now: u64) -> Outcome {
+    /// A request failed (one with zeros, or not): it may, if its device failed meanwhile or a block of it was damaged.
+    fn failed(&mut self, asked: &Asked, zeros: bool, error: RequestError, now: u64) -> Outcome {
         let index = usize::from(asked.request.volume.0);
         let cells = self.cells(index, asked.first, asked.end);
         let state = &mut self.volumes[index];
@@ -251,9 +262,11 @@ impl World {
             self.marks.hit("refused while too much is parked");
         }
         // It may have been so only until what was answered with it.
-        let range = matches!(asked.request.op, Op::WriteZeroes { .. } | Op::Discard);
+        // Who writes zeros or goes around the log needs an extent for it.
+        let extent = change
+            && (!matches!(asked.request.op, Op::Write { .. }) || zeros || state.model.around);
         let crowded = status.is_some_and(|status| {
-            change && status.lost_full || range && status.lost_blocks_now > 0
+            change && status.lost_full || extent && status.lost_blocks_now > 0
         });
         if error != RequestError::Io || !failing && !damaged && !refused && !full && !crowded {
             let lost: Vec<_> =

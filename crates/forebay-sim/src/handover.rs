@@ -79,6 +79,7 @@ fn hand_over_whole(world: &mut World) -> Outcome {
     }
     world.superblock = next;
     world.models_stopped(Stop::Process, false);
+    world.note_untold(false);
     world.start(recovered)?;
     if world.random.one_in(2) {
         checkpoint(world)?;

@@ -110,6 +110,7 @@ impl World {
                     if let Some(stop) = stop {
                         self.models_stopped(stop, power_failed);
                     }
+                    self.note_untold(stop.is_some());
                     return self.start(recovered);
                 }
                 Err(Crashed(Stop::Process)) => self.marks.hit("killed while opening"),
@@ -173,6 +174,18 @@ impl World {
             bytes[self.random.below(4096) as usize] ^= 1 << self.random.below(8);
         }
         self.cache.rot(address / BLOCK_BYTES, Block::new(bytes));
+    }
+
+    /// What the superblock says of flushes that failed. Only a crash may come before it does.
+    pub(crate) fn note_untold(&mut self, crashed: bool) {
+        for (volume, recorded) in self.volumes.iter_mut().zip(&self.superblock.volumes) {
+            let noted = recorded.as_ref().is_some_and(|recorded| recorded.flush_failed);
+            volume.flush_failed = noted;
+            volume.untold = volume.untold.filter(|_| noted || !crashed);
+            if noted {
+                self.marks.hit("failed flush remembered");
+            }
+        }
     }
 
     /// Where nothing rotted and no write failed, nothing is damaged.

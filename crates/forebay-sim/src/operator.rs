@@ -330,6 +330,7 @@ impl World {
         self.marks.hit("volume forgotten");
         superblock.volumes[index] = None;
         self.volumes[index].attached = false;
+        self.volumes[index].untold = None;
     }
 
     /// Before a volume with nothing dirty is served: what the cache holds of it is dropped, as when

@@ -579,13 +579,14 @@ pub(crate) fn read_all(world: &mut World) -> Outcome {
 }
 
 fn clean_stop(world: &mut World) -> Outcome {
+    let fails = world.setup.backing_fault > 0 && !world.faults_over;
     world.faults_over = true;
-    let outcome = clean_stop_whole(world);
+    let outcome = clean_stop_whole(world, fails);
     world.faults_over = false;
     outcome
 }
 
-fn clean_stop_whole(world: &mut World) -> Outcome {
+fn clean_stop_whole(world: &mut World, fails: bool) -> Outcome {
     let begun = world.now;
     world.cancel_resize()?;
     let engine = world.engine.as_mut().expect("there is a process");
@@ -616,12 +617,20 @@ fn clean_stop_whole(world: &mut World) -> Outcome {
             world.forget_volume(&mut superblock, index);
         }
     }
-    for (index, volume) in world.volumes.iter_mut().enumerate() {
+    for index in 0..world.volumes.len() {
         if engine.wants_backing_flush(VolumeIndex(index as u8)) {
-            let through = volume.device.flush_begin();
-            volume.device.flush_end(through);
+            let through = world.volumes[index].device.flush_begin();
+            let recorded = superblock.volumes[index].as_mut();
+            if let Some(recorded) = recorded.filter(|_| fails && world.random.one_in(3)) {
+                (superblock.clean, recorded.flush_failed) = (false, true);
+                world.marks.hit("backing flush failed at a stop");
+                world.backing_flush_failed(index, through);
+            } else {
+                world.volumes[index].flushed(through);
+            }
         }
     }
+    let is_clean = superblock.clean;
     for address in Superblock::addresses(superblock.size_bytes) {
         let bytes = superblock.encode(address);
         world.cache.write(crate::opening::pieces(address, &bytes));
@@ -631,7 +640,7 @@ fn clean_stop_whole(world: &mut World) -> Outcome {
     world.superblock = superblock;
     world.models_stopped(Stop::Process, false);
     for volume in &mut world.volumes {
-        volume.around_used = volume.may_bypass();
+        volume.around_used = !is_clean || volume.may_bypass();
     }
     Ok(())
 }
@@ -641,14 +650,28 @@ pub(crate) fn drain(world: &mut World) -> Outcome {
     world.faults_over = true;
     revive(world);
     settle(world)?;
-    if world.volumes.iter().any(|volume| volume.flush_failed) {
-        world.marks.hit("restarted after a failed flush");
-        world.cache_failed = true;
-    }
     if world.cache_failed {
         restart_failed(world)?;
     }
+    acknowledge(world)?;
     world.attached().into_iter().try_for_each(|index| drain_volume(world, index))
+}
+
+/// Where a flush failed, the guest is told, and the operator starts it again.
+fn acknowledge(world: &mut World) -> Outcome {
+    let failed = |index: &usize| world.volumes[*index].flush_failed;
+    let failed: Vec<_> = world.attached().into_iter().filter(failed).collect();
+    if failed.is_empty() {
+        return Ok(());
+    }
+    world.marks.hit("restarted after a failed flush");
+    for index in failed {
+        world.ask(index, Op::Flush, 0, 0)?;
+        settle_volume(world, index)?;
+    }
+    clean_stop(world)?;
+    world.faults_over = true;
+    world.open(None)
 }
 
 /// Every volume's backing device alone is the disk then.

@@ -56,6 +56,10 @@ pub struct Volume {
     pub around_used: bool,
     /// A flush of its device failed while writes went around the log: flushes may fail from now on.
     pub flush_failed: bool,
+    /// Numbers of the device's writes that went around the log and are not flushed.
+    pub around_writes: Vec<u64>,
+    /// Since when such writes are dropped and no flush of the guest was answered with an error.
+    pub untold: Option<u64>,
     /// Its device dropped writes at such a flush, which does not show yet.
     pub forgotten: bool,
     /// What its backing device must hold; nothing is said once writes may go around the log.
@@ -83,6 +87,12 @@ impl Volume {
             base += island.blocks;
         }
         None
+    }
+
+    /// A flush of its device is done, for what it had taken up to this number.
+    pub fn flushed(&mut self, through: u64) {
+        self.device.flush_end(through);
+        self.around_writes.retain(|number| *number > through);
     }
 
     /// Its device dropped what it had not flushed: that is missed if it went around the log.

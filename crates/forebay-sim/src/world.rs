@@ -199,6 +199,8 @@ impl World {
                 passing_since: None,
                 attached: !(setup.late_volume && index + 1 == setup.volumes.len()),
                 flush_failed: false,
+                around_writes: Vec::new(),
+                untold: None,
                 around_used: false,
                 forgotten: false,
                 prefix: None,
@@ -842,6 +844,8 @@ impl World {
                 }
                 if let Effect::WriteAround { tag, .. } = effect {
                     self.goes_around(usize::from(volume.0), tag, Some(&pieces));
+                    let state = &mut self.volumes[usize::from(volume.0)];
+                    state.around_writes.push(state.device.flush_begin());
                 }
             }
             Effect::ZeroBacking { volume, lba, blocks, .. }
@@ -863,26 +867,41 @@ impl World {
             }
             Effect::FlushBacking { volume, .. } => {
                 let fails = self.backing_fails(volume, "backing flush failed");
-                let state = &mut self.volumes[usize::from(volume.0)];
                 if fails {
-                    state.flush_failed |= state.around_used;
-                    if let Some(prefix) = &mut state.prefix {
-                        prefix.around_unsure();
-                    }
-                    let fate = state.device.flush_failed(flight.through, &mut self.random);
-                    state.forgotten |= fate != Unflushed::Kept;
-                    if fate == Unflushed::Gone {
-                        self.marks.hit("unflushed writes dropped");
-                        state.unflushed_dropped();
-                    }
+                    self.backing_flush_failed(usize::from(volume.0), flight.through);
                     return Err(Fault);
                 }
-                state.device.flush_end(flight.through);
+                self.volumes[usize::from(volume.0)].flushed(flight.through);
             }
             Effect::MarkStale { volume, .. } => return self.mark_stale(usize::from(volume.0)),
             Effect::Answer { .. } => unreachable!("answers are told at once"),
         }
         Ok(())
+    }
+
+    /// A flush of a backing device failed, that should have covered its writes up to this number.
+    pub(crate) fn backing_flush_failed(&mut self, index: usize, through: u64) {
+        let now = self.moment();
+        let state = &mut self.volumes[index];
+        state.flush_failed |= state.around_used;
+        if let Some(prefix) = &mut state.prefix {
+            prefix.around_unsure();
+        }
+        let fate = state.device.flush_failed(through, &mut self.random);
+        if fate == Unflushed::Kept {
+            return;
+        }
+        state.forgotten = true;
+        let before = state.around_writes.len();
+        state.around_writes.retain(|number| *number > through);
+        if state.around_writes.len() < before {
+            self.marks.hit("writes around the log dropped");
+            state.untold = Some(now);
+        }
+        if fate == Unflushed::Gone {
+            self.marks.hit("unflushed writes dropped");
+            state.unflushed_dropped();
+        }
     }
 
     /// Writes both copies of the superblock, each flushed.
@@ -902,6 +921,7 @@ impl World {
             self.marks.hit(match change {
                 SuperblockChange::Checkpoint { .. } => "checkpoint named",
                 SuperblockChange::Marks { .. } => "marks in the superblock",
+                SuperblockChange::FlushFailed { .. } => "failed flush in the superblock",
             });
         }
     }

@@ -718,19 +718,24 @@ impl Shard {
         if self.engine.health() == CacheHealth::Failed {
             return Ok(false);
         }
-        // Whoever opens it after a clean stop need not know that there were writes around the log (A3 in
-        // `op/around.rs`).
-        for (index, device) in self.backings.iter().enumerate() {
-            if let Some(device) = device
+        self.engine.note_heads(&mut self.superblock);
+        // Whoever opens it after a clean stop need not know that there were writes around the log, but whoever opens it
+        // must know of those that may be lost and that the guest was not told of (A3 in `op/around.rs`).
+        let mut clean = true;
+        let recorded = self.superblock.volumes.iter_mut();
+        for (index, (device, recorded)) in self.backings.iter().zip(recorded).enumerate() {
+            if let (Some(device), Some(recorded)) = (device, recorded)
                 && self.engine.wants_backing_flush(VolumeIndex(index as u8))
                 && device.sync().is_err()
             {
-                return Ok(false);
+                (clean, recorded.flush_failed) = (false, true);
             }
         }
-        self.engine.note_heads(&mut self.superblock);
-        self.superblock.clean = true;
+        self.superblock.clean = clean;
         self.write_superblock()?;
+        if !clean {
+            return Ok(false);
+        }
         if let Some(path) = &self.shared_path {
             // Stale from now on in any case: the next opening raises the generation.
             let _ = std::fs::remove_file(path);

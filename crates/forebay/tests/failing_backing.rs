@@ -8,6 +8,7 @@
 
 mod support;
 
+use forebay::cache::read_superblock;
 use forebay::io::{
     FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileOptions, OperationKind, ReactorKind,
 };
@@ -180,6 +181,106 @@ fn no_flush_is_answered_well_after_one_that_failed_over_writes_around_the_log() 
     rig.request(volume, Op::Read, WRITE, WRITE, Some(span)).unwrap();
     assert!(rig.shard.engine().status(volume).unwrap().flush_failed);
     assert_eq!(faults.failed(), 1);
+}
+
+/// A volume whose writes go around the log, behind a device whose next flush can be made to fail.
+struct Around {
+    dir: Dir,
+    faults: Faults,
+}
+
+impl Around {
+    fn new(name: &str) -> (Around, Rig) {
+        let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), name);
+        dir.file("cache", CACHE_BYTES);
+        dir.file("backing", BACKING_BYTES);
+        let case = Around { dir, faults: Faults::new() };
+        let mut rig = Rig::new(case.device("cache", CACHE_SOURCE), &case.options(), 1 << 20);
+        assert_eq!(rig.add("around", Mode::WriteAround, case.backing()), VolumeIndex(0));
+        (case, rig)
+    }
+
+    fn options(&self) -> forebay::shard::ShardOptions {
+        support::options(ReactorKind::Auto, Config::default())
+    }
+
+    fn device(&self, name: &str, source: u16) -> Box<dyn forebay::io::Device> {
+        let options = FileOptions { source, ..FileOptions::default() };
+        Box::new(FileDevice::open(&self.dir.0.join(name), &options).unwrap())
+    }
+
+    fn backing(&self) -> Box<dyn forebay::io::Device> {
+        let below = self.device("backing", backing_source(VolumeIndex(0)));
+        Box::new(FaultDevice::new(below, self.faults.clone()))
+    }
+
+    fn open(&self) -> Rig {
+        let mut rig = Rig::open(self.device("cache", CACHE_SOURCE), &self.options(), 1 << 20);
+        rig.shard.serve(VolumeIndex(0), self.backing());
+        rig
+    }
+
+    /// The next flush of the backing device fails, and none after it.
+    fn fail_next_flush(&self) {
+        let next = self.faults.count(Some(OperationKind::Flush)) + 1;
+        self.faults.add(FaultRule::new(Some(OperationKind::Flush), FaultWhen::Nth(next)));
+    }
+}
+
+fn write(rig: &mut Rig, block: u64) {
+    let span = rig.memory.span(0, WRITE as usize);
+    let op = Op::Write { fua: false };
+    rig.request(VolumeIndex(0), op, block * BLOCK, WRITE, Some(span)).unwrap();
+}
+
+fn flush(rig: &mut Rig) -> Result<(), RequestError> {
+    rig.request(VolumeIndex(0), Op::Flush, 0, 0, None)
+}
+
+fn close(rig: Rig) -> bool {
+    rig.shard.close(Duration::from_secs(10)).unwrap()
+}
+
+/// The flush at the stop failed, and may have dropped what the guest had written around the log. Nobody had told the
+/// guest when it asked the next process for a flush, which the device answered well.
+#[test]
+fn a_flush_that_failed_at_a_stop_is_remembered_until_the_guest_was_told() {
+    let (case, mut rig) = Around::new("failed-stop");
+    write(&mut rig, 0);
+    case.fail_next_flush();
+    assert!(!close(rig));
+    assert_eq!(case.faults.failed(), 1);
+    // A stop between changes nothing.
+    assert!(close(case.open()));
+    let mut rig = case.open();
+    assert!(rig.shard.engine().status(VolumeIndex(0)).unwrap().flush_failed);
+    flush(&mut rig).unwrap_err();
+    flush(&mut rig).unwrap_err();
+    assert!(close(rig));
+    // Whoever starts it again knows.
+    let mut rig = case.open();
+    flush(&mut rig).unwrap();
+    assert!(!rig.shard.engine().status(VolumeIndex(0)).unwrap().flush_failed);
+    assert!(close(rig));
+}
+
+/// It is noted when it happens: a process that is killed forgets nothing of it.
+#[test]
+fn a_flush_that_failed_is_remembered_by_who_comes_after_a_kill() {
+    let (case, mut rig) = Around::new("failed-kill");
+    write(&mut rig, 0);
+    case.fail_next_flush();
+    flush(&mut rig).unwrap_err();
+    rig.wait("it is noted", |shard| {
+        let found = read_superblock(shard.cache()).unwrap();
+        let is_noted = found.superblock.volumes[0].as_ref().unwrap().flush_failed;
+        is_noted && found.copies[0] == found.copies[1]
+    });
+    drop(rig);
+    let mut rig = case.open();
+    flush(&mut rig).unwrap_err();
+    assert!(close(rig));
+    flush(&mut case.open()).unwrap();
 }
 
 /// From now on so many blocks of a backing device cannot be written, and all others can.

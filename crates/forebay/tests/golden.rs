@@ -52,6 +52,7 @@ fn superblock() -> Superblock {
         reserve: Reserve::Share,
         drained: true,
         frozen: false,
+        flush_failed: false,
         attach_generation: 5,
         size_bytes: (1 << 30) + 512,
         logical_block: 4096,

@@ -149,7 +149,7 @@ pub const VOLUME_FIELDS: [Field; 31] = [
         offset: 18,
         size: 2,
         name: "flags",
-        meaning: "bit 0: drained, kept clean; bit 1: frozen",
+        meaning: "bit 0: drained, kept clean; bit 1: frozen; bit 2: flush failed",
     },
     Field { offset: 20, size: 4, name: "attach_generation", meaning: "raised at each attach" },
     Field { offset: 24, size: 8, name: "volume_bytes", meaning: "a multiple of 512" },
@@ -327,6 +327,9 @@ pub struct Volume {
     pub drained: bool,
     /// Dirty data was lost that nobody can name: it is not served until it is given up.
     pub frozen: bool,
+    /// A flush of its backing device failed over writes around the log, and no flush of its guest was answered with an
+    /// error since.
+    pub flush_failed: bool,
     /// Raised at each attach.
     pub attach_generation: u32,
     /// Its size.
@@ -366,6 +369,7 @@ impl Volume {
             reserve: Reserve::Share,
             drained: false,
             frozen: false,
+            flush_failed: false,
             attach_generation: 1,
             size_bytes,
             logical_block: 512,
@@ -738,7 +742,9 @@ impl Volume {
         put(bytes, 0, &self.uuid);
         bytes[16] = self.mode as u8;
         bytes[17] = self.order as u8;
-        let flags = u16::from(self.drained) | u16::from(self.frozen) << 1;
+        let flags = u16::from(self.drained)
+            | u16::from(self.frozen) << 1
+            | u16::from(self.flush_failed) << 2;
         put(bytes, 18, &flags.to_le_bytes());
         put(bytes, 20, &self.attach_generation.to_le_bytes());
         put(bytes, 24, &self.size_bytes.to_le_bytes());
@@ -793,7 +799,7 @@ impl Volume {
             3 => Order::Relaxed,
             other => return value("order", other.into()),
         };
-        if get_u16(bytes, 18) > 3 {
+        if get_u16(bytes, 18) > 7 {
             return value("flags", get_u16(bytes, 18).into());
         }
         let size_bytes = get_u64(bytes, 24);
@@ -861,6 +867,7 @@ impl Volume {
             reserve,
             drained: get_u16(bytes, 18) & 1 == 1,
             frozen: get_u16(bytes, 18) & 2 == 2,
+            flush_failed: get_u16(bytes, 18) & 4 == 4,
             attach_generation: get_u32(bytes, 20),
             size_bytes,
             logical_block,

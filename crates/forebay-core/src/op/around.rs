@@ -13,7 +13,8 @@
 //! - **A2** While it is under way nobody else writes these blocks, and nothing that is read for them enters the log.
 //! - **A3** A flush of the backing device that fails while such writes are not flushed is latched:
 //!   the device may have dropped them, and would answer the next flush well. They are not in the
-//!   log, so no flush of this volume is answered well until it is opened again.
+//!   log, so no flush of this volume is answered well until it is opened again, by whoever knows: the superblock says that
+//!   it failed until a flush of the guest was answered with an error and the stop after that was a clean one.
 //! - **A4** Over dirty versions (relaxed), which are durable (Y5 of `bypass`), the backing device is written and flushed, then
 //!   the entry is placed, then the write is answered. A crash before that finds the dirty version, which the guest may
 //!   have flushed, and writes it back over this one; a crash after it needs nothing but the backing device.
@@ -89,6 +90,10 @@ pub(crate) struct AroundState {
     pub(crate) awaits: bool,
     /// A flush that should have covered such writes failed: none is answered well any more.
     pub(crate) lost: bool,
+    /// A flush of the guest was answered with an error since.
+    pub(crate) told: bool,
+    /// The superblock says it.
+    pub(crate) noted: bool,
     pub(crate) flushing: bool,
     /// What changed since then may still be lost by the backing device (T3 of `log::tickets`).
     pub(crate) flushed: Ticket,
@@ -102,15 +107,18 @@ pub(crate) struct AroundState {
 }
 
 impl AroundState {
-    pub(crate) fn new(unflushed: bool) -> AroundState {
+    /// `lost`: the superblock says that a flush failed before this opening, and that the guest does not know.
+    pub(crate) fn new(unflushed: bool, lost: bool) -> AroundState {
         AroundState {
-            unflushed,
+            unflushed: unflushed || lost,
             done: 0,
             under_way: 0,
             over_dirty: 0,
             held: false,
             awaits: false,
-            lost: false,
+            lost,
+            told: false,
+            noted: lost,
             flushing: false,
             flushed: Ticket::VOID,
             flush_begun: Ticket::VOID,

@@ -2,12 +2,12 @@
 //! Flush: everything acknowledged before it becomes durable. FUA is "this write, then wait as a
 //! flush waits".
 
-use crate::effect::{Effect, Fault};
+use crate::effect::{Effect, Fault, SuperblockChange};
 use crate::engine::{CacheHealth, Engine, Pending};
 use crate::mutant::Mutant;
 use crate::op::around::Around;
 use crate::payload::Payload;
-use crate::request::RequestError;
+use crate::request::{Op, Request, RequestError};
 use crate::units::{Sequence, VolumeIndex};
 use crate::volume::Waiter;
 
@@ -19,7 +19,7 @@ impl Engine {
         state.log.flush_epoch += 1;
         let placed = state.log.placed;
         if state.around.lost && !self.config.mutants.is(Mutant::FlushFailureForgotten) {
-            return self.answer(at, Err(RequestError::Io)); // A3
+            return self.around_tell(at); // A3
         }
         let state = self.volume(volume);
         // A write that went around the log is covered by a flush of the backing device.
@@ -73,6 +73,39 @@ impl Engine {
         let state = &mut self.volume(volume).around;
         let around = state.unflushed || state.flushing || state.under_way > 0;
         state.lost |= around;
+        // Of what is dropped now nobody was told before.
+        state.told &= !around;
+    }
+
+    /// The guest learns that a flush failed, if it asked for one: an error of a write says nothing of those before it.
+    fn around_tell(&mut self, at: u32) {
+        let Request { volume, op, .. } = self.active(at).request;
+        self.volume(volume).around.told |= op == Op::Flush;
+        self.answer(at, Err(RequestError::Io));
+    }
+
+    /// Has a failed flush noted in the superblock, lest a process after this one answers the next one well (A3).
+    pub(crate) fn flush_failure_settle(&mut self, volume: VolumeIndex) {
+        let around = &self.volume(volume).around;
+        if !around.lost || around.noted {
+            return;
+        }
+        let failed = self.health == CacheHealth::Failed;
+        if failed || self.superblock_busy || self.config.mutants.is(Mutant::FlushFailureUnnoted) {
+            return;
+        }
+        self.volume(volume).around.noted = true;
+        self.superblock_busy = true;
+        let token = self.token(Pending::FlushFailed);
+        let change = SuperblockChange::FlushFailed { volume };
+        self.effects.push_back(Effect::WriteSuperblock { token, change });
+    }
+
+    pub(crate) fn flush_failure_noted(&mut self, result: Result<(), Fault>) {
+        self.superblock_busy = false;
+        if result.is_err() {
+            self.fail_cache();
+        }
     }
 
     pub(crate) fn around_flushed(
@@ -104,7 +137,7 @@ impl Engine {
             if self.active(at).around == Around::Flushing {
                 self.around_over_dirty(at, !failed, payload);
             } else if failed {
-                self.answer(at, Err(RequestError::Io));
+                self.around_tell(at);
             } else {
                 let sequence = self.active(at).sequence;
                 self.wait_durable(at, sequence);
