@@ -56,6 +56,7 @@ faults! {
     ZeroBlockDropped,
     LostForgotten,
     LostUnnamed,
+    LostItemUnmarked,
     MarksBeforeDurable,
     FlushFailureForgotten,
     FlushFailureUnnoted,

@@ -6,7 +6,7 @@
 use forebay_core::format::bytes::{FormatError, crc32c};
 use forebay_core::format::entry::{ENTRY_SIZE, Entry, Kind};
 use forebay_core::format::feature::FeatureName;
-use forebay_core::format::record::{self, Header, Identity, Link};
+use forebay_core::format::record::{self, Header, ITEM_LOST, Identity, Link};
 use forebay_core::format::superblock::{
     CUTOFF_DEFAULT, CUTOFF_MAX, Head, Mode, NewCache, Order, SUPERBLOCK_SIZE, Superblock, Volume,
     WEIGHT_MAX,
@@ -592,4 +592,21 @@ fn an_open_record_is_closed_or_refused_whatever_was_left_of_it() {
             }
         }
     }
+}
+
+#[test]
+fn an_item_says_that_what_it_names_was_lost() {
+    let mut bytes = [0; BLOCK_SIZE];
+    let (plain, _) = record::items(Lba(5), 3, Kind::Lost);
+    let (first, second) = record::items(Lba(7), u32::MAX, Kind::Lost);
+    record::put_items(&mut bytes, &[plain, plain, ITEM_LOST, first, second.unwrap(), ITEM_LOST]);
+    let read = |at, count| record::item(&bytes, at, count).unwrap();
+    let item = |lba, count, lost| record::Item { lba: Lba(lba), count, fill: false, lost };
+    assert_eq!(read(0, 6), (item(5, 3, false), 1));
+    assert_eq!(read(1, 6), (item(5, 3, true), 2));
+    assert_eq!(read(1, 2), (item(5, 3, false), 1), "what is behind the list says nothing");
+    assert_eq!(read(3, 6), (item(7, u32::MAX.into(), true), 3));
+    // For whoever does not know it, it is the copy of a block that no volume has.
+    let alone = record::Item { lba: Lba(VOLUME_BLOCKS_MAX - 1), count: 1, fill: true, lost: false };
+    assert_eq!(read(2, 3), (alone, 1));
 }

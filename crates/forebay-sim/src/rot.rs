@@ -10,7 +10,6 @@
 //!   torn once it is bad, and nobody can tell (`docs/faults.md`).
 //! - Of a log at most one header is bad at a time, and never if the next record, which says what
 //!   the bad one held, may itself be taken back by a power cut.
-//! - No header goes bad that names lost blocks: the next one would not say that they are (`docs/faults.md`).
 
 use crate::block::{Block, guest_block, origin};
 use crate::world::World;
@@ -195,10 +194,6 @@ impl World {
         if !told || !alone {
             return;
         }
-        // Nor does it say which of it was lost: that would read as what the backing device has.
-        if record.entries.iter().any(|entry| entry.kind == Kind::Lost) {
-            return;
-        }
         let (at, blocks) = (record.at, u64::from(record.header.blocks));
         let from = self.random.pick(&records).at;
         let others: Vec<u64> =
@@ -257,6 +252,10 @@ impl World {
                     self.marks.hit("header of a fill rotted");
                     self.volumes[state].model.copy_damaged(cell);
                     continue;
+                }
+                // It is already.
+                if entry.kind == Kind::Lost {
+                    self.marks.hit("header that names a lost block rotted");
                 }
                 self.volumes[state].model.may_be_lost(cell, now);
                 if let Some(prefix) = &mut self.volumes[state].prefix {

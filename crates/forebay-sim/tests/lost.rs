@@ -3,6 +3,9 @@
 
 mod support;
 
+use forebay_core::format::entry::Kind;
+use forebay_core::format::record;
+use forebay_core::format::superblock::Mode;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::policy::writeback::Stage;
 use forebay_core::request::Op;
@@ -11,7 +14,7 @@ use forebay_sim::block::Block;
 use forebay_sim::world::World;
 use std::panic::catch_unwind;
 use std::rc::Rc;
-use support::{ask, clean, headers, place, power_cut, settle, world_with, written};
+use support::{ask, clean, headers, place, power_cut, read, settle, world_with, written};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = 7;
@@ -23,7 +26,11 @@ const MOMENTS: u64 = 120;
 
 /// Dirty blocks, of which one is bad on the cache device; they are being written back, for so many events so far.
 fn written_back_for(moments: u64) -> World {
-    let mut world = written(Mutants::default(), 20);
+    written_back_with(Mutants::default(), moments)
+}
+
+fn written_back_with(mutants: Mutants, moments: u64) -> World {
+    let mut world = written(mutants, 20);
     let at = place(&world, BLOCK);
     world.cache.make_unreadable(at);
     let now = world.moment();
@@ -156,4 +163,54 @@ fn the_tail_does_not_pass_a_rotten_header_before_what_it_held_is_named() {
     a_rotten_end(Mutants::default());
     let loose = catch_unwind(|| a_rotten_end(Mutants::with(Mutant::RottenEndNotDirty)));
     assert!(loose.is_err(), "else this shows nothing");
+}
+
+/// The header of the record that names a block as lost.
+fn naming(world: &World) -> u64 {
+    let names = |at: &u64| {
+        let mut bytes = *world.cache.read(*at).bytes();
+        let identity = world.superblock.identity();
+        let header = record::decode(&mut bytes, at * BLOCK_BYTES, &identity).expect("it is whole");
+        let mut entries = (0..header.entry_count).map(|number| record::entry(&bytes, number));
+        entries.any(|entry| entry.expect("it is whole").kind == Kind::Lost)
+    };
+    let all = headers(world);
+    let mut naming = all.into_iter().filter(names);
+    let first = naming.next().expect("it is named");
+    assert_eq!(naming.next(), None, "and once");
+    first
+}
+
+/// A block was named lost and the watermark passed that. Then the header that names it rots, of which the list in the
+/// next one said what it held, and not that it was lost: so it was taken for a block that the backing device has, and read
+/// as what is there, which is older.
+#[test]
+fn a_block_stays_lost_when_the_header_that_names_it_rots() {
+    for mutant in [None, Some(Mutant::LostItemUnmarked)] {
+        let mutants = mutant.map_or(Mutants::default(), Mutants::with);
+        let mut world = written_back_with(mutants, MOMENTS);
+        assert!(is_clean(&world));
+        let engine = world.engine.as_mut().expect("there is a process");
+        engine.set_mode(VOLUME, Mode::WriteBack, &mut world.memory);
+        for block in 30..34 {
+            write(&mut world, block, 1);
+        }
+        let at = naming(&world);
+        Rc::make_mut(&mut world.setup).rot = u64::MAX;
+        world.cache.rot(at, Block::zero());
+        power_cut(&mut world);
+        if mutant.is_some() {
+            assert!(read(&mut world, BLOCK).is_err(), "what is older is read");
+            continue;
+        }
+        is_lost(&mut world, BLOCK);
+        // Twice round the log: it is named again before its segment goes.
+        for turn in 0..40 {
+            write(&mut world, 20 + turn % 20, FULL);
+        }
+        let status = world.engine.as_ref().and_then(|it| it.status(VOLUME));
+        assert!(status.expect("it is attached").stats.reclaimed_segments > 16);
+        power_cut(&mut world);
+        is_lost(&mut world, BLOCK);
+    }
 }

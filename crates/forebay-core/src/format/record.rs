@@ -472,9 +472,17 @@ pub struct Item {
     pub count: u64,
     /// They are on the backing device: nothing is lost with them.
     pub fill: bool,
+    /// They were lost before ([`ITEM_LOST`]).
+    pub lost: bool,
 }
 
-/// The items that say what an entry of `kind` holds.
+/// No volume has this block. An item of it, as a fill, says that the item before it is *lost*: whoever does not know that
+/// forgets what the log holds of no volume's block.
+pub const ITEM_LOST: u64 = ITEM_FILL | (VOLUME_BLOCKS_MAX - 1) | 1 << 40;
+/// Items that an entry takes at most: two that say where, one that says that it is lost.
+pub const ITEMS_OF_ENTRY_MAX: usize = 3;
+
+/// The items that say what an entry of `kind` holds, but for [`ITEM_LOST`].
 pub fn items(lba: Lba, count: u32, kind: Kind) -> (u64, Option<u64>) {
     let fill = if kind == Kind::Fill { ITEM_FILL } else { 0 };
     let (first, count) = (lba.0 | fill, u64::from(count));
@@ -493,8 +501,19 @@ pub fn put_items(bytes: &mut [u8; BLOCK_SIZE], items: &[u64]) {
     }
 }
 
-/// The extent at item `index`, and how many items it took.
+/// The extent at item `index`, and how many items it took, [`ITEM_LOST`] included.
 pub fn item(
+    bytes: &[u8; BLOCK_SIZE],
+    index: u16,
+    item_count: u16,
+) -> Result<(Item, u16), FormatError> {
+    let (item, taken) = plain_item(bytes, index, item_count)?;
+    let next = index + taken;
+    let lost = next < item_count && get_u64(bytes, AT_ITEMS + usize::from(next) * 8) == ITEM_LOST;
+    Ok((Item { lost, ..item }, taken + u16::from(lost)))
+}
+
+fn plain_item(
     bytes: &[u8; BLOCK_SIZE],
     index: u16,
     item_count: u16,
@@ -505,6 +524,7 @@ pub fn item(
         lba: Lba(first & (ITEM_FILL - 1)),
         count: first >> 40,
         fill: first & ITEM_FILL != 0,
+        lost: false,
     };
     if item.count != ITEM_COUNT_WIDE {
         return checked_item(item).map(|item| (item, 1));

@@ -201,7 +201,7 @@ impl Engine {
         entry: Entry,
         payload: &mut impl Payload,
     ) -> Sequence {
-        let now = self.now;
+        let (now, marks) = (self.now, !self.config.mutants.is(Mutant::LostItemUnmarked));
         if entry.kind != Kind::Fill {
             self.tickets.void(volume, entry.lba, entry.count.into());
         }
@@ -228,11 +228,7 @@ impl Engine {
         let at = Place::Buffer { buffer: head.buffer, block: block + entry.slot };
         let Entry { kind, lba, count, .. } = entry;
         payload.placed(&Placed { volume, sequence, kind, lba, count, at });
-        let (first, second) = record::items(entry.lba, entry.count, entry.kind);
-        log.items.push(first);
-        if let Some(second) = second {
-            log.items.push(second);
-        }
+        log.items.add(&entry, marks);
         let (at, bytes) = record::put_entry(&mut log.header, index, &entry);
         let offset = (u64::from(block) * BLOCK_BYTES) as u32;
         payload.put(head.buffer, offset + at as u32, &bytes);

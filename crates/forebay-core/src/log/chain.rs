@@ -8,13 +8,15 @@
 //! - **L3** Exactly the records between tail and head are the log.
 
 use crate::effect::Token;
-use crate::format::record::{Header, Link};
+use crate::format::entry::{Entry, Kind};
+use crate::format::record::{self, Header, ITEM_LOST, ITEMS_OF_ENTRY_MAX, Link};
 use crate::format::superblock;
 use crate::limits::RECORD_ITEMS_MAX;
 use crate::log::resize::Mark;
 use crate::log::segment::Segments;
 use crate::log::times::Times;
 use crate::map::extent::Position;
+use crate::mutant::{Mutant, Mutants};
 use crate::units::{BLOCK_SIZE, BufferId, Ordinal, SegmentId, Sequence, Tick};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -103,7 +105,42 @@ impl Items {
 
     /// Whether one more extent is sure to fit.
     pub fn has_room(&self) -> bool {
-        self.count + 2 <= RECORD_ITEMS_MAX
+        self.left() >= ITEMS_OF_ENTRY_MAX
+    }
+
+    fn left(&self) -> usize {
+        RECORD_ITEMS_MAX - self.count
+    }
+
+    /// Forgets all, and takes what a record holds.
+    pub fn take(&mut self, head: &[u8; BLOCK_SIZE], entry_count: u16, mutants: Mutants) {
+        self.clear();
+        let entries = (0..entry_count).filter_map(|number| record::entry(head, number).ok());
+        let needed = |entry: Entry| {
+            let (_, second) = record::items(entry.lba, entry.count, entry.kind);
+            1 + usize::from(second.is_some()) + usize::from(entry.kind == Kind::Lost)
+        };
+        // A record from before they were told apart may hold more lost blocks than can be.
+        let fits = entries.clone().map(needed).sum::<usize>() <= RECORD_ITEMS_MAX;
+        let marks = fits && !mutants.is(Mutant::LostItemUnmarked);
+        entries.for_each(|entry| self.add(&entry, marks));
+    }
+
+    /// Adds what an entry holds; with `marks`, whether that is lost.
+    pub fn add(&mut self, entry: &Entry, marks: bool) {
+        let (first, second) = record::items(entry.lba, entry.count, entry.kind);
+        let taken = 1 + usize::from(second.is_some());
+        // Our own writer closes a record before its list is full.
+        if self.left() < taken {
+            return;
+        }
+        self.push(first);
+        if let Some(second) = second {
+            self.push(second);
+        }
+        if entry.kind == Kind::Lost && marks {
+            self.push(ITEM_LOST);
+        }
     }
 
     /// Adds one.
@@ -276,5 +313,32 @@ impl Log {
         recorded.watermark = self.durable.watermark;
         recorded.tail = self.durable.tail.max(recorded.tail);
         recorded.backing_as_of = self.backing_as_of;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::RECORD_ENTRIES_MAX;
+    use crate::units::Lba;
+
+    /// A program from before, which did not tell lost items apart, wrote records with as many as there can be: all of
+    /// them are named, if not as lost.
+    #[test]
+    fn what_is_too_much_to_be_told_apart_is_named_all_the_same() {
+        for lost in 0..=RECORD_ENTRIES_MAX {
+            let mut head = [0; BLOCK_SIZE];
+            for number in 0..RECORD_ENTRIES_MAX {
+                let kind = if number < lost { Kind::Lost } else { Kind::Zero };
+                let entry = Entry { kind, lba: Lba(number as u64), count: 1, crc: 0, slot: 0 };
+                record::put_entry(&mut head, number as u16, &entry);
+            }
+            let mut items = Items::new();
+            items.take(&head, RECORD_ENTRIES_MAX as u16, Mutants::default());
+            let marks = items.as_slice().iter().filter(|item| **item == ITEM_LOST).count();
+            assert_eq!(items.as_slice().len() - marks, RECORD_ENTRIES_MAX);
+            let fits = RECORD_ENTRIES_MAX + lost <= RECORD_ITEMS_MAX;
+            assert_eq!(marks, if fits { lost } else { 0 });
+        }
     }
 }

@@ -9,11 +9,13 @@
 //!   if it holds more than is reserved for it (G1 of `policy::reserve`).
 //! - **C3** A block that is appended again (a second chance) enters only with a ticket that holds
 //!   (T1 of `log::tickets`).
-//! - **C4** What was lost is appended again, never forgotten (`lost`).
+//! - **C4** What was lost is appended again, never forgotten (`lost`): nothing leaves while recovery found what no record
+//!   names but the one behind it.
 
 use crate::effect::{Effect, Fault};
 use crate::engine::{CacheHealth, Engine, Pending};
 use crate::format::entry::Kind;
+use crate::log::lost::Noted;
 use crate::log::segment::State;
 use crate::log::tickets::Ticket;
 use crate::map::extent::Position;
@@ -74,7 +76,10 @@ impl Engine {
             if !own && self.all_volumes().any(older) {
                 return;
             }
-            if !self.chances_given(volume, id, payload) || !self.keep_lost(volume, id, payload) {
+            if !self.chances_given(volume, id, payload)
+                || !self.keep_lost(volume, id, payload)
+                || self.name_lost(volume, payload) != Noted::Yes
+            {
                 return;
             }
             self.retire(volume, id, |soon| payload.prefetch(soon));

@@ -7,7 +7,6 @@ use crate::format::entry::{Entry, Kind};
 use crate::format::record::{self, Header, Item, Link};
 use crate::format::superblock::Head;
 use crate::log::append::EAGER_BLOCKS;
-use crate::log::chain::Log;
 use crate::log::lost;
 use crate::log::segment::State;
 use crate::map::extent::{Extent, Position};
@@ -26,19 +25,6 @@ struct Record<'a> {
     block: u16,
     header: &'a Header,
     head: &'a [u8; BLOCK_SIZE],
-}
-
-/// Notes what the newest record holds, one entry after the other: the next one must say it.
-pub(super) fn note_items(log: &mut Log, entry: Entry) {
-    // Our own writer closes a record before its list is full.
-    if !log.previous_items.has_room() {
-        return;
-    }
-    let (first, second) = record::items(entry.lba, entry.count, entry.kind);
-    log.previous_items.push(first);
-    if let Some(second) = second {
-        log.previous_items.push(second);
-    }
 }
 
 /// Records whose blocks are in the slot table and not yet in the index: at most this many, for
@@ -217,18 +203,25 @@ impl<R: CacheReader> Recovery<'_, R> {
             let last = &mut self.found.segments.get_mut(segment).last_sequence;
             *last = (*last).max(next.previous.sequence);
         }
+        // The next one is in the same segment, or the first of the one behind it.
+        let ordinal = Ordinal(next.ordinal.0.saturating_sub(u64::from(segment != record.id)));
         let mut item = 0;
         while item < next.item_count {
-            let Ok((Item { lba, count, fill }, taken)) =
+            let Ok((Item { lba, count, fill, lost }, taken)) =
                 record::item(record.head, item, next.item_count)
             else {
                 break;
             };
             item += taken;
             // A fill is on the backing device, and nothing older of its blocks was dirty when it was placed.
-            let is_there = clean || fill;
+            // What was lost is not there, however clean it is.
+            let is_there = (clean || fill) && !lost;
             let kind = if is_there { Kind::Bypassed } else { Kind::Lost };
-            let position = Position::new(next.ordinal, record.block);
+            // Nothing keeps a clean segment until that is named again, but that it was lost there (C4 of `reclaim`).
+            let position = match clean && lost {
+                true => Position::new(ordinal, hole_block),
+                false => Position::new(next.ordinal, record.block),
+            };
             self.apply_extent(index, kind, lba, count, position, false, out);
             if !is_there {
                 out.unnamed_lost = Some(next.ordinal);
@@ -314,11 +307,10 @@ impl<R: CacheReader> Recovery<'_, R> {
     fn apply_record(&mut self, index: VolumeIndex, record: &Record<'_>, out: &mut RecoveredVolume) {
         let Record { id, block, header, head } = *record;
         self.void(id, block + 1..block + header.blocks);
-        out.log.previous_items.clear();
+        out.log.previous_items.take(head, header.entry_count, self.mutants);
         let mut next_block = block + 1;
         for number in 0..header.entry_count {
             let Ok(entry) = record::entry(head, number) else { continue };
-            note_items(&mut out.log, entry);
             let sequence = Sequence(header.sequence.0 + 1 + u64::from(number));
             self.apply_entry(index, id, block, &mut next_block, sequence, entry, header, out);
         }

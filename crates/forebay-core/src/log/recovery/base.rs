@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a checkpoint holds, put in place, and what it holds no more taken out.
 
-use super::apply::note_items;
 use super::{CacheReader, Recovered, RecoveredVolume, Recovery};
 use crate::format::entry::Kind;
-use crate::format::record::{self, Link};
+use crate::format::record::Link;
 use crate::format::superblock::{Head, Volume};
 use crate::log::image::{self, Image, ImageVolume};
 use crate::log::segment::State;
@@ -121,8 +120,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         if let Ok((header, _)) = self.decode(&bytes, address)
             && let Some(head) = bytes.first_chunk::<BLOCK_SIZE>()
         {
-            let entries = (0..header.entry_count).map(|number| record::entry(head, number));
-            entries.flatten().for_each(|entry| note_items(&mut out.log, entry));
+            out.log.previous_items.take(head, header.entry_count, self.mutants);
         }
         self.batch = bytes;
     }
