@@ -2,82 +2,19 @@
 # ones to the block devices of forebay (ublk), bcache, dm-writecache and dm-writeboost over the same two RAM disks; of a ublk target that
 # does nothing, of one that fetches the bytes and drops them, and of a plain loop device, which are floors. In the guest machine:
 #   cargo build --release -p forebay-serve --example ublk_null && bench/ublk/writeboost.sh target/writeboost
-#   VM_MEMORY=4G VM_TIMEOUT=3600 scripts/vm run bench/ublk/peers.sh tests/vm/lib.sh target/release/examples/ublk_null \
-#     target/writeboost/dm-writeboost.ko
-# Without that last file dm-writeboost is left out. A file `settings` beside them may have ROUNDS=…, TARGETS="…", and so on. What a
+#   VM_MEMORY=4G VM_TIMEOUT=3600 scripts/vm run bench/ublk/peers.sh tests/vm/lib.sh bench/ublk/targets.sh \
+#     target/release/examples/ublk_null target/writeboost/dm-writeboost.ko
+# Without that last file dm-writeboost is left out. A file `settings` beside them may have ROUNDS=…, TARGETS="…", LOADS="1x32x4k …", and so on. forebay writes back from
+# a quarter of its cache on: with RAM_MIB=3072 (of a RAM disk) and one load it does not. What a
 # build gives whose sums of blocks are all the same (forebay has no such switch: bench/README.md) is measured as target
 # `forebay-unsummed`, if there is a file of that name.
 # The emulator (QEMU without KVM) makes all CPU about ten times slower, and checksums more than that: only ratios within one boot mean
 # anything. Rounds are interleaved (A B C … A B C …); each figure is the median of ROUNDS. CPU is that of the whole guest.
 # With VM_ICOUNT=1 (one processor, an instruction takes 1 ns) others on the host do not count either, nor do caches and a second processor.
-. ./lib.sh
+. ./targets.sh
 ROUNDS=${ROUNDS:-3} SECONDS_EACH=${SECONDS_EACH:-3}
-chmod +x ./ublk_null ./forebay-* 2>/dev/null
-modprobe -a ublk_drv loop bcache dm_writecache
-modprobe brd rd_nr=2 rd_size=$((640 << 10))
 targets=${TARGETS:-null null-copy loop forebay bcache dm-writecache dm-writeboost}
-if [ -e ./dm-writeboost.ko ]; then modprobe -a dm-mod libcrc32c && insmod ./dm-writeboost.ko; else targets=${targets% dm-writeboost}; fi
-cache=/dev/ram0 backing=/dev/ram1
-
-begin() { # TARGET: sets `disk`
-    disk=
-    case $1 in
-    null | null-copy)
-        rm -f /run/null.in /run/null.out
-        mkfifo /run/null.in
-        ./ublk_null 512 "${1#null-}" </run/null.in >/run/null.out &
-        daemon=$!
-        exec 9>/run/null.in
-        wait_for 20 grep -q . /run/null.out && disk=$(cat /run/null.out)
-        ;;
-    loop)
-        truncate -s 512M /dev/shm/loop
-        # Its pages are there before, as those of a RAM disk are.
-        dd if=/dev/zero of=/dev/shm/loop bs=1M count=512 conv=notrunc status=none
-        disk=$(losetup -f --show --direct-io=on /dev/shm/loop)
-        ;;
-    forebay*)
-        local FOREBAY=$FOREBAY
-        [ "$1" = forebay ] || FOREBAY=./$1
-        wipe $cache
-        $FOREBAY format --force $cache >/dev/null 2>&1 &&
-            serve u --cache $cache --volume v=$backing --attach ublk && disk=$(sed -n 's|^\(/dev/ublkb[0-9]*\) v$|\1|p' /run/u.out)
-        ;;
-    bcache)
-        wipe $cache $backing
-        make-bcache --writeback -C $cache -B $backing >/dev/null 2>&1
-        for it in $cache $backing; do echo $it >/sys/fs/bcache/register 2>/dev/null; done
-        wait_for 20 test -b /dev/bcache0 && disk=/dev/bcache0
-        wait_for 20 test -e /sys/block/bcache0/bcache/cache
-        echo writeback >/sys/block/bcache0/bcache/cache_mode
-        echo 0 >/sys/block/bcache0/bcache/sequential_cutoff
-        ;;
-    dm-writecache)
-        wipe $cache
-        dmsetup create wc --table "0 $(blockdev --getsz $backing) writecache s $backing $cache 4096 0" && disk=/dev/mapper/wc
-        ;;
-    dm-writeboost)
-        wipe $cache
-        dmsetup create wb --table "0 $(blockdev --getsz $backing) writeboost $backing $cache" && disk=/dev/mapper/wb
-        ;;
-    esac
-    [ -n "$disk" ] || { echo "$1 cannot be had"; return 1; }
-}
-
-end() { # TARGET
-    case $1 in
-    null | null-copy) exec 9>&-; wait "$daemon" ;;
-    loop) losetup -d "$disk"; rm /dev/shm/loop ;;
-    forebay*) kill "$daemon"; wait "$daemon" ;;
-    bcache)
-        echo 1 >/sys/block/bcache0/bcache/stop
-        for set in /sys/fs/bcache/*-*; do echo 1 >"$set/unregister"; done
-        wait_for 30 bash -c '! test -e /sys/block/ram1/bcache && ! ls -d /sys/fs/bcache/*-* 2>/dev/null'
-        ;;
-    dm-writecache) dmsetup remove --retry wc ;;
-    dm-writeboost) dmsetup remove --retry wb ;;
-    esac
-}
+[ -e ./dm-writeboost.ko ] || targets=${targets% dm-writeboost}
 
 busy() { awk '/^cpu / {print $2 + $3 + $4 + $7 + $8}' /proc/stat; } # ticks of 10 ms, all processors
 
@@ -104,11 +41,12 @@ for round in $(seq "$ROUNDS"); do
         begin "$target" || { fail "round $round: $target"; continue; }
         # The region is written once before, so that no target is measured on empty tables.
         fio --name=fill --filename="$disk" --direct=1 --ioengine=libaio --iodepth=4 --bs=1m --rw=write --size=256m >/dev/null 2>&1
-        for it in "1 4 4k" "1 32 4k" "4 4 4k" "4 32 4k"; do
-            # shellcheck disable=SC2086
-            sample "$target" $it randwrite
+        for load in ${LOADS:-1x4x4k 1x32x4k 4x4x4k 4x32x4k 1x4x1m}; do
+            IFS=x read -r jobs depth block <<<"$load"
+            how=randwrite
+            [ "$block" = 4k ] || how=write
+            sample "$target" "$jobs" "$depth" "$block" $how
         done
-        sample "$target" 1 4 1m write
         end "$target"
         echo "round $round: $target"
     done
@@ -133,7 +71,7 @@ for load, block in loads:
         print(f"{load:5} {block:4}     {target:14} {iops:9.0f}  {iops / median(null, 0):7.2f}  {p99:6.0f}  {p999:8.0f}  "
               f"{p999 / median(null, 2):7.2f}  {cpu:9.1f}  {cpu / median(null, 3):7.2f}  {least:.0f}..{most:.0f}")
 one = lambda target, load: median((load, "4k", target), 0)
-if ("4x32", "4k", "forebay") in samples:
+if all((it, "4k", "forebay") in samples for it in ("1x32", "4x32")):
     print(f"forebay (4, 32) / (1, 32): {one('forebay', '4x32') / one('forebay', '1x32'):.2f}")
 END
 finish
