@@ -14,6 +14,7 @@
 //!   library decides (`forebay::handover`).
 //! - **G4** What is left is for this process (its number tells), is taken first of all, and is not open in
 //!   any program that is executed later.
+//! - **G5** The thread that executes the next program has no ring: who serves has ended before (`cmd::serve::run`).
 //!
 //! # Crash
 //!

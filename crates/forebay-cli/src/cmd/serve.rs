@@ -24,7 +24,7 @@ use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
 use crate::late::Patience;
 use crate::state_dir::StateDir;
-use crate::upgrade::{self, Before};
+use crate::upgrade::{self, Before, Left};
 use crate::{metrics, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
 use forebay::host::notify::{sd_notify, watchdog_interval};
@@ -46,6 +46,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use watch::Watch;
@@ -120,8 +121,32 @@ enum End {
     Upgrade(PathBuf, Option<String>),
 }
 
+/// What comes after the serving.
+enum Next {
+    Exit(ExitCode),
+    /// Another program, and what is left to it, or why that is nothing.
+    Program(PathBuf, Result<Left, String>),
+}
+
 /// `before`: what goes on if this cannot serve.
+///
+/// A thread serves, and has ended when the process goes on as another program: what the kernel has to cancel of a thread that
+/// executes one itself, ublk of Linux 6.12 may end twice (`docs/decisions/0010-ublk.md`).
 pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
+    let next = thread::scope(|scope| {
+        let serving = thread::Builder::new().name("serve".into());
+        let serving = serving.spawn_scoped(scope, || serve(args, before))?;
+        serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    match next? {
+        Next::Exit(code) => Ok(code),
+        Next::Program(executable, left) => {
+            upgrade::execute(&executable, left).map(|never| match never {})
+        }
+    }
+}
+
+fn serve(args: &ServeArgs, before: &mut Option<Before>) -> Result<Next> {
     let signals = Arc::new(AtomicUsize::new(0));
     catch_signals(&signals)?;
     let attaches = attach::choose(args.attach)?;
@@ -200,7 +225,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
             let _ = sd_notify("RELOADING=1");
             let sockets = unix_sockets(args).chain([control]);
             let left = daemon.leave_to_next(against.clone(), args.stop_timeout, sockets)?;
-            return upgrade::execute(executable, left).map(|never| match never {});
+            return Ok(Next::Program(executable.clone(), left));
         }
     }
     daemon.is_ending = true;
@@ -218,7 +243,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
             if is_passed { "was left out" } else { "writes were refused" }
         );
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Next::Exit(ExitCode::SUCCESS))
 }
 
 fn no_such(name: &str) -> String {

@@ -60,7 +60,7 @@ pub struct Unprotected {
 
 /// Takes every measure; returns those that failed.
 ///
-/// Called once, before the first thread: the kernel keeps [`Measure::IoFlusher`] for each thread
+/// Called once, by the first thread of all that serve: the kernel keeps [`Measure::IoFlusher`] for each thread
 /// and new ones inherit it. Child processes inherit that and [`Measure::OomScore`].
 pub fn protect() -> Vec<Unprotected> {
     let host = Host::default();

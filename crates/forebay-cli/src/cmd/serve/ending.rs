@@ -88,7 +88,8 @@ impl Daemon {
                             let _ = std::fs::remove_file(path);
                         }
                     }
-                    // The process goes on as another program: nothing is to be put in order.
+                    // The process goes on as another program: nothing is to be put in order. Above all not the ring: that ends
+                    // with this program, when the thread that served by it is gone (`super::run`).
                     std::mem::forget(shard);
                     return Ok(Ok(left));
                 }
