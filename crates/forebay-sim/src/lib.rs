@@ -3,10 +3,11 @@
 //!
 //! Read in this order: [`model`], what a guest may believe of its disk; [`device`], what a device
 //! may do to it; [`checkers`], what else must hold; [`memory`], [`volume`], [`world`], [`guest`],
-//! [`operator`], [`stop`], [`handover`], [`opening`], the machine between them; [`setup`] and [`run`], what a seed makes of it;
+//! [`operator`], [`stop`], [`handover`], [`opening`], the machine between them; [`setup`], [`run`] and `aim`, what a seed makes of it;
 //! [`exhaustive`], the short histories, all of them.
 #![forbid(unsafe_code)]
 
+mod aim;
 pub mod block;
 pub mod checkers;
 pub mod device;

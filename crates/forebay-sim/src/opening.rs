@@ -21,7 +21,7 @@ use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use forebay_core::log::recovery::{CacheReader, Damage, Recovered, Writer, recover, redo, reopen};
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Tick, VolumeIndex};
 
-struct Reader<'a>(&'a crate::device::Device);
+pub(crate) struct Reader<'a>(pub(crate) &'a crate::device::Device);
 
 impl ReadCopy for Reader<'_> {
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> bool {
@@ -200,7 +200,11 @@ impl World {
 
     pub(crate) fn start(&mut self, recovered: Recovered) -> Result<(), Failure> {
         self.tell(|| format!("opened, damage {:?}", recovered.damage));
+        self.found_lost = None;
         for damage in &recovered.damage {
+            if let Damage::Lost { volume, .. } = damage {
+                self.found_lost = Some(usize::from(volume.0));
+            }
             self.marks.hit(match damage {
                 Damage::Cut { .. } => "log cut",
                 Damage::Lost { .. } => "rot known",

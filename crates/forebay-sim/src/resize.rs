@@ -2,7 +2,7 @@
 //! The cache becomes larger or smaller while the guest works, wherever the machine stops on the way.
 
 use crate::checkers::memory_is_bounded::Bound;
-use crate::opening::pieces;
+use crate::opening::{Reader, pieces};
 use crate::random::{Random, mix};
 use crate::world::{Failure, Outcome, World};
 use forebay_core::format::pair::{self, Step};
@@ -19,7 +19,7 @@ const SEGMENTS_MAX: u32 = 32;
 
 impl World {
     /// The cache is to have another number of segments, if that can be.
-    pub(crate) fn begin_to_resize(&mut self, random: &mut Random) -> Outcome {
+    pub fn begin_to_resize(&mut self, random: &mut Random) -> Outcome {
         if self.resizing.is_some() || self.cache_failed {
             return Ok(());
         }
@@ -94,6 +94,12 @@ impl World {
         }
         let next = self.next_superblock(size_bytes);
         self.do_steps(&next, usize::MAX);
+        let device_bytes = self.cache.blocks() * BLOCK_BYTES;
+        if pair::leftover(&next, device_bytes, &mut Reader(&self.cache)).is_some() {
+            return Err(Failure(
+                "the cache has its size, and a copy of another one is left".into(),
+            ));
+        }
         let (cells, rows) = Tables::counts(&next);
         let config = *self.engine.as_ref().expect("there is a process").config();
         self.bound = Bound::new(&next, self.volumes.len(), &config);

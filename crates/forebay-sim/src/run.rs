@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! One seed: a guest, its requests, and the machine stopping under it.
 
+use crate::aim;
 use crate::marks::Marks;
 use crate::model::Stop;
-use crate::random::{Random, mix};
+use crate::random::Random;
 use crate::setup::{OPERATIONS, Setup};
-use crate::world::{Done, Failure, Outcome, World};
+use crate::world::{Failure, Outcome, World};
 use forebay_core::engine::Acknowledge;
 use forebay_core::format::superblock::{Mode, Superblock};
-use forebay_core::log::resize::Stage;
 use forebay_core::mutant::Mutants;
-use forebay_core::op::grow::Growth;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 
@@ -116,6 +115,9 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
             restart_failed(world)?;
             continue;
         }
+        if aim::rests_on_the_superblock(world)? {
+            continue;
+        }
         if world.setup.dies.is_some_and(|(_, at)| at == done) {
             die(world);
         }
@@ -134,6 +136,9 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
             return Err(stuck(world));
         }
         let room = (world.asked.len() as u64) < world.setup.depth * world.volumes.len() as u64;
+        if room {
+            aim::write_what_is_healed(world)?;
+        }
         let pause = world.random.one_in(world.setup.pause);
         if room && !pause && !world.random.one_in(3) {
             done += u64::from(operation(world)?);
@@ -250,7 +255,7 @@ pub(crate) fn settle_volume(world: &mut World, index: usize) -> Outcome {
 }
 
 /// One operation of the guest; says whether the engine took it.
-fn operation(world: &mut World) -> Result<bool, Failure> {
+pub(crate) fn operation(world: &mut World) -> Result<bool, Failure> {
     let mut index = world.random.below(world.volumes.len() as u64) as usize;
     let rewrite = overwrites_more(world);
     for _ in 0..6 {
@@ -375,7 +380,7 @@ fn dirty_run(world: &mut World, index: usize) -> Option<(u64, u64)> {
 }
 
 /// Nothing is appended to a cache that failed: a new process has to look at what is there.
-fn restart_failed(world: &mut World) -> Outcome {
+pub(crate) fn restart_failed(world: &mut World) -> Outcome {
     world.marks.hit("restarted after a cache fault");
     let stop = if world.random.one_in(2) { Stop::Process } else { Stop::Power };
     world.stop(stop);
@@ -427,7 +432,7 @@ fn stop_and_open(world: &mut World, left: u64) -> Outcome {
             world.open(Some(stop))?;
         }
         3 | 4 => {
-            await_moment(world)?;
+            aim::await_moment(world)?;
             if world.cache_failed {
                 return restart_failed(world);
             }
@@ -439,104 +444,33 @@ fn stop_and_open(world: &mut World, left: u64) -> Outcome {
             world.open(Some(Stop::Process))?;
         }
         _ => {
-            await_moment(world)?;
+            let aimed = aim::await_what_a_cut_undoes(world)?;
+            if !aimed {
+                aim::await_moment(world)?;
+            }
             if world.cache_failed {
                 return restart_failed(world);
             }
             world.marks.hit("power cut");
             world.stop(Stop::Power);
             world.open(Some(Stop::Power))?;
-            if world.random.one_in(2) {
+            if !aimed && world.random.one_in(2) {
                 // Once more, before anything is written: what was void stays void.
                 world.marks.hit("power cut twice");
                 read_all(world)?;
                 world.stop(Stop::Power);
                 world.open(Some(Stop::Power))?;
             }
-            if world.random.one_in(3) {
+            if aimed || world.random.one_in(3) {
                 evict(world)?;
             }
         }
     }
+    aim::name_and_stop(world)?;
     if world.random.one_in(4) {
         return Ok(());
     }
     read_all(world)
-}
-
-/// Goes on until a volume that grows may do so, or may have.
-fn await_growth(world: &mut World) -> Outcome {
-    let attached = world.attached();
-    let index = *world.random.pick(&attached);
-    let size_bytes = world.volumes[index].size_bytes;
-    if world.random.one_in(2) {
-        // The log has something of the last block.
-        world.ask(index, Op::Write { fua: false }, size_bytes - 512, 512)?;
-    }
-    if world.volumes[index].growing.is_none() {
-        world.begin_to_grow(index)?;
-    }
-    let at = VolumeIndex(index as u8);
-    // Bounded: what is dirty may not be written back so soon.
-    for _ in 0..300 {
-        let growth = world.engine.as_ref().and_then(|engine| engine.growth(at));
-        if growth == Some(Growth::Ready) {
-            break;
-        }
-        if !world.random.one_in(2) || !operation(world)? {
-            world.step()?;
-        }
-    }
-    let more = *world.random.pick(&[0, 0, 4, 60]);
-    for _ in 0..more {
-        world.step()?;
-    }
-    Ok(())
-}
-
-/// Goes on, now and then, until the cache may have another size.
-fn await_resize(world: &mut World) -> Outcome {
-    // By a chance of its own: all else is what it was.
-    let mut random = Random::new(mix(world.order ^ world.trace ^ 0x517E6));
-    if world.setup.operator == 0 || !random.one_in(4) {
-        return Ok(());
-    }
-    world.begin_to_resize(&mut random)?;
-    // Bounded: what is dirty may not be written back so soon.
-    for _ in 0..600 {
-        let stage = world.engine.as_ref().and_then(|engine| engine.resize_stage());
-        if matches!(stage, None | Some(Stage::Ready)) {
-            break;
-        }
-        if !world.random.one_in(2) || !operation(world)? {
-            world.step()?;
-        }
-    }
-    Ok(())
-}
-
-/// Goes on, now and then, until a device has just done something that is rarely done: the machine
-/// then stops between that and what follows from it.
-fn await_moment(world: &mut World) -> Outcome {
-    if world.random.one_in(2) {
-        return Ok(());
-    }
-    if world.setup.operator > 0 && world.random.one_in(4) && !world.cache_failed {
-        return await_growth(world);
-    }
-    await_resize(world)?;
-    let wanted = *world.random.pick(&Done::RARE);
-    // Bounded: not each of them comes in each run.
-    for _ in 0..300 {
-        if !world.random.one_in(2) || !operation(world)? {
-            world.step()?;
-            if world.done == Some(wanted) {
-                world.marks.hit("stopped behind what is rare");
-                return Ok(());
-            }
-        }
-    }
-    Ok(())
 }
 
 /// What a power cut left was read, and so decided: it stays when everything is on the backing

@@ -66,6 +66,7 @@ impl World {
             self.stop_growing(&mut random);
             self.stop_resizing(&mut random);
         }
+        (self.marked, self.healing) = (None, None);
         self.events.clear();
         self.asked.clear();
         self.engine = None;

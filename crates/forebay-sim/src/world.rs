@@ -157,6 +157,12 @@ pub struct World {
     pub(crate) next_tag: u32,
     /// Bytes that the cache is to have.
     pub(crate) resizing: Option<u64>,
+    /// What moments are aimed at (`aim`): a volume of which the last opening found blocks lost; whose marks were written into the
+    /// superblock just now, and whether the power failed then once; a block that is being healed.
+    pub(crate) found_lost: Option<usize>,
+    pub(crate) marked: Option<VolumeIndex>,
+    pub(crate) cut_at_marks: bool,
+    pub(crate) healing: Option<(usize, u64)>,
 }
 
 impl World {
@@ -266,6 +272,10 @@ impl World {
             order: 0,
             next_tag: 0,
             resizing: None,
+            found_lost: None,
+            marked: None,
+            cut_at_marks: false,
+            healing: None,
         }
     }
 
@@ -302,6 +312,10 @@ impl World {
             order: self.order,
             next_tag: self.next_tag,
             resizing: self.resizing,
+            found_lost: None,
+            marked: None,
+            cut_at_marks: false,
+            healing: None,
         }
     }
 
@@ -502,6 +516,7 @@ impl World {
 
     fn issue(&mut self, effect: Effect) {
         self.tell(|| format!("issue {effect:?}"));
+        self.note_issued(&effect);
         if let Effect::WriteBacking { volume, lba, blocks, .. } = effect {
             let volume = usize::from(volume.0);
             for (cell, _) in self.cells(volume, lba.0, lba.0 + u64::from(blocks)) {
@@ -720,6 +735,7 @@ impl World {
         self.note(order);
         let result = self.happen(&flight);
         self.done = Done::of(&flight.effect).or(self.done);
+        self.note_done(&flight.effect);
         self.tell(|| format!("done {:?} {result:?}", flight.token));
         (flight.effect, flight.token, result)
     }
