@@ -202,15 +202,17 @@ impl World {
             (Op::Read, Ok(())) => {
                 for (cell, lba) in self.cells(volume, asked.first, asked.end) {
                     let at = lba - asked.first;
-                    let mask = memory.mask(at) & self.volumes[volume].mask(lba);
+                    let all = self.volumes[volume].mask(lba);
+                    let masks = (memory.mask(at) & all, all);
                     let content = &memory.blocks[at as usize];
-                    self.volumes[volume].model.read(cell, content, mask, asked.made, now).map_err(
-                        |text| {
+                    self.volumes[volume]
+                        .model
+                        .read(cell, content, masks, asked.made, now)
+                        .map_err(|text| {
                             Failure(format!(
                                 "block {lba} (cell {cell}): {text}\n    read {asked:?}"
                             ))
-                        },
-                    )?;
+                        })?;
                 }
             }
             (op, Ok(())) => {

@@ -279,13 +279,13 @@ impl Model {
         self.epoch += 1;
     }
 
-    /// Whether a read made at `made` may give this; if so and the block had alternatives since a
-    /// crash, they are decided.
+    /// Whether a read made at `made` of some sectors, of all that the disk has of the block, may give this; if so and the block had
+    /// alternatives since a crash, they are decided when all was read.
     pub fn read(
         &mut self,
         block: usize,
         content: &Rc<Block>,
-        mask: u8,
+        (mask, all): (u8, u8),
         made: u64,
         now: u64,
     ) -> Result<(), String> {
@@ -339,7 +339,7 @@ impl Model {
         }
         let unsettled = cell.values.len() > 1
             && cell.values.iter().all(|value| value.survivor && !value.discard);
-        if unsettled && mask == u8::MAX {
+        if unsettled && mask == all {
             let mut value = cell.values[0].clone();
             (value.tags, value.mask, value.torn) = (*tags, u8::MAX, false);
             (value.made, value.answered, value.failed) = (now, Some(now), false);

@@ -649,7 +649,7 @@ pub(crate) fn drain_volume(world: &mut World, index: usize) -> Outcome {
         }
         volume
             .model
-            .read(cell, &content, mask, made, now)
+            .read(cell, &content, (mask, mask), made, now)
             .map_err(|text| Failure(format!("drained, but the backing device differs: {text}")))?;
     }
     Ok(())
