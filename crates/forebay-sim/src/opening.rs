@@ -312,9 +312,13 @@ impl World {
         writer: Writer,
     ) -> Result<(), Failure> {
         if !recovered.from_checkpoint {
-            // Where nothing rots and all is written, the checkpoint that is named is whole.
+            // Where nothing rots and all is written, the checkpoint that is named is whole, unless the superblock of another size
+            // was to lie there.
             let whole = self.setup.rot == 0 && self.setup.cache_fault == 0;
-            if whole && superblock.checkpoint_sequence > 0 {
+            let overwritten = superblock.checkpoint_sequence == self.overwritten_checkpoint;
+            if overwritten && superblock.checkpoint_sequence > 0 {
+                self.marks.hit("checkpoint overwritten by the superblock of another size");
+            } else if whole && superblock.checkpoint_sequence > 0 {
                 return Err(Failure("the checkpoint that is named cannot be used".into()));
             }
             return Ok(());

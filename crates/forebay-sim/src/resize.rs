@@ -5,6 +5,7 @@ use crate::checkers::memory_is_bounded::Bound;
 use crate::opening::{Reader, pieces};
 use crate::random::{Random, mix};
 use crate::world::{Failure, Outcome, World};
+use forebay_core::format::checkpoint::Areas;
 use forebay_core::format::pair::{self, Step};
 use forebay_core::format::superblock::Superblock;
 use forebay_core::log::handover::Tables;
@@ -169,6 +170,12 @@ impl World {
         }
         self.marks.hit("stopped while the cache's size was written");
         let next = self.next_superblock(size_bytes);
-        self.do_steps(&next, random.below(7) as usize);
+        let count = random.below(7) as usize;
+        let second = Superblock::addresses(next.size_bytes)[1];
+        let Areas { at, bytes } = Areas::of(&self.superblock);
+        if count > 0 && (at..at + 2 * bytes).contains(&second) {
+            self.overwritten_checkpoint = self.superblock.checkpoint_sequence;
+        }
+        self.do_steps(&next, count);
     }
 }

@@ -163,6 +163,8 @@ pub struct World {
     pub(crate) marked: Option<VolumeIndex>,
     pub(crate) cut_at_marks: bool,
     pub(crate) healing: Option<(usize, u64)>,
+    /// The checkpoint of which the superblock of another size may have taken a page: the machine stopped before it counted.
+    pub(crate) overwritten_checkpoint: u64,
 }
 
 impl World {
@@ -276,6 +278,7 @@ impl World {
             marked: None,
             cut_at_marks: false,
             healing: None,
+            overwritten_checkpoint: 0,
         }
     }
 
@@ -316,6 +319,7 @@ impl World {
             marked: None,
             cut_at_marks: false,
             healing: None,
+            overwritten_checkpoint: self.overwritten_checkpoint,
         }
     }
 

@@ -33,7 +33,8 @@
 //! # Crash
 //!
 //! The superblock has the one size or the other, whole. Until the next checkpoint an opening reads the log. What
-//! was emptied in vain is only not in the cache any more.
+//! was emptied in vain is only not in the cache any more. The second copy of a smaller size may lie on the checkpoint that
+//! the superblock of the larger one still names: that one cannot be used then, and the log is read.
 
 use crate::engine::{CacheHealth, Engine};
 use crate::format::record::Link;
