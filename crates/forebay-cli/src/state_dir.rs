@@ -15,6 +15,7 @@
 //!   has a higher one, durably, before the mark is taken away.
 //! - **N4** A record says `dirty: false` only where all of the volume was on its backing device, for good, when it was
 //!   last served.
+//! - **N5** Whoever writes a record, but to remove it, has its backing device locked: nobody's mark is overwritten.
 
 use crate::hide::Backing;
 use anyhow::{Context, Result};

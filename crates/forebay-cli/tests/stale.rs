@@ -10,9 +10,11 @@ mod support;
 
 use forebay_serve::nbd::client::Zeroes;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 use support::{Daemon, Scratch, good, run, signal, wait_for};
 
 const MIB: u64 = 1 << 20;
@@ -75,7 +77,7 @@ impl Place {
 
     fn on_disk(&self, at: u64) -> u8 {
         let mut bytes = [0; 4096];
-        std::fs::File::open(&self.disk).unwrap().read_exact_at(&mut bytes, at).unwrap();
+        File::open(&self.disk).unwrap().read_exact_at(&mut bytes, at).unwrap();
         bytes[0]
     }
 
@@ -295,7 +297,7 @@ fn dirty_data_is_not_kept_over_a_change_that_cannot_be_written_down() {
     let daemon = place.serve_first();
     place.write("v", MIB, 1);
     daemon.stop("TERM");
-    let disk = std::fs::File::options().write(true).open(&place.disk).unwrap();
+    let disk = File::options().write(true).open(&place.disk).unwrap();
     disk.write_all_at(&[9; 4096], 0).unwrap();
     // Nothing can be made there, and nothing can be there.
     let more = ["--if-changed", "v=keep-dirty", "--state-dir", "/dev/null/state"];
@@ -315,6 +317,33 @@ fn nothing_is_served_beside_a_state_directory_that_cannot_be_looked_at() {
     let command = place.scratch.serve_command(&["--volume", &volume]);
     let said = refused(place.with_state(command));
     assert!(said.contains("cannot be the state directory"), "{said}");
+}
+
+/// Who waits for the disk has it as soon as it is free. What was written down for the last stop after that was written over
+/// his mark.
+#[test]
+fn what_is_written_down_at_the_end_is_there_before_others_have_the_disk() {
+    let place = Place::new("stale-end");
+    let daemon = place.serve_first();
+    place.write("v", 0, 1);
+    place.drain();
+    let record = std::fs::read_dir(place.state()).unwrap().next().unwrap().unwrap().file_name();
+    // Who writes it waits for somebody who reads.
+    let new = place.state().join(format!(".{}.new", record.display()));
+    good(Command::new("mkfifo").arg(&new));
+    signal(daemon.id(), "TERM");
+    let disk = File::open(&place.disk).unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(2) {
+        assert!(disk.try_lock().is_err(), "the disk is free, and nothing is written down");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let _reader = File::options().read(true).write(true).open(&new).unwrap();
+    let (code, said) = daemon.ended();
+    assert_eq!(code, Some(0), "{said}");
+    // It cannot be made durable there: that is where it was.
+    assert!(said.contains("cannot be written"), "{said}");
+    disk.try_lock().unwrap();
 }
 
 fn refused(mut command: Command) -> String {

@@ -712,8 +712,9 @@ impl Shard {
         Ok(self.quiesce(limit)? && self.finish()?)
     }
 
-    /// Notes in the superblock that everything is durable: the end of a clean stop, after [`Shard::quiesce`].
-    pub fn finish(mut self) -> Result<bool, OpenError> {
+    /// Notes in the superblock that everything is durable: the end of a clean stop, after [`Shard::quiesce`]. The devices
+    /// are nobody else's before the shard is dropped.
+    pub fn finish(&mut self) -> Result<bool, OpenError> {
         debug_assert!(self.engine.is_quiet(), "what is under way would not be in the superblock");
         if self.engine.health() == CacheHealth::Failed {
             return Ok(false);

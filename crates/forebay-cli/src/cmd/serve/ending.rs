@@ -161,6 +161,8 @@ fn close_shard(
     if clean {
         notes.write();
     }
+    // From here on others may have the devices, and write down what they do with them.
+    drop(shard);
     for text in left {
         warn!("{text}");
     }
