@@ -58,7 +58,7 @@ pub enum Command {
     /// Write everything back, so that the backing device is the plain disk, and keep it so
     ///
     /// What is written to a drained volume is answered when it is on the backing device, until the
-    /// volume is given a mode again (`serve --volume NAME=BACKING,mode=write-back`). Ending this
+    /// volume is given a mode again (`forebay set NAME mode=write-back`). Ending this
     /// command ends the watching: the daemon drains on.
     Drain(DrainArgs),
     /// Have the daemon read all that its cache holds, and heal what is bad
