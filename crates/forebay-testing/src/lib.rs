@@ -6,6 +6,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -86,6 +87,18 @@ pub fn skip(reason: &str) {
 pub fn has(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
+}
+
+/// Runs a program of the system's administrator; says whether it did what it should, and if not, why what needs it is skipped.
+pub fn run(program: &str, arguments: &[&str]) -> bool {
+    let search = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+    let why = match Command::new(program).env("PATH", search).args(arguments).output() {
+        Ok(output) if output.status.success() => return true,
+        Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+        Err(error) => error.to_string(),
+    };
+    skip(&format!("{program}: {why}"));
+    false
 }
 
 /// Leaves the test, with a line that says why, if a program is not installed.

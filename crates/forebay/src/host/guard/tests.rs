@@ -3,9 +3,9 @@
 
 use super::*;
 use crate::host::loop_device::{LoopDevice, LoopOptions};
+use forebay_testing::run;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::process::Command;
 
 /// `/proc` and `/sys` of a machine that exists only here.
 struct Machine {
@@ -319,22 +319,6 @@ fn directory_and_character_device_are_not_storage() {
     for path in ["/", "/dev/null"] {
         let error = check_free(Path::new(path)).unwrap_err();
         assert!(matches!(error, GuardError::Target(TargetError::NotStorage { .. })), "{error}");
-    }
-}
-
-fn run(program: &str, arguments: &[&str]) -> bool {
-    let search = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-    let result = Command::new(program).env("PATH", search).args(arguments).output();
-    match result {
-        Ok(output) if output.status.success() => true,
-        Ok(output) => {
-            println!("skipped: {program}: {}", String::from_utf8_lossy(&output.stderr));
-            false
-        }
-        Err(error) => {
-            println!("skipped: {program}: {error}");
-            false
-        }
     }
 }
 

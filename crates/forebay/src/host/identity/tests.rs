@@ -3,10 +3,10 @@
 
 use super::*;
 use crate::host::loop_device::{LoopDevice, LoopOptions};
+use forebay_testing::run;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Command;
 
 fn take(bytes: &[u8]) -> Fingerprint {
     let mut read = |offset: u64, buffer: &mut [u8]| {
@@ -202,21 +202,6 @@ fn serial_is_read_where_each_driver_puts_it() {
         assert!(found.starts_with(expected), "{name}: {found}");
     }
     fs::remove_dir_all(root).unwrap();
-}
-
-fn run(program: &str, arguments: &[&str]) -> bool {
-    let search = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-    match Command::new(program).env("PATH", search).args(arguments).output() {
-        Ok(output) if output.status.success() => true,
-        Ok(output) => {
-            println!("skipped: {program}: {}", String::from_utf8_lossy(&output.stderr));
-            false
-        }
-        Err(error) => {
-            println!("skipped: {program}: {error}");
-            false
-        }
-    }
 }
 
 /// A real physical volume, then a volume group on it.

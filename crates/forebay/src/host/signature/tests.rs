@@ -2,6 +2,7 @@
 //! Images made by hand, images made by the real tools, and nonsense.
 
 use super::*;
+use forebay_testing::Random;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -228,13 +229,7 @@ fn label_cannot_send_control_characters_to_a_terminal() {
 /// Every mark at once, then random bytes over it: nothing may panic (N1).
 #[test]
 fn damaged_images_never_panic() {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut random = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut random = Random(1);
     let mut image = vec![0; 2 << 20];
     for round in 0..200 {
         for mark in MARKS {
@@ -254,10 +249,10 @@ fn damaged_images_never_panic() {
             image[offset..offset + magic.len()].copy_from_slice(magic);
         }
         for _ in 0..400 {
-            let at = random() as usize % 8192;
-            image[at] = random() as u8;
+            let at = random.below(8192) as usize;
+            image[at] = random.next() as u8;
         }
-        let size = image.len() - random() as usize % 9000;
+        let size = image.len() - random.below(9000) as usize;
         probe_bytes(&image[..size]).unwrap();
     }
 }
