@@ -6,10 +6,15 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 5] = [
+pub const STORIES: [(Mutant, &str); 10] = [
+    (Mutant::BatchEndsBeforeProbe, "refused.rs"),
+    (Mutant::GrownUnlockedEarly, "around.rs"),
+    (Mutant::PassesUndurable, "around.rs"),
     (Mutant::RecoveryBeginsEpoch, "order.rs"),
+    (Mutant::ResizeEndsNotDurable, "shrink.rs"),
     (Mutant::ResizeFirstCopyFirst, "resize.rs"),
     (Mutant::ResizeSecondCopyUnflushed, "resize.rs"),
+    (Mutant::RottenEndNotDirty, "lost.rs"),
     (Mutant::ScrubSavesNothing, "scrub.rs"),
     (Mutant::ScrubSavesTooEarly, "scrub.rs"),
 ];
