@@ -134,7 +134,6 @@ pub const EXPECTED: &[&str] = &[
     "superblock copy rotted",
     "failed flush in the superblock",
     "failed flush remembered",
-    "backing flush failed at a stop",
     "writes around the log dropped",
     "superblock copy rotted that says where the other is",
     "superblock block unreadable",

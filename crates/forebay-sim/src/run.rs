@@ -128,14 +128,16 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
         if world.random.one_in(world.setup.scrub) && !world.cache_failed {
             world.scrub()?;
         }
-        if !world.attached().iter().any(|index| !world.volumes[*index].device.failed) {
-            // There would be nobody left to go on.
+        if !world.attached().iter().any(|index| !world.volumes[*index].device.failed)
+            || !has_room(world) && only_the_failed_wait(world)
+        {
+            // There would be nobody left to go on, or to ask anything of those who can.
             revive(world);
         }
         if waits_too_long(world) {
             return Err(stuck(world));
         }
-        let room = (world.asked.len() as u64) < world.setup.depth * world.volumes.len() as u64;
+        let room = has_room(world);
         if room {
             aim::write_what_is_healed(world)?;
         }
@@ -193,6 +195,17 @@ pub(crate) fn stuck(world: &World) -> Failure {
     }
     text += &format!("\n    free {:?}, {:?}", engine.free_segments(), world.setup.config);
     Failure(text)
+}
+
+/// Whether the guest may ask more.
+fn has_room(world: &World) -> bool {
+    (world.asked.len() as u64) < world.setup.depth * world.volumes.len() as u64
+}
+
+/// What a volume with a dead backing device is asked may wait for as long as that is dead (`docs/faults.md`).
+fn only_the_failed_wait(world: &World) -> bool {
+    let mut asked = world.asked.values();
+    asked.all(|asked| world.volumes[usize::from(asked.request.volume.0)].device.failed)
 }
 
 /// Whether a request waits that should have been answered: of a volume whose backing device
