@@ -76,9 +76,11 @@ impl Engine {
             if !own && self.all_volumes().any(older) {
                 return;
             }
+            // C1 keeps the segment of a rotten end as well: only without both is it gone.
+            let loose = self.config.mutants.is(Mutant::RottenEndNotDirty);
             if !self.chances_given(volume, id, payload)
                 || !self.keep_lost(volume, id, payload)
-                || self.name_lost(volume, payload) != Noted::Yes
+                || !loose && self.name_lost(volume, payload) != Noted::Yes
             {
                 return;
             }
