@@ -252,7 +252,10 @@ impl World {
         // Past a failed cache it is as if there were none.
         let passes = state.passing_since.is_some_and(|since| asked.made > since);
         let refused = self.cache_failed && asked.request.op != Op::Read && !passes;
-        let fua = matches!(asked.request.op, Op::Flush | Op::Write { fua: true });
+        let fua = matches!(
+            asked.request.op,
+            Op::Flush | Op::Write { fua: true } | Op::WriteZeroes { fua: true }
+        );
         let durable = self.setup.config.acknowledge == Acknowledge::Durable;
         let latched = state.flush_failed && (fua || durable);
         let failing = state.device.failed || state.failed_at >= asked.made || latched;
