@@ -114,33 +114,30 @@ impl Items {
 
     /// Forgets all, and takes what a record holds.
     pub fn take(&mut self, head: &[u8; BLOCK_SIZE], entry_count: u16, mutants: Mutants) {
-        self.clear();
-        let entries = (0..entry_count).filter_map(|number| record::entry(head, number).ok());
-        let needed = |entry: Entry| {
-            let (_, second) = record::items(entry.lba, entry.count, entry.kind);
-            1 + usize::from(second.is_some()) + usize::from(entry.kind == Kind::Lost)
-        };
+        let marks = !mutants.is(Mutant::LostItemUnmarked);
         // A record from before they were told apart may hold more lost blocks than can be.
-        let fits = entries.clone().map(needed).sum::<usize>() <= RECORD_ITEMS_MAX;
-        let marks = fits && !mutants.is(Mutant::LostItemUnmarked);
-        entries.for_each(|entry| self.add(&entry, marks));
+        if !self.fill(head, entry_count, marks) {
+            self.fill(head, entry_count, false);
+        }
     }
 
-    /// Adds what an entry holds; with `marks`, whether that is lost.
-    pub fn add(&mut self, entry: &Entry, marks: bool) {
+    fn fill(&mut self, head: &[u8; BLOCK_SIZE], entry_count: u16, marks: bool) -> bool {
+        self.clear();
+        let mut entries = (0..entry_count).filter_map(|number| record::entry(head, number).ok());
+        entries.all(|entry| self.add(&entry, marks))
+    }
+
+    /// Adds what an entry holds; with `marks`, whether that is lost. Says whether there was room: our own writer closes a
+    /// record before its list is full.
+    pub fn add(&mut self, entry: &Entry, marks: bool) -> bool {
         let (first, second) = record::items(entry.lba, entry.count, entry.kind);
-        let taken = 1 + usize::from(second.is_some());
-        // Our own writer closes a record before its list is full.
-        if self.left() < taken {
-            return;
+        let lost = (entry.kind == Kind::Lost && marks).then_some(ITEM_LOST);
+        let all = [Some(first), second, lost];
+        let fits = all.iter().flatten().count() <= self.left();
+        if fits {
+            all.into_iter().flatten().for_each(|item| self.push(item));
         }
-        self.push(first);
-        if let Some(second) = second {
-            self.push(second);
-        }
-        if entry.kind == Kind::Lost && marks {
-            self.push(ITEM_LOST);
-        }
+        fits
     }
 
     /// Adds one.
