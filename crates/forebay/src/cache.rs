@@ -229,7 +229,9 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::io::{Layer, MemoryDevice, OperationKind, Use};
+    use crate::io::{
+        FaultDevice, FaultRule, FaultWhen, Faults, Layer, MemoryDevice, OperationKind, Use,
+    };
     use forebay_core::format::superblock::Volume;
     use std::sync::Mutex;
 
@@ -285,43 +287,22 @@ mod tests {
         assert!(matches!(read_superblock(&device), Err(CacheError::NoSuperblock { .. })));
     }
 
-    /// A sector that cannot be read fails every read with it in it, until it is written.
-    struct Unreadable(MemoryDevice, Mutex<Option<u64>>);
-
-    impl Layer for Unreadable {
-        fn below(&self) -> &dyn Device {
-            &self.0
-        }
-
-        fn below_mut(&mut self) -> &mut dyn Device {
-            &mut self.0
-        }
-
-        fn blocking(&self, it: Use, run: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
-            let mut sector = self.1.lock().unwrap();
-            let hit = sector.is_some_and(|at| (it.offset..it.offset + it.length).contains(&at));
-            match (hit, it.kind) {
-                (true, OperationKind::Read) => return Err(io::Error::other("bad sector")),
-                (true, OperationKind::Write) => *sector = None,
-                _ => {}
-            }
-            run()
-        }
-    }
-
     /// The size of the cache is on the device twice in the first copy alone, and what cannot be read is read again
     /// block by block. Before, every sector of the first copy hid the second one.
     #[test]
     fn no_sector_of_the_first_copy_that_cannot_be_read_hides_the_cache() {
         let device = MemoryDevice::new(96 << 20, 512).unwrap();
         let superblock = format(&device, 64 << 20, 1 << 18, 1).unwrap();
-        let device = Unreadable(device, Mutex::default());
+        let faults = Faults::new();
+        let device = FaultDevice::new(Box::new(device), faults.clone());
         for at in (0..SUPERBLOCK_SIZE as u64).step_by(512) {
-            *device.1.lock().unwrap() = Some(at);
+            let sector = FaultWhen::Over { offset: at, length: 512 };
+            faults.add(FaultRule::new(Some(OperationKind::Read), sector));
             let found = read_superblock(&device).unwrap();
             assert_eq!(found.superblock, superblock, "{at}");
             assert_eq!(found.copies, [Err(FormatError::Unreadable), Ok(superblock.sequence)]);
             repair_superblock(&device, &found).unwrap();
+            faults.clear(); // A sector that is written can be read again.
             assert!(read_superblock(&device).unwrap().bad_copy().is_none(), "repaired");
         }
     }
