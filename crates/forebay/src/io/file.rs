@@ -43,6 +43,9 @@ use crate::host::allocate;
 
 /// Discards and zeroing go to the kernel in such pieces, so that none holds the file for long.
 const RANGE_BYTES_MAX: u64 = 64 << 30;
+/// More than this is not written at once: a device may take all that it is given, and answer all of it together, at
+/// the end. If that were every buffer there is, it would have nothing to do while they are filled anew.
+const WRITE_BYTES_MAX: u64 = 16 << 20;
 /// Zeros are written in such pieces where the kernel cannot zero by itself.
 const FILL_BYTES: usize = 1 << 20;
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -83,10 +86,12 @@ pub struct FileDevice {
     memory_align: usize,
     source: u16,
     flights: Slab<Flight>,
-    /// Writes that another must end before (F1), in order.
+    /// Writes that others must end before (F1, [`WRITE_BYTES_MAX`]), in order.
     waiting: VecDeque<u32>,
     /// Writes of any kind at the kernel.
     writers: usize,
+    /// What they have to write.
+    write_bytes: u64,
     /// One of them is odd; then it is the only one (F1).
     odd_writer: bool,
     /// Answers that need no kernel.
@@ -130,40 +135,45 @@ impl FileDevice {
         let flight = *self.flights.get_mut(index).expect("an operation under way");
         if !is_write(&flight) {
             self.issue(reactor, index);
-        } else if self.waiting.is_empty() && self.may_write(flight.odd) {
-            self.start_write(reactor, index, flight.odd);
+        } else if self.waiting.is_empty() && self.may_write(&flight) {
+            self.start_write(reactor, index, &flight);
         } else {
             self.waiting.push_back(index);
         }
     }
 
-    const fn may_write(&self, odd: bool) -> bool {
-        !self.odd_writer && (!odd || self.writers == 0)
+    const fn may_write(&self, flight: &Flight) -> bool {
+        self.writers == 0
+            || !self.odd_writer
+                && !flight.odd
+                && self.write_bytes + write_bytes(flight) <= WRITE_BYTES_MAX
     }
 
-    fn start_write(&mut self, reactor: &mut Reactor, index: u32, odd: bool) {
-        assert!(self.may_write(odd)); // F1
+    fn start_write(&mut self, reactor: &mut Reactor, index: u32, flight: &Flight) {
+        assert!(self.may_write(flight)); // F1
         self.writers += 1;
-        self.odd_writer = odd;
+        self.write_bytes += write_bytes(flight);
+        self.odd_writer = flight.odd;
         self.issue(reactor, index);
     }
 
     /// A write has left the kernel.
-    fn end_write(&mut self) {
+    fn end_write(&mut self, flight: &Flight) {
         assert!(self.writers > 0);
         self.writers -= 1;
+        self.write_bytes -= write_bytes(flight);
         self.odd_writer = false;
     }
 
     /// Starts the writes that wait and need not any more.
     fn settle(&mut self, reactor: &mut Reactor) {
         while let Some(index) = self.waiting.front().copied() {
-            let odd = self.flights.get_mut(index).expect("a waiting write is under way").odd;
-            if !self.may_write(odd) {
+            let flight = *self.flights.get_mut(index).expect("a waiting write is under way");
+            if !self.may_write(&flight) {
                 return;
             }
             self.waiting.pop_front();
-            self.start_write(reactor, index, odd);
+            self.start_write(reactor, index, &flight);
         }
     }
 
@@ -282,7 +292,7 @@ impl FileDevice {
         // It has just become odd: a write waits, before all others, until it is alone (F1).
         self.flights.get_mut(index).expect("an operation under way").odd = true;
         if is_write(&flight) {
-            self.end_write();
+            self.end_write(&flight);
             self.waiting.push_front(index);
         } else {
             self.issue(reactor, index);
@@ -332,6 +342,14 @@ fn range_of(flight: &Flight) -> u64 {
 
 const fn is_write(flight: &Flight) -> bool {
     !matches!(flight.operation, Operation::Read { .. } | Operation::Flush)
+}
+
+/// What counts for [`WRITE_BYTES_MAX`]: all of a write, until it is through.
+const fn write_bytes(flight: &Flight) -> u64 {
+    match flight.operation {
+        Operation::Write { .. } => flight.operation.length(),
+        _ => 0,
+    }
 }
 
 /// "Not like this", as opposed to "the device is broken".
@@ -390,7 +408,7 @@ impl Device for FileDevice {
             Verdict::Done(result) => {
                 let flight = self.flights.remove(index).expect("an operation under way"); // D1
                 if is_write(&flight) {
-                    self.end_write();
+                    self.end_write(&flight);
                 }
                 done.push(Completion { token: flight.token, result });
             }

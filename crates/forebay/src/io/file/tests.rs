@@ -323,6 +323,37 @@ fn odd_and_other_writes_take_turns() {
 }
 
 #[test]
+fn what_is_written_at_once_is_bounded() {
+    const MIB: usize = 1 << 20;
+    let file = Temporary::new(&std::env::temp_dir(), 64 << 20);
+    let mut device = FileDevice::open(&file.0, &options()).unwrap();
+    let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
+    let arena = Arena::anonymous(24 * MIB).unwrap();
+    let now = Instant::now();
+    let write = |length, offset| Operation::Write { span: arena.span(0, length), offset };
+    // One that is longer than all there may be goes alone, and holds up no read.
+    let long = [write(24 * MIB, 0), write(6 * MIB, 0), write(6 * MIB, 0), write(6 * MIB, 0)];
+    for (token, operation) in long.into_iter().enumerate() {
+        device.submit(&mut reactor, operation, token as u64, now);
+    }
+    let read = Operation::Read { span: arena.span(0, 4096), offset: 0 };
+    device.submit(&mut reactor, read, 4, now);
+    assert_eq!((device.writers, device.waiting.len(), reactor.in_flight()), (1, 3, 2));
+    let (mut results, mut done) = (Vec::new(), Vec::new());
+    let mut most = 0;
+    while done.len() < 5 {
+        results.clear();
+        reactor.wait(Some(Duration::from_secs(20)), &mut results).unwrap();
+        for (user_data, result) in &results {
+            device.event(&mut reactor, *user_data, *result, now, &mut done);
+            most = most.max(device.writers);
+        }
+    }
+    assert!(done.iter().all(|done| done.result.is_ok()), "{done:?}");
+    assert_eq!((most, device.writers, device.write_bytes), (2, 0, 0));
+}
+
+#[test]
 fn a_refused_discard_succeeds_and_a_broken_one_does_not() {
     let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
     let mut device = FileDevice::open(&file.0, &options()).unwrap();
