@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The simulation on every push: some hundred seeds, twice the same, and faults that must be found.
 
-use forebay_core::mutant::{Mutant, Mutants};
+use forebay_core::mutant::{ALL, Mutant, Mutants};
 use forebay_sim::marks::Marks;
 use forebay_sim::mutants::hunt;
 use forebay_sim::run::run;
@@ -35,4 +35,13 @@ fn faults_that_any_run_should_find_are_found() {
     for mutant in [Mutant::SkipCacheFlush, Mutant::EdgeNotLocked, Mutant::ReclaimDirty] {
         assert!(hunt(mutant, 10).is_some(), "{mutant:?}");
     }
+}
+
+#[test]
+fn the_table_of_mutants_has_each_and_no_other() {
+    let table = include_str!("../../../docs/mutants.md");
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let named: Vec<Mutant> =
+        rows.map(|name| *ALL.iter().find(|it| format!("{it:?}") == name).expect(name)).collect();
+    assert_eq!(named, ALL, "docs/mutants.md, in the order of the code");
 }
