@@ -20,7 +20,7 @@ pub enum Attach {
     Nbd,
     /// /dev/loopN, by FUSE and a loop device; survives a kill of the daemon (Linux 6.9); needs root
     Fuse,
-    /// No block device: NBD only
+    /// No block device: what --listen says, and nothing else
     None,
 }
 
@@ -57,7 +57,7 @@ pub struct ServeArgs {
     /// Take the settings from /etc/forebay/NAME.toml
     ///
     /// In a file, each option of this command is a key of the same name, and a volume is a table:
-    /// [volume.NAME] with backing, mode and logical_block. What the command line says besides wins.
+    /// [volume.NAME] with backing and the keys of --volume. What the command line says besides wins.
     pub name: Option<String>,
     /// Take the settings from this file
     #[arg(long, value_name = "PATH", conflicts_with = "name")]
