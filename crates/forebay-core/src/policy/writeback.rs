@@ -48,8 +48,8 @@ use crate::policy::slices::Side;
 use crate::units::{Lba, SegmentId, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
 
-/// What a batch should take, in nanoseconds: three quarters of `batch_time_max`. Where the device is shared
-/// with readers, less makes batches smaller, hence less dense, hence slower, and so on.
+/// What a batch should take, in nanoseconds (P4). Where the device is shared with readers, less makes
+/// batches smaller, hence less dense, hence slower, and so on.
 const BATCH_TIME: u64 = 45_000_000_000;
 /// Blocks of a first batch, before anything is known of the device's speed.
 const BATCH_BLOCKS_FIRST: u32 = 4096;
