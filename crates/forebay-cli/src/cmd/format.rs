@@ -7,6 +7,7 @@ use crate::units::size;
 use crate::{backing, memory};
 use anyhow::{Context, Result, bail};
 use forebay::cache;
+use forebay::host::machine::Host;
 use forebay::host::signature;
 use forebay::io::{Device, FileDevice};
 use forebay::shard::{CACHE_SOURCE, uuid_text, wall_now};
@@ -77,7 +78,8 @@ fn check_content(args: &FormatArgs, device: FileDevice, is_cache: bool) -> Resul
     let mut read = |offset: u64, bytes: &mut [u8]| device.read_at(offset, bytes);
     let found = signature::probe(&mut read, size_bytes)
         .with_context(|| format!("{path}: cannot be read, so what is on it is unknown"))?;
-    println!("{path}: {}", size(size_bytes));
+    let model = Host::default().model_of(&args.cache).map_or(String::new(), |it| format!("{it}, "));
+    println!("{path}: {model}{}", size(size_bytes));
     for signature in &found {
         println!("  holds {signature}");
     }

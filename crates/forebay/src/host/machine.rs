@@ -202,6 +202,16 @@ impl Node {
         read_trimmed(&self.directory.join(name))
     }
 
+    /// Vendor, where the driver tells it, and model.
+    fn model(&self) -> Option<String> {
+        let model = self.attribute("device/model")?;
+        // "ATA" is how it is connected.
+        let vendor = self.attribute("device/vendor");
+        let vendor =
+            vendor.filter(|it| it != "ATA" && !it.starts_with("0x") && !model.starts_with(it));
+        Some(vendor.map_or(model.clone(), |vendor| format!("{vendor} {model}")))
+    }
+
     /// The path in `/dev` a person would use: `/dev/mapper/vg-home` rather than `/dev/dm-0`.
     pub fn path(&self) -> PathBuf {
         match self.attribute("dm/name") {
@@ -306,6 +316,13 @@ impl Host {
             Target::Block { number, .. } => self.node(number),
             Target::File { .. } => None,
         }
+    }
+
+    /// What a person calls the disk that a block device is on, as its maker has it; `None` for files and what has no name.
+    pub fn model_of(&self, path: &Path) -> Option<String> {
+        let Target::Block { number, .. } = Target::of(path).ok()? else { return None };
+        let node = self.node(number)?;
+        node.parent().unwrap_or(node).model()
     }
 
     /// The whole disk that a path's bytes are on: of a partition the disk it is of, of a file where its file system is.
@@ -583,6 +600,27 @@ mod tests {
         fs::write(partition.join("partition"), "1").unwrap();
         assert_eq!(host.disk_of(&file), Some(DeviceNumber { major: 254, minor: 0 }));
         assert_eq!(host.disk_of(&root.join("none")), None);
+        fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn a_disk_is_called_by_its_vendor_and_model() {
+        let root = std::env::temp_dir().join(format!("forebay-model-{}", std::process::id()));
+        fs::create_dir_all(root.join("device")).unwrap();
+        fs::write(root.join("dev"), "8:0").unwrap();
+        let node = Node::at(&root).unwrap();
+        assert_eq!(node.model(), None);
+        fs::write(root.join("device/model"), "Samsung SSD 840 \n").unwrap();
+        assert_eq!(node.model().as_deref(), Some("Samsung SSD 840"));
+        for (vendor, model) in [
+            ("ATA     ", "Samsung SSD 840"),
+            ("Samsung ", "Samsung SSD 840"),
+            ("0x1af4", "Samsung SSD 840"),
+            ("QEMU    ", "QEMU Samsung SSD 840"),
+        ] {
+            fs::write(root.join("device/vendor"), vendor).unwrap();
+            assert_eq!(node.model().as_deref(), Some(model), "{vendor}");
+        }
         fs::remove_dir_all(&root).unwrap();
     }
 }
