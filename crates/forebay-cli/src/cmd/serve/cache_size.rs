@@ -27,7 +27,7 @@ impl Daemon {
     pub(super) fn begin_to_resize_cache(&mut self, wanted: Option<u64>) -> Result<Reply> {
         let path = self.cache_text();
         if self.cache_path.is_none() {
-            bail!("there is no cache");
+            bail!("there is no cache to be resized: the volumes are served bare");
         }
         if self.is_ending || self.upgrading.is_some() {
             bail!("{path}: stays as large as it is: the daemon is being stopped");

@@ -50,8 +50,11 @@ impl Daemon {
         if let Some(other) = &self.growing {
             bail!("{}: is being made larger; one at a time", other.name);
         }
-        if self.is_ending || self.leaving.as_ref().is_some_and(|it| it.is(name)) {
-            bail!("{name}: is on its way out");
+        if self.is_ending {
+            bail!("{name}: stays as large as it is: the daemon is being stopped");
+        }
+        if self.leaving.as_ref().is_some_and(|it| it.is(name)) {
+            bail!("{name}: stays as large as it is: it is being detached");
         }
         let index = self.served(name)?;
         let shard = &mut self.server.shard;

@@ -102,7 +102,7 @@ impl Daemon {
         }
         let clients = self.nbd_clients.as_ref().map_or(0, |it| it[usize::from(index.0)].get());
         if clients > 0 {
-            bail!("{name}: {clients} NBD clients are connected to it");
+            bail!("{name}: {clients} NBD clients are connected to it; end them first");
         }
         Ok(index)
     }
