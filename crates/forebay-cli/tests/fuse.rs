@@ -807,6 +807,9 @@ fn volumes_with_devices_come_and_go() {
     let refused = try_run(&[FOREBAY, "detach", "w", "--control", &bench.control()]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(said.contains("w: not detached: ") && said.contains(&place), "{said}");
+    assert!(said.contains("; unmount it first"), "{said}");
+    let told = String::from_utf8_lossy(&refused.stdout);
+    assert!(!told.contains("drained"), "nothing is written back for nothing: {told}");
     assert_eq!(fs::read_to_string(format!("{place}/goes")).unwrap(), "goes");
     if !bench.read("err").contains("will not outlive this process") {
         bench.kill();

@@ -14,6 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub fn run(args: &DetachArgs) -> Result<ExitCode> {
     let socket = control::find(args.control.as_deref())?;
     let before = volume(&socket, &args.name)?;
+    // Told before anything is written back; the daemon looks again.
+    if let Some(device) = before.attached.iter().find(|device| device.contains(", mounted at ")) {
+        bail!("{}: not detached: {device}; unmount it first", args.name);
+    }
     let detached = drain(&socket, &before)
         .and_then(|()| control::ask(&socket, &Request::Detach { name: args.name.clone() }));
     if detached.is_err() {

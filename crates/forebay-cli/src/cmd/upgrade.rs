@@ -62,6 +62,9 @@ fn version(executable: &Path) -> Result<String> {
     let text = String::from_utf8_lossy(&output.stdout);
     match text.trim().strip_prefix("forebay ") {
         Some(version) if output.status.success() => Ok(version.to_owned()),
-        _ => bail!("{shown}: is no forebay; `--version` says '{}'", text.trim()),
+        _ => {
+            let first = text.lines().next().unwrap_or_default();
+            bail!("{shown}: is no forebay; `--version` says '{first}'; give --exec another program")
+        }
     }
 }

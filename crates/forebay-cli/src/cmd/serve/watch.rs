@@ -182,6 +182,8 @@ impl Daemon {
             );
             self.watch.warn(Cause::Repaired(index), text, 1, now);
         }
+        // It may have been given a mode meanwhile.
+        seen.is_draining &= status.drained;
         if seen.is_draining && !status.dirty {
             seen.is_draining = false;
             info!("{name}: drained: {backing} is the plain disk, and is kept so");
