@@ -140,8 +140,8 @@ fn plot_cliff(
         .map(|(through, course)| ((*through).into(), course.worst()))
         .collect();
     plot::lines(&folder.join(format!("cliff-{disk}-{kib}k.svg")), frame, &lines)?;
-    let title = format!("{disk}: how long these writes of {kib} KiB took");
-    let frame = Frame { title: &title, x: "share of all writes", y: "latency (ms)" };
+    let title = format!("{disk}: how long random writes of {kib} KiB took at 1.5 x the drain rate");
+    let frame = Frame { title: &title, x: "so many writes took no longer", y: "latency (ms)" };
     let groups: Vec<(String, Vec<f64>)> = ["50 %", "99 %", "99.9 %"]
         .into_iter()
         .enumerate()

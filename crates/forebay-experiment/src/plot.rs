@@ -3,6 +3,7 @@
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::error::Error;
 use std::path::Path;
 
@@ -54,7 +55,7 @@ pub fn lines(path: &Path, frame: Frame<'_>, lines: &[Line]) -> Result<(), Box<dy
     Ok(())
 }
 
-/// Bars side by side for each group; `names` are those of the bars, in the order of a group's values.
+/// Bars side by side for each group, each with its value above it; `names` are those of the bars, in the order of a group's values.
 pub fn bars(
     path: &Path,
     frame: Frame<'_>,
@@ -85,12 +86,20 @@ pub fn bars(
         .label_style((FONT, 15))
         .draw()?;
     let width = 0.8 / names.len() as f64;
+    let above = Pos::new(HPos::Center, VPos::Bottom);
+    let text = (FONT, 13).into_text_style(&root).pos(above);
     for (bar, name) in names.iter().enumerate() {
         let colour = COLOURS[bar % COLOURS.len()];
+        let from = |at: usize| at as f64 + 0.1 + width * bar as f64;
         let rectangle = |(at, (_, values)): (usize, &(String, Vec<f64>))| {
-            let from = at as f64 + 0.1 + width * bar as f64;
-            Rectangle::new([(from, 0.0), (from + width * 0.92, values[bar])], colour.filled())
+            let end = (from(at) + width * 0.92, values[bar]);
+            Rectangle::new([(from(at), 0.0), end], colour.filled())
         };
+        let figure = |(at, (_, values)): (usize, &(String, Vec<f64>))| {
+            let place = (from(at) + width * 0.46, values[bar] + top * 0.008);
+            Text::new(three_figures(values[bar]), place, text.clone())
+        };
+        chart.draw_series(groups.iter().enumerate().map(figure))?;
         chart
             .draw_series(groups.iter().enumerate().map(rectangle))?
             .label(*name)
@@ -106,6 +115,15 @@ pub fn bars(
 /// On an axis, as the library asks for it.
 fn number(value: &f64) -> String {
     if value.fract().abs() < 0.001 { format!("{value:.0}") } else { format!("{value:.1}") }
+}
+
+/// Above a bar.
+fn three_figures(value: f64) -> String {
+    match value {
+        100.0.. => format!("{value:.0}"),
+        10.0.. => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
 }
 
 fn builder<'a, 'b>(
