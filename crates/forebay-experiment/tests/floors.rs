@@ -2,11 +2,18 @@
 //! What the experiments must show. Virtual time: the same digits on every machine, so they may be asserted.
 
 use forebay_core::format::superblock::Order;
+use forebay_core::request::Op;
+use forebay_core::units::BLOCK_BYTES;
 use forebay_disk::Model;
 use forebay_disk::hdd::Hdd;
-use forebay_disk::model::{BARRACUDA_7200_12, GP3, ST3500641AS};
+use forebay_disk::model::{BARRACUDA_7200_12, GP3, NVME, ST3500641AS};
 use forebay_experiment::experiments::records::Start;
-use forebay_experiment::experiments::{cliff, drained, fair, one_disk, ordered, records};
+use forebay_experiment::experiments::{
+    SECOND, bare, cached, cliff, drained, fair, one_disk, ordered, records,
+};
+use forebay_experiment::load::{Ask, Worker, run, shared};
+use forebay_experiment::machine::Machine;
+use forebay_experiment::random::Random;
 
 const MIB: u64 = 1 << 20;
 
@@ -176,5 +183,34 @@ fn a_full_cache_is_no_cliff() {
             let longest = course.latencies[3];
             assert!(longest <= bound, "{through}, writes of {bytes}: one took {longest:.0} ms");
         }
+    }
+}
+
+/// What the cache holds is read as fast as the cache device reads; what it does not hold, as fast as from the bare disk.
+#[test]
+fn reads_are_as_fast_as_from_the_device_that_has_them() {
+    let rate = |machine: &mut Machine, span: u64, depth: u64, nanos: u64| {
+        let workers = (0..depth).map(|at| Worker::random(0, Op::Read, span, BLOCK_BYTES, at));
+        let until = machine.now() + nanos;
+        run(machine, workers.collect(), until).rate(0)
+    };
+    let disk = ordered(BARRACUDA_7200_12);
+    let (cache, half, volume) = (256 * MIB, 128 * MIB, 64 << 30);
+    for depth in [1, 32] {
+        let mut machine = Machine::new(&cached(disk, volume, cache));
+        // Each block once, at places of chance: a cache that is not full takes it at once.
+        let ask = |at| Ask { op: Op::Read, offset: at * BLOCK_BYTES, length: BLOCK_BYTES };
+        let asks = Random::new(1).order(half / BLOCK_BYTES).into_iter().map(ask).collect();
+        run(&mut machine, shared(0, 32, asks), u64::MAX);
+        let missed = machine.stats().miss_blocks;
+        let warm = rate(&mut machine, half, depth, SECOND / 4);
+        assert_eq!(machine.stats().miss_blocks, missed, "all of it is in the cache");
+        let mut fast = Machine::new(&bare(Model::Ssd(NVME), half));
+        let fast = rate(&mut fast, half, depth, SECOND / 4);
+        assert!(warm >= 0.9 * fast, "{depth} at once: {warm:.0} of {fast:.0} a second");
+
+        let cold = rate(&mut machine, volume, depth, 30 * SECOND);
+        let slow = rate(&mut Machine::new(&bare(disk, volume)), volume, depth, 30 * SECOND);
+        assert!(cold >= 0.98 * slow, "{depth} at once: {cold:.1} of {slow:.1} a second");
     }
 }
