@@ -109,8 +109,8 @@ fn failure(error: &anyhow::Error) -> ExitCode {
     })
 }
 
-/// A command line that is not understood: one line in the form of every other error, and exit code
-/// 2. Help and version are no errors.
+/// A command line that is not understood: one line in the form of every other error, which names the page that has more, and
+/// exit code 2. Help and version are no errors.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         let code = if error.print().is_ok() { 0 } else { 1 };
@@ -124,6 +124,11 @@ fn usage(error: &clap::Error) -> ExitCode {
     let what: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();
     let what = what.join(" ");
     let what = what.strip_prefix("error: ").unwrap_or(&what);
-    eprintln!("forebay: {what}; see `forebay --help`");
+    let named = std::env::args().nth(1).filter(|name| {
+        let command = <Args as clap::CommandFactory>::command();
+        command.find_subcommand(name).is_some_and(|it| !it.is_hide_set())
+    });
+    let of = named.map_or(String::new(), |name| format!(" {name}"));
+    eprintln!("forebay: {what}; see `forebay{of} --help`");
     ExitCode::from(2)
 }
