@@ -451,21 +451,16 @@ mod tests {
 
     #[test]
     fn any_bytes_give_a_request_or_an_error() {
-        let mut state = 4711u64;
-        let mut random = move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
+        let mut random = forebay_testing::Random(4711);
+        let mut below = |end: usize| random.below(end as u64) as usize;
         let samples = samples();
         for _ in 0..200_000 {
-            let mut bytes = samples[random() as usize % samples.len()].0.clone();
-            for _ in 0..random() % 6 {
-                let at = random() as usize % bytes.len().min(HEAD_BYTES_MAX);
-                bytes[at] = random() as u8;
+            let mut bytes = samples[below(samples.len())].0.clone();
+            for _ in 0..below(6) {
+                let at = below(bytes.len().min(HEAD_BYTES_MAX));
+                bytes[at] = below(256) as u8;
             }
-            let length = if random() % 4 == 0 { random() as usize % 600 } else { bytes.len() };
+            let length = if below(4) == 0 { below(600) } else { bytes.len() };
             let head = &bytes[..length.min(bytes.len()).min(HEAD_BYTES_MAX)];
             if let Ok(Request { call: Call::Write { size, .. }, .. }) = decode(head, length) {
                 assert_eq!(WRITE_HEAD_BYTES + size as usize, length);

@@ -21,11 +21,13 @@ use super::wire::{RequestHeader, TRANSFER_BYTES_MAX};
 /// up (H1), and each call is bounded in what it writes (H2).
 pub fn fuzz_handshake(bytes: &[u8]) {
     let mut reader = Reader::new(bytes);
-    let mut random = XorShift::new(reader.u64().unwrap_or_default());
+    let choice = reader.u64().unwrap_or_default();
+    let mut cuts = choice.to_be_bytes().into_iter().cycle();
     let exports = exports();
 
     let whole = converse(reader.rest(), &exports, || usize::MAX);
-    let pieces = converse(reader.rest(), &exports, || 1 + random.below(40) as usize);
+    let pieces =
+        converse(reader.rest(), &exports, || 1 + usize::from(cuts.next().unwrap_or(0) % 40));
     assert_eq!(whole, pieces);
 }
 
@@ -34,7 +36,6 @@ pub fn fuzz_handshake(bytes: &[u8]) {
 pub fn fuzz_transmission(bytes: &[u8]) {
     let mut reader = Reader::new(bytes);
     let choice = reader.u64().unwrap_or_default();
-    let mut random = XorShift::new(choice);
     let session = session(choice);
     let mut out = Vec::with_capacity(STATUS_REPLY_BYTES_MAX);
     let mut rest = reader.rest();
@@ -54,7 +55,7 @@ pub fn fuzz_transmission(bytes: &[u8]) {
             }
             Decoded::Command(command) => {
                 check_command(&session, &command);
-                answer(&session, &command, &mut random, &mut out);
+                answer(&session, &command, choice, &mut out);
                 command.payload_bytes()
             }
         };
@@ -160,7 +161,7 @@ fn check_command(session: &Session, command: &Command) {
     }
 }
 
-fn answer(session: &Session, command: &Command, random: &mut XorShift, out: &mut Vec<u8>) {
+fn answer(session: &Session, command: &Command, choice: u64, out: &mut Vec<u8>) {
     let cookie = command.cookie;
     let text = "a text that is as long as anyone would make it, and then a little longer: ööö";
     let heads = [
@@ -176,9 +177,9 @@ fn answer(session: &Session, command: &Command, random: &mut XorShift, out: &mut
     }
     out.clear();
     let mut reply = StatusReply::start(command, out);
-    for _ in 0..2000 {
-        let extent =
-            StatusExtent { length: random.below(1 << 14) as u32, flags: random.below(4) as u32 };
+    for at in 0..2000 {
+        let bits = (choice ^ cookie).rotate_left(at);
+        let extent = StatusExtent { length: bits as u32 & 0x3fff, flags: (bits >> 32) as u32 & 3 };
         if !reply.push(extent) {
             break;
         }
@@ -252,29 +253,6 @@ impl Write for Canned<'_> {
     }
 }
 
-/// Enough randomness to cut and mutate bytes.
-#[derive(Clone, Debug)]
-struct XorShift {
-    state: u64,
-}
-
-impl XorShift {
-    fn new(seed: u64) -> Self {
-        Self { state: seed ^ 0x9e37_79b9_7f4a_7c15 | 1 }
-    }
-
-    fn next(&mut self) -> u64 {
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        self.state
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        (self.next() >> 16) % bound
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::wire::{
@@ -282,6 +260,7 @@ mod tests {
         option_reply,
     };
     use super::*;
+    use forebay_testing::Random;
 
     const ROUNDS: u64 = 4000;
 
@@ -291,7 +270,7 @@ mod tests {
         bytes
     }
 
-    fn valid_handshake(random: &mut XorShift) -> Vec<u8> {
+    fn valid_handshake(random: &mut Random) -> Vec<u8> {
         let mut bytes = (random.below(4) as u32).to_be_bytes().to_vec();
         let context = b"\0\0\0\x01a\0\0\0\x01\0\0\0\x0fbase:allocation";
         for _ in 0..random.below(70) {
@@ -314,7 +293,7 @@ mod tests {
         bytes
     }
 
-    fn valid_transmission(random: &mut XorShift) -> Vec<u8> {
+    fn valid_transmission(random: &mut Random) -> Vec<u8> {
         let mut bytes = Vec::new();
         for cookie in 0..20 {
             let command = random.below(9) as u16;
@@ -382,7 +361,7 @@ mod tests {
     }
 
     /// A few bytes changed, cut out or doubled.
-    fn mutate(bytes: &mut Vec<u8>, random: &mut XorShift) {
+    fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
         for _ in 0..random.below(5) {
             if bytes.is_empty() {
                 return;
@@ -408,7 +387,7 @@ mod tests {
 
     #[test]
     fn any_bytes_leave_the_handshake_standing() {
-        let mut random = XorShift::new(1);
+        let mut random = Random(1);
         for _ in 0..ROUNDS / 4 {
             let mut bytes = valid_handshake(&mut random);
             mutate(&mut bytes, &mut random);
@@ -418,7 +397,7 @@ mod tests {
 
     #[test]
     fn any_bytes_leave_the_transmission_standing() {
-        let mut random = XorShift::new(2);
+        let mut random = Random(2);
         for _ in 0..ROUNDS {
             let mut bytes = valid_transmission(&mut random);
             mutate(&mut bytes, &mut random);
@@ -428,7 +407,7 @@ mod tests {
 
     #[test]
     fn any_bytes_leave_the_client_standing() {
-        let mut random = XorShift::new(3);
+        let mut random = Random(3);
         for _ in 0..ROUNDS {
             let choice = random.next();
             let mut bytes = valid_server(choice);
@@ -458,7 +437,7 @@ mod tests {
 
     #[test]
     fn pure_noise_is_survived_too() {
-        let mut random = XorShift::new(4);
+        let mut random = Random(4);
         for _ in 0..ROUNDS {
             let length = random.below(300);
             let bytes: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
