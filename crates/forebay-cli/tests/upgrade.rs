@@ -210,6 +210,44 @@ fn what_cannot_be_taken_is_left_and_that_is_said() {
     rig.drained();
 }
 
+/// The kernel may wait for ever in `execve` for what the thread that calls it has in a ring (`docs/decisions/0010-ublk.md`). That thread
+/// is the next program's first, and how often it has waited goes along: who served has waited for each request.
+#[test]
+fn who_serves_is_not_who_executes_the_next_program() {
+    const MANY: u64 = 2000;
+    let rig = Rig::new("upgrade-thread", "256M");
+    let daemon = rig.serve();
+    let tasks = PathBuf::from(format!("/proc/{}/task", daemon.id()));
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
+    let is_serving = |task: &PathBuf| read(task.join("comm")) == "serve\n";
+    let serving: Vec<PathBuf> = std::fs::read_dir(tasks)
+        .unwrap()
+        .map(|task| task.unwrap().path())
+        .filter(is_serving)
+        .collect();
+    let [serving] = serving.as_slice() else { panic!("{serving:?}") };
+    let mut client = rig.scratch.connect("v");
+    let begun = Instant::now();
+    while waits(&read(serving.join("status"))) < MANY {
+        assert!(begun.elapsed() < PATIENCE, "nobody waits for requests");
+        client.write(0, &[1; 4096], false).unwrap();
+    }
+    drop(client);
+    let note = rig.scratch.path("note");
+    let before = format!("grep voluntary /proc/$$/status > {}", note.display());
+    let told = upgrade(&rig.scratch, &rig.program("notes", ":", &before)).unwrap();
+    assert!(told.contains("by a hand-over"), "{told}");
+    let found = waits(&read(note));
+    assert!(found < MANY / 2, "who executed the next program has waited {found} times");
+    daemon.stop("TERM");
+}
+
+/// How often a thread has waited, of its `status`.
+fn waits(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
 /// `cargo test --release -p forebay-cli --test upgrade -- --ignored --nocapture`
 #[test]
 #[ignore = "measures"]
