@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Devices that are not there yet: at boot they come in any order, and late.
 
+use crate::signals::Signals;
 use crate::stored;
 use anyhow::{Result, bail};
 use forebay::host::machine::Host;
@@ -10,8 +11,6 @@ use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often a path is looked for.
@@ -26,18 +25,23 @@ const HELD: &str = "waits-for-its-cache";
 pub struct Patience {
     timeout: Duration,
     begun: Instant,
-    signals: Arc<AtomicUsize>,
+    signals: Option<Signals>,
 }
 
 impl Patience {
     /// A signal ends the wait.
-    pub fn new(timeout: Duration, signals: Arc<AtomicUsize>) -> Patience {
+    pub fn new(timeout: Duration, signals: Option<Signals>) -> Patience {
         Patience { timeout, begun: Instant::now(), signals }
     }
 
     /// Waits for nothing.
     pub fn none() -> Patience {
-        Patience::new(Duration::ZERO, Arc::default())
+        Patience::new(Duration::ZERO, None)
+    }
+
+    /// A signal has come.
+    fn is_over(&self) -> bool {
+        self.signals.as_ref().is_some_and(Signals::came)
     }
 
     /// Where the device of this name is. `role` says whose it is, for whoever waits.
@@ -75,16 +79,19 @@ impl Patience {
                 // Without a service manager there is nobody to tell.
                 let _ = sd_notify(&format!("STATUS={text}"));
             }
-            if self.begun.elapsed() >= self.timeout || self.signals.load(Ordering::Relaxed) > 0 {
+            if self.begun.elapsed() >= self.timeout || self.is_over() {
                 break;
             }
-            std::thread::sleep(retry);
+            match &self.signals {
+                Some(signals) => signals.wait(retry),
+                None => std::thread::sleep(retry),
+            }
         }
         if let (Named::Path(path), false) = (&named, told) {
             // Opening it says what is wrong with it.
             return Ok(path.clone());
         }
-        if self.signals.load(Ordering::Relaxed) == 0 {
+        if !self.is_over() {
             // What the manager holds already could not be held here, and stays with it.
             stored::keep_all(HELD, &held.into_iter().flatten().collect::<Vec<_>>());
         }
@@ -120,7 +127,7 @@ mod tests {
     #[test]
     fn a_late_device_is_waited_for_and_a_missing_one_named() {
         let path = std::env::temp_dir().join(format!("forebay-late-{}", std::process::id()));
-        let patience = Patience::new(Duration::from_secs(30), Arc::default());
+        let patience = Patience::new(Duration::from_secs(30), None);
         let maker = std::thread::spawn({
             let path = path.clone();
             move || {
@@ -132,7 +139,7 @@ mod tests {
         maker.join().unwrap();
         std::fs::remove_file(&path).unwrap();
 
-        let patience = Patience::new(Duration::from_millis(1), Arc::default());
+        let patience = Patience::new(Duration::from_millis(1), None);
         let error = patience.find(&path, "cache device").unwrap_err().to_string();
         assert!(error.contains("the cache device is not there; it was waited for"), "{error}");
         // What came before it may have taken all the time.
@@ -140,8 +147,7 @@ mod tests {
         let error = patience.find(&path, "backing device").unwrap_err().to_string();
         assert!(error.contains("the backing device is not there; it was waited for"), "{error}");
         // A signal ends it at once, whatever the time.
-        let signals = Arc::new(AtomicUsize::new(1));
-        let patience = Patience::new(Duration::from_secs(3600), signals);
+        let patience = Patience::new(Duration::from_secs(3600), Some(Signals::raised()));
         assert!(patience.find(Path::new("PARTUUID=none"), "cache device").is_err());
         assert_eq!(Patience::none().find(&path, "cache device").unwrap(), path);
     }

@@ -19,6 +19,7 @@ mod memory;
 mod metrics;
 mod names;
 mod progress;
+mod signals;
 mod sockets;
 mod state_dir;
 mod status;

@@ -23,6 +23,7 @@ use crate::attach::{self, Attached, Kind};
 use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
 use crate::late::Patience;
+use crate::signals::Signals;
 use crate::state_dir::StateDir;
 use crate::upgrade::{self, Before, Left};
 use crate::{metrics, sockets, stored, vhost};
@@ -44,8 +45,6 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -105,6 +104,8 @@ struct Daemon {
     sockets: Vec<(String, OwnedFd)>,
     /// The next program, and since when what is long is waited for.
     upgrading: Option<(PathBuf, Instant)>,
+    /// What ends it besides `forebay stop`.
+    signals: Option<Signals>,
     /// Milliseconds since 1970.
     started_at: u64,
     nbd_clients: Option<Counts>,
@@ -147,17 +148,17 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
 }
 
 fn serve(args: &ServeArgs, before: &mut Option<Before>) -> Result<Next> {
-    let signals = Arc::new(AtomicUsize::new(0));
-    catch_signals(&signals)?;
+    let signals = Signals::catch()?;
     let attaches = attach::choose(args.attach)?;
     if attaches.is_some() {
         attach::protect();
     }
-    let patience = Patience::new(args.device_timeout, Arc::clone(&signals));
+    let patience = Patience::new(args.device_timeout, Some(signals.clone()));
     let backings: Vec<&Path> = args.volumes.iter().map(|it| it.backing.path.as_path()).collect();
     let find = |name| patience.find_holding(name, "cache device", &backings);
     let cache = args.cache.as_deref().map(find).transpose()?;
     let mut daemon = Daemon::open(cache, args, attaches)?;
+    daemon.hear(signals);
     daemon.add_volumes(args, &patience)?;
     for at in 0..daemon.volumes.len() {
         daemon.export(at)?;
@@ -189,7 +190,7 @@ fn serve(args: &ServeArgs, before: &mut Option<Before>) -> Result<Next> {
     daemon.print_exports();
     daemon.activity = "attaches the volumes";
     if let Some(kind) = attaches
-        && let Err(error) = daemon.attach_devices(kind, &signals)
+        && let Err(error) = daemon.attach_devices(kind)
     {
         if args.attach != Attach::Auto {
             daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
@@ -212,7 +213,7 @@ fn serve(args: &ServeArgs, before: &mut Option<Before>) -> Result<Next> {
     daemon.tell_started();
     // Without a service manager there is nobody to tell.
     let _ = sd_notify(&format!("READY=1\nSTATUS={}", daemon.summary()));
-    let end = daemon.serve(&signals)?;
+    let end = daemon.serve()?;
     daemon.stop_growing();
     daemon.stop_resizing_cache();
     match &end {
@@ -231,7 +232,7 @@ fn serve(args: &ServeArgs, before: &mut Option<Before>) -> Result<Next> {
     daemon.is_ending = true;
     daemon.activity = "stops: waits until nobody holds its block devices";
     let _ = sd_notify("STOPPING=1");
-    daemon.release_devices(&signals, args.stop_timeout)?;
+    daemon.release_devices(args.stop_timeout)?;
     let cache = daemon.cache_text();
     let health = daemon.server.shard.engine().health();
     let is_passed = daemon.is_passed();
@@ -263,18 +264,17 @@ fn unix_sockets(args: &ServeArgs) -> impl Iterator<Item = PathBuf> {
     listen.chain(metrics)
 }
 
-fn catch_signals(count: &Arc<AtomicUsize>) -> Result<()> {
-    // A write past a limit on the size of files is to fail, not to end the process.
-    signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default())
-        .context("cannot catch signals")?;
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-        signal_hook::flag::register_usize(signal, Arc::clone(count), 1)
-            .context("cannot catch signals")?;
-    }
-    Ok(())
-}
-
 impl Daemon {
+    /// Signals end it, and its waits, from now on.
+    fn hear(&mut self, signals: Signals) {
+        self.server.add(signals.front_end());
+        self.signals = Some(signals);
+    }
+
+    fn is_signalled(&self) -> bool {
+        self.signals.as_ref().is_some_and(Signals::came)
+    }
+
     fn recorded(&self, index: VolumeIndex) -> Option<&Volume> {
         self.server.shard.superblock().volumes.get(usize::from(index.0))?.as_ref()
     }
@@ -384,7 +384,7 @@ impl Daemon {
     }
 
     /// Serves until told to end, and says how.
-    fn serve(&mut self, signals: &AtomicUsize) -> Result<End> {
+    fn serve(&mut self) -> Result<End> {
         let watchdog = watchdog_interval();
         let mut told = Instant::now();
         loop {
@@ -395,6 +395,8 @@ impl Daemon {
             let wait = match is_changing {
                 // The next turn sends them.
                 _ if answers => Duration::ZERO,
+                // Heard while something else was waited for.
+                _ if self.is_signalled() => Duration::ZERO,
                 true => SHORT_TURN,
                 false => TURN,
             };
@@ -413,7 +415,7 @@ impl Daemon {
             }
             self.watch();
             self.watch_scrub();
-            if signals.load(Ordering::Relaxed) > 0 {
+            if self.is_signalled() {
                 return Ok(End::Signal);
             }
             if let Some(end) = self.answer_questions() {

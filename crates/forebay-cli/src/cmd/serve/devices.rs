@@ -3,11 +3,11 @@
 
 use super::{Daemon, Served, TURN};
 use crate::attach::{Attached, Kind, Wanted};
+use crate::signals::Signals;
 use anyhow::{Context, Result};
 use forebay::shard::uuid_text;
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a stop that waits no more for holders waits for what is under way.
@@ -15,13 +15,13 @@ const GIVE_UP_MAX: Duration = Duration::from_secs(5);
 
 impl Daemon {
     /// Makes a block device of each volume, or takes those over that a daemon before has left.
-    pub(super) fn attach_devices(&mut self, kind: Kind, signals: &AtomicUsize) -> Result<()> {
+    pub(super) fn attach_devices(&mut self, kind: Kind) -> Result<()> {
         let wanted = self.volumes.iter().filter_map(|served| self.wanted(served)).collect();
         let cache = uuid_text(&self.server.shard.superblock().uuid);
         let (apart, together): (Vec<Wanted>, Vec<Wanted>) = kind.split(&cache, wanted)?;
-        self.attach_group(kind, &cache, together, signals)?;
+        self.attach_group(kind, &cache, together)?;
         for volume in apart {
-            self.attach_group(kind, &cache_and_volume(&cache, &volume), vec![volume], signals)?;
+            self.attach_group(kind, &cache_and_volume(&cache, &volume), vec![volume])?;
         }
         Ok(())
     }
@@ -32,7 +32,7 @@ impl Daemon {
         let wanted = served.and_then(|served| self.wanted(served)).context("it is served")?;
         let cache = uuid_text(&self.server.shard.superblock().uuid);
         let place = cache_and_volume(&cache, &wanted);
-        self.attach_group(kind, &place, vec![wanted], &AtomicUsize::new(0))
+        self.attach_group(kind, &place, vec![wanted])
     }
 
     fn wanted(&self, served: &Served) -> Option<Wanted> {
@@ -50,19 +50,13 @@ impl Daemon {
     }
 
     /// The kernel reads the devices meanwhile, so the loop runs.
-    fn attach_group(
-        &mut self,
-        kind: Kind,
-        place: &str,
-        wanted: Vec<Wanted>,
-        signals: &AtomicUsize,
-    ) -> Result<()> {
+    fn attach_group(&mut self, kind: Kind, place: &str, wanted: Vec<Wanted>) -> Result<()> {
         if wanted.is_empty() {
             return Ok(());
         }
         let cache = uuid_text(&self.server.shard.superblock().uuid);
         let mut attached = kind.begin(&mut self.server, &cache, place, wanted)?;
-        while !attached.is_ready() && signals.load(Ordering::Relaxed) == 0 {
+        while !attached.is_ready() && !self.is_signalled() {
             self.server.turn(Some(TURN))?;
             attached.tell_news();
         }
@@ -88,10 +82,10 @@ impl Daemon {
 
     /// Detaches the block devices when nobody holds them any more, and serves until then. A
     /// second signal or stop, or the end of `limit`, ends the wait.
-    pub(super) fn release_devices(&mut self, signals: &AtomicUsize, limit: Duration) -> Result<()> {
+    pub(super) fn release_devices(&mut self, limit: Duration) -> Result<()> {
         let begun = Instant::now();
         // From here on a signal is the second one.
-        signals.store(0, Ordering::Relaxed);
+        self.signals.iter().for_each(Signals::forget);
         let mut released = vec![false; self.attached.len()];
         let mut given_up = None;
         while !self.attached.iter().all(Attached::is_gone) {
@@ -103,7 +97,7 @@ impl Daemon {
             }
             self.server.turn(Some(Duration::from_millis(100)))?;
             self.attached.iter_mut().for_each(Attached::tell_news);
-            let again = self.answer_questions().is_some() || signals.load(Ordering::Relaxed) > 0;
+            let again = self.answer_questions().is_some() || self.is_signalled();
             match given_up {
                 None if again || begun.elapsed() > limit => {
                     given_up = Some(Instant::now());

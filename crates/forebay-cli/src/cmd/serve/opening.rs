@@ -111,6 +111,7 @@ impl Daemon {
             upgrade: None,
             sockets: Vec::new(),
             upgrading: None,
+            signals: None,
             started_at: wall_now(),
             nbd_clients: None,
             vhost_sockets,
