@@ -103,7 +103,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__attach)
-            opts="-h --if-changed --control --help"
+            opts="-h --if-changed --without-cache --control --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -102,6 +102,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand scrub" -s h -l help -d '
 complete -c forebay -n "__fish_forebay_using_subcommand attach" -l if-changed -d 'Go on with a backing device that was changed by others: keep-dirty or lose-dirty' -r -f -a "keep-dirty\t''
 lose-dirty\t''"
 complete -c forebay -n "__fish_forebay_using_subcommand attach" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand attach" -l without-cache -d 'Serve the backing device although another cache may hold newer data of it: what that holds is stale then'
 complete -c forebay -n "__fish_forebay_using_subcommand attach" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand detach" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand detach" -s h -l help -d 'Print help (see more with \'--help\')'

@@ -312,6 +312,9 @@ pub struct AttachArgs {
     /// Go on with a backing device that was changed by others: keep-dirty or lose-dirty
     #[arg(long, value_name = "CHOICE", value_parser = ["keep-dirty", "lose-dirty"])]
     pub if_changed: Option<String>,
+    /// Serve the backing device although another cache may hold newer data of it: what that holds is stale then
+    #[arg(long)]
+    pub without_cache: bool,
     /// The daemon's control socket; needed if several run, or if it is not in the usual place
     #[arg(long)]
     pub control: Option<PathBuf>,

@@ -37,6 +37,9 @@ pub enum Request {
     Attach {
         volume: String,
         if_changed: Option<String>,
+        /// It is served although another cache may hold newer data.
+        #[serde(default)]
+        without_cache: bool,
     },
     /// The volume is drained.
     Detach {

@@ -58,10 +58,14 @@ impl Place {
     }
 
     fn bare_command(&self, more: &[&str]) -> Command {
+        self.command_of(&[&["--volume", &format!("w={}", self.disk.display())], more].concat())
+    }
+
+    /// Without the cache.
+    fn command_of(&self, more: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-        command.args(["serve", "--attach", "none", "--volume"]);
-        command.arg(format!("w={}", self.disk.display())).arg("--listen");
-        command.arg(self.scratch.listen()).arg("--control").arg(self.scratch.control()).args(more);
+        command.args(["serve", "--attach", "none", "--listen"]).arg(self.scratch.listen());
+        command.arg("--control").arg(self.scratch.control()).args(more);
         self.with_state(command)
     }
 
@@ -275,6 +279,73 @@ fn two_volumes_of_one_cache_on_one_disk_are_as_those_of_two_caches() {
     let daemon = place.serve(&[]);
     assert_eq!(place.read("v", at), 2);
     daemon.stop("TERM");
+}
+
+/// What is asked for when the daemon starts is for that start; a disk that comes later is asked about by itself.
+#[test]
+fn a_disk_whose_newest_data_is_on_a_cache_does_not_come_unasked() {
+    let place = Place::new("stale-attach");
+    let daemon = place.serve_first();
+    place.write("v", 0, 1);
+    daemon.stop("TERM");
+    let other = place.scratch.file("other", 16 * MIB);
+    let bare = place.command_of(&["--volume", &format!("x={}", other.display())]);
+    let bare = Daemon::start(bare, &place.scratch.path("stderr"));
+    let attach = |more: &[&str]| {
+        let volume = format!("w={}", place.disk.display());
+        let done = place.scratch.ask(&[&["attach", &volume], more].concat());
+        (done.status.success(), String::from_utf8_lossy(&done.stderr).into_owned())
+    };
+    let (done, said) = attach(&[]);
+    assert!(!done && said.contains("belongs to volume v"), "{said}");
+    assert_eq!(attach(&["--without-cache"]), (true, String::new()));
+    assert!(bare.said().contains("is stale from now on"), "{}", bare.said());
+    place.write("w", 0, 2);
+    assert!(place.scratch.ask(&["detach", "w"]).status.success());
+    let (done, said) = attach(&[]);
+    assert!(!done && said.contains("belongs to volume v"), "{said}");
+    bare.stop("TERM");
+    let said = refused(place.with_state(place.scratch.serve_command::<&str>(&[])));
+    assert!(said.contains("was served without this cache"), "{said}");
+}
+
+/// The mark was there before the last look at the disk: the cache dropped all that it had, for nothing.
+#[test]
+fn a_cache_is_not_stale_for_a_disk_that_was_refused_after_all() {
+    let place = Place::new("stale-refused");
+    let daemon = place.serve_first();
+    place.write("v", 0, 1);
+    place.drain();
+    daemon.stop("TERM");
+    let volume = format!("w={},mode=write-back", place.disk.display());
+    let said = refused(place.command_of(&["--volume", &volume]));
+    assert!(said.contains("mode=write-back needs a cache"), "{said}");
+    let is_kept = || {
+        let daemon = place.serve(&[]);
+        let said = daemon.said();
+        assert!(!said.contains("served without") && !said.contains("starts empty"), "{said}");
+        daemon.stop("TERM");
+    };
+    is_kept();
+    // And a recorded volume of another cache, whose disk is shorter now.
+    let second = place.scratch.path("second");
+    let done = support::forebay(["format", "--size", "64M", second.to_str().unwrap()]);
+    place.scratch.note_cache(&String::from_utf8_lossy(&done.stdout));
+    let serve_second =
+        |more: &[&str]| place.command_of(&[&["--cache", second.to_str().unwrap()], more].concat());
+    let volume = format!("w={},mode=write-through", place.disk.display());
+    let daemon = Daemon::start(serve_second(&["--volume", &volume]), &place.scratch.path("stderr"));
+    daemon.stop("TERM");
+    let daemon = place.serve(&[]);
+    assert!(daemon.said().contains("served without this cache"), "{}", daemon.said());
+    place.drain();
+    daemon.stop("TERM");
+    let disk = File::options().write(true).open(&place.disk).unwrap();
+    disk.set_len(8 * MIB).unwrap();
+    let said = refused(serve_second(&[]));
+    assert!(said.contains("it was cut, or is another disk"), "{said}");
+    disk.set_len(16 * MIB).unwrap();
+    is_kept();
 }
 
 /// Whoever made a new cache over an old one was refused the disks of the old one, which nobody could serve any more.

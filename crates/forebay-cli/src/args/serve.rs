@@ -168,6 +168,16 @@ fn parse_rate(text: &str) -> Result<u64, String> {
 }
 
 impl ServeArgs {
+    /// What is to be done with a volume's dirty data if its backing device was changed by others.
+    pub fn if_changed(&self, volume: &str) -> Option<IfChanged> {
+        self.if_changed.iter().find(|(name, _)| name == volume).map(|choice| choice.1)
+    }
+
+    /// Whether a volume is to be served although another cache may hold newer data.
+    pub fn is_without_cache(&self, volume: &str) -> bool {
+        self.without_cache.iter().any(|name| name == volume)
+    }
+
     /// True when a file has the settings: it says what is to be, not what was just typed.
     pub fn is_from_file(&self) -> bool {
         self.name.is_some() || self.config.is_some()

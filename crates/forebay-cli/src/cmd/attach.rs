@@ -9,7 +9,8 @@ use std::process::ExitCode;
 pub fn run(args: &AttachArgs) -> Result<ExitCode> {
     let socket = control::find(args.control.as_deref())?;
     let (volume, if_changed) = (args.volume.clone(), args.if_changed.clone());
-    if let Reply::Told { lines } = control::ask(&socket, &Request::Attach { volume, if_changed })? {
+    let request = Request::Attach { volume, if_changed, without_cache: args.without_cache };
+    if let Reply::Told { lines } = control::ask(&socket, &request)? {
         lines.iter().for_each(|line| println!("{line}"));
     }
     Ok(ExitCode::SUCCESS)

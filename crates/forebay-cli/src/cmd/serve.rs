@@ -92,7 +92,6 @@ struct Daemon {
     is_from_file: bool,
     /// What is known of caches outside of them, and marks that are being written there.
     state_dir: Option<StateDir>,
-    without_cache: Vec<String>,
     marking: Vec<stale::Marking>,
     watch: Watch,
     scrubs: scrub::Scrubs,
@@ -445,8 +444,8 @@ impl Daemon {
                     Ok(()) => Reply::Done,
                     Err(error) => Reply::Error { text: format!("{error:#}") },
                 },
-                Request::Attach { volume, if_changed } => {
-                    match self.come(&volume, if_changed.as_deref()) {
+                Request::Attach { volume, if_changed, without_cache } => {
+                    match self.come(&volume, if_changed.as_deref(), without_cache) {
                         Ok(lines) => Reply::Told { lines },
                         Err(error) => Reply::Error { text: format!("{error:#}") },
                     }

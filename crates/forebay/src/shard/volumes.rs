@@ -25,9 +25,14 @@ impl Shard {
         Ok(VolumeIndex(at.ok_or(OpenError::TooManyVolumes)? as u8))
     }
 
+    /// Whether a cache has room for what a new volume is to have for itself.
+    pub fn check_new(&self, volume: &NewVolume) -> Result<(), OpenError> {
+        self.check_reserves(self.reserves(&[]).chain([volume.reserve]))
+    }
+
     /// Records a new volume, with an empty log.
     pub fn add(&mut self, index: VolumeIndex, volume: &NewVolume) -> Result<(), OpenError> {
-        self.check_reserves(self.reserves(&[]).chain([volume.reserve]))?;
+        self.check_new(volume)?;
         let mut uuid = [0; 16];
         cache::fill_random(&mut uuid).map_err(system("take random bytes"))?;
         let recorded = Volume {

@@ -4,14 +4,18 @@
 use super::Daemon;
 use super::volumes::Wanted;
 use crate::address::Address;
-use crate::args::{IfChanged, VolumeSpec, parse_if_changed, parse_volume};
+use crate::args::{parse_if_changed, parse_volume};
 use crate::late::Patience;
 use anyhow::{Context, Error, Result, bail};
-use forebay_core::units::VolumeIndex;
 
 impl Daemon {
     /// Serves one more volume, and says what a user should know of it.
-    pub(super) fn come(&mut self, volume: &str, if_changed: Option<&str>) -> Result<Vec<String>> {
+    pub(super) fn come(
+        &mut self,
+        volume: &str,
+        if_changed: Option<&str>,
+        without_cache: bool,
+    ) -> Result<Vec<String>> {
         let name = volume.split_once('=').map_or(volume, |(name, _)| name);
         if self.volumes.iter().any(|served| served.name == name) {
             bail!("{name}: is served already");
@@ -21,20 +25,27 @@ impl Daemon {
         }
         let choice = |choice: &str| parse_if_changed(&format!("{name}={choice}"));
         let if_changed = if_changed.map(choice).transpose().map_err(Error::msg)?;
-        let if_changed: Vec<_> = if_changed.into_iter().collect();
+        let if_changed = if_changed.map(|choice| choice.1);
         let spec = volume.contains('=').then(|| parse_volume(volume)).transpose();
         match (spec.map_err(Error::msg)?, self.server.shard.find(name)) {
-            (Some(spec), Some(index)) => self.come_again(index, &spec, &if_changed)?,
+            // It waited for its backing device.
+            (Some(spec), Some(index)) => {
+                self.reserve_as_asked(std::slice::from_ref(&spec))?;
+                let (address, logical_block) = (&spec.backing, spec.logical_block);
+                let wanted = Wanted { address, logical_block, if_changed, without_cache };
+                self.attach(index, &wanted, &Patience::none())?;
+                self.set_as_asked(index, &spec, spec.mode)?;
+            }
             (Some(spec), None) => {
                 self.find_room()?;
-                self.add(&spec, &Patience::none())?;
+                self.add(&spec, without_cache, &Patience::none())?;
             }
             (None, Some(index)) => {
                 let known = self.recorded(index).context("it is recorded")?.clone();
                 let address = Address::parse(&known.path).map_err(Error::msg)?;
                 let logical_block = Some(known.logical_block);
-                let wanted = Wanted { address: &address, logical_block };
-                self.attach(index, &wanted, &if_changed, &Patience::none())?;
+                let wanted = Wanted { address: &address, logical_block, if_changed, without_cache };
+                self.attach(index, &wanted, &Patience::none())?;
             }
             (None, None) => bail!("{name}: no such volume in this cache; give {name}=BACKING"),
         }
@@ -60,19 +71,6 @@ impl Daemon {
                 Some(text)
             }
         }
-    }
-
-    /// It waited for its backing device.
-    fn come_again(
-        &mut self,
-        index: VolumeIndex,
-        spec: &VolumeSpec,
-        if_changed: &[(String, IfChanged)],
-    ) -> Result<()> {
-        self.reserve_as_asked(std::slice::from_ref(spec))?;
-        let wanted = Wanted { address: &spec.backing, logical_block: spec.logical_block };
-        self.attach(index, &wanted, if_changed, &Patience::none())?;
-        self.set_as_asked(index, spec, spec.mode)
     }
 
     fn find_room(&self) -> Result<()> {

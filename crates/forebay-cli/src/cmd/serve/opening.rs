@@ -103,7 +103,6 @@ impl Daemon {
             is_ending: false,
             is_from_file: args.is_from_file(),
             state_dir: None,
-            without_cache: args.without_cache.clone(),
             marking: Vec::new(),
             watch: Watch::new(),
             scrubs: super::scrub::Scrubs::new(args.scrub_every),

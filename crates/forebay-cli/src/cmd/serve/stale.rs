@@ -27,6 +27,10 @@ pub(super) struct Marking {
     thread: JoinHandle<Result<()>>,
 }
 
+/// Whose a backing device is besides, with words for it.
+#[derive(Default)]
+pub(super) struct Others(Vec<(Record, String)>);
+
 /// Records of the volumes that were served.
 pub(super) struct LastNotes {
     dir: Option<StateDir>,
@@ -106,22 +110,24 @@ impl Daemon {
         }
     }
 
-    /// Before a backing device is served that nobody else has any more: other caches that it belongs to, and other volumes
-    /// of this one, are stale from now on (M1). One that may hold newer data is passed only if that was asked for.
-    pub(super) fn pass_others(&mut self, backing: &Path, name: &str) -> Result<()> {
-        let Some(dir) = &self.state_dir else { return Ok(()) };
+    /// Other caches that a backing device belongs to, and other volumes of this one. One that may hold newer data is passed only
+    /// if that was asked for. The device is locked.
+    pub(super) fn others(&self, backing: &Path, name: &str, without_cache: bool) -> Result<Others> {
+        let mut others = Others::default();
+        let Some(dir) = &self.state_dir else { return Ok(others) };
         let own = self.cache_uuid();
         let recorded = self.server.shard.superblock().volumes.iter().flatten();
         let recorded: Vec<(String, &str)> =
             recorded.map(|it| (uuid_text(&it.uuid), it.name.as_str())).collect();
         let shown = backing.display();
-        for mut record in dir.of_backing(backing)? {
+        for record in dir.of_backing(backing)? {
             let volume = record.name.clone();
             let mut of =
                 format!("volume {volume} of the cache {} ({})", record.cache, record.cache_path);
             let mut instead = format!(
                 "serve it with --cache {0}, or `forebay drain --cache {0} {volume}` first; if the cache is gone, \
-                 `serve --without-cache {name}` serves what is here, and gives up what was there",
+                 `serve --without-cache {name}` (or `attach --without-cache`) serves what is here, and gives up what \
+                 was there",
                 record.cache_path
             );
             if record.cache == own {
@@ -137,10 +143,19 @@ impl Daemon {
                 of = format!("volume {volume} of this cache");
                 instead = format!("serve it as {volume}, or drain and forget that first");
             }
-            let is_asked = self.without_cache.iter().any(|it| it == name);
-            if record.dirty && !is_asked {
+            if record.dirty && !without_cache {
                 bail!("{shown}: belongs to {of}, which may hold newer data: {instead}");
             }
+            others.0.push((record, of));
+        }
+        Ok(others)
+    }
+
+    /// They are stale from now on (M1). That cannot be taken back: it comes when nothing stands against serving any more.
+    pub(super) fn pass(&self, others: Others, backing: &Path, name: &str) -> Result<()> {
+        let Some(dir) = &self.state_dir else { return Ok(()) };
+        let shown = backing.display();
+        for (mut record, of) in others.0 {
             let is_new = record.mark_for(record.attach_generation).is_none();
             if is_new {
                 record.stale = Some(marked(record.attach_generation, Why::ServedWithout));

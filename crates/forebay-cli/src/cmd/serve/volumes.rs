@@ -36,11 +36,16 @@ impl Daemon {
         self.reserve_as_asked(&args.volumes)?;
         for spec in &args.volumes {
             let Some(index) = self.server.shard.find(&spec.name) else {
-                self.add(spec, patience)?;
+                self.add(spec, args.is_without_cache(&spec.name), patience)?;
                 continue;
             };
-            let wanted = Wanted { address: &spec.backing, logical_block: spec.logical_block };
-            match self.attach(index, &wanted, &args.if_changed, patience) {
+            let wanted = Wanted {
+                address: &spec.backing,
+                logical_block: spec.logical_block,
+                if_changed: args.if_changed(&spec.name),
+                without_cache: args.is_without_cache(&spec.name),
+            };
+            match self.attach(index, &wanted, patience) {
                 Ok(()) => self.set_as_asked(index, spec, spec.mode)?,
                 // A file says what is to be; what of it can be is served. Who types a volume means it.
                 Err(error) if args.is_from_file() => self.waits(&spec.name, &error),
@@ -56,9 +61,13 @@ impl Daemon {
             }
             let attached = Address::parse(&volume.path).map_err(anyhow::Error::msg);
             let attached = attached.and_then(|address| {
-                let logical_block = Some(volume.logical_block);
-                let wanted = Wanted { address: &address, logical_block };
-                self.attach(index, &wanted, &args.if_changed, patience)
+                let wanted = Wanted {
+                    address: &address,
+                    logical_block: Some(volume.logical_block),
+                    if_changed: args.if_changed(&volume.name),
+                    without_cache: args.is_without_cache(&volume.name),
+                };
+                self.attach(index, &wanted, patience)
             });
             if let Err(error) = attached {
                 self.waits(&volume.name, &error);
@@ -149,7 +158,6 @@ impl Daemon {
         &mut self,
         index: VolumeIndex,
         wanted: &Wanted<'_>,
-        if_changed: &[(String, IfChanged)],
         patience: &Patience,
     ) -> Result<()> {
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
@@ -167,8 +175,8 @@ impl Daemon {
         }
         self.check_not_served(path)?;
         let device = backing::open_exclusive(path, source, wanted.logical_block)?;
-        self.pass_others(path, &recorded.name)?;
         let name = &recorded.name;
+        let others = self.others(path, name, wanted.without_cache)?;
         if device.info().size_bytes < recorded.size_bytes {
             bail!(
                 "{}: holds {} bytes, but volume {name} has {}; it was cut, or is another disk",
@@ -191,15 +199,17 @@ impl Daemon {
                 mark.map(|mark| format!("it {} since {}", mark.why.text(), clock(mark.since)));
             let what: Vec<String> = marked.into_iter().chain(changed).collect();
             let what = what.join(", ");
-            let choice = if_changed.iter().find(|(name, _)| *name == recorded.name);
-            match choice.map(|choice| choice.1) {
-                None if dirty => bail!(
+            if dirty && wanted.if_changed.is_none() {
+                bail!(
                     "{}: was changed by others since forebay stopped ({what}), and the cache holds \
                      newer data for volume {name}, written until {}; give --if-changed \
                      {name}=keep-dirty or {name}=lose-dirty",
                     path.display(),
                     clock(self.server.shard.superblock().written_at),
-                ),
+                );
+            }
+            self.pass(others, path, name)?;
+            match wanted.if_changed {
                 Some(IfChanged::KeepDirty) if dirty => {
                     warn!(
                         "{name}: backing device changed ({what}); dirty data is kept, and nothing else"
@@ -214,11 +224,18 @@ impl Daemon {
                     self.server.shard.forget_data(index)?;
                 }
             }
+        } else {
+            self.pass(others, path, name)?;
         }
         self.serve_volume(index, wanted.address, path, device)
     }
 
-    pub(super) fn add(&mut self, spec: &VolumeSpec, patience: &Patience) -> Result<()> {
+    pub(super) fn add(
+        &mut self,
+        spec: &VolumeSpec,
+        without_cache: bool,
+        patience: &Patience,
+    ) -> Result<()> {
         let index = self.server.shard.free_index()?;
         let backing = &patience.find(&spec.backing.path, &role(&spec.name))?;
         if let Some(cache) = &self.cache_path {
@@ -226,7 +243,7 @@ impl Daemon {
         }
         self.check_not_served(backing)?;
         let device = backing::open_exclusive(backing, backing_source(index), spec.logical_block)?;
-        self.pass_others(backing, &spec.name)?;
+        let others = self.others(backing, &spec.name, without_cache)?;
         let info = device.info().clone();
         let size_bytes = info.size_bytes / 512 * 512;
         if size_bytes == 0 {
@@ -242,6 +259,8 @@ impl Daemon {
             path: lasting(&spec.backing)?.to_string(),
             fingerprint: backing::fingerprint(&device, backing)?.encode(),
         };
+        self.server.shard.check_new(&volume)?;
+        self.pass(others, backing, &spec.name)?;
         self.server.shard.add(index, &volume)?;
         self.set_as_asked(index, spec, None)?;
         self.serve_volume(index, &spec.backing, backing, device)
@@ -333,6 +352,8 @@ impl Daemon {
 pub(super) struct Wanted<'a> {
     pub(super) address: &'a Address,
     pub(super) logical_block: Option<u32>,
+    pub(super) if_changed: Option<IfChanged>,
+    pub(super) without_cache: bool,
 }
 
 /// As it was at the last clean close.
