@@ -124,9 +124,9 @@ fn fingerprint_up_to(device: &dyn Device, path: &Path, size_bytes: u64) -> Resul
 }
 
 /// Compares a backing device with what was recorded of it.
-pub fn compare_recorded(recorded: &Volume, found: &Fingerprint, after_crash: bool) -> Match {
+pub fn compare_recorded(recorded: &Volume, found: &Fingerprint) -> Match {
     match Fingerprint::decode(&recorded.fingerprint) {
-        Ok(known) => compare(&known, found, after_crash),
+        Ok(known) => compare(&known, found),
         // Recorded by a newer version, or never: nothing to compare with.
         Err(_) => Match::Same,
     }

@@ -128,3 +128,49 @@ fn a_stop_in_the_middle_of_a_batch_knows_its_backing_device_again() {
     assert_eq!(scratch.connect("v").read(319 * 3 * PIECE as u64, 4096).unwrap(), [7; 4096]);
     daemon.stop("TERM");
 }
+
+/// It was refused once. At the next start the one before had not been a clean one, and nobody looked: what the cache held lay over what
+/// others had written.
+#[test]
+fn a_change_is_seen_until_somebody_has_decided() {
+    let (scratch, backing) = changed("changed-again");
+    let volume = format!("v={}", backing.display());
+    for _ in 0..3 {
+        let said = refused(&scratch, &["--volume", &volume]);
+        assert!(said.contains("was changed by others since forebay stopped"), "{said}");
+    }
+    // Nor does it matter that the daemon dies while the volume waits.
+    let other = scratch.file("other", 16 * MIB);
+    let mut daemon = scratch.serve(&["--volume", &format!("w={}", other.display())]);
+    assert_eq!(scratch.status()["volumes"][0]["state"], "waiting");
+    daemon.kill();
+    let said = refused(&scratch, &["--volume", &volume]);
+    assert!(said.contains("was changed by others since forebay stopped"), "{said}");
+    // What was served then had its own writes.
+    let daemon = scratch.serve(&["--if-changed", "v=keep-dirty"]);
+    assert_eq!(scratch.connect("v").read(MIB, 8192).unwrap(), [7; 8192]);
+    let status = scratch.status();
+    assert_eq!(status["volumes"][1]["state"], "serving", "{status}");
+    daemon.stop("TERM");
+}
+
+/// One dead disk kept all volumes from a clean stop.
+#[test]
+fn a_disk_that_cannot_be_read_keeps_no_other_from_a_clean_stop() {
+    let scratch = Scratch::new("changed-dead");
+    scratch.format("64M");
+    let disks = ["v", "w"].map(|name| scratch.file(name, 16 * MIB));
+    let [v, w] = ["v", "w"].map(|name| format!("{name}={}", scratch.path(name).display()));
+    let daemon = scratch.serve(&["--volume", &v, "--volume", &w]);
+    scratch.connect("w").write(MIB, &[7; 4096], true).unwrap();
+    let disk = std::fs::File::options().write(true).open(&disks[0]).unwrap();
+    disk.set_len(0).unwrap();
+    let said = daemon.stop("TERM");
+    assert!(said.contains("v: ") && said.contains("cannot be read to recognise it"), "{said}");
+    assert!(said.contains("w: 4 KiB not yet on "), "{said}");
+    disk.set_len(16 * MIB).unwrap();
+    let daemon = scratch.serve::<&str>(&[]);
+    assert!(!daemon.said().contains("not a clean one"), "{}", daemon.said());
+    assert_eq!(scratch.connect("w").read(MIB, 4096).unwrap(), [7; 4096]);
+    daemon.stop("TERM");
+}

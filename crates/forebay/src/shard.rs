@@ -14,6 +14,7 @@ pub use opening::Opening;
 
 use crate::cache::{self, CacheError};
 use crate::handover::{self, Handed};
+use crate::host::identity::Fingerprint;
 use crate::host::machine::{DeviceNumber, Host};
 use crate::host::runtime_dir::{Places, boot_id};
 use crate::io::lasting;
@@ -730,6 +731,10 @@ impl Shard {
                 && device.sync().is_err()
             {
                 (clean, recorded.flush_failed) = (false, true);
+                // What it showed it may not have: it is not to be taken for a change by others.
+                if let Ok(found) = Fingerprint::decode(&recorded.fingerprint) {
+                    recorded.fingerprint = found.without_content().encode();
+                }
             }
         }
         self.superblock.clean = clean;

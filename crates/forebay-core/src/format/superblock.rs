@@ -161,7 +161,7 @@ pub const VOLUME_FIELDS: [Field; 31] = [
         offset: 104,
         size: 64,
         name: "fingerprint",
-        meaning: "of the backing device at the last clean stop",
+        meaning: "of the backing device at the last clean stop; without what it holds while it is served",
     },
     Field {
         offset: 168,

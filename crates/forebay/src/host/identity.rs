@@ -4,15 +4,17 @@
 //! A cache holds blocks newer than those of its backing device. If the backing device was mounted
 //! without the cache in between, those blocks are no longer newer but wrong. At a clean close a
 //! [`Fingerprint`] of the backing device is recorded, at the next opening it is taken again, and
-//! [`compare`] says what differs.
+//! [`compare`] says what differs. Before we write to it, what it holds is left out of what is recorded
+//! ([`Fingerprint::without_content`]).
 //!
 //! # Invariants
 //!
 //! - **I1** A mount that wrote anything to a file system that we know changed its fingerprint.
 //!   (A mount of ext4 or XFS always writes, of XFS even when read-only; of btrfs only when a file
 //!   changes.) Reading the device never does.
-//! - **I2** After a crash of ours only size, block size and serial are compared: the device then
-//!   rightly has blocks the fingerprint never saw.
+//! - **I2** Of a device that we were serving when we crashed only size, block size and serial are compared: it then
+//!   rightly has blocks that no fingerprint ever saw. One that we were not serving is compared as ever: it may
+//!   have been refused for what is to be seen again.
 //! - **I3** The checksum is one that no file system seals its blocks with. CRC32C would be blind:
 //!   two versions of an ext4 superblock, each ending in its own CRC32C, differ by a multiple of
 //!   the polynomial, so a CRC32C over both is the same. (LVM and GPT do that with the other CRC32.)
@@ -163,6 +165,8 @@ impl fmt::Display for SuperblockKinds {
 
 /// What is recorded of a backing device at a clean close.
 ///
+/// While it is served, this is recorded without what it holds: the CRCs are 0.
+///
 /// Encoded, little-endian: size 0..8, logical block 8..12, kinds of superblock 12, zeros 13..16,
 /// CRC of the ends 16..24, CRC of the superblocks 24..32, serial 32..64. What carries it has its
 /// own checksum.
@@ -174,7 +178,8 @@ pub struct Fingerprint {
     pub logical_block: u32,
     /// Which device it is.
     pub serial: Serial,
-    /// CRC-64/NVME of the first MiB and the last; of everything, twice, when there is no more.
+    /// CRC-64/NVME of the first MiB and the last; of everything, twice, when there is no more. 0: what the device
+    /// holds is not known.
     pub ends_crc: u64,
     /// CRC-64/NVME of the fields in the module's table; 0 when there are none.
     pub superblock_crc: u64,
@@ -230,6 +235,12 @@ impl Fingerprint {
             superblock_crc: if fields.kinds == 0 { 0 } else { fields.sum.finalize() },
             superblock_kinds: SuperblockKinds(fields.kinds),
         })
+    }
+
+    /// Of a device that is about to be written: which it is, and not what it holds.
+    #[must_use]
+    pub fn without_content(self) -> Self {
+        Self { ends_crc: 0, superblock_crc: 0, ..self }
     }
 
     /// As it is recorded.
@@ -335,7 +346,7 @@ impl fmt::Display for Difference {
 
 /// Compares what was recorded with what is there. A serial unknown at the close is not compared;
 /// one that cannot be found any more is a difference.
-pub fn compare(recorded: &Fingerprint, found: &Fingerprint, after_crash: bool) -> Match {
+pub fn compare(recorded: &Fingerprint, found: &Fingerprint) -> Match {
     let mut what = Vec::new();
     if recorded.size_bytes != found.size_bytes {
         what.push(Difference::Size { recorded: recorded.size_bytes, found: found.size_bytes });
@@ -348,7 +359,7 @@ pub fn compare(recorded: &Fingerprint, found: &Fingerprint, after_crash: bool) -
         what.push(Difference::Serial { recorded: recorded.serial, found: found.serial });
     }
     // I2
-    if !after_crash {
+    if recorded.ends_crc != 0 {
         if recorded.ends_crc != found.ends_crc {
             what.push(Difference::Ends);
         }

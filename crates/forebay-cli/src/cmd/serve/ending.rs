@@ -137,9 +137,14 @@ fn close_shard(
     // Only then is a fingerprint of what a backing device goes on with: a batch may have been under way.
     let quiet = shard.quiesce(limit)?;
     for served in volumes {
-        if let Some(device) = shard.backing(served.index) {
-            let found = backing::fingerprint(device, &served.backing)?.encode();
-            shard.note(served.index, |volume| volume.fingerprint = found);
+        let Some(device) = shard.backing(served.index).filter(|_| quiet) else { continue };
+        match backing::fingerprint(device, &served.backing) {
+            Ok(found) => shard.note(served.index, |volume| volume.fingerprint = found.encode()),
+            // The others are closed all the same.
+            Err(error) => warn!(
+                "{}: {error:#}; if others change it, the next start does not see that",
+                served.name
+            ),
         }
     }
     let left: Vec<String> = volumes

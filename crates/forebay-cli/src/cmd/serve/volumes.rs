@@ -165,7 +165,7 @@ impl Daemon {
         let source = backing_source(index);
         if let Some(device) = backing::take_left(path, source, wanted.logical_block)? {
             if self.server.shard.opened().handed_over {
-                return self.serve_volume(index, wanted.address, path, device);
+                return self.serve_volume(index, wanted.address, path, device, None);
             }
             // It is looked at as ever.
             drop(device);
@@ -186,11 +186,10 @@ impl Daemon {
             );
         }
         let found = backing::fingerprint_as_recorded(&device, path, &recorded)?;
-        let crashed = !self.server.shard.opened().clean;
         let state = self.server.shard.engine().status(index);
         let dirty = state.is_some_and(|status| status.dirty);
         let mark = self.mark_of(&recorded)?;
-        let changed = match backing::compare_recorded(&recorded, &found, crashed) {
+        let changed = match backing::compare_recorded(&recorded, &found) {
             Match::Changed { what } => what.iter().map(ToString::to_string).collect(),
             _ => Vec::new(),
         };
@@ -227,7 +226,7 @@ impl Daemon {
         } else {
             self.pass(others, path, name)?;
         }
-        self.serve_volume(index, wanted.address, path, device)
+        self.serve_volume(index, wanted.address, path, device, Some(found))
     }
 
     pub(super) fn add(
@@ -250,6 +249,7 @@ impl Daemon {
             bail!("{}: is empty, so there is nothing to be a volume of", backing.display());
         }
         spec.backing.path.to_str().context("the backing device's path is not UTF-8")?;
+        let found = backing::fingerprint(&device, backing)?;
         let volume = NewVolume {
             name: spec.name.clone(),
             size_bytes,
@@ -257,13 +257,13 @@ impl Daemon {
             mode: self.mode_of(spec)?,
             reserve: self.reserve_of(spec).unwrap_or_default(),
             path: lasting(&spec.backing)?.to_string(),
-            fingerprint: backing::fingerprint(&device, backing)?.encode(),
+            fingerprint: found.without_content().encode(),
         };
         self.server.shard.check_new(&volume)?;
         self.pass(others, backing, &spec.name)?;
         self.server.shard.add(index, &volume)?;
         self.set_as_asked(index, spec, None)?;
-        self.serve_volume(index, &spec.backing, backing, device)
+        self.serve_volume(index, &spec.backing, backing, device, Some(found))
     }
 
     /// Without a cache there is one mode only.
@@ -279,18 +279,27 @@ impl Daemon {
         }
     }
 
+    /// `found`: what the device is, unless that is recorded by the program before.
     fn serve_volume(
         &mut self,
         index: VolumeIndex,
         address: &Address,
         path: &Path,
         device: forebay::io::FileDevice,
+        found: Option<Fingerprint>,
     ) -> Result<()> {
         let (device, stats) = backing::counted(backing::timed(device, address));
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
         let text = lasting(address)?.to_string();
-        if address.path.to_str().is_some() && text != recorded.path {
-            self.server.shard.record(index, |volume| volume.path = text.clone())?;
+        let is_text = address.path.to_str().is_some();
+        let as_found = Volume {
+            path: if is_text { text.clone() } else { recorded.path.clone() },
+            // Before anything is written to it (I2 of `host/identity.rs`).
+            fingerprint: found.map_or(recorded.fingerprint, |it| it.without_content().encode()),
+            ..recorded.clone()
+        };
+        if as_found != recorded {
+            self.server.shard.record(index, |volume| *volume = as_found)?;
         }
         if self.server.shard.engine().is_frozen(index) {
             let text = format!(
