@@ -138,6 +138,7 @@ fn a_change_is_seen_until_somebody_has_decided() {
     for _ in 0..3 {
         let said = refused(&scratch, &["--volume", &volume]);
         assert!(said.contains("was changed by others since forebay stopped"), "{said}");
+        assert!(!said.contains("not a clean one"), "{said}");
     }
     // Nor does it matter that the daemon dies while the volume waits.
     let other = scratch.file("other", 16 * MIB);

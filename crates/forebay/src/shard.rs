@@ -291,7 +291,12 @@ impl Shard {
         }
         self.superblock.sequence += 1;
         self.superblock.written_at = wall_now();
-        Ok(cache::write_superblock(self.cache.as_ref(), &self.superblock)?)
+        let written = cache::write_superblock(self.cache.as_ref(), &self.superblock);
+        if written.is_err() {
+            // Like any write or flush of the cache device (D3 in `log/durable.rs`).
+            self.engine.cache_has_failed();
+        }
+        Ok(written?)
     }
 
     /// Hands a request to the engine. A write's span holds its bytes; a read's holds whole blocks

@@ -7,13 +7,13 @@ mod support;
 
 use forebay::cache::read_superblock;
 use forebay::io::{
-    Device, FileDevice, FileOptions, MemoryDevice, OperationKind, ReactorKind, RecordDevice,
-    Recorded, Recorder,
+    Device, FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileOptions, MemoryDevice,
+    OperationKind, ReactorKind, RecordDevice, Recorded, Recorder,
 };
 use forebay::shard::{CACHE_SOURCE, backing_source};
-use forebay_core::engine::Config;
+use forebay_core::engine::{CacheHealth, Config};
 use forebay_core::format::superblock::Mode;
-use forebay_core::request::Op;
+use forebay_core::request::{Op, RequestError};
 use forebay_core::units::VolumeIndex;
 use std::path::Path;
 use std::time::Duration;
@@ -137,4 +137,23 @@ fn what_is_recorded_while_a_checkpoint_is_named_stays_recorded() {
     let recorded = found.superblock.volumes[usize::from(volume.0)].clone().unwrap();
     assert_eq!(recorded.path, "another");
     assert!(found.bad_copy().is_none());
+}
+
+/// The flush of a superblock's copy is a flush of the cache device like any other: it may have dropped what others have written since
+/// the one before, and says so once.
+#[test]
+fn a_superblock_that_could_not_be_written_fails_the_cache() {
+    let faults = Faults::new();
+    let memory = Box::new(MemoryDevice::new(CACHE_BYTES, 4096).unwrap());
+    let mut rig = rig(Box::new(FaultDevice::new(memory, faults.clone())), Config::default());
+    let backing = Box::new(MemoryDevice::new(BACKING_BYTES, 512).unwrap());
+    let volume = rig.add("v", Mode::WriteBack, backing);
+    write(&mut rig, volume, 3, 1, 7);
+    let next = faults.count(Some(OperationKind::Flush)) + 1;
+    faults.add(FaultRule::new(Some(OperationKind::Flush), FaultWhen::Nth(next)));
+    rig.shard.set_weight(volume, 3).unwrap_err();
+    assert_eq!(rig.shard.engine().health(), CacheHealth::Failed);
+    assert_eq!(rig.request(volume, Op::Flush, 0, 0, None), Err(RequestError::Io));
+    assert_eq!(first_byte(&mut rig, volume, 3), 7);
+    assert!(!rig.shard.close(Duration::from_secs(10)).unwrap(), "that is no clean stop");
 }

@@ -158,32 +158,16 @@ fn serve(args: &ServeArgs, before: &mut Option<Before>) -> Result<Next> {
     let cache = args.cache.as_deref().map(find).transpose()?;
     let mut daemon = Daemon::open(cache, args, attaches)?;
     daemon.hear(signals);
-    daemon.add_volumes(args, &patience)?;
-    for at in 0..daemon.volumes.len() {
-        daemon.export(at)?;
-    }
-    if daemon.volumes.is_empty() {
-        let problems = daemon.problems.join("; ");
-        // The next start finds it as this one did.
-        daemon.close(args.stop_timeout)?;
-        if problems.is_empty() {
-            bail!("the cache has no volume yet; give --volume NAME=BACKING");
+    let (control, metrics) = match daemon.begin(args, &patience) {
+        Ok(begun) => begun,
+        Err(error) => {
+            // The next start finds it as this one did. What was wrong first is what matters.
+            if let Err(also) = daemon.close(args.stop_timeout) {
+                warn!("{also:#}");
+            }
+            return Err(error);
         }
-        bail!("no volume can be served: {problems}");
-    }
-    let (wanted, waiting) = daemon.wanted_machines(args)?;
-    waiting.into_iter().for_each(|text| daemon.problem(text));
-    let listeners = args.listen.iter().map(sockets::listen).collect::<Result<Vec<_>>>()?;
-    let listeners: Vec<_> = listeners.into_iter().flatten().collect();
-    daemon.sockets.extend(listeners.iter().filter_map(sockets::kept));
-    let metrics = args.metrics.as_ref().map(metrics::Listener::bind).transpose()?;
-    let nbd = NbdFrontEnd::new(listeners, Rc::clone(&daemon.exports))?;
-    daemon.nbd_clients = Some(nbd.counts());
-    daemon.server.add(Box::new(nbd));
-    if !wanted.is_empty() {
-        daemon.machines = Some(vhost::Machines::begin(&mut daemon.server, wanted)?);
-    }
-    let control = daemon.listen_for_control(args.control.as_deref())?;
+    };
     // What has gone from the configuration.
     upgrade::close_left();
     daemon.print_exports();
@@ -264,6 +248,38 @@ fn unix_sockets(args: &ServeArgs) -> impl Iterator<Item = PathBuf> {
 }
 
 impl Daemon {
+    /// All that can be wrong before it serves: the volumes, and where others come in.
+    fn begin(
+        &mut self,
+        args: &ServeArgs,
+        patience: &Patience,
+    ) -> Result<(PathBuf, Option<metrics::Listener>)> {
+        self.add_volumes(args, patience)?;
+        for at in 0..self.volumes.len() {
+            self.export(at)?;
+        }
+        if self.volumes.is_empty() {
+            let problems = self.problems.join("; ");
+            if problems.is_empty() {
+                bail!("the cache has no volume yet; give --volume NAME=BACKING");
+            }
+            bail!("no volume can be served: {problems}");
+        }
+        let (wanted, waiting) = self.wanted_machines(args)?;
+        waiting.into_iter().for_each(|text| self.problem(text));
+        let listeners = args.listen.iter().map(sockets::listen).collect::<Result<Vec<_>>>()?;
+        let listeners: Vec<_> = listeners.into_iter().flatten().collect();
+        self.sockets.extend(listeners.iter().filter_map(sockets::kept));
+        let metrics = args.metrics.as_ref().map(metrics::Listener::bind).transpose()?;
+        let nbd = NbdFrontEnd::new(listeners, Rc::clone(&self.exports))?;
+        self.nbd_clients = Some(nbd.counts());
+        self.server.add(Box::new(nbd));
+        if !wanted.is_empty() {
+            self.machines = Some(vhost::Machines::begin(&mut self.server, wanted)?);
+        }
+        Ok((self.listen_for_control(args.control.as_deref())?, metrics))
+    }
+
     /// Signals end it, and its waits, from now on.
     fn hear(&mut self, signals: Signals) {
         self.server.add(signals.front_end());

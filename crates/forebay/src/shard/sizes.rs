@@ -81,10 +81,7 @@ impl Shard {
         }
         if self.engine.resize_stage() == Some(Stage::Unnaming) {
             self.superblock.checkpoint_sequence = 0;
-            if let Err(error) = self.write_superblock() {
-                self.engine.cache_has_failed();
-                return Err(error);
-            }
+            self.write_superblock()?;
             self.engine.vacate(&mut self.memory);
             self.run_effects();
             return Ok(false);

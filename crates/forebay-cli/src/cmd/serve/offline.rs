@@ -2,7 +2,7 @@
 //! Draining a cache that nobody serves.
 
 use super::Daemon;
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, ServeArgs};
 use crate::cmd::drain::Progress;
 use crate::late::Patience;
 use anyhow::{Result, bail};
@@ -10,6 +10,9 @@ use clap::Parser;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
+
+/// How long what is under way in the end may take.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// `forebay drain --cache`: opens the cache, drains, and closes it; nobody is served.
 pub fn drain_offline(
@@ -26,22 +29,28 @@ pub fn drain_offline(
         unreachable!("the words above are a serve");
     };
     let mut daemon = Daemon::open(Some(cache.to_owned()), &args, None)?;
-    daemon.add_volumes(&args, &Patience::none())?;
-    if let Some(name) = name.filter(|name| daemon.volumes.iter().all(|it| it.name != *name)) {
-        bail!(
-            "{name}: no such volume in this cache, or its backing device is missing (then the log above \
-             says so); `forebay inspect CACHE volumes` lists them"
-        );
-    }
-    daemon.drain(name)?;
-    let mut progress = Progress::new();
-    loop {
-        daemon.server.turn(Some(Duration::from_millis(100)))?;
-        let status = daemon.status();
-        if progress.show(&status, name)? {
-            break;
-        }
-    }
-    daemon.close(Duration::from_secs(60))?;
+    let drained = daemon.drain_to_the_end(&args, name);
+    // However that went, the next start finds the cache closed.
+    let closed = daemon.close(LIMIT);
+    drained?;
+    closed?;
     Ok(ExitCode::SUCCESS)
+}
+
+impl Daemon {
+    fn drain_to_the_end(&mut self, args: &ServeArgs, name: Option<&str>) -> Result<()> {
+        self.add_volumes(args, &Patience::none())?;
+        if let Some(name) = name.filter(|name| self.volumes.iter().all(|it| it.name != *name)) {
+            bail!(
+                "{name}: no such volume in this cache, or its backing device is missing (then the log above \
+                 says so); `forebay inspect CACHE volumes` lists them"
+            );
+        }
+        self.drain(name)?;
+        let mut progress = Progress::new();
+        while !progress.show(&self.status(), name)? {
+            self.server.turn(Some(Duration::from_millis(100)))?;
+        }
+        Ok(())
+    }
 }
