@@ -60,6 +60,9 @@ pub struct Mark {
     /// Milliseconds since 1970.
     pub since: u64,
     pub why: Why,
+    /// What was dirty is kept: the operator has decided, of the backing device as it was then.
+    #[serde(default)]
+    pub is_kept: bool,
 }
 
 /// A volume of a cache.
@@ -306,7 +309,7 @@ mod tests {
     fn a_mark_counts_until_the_cache_has_dropped_what_it_held() {
         let mut record = record(Path::new("/"));
         assert_eq!(record.mark_for(7), None);
-        let mark = Mark { attach_generation: 7, since: 1, why: Why::CacheFailed };
+        let mark = Mark { attach_generation: 7, since: 1, why: Why::CacheFailed, is_kept: false };
         record.stale = Some(mark);
         assert_eq!([6, 7, 8].map(|it| record.mark_for(it)), [Some(mark), Some(mark), None]);
     }

@@ -229,12 +229,29 @@ fn a_disk_whose_newest_data_is_on_a_cache_is_not_served_bare_unasked() {
         said.contains("was served without this cache") && said.contains("v=keep-dirty"),
         "{said}"
     );
-    // Kept: it wins, and what is clean is dropped nevertheless, now and at the next start.
-    for more in [["--if-changed", "v=keep-dirty"].as_slice(), &["--if-changed", "v=keep-dirty"]] {
-        let mut daemon = place.serve(more);
+    // Kept: it wins, and what is clean is dropped nevertheless, now and at the next starts, which ask no more.
+    let mut daemon = place.serve(&["--if-changed", "v=keep-dirty"]);
+    assert_eq!((place.read("v", 0), place.read("v", 4096)), (2, 1));
+    daemon.kill();
+    for end in ["KILL", "TERM"] {
+        let daemon = place.serve(&[]);
         assert_eq!((place.read("v", 0), place.read("v", 4096)), (2, 1));
-        daemon.kill();
+        signal(daemon.id(), end);
+        daemon.ended();
     }
+    // Until the disk is another again: by others, unseen or seen.
+    let bare = ["--without-cache", "w"];
+    let bare = Daemon::start(place.bare_command(&bare), &place.scratch.path("stderr"));
+    assert!(bare.said().contains("is stale from now on"), "{}", bare.said());
+    bare.stop("TERM");
+    let said = refused(place.with_state(place.scratch.serve_command::<&str>(&[])));
+    assert!(said.contains("v=keep-dirty"), "{said}");
+    place.serve(&["--if-changed", "v=keep-dirty"]).stop("TERM");
+    place.serve(&[]).stop("TERM");
+    let disk = File::options().write(true).open(&place.disk).unwrap();
+    disk.write_all_at(&[9; 4096], 8192).unwrap();
+    let said = refused(place.with_state(place.scratch.serve_command::<&str>(&[])));
+    assert!(said.contains("its first or last MiB was written to"), "{said}");
     let daemon = place.serve(&["--if-changed", "v=lose-dirty"]);
     assert_eq!((place.read("v", 0), place.read("v", 4096)), (2, 3));
     daemon.stop("TERM");

@@ -7,6 +7,8 @@
 //!   marked stale, durably (`state_dir`).
 //! - **M2** What the mark says the cache holds wrongly is dropped before the volume is served with it; what may be
 //!   newer waits for the operator (`volumes.rs`, `--if-changed`).
+//! - **M3** That he keeps it is written down with the mark, and counts as long as the backing device is as we left it. Who
+//!   serves that without the cache voids it.
 
 use super::{Daemon, Served};
 use crate::state_dir::{Known, Mark, Record, StateDir, Why};
@@ -88,8 +90,8 @@ impl Daemon {
         }
     }
 
-    /// Writes down that the cache is stale for a volume that is about to be served.
-    pub(super) fn note_stale(&self, recorded: &Volume, backing: &Path, why: Why) -> Result<()> {
+    /// Writes down that the cache is stale for a volume that is about to be served, and that what is dirty is kept (M3).
+    pub(super) fn note_kept(&self, recorded: &Volume, backing: &Path, why: Why) -> Result<()> {
         let Some(dir) = &self.state_dir else {
             bail!(
                 "{}: what is kept of the cache is not all that it holds, and the next start must know that: it \
@@ -98,7 +100,7 @@ impl Daemon {
             );
         };
         let mut record = self.record_of(recorded, backing, true);
-        record.stale = Some(marked(recorded.attach_generation, why));
+        record.stale = Some(Mark { is_kept: true, ..marked(recorded.attach_generation, why) });
         dir.write(&record)
     }
 
@@ -156,7 +158,8 @@ impl Daemon {
         let Some(dir) = &self.state_dir else { return Ok(()) };
         let shown = backing.display();
         for (mut record, of) in others.0 {
-            let is_new = record.mark_for(record.attach_generation).is_none();
+            let mark = record.mark_for(record.attach_generation);
+            let is_new = mark.is_none_or(|mark| mark.is_kept); // M3
             if is_new {
                 record.stale = Some(marked(record.attach_generation, Why::ServedWithout));
             }
@@ -270,7 +273,7 @@ impl Daemon {
 }
 
 fn marked(attach_generation: u32, why: Why) -> Mark {
-    Mark { attach_generation, since: wall_now(), why }
+    Mark { attach_generation, since: wall_now(), why, is_kept: false }
 }
 
 /// What `status` says of a volume behind a failed cache.

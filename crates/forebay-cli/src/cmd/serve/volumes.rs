@@ -193,12 +193,15 @@ impl Daemon {
             Match::Changed { what } => what.iter().map(ToString::to_string).collect(),
             _ => Vec::new(),
         };
+        // Nobody has changed it since that was decided (M3 of `stale.rs`).
+        let is_kept = mark.is_some_and(|mark| mark.is_kept) && changed.is_empty();
+        let if_changed = wanted.if_changed.or(is_kept.then_some(IfChanged::KeepDirty));
         if mark.is_some() || !changed.is_empty() {
             let marked =
                 mark.map(|mark| format!("it {} since {}", mark.why.text(), clock(mark.since)));
             let what: Vec<String> = marked.into_iter().chain(changed).collect();
             let what = what.join(", ");
-            if dirty && wanted.if_changed.is_none() {
+            if dirty && if_changed.is_none() {
                 bail!(
                     "{}: was changed by others since forebay stopped ({what}), and the cache holds \
                      newer data for volume {name}, written until {}; give --if-changed \
@@ -208,14 +211,16 @@ impl Daemon {
                 );
             }
             self.pass(others, path, name)?;
-            match wanted.if_changed {
+            match if_changed {
                 Some(IfChanged::KeepDirty) if dirty => {
                     warn!(
                         "{name}: backing device changed ({what}); dirty data is kept, and nothing else"
                     );
                     // The log has the rest still: whoever opens it before it is drained drops that again.
-                    let why = mark.map_or(Why::Changed, |mark| mark.why);
-                    self.note_stale(&recorded, path, why)?;
+                    if !is_kept {
+                        let why = mark.map_or(Why::Changed, |mark| mark.why);
+                        self.note_kept(&recorded, path, why)?;
+                    }
                     self.server.shard.forget_clean(index);
                 }
                 _ => {
