@@ -66,6 +66,16 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
+/// `1 dirty block`, `2 dirty blocks`.
+pub fn count(number: u64, noun: &str) -> String {
+    let ending = match () {
+        () if number == 1 => "",
+        () if noun.ends_with("ch") => "es",
+        () => "s",
+    };
+    format!("{number} {noun}{ending}")
+}
+
 /// `3G`, as [`parse_size`] reads it back.
 pub fn exact_size(bytes: u64) -> String {
     let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
@@ -117,6 +127,13 @@ mod tests {
         assert!(parse_size("1.5G").unwrap_err().contains("a whole number"));
         assert_eq!(size(3 << 30), "3 GiB");
         assert_eq!(size((3 << 30) + (1 << 27)), "3.1 GiB");
+    }
+
+    #[test]
+    fn one_is_not_many() {
+        let blocks = [0, 1, 2].map(|number| count(number, "dirty block"));
+        assert_eq!(blocks, ["0 dirty blocks", "1 dirty block", "2 dirty blocks"]);
+        assert_eq!(count(2, "batch"), "2 batches");
     }
 
     #[test]

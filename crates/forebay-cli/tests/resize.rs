@@ -46,7 +46,7 @@ fn a_volume_that_is_used_grows_with_its_backing_device() {
         grown.status.success() && said.contains("v: 12.0 MiB now, 8.0 MiB before"),
         "{grown:?}"
     );
-    assert!(said.contains("1 NBD clients see it when they connect again"), "{said}");
+    assert!(said.contains("1 NBD client will see it after connecting again"), "{said}");
     assert_eq!(scratch.status()["volumes"][0]["size_bytes"], NEW);
 
     // Who was connected has the volume that was agreed on.

@@ -83,7 +83,7 @@ fn a_bad_clean_block_is_healed_and_ends_with_3() {
     let daemon = it.serve(&[]);
     let done = scrub(&it.place, &[]);
     assert_eq!(done.code, 3, "{done:?}");
-    assert!(done.stdout.contains("1 blocks healed"), "{done:?}");
+    assert!(done.stdout.contains("1 block healed"), "{done:?}");
     assert_eq!(daemon.client("v").read(8 * 4096, 4 * 4096).unwrap(), [7; 4 * 4096]);
     let volume = &status(&it.place)["volumes"][0];
     assert_eq!((&volume["hit_blocks"], &volume["miss_blocks"]), (&4.into(), &0.into()), "{volume}");
@@ -117,7 +117,7 @@ fn what_a_bad_header_held_survives_a_crash() {
     patch(&it.cache, it.blocks[0] - 4096 + 200, |bytes| bytes[0] ^= 1, 1);
     let done = scrub(&it.place, &[]);
     assert_eq!(done.code, 3, "{done:?}");
-    assert!(done.stdout.contains("1 bad headers, what 1 of them held is safe"), "{done:?}");
+    assert!(done.stdout.contains("1 bad header, what 1 of them held is safe"), "{done:?}");
     daemon.kill();
     let daemon = it.serve(&[]);
     assert_eq!(daemon.client("v").read(8 * 4096, 4 * 4096).unwrap(), [7; 4 * 4096]);

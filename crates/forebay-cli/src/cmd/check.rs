@@ -2,7 +2,7 @@
 //! `forebay check`: verifies everything in a cache, and changes nothing.
 
 use crate::args::CheckArgs;
-use crate::units::size;
+use crate::units::{count, size};
 use anyhow::Result;
 use forebay::check::{self, Finding, Report, Severity};
 use forebay::host::runtime_dir::Places;
@@ -33,16 +33,16 @@ fn print(args: &CheckArgs, report: &Report) {
     }
     if report.left_segments > 0 {
         println!(
-            "  {} segments in memory were left by a killed process; the next `serve` writes them",
-            report.left_segments
+            "  {} in memory, left by a killed process for the next `serve` to write",
+            count(report.left_segments, "segment")
         );
     }
     for volume in &report.volumes {
         println!(
-            "{}: {} records, {} blocks checked, {} not on the backing device",
+            "{}: {}, {} checked, {} not on the backing device",
             volume.name,
-            volume.records,
-            volume.blocks,
+            count(volume.records, "record"),
+            count(volume.blocks, "block"),
             size(volume.dirty_blocks * BLOCK_BYTES)
         );
     }

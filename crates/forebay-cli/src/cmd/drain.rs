@@ -5,7 +5,7 @@ use crate::args::DrainArgs;
 use crate::control::{self, Request};
 use crate::progress::Line;
 use crate::status::{Status, VolumeStatus};
-use crate::units::size;
+use crate::units::{count, size};
 use anyhow::{Result, bail};
 use forebay_core::units::BLOCK_BYTES;
 use std::path::Path;
@@ -85,10 +85,10 @@ impl Progress {
         {
             self.line.end();
             bail!(
-                "{}: drained but for {} blocks that {} refuses; they are kept in the cache and tried \
-                 again; `forebay status` says where",
+                "{}: drained but for {} that {} refuses: kept in the cache and tried again; `forebay \
+                 status` says where",
                 volume.name,
-                volume.parked_blocks,
+                count(volume.parked_blocks, "block"),
                 volume.backing
             );
         }

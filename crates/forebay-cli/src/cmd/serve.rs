@@ -25,6 +25,7 @@ use crate::control_server::{ControlServer, Desk};
 use crate::late::Patience;
 use crate::signals::Signals;
 use crate::state_dir::StateDir;
+use crate::units::count;
 use crate::upgrade::{self, Before, Left};
 use crate::{metrics, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
@@ -348,10 +349,10 @@ impl Daemon {
             _ => "io_uring",
         };
         info!(
-            "started: cache {} on {}, {} volumes, devices by {how}, a plain write is answered when {}",
+            "started: cache {} on {}, {}, devices by {how}, a plain write is answered when {}",
             uuid_text(&shard.superblock().uuid),
             self.cache_text(),
-            self.volumes.len(),
+            count(self.volumes.len() as u64, "volume"),
             report::acknowledge_name(shard.engine().config().acknowledge),
         );
         if let Some(why) = shard.reactor.refusal() {

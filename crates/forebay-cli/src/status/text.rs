@@ -2,7 +2,7 @@
 //! `forebay status` as people read it.
 
 use super::{FillsRefused, ScrubStatus, Sharing, Status, VolumeStatus};
-use crate::units::{clock, size};
+use crate::units::{clock, count, size};
 
 impl Status {
     /// As people read it.
@@ -109,10 +109,8 @@ impl VolumeStatus {
         if self.delayed_writes > 0 {
             let each = self.delayed_seconds * 1e3 / self.delayed_writes as f64;
             let now = if self.delaying { "; so it is now" } else { "" };
-            let count = self.delayed_writes;
-            println!(
-                "  held back to the pace of write-back: {count} writes, {each:.1} ms each{now}"
-            );
+            let writes = count(self.delayed_writes, "write");
+            println!("  held back to the pace of write-back: {writes}, {each:.1} ms each{now}");
         }
         if let Some(age) = self.undurable_age_seconds {
             println!("  not durable yet: the oldest write is {age:.1} s old");
@@ -225,12 +223,13 @@ impl ScrubStatus {
             (self.lost_blocks, "lost"),
             (self.unneeded_blocks, "bad and not needed"),
         ];
-        let blocks = counts.iter().filter(|(count, _)| *count > 0);
+        let blocks = counts.iter().filter(|(number, _)| *number > 0);
         let mut parts: Vec<String> =
-            blocks.map(|(count, what)| format!("{count} blocks {what}")).collect();
+            blocks.map(|(number, what)| format!("{} {what}", count(*number, "block"))).collect();
         if self.bad_headers > 0 {
             let (bad, saved) = (self.bad_headers, self.saved_headers);
-            parts.push(format!("{bad} bad headers, what {saved} of them held is safe"));
+            let bad = count(bad, "bad header");
+            parts.push(format!("{bad}, what {saved} of them held is safe"));
         }
         if parts.is_empty() { "nothing bad".into() } else { parts.join(", ") }
     }

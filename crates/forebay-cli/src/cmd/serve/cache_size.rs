@@ -8,7 +8,7 @@
 use super::Daemon;
 use crate::control::Reply;
 use crate::memory;
-use crate::units::size;
+use crate::units::{count, size};
 use anyhow::{Context, Result, bail};
 use forebay::io::DeviceKind;
 use forebay_core::engine::CacheHealth;
@@ -100,9 +100,9 @@ impl Daemon {
         if next.segment_count < reserved * RESERVED_PART {
             let least = u64::from(reserved * RESERVED_PART) * u64::from(next.segment_bytes);
             bail!(
-                "{path}: {} are too few for {} volumes; their logs need {} and room for checkpoints",
+                "{path}: {} are too few for {}, whose logs need {} and room for checkpoints",
                 size(next.size_bytes),
-                recorded.len(),
+                count(recorded.len() as u64, "volume"),
                 size(least)
             );
         }

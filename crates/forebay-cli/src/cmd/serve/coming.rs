@@ -6,6 +6,7 @@ use super::volumes::Wanted;
 use crate::address::Address;
 use crate::args::{parse_if_changed, parse_volume};
 use crate::late::Patience;
+use crate::units::count;
 use anyhow::{Context, Error, Result, bail};
 
 impl Daemon {
@@ -77,9 +78,9 @@ impl Daemon {
         let recorded = self.server.shard.superblock().volumes.iter().flatten().count();
         if recorded >= self.room {
             bail!(
-                "memory was taken for {} volumes when the daemon began, and there are as many; serve \
-                 again with the new one",
-                self.room
+                "memory was taken for {} when the daemon began, and there are as many; serve again with the \
+                 new one",
+                count(self.room as u64, "volume")
             );
         }
         Ok(())

@@ -11,7 +11,7 @@
 
 use super::{Daemon, Served};
 use crate::control::Reply;
-use crate::units::size;
+use crate::units::{count, size};
 use anyhow::{Context, Result, bail};
 use forebay_core::engine::CacheHealth;
 use forebay_core::limits::VOLUME_BLOCKS_MAX;
@@ -202,7 +202,8 @@ impl Daemon {
         }
         let clients = self.nbd_clients.as_ref().map_or(0, |it| it[usize::from(index.0)].get());
         if clients > 0 {
-            lines.push(format!("{name}: {clients} NBD clients see it when they connect again"));
+            let clients = count(clients.into(), "NBD client");
+            lines.push(format!("{name}: {clients} will see it after connecting again"));
         }
         let machines = self.machines.iter().flat_map(|it| it.of(*index));
         lines.extend(machines.map(|(path, _)| format!("{path}: the virtual machine was told")));

@@ -12,7 +12,7 @@
 use super::{Daemon, no_such};
 use crate::control::Reply;
 use crate::hide;
-use crate::units::size;
+use crate::units::{count, size};
 use anyhow::{Result, bail};
 use forebay::shard::uuid_text;
 use forebay_core::engine::CacheHealth;
@@ -102,7 +102,7 @@ impl Daemon {
         }
         let clients = self.nbd_clients.as_ref().map_or(0, |it| it[usize::from(index.0)].get());
         if clients > 0 {
-            bail!("{name}: {clients} NBD clients are connected to it; end them first");
+            bail!("{name}: has {}; end them first", count(clients.into(), "NBD client"));
         }
         Ok(index)
     }

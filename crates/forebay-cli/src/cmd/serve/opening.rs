@@ -6,7 +6,7 @@ use super::watch::Watch;
 use crate::args::{IoChoice, SEGMENT_BYTES_LEAST, ServeArgs, VolumeSpec};
 use crate::attach::Kind;
 use crate::state_dir::StateDir;
-use crate::units::size;
+use crate::units::{count, size};
 use crate::{backing, memory, upgrade};
 use anyhow::{Context, Result};
 use forebay::io::{Device, MemoryDevice, OperationKind, ReactorKind};
@@ -68,8 +68,9 @@ impl Daemon {
             let parts: Vec<String> =
                 parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
             info!(
-                "takes {} of memory for at most {room} volumes: {}",
+                "takes {} of memory for at most {}: {}",
                 size(total),
+                count(room as u64, "volume"),
                 parts.join(", ")
             );
         };
@@ -78,10 +79,10 @@ impl Daemon {
         let extents = opening.config().extent_count_max;
         if extents > options.config.extent_count_max {
             let fitted = memory::fit(&wanted, extents, &found.superblock, counts, args.memory);
-            let config = fitted.with_context(|| {
-                format!("the log holds {extents} ranges that were zeroed, discarded or lost")
-            })?;
-            warn!("the log holds {extents} ranges that were zeroed, discarded or lost");
+            let ranges = count(extents.into(), "zeroed, discarded or lost range");
+            let text = format!("the log holds {ranges}");
+            let config = fitted.with_context(|| text.clone())?;
+            warn!("{text}");
             tell(&config);
             opening.set_config(config);
         }
@@ -141,10 +142,9 @@ impl Daemon {
         }
         if !opened.clean && !opened.handed_over {
             warn!(
-                "the last stop was not a clean one; recovered in {:.1} s, {} segments from \
-                 memory",
+                "the last stop was not a clean one; recovered in {:.1} s, {} from memory",
                 opened.took.as_secs_f64(),
-                opened.redone_segments
+                count(opened.redone_segments as u64, "segment")
             );
         }
         for damage in opened.damage {

@@ -5,6 +5,7 @@ use super::{Daemon, Served};
 use crate::args::{mode_name, order_name, reserve_name};
 use crate::memory;
 use crate::status::{self, DeviceStatus, FillsRefused, Status, VolumeStatus};
+use crate::units::count;
 use crate::why::{Bypass, Why};
 use anyhow::{Result, bail};
 use forebay::io::{OperationKind, ReactorKind, Stats};
@@ -250,9 +251,8 @@ fn volume_status(
     }
     if let Some(first) = now.parked_first {
         problems.push(format!(
-            "{name}: {backing} refuses {} blocks, the first at byte {}; they are kept in the cache \
-             and tried again",
-            now.parked_blocks,
+            "{name}: {backing} refuses {}, the first at byte {}: kept in the cache and tried again",
+            count(now.parked_blocks, "block"),
             first.0 * BLOCK_BYTES
         ));
     }
@@ -264,9 +264,8 @@ fn volume_status(
     }
     if stats.lost_blocks > 0 {
         problems.push(format!(
-            "{name}: {} blocks were lost on the cache device; reads there fail until they are \
-             written",
-            stats.lost_blocks
+            "{name}: lost {} on the cache device; reads there fail until it is written again",
+            count(stats.lost_blocks, "block")
         ));
     }
     problems.extend(super::stale::text(now.stale, name, &backing));

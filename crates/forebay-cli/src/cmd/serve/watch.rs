@@ -3,7 +3,7 @@
 
 use super::Daemon;
 use crate::log::Limiter;
-use crate::units::size;
+use crate::units::{count, size};
 use forebay::io::{KindStats, OperationKind, Stats};
 use forebay_core::engine::CacheHealth;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
@@ -158,8 +158,9 @@ impl Daemon {
                      answer errors until it takes some of them"
                 ),
                 (Some(first), false) => format!(
-                    "{name}: degraded: {backing} refuses {parked} blocks, the first at byte {}; \
-                     they are kept in the cache and tried again",
+                    "{name}: degraded: {backing} refuses {}, the first at byte {}: kept in the cache and \
+                     tried again",
+                    count(parked, "block"),
                     first.0 * BLOCK_BYTES
                 ),
                 (None, false) => format!("{name}: {backing} refuses no block any more"),
@@ -169,16 +170,17 @@ impl Daemon {
         let lost = status.stats.lost_blocks.saturating_sub(seen.lost);
         if lost > 0 {
             let text = format!(
-                "{name}: {lost} dirty blocks are bad on the cache device and lost: reads there \
-                 fail until they are written; `forebay check` names them"
+                "{name}: lost {}, bad on the cache device: reads there fail until it is written again; \
+                 `forebay check` says where",
+                count(lost, "dirty block")
             );
             self.watch.warn(Cause::Lost(index), text, 1, now);
         }
         let repaired = status.stats.repaired_blocks.saturating_sub(seen.repaired);
         if repaired > 0 {
             let text = format!(
-                "{name}: {repaired} clean blocks are bad on the cache device; they were read from \
-                 {backing} instead"
+                "{name}: {}, bad on the cache device, read from {backing} instead",
+                count(repaired, "clean block")
             );
             self.watch.warn(Cause::Repaired(index), text, 1, now);
         }
@@ -190,7 +192,7 @@ impl Daemon {
         }
         let batches = status.stats.batches - seen.batches;
         if batches > 0 {
-            debug!("{name}: {batches} batches were written back");
+            debug!("{name}: {} written back", count(batches, "batch"));
         }
         let dirty = status.dirty_blocks * BLOCK_BYTES;
         seen.is_failing = status.backing_failing;
