@@ -781,6 +781,42 @@ fn stop_waits_for_those_it_names_and_serves_them() {
     bench.stop();
 }
 
+/// Who holds a device over a stop is served as before: past a cache that fails meanwhile, too. His writes waited for the mark until the end
+/// of the stop's patience. And an upgrade then is no second stop.
+#[test]
+fn a_stop_that_waits_serves_past_a_cache_that_fails() {
+    requires!();
+    let mut bench = Bench::new("stop-fails", 64 << 20);
+    bench.serve();
+    let (device, control) = (bench.device.clone(), bench.control());
+    let (to, from) = (format!("of={device}"), format!("if={device}"));
+    let write = ["dd", "if=/dev/urandom", &to, "bs=4096", "count=1", "conv=fsync,notrunc"];
+    run(&write);
+    run(&[FOREBAY, "drain", "--control", &control]);
+    let held = File::open(&device).unwrap();
+    bench.signal("-TERM");
+    wait_until("the holder is named", || bench.read("err").contains("stop waits for "));
+    // Its log lies behind that.
+    let daemon = bench.daemon.as_ref().unwrap().id().to_string();
+    run(&["prlimit", "--pid", &daemon, "--fsize=65536"]);
+    for _ in 0..2 {
+        let read = ["dd", &from, "of=/dev/null", "bs=4096", "skip=512", "count=1", "iflag=direct"];
+        run(&read);
+    }
+    let has_failed = || bench.read("err").contains("the cache device has failed");
+    wait_until("the cache fails", has_failed);
+    run(&write);
+    let upgrade = try_run(&[FOREBAY, "upgrade", "--exec", FOREBAY, "--control", &control]);
+    let said = String::from_utf8_lossy(&upgrade.stderr).into_owned();
+    assert!(said.contains("the daemon is being stopped"), "{said}");
+    drop(held);
+    wait_until("the daemon has ended", || {
+        bench.daemon.as_mut().unwrap().try_wait().unwrap().is_some()
+    });
+    let said = bench.read("err");
+    assert!(said.contains("v: the cache is left out") && said.contains("is detached"), "{said}");
+}
+
 /// A volume comes, gets a device of its own, is used, outlives the daemon and goes, while another one is
 /// mounted.
 #[test]

@@ -29,7 +29,7 @@ use crate::units::count;
 use crate::upgrade::{self, Before, Left};
 use crate::{metrics, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
-use forebay::host::notify::{sd_notify, watchdog_interval};
+use forebay::host::notify::sd_notify;
 use forebay::host::runtime_dir::RuntimeDir;
 use forebay::io::{ReactorKind, Stats};
 use forebay::shard::uuid_text;
@@ -106,6 +106,8 @@ struct Daemon {
     upgrading: Option<(PathBuf, Instant)>,
     /// What ends it besides `forebay stop`.
     signals: Option<Signals>,
+    /// How often the service manager wants to hear of it, and when it has.
+    watchdog: Option<(Duration, Instant)>,
     /// Milliseconds since 1970.
     started_at: u64,
     nbd_clients: Option<Counts>,
@@ -399,10 +401,30 @@ impl Daemon {
         text.replace('\n', " ")
     }
 
+    /// One turn of the loop, and all that goes on besides: as long as there are guests, also while they are waited for.
+    fn turn(&mut self, wait: Duration) -> Result<()> {
+        self.server.turn(Some(wait))?;
+        if let Some((interval, told)) = &mut self.watchdog
+            && told.elapsed() >= *interval
+        {
+            *told = Instant::now();
+            let _ = sd_notify("WATCHDOG=1");
+        }
+        self.attached.iter_mut().for_each(Attached::tell_news);
+        self.leave();
+        self.grow();
+        self.mark_stale();
+        self.resize_cache();
+        if let Some(machines) = &mut self.machines {
+            machines.tell_news();
+        }
+        self.watch();
+        self.watch_scrub();
+        Ok(())
+    }
+
     /// Serves until told to end, and says how.
     fn serve(&mut self) -> Result<End> {
-        let watchdog = watchdog_interval();
-        let mut told = Instant::now();
         loop {
             let marks = !self.marking.is_empty();
             let resizes = self.server.shard.resizing().is_some();
@@ -416,21 +438,7 @@ impl Daemon {
                 true => SHORT_TURN,
                 false => TURN,
             };
-            self.server.turn(Some(wait))?;
-            if watchdog.is_some_and(|interval| told.elapsed() >= interval) {
-                told = Instant::now();
-                let _ = sd_notify("WATCHDOG=1");
-            }
-            self.attached.iter_mut().for_each(Attached::tell_news);
-            self.leave();
-            self.grow();
-            self.mark_stale();
-            self.resize_cache();
-            if let Some(machines) = &mut self.machines {
-                machines.tell_news();
-            }
-            self.watch();
-            self.watch_scrub();
+            self.turn(wait)?;
             if self.is_signalled() {
                 return Ok(End::Signal);
             }

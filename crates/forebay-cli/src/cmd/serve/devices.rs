@@ -59,6 +59,8 @@ impl Daemon {
         while !attached.is_ready() && !self.is_signalled() {
             self.server.turn(Some(TURN))?;
             attached.tell_news();
+            // Guests of a daemon before have their devices already.
+            self.mark_stale();
         }
         self.attached.push(attached);
         Ok(())
@@ -95,8 +97,7 @@ impl Daemon {
                     *released = true;
                 }
             }
-            self.server.turn(Some(Duration::from_millis(100)))?;
-            self.attached.iter_mut().for_each(Attached::tell_news);
+            self.turn(Duration::from_millis(100))?;
             let again = self.answer_questions().is_some() || self.is_signalled();
             match given_up {
                 None if again || begun.elapsed() > limit => {

@@ -27,6 +27,9 @@ impl Daemon {
         if !(executable.is_absolute() && found.is_file() && may_run) {
             bail!("{shown}: expected the absolute path of a program");
         }
+        if self.is_ending {
+            bail!("the daemon is being stopped");
+        }
         if self.server.shard.resizing().is_some() {
             bail!("the cache is being given another size; `forebay resize --stop` ends that");
         }

@@ -9,6 +9,7 @@ use crate::state_dir::StateDir;
 use crate::units::{count, size};
 use crate::{backing, memory, upgrade};
 use anyhow::{Context, Result};
+use forebay::host::notify::watchdog_interval;
 use forebay::io::{Device, MemoryDevice, OperationKind, ReactorKind};
 use forebay::shard::{CACHE_SOURCE, Opening, ShardOptions, wall_now};
 use forebay_core::engine::{Acknowledge, Config};
@@ -18,6 +19,7 @@ use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use forebay_serve::server::Server;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Instant;
 use tracing::{info, warn};
 
 /// So many volumes can be attached while the daemon runs, besides those that it began with, or as many as there is
@@ -112,6 +114,7 @@ impl Daemon {
             sockets: Vec::new(),
             upgrading: None,
             signals: None,
+            watchdog: watchdog_interval().map(|interval| (interval, Instant::now())),
             started_at: wall_now(),
             nbd_clients: None,
             vhost_sockets,
