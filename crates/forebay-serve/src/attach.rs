@@ -207,7 +207,7 @@ impl Told {
 }
 
 /// Ends each device when nobody holds it. Those that are given up stay, and wait for the next
-/// process. On a thread apart (K3).
+/// process; one that cannot be ended keeps no other, and its error is given. On a thread apart (K3).
 pub(crate) fn detach_each<D, E>(
     mut devices: Vec<D>,
     path_of: impl Fn(&D) -> PathBuf,
@@ -215,26 +215,29 @@ pub(crate) fn detach_each<D, E>(
     refused: impl Fn(String, io::Error) -> E,
     mut end: impl FnMut(&D, File) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut told = Told::default();
+    let (mut told, mut ended) = (Told::default(), Ok(()));
     // Bounded by the holders' patience and the daemon's.
     loop {
         let mut left = Vec::new();
         for device in devices {
             let path = path_of(&device);
-            match claim(&path).map_err(|error| refused(path.display().to_string(), error))? {
-                Claim::Ours(claim) => {
-                    end(&device, claim)?;
-                    teller.tell(Report::Detached { device: path });
-                }
-                Claim::Held(holders) => {
+            let done = match claim(&path) {
+                Ok(Claim::Ours(claim)) => end(&device, claim),
+                Ok(Claim::Held(holders)) => {
                     told.tell(&path, holders, teller);
                     left.push(device);
+                    continue;
                 }
+                Err(error) => Err(refused(path.display().to_string(), error)),
+            };
+            if done.is_ok() {
+                teller.tell(Report::Detached { device: path });
             }
+            ended = ended.and(done);
         }
         devices = left;
         if devices.is_empty() || is_given_up.load(Ordering::Relaxed) {
-            return Ok(());
+            return ended;
         }
         std::thread::sleep(LOOK_FOR_HOLDERS);
     }
@@ -315,5 +318,36 @@ pub trait Attachments {
     /// errors.
     fn outlive(&self) -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first one could not be opened, since it was gone: the others stayed, and nobody served them any more.
+    #[test]
+    fn a_device_that_cannot_be_ended_keeps_no_other() {
+        let path = std::env::temp_dir().join(format!("forebay-detach-{}", std::process::id()));
+        std::fs::write(&path, "").unwrap();
+        let devices = vec![path.with_extension("gone"), path.clone(), path.clone()];
+        let (teller, mut reports) = Teller::new(Arc::new(Bell::new().unwrap()));
+        let mut ended = 0;
+        let result = detach_each(
+            devices,
+            PathBuf::clone,
+            (&teller, &once()),
+            |_, error| error.kind(),
+            |_, _| {
+                ended += 1;
+                if ended == 1 { Err(io::ErrorKind::Other) } else { Ok(()) }
+            },
+        );
+        assert_eq!(result, Err(io::ErrorKind::NotFound), "the first error");
+        assert_eq!(ended, 2);
+        let reports = reports.take();
+        let [Report::Detached { device }] = reports.as_slice() else { panic!("{reports:?}") };
+        assert_eq!(*device, path);
+        std::fs::remove_file(path).unwrap();
     }
 }
