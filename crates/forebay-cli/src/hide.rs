@@ -130,6 +130,10 @@ fn of_in(
     let parent = node.parent().map(|parent| Backing::of(host, &parent, None));
     let mut of_disk = None;
     for entry in std::fs::read_dir(directory).ok()?.flatten() {
+        // What was being written when the power failed is nothing, and nobody takes it away.
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
         let Some(known) = read(&entry.path()) else { continue };
         if known.is_same_device(&own) {
             return Some((known, false));
@@ -295,6 +299,9 @@ mod tests {
         let machine = Machine::new("hide-rubbish");
         machine.hide("vda", None, "disk");
         std::fs::write(machine.root.join("etc/x"), "{").unwrap();
+        std::fs::rename(machine.root.join("etc/c.disk"), machine.root.join("etc/.c.disk.new"))
+            .unwrap();
+        assert_eq!(machine.of("vda", None), None);
         std::fs::write(machine.root.join("etc/c.disk"), [0xff, 0]).unwrap();
         assert_eq!(machine.of("vda", None), None);
     }
