@@ -817,6 +817,28 @@ fn a_stop_that_waits_serves_past_a_cache_that_fails() {
     assert!(said.contains("v: the cache is left out") && said.contains("is detached"), "{said}");
 }
 
+/// Who detached ours and made another device of its number lost that at the next stop.
+#[test]
+fn a_loop_device_that_is_somebody_elses_by_now_is_left_alone() {
+    requires!("losetup");
+    let mut bench = Bench::new("others", 64 << 20);
+    bench.serve();
+    let (device, other) = (bench.device.clone(), bench.path("other"));
+    File::create(&other).unwrap().set_len(1 << 20).unwrap();
+    run(&["losetup", "-d", &device]);
+    let taken = try_run(&["losetup", &device, &other]);
+    if !taken.status.success() {
+        println!("SKIP {device} was taken by a test beside this one");
+        return;
+    }
+    bench.own.push(device.clone());
+    bench.signal("-TERM");
+    bench.wait_for_end();
+    let shown = run(&["losetup", "-n", "-O", "BACK-FILE", &device]);
+    assert_eq!(shown.trim(), other);
+    bench.detach_own();
+}
+
 /// A volume comes, gets a device of its own, is used, outlives the daemon and goes, while another one is
 /// mounted.
 #[test]

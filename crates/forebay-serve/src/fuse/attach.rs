@@ -4,7 +4,7 @@
 use super::mount::{FuseMount, FuseVolume};
 use crate::attach::{Attachments, Claim, Report, Reports, Teller, Told, claim, spawn_apart};
 use forebay::host::loop_device::{self, LoopDevice, LoopError, LoopOptions};
-use forebay::host::machine::Host;
+use forebay::host::machine::{Host, LoopBinding};
 use forebay_core::units::VolumeIndex;
 use std::error::Error;
 use std::fs;
@@ -74,8 +74,11 @@ impl Attachments for FuseAttachments {
     fn try_release(&mut self, device: PathBuf) -> io::Result<()> {
         let teller = self.teller.clone();
         let bell = teller.bell();
+        let held = self.mount.lock().unwrap_or_else(PoisonError::into_inner);
+        let directory = held.as_ref().map(|mount| mount.directory().to_owned());
         spawn_apart("detach", &[bell.as_fd()], move || {
-            teller.tell(try_detach(device));
+            let is_ours = directory.is_some_and(|directory| is_over(&directory, &device));
+            teller.tell(if is_ours { try_detach(device) } else { Report::Detached { device } });
         })
     }
 
@@ -171,6 +174,15 @@ fn limit(device: &Path, volume: &FuseVolume) {
     }
 }
 
+/// Whether a device is over one of our files. If not, somebody has detached it, and who has it now is not asked to close it.
+fn is_over(directory: &Path, device: &Path) -> bool {
+    let is_it = |found: &LoopBinding| Path::new("/dev").join(&found.node.name) == device;
+    Host::default()
+        .loops()
+        .iter()
+        .any(|found| is_it(found) && found.backing_file.starts_with(directory))
+}
+
 /// The claim ends before the device does: who takes it in between keeps it until they close it.
 fn try_detach(device: PathBuf) -> Report {
     match claim(&device) {
@@ -193,24 +205,13 @@ fn release(
 ) {
     let Some(mount) = mount.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
     let host = Host::default();
-    let still = |device: &Path| {
-        host.loops().iter().any(|found| {
-            Path::new("/dev").join(&found.node.name) == device && mount.holds(&found.backing_file)
-        })
-    };
+    let still = |device: &Path| is_over(mount.directory(), device);
     let mut told = Told::default();
-    devices.retain(|device| match loop_device::detach(device) {
-        Err(LoopError::StillHeld { holders, .. }) => {
+    for device in devices.iter().filter(|device| still(device)) {
+        if let Err(LoopError::StillHeld { holders, .. }) = loop_device::detach(device) {
             told.tell(device, holders, teller);
-            true
         }
-        // Detached, by us or by somebody before.
-        _ if !still(device) => {
-            teller.tell(Report::Detached { device: device.clone() });
-            false
-        }
-        _ => true,
-    });
+    }
     // Bounded by the holders' patience and the daemon's.
     for look in 1u32.. {
         devices.retain(|device| {

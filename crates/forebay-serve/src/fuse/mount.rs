@@ -136,9 +136,9 @@ impl FuseMount {
         Arc::clone(&self.bell)
     }
 
-    /// Whether a file the kernel names is in it.
-    pub(super) fn holds(&self, file: &Path) -> bool {
-        file.starts_with(&self.directory)
+    /// Where it is.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// What a thread that ends it must keep open.
