@@ -45,14 +45,17 @@ pub struct ControlServer {
     place: Place,
     listener: UnixListener,
     clients: Vec<Option<Client>>,
+    /// Of those that were here before, by place: the addresses of memory are never used again (B1 of `io/buffer.rs`).
+    memory: Vec<Option<Arena>>,
     desk: Rc<RefCell<Desk>>,
 }
 
 impl ControlServer {
     pub fn new(listener: UnixListener, desk: Rc<RefCell<Desk>>) -> ControlServer {
-        let mut clients = Vec::new();
+        let (mut clients, mut memory) = (Vec::new(), Vec::new());
         clients.resize_with(CLIENT_COUNT_MAX, || None);
-        ControlServer { place: Place(0), listener, clients, desk }
+        memory.resize_with(CLIENT_COUNT_MAX, || None);
+        ControlServer { place: Place(0), listener, clients, memory, desk }
     }
 
     fn name(&self, client: usize, what: u64) -> u64 {
@@ -66,9 +69,13 @@ impl ControlServer {
 
     fn connect(&mut self, socket: OwnedFd, shard: &mut Shard) -> io::Result<()> {
         let Some(at) = self.clients.iter().position(Option::is_none) else { return Ok(()) };
+        let memory = match self.memory[at].take() {
+            Some(memory) => memory,
+            None => Arena::reserved(2 * LINE_BYTES_MAX)?,
+        };
         self.clients[at] = Some(Client {
             socket,
-            memory: Arena::reserved(2 * LINE_BYTES_MAX)?,
+            memory,
             received: 0,
             out: Vec::new(),
             sent: 0,
@@ -176,9 +183,9 @@ impl FrontEnd for ControlServer {
                 self.send(at, shard);
             }
         }
-        for client in &mut self.clients {
-            if client.as_ref().is_some_and(|client| client.is_gone && !client.busy) {
-                *client = None;
+        for (client, memory) in self.clients.iter_mut().zip(&mut self.memory) {
+            if let Some(gone) = client.take_if(|client| client.is_gone && !client.busy) {
+                *memory = Some(gone.memory);
             }
         }
     }

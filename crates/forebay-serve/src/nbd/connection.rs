@@ -100,6 +100,19 @@ fn is_not_ready(result: i32) -> bool {
     matches!(result, AGAIN | INTERRUPTED)
 }
 
+/// Memory of a connection, for the next one when it is gone: addresses that were given up are never used again
+/// (B1 of `io/buffer.rs`).
+pub(super) struct Room {
+    input: Arena,
+    ring: Arena,
+}
+
+impl Room {
+    pub(super) fn new() -> io::Result<Room> {
+        Ok(Room { input: Arena::reserved(INPUT_BYTES)?, ring: Output::room()? })
+    }
+}
+
 /// One connection.
 pub(super) struct Connection {
     socket: OwnedFd,
@@ -129,20 +142,28 @@ pub(super) struct Connection {
 
 impl Connection {
     /// One whose client has yet to say what it wants.
-    pub(super) fn new(socket: OwnedFd, names: Names) -> io::Result<Connection> {
-        let mut connection = Connection::at(socket, names, Phase::Handshake(Box::default()))?;
+    pub(super) fn new(socket: OwnedFd, names: Names, room: Room) -> Connection {
+        let mut connection = Connection::at(socket, names, room, Phase::Handshake(Box::default()));
         let _ = connection.output.push(&Handshake::greeting());
-        Ok(connection)
+        connection
+    }
+
+    /// What it had, when it is gone.
+    pub(super) fn into_room(self) -> Room {
+        assert!(self.is_gone());
+        Room { input: self.input, ring: self.output.into_room() }
     }
 
     /// One behind the handshake, which was done in another way.
     pub(super) fn transmitting(
         socket: OwnedFd,
         names: Names,
+        room: Room,
         session: Session,
         volume: VolumeIndex,
-    ) -> io::Result<Connection> {
-        Connection::at(socket, names, Phase::Transmission { session: Box::new(session), volume })
+    ) -> Connection {
+        let phase = Phase::Transmission { session: Box::new(session), volume };
+        Connection::at(socket, names, room, phase)
     }
 
     /// The volume has so many bytes now, and the other side will know.
@@ -152,12 +173,12 @@ impl Connection {
         }
     }
 
-    fn at(socket: OwnedFd, names: Names, phase: Phase) -> io::Result<Connection> {
-        Ok(Connection {
+    fn at(socket: OwnedFd, names: Names, room: Room, phase: Phase) -> Connection {
+        Connection {
             socket,
             names,
             phase,
-            input: Arena::reserved(INPUT_BYTES)?,
+            input: room.input,
             start: 0,
             end: 0,
             is_receiving: false,
@@ -167,11 +188,11 @@ impl Connection {
             payloads: 0,
             streaming: None,
             unfinished: Vec::with_capacity(COMMAND_COUNT_MAX),
-            output: Output::new()?,
+            output: Output::new(room.ring),
             is_closing: false,
             is_broken: false,
             is_over: false,
-        })
+        }
     }
 
     /// Bytes of memory one takes at most.

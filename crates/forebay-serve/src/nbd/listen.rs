@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The NBD front end: listeners, and the connections that came in by them.
 
-use super::connection::{Connection, Names, RECEIVE, SEND};
+use super::connection::{Connection, Names, RECEIVE, Room, SEND};
 use super::export::{Export, Features, LogicalBlock};
 use super::pool::Pool;
 use crate::frontend::{FrontEnd, Place};
@@ -74,6 +74,8 @@ pub struct NbdFrontEnd {
     listeners: Vec<Listener>,
     exports: Exports,
     connections: Vec<Option<Connection>>,
+    /// Of connections that are gone.
+    rooms: Vec<Room>,
     pool: Pool,
     counts: Counts,
     is_stopping: bool,
@@ -88,7 +90,8 @@ impl NbdFrontEnd {
         let place = Place(0);
         let counts = Rc::new(std::array::from_fn(|_| Cell::new(0)));
         let is_stopping = false;
-        Ok(NbdFrontEnd { place, listeners, exports, connections, pool, counts, is_stopping })
+        let rooms = Vec::with_capacity(CONNECTION_COUNT_MAX);
+        Ok(NbdFrontEnd { place, listeners, exports, connections, rooms, pool, counts, is_stopping })
     }
 
     fn accept(&mut self, listener: usize, shard: &mut Shard) {
@@ -117,12 +120,13 @@ impl NbdFrontEnd {
         let Some(at) = self.connections.iter().position(Option::is_none) else { return };
         let names = Names { place: self.place, connection: at as u32 };
         // No memory for one more: its client sees the end, too.
-        self.connections[at] = Connection::new(socket, names).ok();
+        let room = self.rooms.pop().map_or_else(Room::new, Ok);
+        self.connections[at] = room.ok().map(|room| Connection::new(socket, names, room));
     }
 
     fn sweep(&mut self, at: usize) {
-        if self.connections[at].as_ref().is_some_and(Connection::is_gone) {
-            self.connections[at] = None;
+        if let Some(gone) = self.connections[at].take_if(|connection| connection.is_gone()) {
+            self.rooms.push(gone.into_room());
         }
     }
 

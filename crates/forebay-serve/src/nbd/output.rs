@@ -35,9 +35,18 @@ impl Output {
     /// What one takes, but for the list of what is on its way.
     pub(super) const MEMORY_BYTES: usize = RING_BYTES;
 
-    pub(super) fn new() -> io::Result<Output> {
-        let ring = Arena::reserved(RING_BYTES)?;
-        Ok(Output { ring, next: 0, used: 0, items: VecDeque::new(), is_sending: false })
+    /// Memory for one.
+    pub(super) fn room() -> io::Result<Arena> {
+        Arena::reserved(RING_BYTES)
+    }
+
+    pub(super) fn new(ring: Arena) -> Output {
+        Output { ring, next: 0, used: 0, items: VecDeque::new(), is_sending: false }
+    }
+
+    /// Its memory, when nothing is on its way.
+    pub(super) fn into_room(self) -> Arena {
+        self.ring
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -158,7 +167,7 @@ mod tests {
     /// zero bytes, and every few dozen connections one was closed in its client's face.
     #[test]
     fn nothing_to_send_is_no_item() {
-        let mut output = Output::new().expect("memory");
+        let mut output = Output::new(Output::room().expect("memory"));
         assert!(output.push(&[]));
         assert!(output.is_empty());
         assert!(output.push(&[1, 2]) && output.push(&[3]));

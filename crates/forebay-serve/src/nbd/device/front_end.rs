@@ -5,7 +5,7 @@
 use super::POOL_BYTES;
 use super::attach::Order;
 use crate::frontend::{FrontEnd, Place};
-use crate::nbd::connection::{Connection, Names, RECEIVE, SEND};
+use crate::nbd::connection::{Connection, Names, RECEIVE, Room, SEND};
 use crate::nbd::export::Session;
 use crate::nbd::pool::Pool;
 use forebay::io::{Bell, ReactorOp, user_data};
@@ -37,6 +37,8 @@ pub struct NbdDeviceFrontEnd {
     place: Place,
     bell: Arc<Bell>,
     slots: Vec<Slot>,
+    /// Of connections that are gone.
+    rooms: Vec<Room>,
     pool: Pool,
     arrivals: Receiver<Arrival>,
     orders: Sender<Order>,
@@ -50,8 +52,9 @@ impl NbdDeviceFrontEnd {
         arrivals: Receiver<Arrival>,
         orders: Sender<Order>,
     ) -> io::Result<NbdDeviceFrontEnd> {
-        let (place, pool) = (Place(0), Pool::new(POOL_BYTES)?);
-        Ok(NbdDeviceFrontEnd { place, bell, slots, pool, arrivals, orders, is_stopping: false })
+        let (place, pool, rooms) = (Place(0), Pool::new(POOL_BYTES)?, Vec::new());
+        let is_stopping = false;
+        Ok(NbdDeviceFrontEnd { place, bell, slots, rooms, pool, arrivals, orders, is_stopping })
     }
 
     fn hear_bell(&self, shard: &mut Shard) {
@@ -64,13 +67,15 @@ impl NbdDeviceFrontEnd {
             let slot = &mut self.slots[at];
             assert!(slot.connection.is_none(), "the one before is gone (D2)");
             let names = Names { place: self.place, connection: at as u32 };
-            let connection =
-                Connection::transmitting(socket, names, slot.session.clone(), slot.volume);
-            match connection {
-                Ok(connection) => slot.connection = Some(connection),
-                // No memory for it: it is closed, and tried again.
-                Err(_) => self.lost(at),
-            }
+            let room = self.rooms.pop().map_or_else(Room::new, Ok);
+            // No memory for it: it is closed, and tried again.
+            let Ok(room) = room else {
+                self.lost(at);
+                continue;
+            };
+            let (session, volume) = (slot.session.clone(), slot.volume);
+            let connection = Connection::transmitting(socket, names, room, session, volume);
+            slot.connection = Some(connection);
         }
     }
 
@@ -80,8 +85,9 @@ impl NbdDeviceFrontEnd {
     }
 
     fn sweep(&mut self, at: usize) {
-        if self.slots[at].connection.as_ref().is_some_and(Connection::is_gone) {
-            self.slots[at].connection = None;
+        let connection = &mut self.slots[at].connection;
+        if let Some(gone) = connection.take_if(|connection| connection.is_gone()) {
+            self.rooms.push(gone.into_room());
             if !self.is_stopping {
                 self.lost(at);
             }
