@@ -8,7 +8,7 @@ mod support;
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use support::{Daemon, Scratch, wait_for};
+use support::{Daemon, Scratch, forebay, wait_for};
 
 const MIB: u64 = 1 << 20;
 
@@ -140,7 +140,16 @@ fn a_change_is_seen_until_somebody_has_decided() {
         assert!(said.contains("was changed by others since forebay stopped"), "{said}");
         assert!(!said.contains("not a clean one"), "{said}");
     }
-    // Nor does it matter that the daemon dies while the volume waits.
+    // Nor what else opens the cache and leaves it as it is.
+    for (name, why) in [("x", "no such volume"), ("v", "not all of it is on its backing device")] {
+        let cache = scratch.cache();
+        let done = forebay(["forget", "--cache", cache.to_str().unwrap(), name]);
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(said.contains(why), "{said}");
+        let said = refused(&scratch, &[]);
+        assert!(!said.contains("not a clean one"), "{said}");
+    }
+    // Nor that the daemon dies while the volume waits.
     let other = scratch.file("other", 16 * MIB);
     let mut daemon = scratch.serve(&["--volume", &format!("w={}", other.display())]);
     assert_eq!(scratch.status()["volumes"][0]["state"], "waiting");

@@ -20,12 +20,24 @@ pub fn run(args: &ForgetArgs) -> Result<ExitCode> {
     let state_dir = StateDir::open(args.state_dir.as_deref())?;
     let device = backing::open_exclusive(&args.cache, CACHE_SOURCE, None)?;
     let mut shard = Shard::open(Box::new(device), &ShardOptions::default())?;
+    let before = shard.superblock().clone();
+    let forgotten = forget(&mut shard, args);
+    // Also if nothing came of it: the next start finds it as this one did.
+    let closed = shard.close(CLOSE_LIMIT);
+    let index = forgotten?;
+    closed?;
+    println!("{}: forgotten", args.name);
+    release(&before, Some(index), state_dir.ok().as_ref())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn forget(shard: &mut Shard, args: &ForgetArgs) -> Result<VolumeIndex> {
     let Some(index) = shard.find(&args.name) else {
         let volumes = shard.superblock().volumes.iter().flatten();
         let names: Vec<&str> = volumes.map(|volume| volume.name.as_str()).collect();
         bail!("{}: no such volume in this cache; it has: {}", args.name, names.join(", "));
     };
-    if let Some(dirty) = dirty_text(&shard, index) {
+    if let Some(dirty) = dirty_text(shard, index) {
         if !args.lose_dirty {
             bail!(
                 "{dirty}: not all of it is on its backing device; run `forebay drain --cache {}` \
@@ -35,12 +47,8 @@ pub fn run(args: &ForgetArgs) -> Result<ExitCode> {
         }
         ask_for(&[dirty])?;
     }
-    let before = shard.superblock().clone();
     shard.forget(index)?;
-    shard.close(CLOSE_LIMIT)?;
-    println!("{}: forgotten", args.name);
-    release(&before, Some(index), state_dir.ok().as_ref())?;
-    Ok(ExitCode::SUCCESS)
+    Ok(index)
 }
 
 /// Removes what this machine has written down of a volume that is not the cache's any more, or of all of them.
