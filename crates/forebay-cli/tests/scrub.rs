@@ -109,6 +109,19 @@ fn a_bad_dirty_block_is_named_and_ends_with_4() {
     );
 }
 
+/// The cache alone knows which blocks are lost, whatever is written back: without it they read as they were before.
+#[test]
+fn what_is_lost_is_not_forgotten_unasked() {
+    let it = Written::new("scrub-forget");
+    patch(&it.cache, it.blocks[2], |bytes| bytes[0] ^= 1, 1);
+    assert_eq!(it.place.run(&["drain", "--cache", &it.cache]).code, 0);
+    let daemon = it.serve(&[]);
+    assert!(daemon.client("v").read(10 * 4096, 4096).is_err());
+    daemon.stop(&it.place);
+    it.place.run(&["forget", "--cache", &it.cache, "v"]).refused(1, "v (0 B, 1 block lost)");
+    it.place.run(&["format", &it.cache, "--force"]).refused(1, "v (0 B, 1 block lost)");
+}
+
 /// The only record of the log has a bad header. After a scrub a crash does not need it.
 #[test]
 fn what_a_bad_header_held_survives_a_crash() {

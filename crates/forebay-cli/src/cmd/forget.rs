@@ -3,7 +3,7 @@
 
 use crate::args::ForgetArgs;
 use crate::state_dir::StateDir;
-use crate::units::size;
+use crate::units::{count, size};
 use crate::{backing, hide};
 use anyhow::{Result, bail};
 use forebay::io::FileDevice;
@@ -73,9 +73,14 @@ pub fn release(
 
 /// `name (3.1 GiB)` if the volume has data that is not on its backing device, or has lost such data.
 fn dirty_text(shard: &Shard, index: VolumeIndex) -> Option<String> {
-    let status = shard.engine().status(index).filter(|status| status.dirty || status.frozen)?;
-    let name = shard.superblock().volumes[usize::from(index.0)].as_ref()?.name.clone();
-    Some(format!("{name} ({})", size(status.dirty_blocks * BLOCK_BYTES)))
+    let status = shard.engine().status(index)?;
+    let name = &shard.superblock().volumes[usize::from(index.0)].as_ref()?.name;
+    let dirty = size(status.dirty_blocks * BLOCK_BYTES);
+    match status.lost_blocks_now {
+        // The cache alone knows which: without it they would read as they were before.
+        1.. => Some(format!("{name} ({dirty}, {} lost)", count(status.lost_blocks_now, "block"))),
+        0 => (status.dirty || status.frozen).then(|| format!("{name} ({dirty})")),
+    }
 }
 
 /// The volumes of a cache that have data which is not on their backing devices, what a killed
