@@ -5,10 +5,11 @@
 //! Each is reached by what any guest, operator and device may do, and nothing more is compared there than elsewhere. Whether one
 //! is sought is a chance of its own.
 
+use crate::flight::Done;
 use crate::model::Stop;
 use crate::random::{Random, mix};
 use crate::run::{drain_one, operation, read_all, settle_volume, stays_dirty};
-use crate::world::{Done, Failure, Outcome, World};
+use crate::world::{Failure, Outcome, World};
 use forebay_core::effect::{Effect, SuperblockChange};
 use forebay_core::format::superblock::{Mode, Order};
 use forebay_core::log::resize::Stage;

@@ -17,6 +17,8 @@ use std::rc::Rc;
 pub const SECTOR_SIZE: usize = 512;
 /// Sectors of a block.
 pub const SECTORS: usize = BLOCK_SIZE / SECTOR_SIZE;
+/// Masks have a bit for each.
+const _: () = assert!(SECTORS == u8::BITS as usize);
 /// Of each sector of a block, what it holds.
 pub type Tags = [u64; SECTORS];
 

@@ -2,8 +2,9 @@
 //! The simulator: the whole engine on simulated devices with a simulated clock, from one seed.
 //!
 //! Read in this order: [`model`], what a guest may believe of its disk; [`device`], what a device
-//! may do to it; [`checkers`], what else must hold; [`memory`], [`volume`], [`world`], [`guest`],
-//! [`operator`], [`stop`], [`handover`], [`opening`], the machine between them; [`setup`], [`run`] and `aim`, what a seed makes of it;
+//! may do to it; [`checkers`], what else must hold; [`memory`], [`volume`], [`world`], [`flight`], `happen`, `turn`, `watch`,
+//! [`guest`], [`operator`], [`stop`], [`handover`], [`opening`], the machine between them; [`setup`], [`run`] and `aim`, what a seed
+//! makes of it;
 //! [`exhaustive`], the short histories, all of them.
 #![forbid(unsafe_code)]
 
@@ -13,10 +14,12 @@ pub mod checkers;
 pub mod device;
 pub mod exhaustive;
 pub mod fate;
+pub mod flight;
 pub mod fuzz;
 pub mod grow;
 pub mod guest;
 pub mod handover;
+mod happen;
 pub mod marks;
 pub mod memory;
 pub mod model;
@@ -30,5 +33,8 @@ pub mod run;
 pub mod setup;
 pub mod stale;
 pub mod stop;
+mod superblock;
+mod turn;
 pub mod volume;
+mod watch;
 pub mod world;

@@ -3,9 +3,10 @@
 
 use crate::device::Piece;
 use crate::fate::Fate;
+use crate::flight::Flight;
 use crate::model::Stop;
 use crate::random::{Random, mix};
-use crate::world::{Flight, World};
+use crate::world::World;
 use forebay_core::effect::Effect;
 use forebay_core::policy::bypass::Reason;
 use forebay_core::stats::Refusal;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A volume of the simulated machine: its backing device, and what is known of it.
 
+use crate::block::{Block, guest_block};
 use crate::checkers::watermark_is_prefix::Prefix;
 use crate::device::Device;
 use crate::grow::Growing;
 use crate::model::Model;
-use crate::setup::Island;
+use crate::random::Random;
+use crate::setup::{Island, VolumeSetup};
 use forebay_core::format::superblock::{Mode, Order};
 use forebay_core::policy::reserve::Reserve;
 use forebay_core::policy::writeback::Stage;
@@ -77,6 +79,67 @@ pub struct Volume {
 }
 
 impl Volume {
+    /// A volume over a backing device that holds something.
+    pub(crate) fn new(
+        index: u8,
+        setup: &VolumeSetup,
+        attached: bool,
+        random: &mut Random,
+    ) -> Volume {
+        let cells = setup.islands.iter().map(|island| island.blocks as usize).sum();
+        let mut made = Volume {
+            device: Device::new(setup.size_bytes.div_ceil(BLOCK_BYTES), setup.discard),
+            model: Model::new(index, cells),
+            islands: setup.islands.clone(),
+            size_bytes: setup.size_bytes,
+            growing: None,
+            failed_at: 0,
+            mode: setup.mode,
+            order: setup.order,
+            cutoff: setup.cutoff,
+            shares: (setup.weight, setup.p99_target),
+            reserve: setup.reserve,
+            floor: Sequence(0),
+            order_since: Sequence(0),
+            mode_changes: 0,
+            revived_at: 0,
+            stale: None,
+            clean_forgotten: false,
+            passing_since: None,
+            attached,
+            flush_failed: false,
+            around_writes: Vec::new(),
+            untold: None,
+            around_used: false,
+            forgotten: false,
+            prefix: None,
+            dirty: vec![false; cells],
+            closed: None,
+            written: None,
+            read: None,
+            seen: None,
+        };
+        for cell in 0..cells {
+            if random.one_in(3) {
+                continue;
+            }
+            let lba = made.lba(cell);
+            let content = guest_block(index, cell as u64, 0, false);
+            let content = Block::merge(&Block::zero(), &content, made.mask(lba));
+            made.model.found(cell, &content);
+            made.device.write(vec![(lba, u8::MAX, content)]);
+        }
+        made.device.slow = setup.slow;
+        let through = made.device.flush_begin();
+        made.device.flush_end(through);
+        let found = (0..cells).map(|cell| Some(*made.device.durable(made.lba(cell)).tags()));
+        made.prefix = Some(Prefix::new(found));
+        if made.may_bypass() {
+            made.bypasses();
+        }
+        made
+    }
+
     /// The model's cell of a block, if the guest ever looks at it.
     pub fn cell(&self, lba: u64) -> Option<usize> {
         let mut base = 0;

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What devices do when their time has come, or fail to.
+
+use crate::block::Block;
+use crate::device::Unflushed;
+use crate::flight::Flight;
+use crate::guest::Asked;
+use crate::memory::behind;
+use crate::volume::Volume;
+use crate::world::World;
+use forebay_core::effect::{Effect, Fault};
+use forebay_core::request::Op;
+use forebay_core::units::{Lba, VolumeIndex};
+
+impl World {
+    /// A device does what it was asked to.
+    pub(crate) fn happen(&mut self, flight: &Flight) -> Result<(), Fault> {
+        let effect = flight.effect;
+        if self.random.one_in(self.setup.rot) && !self.faults_over {
+            self.rot();
+        }
+        match effect {
+            Effect::WriteSuperblock { change, .. } => {
+                self.change_superblock(change, 4, flight.through);
+            }
+            Effect::WriteCache { .. } | Effect::WriteArea { .. } => {
+                let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
+                let mut pieces = pieces.expect("a write has bytes");
+                let fails = self.cache_fails("cache write failed");
+                if fails {
+                    pieces.truncate(self.random.below(pieces.len() as u64 + 1) as usize);
+                }
+                self.cache.write(pieces);
+                if fails {
+                    return Err(Fault);
+                }
+            }
+            Effect::ReadCache { segment, block, blocks, to, .. } => {
+                for at in 0..blocks {
+                    let address = self.cache_block(segment, block + at);
+                    if self.cache.is_unreadable(address) {
+                        return Err(Fault);
+                    }
+                    let content = self.cache.read(address);
+                    self.memory.set(behind(to, at), content);
+                }
+            }
+            Effect::FlushCache { .. } => {
+                if self.cache_fails("cache flush failed") {
+                    return Err(Fault);
+                }
+                self.cache.flush_end(flight.through);
+            }
+            Effect::ReadBacking { volume, lba, blocks, to, .. } => {
+                if self.backing_fails(volume, "backing read failed") {
+                    return Err(Fault);
+                }
+                let early = flight.pieces.clone();
+                let read =
+                    early.unwrap_or_else(|| self.read_backing(usize::from(volume.0), lba, blocks));
+                for (at, (_, _, content)) in (0..).zip(read) {
+                    self.memory.set(behind(to, at), content);
+                }
+            }
+            Effect::WriteAround { volume, tag, .. } if self.zeroes(tag) => {
+                let Asked { first, end, .. } = self.asked[&u64::from(tag)];
+                if self.write_fails(volume, (first, end)) {
+                    return Err(Fault);
+                }
+                self.zero_around(usize::from(volume.0), tag);
+            }
+            Effect::WriteBacking { volume, .. } | Effect::WriteAround { volume, .. } => {
+                let pieces = flight.pieces.clone().or_else(|| self.pieces(&effect));
+                let mut pieces = pieces.expect("a write has bytes");
+                let range = (pieces[0].0, pieces[0].0 + pieces.len() as u64);
+                let fails = self.write_fails(volume, range);
+                if fails {
+                    // Some of it may be there all the same.
+                    pieces.truncate(self.random.below(pieces.len() as u64 + 1) as usize);
+                    let device = &self.volumes[usize::from(volume.0)].device;
+                    pieces.retain(|piece| !device.refuses(piece.0, piece.0 + 1));
+                }
+                self.volumes[usize::from(volume.0)].device.write(pieces.clone());
+                if fails {
+                    return Err(Fault);
+                }
+                if let Effect::WriteAround { tag, .. } = effect {
+                    self.goes_around(usize::from(volume.0), tag, Some(&pieces));
+                    let state = &mut self.volumes[usize::from(volume.0)];
+                    state.around_writes.push(state.device.flush_begin());
+                }
+            }
+            Effect::ZeroBacking { volume, lba, blocks, .. }
+            | Effect::DiscardBacking { volume, lba, blocks, .. }
+                if self.write_fails(volume, (lba.0, lba.0 + blocks)) =>
+            {
+                return Err(Fault);
+            }
+            Effect::ZeroBacking { volume, lba, blocks, .. } => {
+                self.marks.hit("backing zeroed");
+                self.zero_backing(usize::from(volume.0), lba, blocks);
+            }
+            Effect::DiscardBacking { volume, lba, blocks, .. } => {
+                self.marks.hit("backing discarded");
+                let volume = &mut self.volumes[usize::from(volume.0)];
+                let end = (lba.0 + blocks).min(volume.blocks());
+                let mask = volume.mask(end - 1);
+                volume.device.discard(lba.0, end, mask, &mut self.random);
+            }
+            Effect::FlushBacking { volume, .. } => {
+                let fails = self.backing_fails(volume, "backing flush failed");
+                if fails {
+                    self.backing_flush_failed(usize::from(volume.0), flight.through);
+                    return Err(Fault);
+                }
+                self.volumes[usize::from(volume.0)].flushed(flight.through);
+            }
+            Effect::MarkStale { volume, .. } => return self.mark_stale(usize::from(volume.0)),
+            Effect::Answer { .. } => unreachable!("answers are told at once"),
+        }
+        Ok(())
+    }
+
+    /// Whether a backing device fails to do this.
+    fn backing_fails(&mut self, volume: VolumeIndex, name: &'static str) -> bool {
+        let failed = self.volumes[usize::from(volume.0)].device.failed;
+        if !failed && (self.faults_over || !self.random.one_in(self.setup.backing_fault)) {
+            return false;
+        }
+        self.marks.hit(name);
+        let now = self.moment();
+        self.volumes[usize::from(volume.0)].failed_at = now;
+        true
+    }
+
+    /// Whether a backing device fails to change these blocks, all of them or one.
+    fn write_fails(&mut self, volume: VolumeIndex, range: (u64, u64)) -> bool {
+        let index = usize::from(volume.0);
+        let refused = !self.faults_over && self.volumes[index].device.refuses(range.0, range.1);
+        if refused {
+            self.marks.hit("block refused");
+            self.volumes[index].failed_at = self.moment();
+        }
+        let fails = refused || self.backing_fails(volume, "backing write failed");
+        if fails {
+            for (cell, _) in self.cells(index, range.0, range.1) {
+                if let Some(prefix) = &mut self.volumes[index].prefix {
+                    prefix.refused(cell);
+                }
+            }
+        }
+        fails
+    }
+
+    /// Whether the cache device fails to do this: from then on the engine appends nothing.
+    fn cache_fails(&mut self, name: &'static str) -> bool {
+        let clean = std::mem::take(&mut self.cache_fails_next);
+        let fails = !self.faults_over && (clean || self.random.one_in(self.setup.cache_fault));
+        if fails {
+            if clean {
+                self.marks.hit("clean cache failed");
+            }
+            self.marks.hit(name);
+            self.cache_failed = true;
+            // What the log holds nothing of may go around it now.
+            self.volumes.iter_mut().for_each(Volume::bypasses);
+        }
+        fails
+    }
+
+    /// A flush of a backing device failed, that should have covered its writes up to this number.
+    pub(crate) fn backing_flush_failed(&mut self, index: usize, through: u64) {
+        let now = self.moment();
+        let state = &mut self.volumes[index];
+        state.flush_failed |= state.around_used;
+        if let Some(prefix) = &mut state.prefix {
+            prefix.around_unsure();
+        }
+        let fate = state.device.flush_failed(through, &mut self.random);
+        if fate == Unflushed::Kept {
+            return;
+        }
+        state.forgotten = true;
+        let before = state.around_writes.len();
+        state.around_writes.retain(|number| *number > through);
+        if state.around_writes.len() < before {
+            self.marks.hit("writes around the log dropped");
+            state.untold = Some(now);
+        }
+        if fate == Unflushed::Gone {
+            self.marks.hit("unflushed writes dropped");
+            state.unflushed_dropped();
+        }
+    }
+
+    pub(crate) fn zero_backing(&mut self, index: usize, lba: Lba, blocks: u64) {
+        let volume = &mut self.volumes[index];
+        let end = (lba.0 + blocks).min(volume.blocks());
+        let mask = volume.mask(end - 1);
+        volume.device.zero(lba.0, end, mask);
+    }
+
+    /// Whether what goes around the log is a write-zeroes: it goes past a failed cache.
+    pub(crate) fn zeroes(&self, tag: u32) -> bool {
+        matches!(self.asked[&u64::from(tag)].request.op, Op::WriteZeroes { .. })
+    }
+
+    /// It is done, sector by sector at its ends.
+    pub(crate) fn zero_around(&mut self, index: usize, tag: u32) {
+        let Asked { first, end, .. } = self.asked[&u64::from(tag)];
+        let memory = self.memory.request(tag);
+        let ends = [
+            (first, memory.mask(0), Block::zero()),
+            (end - 1, memory.mask(end - 1 - first), Block::zero()),
+        ];
+        self.marks.hit("zeroed past a failed cache");
+        let device = &mut self.volumes[index].device;
+        device.write(ends.to_vec());
+        if first + 1 < end - 1 {
+            device.zero(first + 1, end - 1, u8::MAX);
+        }
+    }
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The superblock on the cache device: two copies, each flushed before the other is written.
+
+use crate::world::World;
+use forebay_core::effect::SuperblockChange;
+use forebay_core::format::superblock::Superblock;
+
+impl World {
+    /// Writes both copies of the superblock, each flushed.
+    pub fn write_superblock(&mut self) {
+        self.superblock.sequence += 1;
+        let through = self.cache.flush_begin();
+        self.write_superblock_in_part(4, through);
+    }
+
+    /// Writes the superblock with something new in it: one copy, a flush, the other, a flush; only
+    /// the first `steps` of these. The flushes make durable what they must, no more: what was complete
+    /// (`through`) when all that began.
+    pub(crate) fn change_superblock(&mut self, change: SuperblockChange, steps: u64, through: u64) {
+        change.apply(&mut self.superblock);
+        self.write_superblock_in_part(steps, through);
+        if steps == 4 {
+            self.marks.hit(match change {
+                SuperblockChange::Checkpoint { .. } => "checkpoint named",
+                SuperblockChange::Marks { .. } => "marks in the superblock",
+                SuperblockChange::FlushFailed { .. } => "failed flush in the superblock",
+            });
+        }
+    }
+
+    pub(crate) fn write_superblock_in_part(&mut self, steps: u64, through: u64) {
+        let copies = Superblock::addresses(self.superblock.size_bytes);
+        for (copy, address) in copies.into_iter().enumerate() {
+            if steps > 2 * copy as u64 {
+                let bytes = self.superblock.encode(address);
+                let pieces = crate::opening::pieces(address, &bytes);
+                if steps > 2 * copy as u64 + 1 {
+                    self.cache.flush_end(through);
+                    self.cache.write_durably(pieces);
+                } else {
+                    self.cache.write(pieces);
+                }
+            }
+        }
+    }
+}
