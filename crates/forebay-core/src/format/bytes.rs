@@ -163,7 +163,13 @@ pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
 
 /// The first byte from `start` on that is not zero, as an error.
 pub(crate) fn zeros(bytes: &[u8], start: usize, end: usize) -> Result<(), FormatError> {
-    match bytes[start..end].iter().position(|byte| *byte != 0) {
+    let bytes = &bytes[start..end];
+    // Most of a header and of a superblock: many at a time.
+    let (words, rest) = bytes.as_chunks::<16>();
+    if words.iter().all(|word| u128::from_ne_bytes(*word) == 0) && rest.iter().all(|it| *it == 0) {
+        return Ok(());
+    }
+    match bytes.iter().position(|byte| *byte != 0) {
         Some(at) => Err(FormatError::Reserved { offset: start + at }),
         None => Ok(()),
     }
