@@ -40,6 +40,15 @@ impl Block {
         Rc::new(Block { bytes, checksum: OnceCell::new(), tags: OnceCell::new() })
     }
 
+    /// The same, of bytes that may be all zeros.
+    pub fn of(bytes: &[u8; BLOCK_SIZE]) -> Rc<Block> {
+        let zero = |word: &[u8; 16]| u128::from_ne_bytes(*word) == 0;
+        if bytes.as_chunks::<16>().0.iter().all(zero) {
+            return Block::zero();
+        }
+        Block::new(*bytes)
+    }
+
     /// The block of zeros.
     pub fn zero() -> Rc<Block> {
         ZERO.with(Rc::clone)

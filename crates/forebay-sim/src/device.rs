@@ -292,6 +292,19 @@ impl Device {
 
     /// The power fails. `in_flight` are writes that were not complete.
     pub fn power_cut(&mut self, in_flight: Vec<Vec<Piece>>, fate: &mut Fate, random: &mut Random) {
+        self.survive_cut(in_flight, fate, random);
+        self.current = self.durable.clone();
+    }
+
+    /// What would be durable if the power failed now.
+    pub fn cut(&self, in_flight: Vec<Vec<Piece>>, fate: &mut Fate, random: &mut Random) -> Device {
+        let mut left = Device::new(self.blocks, self.discard);
+        (left.durable, left.unflushed) = (self.durable.clone(), self.unflushed.clone());
+        left.survive_cut(in_flight, fate, random);
+        left
+    }
+
+    fn survive_cut(&mut self, in_flight: Vec<Vec<Piece>>, fate: &mut Fate, random: &mut Random) {
         let mut writes: Vec<Vec<Piece>> =
             self.unflushed.drain(..).map(|write| write.pieces).collect();
         writes.extend(in_flight);
@@ -309,7 +322,6 @@ impl Device {
                 }
             }
         }
-        self.current = self.durable.clone();
     }
 
     fn survive_by_chance(&mut self, writes: &[Vec<Piece>], random: &mut Random) {

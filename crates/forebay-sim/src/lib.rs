@@ -12,6 +12,7 @@ mod aim;
 pub mod block;
 pub mod checkers;
 pub mod device;
+pub mod each;
 pub mod exhaustive;
 pub mod fate;
 pub mod flight;

@@ -4,12 +4,13 @@
 use clap::Parser;
 use forebay_core::format::superblock::Mode;
 use forebay_core::mutant::{self, Mutant, Mutants};
+use forebay_sim::each::each;
 use forebay_sim::exhaustive::{Scope, explore};
 use forebay_sim::marks::Marks;
 use forebay_sim::mutants;
 use forebay_sim::run::run_and;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
+use std::thread::available_parallelism;
 use std::time::Instant;
 
 /// A run of so many seeds must come past every mark.
@@ -44,35 +45,41 @@ struct Arguments {
     /// Of the longest histories only one in so many
     #[arg(long, value_name = "N", default_value_t = 1, requires = "exhaustive")]
     one_in: u64,
+    /// So many runs at once; as many as there are processors if it is not given
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
 }
 
 fn main() -> ExitCode {
-    let Arguments { seeds, from, seed, tell, mutants, mutant, exhaustive, one_in } =
+    let Arguments { seeds, from, seed, tell, mutants, mutant, exhaustive, one_in, jobs } =
         Arguments::parse();
+    let jobs = jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
     if let Some(length) = exhaustive {
-        return all_histories(length, one_in);
+        return all_histories(length, one_in, jobs);
     }
     if let Some(name) = mutant {
-        return hunt(1000, &name);
+        return hunt(1000, jobs, &name);
     }
     if let Some(seeds) = mutants {
-        return hunt(seeds, "");
+        return hunt(seeds, jobs, "");
     }
     match seed.or(tell) {
-        Some(seed) => run(seed, 1, tell.is_some()),
-        None => run(from, seeds, false),
+        Some(seed) => run(seed, 1, 1, tell.is_some()),
+        None => run(from, seeds, jobs, false),
     }
 }
 
-/// So many seeds, from one on.
-fn run(from: u64, seeds: u64, tell: bool) -> ExitCode {
+/// So many seeds, from one on, told of in their order.
+fn run(from: u64, seeds: u64, jobs: usize, tell: bool) -> ExitCode {
     let begun = Instant::now();
     let mut marks = Marks::default();
     let mut failed = 0;
-    for seed in from..from + seeds {
-        let outcome = catch_unwind(AssertUnwindSafe(|| run_and(seed, Mutants::default(), tell)));
-        match outcome {
-            Ok(Ok(report)) => {
+    each(
+        from..from + seeds,
+        jobs,
+        |seed| run_and(seed, Mutants::default(), tell),
+        |seed, outcome| match outcome {
+            Some(Ok(report)) => {
                 let lacks = report.lacks();
                 if !lacks.is_empty() {
                     failed += 1;
@@ -80,18 +87,18 @@ fn run(from: u64, seeds: u64, tell: bool) -> ExitCode {
                 }
                 marks.merge(&report.marks);
             }
-            Ok(Err(failure)) => {
+            Some(Err(failure)) => {
                 failed += 1;
                 println!("seed {seed}: {}", failure.0);
                 println!("    reproduce: cargo run -p forebay-sim -- --seed {seed}");
             }
-            Err(_) => {
+            None => {
                 failed += 1;
                 println!("seed {seed}: panicked");
                 println!("    reproduce: cargo run -p forebay-sim -- --seed {seed}");
             }
-        }
-    }
+        },
+    );
     for (name, times) in marks.iter() {
         println!("{times:>10}  {name}");
     }
@@ -106,54 +113,67 @@ fn run(from: u64, seeds: u64, tell: bool) -> ExitCode {
 
 /// The table of deliberate faults whose name has `part` in it, as `docs/mutants.md` has it: by which seed each is found, or by which
 /// test.
-fn hunt(seeds: u64, part: &str) -> ExitCode {
+fn hunt(seeds: u64, jobs: usize, part: &str) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = 0;
     let named = |mutant: &Mutant| format!("{mutant:?}").contains(part);
+    let all: Vec<Mutant> = mutant::ALL.iter().copied().filter(named).collect();
+    let find = |mutant| match mutants::story(mutant) {
+        Some(test) => Some(format!("`{test}`")),
+        None => mutants::hunt(mutant, seeds).map(|seed| seed.to_string()),
+    };
     println!("| mutant | first seed that fails |\n|---|---|");
-    for mutant in mutant::ALL.iter().copied().filter(named) {
-        let found = match mutants::story(mutant) {
-            Some(test) => format!("`{test}`"),
-            None => match mutants::hunt(mutant, seeds) {
-                Some(seed) => seed.to_string(),
-                None => {
-                    missed += 1;
-                    format!("not found in {seeds}")
-                }
-            },
-        };
-        println!("| `{mutant:?}` | {found} |");
-    }
+    let hunted = |at| find(all[at as usize]);
+    each(0..all.len() as u64, jobs, hunted, |at, found| {
+        let found = found.flatten();
+        missed += u64::from(found.is_none());
+        let found = found.unwrap_or_else(|| format!("not found in {seeds}"));
+        println!("| `{:?}` | {found} |", all[at as usize]);
+    });
     if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Every history of write-back up to a length (of the longest ones one in so many), and of the other
 /// modes up to one step less.
-fn all_histories(length: usize, one_in: u64) -> ExitCode {
-    let mut failed = 0;
-    for mode in [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround] {
-        let begun = Instant::now();
+fn all_histories(length: usize, one_in: u64, jobs: usize) -> ExitCode {
+    const MODES: [Mode; 3] = [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround];
+    let begun = Instant::now();
+    let scope = |mode| {
         let back = mode == Mode::WriteBack;
         let length = if back { length } else { length.saturating_sub(1) };
         let one_in = if back { one_in } else { 1 };
         let stores_length = length.saturating_sub(1);
-        let scope = Scope { length, one_in, stores_length, mode, mutants: Mutants::default() };
-        match explore(scope) {
-            Ok(count) => println!(
-                "{mode:?}: {} histories of up to {length} steps, {} stops, {} outcomes, {} states \
-                 compared in {:.1} s",
-                count.histories,
-                count.points,
-                count.left,
-                count.states,
-                begun.elapsed().as_secs_f64()
-            ),
-            Err(failure) => {
-                failed += 1;
-                println!("{mode:?}: {}", failure.0);
+        Scope { length, one_in, stores_length, mode, mutants: Mutants::default() }
+    };
+    let mut failed = 0;
+    each(
+        0..3,
+        jobs,
+        |at| explore(scope(MODES[at as usize])),
+        |at, outcome| {
+            let mode = MODES[at as usize];
+            let Scope { length, .. } = scope(mode);
+            match outcome {
+                Some(Ok(count)) => println!(
+                    "{mode:?}: {} histories of up to {length} steps, {} stops, {} outcomes, {} states \
+                 compared, after {:.1} s",
+                    count.histories,
+                    count.points,
+                    count.left,
+                    count.states,
+                    begun.elapsed().as_secs_f64()
+                ),
+                Some(Err(failure)) => {
+                    failed += 1;
+                    println!("{mode:?}: {}", failure.0);
+                }
+                None => {
+                    failed += 1;
+                    println!("{mode:?}: panicked");
+                }
             }
-        }
-    }
+        },
+    );
     println!("{} passed, {failed} failed", 3 - failed);
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -425,6 +425,6 @@ impl World {
 /// Bytes as blocks at an address.
 pub fn pieces(address: u64, bytes: &[u8]) -> Vec<Piece> {
     let first = address / BLOCK_BYTES;
-    let blocks = bytes.as_chunks::<BLOCK_SIZE>().0.iter().enumerate();
-    blocks.map(|(at, block)| (first + at as u64, u8::MAX, Block::new(*block))).collect()
+    let blocks = (first..).zip(bytes.as_chunks::<BLOCK_SIZE>().0);
+    blocks.map(|(at, block)| (at, u8::MAX, Block::of(block))).collect()
 }

@@ -73,11 +73,12 @@ impl World {
 
     /// Marks what a scrub has come to.
     pub(crate) fn watch_scrub(&mut self) {
-        let report = *self.engine.as_ref().expect("there is a process").scrub_report();
-        let before = std::mem::replace(&mut self.scrubbed, report);
-        if before == report {
+        let report = self.engine.as_ref().expect("there is a process").scrub_report();
+        if self.scrubbed == *report {
             return;
         }
+        let report = *report;
+        let before = std::mem::replace(&mut self.scrubbed, report);
         let before = if before.began_at == report.began_at { before } else { Report::default() };
         let counts = [
             ("scrub healed a block", before.healed_blocks, report.healed_blocks),

@@ -286,19 +286,21 @@ impl World {
 
     /// The records that are on the device for sure, of all segments.
     fn records(&self) -> Vec<Record> {
-        let blocks = self.superblock.segment_blocks();
+        let (blocks, identity) = (self.superblock.segment_blocks(), self.superblock.identity());
         let mut all = Vec::new();
         for segment in (0..self.superblock.segment_count).map(SegmentId) {
             for block in 0..blocks {
                 let address = self.superblock.address(segment, block);
                 let at = address / BLOCK_BYTES;
                 let content = self.cache.read(at);
+                if !content.bytes().starts_with(b"FBRECORD") {
+                    continue;
+                }
                 let durable = Rc::ptr_eq(&content, &self.cache.durable(at)) || self.powered;
                 if !durable || self.cache.is_unreadable(at) {
                     continue;
                 }
                 let mut bytes: [u8; BLOCK_SIZE] = *content.bytes();
-                let identity = self.superblock.identity();
                 let Ok(header) = record::decode(&mut bytes, address, &identity) else { continue };
                 let entries = (0..header.entry_count).map(|entry| record::entry(&bytes, entry));
                 all.push(Record { at, segment, header, entries: entries.flatten().collect() });

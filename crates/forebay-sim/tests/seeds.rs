@@ -2,23 +2,32 @@
 //! The simulation on every push: some hundred seeds, twice the same, and faults that must be found.
 
 use forebay_core::mutant::{ALL, Mutant, Mutants};
+use forebay_sim::each::each;
 use forebay_sim::marks::Marks;
 use forebay_sim::mutants::hunt;
 use forebay_sim::run::run;
+use std::thread::available_parallelism;
 
 #[test]
 fn seeds_pass_and_come_past_every_mark() {
     let mut marks = Marks::default();
-    for seed in 0..250 {
-        match run(seed, Mutants::default()) {
-            Ok(report) => {
+    let jobs = available_parallelism().map_or(1, usize::from);
+    each(
+        0..250,
+        jobs,
+        |seed| run(seed, Mutants::default()),
+        |seed, outcome| match outcome {
+            Some(Ok(report)) => {
                 // What is worth being called a run.
                 assert_eq!(report.lacks(), Vec::<&str>::new(), "seed {seed}");
                 marks.merge(&report.marks);
             }
-            Err(failure) => panic!("cargo run -p forebay-sim -- --seed {seed}\n{}", failure.0),
-        }
-    }
+            Some(Err(failure)) => {
+                panic!("cargo run -p forebay-sim -- --seed {seed}\n{}", failure.0)
+            }
+            None => panic!("cargo run -p forebay-sim -- --seed {seed}\npanicked"),
+        },
+    );
     assert_eq!(marks.missing(), Vec::<&str>::new(), "nobody came past these");
 }
 

@@ -34,27 +34,32 @@ impl World {
             let Some(status) = engine.status(VolumeIndex(index as u8)) else { continue };
             let volume = &self.volumes[index];
             let (order, since) = (volume.order, volume.order_since);
-            if order == Order::Relaxed {
+            if order == Order::Relaxed || volume.prefix.is_none() {
                 continue;
             }
-            let Some(mut prefix) = volume.prefix.clone() else { continue };
-            prefix.advance(status.watermark);
             self.marks.hit(match (order, status.exposed) {
                 (Order::Strict, None) => "cache thrown away: strict, between batches",
                 (Order::Strict, Some(_)) => "cache thrown away: strict, within a batch",
                 (_, None) => "cache thrown away: between batches",
                 (_, Some(_)) => "cache thrown away: within a batch",
             });
-            let mut device = volume.device.clone();
             let power = (chance / ONE_IN).is_multiple_of(2);
-            if power {
-                let mut random = Random::new(chance ^ index as u64);
-                device.power_cut(self.in_flight(index), &mut Fate::Chance, &mut random);
-            }
+            let in_flight = if power { self.in_flight(index) } else { Vec::new() };
             let volume = &self.volumes[index];
+            let cut = power.then(|| {
+                let mut random = Random::new(chance ^ index as u64);
+                volume.device.cut(in_flight, &mut Fate::Chance, &mut random)
+            });
+            let Some(prefix) = &volume.prefix else { continue };
+            let advanced = prefix.advanced(status.watermark);
+            let prefix = advanced.as_ref().unwrap_or(prefix);
             for cell in (0..volume.cells()).filter(|cell| !power || !prefix.is_unflushed(*cell)) {
                 let lba = volume.lba(cell);
-                let (content, mask) = (device.read(lba), volume.mask(lba));
+                let content = match &cut {
+                    Some(left) => left.durable(lba),
+                    None => volume.device.read(lba),
+                };
+                let mask = volume.mask(lba);
                 let compared = match order {
                     Order::Strict => prefix.compare_strict(cell, &content, mask, since),
                     _ if is_exposed(&status, lba) => Ok(()),

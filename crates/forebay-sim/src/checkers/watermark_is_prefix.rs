@@ -61,7 +61,7 @@ struct State {
 pub struct Prefix {
     states: Vec<State>,
     through: Sequence,
-    changes: VecDeque<Change>,
+    changes: VecDeque<Rc<Change>>,
     last: Sequence,
     overwritten: u64,
     written: u64,
@@ -99,7 +99,7 @@ impl Prefix {
         assert!(change.sequence > self.last, "sequences rise");
         self.last = change.sequence;
         self.overwritten += self.note(&change);
-        self.changes.push_back(change);
+        self.changes.push_back(Rc::new(change));
     }
 
     /// Notes what is newest of the blocks of a change; says how many of them were parked.
@@ -192,6 +192,15 @@ impl Prefix {
         self.states[cell].damaged = self.last;
     }
 
+    /// The same at a later watermark; none: it is not later.
+    pub fn advanced(&self, watermark: Sequence) -> Option<Prefix> {
+        (watermark > self.through).then(|| {
+            let mut prefix = self.clone();
+            prefix.advance(watermark);
+            prefix
+        })
+    }
+
     /// Moves on to a watermark; says whether it is another one.
     pub fn advance(&mut self, watermark: Sequence) -> bool {
         if watermark <= self.through {
@@ -206,7 +215,7 @@ impl Prefix {
                 Kind::Discard => None,
                 _ => continue,
             };
-            for cell in change.cells {
+            for cell in change.cells.iter().copied() {
                 let last = self.states[cell].newest == change.sequence;
                 self.written += u64::from(change.kind == Kind::Parked && last);
                 self.states[cell].was_parked = change.kind == Kind::Parked;
@@ -289,15 +298,19 @@ impl Prefix {
         if state.is_excused() {
             return Ok(());
         }
-        let of_cell = |change: &&Change| change.cells.contains(&cell);
-        let newer: Vec<&Change> =
+        let found = content.tags();
+        let other = |at: &usize| mask & 1 << at != 0 && tags[*at] != found[*at];
+        if !(0..tags.len()).any(|at| other(&at)) {
+            return Ok(());
+        }
+        let of_cell = |change: &&Rc<Change>| change.cells.contains(&cell);
+        let newer: Vec<&Rc<Change>> =
             self.changes.iter().filter(of_cell).filter(|change| allowed(change)).collect();
         if newer.iter().any(|change| change.kind == Kind::Discard) {
             return Ok(());
         }
-        let found = content.tags();
-        for at in (0..tags.len()).filter(|at| mask & 1 << at != 0 && tags[*at] != found[*at]) {
-            let holds = |change: &&Change| match change.kind {
+        for at in (0..tags.len()).filter(other) {
+            let holds = |change: &&Rc<Change>| match change.kind {
                 Kind::Zero => found[at] == 0,
                 Kind::Data | Kind::Parked => {
                     change.content.as_ref().is_some_and(|content| content.tags()[at] == found[at])
