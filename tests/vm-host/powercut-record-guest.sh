@@ -4,11 +4,11 @@
 . ./settings
 modprobe -a ublk_drv xfs ext4 dm-mod
 export DM_DISABLE_UDEV=1
-# By the same name and identity as when they are put together again.
+# By the same name as when they are put together again, and with no identity of their own, since those have another.
 for it in cache ext4 xfs; do
     disk=$(for disk in /sys/block/vd*; do [ "$(cat "$disk/serial")" != "r-$it" ] || echo "/dev/${disk##*/}"; done)
     [ $it != cache ] || cache=${disk##*/}
-    dmsetup create "$it" --uuid "RIG-$it" --table "0 $(blockdev --getsz "$disk") linear $disk 0"
+    dmsetup create "$it" --table "0 $(blockdev --getsz "$disk") linear $disk 0"
 done
 words=$(for disk in /sys/block/vd*; do [ "$(cat "$disk/serial")" != r-words ] || echo "/dev/${disk##*/}"; done)
 check "format" $FOREBAY format /dev/mapper/cache || finish

@@ -1,9 +1,11 @@
 """Puts disks together as a power cut would have left them, again and again, and looks what is there.
 
-    replay.py RECORD COUNT SEED
+    replay.py RECORD COUNT SEED [DIRECTORY SIZES]
 
-RECORD is what recorder.py made, of the disks cache, ext4, xfs and words. COUNT cuts are spread over it, half of them at a flush
-and half where most is not covered by any. For each: what a flush of a disk covers is on that disk; of what came after, all, nothing,
+RECORD is what recorder.py made, of the disks cache, ext4, xfs and words. They are put together as snapshots of the guest's disks; with
+DIRECTORY as copies of files there, behind loop devices, so that no guest is needed: SIZES is NAME=BYTES,... of the disks.
+
+COUNT cuts are spread over it, half of them at a flush and half where most is not covered by any. For each: what a flush of a disk covers is on that disk; of what came after, all, nothing,
 any part, or any sectors survive. forebay opens it, both file systems are mounted (and replay their logs), every file must
 be as its last fsync left it, and fsck of one of the two, in turn, must find nothing. Every fifth time both volumes are drained,
 and the same must hold of both backing devices alone. Prints a line of PASS or FAIL for each cut.
@@ -11,6 +13,7 @@ and the same must hold of both backing devices alone. Prints a line of PASS or F
 import json
 import os
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -23,6 +26,7 @@ WRITE, FLUSH, ZERO = 0, 1, 2
 NAMES = ["cache", "ext4", "xfs", "words"]
 WORDS = 3
 SECTOR = 512
+FOREBAY = os.environ.get("FOREBAY", "/job/forebay")
 FSCK = {"ext4": ["e2fsck", "-f", "-n"], "xfs": ["xfs_repair", "-n"]}
 
 
@@ -53,20 +57,73 @@ def entries_of(file):
         place += held
 
 
-class Disks:
-    """The disks below, which have what is covered by flushes, and snapshots over them, in which all else happens."""
+class Snapshots:
+    """Of the guest's disks, by device-mapper."""
 
-    def __init__(self, record):
+    attach = "ublk"
+    home = "/run"
+
+    def __init__(self):
+        self.bases = [f"/dev/scratch/{name}" for name in NAMES[:WORDS]]
+        self.loops = []
+        for name, base in zip(NAMES, self.bases):
+            with open(base, "rb") as file, open(f"/dev/shm/{name}.cow", "wb") as cow:
+                cow.truncate(file.seek(0, 2) + (64 << 20))
+            self.loops.append(run("losetup", "-f", "--show", f"/dev/shm/{name}.cow").strip())
+
+    def take(self):
+        for name, base, loop in zip(NAMES, self.bases, self.loops):
+            with open(base, "rb") as file:
+                sectors = file.seek(0, 2) // SECTOR
+            run("dmsetup", "create", name, "--table", f"0 {sectors} snapshot {os.path.realpath(base)} {loop} N 8")
+        return {name: f"/dev/mapper/{name}" for name in NAMES[:WORDS]}
+
+    def drop(self):
+        for name in NAMES[:WORDS]:
+            run("dmsetup", "remove", "--retry", name)
+
+
+class Copies:
+    """Of files in a directory, behind loop devices."""
+
+    attach = "fuse"
+
+    def __init__(self, home, sizes):
+        self.home = home
+        self.bases = [f"{home}/{name}.base" for name in NAMES[:WORDS]]
+        self.loops = []
+        sizes = dict(it.split("=") for it in sizes.split(","))
+        for name, base in zip(NAMES, self.bases):
+            with open(base, "wb") as file:
+                file.truncate(int(sizes[name]))
+
+    def take(self):
+        devices = {}
+        for name, base in zip(NAMES, self.bases):
+            copy = f"{self.home}/{name}.copy"
+            # Holes stay holes.
+            run("cp", "--sparse=always", base, copy)
+            devices[name] = run("losetup", "-f", "--show", copy).strip()
+            self.loops.append(devices[name])
+        return devices
+
+    def drop(self):
+        while self.loops:
+            run("losetup", "-d", self.loops.pop())
+        # What the machine knows of this cache belongs to this cut.
+        shutil.rmtree(f"{self.home}/state", ignore_errors=True)
+
+
+class Disks:
+    """The disks below, which have what is covered by flushes, and snapshots or copies of them, in which all else happens."""
+
+    def __init__(self, record, place):
         self.record = record
-        self.base = [os.open(f"/dev/scratch/{name}", os.O_RDWR) for name in NAMES[:WORDS]]
-        self.sectors = [os.lseek(file, 0, os.SEEK_END) // SECTOR for file in self.base]
+        self.place = place
+        self.base = [os.open(base, os.O_RDWR) for base in place.bases]
         self.pending = [[] for _ in NAMES]
         self.words = []
-        self.loops = []
-        for name, sectors in zip(NAMES, self.sectors):
-            with open(f"/dev/shm/{name}.cow", "wb") as file:
-                file.truncate(sectors * SECTOR + (64 << 20))
-            self.loops.append(run("losetup", "-f", "--show", f"/dev/shm/{name}.cow").strip())
+        self.devices = {}
 
     def bytes_of(self, entry):
         _, kind, length, _, place = entry
@@ -90,10 +147,9 @@ class Disks:
     def snapshot(self, fate, draw):
         for file in self.base:
             os.fsync(file)
-        for name, sectors, loop, pending in zip(NAMES, self.sectors, self.loops, self.pending):
-            base = os.path.realpath(f"/dev/scratch/{name}")
-            run("dmsetup", "create", name, "--uuid", f"RIG-{name}", "--table", f"0 {sectors} snapshot {base} {loop} N 8")
-            file = os.open(f"/dev/mapper/{name}", os.O_RDWR)
+        self.devices = self.place.take()
+        for name, pending in zip(NAMES, self.pending[:WORDS]):
+            file = os.open(self.devices[name], os.O_RDWR)
             for entry in pending:
                 data, offset = self.bytes_of(entry), entry[3]
                 if fate == "all" or (fate == "some" and draw.random() < 0.5):
@@ -106,21 +162,21 @@ class Disks:
             os.fsync(file)
             os.close(file)
 
-    def drop(self):
-        for name in NAMES[:WORDS]:
-            run("dmsetup", "remove", "--retry", name)
-
 
 class Daemon:
-    def __init__(self):
-        self.out = open("/run/r.out", "w+")
-        self.log = open("/run/r.err", "w+")
+    def __init__(self, disks):
+        self.home = disks.place.home
+        self.out = open(f"{self.home}/r.out", "w+")
+        self.log = open(f"{self.home}/r.err", "w+")
+        at = disks.devices
         self.process = subprocess.Popen(
-            ["/job/forebay", "serve", "--cache", "/dev/mapper/cache", "--attach", "ublk", "--volume", "ext4=/dev/mapper/ext4",
-             "--volume", "xfs=/dev/mapper/xfs"], stdout=self.out, stderr=self.log)
+            [FOREBAY, "serve", "--cache", at["cache"], "--attach", disks.place.attach, "--volume", f"ext4={at['ext4']}",
+             "--volume", f"xfs={at['xfs']}", "--state-dir", f"{self.home}/state"], stdout=self.out, stderr=self.log)
         end = time.monotonic() + 60
         while "\nready" not in self.said():
             if self.process.poll() is not None or time.monotonic() > end:
+                self.end()
+                disks.place.drop()
                 raise Broken(f"serve: {self.complaints()}")
             time.sleep(0.05)
         for line in self.said().splitlines():
@@ -129,26 +185,34 @@ class Daemon:
         self.devices = {line.split()[1]: line.split()[0] for line in self.said().splitlines() if line.startswith("/dev/")}
 
     def said(self):
-        with open("/run/r.out") as file:
+        with open(f"{self.home}/r.out") as file:
             return file.read()
 
     def complaints(self):
-        with open("/run/r.err") as file:
+        with open(f"{self.home}/r.err") as file:
             return file.read().strip()[-900:]
 
     def stop(self, *drain):
-        run("/job/forebay", "stop", *drain, "--control", self.control)
+        run(FOREBAY, "stop", *drain, "--control", self.control)
         if self.process.wait(60):
             raise Broken(f"the daemon ended with {self.process.returncode}: {self.complaints()}")
 
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
+    def end(self):
+        """Also if something went wrong: its block devices go with it."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
 
 
 def look(devices, expected, checked):
     """Mounts, compares and checks; gives how many files were compared."""
+    compared = 0
     for name, device in devices.items():
+        # As it was when what is expected was told.
         directory = f"/mnt/{name}"
         run("mount", device, directory)
         try:
@@ -159,26 +223,29 @@ def look(devices, expected, checked):
             raise Broken("; ".join(found[:4]))
         if name in checked:
             run(*FSCK[name], device)
-    return sum(1 for it in expected.values() if it != "?")
+        compared += sum(1 for path, it in expected.items() if it != "?" and os.path.dirname(path) == directory)
+    return compared
 
 
 def one_cut(disks, fate, draw, checked, is_drained):
     expected = expect(disks.words)
     disks.snapshot(fate, draw)
-    daemon = Daemon()
+    daemon = Daemon(disks)
     try:
         compared = look(daemon.devices, expected, checked)
         if is_drained:
             daemon.stop("--drain")
-            look({name: f"/dev/mapper/{name}" for name in FSCK}, expected, FSCK)
+            look({name: disks.devices[name] for name in FSCK}, expected, FSCK)
         else:
             daemon.stop()
     finally:
-        daemon.kill()
+        daemon.end()
+        disks.place.drop()
     log = daemon.complaints()
     if any(word in log for word in ("ERROR", "frozen", "PROBLEM", "not readable")):
         raise Broken(log)
-    disks.drop()
+    if compared != sum(1 for it in expected.values() if it != "?"):
+        raise Broken(f"{compared} files were compared of {len(expected)}")
     return compared
 
 
@@ -193,9 +260,9 @@ def main():
     if len(flushes) < count:
         print(f"FAIL {len(flushes)} flush points are fewer than {count}")
         return
+    disks = Disks(record, Copies(*sys.argv[4:6]) if len(sys.argv) > 4 else Snapshots())
     for name in FSCK:
         os.makedirs(f"/mnt/{name}", exist_ok=True)
-    disks = Disks(record)
     # How many writes are not covered by a flush after each entry.
     open_writes, uncovered = [0] * len(NAMES), []
     for disk, kind, *_ in entries:
