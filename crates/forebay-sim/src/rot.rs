@@ -289,7 +289,12 @@ impl World {
         let (blocks, identity) = (self.superblock.segment_blocks(), self.superblock.identity());
         let mut all = Vec::new();
         for segment in (0..self.superblock.segment_count).map(SegmentId) {
+            // What looks like a header within a record a guest wrote: a copy of what was there once.
+            let mut end = 0;
             for block in 0..blocks {
+                if block < end {
+                    continue;
+                }
                 let address = self.superblock.address(segment, block);
                 let at = address / BLOCK_BYTES;
                 let content = self.cache.read(at);
@@ -302,6 +307,7 @@ impl World {
                 }
                 let mut bytes: [u8; BLOCK_SIZE] = *content.bytes();
                 let Ok(header) = record::decode(&mut bytes, address, &identity) else { continue };
+                end = block + header.blocks;
                 let entries = (0..header.entry_count).map(|entry| record::entry(&bytes, entry));
                 all.push(Record { at, segment, header, entries: entries.flatten().collect() });
             }
