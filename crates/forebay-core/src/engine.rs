@@ -9,7 +9,9 @@
 use crate::effect::{Effect, Fault, Token};
 use crate::format::record::Identity;
 use crate::format::superblock::{Mode, Superblock};
-use crate::limits::{REQUEST_BLOCKS_MAX, REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
+use crate::limits::{
+    REQUEST_BLOCKS_MAX, REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, TOKENS_KEPT, VOLUME_COUNT_MAX,
+};
 use crate::log::checkpoint::Checkpointer;
 use crate::log::recovery::Recovered;
 use crate::log::resize::Resizing;
@@ -299,7 +301,7 @@ impl Engine {
 
     /// Takes a request. Its answer comes as an effect, at once or later.
     pub fn submit(&mut self, request: Request, payload: &mut impl Payload) -> Result<(), Busy> {
-        if self.requests.room() == 0 || self.tokens.room() < 2 * REQUEST_BLOCKS_MAX + 512 {
+        if self.requests.room() == 0 || self.tokens.room() < REQUEST_BLOCKS_MAX + TOKENS_KEPT {
             return Err(Busy);
         }
         match self.check(&request) {

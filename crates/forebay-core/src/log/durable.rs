@@ -212,8 +212,8 @@ impl Engine {
                 return;
             }
             state.durable_waiters.pop_front();
-            if self.active(waiter.request).around == Around::EntryFirst {
-                self.around_issue(waiter.request, How::EntryFirst);
+            if let Around::EntryFirst(token) = self.active(waiter.request).around {
+                self.around_issue(waiter.request, How::EntryFirst, token);
             } else {
                 self.answer(waiter.request, Ok(()));
             }
@@ -257,6 +257,9 @@ impl Engine {
                 core::mem::take(&mut state.through_waiters),
             ];
             for waiter in waiting.iter().flatten() {
+                if let Around::EntryFirst(token) = self.active(waiter.request).around {
+                    self.tokens.remove(token.0);
+                }
                 self.volume(VolumeIndex(index as u8)).unlock(waiter.request);
                 self.answer(waiter.request, Err(RequestError::Io));
             }

@@ -37,7 +37,7 @@
 //! | `Flushing` (over dirty versions) | a flush that was issued after it is done | its entry is placed, it is answered |
 //! | `Logged` | | it is placed in the log like any write (A8) |
 
-use crate::effect::Fault;
+use crate::effect::{Fault, Token};
 use crate::engine::{Acknowledge, Engine, Pending};
 use crate::format::entry::Kind;
 use crate::format::superblock::Mode;
@@ -58,7 +58,8 @@ use alloc::collections::VecDeque;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Around {
     No,
-    EntryFirst,
+    /// The token is that of the write to come: there is one when its turn comes.
+    EntryFirst(Token),
     Writing(How),
     Flushing,
     Logged,
@@ -167,8 +168,9 @@ impl Engine {
         let writes = matches!(active.request.op, Op::Write { .. });
         state.stats.written_blocks += if writes { active.blocks } else { 0 };
         state.around.over_dirty += u32::from(how == How::EntryLast);
+        let token = self.token(Pending::Around { request: at, since: now });
         if how != How::EntryFirst || self.config.mutants.is(Mutant::EntryAfterWrite) {
-            self.around_issue(at, how);
+            self.around_issue(at, how, token);
             return true;
         }
         self.around_void(at, payload);
@@ -176,7 +178,7 @@ impl Engine {
         let sequence = state.log.placed;
         state.log.wanted = state.log.wanted.max(sequence);
         state.durable_waiters.push_back(Waiter { sequence, request: at });
-        self.active(at).around = Around::EntryFirst; // A1: tells `durable` that the write comes next.
+        self.active(at).around = Around::EntryFirst(token); // A1: tells `durable` that the write comes next.
         true
     }
 
@@ -188,13 +190,12 @@ impl Engine {
         self.active(at).sequence = self.volume(volume).log.placed;
     }
 
-    pub(crate) fn around_issue(&mut self, at: u32, how: How) {
+    pub(crate) fn around_issue(&mut self, at: u32, how: How, token: Token) {
         let active = self.active(at);
         active.backing_waited = true;
         active.around = Around::Writing(how);
         let volume = active.request.volume;
         self.volume(volume).around.under_way += 1;
-        let token = self.token(Pending::Around { request: at, since: self.now });
         self.foreground_ask(volume, token);
     }
 

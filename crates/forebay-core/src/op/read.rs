@@ -9,6 +9,8 @@
 //! - **R4** What the backing device has stands for a bad block only as long as that is the block's newest version.
 //!   While it was read twice, a batch may have found it bad as well, named it lost and moved the watermark past it; or
 //!   it was overwritten, and the watermark passed it unwritten. Then what is newest by now is read, or fails.
+//! - **R5** Of a piece one read of the cache device is under way at a time: its bad blocks are read again one after the
+//!   other. A device that fails all that it is asked at once finds as many reads under way as before, not one for each block.
 //!
 //! What the cache does not have is read by `op::miss`.
 
@@ -16,6 +18,7 @@ use crate::effect::{Effect, Fault};
 use crate::engine::{Engine, Pending};
 use crate::format::bytes::Seed;
 use crate::format::entry::Kind;
+use crate::limits::TOKENS_KEPT;
 use crate::map::slots::Held;
 use crate::mutant::Mutant;
 use crate::op::miss::{Miss, Why};
@@ -55,7 +58,18 @@ pub(crate) struct Piece {
     blocks: u16,
     to: Place,
     source: Source,
-    again: bool,
+    again: Option<Again>,
+}
+
+/// How far a piece has come of which a block is read for the second time.
+#[derive(Clone, Copy, Debug)]
+struct Again {
+    /// That block; what is before it is done.
+    at: u16,
+    /// But for so many right before it, which were bad twice: they are to be read from the backing device.
+    bad: u16,
+    /// The first read failed: what is behind it was not read.
+    unread: bool,
 }
 
 /// The place `blocks` blocks behind.
@@ -118,7 +132,7 @@ impl Engine {
                 self.miss_begin(Miss::new(at, volume, (lba, run), part, why));
             } else {
                 let piece =
-                    Piece { request: at, volume, lba, blocks: run, to: part, source, again: false };
+                    Piece { request: at, volume, lba, blocks: run, to: part, source, again: None };
                 self.read_piece(piece, payload);
             }
             done += run;
@@ -142,8 +156,8 @@ impl Engine {
 
     fn read_piece(&mut self, piece: Piece, payload: &mut impl Payload) {
         let Piece { volume, blocks, to, .. } = piece;
-        // What is read for the second time was counted, and what a write covers in part the guest does not read.
-        let counts = !piece.again && matches!(to, Place::Request { .. });
+        // What a write covers in part the guest does not read.
+        let counts = matches!(to, Place::Request { .. });
         let read = if counts { u64::from(blocks) } else { 0 };
         match piece.source {
             Source::Zero => {
@@ -157,16 +171,29 @@ impl Engine {
             Source::Lost => self.fail(piece.request, RequestError::Io),
             Source::Cache { segment, block } => {
                 self.volume(volume).stats.hit_blocks += read;
-                self.segments.get_mut(segment).readers += 1; // R2
-                payload.prefetch(self.slots.row(self.segments.slot(segment, block)));
                 self.active(piece.request).remaining += 1;
-                let token = self.token(Pending::Read(piece));
-                self.effects.push_back(Effect::ReadCache { token, segment, block, blocks, to });
+                self.read_cache(piece, (segment, block), blocks, to, payload);
             }
             Source::Backing => unreachable!("it is a miss"),
         }
     }
 
+    /// Has blocks of a piece read from the cache device.
+    fn read_cache(
+        &mut self,
+        piece: Piece,
+        (segment, block): (SegmentId, u16),
+        blocks: u16,
+        to: Place,
+        payload: &mut impl Payload,
+    ) {
+        self.segments.get_mut(segment).readers += 1; // R2
+        payload.prefetch(self.slots.row(self.segments.slot(segment, block)));
+        let token = self.token(Pending::Read(piece));
+        self.effects.push_back(Effect::ReadCache { token, segment, block, blocks, to });
+    }
+
+    /// A piece was read, or a block of it for the second time.
     pub(crate) fn read_complete(
         &mut self,
         piece: Piece,
@@ -176,21 +203,41 @@ impl Engine {
         let Source::Cache { segment, block } = piece.source else {
             unreachable!("all else is read at once, or is a miss");
         };
+        let second = piece.again.map(|again| again.at);
+        let fresh = Again { at: 0, bad: 0, unread: result.is_err() };
+        let mut again = piece.again.unwrap_or(fresh);
         let mut fills = 0;
-        for offset in 0..piece.blocks {
-            let place = behind(piece.to, offset);
-            let held = match result {
-                Ok(()) => self.verified(segment, block + offset, place, payload),
-                Err(Fault) => None, // nothing was read, so there is nothing to look at
+        let mut under_way = false;
+        while again.at < piece.blocks && !under_way {
+            let at = again.at;
+            // If nothing was read there is nothing to look at.
+            let unread = if second == Some(at) { result.is_err() } else { again.unread };
+            let place = behind(piece.to, at);
+            let held = match unread {
+                false => self.verified(segment, block + at, place, payload),
+                true => None,
             };
             match held {
-                Some(held) => fills += u64::from(held.fill),
-                None => self.read_bad(&piece, offset, payload),
+                Some(held) => {
+                    fills += u64::from(held.fill);
+                    self.read_repair(&piece, &mut again);
+                }
+                None if second != Some(at) => {
+                    let piece = Piece { again: Some(again), ..piece };
+                    self.read_cache(piece, (segment, block + at), 1, place, payload); // R5
+                    under_way = true;
+                }
+                None if self.is_repaired(&piece, at, payload) => again.bad += 1,
+                None => self.read_repair(&piece, &mut again),
             }
+            again.at += u16::from(!under_way);
         }
         self.volume(piece.volume).stats.fill_hit_blocks += fills;
         self.segments.get_mut(segment).readers -= 1;
-        self.read_part_done(piece.request);
+        if !under_way {
+            self.read_repair(&piece, &mut again);
+            self.read_part_done(piece.request);
+        }
     }
 
     /// A part of a request was read.
@@ -200,49 +247,74 @@ impl Engine {
         self.read_finish(request);
     }
 
-    /// One block of a piece is not what was written there (R3).
-    fn read_bad(&mut self, piece: &Piece, offset: u16, payload: &mut impl Payload) {
+    /// One block of a piece is not what was written there, twice (R3): says whether the backing device's version is to be read.
+    fn is_repaired(&mut self, piece: &Piece, at: u16, payload: &mut impl Payload) -> bool {
+        let Piece { request, volume, .. } = *piece;
         let Source::Cache { segment, block } = piece.source else {
             unreachable!("only the cache device is verified");
         };
-        let block = block + offset;
-        let one = Piece {
-            lba: piece.lba + u64::from(offset),
-            blocks: 1,
-            to: behind(piece.to, offset),
-            source: Source::Cache { segment, block },
-            again: true,
-            ..*piece
-        };
-        if !piece.again {
-            return self.read_piece(one, payload);
-        }
+        let (block, lba, to) = (block + at, piece.lba + u64::from(at), behind(piece.to, at));
+        let guest = matches!(to, Place::Request { .. });
         let slot = self.segments.slot(segment, block);
-        if !self.is_newest(one.volume, one.lba, slot) {
-            // R4. Bounded: each turn something newer was placed meanwhile, or the copy was forgotten.
-            if matches!(one.to, Place::Request { .. }) {
-                self.volume(one.volume).stats.hit_blocks -= 1; // it is counted where it is read
+        if !self.is_newest(volume, lba, slot) {
+            // R4. Bounded: each turn something newer was placed meanwhile.
+            if self.locate(volume, lba) == Source::Backing {
+                // The copy was forgotten, by another reader for one.
+                self.count_miss(volume, guest);
+                return true;
             }
-            return self.read_issue(one.request, one.volume, one.lba, 1, one.to, payload);
+            if guest {
+                self.volume(volume).stats.hit_blocks -= 1; // it is counted where it is read
+            }
+            match self.has_tokens_for(1) {
+                true => self.read_issue(request, volume, lba, 1, to, payload),
+                false => self.fail(request, RequestError::Io),
+            }
+            return false;
         }
         if self.is_dirty_slot(segment, block) {
             // If it cannot be noted now it is found bad again.
-            let _ = self.mark_lost(one.volume, one.lba, slot, true, payload);
-            return self.fail(piece.request, RequestError::Io);
+            let _ = self.mark_lost(volume, lba, slot, true, payload);
+            self.fail(request, RequestError::Io);
+            return false;
         }
         // With no room to forget it, it is found bad again by the next read.
-        self.forget_bad(one.volume, one.lba, segment, block);
-        let stats = &mut self.volume(one.volume).stats;
-        stats.repaired_blocks += 1;
-        let why = match one.to {
+        self.forget_bad(volume, lba, segment, block);
+        self.volume(volume).stats.repaired_blocks += 1;
+        self.count_miss(volume, guest);
+        true
+    }
+
+    /// What a guest was to have from the cache comes from the backing device.
+    fn count_miss(&mut self, volume: VolumeIndex, guest: bool) {
+        let stats = &mut self.volume(volume).stats;
+        stats.hit_blocks -= u64::from(guest);
+        stats.miss_blocks += u64::from(guest);
+    }
+
+    /// Has the blocks that were bad twice read from the backing device, up to where a piece has come.
+    fn read_repair(&mut self, piece: &Piece, again: &mut Again) {
+        let blocks = core::mem::take(&mut again.bad);
+        if blocks == 0 {
+            return;
+        }
+        if !self.has_tokens_for(blocks) {
+            // The cache device fails many more at once. Whoever reads it again misses it.
+            return self.fail(piece.request, RequestError::Io);
+        }
+        let first = again.at - blocks;
+        let to = behind(piece.to, first);
+        let why = match to {
             Place::Request { .. } => Why::Repair,
             _ => Why::Edge,
         };
-        if why == Why::Repair {
-            stats.hit_blocks -= 1;
-            stats.miss_blocks += 1;
-        }
-        self.miss_begin(Miss::new(one.request, one.volume, (one.lba, 1), one.to, why));
+        let range = (piece.lba + u64::from(first), blocks);
+        self.miss_begin(Miss::new(piece.request, piece.volume, range, to, why));
+    }
+
+    /// Whether what goes wrong may take so many tokens more than what goes well.
+    fn has_tokens_for(&self, count: u16) -> bool {
+        self.tokens.room() >= TOKENS_KEPT / 2 + usize::from(count)
     }
 
     /// A copy of what the backing device has is bad: from now on the block is read from there. Says whether

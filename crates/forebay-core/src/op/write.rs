@@ -12,6 +12,7 @@
 
 use crate::engine::{Acknowledge, CacheHealth, Engine};
 use crate::format::entry::Kind;
+use crate::limits::TOKENS_KEPT;
 use crate::mutant::Mutant;
 use crate::op::around::Around;
 use crate::payload::{Ingested, Payload, Place};
@@ -19,7 +20,7 @@ use crate::policy::bypass::{Reason, is_chance};
 use crate::policy::writeback::Stage;
 use crate::request::{Op, RequestError};
 use crate::units::{BLOCK_BYTES, Lba, VolumeIndex};
-use crate::volume::{LOCK_COUNT_MAX, Lock, Waiter};
+use crate::volume::{LOCK_COUNT_MAX, Lock, Volume, Waiter};
 
 /// Which of a request's blocks it covers only in part.
 #[derive(Clone, Copy, Debug, Default)]
@@ -138,7 +139,7 @@ impl Engine {
                 }
                 let edges = self.edges(at);
                 if edges.first || edges.last {
-                    if self.volume(volume).locks.len() >= LOCK_COUNT_MAX {
+                    if !self.may_lock(self.volume_ref(volume).expect("it exists")) {
                         break;
                     }
                     self.volume(volume).writes.pop_front();
@@ -211,9 +212,9 @@ impl Engine {
         if active.edges_read || active.placed > 0 || active.around == Around::Logged {
             return Past::Refused;
         }
-        let state = self.volume(volume);
+        let state = self.volume_ref(volume).expect("it exists");
         let locked = state.is_locked(active.first, active.first + active.blocks, at);
-        if locked || state.locks.len() >= LOCK_COUNT_MAX {
+        if locked || !self.may_lock(state) {
             return Past::Waits;
         }
         let Some(how) = self.bypass(volume, at) else {
@@ -224,6 +225,11 @@ impl Engine {
         let began = self.around_begin(volume, at, how, payload);
         assert!(began, "it needs no entry");
         Past::Goes
+    }
+
+    /// Whether a write may have a range for itself while devices do something for it. What it waits for ends with a completion.
+    pub(crate) fn may_lock(&self, state: &Volume) -> bool {
+        state.locks.len() < LOCK_COUNT_MAX && self.tokens.room() > TOKENS_KEPT
     }
 
     fn edges(&mut self, at: u32) -> Edges {

@@ -28,7 +28,7 @@ use crate::op::around::Around;
 use crate::policy::writeback::Pace;
 use crate::request::Op;
 use crate::units::{BLOCK_BYTES, Lba, VolumeIndex};
-use crate::volume::{LOCK_COUNT_MAX, Volume};
+use crate::volume::Volume;
 
 /// A run of fewer requests than this may be one by chance: writes to random places of a range of a few hundred times their
 /// length often go on where one of the last ones ended ...
@@ -113,7 +113,7 @@ impl Engine {
     pub(crate) fn bypass(&self, volume: VolumeIndex, at: u32) -> Option<(Reason, How)> {
         let active = self.requests.get(at).expect("the request is in the engine");
         let state = self.volume_ref(volume).expect("it exists");
-        if state.locks.len() >= LOCK_COUNT_MAX {
+        if !self.may_lock(state) {
             return None;
         }
         if state.is_passing() {
@@ -138,7 +138,7 @@ impl Engine {
         let active = self.requests.get(at).expect("the request is in the engine");
         let state = self.volume_ref(volume).expect("it exists");
         let write = matches!(active.request.op, Op::Write { .. });
-        let fresh = active.around == Around::No && state.locks.len() < LOCK_COUNT_MAX;
+        let fresh = active.around == Around::No && self.may_lock(state);
         if state.order != Order::Relaxed || !write || !fresh || self.health == CacheHealth::Failed {
             return None;
         }

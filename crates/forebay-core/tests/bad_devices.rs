@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Whatever devices answer, and however much at once, the engine goes on.
+
+#![allow(clippy::unwrap_used)]
+
+use forebay_core::blank::{self, Nothing, VOLUME};
+use forebay_core::effect::{Effect, Fault, Token};
+use forebay_core::engine::{Config, Engine};
+use forebay_core::format::superblock::{Mode, NewCache, Superblock, Volume};
+use forebay_core::limits::TOKEN_COUNT_MAX;
+use forebay_core::request::{Op, Request, RequestError};
+use forebay_core::units::{BLOCK_BYTES, Tick, VolumeIndex};
+use std::collections::BTreeMap;
+
+const MIB: u64 = 1 << 20;
+const MIB_BLOCKS: u64 = MIB / BLOCK_BYTES;
+
+/// An engine whose devices answer when they are told to.
+struct Rig {
+    engine: Engine,
+    under_way: Vec<(Token, Effect)>,
+    answers: BTreeMap<u32, Result<(), RequestError>>,
+    tag: u32,
+    now: u64,
+}
+
+impl Rig {
+    fn new(volumes: u8) -> Rig {
+        let new = NewCache {
+            uuid: [7; 16],
+            key: 0x1234_5678_9ABC_DEF0,
+            size_bytes: 256 * MIB,
+            segment_bytes: 512 << 10,
+            now: 1,
+        };
+        let superblock = Superblock::format(&new).unwrap();
+        let config = Config { buffer_count: 16, ..Config::default() };
+        let volume = |index: u8| Volume::empty([index; 16], "v", 256 * MIB);
+        let mut engine = blank::engine(&superblock, config, &volume(0));
+        for index in 1..volumes {
+            engine.attach(VolumeIndex(index), &volume(index));
+            engine.serve(VolumeIndex(index), true);
+        }
+        Rig { engine, under_way: Vec::new(), answers: BTreeMap::new(), tag: 0, now: 0 }
+    }
+
+    /// Says whether there was room for it.
+    fn asks(&mut self, volume: VolumeIndex, op: Op, offset: u64, length: u64) -> bool {
+        let request = Request { volume, op, offset, length, tag: self.tag };
+        let taken = self.engine.submit(request, &mut Nothing).is_ok();
+        self.tag += u32::from(taken);
+        self.take();
+        taken
+    }
+
+    fn take(&mut self) {
+        while let Some(effect) = self.engine.next_effect() {
+            match (effect, effect.token()) {
+                (Effect::Answer { tag, result }, _) => {
+                    assert_eq!(self.answers.insert(tag, result), None, "it is answered once");
+                }
+                (effect, Some(token)) => self.under_way.push((token, effect)),
+                (_, None) => unreachable!("all else is reported back"),
+            }
+        }
+        assert!(self.under_way.len() <= TOKEN_COUNT_MAX);
+    }
+
+    /// In one turn, devices have done all that `which` says, with this result. Says how much that was.
+    fn turn(&mut self, which: impl Fn(&Effect) -> bool, result: Result<(), Fault>) -> usize {
+        let (done, left) = self.under_way.drain(..).partition(|(_, effect)| which(effect));
+        let done: Vec<(Token, Effect)> = done;
+        self.under_way = left;
+        for (token, _) in &done {
+            self.engine.completed(*token, result, &mut Nothing);
+        }
+        self.tick();
+        done.len()
+    }
+
+    fn tick(&mut self) {
+        self.now += 100_000;
+        self.engine.tick(Tick(self.now), self.now / 1_000_000, &mut Nothing);
+        self.take();
+    }
+
+    /// Devices do all that they are asked.
+    fn settle(&mut self) {
+        while self.turn(|_| true, Ok(())) > 0 {}
+    }
+
+    /// How many were answered well, and how many not, since the last time.
+    fn answered(&mut self) -> (usize, usize) {
+        let all = std::mem::take(&mut self.answers);
+        let good = all.values().filter(|result| result.is_ok()).count();
+        (good, all.len() - good)
+    }
+
+    fn write_all(&mut self, from: u64, mibs: u64) {
+        for at in from..from + mibs {
+            while !self.asks(VOLUME, Op::Write { fua: false }, at * MIB, MIB) {
+                self.settle();
+            }
+            self.settle();
+        }
+    }
+
+    fn drain(&mut self) {
+        self.engine.drain(VOLUME, &mut Nothing);
+        self.take();
+        self.settle();
+        assert!(self.engine.is_clean(VOLUME));
+    }
+}
+
+fn reads_cache(effect: &Effect) -> bool {
+    matches!(effect, Effect::ReadCache { .. })
+}
+
+/// A cache device dies under a deep queue of long reads. Each block of each of them was read again at once, by an effect of its own,
+/// of which there are 8192: the engine ended itself. What the backing device has is read from there.
+#[test]
+fn a_cache_device_that_dies_under_many_long_reads_is_survived() {
+    let mut rig = Rig::new(1);
+    rig.write_all(0, 32);
+    // The buffers of the first ones are used again.
+    rig.write_all(40, 16);
+    rig.drain();
+    rig.answered();
+    let mut reads = 0;
+    while reads < 80 {
+        assert!(rig.asks(VOLUME, Op::Read, reads % 32 * MIB, MIB), "there is room for so few");
+        reads += 1;
+    }
+    assert!(rig.under_way.iter().filter(|it| reads_cache(&it.1)).count() >= 80);
+    while !rig.under_way.is_empty() {
+        rig.turn(reads_cache, Err(Fault));
+        rig.turn(|effect| !reads_cache(effect), Ok(()));
+    }
+    assert_eq!(rig.answered(), (80, 0));
+    let repaired = rig.engine.status(VOLUME).unwrap().stats.repaired_blocks;
+    assert!(repaired >= 32 * MIB_BLOCKS, "{repaired}");
+}
+
+/// The same where the backing device takes its time: what was bad in a row is read in a row, so it does not come to so many
+/// effects, either.
+#[test]
+fn a_backing_device_that_is_slow_meanwhile_is_asked_for_few_long_reads() {
+    let mut rig = Rig::new(1);
+    rig.write_all(0, 32);
+    rig.write_all(40, 16);
+    rig.drain();
+    rig.answered();
+    for at in 0..80 {
+        assert!(rig.asks(VOLUME, Op::Read, at % 32 * MIB, MIB));
+    }
+    while rig.turn(reads_cache, Err(Fault)) > 0 {}
+    let misses = rig.under_way.iter().filter(|it| matches!(it.1, Effect::ReadBacking { .. }));
+    assert!(misses.count() <= 3 * 80);
+    rig.settle();
+    assert_eq!(rig.answered(), (80, 0));
+}
+
+/// One block in the middle of a long read cannot be read: the others are, and it alone comes from the backing device.
+#[test]
+fn one_block_that_cannot_be_read_is_repaired_alone() {
+    let mut rig = Rig::new(1);
+    rig.write_all(0, 2);
+    rig.write_all(40, 16);
+    rig.drain();
+    rig.answered();
+    assert!(rig.asks(VOLUME, Op::Read, 0, MIB));
+    let first = rig.under_way.iter().find_map(|(_, effect)| match *effect {
+        Effect::ReadCache { segment, block, blocks, .. } if blocks > 60 => {
+            Some((segment, block + 50))
+        }
+        _ => None,
+    });
+    let (bad_segment, bad) = first.expect("most of it lies in a row");
+    let holds_bad = |effect: &Effect| match *effect {
+        Effect::ReadCache { segment, block, blocks, .. } => {
+            segment == bad_segment && (block..block + blocks).contains(&bad)
+        }
+        _ => false,
+    };
+    let mut backing = 0;
+    while !rig.under_way.is_empty() {
+        rig.turn(holds_bad, Err(Fault));
+        for (_, effect) in &rig.under_way {
+            if let Effect::ReadBacking { blocks, .. } = effect {
+                backing += u64::from(*blocks);
+            }
+        }
+        rig.turn(|effect| !holds_bad(effect), Ok(()));
+    }
+    assert_eq!(rig.answered(), (1, 0));
+    assert_eq!((backing, rig.engine.status(VOLUME).unwrap().stats.repaired_blocks), (1, 1));
+}
+
+/// Hundreds of writes wait behind one that nobody can place yet, each of which has its first and last block read when its turn comes.
+/// Meanwhile reads take all the effects that there are: then all of the writes had their turn at once, and the engine ended
+/// itself.
+#[test]
+fn writes_of_parts_of_blocks_wait_for_room_to_read_the_rest() {
+    let mut rig = Rig::new(6);
+    let volumes: Vec<VolumeIndex> = (1..6).map(VolumeIndex).collect();
+    // Every second block is in the cache: a read of them all is so many effects.
+    for at in (0..16 * MIB_BLOCKS).step_by(2) {
+        rig.asks(VOLUME, Op::Write { fua: false }, at * BLOCK_BYTES, BLOCK_BYTES);
+        rig.settle();
+    }
+    rig.write_all(40, 16);
+    rig.answered();
+    for volume in &volumes {
+        rig.asks(*volume, Op::Write { fua: false }, 5000 * BLOCK_BYTES, BLOCK_BYTES);
+    }
+    rig.settle();
+    rig.answered();
+    let mut writes = 0;
+    for volume in &volumes {
+        for at in 0..256 {
+            // The first two have a block in common.
+            let first = if at == 0 { 1 } else { 4 * at - 3 };
+            let (offset, length) = (first * BLOCK_BYTES + 512, 2 * BLOCK_BYTES);
+            assert!(rig.asks(*volume, Op::Write { fua: false }, offset, length));
+            writes += 1;
+        }
+    }
+    let mut reads = 0;
+    while rig.asks(VOLUME, Op::Read, reads % 16 * MIB, MIB) {
+        reads += 1;
+    }
+    assert!(reads >= 20, "{reads}");
+    // The blocks that the first ones wait for have come, and nothing else.
+    rig.turn(
+        |effect| matches!(effect, Effect::ReadBacking { volume, .. } if *volume != VOLUME),
+        Ok(()),
+    );
+    rig.settle();
+    assert_eq!(rig.answered(), (writes + reads as usize, 0));
+}
+
+/// The same of writes that go around the log, of which each has to be told of its entry first.
+#[test]
+fn writes_around_the_log_wait_for_room_as_well() {
+    let mut rig = Rig::new(6);
+    let volumes: Vec<VolumeIndex> = (1..6).map(VolumeIndex).collect();
+    for at in (0..16 * MIB_BLOCKS).step_by(2) {
+        rig.asks(VOLUME, Op::Write { fua: false }, at * BLOCK_BYTES, BLOCK_BYTES);
+        rig.settle();
+    }
+    for volume in &volumes {
+        rig.asks(*volume, Op::Write { fua: false }, 0, MIB);
+        rig.settle();
+        rig.engine.drain(*volume, &mut Nothing);
+        rig.take();
+        rig.settle();
+        assert!(rig.engine.is_clean(*volume));
+        rig.engine.set_mode(*volume, Mode::WriteAround, &mut Nothing);
+        rig.take();
+        rig.settle();
+    }
+    rig.write_all(40, 16);
+    rig.answered();
+    let mut writes = 0;
+    for volume in &volumes {
+        for at in 0..250 {
+            let taken = rig.asks(*volume, Op::Write { fua: false }, at * BLOCK_BYTES, BLOCK_BYTES);
+            assert!(taken);
+            writes += 1;
+        }
+    }
+    rig.turn(|effect| matches!(effect, Effect::WriteCache { .. }), Ok(()));
+    let mut reads = 0;
+    while rig.asks(VOLUME, Op::Read, reads % 16 * MIB, MIB) {
+        reads += 1;
+    }
+    assert!(reads >= 20, "{reads}");
+    // Their entries become durable at once.
+    rig.turn(|effect| matches!(effect, Effect::FlushCache { .. }), Ok(()));
+    rig.settle();
+    assert_eq!(rig.answered(), (writes + reads as usize, 0));
+}
