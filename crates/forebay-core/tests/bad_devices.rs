@@ -281,3 +281,37 @@ fn writes_around_the_log_wait_for_room_as_well() {
     rig.settle();
     assert_eq!(rig.answered(), (writes + reads as usize, 0));
 }
+
+/// A volume that is on its backing device has a write on its way around the log, whose entry is not durable yet, and a flush that
+/// waits for that, when the cache device fails. Both answered errors, though nothing of the volume needs the cache: a journal
+/// ends at that. The write waits until the cache is marked stale, as all do that come later.
+#[test]
+fn what_needs_nothing_of_a_cache_that_fails_under_it_goes_on() {
+    for marked in [Ok(()), Err(Fault)] {
+        let mut rig = Rig::new(1);
+        rig.write_all(0, 1);
+        rig.drain();
+        rig.engine.set_mode(VOLUME, Mode::WriteAround, &mut Nothing);
+        rig.take();
+        rig.settle();
+        rig.answered();
+        assert!(rig.asks(VOLUME, Op::Write { fua: false }, 0, BLOCK_BYTES));
+        assert!(rig.asks(VOLUME, Op::Flush, 0, 0));
+        assert_eq!(rig.turn(|effect| matches!(effect, Effect::WriteCache { .. }), Err(Fault)), 1);
+        assert_eq!(rig.answered(), (1, 0), "nothing is missing on the backing device");
+        assert_eq!(rig.turn(|effect| matches!(effect, Effect::MarkStale { .. }), marked), 1);
+        let around = |effect: &Effect| matches!(effect, Effect::WriteAround { .. });
+        assert_eq!(rig.turn(around, Ok(())), usize::from(marked.is_ok()));
+        assert_eq!(rig.answered(), if marked.is_ok() { (1, 0) } else { (0, 1) });
+    }
+}
+
+/// But what only the cache has is missing, and whoever waits for it hears so.
+#[test]
+fn what_is_dirty_when_the_cache_fails_is_missing() {
+    let mut rig = Rig::new(1);
+    assert!(rig.asks(VOLUME, Op::Write { fua: true }, 0, BLOCK_BYTES));
+    assert!(rig.asks(VOLUME, Op::Flush, 0, 0));
+    rig.turn(|effect| matches!(effect, Effect::WriteCache { .. }), Err(Fault));
+    assert_eq!(rig.answered(), (0, 2));
+}

@@ -243,7 +243,7 @@ impl Engine {
         }
     }
 
-    /// The cache device failed: whoever waits for it hears so, nothing is appended any more (D3).
+    /// The cache device failed: whoever needs it hears so, nothing is appended any more (D3).
     pub(crate) fn fail_cache(&mut self) {
         if self.health == CacheHealth::Failed {
             return;
@@ -251,17 +251,20 @@ impl Engine {
         self.health = CacheHealth::Failed;
         for index in 0..self.volumes.len() {
             let Some(state) = self.volumes[index].as_deref_mut() else { continue };
+            // What is placed and not durable may be copies of what was read.
+            let durable = if state.is_settled() { Ok(()) } else { Err(RequestError::Io) };
             let waiting = [
-                core::mem::take(&mut state.durable_waiters),
-                core::mem::take(&mut state.written_waiters),
-                core::mem::take(&mut state.through_waiters),
+                (core::mem::take(&mut state.durable_waiters), durable),
+                (core::mem::take(&mut state.written_waiters), Err(RequestError::Io)),
+                (core::mem::take(&mut state.through_waiters), Err(RequestError::Io)),
             ];
-            for waiter in waiting.iter().flatten() {
-                if let Around::EntryFirst(token) = self.active(waiter.request).around {
-                    self.tokens.remove(token.0);
+            for (waiters, result) in &waiting {
+                for waiter in waiters {
+                    match self.active(waiter.request).around {
+                        Around::EntryFirst(token) => self.around_again(waiter.request, token),
+                        _ => self.answer(waiter.request, *result),
+                    }
                 }
-                self.volume(VolumeIndex(index as u8)).unlock(waiter.request);
-                self.answer(waiter.request, Err(RequestError::Io));
             }
         }
     }

@@ -251,6 +251,14 @@ impl Engine {
         }
     }
 
+    /// The cache device failed before the entry was durable. It waits for its turn again: if all of the volume is on the backing
+    /// device it may pass the cache (`stale`).
+    pub(crate) fn around_again(&mut self, at: u32, token: Token) {
+        self.tokens.remove(token.0);
+        self.active(at).around = Around::No;
+        self.around_leave(at);
+    }
+
     /// It was not written, or nothing says that it was: through the log (A8), or the guest is told.
     fn around_failed(&mut self, at: u32, told: bool) {
         let active = *self.active(at);
@@ -258,16 +266,22 @@ impl Engine {
             matches!(active.around, Around::Writing(How::EntryLast) | Around::Flushing);
         let state = self.volume(active.request.volume);
         state.around.over_dirty -= u32::from(over_dirty);
-        state.unlock(at);
         if told {
+            state.unlock(at);
             return self.answer(at, Err(RequestError::Io));
         }
+        self.around_leave(at);
+        self.active(at).around = Around::Logged;
+    }
+
+    /// It comes before all that came after it: nobody has its place meanwhile.
+    fn around_leave(&mut self, at: u32) {
+        let active = *self.active(at);
         let state = self.volume(active.request.volume);
+        state.unlock(at);
         let writes = matches!(active.request.op, Op::Write { .. });
         state.stats.written_blocks -= if writes { active.blocks } else { 0 };
-        // Before all that came after it: nobody has its place meanwhile.
         state.writes.push_front(at);
-        self.active(at).around = Around::Logged;
     }
 
     /// The backing device was flushed after a write over dirty versions: they are void now (A4).
