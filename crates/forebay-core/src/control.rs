@@ -119,6 +119,7 @@ impl Engine {
             lost_blocks: 0,
             unnamed_lost: None,
             frozen: false,
+            forgot: false,
             head: Head::NONE,
         };
         let volume = Volume::new(

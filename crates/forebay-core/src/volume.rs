@@ -169,7 +169,7 @@ impl Volume {
             starved: false,
             refused: false,
             extents_full: false,
-            forgot: false,
+            forgot: found.forgot,
             around: AroundState::new(!found.clean, recorded.flush_failed),
             stale: Stale::No,
             writeback: Writeback::new(found.cursor, now),

@@ -12,7 +12,7 @@ use forebay_core::log::recovery::{Recovered, Writer, reopen};
 use forebay_core::units::VolumeIndex;
 
 /// Ends what is under way, as the runtime does. No request is inside.
-pub(crate) fn hand_over(world: &mut World) -> Outcome {
+pub fn hand_over(world: &mut World) -> Outcome {
     world.faults_over = true;
     let outcome = hand_over_whole(world);
     world.faults_over = false;

@@ -15,6 +15,8 @@
 //! - **N3** A run of slots that has changed since the checkpoint that is named counts as changed in the
 //!   new process (`checkpoint::T4` goes on to hold).
 //! - **N4** Segments are in the pool in the order in which they were (`checkpoint::T3`).
+//! - **N5** What the map has forgotten and the log still has is known to the new process: what is written around the log there needs
+//!   an entry (`Volume::forgot`).
 //!
 //! # Crash
 //!
@@ -45,7 +47,7 @@ use alloc::vec::Vec;
 /// How tables and message are laid out, what a cell's place means included. Whoever changes any of it
 /// changes this number: two programs that have it alike may hand over to each other. (A test compares
 /// what a table looks like with what it did.)
-pub const LAYOUT: u32 = 2;
+pub const LAYOUT: u32 = 3;
 /// `FBHANDED`, as a little-endian number.
 const MAGIC: u64 = u64::from_le_bytes(*b"FBHANDED");
 
@@ -161,6 +163,7 @@ impl Engine {
         put(out, cursor.block.into());
         put(out, volume.unnamed_lost.map_or(u64::MAX, |ordinal| ordinal.0));
         put(out, volume.frozen.into());
+        put(out, volume.forgot.into());
     }
 }
 
@@ -268,6 +271,7 @@ struct Handed {
     cursor: Cursor,
     unnamed_lost: Option<Ordinal>,
     frozen: bool,
+    forgot: bool,
 }
 
 impl Handed {
@@ -278,9 +282,9 @@ impl Handed {
         extent_count_max: u32,
         mutants: Mutants,
     ) -> Option<RecoveredVolume> {
-        let Handed { image, items, dirty_blocks, cursor, unnamed_lost, frozen } = self;
+        let Handed { image, items, dirty_blocks, cursor, unnamed_lost, frozen, forgot } = self;
         let mut out = RecoveredVolume::empty(extent_count_max);
-        (out.unnamed_lost, out.frozen) = (unnamed_lost, frozen);
+        (out.unnamed_lost, out.frozen, out.forgot) = (unnamed_lost, frozen, forgot);
         out.log.watermark = image.watermark;
         out.log.tail = image.tail;
         out.log.backing_as_of = image.backing_as_of;
@@ -342,7 +346,8 @@ fn handed(from: &mut Stream<'_>) -> Option<Handed> {
     let cursor = Cursor { segment, block: from.narrow()? };
     let unnamed_lost = Some(from.u64()?).filter(|it| *it != u64::MAX).map(Ordinal);
     let frozen = from.u64()? != 0;
-    Some(Handed { image, items, dirty_blocks, cursor, unnamed_lost, frozen })
+    let forgot = from.u64()? != 0;
+    Some(Handed { image, items, dirty_blocks, cursor, unnamed_lost, frozen, forgot })
 }
 
 #[cfg(test)]
@@ -368,6 +373,6 @@ mod tests {
         let cells: Vec<u8> = index.cells().iter().flat_map(|cell| cell.to_le_bytes()).collect();
         let rows = slots.all().as_flattened();
         let told = (LAYOUT, SUPERBLOCK_SIZE, crc32c(&cells), crc32c(rows));
-        assert_eq!(told, (2, 65536, 2_097_298_583, 1_599_943_976));
+        assert_eq!(told, (3, 65536, 2_097_298_583, 1_599_943_976));
     }
 }

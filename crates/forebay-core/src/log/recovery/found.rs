@@ -69,6 +69,8 @@ pub struct RecoveredVolume {
     pub(crate) unnamed_lost: Option<Ordinal>,
     /// Dirty blocks nobody can name are lost: the volume must not be served as if nothing were.
     pub(crate) frozen: bool,
+    /// The index lacks clean blocks that are in the log: handed over so.
+    pub(crate) forgot: bool,
     pub(crate) head: Head,
 }
 
@@ -84,6 +86,7 @@ impl RecoveredVolume {
             lost_blocks: 0,
             unnamed_lost: None,
             frozen: false,
+            forgot: false,
             head: Head::NONE,
         }
     }
