@@ -146,7 +146,7 @@ fn the_log_tells_changes_of_state_at_the_level_asked_for() {
     assert!(said.lines().all(|line| line.starts_with("20") && line.contains("Z ")), "{said}");
     assert!(!said.contains("DEBUG"), "{said}");
     let debug = life(&["--log-level", "debug"]);
-    let batches = |line: &str| line.contains("DEBUG v: ") && line.ends_with(" were written back");
+    let batches = |line: &str| line.contains("DEBUG v: ") && line.ends_with(" written back");
     assert!(debug.lines().any(batches), "{debug}");
     assert_eq!(life(&["--log-level", "error"]), "");
 }
