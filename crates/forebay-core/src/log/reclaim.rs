@@ -3,14 +3,13 @@
 //!
 //! # Invariants
 //!
-//! - **C1** Only a clean segment is emptied: everything in it is at or below the durable watermark, a record whose
-//!   header rotted included. What that one held is told by the next one alone, and only while it is in the log.
+//! - **C1** Only a clean segment is emptied: everything in it is at or below the durable watermark.
 //! - **C2** Older always dies first: segments are emptied in the order of their log. Of several logs the one that has the oldest gives,
 //!   if it holds more than is reserved for it (G1 of `policy::reserve`).
 //! - **C3** A block that is appended again (a second chance) enters only with a ticket that holds
 //!   (T1 of `log::tickets`).
 //! - **C4** What was lost is appended again, never forgotten (`lost`): nothing leaves while recovery found what no record
-//!   names but the one behind it.
+//!   names but the one behind it. That one tells what a record held whose header rotted, and only while this is in the log.
 
 use crate::effect::{Effect, Fault};
 use crate::engine::{CacheHealth, Engine, Pending};
@@ -76,7 +75,6 @@ impl Engine {
             if !own && self.all_volumes().any(older) {
                 return;
             }
-            // C1 keeps the segment of a rotten end as well: only without both is it gone.
             let loose = self.config.mutants.is(Mutant::RottenEndNotDirty);
             if !self.chances_given(volume, id, payload)
                 || !self.keep_lost(volume, id, payload)

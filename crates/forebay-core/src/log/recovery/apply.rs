@@ -196,13 +196,6 @@ impl<R: CacheReader> Recovery<'_, R> {
         if clean {
             self.found.damage.push(Damage::Clean { volume: index, segment, block: hole_block });
         }
-        // At the end of its segment no record that stands says how far that goes: what is dirty in it keeps the
-        // segment (C1 of `reclaim`), else the tail would pass it before it is named.
-        let counts = !self.mutants.is(Mutant::RottenEndNotDirty);
-        if segment != record.id && out.log.newest == Some(segment) && counts {
-            let last = &mut self.found.segments.get_mut(segment).last_sequence;
-            *last = (*last).max(next.previous.sequence);
-        }
         // The next one is in the same segment, or the first of the one behind it.
         let ordinal = Ordinal(next.ordinal.0.saturating_sub(u64::from(segment != record.id)));
         let mut item = 0;
