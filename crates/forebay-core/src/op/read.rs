@@ -203,12 +203,41 @@ impl Engine {
         let Source::Cache { segment, block } = piece.source else {
             unreachable!("all else is read at once, or is a miss");
         };
+        let (mut well, mut fills) = (0, 0);
+        if piece.again.is_none() && result.is_ok() {
+            // Nearly always all of it.
+            while well < piece.blocks
+                && let Some(held) =
+                    self.verified(segment, block + well, behind(piece.to, well), payload)
+            {
+                fills += u64::from(held.fill);
+                well += 1;
+            }
+        }
+        let goes_on = well < piece.blocks && self.read_on(piece, well, result, payload);
+        self.volume(piece.volume).stats.fill_hit_blocks += fills;
+        self.segments.get_mut(segment).readers -= 1;
+        if !goes_on {
+            self.read_part_done(piece.request);
+        }
+    }
+
+    /// Goes on behind so many blocks of a piece that are as they should be. Says whether one is read for the second time.
+    #[cold]
+    fn read_on(
+        &mut self,
+        piece: Piece,
+        well: u16,
+        result: Result<(), Fault>,
+        payload: &mut impl Payload,
+    ) -> bool {
+        let Source::Cache { segment, block } = piece.source else {
+            unreachable!("only the cache device is verified");
+        };
         let second = piece.again.map(|again| again.at);
-        let fresh = Again { at: 0, bad: 0, unread: result.is_err() };
+        let fresh = Again { at: well, bad: 0, unread: result.is_err() };
         let mut again = piece.again.unwrap_or(fresh);
-        let mut fills = 0;
-        let mut under_way = false;
-        while again.at < piece.blocks && !under_way {
+        while again.at < piece.blocks {
             let at = again.at;
             // If nothing was read there is nothing to look at.
             let unread = if second == Some(at) { result.is_err() } else { again.unread };
@@ -219,25 +248,21 @@ impl Engine {
             };
             match held {
                 Some(held) => {
-                    fills += u64::from(held.fill);
+                    self.volume(piece.volume).stats.fill_hit_blocks += u64::from(held.fill);
                     self.read_repair(&piece, &mut again);
                 }
                 None if second != Some(at) => {
                     let piece = Piece { again: Some(again), ..piece };
                     self.read_cache(piece, (segment, block + at), 1, place, payload); // R5
-                    under_way = true;
+                    return true;
                 }
                 None if self.is_repaired(&piece, at, payload) => again.bad += 1,
                 None => self.read_repair(&piece, &mut again),
             }
-            again.at += u16::from(!under_way);
+            again.at += 1;
         }
-        self.volume(piece.volume).stats.fill_hit_blocks += fills;
-        self.segments.get_mut(segment).readers -= 1;
-        if !under_way {
-            self.read_repair(&piece, &mut again);
-            self.read_part_done(piece.request);
-        }
+        self.read_repair(&piece, &mut again);
+        false
     }
 
     /// A part of a request was read.
