@@ -4,6 +4,7 @@
 use clap::{Parser, ValueEnum};
 use forebay_core::format::superblock::Order;
 use forebay_disk::Model;
+use forebay_disk::hdd::Spec;
 use forebay_disk::model::{BARRACUDA_7200_12, NVME, SSD_840PRO, ST3500641AS};
 use forebay_experiment::experiments::{
     SECOND, cliff, drained, fair, misses, one_disk, quiet, quotas, records,
@@ -380,22 +381,35 @@ fn print_quiet() {
 }
 
 fn print_records() {
-    print_records_in("batch", Order::Batch, records::Start::AsItIs);
-    print_records_in("relaxed", Order::Relaxed, records::Start::AsItIs);
-    print_records_in(
-        "relaxed, the cache filled with dirty data before each",
-        Order::Relaxed,
-        records::Start::Full,
-    );
+    use records::Start::{AsItIs, Full};
+    const DIRTY: &str = "relaxed, the cache filled with dirty data before each";
+    for (disk, spec) in [("st3500641as", ST3500641AS), ("7200.12", BARRACUDA_7200_12)] {
+        for depth in [1, 32] {
+            let print =
+                |name, order, start| print_records_in(disk, spec, depth, name, order, start);
+            print("batch", Order::Batch, AsItIs);
+            print("relaxed", Order::Relaxed, AsItIs);
+            print(DIRTY, Order::Relaxed, Full);
+        }
+    }
 }
 
-fn print_records_in(name: &str, order: Order, start: records::Start) {
+fn print_records_in(
+    disk: &str,
+    spec: Spec,
+    depth: usize,
+    name: &str,
+    order: Order,
+    start: records::Start,
+) {
     println!(
-        "IOzone's tests on a file of twice the cache (512 MiB, cache 256 MiB), order {name}, bare rate = 1"
+        "IOzone's tests on {disk}, a file of twice the cache (512 MiB, cache 256 MiB), {depth} at a time, order {name}, bare rate = 1"
     );
     println!("{:16} {:>14} {:>14} {:>14}", "test", "4 KiB", "1 MiB", "16 MiB");
-    let histories = [4 << 10, 1 << 20, 16 << 20]
-        .map(|record| records::compare(BARRACUDA_7200_12, order, start, 512 << 20, record));
+    let histories = [4 << 10, 1 << 20, 16 << 20].map(|record_bytes| {
+        let load = records::Load { start, depth, file_bytes: 512 << 20, record_bytes };
+        records::compare(spec, order, load)
+    });
     for (at, test) in records::TESTS.into_iter().enumerate() {
         let ratio =
             |[bare, through]: &[records::History; 2]| bare.seconds[at] / through.seconds[at];

@@ -7,7 +7,7 @@ use forebay_core::units::BLOCK_BYTES;
 use forebay_disk::Model;
 use forebay_disk::hdd::Hdd;
 use forebay_disk::model::{BARRACUDA_7200_12, GP3, NVME, ST3500641AS};
-use forebay_experiment::experiments::records::Start;
+use forebay_experiment::experiments::records::{Load, Start};
 use forebay_experiment::experiments::{
     SECOND, bare, cached, cliff, drained, fair, one_disk, ordered, records,
 };
@@ -51,8 +51,11 @@ fn scattered_writes_gain_what_sorting_can_give() {
 #[test]
 fn the_whole_history_takes_no_longer_than_on_the_bare_disk() {
     for record in [MIB, 16 * MIB] {
-        let [bare, forebay] =
-            records::compare(BARRACUDA_7200_12, Order::Batch, Start::AsItIs, 256 * MIB, record);
+        let [bare, forebay] = records::compare(
+            BARRACUDA_7200_12,
+            Order::Batch,
+            one_by_one(Start::AsItIs, 256 * MIB, record),
+        );
         let ratio = forebay.total() / bare.total();
         assert!(ratio <= 1.02, "records of {record}: {ratio:.3}; {bare:?} {forebay:?}");
         let rewrite = records::TESTS.iter().position(|&test| test == "record rewrite").unwrap();
@@ -78,8 +81,13 @@ fn relaxed_is_never_slower_with_a_cache_full_of_dirty_data() {
     live_floor_holds(Start::Full, 512 * MIB, MIB);
 }
 
+fn one_by_one(start: Start, file_bytes: u64, record_bytes: u64) -> Load {
+    Load { start, depth: 1, file_bytes, record_bytes }
+}
+
 fn live_floor_holds(start: Start, file: u64, record: u64) {
-    let [bare, forebay] = records::compare(BARRACUDA_7200_12, Order::Relaxed, start, file, record);
+    let [bare, forebay] =
+        records::compare(BARRACUDA_7200_12, Order::Relaxed, one_by_one(start, file, record));
     for (at, test) in records::TESTS.into_iter().enumerate() {
         let rate = bare.seconds[at] / forebay.seconds[at];
         assert!(rate >= 0.98, "{test} in records of {record}: {rate:.3} of the bare disk's rate");

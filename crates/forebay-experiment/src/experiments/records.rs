@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Never slower than the bare disk: IOzone's thirteen tests on a file of twice the cache, without a page cache.
 //!
-//! One test after the other on the same file, one record under way at a time, each test ended by a flush, as
-//! IOzone does it. What the cache has not written back is drained once, in the end, and counted for the whole
+//! One test after the other on the same file, one record under way at a time, as IOzone does it, or as many as a disk's
+//! queue takes, each test of writes ended by a flush. What the cache has not written back is drained once, in the end, and counted for the whole
 //! history.
 
 use super::{MIB, SECOND, bare, cached, ordered};
@@ -86,38 +86,45 @@ fn fill(machine: &mut Machine, file_bytes: u64) {
     run(machine, (0..32).map(writer).collect(), until);
 }
 
-fn history(setup: &Setup, start: Start, file_bytes: u64, record_bytes: u64) -> History {
+fn history(setup: &Setup, load: Load) -> History {
+    let Load { start, depth, file_bytes, record_bytes } = load;
     let mut machine = Machine::new(setup);
     let mut seconds = [0.0; 13];
     for (test, seconds) in TESTS.into_iter().zip(&mut seconds) {
         let op = if test.contains("write") { WRITE } else { Op::Read };
         let record = |at: u64| Ask { op, offset: at * record_bytes, length: record_bytes };
-        let mut asks: Vec<Ask> =
-            order(test, file_bytes / record_bytes).into_iter().map(record).collect();
-        if op == WRITE {
-            asks.push(Ask { op: Op::Flush, offset: 0, length: 0 });
-        }
+        let asks = order(test, file_bytes / record_bytes).into_iter().map(record).collect();
         if start == Start::Full && setup.cache.is_some() {
             fill(&mut machine, file_bytes);
         }
-        *seconds = run(&mut machine, shared(0, 1, asks), Nanos::MAX).seconds();
+        *seconds = run(&mut machine, shared(0, depth, asks), Nanos::MAX).seconds();
+        if op == WRITE {
+            let flush = vec![Ask { op: Op::Flush, offset: 0, length: 0 }];
+            *seconds += run(&mut machine, shared(0, 1, flush), Nanos::MAX).seconds();
+        }
     }
     let drained = machine.drain() as f64 / SECOND as f64;
     History { seconds, drained }
 }
 
+/// What is asked, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// What is in the cache before.
+    pub start: Start,
+    /// So many records at once.
+    pub depth: usize,
+    /// Twice the cache.
+    pub file_bytes: u64,
+    /// Of a record.
+    pub record_bytes: u64,
+}
+
 /// The bare disk's history, and forebay's.
-pub fn compare(
-    spec: Spec,
-    order: Order,
-    start: Start,
-    file_bytes: u64,
-    record_bytes: u64,
-) -> [History; 2] {
+pub fn compare(spec: Spec, order: Order, load: Load) -> [History; 2] {
     let disk = ordered(spec);
     // Behind the file there is as much again.
-    let through = cached(disk, 2 * file_bytes, (file_bytes / 2).max(64 * MIB));
-    let through = Setup { order, ..through };
-    let bare = bare(disk, 2 * file_bytes);
-    [bare, through].map(|setup| history(&setup, start, file_bytes, record_bytes))
+    let volume = 2 * load.file_bytes;
+    let through = cached(disk, volume, (load.file_bytes / 2).max(64 * MIB));
+    [bare(disk, volume), Setup { order, ..through }].map(|setup| history(&setup, load))
 }
