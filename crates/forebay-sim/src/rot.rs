@@ -271,7 +271,8 @@ impl World {
             };
             self.cache.rot(at + block, content);
         }
-        self.bad_headers.retain(|(of, ..)| *of != volume);
+        // Those of a log that was given up before do not count for this one, nor this one for them.
+        self.bad_headers.retain(|(of, generation, _)| (*of, *generation) != (volume, attached));
         self.bad_headers.push((volume, attached, ordinal));
     }
 
