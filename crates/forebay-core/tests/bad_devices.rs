@@ -3,10 +3,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-use forebay_core::blank::{self, Nothing, VOLUME};
+mod support;
+
+use forebay_core::blank::{Nothing, VOLUME};
 use forebay_core::effect::{Effect, Fault, Token};
-use forebay_core::engine::{Config, Engine};
-use forebay_core::format::superblock::{Mode, NewCache, Superblock, Volume};
+use forebay_core::engine::Engine;
+use forebay_core::format::superblock::Mode;
 use forebay_core::limits::TOKEN_COUNT_MAX;
 use forebay_core::request::{Op, Request, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Tick, VolumeIndex};
@@ -26,22 +28,19 @@ struct Rig {
 
 impl Rig {
     fn new(volumes: u8) -> Rig {
-        let new = NewCache {
-            uuid: [7; 16],
-            key: 0x1234_5678_9ABC_DEF0,
-            size_bytes: 256 * MIB,
-            segment_bytes: 512 << 10,
-            now: 1,
-        };
-        let superblock = Superblock::format(&new).unwrap();
-        let config = Config { buffer_count: 16, ..Config::default() };
-        let volume = |index: u8| Volume::empty([index; 16], "v", 256 * MIB);
-        let mut engine = blank::engine(&superblock, config, &volume(0));
-        for index in 1..volumes {
-            engine.attach(VolumeIndex(index), &volume(index));
-            engine.serve(VolumeIndex(index), true);
-        }
+        let engine = support::engine(volumes, 256 * MIB, 256 * MIB, 512 << 10, 16);
         Rig { engine, under_way: Vec::new(), answers: BTreeMap::new(), tag: 0, now: 0 }
+    }
+
+    /// One volume, with so many of its first MiB in the cache and on the backing device.
+    fn with_copies(mibs: u64) -> Rig {
+        let mut rig = Rig::new(1);
+        rig.write_all(0, mibs);
+        // The buffers of the first ones are used again.
+        rig.write_all(40, 16);
+        rig.drain();
+        rig.answered();
+        rig
     }
 
     /// Says whether there was room for it.
@@ -121,12 +120,7 @@ fn reads_cache(effect: &Effect) -> bool {
 /// of which there are 8192: the engine ended itself. What the backing device has is read from there.
 #[test]
 fn a_cache_device_that_dies_under_many_long_reads_is_survived() {
-    let mut rig = Rig::new(1);
-    rig.write_all(0, 32);
-    // The buffers of the first ones are used again.
-    rig.write_all(40, 16);
-    rig.drain();
-    rig.answered();
+    let mut rig = Rig::with_copies(32);
     let mut reads = 0;
     while reads < 80 {
         assert!(rig.asks(VOLUME, Op::Read, reads % 32 * MIB, MIB), "there is room for so few");
@@ -146,11 +140,7 @@ fn a_cache_device_that_dies_under_many_long_reads_is_survived() {
 /// effects, either.
 #[test]
 fn a_backing_device_that_is_slow_meanwhile_is_asked_for_few_long_reads() {
-    let mut rig = Rig::new(1);
-    rig.write_all(0, 32);
-    rig.write_all(40, 16);
-    rig.drain();
-    rig.answered();
+    let mut rig = Rig::with_copies(32);
     for at in 0..80 {
         assert!(rig.asks(VOLUME, Op::Read, at % 32 * MIB, MIB));
     }
@@ -164,11 +154,7 @@ fn a_backing_device_that_is_slow_meanwhile_is_asked_for_few_long_reads() {
 /// One block in the middle of a long read cannot be read: the others are, and it alone comes from the backing device.
 #[test]
 fn one_block_that_cannot_be_read_is_repaired_alone() {
-    let mut rig = Rig::new(1);
-    rig.write_all(0, 2);
-    rig.write_all(40, 16);
-    rig.drain();
-    rig.answered();
+    let mut rig = Rig::with_copies(2);
     assert!(rig.asks(VOLUME, Op::Read, 0, MIB));
     let first = rig.under_way.iter().find_map(|(_, effect)| match *effect {
         Effect::ReadCache { segment, block, blocks, .. } if blocks > 60 => {

@@ -4,11 +4,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-use forebay_core::blank::{self, VOLUME};
+mod support;
+
 use forebay_core::effect::{Effect, Fault, Token};
-use forebay_core::engine::{CacheHealth, Config, Engine};
+use forebay_core::engine::{CacheHealth, Engine};
 use forebay_core::format::record::{Identity, Known};
-use forebay_core::format::superblock::{Mode, NewCache, Order, Superblock, Volume};
+use forebay_core::format::superblock::{Mode, Order};
 use forebay_core::payload::{Ingested, Payload, Place};
 use forebay_core::request::{Op, Request};
 use forebay_core::units::{BufferId, SegmentId, Tick, VolumeIndex};
@@ -92,21 +93,7 @@ struct Storm {
 
 impl Storm {
     fn new(seed: u64, faults: Faults, rot: u64) -> Storm {
-        let new = NewCache {
-            uuid: [7; 16],
-            key: 0x1234_5678_9ABC_DEF0,
-            size_bytes: 64 * MIB,
-            segment_bytes: 256 << 10,
-            now: 1,
-        };
-        let superblock = Superblock::format(&new).unwrap();
-        let config = Config { buffer_count: 12, ..Config::default() };
-        let volume = |index: u8| Volume::empty([index; 16], "v", VOLUME_BYTES);
-        let mut engine = blank::engine(&superblock, config, &volume(VOLUME.0));
-        for index in 1..VOLUMES {
-            engine.attach(VolumeIndex(index), &volume(index));
-            engine.serve(VolumeIndex(index), true);
-        }
+        let engine = support::engine(VOLUMES, VOLUME_BYTES, 64 * MIB, 256 << 10, 12);
         let memory = Rotting { random: Random(seed ^ 0xF00D), rot };
         let random = Random(seed);
         let under_way = Vec::new();
