@@ -196,40 +196,39 @@ impl Daemon {
         // Nobody has changed it since that was decided (M3 of `stale.rs`).
         let is_kept = mark.is_some_and(|mark| mark.is_kept) && changed.is_empty();
         let if_changed = wanted.if_changed.or(is_kept.then_some(IfChanged::KeepDirty));
-        if mark.is_some() || !changed.is_empty() {
-            let marked =
-                mark.map(|mark| format!("it {} since {}", mark.why.text(), clock(mark.since)));
-            let what: Vec<String> = marked.into_iter().chain(changed).collect();
-            let what = what.join(", ");
-            if dirty && if_changed.is_none() {
-                bail!(
-                    "{}: was changed by others since forebay stopped ({what}), and the cache holds \
-                     newer data for volume {name}, written until {}; give --if-changed \
-                     {name}=keep-dirty or {name}=lose-dirty",
-                    path.display(),
-                    clock(self.server.shard.superblock().written_at),
+        let marked = mark.map(|mark| format!("it {} since {}", mark.why.text(), clock(mark.since)));
+        let what: Vec<String> = marked.into_iter().chain(changed).collect();
+        let what = (!what.is_empty()).then(|| what.join(", "));
+        if let Some(what) = &what
+            && dirty
+            && if_changed.is_none()
+        {
+            bail!(
+                "{}: was changed by others since forebay stopped ({what}), and the cache holds \
+                 newer data for volume {name}, written until {}; give --if-changed \
+                 {name}=keep-dirty or {name}=lose-dirty",
+                path.display(),
+                clock(self.server.shard.superblock().written_at),
+            );
+        }
+        self.pass(others, path, name)?;
+        match (what, if_changed) {
+            (None, _) => {}
+            (Some(what), Some(IfChanged::KeepDirty)) if dirty => {
+                warn!(
+                    "{name}: backing device changed ({what}); dirty data is kept, and nothing else"
                 );
-            }
-            self.pass(others, path, name)?;
-            match if_changed {
-                Some(IfChanged::KeepDirty) if dirty => {
-                    warn!(
-                        "{name}: backing device changed ({what}); dirty data is kept, and nothing else"
-                    );
-                    // The log has the rest still: whoever opens it before it is drained drops that again.
-                    if !is_kept {
-                        let why = mark.map_or(Why::Changed, |mark| mark.why);
-                        self.note_kept(&recorded, path, why)?;
-                    }
-                    self.server.shard.forget_clean(index);
+                // The log has the rest still: whoever opens it before it is drained drops that again.
+                if !is_kept {
+                    let why = mark.map_or(Why::Changed, |mark| mark.why);
+                    self.note_kept(&recorded, path, why)?;
                 }
-                _ => {
-                    warn!("{name}: backing device changed ({what}); starts empty");
-                    self.server.shard.forget_data(index)?;
-                }
+                self.server.shard.forget_clean(index);
             }
-        } else {
-            self.pass(others, path, name)?;
+            (Some(what), _) => {
+                warn!("{name}: backing device changed ({what}); starts empty");
+                self.server.shard.forget_data(index)?;
+            }
         }
         self.serve_volume(index, wanted.address, path, device, Some(found))
     }
