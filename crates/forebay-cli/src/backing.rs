@@ -4,8 +4,9 @@
 
 use crate::address::Address;
 use crate::upgrade;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use forebay::host::guard::{self, GuardError};
+use forebay::host::holder::{LOCK_WAIT, Refused, when_free};
 use forebay::host::identity::{Fingerprint, Geometry, Match, Serial, compare};
 use forebay::host::machine::{Host, Target};
 use forebay::io::{
@@ -13,12 +14,6 @@ use forebay::io::{
 };
 use forebay_core::format::superblock::Volume;
 use std::path::Path;
-use std::time::{Duration, Instant};
-
-/// How long a device that a dying process still holds is waited for.
-const LOCK_WAIT: Duration = Duration::from_secs(10);
-/// How often it is tried again meanwhile.
-const LOCK_RETRY: Duration = Duration::from_millis(20);
 
 /// The open file of a device or file that the program before had for itself, if it was left. Nobody else
 /// can have had it meanwhile: it is the same disk.
@@ -36,29 +31,20 @@ pub fn take_left(
 /// waited for.
 pub fn open_exclusive(path: &Path, source: u16, logical_block: Option<u32>) -> Result<FileDevice> {
     let options = FileOptions { exclusive: true, source, logical_block, ..FileOptions::default() };
-    let begun = Instant::now();
-    let mut told = false;
-    loop {
-        let error = match attempt(path, &options) {
-            Err(error) if is_busy(&error) => error,
-            other => return other,
-        };
-        if let Some(holder) = Host::default().living_holder(path) {
-            bail!("{}: is in use by {holder}; stop that one, or use another", path.display());
+    let wait = LOCK_WAIT.as_secs();
+    let tell = || {
+        tracing::warn!(
+            "{}: waits up to {wait} s for a process that is ending to let go of it",
+            path.display(),
+        );
+    };
+    when_free(path, is_busy, tell, || attempt(path, &options)).map_err(|refused| match refused {
+        Refused::Held(holder) => {
+            anyhow!("{}: is in use by {holder}; stop that one, or use another", path.display())
         }
-        if begun.elapsed() >= LOCK_WAIT {
-            bail!("{error}; it was waited for, for {} s", LOCK_WAIT.as_secs());
-        }
-        if !told {
-            tracing::warn!(
-                "{}: waits up to {} s for a process that is ending to let go of it",
-                path.display(),
-                LOCK_WAIT.as_secs()
-            );
-            told = true;
-        }
-        std::thread::sleep(LOCK_RETRY);
-    }
+        Refused::Busy(error) => anyhow!("{error}; it was waited for, for {wait} s"),
+        Refused::Other(error) => error,
+    })
 }
 
 fn attempt(path: &Path, options: &FileOptions) -> Result<FileDevice> {

@@ -266,13 +266,22 @@ fn a_cache_that_a_process_which_is_gone_still_holds_is_waited_for() {
     let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
     // The one that took the lock is gone; what it left behind holds it for a while, as I/O that
     // is under way does after a kill.
-    let hold = format!("exec 9<>'{cache}'; flock -x 9 || exit 1; sleep 2 9<&9 & exit 0");
-    let done = std::process::Command::new("sh").args(["-c", &hold]).status().unwrap();
-    assert!(done.success());
-    let begun = std::time::Instant::now();
+    let hold = || {
+        let hold = format!("exec 9<>'{cache}'; flock -x 9 || exit 1; sleep 1.5 9<&9 & exit 0");
+        let done = std::process::Command::new("sh").args(["-c", &hold]).status().unwrap();
+        assert!(done.success());
+        std::time::Instant::now()
+    };
+    let waited = |begun: std::time::Instant| {
+        let took = begun.elapsed();
+        assert!(took > std::time::Duration::from_millis(500), "it was not held: {took:?}");
+    };
+    let begun = hold();
+    assert_eq!(place.run(&["inspect", &cache, "superblock"]).code, 0);
+    waited(begun);
+    let begun = hold();
     let daemon = place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]);
-    let took = begun.elapsed();
-    assert!(took > std::time::Duration::from_millis(500), "it was not held: {took:?}");
+    waited(begun);
     let said = daemon.stop(&place);
     assert!(said.contains("waits up to 10 s for a process that is ending"), "{said}");
 }

@@ -7,7 +7,6 @@ mod bad;
 mod support;
 
 use bad::{Place, patch};
-use serde_json::Value;
 
 /// A cache with four blocks written at LBA 8, and where each lies on the cache device.
 fn written(place: &Place) -> (String, String, Vec<u64>) {
@@ -20,13 +19,8 @@ fn written(place: &Place) -> (String, String, Vec<u64>) {
     (cache, backing, places)
 }
 
-fn json(place: &Place, args: &[&str]) -> Value {
-    let done = place.run(args);
-    serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
-}
-
 fn entries(place: &Place, cache: &str) -> Vec<u64> {
-    let records = json(place, &["inspect", cache, "entries", "--json"]);
+    let records = place.json(&["inspect", cache, "entries", "--json"]);
     let mut places = Vec::new();
     for record in records.as_array().unwrap() {
         for row in record["rows"].as_array().into_iter().flatten() {
@@ -47,7 +41,7 @@ fn a_bad_dirty_block_is_named_and_ends_with_4() {
     let done = place.run(&["check", &cache]);
     assert_eq!(done.code, 4, "{done:?}");
     assert!(done.stdout.contains("dirty [P2] v LBA 10 + 1, byte 40960"), "{done:?}");
-    let report = json(&place, &["check", &cache, "--json"]);
+    let report = place.json(&["check", &cache, "--json"]);
     assert_eq!(report["result"], "damaged-dirty");
     assert_eq!(report["findings"][0]["cache_byte"], places[2]);
     let mut after = std::fs::read(&cache).unwrap();
@@ -77,7 +71,7 @@ fn a_rotten_header_is_told_with_the_blocks_it_held() {
         daemon.client("v").write(lba * 4096, &[lba as u8; 4096], true).unwrap();
     }
     daemon.stop(&place);
-    let records = json(&place, &["inspect", &cache, "entries", "--json", "--lba", "5"]);
+    let records = place.json(&["inspect", &cache, "entries", "--json", "--lba", "5"]);
     let address = records[0]["address"].as_u64().unwrap();
     patch(&cache, address + 100, |bytes| bytes[0] ^= 1, 1);
     let done = place.run(&["check", &cache]);
@@ -101,7 +95,7 @@ fn a_frozen_volume_is_named_at_every_start_and_holds_up_no_other() {
     daemon.client("v").write(1 << 20, &[1; 1 << 20], true).unwrap();
     daemon.kill();
     for lba in ["5", "7"] {
-        let records = json(&place, &["inspect", &cache, "entries", "--json", "--lba", lba]);
+        let records = place.json(&["inspect", &cache, "entries", "--json", "--lba", lba]);
         let address = records[0]["address"].as_u64().unwrap();
         patch(&cache, address + 100, |bytes| bytes[0] ^= 1, 1);
     }
@@ -110,7 +104,7 @@ fn a_frozen_volume_is_named_at_every_start_and_holds_up_no_other() {
         assert_eq!(done.code, 4, "{done:?}");
         assert!(done.stdout.contains("v: dirty blocks were lost that nobody can name"), "{done:?}");
         let daemon = place.serve(&["--cache", &cache]);
-        let status = json(&place, &["status", "--json", "--control", &place.text("control")]);
+        let status = place.json(&["status", "--json", "--control", &place.text("control")]);
         let states = status["volumes"].as_array().unwrap().iter().map(|it| it["state"].as_str());
         assert_eq!(states.collect::<Vec<_>>(), [Some("frozen"), Some("serving")], "{round}");
         daemon.client("w").write(0, &[round; 4096], true).unwrap();
@@ -128,7 +122,7 @@ fn every_part_is_shown_with_the_names_of_the_manual() {
     let (cache, ..) = written(&place);
     let manual = include_str!("../../../docs/format.md");
     for part in ["superblock", "volumes", "segments", "entries", "checkpoint"] {
-        let all = json(&place, &["inspect", &cache, part, "--json"]);
+        let all = place.json(&["inspect", &cache, part, "--json"]);
         assert!(!all.as_array().unwrap().is_empty(), "{part}");
         let done = place.run(&["inspect", &cache, part]);
         assert_eq!(done.code, 0, "{done:?}");
@@ -140,13 +134,13 @@ fn every_part_is_shown_with_the_names_of_the_manual() {
             }
         }
     }
-    let one = json(&place, &["inspect", &cache, "entries", "--lba", "9", "--json"]);
+    let one = place.json(&["inspect", &cache, "entries", "--lba", "9", "--json"]);
     assert_eq!(one[0]["rows"].as_array().unwrap().len(), 1);
     assert_eq!(one[0]["rows"][0]["lba"], 9);
     assert_eq!(one[0]["rows"][0]["kind_name"], "data");
     place.run(&["inspect", &cache, "entries", "--volume", "w"]).refused(1, "no such volume");
     place.run(&["inspect", &cache, "volumes", "--lba", "1"]).refused(1, "--lba");
     // Nothing that lets one forge a block is in a report.
-    let superblock = json(&place, &["inspect", &cache, "superblock", "--json"]);
+    let superblock = place.json(&["inspect", &cache, "superblock", "--json"]);
     assert_eq!(superblock[0]["key"], "not shown");
 }

@@ -13,8 +13,7 @@ use std::process::Stdio;
 use support::{signal, wait_for};
 
 fn status(place: &Place) -> Value {
-    let done = place.run(&["status", "--json", "--control", &place.text("control")]);
-    serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
+    place.json(&["status", "--json", "--control", &place.text("control")])
 }
 
 fn scrub(place: &Place, more: &[&str]) -> Done {
@@ -38,8 +37,7 @@ impl Written {
         let daemon = place.serve(&["--cache", &cache, "--volume", &volume]);
         daemon.client("v").write(8 * 4096, &[7; 4 * 4096], true).unwrap();
         daemon.stop(&place);
-        let done = place.run(&["inspect", &cache, "entries", "--json"]);
-        let records: Value = serde_json::from_str(&done.stdout).unwrap();
+        let records = place.json(&["inspect", &cache, "entries", "--json"]);
         let mut blocks = Vec::new();
         for record in records.as_array().unwrap() {
             for row in record["rows"].as_array().into_iter().flatten() {

@@ -11,6 +11,7 @@
 //! Judging what is found: [`crate::check`]. What the bytes mean: `forebay_core::format`.
 
 use crate::cache::{self, CacheError, Found};
+use crate::host::holder::{Refused, when_free};
 use crate::host::runtime_dir::{Places, RuntimeDir};
 use crate::io::{Device, FileDevice, FileError, FileOptions};
 use crate::memory::{self, LeftBehind};
@@ -93,9 +94,11 @@ impl Inspection {
     /// Opens a cache that nobody serves, and looks for what a killed process left in memory.
     pub fn open(path: &Path, places: &Places) -> Result<Inspection, InspectError> {
         let options = FileOptions { read_only: true, ..FileOptions::default() };
-        let device = FileDevice::open(path, &options).map_err(|error| match error {
-            FileError::Busy { path, .. } => InspectError::Busy { path }, // I2
-            other => InspectError::Open(other),
+        let is_busy = |error: &FileError| matches!(error, FileError::Busy { .. });
+        let opened = when_free(path, is_busy, || {}, || FileDevice::open(path, &options));
+        let device = opened.map_err(|refused| match refused {
+            Refused::Other(error) => InspectError::Open(error),
+            Refused::Held(_) | Refused::Busy(_) => InspectError::Busy { path: path.to_owned() }, // I2
         })?;
         let found = cache::read_superblock(&device)?;
         let left = left_in_memory(&found.superblock, places)?;

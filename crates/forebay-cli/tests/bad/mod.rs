@@ -58,6 +58,12 @@ impl Place {
         Done::new(&support::run(self.command().args(args)))
     }
 
+    /// What a run prints for programs.
+    pub fn json(&self, args: &[&str]) -> serde_json::Value {
+        let done = self.run(args);
+        serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
+    }
+
     /// A daemon that is ready.
     pub fn serve(&self, args: &[&str]) -> Daemon {
         let socket = self.at("nbd");

@@ -1,14 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Who holds a device or file that is locked, and whether that process lives or is ending.
 //!
-//! A process that was killed holds its locks until its last I/O is done: it is worth waiting for.
-//! One that lives is not.
+//! A process that was killed holds its locks until its last I/O is done, and what a ring of io_uring
+//! had open is let go of only after the process is gone
+//! ([liburing 1627](https://github.com/axboe/liburing/issues/1627)): that is worth waiting for. One
+//! that lives is not.
 
 use super::machine::Host;
 use std::fmt;
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a process that is ending, or has just ended, is waited for.
+pub const LOCK_WAIT: Duration = Duration::from_secs(10);
+
+/// How often it is tried again meanwhile.
+const LOCK_RETRY: Duration = Duration::from_millis(20);
+
+/// From here on whoever waits is told why.
+const SILENT: Duration = Duration::from_millis(200);
 
 /// `PF_EXITING` of the kernel's `sched.h`: the process is on its way out.
 const EXITING: u64 = 4;
@@ -25,6 +37,48 @@ pub struct Holder {
 impl fmt::Display for Holder {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "process {} ({})", self.pid, self.name)
+    }
+}
+
+/// Why a device could not be had.
+#[derive(Debug)]
+pub enum Refused<E> {
+    /// This process has it, and lives.
+    Held(Holder),
+    /// It is busy after [`LOCK_WAIT`].
+    Busy(E),
+    /// Another reason.
+    Other(E),
+}
+
+/// Opens what is at a path by `attempt`. Who lives and has it is named at once; who is ending is
+/// waited for, which `tell` says when it takes longer than one notices.
+pub fn when_free<T, E>(
+    path: &Path,
+    is_busy: impl Fn(&E) -> bool,
+    tell: impl FnOnce(),
+    mut attempt: impl FnMut() -> Result<T, E>,
+) -> Result<T, Refused<E>> {
+    let begun = Instant::now();
+    let mut tell = Some(tell);
+    loop {
+        let error = match attempt() {
+            Err(error) if is_busy(&error) => error,
+            other => return other.map_err(Refused::Other),
+        };
+        if let Some(holder) = Host::default().living_holder(path) {
+            return Err(Refused::Held(holder));
+        }
+        let waited = begun.elapsed();
+        if waited >= LOCK_WAIT {
+            return Err(Refused::Busy(error));
+        }
+        if waited >= SILENT
+            && let Some(tell) = tell.take()
+        {
+            tell();
+        }
+        std::thread::sleep(LOCK_RETRY);
     }
 }
 
@@ -124,6 +178,31 @@ mod tests {
         fn drop(&mut self) {
             let _ = std::fs::remove_dir_all(&self.dir);
         }
+    }
+
+    /// The lock of a process that is gone may be there for a moment. It looks as one of our own does: there is
+    /// no other process that lives and has it.
+    #[test]
+    fn a_lock_without_a_living_holder_is_waited_for() {
+        let machine = Machine::new("moment", "");
+        let locked = || {
+            let file = File::open(&machine.file).unwrap();
+            rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+                .map(|()| file)
+        };
+        let first = locked().unwrap();
+        let mut left = Some(first);
+        let mut tries = 0;
+        let attempt = || {
+            tries += 1;
+            if tries == 3 {
+                left.take(); // it is let go of now
+            }
+            locked()
+        };
+        let is_busy = |error: &rustix::io::Errno| *error == rustix::io::Errno::WOULDBLOCK;
+        when_free(&machine.file, is_busy, || {}, attempt).unwrap();
+        assert_eq!(tries, 3);
     }
 
     #[test]

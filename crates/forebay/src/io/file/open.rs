@@ -8,16 +8,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use super::{FileDevice, ZeroWay};
 use crate::io::buffer::Arena;
 use crate::io::device::{DeviceInfo, DeviceKind};
 use crate::io::slab::Slab;
 use crate::io::sys;
-
-/// How often a lock that another holds is tried again.
-const LOCK_RETRY: Duration = Duration::from_millis(10);
 
 /// How to open a file or block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,8 +28,6 @@ pub struct FileOptions {
     /// Nobody else may have it open for this: O_EXCL for block devices, flock for files, which
     /// those who only read share.
     pub exclusive: bool,
-    /// How long to wait for another to let go of it.
-    pub wait: Duration,
     /// Marks the reactor's results that belong to this device.
     pub source: u16,
 }
@@ -45,7 +39,6 @@ impl Default for FileOptions {
             direct: true,
             logical_block: None,
             exclusive: true,
-            wait: Duration::ZERO,
             source: 0,
         }
     }
@@ -61,8 +54,6 @@ pub enum FileError {
     Busy {
         /// Which.
         path: PathBuf,
-        /// How long we waited for it.
-        waited: Duration,
     },
     /// It is neither a regular file nor a block device.
     #[error("{}: is neither a regular file nor a block device", path.display())]
@@ -96,20 +87,7 @@ pub enum FileError {
 impl FileDevice {
     /// Opens a file or block device that exists.
     pub fn open(path: &Path, options: &FileOptions) -> Result<FileDevice, FileError> {
-        let start = Instant::now();
-        let opened = loop {
-            match Opened::attempt(path, options) {
-                Err(FileError::Busy { path, .. }) => {
-                    let waited = start.elapsed();
-                    if waited >= options.wait {
-                        return Err(FileError::Busy { path, waited });
-                    }
-                    std::thread::sleep(LOCK_RETRY.min(options.wait - waited));
-                }
-                other => break other?,
-            }
-        };
-        opened.device(path, options)
+        Opened::attempt(path, options)?.device(path, options)
     }
 }
 
@@ -149,7 +127,7 @@ impl Opened {
             }
             other => (other, options.direct),
         };
-        let busy = || FileError::Busy { path: path.to_owned(), waited: Duration::ZERO };
+        let busy = || FileError::Busy { path: path.to_owned() };
         let file = match file {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Err(busy()),
             other => other.map_err(system(path, "open"))?,
