@@ -78,7 +78,11 @@ impl Rig {
     }
 
     fn tick(&mut self) {
-        self.now += 100_000;
+        self.wait(100_000);
+    }
+
+    fn wait(&mut self, nanos: u64) {
+        self.now += nanos;
         self.engine.tick(Tick(self.now), self.now / 1_000_000, &mut Nothing);
         self.take();
     }
@@ -300,4 +304,41 @@ fn what_is_dirty_when_the_cache_fails_is_missing() {
     assert!(rig.asks(VOLUME, Op::Flush, 0, 0));
     rig.turn(|effect| matches!(effect, Effect::WriteCache { .. }), Err(Fault));
     assert_eq!(rig.answered(), (0, 2));
+}
+
+/// A reader waits for write-back's turn on a slow disk to end. The cache device fails, and then what write-back had under way. No
+/// time was due then, and the reader waited until somebody else asked for something.
+#[test]
+fn a_reader_has_its_turn_when_cache_and_write_back_fail_together() {
+    let mut rig = Rig::new(1);
+    rig.write_all(0, 16);
+    for at in 0..32 {
+        assert!(rig.asks(VOLUME, Op::Read, (100 + at) * MIB, BLOCK_BYTES));
+        rig.wait(20_000_000);
+        rig.settle();
+    }
+    assert!(rig.engine.status(VOLUME).unwrap().sharing.sliced);
+    rig.answered();
+    rig.engine.drain(VOLUME, &mut Nothing);
+    rig.take();
+    let writes = |effect: &Effect| matches!(effect, Effect::WriteBacking { .. });
+    while !rig.under_way.iter().any(|it| writes(&it.1)) {
+        rig.turn(|effect| !writes(effect), Ok(()));
+        rig.wait(1_000_000);
+    }
+    assert!(rig.asks(VOLUME, Op::Read, 200 * MIB, BLOCK_BYTES));
+    rig.asks(VOLUME, Op::Write { fua: true }, 220 * MIB, BLOCK_BYTES);
+    while rig.turn(|effect| !writes(effect), Err(Fault)) > 0 {}
+    for (token, effect) in std::mem::take(&mut rig.under_way) {
+        assert!(writes(&effect));
+        rig.engine.completed(token, Err(Fault), &mut Nothing);
+    }
+    rig.take();
+    assert_eq!(rig.answered(), (0, 1), "the write has failed, the read waits");
+    while rig.under_way.is_empty() {
+        let due = rig.engine.deadline().expect("a reader waits for a turn");
+        rig.wait(due.0.saturating_sub(rig.now).max(1));
+    }
+    rig.settle();
+    assert_eq!(rig.answered(), (1, 0));
 }

@@ -271,8 +271,9 @@ impl Engine {
 
     /// When something of this volume is due.
     pub(crate) fn volume_deadline(&self, volume: &Volume) -> Option<Tick> {
+        let slices = self.slices_of(volume).deadline(self.now);
         if self.health == CacheHealth::Failed {
-            return None;
+            return slices; // guests' reads go on
         }
         let open = volume.log.open.filter(|open| open.entries > 0);
         let close = open.map(|open| open.since.after(self.config.close_after));
@@ -281,7 +282,6 @@ impl Engine {
             .filter(|_| !wanted)
             .map(|since| since.after(self.config.durable_after));
         let writeback = self.writeback_deadline(volume);
-        let slices = self.slices_of(volume).deadline(self.now);
         let delay = volume.delay.deadline(self.now).filter(|_| !volume.writes.is_empty());
         [close, durable, writeback, slices, delay].into_iter().flatten().min()
     }

@@ -430,6 +430,9 @@ impl Slices {
         if !self.is_contested() {
             return None;
         }
+        if self.turn == Side::WriteBack && !self.has_work(Side::WriteBack, now) {
+            return Some(now); // S2
+        }
         let used_up = self.begun.after(self.budget[self.turn as usize].max(0) as u64);
         let pause = self.foreground_last.after(PAUSE);
         let pauses = self.turn == Side::Foreground && self.under_way[0] == 0;
