@@ -87,7 +87,8 @@ pub(crate) struct AroundState {
     pub(crate) over_dirty: u32,
     /// No such one begins: a batch waits to be built (A6).
     pub(crate) held: bool,
-    /// The next write goes around the log as soon as what it passes is durable (Y5 of `bypass`).
+    /// The next write waits, but not for room in the log: until what it passes is durable (Y5 of `bypass`), or until one
+    /// before it that goes around has ended (A2).
     pub(crate) awaits: bool,
     /// A flush that should have covered such writes failed: none is answered well any more.
     pub(crate) lost: bool,

@@ -116,7 +116,9 @@ impl Engine {
             if !self.active(at).edges_read {
                 let active = *self.active(at);
                 let end = active.first + active.blocks;
-                if self.volume(volume).is_locked(active.first, end, at) {
+                let state = self.volume(volume);
+                if state.is_locked(active.first, end, at) {
+                    state.around.awaits = true;
                     break;
                 }
                 let logged = self.active(at).around == Around::Logged;

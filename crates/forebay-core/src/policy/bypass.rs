@@ -36,6 +36,11 @@ const CHANCE_REQUESTS: u64 = 16;
 /// ... but hardly where one of so few did.
 const CHANCE_AGO: u32 = 2;
 
+/// This part of the cutoff, and so many requests, say that a run is one, where writers are held to what write-back
+/// takes.
+const RUN_TELLS: u64 = 8;
+const RUN_REQUESTS: u64 = 32;
+
 /// Whether a run may be one by chance, that a request of `blocks` blocks ends, so many requests after the one before it.
 pub(crate) fn is_chance(run: u64, ago: u32, blocks: u64) -> bool {
     ago > CHANCE_AGO && run < CHANCE_REQUESTS * blocks
@@ -142,11 +147,11 @@ impl Engine {
         if state.order != Order::Relaxed || !write || !fresh || self.health == CacheHealth::Failed {
             return None;
         }
-        let Pace { block, run, .. } = state.writeback.pace?;
-        let block = if state.delay.is_felt() { state.delay.block() } else { block };
-        // What runs of a sorted batch take, several times, or what readers wait for: not for a short while only.
-        let direct = (4 * run).max(self.slices_of(state).read_time());
-        if active.blocks.saturating_mul(block) <= direct {
+        let Pace { run, space, .. } = state.writeback.pace?;
+        // What runs of a sorted batch take, several times, or what the device took for one in the foreground. Not what the
+        // log costs at this moment: where writes go around write-back has next to no time (S6), and it would cost that for ever.
+        let direct = (4 * run).max(self.slices_of(state).cost());
+        if active.blocks.saturating_mul(space) <= direct {
             return None;
         }
         let how = self.bypass_how(state, active);
@@ -166,7 +171,10 @@ impl Engine {
             Some(Reason::Mode)
         } else if cutoff > 0 && active.blocks >= cutoff {
             Some(Reason::TooLarge)
-        } else if cutoff > 0 && active.run >= cutoff && !self.is_slower_around(state, active) {
+        } else if cutoff > 0
+            && active.run >= run_wanted(state, active)
+            && !self.is_slower_around(state, active)
+        {
             Some(Reason::Sequential)
         } else {
             None
@@ -178,7 +186,7 @@ impl Engine {
     fn is_slower_around(&self, state: &Volume, active: &Active) -> bool {
         let Some(pace) = state.writeback.pace else { return false };
         let through = active.blocks.saturating_mul(pace.space);
-        active.chance && state.delay.is_felt() && self.slices_of(state).read_time() > through
+        active.chance && state.delay.is_felt() && self.slices_of(state).cost() > through
     }
 
     fn bypass_how(&self, state: &Volume, active: &Active) -> Result<How, Through> {
@@ -257,6 +265,16 @@ impl Engine {
         let id = cursor.segment.or(state.log.tail_segment);
         id.map_or(Position::default(), |id| self.segments.position(id, cursor.block))
     }
+}
+
+/// So many blocks of a run go through the log before it goes around. Where writers pay for each, a part of them say
+/// that it is one: if these are many requests.
+fn run_wanted(state: &Volume, active: &Active) -> u64 {
+    let cutoff = u64::from(state.cutoff);
+    if state.order != Order::Relaxed || !state.delay.is_felt() {
+        return cutoff;
+    }
+    cutoff.min((cutoff / RUN_TELLS).max(RUN_REQUESTS * active.blocks))
 }
 
 impl Volume {

@@ -121,11 +121,6 @@ impl Delay {
         self.held > came
     }
 
-    /// What a block of log costs now, in nanoseconds.
-    pub(crate) fn block(&self) -> u64 {
-        self.gap
-    }
-
     /// Whether so much is dirty that writes pay for room.
     #[inline]
     pub(crate) fn is_felt(&self) -> bool {

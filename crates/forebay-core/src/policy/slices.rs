@@ -20,7 +20,7 @@
 //! - **S4** What waits in the foreground begins in the order in which it came, and nothing passes it.
 //! - **S5** On a device that is fast nothing waits, but for S6. One that turned slow, fast and slow again is called fast less and
 //!   less often: it is fast only as long as one side has it alone.
-//! - **S6** With order relaxed, while no write waits for the log, write-back has one part in a hundred of the time and guests the
+//! - **S6** With order relaxed, while no write waits for room in the log, write-back has one part in a hundred of the time and guests the
 //!   rest: what they do goes at the speed of the bare device. As soon as one waits both have their shares again.
 //!
 //! - **S7** Volumes on one disk have one schedule: the foreground is all their guests', write-back all their batches'. A batch that wants
@@ -171,6 +171,9 @@ pub(crate) struct Slices {
     foreground_last: Tick,
     /// Average time of a read, in nanoseconds.
     read_time: u64,
+    /// What the device took for one of the foreground's on average, in nanoseconds, and when the last one ended.
+    cost: u64,
+    ended: Tick,
     is_slow: bool,
     /// When it became slow, or fast.
     since: Tick,
@@ -208,6 +211,8 @@ impl Slices {
             chosen: volume,
             foreground_last: now,
             read_time: 0,
+            cost: 0,
+            ended: now,
             is_slow: false,
             since: now,
             slow_for: SLOW_MIN,
@@ -303,7 +308,7 @@ impl Slices {
 
     /// The foreground waits for nothing that write-back does: that has next to nothing of the time (`yields`), or
     /// its share again, at once.
-    fn give_way(&mut self, volume: VolumeIndex, yields: bool, now: Tick) {
+    fn give_way(&mut self, volume: VolumeIndex, yields: bool) {
         match yields {
             true => self.yields.insert(volume),
             false => self.yields.remove(volume),
@@ -311,12 +316,13 @@ impl Slices {
         // What another volume's guests wait for is not given way to.
         let who = if self.wants.is_empty() { self.members } else { self.wants };
         let yields = who.is_within(self.yields);
-        let ends = self.gives_way && !yields;
+        let changes = self.gives_way != yields;
         self.gives_way = yields;
-        if ends && self.turn == Side::Foreground {
-            let usual = now.since(self.begun) as i64 + self.slice() * self.ratio() / 100;
+        if changes && self.turn == Side::Foreground {
+            // It is as long as if it had begun like this: who waits every now and then does not make it longer (S3).
+            let slice = self.slice() * self.ratio() / 100;
             let left = &mut self.budget[Side::Foreground as usize];
-            *left = usual.min(*left);
+            *left = if yields { slice.max(*left) } else { slice.min(*left) };
         }
     }
 
@@ -361,6 +367,11 @@ impl Slices {
         self.read_time
     }
 
+    /// What one more read or write in the foreground costs the device, in nanoseconds; 0: not known.
+    pub(crate) fn cost(&self) -> u64 {
+        self.cost
+    }
+
     /// Something of a side begins, which may.
     pub(crate) fn begin(&mut self, side: Side) {
         assert!(!self.is_shared() || self.under_way[side.other() as usize] == 0); // S1
@@ -377,7 +388,9 @@ impl Slices {
 
     /// A read that was asked for, and begun, has ended now. Says whether it shared the disk: a target counts those.
     pub(crate) fn read_took(&mut self, asked: Tick, begun: Tick, now: Tick) -> bool {
-        self.took(now.since(begun), now);
+        let nanos = now.since(begun);
+        self.costs(nanos, now);
+        self.took(nanos, now);
         self.is_slow && (!self.wants.is_empty() || begun > asked)
     }
 
@@ -390,7 +403,7 @@ impl Slices {
             self.slow_for = if relapsed { (self.slow_for * 2).min(SLOW_MAX) } else { SLOW_MIN };
             (self.is_slow, self.since) = (true, now);
             (self.turn, self.begun) = (Side::Foreground, now);
-            self.budget = [self.slice(), 0];
+            self.budget = [self.slice() * self.ratio() / 100, 0];
             self.contested = (!self.wants.is_empty()).then_some(now);
         } else if self.is_slow && self.read_time <= FAST_BELOW && lasted >= self.slow_for {
             self.charge(now);
@@ -401,7 +414,16 @@ impl Slices {
     /// A write around the log took this long from its beginning, with so many others as are under way.
     pub(crate) fn write_took(&mut self, nanos: u64, now: Tick) {
         let others = u64::from(self.under_way[Side::Foreground as usize]);
+        self.costs(nanos, now);
         self.took(nanos / (others + 1), now);
+    }
+
+    /// Something of the foreground has ended, so long after it began. What it cost began when the one before it ended:
+    /// others had the device until then.
+    fn costs(&mut self, nanos: u64, now: Tick) {
+        let nanos = nanos.min(now.since(self.ended));
+        self.ended = now;
+        self.cost = (self.cost * (AVERAGED - 1) + nanos) / AVERAGED;
     }
 
     /// Nanoseconds that write-back has in turn.
@@ -526,13 +548,12 @@ impl Engine {
     /// Begins what may begin.
     #[inline]
     pub(crate) fn slices_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
-        let now = self.now;
         let state = self.volume(volume);
-        // Who only waits for the cache device to pass the log waits for nothing of write-back's.
+        // Who only waits to pass the log waits for nothing of write-back's.
         let yields =
             state.order == Order::Relaxed && (state.writes.is_empty() || state.around.awaits);
         let slices = self.slices(volume);
-        slices.give_way(volume, yields, now);
+        slices.give_way(volume, yields);
         if slices.is_shared() || !slices.waiting.is_empty() {
             self.slices_go_on(volume, payload);
         }
@@ -813,12 +834,62 @@ mod tests {
         let mut slices = slow();
         slices.join(W);
         slices.batch_wants(V, true, at(0));
-        slices.give_way(V, true, at(0));
+        slices.give_way(V, true);
         assert_eq!(slices.ratio(), RATIO_YIELDING, "the other has no batch");
         slices.batch_wants(W, true, at(1));
-        slices.give_way(V, true, at(1));
+        slices.give_way(V, true);
         assert_ne!(slices.ratio(), RATIO_YIELDING);
-        slices.give_way(W, true, at(2));
+        slices.give_way(W, true);
         assert_eq!(slices.ratio(), RATIO_YIELDING);
+    }
+
+    /// A writer with one request at a time waits for the log, and does not for a moment, again and again: write-back has its
+    /// share all the same. While it never waits write-back has next to nothing.
+    #[test]
+    fn whoever_waits_every_now_and_then_has_no_more_than_his_share() {
+        for (waits, ratio) in [(true, 0.9..1.1), (false, 80.0..120.0)] {
+            let mut slices = slow();
+            slices.batch_wants(V, true, at(0));
+            let (mut now, mut time) = (0, [0u64; 2]);
+            while now < 60_000 {
+                slices.give_way(V, true);
+                slices.give_way(V, !waits);
+                slices.ask(Token(7), at(now));
+                let side = if slices.may_write_back(V, at(now)) {
+                    slices.begin(Side::WriteBack);
+                    Side::WriteBack
+                } else {
+                    if slices.under_way[0] == 0 {
+                        slices.next_waiting(at(now)).expect("one of them may");
+                    }
+                    Side::Foreground
+                };
+                now += 10;
+                time[side as usize] += 10;
+                while slices.under_way[side as usize] > 0 {
+                    slices.end(side, at(now));
+                }
+                slices.waiting.truncate(8);
+            }
+            let [foreground, write_back] = time.map(|nanos| nanos as f64);
+            assert!(ratio.contains(&(foreground / write_back)), "{waits}: {time:?}");
+        }
+    }
+
+    /// What many reads at once take each is not what one costs.
+    #[test]
+    fn a_queue_does_not_make_one_more_cost_more() {
+        let mut slices = Slices::new(V, Tick(0));
+        for end in 1..200 {
+            slices.read_took(at(0), Tick(at(10 * end).0.saturating_sub(320 * MILLI)), at(10 * end));
+        }
+        assert!(slices.read_time > 300 * MILLI);
+        assert!(slices.cost().abs_diff(10 * MILLI) < MILLI, "{}", slices.cost());
+        // One at a time, with pauses in between.
+        for end in 1..200 {
+            let now = at(10_000 + 50 * end);
+            slices.read_took(now, Tick(now.0 - 8 * MILLI), now);
+        }
+        assert!(slices.cost().abs_diff(8 * MILLI) < MILLI, "{}", slices.cost());
     }
 }

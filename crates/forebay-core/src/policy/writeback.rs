@@ -154,11 +154,9 @@ impl Writeback {
 /// What the last batch took, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
-    /// For each block of its range, superseded ones included: so fast room is made.
-    pub(crate) block: u64,
     /// For each run of adjacent blocks that it wrote.
     pub(crate) run: u64,
-    /// For each block of log, headers and copies of what was read included.
+    /// For each block of log, headers, superseded ones and copies of what was read included: so fast room is made.
     pub(crate) space: u64,
 }
 

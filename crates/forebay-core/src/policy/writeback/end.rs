@@ -136,7 +136,7 @@ impl Engine {
                 Some(before) => averaged(before.space, space, took),
                 None => space,
             };
-            writeback.pace = Some(Pace { block: took / blocks, run: took / runs, space });
+            writeback.pace = Some(Pace { run: took / runs, space });
         }
         let end = writeback.end;
         if let Some(exposed) = writeback.exposed.filter(|exposed| exposed.through <= end) {
