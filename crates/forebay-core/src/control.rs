@@ -136,13 +136,18 @@ impl Engine {
     }
 
     /// Drops everything the log holds of a volume that is not served: it goes on with an empty
-    /// log. The superblock that names its new attach generation is durable.
-    pub fn forget_data(&mut self, index: VolumeIndex, recorded: &superblock::Volume) {
+    /// log. It may be forgotten, and the superblock that names its new attach generation is durable.
+    pub fn forget_data(
+        &mut self,
+        index: VolumeIndex,
+        recorded: &superblock::Volume,
+        payload: &mut impl Payload,
+    ) {
+        assert!(self.may_forget(index));
         let state = self.volume(index);
-        assert!(!state.serving && state.log.head.is_none() && state.writes.is_empty());
         let next_sequence = state.log.next_sequence;
         let AroundState { unflushed, lost, told, noted, .. } = state.around;
-        self.free_log(index);
+        self.end_log(index, payload);
         let mut recorded = recorded.clone();
         recorded.next_sequence = next_sequence;
         self.attach(index, &recorded);
@@ -152,14 +157,22 @@ impl Engine {
         (around.told, around.noted) = (told, noted);
     }
 
-    /// Whether a volume that is not served can be detached: nothing of it is dirty, asked for or under
-    /// way, all of it is durable, and no checkpoint is being written, which would name it.
+    /// Whether a volume that is not served can be detached: nothing of it is dirty, all of it is durable, and it may be
+    /// forgotten.
     pub fn may_detach(&self, index: VolumeIndex) -> bool {
+        let durable = |state: &Volume| state.log.placed <= state.log.durable.through;
+        self.is_clean(index)
+            && self.volume_ref(index).is_some_and(durable)
+            && self.may_forget(index)
+    }
+
+    /// Whether what the log holds of a volume that is not served can be dropped: nothing of it is asked for or under way,
+    /// and no checkpoint is being written, which would name it. While others are served its log is not at rest: what is
+    /// clean of it is given to them, which is noted in it.
+    pub fn may_forget(&self, index: VolumeIndex) -> bool {
         let Some(state) = self.volume_ref(index) else { return false };
         let log = &state.log;
-        let is_at_rest = self.is_clean(index)
-            && log.placed <= log.durable.through
-            && log.in_flight.is_empty()
+        let is_at_rest = log.in_flight.is_empty()
             && log.open.is_none_or(|open| open.entries == 0)
             && state.writeback.stage == Stage::Idle
             && state.growing.is_none()
@@ -179,18 +192,18 @@ impl Engine {
     /// name it is durable.
     pub fn detach(&mut self, index: VolumeIndex, payload: &mut impl Payload) {
         assert!(self.may_detach(index));
-        let log = &mut self.volume(index).log;
-        log.open = None;
-        if log.head.is_some() {
-            self.seal_segment(index, payload);
-        }
-        self.free_log(index);
+        self.end_log(index, payload);
         self.put_in_order(payload);
     }
 
     /// Gives all segments of a log to the pool, oldest first (T3 in `log/checkpoint.rs`), and ends the
     /// volume.
-    fn free_log(&mut self, index: VolumeIndex) {
+    fn end_log(&mut self, index: VolumeIndex, payload: &mut impl Payload) {
+        let log = &mut self.volume(index).log;
+        log.open = None;
+        if log.head.is_some() {
+            self.seal_segment(index, payload);
+        }
         let mut id = self.volume(index).log.oldest;
         while let Some(at) = id {
             id = self.segments.get(at).next;

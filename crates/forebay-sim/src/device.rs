@@ -143,6 +143,13 @@ impl Device {
         self.unreadable.insert(block, ());
     }
 
+    /// What could not be read can be again, unchanged; says whether there was anything.
+    pub fn read_again(&mut self) -> bool {
+        let any = !self.unreadable.is_empty();
+        self.unreadable.clear();
+        any
+    }
+
     /// From now on writes of a block are refused.
     pub fn go_bad(&mut self, block: u64) {
         self.bad.insert(block, ());

@@ -21,6 +21,7 @@ pub mod grow;
 pub mod guest;
 pub mod handover;
 mod happen;
+pub mod late;
 pub mod marks;
 pub mod memory;
 pub mod model;

@@ -237,6 +237,10 @@ impl World {
         }
         self.engine = Some(engine);
         self.reservations = Reservations::default();
+        if let Some(index) = self.late.take() {
+            self.volumes[index].attached = true;
+        }
+        let late = self.choose_late();
         for index in self.attached() {
             let volume = VolumeIndex(index as u8);
             let clean = self.engine.as_ref().is_some_and(|engine| engine.is_clean(volume));
@@ -246,6 +250,12 @@ impl World {
             self.meet_mark(index)?;
             if clean && whole && (self.evicts || forgets) {
                 self.forget_data(index);
+            }
+            if late == Some(index) {
+                self.marks.hit("backing device late");
+                self.volumes[index].attached = false;
+                self.late = late;
+                continue;
             }
             self.forget_clean(index);
             self.join_disk(index);

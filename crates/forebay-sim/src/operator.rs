@@ -16,6 +16,9 @@ impl World {
     /// Does one thing.
     pub fn operate(&mut self) -> Outcome {
         let index = self.random.below(self.volumes.len() as u64) as usize;
+        if self.late == Some(index) {
+            return self.serve_late();
+        }
         if !self.volumes[index].attached {
             return self.attach(index);
         }
@@ -217,7 +220,7 @@ impl World {
 
     /// Whether a volume may have that, too, if it is attached.
     fn reserves_fit(&self, index: usize, reserve: Reserve) -> bool {
-        let others = self.attached().into_iter().filter(|other| *other != index);
+        let others = self.recorded().filter(|other| *other != index);
         let all: Vec<_> =
             others.map(|other| self.volumes[other].reserve).chain([reserve]).collect();
         let count = |size| self.superblock.resized(size).map_or(u32::MAX, |it| it.segment_count);
@@ -227,8 +230,7 @@ impl World {
 
     /// Whether all that is attached may keep what it has in a cache of so many segments.
     pub(crate) fn reserves_fit_into(&self, segments: u32) -> bool {
-        let all: Vec<_> =
-            self.attached().into_iter().map(|index| self.volumes[index].reserve).collect();
+        let all: Vec<_> = self.recorded().map(|index| self.volumes[index].reserve).collect();
         self.has_room_for(&all, segments)
     }
 
@@ -328,6 +330,9 @@ impl World {
 
     /// At a clean stop: a volume with nothing dirty leaves the cache.
     pub(crate) fn forget_volume(&mut self, superblock: &mut Superblock, index: usize) {
+        if self.late == Some(index) {
+            return;
+        }
         self.marks.hit("volume forgotten");
         superblock.volumes[index] = None;
         self.volumes[index].attached = false;
@@ -352,6 +357,6 @@ impl World {
         self.write_superblock();
         let recorded = self.superblock.volumes[index].clone().expect("it is attached");
         let engine = self.engine.as_mut().expect("there is a process");
-        engine.forget_data(VolumeIndex(index as u8), &recorded);
+        engine.forget_data(VolumeIndex(index as u8), &recorded, &mut self.memory);
     }
 }

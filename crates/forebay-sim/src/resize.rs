@@ -48,7 +48,7 @@ impl World {
         let engine = self.engine.as_ref().expect("there is a process");
         self.volumes.iter().enumerate().all(|(index, volume)| {
             let frozen = engine.status(VolumeIndex(index as u8)).is_some_and(|it| it.frozen);
-            !volume.device.failed && !frozen
+            !volume.device.failed && !frozen && self.late != Some(index)
         })
     }
 

@@ -12,6 +12,7 @@
 //!   the bad one held, may itself be taken back by a power cut.
 
 use crate::block::{Block, guest_block, origin};
+use crate::random::{Random, mix};
 use crate::world::World;
 use forebay_core::format::entry::{Entry, Kind};
 use forebay_core::format::record::{self, Header};
@@ -238,6 +239,11 @@ impl World {
         if header == *self.cache.read(at).bytes() && !whole {
             return;
         }
+        let mut random = Random::new(mix(self.order ^ self.trace ^ 0x4EAE));
+        let name = match name {
+            "header rotted" if random.one_in(2) => "header unreadable",
+            name => name,
+        };
         self.marks.hit(name);
         let (segment, ordinal, block) = (record.segment, record.header.ordinal, at % 16);
         self.tell(|| format!("{name}: volume {volume} {segment:?} {ordinal:?}, block {block}"));
@@ -263,7 +269,14 @@ impl World {
                 }
             }
         }
-        for block in 0..if whole { blocks } else { 1 } {
+        if name == "header unreadable" {
+            self.cache.make_unreadable(at);
+        }
+        let changed = match whole {
+            true => blocks,
+            false => u64::from(name != "header unreadable"),
+        };
+        for block in 0..changed {
             let content = match name {
                 "write lost" => self.cache.before(at + block),
                 "record written astray" => self.cache.read(from + block),

@@ -4,7 +4,7 @@
 use crate::aim;
 use crate::marks::Marks;
 use crate::model::Stop;
-use crate::random::Random;
+use crate::random::{Random, mix};
 use crate::setup::{OPERATIONS, Setup};
 use crate::world::{Failure, Outcome, World};
 use forebay_core::engine::Acknowledge;
@@ -122,6 +122,9 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
             die(world);
         }
         go_bad(world, done);
+        if world.late.is_some() && Random::new(mix(world.order ^ 0x1A7E)).one_in(300) {
+            world.serve_late()?;
+        }
         if world.random.one_in(world.setup.operator) && !world.cache_failed {
             world.operate()?;
         }
@@ -600,6 +603,7 @@ pub(crate) fn drain(world: &mut World) -> Outcome {
     if world.cache_failed {
         restart_failed(world)?;
     }
+    world.serve_late()?;
     acknowledge(world)?;
     world.attached().into_iter().try_for_each(|index| drain_volume(world, index))
 }

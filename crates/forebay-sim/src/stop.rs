@@ -73,6 +73,11 @@ impl World {
         self.engine = None;
         (self.cache_failed, self.cache_fails_next) = (false, false);
         self.volumes.iter_mut().for_each(|volume| volume.passing_since = None);
+        let mut random = Random::new(mix(self.order ^ self.trace ^ 0x4EAD));
+        if !self.setup.steady && random.one_in(2) && self.cache.read_again() {
+            // A cable, a controller: it was not the medium.
+            self.marks.hit("unreadable blocks can be read again");
+        }
         match stop {
             Stop::Process => {
                 self.cache.process_killed(cache, fate, &mut self.random);

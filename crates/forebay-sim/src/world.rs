@@ -85,6 +85,8 @@ pub struct World {
     pub(crate) flights: NumberMap<Flight>,
     pub(crate) order: u64,
     pub(crate) next_tag: u32,
+    /// A volume that waits for its backing device while others are served.
+    pub late: Option<usize>,
     /// Bytes that the cache is to have.
     pub(crate) resizing: Option<u64>,
     /// What moments are aimed at (`aim`): a volume of which the last opening found blocks lost; whose marks were written into the
@@ -151,6 +153,7 @@ impl World {
             order: 0,
             next_tag: 0,
             resizing: None,
+            late: None,
             found_lost: None,
             marked: None,
             cut_at_marks: false,
@@ -192,6 +195,7 @@ impl World {
             order: self.order,
             next_tag: self.next_tag,
             resizing: self.resizing,
+            late: self.late,
             found_lost: None,
             marked: None,
             cut_at_marks: false,
@@ -216,6 +220,11 @@ impl World {
     /// Moments so far.
     pub fn moments(&self) -> u64 {
         self.moment
+    }
+
+    /// Those, and the one that waits for its backing device.
+    pub(crate) fn recorded(&self) -> impl Iterator<Item = usize> {
+        self.attached().into_iter().chain(self.late)
     }
 
     /// A moment after every other.

@@ -284,10 +284,7 @@ impl Shard {
     /// would be there in the end.
     fn write_superblock(&mut self) -> Result<(), OpenError> {
         while self.naming.is_some() {
-            let mut kept = std::mem::take(&mut self.kept);
-            let waited = self.turn_on(None, &mut kept);
-            self.kept = kept;
-            waited.map_err(system("wait for the cache device"))?;
+            self.turn_for_itself(None)?;
         }
         self.superblock.sequence += 1;
         self.superblock.written_at = wall_now();
@@ -297,6 +294,14 @@ impl Shard {
             self.engine.cache_has_failed();
         }
         Ok(written?)
+    }
+
+    /// A turn in the middle of something else: what came for others is kept for the next one.
+    fn turn_for_itself(&mut self, timeout: Option<Duration>) -> Result<(), OpenError> {
+        let mut kept = std::mem::take(&mut self.kept);
+        let waited = self.turn_on(timeout, &mut kept);
+        self.kept = kept;
+        waited.map_err(system("wait for the devices"))
     }
 
     /// Hands a request to the engine. A write's span holds its bytes; a read's holds whole blocks

@@ -92,6 +92,47 @@ fn a_detached_volume_leaves_its_plain_disk_and_its_segments_to_others() {
     assert_eq!(names, ["stays"]);
 }
 
+/// A volume whose backing device comes late, or was refused at first: others are served meanwhile, and what is clean of its log is
+/// given to them, which is noted in it. When its device is there, and was changed, what the cache holds of it is dropped:
+/// the log that had gone on ended the daemon.
+#[test]
+fn a_volume_that_waits_gives_its_room_and_can_be_forgotten_then() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "waits");
+    let cache = dir.file("cache", CACHE_BYTES);
+    let backing = || Box::new(MemoryDevice::new(BACKING_BYTES, 512).unwrap());
+    let mut first = rig(Box::new(open(&cache, CACHE_SOURCE)), Config::default());
+    let served = first.add("served", Mode::WriteBack, backing());
+    let waits = first.add("waits", Mode::WriteBack, backing());
+    for turn in 0..160 {
+        write(&mut first, waits, turn * 64, 64, 7);
+    }
+    first.shard.drain(waits);
+    first.wait("a drain", |shard| shard.engine().is_clean(waits));
+    assert!(first.shard.close(Duration::from_secs(60)).unwrap());
+    let options = support::options(ReactorKind::Auto, Config::default());
+    let mut rig = Rig::open(Box::new(open(&cache, CACHE_SOURCE)), &options, 1 << 20);
+    rig.shard.serve(served, backing());
+    let held = |rig: &Rig| rig.shard.engine().status(waits).unwrap().segments;
+    let before = held(&rig);
+    // Bounded: it gives all that is above its reservation.
+    for turn in 0..2000 {
+        write(&mut rig, served, turn % 200 * 64, 64, turn as u8);
+        if held(&rig) < before {
+            break;
+        }
+    }
+    assert!(held(&rig) < before, "nothing was given");
+    rig.shard.forget_data(waits).unwrap();
+    assert_eq!(held(&rig), 0);
+    rig.shard.serve(waits, backing());
+    assert_eq!(first_byte(&mut rig, waits, 100), 0, "it starts empty");
+    write(&mut rig, waits, 100, 1, 9);
+    assert!(rig.shard.close(Duration::from_secs(60)).unwrap());
+    let mut rig = Rig::open(Box::new(open(&cache, CACHE_SOURCE)), &options, 1 << 20);
+    rig.shard.serve(waits, backing());
+    assert_eq!(first_byte(&mut rig, waits, 100), 9);
+}
+
 /// A checkpoint is named by a superblock that is written in four steps, while the loop goes on. What was
 /// recorded in between went to both copies at once, and then the second half of the older ones came over it:
 /// a volume attached at that moment would have been gone at the next start.

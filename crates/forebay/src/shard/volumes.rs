@@ -6,9 +6,15 @@ use crate::cache;
 use crate::host::machine::DeviceNumber;
 use crate::io::Device;
 use crate::latency::Latency;
+use forebay_core::engine::CacheHealth;
 use forebay_core::format::superblock::{Head, Volume};
 use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::units::{Ordinal, Sequence, VolumeIndex};
+use std::io;
+use std::time::{Duration, Instant};
+
+/// How long what is under way of a log may take.
+const REST: Duration = Duration::from_secs(60);
 
 impl Shard {
     /// The index of a recorded volume.
@@ -68,8 +74,16 @@ impl Shard {
         }
     }
 
-    /// Drops everything the cache holds of a volume, dirty data included: it starts empty.
+    /// Drops everything the cache holds of a volume that is not served, dirty data included: it starts empty. What is under way of
+    /// its log, where others are served, is waited for.
     pub fn forget_data(&mut self, index: VolumeIndex) -> Result<(), OpenError> {
+        let begun = Instant::now();
+        while !self.engine.may_forget(index) {
+            if begun.elapsed() > REST || self.engine.health() == CacheHealth::Failed {
+                return Err(system("end what is under way")(io::ErrorKind::TimedOut.into()));
+            }
+            self.turn_for_itself(Some(Duration::from_millis(100)))?;
+        }
         let generation = (self.superblock.sequence + 1) as u32;
         self.note(index, |volume| {
             volume.attach_generation = generation;
@@ -81,7 +95,7 @@ impl Shard {
         self.write_superblock()?;
         let recorded = self.superblock.volumes[usize::from(index.0)].clone();
         if let Some(recorded) = recorded {
-            self.engine.forget_data(index, &recorded);
+            self.engine.forget_data(index, &recorded, &mut self.memory);
         }
         Ok(())
     }
