@@ -16,7 +16,7 @@ use crate::policy::reserve::Reserve;
 use crate::policy::slices::Sharing;
 use crate::policy::writeback::{Cursor, Exposed, Stage};
 use crate::stats::Stats;
-use crate::units::{BLOCK_BYTES, Lba, SegmentId, Sequence, Tick, VolumeIndex};
+use crate::units::{BLOCK_BYTES, Lba, Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -119,7 +119,7 @@ impl Engine {
             lost_blocks: 0,
             unnamed_lost: None,
             frozen: false,
-            forgot: false,
+            forgot: Ordinal(0),
             head: Head::NONE,
         };
         let volume = Volume::new(

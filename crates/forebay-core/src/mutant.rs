@@ -97,6 +97,7 @@ faults! {
     ScrubSavesTooEarly,
     ReclaimsWhatIsReserved,
     PinsWhatOthersReserved,
+    UnreadStaysUnread,
 }
 
 /// Which fault is on.

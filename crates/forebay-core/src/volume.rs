@@ -20,7 +20,7 @@ use crate::policy::slices::Slices;
 use crate::policy::target::Target;
 use crate::policy::writeback::{Exposed, Writeback};
 use crate::stats::Stats;
-use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Sequence, Tick, VolumeIndex};
+use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Ordinal, Sequence, Tick, VolumeIndex};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -105,8 +105,8 @@ pub struct Volume {
     pub(crate) refused: bool,
     /// Of the extents there was no room for one more: reclaiming segments ends some.
     pub(crate) extents_full: bool,
-    /// A clean block was taken out of the index whose entry is still in the log.
-    pub(crate) forgot: bool,
+    /// Up to here the log may hold clean blocks that the map has forgotten, and that a crash may bring back; 0: none.
+    pub(crate) forgot: Ordinal,
     pub(crate) around: AroundState,
     pub(crate) stale: Stale,
     pub(crate) writeback: Writeback,
@@ -246,6 +246,11 @@ impl Volume {
     /// Blocks, a last one that is not whole included.
     pub(crate) fn blocks(&self) -> u64 {
         self.size_bytes.div_ceil(BLOCK_BYTES)
+    }
+
+    /// Whether the log may hold clean blocks that the map has forgotten: up to the next durable record whose tail is behind them.
+    pub(crate) fn has_forgotten(&self) -> bool {
+        self.forgot > Ordinal(0) && self.forgot >= self.log.durable.tail
     }
 
     /// Whether another request has any of `start..end` for itself.

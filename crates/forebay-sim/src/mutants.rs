@@ -6,7 +6,7 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 11] = [
+pub const STORIES: [(Mutant, &str); 12] = [
     (Mutant::BatchEndsBeforeProbe, "refused.rs"),
     (Mutant::GrownUnlockedEarly, "around.rs"),
     (Mutant::LostItemUnmarked, "lost.rs"),
@@ -18,6 +18,7 @@ pub const STORIES: [(Mutant, &str); 11] = [
     (Mutant::RottenEndNotDirty, "lost.rs"),
     (Mutant::ScrubSavesNothing, "scrub.rs"),
     (Mutant::ScrubSavesTooEarly, "scrub.rs"),
+    (Mutant::UnreadStaysUnread, "unread.rs"),
 ];
 
 /// The test (of `tests`) that finds a fault in the place of seeds.

@@ -33,6 +33,7 @@ use crate::format::checkpoint::{
     SEGMENT_BYTES, Written,
 };
 use crate::format::superblock::{SUPERBLOCK_SIZE, Superblock};
+use crate::log::image;
 use crate::log::segment::State;
 use crate::map::extent::Extent;
 use crate::map::index::{MAP_WORDS, PACKED_WORDS_MAX};
@@ -384,7 +385,7 @@ impl Engine {
         let (used, ordinal) =
             log.end(&self.segments).map_or((0, 0), |end| (end.used, end.ordinal.0));
         let mut put = |value: u64| stream.extend_from_slice(&value.to_le_bytes());
-        put(u64::from(volume.index.0));
+        put(u64::from(volume.index.0) | if volume.has_forgotten() { image::FORGOT } else { 0 });
         put(u64::from(volume.attach_generation));
         put(log.last.sequence.0);
         put(u64::from(log.last.checksum));

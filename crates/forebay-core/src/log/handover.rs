@@ -163,7 +163,7 @@ impl Engine {
         put(out, cursor.block.into());
         put(out, volume.unnamed_lost.map_or(u64::MAX, |ordinal| ordinal.0));
         put(out, volume.frozen.into());
-        put(out, volume.forgot.into());
+        put(out, volume.has_forgotten().into());
     }
 }
 
@@ -284,7 +284,10 @@ impl Handed {
     ) -> Option<RecoveredVolume> {
         let Handed { image, items, dirty_blocks, cursor, unnamed_lost, frozen, forgot } = self;
         let mut out = RecoveredVolume::empty(extent_count_max);
-        (out.unnamed_lost, out.frozen, out.forgot) = (unnamed_lost, frozen, forgot);
+        (out.unnamed_lost, out.frozen) = (unnamed_lost, frozen);
+        if forgot {
+            out.forgot = image.start.ordinal;
+        }
         out.log.watermark = image.watermark;
         out.log.tail = image.tail;
         out.log.backing_as_of = image.backing_as_of;

@@ -22,6 +22,8 @@ use crate::units::{BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, Slot, VolumeIn
 use crate::volume::PendingExtent;
 use alloc::vec::Vec;
 
+/// Beside a volume's index: its map lacks clean blocks that the log has. (A program from before takes no such checkpoint.)
+pub(crate) const FORGOT: u64 = 1 << 8;
 /// Pages of one read.
 const RUN_PAGES: u32 = 256;
 /// Reads that are under way at once.
@@ -54,6 +56,8 @@ impl Row {
 #[derive(Debug)]
 pub(crate) struct ImageVolume {
     pub(crate) index: VolumeIndex,
+    /// The map lacks clean blocks that the log has.
+    pub(crate) forgot: bool,
     pub(crate) attach_generation: u32,
     /// Where its log ended.
     pub(crate) start: superblock::Head,
@@ -381,7 +385,9 @@ impl Stream<'_> {
 
     /// A volume, as [`Engine::capture_volume`](crate::engine::Engine::capture_volume) wrote it.
     pub(crate) fn volume(&mut self) -> Option<ImageVolume> {
-        let index = VolumeIndex(self.narrow()?);
+        let index = self.u64()?;
+        let forgot = index & FORGOT != 0;
+        let index = VolumeIndex(u8::try_from(index & !FORGOT).ok()?);
         let attach_generation = self.narrow()?;
         let link = Link {
             sequence: Sequence(self.u64()?),
@@ -398,6 +404,7 @@ impl Stream<'_> {
         };
         let mut volume = ImageVolume {
             index,
+            forgot,
             attach_generation,
             start,
             next_sequence: Sequence(self.u64()?),

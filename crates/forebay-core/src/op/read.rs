@@ -358,7 +358,7 @@ impl Engine {
         // The backing device's version is the newest now: an older extent must not come forth.
         let position = self.segments.position(segment, block);
         let state = self.volume(volume);
-        state.forgot = true;
+        state.forgot = state.forgot.max(position.ordinal());
         if state.extents.get(lba).is_some_and(|extent| extent.position <= position) {
             state.extents.cut(lba);
         }

@@ -25,7 +25,7 @@ use crate::engine::{Engine, Pending};
 use crate::format::entry::Kind;
 use crate::map::extent::Extent;
 use crate::mutant::Mutant;
-use crate::units::VolumeIndex;
+use crate::units::{Ordinal, VolumeIndex};
 use crate::volume::Volume;
 
 /// Whether a volume is served past a failed cache.
@@ -87,7 +87,7 @@ impl Engine {
             }
         }
         let state = self.volume(volume);
-        state.forgot = true;
+        state.forgot = Ordinal(state.log.next_ordinal.0 - 1);
         let clean = |it: &Extent| it.kind != Kind::Lost && it.position <= clean_to;
         state.extents.remove_where(clean);
     }

@@ -208,7 +208,7 @@ impl Engine {
         // What the maps forgot and the log still holds would come back after a crash: up to the next durable
         // record that names a higher tail, or watermark.
         let noting = log.watermark > log.durable.watermark && state.noting_extents > 0;
-        clean |= none && (state.forgot || log.tail > log.durable.tail || noting);
+        clean |= none && (state.has_forgotten() || log.tail > log.durable.tail || noting);
         match (clean, dirty) {
             (false, false) => Ok(How::Alone),
             (true, false) => Ok(How::EntryFirst),

@@ -169,6 +169,10 @@ impl<R: CacheReader> Recovery<'_, R> {
     ) {
         let (segment, hole_block) = at;
         let next = record.header;
+        // What cannot be read now may be another time.
+        if !self.mutants.is(Mutant::UnreadStaysUnread) {
+            out.forgot = out.forgot.max(next.ordinal);
+        }
         // The watermark lies at the end of a record: it is not within the one that is missing.
         let clean = next.previous.sequence <= out.log.watermark;
         // Sequences have no gap but between two openings: else more than one record is missing.

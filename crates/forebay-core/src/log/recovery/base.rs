@@ -99,6 +99,9 @@ impl<R: CacheReader> Recovery<'_, R> {
         (out.log.closed, out.log.placed) = (volume.start.through, volume.start.through);
         out.log.dirtied = volume.dirtied;
         out.head = volume.start;
+        if volume.forgot && !self.mutants.is(Mutant::UnreadStaysUnread) {
+            out.forgot = volume.start.ordinal;
+        }
         for extent in volume.extents.iter().filter(|it| it.position.ordinal() >= tail) {
             out.extents.make_room();
             out.extents.insert(*extent);

@@ -69,8 +69,9 @@ pub struct RecoveredVolume {
     pub(crate) unnamed_lost: Option<Ordinal>,
     /// Dirty blocks nobody can name are lost: the volume must not be served as if nothing were.
     pub(crate) frozen: bool,
-    /// The index lacks clean blocks that are in the log: handed over so.
-    pub(crate) forgot: bool,
+    /// Up to here the log may hold clean blocks that the index lacks, and that another opening may find: they could not be read
+    /// now, or not before; 0: none.
+    pub(crate) forgot: Ordinal,
     pub(crate) head: Head,
 }
 
@@ -86,7 +87,7 @@ impl RecoveredVolume {
             lost_blocks: 0,
             unnamed_lost: None,
             frozen: false,
-            forgot: false,
+            forgot: Ordinal(0),
             head: Head::NONE,
         }
     }
