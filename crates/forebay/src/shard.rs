@@ -102,6 +102,15 @@ pub enum OpenError {
         /// Why not.
         source: io::Error,
     },
+    /// A process has the memory of this cache's last opening: it serves it.
+    #[error(
+        "the cache {uuid} is being served from another device, of which this one is a copy: what that process has answered \
+         and not written yet would be lost with it; stop it first, and do not serve the two by turns"
+    )]
+    Copy {
+        /// Of the cache.
+        uuid: String,
+    },
     /// All places are taken.
     #[error("a cache holds at most {VOLUME_COUNT_MAX} volumes; `forebay forget` one")]
     TooManyVolumes,
@@ -170,6 +179,8 @@ pub struct Shard {
     disks: [Option<DeviceNumber>; VOLUME_COUNT_MAX],
     superblock: Superblock,
     shared_path: Option<PathBuf>,
+    /// It is held for as long as this is (D4 of `host/runtime_dir`).
+    _shared: Option<File>,
     free_tags: Vec<u32>,
     cookies: Vec<u64>,
     begun: Vec<Begun>,

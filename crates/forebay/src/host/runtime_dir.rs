@@ -13,9 +13,11 @@
 //!   above it, or that one is sticky.
 //! - **D3** A shared-memory file has its memory when [`RuntimeDir::create_shared`] returns: a full
 //!   tmpfs is an error then and not SIGBUS later.
+//! - **D4** A shared-memory file is locked as long as its process lives: another opening of its cache, of a copy of it then, does not
+//!   take it away.
 
 use super::machine::{Host, read_trimmed};
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
@@ -171,7 +173,7 @@ impl RuntimeDir {
         &self.path
     }
 
-    /// A new file of this size in it, mode 0600, all of its memory taken (D3). A file of that
+    /// A new file of this size in it, mode 0600, all of its memory taken (D3), locked for as long as it is open. A file of that
     /// name that a process now gone left behind is replaced.
     pub fn create_shared(&self, name: &str, size_bytes: u64) -> Result<File, RuntimeDirError> {
         if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
@@ -189,6 +191,8 @@ impl RuntimeDir {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.directory, name, flags, Mode::RUSR | Mode::WUSR)
             .map_err(failed("created"))?;
+        // Nobody else has opened it yet, but who looks whether it is held; then it is locked for the next one to look.
+        let _ = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
         let taken = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size_bytes);
         if let Err(error) = taken {
             // Nothing is left of a file that could not be had; that it was not removed hides
@@ -198,6 +202,21 @@ impl RuntimeDir {
             return Err(RuntimeDirError::Room { path, expected_bytes: size_bytes, source });
         }
         Ok(File::from(file))
+    }
+
+    /// Whether a process that is alive has this shared file: it holds the lock that [`RuntimeDir::create_shared`] took.
+    pub fn is_held(&self, name: &str) -> Result<bool, RuntimeDirError> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(&self.directory, name, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return Ok(false),
+            Err(error) => return Err(io_failed(&self.path.join(name), "opened", error)),
+        };
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(false),
+            Err(Errno::WOULDBLOCK) => Ok(true),
+            Err(error) => Err(io_failed(&self.path.join(name), "locked", error)),
+        }
     }
 
     fn open_private(path: &Path, user_id: u32) -> Result<Self, RuntimeDirError> {

@@ -5,7 +5,7 @@
 
 use super::{
     Begun, OpenError, Opened, REQUESTS_INSIDE_MAX, Shard, ShardOptions, shared_identity,
-    shared_name, system, wall_now,
+    shared_name, system, uuid_text, wall_now,
 };
 use crate::cache;
 use crate::handover::Handed;
@@ -21,7 +21,10 @@ use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, Tick, VolumeIndex};
 use std::fs::File;
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long a process that is gone may still have its files.
+const ENDING: Duration = Duration::from_secs(1);
 
 /// A cache whose log has been read, and which can still be left as it is.
 pub struct Opening {
@@ -59,9 +62,17 @@ impl Opening {
             repaired_superblock: found.bad_copy().is_some(),
             ..Opened::default()
         };
+        let shared_dir = shared_dir(options);
+        let name = shared_name(&found.superblock);
+        // The device is ours alone, so whoever has that has another one; or is just ending.
+        while shared_dir.as_ref().is_some_and(|dir| dir.is_held(&name).unwrap_or(false)) {
+            if begun.elapsed() > ENDING {
+                return Err(OpenError::Copy { uuid: uuid_text(&found.superblock.uuid) });
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
         cache::repair_superblock(cache.as_ref(), &found)?;
         let superblock = found.superblock;
-        let shared_dir = shared_dir(options);
         let identity = shared_identity(&superblock);
         let (room, mutants) = (options.config.extent_count_max, options.config.mutants);
         match handed.map(|handed| handed.take(&superblock, room, mutants)) {
@@ -209,6 +220,7 @@ impl Opening {
             disks: [None; VOLUME_COUNT_MAX],
             superblock,
             shared_path: shared_dir.map(|dir| dir.path().join(name)),
+            _shared: shared,
             free_tags: (0..REQUESTS_INSIDE_MAX as u32).rev().collect(),
             cookies: vec![0; REQUESTS_INSIDE_MAX],
             begun: vec![
