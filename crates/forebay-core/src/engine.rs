@@ -63,6 +63,8 @@ pub struct Config {
     pub window_blocks: u32,
     /// Blocks one batch may hold.
     pub batch_blocks_max: u32,
+    /// Blocks that a batch of whoever served the cache before may have held.
+    pub batch_blocks_most: u32,
     /// Writes in flight to one backing device.
     pub backing_in_flight: u16,
     /// Write-back starts when the oldest dirty data is this old, in nanoseconds.
@@ -97,6 +99,7 @@ impl Default for Config {
             durable_bytes: 256 << 20,
             window_blocks: 4096,
             batch_blocks_max: 32 << 10,
+            batch_blocks_most: 32 << 10,
             backing_in_flight: 32,
             dirty_age: 30_000_000_000,
             dirty_percent: 25,

@@ -98,6 +98,7 @@ faults! {
     ReclaimsWhatIsReserved,
     PinsWhatOthersReserved,
     UnreadStaysUnread,
+    LessMemoryUntold,
 }
 
 /// Which fault is on.

@@ -10,6 +10,7 @@ use crate::log::recovery::RecoveredVolume;
 use crate::log::times::Times;
 use crate::map::extent::{Extent, ExtentMap, Position, lost_room};
 use crate::memory::{queue_bytes, vec_bytes};
+use crate::mutant::Mutant;
 use crate::op::around::AroundState;
 use crate::op::grow::Growing;
 use crate::op::stale::Stale;
@@ -191,8 +192,11 @@ impl Volume {
 
     fn with_room(mut self, config: &Config, now: Tick) -> Volume {
         if self.log.is_dirty() {
-            // The first batch takes all it can hold, and so covers it; with strict it may end earlier.
-            let first = self.order == Order::Batch;
+            // The first batch takes all it can hold, and so covers it; with strict it may end earlier, and with less memory than
+            // there was before.
+            let less = config.batch_blocks_max < config.batch_blocks_most
+                && !config.mutants.is(Mutant::LessMemoryUntold);
+            let first = self.order == Order::Batch && !less;
             let through = if first { Sequence(0) } else { self.log.placed };
             self.writeback.exposed = Some(Exposed::all(self.blocks(), now, through));
         }

@@ -274,6 +274,7 @@ pub fn setup(scope: Scope) -> Setup {
         durable_bytes: NEVER,
         window_blocks: 16,
         batch_blocks_max: 16,
+        batch_blocks_most: 16,
         backing_in_flight: 4,
         dirty_age: AGE,
         checkpoint_frames: 32,
@@ -317,6 +318,7 @@ pub fn setup(scope: Scope) -> Setup {
         turn: 0,
         spare: 0,
         steady: true,
+        batches_vary: false,
         tell: false,
     }
 }

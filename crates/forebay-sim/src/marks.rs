@@ -10,6 +10,7 @@ pub const EXPECTED: &[&str] = &[
     "cache marked stale",
     "clean data forgotten",
     "backing device late",
+    "opened with more or less memory for batches",
     "late volume's data forgotten",
     "header unreadable",
     "unreadable blocks can be read again",

@@ -12,6 +12,8 @@ use crate::checkers::{checkpoint_is_derived, recovery_is_repeatable};
 use crate::device::Piece;
 use crate::fate::Fate;
 use crate::model::Stop;
+use crate::random::{Random, mix};
+use crate::setup::BATCHES;
 use crate::world::{Failure, World};
 use forebay_core::effect::Fault;
 use forebay_core::engine::{Acknowledge, Engine, window_frames};
@@ -215,6 +217,11 @@ impl World {
         self.open_grown();
         self.resizing = None;
         let mut config = self.setup.config;
+        if self.setup.batches_vary {
+            let mut chosen = Random::new(mix(self.order ^ self.trace ^ 0xC0F1));
+            self.marks.hit("opened with more or less memory for batches");
+            config.batch_blocks_max = *chosen.pick(&BATCHES);
+        }
         let room = recovered.extents_fitting(config.extent_count_max);
         if room > config.extent_count_max {
             // As `serve` does: that much is told, then taken.
@@ -233,6 +240,10 @@ impl World {
                 // A batch may have been under way: nothing is compared until the next is done.
                 prefix.cut(status.durable);
                 prefix.advance(status.watermark);
+                if config.batch_blocks_max < config.batch_blocks_most {
+                    let since = &mut self.volumes[index].order_since;
+                    *since = status.placed.max(*since);
+                }
             }
         }
         self.engine = Some(engine);

@@ -7,7 +7,7 @@ use crate::random::{Random, mix};
 use crate::world::{Failure, Outcome, World};
 use forebay_core::format::checkpoint::Areas;
 use forebay_core::format::pair::{self, Step};
-use forebay_core::format::superblock::Superblock;
+use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use forebay_core::log::handover::Tables;
 use forebay_core::log::resize::Stage;
 use forebay_core::map::slots::ROW_BYTES;
@@ -173,7 +173,8 @@ impl World {
         let count = random.below(7) as usize;
         let second = Superblock::addresses(next.size_bytes)[1];
         let Areas { at, bytes } = Areas::of(&self.superblock);
-        if count > 0 && (at..at + 2 * bytes).contains(&second) {
+        // It may begin in front of them.
+        if count > 0 && second < at + 2 * bytes && at < second + SUPERBLOCK_SIZE as u64 {
             self.overwritten_checkpoint = self.superblock.checkpoint_sequence;
         }
         self.do_steps(&next, count);

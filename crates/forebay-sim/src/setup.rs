@@ -19,6 +19,9 @@ pub const ORDERS: [Order; 6] =
 /// Cutoffs, in blocks.
 pub const CUTOFFS: [u32; 7] = [0, 0, 0, 1, 4, 16, 64];
 
+/// Blocks of a batch, at most.
+pub const BATCHES: [u32; 4] = [16, 40, 100, 512];
+
 /// Weights of guests.
 pub const WEIGHTS: [u8; 4] = [1, 1, 3, WEIGHT_MAX];
 /// Microseconds that 99 of 100 reads may take.
@@ -165,6 +168,8 @@ pub struct Setup {
     pub turn: u64,
     /// Devices take the same time for everything, and nothing stops an opening.
     pub steady: bool,
+    /// Each opening has another room for batches.
+    pub batches_vary: bool,
     /// Every step is printed.
     pub tell: bool,
 }
@@ -230,14 +235,15 @@ impl Setup {
             4 => 20,
             _ => 1,
         };
-        let config = Config {
+        let mut config = Config {
             buffer_count: random.between(6, 16) as u16,
             acknowledge,
             close_after: random.between(50, 5_000) * MICRO,
             durable_after: random.between(1, 30) * MILLI,
             durable_bytes: random.between(64 << 10, 1 << 20),
             window_blocks: *random.pick(&[32, 64, 256, 512]),
-            batch_blocks_max: *random.pick(&[16, 40, 100, 512]),
+            batch_blocks_max: *random.pick(&BATCHES),
+            batch_blocks_most: 0,
             backing_in_flight: random.between(1, 32) as u16,
             dirty_age: *random.pick(&[5, 50, 200, 1_000]) * MILLI * patience,
             checkpoint_frames: *random.pick(&[1, 2, 5, 32]),
@@ -248,6 +254,11 @@ impl Setup {
             fill_run_max: fill_run_max(superblock.key),
             scrub_rate: scrubs(superblock.key).1,
             mutants,
+        };
+        let batches_vary = Random::new(key ^ 0xBA7C).one_in(3);
+        config.batch_blocks_most = match batches_vary {
+            true => BATCHES[3],
+            false => config.batch_blocks_max,
         };
         let operations = OPERATIONS;
         let stop_count = random.between(4, 7);
@@ -289,6 +300,7 @@ impl Setup {
             spare: *Random::new(key ^ 0x1A46).pick(&[0, 0, 1, 16, 300]),
             turn: *random.pick(&[0, 30, 200, 1_000]) * MICRO,
             steady: false,
+            batches_vary,
             tell: false,
         }
     }

@@ -54,7 +54,8 @@ const BATCH_TIME: u64 = 45_000_000_000;
 /// Blocks of a first batch, before anything is known of the device's speed.
 const BATCH_BLOCKS_FIRST: u32 = 4096;
 /// The first batch after an opening takes all it can hold: it covers whatever batch was under way
-/// before, so that the backing device is not left ahead of the watermark.
+/// before, so that the backing device is not left ahead of the watermark. Where that one may have held more (`batch_blocks_most`),
+/// what it may have written counts as exposed until all is written back that was there.
 const BATCH_BLOCKS_AFTER_OPENING: u32 = u32::MAX;
 const BATCH_BLOCKS_MIN: u32 = 512;
 
