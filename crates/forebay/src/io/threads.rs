@@ -3,7 +3,8 @@
 //!
 //! File operations go to a pool in one batch per wait; a worker that finishes the first of several
 //! rings an eventfd. Socket operations are tried, non-blocking, by the loop's own thread; those
-//! not ready are parked until `poll(2)` says so. The pool starts with the first file operation.
+//! not ready are parked until `poll(2)` says so. The pool starts with the first file operation, and grows with the
+//! number of files: each has a few workers at once and no more, so that one that does not answer keeps no other waiting.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,7 +17,12 @@ use super::bell::Bell;
 use super::reactor::ReactorOp;
 use super::sys;
 
-const WORKER_COUNT: usize = 4;
+/// Workers for each file.
+const WORKERS_EACH: usize = 4;
+/// And in all: there are at most 60 volumes and a cache.
+const WORKERS_MAX: usize = 256;
+/// They only make system calls; what locks memory locks all of their stacks.
+const STACK_BYTES: usize = 128 << 10;
 
 #[derive(Debug)]
 struct Job {
@@ -35,8 +41,34 @@ struct Shared {
 #[derive(Debug)]
 struct Jobs {
     queue: VecDeque<Job>,
+    /// The file of each job that a worker is at.
+    at_work: Vec<RawFd>,
     /// The reactor is gone: workers end after the job they are at.
     closed: bool,
+}
+
+impl Jobs {
+    fn new() -> Jobs {
+        let queue = VecDeque::with_capacity(ROOM);
+        Jobs { queue, at_work: Vec::with_capacity(WORKERS_MAX), closed: false }
+    }
+
+    /// The first job whose file has a worker left.
+    fn take(&mut self) -> Option<Job> {
+        let Jobs { queue, at_work, .. } = self;
+        let has_worker = |job: &Job| {
+            at_work.iter().filter(|file| **file == job.op.file()).count() < WORKERS_EACH
+        };
+        let job = queue.iter().position(has_worker).and_then(|at| queue.remove(at))?;
+        at_work.push(job.op.file());
+        Some(job)
+    }
+
+    /// A job of this file has ended.
+    fn end(&mut self, file: RawFd) {
+        let at = self.at_work.iter().position(|it| *it == file).expect("it was taken");
+        self.at_work.swap_remove(at);
+    }
 }
 
 /// A socket operation that waits for its peer.
@@ -55,6 +87,8 @@ const ROOM: usize = 1024;
 pub(crate) struct ThreadsReactor {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    /// All that there were jobs of.
+    files: Vec<RawFd>,
     /// Taken since the last wait.
     batch: Vec<Job>,
     ready: Vec<(u64, i32)>,
@@ -69,7 +103,7 @@ pub(crate) struct ThreadsReactor {
 impl ThreadsReactor {
     pub(crate) fn new() -> io::Result<ThreadsReactor> {
         let shared = Arc::new(Shared {
-            jobs: Mutex::new(Jobs { queue: VecDeque::new(), closed: false }),
+            jobs: Mutex::new(Jobs::new()),
             work: Condvar::new(),
             done: Mutex::new(Vec::new()),
             bell: Bell::new()?,
@@ -77,6 +111,7 @@ impl ThreadsReactor {
         Ok(ThreadsReactor {
             shared,
             workers: Vec::new(),
+            files: Vec::new(),
             batch: Vec::with_capacity(ROOM),
             ready: Vec::with_capacity(ROOM),
             parked: Vec::with_capacity(ROOM),
@@ -165,11 +200,16 @@ impl ThreadsReactor {
         if self.batch.is_empty() {
             return Ok(());
         }
-        while self.workers.len() < WORKER_COUNT {
+        for job in &self.batch {
+            if !self.files.contains(&job.op.file()) {
+                self.files.push(job.op.file());
+            }
+        }
+        while self.workers.len() < (WORKERS_EACH * self.files.len()).min(WORKERS_MAX) {
             let shared = Arc::clone(&self.shared);
             let name = format!("forebay-io-{}", self.workers.len());
-            let worker = std::thread::Builder::new().name(name).spawn(move || work(&shared));
-            match worker {
+            let worker = std::thread::Builder::new().name(name).stack_size(STACK_BYTES);
+            match worker.spawn(move || work(&shared)) {
                 Ok(worker) => self.workers.push(worker),
                 Err(error) if self.workers.is_empty() => return Err(error),
                 Err(_) => break, // fewer will do
@@ -280,7 +320,7 @@ fn work(shared: &Shared) {
             if jobs.closed {
                 return;
             }
-            match jobs.queue.pop_front() {
+            match jobs.take() {
                 Some(job) => break job,
                 None => jobs = shared.work.wait(jobs).unwrap_or_else(PoisonError::into_inner),
             }
@@ -294,6 +334,7 @@ fn work(shared: &Shared) {
         if first {
             shared.bell.ring();
         }
+        lock(&shared.jobs).end(job.op.file());
     }
 }
 
@@ -328,6 +369,19 @@ fn attempt(op: ReactorOp, accepted: &mut Vec<OwnedFd>) -> i32 {
     if result == -libc::EINTR { -libc::EAGAIN } else { result }
 }
 
+impl ReactorOp {
+    /// The file that a worker is busy with.
+    fn file(&self) -> RawFd {
+        match *self {
+            ReactorOp::Read { fd, .. }
+            | ReactorOp::Write { fd, .. }
+            | ReactorOp::Fsync { fd, .. }
+            | ReactorOp::Fallocate { fd, .. } => fd,
+            _ => unreachable!("only file operations are handed to the pool"),
+        }
+    }
+}
+
 /// The readiness a parked operation waits for.
 fn wish(op: ReactorOp) -> (RawFd, i16) {
     match op {
@@ -336,5 +390,36 @@ fn wish(op: ReactorOp) -> (RawFd, i16) {
             (fd, libc::POLLIN)
         }
         _ => unreachable!("only socket operations are parked"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(jobs: &mut Jobs) -> Vec<u64> {
+        std::iter::from_fn(|| jobs.take()).map(|job| job.user_data).collect()
+    }
+
+    #[test]
+    fn a_file_that_does_not_answer_keeps_no_other_waiting() {
+        let mut jobs = Jobs::new();
+        let ask = |jobs: &mut Jobs, fd: RawFd, user_data: u64| {
+            let op = ReactorOp::Fsync { fd, datasync: true };
+            jobs.queue.push_back(Job { op, user_data });
+        };
+        for user_data in 0..100 {
+            ask(&mut jobs, 7, user_data);
+        }
+        ask(&mut jobs, 8, 100);
+        ask(&mut jobs, 7, 101);
+        ask(&mut jobs, 9, 102);
+        assert_eq!(names(&mut jobs), [0, 1, 2, 3, 100, 102]);
+        // Each that ends makes room for one more of its file.
+        jobs.end(8);
+        assert_eq!(names(&mut jobs), []);
+        jobs.end(7);
+        jobs.end(7);
+        assert_eq!(names(&mut jobs), [4, 5]);
     }
 }
