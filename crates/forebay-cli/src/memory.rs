@@ -11,6 +11,7 @@ use anyhow::{Result, bail};
 use forebay::shard::Shard;
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Superblock;
+use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_serve::nbd::listen;
 
 /// The parts that grow with the cache and not with anything else.
@@ -70,6 +71,7 @@ pub fn fit(
     for percent in (1..=100).rev() {
         let share = |value: u64| value * percent / 100;
         let mut config = *config;
+        config.lane_count = counts.volumes.min(VOLUME_COUNT_MAX) as u8;
         config.buffer_count = share(u64::from(config.buffer_count)).max(8) as u16;
         config.window_blocks = (share(u64::from(config.window_blocks)) as u32 / 4 * 4).max(1024);
         config.batch_blocks_max = share(u64::from(config.batch_blocks_max)).max(2048) as u32;

@@ -24,7 +24,7 @@ use crate::op::around::Around;
 use crate::op::miss::{SHARED_MAX, Shared};
 use crate::payload::Payload;
 use crate::policy::history::History;
-use crate::policy::lane::{LANE_COUNT, Lane};
+use crate::policy::lane::Lane;
 use crate::policy::scrub::Scrub;
 use crate::policy::streams::Streams;
 use crate::request::{Op, Request, RequestError};
@@ -61,6 +61,9 @@ pub struct Config {
     pub durable_bytes: u64,
     /// Blocks of the write-back window.
     pub window_blocks: u32,
+    /// Batches there is memory for: with as many as there are volumes (and 4 at least) a backing device that does
+    /// not answer holds back its own volume and no other.
+    pub lane_count: u8,
     /// Blocks one batch may hold.
     pub batch_blocks_max: u32,
     /// Blocks that a batch of whoever served the cache before may have held.
@@ -98,6 +101,7 @@ impl Default for Config {
             durable_after: 5_000_000_000,
             durable_bytes: 256 << 20,
             window_blocks: 4096,
+            lane_count: 4,
             batch_blocks_max: 32 << 10,
             batch_blocks_most: 32 << 10,
             backing_in_flight: 32,
@@ -277,7 +281,7 @@ impl Engine {
             superblock_busy: false,
             health: CacheHealth::Healthy,
             stopping: false,
-            lanes: (0..LANE_COUNT).map(|_| Lane::new(&config)).collect(),
+            lanes: (0..Lane::count(&config)).map(|_| Lane::new(&config)).collect(),
             chance_frames: (0..crate::log::reclaim::CHANCE_COUNT_MAX as u32)
                 .map(|frame| config.window_blocks + frame)
                 .collect(),
@@ -438,7 +442,8 @@ impl Engine {
     /// When `tick` must be called at the latest, if nothing else happens.
     pub fn deadline(&self) -> Option<Tick> {
         let volumes = self.all_volumes().filter_map(|volume| self.volume_deadline(volume));
-        volumes.chain(self.scrub_deadline()).min()
+        let lanes = Lane::deadline(&self.lanes, self.now);
+        volumes.chain(self.scrub_deadline()).chain(lanes).min()
     }
 
     /// Puts the state in order: always the same steps, bounded by what is there to do.
@@ -502,11 +507,12 @@ impl Engine {
     }
 }
 
-/// Frames that [`crate::payload::Place::Window`] may name: the window, the second chances', a checkpoint's
-/// and, last, the scrub's.
+/// Frames that [`crate::payload::Place::Window`] may name: the window, the second chances', a checkpoint's,
+/// the scrub's and, last, those of spare lanes.
 pub fn window_frames(config: &Config) -> u32 {
     config.window_blocks
         + crate::log::reclaim::CHANCE_COUNT_MAX as u32
         + config.checkpoint_frames
         + crate::policy::scrub::FRAMES
+        + Lane::spare_frames(config)
 }

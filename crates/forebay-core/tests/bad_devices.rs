@@ -342,3 +342,44 @@ fn a_reader_has_its_turn_when_cache_and_write_back_fail_together() {
     rig.settle();
     assert_eq!(rig.answered(), (1, 0));
 }
+
+/// Six backing devices take what they are asked to write and never answer. Four of them had the memory of all batches there are,
+/// and nobody else was written back any more: not what was to be detached, nor what writers waited for.
+#[test]
+fn backing_devices_that_do_not_answer_hold_back_their_own_volumes_alone() {
+    let mut rig = Rig::new(8);
+    let (dead, sound) = ((0..6).map(VolumeIndex), [VolumeIndex(6), VolumeIndex(7)]);
+    let answers =
+        |effect: &Effect| !matches!(effect, Effect::WriteBacking { volume, .. } if volume.0 < 6);
+    let all_drain = |rig: &mut Rig, volumes: &mut dyn Iterator<Item = VolumeIndex>| {
+        for volume in volumes {
+            assert!(rig.asks(volume, Op::Write { fua: false }, 0, 4 * MIB / 4));
+            rig.engine.drain(volume, &mut Nothing);
+            rig.take();
+        }
+        while rig.turn(answers, Ok(())) > 0 {}
+    };
+    all_drain(&mut rig, &mut dead.clone());
+    let writing = |rig: &Rig, volume: VolumeIndex| {
+        rig.under_way.iter().any(
+            |(_, effect)| matches!(effect, Effect::WriteBacking { volume: it, .. } if *it == volume),
+        )
+    };
+    assert_eq!(dead.clone().filter(|volume| writing(&rig, *volume)).count(), 4);
+    all_drain(&mut rig, &mut sound.into_iter());
+    assert!(sound.iter().all(|volume| !rig.engine.is_clean(*volume)), "the others may be slow");
+    let due = rig.engine.deadline().expect("it is looked at them again").0;
+    assert!(due <= rig.now + 10_000_000_000);
+    rig.now = due.max(rig.now);
+    while {
+        rig.tick();
+        rig.turn(answers, Ok(())) > 0
+    } {}
+    rig.now += 10_000_000_000;
+    rig.tick();
+    while rig.turn(answers, Ok(())) > 0 {}
+    assert!(sound.iter().all(|volume| rig.engine.is_clean(*volume)));
+    // They are back.
+    rig.settle();
+    assert!(dead.into_iter().all(|volume| rig.engine.is_clean(volume)));
+}

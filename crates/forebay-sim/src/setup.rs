@@ -242,6 +242,7 @@ impl Setup {
             durable_after: random.between(1, 30) * MILLI,
             durable_bytes: random.between(64 << 10, 1 << 20),
             window_blocks: *random.pick(&[32, 64, 256, 512]),
+            lane_count: 4,
             batch_blocks_max: *random.pick(&BATCHES),
             batch_blocks_most: 0,
             backing_in_flight: random.between(1, 32) as u16,

@@ -6,18 +6,26 @@
 //!
 //! - **N1** No two lanes that are taken have a frame in common. The window is divided evenly among as many lanes as
 //!   there are volumes; where that changed meanwhile, a lane waits for those that still have some of its frames.
+//! - **N2** Of the first [`LANE_COUNT`] lanes one whose backing device does not answer keeps no other volume from being
+//!   written back: there are spare ones, as many lanes as volumes in all (`Config::lane_count`), with few frames of their own,
+//!   behind the window. They are taken only while the others are all taken and one of those stands.
 
-use crate::engine::Config;
+use crate::engine::{Config, window_frames};
 use crate::limits::{BACKGROUND_BLOCKS, BACKGROUND_READS};
 use crate::memory::{queue_bytes, vec_bytes};
 use crate::policy::batch::{Batch, Stretch};
 use crate::policy::parked::PARTS_MAX;
-use crate::units::Lba;
+use crate::units::{Lba, Tick};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// Batches that may be under way at once, over all volumes.
+/// Batches that may be under way at once, over all volumes, while every backing device answers.
 pub(crate) const LANE_COUNT: usize = 4;
+/// Frames of a spare lane: two runs of half of the longest.
+const SPARE_FRAMES: u32 = 256;
+/// A lane stands when nothing of it has come to an end for so long, in nanoseconds: much longer than what a slow device takes for
+/// one thing, or than a turn on a shared one.
+const STANDS_AFTER: u64 = 10_000_000_000;
 /// With fewer blocks that are there and not yet written the backing device is about to have nothing to write.
 const READ_LEAST: u32 = 256;
 /// Runs of one batch that may be under way at once.
@@ -74,6 +82,8 @@ pub(crate) struct Lane {
     pub(super) frames_used: u32,
     /// Effects under way.
     pub(super) under_way: u32,
+    /// When something of it ended last, or it was taken.
+    pub(super) moved: Tick,
     pub(super) writes_under_way: u16,
     pub(super) given_out: bool,
     /// Blocks of the batch that are written.
@@ -122,6 +132,7 @@ impl Lane {
             frame_next: 0,
             frames_used: 0,
             under_way: 0,
+            moved: Tick(0),
             writes_under_way: 0,
             given_out: false,
             written: 0,
@@ -139,8 +150,29 @@ impl Lane {
         }
     }
 
-    /// A lane that nobody has, with its part of a window of so many frames (N1).
-    pub(super) fn find(lanes: &mut [Lane], volumes: usize, window: u32) -> Option<usize> {
+    /// A lane that nobody has (N2).
+    pub(super) fn find(
+        lanes: &mut [Lane],
+        volumes: usize,
+        config: &Config,
+        now: Tick,
+    ) -> Option<usize> {
+        let (usual, spare) = lanes.split_at_mut(LANE_COUNT);
+        if let Some(at) = Lane::find_usual(usual, volumes, config.window_blocks) {
+            return Some(at);
+        }
+        if !usual.iter().any(|lane| lane.stands(now)) {
+            return None;
+        }
+        let at = spare.iter().position(|lane| !lane.taken)?;
+        let first = window_frames(config) - Lane::spare_frames(config);
+        let lane = &mut spare[at];
+        (lane.frame_base, lane.frame_count) = (first + at as u32 * SPARE_FRAMES, SPARE_FRAMES);
+        Some(LANE_COUNT + at)
+    }
+
+    /// With its part of a window of so many frames (N1).
+    fn find_usual(lanes: &mut [Lane], volumes: usize, window: u32) -> Option<usize> {
         let parts = volumes.clamp(1, lanes.len());
         let count = window / parts as u32;
         let base = |at: usize| at as u32 * count;
@@ -155,12 +187,34 @@ impl Lane {
         Some(at)
     }
 
+    fn stands(&self, now: Tick) -> bool {
+        self.taken && now.since(self.moved) >= STANDS_AFTER
+    }
+
+    /// When the first of the usual lanes stands, if it goes on so and there are others for that time.
+    pub(crate) fn deadline(lanes: &[Lane], now: Tick) -> Option<Tick> {
+        let (usual, spare) = lanes.split_at(LANE_COUNT);
+        let at = usual.iter().map(|lane| lane.moved).min()?.after(STANDS_AFTER);
+        let all_taken = usual.iter().all(|lane| lane.taken);
+        (all_taken && !spare.is_empty() && at > now).then_some(at)
+    }
+
+    /// Lanes there are.
+    pub(crate) fn count(config: &Config) -> usize {
+        usize::from(config.lane_count).max(LANE_COUNT)
+    }
+
+    /// Frames that only spare lanes use: the last of [`window_frames`].
+    pub(crate) fn spare_frames(config: &Config) -> u32 {
+        (Lane::count(config) - LANE_COUNT) as u32 * SPARE_FRAMES
+    }
+
     pub(crate) fn memory_bytes(config: &Config) -> u64 {
         let items = config.batch_blocks_max as usize + crate::limits::RECORD_ENTRIES_MAX;
         let lane = size_of::<Lane>() + RUN_COUNT_MAX * size_of::<Run>();
         let parts = PARTS_MAX * (size_of::<Part>() + size_of::<Lba>());
         let batch = Batch::memory_bytes(items, config.extent_count_max as usize);
-        LANE_COUNT as u64 * (batch + (lane + parts) as u64)
+        Lane::count(config) as u64 * (batch + (lane + parts) as u64)
     }
 
     /// Bytes of memory it takes.

@@ -37,6 +37,7 @@ use crate::log::tickets::Ticket;
 use crate::mutant::Mutant;
 use crate::op::read::behind;
 use crate::payload::{Payload, Place};
+use crate::policy::lane::Lane;
 use crate::policy::slices::Side;
 use crate::units::{BLOCK_BYTES, Lba, Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
@@ -360,7 +361,8 @@ impl Engine {
     }
 
     fn scrub_frame(&self, again: bool) -> u32 {
-        let first = crate::engine::window_frames(&self.config) - FRAMES;
+        let spare = Lane::spare_frames(&self.config);
+        let first = crate::engine::window_frames(&self.config) - spare - FRAMES;
         if again { first + u32::from(PIECE_BLOCKS) } else { first }
     }
 

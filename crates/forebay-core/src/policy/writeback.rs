@@ -545,6 +545,7 @@ impl Engine {
         let volume = work.volume;
         let lane = self.volume(volume).writeback.lane.expect("a batch has a lane");
         self.lanes[lane].under_way -= 1;
+        self.lanes[lane].moved = self.now;
         match work.what {
             What::Read { .. } => self.writeback_was_read(volume, lane, work.what, result, payload),
             What::Write { part } => {

@@ -19,7 +19,7 @@ pub fn engine(
     let key = 0x1234_5678_9ABC_DEF0;
     let new = NewCache { uuid: [7; 16], key, size_bytes, segment_bytes, now: 1 };
     let superblock = Superblock::format(&new).unwrap();
-    let config = Config { buffer_count, ..Config::default() };
+    let config = Config { buffer_count, lane_count: volumes, ..Config::default() };
     let volume = |index: u8| Volume::empty([index; 16], "v", volume_bytes);
     let mut engine = blank::engine(&superblock, config, &volume(0));
     for index in 1..volumes {

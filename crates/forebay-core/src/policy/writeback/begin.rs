@@ -69,8 +69,10 @@ impl Engine {
         if state.is_only_parked() && self.now < state.parked.due {
             return;
         }
-        let (volumes, window) = (self.all_volumes().count(), self.config.window_blocks);
-        let Some(lane) = Lane::find(&mut self.lanes, volumes, window) else { return };
+        let volumes = self.all_volumes().count();
+        let Some(lane) = Lane::find(&mut self.lanes, volumes, &self.config, self.now) else {
+            return;
+        };
         if !self.may_build(volume) {
             return;
         }
@@ -86,7 +88,7 @@ impl Engine {
             return;
         }
         let now = self.now;
-        self.lanes[lane].taken = true;
+        (self.lanes[lane].taken, self.lanes[lane].moved) = (true, now);
         let state = self.volume(volume);
         state.writeback.stage = Stage::Writing;
         state.writeback.lane = Some(lane);
