@@ -17,6 +17,8 @@
 //!   taken are failed by the kernel when the connection is dropped, or come to the next process.
 //! - **C4** What requests are read to is in memory from the start. The kernel does not wait for a page of
 //!   a process that is being killed: it would fail the request in the middle of being read.
+//! - **C5** All front ends of a loop share that memory, so volumes that come and go take no more of it. Who has no request to
+//!   read has none of it but for what waits for its answer.
 
 use super::channel::{Channel, Received, TRANSFER_BYTES_MAX};
 use super::files::{Ask, Back, Files, Verdict};
@@ -28,7 +30,9 @@ use forebay::shard::{Answer, Shard};
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::BLOCK_BYTES;
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::io;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 /// Requests that are not answered.
@@ -49,6 +53,22 @@ pub fn memory_parts() -> [(&'static str, u64); 1] {
     [("FUSE requests", POOL_BYTES as u64)]
 }
 
+thread_local! {
+    /// C5. A loop is a thread.
+    static SHARED: RefCell<Weak<RefCell<Pool>>> = const { RefCell::new(Weak::new()) };
+}
+
+fn shared_pool() -> io::Result<Rc<RefCell<Pool>>> {
+    SHARED.with_borrow_mut(|shared| {
+        if let Some(pool) = shared.upgrade() {
+            return Ok(pool);
+        }
+        let pool = Rc::new(RefCell::new(Pool::present(POOL_BYTES)?)); // C4
+        *shared = Rc::downgrade(&pool);
+        Ok(pool)
+    })
+}
+
 /// A request that the engine answers.
 struct Pending {
     unique: u64,
@@ -63,7 +83,7 @@ pub struct FuseFrontEnd {
     /// `None`: it was unmounted.
     channel: Option<Channel>,
     files: Files,
-    pool: Pool,
+    pool: Rc<RefCell<Pool>>,
     /// Where the next request is read to.
     room: Option<(Run, Span)>,
     /// Not taken by the engine yet.
@@ -91,7 +111,7 @@ impl FuseFrontEnd {
             bell,
             channel: Some(channel),
             files,
-            pool: Pool::present(POOL_BYTES)?, // C4
+            pool: shared_pool()?,
             room: None,
             held: None,
             under_way,
@@ -139,7 +159,7 @@ impl FuseFrontEnd {
     fn receive(&mut self) -> Option<Received> {
         let Some(channel) = &self.channel else { return Some(Received::Over) };
         if self.room.is_none() {
-            self.room = self.pool.take(REQUEST_BLOCKS);
+            self.room = self.pool.borrow_mut().take(REQUEST_BLOCKS);
         }
         let (_, span) = self.room?;
         let span = span.skip(BLOCK - WRITE_HEAD_BYTES);
@@ -183,12 +203,41 @@ impl FuseFrontEnd {
         };
         let (run, span) = self.room.take().expect("it was read to there");
         let bytes = if from > 0 { length } else { blocks * BLOCK };
-        Some((self.pool.cut(run, blocks), span.part(from, bytes)))
+        Some((self.pool.borrow_mut().cut(run, blocks), span.part(from, bytes)))
+    }
+
+    /// Takes requests as long as there are some, a few each turn.
+    fn take_requests(&mut self, shard: &mut Shard) {
+        let mut has_yielded = false;
+        for _ in 0..RECEIVE_COUNT_MAX {
+            if !self.submit_held(shard) {
+                return;
+            }
+            match self.receive() {
+                Some(Received::Request(_)) => {}
+                Some(Received::Nothing) if shard.has_answers() => return,
+                Some(Received::Nothing) if has_yielded => break,
+                Some(Received::Nothing) => {
+                    // Going to sleep and being woken costs more than this, and the kernel may only
+                    // lack a processor to bring more.
+                    std::thread::yield_now();
+                    has_yielded = true;
+                }
+                Some(Received::Over) => {
+                    self.channel = None;
+                    return;
+                }
+                None => return,
+            }
+        }
+        if self.submit_held(shard) && !shard.has_answers() {
+            self.listen(shard);
+        }
     }
 
     fn release(&mut self, pending: &Pending) {
         if let Some((run, _)) = pending.memory {
-            self.pool.give(run);
+            self.pool.borrow_mut().give(run);
         }
     }
 }
@@ -234,30 +283,10 @@ impl FrontEnd for FuseFrontEnd {
         if self.is_listening || self.is_closing {
             return;
         }
-        let mut has_yielded = false;
-        for _ in 0..RECEIVE_COUNT_MAX {
-            if !self.submit_held(shard) {
-                return;
-            }
-            match self.receive() {
-                Some(Received::Request(_)) => {}
-                Some(Received::Nothing) if shard.has_answers() => return,
-                Some(Received::Nothing) if has_yielded => break,
-                Some(Received::Nothing) => {
-                    // Going to sleep and being woken costs more than this, and the kernel may only
-                    // lack a processor to bring more.
-                    std::thread::yield_now();
-                    has_yielded = true;
-                }
-                Some(Received::Over) => {
-                    self.channel = None;
-                    return;
-                }
-                None => return,
-            }
-        }
-        if self.submit_held(shard) && !shard.has_answers() {
-            self.listen(shard);
+        self.take_requests(shard);
+        // C5
+        if let Some((run, _)) = self.room.take() {
+            self.pool.borrow_mut().give(run);
         }
     }
 
@@ -286,5 +315,21 @@ fn errno(error: RequestError) -> Errno {
         RequestError::ReadOnly => Errno::ROFS,
         RequestError::NoVolume => Errno::NXIO,
         RequestError::Closing => Errno::SHUTDOWN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn front_ends_of_one_loop_share_their_memory_and_give_it_back_in_the_end() {
+        let (first, second) = (shared_pool().unwrap(), shared_pool().unwrap());
+        assert!(Rc::ptr_eq(&first, &second));
+        let (run, _) = first.borrow_mut().take(REQUEST_BLOCKS).unwrap();
+        drop(first);
+        second.borrow_mut().give(run);
+        drop(second);
+        assert!(SHARED.with_borrow(|shared| shared.upgrade().is_none()));
     }
 }
