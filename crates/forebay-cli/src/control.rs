@@ -10,6 +10,11 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long nobody may answer while a daemon goes on as another program, and how often it is asked meanwhile.
+const ABSENT_MAX: Duration = Duration::from_secs(10);
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What can be asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -139,9 +144,32 @@ pub fn ask(socket: &Path, request: &Request) -> Result<Reply> {
     }
 }
 
+/// As [`ask`], of whoever serves: where a daemon goes on as another program nobody answers for a moment. For what may be asked
+/// twice.
+pub fn ask_again(socket: &Path, request: &Request) -> Result<Reply> {
+    let begun = Instant::now();
+    loop {
+        match ask(socket, request) {
+            Err(error) if error.is::<NoDaemon>() && begun.elapsed() < ABSENT_MAX => {
+                std::thread::sleep(ASK_AGAIN);
+            }
+            reply => return reply,
+        }
+    }
+}
+
 /// Asks how things are.
 pub fn status(socket: &Path) -> Result<Status> {
-    match ask(socket, &Request::Status)? {
+    of(ask(socket, &Request::Status)?)
+}
+
+/// The same of whoever serves ([`ask_again`]).
+pub fn status_again(socket: &Path) -> Result<Status> {
+    of(ask_again(socket, &Request::Status)?)
+}
+
+fn of(reply: Reply) -> Result<Status> {
+    match reply {
         Reply::Status(status) => Ok(*status),
         _ => bail!("the daemon answered something else than its status"),
     }

@@ -6,6 +6,8 @@
 mod support;
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Output};
 use std::time::Duration;
 use support::model::content;
@@ -182,5 +184,76 @@ fn no_more_volumes_come_than_memory_was_taken_for() {
     let (number, text) = refused.unwrap();
     assert!(text.contains("memory was taken for 3 volumes when the daemon began"), "{text}");
     assert_eq!(number, 3);
+    daemon.stop("TERM");
+}
+
+/// What a process that is gone has left locked is waited for, up to 10 s. The daemon did so itself, and every guest waited with it.
+#[test]
+fn guests_do_not_wait_for_a_device_that_is_locked_still() {
+    let scratch = Scratch::new("come-locked");
+    scratch.format("64M");
+    let (first, second) = (scratch.file("first", 64 * MIB), scratch.file("second", 32 * MIB));
+    let daemon = scratch.serve(&["--volume", &format!("first={}", first.display())]);
+    let mut guest = scratch.connect("first");
+    guest.write(0, &content(6, 0, MIB), false).unwrap();
+    // Who took the lock has ended, and another process has the open file still.
+    let mut holder = Command::new("sh");
+    holder.args(["-c", "exec 9<>\"$0\" && flock 9 && echo && exec sleep 1000"]).arg(&second);
+    let mut holder = holder.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    holder.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let mut attach = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    attach.arg("attach").arg(format!("second={}", second.display()));
+    attach.arg("--control").arg(scratch.control());
+    let attach = attach.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    wait_for("it to wait", || daemon.said().contains("second: waits up to 10 s"));
+    for at in 0..256 {
+        let at = at * 4096;
+        assert_eq!(guest.read(at, 4096).unwrap(), content(6, at, 4096));
+    }
+    let done = scratch.ask(&["attach", &format!("third={}", second.display())]);
+    assert!(text(&done).contains("second: is being attached; one at a time"), "{done:?}");
+    assert_eq!(names(&scratch), ["first"]);
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    let done = attach.wait_with_output().unwrap();
+    assert!(done.status.success(), "the guest has waited: {done:?}");
+    assert_eq!(text(&done).trim(), scratch.uri("second"));
+    assert_eq!(scratch.connect("second").read(0, 4096).unwrap(), vec![0; 4096]);
+    daemon.stop("TERM");
+}
+
+/// Who detaches a volume just before the daemon is to go on as another program was never answered: the connection ended with the
+/// program, and nobody knew whether the volume had left.
+#[test]
+fn a_detaching_is_answered_before_the_daemon_goes_on_as_another_program() {
+    let scratch = Scratch::new("come-upgrade");
+    scratch.format("64M");
+    let (first, second) = (scratch.file("first", 64 * MIB), scratch.file("second", 32 * MIB));
+    let volume = |name: &str, path: &std::path::Path| format!("{name}={}", path.display());
+    let both = ["--volume", &volume("first", &first), "--volume", &volume("second", &second)];
+    // It hears of all that has come to its sockets at once.
+    let daemon = scratch.serve(&[&both[..], &["--io", "threads"]].concat());
+    let connect = || UnixStream::connect(scratch.control()).unwrap();
+    let (mut detach, mut upgrade) = (connect(), connect());
+    let ask = |socket: &mut UnixStream, question: serde_json::Value| {
+        writeln!(socket, "{question}").unwrap();
+    };
+    let answer = |socket: &mut UnixStream| {
+        let mut answer = String::new();
+        BufReader::new(socket).read_line(&mut answer).unwrap();
+        answer
+    };
+    // Both are heard in one turn.
+    scratch.status();
+    signal(daemon.id(), "STOP");
+    ask(&mut detach, serde_json::json!({ "command": "detach", "name": "second" }));
+    let program = env!("CARGO_BIN_EXE_forebay");
+    ask(&mut upgrade, serde_json::json!({ "command": "upgrade", "executable": program }));
+    signal(daemon.id(), "CONT");
+    let detached = answer(&mut detach);
+    assert!(detached.contains("second: detached"), "it was answered '{detached}'");
+    let refused = answer(&mut upgrade);
+    assert!(refused.contains("second: is being detached; upgrade after that"), "{refused}");
+    assert_eq!(names(&scratch), ["first"]);
     daemon.stop("TERM");
 }

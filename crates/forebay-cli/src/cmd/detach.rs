@@ -18,8 +18,7 @@ pub fn run(args: &DetachArgs) -> Result<ExitCode> {
     if let Some(device) = before.attached.iter().find(|device| device.contains(", mounted at ")) {
         bail!("{}: not detached: {device}; unmount it first", args.name);
     }
-    let detached = drain(&socket, &before)
-        .and_then(|()| control::ask(&socket, &Request::Detach { name: args.name.clone() }));
+    let detached = drain(&socket, &before).and_then(|()| detach(&socket, &args.name));
     if detached.is_err() {
         give_back(&socket, &before)?;
     }
@@ -53,11 +52,16 @@ fn drain(socket: &Path, before: &VolumeStatus) -> Result<()> {
     Ok(())
 }
 
+/// A daemon that is about to go on as another program leaves it to that one.
+fn detach(socket: &Path, name: &str) -> Result<Reply> {
+    control::ask_again(socket, &Request::Detach { name: name.to_owned() })
+}
+
 /// What was drained for this only takes writes again as it did.
 fn give_back(socket: &Path, before: &VolumeStatus) -> Result<()> {
     if !before.drained && before.state == "serving" {
         let settings = vec![format!("mode={}", before.mode)];
-        control::ask(socket, &Request::Set { name: before.name.clone(), settings })?;
+        control::ask_again(socket, &Request::Set { name: before.name.clone(), settings })?;
     }
     Ok(())
 }

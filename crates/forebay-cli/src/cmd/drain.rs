@@ -32,7 +32,7 @@ pub fn watch_until(socket: &Path, name: Option<&str>, is_ended: impl Fn() -> boo
     control::ask(socket, &Request::Drain { name: name.map(str::to_owned) })?;
     let mut progress = Progress::new();
     loop {
-        if progress.show(&control::status(socket)?, name)? {
+        if progress.show(&control::status_again(socket)?, name)? {
             return Ok(true);
         }
         std::thread::sleep(Duration::from_millis(200));

@@ -7,6 +7,7 @@ mod devices;
 mod ending;
 mod growing;
 mod leaving;
+mod look;
 mod offline;
 mod opening;
 mod rates;
@@ -29,6 +30,7 @@ use crate::units::count;
 use crate::upgrade::{self, Before, Left};
 use crate::{metrics, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
+use coming::Coming;
 use forebay::host::notify::sd_notify;
 use forebay::host::runtime_dir::RuntimeDir;
 use forebay::io::{ReactorKind, Stats};
@@ -40,13 +42,14 @@ use forebay_serve::nbd::listen::{Counts, Exports, NbdFrontEnd, export};
 use forebay_serve::server::Server;
 use growing::Growing;
 use leaving::Leaving;
+use look::Looked;
 use rates::Rates;
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use watch::Watch;
@@ -79,6 +82,10 @@ struct Daemon {
     devices: Option<Kind>,
     /// All that there were at the start, then one for each volume that came later.
     attached: Vec<Attached>,
+    /// A volume on its way in.
+    coming: Option<Coming>,
+    /// Those that look at devices which were to be attached and do not answer.
+    silent: Vec<JoinHandle<Result<Looked>>>,
     /// A volume on its way out.
     leaving: Option<Leaving>,
     /// A volume that grows.
@@ -102,8 +109,8 @@ struct Daemon {
     upgrade: Option<String>,
     /// Where clients come in, for the next program.
     sockets: Vec<(String, OwnedFd)>,
-    /// The next program, and since when what is long is waited for.
-    upgrading: Option<(PathBuf, Instant)>,
+    /// The next program.
+    upgrading: Option<Upgrading>,
     /// What ends it besides `forebay stop`.
     signals: Option<Signals>,
     /// How often the service manager wants to hear of it, and when it has.
@@ -114,6 +121,15 @@ struct Daemon {
     /// Sockets for virtual machines that were asked for.
     vhost_sockets: usize,
     machines: Option<vhost::Machines>,
+}
+
+/// The daemon is to go on as another program.
+struct Upgrading {
+    executable: PathBuf,
+    /// Since when what is long is waited for.
+    since: Instant,
+    /// What stands against a hand-over, if anything does: then nothing is waited for.
+    against: Option<String>,
 }
 
 /// What ends the serving.
@@ -202,6 +218,7 @@ fn serve(args: &ServeArgs, before: &mut Option<Before>) -> Result<Next> {
     let end = daemon.serve()?;
     daemon.stop_growing();
     daemon.stop_resizing_cache();
+    daemon.stop_coming("the daemon is being stopped");
     match &end {
         End::Signal => info!("stops: a signal came"),
         End::Stop => info!("stops: `forebay stop` asked for it"),
@@ -219,6 +236,7 @@ fn serve(args: &ServeArgs, before: &mut Option<Before>) -> Result<Next> {
     daemon.activity = "stops: waits until nobody holds its block devices";
     let _ = sd_notify("STOPPING=1");
     daemon.release_devices(args.stop_timeout)?;
+    daemon.stop_leaving();
     let cache = daemon.cache_text();
     let health = daemon.server.shard.engine().health();
     let is_passed = daemon.is_passed();
@@ -411,6 +429,7 @@ impl Daemon {
             let _ = sd_notify("WATCHDOG=1");
         }
         self.attached.iter_mut().for_each(Attached::tell_news);
+        self.come();
         self.leave();
         self.grow();
         self.mark_stale();
@@ -428,7 +447,8 @@ impl Daemon {
         loop {
             let marks = !self.marking.is_empty();
             let resizes = self.server.shard.resizing().is_some();
-            let is_changing = self.leaving.is_some() || self.growing.is_some() || marks || resizes;
+            let moves = self.coming.is_some() || self.leaving.is_some() || self.growing.is_some();
+            let is_changing = moves || marks || resizes;
             let answers = !self.desk.borrow().answers.is_empty();
             let wait = match is_changing {
                 // The next turn sends them.
@@ -445,10 +465,11 @@ impl Daemon {
             if let Some(end) = self.answer_questions() {
                 return Ok(end);
             }
-            if let Some((executable, since)) = &self.upgrading
-                && (self.server.shard.is_prepared() || since.elapsed() >= PREPARATION)
-            {
-                return Ok(End::Upgrade(executable.clone(), None));
+            if let Some(Upgrading { executable, since, against }) = &self.upgrading {
+                let shard = &self.server.shard;
+                if against.is_some() || shard.is_prepared() || since.elapsed() >= PREPARATION {
+                    return Ok(End::Upgrade(executable.clone(), against.clone()));
+                }
             }
         }
     }
@@ -470,8 +491,10 @@ impl Daemon {
                     Err(error) => Reply::Error { text: format!("{error:#}") },
                 },
                 Request::Attach { volume, if_changed, without_cache } => {
-                    match self.come(&volume, if_changed.as_deref(), without_cache) {
-                        Ok(lines) => Reply::Told { lines },
+                    let if_changed = if_changed.as_deref();
+                    match self.begin_to_come(&volume, if_changed, without_cache, client) {
+                        // The answer comes when it is served.
+                        Ok(()) => continue,
                         Err(error) => Reply::Error { text: format!("{error:#}") },
                     }
                 }
@@ -512,13 +535,12 @@ impl Daemon {
                 }
                 Request::Upgrade { executable, layout } => match self.check_upgrade(&executable) {
                     Ok(()) => {
-                        match self.against_hand_over(layout) {
-                            None => {
-                                self.server.shard.prepare_hand_over();
-                                self.upgrading = Some((executable, Instant::now()));
-                            }
-                            against => end = Some(End::Upgrade(executable, against)),
+                        let against = self.against_hand_over(layout);
+                        if against.is_none() {
+                            self.server.shard.prepare_hand_over();
                         }
+                        let since = Instant::now();
+                        self.upgrading = Some(Upgrading { executable, since, against });
                         Reply::Done
                     }
                     Err(error) => Reply::Error { text: format!("{error:#}") },
@@ -526,6 +548,17 @@ impl Daemon {
             };
             self.desk.borrow_mut().answers.push_back((client, reply));
         }
+    }
+
+    /// Volumes come and go as long as this program is to serve them: who asked is answered by it.
+    fn check_stays(&self) -> Result<()> {
+        if self.is_ending {
+            bail!("the daemon is being stopped");
+        }
+        if self.upgrading.is_some() {
+            bail!("the daemon goes on as another program; ask that one");
+        }
+        Ok(())
     }
 
     fn drain(&mut self, name: Option<&str>) -> Result<()> {

@@ -29,9 +29,7 @@ impl Daemon {
         if self.cache_path.is_none() {
             bail!("there is no cache to be resized: the volumes are served bare");
         }
-        if self.is_ending || self.upgrading.is_some() {
-            bail!("{path}: stays as large as it is: the daemon is being stopped");
-        }
+        self.check_stays().with_context(|| format!("{path}: stays as large as it is"))?;
         if let Some(other) = self.server.shard.resizing() {
             bail!(
                 "{path}: is being made {} already; `forebay resize --stop` ends that",

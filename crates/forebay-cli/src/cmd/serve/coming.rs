@@ -1,61 +1,173 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay attach`: a volume comes while others are served.
+//!
+//! # States
+//!
+//! | from | to | when |
+//! |---|---|---|
+//! | asked | served | a thread has opened and looked at its backing device (`look`), which guests do not wait for |
+//! | asked | refused | it is not the one it was, or somebody has it, or it does not answer |
+//!
+//! A thread whose device does not answer cannot be ended. It keeps that device until it does; there are
+//! [`SILENT_MAX`] of them at most.
 
 use super::Daemon;
-use super::volumes::Wanted;
+use super::look::Looked;
+use super::volumes::{Wanted, role};
 use crate::address::Address;
-use crate::args::{parse_if_changed, parse_volume};
+use crate::args::{IfChanged, VolumeSpec, parse_if_changed, parse_volume};
+use crate::control::Reply;
 use crate::late::Patience;
 use crate::units::count;
 use anyhow::{Context, Error, Result, bail};
+use forebay_core::units::VolumeIndex;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a backing device may take to be opened and looked at: longer than a lock is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Devices that do not answer, before no more are looked at.
+const SILENT_MAX: usize = 8;
+
+/// A volume on its way in.
+pub(super) struct Coming {
+    /// Who waits for the answer.
+    client: usize,
+    name: String,
+    index: VolumeIndex,
+    address: Address,
+    logical_block: Option<u32>,
+    if_changed: Option<IfChanged>,
+    without_cache: bool,
+    /// As it was asked for; none: as it is recorded.
+    spec: Option<VolumeSpec>,
+    begun: Instant,
+    looks: JoinHandle<Result<Looked>>,
+}
+
+impl Coming {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+}
 
 impl Daemon {
-    /// Serves one more volume, and says what a user should know of it.
-    pub(super) fn come(
+    /// Looks whether a volume may come, and begins. The answer comes when it is served.
+    pub(super) fn begin_to_come(
         &mut self,
         volume: &str,
         if_changed: Option<&str>,
         without_cache: bool,
-    ) -> Result<Vec<String>> {
+        client: usize,
+    ) -> Result<()> {
         let name = volume.split_once('=').map_or(volume, |(name, _)| name);
         if self.volumes.iter().any(|served| served.name == name) {
             bail!("{name}: is served already");
         }
-        if self.is_ending {
-            bail!("{name}: not attached: the daemon is being stopped");
+        if let Some(other) = &self.coming {
+            bail!("{}: is being attached; one at a time", other.name);
+        }
+        self.check_stays().with_context(|| format!("{name}: not attached"))?;
+        self.silent.retain(|thread| !thread.is_finished());
+        if self.silent.len() >= SILENT_MAX {
+            bail!(
+                "{name}: not attached: {} were to be attached and do not answer",
+                count(self.silent.len() as u64, "backing device")
+            );
         }
         let choice = |choice: &str| parse_if_changed(&format!("{name}={choice}"));
         let if_changed = if_changed.map(choice).transpose().map_err(Error::msg)?;
         let if_changed = if_changed.map(|choice| choice.1);
         let spec = volume.contains('=').then(|| parse_volume(volume)).transpose();
-        match (spec.map_err(Error::msg)?, self.server.shard.find(name)) {
-            // It waited for its backing device.
-            (Some(spec), Some(index)) => {
-                self.reserve_as_asked(std::slice::from_ref(&spec))?;
-                let (address, logical_block) = (&spec.backing, spec.logical_block);
-                let wanted = Wanted { address, logical_block, if_changed, without_cache };
-                self.attach(index, &wanted, &Patience::none())?;
-                self.set_as_asked(index, &spec, spec.mode)?;
-            }
-            (Some(spec), None) => {
-                self.find_room()?;
-                self.add(&spec, without_cache, &Patience::none())?;
-            }
-            (None, Some(index)) => {
-                let known = self.recorded(index).context("it is recorded")?.clone();
-                let address = Address::parse(&known.path).map_err(Error::msg)?;
-                let logical_block = Some(known.logical_block);
-                let wanted = Wanted { address: &address, logical_block, if_changed, without_cache };
-                self.attach(index, &wanted, &Patience::none())?;
+        let spec = spec.map_err(Error::msg)?;
+        let recorded = self.server.shard.find(name);
+        let recorded = recorded.and_then(|index| Some((index, self.recorded(index)?.clone())));
+        let (address, logical_block) = match (&spec, &recorded) {
+            (Some(spec), _) => (spec.backing.clone(), spec.logical_block),
+            (None, Some((_, known))) => {
+                (Address::parse(&known.path).map_err(Error::msg)?, Some(known.logical_block))
             }
             (None, None) => bail!("{name}: no such volume in this cache; give {name}=BACKING"),
+        };
+        let (index, recorded) = match recorded {
+            // It waited for its backing device.
+            Some((index, known)) => (index, Some(known)),
+            None => {
+                self.find_room()?;
+                (self.server.shard.free_index()?, None)
+            }
+        };
+        let look = self.look(index, logical_block, recorded);
+        let (named, role) = (address.path.clone(), role(name));
+        let looks = std::thread::Builder::new().name("look".into());
+        let looks = looks
+            .spawn(move || Patience::none().find(&named, &role).and_then(|path| look.at(&path)))
+            .context("cannot start a thread")?;
+        let (name, begun) = (name.to_owned(), Instant::now());
+        self.coming = Some(Coming {
+            client,
+            name,
+            index,
+            address,
+            logical_block,
+            if_changed,
+            without_cache,
+            spec,
+            begun,
+            looks,
+        });
+        Ok(())
+    }
+
+    /// Goes on with a volume that is on its way in.
+    pub(super) fn come(&mut self) {
+        let is_due = |it: &mut Coming| it.looks.is_finished() || it.begun.elapsed() >= PATIENCE;
+        let Some(coming) = self.coming.take_if(is_due) else { return };
+        let client = coming.client;
+        let reply = match self.serve_coming(coming) {
+            Ok(lines) => Reply::Told { lines },
+            Err(error) => Reply::Error { text: format!("{error:#}") },
+        };
+        self.desk.borrow_mut().answers.push_back((client, reply));
+    }
+
+    /// Nothing comes any more.
+    pub(super) fn stop_coming(&mut self, why: &str) {
+        let Some(coming) = self.coming.take() else { return };
+        let text = format!("{}: not attached: {why}", coming.name);
+        self.desk.borrow_mut().answers.push_back((coming.client, Reply::Error { text }));
+    }
+
+    /// Serves one more volume, and says what a user should know of it.
+    fn serve_coming(&mut self, coming: Coming) -> Result<Vec<String>> {
+        let Coming { name, index, address, logical_block, spec, looks, .. } = coming;
+        let (if_changed, without_cache) = (coming.if_changed, coming.without_cache);
+        if !looks.is_finished() {
+            self.silent.push(looks);
+            bail!("{name}: not attached: {} does not answer", address.path.display());
+        }
+        let looked = looks.join().unwrap_or_else(|_| Err(anyhow::anyhow!("it broke off")))?;
+        self.check_stays().with_context(|| format!("{name}: not attached"))?;
+        match spec {
+            Some(spec) if self.server.shard.find(&name).is_none() => {
+                self.add_looked(index, &spec, without_cache, looked)?;
+            }
+            spec => {
+                self.reserve_as_asked(spec.as_slice())?;
+                let address = &address;
+                let wanted = Wanted { address, logical_block, if_changed, without_cache };
+                self.attach_looked(index, &wanted, looked)?;
+                if let Some(spec) = spec {
+                    self.set_as_asked(index, &spec, spec.mode)?;
+                }
+            }
         }
         // What it waited for is there.
         let waited = format!("{name}: waits for its backing device: ");
         self.problems.retain(|problem| !problem.starts_with(&waited));
         let at = self.volumes.len() - 1;
         self.export(at)?;
-        let mut lines = self.addresses(name);
+        let mut lines = self.addresses(&name);
         lines.extend(self.come_with_device(at));
         Ok(lines)
     }

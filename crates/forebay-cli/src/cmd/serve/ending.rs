@@ -30,6 +30,17 @@ impl Daemon {
         if self.is_ending {
             bail!("the daemon is being stopped");
         }
+        // Who waits for that would never be answered.
+        if let Some(coming) = &self.coming {
+            bail!("{}: is being attached; upgrade after that", coming.name());
+        }
+        if let Some(leaving) = &self.leaving {
+            bail!("{}: is being detached; upgrade after that", leaving.name());
+        }
+        // A program is executed when all threads of the one before have ended.
+        if self.silent.iter().any(|thread| !thread.is_finished()) {
+            bail!("a backing device that was to be attached does not answer");
+        }
         if self.server.shard.resizing().is_some() {
             bail!("the cache is being given another size; `forebay resize --stop` ends that");
         }

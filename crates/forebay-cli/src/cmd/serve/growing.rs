@@ -50,9 +50,7 @@ impl Daemon {
         if let Some(other) = &self.growing {
             bail!("{}: is being made larger; one at a time", other.name);
         }
-        if self.is_ending {
-            bail!("{name}: stays as large as it is: the daemon is being stopped");
-        }
+        self.check_stays().with_context(|| format!("{name}: stays as large as it is"))?;
         if self.leaving.as_ref().is_some_and(|it| it.is(name)) {
             bail!("{name}: stays as large as it is: it is being detached");
         }

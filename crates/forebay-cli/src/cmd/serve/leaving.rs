@@ -13,7 +13,7 @@ use super::{Daemon, no_such};
 use crate::control::Reply;
 use crate::hide;
 use crate::units::{count, size};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use forebay::shard::uuid_text;
 use forebay_core::engine::CacheHealth;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
@@ -36,6 +36,10 @@ impl Leaving {
     pub(super) fn is(&self, name: &str) -> bool {
         self.name == name
     }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
 }
 
 impl Daemon {
@@ -44,9 +48,7 @@ impl Daemon {
         if let Some(other) = &self.leaving {
             bail!("{}: is being detached; one at a time", other.name);
         }
-        if self.is_ending {
-            bail!("{name}: not detached: the daemon is being stopped");
-        }
+        self.check_stays().with_context(|| format!("{name}: not detached"))?;
         if self.growing.is_some() {
             bail!("{name}: not detached while a volume is made larger");
         }
@@ -133,6 +135,13 @@ impl Daemon {
             }
         };
         self.desk.borrow_mut().answers.push_back((client, reply));
+    }
+
+    /// The daemon has stopped: its block device is gone with the others'.
+    pub(super) fn stop_leaving(&mut self) {
+        let Some(Leaving { client, name, .. }) = self.leaving.take() else { return };
+        let text = format!("{name}: not detached: the daemon is being stopped");
+        self.desk.borrow_mut().answers.push_back((client, Reply::Error { text }));
     }
 
     /// It is served as before, but perhaps without its block device.

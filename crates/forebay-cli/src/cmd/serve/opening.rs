@@ -98,6 +98,8 @@ impl Daemon {
             problems: Vec::new(),
             devices,
             attached: Vec::new(),
+            coming: None,
+            silent: Vec::new(),
             leaving: None,
             growing: None,
             exports: Rc::default(),

@@ -175,17 +175,6 @@ impl Daemon {
         Ok(())
     }
 
-    /// Two volumes on one device would each know nothing of what the other writes.
-    pub(super) fn check_not_served(&self, backing: &Path) -> Result<()> {
-        let found = Known::of(backing);
-        match self.volumes.iter().find(|it| Known::of(&it.backing).is_same(&found)) {
-            Some(other) => {
-                bail!("{}: is the backing device of volume {}", backing.display(), other.name)
-            }
-            None => Ok(()),
-        }
-    }
-
     /// Goes on with marks that the engine wants because the cache device has failed.
     pub(super) fn mark_stale(&mut self) {
         while let Some(wanted) = self.server.shard.take_stale() {

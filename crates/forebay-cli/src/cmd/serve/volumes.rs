@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The volumes: each gets its backing device if that is the one it was.
 
+use super::look::Looked;
 use super::rates::Rates;
 use super::{Daemon, Served, no_such};
 use crate::address::Address;
@@ -170,22 +171,21 @@ impl Daemon {
             // It is looked at as ever.
             drop(device);
         }
-        if let Some(cache) = &self.cache_path {
-            backing::check_apart(cache, path)?;
-        }
-        self.check_not_served(path)?;
-        let device = backing::open_exclusive(path, source, wanted.logical_block)?;
-        let name = &recorded.name;
+        let looked = self.look(index, wanted.logical_block, Some(recorded)).at(path)?;
+        self.attach_looked(index, wanted, looked)
+    }
+
+    /// Serves a recorded volume whose backing device is open, if that is the one it was.
+    pub(super) fn attach_looked(
+        &mut self,
+        index: VolumeIndex,
+        wanted: &Wanted<'_>,
+        looked: Looked,
+    ) -> Result<()> {
+        let recorded = self.recorded(index).context("the volume is recorded")?.clone();
+        let Looked { path, device, found } = looked;
+        let (path, name) = (&path, &recorded.name);
         let others = self.others(path, name, wanted.without_cache)?;
-        if device.info().size_bytes < recorded.size_bytes {
-            bail!(
-                "{}: holds {} bytes, but volume {name} has {}; it was cut, or is another disk",
-                path.display(),
-                device.info().size_bytes,
-                recorded.size_bytes
-            );
-        }
-        let found = backing::fingerprint_as_recorded(&device, path, &recorded)?;
         let state = self.server.shard.engine().status(index);
         let dirty = state.is_some_and(|status| status.dirty);
         let mark = self.mark_of(&recorded)?;
@@ -240,20 +240,25 @@ impl Daemon {
         patience: &Patience,
     ) -> Result<()> {
         let index = self.server.shard.free_index()?;
-        let backing = &patience.find(&spec.backing.path, &role(&spec.name))?;
-        if let Some(cache) = &self.cache_path {
-            backing::check_apart(cache, backing)?;
-        }
-        self.check_not_served(backing)?;
-        let device = backing::open_exclusive(backing, backing_source(index), spec.logical_block)?;
+        let path = patience.find(&spec.backing.path, &role(&spec.name))?;
+        let looked = self.look(index, spec.logical_block, None).at(&path)?;
+        self.add_looked(index, spec, without_cache, looked)
+    }
+
+    /// A new volume, whose backing device is open.
+    pub(super) fn add_looked(
+        &mut self,
+        index: VolumeIndex,
+        spec: &VolumeSpec,
+        without_cache: bool,
+        looked: Looked,
+    ) -> Result<()> {
+        let Looked { path: backing, device, found } = looked;
+        let backing = &backing;
         let others = self.others(backing, &spec.name, without_cache)?;
         let info = device.info().clone();
         let size_bytes = info.size_bytes / 512 * 512;
-        if size_bytes == 0 {
-            bail!("{}: is empty, so there is nothing to be a volume of", backing.display());
-        }
         spec.backing.path.to_str().context("the backing device's path is not UTF-8")?;
-        let found = backing::fingerprint(&device, backing)?;
         let volume = NewVolume {
             name: spec.name.clone(),
             size_bytes,
@@ -375,7 +380,7 @@ fn is_physical_volume(recorded: &Volume) -> bool {
         .is_ok_and(|known| known.superblock_kinds.contains(SuperblockKinds::LVM))
 }
 
-fn role(volume: &str) -> String {
+pub(super) fn role(volume: &str) -> String {
     format!("backing device of {volume}")
 }
 

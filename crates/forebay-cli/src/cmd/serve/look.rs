@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Opening a backing device and looking at it: whatever has to wait for that device before it is served.
+//!
+//! Nothing of it needs the daemon, so that a device which comes while others are served is looked at by a thread
+//! (`coming`): a lock may be waited for, and the device may be slow or never answer.
+
+use super::Daemon;
+use crate::backing;
+use crate::state_dir::Known;
+use anyhow::{Result, bail};
+use forebay::host::identity::Fingerprint;
+use forebay::io::{Device, FileDevice};
+use forebay::shard::backing_source;
+use forebay_core::format::superblock::Volume;
+use forebay_core::units::VolumeIndex;
+use std::path::{Path, PathBuf};
+
+/// What is to be looked for.
+pub(super) struct Look {
+    source: u16,
+    logical_block: Option<u32>,
+    /// Of a volume that is known.
+    recorded: Option<Volume>,
+    cache: Option<PathBuf>,
+    served: Vec<(String, PathBuf)>,
+}
+
+/// A backing device that is ours, and what it is.
+pub(super) struct Looked {
+    pub(super) path: PathBuf,
+    pub(super) device: FileDevice,
+    pub(super) found: Fingerprint,
+}
+
+impl Daemon {
+    pub(super) fn look(
+        &self,
+        index: VolumeIndex,
+        logical_block: Option<u32>,
+        recorded: Option<Volume>,
+    ) -> Look {
+        let served = self.volumes.iter().map(|it| (it.name.clone(), it.backing.clone()));
+        Look {
+            source: backing_source(index),
+            logical_block,
+            recorded,
+            cache: self.cache_path.clone(),
+            served: served.collect(),
+        }
+    }
+}
+
+impl Look {
+    pub(super) fn at(&self, path: &Path) -> Result<Looked> {
+        if let Some(cache) = &self.cache {
+            backing::check_apart(cache, path)?;
+        }
+        self.check_not_served(path)?;
+        let device = backing::open_exclusive(path, self.source, self.logical_block)?;
+        let size_bytes = device.info().size_bytes;
+        let found = match &self.recorded {
+            Some(recorded) if size_bytes < recorded.size_bytes => bail!(
+                "{}: holds {size_bytes} bytes, but volume {} has {}; it was cut, or is another disk",
+                path.display(),
+                recorded.name,
+                recorded.size_bytes
+            ),
+            Some(recorded) => backing::fingerprint_as_recorded(&device, path, recorded)?,
+            None if size_bytes < 512 => {
+                bail!("{}: is empty, so there is nothing to be a volume of", path.display())
+            }
+            None => backing::fingerprint(&device, path)?,
+        };
+        Ok(Looked { path: path.to_owned(), device, found })
+    }
+
+    /// Two volumes on one device would each know nothing of what the other writes.
+    fn check_not_served(&self, path: &Path) -> Result<()> {
+        let found = Known::of(path);
+        match self.served.iter().find(|it| Known::of(&it.1).is_same(&found)) {
+            Some((other, _)) => {
+                bail!("{}: is the backing device of volume {other}", path.display())
+            }
+            None => Ok(()),
+        }
+    }
+}
