@@ -396,6 +396,7 @@ pub struct WhyArgs {
     /// The volume
     pub name: String,
     /// The block, counted in 4096 bytes from 0
+    #[arg(value_parser = parse_block)]
     pub lba: u64,
     /// Print JSON, for programs
     #[arg(long)]
@@ -403,6 +404,10 @@ pub struct WhyArgs {
     /// The daemon's control socket; needed if several run, or if it is not in the usual place
     #[arg(long)]
     pub control: Option<PathBuf>,
+}
+
+fn parse_block(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "expected a block's number: its first byte divided by 4096".into())
 }
 
 /// `forebay forget`

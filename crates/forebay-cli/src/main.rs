@@ -31,6 +31,7 @@ mod why;
 
 use args::{Args, Command};
 use clap::Parser;
+use clap::error::ContextKind;
 use std::process::ExitCode;
 
 /// The map lies in huge pages.
@@ -130,6 +131,9 @@ fn usage(error: &clap::Error) -> ExitCode {
         command.find_subcommand(name).is_some_and(|it| !it.is_hide_set())
     });
     let of = named.map_or(String::new(), |name| format!(" {name}"));
-    eprintln!("forebay: {what}; see `forebay{of} --help`");
+    let kinds = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg];
+    let meant = kinds.into_iter().find_map(|kind| error.get(kind));
+    let meant = meant.map_or(String::new(), |it| format!("; did you mean `{it}`?"));
+    eprintln!("forebay: {what}{meant}; see `forebay{of} --help`");
     ExitCode::from(2)
 }

@@ -35,7 +35,7 @@ fn destroy(cache: &str, address: u64) {
 fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
     let place = Place::new("absurd");
     let (cache, new) = (place.cache(), place.text("new"));
-    let usage: [(&[&str], &str); 19] = [
+    let usage: [(&[&str], &str); 22] = [
         (&["format"], "<CACHE>"),
         (&["format", &new, "--size", "x"], "'x' is no size; try 512K or 1G"),
         (&["format", &new, "--size", ""], "is no size"),
@@ -55,6 +55,9 @@ fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
         (&["drain", "--cache", &cache, "--control", "x"], "cannot be used with"),
         (&["inspect", &cache, "everything"], "superblock"),
         (&["frobnicate"], "unrecognized subcommand"),
+        (&["stauts"], "did you mean `status`?; see `forebay --help`"),
+        (&["status", "--jsn"], "did you mean `--json`?; see `forebay status --help`"),
+        (&["why", "v", "x"], "expected a block's number"),
     ];
     for (args, says) in usage {
         place.run(args).refused(2, says);
