@@ -47,11 +47,16 @@ pub fn parts(superblock: &Superblock, counts: Counts, config: &Config) -> Vec<(&
     parts
 }
 
+/// Whether a part grows with the cache.
+pub fn is_of_map(part: &str) -> bool {
+    MAP.contains(&part)
+}
+
 /// Bytes of the map's parts.
 fn map(parts: &[(&str, u64)], superblock: &Superblock) -> u64 {
     // A checkpoint's stream has the free segments' numbers.
     let numbers = u64::from(superblock.segment_count) * 4;
-    parts.iter().filter(|part| MAP.contains(&part.0)).map(|part| part.1).sum::<u64>() + numbers
+    parts.iter().filter(|part| is_of_map(part.0)).map(|part| part.1).sum::<u64>() + numbers
 }
 
 /// Bytes of all others.

@@ -67,14 +67,15 @@ impl Daemon {
         let tell = |config: &Config| {
             let parts = memory::parts(&found.superblock, counts, config);
             let total: u64 = parts.iter().map(|part| part.1).sum();
-            let parts: Vec<String> =
-                parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
-            info!(
-                "takes {} of memory for at most {}: {}",
-                size(total),
-                count(room as u64, "volume"),
-                parts.join(", ")
-            );
+            info!("takes {} of memory for at most {}", size(total), count(room as u64, "volume"));
+            let is_of_map = |part: &(&str, u64)| memory::is_of_map(part.0);
+            let (map, rest): (Vec<_>, Vec<_>) = parts.into_iter().partition(is_of_map);
+            for (of, parts) in [("the map", map), ("all else", rest)] {
+                let bytes = parts.iter().map(|part: &(&str, u64)| part.1).sum();
+                let parts: Vec<String> =
+                    parts.iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
+                info!("memory for {of}: {}: {}", size(bytes), parts.join(", "));
+            }
         };
         tell(&options.config);
         let mut opening = Opening::go_on(device, &options, upgrade::take_cache())?;
