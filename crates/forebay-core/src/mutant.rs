@@ -60,6 +60,7 @@ faults! {
     MarksBeforeDurable,
     FlushFailureForgotten,
     FlushFailureUnnoted,
+    FlushFailureDiesWithProcess,
     BatchOutlivesFailedFlush,
     BatchShortOfGivenUp,
     CheckpointNotDurable,

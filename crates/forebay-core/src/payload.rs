@@ -102,6 +102,10 @@ pub trait Payload {
     /// Everything in the buffer has been written to the cache device.
     fn buffer_end(&mut self, buffer: BufferId);
 
+    /// A flush of a backing device failed that the guest is to hear of (A3 of `op::around`). It outlives the process, as segment
+    /// buffers do: the superblock says it some time later.
+    fn flush_failed(&mut self, _volume: VolumeIndex) {}
+
     /// The engine will look at this soon: a cache line to be fetched. It need not do anything.
     #[inline(always)]
     fn prefetch<T>(&mut self, _soon: &T) {}

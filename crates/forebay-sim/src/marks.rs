@@ -139,6 +139,7 @@ pub const EXPECTED: &[&str] = &[
     "superblock copy rotted",
     "failed flush in the superblock",
     "failed flush remembered",
+    "failed flush found in memory",
     "writes around the log dropped",
     "superblock copy rotted that says where the other is",
     "superblock block unreadable",

@@ -10,7 +10,7 @@ use crate::random::{Random, mix};
 use forebay_core::format::entry::Kind;
 use forebay_core::format::record::{Identity, Known};
 use forebay_core::payload::{Ingested, Payload, Place, Placed};
-use forebay_core::units::{BLOCK_SIZE, BufferId, SegmentId};
+use forebay_core::units::{BLOCK_SIZE, BufferId, SegmentId, VolumeIndex};
 use std::rc::Rc;
 
 /// What one block of a segment buffer holds.
@@ -63,6 +63,8 @@ pub struct Memory {
     buffers: Vec<Buffer>,
     requests: NumberMap<RequestMemory>,
     window: Vec<Rc<Block>>,
+    /// Volumes, a bit for each, of whose backing devices a flush failed.
+    pub failed_flushes: u64,
     /// Stores so far.
     pub stores: u64,
     /// Stores until the process dies.
@@ -85,6 +87,7 @@ impl Memory {
             buffers: (0..buffers).map(|_| buffer()).collect(),
             requests: NumberMap::default(),
             window: vec![Block::zero(); frames as usize],
+            failed_flushes: 0,
             stores: 0,
             fuse: None,
             dead: false,
@@ -96,7 +99,7 @@ impl Memory {
 
     /// A new process over the same segment buffers (or none of them, after a power cut).
     pub fn restart(&mut self, frames: u32) {
-        self.lives = Lives::default();
+        (self.lives, self.failed_flushes) = (Lives::default(), 0);
         for buffer in &mut self.buffers {
             buffer.segment = None;
         }
@@ -319,6 +322,12 @@ impl Payload for Memory {
             assert!(state.segment.is_none(), "a buffer holds one segment");
             state.segment = Some(segment);
             self.lives.begin(segment);
+        }
+    }
+
+    fn flush_failed(&mut self, volume: VolumeIndex) {
+        if self.alive() {
+            self.failed_flushes |= 1 << volume.0;
         }
     }
 

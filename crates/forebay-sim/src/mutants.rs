@@ -6,8 +6,9 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 12] = [
+pub const STORIES: [(Mutant, &str); 13] = [
     (Mutant::BatchEndsBeforeProbe, "refused.rs"),
+    (Mutant::FlushFailureDiesWithProcess, "around.rs"),
     (Mutant::GrownUnlockedEarly, "around.rs"),
     (Mutant::LostItemUnmarked, "lost.rs"),
     (Mutant::PassesUndurable, "around.rs"),

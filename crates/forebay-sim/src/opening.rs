@@ -57,6 +57,7 @@ struct Crashed(Stop);
 struct Attempt {
     /// What the killed process left.
     held: Vec<(SegmentId, Vec<u8>)>,
+    failed_flushes: u64,
     /// Device operations until it crashes.
     fuse: Option<u64>,
     /// What it left is durable.
@@ -84,11 +85,11 @@ impl World {
     pub fn open(&mut self, stop: Option<Stop>) -> Result<(), Failure> {
         let outlives = self.setup.config.acknowledge == Acknowledge::Placed;
         let mut stop = stop;
-        let mut held = Vec::new();
+        let (mut held, mut failed_flushes) = (Vec::new(), 0);
         let mut writer = Writer::MayHaveLostPower;
         let mut power_failed = false;
         if stop == Some(Stop::Process) && outlives {
-            held = self.memory.held();
+            (held, failed_flushes) = (self.memory.held(), self.memory.failed_flushes);
             writer = Writer::DiedAlone;
         }
         if self.random.one_in(self.setup.rot.min(4)) && !self.faults_over {
@@ -103,7 +104,9 @@ impl World {
                 crashes = crashes.saturating_sub(1);
                 self.random.below(if std::mem::take(&mut at_once) { 5 } else { 16 })
             });
-            let mut attempt = Attempt { held: held.clone(), fuse, flushed: false, writer };
+            let held_now = held.clone();
+            let mut attempt =
+                Attempt { held: held_now, failed_flushes, fuse, flushed: false, writer };
             match self.open_attempt(&mut attempt)? {
                 Ok(recovered) => {
                     self.cache.make_shy(None);
@@ -112,7 +115,11 @@ impl World {
                     if let Some(stop) = stop {
                         self.models_stopped(stop, power_failed);
                     }
-                    self.note_untold(stop.is_some());
+                    // It died in the moment in which it heard of it.
+                    let unheard = self.memory.dead || !outlives;
+                    self.note_untold(
+                        stop == Some(Stop::Power) || power_failed || stop.is_some() && unheard,
+                    );
                     return self.start(recovered);
                 }
                 Err(Crashed(Stop::Process)) => self.marks.hit("killed while opening"),
@@ -124,7 +131,7 @@ impl World {
                         stop = Some(Stop::Power);
                     }
                     held.clear();
-                    writer = Writer::MayHaveLostPower;
+                    (writer, failed_flushes) = (Writer::MayHaveLostPower, 0);
                 }
             }
         }
@@ -178,12 +185,12 @@ impl World {
         self.cache.rot(address / BLOCK_BYTES, Block::new(bytes));
     }
 
-    /// What the superblock says of flushes that failed. Only a crash may come before it does.
-    pub(crate) fn note_untold(&mut self, crashed: bool) {
+    /// What the superblock says of flushes that failed. Only a stop that takes memory along may come before it does.
+    pub(crate) fn note_untold(&mut self, may_lack: bool) {
         for (volume, recorded) in self.volumes.iter_mut().zip(&self.superblock.volumes) {
             let noted = recorded.as_ref().is_some_and(|recorded| recorded.flush_failed);
             volume.flush_failed = noted;
-            volume.untold = volume.untold.filter(|_| noted || !crashed);
+            volume.untold = volume.untold.filter(|_| noted || !may_lack);
             if noted {
                 self.marks.hit("failed flush remembered");
             }
@@ -287,6 +294,10 @@ impl World {
             Err(crashed) => return Ok(Err(crashed)),
         };
         self.tell(|| format!("opening generation {}", superblock.open_generation));
+        if attempt.failed_flushes > 0 {
+            self.marks.hit("failed flush found in memory");
+        }
+        superblock.note_failed_flushes(attempt.failed_flushes);
         let held = attempt.held.clone();
         for (segment, mut bytes) in held {
             let blocks = redo(&superblock, segment, &mut bytes);

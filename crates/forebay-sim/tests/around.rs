@@ -3,7 +3,7 @@
 
 mod support;
 
-use forebay_core::format::superblock::Order;
+use forebay_core::format::superblock::{Mode, Order};
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::op::grow::Growth;
 use forebay_core::request::Op;
@@ -140,4 +140,30 @@ fn a_growth_that_is_cancelled_keeps_its_block_until_its_entry_is_durable() {
     assert_eq!(grown_and_not(Mutants::default()), Ok(()));
     let loose = grown_and_not(Mutants::with(Mutant::GrownUnlockedEarly));
     assert!(loose.is_err(), "else this shows nothing");
+}
+
+/// A write goes around the log, and the flush that should cover it fails. The process dies when the superblock is about to say
+/// so. Says whether the next one knows: it would answer the next flush well, whatever the device has dropped.
+fn failed_before_a_death(mutants: Mutants) -> bool {
+    let mut world = world_with(64, |setup| {
+        setup.config.mutants = mutants;
+        setup.volumes[0].mode = Mode::WriteAround;
+    });
+    ask(&mut world, 0, Op::Write { fua: false }, BLOCK, 1);
+    settle(&mut world);
+    world.volumes[0].device.failed = true;
+    ask(&mut world, 0, Op::Flush, 0, 0);
+    settle(&mut world);
+    assert!(!world.superblock.volumes[0].as_ref().expect("it is there").flush_failed);
+    world.volumes[0].device.failed = false;
+    world.stop_by(Stop::Process, &mut Fate::Chosen(&mut Choices::default()));
+    world.open(Some(Stop::Process)).expect("it is opened");
+    let engine = world.engine.as_ref().expect("there is a process");
+    engine.status(VOLUME).expect("it is there").flush_failed
+}
+
+#[test]
+fn a_flush_that_failed_just_before_the_process_died_is_remembered() {
+    assert!(failed_before_a_death(Mutants::default()));
+    assert!(!failed_before_a_death(Mutants::with(Mutant::FlushFailureDiesWithProcess)));
 }

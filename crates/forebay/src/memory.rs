@@ -12,13 +12,14 @@ use crate::ingest;
 use crate::io::{Arena, Span};
 use forebay_core::format::record::{Identity, Known};
 use forebay_core::payload::{Ingested, Payload, Place};
-use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, BufferId, SegmentId};
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, BufferId, SegmentId, VolumeIndex};
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 const MAGIC: &[u8; 8] = b"FBSHARED";
 const VERSION: u32 = 1;
+const FAILED_FLUSHES_AT: usize = 88;
 const TABLE_AT: usize = 4096;
 const BOOT_ID_BYTES: usize = 36;
 
@@ -60,12 +61,21 @@ fn buffers_at(buffer_count: u16) -> usize {
     TABLE_AT + (usize::from(buffer_count) * 4).next_multiple_of(4096)
 }
 
+/// What a process that is gone left in memory.
+#[derive(Debug)]
+pub struct Left {
+    /// In its buffers.
+    pub buffers: Vec<LeftBehind>,
+    /// Volumes, a bit for each, of whose backing devices a flush failed.
+    pub failed_flushes: u64,
+}
+
 /// A segment, and the bytes that a process left in the buffer that held it.
 pub type LeftBehind = (SegmentId, Vec<u8>);
 
 /// What a process that is gone left in its buffers; `None` if the file is not of this cache's last
 /// opening in this boot, so that power may have failed since.
-pub fn left_behind(file: &File, identity: &SharedIdentity) -> io::Result<Option<Vec<LeftBehind>>> {
+pub fn left_behind(file: &File, identity: &SharedIdentity) -> io::Result<Option<Left>> {
     use std::os::unix::fs::FileExt;
     let mut head = [0; 84];
     if file.metadata()?.len() < TABLE_AT as u64 {
@@ -91,7 +101,9 @@ pub fn left_behind(file: &File, identity: &SharedIdentity) -> io::Result<Option<
             found.push((SegmentId(segment - 1), bytes));
         }
     }
-    Ok(Some(found))
+    let mut failed = [0; 8];
+    file.read_exact_at(&mut failed, FAILED_FLUSHES_AT as u64)?;
+    Ok(Some(Left { buffers: found, failed_flushes: u64::from_le_bytes(failed) }))
 }
 
 /// What a request brings along.
@@ -109,6 +121,7 @@ pub struct Memory {
     shared: Arena,
     buffers_at: usize,
     segment_bytes: usize,
+    failed_flushes: u64,
     window: Arena,
     edges: Arena,
     merge: Arena,
@@ -131,6 +144,7 @@ impl Memory {
         };
         if let Some((_, identity)) = shared {
             arena.span(TABLE_AT, buffers_at(buffer_count) - TABLE_AT).fill_zero();
+            arena.span(FAILED_FLUSHES_AT, 8).fill_zero();
             let head = identity.encode(buffer_count);
             arena.span(8, head.len() - 8).copy_in(&head[8..]);
             compiler_fence(Ordering::Release);
@@ -141,6 +155,7 @@ impl Memory {
             shared: arena,
             buffers_at: buffers_at(buffer_count),
             segment_bytes: segment_bytes as usize,
+            failed_flushes: 0,
             window: Arena::anonymous(window_frames as usize * BLOCK_SIZE)?,
             edges: Arena::reserved(request_count * 2 * BLOCK_SIZE)?,
             merge: Arena::anonymous(BLOCK_SIZE)?,
@@ -254,10 +269,55 @@ impl Payload for Memory {
         compiler_fence(Ordering::Release);
     }
 
+    fn flush_failed(&mut self, volume: VolumeIndex) {
+        self.failed_flushes |= 1 << volume.0;
+        compiler_fence(Ordering::Release);
+        self.shared.span(FAILED_FLUSHES_AT, 8).copy_in(&self.failed_flushes.to_le_bytes());
+        compiler_fence(Ordering::Release);
+    }
+
     fn buffer_end(&mut self, buffer: BufferId) {
         compiler_fence(Ordering::Release);
         let at = TABLE_AT + usize::from(buffer.0) * 4;
         self.shared.span(at, 4).fill_zero();
         compiler_fence(Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_process_finds_what_this_one_left() {
+        let path = std::env::temp_dir().join(format!("forebay-left-{}", std::process::id()));
+        let mut options = File::options();
+        let file = options.read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let identity = SharedIdentity {
+            boot_id: "this one".into(),
+            uuid: [3; 16],
+            open_generation: 7,
+            segment_bytes: 64 << 10,
+        };
+        file.set_len(shared_bytes(identity.segment_bytes, 4) as u64).unwrap();
+        let memory = || Memory::new(Some((&file, &identity)), identity.segment_bytes, 4, 1, 1);
+        let mut first = memory().unwrap();
+        first.buffer_begin(BufferId(2), SegmentId(0));
+        first.put(BufferId(2), 4096, b"payload");
+        for volume in [1, 59] {
+            first.flush_failed(VolumeIndex(volume));
+        }
+        drop(first);
+        let left = left_behind(&file, &identity).unwrap().unwrap();
+        assert_eq!(left.failed_flushes, 1 << 1 | 1 << 59);
+        let [(SegmentId(0), bytes)] = &left.buffers[..] else { panic!("one buffer was in use") };
+        assert!(bytes[4096..].starts_with(b"payload"));
+        let later = SharedIdentity { open_generation: 8, ..identity.clone() };
+        assert!(left_behind(&file, &later).unwrap().is_none());
+        // Who comes next begins with nothing.
+        drop(memory().unwrap());
+        let left = left_behind(&file, &identity).unwrap().unwrap();
+        assert_eq!((left.failed_flushes, left.buffers.len()), (0, 0));
     }
 }

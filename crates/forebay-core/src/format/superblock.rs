@@ -457,6 +457,16 @@ pub struct TooSmall {
 }
 
 impl Superblock {
+    /// Says of these volumes, a bit for each, that a flush of their backing devices failed: a process that died had not come to
+    /// writing it down.
+    pub fn note_failed_flushes(&mut self, volumes: u64) {
+        for (index, volume) in self.volumes.iter_mut().enumerate() {
+            if let Some(volume) = volume.as_mut().filter(|_| volumes >> index & 1 == 1) {
+                volume.flush_failed = true;
+            }
+        }
+    }
+
     /// The superblock of a new cache of `size_bytes` bytes.
     pub fn format(new: &NewCache) -> Result<Superblock, TooSmall> {
         let copy = SUPERBLOCK_SIZE as u64;

@@ -14,7 +14,8 @@
 //! - **A3** A flush of the backing device that fails while such writes are not flushed is latched:
 //!   the device may have dropped them, and would answer the next flush well. They are not in the
 //!   log, so no flush of this volume is answered well until it is opened again, by whoever knows: the superblock says that
-//!   it failed until a flush of the guest was answered with an error and the stop after that was a clean one.
+//!   it failed until a flush of the guest was answered with an error and the stop after that was a clean one. Until the superblock
+//!   does, memory that outlives the process says it (`Payload::flush_failed`).
 //! - **A4** Over dirty versions (relaxed), which are durable (Y5 of `bypass`), the backing device is written and flushed, then
 //!   the entry is placed, then the write is answered. A crash before that finds the dirty version, which the guest may
 //!   have flushed, and writes it back over this one; a crash after it needs nothing but the backing device.

@@ -66,7 +66,7 @@ impl Engine {
 
     /// A flush of the backing device failed, whoever wanted it: what was written since the last good
     /// one may be dropped, and no later flush would say so (A3, K5).
-    pub(crate) fn backing_flush_failed(&mut self, volume: VolumeIndex) {
+    pub(crate) fn backing_flush_failed(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         if !self.config.mutants.is(Mutant::BatchOutlivesFailedFlush) {
             self.writeback_spoil(volume);
         }
@@ -75,6 +75,9 @@ impl Engine {
         state.lost |= around;
         // Of what is dropped now nobody was told before.
         state.told &= !around;
+        if around && !self.config.mutants.is(Mutant::FlushFailureDiesWithProcess) {
+            payload.flush_failed(volume);
+        }
     }
 
     /// The guest learns that a flush failed, if it asked for one: an error of a write says nothing of those before it.
@@ -115,7 +118,7 @@ impl Engine {
         payload: &mut impl Payload,
     ) {
         if result.is_err() {
-            self.backing_flush_failed(volume);
+            self.backing_flush_failed(volume, payload);
         }
         let forget = self.config.mutants.is(Mutant::FlushFailureForgotten);
         let state = &mut self.volume(volume).around;

@@ -564,14 +564,14 @@ impl Engine {
             }
             What::Probe => {
                 if result.is_err() {
-                    self.backing_flush_failed(volume);
+                    self.backing_flush_failed(volume, payload);
                 }
                 self.lanes[lane].works = result.is_ok();
                 self.lanes[lane].failed |= result.is_err();
             }
             What::Flush { around } => {
                 if result.is_err() {
-                    self.backing_flush_failed(volume);
+                    self.backing_flush_failed(volume, payload);
                 } else {
                     let state = &mut self.volume(volume).around;
                     state.unflushed &= state.done > around;

@@ -107,7 +107,7 @@ impl Opening {
     fn read(
         mut cache: Box<dyn Device>,
         options: &ShardOptions,
-        superblock: Superblock,
+        mut superblock: Superblock,
         shared_dir: Option<RuntimeDir>,
         mut opened: Opened,
         begun: Instant,
@@ -116,9 +116,11 @@ impl Opening {
         let identity = shared_identity(&superblock);
         let mut writer = Writer::MayHaveLostPower;
         if let Some(dir) = &shared_dir
-            && let Some(redone) = redo(cache.as_ref(), &superblock, dir, &name, &identity)?
+            && let Some((redone, failed)) =
+                redo(cache.as_ref(), &superblock, dir, &name, &identity)?
         {
             (opened.redone_segments, writer) = (redone, Writer::DiedAlone);
+            superblock.note_failed_flushes(failed); // as `finish` writes it
         }
         // What is read below must not be lost once the generation is raised.
         cache.sync().map_err(system("flush the cache device"))?;
@@ -255,14 +257,14 @@ fn shared_dir(options: &ShardOptions) -> Option<RuntimeDir> {
 }
 
 /// Writes to the cache device what a killed process had placed and not written. Gives how many
-/// segments; `None` if nothing of the last opening is in memory, as after a reboot.
+/// segments, and of which volumes' backing devices a flush had failed; `None` if nothing of the last opening is in memory, as after a reboot.
 fn redo(
     cache: &dyn Device,
     superblock: &Superblock,
     dir: &RuntimeDir,
     name: &str,
     identity: &SharedIdentity,
-) -> Result<Option<usize>, OpenError> {
+) -> Result<Option<(usize, u64)>, OpenError> {
     let file = match File::open(dir.path().join(name)) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -271,7 +273,7 @@ fn redo(
     let mut redone = 0;
     let left = memory::left_behind(&file, identity).map_err(system("read shared memory"))?;
     let Some(left) = left else { return Ok(None) };
-    for (segment, mut bytes) in left {
+    for (segment, mut bytes) in left.buffers {
         if segment.0 >= superblock.segment_count {
             continue;
         }
@@ -284,5 +286,5 @@ fn redo(
             redone += 1;
         }
     }
-    Ok(Some(redone))
+    Ok(Some((redone, left.failed_flushes)))
 }
