@@ -8,7 +8,7 @@ mod support;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
 use std::time::Duration;
 use support::model::content;
 use support::{Scratch, signal, wait_for};
@@ -187,6 +187,16 @@ fn no_more_volumes_come_than_memory_was_taken_for() {
     daemon.stop("TERM");
 }
 
+/// A process that ends with the test, however that ends.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// What a process that is gone has left locked is waited for, up to 10 s. The daemon did so itself, and every guest waited with it.
 #[test]
 fn guests_do_not_wait_for_a_device_that_is_locked_still() {
@@ -199,8 +209,8 @@ fn guests_do_not_wait_for_a_device_that_is_locked_still() {
     // Who took the lock has ended, and another process has the open file still.
     let mut holder = Command::new("sh");
     holder.args(["-c", "exec 9<>\"$0\" && flock 9 && echo && exec sleep 1000"]).arg(&second);
-    let mut holder = holder.stdout(std::process::Stdio::piped()).spawn().unwrap();
-    holder.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let mut holder = Ended(holder.stdout(std::process::Stdio::piped()).spawn().unwrap());
+    holder.0.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let mut attach = Command::new(env!("CARGO_BIN_EXE_forebay"));
     attach.arg("attach").arg(format!("second={}", second.display()));
     attach.arg("--control").arg(scratch.control());
@@ -213,8 +223,7 @@ fn guests_do_not_wait_for_a_device_that_is_locked_still() {
     let done = scratch.ask(&["attach", &format!("third={}", second.display())]);
     assert!(text(&done).contains("second: is being attached; one at a time"), "{done:?}");
     assert_eq!(names(&scratch), ["first"]);
-    holder.kill().unwrap();
-    holder.wait().unwrap();
+    drop(holder);
     let done = attach.wait_with_output().unwrap();
     assert!(done.status.success(), "the guest has waited: {done:?}");
     assert_eq!(text(&done).trim(), scratch.uri("second"));
