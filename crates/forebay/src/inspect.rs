@@ -252,7 +252,7 @@ fn left_in_memory(
         other => other.map_err(memory)?,
     };
     let left = memory::left_behind(&file, &shared_identity(superblock)).map_err(memory)?;
-    let Some(mut left) = left.map(|left| left.buffers) else { return Ok(None) };
+    let Some(mut left) = left.map(|left| left.segments) else { return Ok(None) };
     left.retain_mut(|(segment, bytes)| {
         if segment.0 >= superblock.segment_count {
             return false;

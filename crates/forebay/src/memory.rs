@@ -19,9 +19,12 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 const MAGIC: &[u8; 8] = b"FBSHARED";
 const VERSION: u32 = 1;
-const FAILED_FLUSHES_AT: usize = 88;
 const TABLE_AT: usize = 4096;
 const BOOT_ID_BYTES: usize = 36;
+/// Behind all that is compared: whether the cache device failed ...
+const CACHE_FAILED_AT: usize = 76;
+/// ... and of which volumes' backing devices a flush did.
+const FAILED_FLUSHES_AT: usize = 88;
 
 /// Which opening of which cache in which boot a shared file belongs to (M2).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,17 +64,19 @@ fn buffers_at(buffer_count: u16) -> usize {
     TABLE_AT + (usize::from(buffer_count) * 4).next_multiple_of(4096)
 }
 
-/// What a process that is gone left in memory.
+/// A segment, and the bytes that a process left in the buffer that held it.
+pub type LeftBehind = (SegmentId, Vec<u8>);
+
+/// What a process that is gone left.
 #[derive(Debug)]
 pub struct Left {
     /// In its buffers.
-    pub buffers: Vec<LeftBehind>,
+    pub segments: Vec<LeftBehind>,
+    /// The cache device had failed: it may have lost what was not flushed, as when the power fails.
+    pub cache_failed: bool,
     /// Volumes, a bit for each, of whose backing devices a flush failed.
     pub failed_flushes: u64,
 }
-
-/// A segment, and the bytes that a process left in the buffer that held it.
-pub type LeftBehind = (SegmentId, Vec<u8>);
 
 /// What a process that is gone left in its buffers; `None` if the file is not of this cache's last
 /// opening in this boot, so that power may have failed since.
@@ -82,6 +87,7 @@ pub fn left_behind(file: &File, identity: &SharedIdentity) -> io::Result<Option<
         return Ok(None);
     }
     file.read_exact_at(&mut head, 0)?;
+    let cache_failed = std::mem::take(&mut head[CACHE_FAILED_AT]) != 0;
     let count = u32::from_le_bytes([head[16], head[17], head[18], head[19]]);
     let Ok(count) = u16::try_from(count) else { return Ok(None) };
     if head != identity.encode(count)
@@ -91,19 +97,19 @@ pub fn left_behind(file: &File, identity: &SharedIdentity) -> io::Result<Option<
     }
     let mut table = vec![0; usize::from(count) * 4];
     file.read_exact_at(&mut table, TABLE_AT as u64)?;
-    let mut found = Vec::new();
+    let mut segments = Vec::new();
     for (buffer, entry) in table.chunks_exact(4).enumerate() {
         let segment = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
         if segment > 0 {
             let mut bytes = vec![0; identity.segment_bytes as usize];
             let at = buffers_at(count) + buffer * identity.segment_bytes as usize;
             file.read_exact_at(&mut bytes, at as u64)?;
-            found.push((SegmentId(segment - 1), bytes));
+            segments.push((SegmentId(segment - 1), bytes));
         }
     }
     let mut failed = [0; 8];
     file.read_exact_at(&mut failed, FAILED_FLUSHES_AT as u64)?;
-    Ok(Some(Left { buffers: found, failed_flushes: u64::from_le_bytes(failed) }))
+    Ok(Some(Left { segments, cache_failed, failed_flushes: u64::from_le_bytes(failed) }))
 }
 
 /// What a request brings along.
@@ -161,6 +167,11 @@ impl Memory {
             merge: Arena::anonymous(BLOCK_SIZE)?,
             requests: vec![none; request_count],
         })
+    }
+
+    /// The cache device has failed: whoever finds this memory is told.
+    pub(crate) fn note_cache_failed(&self) {
+        self.shared.span(CACHE_FAILED_AT, 1).copy_in(&[1]);
     }
 
     /// The arenas that devices read and write, to be registered with the reactor.
@@ -311,13 +322,13 @@ mod tests {
         drop(first);
         let left = left_behind(&file, &identity).unwrap().unwrap();
         assert_eq!(left.failed_flushes, 1 << 1 | 1 << 59);
-        let [(SegmentId(0), bytes)] = &left.buffers[..] else { panic!("one buffer was in use") };
+        let [(SegmentId(0), bytes)] = &left.segments[..] else { panic!("one buffer was in use") };
         assert!(bytes[4096..].starts_with(b"payload"));
         let later = SharedIdentity { open_generation: 8, ..identity.clone() };
         assert!(left_behind(&file, &later).unwrap().is_none());
         // Who comes next begins with nothing.
         drop(memory().unwrap());
         let left = left_behind(&file, &identity).unwrap().unwrap();
-        assert_eq!((left.failed_flushes, left.buffers.len()), (0, 0));
+        assert_eq!((left.failed_flushes, left.segments.len()), (0, 0));
     }
 }

@@ -138,6 +138,9 @@ fn system(what: &'static str) -> impl Fn(io::Error) -> OpenError {
 pub struct Opened {
     /// Segments that a killed process left in memory and that were written.
     pub redone_segments: usize,
+    /// The cache device had failed before: it may have lost what was not flushed. Where a log was cut for that, flushes fail until
+    /// the next opening.
+    pub cache_failed: bool,
     /// What was damaged.
     pub damage: Vec<Damage>,
     /// The last stop was a clean one.
@@ -411,6 +414,9 @@ impl Shard {
         self.engine.clock(tick, wall);
         self.poll_devices(now);
         self.engine.tick(tick, wall, &mut self.memory);
+        if self.engine.health() == CacheHealth::Failed {
+            self.memory.note_cache_failed();
+        }
         self.run_effects();
         Ok(())
     }

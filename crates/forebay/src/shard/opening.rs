@@ -16,7 +16,7 @@ use crate::reader::Reader;
 use forebay_core::engine::{Acknowledge, Config, Engine, window_frames};
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use forebay_core::limits::{TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
-use forebay_core::log::recovery::{self, Recovered, Writer};
+use forebay_core::log::recovery::{self, Damage, Recovered, Writer};
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, Tick, VolumeIndex};
 use std::fs::File;
@@ -116,11 +116,14 @@ impl Opening {
         let identity = shared_identity(&superblock);
         let mut writer = Writer::MayHaveLostPower;
         if let Some(dir) = &shared_dir
-            && let Some((redone, failed)) =
-                redo(cache.as_ref(), &superblock, dir, &name, &identity)?
+            && let Some(redone) = redo(cache.as_ref(), &superblock, dir, &name, &identity)?
         {
-            (opened.redone_segments, writer) = (redone, Writer::DiedAlone);
-            superblock.note_failed_flushes(failed); // as `finish` writes it
+            opened.redone_segments = redone.segments;
+            superblock.note_failed_flushes(redone.failed_flushes); // as `finish` writes it
+            opened.cache_failed = redone.cache_failed;
+            if !redone.cache_failed {
+                writer = Writer::DiedAlone;
+            }
         }
         // What is read below must not be lost once the generation is raised.
         cache.sync().map_err(system("flush the cache device"))?;
@@ -182,6 +185,14 @@ impl Opening {
         } = self;
         let mut superblock = recovery::reopen(&superblock, &recovered, config.mutants);
         superblock.written_at = wall_now();
+        for damage in opened.damage.iter().filter(|_| opened.cache_failed) {
+            // Its guest may live, and have been answered what is gone.
+            if let Damage::Cut { volume, .. } = damage
+                && let Some(Some(recorded)) = superblock.volumes.get_mut(usize::from(volume.0))
+            {
+                recorded.flush_failed = true;
+            }
+        }
         cache::write_superblock(cache.as_ref(), &superblock)?;
         identity.open_generation = superblock.open_generation;
         let name = shared_name(&superblock);
@@ -256,24 +267,33 @@ fn shared_dir(options: &ShardOptions) -> Option<RuntimeDir> {
     dir.shared_dir(&options.places).ok().flatten()
 }
 
-/// Writes to the cache device what a killed process had placed and not written. Gives how many
-/// segments, and of which volumes' backing devices a flush had failed; `None` if nothing of the last opening is in memory, as after a reboot.
+/// What a killed process left was written.
+struct Redone {
+    segments: usize,
+    /// It was not only the process that died.
+    cache_failed: bool,
+    /// Of which volumes' backing devices a flush had failed, a bit for each.
+    failed_flushes: u64,
+}
+
+/// Writes to the cache device what a killed process had placed and not written. `None` if nothing of the last opening is in memory,
+/// as after a reboot.
 fn redo(
     cache: &dyn Device,
     superblock: &Superblock,
     dir: &RuntimeDir,
     name: &str,
     identity: &SharedIdentity,
-) -> Result<Option<(usize, u64)>, OpenError> {
+) -> Result<Option<Redone>, OpenError> {
     let file = match File::open(dir.path().join(name)) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(system("read shared memory")(error)),
     };
-    let mut redone = 0;
+    let mut segments = 0;
     let left = memory::left_behind(&file, identity).map_err(system("read shared memory"))?;
     let Some(left) = left else { return Ok(None) };
-    for (segment, mut bytes) in left.buffers {
+    for (segment, mut bytes) in left.segments {
         if segment.0 >= superblock.segment_count {
             continue;
         }
@@ -283,8 +303,9 @@ fn redo(
             cache
                 .write_at(superblock.address(segment, 0), &bytes[..length])
                 .map_err(system("write what a killed process left in memory"))?;
-            redone += 1;
+            segments += 1;
         }
     }
-    Ok(Some((redone, left.failed_flushes)))
+    let (cache_failed, failed_flushes) = (left.cache_failed, left.failed_flushes);
+    Ok(Some(Redone { segments, cache_failed, failed_flushes }))
 }

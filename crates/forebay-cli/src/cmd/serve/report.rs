@@ -245,7 +245,7 @@ fn volume_status(
     }
     if now.flush_failed {
         problems.push(format!(
-            "{name}: {backing} failed a flush: writes answered since the flush before it may be \
+            "{name}: {backing} failed a flush, or the cache device lost what it had not flushed: writes answered since the flush before it may be \
              lost, and flushes answer errors until one has and serve is started again"
         ));
     }
