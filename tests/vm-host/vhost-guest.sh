@@ -1,8 +1,8 @@
 # The guest's half of tests/vm-host/vhost.sh: disks of vhost-user under a file system, fio and discards, while the daemon
-# is killed on the host: `@kill` asks for it, `@grow` for a larger disk, `@sum` tells what a disk holds in the end.
+# is killed and upgraded on the host: `@kill` and `@upgrade` ask for it, `@grow` for a larger disk, `@sum` tells what a disk holds in the end.
 . ./lib.sh
 . ./device.sh
-. ./settings
+. ./database.sh
 modprobe xfs
 disk() { # VOLUME: virtio-blk's serial is the volume's name
     local it
@@ -19,13 +19,19 @@ check "mount" mount "/dev/$v" /mnt
 compared() { # KILL
     intact "/mnt/tree$1" "/run/sums$1" >/run/intact 2>&1 || fail "the tree copied at kill $1: $(head -n 3 /run/intact | tr '\n' '|')"
 }
-verify v /mnt/fio 16m 16 &
-first=$!
-verify w "/dev/$w" 64m 16 16k &
-second=$!
-for n in $(seq "$kills"); do
+works="v w"
+work_v() { verify v /mnt/fio 16m 16; }
+came_of_v() { verified "$1" v "$2"; }
+work_w() { verify w "/dev/$w" 64m 16 16k; }
+came_of_w() { verified "$1" w "$2"; }
+if [ "$DATABASE" = 1 ]; then
+    database_is_made || finish
+    works="$works database"
+fi
+begin_work
+for n in $(seq "$KILLS"); do
     sleep 4
-    kill -0 $first && kill -0 $second || fail "kill $n: fio has ended before it"
+    alive || fail "kill $n: the work has ended before it"
     # What is copied in the middle of it must be there afterwards.
     fill "/mnt/tree$n" "/run/sums$n" &
     filling=$!
@@ -34,20 +40,26 @@ for n in $(seq "$kills"); do
     # There is room for some.
     if [ "$n" -gt 10 ]; then compared $((n - 10)); rm -r "/mnt/tree$((n - 10))"; fi
 done
-sleep 4
-touch /run/enough
+for n in $(seq "$UPGRADES"); do
+    sleep 4
+    alive || fail "upgrade $n: the work has ended before it"
+    echo @upgrade
+done
 # QEMU connects again after 1 s.
-wait $first
-verified "$kills kills" v $?
-wait $second
-verified "$kills kills" w $?
+sleep 4
+end_work "$KILLS kills, $UPGRADES upgrades"
+if [ "$DATABASE" = 1 ]; then
+    database_is_sound "PostgreSQL"
+    check "PostgreSQL stops" pg_is stop -m fast
+fi
 check "sync" sync -f /mnt/.
 check "fstrim" fstrim /mnt
 check "unmount" umount /mnt
 check "xfs_repair finds nothing" xfs_repair -n "/dev/$v"
 check "mount again" mount -o ro "/dev/$v" /mnt
-for n in $(seq $((kills > 10 ? kills - 9 : 1)) "$kills"); do compared "$n"; done
+for n in $(seq $((KILLS > 10 ? KILLS - 9 : 1)) "$KILLS"); do compared "$n"; done
 pass "all trees were compared"
+[ "$DATABASE" != 1 ] || pages_are_sound "PostgreSQL"
 check "unmount again" umount /mnt
 check "write-zeroes" blkdiscard -z -o 4096 -l 1048576 "/dev/$w"
 check "zeros are read" cmp -n 1048576 -i 4096:0 "/dev/$w" /dev/zero

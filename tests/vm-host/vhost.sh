@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# A guest's disks by vhost-user: the daemon runs here, beside QEMU, and is killed again and again under the guest's work
-# (tests/vm-host/vhost-guest.sh, which asks for the kills by a line of its output). One grows. Then both volumes are drained and the
+# A guest's disks by vhost-user: the daemon runs here, beside QEMU, and is killed and upgraded again and again under the guest's work
+# (tests/vm-host/vhost-guest.sh, which asks for that by a line of its output). One disk grows. Then both volumes are drained and the
 # backing files compared with what the guest saw.
 #
-#   KILLS=5   how often
+#   KILLS=5 UPGRADES=2   how often
+#   DATABASE=1           PostgreSQL works there, too
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 target=${CARGO_TARGET_DIR:-target}
 forebay=${FOREBAY:-$target/release/forebay}
-kills=${KILLS:-5}
+kills=${KILLS:-5} upgrades=${UPGRADES:-2}
 work=$(mktemp -d)
 daemon= guest=
 finish() {
@@ -58,10 +59,11 @@ memory=${VM_MEMORY:-2G}
 disk() { echo "-chardev socket,id=$1,path=$work/$1.sock,reconnect=1 -device vhost-user-blk-pci,chardev=$1,num-queues=2"; }
 export VM_MEMORY=$memory
 export VM_QEMU_ARGS="-object memory-backend-memfd,id=mem,size=$memory,share=on -numa node,memdev=mem $(disk v) $(disk w)"
-echo "kills=$kills" >"$work/settings"
-done_kills=0
-exec 3< <(VM_TIMEOUT=${VM_TIMEOUT:-$((420 + kills * 30))} exec timeout -k 10 3600 \
-    scripts/vm run tests/vm-host/vhost-guest.sh tests/vm/{lib,device}.sh "$work/settings")
+echo "KILLS=$kills UPGRADES=$upgrades DATABASE=${DATABASE:-}" >"$work/settings"
+cp "$forebay" "$work/forebay.new" || exit 1
+done_kills=0 done_upgrades=0
+exec 3< <(VM_TIMEOUT=${VM_TIMEOUT:-$((420 + (kills + upgrades) * 30))} exec timeout -k 10 3600 \
+    scripts/vm run tests/vm-host/vhost-guest.sh tests/vm/{lib,device,database}.sh "$work/settings")
 guest=$!
 while read -r line <&3; do
     case $line in
@@ -69,6 +71,10 @@ while read -r line <&3; do
         kill_daemon
         serve || exit 1
         done_kills=$((done_kills + 1))
+        ;;
+    @upgrade)
+        said=$("$forebay" upgrade --exec "$work/forebay.new" --control "$work/control" 2>&1)
+        if [[ $said == *"by a hand-over"* ]]; then done_upgrades=$((done_upgrades + 1)); else say FAIL "upgrade: $said"; fi
         ;;
     @grow)
         truncate -s +$((33 * 1048576 + 4096)) "$work/w"
@@ -81,11 +87,11 @@ while read -r line <&3; do
 done
 wait "$guest" || say FAIL "the guest ended with $?"
 guest=
-# Both disks at first, and after each kill.
-connected=$(grep -c ' is connected$' "$work/err") wanted=$((2 * (kills + 1)))
-if [ "$done_kills" = "$kills" ] && [ "$connected" = "$wanted" ]; then
-    say PASS "the daemon was killed $done_kills times, and the machine connected $connected times"
-else say FAIL "killed $done_kills times of $kills, connected $connected times of $wanted"; fi
+# Both disks at first, and after each kill and upgrade.
+connected=$(grep -c ' is connected$' "$work/err") wanted=$((2 * (kills + upgrades + 1)))
+if [ "$done_kills $done_upgrades" = "$kills $upgrades" ] && [ "$connected" = "$wanted" ]; then
+    say PASS "the daemon was killed $done_kills and upgraded $done_upgrades times, and the machine connected $connected times"
+else say FAIL "killed $done_kills times of $kills, upgraded $done_upgrades of $upgrades, connected $connected times of $wanted"; fi
 if grep -qE 'ERROR|PROBLEM|was ended|left alone' "$work/err"; then say FAIL "the daemon says: $(grep -E 'ERROR|PROBLEM|was ended|left alone' "$work/err" | head -n 3 | tr '\n' '|')"
 else say PASS "the daemon has nothing to complain of"; fi
 if "$forebay" stop --drain --control "$work/control" >/dev/null && wait "$daemon"; then say PASS "drained and stopped"; else say FAIL "drain and stop"; fi

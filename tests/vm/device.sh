@@ -89,8 +89,16 @@ verified() { # WHAT NAME STATUS
     if [ "$3" = 0 ] && [ ! -s "/run/err.$2" ] && [ -s "/run/fio.$2" ]; then pass "$1: fio --verify, $2: $(told "$2")"
     else fail "$1: fio --verify, $2: $3: $(told "$2"): $(tr '\n' '|' <"/run/err.$2")"; fi
 }
+# What works: each `work_IT` until /run/enough is there, and `came_of_IT` looks at what it did. A test may have others, and names its own.
+works="file bare tree"
+# In a file of what is mounted at /mnt.
+work_file() { verify file /mnt/fio 16m 16; }
+came_of_file() { verified "$1" file "$2"; } # WHAT STATUS
+# On the bare device `big`, whose queue is kept full.
+work_bare() { verify bare "/dev/$big" 32m 256; }
+came_of_bare() { verified "$1" bare "$2"; }
 # A tree of files is made, synced, compared and removed.
-tree() {
+work_tree() {
     local rounds=0
     until [ -e /run/enough ]; do
         mkdir -p /mnt/tree && fill /mnt/tree /run/sums.tree && sync -f /mnt/. && intact /mnt/tree /run/sums.tree && rm -r /mnt/tree || exit
@@ -98,20 +106,27 @@ tree() {
     done
     echo $rounds >/run/rounds
 }
-# In a file and a tree of what is mounted at /mnt, and on the bare device `big`, whose queue is kept full.
+came_of_tree() { check "$1: the tree was whole each time: $(cat /run/rounds) rounds" test -s /run/rounds; }
+
 begin_work() {
+    local it
     rm -f /run/enough /run/fio.* /run/err.* /run/rounds
-    verify file /mnt/fio 16m 16 & works=$!
-    verify bare "/dev/$big" 32m 256 & works="$works $!"
-    tree & works="$works $!"
+    workers=
+    for it in $works; do
+        "work_$it" &
+        workers="$workers$! "
+    done
 }
-alive() { local work; for work in $works; do kill -0 "$work" 2>/dev/null || return 1; done; }
+alive() { local it; for it in $workers; do kill -0 "$it" 2>/dev/null || return 1; done; }
 end_work() { # WHAT
-    local work status=0
+    local it status
     touch /run/enough
-    for work in $works; do wait "$work" || status=$?; done
-    for work in file bare; do verified "$1" $work $status; done
-    check "$1: the tree was whole each time: $(cat /run/rounds) rounds" test -s /run/rounds
+    for it in $works; do
+        status=0
+        wait "${workers%% *}" || status=$?
+        workers=${workers#* }
+        "came_of_$it" "$1" $status
+    done
 }
 
 # The daemon is killed KILLS times under that work.
@@ -134,4 +149,24 @@ kills_under_work() {
     pass "longest start after a kill: $longest ms"
     dmesg | grep -E 'I/O error|Buffer I/O|XFS.*error' >/run/kernel.err
     check "$KILLS kills: the kernel saw no I/O error" test ! -s /run/kernel.err
+}
+
+# Upgrades under the same work, UPGRADES times: the process stays, the program in it is another.
+upgrades_under_work() {
+    local n text took longest=0
+    cp "$FOREBAY" /run/forebay.new
+    begin_work
+    for n in $(seq "$UPGRADES"); do
+        sleep 3.$((RANDOM % 10))
+        alive || fail "upgrade $n: the work has ended before it"
+        text=$($FOREBAY upgrade --exec /run/forebay.new --control "$(control u)" 2>&1) || { fail "upgrade $n: $text"; break; }
+        echo "upgrade $n: $text"
+        check "upgrade $n: nothing is read again" grep -qF 'by a hand-over' <<<"$text"
+        check "upgrade $n: the new program serves in the same process" is "$(readlink /proc/$daemon/exe)" /run/forebay.new
+        took=$(sed 's/.* took \([0-9]*\)\.\([0-9]*\) s.*/\1\20/' <<<"$text")
+        [ "$took" -le $longest ] || longest=$took
+    done
+    sleep 3
+    end_work "$UPGRADES upgrades"
+    pass "longest upgrade: $longest ms"
 }

@@ -26,23 +26,7 @@ check "mkfs.xfs" mkfs.xfs -q -f "/dev/$odd"
 check "mount" mount "/dev/$odd" /mnt
 kills_under_work
 
-# Upgrades under the same work: the process stays, the program in it is another.
-cp $FOREBAY /run/forebay.new
-begin_work
-longest=0
-for n in $(seq "$UPGRADES"); do
-    sleep 3.$((RANDOM % 10))
-    alive || fail "upgrade $n: the work has ended before it"
-    text=$($FOREBAY upgrade --exec /run/forebay.new --control "$(control u)" 2>&1) || { fail "upgrade $n: $text"; break; }
-    echo "upgrade $n: $text"
-    check "upgrade $n: nothing is read again" grep -qF 'by a hand-over' <<<"$text"
-    check "upgrade $n: the new program serves in the same process" is "$(readlink /proc/$daemon/exe)" /run/forebay.new
-    took=$(sed 's/.* took \([0-9]*\)\.\([0-9]*\) s.*/\1\20/' <<<"$text")
-    [ "$took" -le $longest ] || longest=$took
-done
-sleep 3
-end_work "$UPGRADES upgrades"
-pass "longest upgrade: $longest ms"
+upgrades_under_work
 refuses "an upgrade to what is no forebay" "is no forebay" $FOREBAY upgrade --exec /bin/true --control "$(control u)"
 # A forebay that does not know this cache: the one before goes on.
 python3 -c 'b = open("/job/forebay", "rb").read(); n = b.replace(b"FOREBAYS", b"FOREBAYZ"); assert n != b; open("/run/broken", "wb").write(n)'
