@@ -4,10 +4,10 @@ set -u
 passed=0 failed=0 skipped=0
 S=/dev/scratch
 FOREBAY=/job/forebay
-KILLS= UPGRADES= ATTACH=auto
+KILLS= UPGRADES= LOSSES= ATTACH=auto
 [ ! -e ./settings ] || . ./settings
 # What was not asked for is as often as the test says, or the usual.
-KILLS=${KILLS:-${usual_kills:-5}} UPGRADES=${UPGRADES:-${usual_upgrades:-2}}
+KILLS=${KILLS:-${usual_kills:-5}} UPGRADES=${UPGRADES:-${usual_upgrades:-2}} LOSSES=${LOSSES:-2}
 
 pass() { passed=$((passed + 1)); echo "PASS $*"; }
 fail() { failed=$((failed + 1)); echo "FAIL $*"; }

@@ -1,19 +1,19 @@
 # The cache device is taken away under programs that fsync, as an SSD that dies. What the daemon says and does then; that nothing
-# hangs; what is on the backing device alone (P4); and that all is there if the SSD comes back.
+# hangs; what is on the backing device alone (P4); and that all is there if the SSD comes back. With order=strict LOSSES times.
 . ./lib.sh
-modprobe -a ublk_drv ext4
+modprobe -a ublk_drv ext4 xfs
 words=$(readlink -f $S/cache4096)
-backing=$S/backing512
+backing=$S/backing512 order=batch
 cache() { # Its disk, whatever its name is now.
     local it
     for it in /sys/block/vd*; do [ "$(cat "$it/serial" 2>/dev/null)" != cache512 ] || echo "${it##*/}"; done
 }
 pull() { echo 1 >"$(readlink -f "/sys/block/$(cache)/device/..")/remove"; }
 bring_back() { echo 1 >/sys/bus/pci/rescan && wait_for 20 test -b "/dev/$(cache)1"; }
-go() { serve l --cache "/dev/$(cache)1" --volume l=$backing,mode=write-back --attach ublk "$@"; }
+go() { serve l --cache "/dev/$(cache)1" --volume l=$backing,mode=write-back,order=$order --attach ublk "$@"; }
 volume() { sed -n "s|^\(/dev/ublkb[0-9]*\) l\$|\1|p" /run/l.out; }
 status() { timeout 20 $FOREBAY status "$@" --control "$(control l)"; }
-of_status() { status --json | python3 -c "import json, sys; print(json.load(sys.stdin)['volumes'][0]['$1'])"; }
+of_status() { status --json | python3 -c "import json, sys; it = json.load(sys.stdin)['volumes'][0]; print(*(it[key] for key in sys.argv[1:]))" "$@"; }
 at_rest() { [ "$(of_status writeback)" = idle ] && [ "$(of_status dirty_bytes)" -lt 16000000 ]; }
 begin_work() {
     python3 ./fsync_work.py work /mnt $RANDOM "$words@$place,20000" 2>/run/work.err &
@@ -109,4 +109,65 @@ for n in 1 2; do
     else echo "a batch was broken off (a mixture of two states, see P4): e2fsck -p ends with $result: $(tail -n 2 /run/fsck | tr '\n' '|')"; fi
     check "$what: another SSD takes its place" bring_back
 done
+
+# With strict the backing device is at every moment what a power cut leaves of a disk. On ext4 and XFS in turn, each time with what the time
+# before has left, and while blocks are written back. What is not synced comes and goes besides.
+order=strict
+head -c 3M /dev/urandom >/run/random
+load() {
+    local n=0
+    until [ -e /run/enough ]; do
+        n=$((n + 1))
+        rm -rf /mnt/d$((n % 4)) && mkdir /mnt/d$((n % 4)) && seq $n >/mnt/d$((n % 4))/a && mv /mnt/d$((n % 4))/a /mnt/load.$((n % 2)) &&
+            dd if=/run/random of=/mnt/load$((n % 8)) bs=1M conv=fsync status=none || return
+    done
+}
+# Something of what was written since it was mounted is on the backing device, and something is not.
+half_there() {
+    local as_of dirty
+    read -r as_of dirty < <(of_status backing_as_of dirty_bytes)
+    [ "$dirty" -gt 0 ] && [ "$as_of" -gt "$begun" ]
+}
+sound() { # KIND
+    mount $backing /mnt && umount /mnt || return
+    case $1 in
+    ext4) e2fsck -f -n $backing ;;
+    xfs) xfs_repair -n $backing ;;
+    esac
+}
+broken=0 compared=0 place=0
+mkfs.ext4 -q -F $S/backing512 && mkfs.xfs -q -f $S/backing4096 || fail "mkfs"
+for n in $(seq "$LOSSES"); do
+    kind=ext4 backing=$S/backing512
+    [ $((n % 2)) = 1 ] || kind=xfs backing=$S/backing4096
+    what="strict, loss $n, $kind"
+    wipe "/dev/$(cache)1" "$words"
+    rm -f /run/enough
+    $FOREBAY format --force "/dev/$(cache)1" >/dev/null && go --without-cache l && mount "$(volume)" /mnt ||
+        { fail "$what: serve and mount: $(tail -n 3 /run/l.err | tr '\n' '|')"; finish; }
+    begun=$(date +%s%3N)
+    begin_work
+    load 2>/dev/null &
+    loading=$!
+    check "$what: it is written back" wait_for 90 half_there
+    sleep $((RANDOM % 6)).$((RANDOM % 10))
+    kill -0 $work $loading || fail "$what: the work has ended before it: $(tail -n 1 /run/work.err)"
+    pull
+    check "$what: status tells that the cache has failed" wait_for 60 bash -c "timeout 20 $FOREBAY status --control $(control l) | grep 'the cache device failed'"
+    read -r stage as_of < <(of_status writeback backing_as_of)
+    touch /run/enough
+    wait $work $loading
+    check "$what: unmount" timeout 60 umount /mnt
+    timeout 120 $FOREBAY stop --control "$(control l)" >/dev/null 2>&1
+    wait $daemon
+    check "$what: the backing device alone (write-back: $stage): its log is replayed, fsck finds nothing" sound $kind || finish
+    mount -o ro $backing /mnt
+    said=$(compare "$as_of")
+    check "$what: as of $(($(date +%s) - as_of / 1000)) s ago: $said" compare "$as_of"
+    umount /mnt
+    [ "$stage" = idle ] || broken=$((broken + 1))
+    compared=$((compared + ${said%% *}))
+    check "$what: another SSD takes its place" bring_back
+done
+check "strict: $LOSSES losses, $broken of them while a batch was written; $compared files compared" test $compared -gt 0
 finish
