@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The block device itself: its sectors, its partitions, requests of any length, and its number.
+
+use crate::bench::Bench;
+use crate::machine::{run, try_run};
+use forebay_testing::skip;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Command, Stdio};
+
+#[test]
+fn sectors_tail_discards_and_zeroes_are_exact() {
+    requires!("blkdiscard", "mkfs.ext4", "fstrim");
+    let size_bytes = (48 << 20) + 512;
+    let mut bench = Bench::new("tail", size_bytes);
+    bench.serve();
+    let device = File::options().read(true).write(true).open(&bench.device).unwrap();
+    let read = |at: u64, length: usize| {
+        run(&["blockdev", "--flushbufs", &bench.device]);
+        let mut bytes = vec![9; length];
+        device.read_exact_at(&mut bytes, at).unwrap();
+        bytes
+    };
+    assert_eq!(run(&["blockdev", "--getsize64", &bench.device]).trim(), size_bytes.to_string());
+    device.write_all_at(&[7; 512], size_bytes - 512).unwrap();
+    device.write_all_at(&[5; 3 * 512], 4096 + 512).unwrap();
+    device.write_all_at(&[6; 1 << 20], 8 << 20).unwrap();
+    device.sync_all().unwrap();
+    assert_eq!(read(size_bytes - 512, 512), [7; 512]);
+    assert_eq!(read(4096 + 512, 1536), [5; 1536]);
+    assert_eq!(read(4096, 512), [0; 512]);
+    // Zeroes with sector edges, then a hole of whole blocks.
+    let zero = ["blkdiscard", "-z", "-o", "8389120", "-l", "1024", &bench.device];
+    run(&zero);
+    assert_eq!(read((8 << 20) + 512, 1024), [0; 1024]);
+    assert_eq!(read(8 << 20, 512), [6; 512]);
+    assert_eq!(read((8 << 20) + 1536, 512), [6; 512]);
+    run(&["blkdiscard", "-o", "8392704", "-l", "8192", &bench.device]);
+    assert_eq!(read((8 << 20) + 4096, 8192), vec![0; 8192]);
+    assert_eq!(read((8 << 20) + 3584, 512), [6; 512]);
+    drop(device);
+    bench.drain_and_stop();
+    let mut backing = Vec::new();
+    File::open(bench.path("back")).unwrap().read_to_end(&mut backing).unwrap();
+    assert_eq!(backing.len() as u64, size_bytes);
+    assert_eq!(backing[backing.len() - 512..], [7; 512]);
+    assert_eq!(backing[(8 << 20) + 4096..][..8192], vec![0; 8192]);
+    assert_eq!(backing[4608..][..1536], [5; 1536]);
+    bench.serve();
+    run(&["mkfs.ext4", "-q", "-F", &bench.device]);
+    bench.mount(&bench.device, "defaults");
+    run(&["fstrim", &bench.mount_point()]);
+    bench.unmount();
+    bench.stop();
+}
+
+/// More at once than there is memory for, and than the kernel hands over at once.
+#[test]
+fn many_long_requests_at_once_are_all_done_and_right() {
+    requires!("dd", "cmp");
+    const PIECE_COUNT: u64 = 24;
+    let mut bench = Bench::new("many", PIECE_COUNT * (4 << 20));
+    bench.serve();
+    let (pattern, back) = (bench.path("pattern"), bench.path("read"));
+    let all = format!("count={}", PIECE_COUNT * 4);
+    run(&["dd", "if=/dev/urandom", &format!("of={pattern}"), "bs=1M", &all]);
+    let at_once = |from: &str, to: &str, flag: &str| {
+        let pieces: Vec<Child> = (0..PIECE_COUNT)
+            .map(|at| {
+                let mut command = Command::new("timeout");
+                command.args(["-s", "KILL", "120", "dd", "bs=4M", "count=1", "conv=notrunc", flag]);
+                command.args([format!("if={from}"), format!("of={to}")]);
+                command.args([format!("skip={at}"), format!("seek={at}")]);
+                command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+            })
+            .collect();
+        for mut piece in pieces {
+            assert!(piece.wait().unwrap().success());
+        }
+    };
+    at_once(&pattern, &bench.device, "oflag=direct");
+    at_once(&bench.device, &back, "iflag=direct");
+    run(&["cmp", &pattern, &back]);
+    // The file is read through the page cache, at any place.
+    let file = bench.fuse_directory().join("v");
+    run(&["cmp", &pattern, file.to_str().unwrap()]);
+    let odd = ["-n", "123457", "-i", "4097:4097"];
+    run(&[&["cmp"], &odd[..], &[&pattern, file.to_str().unwrap()]].concat());
+    bench.stop();
+}
+
+#[test]
+fn partitions_are_seen_when_a_volume_is_attached() {
+    requires!("sgdisk", "losetup");
+    let mut bench = Bench::new("gpt", 64 << 20);
+    bench.serve();
+    run(&["sgdisk", "-n", "1:2048:+16M", "-n", "2:0:0", &bench.device]);
+    bench.drain_and_stop();
+    let plain = bench.backing_alone();
+    let known = partition_sizes(&plain);
+    bench.detach_own();
+    bench.serve();
+    let found = partition_sizes(&bench.device);
+    assert!(run(&["sgdisk", "-p", &bench.device]).contains("16.0 MiB"));
+    bench.stop();
+    // The kernel sees behind the volume what it sees on the backing device.
+    assert_eq!(found, known);
+    match found[..] {
+        [] => skip("the kernel knows no GPT (CONFIG_EFI_PARTITION)"),
+        _ => assert_eq!(found[0], (16 << 20) / 512),
+    }
+}
+
+/// Sectors of the partitions that the kernel has found.
+fn partition_sizes(device: &str) -> Vec<u64> {
+    let name = device.strip_prefix("/dev/").unwrap();
+    let size = |part: &str| {
+        let size = fs::read_to_string(format!("/sys/class/block/{name}{part}/size")).ok()?;
+        size.trim().parse().ok()
+    };
+    ["p1", "p2"].into_iter().filter_map(size).collect()
+}
+
+/// Who detached ours and made another device of its number lost that at the next stop.
+#[test]
+fn a_loop_device_that_is_somebody_elses_by_now_is_left_alone() {
+    requires!("losetup");
+    let mut bench = Bench::new("others", 64 << 20);
+    bench.serve();
+    let (device, other) = (bench.device.clone(), bench.path("other"));
+    File::create(&other).unwrap().set_len(1 << 20).unwrap();
+    run(&["losetup", "-d", &device]);
+    let taken = try_run(&["losetup", &device, &other]);
+    if !taken.status.success() {
+        skip(&format!("{device} was taken by a test beside this one"));
+        return;
+    }
+    bench.own.push(device.clone());
+    bench.signal("-TERM");
+    bench.wait_for_end();
+    let shown = run(&["losetup", "-n", "-O", "BACK-FILE", &device]);
+    assert_eq!(shown.trim(), other);
+    bench.detach_own();
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! File systems stay mounted while the daemon is killed, and are whole on the backing device alone.
+
+use crate::bench::{Bench, FOREBAY, compare, source};
+use crate::machine::{has_file_system, memory_kib, run};
+use crate::verify::Verify;
+use forebay_testing::{skip, wait_for};
+use std::fs;
+use std::time::Duration;
+
+/// How often the daemon is killed under each file system.
+fn kill_count() -> u32 {
+    std::env::var("FOREBAY_KILLS").map_or(5, |text| text.parse().expect("a number"))
+}
+
+/// mkfs, a load, kill -9 again and again with nothing unmounted, fsck, compare; drained, the
+/// backing device alone.
+fn file_system_survives(kind: &str, make: &[&str], check: &[&str]) {
+    if !has_file_system(kind) {
+        skip(&format!("the kernel has no {kind}"));
+        return;
+    }
+    let mut bench = Bench::new(kind, 400 << 20);
+    bench.serve();
+    if bench.read("err").contains("will not outlive this process") {
+        skip("the kernel's FUSE does not resend requests");
+        return;
+    }
+    let device = bench.device.clone();
+    run(&[make, &[&device]].concat());
+    bench.mount(&device, "defaults");
+    run(&["cp", "-r", &source(), &bench.mount_point()]);
+    let status = run(&[FOREBAY, "status", "--control", &bench.control()]);
+    assert!(status.contains(&format!("{device} (fuse), mounted at {}", bench.mount_point())));
+    let mut verify = Verify::begin(&bench);
+    for _ in 0..kill_count() {
+        std::thread::sleep(Duration::from_millis(300));
+        verify.still_works();
+        bench.kill();
+        bench.serve();
+        assert_eq!(bench.device, device);
+        let told = bench.read("err");
+        assert!(told.contains("goes on with the devices of the daemon before"), "{told}");
+    }
+    verify.end();
+    let fio = fs::read_to_string(bench.path("fio.err.out")).unwrap();
+    assert!(fio.contains("err= 0"), "{fio}");
+    compare(&bench);
+    run(&["sync", "-f", &bench.mount_point()]);
+    bench.unmount();
+    run(&[check, &[&device]].concat());
+    bench.mount(&device, "ro");
+    compare(&bench);
+    bench.unmount();
+    bench.drain_and_stop();
+    wait_for("the keeper has ended", || !bench.keeper_socket().exists());
+    let device = bench.backing_alone();
+    run(&[check, &[&device]].concat());
+    bench.mount(&device, "ro");
+    compare(&bench);
+    bench.unmount();
+    bench.detach_own();
+}
+
+#[test]
+fn ext4_stays_mounted_over_kills_and_is_whole_on_the_backing_device() {
+    requires!("mkfs.ext4", "e2fsck", "losetup", "fio");
+    file_system_survives("ext4", &["mkfs.ext4", "-q"], &["e2fsck", "-f", "-n"]);
+}
+
+#[test]
+fn xfs_stays_mounted_over_kills_and_is_whole_on_the_backing_device() {
+    requires!("mkfs.xfs", "xfs_repair", "losetup", "fio");
+    file_system_survives("xfs", &["mkfs.xfs", "-q"], &["xfs_repair", "-n"]);
+}
+
+#[test]
+fn btrfs_stays_mounted_over_kills_and_is_whole_on_the_backing_device() {
+    requires!("mkfs.btrfs", "btrfs", "losetup", "fio");
+    file_system_survives("btrfs", &["mkfs.btrfs", "-q"], &["btrfs", "check", "--readonly"]);
+}
+
+/// Without its keeper a device is lost with the daemon; what was on it is not.
+#[test]
+fn a_kill_of_daemon_and_keeper_is_survived_by_a_new_mount() {
+    requires!("mkfs.ext4", "e2fsck");
+    let mut bench = Bench::new("unkept", 200 << 20);
+    bench.serve();
+    run(&["mkfs.ext4", "-q", &bench.device]);
+    bench.mount(&bench.device, "defaults");
+    run(&["cp", "-r", &source(), &bench.mount_point()]);
+    run(&["sync", "-f", &bench.mount_point()]);
+    match bench.keeper() {
+        Some(keeper) => drop(run(&["kill", "-9", &keeper.to_string()])),
+        None => assert!(bench.read("err").contains("will not outlive this process")),
+    }
+    bench.kill();
+    // Served again while the dead file system is still mounted: it is named.
+    bench.serve();
+    let told = bench.read("err");
+    assert!(told.contains(&format!("umount {}", bench.mount_point())), "{told}");
+    bench.unmount();
+    // Once for the journal.
+    bench.mount(&bench.device, "defaults");
+    bench.unmount();
+    run(&["e2fsck", "-f", "-n", &bench.device]);
+    bench.mount(&bench.device, "ro");
+    compare(&bench);
+    bench.unmount();
+    bench.stop();
+}
+
+/// A volume's size costs neither memory nor, where it is discarded or zeroed, time.
+#[test]
+fn a_volume_of_sixteen_tebibytes_is_formatted_and_discarded_within_the_memory_told() {
+    requires!("mkfs.ext4", "mkfs.xfs", "blkdiscard");
+    let mut bench = Bench::with_cache("huge", 16 << 40, "1G");
+    bench.serve();
+    let daemon = bench.daemon.as_ref().unwrap().id();
+    // Each within the time that any command of these tests has.
+    run(&["mkfs.ext4", "-q", &bench.device]);
+    run(&["blkdiscard", &bench.device]);
+    run(&["mkfs.xfs", "-q", "-f", &bench.device]);
+    bench.mount(&bench.device, "nouuid");
+    fs::write(bench.root.join("mnt/file"), vec![7; 3 << 20]).unwrap();
+    bench.unmount();
+    let status = run(&[FOREBAY, "status", "--json", "--control", &bench.control()]);
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let parts = status["memory"].as_array().unwrap();
+    let told: u64 = parts.iter().map(|part| part["bytes"].as_u64().unwrap()).sum();
+    let most = memory_kib(daemon, "VmHWM") << 10;
+    println!("{} MiB resident at most, {} MiB told", most >> 20, told >> 20);
+    assert!(most <= told + (16 << 20), "{most} bytes resident of {told} told");
+    bench.drain_and_stop();
+    let alone = bench.backing_alone();
+    bench.mount(&alone, "nouuid");
+    assert_eq!(fs::read(bench.root.join("mnt/file")).unwrap(), vec![7; 3 << 20]);
+    bench.unmount();
+    bench.detach_own();
+}

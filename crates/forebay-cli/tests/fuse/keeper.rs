@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Who keeps the connection of a mount, and what is held, from one daemon to the next.
+
+use crate::bench::{Bench, FOREBAY, compare, source};
+use crate::machine::{run, stat_field, try_run};
+use crate::manager::Manager;
+use forebay_testing::{skip, wait_for};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// The keeper outlives the daemon and has nothing of it but what it keeps.
+#[test]
+fn the_keeper_has_three_descriptors_and_a_session_of_its_own() {
+    requires!("mkfs.ext4");
+    let mut bench = Bench::new("keeper", 64 << 20);
+    bench.serve();
+    let Some(keeper) = bench.keeper() else {
+        skip("the kernel's FUSE does not resend requests");
+        return;
+    };
+    let links = || {
+        let mut links: Vec<String> = fs::read_dir(format!("/proc/{keeper}/fd"))
+            .unwrap()
+            .filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())
+            .map(|path| path.to_str().unwrap().split(':').next().unwrap().to_owned())
+            .collect();
+        links.sort();
+        links
+    };
+    // Each of the two twice, and the lease.
+    wait_for("it has the lease", || links().len() == 6);
+    assert_eq!(links(), ["/dev/fuse", "/dev/fuse", "/dev/null", "socket", "socket", "socket"]);
+    let session = |process: u32| stat_field(process, 3);
+    assert_eq!(session(keeper), Some(keeper));
+    assert_eq!(fs::read_link(format!("/proc/{keeper}/cwd")).unwrap(), Path::new("/"));
+    bench.kill();
+    bench.serve();
+    assert_eq!(session(keeper), Some(keeper), "it is the same one");
+    bench.stop();
+    wait_for("it has ended", || !bench.keeper_socket().exists());
+}
+
+/// What is left of a failed service is ended before it is started again, the keeper too.
+#[test]
+fn a_service_manager_that_keeps_the_connection_is_enough() {
+    requires!("mkfs.ext4", "e2fsck", "bash");
+    let mut bench = Bench::new("stored", 200 << 20);
+    bench.manager = Some(Manager::new(bench.path("notify")));
+    bench.serve();
+    if bench.keeper().is_none() {
+        skip("the kernel's FUSE does not resend requests");
+        return;
+    }
+    wait_for("the connection is kept", || bench.manager.as_ref().unwrap().keeps("fuse-"));
+    run(&["mkfs.ext4", "-q", &bench.device]);
+    bench.mount(&bench.device, "errors=remount-ro");
+    for _ in 0..3 {
+        let target = bench.mount_point();
+        let mut copy = Command::new("cp").args(["-r", &source(), &target]).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        run(&["kill", "-9", &bench.keeper().expect("it has one").to_string()]);
+        bench.kill();
+        bench.serve();
+        let told = bench.read("err");
+        assert!(told.contains("goes on with the devices of the daemon before"), "{told}");
+        assert!(copy.wait().unwrap().success());
+        run(&["sync", "-f", &bench.mount_point()]);
+    }
+    compare(&bench);
+    bench.unmount();
+    run(&["e2fsck", "-f", "-n", &bench.device]);
+    bench.stop();
+}
+
+/// A boot without the cache: the daemon gives up and is started again, and in between the old state on the backing
+/// device is nobody's to mount.
+#[test]
+fn a_disk_that_waits_for_its_cache_is_held_between_two_starts() {
+    requires!("losetup", "bash");
+    let mut bench = Bench::new("waits", 200 << 20);
+    bench.manager = Some(Manager::new(bench.path("notify")));
+    let disk = bench.backing_alone();
+    let free = || {
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::EXCL;
+        rustix::fs::open(&disk, flags, rustix::fs::Mode::empty())
+    };
+    fs::rename(bench.path("cache"), bench.path("elsewhere")).unwrap();
+    assert!(free().is_ok());
+    for _ in 0..2 {
+        let manager = bench.manager.as_ref().unwrap();
+        let given_up = manager
+            .command()
+            .args(["serve", "--cache", &bench.path("cache"), "--attach", "none"])
+            .args(["--volume", &format!("v={disk}"), "--device-timeout", "300ms"])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&given_up.stderr);
+        assert!(
+            !given_up.status.success() && said.contains("the cache device is not there"),
+            "{said}"
+        );
+        assert!(manager.keeps("waits-for-its-cache"));
+        assert_eq!(free().unwrap_err(), rustix::io::Errno::BUSY);
+    }
+    fs::rename(bench.path("elsewhere"), bench.path("cache")).unwrap();
+    fs::rename(bench.path("back"), bench.path("disk")).unwrap();
+    std::os::unix::fs::symlink(&disk, bench.path("back")).unwrap();
+    bench.serve();
+    assert!(!bench.manager.as_ref().unwrap().keeps("waits-for-its-cache"));
+    bench.kill();
+    bench.detach_own();
+
+    // A loop device is known as its file, since its number is another file's the next time.
+    let other = bench.path("other");
+    run(&[FOREBAY, "format", &other, "--size", "64M"]);
+    let file = format!("v={}", bench.path("disk"));
+    let refused =
+        try_run(&[FOREBAY, "serve", "--cache", &other, "--attach", "none", "--volume", &file]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("/disk: belongs to volume v of the cache"), "{said}");
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The program with FUSE and loop devices, under file systems and tools that others wrote.
+//!
+//! Needs root, `/dev/fuse` and loop devices; without them each test says `SKIP` and why.
+#![cfg(feature = "fuse")]
+// All of it is tests, helpers too.
+#![allow(clippy::unwrap_used, unreachable_pub)]
+
+#[macro_use]
+mod machine;
+mod bench;
+mod device;
+mod file_system;
+mod keeper;
+mod lost;
+mod manager;
+mod stop;
+mod verify;
+mod volume;
