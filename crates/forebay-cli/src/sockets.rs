@@ -4,8 +4,11 @@
 use crate::args::Listen;
 use crate::upgrade;
 use anyhow::{Context, Result, bail};
+use forebay::host::holder::LOCK_WAIT;
+use forebay::host::machine::Host;
 use forebay_serve::nbd::listen::Listener;
 use rustix::fs::Mode;
+use rustix::net::sockopt::socket_peercred;
 use rustix::process::umask;
 use std::io::{self, ErrorKind};
 use std::net::TcpListener;
@@ -14,9 +17,6 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
-
-/// How long a socket that answers is waited for.
-const DYING_WAIT: Duration = Duration::from_secs(2);
 
 /// Where NBD clients come in; `None`: it is not for them.
 pub fn listen(listen: &Listen) -> Result<Option<Listener>> {
@@ -64,14 +64,15 @@ pub fn bind(path: &Path) -> Result<UnixListener> {
         other => return other.with_context(|| format!("{shown}: cannot be listened on")),
     }
     // A process that was killed may hold its sockets for a moment longer than its locks: io_uring
-    // ends what was under way after it.
+    // ends what was under way after it. One that lives is not waited for.
     let begun = Instant::now();
-    while UnixStream::connect(path).is_ok() {
-        if begun.elapsed() < DYING_WAIT {
-            std::thread::sleep(Duration::from_millis(20));
-            continue;
+    while let Ok(stream) = UnixStream::connect(path) {
+        let peer = socket_peercred(&stream).map(|it| it.pid.as_raw_pid() as u32);
+        let is_living = peer.is_ok_and(|peer| Host::default().living(peer).is_some());
+        if is_living || begun.elapsed() >= LOCK_WAIT {
+            bail!("{shown}: another daemon listens there; choose another path or stop it");
         }
-        bail!("{shown}: another daemon listens there; choose another path or stop it");
+        std::thread::sleep(Duration::from_millis(20));
     }
     // Whatever else is there is somebody's.
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());

@@ -25,6 +25,9 @@ const SILENT: Duration = Duration::from_millis(200);
 /// `PF_EXITING` of the kernel's `sched.h`: the process is on its way out.
 const EXITING: u64 = 4;
 
+/// Signal 9 in the masks of `/proc/PID/status`.
+const KILL: u64 = 1 << 8;
+
 /// A process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
@@ -127,14 +130,24 @@ impl Host {
     }
 
     /// The process, unless it is gone or going: `123 (name) S … flags …`.
-    fn living(&self, pid: u32) -> Option<Holder> {
+    pub fn living(&self, pid: u32) -> Option<Holder> {
         let stat = std::fs::read_to_string(self.proc.join(format!("{pid}/stat"))).ok()?;
         let (head, tail) = stat.rsplit_once(") ")?;
         let name = head.split_once(" (")?.1.to_owned();
         let words: Vec<&str> = tail.split(' ').collect();
         let flags: u64 = words.get(6)?.parse().ok()?;
-        let is_living = !matches!(*words.first()?, "Z" | "X") && flags & EXITING == 0;
-        is_living.then_some(Holder { pid, name })
+        let is_going = matches!(*words.first()?, "Z" | "X") || flags & EXITING != 0;
+        (!is_going && !self.is_killed(pid)).then_some(Holder { pid, name })
+    }
+
+    /// Whether a process has been killed and only not come to know of it, as on a busy machine.
+    fn is_killed(&self, pid: u32) -> bool {
+        let status = std::fs::read_to_string(self.proc.join(format!("{pid}/status")));
+        status.unwrap_or_default().lines().any(|line| {
+            let pending = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"));
+            let signals = pending.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+            signals.is_some_and(|signals| signals & KILL != 0)
+        })
     }
 }
 
@@ -216,5 +229,12 @@ mod tests {
         }
         let gone = Machine::new("gone", "");
         assert_eq!(gone.holder(), None);
+        for (line, is_living) in
+            [("SigPnd:\t0000000000000100", false), ("ShdPnd:\t0000000000004000", true)]
+        {
+            let status = format!("Threads:\t1\n{line}\nSigBlk:\t0000000000000100\n");
+            std::fs::write(living.dir.join("4000123/status"), status).unwrap();
+            assert_eq!(living.holder().is_some(), is_living, "{line}");
+        }
     }
 }
