@@ -18,12 +18,11 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use support::{BLOCK, Random, Rig, Void};
+use support::{BLOCK, PATIENCE, Random, Rig, Void};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const SLOTS: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a device was asked for: the kind, the first byte, how many.
 #[derive(Clone, Default)]
@@ -182,7 +181,7 @@ fn amplification(flush_each: bool) -> (f64, f64) {
     let log = ((after.1 - before.1) * BLOCK) as f64;
     assert!(log >= (LAPS * LAP_CACHE) as f64 * 0.97, "{log} bytes are no {LAPS} laps");
     assert!(rig.shard.engine().checkpoint_count() > 0, "no checkpoint was written");
-    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+    rig.close();
     (after.0 as f64 / payload, log / payload)
 }
 
@@ -265,7 +264,7 @@ fn write_back_writes_each_run_once_and_ascending() {
     );
     assert_eq!(batches.len() as u64, status.batches);
     assert!(writes as f64 <= 1.02 * runs as f64, "{writes} for {runs}");
-    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+    rig.close();
 }
 
 #[test]
@@ -279,7 +278,7 @@ fn a_cache_device_that_is_behind_is_no_reason_to_write_back() {
     let volume = rig.add("v", Mode::WriteBack, backing.device(Box::new(Void::new(GIB))));
     work(&mut rig, volume, Op::Write { fua: false }, MIB, (0..64).map(|at| at * MIB));
     assert!(backing.lengths(OperationKind::Write).is_empty(), "an eighth of the cache is dirty");
-    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+    rig.close();
 }
 
 #[test]
@@ -326,5 +325,5 @@ fn long_requests_stay_long_at_the_devices() {
     rig.shard.drain(volume);
     rig.wait("drained", |shard| shard.engine().is_clean(volume));
     check("writes to the backing device", &backing.lengths(OperationKind::Write));
-    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+    rig.close();
 }

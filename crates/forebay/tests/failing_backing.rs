@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
-use support::{BLOCK, Dir, Random, Rig};
+use support::{BLOCK, Dir, PATIENCE, Random, Rig};
 
 const CACHE_BYTES: u64 = 128 << 20;
 const BACKING_BYTES: u64 = 96 << 20;
@@ -142,7 +142,7 @@ fn fail_and_recover(kind: OperationKind) {
     rig.wait("the other one is drained", |shard| shard.engine().is_clean(bad));
     assert!(!rig.shard.engine().status(bad).unwrap().backing_failing);
     two.check_reads(&mut rig);
-    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+    rig.close();
     two.check_file(&dir.0.join("bad"));
 }
 
@@ -238,7 +238,7 @@ fn flush(rig: &mut Rig) -> Result<(), RequestError> {
 }
 
 fn close(rig: Rig) -> bool {
-    rig.shard.close(Duration::from_secs(10)).unwrap()
+    rig.shard.close(PATIENCE).unwrap()
 }
 
 /// The flush at the stop failed, and may have dropped what the guest had written around the log. Nobody had told the
@@ -390,7 +390,7 @@ fn one_refused_block_is_kept_and_the_rest_of_the_volume_drains() {
     rig.wait("all is written", |shard| shard.engine().is_clean(volume));
     assert_eq!(rig.shard.engine().status(volume).unwrap().parked_blocks, 0);
     assert_eq!((on_disk(3), on_disk(5)), (33, 0));
-    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+    rig.close();
 }
 
 /// No half of the one long write is taken, nor a half of that: only single blocks are. Halving everything came
@@ -418,7 +418,7 @@ fn every_second_block_of_a_long_write_is_refused() {
     });
     faults.clear();
     rig.wait("all is written", |shard| shard.engine().is_clean(volume));
-    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+    rig.close();
 }
 
 #[test]
@@ -441,5 +441,5 @@ fn a_volume_that_refuses_too_many_blocks_takes_no_writes_until_it_is_well() {
     put_tag(&mut rig, volume, 900, 9).unwrap();
     rig.shard.drain(volume);
     rig.wait("drained", |shard| shard.engine().is_clean(volume));
-    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+    rig.close();
 }

@@ -16,7 +16,6 @@ use forebay_core::request::{Op, RequestError};
 use forebay_core::units::VolumeIndex;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::time::Duration;
 use support::{BLOCK, Dir, Rig};
 
 const CACHE_BYTES: u64 = 64 << 20;
@@ -107,7 +106,7 @@ fn a_frozen_volume_stays_frozen_however_often_it_is_opened() {
             let damage = &rig.shard.opened().damage;
             assert!(is_frozen(&rig), "closed: {close}, opening {round}, {damage:?}");
             if close {
-                assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+                rig.close();
             }
         }
     }
@@ -127,7 +126,7 @@ fn a_frozen_volume_takes_writes_again_when_its_data_is_given_up() {
     assert!(!is_frozen(&rig));
     write(&mut rig, 2);
     assert_eq!((read(&mut rig, 2), read(&mut rig, 0)), (Ok(3), Ok(0)));
-    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+    rig.close();
 }
 
 #[test]
@@ -143,5 +142,5 @@ fn a_header_that_rots_alone_costs_its_own_blocks_and_freezes_nothing() {
         let expected = if block == 2 { Err(RequestError::Io) } else { Ok(block + 1) };
         assert_eq!(read(&mut rig, block), expected, "block {block}");
     }
-    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+    rig.close();
 }

@@ -28,7 +28,6 @@ use forebay_core::units::{BLOCK_SIZE, Lba, Sequence, VolumeIndex};
 use image::{Image, LINE};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use support::{BLOCK, Dir, Rig};
 
 const NAME: &str = "v1.checkpoint.hex";
@@ -242,7 +241,7 @@ fn make(dir: &Dir) -> String {
     rig.wait("drained", |shard| shard.engine().is_clean(around));
     rig.shard.set_mode(around, Mode::WriteAround).unwrap();
     do_steps(&mut rig, &SECOND, FIRST.len());
-    assert!(rig.shard.close(Duration::from_secs(20)).unwrap());
+    rig.close();
     let mut rig = open(&path, |index| Some(backing(index)));
     do_steps(&mut rig, &THIRD, FIRST.len() + SECOND.len());
     let mut text = String::new();
@@ -411,5 +410,5 @@ fn a_killed_cache_of_version_1_with_a_checkpoint_is_opened_and_says_what_it_said
             assert!(Some(&bytes) == expected.as_ref(), "{}: block {lba}", VOLUMES[index].0);
         }
     }
-    assert!(rig.shard.close(Duration::from_secs(20)).unwrap());
+    rig.close();
 }

@@ -136,7 +136,7 @@ fn write_back_makes_room_to_name_what_was_lost() {
         case.rig.request(volume, WRITE, 4 * at * BLOCK, BLOCK, Some(span)).unwrap();
     }
     assert_eq!(case.lost(data), 0);
-    assert!(case.rig.shard.close(Duration::from_secs(10)).unwrap());
+    case.rig.close();
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn what_cannot_be_named_holds_back_zeros_and_not_data() {
     case.rig.wait("drained", |shard| shard.engine().is_clean(volume));
     assert_eq!(case.lost(data), 0);
     case.rig.request(volume, ZEROES, 3 * BLOCK, BLOCK, None).unwrap();
-    assert!(case.rig.shard.close(Duration::from_secs(10)).unwrap());
+    case.rig.close();
 }
 
 /// A process had room for many extents, filled it and died; the next one is asked to do with less. It takes
@@ -215,7 +215,7 @@ fn a_log_with_more_extents_than_there_is_room_for_is_opened_with_room_for_them()
     faults.clear();
     rig.shard.drain(volume);
     rig.wait("drained", |shard| shard.engine().is_clean(volume));
-    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+    rig.close();
     // Written back, they need no room any more.
     let opening = Opening::begin(open(), &options(EXTENTS as u32)).unwrap();
     assert_eq!(u64::from(opening.config().extent_count_max), EXTENTS);
@@ -299,7 +299,7 @@ fn a_long_range_that_was_lost_stays_so_around_what_was_written_since() {
     }
     rig.shard.drain(volume);
     rig.wait("drained", |shard| shard.engine().is_clean(volume));
-    assert!(rig.shard.close(Duration::from_secs(10)).unwrap());
+    rig.close();
 }
 
 /// One volume's backing device is dead, and its share of the log is full of dirty data that rots, block
@@ -336,7 +336,8 @@ fn what_rots_behind_a_dead_backing_device_takes_no_segment_of_other_volumes() {
     let good = rig.add("good", Mode::WriteBack, memory());
     let span = rig.memory.span(0, 1 << 20);
     span.copy_in(&vec![7; 1 << 20]);
-    // Until a write waits, neither for a buffer nor for its delay, which is over after a tenth of a second.
+    // Until a write waits, neither for a buffer nor for its delay, which is over after a tenth of a second: when twice that is over,
+    // and nothing comes of it in so many turns.
     let waits = |rig: &Rig| {
         let state = rig.shard.engine().status(bad).unwrap();
         state.waiting > 0 && !state.undurable
@@ -348,11 +349,12 @@ fn what_rots_behind_a_dead_backing_device_takes_no_segment_of_other_volumes() {
         let (mut answered, mut since, mut turns) = (false, Instant::now(), 0);
         while !answered && !is_full {
             rig.turn(Duration::from_millis(10), |_| answered = true);
-            turns += 1;
             if !waits(&rig) {
                 (since, turns) = (Instant::now(), 0);
+            } else if since.elapsed() > Duration::from_millis(200) {
+                turns += 1;
             }
-            is_full = turns > 20 && since.elapsed() > Duration::from_millis(500);
+            is_full = turns > 30;
         }
     }
     let (free, _) = rig.shard.engine().free_segments();

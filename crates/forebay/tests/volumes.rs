@@ -17,7 +17,7 @@ use forebay_core::request::{Op, RequestError};
 use forebay_core::units::VolumeIndex;
 use std::path::Path;
 use std::time::Duration;
-use support::{BLOCK, Dir, Rig};
+use support::{BLOCK, Dir, PATIENCE, Rig};
 
 const CACHE_BYTES: u64 = 64 << 20;
 const BACKING_BYTES: u64 = 64 << 20;
@@ -86,7 +86,7 @@ fn a_detached_volume_leaves_its_plain_disk_and_its_segments_to_others() {
     for turn in 0..200 {
         write(&mut rig, stays, turn % 32 * 64, 64, turn as u8);
     }
-    assert!(rig.shard.close(Duration::from_secs(60)).unwrap());
+    rig.close();
     let found = read_superblock(&open(&cache, CACHE_SOURCE)).unwrap().superblock;
     let names: Vec<&str> = found.volumes.iter().flatten().map(|it| it.name.as_str()).collect();
     assert_eq!(names, ["stays"]);
@@ -196,5 +196,5 @@ fn a_superblock_that_could_not_be_written_fails_the_cache() {
     assert_eq!(rig.shard.engine().health(), CacheHealth::Failed);
     assert_eq!(rig.request(volume, Op::Flush, 0, 0, None), Err(RequestError::Io));
     assert_eq!(first_byte(&mut rig, volume, 3), 7);
-    assert!(!rig.shard.close(Duration::from_secs(10)).unwrap(), "that is no clean stop");
+    assert!(!rig.shard.close(PATIENCE).unwrap(), "that is no clean stop");
 }

@@ -13,8 +13,7 @@ use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::VolumeIndex;
-use forebay_testing::PATIENCE;
-pub use forebay_testing::{Dir, Random};
+pub use forebay_testing::{Dir, PATIENCE, Random};
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -119,6 +118,11 @@ impl Rig {
             self.turn(Duration::from_millis(100), |answer| result = Some(answer.result));
         }
         result.unwrap()
+    }
+
+    /// Closes the cache, with everything durable.
+    pub fn close(self) {
+        assert!(self.shard.close(PATIENCE).unwrap());
     }
 
     pub fn wait(&mut self, what: &str, mut condition: impl FnMut(&Shard) -> bool) {
