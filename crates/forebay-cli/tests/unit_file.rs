@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use support::{Daemon, Scratch, has, skip};
+use support::{Daemon, Scratch, has, skip, wait_for};
 
 const MIB: u64 = 1 << 20;
 
@@ -128,14 +128,19 @@ fn unit_allows_what_the_daemon_calls() {
         );
         std::fs::write(&config, text).unwrap();
         let mut command = Command::new("strace");
-        command.args(["-f", "-qq", "-D", "-o"]).arg(&trace).arg(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["-f", "-q", "-D", "-o"]).arg(&trace).arg(env!("CARGO_BIN_EXE_forebay"));
         command.arg("serve").arg("--config").arg(&config).stdin(Stdio::null());
         let daemon = Daemon::start(command, &scratch.path("stderr"));
         scratch.connect("v").write(MIB, &[7; 8192], true).unwrap();
         assert_eq!(scratch.connect("v").read(MIB, 8192).unwrap(), [7; 8192]);
         assert!(scratch.ask(&["drain"]).status.success());
+        // The tracer is no child of ours, and may be behind.
+        let id = daemon.id().to_string();
+        let is_end = |line: &str| line.starts_with(&id) && line.contains("+++ exited");
         daemon.stop("TERM");
-        used.extend(names(&std::fs::read_to_string(&trace).unwrap()));
+        let traced = || std::fs::read_to_string(&trace).unwrap();
+        wait_for("the end of the trace", || traced().lines().any(is_end));
+        used.extend(names(&traced()));
     }
     for call in ["io_uring_enter", "mlockall", "fdatasync"] {
         let is_seen = used.contains(call) || attach == "none" || call == "io_uring_enter";

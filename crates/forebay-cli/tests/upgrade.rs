@@ -8,15 +8,16 @@ mod support;
 
 use forebay_serve::nbd::client::{Client, Connect};
 use std::ffi::OsStr;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::load::{Habits, work};
 use support::model::{CHUNK, Model, SECTOR};
-use support::{Daemon, PATIENCE, Random, Scratch, forebay};
+use support::{Daemon, PATIENCE, Random, Scratch, forebay, good};
 
 const FOREBAY: &str = env!("CARGO_BIN_EXE_forebay");
 const HABITS: Habits = Habits { size_bytes: 128 << 20, hot_bytes: 24 << 20, depth: 16 };
@@ -107,8 +108,10 @@ impl Rig {
         let text = format!(
             "#!/bin/sh\ncase \"$1\" in\nlayout) {when_asked} ;;\nserve) {before} ;;\nesac\nexec {FOREBAY} \"$@\"\n"
         );
-        std::fs::write(&path, text).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        // Written by another process: what is open for writing cannot be executed, and a child of ours that is about to
+        // become another program has open what we have.
+        let write = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
+        good(Command::new("sh").args(["-c", write]).arg(&path).arg(&text));
         path
     }
 }
@@ -156,7 +159,7 @@ fn a_kill_at_any_moment_of_an_upgrade_loses_nothing() {
             let dies = rig.program("dies", ":", "kill -9 $$");
             rig.under_load(|scratch, _| {
                 let control = scratch.control();
-                let mut upgrade = std::process::Command::new(FOREBAY);
+                let mut upgrade = Command::new(FOREBAY);
                 upgrade.arg("upgrade").arg("--exec").arg(dies).arg("--control").arg(control);
                 let done = support::run(upgrade.args(["--timeout", "1s"]));
                 assert!(!done.status.success());
@@ -169,7 +172,7 @@ fn a_kill_at_any_moment_of_an_upgrade_loses_nothing() {
             let after = Duration::from_millis(random.below(150));
             std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    let mut upgrade = std::process::Command::new(FOREBAY);
+                    let mut upgrade = Command::new(FOREBAY);
                     upgrade.args(["upgrade", "--timeout", "1s", "--exec", FOREBAY, "--control"]);
                     support::run(upgrade.arg(scratch.control()))
                 });
