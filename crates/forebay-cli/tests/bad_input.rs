@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Bad input to the real program: each is a clear error, or a named state, and loses nothing.
 
-#![allow(clippy::unwrap_used)]
-
-mod bad;
-mod support;
-
-use bad::{Done, Place, patch, set_mode};
+use crate::bad::{Done, Place, patch, set_mode};
+use crate::support;
 use forebay_core::format::bytes::crc32c;
 use forebay_core::format::feature::FeatureName;
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A backing device served without a cache, as it is or as slow as another disk.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{Daemon, Scratch};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use support::{Daemon, Scratch};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay resize --cache-size`: the cache becomes larger and smaller under volumes that are used.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{Daemon, Random, Scratch, forebay};
 use std::process::{Child, Command, Stdio};
-use support::{Daemon, Random, Scratch, forebay};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;

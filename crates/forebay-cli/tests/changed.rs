@@ -2,13 +2,9 @@
 //! A backing device that somebody changed while forebay was not looking: refused while the cache
 //! holds newer data, and then as the operator chooses.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{Daemon, Scratch, forebay, wait_for};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use support::{Daemon, Scratch, forebay, wait_for};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay check` and `forebay inspect` of the real program.
 
-#![allow(clippy::unwrap_used)]
-
-mod bad;
-mod support;
-
-use bad::{Place, patch};
+use crate::bad::{Place, patch};
 
 /// A cache with four blocks written at LBA 8, and where each lies on the cache device.
 fn written(place: &Place) -> (String, String, Vec<u64>) {

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay attach` and `forebay detach` while others are served. With kernel block devices: `fuse/volume.rs`.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::model::content;
+use crate::support::{Scratch, signal, wait_for};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Output};
 use std::time::Duration;
-use support::model::content;
-use support::{Scratch, signal, wait_for};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Configuration files: checked, shown, and served from.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{Daemon, Scratch, forebay};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use support::{Daemon, Scratch, forebay};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the documents name is there: files, tests, links. And the map in ARCHITECTURE.md has every file.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -136,5 +134,19 @@ fn the_map_has_every_file_and_no_other() {
             .collect();
         let differing: Vec<_> = there.symmetric_difference(&named).collect();
         assert!(differing.is_empty(), "{name}, in the map or there, and not both: {differing:?}");
+    }
+}
+
+/// Cargo looks for none by itself there.
+#[test]
+fn every_file_of_tests_is_a_module() {
+    let program = read("crates/forebay-cli/tests/program.rs");
+    for path in all_files() {
+        let name = path.strip_prefix("crates/forebay-cli/tests/").unwrap_or_default();
+        let name = name.strip_suffix(".rs").or_else(|| name.strip_suffix("/mod.rs"));
+        let Some(name) = name.filter(|name| !name.contains('/') && *name != "program") else {
+            continue;
+        };
+        assert!(program.contains(&format!("mod {name};")), "{path} is no module of program.rs");
     }
 }

@@ -5,17 +5,14 @@
 //! The drain is held up by a limit on the size of files, set on the daemon, for as long as the
 //! test wants to look.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support;
+use crate::support::model::content;
+use crate::support::{Daemon, Scratch, wait_for};
 use forebay_testing::requires;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use support::model::content;
-use support::{Daemon, Scratch, wait_for};
 
 const MIB: u64 = 1 << 20;
 const AT: u64 = 100 * MIB;

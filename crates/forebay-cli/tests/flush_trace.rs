@@ -2,15 +2,11 @@
 //! What the program asks of the kernel, seen from outside: before the reply to a FLUSH goes out,
 //! the record is written and then the cache file is flushed.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{Scratch, signal, skip, wait_for};
 use forebay_testing::requires;
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use support::{Scratch, signal, skip, wait_for};
 
 const FLUSHES: usize = 40;
 /// A reply without data.

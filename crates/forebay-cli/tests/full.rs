@@ -5,13 +5,9 @@
 //! A limit on the size of files, set on the running daemon, takes the part of the full disk: what
 //! lies behind it cannot be written.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::model::content;
+use crate::support::{Daemon, Scratch, signal, wait_for};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
-use support::model::content;
-use support::{Daemon, Scratch, signal, wait_for};
 
 const MIB: u64 = 1 << 20;
 

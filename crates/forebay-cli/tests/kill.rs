@@ -5,17 +5,14 @@
 //! write-back goes on. After the last kill nobody serves: the cache is drained, and the backing
 //! file alone must hold it all. Now and then the program is killed while it starts.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support;
+use crate::support::load::{Habits, work};
+use crate::support::model::{CHUNK, Model, SECTOR};
+use crate::support::{Daemon, Random, Scratch, forebay};
 use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use support::load::{Habits, work};
-use support::model::{CHUNK, Model, SECTOR};
-use support::{Daemon, Random, Scratch, forebay};
 
 const KILLS: u64 = 24;
 const GUESTS: u64 = 4;

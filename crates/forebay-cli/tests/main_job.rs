@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The main job as the README tells it, and what the program says on the way.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support;
+use crate::support::model::content;
+use crate::support::{Daemon, Random, Scratch, forebay, good, wait_for};
 use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::model::content;
-use support::{Daemon, Random, Scratch, forebay, good, wait_for};
 
 const MIB: u64 = 1 << 20;
 

@@ -3,14 +3,11 @@
 //!
 //! Each is a tmpfs in a mount namespace that ends with the daemon, so this needs root.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support;
+use crate::support::model::content;
+use crate::support::{Daemon, Scratch, good, run, wait_for};
 use std::path::Path;
 use std::process::Command;
-use support::model::content;
-use support::{Daemon, Scratch, good, run, wait_for};
 
 const MIB: u64 = 1 << 20;
 

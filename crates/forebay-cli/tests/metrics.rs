@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `serve --metrics`: scraped over both kinds of socket, by friends and by foes.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{Daemon, PATIENCE, Scratch};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use support::{Daemon, PATIENCE, Scratch};
 
 const MIB: u64 = 1 << 20;
 const GET: &str = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";

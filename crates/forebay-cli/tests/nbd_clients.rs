@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! NBD clients written by others, each against the real program.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support;
+use crate::support::{Daemon, Random, Scratch, good};
 use forebay_testing::requires;
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Daemon, Random, Scratch, good};
 
 const SIZE: u64 = (96 << 20) + 512;
 

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `docs/man` holds what the argument types say.
 //!
-//! `UPDATE_DOCS=1 cargo test -p forebay-cli --test pages` writes it anew.
-
-#![allow(clippy::unwrap_used)]
+//! `UPDATE_DOCS=1 cargo test -p forebay-cli --test program pages` writes it anew.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a volume has of the cache for itself: others cannot take it, and have what it does not use.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{Scratch, forebay};
 use serde_json::Value;
-use support::{Scratch, forebay};
 
 const MIB: u64 = 1 << 20;
 

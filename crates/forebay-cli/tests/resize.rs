@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay resize`: a backing device that has become larger, under a volume that is used.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support;
+use crate::support::{Scratch, forebay};
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use support::{Scratch, forebay};
 
 const MIB: u64 = 1 << 20;
 /// With a last block that is there in part.

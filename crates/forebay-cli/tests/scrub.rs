@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay scrub` of the real program.
 
-#![allow(clippy::unwrap_used)]
-
-mod bad;
-mod support;
-
-use bad::{Daemon, Done, Place, patch};
+use crate::bad::{Daemon, Done, Place, patch};
+use crate::support::{signal, wait_for};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
-use support::{signal, wait_for};
 
 fn status(place: &Place) -> Value {
     place.json(&["status", "--json", "--control", &place.text("control")])

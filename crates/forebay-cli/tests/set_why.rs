@@ -4,12 +4,9 @@
 //! How quick the backing device is depends on who else uses it, and a batch begins when what is dirty has waited for half a
 //! minute, which a busy machine may take: what either would change is done again until it has been seen.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support;
+use crate::support::{Scratch, forebay, wait_for};
 use serde_json::Value;
-use support::{Scratch, forebay, wait_for};
 
 const MIB: u64 = 1 << 20;
 

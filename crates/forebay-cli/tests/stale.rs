@@ -4,10 +4,8 @@
 //!
 //! A limit on the size of files, set on the running daemon, takes the part of the failing device.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support;
+use crate::support::{Daemon, Scratch, good, run, signal, wait_for};
 use forebay_serve::nbd::client::Zeroes;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::fs::File;
@@ -15,7 +13,6 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use support::{Daemon, Scratch, good, run, signal, wait_for};
 
 const MIB: u64 = 1 << 20;
 

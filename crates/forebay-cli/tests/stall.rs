@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A client that stalls in the middle of a write harms nobody else, and leaves nothing behind.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::model::{SECTOR, content, tag_of};
+use crate::support::{Daemon, Random, Scratch};
 use forebay_serve::nbd::reply::ByteRange;
 use forebay_serve::nbd::wire::{RequestHeader, command};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-use support::model::{SECTOR, content, tag_of};
-use support::{Daemon, Random, Scratch};
 
 const MIB: u64 = 1 << 20;
 const STALLED: u64 = 64;

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay status` says what an operator asks.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{Daemon, Scratch, wait_for};
 use serde_json::Value;
 use std::time::Instant;
-use support::{Daemon, Scratch, wait_for};
 
 const MIB: u64 = 1 << 20;
 

@@ -2,15 +2,11 @@
 //! The systemd unit: systemd understands every line, it is as closed as it was, and it allows what
 //! the daemon does.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{Daemon, Scratch, has, skip, wait_for};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use support::{Daemon, Scratch, has, skip, wait_for};
 
 const MIB: u64 = 1 << 20;
 

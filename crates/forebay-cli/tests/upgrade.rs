@@ -2,10 +2,10 @@
 //! The daemon becomes another program under load: nothing that was answered may be missing, and nothing
 //! of the map is read again. It is killed at any moment of that, and what it hands over is spoilt.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support;
+use crate::support::load::{Habits, work};
+use crate::support::model::{CHUNK, Model, SECTOR};
+use crate::support::{Daemon, PATIENCE, Random, Scratch, forebay, good};
 use forebay_serve::nbd::client::{Client, Connect};
 use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
@@ -15,9 +15,6 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use support::load::{Habits, work};
-use support::model::{CHUNK, Model, SECTOR};
-use support::{Daemon, PATIENCE, Random, Scratch, forebay, good};
 
 const FOREBAY: &str = env!("CARGO_BIN_EXE_forebay");
 const HABITS: Habits = Habits { size_bytes: 128 << 20, hot_bytes: 24 << 20, depth: 16 };
@@ -251,7 +248,7 @@ fn waits(status: &str) -> u64 {
     line.unwrap().trim().parse().unwrap()
 }
 
-/// `cargo test --release -p forebay-cli --test upgrade -- --ignored --nocapture`
+/// `cargo test --release -p forebay-cli --test program how_long_a_write_waits -- --ignored --nocapture`
 #[test]
 #[ignore = "measures"]
 fn how_long_a_write_waits() {

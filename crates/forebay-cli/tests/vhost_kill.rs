@@ -3,11 +3,8 @@
 //! again and goes on: every request that was in flight is answered, once, and no write that was
 //! answered is missing.
 
-#![cfg(feature = "vhost")]
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::model::{CHUNK, Model, SECTOR, Sent, content, tag_of};
+use crate::support::{PATIENCE, Random, Scratch, forebay};
 use forebay_serve::vhost::blk::feature;
 use forebay_serve::vhost::driver::{DATA_BYTES, Data, Done, Link, Machine, kind};
 use std::collections::BTreeMap;
@@ -15,8 +12,6 @@ use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use support::model::{CHUNK, Model, SECTOR, Sent, content, tag_of};
-use support::{PATIENCE, Random, Scratch, forebay};
 
 const KILLS: u64 = 24;
 const QUEUES: usize = 2;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A cache, a backing file, a daemon that serves them by FUSE and a loop device, and a place to mount it.
 
-use crate::machine::{run, stat_field, try_run};
-use crate::manager::Manager;
+use super::machine::{run, stat_field, try_run};
+use super::manager::Manager;
 use forebay_testing::wait_for;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! File systems stay mounted while the daemon is killed, and are whole on the backing device alone.
 
-use crate::bench::{Bench, FOREBAY, compare, source};
-use crate::machine::{has_file_system, memory_kib, run};
-use crate::verify::Verify;
+use super::bench::{Bench, FOREBAY, compare, source};
+use super::machine::{has_file_system, memory_kib, run};
+use super::verify::Verify;
 use forebay_testing::{skip, wait_for};
 use std::fs;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Who keeps the connection of a mount, and what is held, from one daemon to the next.
 
-use crate::bench::{Bench, FOREBAY, compare, source};
-use crate::machine::{run, stat_field, try_run};
-use crate::manager::Manager;
+use super::bench::{Bench, FOREBAY, compare, source};
+use super::machine::{run, stat_field, try_run};
+use super::manager::Manager;
 use forebay_testing::{skip, wait_for};
 use std::fs;
 use std::path::Path;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What is left of a file system when its cache is thrown away.
 
-use crate::bench::{Bench, FOREBAY};
-use crate::machine::{run, try_run};
+use super::bench::{Bench, FOREBAY};
+use super::machine::{run, try_run};
 use forebay_testing::PATIENCE;
 use std::fs::{self, File};
 use std::path::PathBuf;

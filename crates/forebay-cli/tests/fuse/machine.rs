@@ -34,7 +34,7 @@ pub fn has_file_system(kind: &str) -> bool {
 
 macro_rules! requires {
     ($($program:expr),*) => {
-        if let Some(why) = crate::machine::obstacle(&[$($program),*]) {
+        if let Some(why) = $crate::fuse::machine::obstacle(&[$($program),*]) {
             forebay_testing::skip(&why);
             return;
         }

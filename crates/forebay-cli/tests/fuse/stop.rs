@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Stops, and who holds a device meanwhile.
 
-use crate::bench::{Bench, FOREBAY};
-use crate::machine::{run, try_run};
-use crate::verify::Verify;
+use super::bench::{Bench, FOREBAY};
+use super::machine::{run, try_run};
+use super::verify::Verify;
 use forebay_testing::{skip, wait_for};
 use std::fs::{self, File};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Work on a mounted file system.
 
-use crate::bench::Bench;
+use super::bench::Bench;
 use std::fs::{self, File};
 use std::process::{Child, Command, Stdio};
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Volumes with devices come and go.
 
-use crate::bench::{Bench, FOREBAY};
-use crate::machine::{run, try_run};
+use super::bench::{Bench, FOREBAY};
+use super::machine::{run, try_run};
 use std::fs::{self, File};
 
 /// A volume comes, gets a device of its own, is used, outlives the daemon and goes, while another one is

@@ -2,9 +2,6 @@
 //! The program with FUSE and loop devices, under file systems and tools that others wrote.
 //!
 //! Needs root, `/dev/fuse` and loop devices; without them each test says `SKIP` and why.
-#![cfg(feature = "fuse")]
-// All of it is tests, helpers too.
-#![allow(clippy::unwrap_used, unreachable_pub)]
 
 #[macro_use]
 mod machine;

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The program itself, run on real files and devices. One test program, so that it is linked once: each file of this folder is a
+//! module of it (`documents.rs` finds one that is not).
+
+// All of it is tests, helpers too.
+#![allow(clippy::unwrap_used, unreachable_pub)]
+
+mod bad;
+mod bad_input;
+mod bare;
+mod cache_size;
+mod changed;
+mod check;
+mod come_and_go;
+mod config;
+mod documents;
+mod drain;
+mod flush_trace;
+mod full;
+#[cfg(feature = "fuse")]
+mod fuse;
+mod kill;
+mod main_job;
+mod media;
+mod metrics;
+mod nbd_clients;
+mod pages;
+mod reserve;
+mod resize;
+mod scrub;
+mod set_why;
+mod stale;
+mod stall;
+mod status;
+mod support;
+mod unit_file;
+mod upgrade;
+#[cfg(feature = "vhost")]
+mod vhost_kill;
