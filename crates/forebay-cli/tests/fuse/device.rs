@@ -3,7 +3,6 @@
 
 use super::bench::Bench;
 use super::machine::{run, try_run};
-use forebay_testing::skip;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
@@ -125,15 +124,21 @@ fn partition_sizes(device: &str) -> Vec<u64> {
 fn a_loop_device_that_is_somebody_elses_by_now_is_left_alone() {
     requires!("losetup");
     let mut bench = Bench::new("others", 64 << 20);
-    bench.serve();
-    let (device, other) = (bench.device.clone(), bench.path("other"));
+    let other = bench.path("other");
     File::create(&other).unwrap().set_len(1 << 20).unwrap();
-    run(&["losetup", "-d", &device]);
-    let taken = try_run(&["losetup", &device, &other]);
-    if !taken.status.success() {
-        skip(&format!("{device} was taken by a test beside this one"));
-        return;
-    }
+    // A test beside this one may be given the number.
+    let device = (0..20).find_map(|_| {
+        bench.serve();
+        let device = bench.device.clone();
+        run(&["losetup", "-d", &device]);
+        if try_run(&["losetup", &device, &other]).status.success() {
+            return Some(device);
+        }
+        bench.signal("-TERM");
+        bench.wait_for_end();
+        None
+    });
+    let device = device.expect("a number that nobody else takes");
     bench.own.push(device.clone());
     bench.signal("-TERM");
     bench.wait_for_end();

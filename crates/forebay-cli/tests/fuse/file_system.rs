@@ -6,6 +6,7 @@ use super::machine::{has_file_system, memory_kib, run};
 use super::verify::Verify;
 use forebay_testing::{skip, wait_for};
 use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How often the daemon is killed under each file system.
@@ -77,13 +78,23 @@ fn xfs_stays_mounted_over_kills_and_is_whole_on_the_backing_device() {
 #[test]
 fn btrfs_stays_mounted_over_kills_and_is_whole_on_the_backing_device() {
     requires!("mkfs.btrfs", "btrfs", "losetup", "fio");
+    let _alone = no_other_dead_mount();
     file_system_survives("btrfs", &["mkfs.btrfs", "-q"], &["btrfs", "check", "--readonly"]);
+}
+
+/// Where a mount is dead, mkfs.btrfs has no device at all: it asks each mounted loop device for its file.
+static DEAD_MOUNT: Mutex<()> = Mutex::new(());
+
+fn no_other_dead_mount() -> MutexGuard<'static, ()> {
+    // Whoever failed has taken his mount away.
+    DEAD_MOUNT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Without its keeper a device is lost with the daemon; what was on it is not.
 #[test]
 fn a_kill_of_daemon_and_keeper_is_survived_by_a_new_mount() {
     requires!("mkfs.ext4", "e2fsck");
+    let _alone = no_other_dead_mount();
     let mut bench = Bench::new("unkept", 200 << 20);
     bench.serve();
     run(&["mkfs.ext4", "-q", &bench.device]);
