@@ -11,7 +11,7 @@
 //! - **B2** A block's newest version inside the range is in exactly one run; others in none.
 
 use crate::format::entry::Kind;
-use crate::limits::RECORD_ENTRIES_MAX;
+use crate::limits::{RECORD_ENTRIES_MAX, VOLUME_BLOCKS_MAX};
 use crate::map::extent::{Extent, ExtentMap, Position};
 use crate::memory::vec_bytes;
 use crate::units::{Lba, Slot};
@@ -20,14 +20,11 @@ use alloc::vec::Vec;
 /// Longest run of data, in blocks: 1 MiB.
 pub const RUN_BLOCKS_MAX: usize = 256;
 
-/// One dirty block of the range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Item {
-    lba: Lba,
-    position: Position,
-    slot: Slot,
-    fate: Fate,
-}
+/// Low bits of a key: which block of the batch it is, in log order. The high ones are its LBA, so that keys sort
+/// by block and, of one block, by age.
+const NUMBER_BITS: u32 = 25;
+const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
+const _: () = assert!(VOLUME_BLOCKS_MAX <= 1 << (64 - NUMBER_BITS));
 
 /// What becomes of a block of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +52,12 @@ pub struct Stretch {
 /// The blocks and extents of a range of the log, and how far they have been given out.
 #[derive(Debug)]
 pub struct Batch {
-    items: Vec<Item>,
+    /// Its dirty blocks: in log order, once sealed those that are written, ascending.
+    keys: Vec<u64>,
+    /// What becomes of each, once sealed.
+    fates: Vec<Fate>,
+    /// Where each is, in log order.
+    slots: Vec<Slot>,
     item_count_max: usize,
     extents: ExtentMap,
     next_item: usize,
@@ -67,8 +69,11 @@ pub struct Batch {
 impl Batch {
     /// An empty batch with room for so many blocks and extents.
     pub fn new(item_count_max: usize, extent_count_max: usize) -> Batch {
+        assert!(item_count_max <= 1 << NUMBER_BITS);
         Batch {
-            items: Vec::with_capacity(item_count_max),
+            keys: Vec::with_capacity(item_count_max),
+            fates: Vec::with_capacity(item_count_max),
+            slots: Vec::with_capacity(item_count_max),
             item_count_max,
             extents: ExtentMap::new(extent_room(extent_count_max)),
             next_item: 0,
@@ -80,18 +85,21 @@ impl Batch {
 
     /// Bytes of memory of a batch with this room.
     pub fn memory_bytes(item_count_max: usize, extent_count_max: usize) -> u64 {
-        (item_count_max * size_of::<Item>()) as u64
+        (item_count_max * (size_of::<u64>() + size_of::<Fate>() + size_of::<Slot>())) as u64
             + ExtentMap::memory_bytes(extent_room(extent_count_max))
     }
 
     /// Bytes of memory it takes.
     pub(crate) fn held_bytes(&self) -> u64 {
-        vec_bytes(&self.items) + self.extents.held_bytes()
+        let items = vec_bytes(&self.keys) + vec_bytes(&self.fates) + vec_bytes(&self.slots);
+        items + self.extents.held_bytes()
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        self.items.clear();
+        self.keys.clear();
+        self.fates.clear();
+        self.slots.clear();
         self.extents.clear();
         (self.next_item, self.given) = (0, Lba(0));
         (self.has_lost, self.next_lost) = (false, 0);
@@ -99,7 +107,7 @@ impl Batch {
 
     /// Whether the blocks and extents of one more record are sure to fit.
     pub fn has_room(&self, items: usize) -> bool {
-        self.items.len() + items <= self.item_count_max
+        self.keys.len() + items <= self.item_count_max
     }
 
     /// Whether so many more extents are sure to fit.
@@ -109,17 +117,19 @@ impl Batch {
 
     /// Blocks in it.
     pub fn len(&self) -> usize {
-        self.items.len()
+        self.keys.len()
     }
 
     /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
-        self.items.is_empty() && self.extents.is_empty()
+        self.keys.is_empty() && self.extents.is_empty()
     }
 
     /// Adds a block; blocks come in log order.
-    pub fn push(&mut self, lba: Lba, position: Position, slot: Slot) {
-        self.items.push(Item { lba, position, slot, fate: Fate::Written });
+    #[inline]
+    pub fn push(&mut self, lba: Lba, slot: Slot) {
+        self.keys.push(lba.0 << NUMBER_BITS | self.slots.len() as u64);
+        self.slots.push(slot);
     }
 
     /// Adds an extent; extents come in log order. What is older than one that went around the log is
@@ -131,9 +141,9 @@ impl Batch {
 
     /// The blocks from the first to the last of it; none: there is nothing to write.
     pub fn bounds(&self) -> Option<(Lba, Lba)> {
-        let items = self.items.first().zip(self.items.last());
+        let items = self.keys.first().zip(self.keys.last());
         let extents = self.extents.iter().next().zip(self.extents.iter().last());
-        let items = items.map(|(first, last)| (first.lba, last.lba + 1));
+        let items = items.map(|(first, last)| (lba_of(*first), lba_of(*last) + 1));
         let extents = extents.map(|(first, last)| (first.start, last.end));
         [items, extents]
             .into_iter()
@@ -143,52 +153,45 @@ impl Batch {
 
     /// Whether it holds any of `start..end`.
     pub fn overlaps(&self, start: Lba, end: Lba) -> bool {
-        let at = self.items.partition_point(|item| item.lba < start);
-        self.items.get(at).is_some_and(|item| item.lba < end)
+        let at = self.keys.partition_point(|key| lba_of(*key) < start);
+        self.keys.get(at).is_some_and(|key| lba_of(*key) < end)
             || self.extents.overlapping(start, end).next().is_some()
     }
 
-    /// Sorts, and leaves of each block the newest version. `keep_oldest` is a deliberate fault.
-    pub fn seal(&mut self, keep_oldest: bool) {
-        // One number each: no two have the same place.
-        let key = |item: &Item| u128::from(item.lba.0) << 64 | u128::from(item.position.raw());
-        self.items.sort_unstable_by_key(key);
-        let items = &mut self.items;
-        let mut kept: usize = 0;
-        for at in 0..items.len() {
-            let item = items[at];
-            if kept > 0 && items[kept - 1].lba == item.lba {
-                if !keep_oldest {
-                    items[kept - 1] = item;
-                }
-            } else {
-                items[kept] = item;
-                kept += 1;
+    /// Sorts, and leaves of each block the newest version; `position` says where in the log a slot is. `keep_oldest`
+    /// is a deliberate fault.
+    pub fn seal(&mut self, keep_oldest: bool, position: impl Fn(Slot) -> Position) {
+        self.keys.sort_unstable();
+        self.keys.dedup_by(|next, kept| {
+            let is_same = lba_of(*next) == lba_of(*kept);
+            if is_same && !keep_oldest {
+                *kept = *next;
             }
-        }
-        items.truncate(kept);
-        let extents = &self.extents;
+            is_same
+        });
+        let Batch { keys, slots, extents, .. } = self;
         if !extents.is_empty() {
-            items.retain(|item| match extents.get(item.lba) {
-                Some(extent) => item.position >= extent.position,
+            keys.retain(|key| match extents.get(lba_of(*key)) {
+                Some(extent) => position(slots[number_of(*key)]) >= extent.position,
                 None => true,
             });
-            self.extents.remove_where(|extent| extent.kind == Kind::Bypassed);
+            extents.remove_where(|extent| extent.kind == Kind::Bypassed);
         }
+        self.fates.resize(self.keys.len(), Fate::Written);
     }
 
     /// The next stretch, ascending (B1), of data at most `limit` blocks; none: all was given out.
     pub fn next_stretch(&mut self, limit: usize) -> Option<Stretch> {
-        let item = self.items.get(self.next_item).copied();
+        let item = self.keys.get(self.next_item).map(|key| lba_of(*key));
         let range = self.extents.overlapping(self.given, Lba(u64::MAX)).next().copied();
         let start = range.map(|range| range.start.max(self.given));
         match (item, range, start) {
-            (Some(item), _, start) if start.is_none_or(|start| item.lba <= start) => {
-                Some(self.data_stretch(item.lba, limit.min(RUN_BLOCKS_MAX)))
+            (Some(lba), _, start) if start.is_none_or(|start| lba <= start) => {
+                Some(self.data_stretch(lba, limit.min(RUN_BLOCKS_MAX)))
             }
             (item, Some(range), Some(start)) => {
                 // Data inside the extent that is left over is newer than it.
-                let end = item.map_or(range.end, |item| item.lba.min(range.end));
+                let end = item.map_or(range.end, |lba| lba.min(range.end));
                 self.given = end;
                 Some(Stretch { kind: range.kind, lba: start, blocks: end - start, item: 0 })
             }
@@ -200,7 +203,7 @@ impl Batch {
         let first = self.next_item;
         let mut blocks = 1;
         while blocks < limit
-            && self.items.get(first + blocks).is_some_and(|item| item.lba - lba == blocks as u64)
+            && self.keys.get(first + blocks).is_some_and(|key| lba_of(*key) - lba == blocks as u64)
         {
             blocks += 1;
         }
@@ -210,37 +213,39 @@ impl Batch {
     }
 
     /// Where a block of a stretch is; none: it is lost.
+    #[inline]
     pub fn slot(&self, item: usize) -> Option<Slot> {
-        let item = &self.items[item];
-        (item.fate != Fate::Lost).then_some(item.slot)
+        (self.fates[item] != Fate::Lost).then(|| self.slots[number_of(self.keys[item])])
     }
 
     /// A block turned out to be lost: nothing is written for it.
     pub fn lose(&mut self, item: usize) {
-        self.items[item].fate = Fate::Lost;
+        self.fates[item] = Fate::Lost;
         self.has_lost = true;
     }
 
     /// The backing device does not take a block, or is not asked to.
     pub fn refuse(&mut self, item: usize) {
-        self.items[item].fate = Fate::Refused;
+        self.fates[item] = Fate::Refused;
     }
 
     /// Whether it does not.
     pub fn is_refused(&self, item: usize) -> bool {
-        self.items[item].fate == Fate::Refused
+        self.fates[item] == Fate::Refused
     }
 
     /// Whether a block goes to the backing device.
+    #[inline]
     pub fn is_written(&self, item: usize) -> bool {
-        self.items[item].fate == Fate::Written
+        self.fates[item] == Fate::Written
     }
 
     /// A lost block that is not named yet, and its place.
     pub fn next_lost(&mut self) -> Option<(Lba, Slot)> {
-        while let Some(item) = self.items.get(self.next_lost).filter(|_| self.has_lost) {
-            if item.fate == Fate::Lost {
-                return Some((item.lba, item.slot));
+        while let Some(fate) = self.fates.get(self.next_lost).filter(|_| self.has_lost) {
+            if *fate == Fate::Lost {
+                let key = self.keys[self.next_lost];
+                return Some((lba_of(key), self.slots[number_of(key)]));
             }
             self.next_lost += 1;
         }
@@ -251,6 +256,16 @@ impl Batch {
     pub fn named(&mut self) {
         self.next_lost += 1;
     }
+}
+
+#[inline]
+fn lba_of(key: u64) -> Lba {
+    Lba(key >> NUMBER_BITS)
+}
+
+#[inline]
+fn number_of(key: u64) -> usize {
+    (key & NUMBER_MASK) as usize
 }
 
 /// Extents that so many of a log make at most, and those of one record whatever the limit was when
@@ -271,26 +286,26 @@ mod tests {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (seed >> 33) % below
         };
+        let position = |step| Position::new(Ordinal(step + 1), 0);
         for round in 0..300 {
             let mut batch = Batch::new(4096, 300);
             let mut model = alloc::vec![None; 400];
             for step in 0..random(400) {
-                let position = Position::new(Ordinal(step + 1), 0);
                 if random(4) > 0 {
                     let lba = random(390);
-                    batch.push(Lba(lba), position, Slot(step as u32));
+                    batch.push(Lba(lba), Slot(step as u32));
                     model[lba as usize] = Some((Kind::Data, step));
                 } else {
                     let (start, count) = (random(390), 1 + random(9));
                     let kind = [Kind::Zero, Kind::Discard, Kind::Bypassed][random(3) as usize];
                     let end = Lba(start + count);
-                    let long = false;
+                    let (long, position) = (false, position(step));
                     batch.push_extent(Extent { start: Lba(start), end, position, kind, long });
                     let what = (kind != Kind::Bypassed).then_some((kind, 0));
                     model[start as usize..(start + count) as usize].fill(what);
                 }
             }
-            batch.seal(false);
+            batch.seal(false, |slot| position(slot.0.into()));
             let mut found = alloc::vec![None; 400];
             let mut last = Lba(0);
             while let Some(stretch) = batch.next_stretch(7) {

@@ -6,7 +6,6 @@ use crate::engine::Engine;
 use crate::format::entry::Kind;
 use crate::format::superblock::Order;
 use crate::log::lost::Noted;
-use crate::map::extent::Position;
 use crate::map::slots::Heading;
 use crate::mutant::Mutant;
 use crate::op::around::AroundState;
@@ -200,7 +199,6 @@ impl Engine {
                 passing = true;
                 break;
             }
-            let ordinal = self.segments.get(id).ordinal;
             let state = self.volumes[usize::from(volume.0)].as_deref().expect("it exists");
             let batch = &mut self.lanes[lane].batch;
             let extents = state.pending_extents.iter().skip(extent_at);
@@ -215,9 +213,7 @@ impl Engine {
             for at in block + 1..block + blocks {
                 let slot = self.segments.slot(id, at);
                 match self.slots.held(slot) {
-                    Some(held) if !held.fill => {
-                        batch.push(held.lba, Position::new(ordinal, at), slot);
-                    }
+                    Some(held) if !held.fill => batch.push(held.lba, slot),
                     _ if batch.is_empty() => ahead_left = ahead_left.saturating_sub(1),
                     _ => fills_left = fills_left.saturating_sub(1),
                 }
@@ -243,7 +239,11 @@ impl Engine {
         let keep_oldest = self.config.mutants.is(Mutant::BatchKeepsOldest);
         let lane_index = lane;
         let lane = &mut self.lanes[lane];
-        lane.batch.seal(keep_oldest);
+        let segments = &self.segments;
+        lane.batch.seal(keep_oldest, |slot| {
+            let (id, block) = segments.place(slot);
+            segments.position(id, block)
+        });
         let bounds = lane.batch.bounds();
         lane.runs.clear();
         (lane.front, lane.next_write, lane.frame_next, lane.frames_used) = (0, 0, 0, 0);
