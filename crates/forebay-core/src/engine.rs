@@ -436,7 +436,13 @@ impl Engine {
     /// The next thing to do.
     #[inline]
     pub fn next_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
+        let next = self.effects.pop_front();
+        if next.is_none() {
+            // The next ones come where the last ones were, which is in the processor's cache, and do not go round in all
+            // the room there is.
+            self.effects.clear();
+        }
+        next
     }
 
     /// When `tick` must be called at the latest, if nothing else happens.
