@@ -72,7 +72,12 @@ impl Latency {
 
     /// Notes that something took so long.
     pub fn record(&mut self, nanos: u64) {
-        self.0.saturating_record(nanos.clamp(1, NANOS_MAX));
+        self.record_many(nanos, 1);
+    }
+
+    /// Notes that `count` things took so long each.
+    pub fn record_many(&mut self, nanos: u64, count: u64) {
+        self.0.saturating_record_n(nanos.clamp(1, NANOS_MAX), count);
     }
 
     /// Forgets everything.

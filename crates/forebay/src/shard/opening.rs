@@ -4,7 +4,7 @@
 //! that takes.
 
 use super::{
-    Begun, OpenError, Opened, REQUESTS_INSIDE_MAX, Shard, ShardOptions, shared_identity,
+    Begun, Coming, OpenError, Opened, REQUESTS_INSIDE_MAX, Shard, ShardOptions, shared_identity,
     shared_name, system, uuid_text, wall_now,
 };
 use crate::cache;
@@ -236,6 +236,7 @@ impl Opening {
             _shared: shared,
             free_tags: (0..REQUESTS_INSIDE_MAX as u32).rev().collect(),
             cookies: vec![0; REQUESTS_INSIDE_MAX],
+            coming: Coming { at: begun, left: 0 },
             begun: vec![
                 Begun { at: begun, volume: VolumeIndex(0), op: Op::Flush };
                 REQUESTS_INSIDE_MAX
