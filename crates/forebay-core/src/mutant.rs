@@ -52,6 +52,7 @@ faults! {
     TicketWhileLocked,
     SharedStale,
     EdgeNotLocked,
+    PlainOverLock,
     IndexNotUpdated,
     ZeroBlockDropped,
     LostForgotten,

@@ -18,7 +18,7 @@ use crate::effect::{Effect, Token};
 use crate::engine::{CacheHealth, Engine, Pending};
 use crate::format::entry::{Entry, Kind};
 use crate::format::record::{self, AT_ENTRIES, AT_ENTRY_COUNT, AT_FLUSH_EPOCH, Header, Link};
-use crate::limits::{BACKGROUND_BLOCKS, RECORD_ENTRIES_MAX, SEGMENTS_RESERVED};
+use crate::limits::{BACKGROUND_BLOCKS, SEGMENTS_RESERVED};
 use crate::log::chain::{Head, InFlight, OpenRecord, RECORDS_IN_FLIGHT_MAX};
 use crate::log::segment::State;
 use crate::map::extent::{Extent, Position};
@@ -66,11 +66,10 @@ impl Engine {
         }
         let blocks = self.geometry.segment_blocks;
         let log = &self.volume(volume).log;
-        if let (Some(head), Some(open)) = (log.head, log.open) {
-            let entries = usize::from(open.entries) < RECORD_ENTRIES_MAX && log.items.has_room();
-            if entries && head.next_block + slots <= blocks {
-                return true;
-            }
+        if log.has_room(slots, blocks) {
+            return true;
+        }
+        if log.head.is_some() && log.open.is_some() {
             self.close_record(volume, payload);
         }
         let few_tokens = self.tokens.room() < 64;

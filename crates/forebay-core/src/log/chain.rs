@@ -11,7 +11,7 @@ use crate::effect::Token;
 use crate::format::entry::{Entry, Kind};
 use crate::format::record::{self, Header, ITEM_LOST, ITEMS_OF_ENTRY_MAX, Link};
 use crate::format::superblock;
-use crate::limits::RECORD_ITEMS_MAX;
+use crate::limits::{RECORD_ENTRIES_MAX, RECORD_ITEMS_MAX};
 use crate::log::resize::Mark;
 use crate::log::segment::Segments;
 use crate::log::times::Times;
@@ -269,6 +269,15 @@ impl Log {
         }
     }
 
+    /// Whether one more entry with so many blocks (0 or 1) fits the open record, in a segment of `segment_blocks`.
+    #[inline]
+    pub fn has_room(&self, blocks: u16, segment_blocks: u16) -> bool {
+        let (Some(head), Some(open)) = (&self.head, &self.open) else { return false };
+        usize::from(open.entries) < RECORD_ENTRIES_MAX
+            && self.items.has_room()
+            && head.next_block + blocks <= segment_blocks
+    }
+
     /// Whether something in the log is not on the backing device.
     pub fn is_dirty(&self) -> bool {
         self.dirtied > self.watermark
@@ -316,7 +325,6 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::RECORD_ENTRIES_MAX;
     use crate::units::Lba;
 
     /// A program from before, which did not tell lost items apart, wrote records with as many as there can be: all of

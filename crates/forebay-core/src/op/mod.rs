@@ -5,6 +5,7 @@ pub mod around;
 pub mod flush;
 pub mod grow;
 pub(crate) mod miss;
+pub(crate) mod plain;
 pub mod read;
 pub mod stale;
 pub mod write;

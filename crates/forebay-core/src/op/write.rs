@@ -78,6 +78,14 @@ impl Engine {
         let Some(state) = self.volume_ref(volume) else { return false };
         let (closed, extents) = (state.log.closed, state.pending_extents.len());
         self.write_settle(volume, payload);
+        let state = self.volume(volume);
+        state.log.closed == closed
+            && state.pending_extents.len() == extents
+            && self.is_quiet_behind(volume)
+    }
+
+    /// Whether no step but placing has anything to do because of what was placed, in the record that was open before.
+    pub(crate) fn is_quiet_behind(&mut self, volume: VolumeIndex) -> bool {
         let (now, wall) = (self.now, self.wall);
         let limit = self.dirty_limit();
         let placed = self.config.acknowledge == Acknowledge::Placed;
@@ -86,10 +94,9 @@ impl Engine {
         state.log.times.note(state.log.placed, now, wall);
         let log = &state.log;
         let waits = !state.writes.is_empty() || state.starved || state.extents_full || through;
-        let closes = log.closed != closed || log.wanted > closed || log.note_wanted || !placed;
+        let closes = log.wanted > log.closed || log.note_wanted || !placed;
         let begins = state.writeback.stage == Stage::Idle && log.dirty_blocks >= limit
-            || state.writeback.dirty_since.is_none()
-            || state.pending_extents.len() != extents;
+            || state.writeback.dirty_since.is_none();
         !(waits || closes || begins)
     }
 
