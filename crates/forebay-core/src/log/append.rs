@@ -441,6 +441,7 @@ impl Engine {
         segment.next = None;
         segment.used = 0;
         segment.buffer = Some(buffer);
+        segment.was_read = false;
         self.note_clean(volume);
         payload.put(buffer, 0, &[0; 8]);
         payload.buffer_begin(buffer, id);

@@ -134,6 +134,9 @@ impl Engine {
             return true;
         }
         self.volume(volume).chanced = ordinal;
+        if !self.segments.get(id).was_read {
+            return true;
+        }
         let mut left = (self.geometry.segment_blocks / CHANCE_SHARE).max(1);
         let used = self.segments.get(id).used;
         let mut header = 0;

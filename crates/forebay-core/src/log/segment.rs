@@ -65,6 +65,8 @@ pub struct Segment {
     pub writes: u16,
     /// Where its bytes are in memory, while some are not on the device.
     pub buffer: Option<BufferId>,
+    /// A block of it may have been read since it was opened.
+    pub was_read: bool,
 }
 
 impl Segment {
@@ -80,6 +82,8 @@ impl Segment {
         readers: 0,
         writes: 0,
         buffer: None,
+        // Unless it is opened now, nobody knows.
+        was_read: true,
     };
 
     /// Changes the state; every legal change is a row of the table above.

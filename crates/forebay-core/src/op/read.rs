@@ -437,8 +437,9 @@ impl Engine {
         let extent = if extents.is_empty() { None } else { extents.get(lba) };
         if let Some(slot) = slot {
             let (id, block) = segments.place(slot);
-            let segment = segments.get(id);
             let position = segments.position(id, block);
+            let segment = segments.get_mut(id);
+            segment.was_read = true;
             let newer = match extent {
                 None => true,
                 Some(_) if mutants.is(Mutant::DataAlwaysWins) => true,
