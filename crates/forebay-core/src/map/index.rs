@@ -550,6 +550,7 @@ impl Shape {
     /// case, which stays the gap if the cell does not move, and is overwritten.
     fn close_gap(&self, page: &mut [u64], mut gap: usize) {
         let rest_mask = (1 << self.rest_bits) - 1;
+        let page = page.first_chunk_mut::<PAGE_CELLS>().expect("a page is so long");
         let mut at = gap;
         for _ in 0..PAGE_CELLS - 1 {
             at = next(at);
@@ -558,7 +559,9 @@ impl Shape {
                 break;
             }
             let home = self.start(cell & rest_mask);
-            let moves = distance(home, at) >= distance(gap, at);
+            // It stays if its home lies behind the gap, up to its cell: of the three two hold, wherever the page's end is.
+            let stays = u8::from(gap < home) + u8::from(home <= at) + u8::from(at < gap) == 2;
+            let moves = !stays;
             page[gap] = cell;
             gap = core::hint::select_unpredictable(moves, at, gap);
         }
@@ -568,11 +571,6 @@ impl Shape {
 
 fn key(volume: VolumeIndex, lba: Lba) -> u64 {
     u64::from(volume.0) << 40 | lba.0
-}
-
-/// Cells from one to another, round the page's end.
-fn distance(from: usize, to: usize) -> usize {
-    if to >= from { to - from } else { to + PAGE_CELLS - from }
 }
 
 fn next(at: usize) -> usize {
