@@ -483,6 +483,7 @@ pub const ITEM_LOST: u64 = ITEM_FILL | (VOLUME_BLOCKS_MAX - 1) | 1 << 40;
 pub const ITEMS_OF_ENTRY_MAX: usize = 3;
 
 /// The items that say what an entry of `kind` holds, but for [`ITEM_LOST`].
+#[inline]
 pub fn items(lba: Lba, count: u32, kind: Kind) -> (u64, Option<u64>) {
     let fill = if kind == Kind::Fill { ITEM_FILL } else { 0 };
     let (first, count) = (lba.0 | fill, u64::from(count));

@@ -105,6 +105,7 @@ impl Engine {
     }
 
     /// Where the next block goes; there is room.
+    #[inline]
     pub(crate) fn next_slot(&mut self, volume: VolumeIndex) -> (BufferId, u16) {
         let head = self.volume(volume).log.head.expect("there is room");
         (head.buffer, head.next_block)
@@ -194,6 +195,7 @@ impl Engine {
     }
 
     /// Puts an entry into the open record, and voids the tickets for its blocks.
+    #[inline]
     fn place_entry(
         &mut self,
         volume: VolumeIndex,

@@ -129,8 +129,16 @@ impl Items {
 
     /// Adds what an entry holds; with `marks`, whether that is lost. Says whether there was room: our own writer closes a
     /// record before its list is full.
+    #[inline]
     pub fn add(&mut self, entry: &Entry, marks: bool) -> bool {
         let (first, second) = record::items(entry.lba, entry.count, entry.kind);
+        if entry.kind != Kind::Lost && second.is_none() {
+            let fits = self.left() > 0;
+            if fits {
+                self.push(first);
+            }
+            return fits;
+        }
         let lost = (entry.kind == Kind::Lost && marks).then_some(ITEM_LOST);
         let all = [Some(first), second, lost];
         let fits = all.iter().flatten().count() <= self.left();
@@ -141,6 +149,7 @@ impl Items {
     }
 
     /// Adds one.
+    #[inline]
     pub fn push(&mut self, item: u64) {
         self.items[self.count] = item;
         self.count += 1;

@@ -85,9 +85,9 @@ impl Engine {
     }
 
     /// Whether no step but placing has anything to do because of what was placed, in the record that was open before.
+    #[inline]
     pub(crate) fn is_quiet_behind(&mut self, volume: VolumeIndex) -> bool {
         let (now, wall) = (self.now, self.wall);
-        let limit = self.dirty_limit();
         let placed = self.config.acknowledge == Acknowledge::Placed;
         let through = self.is_through(volume);
         let state = self.volume(volume);
@@ -95,9 +95,9 @@ impl Engine {
         let log = &state.log;
         let waits = !state.writes.is_empty() || state.starved || state.extents_full || through;
         let closes = log.wanted > log.closed || log.note_wanted || !placed;
-        let begins = state.writeback.stage == Stage::Idle && log.dirty_blocks >= limit
-            || state.writeback.dirty_since.is_none();
-        !(waits || closes || begins)
+        let (dirty, idle) = (log.dirty_blocks, state.writeback.stage == Stage::Idle);
+        let begins = state.writeback.dirty_since.is_none();
+        !(waits || closes || begins || idle && dirty >= self.dirty_limit())
     }
 
     /// Places what can be placed.
