@@ -64,6 +64,8 @@ pub struct Batch {
     given: Lba,
     has_lost: bool,
     next_lost: usize,
+    /// Every block of it goes to the backing device, as far as is known.
+    is_whole: bool,
 }
 
 impl Batch {
@@ -80,6 +82,7 @@ impl Batch {
             given: Lba(0),
             has_lost: false,
             next_lost: 0,
+            is_whole: true,
         }
     }
 
@@ -102,7 +105,7 @@ impl Batch {
         self.slots.clear();
         self.extents.clear();
         (self.next_item, self.given) = (0, Lba(0));
-        (self.has_lost, self.next_lost) = (false, 0);
+        (self.has_lost, self.next_lost, self.is_whole) = (false, 0, true);
     }
 
     /// Whether the blocks and extents of one more record are sure to fit.
@@ -183,6 +186,9 @@ impl Batch {
     /// The next stretch, ascending (B1), of data at most `limit` blocks; none: all was given out.
     pub fn next_stretch(&mut self, limit: usize) -> Option<Stretch> {
         let item = self.keys.get(self.next_item).map(|key| lba_of(*key));
+        if self.extents.is_empty() {
+            return item.map(|lba| self.data_stretch(lba, limit.min(RUN_BLOCKS_MAX)));
+        }
         let range = self.extents.overlapping(self.given, Lba(u64::MAX)).next().copied();
         let start = range.map(|range| range.start.max(self.given));
         match (item, range, start) {
@@ -221,17 +227,24 @@ impl Batch {
     /// A block turned out to be lost: nothing is written for it.
     pub fn lose(&mut self, item: usize) {
         self.fates[item] = Fate::Lost;
-        self.has_lost = true;
+        (self.has_lost, self.is_whole) = (true, false);
     }
 
     /// The backing device does not take a block, or is not asked to.
     pub fn refuse(&mut self, item: usize) {
         self.fates[item] = Fate::Refused;
+        self.is_whole = false;
     }
 
     /// Whether it does not.
     pub fn is_refused(&self, item: usize) -> bool {
         self.fates[item] == Fate::Refused
+    }
+
+    /// Whether all of them do, as far as is known.
+    #[inline]
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
     }
 
     /// Whether a block goes to the backing device.

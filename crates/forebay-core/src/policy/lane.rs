@@ -11,6 +11,7 @@
 //!   behind the window. They are taken only while the others are all taken and one of those stands.
 
 use crate::engine::{Config, window_frames};
+use crate::format::entry::Kind;
 use crate::limits::{BACKGROUND_BLOCKS, BACKGROUND_READS};
 use crate::memory::{queue_bytes, vec_bytes};
 use crate::policy::batch::{Batch, Stretch};
@@ -235,8 +236,24 @@ impl Lane {
         &mut self.runs[number.wrapping_sub(self.front) as usize]
     }
 
+    /// The run of which blocks are to be read next.
+    #[inline]
+    pub(super) fn unread(&mut self) -> Option<&Run> {
+        let mut ahead = self.next_read.wrapping_sub(self.front) as usize;
+        if ahead > self.runs.len() {
+            // What needs no reading was written before its turn came.
+            (self.next_read, self.next_read_block, ahead) = (self.front, 0, 0);
+        }
+        while self.runs.get(ahead)?.stretch.kind != Kind::Data {
+            (self.next_read, self.next_read_block) = (self.next_read.wrapping_add(1), 0);
+            ahead += 1;
+        }
+        self.runs.get(ahead)
+    }
+
     /// Blocks that may be read from the cache device now: few at once, since guests wait behind them; more while
     /// the backing device is about to have nothing to write.
+    #[inline]
     pub(super) fn may_read(&self) -> u32 {
         let reads = self.under_way - u32::from(self.writes_under_way);
         let (blocks, count) = match self.read < (self.frame_count / 4).min(READ_LEAST) {

@@ -176,12 +176,16 @@ impl Volume {
 
 impl Engine {
     /// The backing device took a part of a run.
+    #[inline]
     pub(crate) fn writeback_took(&mut self, volume: VolumeIndex, lane: usize, part: Part) {
         let state = &mut self.lanes[lane];
         let stretch = state.run(part.run).stretch;
         state.works |= stretch.kind != Kind::Discard;
-        let first = stretch.lba + part.from;
         let parked = &self.volume_ref(volume).expect("it exists").parked;
+        if parked.is_empty() {
+            return;
+        }
+        let first = stretch.lba + part.from;
         if stretch.kind != Kind::Data || !parked.overlaps(first, first + part.blocks) {
             return;
         }

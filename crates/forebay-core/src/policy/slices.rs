@@ -354,6 +354,7 @@ impl Slices {
     }
 
     /// Whether write-back may begin a write now; it says so with [`Slices::begin`] if it does.
+    #[inline]
     pub(crate) fn may_write_back(&mut self, volume: VolumeIndex, now: Tick) -> bool {
         let may = self.may(Side::WriteBack, now);
         if self.turn == Side::WriteBack {
@@ -463,6 +464,7 @@ impl Slices {
         (due > now || self.under_way == [0; 2]).then_some(due.max(now))
     }
 
+    #[inline]
     fn may(&mut self, side: Side, now: Tick) -> bool {
         if !self.is_shared() {
             return true; // S5

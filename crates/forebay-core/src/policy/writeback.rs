@@ -367,41 +367,35 @@ impl Engine {
     /// Has the blocks of runs read from the cache, in order, as many at once as may be.
     fn writeback_read(&mut self, volume: VolumeIndex, lane: usize, payload: &mut impl Payload) {
         loop {
-            let room = self.tokens.room();
-            let state = &mut self.lanes[lane];
-            let (number, left) = (state.next_read, state.may_read());
-            let ahead = number.wrapping_sub(state.front) as usize;
-            if ahead > state.runs.len() {
-                // What needs no reading was written before its turn came.
-                (state.next_read, state.next_read_block) = (state.front, 0);
-                continue;
-            }
-            if ahead == state.runs.len() || left == 0 || room < 64 {
+            let Engine { lanes, segments, tokens, .. } = self;
+            let state = &mut lanes[lane];
+            let left = state.may_read();
+            if left == 0 || tokens.room() < 64 {
                 return;
             }
-            let (run, offset) = (*state.run(number), state.next_read_block);
-            if run.stretch.kind != Kind::Data || u64::from(offset) == run.stretch.blocks {
-                (state.next_read, state.next_read_block) = (number.wrapping_add(1), 0);
-                continue;
-            }
-            let blocks = run.stretch.blocks as u16;
+            let Some(Run { stretch, frame, .. }) = state.unread().copied() else { return };
+            let (number, offset) = (state.next_read, state.next_read_block);
+            let blocks = stretch.blocks as u16;
             let most = blocks.min(offset + left as u16);
-            let slot_at = |at: u16| self.lanes[lane].batch.slot(run.stretch.item + usize::from(at));
-            let (segment, block) = self.segments.place(slot_at(offset).expect("not lost yet"));
+            let slot_at = |at: u16| state.batch.slot(stretch.item + usize::from(at));
+            let (segment, block) = segments.place(slot_at(offset).expect("not lost yet"));
             let mut count = 1;
             while offset + count < most
-                && slot_at(offset + count).map(|slot| self.segments.place(slot))
+                && slot_at(offset + count).map(|slot| segments.place(slot))
                     == Some((segment, block + count))
             {
                 count += 1;
             }
-            let to = Place::Window { frame: run.frame + u32::from(offset) };
-            self.lanes[lane].next_read_block = offset + count;
-            match self.segments.get(segment).buffer {
+            let to = Place::Window { frame: frame + u32::from(offset) };
+            state.next_read_block = offset + count;
+            if offset + count == blocks {
+                (state.next_read, state.next_read_block) = (number.wrapping_add(1), 0);
+            }
+            match segments.get(segment).buffer {
                 Some(buffer) => {
                     payload.copy(Place::Buffer { buffer, block }, to, count);
-                    self.lanes[lane].read += u32::from(count);
-                    self.lanes[lane].run(number).remaining -= count;
+                    state.read += u32::from(count);
+                    state.run(number).remaining -= count;
                 }
                 None => {
                     let what = What::Read {
@@ -478,13 +472,13 @@ impl Engine {
 
     fn writeback_write_run(&mut self, volume: VolumeIndex, lane: usize, number: u32, run: Run) {
         let Stretch { kind, lba, blocks, item } = run.stretch;
-        self.lanes[lane].run(number).state = RunState::Writing;
-        if kind != Kind::Data {
-            self.lanes[lane].run(number).remaining += 1;
-            return self.writeback_write_part(volume, lane, Part { run: number, from: 0, blocks });
-        }
         let parked = &self.volumes[usize::from(volume.0)].as_deref().expect("it exists").parked;
         let state = &mut self.lanes[lane];
+        state.run(number).state = RunState::Writing;
+        if kind != Kind::Data || parked.is_empty() && state.batch.is_whole() {
+            state.run(number).remaining += 1;
+            return self.writeback_write_part(volume, lane, Part { run: number, from: 0, blocks });
+        }
         if !state.trying && parked.overlaps(lba, lba + blocks) {
             for at in (0..blocks).filter(|at| parked.contains(lba + *at)) {
                 if state.batch.is_written(item + at as usize) {
