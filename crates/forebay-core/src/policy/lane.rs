@@ -17,6 +17,7 @@ use crate::memory::{queue_bytes, vec_bytes};
 use crate::policy::batch::{Batch, Stretch};
 use crate::policy::parked::PARTS_MAX;
 use crate::units::{Lba, Tick};
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -30,7 +31,7 @@ const STANDS_AFTER: u64 = 10_000_000_000;
 /// With fewer blocks that are there and not yet written the backing device is about to have nothing to write.
 const READ_LEAST: u32 = 256;
 /// Runs of one batch that may be under way at once.
-pub(super) const RUN_COUNT_MAX: usize = 256;
+const RUN_COUNT_MAX: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunState {
@@ -51,6 +52,77 @@ pub(super) struct Run {
     pub(super) refused: bool,
 }
 
+/// Runs of a batch, by number: those that are not done, one behind the other.
+#[derive(Debug)]
+pub(super) struct Runs {
+    rows: Box<[Run; RUN_COUNT_MAX]>,
+    /// Number of the first.
+    front: u32,
+    /// Number of the next that comes.
+    behind: u32,
+}
+
+const _: () = assert!(RUN_COUNT_MAX.is_power_of_two(), "numbers may begin at zero again");
+
+impl Runs {
+    fn new() -> Runs {
+        let stretch = Stretch { kind: Kind::Void, lba: Lba(0), blocks: 0, item: 0 };
+        let state = RunState::Done;
+        let none = Run { stretch, frame: 0, frames: 0, state, remaining: 0, refused: false };
+        let rows = alloc::vec![none; RUN_COUNT_MAX].into_boxed_slice();
+        Runs { rows: rows.try_into().expect("so many"), front: 0, behind: 0 }
+    }
+
+    /// Takes all out; the next one is number 0.
+    pub(super) fn clear(&mut self) {
+        (self.front, self.behind) = (0, 0);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.behind.wrapping_sub(self.front) as usize
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.front == self.behind
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.len() == RUN_COUNT_MAX
+    }
+
+    /// Puts one behind all others.
+    pub(super) fn push(&mut self, run: Run) {
+        assert!(!self.is_full());
+        self.rows[self.behind as usize % RUN_COUNT_MAX] = run;
+        self.behind = self.behind.wrapping_add(1);
+    }
+
+    /// The first.
+    pub(super) fn front(&self) -> Option<&Run> {
+        self.get(self.front)
+    }
+
+    /// Takes the first out.
+    pub(super) fn pop(&mut self) {
+        assert!(!self.is_empty());
+        self.front = self.front.wrapping_add(1);
+    }
+
+    /// The run with this number, if it is here.
+    #[inline]
+    pub(super) fn get(&self, number: u32) -> Option<&Run> {
+        let here = (number.wrapping_sub(self.front) as usize) < self.len();
+        here.then(|| &self.rows[number as usize % RUN_COUNT_MAX])
+    }
+
+    /// The run with this number, which is here.
+    #[inline]
+    pub(super) fn at(&mut self, number: u32) -> &mut Run {
+        assert!(self.get(number).is_some());
+        &mut self.rows[number as usize % RUN_COUNT_MAX]
+    }
+}
+
 /// A part of a run that is one write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
@@ -65,9 +137,7 @@ pub(crate) struct Part {
 pub(crate) struct Lane {
     pub(super) taken: bool,
     pub(super) batch: Batch,
-    pub(super) runs: VecDeque<Run>,
-    /// Number of the run at the front.
-    pub(super) front: u32,
+    pub(super) runs: Runs,
     /// Number of the next run to be written.
     pub(super) next_write: u32,
     /// Number of the run whose blocks are read next, and how many of them are asked for.
@@ -121,8 +191,7 @@ impl Lane {
                 config.batch_blocks_max as usize + crate::limits::RECORD_ENTRIES_MAX,
                 config.extent_count_max as usize,
             ),
-            runs: VecDeque::with_capacity(RUN_COUNT_MAX),
-            front: 0,
+            runs: Runs::new(),
             next_write: 0,
             next_read: 0,
             next_read_block: 0,
@@ -221,7 +290,10 @@ impl Lane {
     /// Bytes of memory it takes.
     pub(crate) fn held_bytes(&self) -> u64 {
         let parts = queue_bytes(&self.parts) + vec_bytes(&self.zeros);
-        size_of::<Lane>() as u64 + self.batch.held_bytes() + queue_bytes(&self.runs) + parts
+        size_of::<Lane>() as u64
+            + self.batch.held_bytes()
+            + size_of_val(&*self.runs.rows) as u64
+            + parts
     }
 
     /// Blocks of its batch that are written, and all of them.
@@ -233,22 +305,20 @@ impl Lane {
 
     #[inline]
     pub(super) fn run(&mut self, number: u32) -> &mut Run {
-        &mut self.runs[number.wrapping_sub(self.front) as usize]
+        self.runs.at(number)
     }
 
     /// The run of which blocks are to be read next.
     #[inline]
     pub(super) fn unread(&mut self) -> Option<&Run> {
-        let mut ahead = self.next_read.wrapping_sub(self.front) as usize;
-        if ahead > self.runs.len() {
+        if self.runs.behind.wrapping_sub(self.next_read) as usize > self.runs.len() {
             // What needs no reading was written before its turn came.
-            (self.next_read, self.next_read_block, ahead) = (self.front, 0, 0);
+            (self.next_read, self.next_read_block) = (self.runs.front, 0);
         }
-        while self.runs.get(ahead)?.stretch.kind != Kind::Data {
+        while self.runs.get(self.next_read)?.stretch.kind != Kind::Data {
             (self.next_read, self.next_read_block) = (self.next_read.wrapping_add(1), 0);
-            ahead += 1;
         }
-        self.runs.get(ahead)
+        self.runs.get(self.next_read)
     }
 
     /// Blocks that may be read from the cache device now: few at once, since guests wait behind them; more while

@@ -42,7 +42,7 @@ use crate::mutant::Mutant;
 use crate::op::read::behind;
 use crate::payload::{Payload, Place};
 use crate::policy::batch::Stretch;
-use crate::policy::lane::{Part, RUN_COUNT_MAX, Run, RunState};
+use crate::policy::lane::{Part, Run, RunState};
 use crate::policy::parked::{PROBES_MAX, PROBES_WIDE};
 use crate::policy::slices::Side;
 use crate::units::{Lba, SegmentId, Sequence, Tick, VolumeIndex};
@@ -298,13 +298,12 @@ impl Engine {
                 && (!run.refused || self.park_run(volume, lane, run, payload))
             {
                 let lane_state = &mut self.lanes[lane];
-                lane_state.runs.pop_front();
+                lane_state.runs.pop();
                 lane_state.written += if run.frames > 0 { run.stretch.blocks } else { 0 };
                 lane_state.frames_used -= run.frames;
                 if run.stretch.kind == Kind::Data {
                     lane_state.read -= run.stretch.blocks as u32;
                 }
-                lane_state.front = lane_state.front.wrapping_add(1);
             }
             let lane_state = &self.lanes[lane];
             if lane_state.failed {
@@ -332,7 +331,7 @@ impl Engine {
         loop {
             let room = self.tokens.room();
             let state = &mut self.lanes[lane];
-            if state.given_out || state.runs.len() >= RUN_COUNT_MAX || room < 1024 {
+            if state.given_out || state.runs.is_full() || room < 1024 {
                 return;
             }
             // The longest stretch there can be must fit before one is taken.
@@ -360,7 +359,7 @@ impl Engine {
                 remaining: blocks as u16,
                 refused: false,
             };
-            state.runs.push_back(run);
+            state.runs.push(run);
         }
     }
 
@@ -454,12 +453,11 @@ impl Engine {
                 self.writeback_write_part(volume, lane, part.expect("there is one"));
                 continue;
             }
-            if number == state.front.wrapping_add(state.runs.len() as u32) {
+            let Some(run) = state.runs.get(number).copied() else {
                 // Q3 of `parked`
                 state.failed |= held && state.writes_under_way == 0 && !state.parts.is_empty();
                 return;
-            }
-            let run = *state.run(number);
+            };
             if run.remaining > 0 || !self.slices(volume).may_write_back(volume, now) && !ignored {
                 return;
             }

@@ -246,7 +246,7 @@ impl Engine {
         });
         let bounds = lane.batch.bounds();
         lane.runs.clear();
-        (lane.front, lane.next_write, lane.frame_next, lane.frames_used) = (0, 0, 0, 0);
+        (lane.next_write, lane.frame_next, lane.frames_used) = (0, 0, 0);
         (lane.next_read, lane.next_read_block, lane.read) = (0, 0, 0);
         (lane.given_out, lane.failed, lane.crowded) = (false, false, false);
         lane.written = 0;
