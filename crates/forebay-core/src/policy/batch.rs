@@ -218,6 +218,13 @@ impl Batch {
         Stretch { kind: Kind::Data, lba, blocks: blocks as u64, item: first }
     }
 
+    /// Where it is noted where a block of a stretch is, for [`crate::payload::Payload::prefetch`]: in log order, so
+    /// anywhere.
+    #[inline]
+    pub fn place(&self, item: usize) -> &Slot {
+        &self.slots[number_of(self.keys[item])]
+    }
+
     /// Where a block of a stretch is; none: it is lost.
     #[inline]
     pub fn slot(&self, item: usize) -> Option<Slot> {

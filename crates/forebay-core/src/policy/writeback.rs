@@ -288,7 +288,7 @@ impl Engine {
         }
         // Bounded: each turn ends a run, which may give frames back for the next one.
         loop {
-            self.writeback_read_ahead(lane);
+            self.writeback_read_ahead(lane, payload);
             self.writeback_read(volume, lane, payload);
             self.writeback_write(volume, lane);
             let lane_state = &self.lanes[lane];
@@ -327,7 +327,7 @@ impl Engine {
     }
 
     /// Takes stretches as long as there is room.
-    fn writeback_read_ahead(&mut self, lane: usize) {
+    fn writeback_read_ahead(&mut self, lane: usize, payload: &mut impl Payload) {
         loop {
             let room = self.tokens.room();
             let state = &mut self.lanes[lane];
@@ -349,6 +349,9 @@ impl Engine {
             // What it does not need goes back.
             let blocks = if stretch.kind == Kind::Data { stretch.blocks as u32 } else { 0 };
             let spare = limit - blocks;
+            for at in 0..blocks as usize {
+                payload.prefetch(state.batch.place(stretch.item + at));
+            }
             state.frames_used -= spare;
             state.frame_next -= spare;
             let run = Run {
