@@ -23,7 +23,7 @@ use super::output::Output;
 use super::pool::{Pool, Run};
 use super::reply::{ReplyHead, StatusExtent, StatusReply};
 use super::transmission::{Command, Decoded, Kind, ReplyForm, decode};
-use super::wire::RequestHeader;
+use super::wire::{RequestHeader, SimpleReplyHeader};
 use forebay::io::{Arena, ReactorOp, Span};
 use forebay::shard::Shard;
 use forebay_core::limits::REQUEST_BYTES_MAX;
@@ -520,20 +520,17 @@ impl Connection {
         }
         self.start += RequestHeader::BYTES;
         let slot = self.free.pop().expect("looked");
+        let is_write = matches!(command.kind, Kind::Write { .. });
+        if is_write && !begun.is_long_write() {
+            self.payloads += 1;
+            begun.payload_at = Some(self.start);
+            self.start += command.length as usize;
+        }
         self.under_way[slot] = Some(begun);
-        match command.kind {
-            Kind::Write { .. } => {
-                if begun.is_long_write() {
-                    self.streaming = Some(slot);
-                    return true;
-                }
-                self.payloads += 1;
-                begun.payload_at = Some(self.start);
-                self.under_way[slot] = Some(begun);
-                self.submit_rest(slot, shard);
-                self.start += command.length as usize;
-            }
-            _ => self.submit_rest(slot, shard),
+        if is_write && begun.is_long_write() {
+            self.streaming = Some(slot);
+        } else {
+            self.submit_rest(slot, shard);
         }
         true
     }
@@ -640,10 +637,22 @@ impl Connection {
             (state.submitted, state.is_submitted) = (0, false);
             return self.submit_rest(slot, shard);
         }
-        let state = self.under_way[slot].take().expect("under way");
-        self.free.push(slot);
         self.payloads -= usize::from(state.payload_at.is_some());
+        if state.error.is_none() && state.memory.is_none() {
+            // Most answers are nothing but that it is done.
+            let cookie = state.command.cookie;
+            self.end(slot);
+            return self.push_bytes(&SimpleReplyHeader { error: 0, cookie }.encode(), shard, pool);
+        }
+        let state = *state;
+        self.end(slot);
         self.reply(&state, shard, pool);
+    }
+
+    /// A command is not under way any more.
+    fn end(&mut self, slot: usize) {
+        self.under_way[slot] = None;
+        self.free.push(slot);
     }
 
     fn reply(&mut self, state: &UnderWay, shard: &mut Shard, pool: &mut Pool) {
@@ -673,7 +682,11 @@ impl Connection {
     }
 
     fn push_head(&mut self, head: &ReplyHead, shard: &mut Shard, pool: &mut Pool) {
-        if !self.is_broken && !self.output.push(head.as_bytes()) {
+        self.push_bytes(head.as_bytes(), shard, pool);
+    }
+
+    fn push_bytes(&mut self, bytes: &[u8], shard: &mut Shard, pool: &mut Pool) {
+        if !self.is_broken && !self.output.push(bytes) {
             self.broken(shard, pool);
         }
     }

@@ -74,6 +74,8 @@ pub struct NbdFrontEnd {
     listeners: Vec<Listener>,
     exports: Exports,
     connections: Vec<Option<Connection>>,
+    /// For each that there has been at once, the volume it counts for.
+    counted: Vec<Option<VolumeIndex>>,
     /// Of connections that are gone.
     rooms: Vec<Room>,
     pool: Pool,
@@ -91,7 +93,17 @@ impl NbdFrontEnd {
         let counts = Rc::new(std::array::from_fn(|_| Cell::new(0)));
         let is_stopping = false;
         let rooms = Vec::with_capacity(CONNECTION_COUNT_MAX);
-        Ok(NbdFrontEnd { place, listeners, exports, connections, rooms, pool, counts, is_stopping })
+        Ok(NbdFrontEnd {
+            place,
+            listeners,
+            exports,
+            connections,
+            counted: Vec::with_capacity(CONNECTION_COUNT_MAX),
+            rooms,
+            pool,
+            counts,
+            is_stopping,
+        })
     }
 
     fn accept(&mut self, listener: usize, shard: &mut Shard) {
@@ -122,6 +134,7 @@ impl NbdFrontEnd {
         // No memory for one more: its client sees the end, too.
         let room = self.rooms.pop().map_or_else(Room::new, Ok);
         self.connections[at] = room.ok().map(|room| Connection::new(socket, names, room));
+        self.counted.resize(self.counted.len().max(at + 1), None);
     }
 
     fn sweep(&mut self, at: usize) {
@@ -168,19 +181,18 @@ impl FrontEnd for NbdFrontEnd {
     }
 
     fn turn(&mut self, shard: &mut Shard) {
-        let mut counts = [0; VOLUME_COUNT_MAX];
-        for at in 0..self.connections.len() {
+        for at in 0..self.counted.len() {
             if let Some(connection) = &mut self.connections[at] {
                 connection.turn(&self.exports.borrow(), shard, &mut self.pool);
                 self.sweep(at);
             }
             let volume = self.connections[at].as_ref().and_then(Connection::volume);
-            if let Some(volume) = volume {
-                counts[usize::from(volume.0)] += 1;
+            let before = std::mem::replace(&mut self.counted[at], volume);
+            if before != volume {
+                let count = |of: VolumeIndex| &self.counts[usize::from(of.0)];
+                before.into_iter().for_each(|of| count(of).set(count(of).get() - 1));
+                volume.into_iter().for_each(|of| count(of).set(count(of).get() + 1));
             }
-        }
-        for (count, now) in self.counts.iter().zip(counts) {
-            count.set(now);
         }
     }
 
