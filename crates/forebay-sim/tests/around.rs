@@ -143,8 +143,9 @@ fn a_growth_that_is_cancelled_keeps_its_block_until_its_entry_is_durable() {
 }
 
 /// A write goes around the log, and the flush that should cover it fails. The process dies when the superblock is about to say
-/// so. Says whether the next one knows: it would answer the next flush well, whatever the device has dropped.
-fn failed_before_a_death(mutants: Mutants) -> bool {
+/// so, or the power fails when it does. Says whether the next process knows: it would answer the next flush well, whatever
+/// the device has dropped.
+fn failed_before(stop: Stop, mutants: Mutants) -> bool {
     let mut world = world_with(64, |setup| {
         setup.config.mutants = mutants;
         setup.volumes[0].mode = Mode::WriteAround;
@@ -156,14 +157,22 @@ fn failed_before_a_death(mutants: Mutants) -> bool {
     settle(&mut world);
     assert!(!world.superblock.volumes[0].as_ref().expect("it is there").flush_failed);
     world.volumes[0].device.failed = false;
-    world.stop_by(Stop::Process, &mut Fate::Chosen(&mut Choices::default()));
-    world.open(Some(Stop::Process)).expect("it is opened");
+    while stop == Stop::Power && world.has_events() {
+        world.step().expect("it goes on");
+    }
+    world.stop_by(stop, &mut Fate::Chosen(&mut Choices::default()));
+    world.open(Some(stop)).expect("it is opened");
     let engine = world.engine.as_ref().expect("there is a process");
     engine.status(VOLUME).expect("it is there").flush_failed
 }
 
 #[test]
-fn a_flush_that_failed_just_before_the_process_died_is_remembered() {
-    assert!(failed_before_a_death(Mutants::default()));
-    assert!(!failed_before_a_death(Mutants::with(Mutant::FlushFailureDiesWithProcess)));
+fn a_flush_that_failed_is_remembered_by_memory_and_by_the_superblock() {
+    for (stop, mutant) in [
+        (Stop::Process, Mutant::FlushFailureDiesWithProcess),
+        (Stop::Power, Mutant::FlushFailureUnnoted),
+    ] {
+        assert!(failed_before(stop, Mutants::default()), "{stop:?}");
+        assert!(!failed_before(stop, Mutants::with(mutant)), "{stop:?}");
+    }
 }
