@@ -7,7 +7,6 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Output};
-use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
