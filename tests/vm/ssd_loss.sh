@@ -155,7 +155,7 @@ for n in $(seq "$LOSSES"); do
     kill -0 $work $loading || fail "$what: the work has ended before it: $(tail -n 1 /run/work.err)"
     pull
     check "$what: status tells that the cache has failed" wait_for 60 bash -c "timeout 20 $FOREBAY status --control $(control l) | grep 'the cache device failed'"
-    read -r stage as_of < <(of_status writeback backing_as_of)
+    read -r as_of stage < <(of_status backing_as_of writeback)
     touch /run/enough
     wait $work $loading
     check "$what: unmount" timeout 60 umount /mnt
