@@ -170,5 +170,6 @@ for n in $(seq "$LOSSES"); do
     compared=$((compared + ${said%% *}))
     check "$what: another SSD takes its place" bring_back
 done
-check "strict: $LOSSES losses, $broken of them while a batch was written; $compared files compared" test $compared -gt 0
+# Of few there may have been nothing to compare.
+check "strict: $LOSSES losses, $broken of them while a batch was written; $compared files compared" test $compared -gt 0 -o "$LOSSES" -lt 10
 finish
