@@ -141,7 +141,7 @@ mod tests {
             let (tell, told) = channel();
             std::thread::spawn(move || {
                 let mut server = server(reactor);
-                server.add(heard.front_end());
+                server.add(heard.front_end()).unwrap();
                 server.turn(Some(Duration::ZERO)).unwrap();
                 waits.send(()).unwrap();
                 while !heard.came() {

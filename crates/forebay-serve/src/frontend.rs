@@ -5,22 +5,33 @@ use forebay::shard::{Answer, FREE_SOURCE, Shard};
 
 /// A front end's place in the server: its number names it in reactor sources and in cookies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(pub u8);
+pub struct Place(pub u16);
+
+/// Bits of a cookie that are its front end's own.
+const NUMBER_BITS: u32 = 48;
 
 impl Place {
     /// Source of its reactor operations.
     pub const fn source(self) -> u16 {
-        FREE_SOURCE + self.0 as u16
+        FREE_SOURCE + self.0
+    }
+
+    /// The place of the next front end, behind so many; nobody has it twice, for what is under way of one that is gone
+    /// would be taken for the other's.
+    pub fn behind(count: usize) -> Option<Place> {
+        let place = u16::try_from(count).ok()?;
+        place.checked_add(FREE_SOURCE).map(|_| Place(place))
     }
 
     /// A cookie of its requests.
     pub const fn cookie(self, number: u64) -> u64 {
-        (self.0 as u64) << 56 | number
+        assert!(number < 1 << NUMBER_BITS);
+        (self.0 as u64) << NUMBER_BITS | number
     }
 
     /// The place and the number in a cookie.
     pub const fn of_cookie(cookie: u64) -> (Place, u64) {
-        (Place((cookie >> 56) as u8), cookie & ((1 << 56) - 1))
+        (Place((cookie >> NUMBER_BITS) as u16), cookie & ((1 << NUMBER_BITS) - 1))
     }
 }
 
@@ -41,4 +52,21 @@ pub trait FrontEnd {
     /// Takes no new guests and finishes with those it has. Called in each turn of a stop; says
     /// whether all is finished.
     fn stop(&mut self, shard: &mut Shard) -> bool;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Volumes may come and go for ever: the 257th front end had the place of the first.
+    #[test]
+    fn no_two_front_ends_have_one_place() {
+        let places = [0, 1, 255, 256, 257, 65_435].map(|count| Place::behind(count).unwrap());
+        for (at, place) in places.into_iter().enumerate() {
+            let number = (1 << NUMBER_BITS) - 1 - at as u64;
+            assert_eq!(Place::of_cookie(place.cookie(number)), (place, number));
+            assert!(places[..at].iter().all(|other| other.source() < place.source()));
+        }
+        assert_eq!(Place::behind(65_436), None);
+    }
 }

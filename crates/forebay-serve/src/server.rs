@@ -27,11 +27,16 @@ impl Server {
         }
     }
 
-    /// Adds a front end and starts it.
-    pub fn add(&mut self, mut front_end: Box<dyn FrontEnd>) {
-        let place = Place(self.front_ends.len() as u8);
+    /// Adds a front end and starts it. There is an end to how many one process can have had.
+    pub fn add(&mut self, mut front_end: Box<dyn FrontEnd>) -> io::Result<()> {
+        let Some(place) = Place::behind(self.front_ends.len()) else {
+            return Err(io::Error::other(
+                "too many block devices have come and gone; upgrade the daemon, or start it again",
+            ));
+        };
         front_end.start(place, &mut self.shard);
         self.front_ends.push(front_end);
+        Ok(())
     }
 
     /// One turn: waits at most `timeout` for something to happen, and has it dealt with.

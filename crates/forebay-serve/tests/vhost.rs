@@ -49,7 +49,7 @@ impl Daemon {
             let front_end = VhostFrontEnd::new(vec![Socket { listener, volume, disk }]).unwrap();
             let watch = front_end.watch();
             let mut server = Server::new(shard);
-            server.add(Box::new(front_end));
+            server.add(Box::new(front_end)).unwrap();
             while !its_stops.load(Ordering::Relaxed) {
                 server.turn(Some(Duration::from_millis(20))).unwrap();
                 let told = watch.news.borrow_mut().drain(..).map(|it| it.text).collect::<Vec<_>>();

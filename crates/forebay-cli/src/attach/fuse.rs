@@ -71,7 +71,7 @@ pub fn begin(server: &mut Server, place: &str, wanted: Vec<Wanted>) -> Result<Be
             (mount, front_end)
         }
     };
-    server.add(Box::new(front_end));
+    server.add(Box::new(front_end))?;
     let (attachments, reports) = FuseAttachments::begin(mount).context("cannot start a thread")?;
     Ok(Begun { attachments: Box::new(attachments), reports, problems })
 }

@@ -19,6 +19,6 @@ pub fn begin(server: &mut Server, wanted: &[Wanted]) -> Result<Begun> {
     let volumes: Vec<DeviceVolume> = wanted.iter().map(Wanted::device_volume).collect();
     let (attachments, front_end, reports) =
         attach::begin(Control::open()?, &volumes).context("cannot start")?;
-    server.add(Box::new(front_end));
+    server.add(Box::new(front_end))?;
     Ok(Begun { attachments: Box::new(attachments), reports, problems: Vec::new() })
 }

@@ -176,7 +176,7 @@ fn serve(args: &ServeArgs, before: &mut Option<Before>) -> Result<Next> {
     let find = |name| patience.find_holding(name, "cache device", &backings);
     let cache = args.cache.as_deref().map(find).transpose()?;
     let mut daemon = Daemon::open(cache, args, attaches)?;
-    daemon.hear(signals);
+    daemon.hear(signals)?;
     let (control, metrics) = match daemon.begin(args, &patience) {
         Ok(begun) => begun,
         Err(error) => {
@@ -294,7 +294,7 @@ impl Daemon {
         let metrics = args.metrics.as_ref().map(metrics::Listener::bind).transpose()?;
         let nbd = NbdFrontEnd::new(listeners, Rc::clone(&self.exports))?;
         self.nbd_clients = Some(nbd.counts());
-        self.server.add(Box::new(nbd));
+        self.server.add(Box::new(nbd))?;
         if !wanted.is_empty() {
             self.machines = Some(vhost::Machines::begin(&mut self.server, wanted)?);
         }
@@ -302,9 +302,10 @@ impl Daemon {
     }
 
     /// Signals end it, and its waits, from now on.
-    fn hear(&mut self, signals: Signals) {
-        self.server.add(signals.front_end());
+    fn hear(&mut self, signals: Signals) -> Result<()> {
+        self.server.add(signals.front_end())?;
         self.signals = Some(signals);
+        Ok(())
     }
 
     fn is_signalled(&self) -> bool {
@@ -353,7 +354,7 @@ impl Daemon {
         };
         let listener = sockets::bind(&path)?;
         self.sockets.extend(sockets::kept_unix(&listener));
-        self.server.add(Box::new(ControlServer::new(listener, Rc::clone(&self.desk))));
+        self.server.add(Box::new(ControlServer::new(listener, Rc::clone(&self.desk))))?;
         Ok(path)
     }
 

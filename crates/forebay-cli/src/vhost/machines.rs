@@ -40,7 +40,7 @@ impl Machines {
         }
         let front_end = VhostFrontEnd::new(listening).context("cannot take memory")?;
         let watch = front_end.watch();
-        server.add(Box::new(front_end));
+        server.add(Box::new(front_end))?;
         let name = |it: Wanted| (it.path, it.volume.index, it.volume.name);
         let sockets = wanted.into_iter().map(name).collect();
         Ok(Machines { sockets, watch, limiter: Limiter::new() })
