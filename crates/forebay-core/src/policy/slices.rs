@@ -704,6 +704,31 @@ mod tests {
         assert_eq!(slices.next_waiting(at(15)), None);
     }
 
+    /// Milliseconds that each side had of a minute in which both always have something to do, of 10 ms each. Guests do this before
+    /// each.
+    fn minute(slices: &mut Slices, guests: impl Fn(&mut Slices, Tick)) -> [u64; 2] {
+        let (mut now, mut time) = (0, [0; 2]);
+        while now < 60_000 {
+            guests(slices, at(now));
+            let side = if slices.may_write_back(V, at(now)) {
+                slices.begin(Side::WriteBack);
+                Side::WriteBack
+            } else {
+                if slices.under_way[0] == 0 {
+                    slices.next_waiting(at(now)).expect("one of them may");
+                }
+                Side::Foreground
+            };
+            now += 10;
+            time[side as usize] += 10;
+            while slices.under_way[side as usize] > 0 {
+                slices.end(side, at(now));
+            }
+            slices.waiting.truncate(8);
+        }
+        time
+    }
+
     /// Both always have something to do, of 10 ms each: each has of the time what its weight says.
     #[test]
     fn two_busy_sides_have_the_time_by_weight() {
@@ -711,27 +736,11 @@ mod tests {
             let mut slices = slow();
             slices.set_shares(weight, None);
             slices.batch_wants(V, true, at(0));
-            let (mut now, mut time) = (0, [0u64; 2]);
-            while now < 60_000 {
+            let time = minute(&mut slices, |slices, now| {
                 for _ in 0..2 {
-                    slices.ask(Token(7), at(now));
+                    slices.ask(Token(7), now);
                 }
-                let side = if slices.may_write_back(V, at(now)) {
-                    slices.begin(Side::WriteBack);
-                    Side::WriteBack
-                } else {
-                    if slices.under_way[0] == 0 {
-                        slices.next_waiting(at(now)).expect("one of them may");
-                    }
-                    Side::Foreground
-                };
-                now += 10;
-                time[side as usize] += 10;
-                while slices.under_way[side as usize] > 0 {
-                    slices.end(side, at(now));
-                }
-                slices.waiting.truncate(8);
-            }
+            });
             let [foreground, write_back] = time;
             let ratio = foreground as f64 / write_back as f64;
             assert!((ratio / f64::from(weight) - 1.0).abs() < 0.05, "{weight}: {time:?}");
@@ -852,27 +861,11 @@ mod tests {
         for (waits, ratio) in [(true, 0.9..1.1), (false, 80.0..120.0)] {
             let mut slices = slow();
             slices.batch_wants(V, true, at(0));
-            let (mut now, mut time) = (0, [0u64; 2]);
-            while now < 60_000 {
+            let time = minute(&mut slices, |slices, now| {
                 slices.give_way(V, true);
                 slices.give_way(V, !waits);
-                slices.ask(Token(7), at(now));
-                let side = if slices.may_write_back(V, at(now)) {
-                    slices.begin(Side::WriteBack);
-                    Side::WriteBack
-                } else {
-                    if slices.under_way[0] == 0 {
-                        slices.next_waiting(at(now)).expect("one of them may");
-                    }
-                    Side::Foreground
-                };
-                now += 10;
-                time[side as usize] += 10;
-                while slices.under_way[side as usize] > 0 {
-                    slices.end(side, at(now));
-                }
-                slices.waiting.truncate(8);
-            }
+                slices.ask(Token(7), now);
+            });
             let [foreground, write_back] = time.map(|nanos| nanos as f64);
             assert!(ratio.contains(&(foreground / write_back)), "{waits}: {time:?}");
         }
