@@ -9,6 +9,7 @@ use super::{
 };
 use crate::cache;
 use crate::handover::Handed;
+use crate::host::holder::when_free;
 use crate::host::runtime_dir::RuntimeDir;
 use crate::io::{Arena, Device, Reactor};
 use crate::memory::{self, Memory, SharedIdentity};
@@ -21,10 +22,7 @@ use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, Tick, VolumeIndex};
 use std::fs::File;
 use std::io;
-use std::time::{Duration, Instant};
-
-/// How long a process that is gone may still have its files.
-const ENDING: Duration = Duration::from_secs(1);
+use std::time::Instant;
 
 /// A cache whose log has been read, and which can still be left as it is.
 pub struct Opening {
@@ -64,12 +62,12 @@ impl Opening {
         };
         let shared_dir = shared_dir(options);
         let name = shared_name(&found.superblock);
-        // The device is ours alone, so whoever has that has another one; or is just ending.
-        while shared_dir.as_ref().is_some_and(|dir| dir.is_held(&name).unwrap_or(false)) {
-            if begun.elapsed() > ENDING {
-                return Err(OpenError::Copy { uuid: uuid_text(&found.superblock.uuid) });
-            }
-            std::thread::sleep(Duration::from_millis(10));
+        if let Some(dir) = &shared_dir {
+            // The device is ours alone, so whoever has that has another one; or is just ending.
+            let free = || if dir.is_held(&name).unwrap_or(false) { Err(()) } else { Ok(()) };
+            let uuid = uuid_text(&found.superblock.uuid);
+            when_free(&dir.path().join(&name), |()| true, || (), free)
+                .map_err(|_| OpenError::Copy { uuid })?;
         }
         cache::repair_superblock(cache.as_ref(), &found)?;
         let superblock = found.superblock;
