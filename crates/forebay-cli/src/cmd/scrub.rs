@@ -13,12 +13,11 @@ use std::time::Duration;
 
 pub fn run(args: &ScrubArgs) -> Result<ExitCode> {
     let socket = control::find(args.control.as_deref())?;
-    let was_running = control::status(&socket)?.cache.scrub.state == "running";
-    control::ask(&socket, &Request::Scrub { name: args.name.clone(), stop: args.stop })?;
-    if args.stop && !was_running {
+    if args.stop && control::status(&socket)?.cache.scrub.state != "running" {
         println!("no scrub is running");
         return Ok(ExitCode::SUCCESS);
     }
+    control::ask(&socket, &Request::Scrub { name: args.name.clone(), stop: args.stop })?;
     let scrub = if args.stop { control::status(&socket)?.cache.scrub } else { watch(&socket)? };
     println!("{}: {} read, {}", scrub.state, size(scrub.verified_bytes), scrub.found());
     for lost in &scrub.lost {
