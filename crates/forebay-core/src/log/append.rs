@@ -357,7 +357,7 @@ impl Engine {
         });
         state.stats.records += 1;
         state.stats.cache_blocks_written += u64::from(header.blocks);
-        self.checkpoint.written += u64::from(header.blocks);
+        self.checkpoint.note_record(header.blocks);
         let segment = self.segments.get_mut(head.segment);
         segment.writes += 1;
         segment.used = head.next_block;

@@ -48,9 +48,11 @@ use alloc::vec::Vec;
 /// A checkpoint begins when this many times its size has been written to the cache since the last:
 /// with the headers, one block in 128, that is less than six parts of a hundred of the payload.
 const WRITTEN_PER_CHECKPOINT: u64 = 21;
-/// And so many blocks, or a quarter of the cache's: what that adds to an opening is nothing, and each
-/// checkpoint ends a segment early.
-const WRITTEN_LEAST: u64 = (128 << 20) / BLOCK_BYTES;
+/// And so many blocks, or a quarter of the cache's: what that adds to an opening is little (2,100
+/// headers, a quarter of a million entries), and each checkpoint ends a segment early.
+const WRITTEN_LEAST: u64 = (1 << 30) / BLOCK_BYTES;
+/// Or so many records, however small: opening reads the header of each.
+const RECORDS_LEAST: u64 = 1 << 14;
 /// Naming it writes both copies of the superblock.
 const NAMING_BLOCKS: u64 = 2 * SUPERBLOCK_SIZE as u64 / BLOCK_BYTES;
 
@@ -140,7 +142,9 @@ pub(crate) struct Checkpointer {
     /// Where pages are made; taken only while one is.
     page: Option<Box<[u8; BLOCK_SIZE]>>,
     /// Blocks written to the cache as records since the last one began.
-    pub(crate) written: u64,
+    written: u64,
+    /// In so many records.
+    records: u64,
     pub(crate) count: u64,
 }
 
@@ -176,8 +180,15 @@ impl Checkpointer {
             ends: alloc::vec![Sequence(0); crate::limits::VOLUME_COUNT_MAX],
             page: Some(Box::new([0; BLOCK_SIZE])),
             written: 0,
+            records: 0,
             count: 0,
         }
+    }
+
+    /// A record of so many blocks is being written.
+    pub(crate) fn note_record(&mut self, blocks: u16) {
+        self.written += u64::from(blocks);
+        self.records += 1;
     }
 
     pub(crate) fn memory_bytes(segment_count: u32, segment_blocks: u16) -> u64 {
@@ -265,9 +276,8 @@ impl Engine {
         match self.checkpoint.stage {
             Stage::Idle if self.checkpoint.held => {}
             Stage::Idle => {
-                let written = self.checkpoint.written;
                 let wanted = self.checkpoint.wanted && self.is_behind_bad_headers();
-                let due = !self.stopping && self.checkpoint_is_due(written);
+                let due = !self.stopping && self.checkpoint_is_due();
                 if (wanted || due) && self.tokens.room() > 256 {
                     self.checkpoint_begin(payload);
                 }
@@ -279,11 +289,11 @@ impl Engine {
         }
     }
 
-    /// Whether so many blocks of records are enough for what a checkpoint would take now.
-    fn checkpoint_is_due(&self, written: u64) -> bool {
+    /// Whether enough has been written as records for what a checkpoint would take now.
+    fn checkpoint_is_due(&self) -> bool {
         // Asked after each event: what decides most often is asked first.
-        let Checkpointer { least, fixed, head, .. } = &self.checkpoint;
-        if written < *least {
+        let &Checkpointer { least, fixed, ref head, written, records, .. } = &self.checkpoint;
+        if written < least && records < RECORDS_LEAST {
             return false;
         }
         let known = self.index.len() / PAGE_WORDS as u64 + fixed + u64::from(head.stream_pages);
@@ -323,7 +333,7 @@ impl Engine {
     fn checkpoint_begin(&mut self, payload: &mut impl Payload) {
         self.end_segments(payload);
         self.checkpoint.wanted = false;
-        self.checkpoint.written = 0;
+        (self.checkpoint.written, self.checkpoint.records) = (0, 0);
         if !self.index.is_in_pages() {
             return;
         }
