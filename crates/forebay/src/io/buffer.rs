@@ -25,7 +25,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
-use super::sys;
+use super::{stream, sys};
 use crate::{checksum, ingest};
 use forebay_core::units::BLOCK_SIZE;
 
@@ -113,6 +113,14 @@ impl Span {
         assert!(source.length <= self.length);
         // SAFETY: both mapped (B1) and long enough; `copy` allows an overlap.
         unsafe { self.pointer().copy_from(source.pointer(), source.length) };
+    }
+
+    /// Copies all of `source`, which is not longer, to its front, past this processor's caches.
+    #[inline]
+    pub fn stream_from(self, source: Span) {
+        assert!(source.length <= self.length);
+        // SAFETY: both mapped (B1) and long enough.
+        unsafe { stream::copy(self.pointer(), source.pointer(), source.length) };
     }
 
     /// Makes it all zeros.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A device that is memory: for tests, benchmarks, and as a cache that need not survive.
 //!
-//! Operations are queued and done in the order of submission by the next poll, by copying.
+//! Operations are queued and done in the order of submission by the next poll, by copying: what is written goes past
+//! the processor's caches, as a disk would fetch it.
 
 use forebay_core::limits::TOKEN_COUNT_MAX;
 use std::io;
@@ -53,7 +54,8 @@ impl MemoryDevice {
                 span.copy_from(self.memory.span(offset, span.len()));
             }
             Operation::Write { span, .. } => {
-                self.memory.span(offset, span.len()).copy_from(span);
+                // It is read again much later, or never: the guest's buffers stay in the near cache.
+                self.memory.span(offset, span.len()).stream_from(span);
             }
             Operation::Flush => {}
             Operation::Discard { offset, length } | Operation::WriteZeroes { offset, length } => {

@@ -24,6 +24,7 @@ mod record;
 mod simulate;
 mod slab;
 mod stats;
+mod stream;
 mod sys;
 mod threads;
 mod throttle;
