@@ -337,12 +337,75 @@ impl Lane {
     /// Consecutive frames, given back in the order they were taken.
     pub(super) fn take_frames(&mut self, blocks: u32) -> Option<(u32, u32)> {
         let left = self.frame_count - self.frame_next;
-        let (skip, at) = if blocks <= left { (0, self.frame_next) } else { (left, 0) };
+        // While few are in use it begins again early: what was used last is in near caches still.
+        // So many are left then, until the oldest is written.
+        let few = (self.frame_count / 8).max(2 * blocks);
+        let oldest = self.runs.front().map_or(self.frame_next, |run| run.frame - self.frame_base);
+        let early = self.frames_used < few && oldest >= few && self.frame_next >= oldest;
+        let (skip, at) = if blocks <= left && !early { (0, self.frame_next) } else { (left, 0) };
         if self.frames_used + skip + blocks > self.frame_count {
             return None;
         }
         self.frames_used += skip + blocks;
         self.frame_next = at + blocks;
         Some((self.frame_base + at, skip + blocks))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs come and are done in turn, many of them under way or few: no frame is in two of them, and while few are,
+    /// the same few frames are used again.
+    #[test]
+    fn no_two_runs_have_a_frame_in_common() {
+        let mut lane = Lane::new(&Config::default());
+        let mut seed = 5_u64;
+        let mut random = |below: u32| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) as u32 % below
+        };
+        for (base, count, most) in [(0, 4096, 200), (77, 4096, 4096), (9, 1024, 900), (0, 256, 256)]
+        {
+            (lane.frame_base, lane.frame_count) = (base, count);
+            (lane.frame_next, lane.frames_used) = (0, 0);
+            lane.runs.clear();
+            let (limit, mut highest) = (256.min(count / 2), 0);
+            for step in 0..100_000 {
+                let wanted = if random(3) == 0 { 1 + random(limit) } else { 1 };
+                let at_once = lane.frames_used + wanted <= most && !lane.runs.is_full();
+                let taken = if at_once { lane.take_frames(limit) } else { None };
+                let Some((frame, frames)) = taken else {
+                    // So few are left in the end that the longest fits.
+                    assert!(!at_once || lane.frames_used > 0);
+                    if let Some(run) = lane.runs.front().copied() {
+                        lane.runs.pop();
+                        lane.frames_used -= run.frames;
+                    }
+                    continue;
+                };
+                lane.frame_next -= limit - wanted;
+                lane.frames_used -= limit - wanted;
+                assert!(base <= frame && frame + wanted <= base + count);
+                let (front, behind) = (lane.runs.front, lane.runs.behind);
+                for number in front..behind {
+                    let Run { frame: other, stretch, .. } = *lane.runs.at(number);
+                    let end = other + stretch.blocks as u32;
+                    assert!(frame + wanted <= other || end <= frame, "step {step}");
+                }
+                if step > 1000 {
+                    highest = highest.max(frame + wanted - base);
+                }
+                let stretch =
+                    Stretch { kind: Kind::Data, lba: Lba(0), blocks: u64::from(wanted), item: 0 };
+                let (state, remaining, refused) = (RunState::Reading, 0, false);
+                let frames = frames - (limit - wanted);
+                lane.runs.push(Run { stretch, frame, frames, state, remaining, refused });
+            }
+            if most == 200 {
+                assert!(highest < 1024, "{highest} of {count} frames were used for {most} at once");
+            }
+        }
     }
 }
