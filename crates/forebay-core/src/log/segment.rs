@@ -109,6 +109,8 @@ pub struct Segments {
     all: Vec<Segment>,
     free: VecDeque<SegmentId>,
     blocks: u16,
+    /// 2^64 by `blocks`, rounded up: slots are divided often, and a multiplication is several times quicker.
+    by_blocks: u64,
     /// Those from here on come to no pool: the cache is to lose them.
     limit: u32,
     /// Of these, how many are not free.
@@ -118,10 +120,12 @@ pub struct Segments {
 impl Segments {
     /// `count` segments of `blocks` blocks, none of them in the pool yet.
     pub fn new(count: u32, blocks: u16) -> Segments {
+        assert!(blocks > 1, "a header and a block");
         Segments {
             all: alloc::vec![Segment::FREE; count as usize],
             free: VecDeque::with_capacity(count as usize),
             blocks,
+            by_blocks: u64::MAX / u64::from(blocks) + 1,
             limit: count,
             left: 0,
         }
@@ -232,10 +236,43 @@ impl Segments {
         Position::new(self.get(id).ordinal, block)
     }
 
+    /// Where it is noted what the segment of a slot is doing, for [`crate::payload::Payload::prefetch`].
+    #[inline]
+    pub(crate) fn row(&self, slot: Slot) -> &Segment {
+        self.get(self.place(slot).0)
+    }
+
     /// The segment and block of a slot.
     #[inline]
     pub fn place(&self, slot: Slot) -> (SegmentId, u16) {
-        let blocks = u32::from(self.blocks);
-        (SegmentId(slot.0 / blocks), (slot.0 % blocks) as u16)
+        // What rounding adds is less than one part in 2^32 of a segment for any slot: the same as division.
+        let id = ((u128::from(slot.0) * u128::from(self.by_blocks)) >> 64) as u32;
+        (SegmentId(id), (slot.0 - id * u32::from(self.blocks)) as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slots_segment_is_what_division_gives() {
+        for blocks in [2, 3, 127, 128, 129, 511, 1000, 4096, 16_384, u16::MAX - 1, u16::MAX] {
+            let segments = Segments::new(1, blocks);
+            let last = u32::MAX / u32::from(blocks);
+            let mut seed = 7_u64;
+            let any = (0..1000).map(|_| {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (seed >> 33) as u32 % last
+            });
+            for id in [0, 1, last - 1, last].into_iter().chain(any) {
+                for block in [0, 1, blocks - 1] {
+                    let slot = u64::from(id) * u64::from(blocks) + u64::from(block);
+                    if let Ok(slot) = u32::try_from(slot) {
+                        assert_eq!(segments.place(Slot(slot)), (SegmentId(id), block));
+                    }
+                }
+            }
+        }
     }
 }

@@ -225,6 +225,12 @@ impl Batch {
         &self.slots[number_of(self.keys[item])]
     }
 
+    /// Where a block is that comes after others, if there are so many.
+    #[inline]
+    pub fn later(&self, item: usize) -> Option<Slot> {
+        self.keys.get(item).map(|key| self.slots[number_of(*key)])
+    }
+
     /// Where a block of a stretch is; none: it is lost.
     #[inline]
     pub fn slot(&self, item: usize) -> Option<Slot> {

@@ -209,6 +209,9 @@ enum What {
     Probe,
 }
 
+/// What is known of a block's segment and slot is fetched so many reads before its own.
+const READ_SOON: usize = 8;
+
 impl Engine {
     /// Goes on with the volume's write-back as far as it can.
     pub(crate) fn writeback_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
@@ -369,7 +372,7 @@ impl Engine {
     /// Has the blocks of runs read from the cache, in order, as many at once as may be.
     fn writeback_read(&mut self, volume: VolumeIndex, lane: usize, payload: &mut impl Payload) {
         loop {
-            let Engine { lanes, segments, tokens, .. } = self;
+            let Engine { lanes, segments, slots, tokens, .. } = self;
             let state = &mut lanes[lane];
             let left = state.may_read();
             if left == 0 || tokens.room() < 64 {
@@ -387,6 +390,10 @@ impl Engine {
                     == Some((segment, block + count))
             {
                 count += 1;
+            }
+            if let Some(slot) = state.batch.later(stretch.item + usize::from(offset) + READ_SOON) {
+                payload.prefetch(segments.row(slot));
+                payload.prefetch(slots.row(slot));
             }
             let to = Place::Window { frame: frame + u32::from(offset) };
             state.next_read_block = offset + count;
@@ -408,25 +415,17 @@ impl Engine {
                         blocks: count,
                         again: false,
                     };
-                    self.writeback_read_piece(volume, lane, what, to, payload);
+                    self.writeback_read_piece(volume, lane, what, to);
                 }
             }
         }
     }
 
-    fn writeback_read_piece(
-        &mut self,
-        volume: VolumeIndex,
-        lane: usize,
-        what: What,
-        to: Place,
-        payload: &mut impl Payload,
-    ) {
+    fn writeback_read_piece(&mut self, volume: VolumeIndex, lane: usize, what: What, to: Place) {
         let What::Read { segment, block, blocks, .. } = what else {
             unreachable!("a read");
         };
         self.segments.get_mut(segment).readers += 1;
-        payload.prefetch(self.slots.row(self.segments.slot(segment, block)));
         self.lanes[lane].under_way += 1;
         self.lanes[lane].reading += u32::from(blocks);
         let token = self.token(Pending::Writeback(Work { volume, what }));
@@ -599,7 +598,7 @@ impl Engine {
             let (offset, block) = (offset + at, block + at);
             if !good && !again {
                 let what = What::Read { run, offset, segment, block, blocks: 1, again: true };
-                self.writeback_read_piece(volume, lane, what, place, payload);
+                self.writeback_read_piece(volume, lane, what, place);
                 continue;
             }
             let state = &mut self.lanes[lane];
