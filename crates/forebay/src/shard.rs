@@ -319,6 +319,13 @@ impl Shard {
         waited.map_err(system("wait for the devices"))
     }
 
+    /// A request for what is there comes soon: the place in the map where it begins is fetched meanwhile. For who has
+    /// several requests at hand, or a request whose bytes he has to fetch first; it changes nothing.
+    #[inline]
+    pub fn expect(&mut self, volume: VolumeIndex, offset: u64) {
+        self.engine.expect(volume, offset, &mut self.memory);
+    }
+
     /// Hands a request to the engine. A write's span holds its bytes; a read's holds whole blocks
     /// and receives the first byte at `offset % 4096`. The span is the engine's until the answer.
     pub fn submit(

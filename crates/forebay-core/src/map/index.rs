@@ -149,10 +149,11 @@ impl Index {
     /// Where looking for a block begins, and where it soon comes to, for
     /// [`crate::payload::Payload::prefetch`]: in a full index probes go through two or three lines.
     #[inline]
-    pub fn begin(&self, volume: VolumeIndex, lba: Lba) -> [&u64; 2] {
+    pub fn begin(&self, volume: VolumeIndex, lba: Lba) -> [&u64; PROBED_LINES] {
         let home = self.shape.home(volume, lba);
         let at = home.page * PAGE_CELLS + self.shape.start(home.rest);
-        [&self.cells[at], &self.cells[(at + LINE_CELLS).min(self.cells.len() - 1)]]
+        let last = self.cells.len() - 1;
+        core::array::from_fn(|line| &self.cells[(at + line * LINE_CELLS).min(last)])
     }
 
     /// The slot of a block.

@@ -14,10 +14,20 @@ use crate::format::superblock::{Mode, Order};
 use crate::mutant::Mutant;
 use crate::payload::{Ingested, Payload};
 use crate::request::{Op, Request};
-use crate::units::{BLOCK_BYTES, Lba};
+use crate::units::{BLOCK_BYTES, Lba, VolumeIndex};
 use crate::volume::Volume;
 
 impl Engine {
+    /// A request for the block there comes soon: what it looks at first is fetched. Nothing is decided, and nobody
+    /// need keep his word; of what is outside the volume nothing is known.
+    #[inline]
+    pub fn expect(&self, volume: VolumeIndex, offset: u64, payload: &mut impl Payload) {
+        if self.volume_ref(volume).is_some_and(|state| offset < state.size_bytes) {
+            let soon = self.index.begin(volume, Lba(offset / BLOCK_BYTES));
+            soon.into_iter().for_each(|soon| payload.prefetch(soon));
+        }
+    }
+
     /// Places and answers a write if it is a plain one; says whether it was.
     pub(crate) fn write_plainly(&mut self, request: &Request, payload: &mut impl Payload) -> bool {
         let Request { volume, op, offset, length, tag } = *request;

@@ -527,12 +527,23 @@ impl Connection {
             self.start += command.length as usize;
         }
         self.under_way[slot] = Some(begun);
+        self.expect_next(shard);
         if is_write && begun.is_long_write() {
             self.streaming = Some(slot);
         } else {
             self.submit_rest(slot, shard);
         }
         true
+    }
+
+    /// What the next command is about is fetched while this one is done.
+    fn expect_next(&self, shard: &mut Shard) {
+        let Phase::Transmission { volume, .. } = self.phase else { return };
+        if self.available() >= RequestHeader::BYTES {
+            let mut offset = [0; 8];
+            self.input.span(self.start + RequestHeader::OFFSET_AT, 8).copy_out(&mut offset);
+            shard.expect(volume, u64::from_be_bytes(offset));
+        }
     }
 
     /// Hands the next piece of a long write to the engine when its payload is there.

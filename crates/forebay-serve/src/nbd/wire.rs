@@ -264,6 +264,8 @@ pub struct RequestHeader {
 impl RequestHeader {
     /// Bytes on the wire.
     pub const BYTES: usize = 28;
+    /// Where `offset` is in them.
+    pub const OFFSET_AT: usize = 16;
 
     /// As it goes to the server.
     pub fn encode(self) -> [u8; Self::BYTES] {

@@ -120,6 +120,7 @@ impl UblkFrontEnd {
         let size_bytes = shard.engine().volume_bytes(device.volume).unwrap_or(0);
         match Ask::of(device.queue.descriptor(tag), size_bytes) {
             Ok(ask) => {
+                shard.expect(device.volume, ask.offset); // while its bytes are fetched
                 device.pending[usize::from(tag)] = Some(Pending { ask, memory: None });
                 self.waiting.push_back((at, tag));
             }

@@ -311,6 +311,7 @@ impl Request {
             let Some(memory) = around.memory.take(around.device, blocks) else { return Ok(false) };
             self.memory = Some(memory);
             if self.kind == Kind::Write {
+                around.shard.expect(around.volume, offset);
                 self.fetch(memory.1.part(0, length as usize), around)?;
             }
         }
