@@ -21,7 +21,8 @@
 //! - **S5** On a device that is fast nothing waits, but for S6. One that turned slow, fast and slow again is called fast less and
 //!   less often: it is fast only as long as one side has it alone.
 //! - **S6** With order relaxed, while no write waits for room in the log, write-back has one part in a hundred of the time and guests the
-//!   rest: what they do goes at the speed of the bare device. As soon as one waits both have their shares again.
+//!   rest: what they do goes at the speed of the bare device. A turn that takes longer than its slice is paid for with the next ones,
+//!   which are left out. As soon as a write waits both have their shares again.
 //!
 //! - **S7** Volumes on one disk have one schedule: the foreground is all their guests', write-back all their batches'. A batch that wants
 //!   to write is asked in each turn of write-back, whoever's batch began the turn. While guests wait only one batch goes on in a turn, the
@@ -470,6 +471,10 @@ impl Slices {
             return true; // S5
         }
         let other = side.other();
+        let wanted = side == Side::Foreground || self.has_work(Side::Foreground, now);
+        if wanted && self.owes() && self.is_used_up(now) {
+            self.skip(now);
+        }
         if self.turn == side {
             let must_yield = self.is_used_up(now) && self.has_work(other, now);
             return self.under_way[other as usize] == 0 && !must_yield; // S1, S3
@@ -498,6 +503,22 @@ impl Slices {
                 !self.waiting.is_empty() || pauses
             }
         }
+    }
+
+    /// Whether write-back, which waits and gives way, has had all of its next slice already.
+    fn owes(&self) -> bool {
+        let left = self.budget[Side::WriteBack as usize] + self.slice();
+        self.gives_way && self.turn == Side::Foreground && self.is_contested() && left <= 0
+    }
+
+    /// That slice is none: the foreground has the turn behind it at once (S6).
+    fn skip(&mut self, now: Tick) {
+        let (slice, ratio) = (self.slice(), self.ratio());
+        let [foreground, write_back] = &mut self.budget;
+        let left = *foreground - now.since(self.begun) as i64;
+        *foreground = left.clamp(-(SLICE_MAX as i64), 0) + slice * ratio / 100;
+        *write_back += slice;
+        self.begun = now;
     }
 
     fn switch(&mut self, now: Tick) {
@@ -869,6 +890,35 @@ mod tests {
             let [foreground, write_back] = time.map(|nanos| nanos as f64);
             assert!(ratio.contains(&(foreground / write_back)), "{waits}: {time:?}");
         }
+    }
+
+    /// Reads are quick where they go on where one ended, so slices are short, and what write-back has under way takes longer than
+    /// one: it has a hundredth of the time all the same.
+    #[test]
+    fn what_gives_way_pays_for_a_long_turn_with_those_that_follow() {
+        let mut slices = slow();
+        slices.read_time = MILLI / 2;
+        slices.batch_wants(V, true, at(0));
+        slices.give_way(V, true);
+        let (mut now, mut time) = (0, [0; 2]);
+        while now < 100_000 {
+            slices.ask(Token(7), at(now));
+            let (side, takes) = if slices.may_write_back(V, at(now)) {
+                slices.begin(Side::WriteBack);
+                (Side::WriteBack, 35)
+            } else {
+                (Side::Foreground, 1)
+            };
+            assert!(slices.under_way.iter().sum::<u32>() == 1, "one of them may, at once");
+            now += takes;
+            time[side as usize] += takes;
+            slices.end(side, at(now));
+            while slices.next_waiting(at(now)).is_some() {
+                slices.end(Side::Foreground, at(now));
+            }
+        }
+        let ratio = time[0] as f64 / time[1] as f64;
+        assert!((95.0..110.0).contains(&ratio), "{time:?}");
     }
 
     /// What many reads at once take each is not what one costs.
