@@ -28,12 +28,14 @@
 //!   such a flush failed: then the guest has been told that it may be gone (A3).
 //! - **A8** A write that the backing device refuses, unless the volume is write-around, or whose entry finds no
 //!   room, goes through the log after all.
+//! - **A9** A write that needs no entry is not written before the one that came before it, if that waits for its entry: a disk takes longer
+//!   for a run with holes, and then for what belongs there.
 //!
 //! # States
 //!
 //! | a write | until | then |
 //! |---|---|---|
-//! | `EntryFirst`: its entry is placed | it is durable | it is written |
+//! | `EntryFirst`: its entry is placed, or it has none and waits for another's (A9) | that is durable | it is written |
 //! | `Writing` | the backing device has it | it is answered, or flushed |
 //! | `Flushing` (over dirty versions) | a flush that was issued after it is done | its entry is placed, it is answered |
 //! | `Logged` | | it is placed in the log like any write (A8) |
@@ -50,7 +52,7 @@ use crate::payload::Payload;
 use crate::policy::bypass::{How, Reason};
 use crate::policy::slices::Side;
 use crate::request::{Op, RequestError};
-use crate::units::{Tick, VolumeIndex};
+use crate::units::{Sequence, Tick, VolumeIndex};
 use crate::volume::{Lock, Waiter};
 use crate::why::{PASSED_MAX, Passed};
 use alloc::collections::VecDeque;
@@ -171,17 +173,32 @@ impl Engine {
         state.stats.written_blocks += if writes { active.blocks } else { 0 };
         state.around.over_dirty += u32::from(how == How::EntryLast);
         let token = self.token(Pending::Around { request: at, since: now });
-        if how != How::EntryFirst || self.config.mutants.is(Mutant::EntryAfterWrite) {
+        let late = self.config.mutants.is(Mutant::EntryAfterWrite);
+        let waits = match how {
+            How::EntryFirst if !late => {
+                self.around_void(at, payload);
+                let log = &mut self.volume(volume).log;
+                log.wanted = log.wanted.max(log.placed);
+                Some(log.placed)
+            }
+            How::Alone => self.entry_waits(volume), // A9
+            _ => None,
+        };
+        let Some(sequence) = waits else {
             self.around_issue(at, how, token);
             return true;
-        }
-        self.around_void(at, payload);
+        };
         let state = self.volume(volume);
-        let sequence = state.log.placed;
-        state.log.wanted = state.log.wanted.max(sequence);
         state.durable_waiters.push_back(Waiter { sequence, request: at });
         self.active(at).around = Around::EntryFirst(token); // A1: tells `durable` that the write comes next.
         true
+    }
+
+    /// What the last of the volume's writes around the log waits for, if it is its entry.
+    fn entry_waits(&self, volume: VolumeIndex) -> Option<Sequence> {
+        let waiter = self.volume_ref(volume)?.durable_waiters.back()?;
+        let around = self.requests.get(waiter.request)?.around;
+        matches!(around, Around::EntryFirst(_)).then_some(waiter.sequence)
     }
 
     /// Places the entry; there is room.
