@@ -129,6 +129,10 @@ impl Engine {
                     break;
                 }
                 let logged = self.active(at).around == Around::Logged;
+                if !logged && self.bypass_waits(volume, at) {
+                    self.volume(volume).around.awaits = true;
+                    break;
+                }
                 if !logged && let Some(how) = self.bypass(volume, at) {
                     self.volume(volume).extents_full = false; // `extent_room` says it of this one
                     if !self.around_begin(volume, at, how, payload) {
@@ -140,7 +144,7 @@ impl Engine {
                     self.volume(volume).writes.pop_front();
                     continue;
                 }
-                if self.delay_holds(volume) {
+                if !self.bypass_taken(volume, at) && self.delay_holds(volume) {
                     if self.write_past_full(volume, at, payload) {
                         continue;
                     }

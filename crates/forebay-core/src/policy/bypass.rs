@@ -94,6 +94,8 @@ pub(crate) enum How {
 enum Through {
     /// What it would pass may be undone by a power cut: until it is durable (Y5).
     Undurable,
+    /// The batch under way holds some of its blocks (A6 of `around`).
+    Taken,
     /// Something else.
     Other,
 }
@@ -135,6 +137,29 @@ impl Engine {
         let how = self.bypass_how(state, active).ok()?;
         let failed = self.health == CacheHealth::Failed;
         (how == How::Alone || !failed).then_some((reason, how))
+    }
+
+    /// Whether a write that has a reason to go around the log waits for one of those that do, of which there are as many as may be.
+    /// While much is dirty the log would take it no sooner, and have it written back.
+    pub(crate) fn bypass_waits(&self, volume: VolumeIndex, at: u32) -> bool {
+        let state = self.volume_ref(volume).expect("it exists");
+        if state.order != Order::Relaxed || self.may_lock(state) || !state.delay.is_felt() {
+            return false;
+        }
+        let active = self.requests.get(at).expect("the request is in the engine");
+        let write = matches!(active.request.op, Op::Write { .. });
+        write && self.bypass_reason(state, active).is_some()
+    }
+
+    /// Whether a write would go around the log but for the batch under way. It is not delayed: the device would take it now, and
+    /// if it waited, write-back had the device.
+    pub(crate) fn bypass_taken(&self, volume: VolumeIndex, at: u32) -> bool {
+        let state = self.volume_ref(volume).expect("it exists");
+        let active = self.requests.get(at).expect("the request is in the engine");
+        let write = matches!(active.request.op, Op::Write { .. });
+        let relaxed = state.order == Order::Relaxed && state.delay.is_felt();
+        let would = relaxed && write && self.bypass_reason(state, active).is_some();
+        would && self.bypass_how(state, active) == Err(Through::Taken)
     }
 
     /// Whether and how a write that waits for room in the log goes around it: with relaxed, if the device would take
@@ -219,7 +244,8 @@ impl Engine {
                 let whole = bytes.is_multiple_of(BLOCK_BYTES); // Y4
                 let batch = state.writeback.lane.map(|lane| &self.lanes[lane].batch);
                 let taken = batch.is_some_and(|batch| batch.overlaps(active.first, end));
-                match whole && !taken && !state.around.held {
+                match whole && !state.around.held {
+                    true if taken => Err(Through::Taken),
                     true if unsure => Err(Through::Undurable),
                     true => Ok(How::EntryLast),
                     false => Err(Through::Other),

@@ -20,7 +20,7 @@
 //!   longer. The log may be full in spite of all; then writes wait for room, as they always do.
 //! - **H4** Debts below [`GRAIN`] hold nobody: on a fast backing device there is no delay worth a timer.
 //! - **H5** Who waits here holds nothing: no place in the log, no range, no buffer. Flushes and reads do not wait,
-//!   nor do writes that go around the log but for their turn in the queue.
+//!   nor do writes that go around the log but for their turn in the queue, nor those that would but for the batch under way.
 //!
 //! # Not here
 //!
@@ -200,7 +200,8 @@ impl Engine {
             None => 0,
         };
         self.volume(volume).delay.pace = pace;
-        Delay::gap(pace, dirty - written, room)
+        // That much is dirty is said (`is_felt`) before the first batch has shown what it costs.
+        Delay::gap(pace, dirty - written, room).max(1)
     }
 
     /// Blocks of log that one batch of the volume may cover.
