@@ -49,7 +49,7 @@ const DEPTH: u64 = 16;
 const MIB: u64 = 1 << 20;
 /// How full it is before the tail comes, which must fit in as well.
 fn percent(gib: u64) -> u64 {
-    if gib < 4 { 70 } else { 85 }
+    if gib < 16 { 60 } else { 85 }
 }
 
 /// What was read.

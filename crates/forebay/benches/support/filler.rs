@@ -92,6 +92,7 @@ pub struct Filler {
     bytes: Bytes,
     now: u64,
     next: u64,
+    answered: u64,
     chunks: u64,
     /// What goes to the file: nothing before the checkpoint that is to be opened from.
     real: bool,
@@ -146,6 +147,7 @@ impl Filler {
             bytes,
             now: 0,
             next: 0,
+            answered: 0,
             chunks,
             real: false,
             pages: 0,
@@ -198,9 +200,15 @@ impl Filler {
         let request = Request { volume: VOLUME, op, offset: chunk * length, length, tag: 0 };
         self.engine.submit(request, &mut self.bytes).unwrap();
         self.effects();
-        self.now += 100_000;
-        self.engine.tick(Tick(self.now), 1, &mut self.bytes);
-        self.effects();
+        loop {
+            self.now += 100_000;
+            self.engine.tick(Tick(self.now), 1, &mut self.bytes);
+            self.effects();
+            // It may have to wait, since so much is dirty.
+            if self.answered == self.next || self.crashed {
+                return;
+            }
+        }
     }
 
     /// Whether pages of slots lie there.
@@ -217,8 +225,11 @@ impl Filler {
             let token = match effect {
                 Effect::Answer { result, .. } => {
                     assert_eq!(result, Ok(()));
+                    self.answered += 1;
                     continue;
                 }
+                // Write-back of a cache that is more than half dirty: its blocks never come.
+                Effect::ReadCache { .. } => continue,
                 Effect::WriteCache { token, buffer, segment, block, .. } => {
                     if self.real {
                         let header = self.bytes.buffer(buffer, usize::from(block) * BLOCK, BLOCK);
