@@ -23,9 +23,15 @@ impl Engine {
     #[inline]
     pub fn expect(&self, volume: VolumeIndex, offset: u64, payload: &mut impl Payload) {
         if self.volume_ref(volume).is_some_and(|state| offset < state.size_bytes) {
-            let soon = self.index.begin(volume, Lba(offset / BLOCK_BYTES));
-            soon.into_iter().for_each(|soon| payload.prefetch(soon));
+            self.fetch_place(volume, Lba(offset / BLOCK_BYTES), payload);
         }
+    }
+
+    /// Has the index fetched where looking for a block begins.
+    #[inline]
+    pub(crate) fn fetch_place(&self, volume: VolumeIndex, lba: Lba, payload: &mut impl Payload) {
+        let soon = self.index.begin(volume, lba);
+        soon.into_iter().for_each(|soon| payload.prefetch(soon));
     }
 
     /// Places and answers a write if it is a plain one; says whether it was.
@@ -43,8 +49,7 @@ impl Engine {
         }
         let lba = Lba(offset / BLOCK_BYTES);
         let (buffer, slot) = self.next_slot(volume);
-        let soon = self.index.begin(volume, lba);
-        soon.into_iter().for_each(|soon| payload.prefetch(soon));
+        self.fetch_place(volume, lba, payload);
         let Ingested::Stored { crc } = payload.ingest(tag, 0, buffer, slot) else {
             return false; // zeros become an extent
         };

@@ -319,8 +319,7 @@ impl Engine {
             }
             let (buffer, slot) = self.next_slot(volume);
             let index = block + zeros;
-            let soon = self.index.begin(volume, active.first + index);
-            soon.into_iter().for_each(|soon| payload.prefetch(soon));
+            self.fetch_place(volume, active.first + index, payload);
             match payload.ingest(active.request.tag, index, buffer, slot) {
                 Ingested::Zero if self.config.mutants.is(Mutant::ZeroBlockDropped) => block += 1,
                 Ingested::Zero => zeros += 1,

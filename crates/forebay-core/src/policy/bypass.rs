@@ -143,23 +143,25 @@ impl Engine {
     /// While much is dirty the log would take it no sooner, and have it written back.
     pub(crate) fn bypass_waits(&self, volume: VolumeIndex, at: u32) -> bool {
         let state = self.volume_ref(volume).expect("it exists");
-        if state.order != Order::Relaxed || self.may_lock(state) || !state.delay.is_felt() {
-            return false;
-        }
-        let active = self.requests.get(at).expect("the request is in the engine");
-        let write = matches!(active.request.op, Op::Write { .. });
-        write && self.bypass_reason(state, active).is_some()
+        !self.may_lock(state) && self.bypass_presses(state, at)
     }
 
     /// Whether a write would go around the log but for the batch under way. It is not delayed: the device would take it now, and
     /// if it waited, write-back had the device.
     pub(crate) fn bypass_taken(&self, volume: VolumeIndex, at: u32) -> bool {
         let state = self.volume_ref(volume).expect("it exists");
+        let how = |active| self.bypass_how(state, active);
+        self.bypass_presses(state, at)
+            && self.requests.get(at).map(how) == Some(Err(Through::Taken))
+    }
+
+    /// Whether a write has a reason to go around the log while others pay for room there, with relaxed.
+    fn bypass_presses(&self, state: &Volume, at: u32) -> bool {
         let active = self.requests.get(at).expect("the request is in the engine");
-        let write = matches!(active.request.op, Op::Write { .. });
-        let relaxed = state.order == Order::Relaxed && state.delay.is_felt();
-        let would = relaxed && write && self.bypass_reason(state, active).is_some();
-        would && self.bypass_how(state, active) == Err(Through::Taken)
+        state.order == Order::Relaxed
+            && state.delay.is_felt()
+            && matches!(active.request.op, Op::Write { .. })
+            && self.bypass_reason(state, active).is_some()
     }
 
     /// Whether and how a write that waits for room in the log goes around it: with relaxed, if the device would take
