@@ -527,10 +527,10 @@ impl Connection {
             self.start += command.length as usize;
         }
         self.under_way[slot] = Some(begun);
-        self.expect_next(shard);
         if is_write && begun.is_long_write() {
             self.streaming = Some(slot);
         } else {
+            self.expect_next(shard);
             self.submit_rest(slot, shard);
         }
         true
