@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_core::format::bytes::{FormatError, crc32c};
+use forebay_core::format::checkpoint::{self, Head as CheckpointHead, Layout};
 use forebay_core::format::entry::{ENTRY_SIZE, Entry, Kind};
 use forebay_core::format::feature::FeatureName;
 use forebay_core::format::record::{self, Header, ITEM_LOST, Identity, Link};
@@ -279,6 +280,93 @@ fn every_torn_sector_of_a_record_header_is_noticed() {
         }
         let whole = torn == bytes;
         assert!(whole || record::decode(&mut torn, address, &IDENTITY).is_err(), "{subset:b}");
+    }
+}
+
+#[test]
+fn every_cut_length_of_a_record_header_is_noticed() {
+    // It is read as a whole block: a cut shows as zeros, or as what was there before.
+    let (bytes, address, ..) = record(&mut Random(7));
+    let (older, ..) = record(&mut Random(8));
+    for rest in [[0; BLOCK_SIZE], [0xA5; BLOCK_SIZE], older] {
+        for length in 0..BLOCK_SIZE {
+            let mut cut = bytes;
+            cut[length..].copy_from_slice(&rest[length..]);
+            assert!(
+                cut == bytes || record::decode(&mut cut, address, &IDENTITY).is_err(),
+                "{length}"
+            );
+        }
+    }
+}
+
+/// A checkpoint's head page, complete, and the superblock it fits.
+fn checkpoint_page() -> (Superblock, [u8; BLOCK_SIZE]) {
+    let mut superblock = superblock(&mut Random(9));
+    let layout = Layout::of(superblock.segment_count, superblock.segment_blocks());
+    superblock.checkpoint_bytes = (u64::from(layout.stream_page()) + 9) * BLOCK_BYTES;
+    let head = CheckpointHead {
+        layout,
+        stream_pages: 7,
+        stream_bytes: 6 * 4000 + 5,
+        segment_sequence: 1 << 40,
+    };
+    let mut bytes = [0; BLOCK_SIZE];
+    head.encode(&mut bytes);
+    checkpoint::seal(&mut bytes, &IDENTITY, 1 << 21, 99, 0);
+    assert_eq!(CheckpointHead::decode(&bytes, &superblock), Ok(head));
+    (superblock, bytes)
+}
+
+#[test]
+fn every_changed_byte_of_a_checkpoint_page_is_noticed() {
+    let (_, mut bytes) = checkpoint_page();
+    let open = |bytes: &mut _| checkpoint::open(bytes, &IDENTITY, 1 << 21, 99, 0);
+    assert_eq!(open(&mut bytes), Ok(()));
+    for at in 0..bytes.len() {
+        for bit in 0..8 {
+            bytes[at] ^= 1 << bit;
+            assert!(open(&mut bytes).is_err(), "byte {at}, bit {bit}");
+            bytes[at] ^= 1 << bit;
+        }
+    }
+    assert_eq!(open(&mut bytes), Ok(()), "and it is as it was");
+    // Neither is it another's, of another place, of another checkpoint, or another page of the same.
+    let key = Identity { key: 1, ..IDENTITY };
+    assert!(checkpoint::open(&mut bytes, &key, 1 << 21, 99, 0).is_err());
+    for (address, sequence, page) in [(1 << 22, 99, 0), (1 << 21, 98, 0), (1 << 21, 99, 1)] {
+        assert!(checkpoint::open(&mut bytes, &IDENTITY, address, sequence, page).is_err());
+    }
+}
+
+#[test]
+fn every_cut_length_of_a_checkpoint_page_is_noticed() {
+    let (_, bytes) = checkpoint_page();
+    for rest in [0, 0xA5] {
+        for length in 0..BLOCK_SIZE {
+            let mut cut = bytes;
+            cut[length..].fill(rest);
+            let opened = checkpoint::open(&mut cut, &IDENTITY, 1 << 21, 99, 0);
+            assert!(cut == bytes || opened.is_err(), "{length}, {rest}");
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_head_that_does_not_fit_its_cache_is_refused() {
+    // Its checksum is right: whoever wrote it was wrong, or it is of a cache of another size.
+    let (superblock, bytes) = checkpoint_page();
+    let numbers = [32, 36, 40, 44].map(|at| (at, 4)).into_iter().chain([(48, 8), (64, 4)]);
+    for (at, length) in numbers {
+        let mut other = bytes;
+        other[at..at + length].fill(0xFF);
+        let found = CheckpointHead::decode(&other, &superblock);
+        assert!(matches!(found, Err(FormatError::Value { .. })), "field at {at}: {found:?}");
+    }
+    for at in 68..BLOCK_SIZE {
+        let mut other = bytes;
+        other[at] ^= 1;
+        assert!(CheckpointHead::decode(&other, &superblock).is_err(), "byte {at} is not zero");
     }
 }
 

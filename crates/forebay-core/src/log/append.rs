@@ -313,7 +313,6 @@ impl Engine {
         }
         let header = self.encode_header(volume);
         let identity = self.identity;
-        let now = self.now;
         let log = &self.volume(volume).log;
         let (head, open) = (log.head.expect("open"), log.open.expect("open"));
         let address = self.geometry.address(head.segment, open.block);
@@ -340,7 +339,7 @@ impl Engine {
         core::mem::swap(&mut log.items, &mut log.previous_items);
         let begins_epoch = core::mem::replace(&mut log.record_epoch, open.epoch) != open.epoch;
         let position = Position::new(header.ordinal, head.next_block);
-        let marks = log.marks(&header, position, now);
+        let marks = log.marks(&header, position, open.since);
         let token = self.token(Pending::Record { volume, segment: head.segment });
         // Copies of what was read are in no hurry, and guests' reads are.
         let log = &self.volume(volume).log;

@@ -78,8 +78,8 @@ pub struct Marks {
     pub tail: Ordinal,
     /// The watermark it names.
     pub watermark: Sequence,
-    /// When it was closed.
-    pub closed_at: Tick,
+    /// When the first entry was placed of all that become durable with it: its own, or one of a record before it.
+    pub since: Tick,
     /// Bytes closed in this opening, its own included.
     pub bytes: u64,
     /// Everything at or below it is in this record or in one before.
@@ -287,6 +287,29 @@ impl Log {
             && head.next_block + blocks <= segment_blocks
     }
 
+    /// Every record up to this one is written.
+    pub fn note_written(&mut self, marks: Marks) {
+        // The flush under way, or the last one, leaves out what was written after it began.
+        let waits = self.written.through > self.flushing.through;
+        let since = if waits { self.written.since } else { marks.since };
+        self.written = Marks { since, ..marks };
+    }
+
+    /// When the oldest entry was placed that is not durable.
+    pub fn undurable_since(&self) -> Option<Tick> {
+        if self.placed <= self.durable.through {
+            return None;
+        }
+        let flushing = self.flushing.through > self.durable.through;
+        let written = self.written.through > self.flushing.through;
+        // In the order in which they were placed.
+        flushing
+            .then_some(self.flushing.since)
+            .or_else(|| written.then_some(self.written.since))
+            .or_else(|| self.in_flight.front().map(|record| record.marks.since))
+            .or_else(|| self.open.filter(|open| open.entries > 0).map(|open| open.since))
+    }
+
     /// Whether something in the log is not on the backing device.
     pub fn is_dirty(&self) -> bool {
         self.dirtied > self.watermark
@@ -297,13 +320,13 @@ impl Log {
         self.closed_bytes - self.durable.bytes
     }
 
-    /// Marks of a record that is closed now.
-    pub fn marks(&self, header: &Header, position: Position, now: Tick) -> Marks {
+    /// Marks of a record that is closed now, whose first entry was placed then.
+    pub fn marks(&self, header: &Header, position: Position, since: Tick) -> Marks {
         Marks {
             through: header.last_sequence(),
             tail: header.tail,
             watermark: header.watermark,
-            closed_at: now,
+            since,
             bytes: self.closed_bytes,
             position,
         }

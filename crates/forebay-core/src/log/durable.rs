@@ -10,6 +10,8 @@
 //! - **D3** A failed write or flush is never tried again: the log is closed for appends.
 //! - **D4** Marks that lie in the superblock rest on nothing that is not durable: entries that name
 //!   again what a segment held before the tail passes it, for one.
+//! - **D5** What was placed is on its way to the device `close_after` later and wanted durable `durable_after` later, whatever is placed
+//!   after it.
 
 use crate::effect::{Effect, Fault, SuperblockChange, Token};
 use crate::engine::{Acknowledge, CacheHealth, Engine, Pending};
@@ -45,7 +47,7 @@ impl Engine {
         let old = |since| now.since(since) >= config.durable_after;
         if !asked
             && (state.log.undurable_bytes() >= config.durable_bytes
-                || oldest_undurable(state).is_some_and(old))
+                || state.log.undurable_since().is_some_and(old))
         {
             state.log.wanted = state.log.wanted.max(state.log.placed);
         }
@@ -151,7 +153,8 @@ impl Engine {
             record.written = true;
         }
         while let Some(record) = log.in_flight.front().filter(|record| record.written) {
-            log.written = record.marks;
+            let marks = record.marks;
+            log.note_written(marks);
             log.in_flight.pop_front();
         }
         let through = log.written.through;
@@ -278,26 +281,12 @@ impl Engine {
         let open = volume.log.open.filter(|open| open.entries > 0);
         let close = open.map(|open| open.since.after(self.config.close_after));
         let wanted = volume.log.wanted > volume.log.durable.through;
-        let durable = oldest_undurable(volume)
-            .filter(|_| !wanted)
-            .map(|since| since.after(self.config.durable_after));
+        let durable = volume.log.undurable_since().filter(|_| !wanted);
+        let durable = durable.map(|since| since.after(self.config.durable_after));
         let writeback = self.writeback_deadline(volume);
         let delay = volume.delay.deadline(self.now).filter(|_| !volume.writes.is_empty());
         [close, durable, writeback, slices, delay].into_iter().flatten().min()
     }
-}
-
-/// When the oldest data that is not durable was closed, or placed.
-#[inline]
-fn oldest_undurable(volume: &Volume) -> Option<Tick> {
-    let log = &volume.log;
-    if log.placed <= log.durable.through {
-        return None;
-    }
-    let in_flight = log.in_flight.front().map(|record| record.marks.closed_at);
-    let written = (log.written.through > log.durable.through).then_some(log.written.closed_at);
-    let open = log.open.filter(|open| open.entries > 0).map(|open| open.since);
-    [in_flight, written, open].into_iter().flatten().min()
 }
 
 fn flush_helps(volume: &Volume, mutants: &crate::mutant::Mutants) -> bool {

@@ -100,7 +100,7 @@ impl RecoveredVolume {
             through,
             tail: log.tail,
             watermark: log.watermark,
-            closed_at: Tick(0),
+            since: Tick(0),
             bytes: 0,
             position: Position::new(self.head.ordinal, self.head.used),
         };
