@@ -5,7 +5,8 @@
 setup:            ## what the machine must have (Debian packages; root installs them, else they are named)
 	@scripts/setup
 
-run: setup        ## build, and serve the default volume until Ctrl-C
+run:              ## build, and serve the default volume until Ctrl-C
+	@scripts/setup run
 	@scripts/run
 
 check:            ## before each commit, at most two minutes
