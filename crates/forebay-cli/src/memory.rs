@@ -64,6 +64,11 @@ fn fixed(parts: &[(&str, u64)], superblock: &Superblock) -> u64 {
     parts.iter().map(|part| part.1).sum::<u64>() - map(parts, superblock)
 }
 
+/// What `serve` takes at most where `--memory` is so much: with more volumes the parts shrink, or it refuses.
+pub fn most(superblock: &Superblock, config: &Config, memory: u64) -> u64 {
+    map(&parts(superblock, Counts::volumes(1), config), superblock) + memory
+}
+
 /// As much of `config` as fits, and room for so many extents at least: the fixed sum is at most `memory`.
 pub fn fit(
     config: &Config,
@@ -135,6 +140,14 @@ mod tests {
                 let config = fit(&Config::default(), 0, &superblock, counts, memory).unwrap();
                 assert!(fixed(&parts(&superblock, counts, &config), &superblock) <= memory);
                 assert!(config.buffer_count >= 8);
+            }
+            // What `format` says is the most is no less than what any of these takes.
+            let most = most(&superblock, &Config::default(), 1 << 30);
+            for volumes in [1, 7, 60] {
+                let counts = Counts { devices: Some(Kind::Ublk), ..Counts::volumes(volumes) };
+                let config = fit(&Config::default(), 0, &superblock, counts, 1 << 30).unwrap();
+                let all: u64 = parts(&superblock, counts, &config).iter().map(|it| it.1).sum();
+                assert!(all <= most, "{volumes} volumes: {all} of {most} bytes");
             }
             let full =
                 fit(&Config::default(), 0, &superblock, Counts::volumes(1), 1 << 30).unwrap();

@@ -130,6 +130,10 @@ fn print_result(args: &FormatArgs, superblock: &Superblock) -> Result<()> {
     }
     println!("  {:>9}  in all", size(total));
     println!(
+        "  {:>9}  at most, with any number of volumes and devices (`--memory` bounds all but the map)",
+        size(memory::most(superblock, &config, crate::args::MEMORY_DEFAULT))
+    );
+    println!(
         "opening after a crash: about {:.1} s where it reads 2 GB/s; longer behind many small writes with a flush after each",
         opening_seconds(usable)
     );
