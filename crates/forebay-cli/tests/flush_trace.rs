@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the program asks of the kernel, seen from outside: before the reply to a FLUSH goes out,
+//! What the program asks of the kernel, seen from outside: before the reply to what must be durable goes out,
 //! the record is written and then the cache file is flushed.
 
 use crate::support::{Scratch, signal, skip, wait_for};
+use forebay_serve::nbd::client::Client;
 use forebay_testing::requires;
 use std::collections::HashMap;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -32,14 +34,48 @@ impl Drop for Trace {
     }
 }
 
+type Stream = Client<UnixStream>;
+
 #[test]
 fn a_flush_is_answered_after_pwrite_and_fdatasync() {
+    traced("flush", &[], 2, |client, _, at| {
+        client.write(at * 4096, &[at as u8 + 1; 4096], false).unwrap();
+        client.flush().unwrap();
+    });
+}
+
+/// What `multi-conn` promises: a flush covers what was answered on any connection.
+#[test]
+fn a_flush_covers_what_another_connection_wrote() {
+    traced("other", &[], 2, |client, other, at| {
+        client.write(at * 4096, &[at as u8 + 1; 4096], false).unwrap();
+        other.flush().unwrap();
+    });
+}
+
+#[test]
+fn a_write_with_fua_is_answered_after_pwrite_and_fdatasync() {
+    traced("fua", &[], 1, |client, _, at| {
+        client.write(at * 4096, &[at as u8 + 1; 4096], true).unwrap();
+    });
+}
+
+#[test]
+fn with_sync_after_0_any_write_is_answered_after_pwrite_and_fdatasync() {
+    traced("sync-after", &["--sync-after", "0"], 1, |client, _, at| {
+        client.write(at * 4096, &[at as u8 + 1; 4096], false).unwrap();
+    });
+}
+
+/// A daemon with these arguments is traced while clients work, one request after the other; each so-many-th reply says that all
+/// before is durable.
+fn traced(name: &str, args: &[&str], durable_each: usize, work: fn(&mut Stream, &mut Stream, u64)) {
     requires!("strace");
-    let scratch = Scratch::new("trace");
+    let scratch = Scratch::new(&format!("trace-{name}"));
     scratch.format("64M");
     let backing = scratch.file("backing", 64 << 20);
     let volume = format!("v={}", backing.display());
-    let daemon = scratch.serve(&["--volume", &volume, "--io", "threads"]);
+    let daemon = scratch.serve(&[&["--volume", &volume, "--io", "threads"], args].concat());
     let log = scratch.path("trace");
     let mut trace = Command::new("strace");
     trace.args(["-f", "-y", "-s", "0", "-e", "trace=pwrite64,fdatasync,fsync,sendto", "-o"]);
@@ -56,25 +92,25 @@ fn a_flush_is_answered_after_pwrite_and_fdatasync() {
     if is_refused {
         return skip("flush_trace: strace may not attach to a process here");
     }
-    let mut client = scratch.connect("v");
+    let (mut client, mut other) = (scratch.connect("v"), scratch.connect("v"));
     // One more than is looked at: the last one's end may be missing.
     for at in 0..=FLUSHES as u64 {
-        client.write(at * 4096, &[at as u8 + 1; 4096], false).unwrap();
-        client.flush().unwrap();
+        work(&mut client, &mut other, at);
     }
     drop(trace);
     // What went before flushed nothing.
     let events = events(&log, &scratch.cache());
     let first = events.iter().position(|event| *event == Event::Written);
-    check(&events[first.expect("a record is written")..]);
+    check(&events[first.expect("a record is written")..], durable_each);
     daemon.stop("TERM");
 }
 
-/// The first write is answered before its record is written, and so behind that each second reply is a flush's.
-fn check(events: &[Event]) {
-    let (mut written, mut begun_after, mut durable, mut replied) = (false, false, false, 1);
+/// From the first record on. A plain write is answered before its record is written: that reply was before.
+fn check(events: &[Event], durable_each: usize) {
+    let (mut written, mut begun_after, mut durable) = (false, false, false);
+    let mut replied = durable_each - 1;
     for (at, event) in events.iter().enumerate() {
-        if replied == 2 * FLUSHES {
+        if replied == durable_each * FLUSHES {
             return;
         }
         match event {
@@ -83,7 +119,7 @@ fn check(events: &[Event]) {
             Event::FlushDone => durable = written && begun_after,
             Event::Replied => {
                 replied += 1;
-                if replied % 2 == 0 {
+                if replied.is_multiple_of(durable_each) {
                     assert!(durable, "reply {replied} at {at} came too early: {events:?}");
                     (written, begun_after, durable) = (false, false, false);
                 }

@@ -64,6 +64,9 @@ fn format_serve_write_stop_serve_read_drain() {
     let printed = text(&done.stdout);
     scratch.note_cache(&printed);
     assert!(printed.contains("next: forebay serve --cache"), "{printed}");
+    for part in ["  slots and checksums", "  in all", "  at most, with any number of volumes"] {
+        assert!(printed.contains(part), "{printed}");
+    }
     let backing = scratch.file("backing", size);
     let source = source(&scratch, size);
 
@@ -315,4 +318,42 @@ fn a_cache_with_dirty_data_is_not_formatted_again() {
     assert_eq!(daemon.ended().0, Some(0));
     assert!(forebay(forget).status.success());
     assert!(format(&["--force"]).status.success());
+}
+
+/// `make run` after it has built: what it prints is what a newcomer types next.
+#[test]
+fn the_default_volume_is_served_as_the_script_says() {
+    if !support::has("nbdinfo") {
+        return support::skip("nbdinfo is missing");
+    }
+    let scratch = Scratch::new("run");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/run");
+    let serve = || {
+        let mut command = Command::new(&script);
+        command.env("FOREBAY", env!("CARGO_BIN_EXE_forebay")).env("VAR", scratch.path("var"));
+        Daemon::start(command, &scratch.path("stderr"))
+    };
+    for turn in 0..2 {
+        let daemon = serve();
+        let said = daemon.lines.join("\n");
+        if turn == 0 {
+            scratch.note_cache(&said);
+        }
+        let next = |of: &str| {
+            let mut lines = daemon.lines.iter().map(|line| line.trim());
+            let line = lines.find(|line| line.contains(of)).map(str::to_owned);
+            line.unwrap_or_else(|| panic!("no {of} in what it says: {said}"))
+        };
+        for of in ["nbdinfo ", "qemu-img info "] {
+            let told = good(Command::new("sh").arg("-c").arg(next(of)));
+            assert!(told.contains("8589934592"), "8 GiB: {told}");
+        }
+        assert!(next("forebay status").ends_with(" status"), "{said}");
+        if rustix::process::geteuid().is_root() {
+            let device = next("/dev/");
+            assert!(device.contains("disk"), "it says which volume that is: {device}");
+            assert!(next("mkfs.xfs DEVICE").contains("mount DEVICE"), "{said}");
+        }
+        daemon.stop("INT");
+    }
 }

@@ -159,3 +159,110 @@ fn whoever_comes_and_goes_leaves_no_memory_behind() {
     );
     daemon.stop("TERM");
 }
+
+/// A program in a place of its own: with folders of a disk where memory file systems are. None where that cannot be had.
+fn without_memory_file_systems(
+    scratch: &Scratch,
+    command: &std::process::Command,
+) -> Option<std::process::Command> {
+    let mut script = String::from("set -e; ");
+    for (name, place) in [("shm", "/dev/shm"), ("run", "/run")] {
+        std::fs::create_dir_all(scratch.path(name)).unwrap();
+        script += &format!("mount --bind '{}' {place}; ", scratch.path(name).display());
+    }
+    let apart = |then: &str| {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["-m", "sh", "-c", &format!("{script}{then}"), "sh"]);
+        command
+    };
+    apart("true").output().ok().filter(|done| done.status.success())?;
+    let mut apart = apart("exec \"$@\"");
+    apart.arg(command.get_program()).args(command.get_args());
+    Some(apart)
+}
+
+/// What is in the buffers of a process that has died is lost then: a write is answered when the device has it, and `status` says so.
+#[test]
+fn without_shared_memory_a_write_is_answered_when_it_is_written() {
+    let scratch = Scratch::new("status-unshared");
+    scratch.format("64M");
+    let volume = volume(&scratch, "v");
+    let serve = scratch.serve_command(&["--volume", &volume]);
+    let Some(serve) = without_memory_file_systems(&scratch, &serve) else {
+        return crate::support::skip("no mount namespace of its own");
+    };
+    let mut daemon = Daemon::start(serve, &scratch.path("stderr"));
+    let status = scratch.status();
+    assert_eq!(status["cache"]["acknowledge"], "written", "{status}");
+    let human = String::from_utf8(scratch.ask(&["status"]).stdout).unwrap();
+    assert!(human.contains("a plain write is answered when written"), "{human}");
+    let mut client = scratch.connect("v");
+    for at in 0..200 {
+        client.write(at * 4096, &[at as u8 + 1; 4096], false).unwrap();
+    }
+    daemon.kill();
+    drop(client);
+    let daemon = scratch.serve(&["--volume", &volume]);
+    assert_eq!(scratch.status()["cache"]["acknowledge"], "placed");
+    let mut client = scratch.connect("v");
+    for at in 0..200 {
+        assert!(client.read(at * 4096, 4096).unwrap() == [at as u8 + 1; 4096], "block {at}");
+    }
+    drop(client);
+    daemon.stop("TERM");
+}
+
+/// The control socket is its user's alone; with two daemons a command that names none tells which there are.
+#[test]
+fn two_daemons_are_listed_and_their_sockets_are_private() {
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = Scratch::new("status-two");
+    let runtime = scratch.sockets.join("runtime");
+    std::fs::create_dir_all(&runtime).unwrap();
+    std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let inside = |args: &[&std::ffi::OsStr]| {
+        // Its own /run, so that no other daemon is there.
+        let script = format!("mount --bind '{}' /run && exec \"$@\"", runtime.display());
+        let mut command = std::process::Command::new("unshare");
+        command.args(["-m", "sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_forebay")]).args(args);
+        command
+    };
+    let os = std::ffi::OsStr::new;
+    if !inside(&[os("--version")]).output().is_ok_and(|done| done.status.success()) {
+        return crate::support::skip("no mount namespace of its own");
+    }
+    let daemons: Vec<Daemon> = ["a", "b"]
+        .iter()
+        .map(|name| {
+            let cache = scratch.path(&format!("cache-{name}"));
+            let done =
+                crate::support::forebay([os("format"), cache.as_ref(), os("--size"), os("64M")]);
+            scratch.note_cache(&String::from_utf8_lossy(&done.stdout));
+            let volume = volume(&scratch, name);
+            let args = ["serve", "--attach", "none", "--volume", &volume, "--cache"].map(os);
+            Daemon::start(inside(&[&args[..], &[cache.as_ref()]].concat()), &scratch.path(name))
+        })
+        .collect();
+    let sockets: Vec<_> = std::fs::read_dir(runtime.join("forebay"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|it| it == "sock"))
+        .collect();
+    assert_eq!(sockets.len(), 2, "{sockets:?}");
+    for path in &sockets {
+        let mode = std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{}", path.display());
+    }
+    let done = inside(&[os("status")]).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    for path in &sockets {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert!(said.contains(name), "no {name} in: {said}");
+        let one = [os("status"), os("--control"), path.as_ref()];
+        assert!(crate::support::forebay(one).status.success());
+    }
+    for daemon in daemons {
+        daemon.stop("TERM");
+    }
+}
