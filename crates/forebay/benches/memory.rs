@@ -241,7 +241,7 @@ impl Side {
     }
 }
 
-fn main() {
+fn main() -> std::process::ExitCode {
     let rounds = rounds();
     let mut sides = [Side::new("256 GiB", 256 * GIB), Side::new("4 GiB", 4 * GIB)];
     // Reads: a volume that the cache holds as a whole, in the log and not in buffers.
@@ -331,4 +331,5 @@ fn main() {
     for side in sides {
         assert!(side.rig.shard.close(Duration::from_secs(30)).unwrap());
     }
+    support::end()
 }

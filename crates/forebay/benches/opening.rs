@@ -234,7 +234,7 @@ impl Drop for Gone {
     }
 }
 
-fn main() {
+fn main() -> std::process::ExitCode {
     let asked: Vec<u64> = std::env::args().filter_map(|text| text.parse().ok()).collect();
     let sizes = if asked.is_empty() { vec![1, 4, 16, 1024] } else { asked };
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
@@ -280,7 +280,7 @@ fn main() {
             file.read_exact_at(&mut bytes, address).unwrap();
             bytes
         });
-        let rounds = if gib >= 1024 { rounds().min(3) } else { rounds() };
+        let rounds = rounds();
         let mut openings = Vec::new();
         let mut rates = Vec::new();
         for _ in 0..rounds {
@@ -327,4 +327,5 @@ fn main() {
             }),
         );
     }
+    support::end()
 }

@@ -120,7 +120,7 @@ fn written(path: &Path, bytes: u64) {
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
 
-fn main() {
+fn main() -> std::process::ExitCode {
     let folder = std::env::args().skip(1).find(|text| !text.starts_with('-'));
     let folder = folder.map_or(PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from);
     let rounds = rounds();
@@ -175,4 +175,5 @@ fn main() {
     assert_eq!(status.batches, 0, "something was written back");
     record("sequential", "sequential-1m", "a file, direct", rounds, result);
     assert!(rig.shard.close(Duration::from_secs(30)).unwrap());
+    support::end()
 }
