@@ -104,10 +104,10 @@ fn check_content(args: &FormatArgs, device: FileDevice, is_cache: bool) -> Resul
     backing::open_exclusive(&args.cache, CACHE_SOURCE, None)
 }
 
-/// What an opening after a crash took on the machine of `bench/results/opening.jsonl` (two processors): 0.18, 0.23, 0.29 and 5.26 s at
+/// What an opening after a crash took on the machine of `bench/results/opening.jsonl` (two processors): 0.28, 0.32, 0.37 and 5.8 s at
 /// 1, 4, 16 and 1024 GiB. It is linear but for the first half second.
 fn opening_seconds(size_bytes: u64) -> f64 {
-    0.21 + 0.00493 * (size_bytes as f64 / f64::from(1 << 30))
+    0.29 + 0.0054 * (size_bytes as f64 / f64::from(1 << 30))
 }
 
 fn print_result(args: &FormatArgs, superblock: &Superblock) -> Result<()> {
