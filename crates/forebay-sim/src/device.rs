@@ -7,6 +7,9 @@
 //! - A completed flush makes durable what was complete when the flush was issued.
 //! - At a power cut, of all that was not flushed any part survives, in any combination.
 //! - A killed process takes none of its writes back.
+//! - A flush that fails says so once. Of what it should have covered any part may be durable, any wait for the next flush, and any be
+//!   dropped: no later flush covers that. What is dropped reads as before it was written, at once, or as written until it is
+//!   evicted or the power fails.
 
 use crate::block::{Block, NumberMap};
 use crate::fate::Fate;
@@ -66,6 +69,8 @@ pub struct Device {
     /// What each block held before its newest write.
     before: NumberMap<Rc<Block>>,
     unflushed: Vec<Pending>,
+    /// Blocks that read as no flush will make them.
+    dropped: NumberMap<()>,
     number: u64,
     discard: Discard,
     /// Blocks that cannot be read until they are written.
@@ -91,6 +96,7 @@ impl Device {
             durable: NumberMap::default(),
             before: NumberMap::default(),
             unflushed: Vec::new(),
+            dropped: NumberMap::default(),
             number: 0,
             discard,
             unreadable: NumberMap::default(),
@@ -182,6 +188,7 @@ impl Device {
     pub fn rot(&mut self, block: u64, to: Rc<Block>) {
         put(&mut self.current, block, u8::MAX, &to);
         put(&mut self.durable, block, u8::MAX, &to);
+        self.dropped.remove(&block);
         for write in &mut self.unflushed {
             write.pieces.retain(|piece| piece.0 != block);
         }
@@ -197,6 +204,9 @@ impl Device {
             let before = self.read(*block);
             self.before.insert(*block, before);
             put(&mut self.current, *block, *mask, content);
+            if *mask == u8::MAX {
+                self.dropped.remove(block);
+            }
         }
         self.unflushed.push(Pending { number: self.number, pieces });
     }
@@ -297,10 +307,97 @@ impl Device {
         fate
     }
 
+    /// A flush failed: of each block of each write that it should have covered it is decided what becomes of it. Says whether
+    /// anything was dropped.
+    pub fn flush_drops(&mut self, through: u64, random: &mut Random) -> bool {
+        let often = *random.pick(&[1, 2, 8]);
+        let by_block = random.one_in(2);
+        let mut touched: Vec<u64> = Vec::new();
+        for mut write in std::mem::take(&mut self.unflushed) {
+            if write.number > through {
+                self.unflushed.push(write);
+                continue;
+            }
+            touched.extend(write.pieces.iter().map(|piece| piece.0));
+            let choose = |random: &mut Random| match random.below(often) {
+                0 => 0,
+                _ => random.between(1, 3),
+            };
+            let mut choice = choose(random);
+            let mut kept = Vec::new();
+            for piece in write.pieces.drain(..) {
+                if by_block {
+                    choice = choose(random);
+                }
+                match choice {
+                    0 => {}
+                    1 => put(&mut self.durable, piece.0, piece.1, &piece.2),
+                    2 => put(&mut self.durable, piece.0, piece.1 & random.next() as u8, &piece.2),
+                    _ => kept.push(piece),
+                }
+            }
+            if !kept.is_empty() {
+                self.unflushed.push(Pending { number: write.number, pieces: kept });
+            }
+        }
+        let waits = |block: &u64| {
+            self.unflushed.iter().flat_map(|write| &write.pieces).any(|piece| piece.0 == *block)
+        };
+        touched.retain(|block| {
+            self.read(*block).tags() != self.durable(*block).tags() && !waits(block)
+        });
+        touched.sort_unstable();
+        touched.dedup();
+        let shows = random.below(4);
+        for block in &touched {
+            self.dropped.insert(*block, ());
+            if shows == 0 || shows == 1 && random.one_in(2) {
+                self.evict(*block);
+            }
+        }
+        self.marks.hit(match (touched.is_empty(), shows) {
+            (true, _) => "cache flush failed: nothing dropped",
+            (_, 0) => "cache flush failed: dropped at once",
+            (_, 1) => "cache flush failed: some of what is dropped shows later",
+            _ => "cache flush failed: what is dropped shows later",
+        });
+        !touched.is_empty()
+    }
+
+    /// A flush failed, and all that it should have covered is dropped. It reads as it was written. Says whether there was anything.
+    pub fn flush_drops_all(&mut self, through: u64) -> bool {
+        let all = std::mem::take(&mut self.unflushed);
+        let (covered, kept): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|write| write.number <= through);
+        self.unflushed = kept;
+        let blocks = covered.iter().flat_map(|write| &write.pieces).map(|piece| piece.0);
+        self.dropped.extend(blocks.map(|block| (block, ())));
+        !self.dropped.is_empty()
+    }
+
+    /// Of what was dropped, the blocks of a range.
+    pub fn dropped_in(&self, first: u64, end: u64) -> Vec<u64> {
+        let mut all: Vec<u64> =
+            self.dropped.keys().copied().filter(|block| (first..end).contains(block)).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// What was dropped of a block shows.
+    pub fn evict(&mut self, block: u64) {
+        if self.dropped.remove(&block).is_some() {
+            match self.durable.get(&block) {
+                Some(before) => self.current.insert(block, Rc::clone(before)),
+                None => self.current.remove(&block),
+            };
+        }
+    }
+
     /// The power fails. `in_flight` are writes that were not complete.
     pub fn power_cut(&mut self, in_flight: Vec<Vec<Piece>>, fate: &mut Fate, random: &mut Random) {
         self.survive_cut(in_flight, fate, random);
         self.current = self.durable.clone();
+        self.dropped.clear();
     }
 
     /// What would be durable if the power failed now.
@@ -428,7 +525,7 @@ impl Device {
             };
             map.iter().map(block).fold(0u64, u64::wrapping_add)
         };
-        mix(held(&self.current)) ^ held(&self.durable)
+        mix(held(&self.current)) ^ held(&self.durable) ^ self.dropped.len() as u64
     }
 
     /// Writes that are not flushed.

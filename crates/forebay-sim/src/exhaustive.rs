@@ -308,6 +308,7 @@ pub fn setup(scope: Scope) -> Setup {
         rot: 0,
         backing_fault: 0,
         cache_fault: 0,
+        flush_fault: 0,
         operator: 0,
         scrub: 0,
         late_volume: false,

@@ -109,6 +109,7 @@ impl World {
         match effect {
             Effect::FlushCache { .. } | Effect::WriteSuperblock { .. } => {
                 flight.through = self.cache.flush_begin();
+                self.note_ends();
             }
             Effect::FlushBacking { volume, .. } => {
                 flight.through = self.volumes[usize::from(volume.0)].device.flush_begin();

@@ -273,7 +273,10 @@ impl World {
         let crowded = status.is_some_and(|status| {
             change && status.lost_full || extent && status.lost_blocks_now > 0
         });
-        if error != RequestError::Io || !failing && !damaged && !refused && !full && !crowded {
+        // What was dropped is bad on the cache device, and the device has failed.
+        let dropped = self.cache_dropped && asked.request.op == Op::Read;
+        let expected = failing || damaged || refused || full || crowded || dropped;
+        if error != RequestError::Io || !expected {
             let lost: Vec<_> =
                 cells.iter().filter(|c| state.model.is_lost(c.0, u64::MAX)).collect();
             return Err(Failure(format!(

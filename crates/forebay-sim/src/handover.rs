@@ -120,7 +120,7 @@ fn await_it(world: &mut World, mut done: impl FnMut(&mut World) -> bool) -> Outc
 
 /// What is handed over is what the log would give.
 fn compare(world: &mut World, superblock: &Superblock, handed: &Recovered) -> Outcome {
-    if world.setup.rot > 0 || world.setup.cache_fault > 0 {
+    if !world.setup.cache_is_sound() {
         return Ok(());
     }
     let log = world.recover(superblock, Writer::MayHaveLostPower);

@@ -6,11 +6,12 @@ use crate::device::Unflushed;
 use crate::flight::Flight;
 use crate::guest::Asked;
 use crate::memory::behind;
+use crate::random::{Random, mix};
 use crate::volume::Volume;
 use crate::world::World;
 use forebay_core::effect::{Effect, Fault};
 use forebay_core::request::Op;
-use forebay_core::units::{Lba, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, Lba, VolumeIndex};
 
 impl World {
     /// A device does what it was asked to.
@@ -21,6 +22,14 @@ impl World {
         }
         match effect {
             Effect::WriteSuperblock { change, .. } => {
+                if self.flush_drops() {
+                    // That of the first copy, or that of the second.
+                    self.marks.hit("flush of the superblock failed");
+                    let steps = *self.chance(0x51E9).pick(&[1, 3]);
+                    self.change_superblock(change, steps, flight.through);
+                    self.drop_unflushed(self.cache.flush_begin());
+                    return Err(Fault);
+                }
                 self.change_superblock(change, 4, flight.through);
             }
             Effect::WriteCache { .. } | Effect::WriteArea { .. } => {
@@ -46,8 +55,12 @@ impl World {
                 }
             }
             Effect::FlushCache { .. } => {
-                if self.cache_fails("cache flush failed") {
+                if self.flush_drops() || self.cache_fails("cache flush failed") {
+                    self.drop_unflushed(flight.through);
                     return Err(Fault);
+                }
+                if self.cache_dropped {
+                    self.marks.hit("flush answered well beside one that failed");
                 }
                 self.cache.flush_end(flight.through);
             }
@@ -160,12 +173,73 @@ impl World {
             if clean {
                 self.marks.hit("clean cache failed");
             }
-            self.marks.hit(name);
-            self.cache_failed = true;
-            // What the log holds nothing of may go around it now.
-            self.volumes.iter_mut().for_each(Volume::bypasses);
+            self.cache_failed(name);
         }
         fails
+    }
+
+    fn cache_failed(&mut self, name: &'static str) {
+        self.marks.hit(name);
+        self.cache_failed = true;
+        // What the log holds nothing of may go around it now.
+        self.volumes.iter_mut().for_each(Volume::bypasses);
+    }
+
+    /// Chance of its own, so that nothing else is another.
+    pub(crate) fn chance(&self, what: u64) -> Random {
+        Random::new(mix(self.order ^ self.trace ^ what))
+    }
+
+    /// Whether a flush of the cache device fails and drops what it should have covered.
+    fn flush_drops(&mut self) -> bool {
+        let by_chance = !self.faults_over && self.chance(0xF1A5).one_in(self.setup.flush_fault);
+        let fails = by_chance || self.flush_fails_next.is_some();
+        if fails {
+            self.cache_failed("cache flush failed");
+        }
+        fails
+    }
+
+    /// A flush of the cache device failed, that should have covered its writes up to this number.
+    pub(crate) fn drop_unflushed(&mut self, through: u64) {
+        if let Some(at_once) = self.flush_fails_next.take() {
+            self.cache_dropped |= self.cache.flush_drops_all(through);
+            let (first, end) = self.segment_blocks();
+            let shown = self.cache.dropped_in(first, end).into_iter().filter(|_| at_once);
+            shown.for_each(|block| self.cache.evict(block));
+            return;
+        }
+        let mut random = self.chance(0xD0);
+        self.cache_dropped |= self.cache.flush_drops(through, &mut random);
+        self.tell(|| "the flush drops what it should have covered".into());
+    }
+
+    /// Flushes of the cache device that are under way.
+    pub fn flushes_under_way(&self) -> usize {
+        let flushes = |flight: &&Flight| {
+            matches!(flight.effect, Effect::FlushCache { .. } | Effect::WriteSuperblock { .. })
+        };
+        self.flights.values().filter(flushes).count()
+    }
+
+    /// The blocks of the cache device that segments have.
+    pub(crate) fn segment_blocks(&self) -> (u64, u64) {
+        let first = self.superblock.first_segment / BLOCK_BYTES;
+        let count = u64::from(self.superblock.segment_count);
+        (first, first + count * u64::from(self.superblock.segment_bytes) / BLOCK_BYTES)
+    }
+
+    /// What was dropped shows, in part or all of it; of segments alone: a copy of the superblock is read but once.
+    pub(crate) fn evict_dropped(&mut self, what: u64) {
+        let (first, end) = self.segment_blocks();
+        let mut random = self.chance(what);
+        let often = if self.setup.steady { 2 } else { random.below(3) };
+        for block in self.cache.dropped_in(first, end) {
+            if often == 0 || often == 1 && random.one_in(2) {
+                self.marks.hit("what a flush dropped shows");
+                self.cache.evict(block);
+            }
+        }
     }
 
     /// A flush of a backing device failed, that should have covered its writes up to this number.

@@ -9,6 +9,8 @@ use crate::checkers::dirty_is_never_evicted::Lives;
 use crate::random::{Random, mix};
 use forebay_core::format::entry::Kind;
 use forebay_core::format::record::{Identity, Known};
+use forebay_core::limits::VOLUME_COUNT_MAX;
+use forebay_core::log::recovery::LogEnd;
 use forebay_core::payload::{Ingested, Payload, Place, Placed};
 use forebay_core::units::{BLOCK_SIZE, BufferId, SegmentId, VolumeIndex};
 use std::rc::Rc;
@@ -65,6 +67,8 @@ pub struct Memory {
     window: Vec<Rc<Block>>,
     /// Volumes, a bit for each, of whose backing devices a flush failed.
     pub failed_flushes: u64,
+    /// Up to where each volume's log had come when a flush of the cache device was begun, or failed.
+    pub ends: Vec<LogEnd>,
     /// Stores so far.
     pub stores: u64,
     /// Stores until the process dies.
@@ -88,6 +92,7 @@ impl Memory {
             requests: NumberMap::default(),
             window: vec![Block::zero(); frames as usize],
             failed_flushes: 0,
+            ends: vec![LogEnd::default(); VOLUME_COUNT_MAX],
             stores: 0,
             fuse: None,
             dead: false,
@@ -100,6 +105,7 @@ impl Memory {
     /// A new process over the same segment buffers (or none of them, after a power cut).
     pub fn restart(&mut self, frames: u32) {
         (self.lives, self.failed_flushes) = (Lives::default(), 0);
+        self.ends.fill(LogEnd::default());
         for buffer in &mut self.buffers {
             buffer.segment = None;
         }
@@ -107,6 +113,18 @@ impl Memory {
         self.window = vec![Block::zero(); frames as usize];
         self.fuse = None;
         self.dead = false;
+    }
+
+    /// Of a segment buffer nothing is left: all were written, and given back.
+    pub fn forget_buffers(&mut self) {
+        self.buffers.iter_mut().for_each(|buffer| buffer.segment = None);
+    }
+
+    /// A flush of the cache device begins, or has failed.
+    pub fn note_ends(&mut self, ends: impl Iterator<Item = (VolumeIndex, LogEnd)>) {
+        if !self.dead {
+            ends.for_each(|(volume, end)| self.ends[usize::from(volume.0)] = end);
+        }
     }
 
     /// The buffers that hold a segment, and their bytes.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Opening the cache as a runtime does it, with crashes at every step.
 //!
-//! In this order: what a killed process left in its buffers is written, and flushed; the newest
-//! whole superblock is read, the other copy repaired; the log is recovered; the superblock of the
+//! In this order: the newest whole superblock is read, the other copy repaired; what a killed process left in its buffers is
+//! written; the log is recovered, what of it may not be durable written again, and all of that flushed; the superblock of the
 //! next opening goes to one copy, flush, the other, flush; only then does an engine run.
 
 use crate::block::Block;
@@ -20,7 +20,9 @@ use forebay_core::engine::{Acknowledge, Engine, window_frames};
 use forebay_core::format::checkpoint;
 use forebay_core::format::pair::{self, Pair, ReadCopy};
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
-use forebay_core::log::recovery::{CacheReader, Damage, Recovered, Writer, recover, redo, reopen};
+use forebay_core::log::recovery::{
+    CacheReader, Damage, LogEnd, Recovered, Writer, latch_dropped, recover, redo, reopen,
+};
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Tick, VolumeIndex};
 
 pub(crate) struct Reader<'a>(pub(crate) &'a crate::device::Device);
@@ -50,6 +52,35 @@ impl CacheReader for Reader<'_> {
     }
 }
 
+/// Reads for an opening, which writes again what may not be durable. What was dropped may show while it reads.
+struct Anew<'a> {
+    device: &'a mut crate::device::Device,
+    /// Reads until it does, and what.
+    evicts: Option<(u64, Vec<u64>)>,
+    rewritten: u64,
+}
+
+impl CacheReader for Anew<'_> {
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        if let Some((left, blocks)) = &mut self.evicts {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                blocks.drain(..).for_each(|block| self.device.evict(block));
+            }
+        }
+        CacheReader::read(&mut Reader(self.device), offset, bytes)
+    }
+
+    fn rewrite(&mut self, offset: u64, bytes: &[u8]) {
+        self.rewritten += 1;
+        self.device.write(pieces(offset, bytes));
+    }
+
+    fn workers(&self) -> usize {
+        3
+    }
+}
+
 /// A crash within an opening.
 struct Crashed(Stop);
 
@@ -58,10 +89,13 @@ struct Attempt {
     /// What the killed process left.
     held: Vec<(SegmentId, Vec<u8>)>,
     failed_flushes: u64,
+    ends: Vec<LogEnd>,
     /// Device operations until it crashes.
     fuse: Option<u64>,
     /// What it left is durable.
     flushed: bool,
+    /// It crashed while the device was flushed.
+    flushing: bool,
     /// How it ended.
     writer: Writer,
 }
@@ -88,9 +122,13 @@ impl World {
         let (mut held, mut failed_flushes) = (Vec::new(), 0);
         let mut writer = Writer::MayHaveLostPower;
         let mut power_failed = false;
+        let mut ends = Vec::new();
         if stop == Some(Stop::Process) && outlives {
             (held, failed_flushes) = (self.memory.held(), self.memory.failed_flushes);
-            writer = Writer::DiedAlone;
+            ends.clone_from(&self.memory.ends);
+            if !self.cache_unsure {
+                writer = Writer::DiedAlone;
+            }
         }
         if self.random.one_in(self.setup.rot.min(4)) && !self.faults_over {
             self.rot_what_is_twice();
@@ -104,14 +142,24 @@ impl World {
                 crashes = crashes.saturating_sub(1);
                 self.random.below(if std::mem::take(&mut at_once) { 5 } else { 16 })
             });
-            let held_now = held.clone();
-            let mut attempt =
-                Attempt { held: held_now, failed_flushes, fuse, flushed: false, writer };
+            let mut attempt = Attempt {
+                held: held.clone(),
+                failed_flushes,
+                ends: ends.clone(),
+                fuse,
+                flushed: false,
+                flushing: false,
+                writer,
+            };
             match self.open_attempt(&mut attempt)? {
                 Ok(recovered) => {
                     self.cache.make_shy(None);
                     self.powered = false;
                     self.check_damage(&recovered)?;
+                    if stop == Some(Stop::Process) && outlives && !power_failed && !self.memory.dead
+                    {
+                        self.check_ends(&recovered)?;
+                    }
                     if let Some(stop) = stop {
                         self.models_stopped(stop, power_failed);
                     }
@@ -122,7 +170,13 @@ impl World {
                     );
                     return self.start(recovered);
                 }
-                Err(Crashed(Stop::Process)) => self.marks.hit("killed while opening"),
+                Err(Crashed(Stop::Process)) => {
+                    self.marks.hit("killed while opening");
+                    if attempt.flushing && !self.powered {
+                        writer = Writer::MayHaveLostPower;
+                    }
+                    self.evict_dropped(0xE02);
+                }
                 Err(Crashed(Stop::Power)) => {
                     self.marks.hit("power cut while opening");
                     power_failed = true;
@@ -131,10 +185,32 @@ impl World {
                         stop = Some(Stop::Power);
                     }
                     held.clear();
+                    ends.clear();
                     (writer, failed_flushes) = (Writer::MayHaveLostPower, 0);
                 }
             }
         }
+    }
+
+    /// A log that ends before its place has lost what was answered: flushes of its volume say so (V10).
+    fn check_ends(&mut self, recovered: &Recovered) -> Result<(), Failure> {
+        for index in self.attached() {
+            let of = VolumeIndex(index as u8);
+            let ended = self.ended.get(index).copied().unwrap_or_default();
+            let recorded = self.superblock.volumes[index].as_ref();
+            let told = recorded.is_some_and(|recorded| recorded.flush_failed);
+            let found = recovered.end_of(of);
+            if found >= ended {
+                continue;
+            }
+            if !told {
+                return Err(Failure(format!(
+                    "the log of {of:?} ended at {ended:?} and now does at {found:?}: its flushes will be answered well"
+                )));
+            }
+            self.marks.hit("log's end dropped, and its flushes fail");
+        }
+        Ok(())
     }
 
     /// A block of one copy of the superblock rots, or cannot be read, while the other copy is whole; or a page of the
@@ -199,7 +275,7 @@ impl World {
 
     /// Where nothing rotted and no write failed, nothing is damaged.
     fn check_damage(&self, recovered: &Recovered) -> Result<(), Failure> {
-        let whole = self.setup.rot == 0 && self.setup.cache_fault == 0;
+        let whole = self.setup.cache_is_sound();
         let cut = |damage: &Damage| matches!(damage, Damage::Cut { .. });
         if whole && !recovered.damage.iter().all(cut) {
             return Err(Failure(format!("damaged, and nothing rotted: {:?}", recovered.damage)));
@@ -282,6 +358,7 @@ impl World {
             self.check_reserve(index);
         }
         self.evicts = false;
+        self.evict_dropped(0xE04);
         Ok(())
     }
 
@@ -296,6 +373,12 @@ impl World {
         self.tell(|| format!("opening generation {}", superblock.open_generation));
         if attempt.failed_flushes > 0 {
             self.marks.hit("failed flush found in memory");
+        }
+        // Before the first copy is replaced, the second is durable (R5 of `format::pair`).
+        let [_, second] = Superblock::addresses(superblock.size_bytes);
+        let bytes = superblock.encode(second);
+        if let Err(crashed) = self.open_write(attempt, pieces(second, &bytes)) {
+            return Ok(Err(crashed));
         }
         superblock.note_failed_flushes(attempt.failed_flushes);
         let held = attempt.held.clone();
@@ -312,12 +395,13 @@ impl World {
                 return Ok(Err(crashed));
             }
         }
+        let config = self.setup.config;
+        let recovered = self.recover_anew(&superblock, attempt.writer);
         if let Err(crashed) = self.open_flush(attempt) {
             return Ok(Err(crashed));
         }
         attempt.flushed = true;
-        let config = self.setup.config;
-        let recovered = self.recover(&superblock, attempt.writer);
+        latch_dropped(&mut superblock, &recovered, &attempt.ends, config.mutants);
         let next = reopen(&superblock, &recovered, config.mutants);
         let again = self.recover(&next, Writer::MayHaveLostPower);
         recovery_is_repeatable::compare(&self.volumes, &recovered, &again).map_err(Failure)?;
@@ -346,7 +430,7 @@ impl World {
         if !recovered.from_checkpoint {
             // Where nothing rots and all is written, the checkpoint that is named is whole, unless the superblock of another size
             // was to lie there.
-            let whole = self.setup.rot == 0 && self.setup.cache_fault == 0;
+            let whole = self.setup.cache_is_sound();
             let overwritten = superblock.checkpoint_sequence == self.overwritten_checkpoint;
             if overwritten && superblock.checkpoint_sequence > 0 {
                 self.marks.hit("checkpoint overwritten by the superblock of another size");
@@ -360,6 +444,22 @@ impl World {
         bare.checkpoint_sequence = 0;
         let whole = self.recover(&bare, writer);
         checkpoint_is_derived::compare(&self.volumes, recovered, &whole).map_err(Failure)
+    }
+
+    /// Recovers, and writes again what may not be durable.
+    fn recover_anew(&mut self, superblock: &Superblock, writer: Writer) -> Recovered {
+        let (config, room) = (self.setup.config, self.setup.config.extent_count_max);
+        let (first, end) = self.segment_blocks();
+        let dropped = self.cache.dropped_in(first, end);
+        let mut random = self.chance(0xE03);
+        let evicts = !dropped.is_empty() && !self.setup.steady && random.one_in(2);
+        let evicts = evicts.then(|| (random.between(1, 60), dropped));
+        let mut reader = Anew { device: &mut self.cache, evicts, rewritten: 0 };
+        let recovered = recover(superblock, &mut reader, room, writer, config.mutants);
+        if reader.rewritten > 0 {
+            self.marks.hit("log's end written again");
+        }
+        recovered
     }
 
     pub(crate) fn recover(&mut self, superblock: &Superblock, writer: Writer) -> Recovered {
@@ -379,21 +479,20 @@ impl World {
             return Err(Failure("both copies of the superblock are bad".into()));
         };
         let addresses = Superblock::addresses(newest.size_bytes);
-        for (copy, address) in [pair.first, pair.second].iter().zip(addresses) {
-            if copy.as_ref() == Ok(&newest) {
-                continue;
-            }
+        let copies = [pair.first, pair.second];
+        let is_good = |at: &usize| copies[*at].as_ref() == Ok(&newest);
+        let (good, bad): (Vec<usize>, Vec<usize>) = (0..2).partition(is_good);
+        if !bad.is_empty() {
             self.marks.hit("superblock repaired");
             // The good one may be there only until the power fails.
-            if let Err(crashed) = self.open_flush(attempt) {
-                return Ok(Err(crashed));
-            }
-            let bytes = newest.encode(address);
-            if let Err(crashed) = self.open_write(attempt, pieces(address, &bytes)) {
-                return Ok(Err(crashed));
-            }
-            if let Err(crashed) = self.open_flush(attempt) {
-                return Ok(Err(crashed));
+            for at in good.into_iter().chain(bad) {
+                let bytes = newest.encode(addresses[at]);
+                if let Err(crashed) = self.open_write(attempt, pieces(addresses[at], &bytes)) {
+                    return Ok(Err(crashed));
+                }
+                if let Err(crashed) = self.open_flush(attempt) {
+                    return Ok(Err(crashed));
+                }
             }
         }
         if let Some(left) = pair::leftover(&newest, device_bytes, &mut Reader(&self.cache)) {
@@ -425,8 +524,9 @@ impl World {
 
     fn open_flush(&mut self, attempt: &mut Attempt) -> Result<(), Crashed> {
         if let Some(crashed) = self.crash_now(attempt) {
-            if crashed.0 == Stop::Power {
-                self.power_cut(Vec::new());
+            match crashed.0 {
+                Stop::Power => self.power_cut(Vec::new()),
+                Stop::Process => attempt.flushing = true,
             }
             return Err(crashed);
         }

@@ -454,7 +454,7 @@ fn stop_and_open(world: &mut World, left: u64) -> Outcome {
             }
             world.marks.hit("killed between calls");
             world.stop(Stop::Process);
-            if placed {
+            if placed && !world.cache_unsure {
                 world.rot_after_death();
             }
             world.open(Some(Stop::Process))?;

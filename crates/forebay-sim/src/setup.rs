@@ -145,6 +145,8 @@ pub struct Setup {
     pub backing_fault: u64,
     /// One write or flush of the cache device in so many fails; zero: none.
     pub cache_fault: u64,
+    /// One flush of the cache device in so many fails, and drops what it should have covered; zero: none.
+    pub flush_fault: u64,
     /// One moment in so many the operator does something; zero: none.
     pub operator: u64,
     /// One moment in so many a scrub begins, or is told to end; zero: none.
@@ -199,6 +201,11 @@ pub fn format(segments: u32, segment_bytes: u32, volumes: &[VolumeSetup], key: u
 }
 
 impl Setup {
+    /// Whether the cache device does what it is asked to, and nothing rots.
+    pub fn cache_is_sound(&self) -> bool {
+        self.rot == 0 && self.cache_fault == 0 && self.flush_fault == 0
+    }
+
     /// What this seed chooses.
     pub fn new(random: &mut Random, mutants: Mutants) -> Setup {
         let count = random.between(2, 3);
@@ -290,6 +297,7 @@ impl Setup {
             rot: if random.one_in(4) { 500 } else { 0 },
             backing_fault: if random.one_in(4) { 60 } else { 0 },
             cache_fault: if random.one_in(6) { 2_000 } else { 0 },
+            flush_fault: *Random::new(key ^ 0xF1A5).pick(&[0, 0, 0, 0, 100, 600]),
             operator,
             scrub: scrubs(key).0,
             late_volume: operator > 0 && random.one_in(3),

@@ -10,7 +10,7 @@ use crate::world::World;
 use forebay_core::effect::Effect;
 use forebay_core::policy::bypass::Reason;
 use forebay_core::stats::Refusal;
-use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, Sequence, VolumeIndex};
 
 impl World {
     /// The machine stops here and now; what is in flight may have happened.
@@ -26,6 +26,18 @@ impl World {
         // Who writes the superblock for the engine does not write it for anybody else meanwhile.
         let names = |flight: &Flight| matches!(flight.effect, Effect::WriteSuperblock { .. });
         let is_naming = self.flights.values().any(names);
+        let flushes = |flight: &&Flight| {
+            matches!(flight.effect, Effect::FlushCache { .. } | Effect::WriteSuperblock { .. })
+        };
+        let flushed = self.flights.values().filter(flushes).map(|flight| flight.through).max();
+        self.cache_unsure = self.cache_failed || flushed.is_some();
+        self.ended.clear();
+        if let Some(engine) = &self.engine {
+            self.ended = vec![Sequence(0); self.volumes.len()];
+            for (volume, end) in engine.log_ends() {
+                self.ended[usize::from(volume.0)] = end.through;
+            }
+        }
         let mut orders: Vec<u64> = self.flights.keys().copied().collect();
         orders.sort_unstable();
         let mut cache = Vec::new();
@@ -80,10 +92,19 @@ impl World {
         }
         match stop {
             Stop::Process => {
+                let mut chance = self.chance(0xDEAD);
+                let fails = self.setup.flush_fault > 0 && chance.one_in(2);
+                if let Some(through) = flushed
+                    && (fails || self.flush_fails_next.is_some())
+                {
+                    self.marks.hit("flush failed that nobody heard of");
+                    self.drop_unflushed(through);
+                }
                 self.cache.process_killed(cache, fate, &mut self.random);
                 for (volume, writes) in self.volumes.iter_mut().zip(backing) {
                     volume.device.process_killed(writes, fate, &mut self.random);
                 }
+                self.evict_dropped(0xE01);
             }
             Stop::Power => {
                 let first = self.superblock.first_segment / BLOCK_BYTES;
@@ -182,9 +203,14 @@ impl World {
                 // No flush that was answered since covers it.
                 volume.unflushed_dropped();
             }
+            if self.cache_dropped {
+                // Whatever no flush has covered may be gone.
+                volume.model.unflushed_dropped();
+            }
             let around = power_failed && volume.model.around;
             volume.model.stopped(if around { Stop::Power } else { stop }, now);
         }
+        self.cache_dropped = false;
         self.moment();
     }
 }

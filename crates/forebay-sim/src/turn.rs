@@ -5,7 +5,7 @@ use crate::checkers::sequences_have_no_gap;
 use crate::flight::Done;
 use crate::world::{Failure, Outcome, World};
 use forebay_core::effect::{Effect, Fault, Token};
-use forebay_core::engine::Engine;
+use forebay_core::engine::{CacheHealth, Engine};
 use forebay_core::format::record::Header;
 use forebay_core::payload::Place;
 use forebay_core::stats::Refusal;
@@ -91,7 +91,11 @@ impl World {
             true => engine.complete(token, result, &mut self.memory),
             false => engine.completed(token, result, &mut self.memory),
         }
+        if result.is_err() && engine.health() == CacheHealth::Failed {
+            self.note_ends();
+        }
         let Effect::ReadBacking { volume, lba, blocks, .. } = effect else { return };
+        let engine = self.engine.as_ref().expect("there is a process");
         if raced(engine, volume) > before {
             let gone = (0..blocks).all(|at| !engine.is_in_log(volume, lba + u64::from(at)));
             self.marks.hit(match gone {
@@ -99,6 +103,12 @@ impl World {
                 false => "raced with what is in the log",
             });
         }
+    }
+
+    /// As the runtime does where the next process finds it.
+    pub(crate) fn note_ends(&mut self) {
+        let engine = self.engine.as_ref().expect("there is a process");
+        self.memory.note_ends(engine.log_ends());
     }
 
     /// The next effect is done.

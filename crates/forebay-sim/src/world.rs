@@ -19,7 +19,7 @@ use crate::volume::Volume;
 use forebay_core::engine::{Engine, window_frames};
 use forebay_core::format::superblock::Superblock;
 use forebay_core::policy::scrub::Report;
-use forebay_core::units::{BLOCK_BYTES, Ordinal, SegmentId, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, Ordinal, SegmentId, Sequence, VolumeIndex};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
@@ -65,6 +65,14 @@ pub struct World {
     pub faults_over: bool,
     /// The cache device failed a write or a flush in this opening.
     pub cache_failed: bool,
+    /// A flush of it failed, and what it should have covered is gone, or goes.
+    pub cache_dropped: bool,
+    /// The process that died last had a flush of it under way, or it had failed: nobody knows what it has dropped.
+    pub cache_unsure: bool,
+    /// Of each volume, the last sequence that was on no backing device when the machine stopped.
+    pub ended: Vec<Sequence>,
+    /// Its next flush fails and drops all that it should have covered, of which that of segments shows: at once, or later.
+    pub flush_fails_next: Option<bool>,
     /// Its next write or flush fails.
     pub cache_fails_next: bool,
     /// What a device did last.
@@ -139,6 +147,10 @@ impl World {
             bad_headers: Vec::new(),
             faults_over: false,
             cache_failed: false,
+            cache_dropped: false,
+            cache_unsure: false,
+            flush_fails_next: None,
+            ended: Vec::new(),
             cache_fails_next: false,
             done: None,
             bound,
@@ -181,6 +193,10 @@ impl World {
             scrubbed: Report::default(),
             faults_over: self.faults_over,
             cache_failed: self.cache_failed,
+            cache_dropped: self.cache_dropped,
+            cache_unsure: self.cache_unsure,
+            flush_fails_next: self.flush_fails_next,
+            ended: self.ended.clone(),
             cache_fails_next: self.cache_fails_next,
             done: self.done,
             bound: self.bound.clone(),

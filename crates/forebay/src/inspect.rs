@@ -87,7 +87,9 @@ pub struct RecordFound {
 pub struct Inspection {
     device: FileDevice,
     found: Found,
-    left: Option<Vec<LeftBehind>>,
+    left: Vec<LeftBehind>,
+    /// As the next opening will take it.
+    died_alone: bool,
 }
 
 impl Inspection {
@@ -101,8 +103,8 @@ impl Inspection {
             Refused::Held(_) | Refused::Busy(_) => InspectError::Busy { path: path.to_owned() }, // I2
         })?;
         let found = cache::read_superblock(&device)?;
-        let left = left_in_memory(&found.superblock, places)?;
-        Ok(Inspection { device, found, left })
+        let (left, died_alone) = left_in_memory(&found.superblock, places)?;
+        Ok(Inspection { device, found, left, died_alone })
     }
 
     /// The superblock's copies, and the newest good one.
@@ -117,7 +119,7 @@ impl Inspection {
 
     /// Segments that a killed process had not finished, which the next opening will write.
     pub fn left_segments(&self) -> Vec<SegmentId> {
-        self.left.iter().flatten().map(|(segment, _)| *segment).collect()
+        self.left.iter().map(|(segment, _)| *segment).collect()
     }
 
     /// Every log, read from its records alone: what a checkpoint says is not needed, and would
@@ -138,9 +140,9 @@ impl Inspection {
     fn recover_by(&self, superblock: &Superblock) -> Recovered {
         let config = Config::default();
         let mut reader = Overlay { inspection: self };
-        let writer = match self.left {
-            Some(_) => Writer::DiedAlone,
-            None => Writer::MayHaveLostPower,
+        let writer = match self.died_alone {
+            true => Writer::DiedAlone,
+            false => Writer::MayHaveLostPower,
         };
         let (room, mutants) = (config.extent_count_max, config.mutants);
         recovery::recover(superblock, &mut reader, room, writer, mutants)
@@ -158,7 +160,7 @@ impl Inspection {
     /// Reads what the log holds at an address: memory first, then the device.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.device.read_at(address, bytes)?;
-        for (segment, left) in self.left.iter().flatten() {
+        for (segment, left) in &self.left {
             let first = self.superblock().address(*segment, 0);
             let from = first.max(address);
             let to = (first + left.len() as u64).min(address + bytes.len() as u64);
@@ -236,23 +238,24 @@ impl CacheReader for Overlay<'_> {
     }
 }
 
-/// What a killed process left, ready to be written: the segments' first blocks.
+/// What a killed process left, ready to be written: the segments' first blocks; and whether it died alone.
 fn left_in_memory(
     superblock: &Superblock,
     places: &Places,
-) -> Result<Option<Vec<LeftBehind>>, InspectError> {
+) -> Result<(Vec<LeftBehind>, bool), InspectError> {
     // Where there is no directory of ours nothing was left.
     let Ok(Some(dir)) = RuntimeDir::open_in(places).and_then(|dir| dir.shared_dir(places)) else {
-        return Ok(None);
+        return Ok((Vec::new(), false));
     };
     let path = dir.path().join(shared_name(superblock));
     let memory = |source| InspectError::Memory { path: path.clone(), source };
     let file = match File::open(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), false)),
         other => other.map_err(memory)?,
     };
     let left = memory::left_behind(&file, &shared_identity(superblock)).map_err(memory)?;
-    let Some(mut left) = left.map(|left| left.segments) else { return Ok(None) };
+    let Some(left) = left else { return Ok((Vec::new(), false)) };
+    let (died_alone, mut left) = (left.died_alone(), left.segments);
     left.retain_mut(|(segment, bytes)| {
         if segment.0 >= superblock.segment_count {
             return false;
@@ -261,7 +264,7 @@ fn left_in_memory(
         bytes.truncate(usize::from(blocks) * BLOCK_SIZE);
         blocks > 0
     });
-    Ok(Some(left))
+    Ok((left, died_alone))
 }
 
 /// The fields of a structure; parts that have tables of their own are left out.

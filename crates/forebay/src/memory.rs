@@ -11,8 +11,10 @@
 use crate::ingest;
 use crate::io::{Arena, Span};
 use forebay_core::format::record::{Identity, Known};
+use forebay_core::limits::VOLUME_COUNT_MAX;
+use forebay_core::log::recovery::LogEnd;
 use forebay_core::payload::{Ingested, Payload, Place};
-use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, BufferId, SegmentId, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, BufferId, SegmentId, Sequence, VolumeIndex};
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -23,8 +25,14 @@ const TABLE_AT: usize = 4096;
 const BOOT_ID_BYTES: usize = 36;
 /// Behind all that is compared: whether the cache device failed ...
 const CACHE_FAILED_AT: usize = 76;
-/// ... and of which volumes' backing devices a flush did.
+/// ... whether a flush of it is under way ...
+const FLUSHING_AT: usize = 77;
+/// ... of which volumes' backing devices a flush failed ...
 const FAILED_FLUSHES_AT: usize = 88;
+/// ... and, for each volume, up to where its log had come when a flush of the cache device was begun, or failed.
+const ENDS_AT: usize = 96;
+const END_BYTES: usize = 16;
+const _: () = assert!(ENDS_AT + VOLUME_COUNT_MAX * END_BYTES <= TABLE_AT);
 
 /// Which opening of which cache in which boot a shared file belongs to (M2).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,13 +82,33 @@ pub struct Left {
     pub segments: Vec<LeftBehind>,
     /// The cache device had failed: it may have lost what was not flushed, as when the power fails.
     pub cache_failed: bool,
+    /// So it may have if a flush of it was under way: nobody has heard how that ended.
+    pub flushing: bool,
+    /// Up to where each volume's log had come when the last flush was begun, or failed.
+    pub ends: Vec<LogEnd>,
     /// Volumes, a bit for each, of whose backing devices a flush failed.
     pub failed_flushes: u64,
+}
+
+impl Left {
+    /// Whether nothing but the process has come to an end: the cache device has all that it was given.
+    pub fn died_alone(&self) -> bool {
+        !self.cache_failed && !self.flushing
+    }
 }
 
 /// What a process that is gone left in its buffers; `None` if the file is not of this cache's last
 /// opening in this boot, so that power may have failed since.
 pub fn left_behind(file: &File, identity: &SharedIdentity) -> io::Result<Option<Left>> {
+    left(file, identity, true)
+}
+
+/// The same without what its buffers hold.
+pub fn left_notes(file: &File, identity: &SharedIdentity) -> io::Result<Option<Left>> {
+    left(file, identity, false)
+}
+
+fn left(file: &File, identity: &SharedIdentity, buffers: bool) -> io::Result<Option<Left>> {
     use std::os::unix::fs::FileExt;
     let mut head = [0; 84];
     if file.metadata()?.len() < TABLE_AT as u64 {
@@ -88,6 +116,7 @@ pub fn left_behind(file: &File, identity: &SharedIdentity) -> io::Result<Option<
     }
     file.read_exact_at(&mut head, 0)?;
     let cache_failed = std::mem::take(&mut head[CACHE_FAILED_AT]) != 0;
+    let flushing = std::mem::take(&mut head[FLUSHING_AT]) != 0;
     let count = u32::from_le_bytes([head[16], head[17], head[18], head[19]]);
     let Ok(count) = u16::try_from(count) else { return Ok(None) };
     if head != identity.encode(count)
@@ -100,7 +129,7 @@ pub fn left_behind(file: &File, identity: &SharedIdentity) -> io::Result<Option<
     let mut segments = Vec::new();
     for (buffer, entry) in table.chunks_exact(4).enumerate() {
         let segment = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
-        if segment > 0 {
+        if segment > 0 && buffers {
             let mut bytes = vec![0; identity.segment_bytes as usize];
             let at = buffers_at(count) + buffer * identity.segment_bytes as usize;
             file.read_exact_at(&mut bytes, at as u64)?;
@@ -109,7 +138,41 @@ pub fn left_behind(file: &File, identity: &SharedIdentity) -> io::Result<Option<
     }
     let mut failed = [0; 8];
     file.read_exact_at(&mut failed, FAILED_FLUSHES_AT as u64)?;
-    Ok(Some(Left { segments, cache_failed, failed_flushes: u64::from_le_bytes(failed) }))
+    let mut ends = [[0; END_BYTES]; VOLUME_COUNT_MAX];
+    file.read_exact_at(ends.as_flattened_mut(), ENDS_AT as u64)?;
+    let failed_flushes = u64::from_le_bytes(failed);
+    let ends = ends.iter().map(end_of).collect();
+    Ok(Some(Left { segments, cache_failed, flushing, failed_flushes, ends }))
+}
+
+fn end_of(bytes: &[u8; END_BYTES]) -> LogEnd {
+    let [through @ .., a, b, c, d, _, _, _, _] = *bytes;
+    LogEnd {
+        through: Sequence(u64::from_le_bytes(through)),
+        attach_generation: u32::from_le_bytes([a, b, c, d]),
+    }
+}
+
+fn end_bytes(end: &LogEnd) -> [u8; END_BYTES] {
+    let mut bytes = [0; END_BYTES];
+    bytes[..8].copy_from_slice(&end.through.0.to_le_bytes());
+    bytes[8..12].copy_from_slice(&end.attach_generation.to_le_bytes());
+    bytes
+}
+
+/// The cache device is being flushed for what a process left, or was.
+pub(crate) fn note_flushing_at_opening(file: &File, is_under_way: bool) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    file.write_all_at(&[u8::from(is_under_way)], FLUSHING_AT as u64)
+}
+
+/// The cache device has failed while what a process left was put in order: whoever tries again is told, and how far the logs came.
+pub(crate) fn note_failed_at_opening(file: &File, ends: &[LogEnd]) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    for (at, end) in ends.iter().enumerate().take(VOLUME_COUNT_MAX) {
+        file.write_all_at(&end_bytes(end), (ENDS_AT + at * END_BYTES) as u64)?;
+    }
+    file.write_all_at(&[1], CACHE_FAILED_AT as u64)
 }
 
 /// What a request brings along.
@@ -150,7 +213,9 @@ impl Memory {
         };
         if let Some((_, identity)) = shared {
             arena.span(TABLE_AT, buffers_at(buffer_count) - TABLE_AT).fill_zero();
-            arena.span(FAILED_FLUSHES_AT, 8).fill_zero();
+            arena.span(CACHE_FAILED_AT, 2).fill_zero();
+            arena.span(FAILED_FLUSHES_AT, ENDS_AT - FAILED_FLUSHES_AT).fill_zero();
+            arena.span(ENDS_AT, VOLUME_COUNT_MAX * END_BYTES).fill_zero();
             let head = identity.encode(buffer_count);
             arena.span(8, head.len() - 8).copy_in(&head[8..]);
             compiler_fence(Ordering::Release);
@@ -169,9 +234,32 @@ impl Memory {
         })
     }
 
-    /// The cache device has failed: whoever finds this memory is told.
-    pub(crate) fn note_cache_failed(&self) {
+    /// The cache device has failed: whoever finds this memory is told, and up to where each log had come.
+    pub(crate) fn note_cache_failed(&self, ends: impl Iterator<Item = (VolumeIndex, LogEnd)>) {
+        self.note_ends(ends);
         self.shared.span(CACHE_FAILED_AT, 1).copy_in(&[1]);
+        compiler_fence(Ordering::Release);
+    }
+
+    /// A flush of the cache device begins. Whoever finds this memory is told, unless [`Memory::note_flushed`] comes before.
+    pub(crate) fn note_flushing(&self, ends: impl Iterator<Item = (VolumeIndex, LogEnd)>) {
+        self.note_ends(ends);
+        self.shared.span(FLUSHING_AT, 1).copy_in(&[1]);
+        compiler_fence(Ordering::Release);
+    }
+
+    /// It has ended, and if it failed that is noted.
+    pub(crate) fn note_flushed(&self) {
+        compiler_fence(Ordering::Release);
+        self.shared.span(FLUSHING_AT, 1).copy_in(&[0]);
+    }
+
+    fn note_ends(&self, ends: impl Iterator<Item = (VolumeIndex, LogEnd)>) {
+        for (volume, end) in ends {
+            let at = ENDS_AT + usize::from(volume.0) * END_BYTES;
+            self.shared.span(at, END_BYTES).copy_in(&end_bytes(&end));
+        }
+        compiler_fence(Ordering::Release);
     }
 
     /// The arenas that devices read and write, to be registered with the reactor.
@@ -319,8 +407,16 @@ mod tests {
         for volume in [1, 59] {
             first.flush_failed(VolumeIndex(volume));
         }
+        let end = |through| LogEnd { attach_generation: 3, through: Sequence(through) };
+        first.note_flushing([(VolumeIndex(2), end(77))].into_iter());
+        let left = left_behind(&file, &identity).unwrap().unwrap();
+        assert_eq!((left.flushing, left.cache_failed, left.ends[2]), (true, false, end(77)));
+        first.note_cache_failed([(VolumeIndex(59), end(1 << 60))].into_iter());
+        first.note_flushed();
         drop(first);
         let left = left_behind(&file, &identity).unwrap().unwrap();
+        assert_eq!((left.flushing, left.cache_failed), (false, true));
+        assert_eq!((left.ends[2], left.ends[59]), (end(77), end(1 << 60)));
         assert_eq!(left.failed_flushes, 1 << 1 | 1 << 59);
         let [(SegmentId(0), bytes)] = &left.segments[..] else { panic!("one buffer was in use") };
         assert!(bytes[4096..].starts_with(b"payload"));
@@ -330,5 +426,6 @@ mod tests {
         drop(memory().unwrap());
         let left = left_behind(&file, &identity).unwrap().unwrap();
         assert_eq!((left.failed_flushes, left.segments.len()), (0, 0));
+        assert!(!left.cache_failed && left.ends.iter().all(|end| *end == LogEnd::default()));
     }
 }

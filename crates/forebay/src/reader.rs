@@ -54,6 +54,9 @@ pub struct Reader<'a> {
     files: [Option<File>; 2],
     done: Vec<Completion>,
     events: Vec<(u64, i32)>,
+    /// Bytes that were written again, and why that failed.
+    rewritten: u64,
+    refused: Option<io::Error>,
 }
 
 /// The index in `under_way` and `failed` of the reads of `fill`.
@@ -79,6 +82,8 @@ impl<'a> Reader<'a> {
             files: [None, None],
             done: Vec::new(),
             events: Vec::new(),
+            rewritten: 0,
+            refused: None,
         })
     }
 
@@ -86,6 +91,11 @@ impl<'a> Reader<'a> {
     pub fn lasting(mut self, lasting: bool) -> Reader<'a> {
         self.lasting = lasting;
         self
+    }
+
+    /// How many bytes were written again, or why some could not be.
+    pub fn rewritten(&mut self) -> io::Result<u64> {
+        self.refused.take().map_or(Ok(self.rewritten), Err)
     }
 
     /// Where the index's cells and the slots' rows lie, if they last.
@@ -262,6 +272,16 @@ impl CacheReader for Reader<'_> {
         self.filled.clear();
         span.copy_out(bytes);
         if self.failed[FILL].is_empty() { Ok(()) } else { Err(Fault) }
+    }
+
+    fn rewrite(&mut self, offset: u64, bytes: &[u8]) {
+        if self.refused.is_some() {
+            return;
+        }
+        match self.device.write_at(offset, bytes) {
+            Ok(()) => self.rewritten += bytes.len() as u64,
+            Err(error) => self.refused = Some(error),
+        }
     }
 
     fn cells(&mut self, count: usize) -> Vec<u64> {

@@ -5,6 +5,7 @@
 //! [`Shard::turn`] again and again; requests go in by [`Shard::submit`], answers come out of
 //! [`Shard::take_answers`], and what the reactor reports for others (sockets) is handed on.
 
+mod flushes;
 mod opening;
 mod settings;
 mod sizes;
@@ -12,6 +13,7 @@ mod volumes;
 
 pub use opening::Opening;
 
+use self::flushes::Flushes;
 use crate::cache::{self, CacheError};
 use crate::handover::{self, Handed};
 use crate::host::identity::Fingerprint;
@@ -138,9 +140,13 @@ fn system(what: &'static str) -> impl Fn(io::Error) -> OpenError {
 pub struct Opened {
     /// Segments that a killed process left in memory and that were written.
     pub redone_segments: usize,
-    /// The cache device had failed before: it may have lost what was not flushed. Where a log was cut for that, flushes fail until
-    /// the next opening.
+    /// The cache device had failed before: it may have lost what was not flushed.
     pub cache_failed: bool,
+    /// Volumes whose log ends before the place where it is known to have ended: their flushes fail until the guest was told and the
+    /// cache is opened again.
+    pub dropped_ends: usize,
+    /// Bytes of the logs' ends that were written again: they were there, and may not have been durable.
+    pub rewritten_bytes: u64,
     /// What was damaged.
     pub damage: Vec<Damage>,
     /// The last stop was a clean one.
@@ -193,6 +199,9 @@ pub struct Shard {
     answers: Vec<(u32, Result<(), RequestError>)>,
     done: Vec<Completion>,
     naming: Option<Naming>,
+    flushes: Flushes,
+    /// That the cache device has failed is in the memory that outlives the process.
+    failure_noted: bool,
     marks_stale: bool,
     /// Marks that are wanted, and that nobody has begun to write.
     stale_wanted: Vec<StaleWanted>,
@@ -214,6 +223,8 @@ pub struct Shard {
 
 /// The device token of the superblock's own writes.
 const NAMING_TOKEN: u64 = 1 << 40;
+/// That of flushes of the cache device.
+const FLUSH_TOKEN: u64 = 1 << 41;
 /// Bytes of one of them.
 const NAMING_BYTES: usize = BACKGROUND_BLOCKS as usize * BLOCK_SIZE;
 /// A copy in parts, and a flush.
@@ -298,17 +309,48 @@ impl Shard {
     /// Both copies, one after the other, and not while a naming writes them: what it has in hand is older, and
     /// would be there in the end.
     fn write_superblock(&mut self) -> Result<(), OpenError> {
-        while self.naming.is_some() {
-            self.turn_for_itself(None)?;
+        self.end_flushes()?;
+        if self.engine.health() == CacheHealth::Failed {
+            // One copy may not be durable, though it can be read: the other is not to be replaced (R5 of `format/pair`).
+            return Err(system("write the superblock")(io::Error::other(
+                "the cache device has failed; it is written to when it is opened again",
+            )));
         }
         self.superblock.sequence += 1;
         self.superblock.written_at = wall_now();
-        let written = cache::write_superblock(self.cache.as_ref(), &self.superblock);
+        Ok(self.flush_alone(cache::write_superblock)?)
+    }
+
+    /// Until nothing of the superblock is under way, and no flush of the cache device (D5 in `log/durable.rs`).
+    fn end_flushes(&mut self) -> Result<(), OpenError> {
+        while self.naming.is_some() || !self.flushes.is_idle() {
+            self.turn_for_itself(None)?;
+        }
+        Ok(())
+    }
+
+    /// Does something with the superblock that flushes the cache device, and is waited for.
+    fn flush_alone(
+        &mut self,
+        write: impl FnOnce(&dyn Device, &Superblock) -> Result<(), CacheError>,
+    ) -> Result<(), CacheError> {
+        self.memory.note_flushing(self.engine.log_ends());
+        let written = write(self.cache.as_ref(), &self.superblock);
         if written.is_err() {
             // Like any write or flush of the cache device (D3 in `log/durable.rs`).
             self.engine.cache_has_failed();
+            self.note_failure();
         }
-        Ok(written?)
+        self.memory.note_flushed();
+        written
+    }
+
+    /// Notes that the cache device has failed where the next process finds it: before anybody is told.
+    fn note_failure(&mut self) {
+        if self.engine.health() == CacheHealth::Failed && !self.failure_noted {
+            self.failure_noted = true;
+            self.memory.note_cache_failed(self.engine.log_ends());
+        }
     }
 
     /// A turn in the middle of something else: what came for others is kept for the next one.
@@ -428,9 +470,7 @@ impl Shard {
         self.engine.clock(tick, wall);
         self.poll_devices(now);
         self.engine.tick(tick, wall, &mut self.memory);
-        if self.engine.health() == CacheHealth::Failed {
-            self.memory.note_cache_failed();
-        }
+        self.note_failure();
         self.run_effects();
         Ok(())
     }
@@ -496,7 +536,7 @@ impl Shard {
         let addresses = Superblock::addresses(self.superblock.size_bytes);
         let (copy, part) = (naming.step / NAMING_STEPS, naming.step % NAMING_STEPS);
         let operation = match part * NAMING_BYTES {
-            SUPERBLOCK_SIZE => Operation::Flush,
+            SUPERBLOCK_SIZE => return self.ask_flush(NAMING_TOKEN, now),
             from => {
                 let span = self.naming_memory.span(copy * SUPERBLOCK_SIZE + from, NAMING_BYTES);
                 Operation::Write { span, offset: addresses[copy] + from as u64 }
@@ -517,11 +557,41 @@ impl Shard {
     }
 
     fn complete(&mut self, completion: Completion) {
-        if completion.token == NAMING_TOKEN {
-            return self.named_step(completion.result.map_err(|_| Fault));
-        }
         let result = completion.result.map_err(|DeviceError { .. }| Fault);
-        self.engine.completed(Token(completion.token as u32), result, &mut self.memory);
+        if completion.token != FLUSH_TOKEN {
+            return self.completed(completion.token, result);
+        }
+        while let Some(token) = self.flushes.heard(result) {
+            self.completed(token, result);
+        }
+        self.memory.note_flushed();
+        self.begin_flush(Instant::now());
+    }
+
+    fn completed(&mut self, token: u64, result: Result<(), Fault>) {
+        if token == NAMING_TOKEN {
+            self.named_step(result);
+        } else {
+            self.engine.completed(Token(token as u32), result, &mut self.memory);
+        }
+        self.note_failure();
+    }
+
+    fn ask_flush(&mut self, token: u64, now: Instant) {
+        if self.flushes.ask(token) {
+            self.flush_now(now);
+        }
+    }
+
+    fn begin_flush(&mut self, now: Instant) {
+        if self.flushes.begin() {
+            self.flush_now(now);
+        }
+    }
+
+    fn flush_now(&mut self, now: Instant) {
+        self.memory.note_flushing(self.engine.log_ends());
+        self.cache.submit(&mut self.reactor, Operation::Flush, FLUSH_TOKEN, now);
     }
 
     /// Does what the engine wants done.
@@ -551,7 +621,7 @@ impl Shard {
             Effect::WriteSuperblock { token, change } => {
                 self.change_superblock(token, change, clock.now())
             }
-            Effect::FlushCache { token } => self.ask_cache(Operation::Flush, token, clock.now()),
+            Effect::FlushCache { token } => self.ask_flush(u64::from(token.0), clock.now()),
             Effect::ReadBacking { token, volume, lba, blocks, to } => {
                 let span = self.memory.span(to, blocks);
                 let bytes = self.bytes_there(volume, lba.bytes(), u64::from(blocks) * BLOCK_BYTES);

@@ -19,6 +19,9 @@
 //!   second one if the first cannot be read at all.
 //! - **R4** Whatever becomes of one block of the first copy, the second is found. A stale one of another size, that a
 //!   rotten size may point to, does not pass for it.
+//! - **R5** A copy is replaced only while the other is durable. That it can be read says nothing: a flush of it may have failed.
+//!   So the newest is written again, and flushed, before the older is made equal to it; and of two equal ones, of which the first was
+//!   durable before the second was written, the second before the first is replaced by a newer one.
 
 use super::FormatError;
 use super::bytes::get_u64;

@@ -629,8 +629,8 @@ impl Engine {
     }
 
     pub(crate) fn checkpoint_flushed(&mut self, result: Result<(), Fault>) {
-        if result.is_err() {
-            return self.fail_cache();
+        if !self.counts(result) {
+            return;
         }
         self.checkpoint.stage = Stage::Naming { in_flight: false };
         self.checkpoint_name();
@@ -649,8 +649,8 @@ impl Engine {
 
     pub(crate) fn checkpoint_named(&mut self, result: Result<(), Fault>) {
         self.superblock_busy = false;
-        if result.is_err() {
-            return self.fail_cache();
+        if !self.counts(result) {
+            return;
         }
         let forget = self.config.mutants.is(Mutant::CheckpointRunChangeForgotten);
         let Checkpointer { named_runs, copied_runs, .. } = &mut self.checkpoint;

@@ -8,6 +8,9 @@
 //! - **D1** A flush covers only records whose writes were complete when it was issued.
 //! - **D2** Who waits for a sequence is answered only after a flush that covers it.
 //! - **D3** A failed write or flush is never tried again: the log is closed for appends.
+//! - **D5** From a failed flush on no other one counts, however it ends: the device tells of what it drops once, and not
+//!   always to the one who should have covered it. A flush that ended well before has counted, so whoever runs the engine has only one of
+//!   the cache device under way at a time, the superblock's included, or tells all of them that overlap of a failure.
 //! - **D4** Marks that lie in the superblock rest on nothing that is not durable: entries that name
 //!   again what a segment held before the tail passes it, for one.
 //! - **D5** What was placed is on its way to the device `close_after` later and wanted durable `durable_after` later, whatever is placed
@@ -15,6 +18,7 @@
 
 use crate::effect::{Effect, Fault, SuperblockChange, Token};
 use crate::engine::{Acknowledge, CacheHealth, Engine, Pending};
+use crate::log::recovery::LogEnd;
 use crate::log::segment::State;
 use crate::mutant::Mutant;
 use crate::op::around::Around;
@@ -108,8 +112,8 @@ impl Engine {
 
     pub(crate) fn marks_noted(&mut self, noted: Marks, result: Result<(), Fault>) {
         self.superblock_busy = false;
-        if result.is_err() {
-            return self.fail_cache();
+        if !self.counts(result) {
+            return;
         }
         // The volume may have been forgotten meanwhile.
         let Marks { volume, attach_generation, watermark, tail } = noted;
@@ -192,8 +196,8 @@ impl Engine {
 
     pub(crate) fn cache_flushed(&mut self, result: Result<(), Fault>) {
         self.flush_running = false;
-        if result.is_err() {
-            return self.fail_cache();
+        if !self.counts(result) {
+            return;
         }
         for index in 0..self.volume_end {
             if let Some(state) = self.volumes[index].as_deref_mut() {
@@ -244,6 +248,27 @@ impl Engine {
                 log.before_head = None;
             }
         }
+    }
+
+    /// Whether a flush, or a write of the superblock, which is flushed, makes anything durable (D5).
+    pub(crate) fn counts(&mut self, result: Result<(), Fault>) -> bool {
+        if result.is_err() {
+            self.fail_cache();
+        }
+        let alone = self.config.mutants.is(Mutant::FlushHeardAlone);
+        result.is_ok() && (self.health == CacheHealth::Healthy || alone)
+    }
+
+    /// Up to where each log has come that holds something which is neither durable nor on its backing device, to be noted in memory
+    /// that outlives the process: when a flush of the cache device is begun, and when it has failed
+    /// (V10 of `log::recovery`).
+    pub fn log_ends(&self) -> impl Iterator<Item = (VolumeIndex, LogEnd)> {
+        self.all_volumes().map(|state| {
+            let log = &state.log;
+            let unsure = log.dirtied > log.watermark && log.dirtied > log.durable.through;
+            let through = if unsure { log.dirtied } else { Sequence(0) };
+            (state.index, LogEnd { attach_generation: state.attach_generation, through })
+        })
     }
 
     /// The cache device failed: whoever needs it hears so, nothing is appended any more (D3).

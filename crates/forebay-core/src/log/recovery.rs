@@ -15,8 +15,13 @@
 //! - **V3** Payload above `durable_through` is read and checked before its record counts.
 //! - **V6** Where the process died alone ([`Writer`]) nothing is torn: all that is there counts as
 //!   durable, so what is bad is rot.
-//! - **V4** Recovering twice gives the same; a crash within recovery changes nothing, since the
-//!   only write is the superblock's.
+//! - **V4** Recovering twice gives the same; a crash within recovery changes nothing, since all that is written
+//!   is what is there already (V9), and the superblock.
+//! - **V9** A record above `durable_through` that counts is written again, as it was read, and flushed before anything
+//!   rests on it. A device whose flush failed may show what no later flush covers, and which goes with the power. Only where the
+//!   process died alone is a flush enough: none was under way, and none had failed.
+//! - **V10** A log that ends before the place that the memory of the process before names ([`latch_dropped`]) has lost
+//!   what it held: the next flush of its volume is not answered well.
 //! - **V7** A volume that was found frozen stays so, whatever becomes of the records that showed it: a
 //!   checkpoint or the next head lies behind them.
 //! - **V8** Before the head, too, a record counts only if the one behind it links to it, and a header only if its
@@ -67,7 +72,8 @@ pub enum Writer {
     /// Power may have failed, or nothing is known: the end of the log may be torn.
     MayHaveLostPower,
     /// It died alone, and what it left in its buffers has been written ([`redo`]): every record
-    /// that was begun is there, whole.
+    /// that was begun is there, whole. No flush of the cache device was under way when it died, and none had failed: else
+    /// nobody can say what the device has dropped.
     DiedAlone,
 }
 
@@ -95,6 +101,8 @@ struct Recovery<'a, R> {
     /// Headers read together.
     batch: Vec<u8>,
     in_bytes: Option<SegmentId>,
+    /// Blocks of that segment, from one to another, that are to be written again (V9).
+    unflushed: Option<(SegmentId, u16, u16)>,
     found: Recovered,
     extent_count_max: u32,
     /// The opening of the newest record that was applied.
@@ -159,6 +167,7 @@ fn recover_from<R: CacheReader>(
         bytes: alloc::vec![0; usize::from(blocks) * BLOCK_SIZE],
         batch: Vec::new(),
         in_bytes: None,
+        unflushed: None,
         found: Recovered {
             index,
             slots,
@@ -238,6 +247,57 @@ pub fn reopen(superblock: &Superblock, found: &Recovered, mutants: Mutants) -> S
         }
     }
     next
+}
+
+/// Up to where a log had come that holds something which is on no backing device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogEnd {
+    /// Of the volume: another one that gets its place is not meant.
+    pub attach_generation: u32,
+    /// Last sequence of such an entry that was not durable; 0: there was none.
+    pub through: Sequence,
+}
+
+/// Notes as failed the flushes of volumes whose log ends before its place in `ends` (V10): what is missing was answered,
+/// and its guest may live. Says of how many.
+pub fn latch_dropped(
+    superblock: &mut Superblock,
+    found: &Recovered,
+    ends: &[LogEnd],
+    mutants: Mutants,
+) -> usize {
+    let mut count = 0;
+    for (at, (volume, end)) in superblock.volumes.iter_mut().zip(ends).enumerate() {
+        let Some(volume) = volume else { continue };
+        let meant = end.attach_generation == volume.attach_generation;
+        let is_short = found.end_of(VolumeIndex(at as u8)) < end.through;
+        if meant && is_short && !mutants.is(Mutant::DropUnlatched) {
+            volume.flush_failed = true;
+            count += 1;
+        }
+    }
+    count
+}
+
+/// Up to where logs must come for nothing to be missing, after an opening that found so much and failed, and what was known
+/// before it. Where it found nothing out, no end that can be found is enough.
+pub fn ends_found(
+    superblock: &Superblock,
+    found: Option<&Recovered>,
+    before: &[LogEnd],
+) -> Vec<LogEnd> {
+    let volumes = superblock.volumes.iter().zip(before).enumerate();
+    let end = |(at, (volume, before)): (usize, (&Option<Volume>, &LogEnd))| {
+        let attach_generation = volume.as_ref().map_or(0, |volume| volume.attach_generation);
+        let now = match found {
+            Some(found) => found.dirty_end_of(VolumeIndex(at as u8)),
+            None => Sequence(u64::MAX),
+        };
+        let meant = before.attach_generation == attach_generation;
+        let through = if meant { now.max(before.through) } else { now };
+        LogEnd { attach_generation, through }
+    };
+    volumes.map(end).collect()
 }
 
 impl<R: CacheReader> Recovery<'_, R> {

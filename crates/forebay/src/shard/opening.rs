@@ -4,20 +4,20 @@
 //! that takes.
 
 use super::{
-    Begun, Coming, OpenError, Opened, REQUESTS_INSIDE_MAX, Shard, ShardOptions, shared_identity,
-    shared_name, system, uuid_text, wall_now,
+    Begun, Coming, Flushes, OpenError, Opened, REQUESTS_INSIDE_MAX, Shard, ShardOptions,
+    shared_identity, shared_name, system, uuid_text, wall_now,
 };
 use crate::cache;
 use crate::handover::Handed;
 use crate::host::holder::when_free;
 use crate::host::runtime_dir::RuntimeDir;
 use crate::io::{Arena, Device, Reactor};
-use crate::memory::{self, Memory, SharedIdentity};
+use crate::memory::{self, Left, Memory, SharedIdentity};
 use crate::reader::Reader;
 use forebay_core::engine::{Acknowledge, Config, Engine, window_frames};
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use forebay_core::limits::{TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
-use forebay_core::log::recovery::{self, Damage, Recovered, Writer};
+use forebay_core::log::recovery::{self, Recovered, Writer};
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, Tick, VolumeIndex};
 use std::fs::File;
@@ -69,7 +69,11 @@ impl Opening {
             when_free(&dir.path().join(&name), |()| true, || (), free)
                 .map_err(|_| OpenError::Copy { uuid })?;
         }
-        cache::repair_superblock(cache.as_ref(), &found)?;
+        let dir = shared_dir.as_ref();
+        while_flushing(dir, &found.superblock, || {
+            Ok(cache::repair_superblock(cache.as_ref(), &found)?)
+        })
+        .inspect_err(|_| note_failed(dir, &found.superblock, None))?;
         let superblock = found.superblock;
         let identity = shared_identity(&superblock);
         let (room, mutants) = (options.config.extent_count_max, options.config.mutants);
@@ -101,7 +105,7 @@ impl Opening {
         Opening::read(cache, options, superblock, shared_dir, opened, begun)
     }
 
-    /// Redoes what a killed process left in memory and reads the log.
+    /// Redoes what a killed process left in memory, reads the log, and makes durable what it goes on from.
     fn read(
         mut cache: Box<dyn Device>,
         options: &ShardOptions,
@@ -110,21 +114,24 @@ impl Opening {
         mut opened: Opened,
         begun: Instant,
     ) -> Result<Opening, OpenError> {
-        let name = shared_name(&superblock);
         let identity = shared_identity(&superblock);
+        let left = match &shared_dir {
+            Some(dir) => left_behind(dir, &superblock)?,
+            None => None,
+        };
+        let failed = |superblock: &Superblock, recovered: Option<&Recovered>| {
+            note_failed(shared_dir.as_ref(), superblock, recovered);
+        };
+        opened.redone_segments = put_back(cache.as_ref(), &superblock, left.as_ref())
+            .inspect_err(|_| failed(&superblock, None))?;
         let mut writer = Writer::MayHaveLostPower;
-        if let Some(dir) = &shared_dir
-            && let Some(redone) = redo(cache.as_ref(), &superblock, dir, &name, &identity)?
-        {
-            opened.redone_segments = redone.segments;
-            superblock.note_failed_flushes(redone.failed_flushes); // as `finish` writes it
-            opened.cache_failed = redone.cache_failed;
-            if !redone.cache_failed {
+        if let Some(left) = &left {
+            superblock.note_failed_flushes(left.failed_flushes); // as `finish` writes it
+            opened.cache_failed = left.cache_failed;
+            if left.died_alone() {
                 writer = Writer::DiedAlone;
             }
         }
-        // What is read below must not be lost once the generation is raised.
-        cache.sync().map_err(system("flush the cache device"))?;
         let mut config = options.config;
         let mut reactor =
             Reactor::new(options.reactor, 1024).map_err(system("start the reactor"))?;
@@ -133,7 +140,20 @@ impl Opening {
         reader = reader.lasting(options.lasting);
         let (room, mutants) = (config.extent_count_max, config.mutants);
         let recovered = recovery::recover(&superblock, &mut reader, room, writer, mutants);
+        let rewritten = reader.rewritten();
         let files = reader.into_files();
+        opened.rewritten_bytes = rewritten
+            .map_err(system("write again what may not be durable"))
+            .inspect_err(|_| failed(&superblock, Some(&recovered)))?;
+        // What was read must not be lost once the generation is raised.
+        let flush = || cache.sync().map_err(system("flush the cache device"));
+        while_flushing(shared_dir.as_ref(), &superblock, flush)
+            .inspect_err(|_| failed(&superblock, Some(&recovered)))?;
+        if let Some(left) = &left {
+            let (ends, mutants) = (&left.ends, config.mutants);
+            opened.dropped_ends =
+                recovery::latch_dropped(&mut superblock, &recovered, ends, mutants);
+        }
         opened.damage = recovered.damage.clone();
         opened.from_checkpoint = recovered.from_checkpoint;
         config.extent_count_max = recovered.extents_fitting(room);
@@ -183,14 +203,6 @@ impl Opening {
         } = self;
         let mut superblock = recovery::reopen(&superblock, &recovered, config.mutants);
         superblock.written_at = wall_now();
-        for damage in opened.damage.iter().filter(|_| opened.cache_failed) {
-            // Its guest may live, and have been answered what is gone.
-            if let Damage::Cut { volume, .. } = damage
-                && let Some(Some(recorded)) = superblock.volumes.get_mut(usize::from(volume.0))
-            {
-                recorded.flush_failed = true;
-            }
-        }
         cache::write_superblock(cache.as_ref(), &superblock)?;
         identity.open_generation = superblock.open_generation;
         let name = shared_name(&superblock);
@@ -243,6 +255,8 @@ impl Opening {
             answers: Vec::with_capacity(REQUESTS_INSIDE_MAX),
             done: Vec::with_capacity(TOKEN_COUNT_MAX),
             naming: None,
+            flushes: Flushes::new(),
+            failure_noted: false,
             marks_stale,
             stale_wanted: Vec::with_capacity(VOLUME_COUNT_MAX),
             kept: Vec::new(),
@@ -266,45 +280,72 @@ fn shared_dir(options: &ShardOptions) -> Option<RuntimeDir> {
     dir.shared_dir(&options.places).ok().flatten()
 }
 
-/// What a killed process left was written.
-struct Redone {
-    segments: usize,
-    /// It was not only the process that died.
-    cache_failed: bool,
-    /// Of which volumes' backing devices a flush had failed, a bit for each.
-    failed_flushes: u64,
-}
-
-/// Writes to the cache device what a killed process had placed and not written. `None` if nothing of the last opening is in memory,
-/// as after a reboot.
-fn redo(
-    cache: &dyn Device,
-    superblock: &Superblock,
-    dir: &RuntimeDir,
-    name: &str,
-    identity: &SharedIdentity,
-) -> Result<Option<Redone>, OpenError> {
-    let file = match File::open(dir.path().join(name)) {
+/// What a killed process left in memory. `None` if nothing of the last opening is there, as after a reboot.
+fn left_behind(dir: &RuntimeDir, superblock: &Superblock) -> Result<Option<Left>, OpenError> {
+    let file = match File::open(dir.path().join(shared_name(superblock))) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(system("read shared memory")(error)),
     };
+    memory::left_behind(&file, &shared_identity(superblock)).map_err(system("read shared memory"))
+}
+
+/// Writes to the cache device what a killed process had placed and not written; first of all the superblock's second copy, which may
+/// be there only until the power fails (R5 of `format/pair`). Says how many segments that were. Nothing of it is flushed.
+fn put_back(
+    cache: &dyn Device,
+    superblock: &Superblock,
+    left: Option<&Left>,
+) -> Result<usize, OpenError> {
+    cache::renew_second_copy(cache, superblock)?;
     let mut segments = 0;
-    let left = memory::left_behind(&file, identity).map_err(system("read shared memory"))?;
-    let Some(left) = left else { return Ok(None) };
-    for (segment, mut bytes) in left.segments {
+    for (segment, bytes) in left.iter().flat_map(|left| &left.segments) {
         if segment.0 >= superblock.segment_count {
             continue;
         }
-        let blocks = recovery::redo(superblock, segment, &mut bytes);
+        let mut bytes = bytes.clone();
+        let blocks = recovery::redo(superblock, *segment, &mut bytes);
         if blocks > 0 {
             let length = usize::from(blocks) * BLOCK_BYTES as usize;
             cache
-                .write_at(superblock.address(segment, 0), &bytes[..length])
+                .write_at(superblock.address(*segment, 0), &bytes[..length])
                 .map_err(system("write what a killed process left in memory"))?;
             segments += 1;
         }
     }
-    let (cache_failed, failed_flushes) = (left.cache_failed, left.failed_flushes);
-    Ok(Some(Redone { segments, cache_failed, failed_flushes }))
+    Ok(segments)
+}
+
+/// Flushes the cache device while the memory that was left says so: who dies meanwhile has not heard how it ended.
+fn while_flushing<T>(
+    dir: Option<&RuntimeDir>,
+    superblock: &Superblock,
+    flush: impl FnOnce() -> Result<T, OpenError>,
+) -> Result<T, OpenError> {
+    let unsaid = dir.and_then(|dir| left_notes(dir, superblock)).filter(|left| !left.1.flushing);
+    let file = unsaid.map(|left| left.0);
+    let note = |is_under_way| {
+        file.as_ref().map_or(Ok(()), |file| memory::note_flushing_at_opening(file, is_under_way))
+    };
+    note(true).map_err(system("write shared memory"))?;
+    let done = flush()?;
+    note(false).map_err(system("write shared memory"))?;
+    Ok(done)
+}
+
+/// The memory that was left, to be written to, and what it says.
+fn left_notes(dir: &RuntimeDir, superblock: &Superblock) -> Option<(File, Left)> {
+    let path = dir.path().join(shared_name(superblock));
+    let file = File::options().read(true).write(true).open(path).ok()?;
+    let left = memory::left_notes(&file, &shared_identity(superblock)).ok()??;
+    Some((file, left))
+}
+
+/// The cache device has failed at an opening: the next one must not take for whole what it reads, nor for all there was (V10 of
+/// `log/recovery`). Where nobody knows what was there, more is wanted than can be found.
+fn note_failed(dir: Option<&RuntimeDir>, superblock: &Superblock, found: Option<&Recovered>) {
+    let Some((file, left)) = dir.and_then(|dir| left_notes(dir, superblock)) else { return };
+    let ends = recovery::ends_found(superblock, found, &left.ends);
+    // Nobody is told better than by the error that led here.
+    let _ = memory::note_failed_at_opening(&file, &ends);
 }

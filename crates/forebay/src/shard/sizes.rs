@@ -76,7 +76,7 @@ impl Shard {
     /// nothing is appended any more: an opening finds the one size or the other.
     pub fn go_on_resizing(&mut self) -> Result<bool, OpenError> {
         let Some(size_bytes) = self.resizing else { return Ok(false) };
-        if !self.engine.may_resize() || self.naming.is_some() {
+        if !self.engine.may_resize() || self.naming.is_some() || !self.flushes.is_idle() {
             return Ok(false);
         }
         if self.engine.resize_stage() == Some(Stage::Unnaming) {
@@ -96,10 +96,7 @@ impl Shard {
         };
         next.sequence += 1;
         next.written_at = wall_now();
-        if let Err(error) = cache::write_resized(self.cache.as_ref(), &self.superblock, &next) {
-            self.engine.cache_has_failed();
-            return Err(error.into());
-        }
+        self.flush_alone(|device, superblock| cache::write_resized(device, superblock, &next))?;
         self.superblock = next;
         self.resizing = None;
         self.engine.resize(&self.superblock, cells.0, rows.0, &mut self.memory);

@@ -120,6 +120,11 @@ impl Rig {
         result.unwrap()
     }
 
+    /// Where its shared memory is.
+    pub fn buffers(&self) -> PathBuf {
+        self._buffers.0.clone()
+    }
+
     /// Closes the cache, with everything durable.
     pub fn close(self) {
         assert!(self.shard.close(PATIENCE).unwrap());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where a log ends: what stands behind the head that the superblock names (V1, V2, V3, V6).
+//! Where a log ends: what stands behind the head that the superblock names (V1, V2, V3, V6), and may
+//! not be durable (V9).
 
 use super::read::{BATCH, First, Step, Wanted};
 use super::{CacheReader, Damage, Recovery, Writer};
@@ -189,9 +190,11 @@ impl<R: CacheReader> Recovery<'_, R> {
                     behind.steps.push(Step::Hole { ordinal, id: *id, block: *block });
                 }
             }
-            cut |= header.last_sequence() > durable
-                && !self.mutants.is(Mutant::SkipPayloadCheck)
-                && !self.payload_is_good(*id, *block, header);
+            let unsure = header.last_sequence() > durable;
+            cut = cut || unsure && !self.is_whole(*id, *block, header, *checksum);
+            if unsure && !cut {
+                self.note_unflushed(*id, *block, header.blocks); // V9
+            }
             if cut {
                 behind.damage.push(Damage::Cut { volume: index, through });
                 break;
@@ -210,6 +213,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             behind.flush_epoch = behind.flush_epoch.max(header.flush_epoch);
             behind.steps.push(*step);
         }
+        self.rewrite_unflushed();
         while matches!(behind.steps.last(), Some(Step::Hole { .. })) {
             behind.steps.pop();
         }
@@ -222,11 +226,19 @@ impl<R: CacheReader> Recovery<'_, R> {
         behind
     }
 
-    fn payload_is_good(&mut self, id: SegmentId, block: u16, header: &Header) -> bool {
+    /// Whether the record is there with all its blocks (V3), its header being what it was when it was read first.
+    fn is_whole(&mut self, id: SegmentId, block: u16, header: &Header, checksum: u32) -> bool {
         self.load(id);
+        if self.mutants.is(Mutant::SkipPayloadCheck) {
+            return true;
+        }
         let at = usize::from(block) * BLOCK_SIZE;
+        let address = self.address(id, block);
         let mut head = [0; BLOCK_SIZE];
         head.copy_from_slice(&self.bytes[at..at + BLOCK_SIZE]);
+        if self.decode(&head, address) != Ok((*header, checksum)) {
+            return false;
+        }
         (0..header.entry_count).all(|entry| match record::entry(&head, entry) {
             Ok(entry) if entry.kind.has_slot() && entry.kind != Kind::Void => {
                 let block = block + entry.slot;

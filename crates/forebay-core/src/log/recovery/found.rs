@@ -209,6 +209,17 @@ impl Recovered {
         extent.is_some_and(|extent| extent.kind == Kind::Lost) && self.newest(volume, lba).is_none()
     }
 
+    /// The last sequence of a volume's log, or of what is on its backing device.
+    pub fn end_of(&self, volume: VolumeIndex) -> Sequence {
+        self.volume(volume).map_or(Sequence(0), |volume| volume.log.closed)
+    }
+
+    /// The last sequence of what is on no backing device; 0: all of it is.
+    pub(crate) fn dirty_end_of(&self, volume: VolumeIndex) -> Sequence {
+        let log = self.volume(volume).map(|volume| &volume.log).filter(|log| log.is_dirty());
+        log.map_or(Sequence(0), |log| log.dirtied)
+    }
+
     /// Everything of a volume up to this sequence is on its backing device.
     pub fn watermark(&self, volume: VolumeIndex) -> Sequence {
         self.volume(volume).map_or(Sequence(0), |volume| volume.log.watermark)

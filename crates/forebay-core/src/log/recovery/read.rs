@@ -396,6 +396,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         if self.in_bytes == Some(id) {
             return;
         }
+        self.rewrite_unflushed();
         let address = self.address(id, 0);
         self.in_bytes = Some(id);
         if self.reader.read(address, &mut self.bytes).is_ok() {
@@ -410,6 +411,29 @@ impl<R: CacheReader> Recovery<'_, R> {
                 bytes.fill(0);
             }
         }
+    }
+
+    /// These blocks of the loaded segment stand, and may not be durable (V9).
+    pub(super) fn note_unflushed(&mut self, id: SegmentId, block: u16, blocks: u16) {
+        assert_eq!(self.in_bytes, Some(id), "it was just looked at");
+        match &mut self.unflushed {
+            Some((segment, _, end)) if *segment == id && *end == block => *end += blocks,
+            _ => {
+                self.rewrite_unflushed();
+                self.unflushed = Some((id, block, block + blocks));
+            }
+        }
+    }
+
+    /// Writes them again: before another segment is loaded, and at last.
+    pub(super) fn rewrite_unflushed(&mut self) {
+        let Some((id, first, end)) = self.unflushed.take() else { return };
+        if self.mutants.is(Mutant::UnflushedNotRewritten) {
+            return;
+        }
+        let address = self.address(id, first);
+        let bytes = usize::from(first) * BLOCK_SIZE..usize::from(end) * BLOCK_SIZE;
+        self.reader.rewrite(address, &self.bytes[bytes]);
     }
 
     /// The segment before `id` in the log, and how much of it belongs to the log, if that is said.

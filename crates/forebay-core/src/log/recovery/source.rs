@@ -78,6 +78,12 @@ pub trait CacheReader {
         Some(sum)
     }
 
+    /// Writes again what was just read here (V9): it may be there only until the power fails, or until memory is
+    /// short. Whoever goes on from what is recovered flushes it before he writes anything else. Who only looks does nothing.
+    fn rewrite(&mut self, offset: u64, bytes: &[u8]) {
+        let _ = (offset, bytes);
+    }
+
     /// Memory for the index: so many zeros.
     fn cells(&mut self, count: usize) -> Vec<u64> {
         alloc::vec![0; count]
