@@ -306,6 +306,12 @@ impl Engine {
         self.stopping = true;
     }
 
+    /// The next program goes on with the same guests: that one has been told of a failed flush and the cache is stopped does not
+    /// mean that anybody has seen to it (A3 of `op::around`).
+    pub fn keep_flush_failures(&mut self) {
+        self.volumes.iter_mut().flatten().for_each(|state| state.around.told = false);
+    }
+
     /// Whether no request is inside, nothing is under way and everything is durable.
     pub fn is_quiet(&self) -> bool {
         let quiet = |state: &Volume| {

@@ -69,6 +69,11 @@ fn hand_over_whole(world: &mut World) -> Outcome {
     world.marks.hit("handed over");
     compare(world, &on_device, &recovered)?;
     world.count();
+    let failed = |index: &usize| {
+        let status = world.engine.as_ref()?.status(VolumeIndex(*index as u8))?;
+        status.flush_failed.then_some(*index)
+    };
+    let failed: Vec<usize> = world.attached().iter().filter_map(failed).collect();
     world.engine = None;
     let next = reopen(&noted, &recovered, config.mutants);
     let again = world.recover(&next, Writer::MayHaveLostPower);
@@ -86,6 +91,9 @@ fn hand_over_whole(world: &mut World) -> Outcome {
     world.superblock = next;
     world.models_stopped(Stop::Process, false);
     world.note_untold(false);
+    if failed.into_iter().any(|index| !world.volumes[index].flush_failed) {
+        return Err(Failure("a failed flush was forgotten when the cache was handed over".into()));
+    }
     world.start(recovered)?;
     if world.random.one_in(2) {
         checkpoint(world)?;

@@ -775,6 +775,12 @@ impl Shard {
         Ok(true)
     }
 
+    /// The next program goes on with the guests of this one, whether it is handed the cache or not: they are not to forget what
+    /// failed (A3 in `op/around.rs`).
+    pub fn keep_flush_failures(&mut self) {
+        self.engine.keep_flush_failures();
+    }
+
     /// The first step of [`Shard::hand_over`], while guests are still served: batches and checkpoints end,
     /// and no other begins.
     pub fn prepare_hand_over(&mut self) {

@@ -18,6 +18,9 @@
 //! - **N5** What the map has forgotten and the log still has is known to the new process: what is written around the log there needs
 //!   an entry (`Volume::forgot`).
 //!
+//! - **N6** A volume of which a flush failed stays so, its guest having been told or not (A3 of `op::around`): he lives,
+//!   and nobody has stopped and started anything for him.
+//!
 //! # Crash
 //!
 //! Nothing was written for it. Until the new process writes its superblock, any other opening finds the
@@ -113,6 +116,12 @@ impl Engine {
         assert!(self.may_hand_over(), "something is under way"); // N2
         let mut superblock = superblock.clone();
         self.note_heads(&mut superblock);
+        for state in self.all_volumes() {
+            if let Some(Some(recorded)) = superblock.volumes.get_mut(usize::from(state.index.0)) {
+                let unnoted = self.config.mutants.is(Mutant::FlushFailureUnnoted);
+                recorded.flush_failed |= state.around.lost && !unnoted; // N6
+            }
+        }
         let mut out = Vec::new();
         put(&mut out, MAGIC);
         put(&mut out, LAYOUT.into());

@@ -83,6 +83,7 @@ impl Daemon {
         let (cache, notes) = (self.cache_text(), self.last_notes());
         let Daemon { server, volumes, .. } = self;
         let mut shard = server.stop(Duration::from_secs(5))?;
+        shard.keep_flush_failures();
         let against = match against {
             Some(against) => against,
             None => match shard.hand_over(limit.min(REST)) {
