@@ -153,6 +153,17 @@ impl Daemon {
                 count(opened.redone_segments as u64, "segment")
             );
         }
+        if opened.rewritten_bytes > 0 {
+            let bytes = size(opened.rewritten_bytes);
+            info!("{bytes} of the logs' ends were written again: they may not have been durable");
+        }
+        if opened.dropped_ends > 0 {
+            let volumes = count(opened.dropped_ends as u64, "volume");
+            warn!(
+                "the cache device has lost the end of the log of {volumes}, which was answered and not flushed: flushes answer \
+                 errors there until the guest was told and serve is started again"
+            );
+        }
         for damage in opened.damage {
             let text = self.damage_text(damage);
             warn!("{text}");
