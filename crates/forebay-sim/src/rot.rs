@@ -236,7 +236,8 @@ impl World {
                 "write lost"
             }
         };
-        if header == *self.cache.read(at).bytes() && !whole {
+        if header == *self.cache.read(at).bytes() && !whole || whole && self.is_written_over(record)
+        {
             return;
         }
         let mut random = Random::new(mix(self.order ^ self.trace ^ 0x4EAE));
@@ -295,6 +296,15 @@ impl World {
         let identity = self.superblock.identity();
         record::decode(&mut bytes, record.at * BLOCK_BYTES, &identity).is_ok_and(|header| {
             (header.volume, header.ordinal) == (record.header.volume, record.header.ordinal)
+        })
+    }
+
+    /// Whether one of a younger life of its segment is already behind its header, which is not yet written over.
+    fn is_written_over(&self, record: &Record) -> bool {
+        let identity = self.superblock.identity();
+        (record.at + 1..record.at + u64::from(record.header.blocks)).any(|at| {
+            let mut bytes: [u8; BLOCK_SIZE] = *self.cache.read(at).bytes();
+            record::decode(&mut bytes, at * BLOCK_BYTES, &identity).is_ok()
         })
     }
 
