@@ -10,8 +10,9 @@
 //! - **N1** A name that two devices answer to is refused: one of them is a copy, and to choose is
 //!   to guess.
 //! - **N2** Devices are only read, and what cannot be read is passed over: it cannot be used either.
-//! - **N3** An identity is looked for on disks, their partitions and what is made of them, not on loop, nbd and ublk devices: those
-//!   may be volumes, which show what their backing devices have, or have lost the program that answers for them.
+//! - **N3** An identity is looked for on disks, their partitions and what is made of them, not on loop, nbd and ublk devices, nor on what is
+//!   made of those: they may be volumes, which show what their backing devices have, or have lost the program that answers for them. That
+//!   may be the one that looks: it would wait for itself.
 
 use super::machine::{Host, Node};
 use super::signature;
@@ -107,11 +108,27 @@ impl Named {
 /// Devices that a program, or memory, is behind.
 const SERVED: [&str; 6] = ["loop", "nbd", "ublkb", "ram", "zram", "fd"];
 
+/// How many devices one may be made of.
+const BENEATH_MAX: usize = 256;
+
+/// Whether it is one of [`SERVED`], or made of one, or cannot be told.
+fn is_served(node: &Node) -> bool {
+    let mut unseen = vec![node.clone()];
+    for _ in 0..BENEATH_MAX {
+        let Some(node) = unseen.pop() else { return false };
+        if SERVED.iter().any(|prefix| node.name.starts_with(prefix)) {
+            return true;
+        }
+        unseen.extend(node.parent());
+        unseen.extend(node.slaves());
+    }
+    true
+}
+
 /// Whether this identity is on the device.
 fn carries(node: &Node, uuid: &str) -> bool {
     let sectors = node.attribute("size").and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    let is_served = SERVED.iter().any(|prefix| node.name.starts_with(prefix));
-    if sectors == 0 || is_served {
+    if sectors == 0 || is_served(node) {
         return false; // N3
     }
     let Ok(file) = File::open(node.path()) else { return false }; // N2
@@ -147,6 +164,44 @@ mod tests {
         assert_eq!(find("UUID=0"), None);
         assert_eq!(find("PARTUUID=none-such"), None);
         assert_eq!(find("/dev/null"), Some("/dev/null".into()));
+    }
+
+    /// A daemon that was killed, or upgraded, under a logical volume on its volume looked there for its cache
+    /// and waited for itself.
+    #[test]
+    fn what_is_made_of_a_volume_is_not_looked_at() {
+        use std::fs::{create_dir_all, write};
+        let root = std::env::temp_dir().join(format!("forebay-made-of-{}", std::process::id()));
+        let host = Host { proc: root.clone(), sys: root.join("sys") };
+        let class = host.sys.join("class/block");
+        let devices = host.sys.join("devices");
+        create_dir_all(&class).unwrap();
+        let stack = [
+            ("sda", "8:0", None),
+            ("ublkb1", "259:1", None),
+            ("dm-0", "253:0", Some("ublkb1")),
+            ("dm-1", "253:1", Some("sda")),
+            ("md0", "9:0", Some("dm-0")),
+        ];
+        for (name, number, beneath) in stack {
+            create_dir_all(devices.join(name).join("slaves")).unwrap();
+            write(devices.join(name).join("dev"), number).unwrap();
+            std::os::unix::fs::symlink(devices.join(name), class.join(name)).unwrap();
+            if let Some(beneath) = beneath {
+                let link = devices.join(name).join("slaves").join(beneath);
+                std::os::unix::fs::symlink(devices.join(beneath), link).unwrap();
+            }
+        }
+        create_dir_all(devices.join("md0/md0p1")).unwrap();
+        write(devices.join("md0/md0p1/dev"), "259:2").unwrap();
+        write(devices.join("md0/md0p1/partition"), "1").unwrap();
+        std::os::unix::fs::symlink(devices.join("md0/md0p1"), class.join("md0p1")).unwrap();
+        let mut served = host.nodes();
+        served.retain(is_served);
+        let mut names: Vec<&str> = served.iter().map(|node| node.name.as_str()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["dm-0", "md0", "md0p1", "ublkb1"]);
+        std::fs::remove_dir_all(root).unwrap();
     }
 
     #[test]
