@@ -1,7 +1,8 @@
 # boots with systemd: 4
 # boot 4 without: cache512
 # A machine as an operator would have it: the package, a configuration, fstab by UUID; volumes with XFS, LVM and a btrfs
-# over two of them, all backing devices partitions. It is shut down under load, its power is cut, it lacks its cache.
+# over two of them, all backing devices partitions. The service is reloaded and killed under load, the machine is shut down under load, its power
+# is cut, it lacks its cache.
 #
 # XFS requires the service in fstab. LVM and btrfs do not, so that nothing but udev's rule keeps their old state on the
 # backing devices from being mounted.
@@ -45,14 +46,42 @@ all_dirty() {
     for it in xfs lvm btrfs; do dd if=/dev/urandom of="/srv/$it/fresh" bs=1M count=4 conv=fsync status=none; done
     forebay status --json | python3 -c "import json, sys; sys.exit(min(v['dirty_bytes'] for v in json.load(sys.stdin)['volumes']) < 400000)"
 }
-# Writers as services that systemd ends before it unmounts.
+# Writers as services that systemd ends before it unmounts. An error ends them.
 load() {
     local it
     for it in xfs lvm btrfs; do
         systemd-run -q --unit "load-$it" -p RequiresMountsFor="/srv/$it" bash -c \
-            "while :; do dd if=/dev/urandom of=/srv/$it/load bs=64k count=64 conv=notrunc 2>/dev/null; done"
+            "while dd if=/dev/urandom of=/srv/$it/load bs=64k count=64 conv=notrunc 2>/dev/null; do sleep 0.5; done"
     done
     sleep 5
+}
+main_process() { systemctl show -P MainPID forebay@data; }
+# WHAT COMMAND...: what the command does to the service, while trees of files are made beside the load; they are there afterwards.
+under_load() {
+    local what=$1 it making=
+    shift
+    for it in xfs lvm btrfs; do
+        rm -rf "/srv/$it/during" && mkdir "/srv/$it/during"
+        fill "/srv/$it/during" "/var/tmp/during-$it" && sync -f "/srv/$it/." &
+        making="$making $!"
+    done
+    check "$what: $*" "$@" || journal forebay@data | tail -n 20
+    for it in $making; do wait "$it" || fail "$what: a tree could not be made meanwhile"; done
+    echo 3 >/proc/sys/vm/drop_caches
+    intact_all "$what"
+    for it in xfs lvm btrfs; do
+        check "$what: $it has what was made meanwhile" intact "/srv/$it/during" "/var/tmp/during-$it"
+        check "$what: $it is written on" systemctl is-active "load-$it"
+    done
+    check "$what: the kernel saw no I/O error" bash -c '! journalctl -k -b -o cat --no-pager | grep -E "I/O error|Buffer I/O|XFS.*error|EXT4-fs error|BTRFS (error|critical)"'
+    all_mounted "$what"
+}
+is_another() { [ "$(main_process)" != "$1" ] && systemctl is-active forebay@data; } # PROCESS
+killed() {
+    local before
+    before=$(main_process)
+    # With its keeper.
+    systemctl kill -s KILL forebay@data && wait_for 120 is_another "$before"
 }
 
 case $boot in
@@ -116,6 +145,17 @@ END
     check "started again" systemctl start forebay@data
     check "mounted again" timeout 540 systemctl start srv-xfs.mount srv-lvm.mount srv-btrfs.mount || { waits_for; finish; }
     load
+    # As an upgrade of the package replaces it: the program that runs has no name any more.
+    process=$(main_process)
+    cp /usr/bin/forebay /usr/bin/forebay.new && mv /usr/bin/forebay.new /usr/bin/forebay
+    under_load "reload" systemctl reload forebay@data
+    check "reload: the same process" test "$(main_process)" = "$process"
+    check "reload: it is the new program" test "$(readlink "/proc/$process/exe")" = /usr/bin/forebay
+    check "reload: by a hand-over" bash -c "journalctl -b -o cat --no-pager -u forebay@data | grep 'handed the cache over' && forebay status --json | grep -E '\"upgrade\": ?\"by a hand-over\"'"
+    check "reload: the unit is active, and says what it serves" bash -c "systemctl is-active forebay@data && systemctl status forebay@data | grep 'serves xfs, lvm, b1, b2'"
+    under_load "kill -9" killed
+    check "kill -9: systemd has started it again, once" test "$(systemctl show -P NRestarts forebay@data)" = 1
+    check "kill -9: what was in memory was recovered" bash -c "journalctl -b -o cat --no-pager -u forebay@data | grep 'not a clean one'"
     finish
     ;;
 2)
