@@ -81,6 +81,19 @@ stop() {
     check "$1" "$FOREBAY" stop --control "$(control "$2")" && ended "$1: the daemon ends well"
 }
 
+# is_protected PROCESS: its memory is locked, it is the last to be killed, and no thread of it waits for its own I/O when memory is short
+# (prctl(PR_SET_IO_FLUSHER), as the kernel notes it: PF_MEMALLOC_NOIO and PF_LOCAL_THROTTLE).
+is_protected() {
+    local it flags
+    [ "$(awk '/^VmLck:/ {print $2}' "/proc/$1/status")" -gt 1024 ] || { grep VmLck "/proc/$1/status"; return 1; }
+    [ "$(cat "/proc/$1/oom_score_adj")" = -1000 ] || { echo "oom_score_adj $(cat "/proc/$1/oom_score_adj")"; return 1; }
+    for it in "/proc/$1"/task/*; do
+        # Of what follows the name in brackets the seventh.
+        flags=$(sed 's/.*) //' "$it/stat" | cut -d' ' -f7)
+        [ $((flags & 0x180000)) = $((0x180000)) ] || { echo "$(cat "$it/comm"): flags $(printf %x "$flags")"; return 1; }
+    done
+}
+
 # As power would be lost to this process alone.
 kill_daemon() {
     kill -9 "$daemon"

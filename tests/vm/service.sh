@@ -111,6 +111,8 @@ END
     check "the configuration is good" forebay config check
     check "enable --now" systemctl enable --now forebay@data || { journal forebay@data; finish; }
     check "the unit is active, and says what it serves" bash -c "systemctl status forebay@data | tee /dev/stderr | grep 'serves xfs, lvm, b1, b2'"
+    [ "$attach" != auto ] || check "of what there is, ublk is chosen" bash -c "journalctl -b -o cat --no-pager -u forebay@data | grep -x '.*attaches volumes by ublk'"
+    check "protected against a lack of memory" is_protected "$(main_process)"
     check "names in /dev/forebay" wait_for 20 test -b /dev/forebay/xfs -a -b /dev/forebay/lvm -a -b /dev/forebay/b1 -a -b /dev/forebay/b2 || finish
     check "mkfs.xfs" mkfs.xfs -q /dev/forebay/xfs
     check "LVM" bash -c "pvcreate -q /dev/forebay/lvm && vgcreate -q vg /dev/forebay/lvm && lvcreate -q -n lv -l 100%FREE vg && udevadm settle && mkfs.ext4 -q /dev/vg/lv"
@@ -143,6 +145,10 @@ END
     check "stopped" bash -c "! systemctl is-active forebay@data"
     sed -i 's|^\(backing.*\)|\1\nmode = "write-back"|' /etc/forebay/data.toml
     check "started again" systemctl start forebay@data
+    # That it is a physical volume was found when it was stopped.
+    filter=$(journal forebay@data | sed -n 's/.*lvm: is a physical volume;.*lvm.conf: \(devices { global_filter = .*\)/\1/p' | tail -n 1)
+    check "the line for lvm.conf is told: $filter" bash -c '[ "$(readlink -f "$(sed -E "s/.*\"r\|\^(.*)\\$\|\".*/\1/" <<<"$1")")" = "$(readlink -f "$2")" ]' - "$filter" "${P4}2"
+    check "LVM understands it" bash -c 'lvmconfig --config "$1" devices/global_filter | grep -F "r|^/dev/"' - "$filter"
     check "mounted again" timeout 540 systemctl start srv-xfs.mount srv-lvm.mount srv-btrfs.mount || { waits_for; finish; }
     load
     # As an upgrade of the package replaces it: the program that runs has no name any more.
@@ -152,6 +158,7 @@ END
     check "reload: the same process" test "$(main_process)" = "$process"
     check "reload: it is the new program" test "$(readlink "/proc/$process/exe")" = /usr/bin/forebay
     check "reload: by a hand-over" bash -c "journalctl -b -o cat --no-pager -u forebay@data | grep 'handed the cache over' && forebay status --json | grep -E '\"upgrade\": ?\"by a hand-over\"'"
+    check "reload: protected against a lack of memory" is_protected "$process"
     check "reload: the unit is active, and says what it serves" bash -c "systemctl is-active forebay@data && systemctl status forebay@data | grep 'serves xfs, lvm, b1, b2'"
     under_load "kill -9" killed
     check "kill -9: systemd has started it again, once" test "$(systemctl show -P NRestarts forebay@data)" = 1

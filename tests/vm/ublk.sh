@@ -9,6 +9,7 @@ odd_is_made
 check "format" $FOREBAY format $S/cache512
 go || { fail "serve"; finish; }
 both_are_there || finish
+check "protected against a lack of memory" is_protected "$daemon"
 check "status names the device" bash -c "$FOREBAY status --control $(control u) | grep -F 'attached: /dev/$odd (ublk)'"
 queues_are_told
 for it in $odd $big; do
@@ -27,6 +28,7 @@ check "mount" mount "/dev/$odd" /mnt
 kills_under_work
 
 upgrades_under_work
+check "after an upgrade: protected against a lack of memory" is_protected "$daemon"
 refuses "an upgrade to what is no forebay" "is no forebay" $FOREBAY upgrade --exec /bin/true --control "$(control u)"
 # A forebay that does not know this cache: the one before goes on.
 python3 -c 'b = open("/job/forebay", "rb").read(); n = b.replace(b"FOREBAYS", b"FOREBAYZ"); assert n != b; open("/run/broken", "wb").write(n)'

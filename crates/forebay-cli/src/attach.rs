@@ -193,7 +193,12 @@ fn refused(asked: Option<Kind>, why: &str) -> Result<Option<Kind>> {
     }
 }
 
-/// What keeps a process alive that the kernel waits for. Before the first thread.
+/// This thread and those that it makes allocate without waiting for I/O; if that cannot be had, [`protect`] says so.
+pub fn protect_thread() {
+    let _ = forebay::host::protect::io_flusher();
+}
+
+/// What keeps a process alive that the kernel waits for. Before the first thread of those that serve.
 pub fn protect() {
     let failed = forebay::host::protect::protect();
     let failed: Vec<String> =

@@ -152,6 +152,10 @@ enum Next {
 /// A thread serves, and has ended when the process goes on as another program: what the kernel has to cancel of a thread that
 /// executes one itself, ublk of Linux 6.12 may end twice (`docs/decisions/0010-ublk.md`).
 pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
+    if args.attach != Attach::None {
+        // This one executes the next program while guests wait.
+        attach::protect_thread();
+    }
     let next = thread::scope(|scope| {
         let serving = thread::Builder::new().name("serve".into());
         let serving = serving.spawn_scoped(scope, || serve(args, before))?;

@@ -90,7 +90,8 @@ fn lock_memory(host: &Host) -> io::Result<()> {
     Ok(())
 }
 
-fn io_flusher() -> io::Result<()> {
+/// [`Measure::IoFlusher`] for this thread, and those that it makes.
+pub fn io_flusher() -> io::Result<()> {
     Ok(rustix::process::configure_io_flusher_behavior(true)?)
 }
 
