@@ -129,12 +129,23 @@ end_work() { # WHAT
     done
 }
 
+# Until each device has answered some more, and then some tenths of a second: what comes next comes at any moment of the work.
+goes_on() { # DEVICE...
+    local it before
+    for it in "$@"; do
+        before=$(answered "$it")
+        wait_for 120 eval "[ \$(answered $it) -gt $((before + 200)) ]" || fail "$it: nothing goes on"
+    done
+    sleep 0.$((RANDOM % 10))
+}
+answered() { awk '{print $1 + $5}' "/sys/block/$1/stat"; } # DEVICE
+
 # The daemon is killed KILLS times under that work.
 kills_under_work() {
     local n begun took longest=0
     begin_work
     for n in $(seq "$KILLS"); do
-        sleep 3.$((RANDOM % 10))
+        goes_on "$odd" "$big"
         alive || fail "kill $n: the work has ended before it"
         kill_daemon
         begun=$(date +%s%N)
@@ -143,8 +154,7 @@ kills_under_work() {
         echo "kill $n: served again after $took ms"
         [ $took -le $longest ] || longest=$took
     done
-    # What was in flight over NBD comes again after a second or two.
-    sleep 4
+    goes_on "$odd" "$big"
     end_work "$KILLS kills"
     pass "longest start after a kill: $longest ms"
     dmesg | grep -E 'I/O error|Buffer I/O|XFS.*error' >/run/kernel.err
@@ -157,7 +167,7 @@ upgrades_under_work() {
     cp "$FOREBAY" /run/forebay.new
     begin_work
     for n in $(seq "$UPGRADES"); do
-        sleep 3.$((RANDOM % 10))
+        goes_on "$odd" "$big"
         alive || fail "upgrade $n: the work has ended before it"
         text=$($FOREBAY upgrade --exec /run/forebay.new --control "$(control u)" 2>&1) || { fail "upgrade $n: $text"; break; }
         echo "upgrade $n: $text"
@@ -166,7 +176,7 @@ upgrades_under_work() {
         took=$(sed 's/.* took \([0-9]*\)\.\([0-9]*\) s.*/\1\20/' <<<"$text")
         [ "$took" -le $longest ] || longest=$took
     done
-    sleep 3
+    goes_on "$odd" "$big"
     end_work "$UPGRADES upgrades"
     pass "longest upgrade: $longest ms"
 }

@@ -1,5 +1,5 @@
 # Block devices by the kernel's NBD client: what the kernel is told of them, file systems, discards and zeroing, odd sizes, and
-# above all that I/O waits and goes on when the daemon is killed. How often: KILLS.
+# above all that I/O waits and goes on when the daemon is killed or upgraded. How often: KILLS, UPGRADES.
 . ./lib.sh
 . ./device.sh
 attach=nbd
@@ -10,7 +10,7 @@ check "format" $FOREBAY format $S/cache512
 mkdir -p /etc/modprobe.d && echo 'install nbd /bin/false' >/etc/modprobe.d/nbd.conf
 refuses "without the driver it is refused" "modprobe nbd" $FOREBAY serve --cache $S/cache512 --volume odd=/run/odd.img --attach nbd
 rm /etc/modprobe.d/nbd.conf
-modprobe -a xfs ext4 loop
+modprobe -a xfs ext4 btrfs loop
 go || { fail "serve"; finish; }
 both_are_there || finish
 check "status names the device" bash -c "$FOREBAY status --control $(control u) | grep -F '/dev/$odd (nbd)'"
@@ -36,10 +36,11 @@ stop "stop after that" u
 go || fail "serve after that"
 both_are_there
 
-file_systems "/dev/$odd" xfs ext4
+file_systems "/dev/$odd" xfs ext4 btrfs
 check "mkfs.xfs" mkfs.xfs -q -f "/dev/$odd"
 check "mount" mount "/dev/$odd" /mnt
 kills_under_work
+upgrades_under_work
 fill /mnt/. /run/sums
 check "sync" sync -f /mnt/.
 

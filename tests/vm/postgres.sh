@@ -1,7 +1,6 @@
 # PostgreSQL on XFS, on a block device whose daemon is killed and upgraded under pgbench, and beside it fio --verify on a bare one whose queue is
 # kept full. Then the server itself ends as in a crash, and what is on the volume, and at last on the backing file alone, is recovered and
 # checked (database.sh says for what). How often: KILLS, UPGRADES; by what: ATTACH.
-usual_kills=2 usual_upgrades=1
 . ./lib.sh
 . ./device.sh
 . ./database.sh
