@@ -3,7 +3,7 @@
 . ./lib.sh
 . ./device.sh
 . ./database.sh
-modprobe xfs
+modprobe -a xfs ext4 btrfs
 disk() { # VOLUME: virtio-blk's serial is the volume's name
     local it
     for it in /sys/block/vd*; do [ "$(cat "$it/serial" 2>/dev/null)" != "$1" ] || echo "${it##*/}"; done
@@ -14,6 +14,15 @@ check "a write cache" is "$(queue "$v" write_cache)" "write back"
 check "blocks of 512 and 4096" is "$(queue "$v" logical_block_size) $(queue "$w" logical_block_size) $(queue "$v" physical_block_size)" "512 4096 4096"
 check "discards and zeroes" test "$(queue "$v" discard_max_bytes)" -gt 1000000 -a "$(queue "$v" write_zeroes_max_bytes)" -gt 1000000
 check "two queues" is "$(ls "/sys/block/$v/mq" | wc -l)" 2
+# No whole number of blocks.
+odd=$v big=$w odd_sectors=$((320 * 2048 + 1))
+check "size" is "$(cat "/sys/block/$v/size")" $odd_sectors
+attached() { if [ "$1" = odd ]; then disk v; else disk w; fi; }
+# When the host has read that.
+kill_daemon() { echo @kill; sleep 2; }
+go() { :; }
+bytes_are_exact
+file_systems "/dev/$v" ext4 btrfs
 check "mkfs.xfs" mkfs.xfs -q -f "/dev/$v" || finish
 check "mount" mount "/dev/$v" /mnt
 compared() { # KILL
@@ -30,7 +39,7 @@ if [ "$DATABASE" = 1 ]; then
 fi
 begin_work
 for n in $(seq "$KILLS"); do
-    sleep 4
+    goes_on "$v" "$w"
     alive || fail "kill $n: the work has ended before it"
     # What is copied in the middle of it must be there afterwards.
     fill "/mnt/tree$n" "/run/sums$n" &
@@ -41,12 +50,12 @@ for n in $(seq "$KILLS"); do
     if [ "$n" -gt 10 ]; then compared $((n - 10)); rm -r "/mnt/tree$((n - 10))"; fi
 done
 for n in $(seq "$UPGRADES"); do
-    sleep 4
+    goes_on "$v" "$w"
     alive || fail "upgrade $n: the work has ended before it"
     echo @upgrade
 done
 # QEMU connects again after 1 s.
-sleep 4
+goes_on "$v" "$w"
 end_work "$KILLS kills, $UPGRADES upgrades"
 if [ "$DATABASE" = 1 ]; then
     database_is_sound "PostgreSQL"

@@ -52,7 +52,7 @@ kill_daemon() {
     daemon=
 }
 
-truncate -s 320M "$work/v" && truncate -s 128M "$work/w"
+truncate -s $(((320 << 20) + 512)) "$work/v" && truncate -s 128M "$work/w"
 "$forebay" format "$work/cache" --size 256M >/dev/null || exit 1
 serve || exit 1
 memory=${VM_MEMORY:-2G}
@@ -87,7 +87,8 @@ while read -r line <&3; do
 done
 wait "$guest" || say FAIL "the guest ended with $?"
 guest=
-# Both disks at first, and after each kill and upgrade.
+# One kill more than under work. Both disks at first, and after each kill and upgrade.
+kills=$((kills + 1))
 connected=$(grep -c ' is connected$' "$work/err") wanted=$((2 * (kills + upgrades + 1)))
 if [ "$done_kills $done_upgrades" = "$kills $upgrades" ] && [ "$connected" = "$wanted" ]; then
     say PASS "the daemon was killed $done_kills and upgraded $done_upgrades times, and the machine connected $connected times"
