@@ -1,7 +1,12 @@
 # FUSE and loop over a partitioned disk, with logical blocks of 512 and of 4096 bytes (and a cache device with
-# the other): the disk is made without forebay, used through it, killed under it, and read without it again.
+# the other): the disk is made without forebay, used through it, the daemon upgraded and killed under it, and read without it again.
 . ./lib.sh
 modprobe -a fuse loop xfs
+cp "$FOREBAY" /run/forebay.new
+upgraded() { # NAME
+    "$FOREBAY" upgrade --exec /run/forebay.new --control "$(control "$1")" >/run/upgrade 2>&1 &&
+        grep -F 'by a hand-over' /run/upgrade && [ "$(readlink /proc/$daemon/exe)" = /run/forebay.new ] || { cat /run/upgrade; return 1; }
+}
 
 whole_way() { # LOGICAL CACHE-LOGICAL
     local size=$1 cache=$S/cache$2 backing=$S/backing$1 disk loop
@@ -30,6 +35,13 @@ whole_way() { # LOGICAL CACHE-LOGICAL
     check "$size: sync" sync -f /mnt/.
     check "$size: status names the mounted partition" bash -c "$FOREBAY status --control $(control "f$size") | grep -F 'mounted at /mnt'"
 
+    mkdir /mnt/during
+    fill /mnt/during "/run/during$size" &
+    check "$size: upgrade, mounted and written to, by a hand-over" upgraded "f$size"
+    wait $! || fail "$size: what was written during the upgrade"
+    echo 3 >/proc/sys/vm/drop_caches
+    check "$size: what was written during the upgrade" intact /mnt/during "/run/during$size"
+    check "$size: what was there before it" intact /mnt/new "/run/new$size"
     kill_daemon
     go || { fail "$size: serve after kill -9"; return; }
     check "$size: the mounted partition goes on after kill -9" intact /mnt/new "/run/new$size"

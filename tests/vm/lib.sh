@@ -62,7 +62,7 @@ serve() {
 control() { sed -n 's/^control: //p' "/run/$1.out" | tail -n 1; }
 
 # The loop device of a volume.
-device() { sed -n "s|^\(/dev/loop[0-9]*\) $2\$|\1|p" "/run/$1.out"; }
+device() { sed -n "s|^\(/dev/loop[0-9]*\) $2\$|\1|p" "/run/$1.out" | tail -n 1; }
 
 # ended WHAT: the daemon ends by itself, with success. (Not inside `check`: only its parent can wait for it.)
 ended() {
