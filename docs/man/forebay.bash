@@ -377,7 +377,7 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__serve)
-            opts="-h --config --cache --volume --listen --attach --control --state-dir --without-cache --metrics --sync-after --scrub-every --scrub-rate --memory --io --stop-timeout --device-timeout --log-level --if-changed --help"
+            opts="-h --config --cache --volume --listen --attach --nbd-connections --control --state-dir --without-cache --metrics --sync-after --scrub-every --scrub-rate --memory --io --stop-timeout --device-timeout --log-level --if-changed --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -401,6 +401,10 @@ _forebay() {
                     ;;
                 --attach)
                     COMPREPLY=($(compgen -W "auto ublk nbd fuse none" -- "${cur}"))
+                    return 0
+                    ;;
+                --nbd-connections)
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --control)

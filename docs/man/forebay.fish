@@ -61,6 +61,7 @@ ublk\t'/dev/ublkbN, by the kernel\'s ublk driver; survives a kill of the daemon;
 nbd\t'/dev/nbdN, by the kernel\'s NBD client; survives a kill of the daemon; needs root'
 fuse\t'/dev/loopN, by FUSE and a loop device; survives a kill of the daemon (Linux 6.9); needs root'
 none\t'No block device: what --listen says, and nothing else'"
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l nbd-connections -d 'Connections of a /dev/nbdN that is made: 1 to 4' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l control -d 'The control socket, if not the usual one in the runtime directory' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l state-dir -d 'Where it is written down which backing device belongs to a cache, and that a cache is stale for a volume' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l without-cache -d 'Serve a volume\'s backing device although another cache may hold newer data of it: what that holds is stale then' -r

@@ -1,7 +1,8 @@
 # What the tests of block devices share: two volumes, one of an odd size (`odd`) and one with blocks of 4096 (`big`), what the
 # kernel is told of them, bytes, file systems, and work that goes on while the daemon is killed.
-# A test that serves them says how before: attach=ublk|nbd.
-go() { serve u --cache $S/cache512 --volume odd=/run/odd.img --volume big=$S/backing4096 --attach $attach; }
+# A test that serves them says how before: attach=ublk|nbd, and `more` words for serve.
+more=
+go() { serve u --cache $S/cache512 --volume odd=/run/odd.img --volume big=$S/backing4096 --attach $attach $more; }
 # The last one: an upgraded daemon says it again.
 attached() { sed -n "s|^/dev/\([a-z]*[0-9]*\) $1\$|\1|p" /run/u.out | tail -n 1; } # VOLUME
 queue() { cat "/sys/block/$1/queue/$2"; }

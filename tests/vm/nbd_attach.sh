@@ -53,6 +53,43 @@ go || fail "serve after that"
 check "the mounted device is served again" intact /mnt /run/sums
 check "unmount" umount /mnt
 check "xfs_repair finds nothing" xfs_repair -n "/dev/$odd"
+
+# Several connections, of which the kernel takes a living one for dead when a request takes too long: a daemon that stands still
+# for longer. Nothing is lost by that, nor when it is killed then. (The limit is 30 s, and longer than the test's patience.)
+stop "stop before several connections" u
+more="--nbd-connections 4"
+go || fail "serve with several connections"
+both_are_there
+check "odd: the kernel keeps how many connections it has" grep -q '^forebay-.*/4$' "/sys/block/$odd/backend"
+check "odd: a queue each, as far as there are processors" is "$(ls "/sys/block/$odd/mq" | wc -l)" "$(nproc)"
+check "odd: how long a request may take" is "$(queue "$odd" io_timeout)" 30000
+check "mount with several connections" mount "/dev/$odd" /mnt
+impatient() { echo 1500 | tee "/sys/block/$odd/queue/io_timeout" "/sys/block/$big/queue/io_timeout" >/dev/null; }
+impatient
+begin_work
+for n in 1 2 3; do
+    sleep 3
+    kill -STOP "$daemon"
+    sleep 4
+    if [ $n = 3 ]; then
+        kill_daemon
+        more="--nbd-connections 2"
+        go || fail "serve after a kill with several connections"
+        check "the device keeps its connections" is "$(attached odd) $(sed 's|.*/||' "/sys/block/$odd/backend")" "$odd 4"
+        impatient
+    else
+        kill -CONT "$daemon"
+        check "connections $n: they were replaced" wait_for 30 test "$(grep -c 'there is another one' /run/u.err)" -ge $n
+    fi
+done
+sleep 4
+end_work "several connections"
+dmesg | grep -E 'I/O error|Buffer I/O|XFS.*error' >/run/kernel.err
+check "several connections: the kernel saw no I/O error" test ! -s /run/kernel.err
+check "several connections: everything is there" bash -c 'cd /mnt && md5sum --quiet -c <(grep -v fio$ /run/sums)'
+fill /mnt/. /run/sums
+check "several connections: unmount" umount /mnt
+check "several connections: xfs_repair finds nothing" xfs_repair -n "/dev/$odd"
 drain_and_stop "drain and stop" u
 check "backing file alone: xfs_repair finds nothing" xfs_repair -n /run/odd.img
 check "backing file alone: mount" mount -o ro,loop /run/odd.img /mnt

@@ -108,18 +108,19 @@ impl Kind {
     }
 
     /// Begins to make a device of each volume. `place` is unlike that of others that are not ended.
+    /// Of NBD it has so many `connections`.
     pub fn begin(
         self,
         server: &mut Server,
-        cache: &str,
-        place: &str,
+        (cache, place): (&str, &str),
         wanted: Vec<Wanted>,
+        connections: usize,
     ) -> Result<Attached> {
         let names = wanted.iter().map(|volume| (volume.index, volume.name.clone())).collect();
         let begun: Result<Begun> = match self {
             #[cfg(feature = "ublk")]
             Kind::Ublk => ublk::begin(server, &wanted),
-            Kind::Nbd => nbd::begin(server, &wanted),
+            Kind::Nbd => nbd::begin(server, &wanted, connections),
             #[cfg(feature = "fuse")]
             Kind::Fuse => fuse::begin(server, place, wanted),
             #[cfg(not(all(feature = "fuse", feature = "ublk")))]

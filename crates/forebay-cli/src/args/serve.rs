@@ -105,6 +105,13 @@ pub struct ServeArgs {
     /// Which kernel block device is made of each volume
     #[arg(long, value_enum, default_value = "auto")]
     pub attach: Attach,
+    /// Connections of a /dev/nbdN that is made: 1 to 4
+    ///
+    /// With one, what was in flight when the daemon is killed goes on one to two seconds later. With several the kernel does
+    /// not send it again before 30 seconds, and a request that takes longer than that is done again. More than there are processors
+    /// are not used.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=4), default_value = "1")]
+    pub nbd_connections: u8,
     /// The control socket, if not the usual one in the runtime directory
     #[arg(long)]
     pub control: Option<PathBuf>,

@@ -15,10 +15,10 @@ pub fn obstacle() -> Option<String> {
 }
 
 /// Begins to connect the devices, or to take over those of a daemon that is gone.
-pub fn begin(server: &mut Server, wanted: &[Wanted]) -> Result<Begun> {
+pub fn begin(server: &mut Server, wanted: &[Wanted], connections: usize) -> Result<Begun> {
     let volumes: Vec<DeviceVolume> = wanted.iter().map(Wanted::device_volume).collect();
     let (attachments, front_end, reports) =
-        attach::begin(Control::open()?, &volumes).context("cannot start")?;
+        attach::begin(Control::open()?, &volumes, connections).context("cannot start")?;
     server.add(Box::new(front_end))?;
     Ok(Begun { attachments: Box::new(attachments), reports, problems: Vec::new() })
 }

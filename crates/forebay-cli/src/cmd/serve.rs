@@ -80,6 +80,8 @@ struct Daemon {
     problems: Vec<String>,
     /// What the kernel's devices are made by, if by anything.
     devices: Option<Kind>,
+    /// Those of a `/dev/nbdN`.
+    nbd_connections: usize,
     /// All that there were at the start, then one for each volume that came later.
     attached: Vec<Attached>,
     /// A volume on its way in.

@@ -29,6 +29,7 @@ use forebay::shard::Shard;
 use forebay_core::limits::REQUEST_BYTES_MAX;
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Lba, VolumeIndex};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -98,6 +99,16 @@ fn is_not_ready(result: i32) -> bool {
     const AGAIN: i32 = -Errno::AGAIN.raw_os_error();
     const INTERRUPTED: i32 = -Errno::INTR.raw_os_error();
     matches!(result, AGAIN | INTERRUPTED)
+}
+
+/// Whether nobody has the other end of a socket any more, or nothing more comes from there than what is to be read.
+pub(super) fn is_hung_up(socket: &OwnedFd) -> bool {
+    let mut events = [PollFd::new(socket, PollFlags::IN | PollFlags::RDHUP)];
+    let ended = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    match poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        Ok(_) => events[0].revents().intersects(ended),
+        Err(_) => true,
+    }
 }
 
 /// Memory of a connection, for the next one when it is gone: addresses that were given up are never used again
@@ -210,6 +221,16 @@ impl Connection {
             && (self.is_broken || self.output.is_empty())
     }
 
+    /// It takes nothing new.
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_closing || self.is_broken
+    }
+
+    /// The other side has ended it, whatever is still to be read of it.
+    pub(super) fn is_hung_up(&self) -> bool {
+        is_hung_up(&self.socket)
+    }
+
     /// The volume it is connected to.
     pub(super) fn volume(&self) -> Option<VolumeIndex> {
         match self.phase {
@@ -281,9 +302,21 @@ impl Connection {
         shard: &mut Shard,
         pool: &mut Pool,
     ) {
+        self.turn_among(|| true, exports, shard, pool);
+    }
+
+    /// The same for one of several connections of a client. What comes is taken only if those beside it are sound; else it
+    /// is as if the client had ended before.
+    pub(super) fn turn_among(
+        &mut self,
+        are_sound: impl FnOnce() -> bool,
+        exports: &[(Export, VolumeIndex)],
+        shard: &mut Shard,
+        pool: &mut Pool,
+    ) {
         self.take(exports, shard, pool);
         self.go_on_sending(shard, pool);
-        if self.receive_now(shard) {
+        if self.receive_now(are_sound, shard) {
             self.take(exports, shard, pool);
         }
         // With answers there the next turn comes at once, and looks again.
@@ -345,13 +378,13 @@ impl Connection {
 
     /// Receives what is there, if anything; says whether it did. The end of the connection is
     /// noted as well.
-    fn receive_now(&mut self, shard: &Shard) -> bool {
+    fn receive_now(&mut self, are_sound: impl FnOnce() -> bool, shard: &Shard) -> bool {
         let Some(span) = self.input_room() else { return false };
         let result = shard.reactor.receive_now(self.socket.as_fd(), span);
         if is_not_ready(result) {
             return false;
         }
-        self.note_received(result);
+        self.note_received(if are_sound() { result } else { 0 });
         true
     }
 

@@ -55,7 +55,8 @@ impl Daemon {
             return Ok(());
         }
         let cache = uuid_text(&self.server.shard.superblock().uuid);
-        let mut attached = kind.begin(&mut self.server, &cache, place, wanted)?;
+        let (server, connections) = (&mut self.server, self.nbd_connections);
+        let mut attached = kind.begin(server, (&cache, place), wanted, connections)?;
         while !attached.is_ready() && !self.is_signalled() {
             self.server.turn(Some(TURN))?;
             attached.tell_news();

@@ -98,6 +98,7 @@ impl Daemon {
             desk: Rc::default(),
             problems: Vec::new(),
             devices,
+            nbd_connections: usize::from(args.nbd_connections),
             attached: Vec::new(),
             coming: None,
             silent: Vec::new(),

@@ -13,16 +13,19 @@
 //! | live    | none    | the thread `detach`, when nobody holds the device; or `nbd-client -d` |
 //! | waiting | failing | nobody came for [`super::DEAD_CONNECTION`]                        |
 
-use super::control::{Control, NbdDeviceError, Shape, check_alike, find, is_of, number_of};
+use super::CONNECTION_COUNT_MAX;
+use super::control::{
+    Control, NbdDeviceError, Shape, check_alike, connections_of, find, number_of,
+};
 use super::control::{path_of, tune};
 use super::front_end::{Arrival, NbdDeviceFrontEnd, Slot};
 use crate::attach::{Attachments, DeviceVolume, Geometry, Report, Reports, Teller};
 use crate::attach::{detach_each, once, spawn, spawn_apart};
+use crate::nbd::connection::is_hung_up;
 use crate::nbd::export::{Agreed, Export, Features, LogicalBlock, Session};
 use forebay::io::Bell;
 use forebay::shard::uuid_text;
 use forebay_core::units::VolumeIndex;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::fs::File;
@@ -45,7 +48,7 @@ const SOCKET_BYTES: usize = 2 << 20;
 const FEATURES: Features =
     Features { flush: true, fua: true, trim: true, write_zeroes: true, ..Features::NONE };
 
-fn session(volume: &DeviceVolume) -> Session {
+pub(super) fn session(volume: &DeviceVolume, connections: usize) -> Session {
     let logical_block = match volume.logical_block {
         4096 => LogicalBlock::Bytes4096,
         _ => LogicalBlock::Bytes512,
@@ -56,15 +59,17 @@ fn session(volume: &DeviceVolume) -> Session {
         logical_block,
         read_only: false,
         description: String::new(),
-        features: FEATURES,
+        // A flush on one covers what was answered on all of them (D4).
+        features: Features { multi_conn: connections > 1, ..FEATURES },
     };
     Session::new(0, &export, Agreed::default())
 }
 
-fn shape(volume: &DeviceVolume, session: &Session) -> Shape {
+fn shape(volume: &DeviceVolume, connections: usize, session: &Session) -> Shape {
     let logical_block = session.logical_block.bytes().into();
     Shape {
-        identifier: format!("forebay-{}", uuid_text(&volume.uuid)),
+        volume: format!("forebay-{}", uuid_text(&volume.uuid)),
+        connections,
         geometry: Geometry { size_bytes: session.size_bytes, logical_block },
         flags: session.transmission_flags(),
     }
@@ -95,20 +100,23 @@ pub struct NbdAttachments {
 }
 
 /// Begins to make a device of each volume, or to take over the one that it has: that ends when the
-/// front end is part of a running server.
+/// front end is part of a running server. Those that are made have so many connections.
 pub fn begin(
     control: Control,
     volumes: &[DeviceVolume],
+    connections: usize,
 ) -> io::Result<(NbdAttachments, NbdDeviceFrontEnd, Reports)> {
+    assert!((1..=CONNECTION_COUNT_MAX).contains(&connections));
     let bell = Arc::new(Bell::new()?);
     let (teller, reports) = Teller::new(Arc::clone(&bell));
     let (arrive, arrivals) = channel();
     let (orders, ordered) = channel();
     let (mut slots, mut devices) = (Vec::new(), Vec::new());
     for volume in volumes {
-        let session = session(volume);
-        devices.push(Device { volume: volume.index, shape: shape(volume, &session) });
-        slots.push(Slot { volume: volume.index, session, connection: None });
+        let session = session(volume, connections);
+        let shape = shape(volume, connections, &session);
+        devices.push(Device { volume: volume.index, shape });
+        slots.push(Slot { volume: volume.index, session, connections: Vec::new() });
     }
     let front_end = NbdDeviceFrontEnd::new(slots, Arc::clone(&bell), arrivals, orders.clone())?;
     let is_given_up = Arc::<AtomicBool>::default();
@@ -190,28 +198,28 @@ impl Worker {
     /// Makes the device or takes it over, and says what a user should know of it.
     fn attach(&mut self, slot: usize) -> Result<(PathBuf, Option<String>), NbdDeviceError> {
         let shape = self.devices[slot].shape.clone();
-        if let Some(number) = find(&shape.identifier) {
+        if let Some(number) = find(&shape) {
             let is_small = check_alike(number, &shape)?;
-            self.take_over(slot, number)?;
-            tune(number);
+            let connections = self.take_over(slot, number)?;
+            tune(number, connections);
             let resized = if is_small { self.control.resize(number, &shape) } else { Ok(()) };
             return Ok((path_of(number), resized.err().map(|error| error.to_string())));
         }
-        let (ours, kernels) = pair()?;
-        let number = self.control.connect(&shape, kernels.as_fd())?;
+        let (ours, kernels) = pairs(shape.connections)?;
+        let number = self.control.connect(&shape, &kernels)?;
         drop(kernels);
         self.serve(slot, ours);
-        tune(number);
+        tune(number, shape.connections);
         find_partitions(number);
         let old = "it will not outlive this process; that needs Linux 5.14";
-        let warning = (!is_of(number, &shape.identifier)).then(|| old.to_owned());
+        let warning = connections_of(number, &shape).is_none().then(|| old.to_owned());
         Ok((path_of(number), warning))
     }
 
     /// Makes a device as large as its volume, which has grown.
     fn resize(&mut self, device: &Path, size_bytes: u64) {
         let Some(number) = number_of(device) else { return };
-        let is_it = |it: &&mut Device| is_of(number, &it.shape.identifier);
+        let is_it = |it: &&mut Device| connections_of(number, &it.shape).is_some();
         let Some(it) = self.devices.iter_mut().find(is_it) else { return };
         let block = it.shape.geometry.logical_block;
         it.shape.geometry.size_bytes = size_bytes / block * block;
@@ -222,18 +230,20 @@ impl Worker {
         });
     }
 
-    /// Gives a device a new connection in place of one that is dead or dying.
-    fn take_over(&mut self, slot: usize, number: u32) -> Result<(), NbdDeviceError> {
+    /// Gives a device new connections in place of those that are dead or dying: as many as it was made with, which it says.
+    fn take_over(&mut self, slot: usize, number: u32) -> Result<usize, NbdDeviceError> {
         let shape = self.devices[slot].shape.clone();
-        let begun = Instant::now();
+        let count = connections_of(number, &shape).unwrap_or(1);
+        let (begun, mut standing) = (Instant::now(), Vec::new());
         // Bounded by DYING.
         loop {
-            let (ours, kernels) = pair()?;
-            self.control.reconnect(number, &shape, kernels.as_fd())?;
+            let (ours, kernels) = pairs(count - standing.len())?;
+            self.control.reconnect(number, (&shape, count), &kernels)?;
             drop(kernels);
-            if stands(&ours) {
-                self.serve(slot, ours);
-                return Ok(());
+            standing.extend(ours.into_iter().filter(|it| !is_hung_up(it)));
+            if standing.len() == count {
+                self.serve(slot, standing);
+                return Ok(count);
             }
             if begun.elapsed() >= DYING {
                 let device = path_of(number).display().to_string();
@@ -243,23 +253,23 @@ impl Worker {
         }
     }
 
-    fn serve(&self, slot: usize, socket: OwnedFd) {
+    fn serve(&self, slot: usize, sockets: Vec<OwnedFd>) {
         // A loop that does not listen any more ends the process in a moment.
-        let _ = self.arrive.send(Arrival { slot, socket });
+        let _ = self.arrive.send(Arrival { slot, sockets });
         self.bell.ring();
     }
 
-    /// A connection has ended: by `nbd-client -d`, or because something was not understood.
+    /// The connections have ended: by `nbd-client -d`, because something was not understood, or by a request that took long.
     fn renew(&mut self, slot: usize) {
         std::thread::sleep(RENEW_AFTER);
         let Device { volume, shape } = &self.devices[slot];
         let volume = *volume;
-        let Some(number) = find(&shape.identifier) else {
+        let Some(number) = find(shape) else {
             return self.teller.tell(Report::Disconnected { volume });
         };
         let result = self.take_over(slot, number);
         self.teller.tell(match result {
-            Ok(()) => Report::Renewed { device: path_of(number) },
+            Ok(_) => Report::Renewed { device: path_of(number) },
             Err(error) => Report::Failed { volume, error: error.into() },
         });
     }
@@ -272,7 +282,7 @@ impl Worker {
         ended: impl FnOnce(&Teller, Result<(), NbdDeviceError>) + Send + 'static,
     ) {
         let is_ours =
-            |number: u32| self.devices.iter().any(|it| is_of(number, &it.shape.identifier));
+            |number: u32| self.devices.iter().any(|it| connections_of(number, &it.shape).is_some());
         // What was disconnected since is not ours any more.
         let numbers: Vec<u32> =
             devices.iter().filter_map(|it| number_of(it)).filter(|it| is_ours(*it)).collect();
@@ -300,8 +310,8 @@ impl Worker {
     }
 }
 
-/// Our end and the kernel's.
-fn pair() -> Result<(OwnedFd, OwnedFd), NbdDeviceError> {
+/// Our ends and the kernel's.
+fn pairs(count: usize) -> Result<(Vec<OwnedFd>, Vec<OwnedFd>), NbdDeviceError> {
     let make = || -> rustix::io::Result<(OwnedFd, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, kernels) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -311,21 +321,12 @@ fn pair() -> Result<(OwnedFd, OwnedFd), NbdDeviceError> {
         }
         Ok((ours, kernels))
     };
-    make().map_err(|error| NbdDeviceError::Command {
+    let made: rustix::io::Result<_> = (0..count).map(|_| make()).collect();
+    made.map_err(|error| NbdDeviceError::Command {
         device: "a pair of sockets".into(),
         attempted: "made",
         source: error.into(),
     })
-}
-
-/// Whether somebody has the other end.
-fn stands(socket: &OwnedFd) -> bool {
-    let mut events = [PollFd::new(socket, PollFlags::IN | PollFlags::RDHUP)];
-    let ended = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-    match poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-        Ok(_) => !events[0].revents().intersects(ended),
-        Err(_) => false,
-    }
 }
 
 /// The kernel looks for partitions when a device is opened for the first time.
@@ -348,20 +349,32 @@ mod tests {
     #[test]
     fn a_device_is_as_large_as_whole_logical_blocks_and_offers_what_is_served() {
         let size = 10 * 4096 + 512;
-        let shape = |block| shape(&volume(size, block), &session(&volume(size, block)));
+        let several = |block, connections| {
+            let session = session(&volume(size, block), connections);
+            shape(&volume(size, block), connections, &session)
+        };
+        let shape = |block| several(block, 1);
         let of = |size_bytes, logical_block| Geometry { size_bytes, logical_block };
         assert_eq!(shape(512).geometry, of(size, 512));
         assert_eq!(shape(4096).geometry, of(size - 512, 4096));
         // HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES.
         assert_eq!(shape(512).flags, 0b110_1101);
-        assert_eq!(shape(512).identifier, "forebay-07070707-0707-0707-0707-070707070707");
+        // CAN_MULTI_CONN as well: without it the kernel refuses several.
+        assert_eq!(several(512, 2).flags, 0b1_0110_1101);
+        assert_eq!(shape(512).volume, "forebay-07070707-0707-0707-0707-070707070707");
     }
 
+    /// What is still to be read of it does not hide that (D4).
     #[test]
-    fn a_socket_stands_until_its_other_end_is_closed() {
-        let (ours, kernels) = pair().unwrap();
-        assert!(stands(&ours));
+    fn a_socket_hangs_up_when_its_other_end_does() {
+        let (ours, kernels) = pairs(3).unwrap();
+        rustix::io::write(&kernels[1], b"a request").unwrap();
+        assert!(!ours.iter().any(is_hung_up));
+        rustix::net::shutdown(&kernels[1], rustix::net::Shutdown::Both).unwrap();
+        assert!(is_hung_up(&ours[1]) && !is_hung_up(&ours[0]));
+        let mut bytes = [0; 16];
+        assert_eq!(rustix::io::read(&ours[1], &mut bytes).unwrap(), 9);
         drop(kernels);
-        assert!(!stands(&ours));
+        assert!(ours.iter().all(is_hung_up));
     }
 }

@@ -5,7 +5,7 @@
 //! Commands may block (K1 in [`crate::attach`]).
 
 use super::wire::{self, Attributes, Message};
-use super::{DEAD_CONNECTION, LOOK_MS, REQUEST_KIB_MAX};
+use super::{CONNECTION_COUNT_MAX, DEAD_CONNECTION, LOOK_MS, LOOK_SEVERAL_MS, REQUEST_KIB_MAX};
 use crate::attach::Geometry;
 use crate::native::{u16_at, u32_at};
 use rustix::io::Errno;
@@ -15,7 +15,7 @@ use rustix::net::{
 };
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 const SECTOR_BYTES: u64 = 512;
@@ -71,11 +71,32 @@ pub enum NbdDeviceError {
 /// What a device is made for.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
-    /// The volume, as the kernel keeps it (D1).
-    pub(super) identifier: String,
+    /// The volume, in the words of D1.
+    pub(super) volume: String,
+    /// Connections that it is made with; one that there is has as many as it was made with.
+    pub(super) connections: usize,
     pub(super) geometry: Geometry,
     /// What it can do, as in a handshake.
     pub(super) flags: u16,
+}
+
+impl Shape {
+    /// As the kernel keeps it with the device (D1). One connection is not named.
+    pub(super) fn identifier(&self, connections: usize) -> String {
+        match connections {
+            1 => self.volume.clone(),
+            several => format!("{}/{several}", self.volume),
+        }
+    }
+
+    /// With how many connections the device that has this identifier was made, if it is one of the volume.
+    fn connections_of(&self, identifier: &str) -> Option<usize> {
+        let rest = identifier.strip_prefix(&self.volume)?;
+        match rest.strip_prefix('/') {
+            Some(count) => count.parse().ok().filter(|it| (2..=CONNECTION_COUNT_MAX).contains(it)),
+            None => rest.is_empty().then_some(1),
+        }
+    }
 }
 
 /// `/dev/nbd3`.
@@ -97,17 +118,17 @@ fn attribute(number: u32, name: &str) -> Option<String> {
     Some(text.trim_end().to_owned())
 }
 
-/// Whether a device is connected and was made for a volume. A kernel before 5.14 does not keep that.
-pub(super) fn is_of(number: u32, identifier: &str) -> bool {
-    attribute(number, "backend").as_deref() == Some(identifier)
+/// If a device is connected and was made for a volume: by how many connections. A kernel before 5.14 does not keep that.
+pub(super) fn connections_of(number: u32, shape: &Shape) -> Option<usize> {
+    shape.connections_of(&attribute(number, "backend")?)
 }
 
 /// The device that was made for a volume.
-pub(super) fn find(identifier: &str) -> Option<u32> {
+pub(super) fn find(shape: &Shape) -> Option<u32> {
     let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let numbers = entries
         .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("nbd")?.parse::<u32>().ok());
-    numbers.into_iter().find(|number| is_of(*number, identifier))
+    numbers.into_iter().find(|number| connections_of(*number, shape).is_some())
 }
 
 /// A device that is taken over stays as it was made, or grows with its volume. Says whether it is to grow.
@@ -129,9 +150,10 @@ fn differs(device: PathBuf, found: Geometry, expected: Geometry) -> Result<(), N
 
 /// Best effort. The engine sorts what it writes back, so there is nothing for a scheduler to do, and
 /// a request is one of the engine's.
-pub(super) fn tune(number: u32) {
+pub(super) fn tune(number: u32, connections: usize) {
+    let look_ms = if connections == 1 { LOOK_MS } else { LOOK_SEVERAL_MS }; // D4
     for (name, value) in [
-        ("queue/io_timeout", LOOK_MS.to_string()),
+        ("queue/io_timeout", look_ms.to_string()),
         ("queue/max_sectors_kb", REQUEST_KIB_MAX.to_string()),
         ("queue/scheduler", "none".into()),
     ] {
@@ -166,11 +188,11 @@ impl Control {
         Ok(control)
     }
 
-    /// Makes a device that is served by the other end of a socket; says its number.
+    /// Makes a device that is served by the other ends of these sockets; says its number.
     pub(super) fn connect(
         &mut self,
         shape: &Shape,
-        socket: BorrowedFd<'_>,
+        sockets: &[OwnedFd],
     ) -> Result<u32, NbdDeviceError> {
         let attributes = Attributes::default()
             .u64(wire::SIZE_BYTES, shape.geometry.size_bytes)
@@ -178,8 +200,8 @@ impl Control {
             .u64(wire::SERVER_FLAGS, shape.flags.into())
             .u64(wire::TIMEOUT_SECONDS, 0) // D2
             .u64(wire::DEAD_CONNECTION_SECONDS, DEAD_CONNECTION.as_secs())
-            .text(wire::BACKEND_IDENTIFIER, &shape.identifier)
-            .socket(socket.as_raw_fd());
+            .text(wire::BACKEND_IDENTIFIER, &shape.identifier(sockets.len()))
+            .sockets(sockets.iter().map(AsRawFd::as_raw_fd));
         let refused = |source: io::Error| NbdDeviceError::Command {
             device: "a new /dev/nbdN".into(),
             attempted: "connected",
@@ -191,28 +213,29 @@ impl Control {
         number.ok_or_else(|| refused(io::Error::other("the kernel did not say which it is")))
     }
 
-    /// Gives a device whose connection is dead another one. The kernel says that it was done even if
-    /// the old one stands; then the other end of `socket` sees the end.
+    /// Gives a device, made with so many connections, others for those that are dead. The kernel says that it was done even if
+    /// old ones stand; then the other ends of as many `sockets` see the end.
     pub(super) fn reconnect(
         &mut self,
         number: u32,
-        shape: &Shape,
-        socket: BorrowedFd<'_>,
+        (shape, connections): (&Shape, usize),
+        sockets: &[OwnedFd],
     ) -> Result<(), NbdDeviceError> {
         let attributes = Attributes::default()
             .u32(wire::INDEX, number)
             .u64(wire::DEAD_CONNECTION_SECONDS, DEAD_CONNECTION.as_secs())
-            .text(wire::BACKEND_IDENTIFIER, &shape.identifier)
-            .socket(socket.as_raw_fd());
+            .text(wire::BACKEND_IDENTIFIER, &shape.identifier(connections))
+            .sockets(sockets.iter().map(AsRawFd::as_raw_fd));
         self.command(wire::RECONFIGURE, number, attributes, "taken over")
     }
 
     /// Makes a device as large as its shape says, while it is used.
     pub(super) fn resize(&mut self, number: u32, shape: &Shape) -> Result<(), NbdDeviceError> {
+        let connections = connections_of(number, shape).unwrap_or(1);
         let attributes = Attributes::default()
             .u32(wire::INDEX, number)
             .u64(wire::SIZE_BYTES, shape.geometry.size_bytes)
-            .text(wire::BACKEND_IDENTIFIER, &shape.identifier);
+            .text(wire::BACKEND_IDENTIFIER, &shape.identifier(connections));
         self.command(wire::RECONFIGURE, number, attributes, "made larger")
     }
 
@@ -282,6 +305,20 @@ mod tests {
         assert!(differs(device(), of(1 << 31, 512), of(1 << 30, 512)).is_err());
         let error = differs(device(), of(1 << 30, 4096), of(1 << 30, 512)).unwrap_err();
         assert!(error.to_string().contains("nbd-client -d /dev/nbd3"), "{error}");
+    }
+
+    /// A device has as many connections as it was made with, whatever the next daemon is told.
+    #[test]
+    fn an_identifier_names_the_volume_and_the_connections() {
+        let geometry = Geometry { size_bytes: 1 << 30, logical_block: 512 };
+        let shape = Shape { volume: "forebay-a".into(), connections: 1, geometry, flags: 1 };
+        for count in 1..=CONNECTION_COUNT_MAX {
+            assert_eq!(shape.connections_of(&shape.identifier(count)), Some(count));
+        }
+        assert_eq!(shape.identifier(1), "forebay-a", "as it was before there could be several");
+        for other in ["forebay-b", "forebay-ab", "forebay-a/", "forebay-a/1", "forebay-a/99", ""] {
+            assert_eq!(shape.connections_of(other), None, "{other}");
+        }
     }
 
     #[test]

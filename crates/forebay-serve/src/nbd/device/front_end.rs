@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The loop's side of the kernel's NBD devices: connections that come from the thread that makes
-//! them, one at a time for each volume.
+//! them, all of a device's at a time.
 
-use super::POOL_BYTES;
 use super::attach::Order;
+use super::{CONNECTION_COUNT_MAX, POOL_BYTES};
 use crate::frontend::{FrontEnd, Place};
 use crate::nbd::connection::{Connection, Names, RECEIVE, Room, SEND};
 use crate::nbd::export::Session;
@@ -19,17 +19,37 @@ use std::sync::mpsc::{Receiver, Sender};
 /// The reactor operation that is no connection's.
 const BELL: u64 = 0;
 
-/// The end of a socket whose other end the kernel has.
+/// The ends of sockets whose other ends the kernel has.
 pub(super) struct Arrival {
     pub(super) slot: usize,
-    pub(super) socket: OwnedFd,
+    pub(super) sockets: Vec<OwnedFd>,
 }
 
-/// A volume's place for a connection.
+/// A volume's place for the connections of its device.
 pub(super) struct Slot {
     pub(super) volume: VolumeIndex,
     pub(super) session: Session,
-    pub(super) connection: Option<Connection>,
+    /// All those of the last arrival; those that are gone leave an empty place until all are.
+    pub(super) connections: Vec<Option<Connection>>,
+}
+
+/// Whether a request that has just come on one connection cannot be the kernel's second copy of one that is still to be
+/// read, or is under way, on these beside it (D4).
+fn are_sound(others: &[Option<Connection>], except: usize) -> bool {
+    let is_sound = |it: &Option<Connection>| {
+        it.as_ref().is_some_and(|connection| !connection.is_ending() && !connection.is_hung_up())
+    };
+    others.iter().enumerate().all(|(at, it)| at == except || is_sound(it))
+}
+
+/// The number of a connection: its volume's place, and its own there.
+const fn number_of(slot: usize, at: usize) -> u32 {
+    (slot * CONNECTION_COUNT_MAX + at) as u32
+}
+
+const fn of_number(number: u64) -> (usize, usize) {
+    let number = number as usize;
+    (number / CONNECTION_COUNT_MAX, number % CONNECTION_COUNT_MAX)
 }
 
 /// The front end.
@@ -63,19 +83,26 @@ impl NbdDeviceFrontEnd {
     }
 
     fn take_arrivals(&mut self) {
-        while let Ok(Arrival { slot: at, socket }) = self.arrivals.try_recv() {
-            let slot = &mut self.slots[at];
-            assert!(slot.connection.is_none(), "the one before is gone (D2)");
-            let names = Names { place: self.place, connection: at as u32 };
-            let room = self.rooms.pop().map_or_else(Room::new, Ok);
-            // No memory for it: it is closed, and tried again.
-            let Ok(room) = room else {
+        while let Ok(Arrival { slot: at, sockets }) = self.arrivals.try_recv() {
+            assert!(self.slots[at].connections.is_empty(), "those before are gone (D2)");
+            self.rooms.reserve(sockets.len());
+            while self.rooms.len() < sockets.len()
+                && let Ok(room) = Room::new()
+            {
+                self.rooms.push(room);
+            }
+            // No memory for them: they are closed, and tried again.
+            if self.rooms.len() < sockets.len() {
                 self.lost(at);
                 continue;
-            };
-            let (session, volume) = (slot.session.clone(), slot.volume);
-            let connection = Connection::transmitting(socket, names, room, session, volume);
-            slot.connection = Some(connection);
+            }
+            for (number, socket) in sockets.into_iter().enumerate() {
+                let Slot { session, volume, connections } = &mut self.slots[at];
+                let names = Names { place: self.place, connection: number_of(at, number) };
+                let (room, session) = (self.rooms.pop().expect("counted"), session.clone());
+                let it = Connection::transmitting(socket, names, room, session, *volume);
+                connections.push(Some(it));
+            }
         }
     }
 
@@ -84,10 +111,21 @@ impl NbdDeviceFrontEnd {
         let _ = self.orders.send(Order::Lost(slot));
     }
 
-    fn sweep(&mut self, at: usize) {
-        let connection = &mut self.slots[at].connection;
-        if let Some(gone) = connection.take_if(|connection| connection.is_gone()) {
-            self.rooms.push(gone.into_room());
+    /// A device's connections end together (D4), and others come when all are gone.
+    fn sweep(&mut self, at: usize, shard: &mut Shard) {
+        let connections = &mut self.slots[at].connections;
+        let is_ending = |it: &Option<Connection>| it.as_ref().is_none_or(Connection::is_ending);
+        if !connections.iter().any(is_ending) {
+            return;
+        }
+        for place in connections.iter_mut() {
+            place.iter_mut().for_each(|it| it.close(shard));
+            if let Some(gone) = place.take_if(|it| it.is_gone()) {
+                self.rooms.push(gone.into_room());
+            }
+        }
+        if connections.iter().all(Option::is_none) {
+            connections.clear();
             if !self.is_stopping {
                 self.lost(at);
             }
@@ -108,20 +146,26 @@ impl FrontEnd for NbdDeviceFrontEnd {
             self.take_arrivals();
             return self.hear_bell(shard);
         }
-        let (at, what) = ((number >> 8) as usize, number & 0xFF);
-        let Some(slot) = self.slots.get_mut(at) else { return };
-        let Some(connection) = &mut slot.connection else { return };
+        let (number, what) = (number >> 8, number & 0xFF);
+        let (slot, at) = of_number(number);
+        let Some(connections) = self.slots.get_mut(slot).map(|it| &mut it.connections) else {
+            return;
+        };
+        let result = if what != RECEIVE || are_sound(connections, at) { result } else { 0 };
+        let Some(Some(connection)) = connections.get_mut(at) else { return };
         match what {
             RECEIVE => connection.received(result, &[], shard, &mut self.pool),
             SEND => connection.sent(result, shard, &mut self.pool),
             _ => {}
         }
-        self.sweep(at);
+        self.sweep(slot, shard);
     }
 
     fn answer(&mut self, shard: &mut Shard, answer: Answer) {
-        let (at, command) = ((answer.cookie >> 16) as usize, (answer.cookie & 0xFFFF) as usize);
-        if let Some(Slot { connection: Some(connection), .. }) = self.slots.get_mut(at) {
+        let (number, command) = (answer.cookie >> 16, (answer.cookie & 0xFFFF) as usize);
+        let (slot, at) = of_number(number);
+        let Some(slot) = self.slots.get_mut(slot) else { return };
+        if let Some(Some(connection)) = slot.connections.get_mut(at) {
             connection.answered(command, answer.result, shard, &mut self.pool);
         }
     }
@@ -132,22 +176,27 @@ impl FrontEnd for NbdDeviceFrontEnd {
             if let Some(size_bytes) = shard.engine().volume_bytes(slot.volume) {
                 slot.session.resize(size_bytes);
             }
-            if let Some(connection) = &mut slot.connection {
+            for number in 0..slot.connections.len() {
+                let Some(mut connection) = slot.connections[number].take() else { continue };
                 connection.resize(slot.session.size_bytes);
-                connection.turn(&[], shard, &mut self.pool);
-                self.sweep(at);
+                let others = &slot.connections;
+                let are_sound = || are_sound(others, number);
+                connection.turn_among(are_sound, &[], shard, &mut self.pool);
+                slot.connections[number] = Some(connection);
             }
+            self.sweep(at, shard);
         }
     }
 
     fn stop(&mut self, shard: &mut Shard) -> bool {
         self.is_stopping = true;
         for at in 0..self.slots.len() {
-            if let Some(connection) = &mut self.slots[at].connection {
-                connection.close(shard);
-            }
-            self.sweep(at);
+            self.slots[at].connections.iter_mut().flatten().for_each(|it| it.close(shard));
+            self.sweep(at, shard);
         }
-        self.slots.iter().all(|slot| slot.connection.is_none())
+        self.slots.iter().all(|slot| slot.connections.is_empty())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@
 //! is decoded, never believed: cut or contradictory bytes end what is read of them.
 
 use crate::native::{u16_at, u32_at};
+use std::os::fd::RawFd;
 
 /// The family that knows the others, and its one question.
 pub(super) const CONTROL: u16 = 16;
@@ -66,10 +67,13 @@ impl Attributes {
         self.bytes(kind, &value.to_ne_bytes())
     }
 
-    /// The one socket by which a device is served.
-    pub(super) fn socket(self, fd: i32) -> Self {
-        let item = Attributes::default().bytes(SOCKET_FD, &fd.to_ne_bytes());
-        self.bytes(SOCKETS, &Attributes::default().bytes(SOCKET_ITEM, &item.0).0)
+    /// The sockets by which a device is served.
+    pub(super) fn sockets(self, sockets: impl Iterator<Item = RawFd>) -> Self {
+        let items = sockets.fold(Attributes::default(), |items, fd| {
+            let socket = Attributes::default().bytes(SOCKET_FD, &fd.to_ne_bytes());
+            items.bytes(SOCKET_ITEM, &socket.0)
+        });
+        self.bytes(SOCKETS, &items.0)
     }
 }
 
@@ -139,15 +143,16 @@ mod tests {
 
     #[test]
     fn a_request_is_what_the_kernel_reads() {
-        let attributes =
-            Attributes::default().u32(INDEX, 3).socket(7).text(BACKEND_IDENTIFIER, "a");
+        let attributes = Attributes::default().u32(INDEX, 3).sockets([7, 9].into_iter());
+        let attributes = attributes.text(BACKEND_IDENTIFIER, "a");
         let bytes = request(0x21, RECONFIGURE, 5, attributes);
         #[rustfmt::skip]
         let expected = [
-            52, 0, 0, 0, 0x21, 0, 5, 0, 5, 0, 0, 0, 0, 0, 0, 0, // length, family, flags, sequence
+            64, 0, 0, 0, 0x21, 0, 5, 0, 5, 0, 0, 0, 0, 0, 0, 0, // length, family, flags, sequence
             3, 1, 0, 0, // command, version
             8, 0, 1, 0, 3, 0, 0, 0, // index
-            16, 0, 7, 0, 12, 0, 1, 0, 8, 0, 1, 0, 7, 0, 0, 0, // sockets: item: number
+            28, 0, 7, 0, 12, 0, 1, 0, 8, 0, 1, 0, 7, 0, 0, 0, // sockets: item: number
+            12, 0, 1, 0, 8, 0, 1, 0, 9, 0, 0, 0,
             6, 0, 10, 0, b'a', 0, 0, 0, // identifier, padded
         ];
         assert_eq!(bytes, expected);
