@@ -199,6 +199,16 @@ pub fn protect_thread() {
     let _ = forebay::host::protect::io_flusher();
 }
 
+/// Holds nobody's mounts from now on, where devices of that kind are served. Before the first thread.
+pub fn leave_mounts(kind: Kind) {
+    // What FUSE mounts must be seen.
+    if kind != Kind::Fuse
+        && let Err(error) = forebay::host::namespace::leave_mounts()
+    {
+        tracing::info!("keeps its mount namespace: {error}");
+    }
+}
+
 /// What keeps a process alive that the kernel waits for. Before the first thread of those that serve.
 pub fn protect() {
     let failed = forebay::host::protect::protect();

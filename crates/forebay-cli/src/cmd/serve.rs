@@ -158,9 +158,11 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         // This one executes the next program while guests wait.
         attach::protect_thread();
     }
+    let attaches = attach::choose(args.attach)?;
+    attaches.into_iter().for_each(attach::leave_mounts);
     let next = thread::scope(|scope| {
         let serving = thread::Builder::new().name("serve".into());
-        let serving = serving.spawn_scoped(scope, || serve(args, before))?;
+        let serving = serving.spawn_scoped(scope, || serve(args, attaches, before))?;
         serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     match next? {
@@ -171,9 +173,8 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     }
 }
 
-fn serve(args: &ServeArgs, before: &mut Option<Before>) -> Result<Next> {
+fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) -> Result<Next> {
     let signals = Signals::catch()?;
-    let attaches = attach::choose(args.attach)?;
     if attaches.is_some() {
         attach::protect();
     }

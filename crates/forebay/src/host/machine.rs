@@ -7,7 +7,7 @@
 //! # Limits
 //!
 //! What other mount namespaces have mounted is not in `/proc/self/mountinfo`. The exclusive open
-//! in `guard` is what finds those.
+//! in `guard` is what finds those. A process that has left its namespace ([`super::namespace`]) asks process 1.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -338,8 +338,35 @@ impl Host {
 
     /// Everything mounted in our mount namespace, oldest first.
     pub fn mounts(&self) -> io::Result<Vec<Mount>> {
-        let text = fs::read(self.proc.join("self/mountinfo"))?;
+        let mut text = fs::read(self.proc.join("self/mountinfo"))?;
+        if self.has_left_mounts()? {
+            if !self.is_among_mounts_of_first()? {
+                return Err(io::Error::other("process 1 does not have our mounts any more"));
+            }
+            text = fs::read(self.proc.join("1/mountinfo"))?;
+        }
         Ok(text.split(|byte| *byte == b'\n').filter_map(mount_parse).collect())
+    }
+
+    /// Whether none of the mounts that paths go over is in this process's namespace: `/proc` is one of them, so there is no
+    /// other way to see none.
+    pub(super) fn has_left_mounts(&self) -> io::Result<bool> {
+        let is_described = self.proc.join("1/mountinfo").exists();
+        Ok(is_described && fs::read(self.proc.join("self/mountinfo"))?.is_empty())
+    }
+
+    /// Whether the mount that this process's root is on is one of process 1's.
+    pub(super) fn is_among_mounts_of_first(&self) -> io::Result<bool> {
+        use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+        let root = statx(CWD, "/", AtFlags::empty(), StatxFlags::MNT_ID)?;
+        if root.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
+            return Ok(false);
+        }
+        let text = fs::read(self.proc.join("1/mountinfo"))?;
+        let wanted = root.stx_mnt_id.to_string();
+        let is_it =
+            |line: &[u8]| line.split(|byte| *byte == b' ').next() == Some(wanted.as_bytes());
+        Ok(text.split(|byte| *byte == b'\n').any(is_it))
     }
 
     /// Every swap area in use.

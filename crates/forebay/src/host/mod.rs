@@ -11,6 +11,7 @@
 //! | Where do sockets and shared memory live? | [`runtime_dir`] |
 //! | How does a file become a block device, and who holds that? | [`loop_device`] |
 //! | How do we not deadlock against the pages we clean? | [`protect`] |
+//! | Whose mounts are held by a process that serves? Nobody's | [`namespace`] |
 //! | Who may wait for a device that we serve? | [`apart`] |
 //! | What holds a descriptor when the daemon is killed? | [`keeper`] |
 //! | How does the service manager hear of us? | [`notify`] |
@@ -34,6 +35,7 @@ pub mod keeper;
 pub mod loop_device;
 pub mod machine;
 pub mod named;
+pub mod namespace;
 pub mod notify;
 pub mod protect;
 pub mod runtime_dir;

@@ -159,6 +159,12 @@ pub(super) fn loop_set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
     ioctl_value(device, LOOP_SET_CAPACITY, 0).map(drop)
 }
 
+/// Gives this thread a mount namespace of its own, with copies of all mounts.
+pub(super) fn unshare_mounts() -> io::Result<()> {
+    // SAFETY: takes no memory.
+    checked(unsafe { libc::unshare(libc::CLONE_NEWNS) }).map(drop)
+}
+
 /// Gives this thread a table of open files of its own, and closes in it all but the standard ones
 /// and `kept`.
 pub(super) fn leave_files(mut kept: Vec<RawFd>) -> io::Result<()> {
