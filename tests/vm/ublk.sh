@@ -57,4 +57,43 @@ drain_and_stop "drain and stop" u
 check "no device is left" bash -c '! ls /dev/ublkb* /dev/ublkc* 2>/dev/null | grep .'
 loop=$(losetup -f --show /run/odd.img)
 check "backing file alone: xfs_repair finds nothing" xfs_repair -n "$loop"
+
+# A user without privileges, where the control device may be written by all and udev gives each device to its user. The driver has no
+# recovery and no user copy for such: the kernel copies to and from a buffer of each tag.
+cat >/run/as-user <<'END'
+#!/bin/sh
+exec setpriv --reuid 1000 --regid 1000 --clear-groups env HOME=/run/user XDG_RUNTIME_DIR=/run/user /job/forebay "$@"
+END
+chmod +x /run/as-user
+mkdir -p /run/user && chown 1000:1000 /run/user
+FOREBAY=/run/as-user
+go() { serve w --cache /run/user/cache --volume w=/run/user/w.img --attach ublk; }
+its() { sed -n 's|^/dev/\(ublkb[0-9]*\) w$|\1|p' /run/w.out; }
+check "user: format" $FOREBAY format --size 128M /run/user/cache
+truncate -s $((96 * 1048576 + 1536)) /run/user/w.img && chown 1000:1000 /run/user/w.img
+refuses "user: the control device is not for everybody" "ublk-control" $FOREBAY serve --cache /run/user/cache --volume w=/run/user/w.img --attach ublk
+chmod 666 /dev/ublk-control
+while [ ! -e /run/no-udev ]; do chown 1000:1000 /dev/ublkc* /dev/ublkb* 2>/dev/null; sleep 0.1; done &
+go || { cat /run/w.err; fail "user: serve"; finish; }
+check "user: there is a device" test -b "/dev/$(its)" || cat /run/w.err
+check "user: the log says that it does not outlive the daemon" grep -q "ends with this process" /run/w.err
+check "user: so does status" bash -c "$FOREBAY status --control $(control w) | grep -F 'ends with the daemon'"
+refuses "user: no upgrade takes it away" "end with the process" $FOREBAY upgrade --exec /job/forebay --control "$(control w)"
+check "user: longest request" is "$(queue "$(its)" max_sectors_kb)" 128
+head -c 2M /dev/urandom >/run/random
+check "user: write 2 MiB" dd if=/run/random of="/dev/$(its)" bs=1M seek=8 oflag=direct conv=fdatasync
+check "user: write at an odd sector" dd if=/run/random of="/dev/$(its)" bs=100k seek=512 count=5 oflag=direct,seek_bytes
+blockdev --flushbufs "/dev/$(its)"
+check "user: read 2 MiB" cmp /run/random <(dd if="/dev/$(its)" bs=1M skip=8 count=2 iflag=direct status=none)
+check "user: read from an odd sector on" cmp -n $((5 * 102400 - 7 * 512)) <(tail -c +$((7 * 512 + 1)) /run/random) <(dd if="/dev/$(its)" bs=$((5 * 102400 - 7 * 512)) skip=$((8 * 512)) count=1 iflag=direct,skip_bytes,fullblock status=none)
+file_systems "/dev/$(its)" ext4
+kill_daemon
+check "user: a kill takes it away" wait_for 30 bash -c '! ls /dev/ublkb* 2>/dev/null | grep .'
+go || fail "user: serve again"
+check "user: there is another device" test -b "/dev/$(its)"
+check "user: everything is there" bash -c "mount -o ro /dev/$(its) /mnt && cd /mnt && md5sum --quiet -c /run/sums.ext4"
+check "user: unmount" umount /mnt
+stop "user: stop" w
+check "user: no device is left" bash -c '! ls /dev/ublkb* /dev/ublkc* 2>/dev/null | grep .'
+touch /run/no-udev
 finish

@@ -156,7 +156,9 @@ pub fn choose(wanted: Attach) -> Result<Option<Kind>> {
         Attach::Nbd => Some(Kind::Nbd),
         Attach::Fuse => Some(Kind::Fuse),
     };
-    if forebay::host::runtime_dir::Places::found().user_id != 0 {
+    // Nobody else is given by `auto` what ends with the daemon.
+    let is_unprivileged = forebay::host::runtime_dir::Places::found().user_id != 0;
+    if is_unprivileged && asked != Some(Kind::Ublk) {
         let why = "not root; run by root it would add a block device per volume";
         return refused(asked, why);
     }

@@ -43,7 +43,7 @@ fn serve(file: &File, copies: bool) -> io::Result<()> {
     let mut bytes = vec![0; REQUEST_BYTES_MAX as usize];
     let entry = |command: u32, tag: u16, result: i32| {
         opcode::UringCmd16::new(types::Fd(file.as_raw_fd()), command)
-            .cmd(wire::answer(tag, result))
+            .cmd(wire::answer(tag, result, 0))
             .build()
             .user_data(u64::from(tag))
     };
@@ -91,7 +91,7 @@ fn main() -> io::Result<()> {
         .and_then(|word| word.parse().ok())
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "ublk_null MEGABYTES [copy]"))?;
     let copies = words.next().is_some_and(|word| word == "copy");
-    let mut control = ring::Ring::new(open("/dev/ublk-control")?)?;
+    let mut control = ring::Ring::new(open("/dev/ublk-control")?, false)?;
     let info = DeviceInfo {
         queue_depth: DEPTH,
         state: State::Dead,

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub enum Attach {
     /// The best that this machine and user allow
     Auto,
-    /// /dev/ublkbN, by the kernel's ublk driver; survives a kill of the daemon; needs root
+    /// /dev/ublkbN, by the kernel's ublk driver; survives a kill of the daemon as root; else needs write access to /dev/ublk-control
     Ublk,
     /// /dev/nbdN, by the kernel's NBD client; survives a kill of the daemon; needs root
     Nbd,

@@ -208,6 +208,9 @@ impl Attached {
     pub fn text(&self, volume: VolumeIndex) -> Option<String> {
         let device = self.reports.device(volume)?;
         let mut text = format!("{} ({})", device.display(), self.kind.name());
+        if self.kind == Kind::Ublk && !self.outlive() {
+            text += ", ends with the daemon";
+        }
         for mount_point in mount_points(device) {
             text += &format!(", mounted at {}", mount_point.display());
         }

@@ -17,11 +17,10 @@
 use super::control::{Control, UblkError, block_path, open_serving};
 use super::front_end::{Device, UblkFrontEnd};
 use super::queue::Queue;
-use super::wire::{DeviceInfo, Parameters, State};
+use super::wire::{DeviceInfo, Parameters, State, feature};
 use crate::attach::{Attachments, DeviceVolume, Geometry, Report, Reports, Teller};
 use crate::attach::{detach_each, once, spawn, spawn_apart};
 use forebay::io::Bell;
-use forebay_core::limits::REQUEST_BYTES_MAX;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use std::fs::{self, File};
 use std::io;
@@ -44,15 +43,15 @@ fn mark(volume: &DeviceVolume) -> u64 {
     (fold(high) ^ fold(low)).max(1)
 }
 
-fn parameters(volume: &DeviceVolume) -> Parameters {
+fn parameters(volume: &DeviceVolume, request_bytes_max: u64) -> Parameters {
     let block = u64::from(volume.logical_block);
     Parameters {
         sectors: volume.size_bytes / block * block / SECTOR_BYTES,
         logical_shift: volume.logical_block.trailing_zeros() as u8,
         physical_shift: BLOCK_BYTES.trailing_zeros() as u8,
         io_min_shift: BLOCK_BYTES.trailing_zeros() as u8,
-        io_opt_shift: REQUEST_BYTES_MAX.trailing_zeros() as u8,
-        request_sectors_max: (REQUEST_BYTES_MAX / SECTOR_BYTES) as u32,
+        io_opt_shift: request_bytes_max.trailing_zeros() as u8,
+        request_sectors_max: (request_bytes_max / SECTOR_BYTES) as u32,
         range_sectors_max: RANGE_SECTORS_MAX,
         discard_granularity: BLOCK_BYTES as u32,
     }
@@ -66,6 +65,7 @@ struct Prepared {
     /// As it was made, if it is taken over.
     taken_over: Option<Parameters>,
     sectors: u64,
+    outlives: bool,
 }
 
 /// A device that is served.
@@ -82,6 +82,7 @@ pub struct UblkAttachments {
     served: Vec<Served>,
     teller: Teller,
     is_given_up: Arc<AtomicBool>,
+    outlive: bool,
 }
 
 /// Makes a device of each volume, or takes the one over that it has, and begins to start them: that
@@ -109,8 +110,9 @@ pub fn begin(
         }
     }
     let front_end = UblkFrontEnd::new(devices, bell)?;
+    let outlive = control.outlive();
     let attachments =
-        UblkAttachments { served, teller: teller.clone(), is_given_up: Arc::default() };
+        UblkAttachments { served, teller: teller.clone(), is_given_up: Arc::default(), outlive };
     spawn("attach", move || {
         for device in prepared {
             teller.tell(attach(&mut control, &device));
@@ -129,28 +131,32 @@ fn prepare(control: &mut Control, volume: &DeviceVolume) -> Result<(Prepared, Qu
         }
         found => found,
     };
-    let parameters = parameters(volume);
-    let (number, depth, taken_over) = match &found {
-        None => (control.add(mark(volume), &parameters)?, super::QUEUE_DEPTH, None),
+    let parameters = parameters(volume, control.request_bytes_max());
+    let (made, taken_over) = match found {
+        None => (control.add(mark(volume), &parameters)?, None),
         Some(found) => {
             let before = control.parameters(found.number)?;
             check_alike(found.number, before, parameters)?;
-            control.start_recovery(found)?;
-            (found.number, found.queue_depth, Some(before))
+            control.start_recovery(&found)?;
+            (found, Some(before))
         }
     };
+    let (number, depth) = (made.number, made.queue_depth);
+    let has_user_copy = made.features & feature::USER_COPY != 0;
+    let buffer_bytes = (!has_user_copy).then_some(made.request_bytes_max);
     let queue = open_serving(number).and_then(|file| {
-        Queue::map(file, depth).map_err(|source| {
+        Queue::map(file, depth, buffer_bytes).map_err(|source| {
             let device = block_path(number).display().to_string();
             UblkError::Command { device, attempted: "mapped", source }
         })
     });
-    if queue.is_err() && found.is_none() {
+    if queue.is_err() && taken_over.is_none() {
         // Nobody has it; the error is what matters.
         let _ = control.delete(number);
     }
     let (volume, sectors) = (volume.index, parameters.sectors);
-    Ok((Prepared { volume, number, depth, taken_over, sectors }, queue?))
+    let outlives = made.features & feature::USER_RECOVERY != 0;
+    Ok((Prepared { volume, number, depth, taken_over, sectors, outlives }, queue?))
 }
 
 /// A device that is taken over stays as it was made, or grows with its volume.
@@ -168,7 +174,7 @@ fn check_alike(number: u32, found: Parameters, expected: Parameters) -> Result<(
 }
 
 fn attach(control: &mut Control, device: &Prepared) -> Report {
-    let &Prepared { volume, number, depth, taken_over, sectors } = device;
+    let &Prepared { volume, number, depth, taken_over, sectors, outlives } = device;
     let started = match taken_over {
         Some(_) => control.end_recovery(number),
         None => control.start(number),
@@ -178,7 +184,9 @@ fn attach(control: &mut Control, device: &Prepared) -> Report {
             tune(number, depth);
             let is_small = taken_over.is_some_and(|before| before.sectors < sectors);
             let resized = if is_small { control.resize(number, sectors) } else { Ok(()) };
+            let ends = "ends with this process: the driver gives recovery to root alone";
             let warning = resized.err().map(|error| error.to_string());
+            let warning = warning.or_else(|| (!outlives).then(|| ends.into()));
             Report::Attached { volume, device: block_path(number), warning }
         }
         Err(error) => {
@@ -266,7 +274,7 @@ impl Attachments for UblkAttachments {
     }
 
     fn outlive(&self) -> bool {
-        true
+        self.outlive
     }
 }
 
@@ -288,14 +296,18 @@ mod tests {
         DeviceVolume { index: VolumeIndex(0), uuid: [0; 16], size_bytes, logical_block }
     }
 
+    fn of(volume: &DeviceVolume) -> Parameters {
+        parameters(volume, 1 << 20)
+    }
+
     #[test]
     fn a_device_is_as_large_as_whole_logical_blocks_of_its_volume() {
         let size = 10 * 4096 + 512;
-        assert_eq!(parameters(&volume(size, 512)).sectors, 81);
-        assert_eq!(parameters(&volume(size, 4096)).sectors, 80);
-        let found = parameters(&volume(size, 4096));
+        assert_eq!(of(&volume(size, 512)).sectors, 81);
+        assert_eq!(of(&volume(size, 4096)).sectors, 80);
+        let found = of(&volume(size, 4096));
         assert_eq!((found.logical_shift, found.physical_shift), (12, 12));
-        assert_eq!(parameters(&volume(size, 512)).logical_shift, 9);
+        assert_eq!(of(&volume(size, 512)).logical_shift, 9);
         assert_eq!(found.request_sectors_max, 2048);
     }
 
@@ -314,13 +326,13 @@ mod tests {
 
     #[test]
     fn a_device_that_is_larger_or_of_another_block_is_not_taken_over() {
-        let expected = parameters(&volume(1 << 30, 512));
-        let differs = |it: &DeviceVolume| check_alike(3, parameters(it), expected).is_err();
+        let expected = of(&volume(1 << 30, 512));
+        let differs = |it: &DeviceVolume| check_alike(3, of(it), expected).is_err();
         assert!(!differs(&volume(1 << 30, 512)));
         assert!(!differs(&volume(1 << 29, 512)), "the volume has grown");
         assert!(differs(&volume(1 << 31, 512)));
         assert!(differs(&volume(1 << 30, 4096)));
-        let text = check_alike(3, parameters(&volume(1 << 31, 4096)), expected).unwrap_err();
+        let text = check_alike(3, of(&volume(1 << 31, 4096)), expected).unwrap_err();
         assert!(text.to_string().contains("/dev/ublkb3"), "{text}");
     }
 }

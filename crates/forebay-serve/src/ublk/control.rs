@@ -6,6 +6,7 @@
 use super::ring::Ring;
 use super::wire::{self, ANY_DEVICE, DeviceInfo, Parameters, State, feature};
 use crate::attach::Geometry;
+use forebay_core::limits::REQUEST_BYTES_MAX;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,16 +15,24 @@ use std::time::{Duration, Instant};
 const CONTROL: &str = "/dev/ublk-control";
 const DEVICES: &str = "/sys/class/ublk-char";
 /// What a device must be able to do, by name.
-const NEEDED: [(u64, &str); 4] = [
+const NEEDED: [(u64, &str); 3] = [
     (feature::USER_RECOVERY, "user recovery"),
     (feature::USER_RECOVERY_REISSUE, "user recovery with reissue"),
     (feature::COMMAND_ENCODING, "encoded commands"),
-    (feature::USER_COPY, "user copy"),
 ];
+/// The same for one of a user without privileges, which the driver lets have no recovery and no user copy.
+const NEEDED_UNPRIVILEGED: [(u64, &str); 2] = [
+    (feature::COMMAND_ENCODING, "encoded commands"),
+    (feature::UNPRIVILEGED, "devices of users without privileges"),
+];
+/// What is used where it is there.
+const WELCOME: u64 = feature::USER_COPY;
 /// How long a command may take that waits for requests to be served.
 const LONG: Duration = Duration::from_secs(60);
 /// How long the kernel may take to notice that a device's process is gone.
 const DYING: Duration = Duration::from_secs(60);
+/// How long udev may take to make a device's file what its rules say.
+const OPENING: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Why a device cannot be had.
@@ -91,26 +100,51 @@ pub(super) fn serving_path(number: u32) -> PathBuf {
 /// The control device, open.
 pub struct Control {
     ring: Ring,
+    /// What devices are made with.
+    features: u64,
 }
 
 impl Control {
     /// Opens it. What the driver must be able to do is asked for.
     pub fn open() -> Result<Control, UblkError> {
+        let is_root = rustix::process::geteuid().is_root();
         let open = || -> io::Result<Ring> {
-            Ring::new(OpenOptions::new().read(true).write(true).open(CONTROL)?)
+            Ring::new(OpenOptions::new().read(true).write(true).open(CONTROL)?, !is_root)
         };
-        let mut control = Control { ring: open().map_err(UblkError::Control)? };
+        let mut control = Control { ring: open().map_err(UblkError::Control)?, features: 0 };
         let features = control.features().map_err(|error| match error.raw_os_error() {
             // Before GET_FEATURES there was nothing else that we need either.
             Some(_) => UblkError::Lacks("the command that tells what it can do"),
             None => UblkError::Control(error),
         })?;
-        for (bit, name) in NEEDED {
+        let needed = if is_root { &NEEDED[..] } else { &NEEDED_UNPRIVILEGED };
+        for (bit, name) in needed {
             if features & bit == 0 {
                 return Err(UblkError::Lacks(name));
             }
+            control.features |= bit;
+        }
+        if is_root {
+            control.features |= features & WELCOME;
         }
         Ok(control)
+    }
+
+    /// As if the driver had no user copy: it copies between requests and buffers of ours. For tests.
+    pub fn without_user_copy(mut self) -> Control {
+        self.features &= !feature::USER_COPY;
+        self
+    }
+
+    /// The longest request of a device that is made.
+    pub(super) fn request_bytes_max(&self) -> u64 {
+        let has_user_copy = self.features & feature::USER_COPY != 0;
+        if has_user_copy { REQUEST_BYTES_MAX } else { super::BUFFER_BYTES_MAX }
+    }
+
+    /// Whether devices that are made wait for the next process when this one ends.
+    pub(super) fn outlive(&self) -> bool {
+        self.features & feature::USER_RECOVERY != 0
     }
 
     fn features(&mut self) -> io::Result<u64> {
@@ -119,15 +153,19 @@ impl Control {
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// Makes a device, to be started; gives its number.
-    pub(super) fn add(&mut self, mark: u64, parameters: &Parameters) -> Result<u32, UblkError> {
+    /// Makes a device, to be started.
+    pub(super) fn add(
+        &mut self,
+        mark: u64,
+        parameters: &Parameters,
+    ) -> Result<DeviceInfo, UblkError> {
         let info = DeviceInfo {
             queue_depth: super::QUEUE_DEPTH,
             state: State::Dead,
             request_bytes_max: parameters.request_sectors_max * 512,
             number: ANY_DEVICE,
             process: -1,
-            features: NEEDED.iter().map(|needed| needed.0).sum(),
+            features: self.features,
             mark,
         };
         let mut bytes = info.encode();
@@ -138,6 +176,10 @@ impl Control {
         self.ring.exchange(wire::ADD_DEVICE, ANY_DEVICE, &mut bytes).map_err(failed)?;
         let made = DeviceInfo::decode(&bytes);
         let made = made.ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
+        if self.features & feature::UNPRIVILEGED != 0 {
+            // Before it has its file, no user may say anything of a device; if it never gets that, nor may it delete the device.
+            await_file(made.number)?;
+        }
         let set = self.ring.exchange(wire::SET_PARAMETERS, made.number, &mut parameters.encode());
         if made.features & info.features != info.features || set.is_err() {
             // Without a start it is nobody's; the error is what matters.
@@ -145,7 +187,7 @@ impl Control {
             set.map_err(failed)?;
             return Err(UblkError::Lacks("what it says that it can do"));
         }
-        Ok(made.number)
+        Ok(made)
     }
 
     /// The devices of this machine with that mark.
@@ -273,6 +315,22 @@ fn numbers() -> io::Result<Vec<u32>> {
         numbers.extend(number.and_then(|number| number.parse::<u32>().ok()));
     }
     Ok(numbers)
+}
+
+/// Waits until the driver's file of a device is there, and may be opened: udev gives it to its user.
+fn await_file(number: u32) -> Result<(), UblkError> {
+    use rustix::fs::{Access, access};
+    let begun = Instant::now();
+    // Bounded by OPENING.
+    loop {
+        match access(serving_path(number), Access::READ_OK | Access::WRITE_OK) {
+            Err(_) if begun.elapsed() < OPENING => std::thread::sleep(LOOK_AGAIN),
+            other => {
+                let its = "given to its user, by a rule of udev for /dev/ublkcN and /dev/ublkbN";
+                return other.map_err(|error| refused(number, its)(error.into()));
+            }
+        }
+    }
 }
 
 /// Opens the driver's file of a device; its node may come a moment after the device.

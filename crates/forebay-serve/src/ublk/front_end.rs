@@ -24,6 +24,7 @@ use forebay::io::{Bell, ReactorOp, Span, user_data};
 use forebay::shard::{Answer, Shard};
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -36,7 +37,8 @@ const BELL: u64 = 1 << 40;
 #[derive(Clone, Copy)]
 struct Pending {
     ask: Ask,
-    memory: Option<(Run, Span)>,
+    /// No run: the buffer of its tag.
+    memory: Option<(Option<Run>, Span)>,
 }
 
 /// A device that is served.
@@ -102,7 +104,8 @@ impl UblkFrontEnd {
         let name = user_data(self.place.source(), number_of(device, tag));
         let Some(device) = &mut self.devices[usize::from(device)] else { return };
         device.fetched += 1;
-        let (fd, bytes) = (device.queue.fd(), wire::answer(tag, result));
+        let address = device.queue.address(tag);
+        let (fd, bytes) = (device.queue.fd(), wire::answer(tag, result, address));
         shard.reactor.submit(ReactorOp::Command { fd, command, bytes }, name);
     }
 
@@ -118,7 +121,12 @@ impl UblkFrontEnd {
             return self.let_go_if_over(at);
         }
         let size_bytes = shard.engine().volume_bytes(device.volume).unwrap_or(0);
+        let room = device.queue.buffer(tag).map_or(u64::MAX, |it| it.len() as u64 - BLOCK_BYTES);
         match Ask::of(device.queue.descriptor(tag), size_bytes) {
+            // Longer than was agreed on.
+            Ok(ask) if ask.carries_bytes() && ask.length > room => {
+                self.commit(at, tag, -Errno::INVAL.raw_os_error(), shard);
+            }
             Ok(ask) => {
                 shard.expect(device.volume, ask.offset); // while its bytes are fetched
                 device.pending[usize::from(tag)] = Some(Pending { ask, memory: None });
@@ -156,13 +164,19 @@ impl UblkFrontEnd {
         let Ask { op, offset, length } = pending.ask;
         if pending.ask.carries_bytes() && pending.memory.is_none() {
             let bytes = (offset % BLOCK_BYTES + length).next_multiple_of(BLOCK_BYTES) as usize;
-            let Some(memory) = self.pool.take(bytes / BLOCK_BYTES as usize) else { return false };
+            let memory = match device.queue.buffer(tag) {
+                Some(buffer) => (None, buffer.part(0, bytes)),
+                None => match self.pool.take(bytes / BLOCK_BYTES as usize) {
+                    Some((run, span)) => (Some(run), span),
+                    None => return false,
+                },
+            };
             pending.memory = Some(memory);
             if op != Op::Read
                 && let Err(error) = device.queue.fetch_bytes(tag, memory.1.part(0, length as usize))
             {
                 device.pending[usize::from(tag)] = None;
-                self.pool.give(memory.0);
+                memory.0.into_iter().for_each(|run| self.pool.give(run));
                 self.commit(at, tag, -error.raw_os_error(), shard);
                 return true;
             }
@@ -217,7 +231,7 @@ impl FrontEnd for UblkFrontEnd {
             }
             (Ok(()), ..) => pending.ask.done(),
         };
-        if let Some((run, _)) = pending.memory {
+        if let Some((Some(run), _)) = pending.memory {
             self.pool.give(run);
         }
         self.commit(at, tag, result, shard);

@@ -4,7 +4,7 @@
 //!
 //! A device has one queue, and the loop's own reactor takes its requests and gives back its answers:
 //! no thread, no other ring. A request's bytes are copied between it and our memory by reads and
-//! writes of the driver's file. What makes and ends devices blocks, so it has a thread and a ring
+//! writes of the driver's file, or by the kernel where that cannot be had. What makes and ends devices blocks, so it has a thread and a ring
 //! of its own ([`attach`], [`control`]).
 //!
 //! # Invariants
@@ -14,7 +14,8 @@
 //!   kernel to the next process that serves the device.
 //! - **U2** Whose a device is, is kept by the kernel with the device: it has a mark made of its
 //!   volume's uuid. A device with the mark is taken over, and no other.
-//! - **U3** Memory is bounded: `QUEUE_DEPTH` requests a device, and `POOL_BYTES` for the bytes of all.
+//! - **U3** Memory is bounded: `QUEUE_DEPTH` requests a device, and `POOL_BYTES` for the bytes of all; or, where the kernel
+//!   copies, `BUFFER_BYTES_MAX` and a block for each request.
 //! - **U4** K1 ([`crate::attach`]), and the process keeps none of these block devices open while it
 //!   serves: the kernel closes the files of a killed process one after the other, and would wait
 //!   for us in the middle.
@@ -23,11 +24,12 @@
 //!
 //! The devices outlive the process: requests wait until the next one takes them over. A request that
 //! was under way comes again, so it may be done twice. That changes nothing that a guest may see
-//! (`docs/decisions/0010-ublk.md`).
+//! (`docs/decisions/0010-ublk.md`). Those of a user without privileges do not: the driver refuses.
 //!
 //! # Limits
 //!
-//! Linux 6.5 or newer, io_uring, root.
+//! Linux 6.5 or newer, io_uring; root, or a user who may write `/dev/ublk-control`, and to whom a rule of udev gives the files of
+//! the devices that are made.
 
 pub mod attach;
 pub mod control;
@@ -42,6 +44,9 @@ const QUEUE_DEPTH: u16 = 128;
 /// Bytes for the payload of all requests under way; more would not fit into the default `--memory`
 /// with the largest segments, and so many at a time keep any device busy.
 const POOL_BYTES: usize = 4 << 20;
+
+/// The longest request where each tag has a buffer.
+const BUFFER_BYTES_MAX: u64 = 128 << 10;
 
 /// Bytes of memory that the devices take, by part.
 pub fn memory_parts() -> [(&'static str, u64); 1] {

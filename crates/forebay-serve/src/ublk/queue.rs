@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The one queue of a device: the table in which the kernel describes requests, and their bytes.
+//!
+//! Bytes are copied by reads and writes of the driver's file (user copy), or by the kernel, between a request and the buffer
+//! of its tag: then they are there when a fetch ends, and are taken from there with the answer.
 #![allow(unsafe_code)]
 
 use super::wire::{self, DESCRIPTOR_BYTES, Descriptor};
 use crate::lend::{lend, lend_to_fill};
-use forebay::io::Span;
+use forebay::io::{Arena, Span};
+use forebay_core::units::BLOCK_BYTES;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::File;
@@ -12,24 +16,44 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::NonNull;
 
+const BLOCK: usize = BLOCK_BYTES as usize;
+
 /// The driver's file, and its table.
 pub(super) struct Queue {
     file: File,
     table: NonNull<u8>,
     depth: u16,
+    /// For each tag, as long as the longest request and a block. None: user copy.
+    buffers: Option<Arena>,
 }
 
 // SAFETY: the table is the kernel's memory, mapped as long as the queue lives and only read.
 unsafe impl Send for Queue {}
 
 impl Queue {
-    pub(super) fn map(file: File, depth: u16) -> io::Result<Queue> {
+    /// `buffer_bytes`: the longest request, if the kernel is to copy it.
+    pub(super) fn map(file: File, depth: u16, buffer_bytes: Option<u32>) -> io::Result<Queue> {
+        let each = |bytes: u32| (bytes as usize).next_multiple_of(BLOCK) + BLOCK;
+        let reserve = |bytes| Arena::reserved(usize::from(depth) * each(bytes));
+        let buffers = buffer_bytes.map(reserve).transpose()?;
         let (length, flags) = (wire::table_bytes(depth), MapFlags::SHARED | MapFlags::POPULATE);
         // SAFETY: a new mapping where the kernel likes it touches nothing of ours.
         let table =
             unsafe { mmap(std::ptr::null_mut(), length, ProtFlags::READ, flags, &file, 0)? };
         let table = NonNull::new(table.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Queue { file, table, depth })
+        Ok(Queue { file, table, depth, buffers })
+    }
+
+    /// The buffer of a tag, if the kernel copies.
+    pub(super) fn buffer(&self, tag: u16) -> Option<Span> {
+        let buffers = self.buffers.as_ref()?;
+        let each = buffers.len() / usize::from(self.depth);
+        Some(buffers.span(usize::from(tag) * each, each))
+    }
+
+    /// Where the kernel copies a tag's bytes; 0: nowhere.
+    pub(super) fn address(&self, tag: u16) -> u64 {
+        self.buffer(tag).map_or(0, |span| span.pointer() as u64)
     }
 
     pub(super) fn fd(&self) -> RawFd {
@@ -49,14 +73,24 @@ impl Queue {
         Descriptor::decode(&unsafe { place.add(usize::from(tag)).read_volatile() })
     }
 
-    /// Fetches all bytes of a write. Nobody else has the span.
+    /// Fetches all bytes of a write, unless they are there. Nobody else has the span.
     pub(super) fn fetch_bytes(&self, tag: u16, span: Span) -> Result<(), Errno> {
+        if self.buffers.is_some() {
+            return Ok(());
+        }
         let count = lend_to_fill(span, |bytes| rustix::io::pread(&self.file, bytes, at(tag)))?;
         if count == span.len() { Ok(()) } else { Err(Errno::IO) }
     }
 
-    /// Gives all bytes of a read. The engine has answered.
+    /// Gives all bytes of a read, or moves them to where the kernel takes them. The engine has answered.
     pub(super) fn give_bytes(&self, tag: u16, span: Span) -> Result<(), Errno> {
+        if let Some(buffer) = self.buffer(tag) {
+            // A read that does not begin with a block lies behind the front.
+            if buffer.pointer() != span.pointer() {
+                buffer.copy_from(span);
+            }
+            return Ok(());
+        }
         let count = lend(span, |bytes| rustix::io::pwrite(&self.file, bytes, at(tag)))?;
         if count == span.len() { Ok(()) } else { Err(Errno::IO) }
     }
@@ -71,5 +105,41 @@ impl Drop for Queue {
         // SAFETY: mapped by `map`, and nobody has a reference into it.
         let unmapped = unsafe { munmap(self.table.as_ptr().cast(), wire::table_bytes(self.depth)) };
         debug_assert!(unmapped.is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A table that says nothing: any file is as good.
+    fn queue(buffer_bytes: Option<u32>) -> Queue {
+        let path = std::env::temp_dir().join(format!("forebay-queue-{}", std::process::id()));
+        std::fs::write(&path, [0; 4096]).unwrap();
+        Queue::map(File::open(path).unwrap(), 3, buffer_bytes).unwrap()
+    }
+
+    #[test]
+    fn with_user_copy_no_tag_has_a_buffer() {
+        let queue = queue(None);
+        assert_eq!((queue.address(0), queue.address(2)), (0, 0));
+    }
+
+    /// The kernel takes them from the address that it knows, whatever the place of the read in its block.
+    #[test]
+    fn what_was_read_is_moved_to_the_front_of_its_tag_s_buffer() {
+        let queue = queue(Some(8192));
+        let buffer = queue.buffer(1).unwrap();
+        assert_eq!(buffer.len(), 8192 + 4096);
+        assert_eq!(queue.address(2) - queue.address(1), 8192 + 4096);
+        let read = buffer.part(512, 8192);
+        read.copy_in(&[7; 8192]);
+        read.part(8191, 1).copy_in(&[9]);
+        queue.give_bytes(1, read).unwrap();
+        let mut bytes = [0; 8192];
+        buffer.copy_out(&mut bytes);
+        assert!(bytes[..8191].iter().all(|byte| *byte == 7) && bytes[8191] == 9);
+        queue.fetch_bytes(1, buffer.part(0, 8192)).unwrap();
+        assert_eq!(queue.address(1), buffer.pointer() as u64);
     }
 }

@@ -2,7 +2,7 @@
 //! Commands on the control device: a ring with entries of 128 bytes, one command at a time.
 #![allow(unsafe_code)]
 
-use super::wire::ControlCommand;
+use super::wire::{ANY_DEVICE, ControlCommand};
 use forebay::io::Arena;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
@@ -21,13 +21,22 @@ pub(super) struct Ring {
     control: File,
     /// Commands read and fill it. Its addresses outlive a command that was given up.
     buffer: Arena,
+    /// Whether each command names the file of its device: else a user without privileges may give none.
+    names_devices: bool,
     count: u64,
 }
 
 impl Ring {
-    pub(super) fn new(control: File) -> io::Result<Ring> {
+    pub(super) fn new(control: File, names_devices: bool) -> io::Result<Ring> {
         let ring = IoUring::builder().dontfork().build(4)?;
-        Ok(Ring { ring, control, buffer: Arena::anonymous(BUFFER_BYTES)?, count: 0 })
+        let buffer = Arena::anonymous(BUFFER_BYTES)?;
+        Ok(Ring { ring, control, buffer, names_devices, count: 0 })
+    }
+
+    /// What a command says in its buffer before anything else.
+    fn path(&self, device: u32) -> String {
+        let is_named = self.names_devices && device != ANY_DEVICE;
+        if is_named { format!("/dev/ublkc{device}") } else { String::new() }
     }
 
     /// Gives a command with a value, and waits for its end.
@@ -38,7 +47,12 @@ impl Ring {
         value: u64,
         limit: Duration,
     ) -> io::Result<()> {
-        self.give(command, &ControlCommand { device, buffer: None, value }, limit)
+        let path = self.path(device);
+        let span = self.buffer.span(0, path.len());
+        span.copy_in(path.as_bytes());
+        let path_bytes = path.len() as u16;
+        let buffer = (path_bytes > 0).then_some((span.pointer() as u64, path_bytes));
+        self.give(command, &ControlCommand { device, buffer, path_bytes, value }, limit)
     }
 
     /// Gives a command with bytes that the kernel reads and may change.
@@ -48,10 +62,14 @@ impl Ring {
         device: u32,
         bytes: &mut [u8],
     ) -> io::Result<()> {
-        let span = self.buffer.span(0, bytes.len());
+        let path = self.path(device);
+        let whole = self.buffer.span(0, path.len() + bytes.len());
+        whole.copy_in(path.as_bytes());
+        let span = whole.skip(path.len());
         span.copy_in(bytes);
-        let buffer = Some((span.pointer() as u64, bytes.len() as u16));
-        self.give(command, &ControlCommand { device, buffer, value: 0 }, SHORT)?;
+        let buffer = Some((whole.pointer() as u64, whole.len() as u16));
+        let path_bytes = path.len() as u16;
+        self.give(command, &ControlCommand { device, buffer, path_bytes, value: 0 }, SHORT)?;
         span.copy_out(bytes);
         Ok(())
     }

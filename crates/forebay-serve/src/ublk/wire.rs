@@ -50,6 +50,8 @@ pub(super) mod feature {
     pub(in super::super) const USER_RECOVERY: u64 = 1 << 3;
     /// What was under way then comes again, instead of failing.
     pub(in super::super) const USER_RECOVERY_REISSUE: u64 = 1 << 4;
+    /// A device of a user without privileges, who must name its file in each command.
+    pub(in super::super) const UNPRIVILEGED: u64 = 1 << 5;
     /// Commands are numbered as `ioctl` does.
     pub(in super::super) const COMMAND_ENCODING: u64 = 1 << 6;
     /// Bytes are copied by reads and writes of the driver's file.
@@ -209,6 +211,8 @@ pub(super) struct ControlCommand {
     pub(super) device: u32,
     /// A buffer to be read or filled.
     pub(super) buffer: Option<(u64, u16)>,
+    /// So many bytes at its front are the path of the device's file.
+    pub(super) path_bytes: u16,
     pub(super) value: u64,
 }
 
@@ -223,15 +227,18 @@ impl ControlCommand {
         bytes[6..8].copy_from_slice(&length.to_ne_bytes());
         bytes[8..16].copy_from_slice(&address.to_ne_bytes());
         bytes[16..24].copy_from_slice(&self.value.to_ne_bytes());
+        bytes[24..26].copy_from_slice(&self.path_bytes.to_ne_bytes());
         bytes
     }
 }
 
-/// The answer to a tag's request of queue 0, or its first fetch.
-pub(super) fn answer(tag: u16, result: i32) -> [u8; ANSWER_BYTES] {
+/// The answer to a tag's request of queue 0, or its first fetch. The address is where bytes that were read are, and where those of
+/// the next request go; 0 with user copy.
+pub(super) fn answer(tag: u16, result: i32, address: u64) -> [u8; ANSWER_BYTES] {
     let mut bytes = [0; ANSWER_BYTES];
     bytes[2..4].copy_from_slice(&tag.to_ne_bytes());
     bytes[4..8].copy_from_slice(&result.to_ne_bytes());
+    bytes[8..16].copy_from_slice(&address.to_ne_bytes());
     bytes
 }
 
@@ -304,6 +311,7 @@ mod tests {
         assert_eq!(GET_FEATURES, 0x8020_7513);
         assert_eq!(END_RECOVERY, 0xC020_7511);
         assert_eq!(UPDATE_SIZE, 0xC020_7515);
+        assert_eq!(feature::UNPRIVILEGED, 0x20);
         assert_eq!(FETCH, 0xC010_7520);
         assert_eq!(COMMIT_AND_FETCH, 0xC010_7521);
     }
@@ -375,14 +383,17 @@ mod tests {
             bytes[0] = number;
             assert_eq!(Descriptor::decode(&bytes).operation, operation);
         }
-        assert_eq!(answer(0x0102, -5)[..8], [0, 0, 2, 1, 0xFB, 0xFF, 0xFF, 0xFF]);
+        let answered = answer(0x0102, -5, 0x0304);
+        assert_eq!(answered[..10], [0, 0, 2, 1, 0xFB, 0xFF, 0xFF, 0xFF, 4, 3]);
+        assert_eq!(answered[10..], [0; 6]);
     }
 
     #[test]
     fn a_control_command_names_device_buffer_and_value() {
-        let command = ControlCommand { device: 9, buffer: Some((0x1122, 64)), value: 0x55 };
+        let buffer = Some((0x1122, 64));
+        let command = ControlCommand { device: 9, buffer, path_bytes: 11, value: 0x55 };
         let bytes = command.encode();
         assert_eq!(bytes[..10], [9, 0, 0, 0, 0xFF, 0xFF, 64, 0, 0x22, 0x11]);
-        assert_eq!((bytes[16], &bytes[24..]), (0x55, &[0; 56][..]));
+        assert_eq!((bytes[16], bytes[24], &bytes[25..]), (0x55, 11, &[0; 55][..]));
     }
 }

@@ -46,7 +46,7 @@ impl Daemon {
         }
         match self.attached.iter().find(|attached| !attached.outlive()) {
             Some(attached) => bail!(
-                "block devices by {} end with the process (those of --attach ublk do not); use \
+                "block devices by {} end with the process (those of --attach ublk do not where root serves); use \
                  `forebay stop`, and serve with the new program",
                 attached.kind().name()
             ),
