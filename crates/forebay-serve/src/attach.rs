@@ -126,6 +126,8 @@ pub enum Report {
         /// Why.
         error: Box<dyn Error + Send + Sync>,
     },
+    /// No requests come any more to those for which that could be had.
+    Quiesced,
     /// All are gone, or what could not be removed.
     Gone(io::Result<()>),
 }
@@ -309,6 +311,12 @@ pub trait Attachments {
     /// Begins to make the device of a volume that has grown as large as that, and reports [`Report::Resized`] or
     /// [`Report::NotResized`]. The front end knows the new size.
     fn resize(&mut self, device: PathBuf, volume: VolumeIndex, size_bytes: u64) -> io::Result<()>;
+
+    /// Begins to have the kernel keep requests back until the next process takes the devices over, where it can; what is under way
+    /// is answered still. Says whether [`Report::Quiesced`] will come.
+    fn quiesce(&mut self) -> io::Result<bool> {
+        Ok(false)
+    }
 
     /// Ends the wait for those who hold devices: what becomes of these when the process ends says
     /// [`Attachments::outlive`].

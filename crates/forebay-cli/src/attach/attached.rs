@@ -27,6 +27,7 @@ pub struct Attached {
     /// Of a volume that has grown: what became of its device, once that is known.
     resizing: Option<(VolumeIndex, Option<String>)>,
     is_ready: bool,
+    is_quiesced: bool,
     is_gone: bool,
 }
 
@@ -50,6 +51,7 @@ impl Attached {
             leaving: None,
             resizing: None,
             is_ready: false,
+            is_quiesced: true,
             is_gone: false,
         }
     }
@@ -116,6 +118,7 @@ impl Attached {
                     tracing::warn!("{text}");
                     self.problems.push(text);
                 }
+                Report::Quiesced => self.is_quiesced = true,
                 Report::Gone(result) => {
                     self.is_gone = true;
                     if let Err(error) = result {
@@ -134,6 +137,18 @@ impl Attached {
     /// All devices are gone, or given up.
     pub fn is_gone(&self) -> bool {
         self.is_gone
+    }
+
+    /// Begins to have requests kept back until another process serves, where the kernel can do that.
+    pub fn quiesce(&mut self) -> Result<()> {
+        let is_told = self.attachments.quiesce().context("cannot start a thread")?;
+        self.is_quiesced = !is_told;
+        Ok(())
+    }
+
+    /// It is known that they are, as far as they can be.
+    pub fn is_quiesced(&self) -> bool {
+        self.is_quiesced
     }
 
     /// What went wrong.

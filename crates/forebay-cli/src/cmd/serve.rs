@@ -231,6 +231,7 @@ fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) 
         End::Stop => info!("stops: `forebay stop` asked for it"),
         End::Upgrade(executable, against) => {
             info!("goes on as {}", executable.display());
+            daemon.quiesce_devices()?;
             // The devices stay, and wait for it.
             daemon.attached.clear();
             let _ = sd_notify("RELOADING=1");

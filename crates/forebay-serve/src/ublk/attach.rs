@@ -269,6 +269,19 @@ impl Attachments for UblkAttachments {
         })
     }
 
+    fn quiesce(&mut self) -> io::Result<bool> {
+        let numbers: Vec<u32> = self.served.iter().map(|it| it.number).collect();
+        let teller = self.teller.clone();
+        spawn("quiesce", move || {
+            // One that cannot be kept back is taken over all the same: its requests come again.
+            if let Ok(mut control) = Control::open() {
+                numbers.into_iter().for_each(|number| control.quiesce(number));
+            }
+            teller.tell(Report::Quiesced);
+        })?;
+        Ok(true)
+    }
+
     fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
     }

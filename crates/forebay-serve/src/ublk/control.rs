@@ -26,9 +26,11 @@ const NEEDED_UNPRIVILEGED: [(u64, &str); 2] = [
     (feature::UNPRIVILEGED, "devices of users without privileges"),
 ];
 /// What is used where it is there.
-const WELCOME: u64 = feature::USER_COPY;
+const WELCOME: u64 = feature::USER_COPY | feature::QUIESCE;
 /// How long a command may take that waits for requests to be served.
 const LONG: Duration = Duration::from_secs(60);
+/// How long the kernel waits for a request to be answered before it keeps back others.
+const QUIESCING_MS: u64 = 1000;
 /// How long the kernel may take to notice that a device's process is gone.
 const DYING: Duration = Duration::from_secs(60);
 /// How long udev may take to make a device's file what its rules say.
@@ -273,6 +275,15 @@ impl Control {
         self.ring
             .command(wire::UPDATE_SIZE, number, sectors, LONG)
             .map_err(refused(number, "made larger"))
+    }
+
+    /// Has the kernel keep a device's requests back, and give back what was fetched, until it is taken over. Where it cannot, nothing
+    /// happens.
+    pub(super) fn quiesce(&mut self, number: u32) {
+        if self.features & feature::QUIESCE != 0 {
+            // It was made by a program that did not ask for that, or is as busy as can be.
+            let _ = self.ring.command(wire::QUIESCE_DEVICE, number, QUIESCING_MS, LONG);
+        }
     }
 
     fn long(

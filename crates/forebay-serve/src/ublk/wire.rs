@@ -38,6 +38,7 @@ pub(super) const START_RECOVERY: u32 = control(READ_WRITE, 0x10);
 pub(super) const END_RECOVERY: u32 = control(READ_WRITE, 0x11);
 pub(super) const GET_FEATURES: u32 = control(READ, 0x13);
 pub(super) const UPDATE_SIZE: u32 = control(READ_WRITE, 0x15);
+pub(super) const QUIESCE_DEVICE: u32 = control(READ_WRITE, 0x16);
 
 /// Takes a tag's first request.
 pub(super) const FETCH: u32 = command(READ_WRITE, 0x20, ANSWER_BYTES);
@@ -58,6 +59,8 @@ pub(super) mod feature {
     pub(in super::super) const USER_COPY: u64 = 1 << 7;
     /// A device may be resized while it is used.
     pub(in super::super) const UPDATE_SIZE: u64 = 1 << 10;
+    /// Requests may be kept from a process that lives, until the next one takes the device over.
+    pub(in super::super) const QUIESCE: u64 = 1 << 12;
 }
 
 /// The number of a device that the kernel shall choose.
@@ -311,7 +314,8 @@ mod tests {
         assert_eq!(GET_FEATURES, 0x8020_7513);
         assert_eq!(END_RECOVERY, 0xC020_7511);
         assert_eq!(UPDATE_SIZE, 0xC020_7515);
-        assert_eq!(feature::UNPRIVILEGED, 0x20);
+        assert_eq!(QUIESCE_DEVICE, 0xC020_7516);
+        assert_eq!((feature::UNPRIVILEGED, feature::QUIESCE), (0x20, 0x1000));
         assert_eq!(FETCH, 0xC010_7520);
         assert_eq!(COMMIT_AND_FETCH, 0xC010_7521);
     }

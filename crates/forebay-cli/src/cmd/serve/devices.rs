@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Kernel block devices: made while the loop runs, and given up before it ends.
 
-use super::{Daemon, Served, TURN};
+use super::{Daemon, SHORT_TURN, Served, TURN};
 use crate::attach::{Attached, Kind, Wanted};
 use crate::signals::Signals;
 use anyhow::{Context, Result};
@@ -10,6 +10,8 @@ use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
 use std::time::{Duration, Instant};
 
+/// How long an upgrade waits for the kernel to keep requests back.
+const QUIESCE_MAX: Duration = Duration::from_secs(5);
 /// How long a stop that waits no more for holders waits for what is under way.
 const GIVE_UP_MAX: Duration = Duration::from_secs(5);
 
@@ -64,6 +66,16 @@ impl Daemon {
             self.mark_stale();
         }
         self.attached.push(attached);
+        Ok(())
+    }
+
+    /// From now on the kernel keeps requests for the next program, where it can: then nothing is under way when that takes over.
+    pub(super) fn quiesce_devices(&mut self) -> Result<()> {
+        self.attached.iter_mut().try_for_each(Attached::quiesce)?;
+        let begun = Instant::now();
+        while !self.attached.iter().all(Attached::is_quiesced) && begun.elapsed() < QUIESCE_MAX {
+            self.turn(SHORT_TURN)?;
+        }
         Ok(())
     }
 
