@@ -50,7 +50,7 @@ check "a container serves and mounts" wait_for 60 test -e /run/inside
 first=$(tr -d ' ' <"/proc/$outer/task/$outer/children")
 kill -9 $outer
 kill -9 "$first"
-# A process that is dead and not looked after yet holds nothing.
+# One that is dead may not be looked after yet; that it holds nothing, the next daemon shows.
 left() { grep -l '^Name:.forebay$' /proc/[0-9]*/status 2>/dev/null | xargs -r grep -L '^State:.Z' | grep .; }
 none_left() { ! left; }
 check "it ends, the daemon with it" wait_for 120 none_left || cat $(left)
