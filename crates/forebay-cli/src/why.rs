@@ -27,6 +27,21 @@ pub struct Why {
     pub cutoff_bytes: u64,
     /// The last write of it that went around the log, if that is remembered.
     pub bypass: Option<Bypass>,
+    /// The last read of it that the cache did not answer, if that is remembered.
+    pub read: Option<Read>,
+    /// What the next read of it would do, if it is on the backing device only and the read does not end a long run: `copied`,
+    /// `noted` or `no_room`.
+    pub next_read: Option<String>,
+}
+
+/// A read that the cache did not answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Read {
+    /// Copied: `room`, `again`, `part` or `bad`; not copied: `sequential`, `first_touch`, `no_room` or `raced`.
+    pub outcome: String,
+    pub first_lba: u64,
+    pub blocks: u32,
+    pub seconds_ago: f64,
 }
 
 /// A write that went around the log.
@@ -58,6 +73,20 @@ impl Why {
         };
         println!("{} block {} is {place}; {}", self.name, self.lba, self.state);
         println!("  {}", self.because());
+        if let Some(read) = self.read.as_ref().filter(|_| self.place == "backing") {
+            let gone = if read.is_copied() { "; that copy is gone" } else { "" };
+            println!("  {}{gone}", read.text());
+        }
+        match self.next_read.as_deref() {
+            Some("copied") => println!("  its next read is copied into the cache"),
+            Some("noted") => println!(
+                "  its next read is noted, and the one after that copied: the cache is full, and it was not missed lately"
+            ),
+            Some("no_room") => println!(
+                "  its next read is not copied as things are: what room there is in the cache is kept for writes"
+            ),
+            _ => {}
+        }
     }
 
     fn because(&self) -> String {
@@ -84,12 +113,17 @@ impl Why {
             "backing" if self.is_voided => "a write of it went around the cache; why is not \
                                             remembered any more"
                 .into(),
-            "backing" => "nothing is remembered of it: it was not written since it was last \
-                          reclaimed, if ever"
+            "backing" if self.read.is_some() => {
+                "no write of it is remembered since it was last reclaimed, if ever".into()
+            }
+            "backing" => "nothing is remembered of it: it was neither written since it was last \
+                          reclaimed, if ever, nor read lately"
                 .into(),
             "lost" => "reads of it fail until it is written again".into(),
             _ if self.is_fill => {
-                "copied from what was read often: the backing device has it, too".into()
+                let read = self.read.as_ref().filter(|read| read.is_copied());
+                let why = read.map_or("copied when a guest read it".into(), Read::text);
+                format!("{why}; {} has it, too", self.backing)
             }
             _ if self.state == "clean" => "written by a guest, and written back since".into(),
             _ if self.state == "parked" => {
@@ -97,5 +131,26 @@ impl Why {
             }
             _ => "written by a guest, and not written back yet".into(),
         }
+    }
+}
+
+impl Read {
+    fn is_copied(&self) -> bool {
+        matches!(self.outcome.as_str(), "room" | "again" | "part" | "bad")
+    }
+
+    fn text(&self) -> String {
+        let ago = format!("{:.0} s ago", self.seconds_ago);
+        let how = match self.outcome.as_str() {
+            "room" => "copied at once: the cache was not full",
+            "again" => "copied: it had been missed not long before",
+            "part" => "copied at once: it was read in part",
+            "bad" => "copied again: it was bad in the cache",
+            "sequential" => "not copied: it belonged to a long run",
+            "first_touch" => "not copied: the cache was full, and it had not been missed lately",
+            "no_room" => "not copied: what room there was in the cache was kept for writes",
+            _ => "not copied: it was written meanwhile, or around the cache and not flushed since",
+        };
+        format!("read {ago} and {how}")
     }
 }

@@ -78,7 +78,8 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
     assert_eq!(found["state"], "clean");
     let (found, text) = why(&scratch, 60 * 256);
     assert_eq!((&found["place"], &found["bypass"]), (&"backing".into(), &Value::Null));
-    assert!(text.contains("nothing is remembered of it"), "{text}");
+    assert!(text.contains("nothing is remembered of it: it was neither written"), "{text}");
+    assert!(text.contains("its next read is copied into the cache"), "{text}");
 
     // What is wrong changes nothing.
     for (words, code, text) in [
@@ -129,6 +130,82 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
     daemon.stop("TERM");
     let bytes = std::fs::read(&backing).unwrap();
     assert_eq!(bytes[..4 * 65536], [3; 4 * 65536], "nothing older was written over it");
+}
+
+/// Of what was read it says what became of it, and what would now.
+#[test]
+fn why_tells_of_reads_why_they_were_copied_or_not() {
+    let scratch = Scratch::new("why-reads");
+    scratch.format("64M");
+    let backing = scratch.file("v", 2048 * MIB);
+    let daemon = scratch.serve(&["--volume", &format!("v={}", backing.display())]);
+    let mut client = scratch.connect("v");
+    let mut read = |lba: u64, blocks: u64| {
+        client.read(lba * 4096, (blocks * 4096) as u32).unwrap();
+        why(&scratch, lba)
+    };
+
+    let (found, text) = read(30_000, 1);
+    assert_eq!((&found["is_fill"], &found["read"]["outcome"]), (&true.into(), &"room".into()));
+    assert!(text.contains("copied at once: the cache was not full"), "{text}");
+    assert_eq!(found["next_read"], Value::Null);
+
+    // A long run: what it begins with is copied.
+    for at in 0..32 {
+        read(40_000 + at * 16, 16);
+    }
+    let (found, text) = why(&scratch, 40_000 + 500);
+    assert_eq!(
+        (&found["place"], &found["read"]["outcome"]),
+        (&"backing".into(), &"sequential".into())
+    );
+    assert!(text.contains("not copied: it belonged to a long run"), "{text}");
+    assert!(found["read"]["blocks"].as_u64() >= Some(200), "one range: {found}");
+    assert_eq!(why(&scratch, 40_000).0["is_fill"], true);
+
+    // Until the cache is full: of what is written, and of copies.
+    let mut other = scratch.connect("v");
+    for at in 0..48 {
+        other.write(at * MIB, &vec![1; MIB as usize], false).unwrap();
+    }
+    assert!(scratch.ask(&["drain"]).status.success());
+    let (mut found, mut text) = Default::default();
+    let mut at = 60_000;
+    wait_for("a full cache", || {
+        for _ in 0..20 {
+            other.read(at * 4096, 50 * 4096).unwrap();
+            at += 64;
+        }
+        (found, text) = why(&scratch, 50_000);
+        found["next_read"] == "noted"
+    });
+    assert_eq!(found["read"], Value::Null, "{found}");
+    assert!(text.contains("its next read is noted, and the one after that copied"), "{text}");
+    (found, text) = read(50_000, 1);
+    let outcome = &found["read"]["outcome"];
+    assert_eq!((&found["place"], outcome), (&"backing".into(), &"first_touch".into()));
+    assert_ne!(found["next_read"], "noted", "{found}");
+    assert!(text.contains("it had not been missed lately"), "{text}");
+    wait_for("room for a copy", || {
+        (found, text) = read(50_000, 1);
+        found["is_fill"] == true
+    });
+    assert_eq!(found["read"]["outcome"], "again");
+    assert!(text.contains("it had been missed not long before"), "{text}");
+
+    // Until its place is needed.
+    let mut at = 512;
+    wait_for("the copy to leave", || {
+        for _ in 0..8 {
+            other.write(at * MIB, &vec![1; MIB as usize], false).unwrap();
+            at += 1;
+        }
+        (found, text) = why(&scratch, 50_000);
+        found["place"] == "backing"
+    });
+    assert_eq!(found["read"]["outcome"], "again");
+    assert!(text.contains("that copy is gone"), "{text}");
+    daemon.stop("TERM");
 }
 
 #[test]

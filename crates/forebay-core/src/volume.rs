@@ -22,6 +22,7 @@ use crate::policy::target::Target;
 use crate::policy::writeback::{Exposed, Writeback};
 use crate::stats::Stats;
 use crate::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Ordinal, Sequence, Tick, VolumeIndex};
+use crate::why::{MISSED_MAX, Missed};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -109,6 +110,8 @@ pub struct Volume {
     /// Up to here the log may hold clean blocks that the map has forgotten, and that a crash may bring back; 0: none.
     pub(crate) forgot: Ordinal,
     pub(crate) around: AroundState,
+    /// What became of the last blocks that reads missed, for whoever asks why.
+    pub(crate) missed: VecDeque<Missed>,
     pub(crate) stale: Stale,
     pub(crate) writeback: Writeback,
     pub(crate) parked: Parked,
@@ -172,6 +175,7 @@ impl Volume {
             extents_full: false,
             forgot: found.forgot,
             around: AroundState::new(!found.clean, recorded.flush_failed),
+            missed: VecDeque::with_capacity(MISSED_MAX),
             stale: Stale::No,
             writeback: Writeback::new(found.cursor, now),
             parked: Parked::new(segment_blocks),
@@ -223,6 +227,7 @@ impl Volume {
             + (extents * size_of::<PendingExtent>()) as u64
             + (REQUEST_COUNT_MAX * (3 * size_of::<Waiter>() + size_of::<u32>())) as u64
             + AroundState::memory_bytes()
+            + (MISSED_MAX * size_of::<Missed>()) as u64
             + (LOCK_COUNT_MAX * size_of::<Lock>()) as u64
             + Slices::memory_bytes()
             + (RECORDS_IN_FLIGHT_MAX * size_of::<InFlight>()) as u64
@@ -240,6 +245,7 @@ impl Volume {
             + waiters.into_iter().map(queue_bytes).sum::<u64>()
             + queue_bytes(&self.writes)
             + self.around.held_bytes()
+            + queue_bytes(&self.missed)
             + vec_bytes(&self.locks)
             + queue_bytes(&self.log.in_flight)
             + self.log.times.held_bytes()

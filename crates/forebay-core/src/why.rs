@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where a block is and, as far as that is remembered, why it is there.
+//! Where a block is and, as far as that is remembered, why it is there, or is not in the log.
 //!
-//! Of what went around the log the last [`PASSED_MAX`] requests of a volume are remembered; of what was reclaimed,
-//! nothing.
+//! Of a volume the last [`PASSED_MAX`] requests that went around the log are remembered, and what became of the last
+//! [`MISSED_MAX`] ranges that reads missed; of what was reclaimed, nothing.
 
 use crate::engine::Engine;
 use crate::format::entry::Kind;
 use crate::policy::bypass::{Reason, Version};
+use crate::stats::Refusal;
 use crate::units::{Lba, SegmentId, Tick, VolumeIndex};
+use alloc::collections::VecDeque;
 
 /// Requests that went around the log of a volume and are remembered.
 pub const PASSED_MAX: usize = 64;
@@ -25,6 +27,53 @@ pub struct Passed {
     pub run: u64,
     /// When.
     pub at: Tick,
+}
+
+/// Ranges of a volume that reads missed and that are remembered.
+pub const MISSED_MAX: usize = 256;
+
+/// What became of a block that a guest's read missed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Copied: there was room.
+    Room,
+    /// Copied: it was missed before, and not long ago.
+    Again,
+    /// Copied: the read covered a part of it.
+    Part,
+    /// Copied: it was bad in the cache.
+    Bad,
+    /// Not copied.
+    Refused(Refusal),
+}
+
+/// Adjacent blocks that were missed one after the other, and of which the same became.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Missed {
+    /// First block.
+    pub first: Lba,
+    /// Blocks.
+    pub blocks: u32,
+    /// What became of them.
+    pub outcome: Outcome,
+    /// When, of the last of them.
+    pub at: Tick,
+}
+
+/// Notes what became of a block.
+pub(crate) fn note(list: &mut VecDeque<Missed>, first: Lba, outcome: Outcome, at: Tick) {
+    if let Some(last) = list.back_mut()
+        && last.outcome == outcome
+        && last.first + u64::from(last.blocks) == first
+        && last.blocks < u32::MAX
+    {
+        (last.blocks, last.at) = (last.blocks + 1, at);
+        return;
+    }
+    if list.len() == MISSED_MAX {
+        list.pop_front();
+    }
+    list.push_back(Missed { first, blocks: 1, outcome, at });
 }
 
 /// Where a block is.
@@ -69,6 +118,14 @@ pub struct Why {
     pub voided: bool,
     /// The last remembered write of it that went around the log.
     pub passed: Option<Passed>,
+    /// What became of it when a read missed it last, if that is remembered.
+    pub missed: Option<Missed>,
+    /// A read that misses it now is taken for one that comes again.
+    pub noted: bool,
+    /// Something would have to leave for a copy of it.
+    pub full: bool,
+    /// There is room for copies of what is read, which writes will not want soon.
+    pub room: bool,
 }
 
 impl Engine {
@@ -89,6 +146,7 @@ impl Engine {
             (None, Some(Kind::Lost)) => Place::Lost,
             (None, _) => Place::Backing,
         };
+        let was_missed = |it: &&Missed| it.first <= lba && lba < it.first + u64::from(it.blocks);
         let covers = |passed: &&Passed| passed.first <= lba && lba < passed.first + passed.blocks;
         Some(Why {
             place,
@@ -98,6 +156,34 @@ impl Engine {
             fill: slot.and_then(|slot| self.slots.held(slot)).is_some_and(|held| held.fill),
             voided: place == Place::Backing && kind == Some(Kind::Bypassed),
             passed: state.around.passed.iter().rev().find(covers).copied(),
+            missed: state.missed.iter().rev().find(was_missed).copied(),
+            noted: self.history.has(volume, lba),
+            full: self.cache_is_full(volume),
+            room: self.may_fill(volume),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adjacent_blocks_of_one_outcome_are_one_range_and_the_oldest_ranges_go() {
+        let mut list = VecDeque::with_capacity(MISSED_MAX);
+        let room = list.capacity();
+        let first = Outcome::Refused(Refusal::FirstTouch);
+        for lba in 0..8 {
+            note(&mut list, Lba(100 + lba), first, Tick(lba));
+        }
+        assert_eq!(list, [Missed { first: Lba(100), blocks: 8, outcome: first, at: Tick(7) }]);
+        note(&mut list, Lba(108), Outcome::Room, Tick(8));
+        note(&mut list, Lba(110), Outcome::Room, Tick(9));
+        assert_eq!(list.len(), 3, "another outcome, and a gap");
+        for lba in 0..MISSED_MAX as u64 {
+            note(&mut list, Lba(1000 + 2 * lba), Outcome::Again, Tick(10));
+        }
+        assert_eq!((list.len(), list.capacity()), (MISSED_MAX, room));
+        assert_eq!(list[0].first, Lba(1000));
     }
 }

@@ -36,6 +36,7 @@ use crate::policy::slices::Side;
 use crate::request::RequestError;
 use crate::stats::Refusal;
 use crate::units::{BLOCK_BYTES, Lba, Tick, VolumeIndex};
+use crate::why::{self, Outcome};
 
 /// Reads of backing devices that others may wait for. Those beyond are read for one reader each.
 pub(crate) const SHARED_MAX: usize = 256;
@@ -239,9 +240,13 @@ impl Engine {
         }
         let full = self.cache_is_full(miss.volume);
         for at in 0..miss.blocks {
-            if let Err(refusal) = self.fill_block(&miss.part(at, 1), full, payload) {
-                self.volume(miss.volume).stats.fills_refused[refusal as usize] += 1;
+            let part = miss.part(at, 1);
+            let (outcome, now) = (self.fill_block(&part, full, payload), self.now);
+            let state = self.volume(miss.volume);
+            if let Err(refusal) = outcome {
+                state.stats.fills_refused[refusal as usize] += 1;
             }
+            why::note(&mut state.missed, part.lba, outcome.unwrap_or_else(Outcome::Refused), now);
         }
     }
 
@@ -250,18 +255,22 @@ impl Engine {
         miss: &Miss,
         full: bool,
         payload: &mut impl Payload,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Outcome, Refusal> {
         let Miss { request, volume, lba, to, why, ticket, .. } = *miss;
-        let at_once = why == Why::Repair || self.is_read_in_part(request, lba);
-        if !at_once {
-            if why == Why::Run {
-                return Err(Refusal::Sequential);
-            }
-            if full && !self.history.touch(volume, lba) {
-                return Err(Refusal::FirstTouch);
-            }
-        }
-        self.place_fill(volume, lba, ticket, to, payload)
+        let outcome = if why == Why::Repair {
+            Outcome::Bad
+        } else if self.is_read_in_part(request, lba) {
+            Outcome::Part
+        } else if why == Why::Run {
+            return Err(Refusal::Sequential);
+        } else if !full {
+            Outcome::Room
+        } else if self.history.touch(volume, lba) {
+            Outcome::Again
+        } else {
+            return Err(Refusal::FirstTouch);
+        };
+        self.place_fill(volume, lba, ticket, to, payload).map(|()| outcome)
     }
 
     /// Places a copy of a block that was read from the backing device with a ticket (F1, F2).
@@ -329,7 +338,7 @@ impl Engine {
     }
 
     /// Whether there is room that no write will want soon (F2).
-    fn may_fill(&self, volume: VolumeIndex) -> bool {
+    pub(crate) fn may_fill(&self, volume: VolumeIndex) -> bool {
         let state = self.volume_ref(volume).expect("it exists");
         let writes_wait = !state.writes.is_empty() || state.starved || state.extents_full;
         let stuck = state.writeback.failing || state.parked.full || self.stopping;
@@ -341,7 +350,7 @@ impl Engine {
     }
 
     /// Whether something has to leave for what enters, and it is not what others were lent.
-    fn cache_is_full(&self, volume: VolumeIndex) -> bool {
+    pub(crate) fn cache_is_full(&self, volume: VolumeIndex) -> bool {
         let state = self.volume_ref(volume).expect("it exists");
         state.log.segment_count >= state.reserved
             && self.segments.free_count() <= self.kept_segments() + 2 * self.pool_margin()

@@ -42,19 +42,30 @@ impl History {
 
     /// Notes a block; says whether it was there.
     pub(crate) fn touch(&mut self, volume: VolumeIndex, lba: Lba) -> bool {
-        let key = lba.0 | u64::from(volume.0) << 40;
-        let mut mixed = key.wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ mixed >> 31).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^= mixed >> 32;
-        let set = ((u128::from(mixed) * self.sets.len() as u128) >> 64) as usize;
-        // Nothing was noted where there is a zero.
-        let mark = mixed as u8 | u8::from(mixed as u8 == 0);
+        let (set, mark) = self.place(volume, lba);
         let set = &mut self.sets[set];
         if set.to_le_bytes().contains(&mark) {
             return true;
         }
         *set = *set << 8 | u128::from(mark);
         false
+    }
+
+    /// Whether a block is taken for one that was noted.
+    pub(crate) fn has(&self, volume: VolumeIndex, lba: Lba) -> bool {
+        let (set, mark) = self.place(volume, lba);
+        self.sets[set].to_le_bytes().contains(&mark)
+    }
+
+    /// In which set a block is noted, and by which mark.
+    fn place(&self, volume: VolumeIndex, lba: Lba) -> (usize, u8) {
+        let key = lba.0 | u64::from(volume.0) << 40;
+        let mut mixed = key.wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ mixed >> 31).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^= mixed >> 32;
+        let set = ((u128::from(mixed) * self.sets.len() as u128) >> 64) as usize;
+        // Nothing was noted where there is a zero.
+        (set, mixed as u8 | u8::from(mixed as u8 == 0))
     }
 }
 
@@ -74,7 +85,10 @@ mod tests {
         let mut history = History::new(1 << 20);
         let fresh = (0..1000).filter(|lba| !history.touch(A, Lba(*lba))).count();
         assert!(fresh > 990, "{fresh} of 1000 were new");
+        assert!((0..1000).all(|lba| history.has(A, Lba(lba))), "G1");
         assert!((0..1000).all(|lba| history.touch(A, Lba(lba))), "G1");
+        let known = (1000..2000).filter(|lba| history.has(A, Lba(*lba))).count();
+        assert!(known < 10, "{known} of 1000 others, and looking notes nothing");
         let fresh = (0..1000).filter(|lba| !history.touch(B, Lba(*lba))).count();
         assert!(fresh > 990, "another volume's");
     }

@@ -6,7 +6,7 @@ use crate::args::{mode_name, order_name, reserve_name};
 use crate::memory;
 use crate::status::{self, DeviceStatus, FillsRefused, Status, VolumeStatus};
 use crate::units::count;
-use crate::why::{Bypass, Why};
+use crate::why::{Bypass, Read, Why};
 use anyhow::{Result, bail};
 use forebay::io::{OperationKind, ReactorKind, Stats};
 use forebay::shard::{Shard, uuid_text, wall_now};
@@ -18,7 +18,7 @@ use forebay_core::policy::slices::Sharing;
 use forebay_core::policy::writeback::Stage;
 use forebay_core::stats::{Refusal, Stats as Counters};
 use forebay_core::units::{BLOCK_BYTES, Lba, VolumeIndex};
-use forebay_core::why::Place;
+use forebay_core::why::{Outcome, Place};
 
 impl Daemon {
     pub(super) fn status(&self) -> Status {
@@ -119,6 +119,7 @@ impl Daemon {
             Place::Backing => ("backing", None),
             Place::Lost => ("lost", None),
         };
+        let is_failed = engine.health() == CacheHealth::Failed;
         let served = self.volumes.iter().find(|served| served.index == index);
         Ok(Why {
             name: name.into(),
@@ -143,6 +144,19 @@ impl Daemon {
                 blocks: passed.blocks,
                 run_bytes: passed.run * BLOCK_BYTES,
                 seconds_ago: self.server.shard.now().since(passed.at) as f64 / 1e9,
+            }),
+            read: why.missed.map(|missed| Read {
+                outcome: outcome_name(missed.outcome).into(),
+                first_lba: missed.first.0,
+                blocks: missed.blocks,
+                seconds_ago: self.server.shard.now().since(missed.at) as f64 / 1e9,
+            }),
+            next_read: (why.place == Place::Backing && !is_failed).then(|| {
+                match (why.room, why.full && !why.noted) {
+                    (_, true) => "noted".into(),
+                    (true, _) => "copied".into(),
+                    (false, _) => "no_room".into(),
+                }
             }),
         })
     }
@@ -384,5 +398,18 @@ fn sharing(sharing: &Sharing) -> status::Sharing {
         writeback_seconds: write_back,
         reads: sharing.target.map(|target| target.reads),
         late_reads: sharing.target.map(|target| target.late),
+    }
+}
+
+fn outcome_name(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Room => "room",
+        Outcome::Again => "again",
+        Outcome::Part => "part",
+        Outcome::Bad => "bad",
+        Outcome::Refused(Refusal::Sequential) => "sequential",
+        Outcome::Refused(Refusal::FirstTouch) => "first_touch",
+        Outcome::Refused(Refusal::NoRoom) => "no_room",
+        Outcome::Refused(Refusal::Raced) => "raced",
     }
 }
