@@ -2,11 +2,13 @@
 //! What guests of the cache notice of what forebay does on the cache device for itself. Virtual time: the same digits
 //! on every machine, so they may be asserted.
 
+use forebay_core::units::BLOCK_BYTES;
 use forebay_disk::Model;
-use forebay_disk::model::{NVME, SSD_840PRO};
-use forebay_experiment::experiments::SECOND;
+use forebay_disk::model::{BARRACUDA_7200_12, NVME, SSD_840PRO};
 use forebay_experiment::experiments::quiet::{Doing, MIXED, READS, Row, row, setup};
-use forebay_experiment::machine::Setup;
+use forebay_experiment::experiments::{SECOND, cached, ordered};
+use forebay_experiment::load::{Ask, WRITE, run, shared};
+use forebay_experiment::machine::{Machine, Setup};
 
 const TIME: u64 = 20 * SECOND;
 
@@ -55,4 +57,26 @@ fn a_checkpoint_in_larger_writes_would_show() {
     let mut setup = setup(Model::Ssd(SSD_840PRO));
     setup.config.checkpoint_frames = 32;
     assert!(over_quiet(&setup, Doing::Checkpoint) > 4.0);
+}
+
+/// Scrubs read as much a second as they may, and no more.
+#[test]
+fn a_scrub_keeps_to_its_rate() {
+    const MIB: u64 = 1 << 20;
+    for rate in [4 * MIB, 16 * MIB, 64 * MIB] {
+        let mut setup = cached(ordered(BARRACUDA_7200_12), 1024 * MIB, 512 * MIB);
+        setup.config.scrub_rate = rate;
+        let mut machine = Machine::new(&setup);
+        let ask = |at| Ask { op: WRITE, offset: at * MIB, length: MIB };
+        run(&mut machine, shared(0, 4, (0..384).map(ask).collect()), u64::MAX);
+        machine.drain();
+        machine.scrub();
+        let mut read_after = |seconds| {
+            machine.idle(machine.now() + seconds * SECOND);
+            machine.scrubbed_blocks() * BLOCK_BYTES
+        };
+        let before = read_after(1);
+        let read = (read_after(3) - before) as f64 / 3.0 / rate as f64;
+        assert!((0.95..=1.01).contains(&read), "{read:.3} of {} MiB a second", rate / MIB);
+    }
 }
