@@ -8,6 +8,7 @@ pub mod misses;
 pub mod one_disk;
 pub mod quiet;
 pub mod quotas;
+pub mod reads;
 pub mod records;
 
 use crate::machine::Setup;

@@ -13,6 +13,7 @@
 
 pub mod caches;
 pub mod experiments;
+pub mod floors;
 pub mod instant;
 pub mod load;
 pub mod machine;

@@ -75,6 +75,8 @@ pub struct Machine {
     busy: VecDeque<Request>,
     free_tags: Vec<u32>,
     tag_count: u32,
+    /// What write-back asks for waits here.
+    held: Option<Vec<Command>>,
     /// Ranges of requests under way, for those that go around the log.
     ranges: HashMap<u32, (u64, u64)>,
     done: Vec<Done>,
@@ -93,6 +95,7 @@ impl Machine {
             busy: VecDeque::new(),
             free_tags: Vec::new(),
             tag_count: 0,
+            held: None,
             ranges: HashMap::new(),
             done: Vec::new(),
             answered: Vec::new(),
@@ -188,6 +191,25 @@ impl Machine {
     /// Requests that are not answered.
     pub fn under_way(&self) -> usize {
         self.ranges.len()
+    }
+
+    /// From now on nothing is written back: the backing device does not do it, until [`Machine::let_go`].
+    pub fn hold(&mut self) {
+        self.held.get_or_insert_default();
+    }
+
+    /// What was held is asked for.
+    pub fn let_go(&mut self) {
+        for command in self.held.take().into_iter().flatten() {
+            self.backing.submit(self.now, command);
+        }
+    }
+
+    /// From now on the volume has another order.
+    pub fn set_order(&mut self, order: Order) {
+        if let Some(cached) = &mut self.cached {
+            cached.engine.set_order(VOLUME, order, &mut Nothing);
+        }
     }
 
     /// Begins a scrub of the cache, if none is running.
@@ -343,7 +365,11 @@ impl Machine {
                 }
             };
             let offset = if kind == Kind::Flush { 0 } else { offset.bytes() };
-            self.backing.submit(self.now, Command { id: u64::from(token.0), kind, offset, bytes });
+            let command = Command { id: u64::from(token.0), kind, offset, bytes };
+            match self.held.as_mut().filter(|_| kind == Kind::Write) {
+                Some(held) => held.push(command),
+                None => self.backing.submit(self.now, command),
+            }
         }
     }
 }

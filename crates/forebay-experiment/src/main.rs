@@ -2,13 +2,14 @@
 //! Prints tables, and draws the pictures that belong to them.
 
 use clap::{Parser, ValueEnum};
-use forebay_core::format::superblock::Order;
 use forebay_disk::Model;
 use forebay_disk::hdd::Spec;
 use forebay_disk::model::{BARRACUDA_7200_12, NVME, SSD_840PRO, ST3500641AS};
+use forebay_experiment::experiments::records::Load;
 use forebay_experiment::experiments::{
-    SECOND, cliff, drained, fair, misses, one_disk, quiet, quotas, records,
+    SECOND, cliff, drained, fair, misses, one_disk, quiet, quotas, reads, records,
 };
+use forebay_experiment::floors::Floors;
 use forebay_experiment::plot::{self, Frame};
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,9 @@ struct Arguments {
     /// Draw the pictures that belong to them into this folder
     #[arg(long, value_name = "FOLDER")]
     plots: Option<PathBuf>,
+    /// Compare the tables with their floors, and fail if one is missed that is not known to be
+    #[arg(long)]
+    check: bool,
     /// Virtual time that the cliff takes
     #[arg(long, default_value_t = cliff::HOUR)]
     seconds: usize,
@@ -44,6 +48,8 @@ enum Table {
     Quiet,
     /// What a reservation is worth beside a busy volume
     Quotas,
+    /// Reads of what is in the cache and of what is not
+    Reads,
     /// IOzone's tests
     Records,
     /// Weights and targets of volumes
@@ -51,8 +57,10 @@ enum Table {
 }
 
 fn main() -> ExitCode {
-    match print(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+    let arguments = Arguments::parse();
+    match print(&arguments) {
+        Ok(floors) if arguments.check => verdict(&floors),
+        Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
             ExitCode::FAILURE
@@ -60,30 +68,50 @@ fn main() -> ExitCode {
     }
 }
 
-fn print(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
-    let Arguments { tables, plots, seconds } = arguments;
+/// On stderr: the tables are kept as they are.
+fn verdict(floors: &Floors) -> ExitCode {
+    let Floors { count, missed, known } = floors;
+    for text in known {
+        eprintln!("missed, as is known: {text}");
+    }
+    for text in missed {
+        eprintln!("MISSED: {text}");
+    }
+    eprintln!("{count} floors, {} missed, {} more known to be", missed.len(), known.len());
+    if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn print(arguments: &Arguments) -> Result<Floors, Box<dyn Error>> {
+    let Arguments { tables, plots, seconds, .. } = arguments;
     let tables = if tables.is_empty() { Table::value_variants() } else { tables };
+    let mut floors = Floors::default();
+    let it = &mut floors;
     for table in tables {
         match table {
-            Table::Cliff => print_cliff(plots.as_deref(), *seconds)?,
-            Table::Drained => print_drained(),
-            Table::Fair => print_fair(plots.as_deref())?,
-            Table::Misses => print_misses()?,
+            Table::Cliff => print_cliff(plots.as_deref(), *seconds, it)?,
+            Table::Drained => print_drained(it),
+            Table::Fair => print_fair(plots.as_deref(), it)?,
+            Table::Misses => print_misses(it)?,
             Table::OneDisk => print_one_disk(),
-            Table::Quiet => print_quiet(),
+            Table::Quiet => print_quiet(it),
             Table::Quotas => print_quotas(),
-            Table::Records => print_records(),
+            Table::Reads => print_reads(it),
+            Table::Records => print_records(it),
             Table::Shares => print_shares(),
         }
         println!();
     }
-    Ok(())
+    Ok(floors)
 }
 
 /// What the courses of the cliff are called.
 const THROUGH: [&str; 3] = ["bare", "batch", "relaxed"];
 
-fn print_cliff(plots: Option<&Path>, seconds: usize) -> Result<(), Box<dyn Error>> {
+fn print_cliff(
+    plots: Option<&Path>,
+    seconds: usize,
+    floors: &mut Floors,
+) -> Result<(), Box<dyn Error>> {
     println!(
         "{seconds} s of random writes, 32 at a time, over four times the cache (256 MiB), 1.5 times as many as drain; a second"
     );
@@ -105,6 +133,7 @@ fn print_cliff(plots: Option<&Path>, seconds: usize) -> Result<(), Box<dyn Error
     for (disk, spec) in [("st3500641as", ST3500641AS), ("7200.12", BARRACUDA_7200_12)] {
         for bytes in [4 << 10, 64 << 10, 1 << 20] {
             let courses = cliff::courses(spec, bytes, seconds);
+            floors.cliff(&format!("{disk}, writes of {} KiB for long", bytes >> 10), &courses);
             for (through, course) in THROUGH.into_iter().zip(&courses) {
                 let [half, p99, p999, longest] = course.latencies;
                 println!(
@@ -173,13 +202,13 @@ fn print_quotas() {
     }
 }
 
-fn print_drained() {
+fn print_drained(floors: &mut Floors) {
     println!("64 MiB of random 4 KiB writes, 32 at a time, then drained; seconds");
     println!(
         "{:12} {:7} {:20} {:>9} {:>9} {:>9} {:>9} {:>7}",
         "disk", "over", "through", "answered", "drained", "total", "ms/block", "batch"
     );
-    for row in drained::table() {
+    let print = |row: &drained::Row, blocks: u64| {
         println!(
             "{:12} {:7} {:20} {:9.2} {:9.2} {:9.2} {:9.3} {:7}",
             row.disk,
@@ -188,9 +217,22 @@ fn print_drained() {
             row.answered,
             row.drained,
             row.total(),
-            row.millis(drained::BLOCKS),
+            row.millis(blocks),
             row.batch_blocks
         );
+    };
+    for rows in drained::table() {
+        rows.iter().for_each(|row| print(row, drained::BLOCKS));
+        floors.drained(&rows);
+    }
+    println!();
+    println!(
+        "the same of 131,072 writes to random places of a file of twice the cache (512 MiB, cache 256 MiB)"
+    );
+    for (disk, spec) in [("st3500641as", ST3500641AS), ("7200.12", BARRACUDA_7200_12)] {
+        let rows = drained::of_file(disk, spec);
+        rows.iter().for_each(|row| print(row, drained::FILE_BYTES / 4096));
+        floors.file_drained(&rows);
     }
 }
 
@@ -207,14 +249,18 @@ fn plot_fair(folder: &Path, rows: &[(&str, fair::Row)]) -> Result<(), Box<dyn Er
     plot::bars(&folder.join("fair.svg"), frame, &["reads", "writes"], &groups)
 }
 
-fn print_fair(plots: Option<&Path>) -> Result<(), Box<dyn Error>> {
+fn print_fair(plots: Option<&Path>, floors: &mut Floors) -> Result<(), Box<dyn Error>> {
     let mut rows = Vec::new();
     println!(
         "random 4 KiB readers against 32 random 4 KiB writers, cache full of dirty data; requests a second"
     );
     println!(
-        "{:12} {:>7} {:>8} {:>9} {:>8} {:>9} {:>5} {:>5} {:>5} {:>5} {:>9} {:>9}",
+        "by device: x_r of the reads that the disk answers; copies: what is read is copied into the cache; bare: the disk alone, the same workers"
+    );
+    println!(
+        "{:12} {:7} {:>7} {:>8} {:>9} {:>8} {:>9} {:>5} {:>5} {:>5} {:>5} {:>9} {:>9}  {:>9} {:>5} {:>5}",
         "disk",
+        "through",
         "readers",
         "r alone",
         "w alone",
@@ -225,21 +271,36 @@ fn print_fair(plots: Option<&Path>) -> Result<(), Box<dyn Error>> {
         "F",
         "U",
         "r p99 ms",
-        "w p99 ms"
+        "w p99 ms",
+        "by device",
+        "F",
+        "U"
     );
+    let print = |disk, through, readers, sides: &fair::Sides, p99: f64| {
+        let [reads, writes] = sides.shares();
+        print!(
+            "{disk:12} {through:7} {readers:7} {} {reads:5.2} {writes:5.2} {:5.2} {:5.2} {p99:9.0}",
+            sides.rates(),
+            sides.fairness(),
+            sides.efficiency(),
+        );
+    };
     for (disk, model) in fair::disks() {
-        for row in fair::table(model) {
-            let [reads, writes] = row.sides.shares();
-            println!(
-                "{disk:12} {:7} {} {reads:5.2} {writes:5.2} {:5.2} {:5.2} {:9.0} {:9.0}",
-                row.readers,
-                row.sides.rates(),
-                row.sides.fairness(),
-                row.sides.efficiency(),
-                row.read_p99[1],
-                row.write_p99
-            );
-            rows.push((disk, row));
+        for (readers, sides, p99) in fair::bare_table(model) {
+            print(disk, "bare", readers, &sides, p99);
+            println!();
+        }
+        for (through, copies) in [("forebay", false), ("copies", true)] {
+            for row in fair::table(model, copies) {
+                print(disk, through, row.readers, &row.sides, row.read_p99[1]);
+                let [shared, used] = row.by_device();
+                let reads = row.device_share();
+                println!(" {:9.0}  {reads:9.2} {shared:5.2} {used:5.2}", row.write_p99);
+                floors.fair(disk, &row);
+                if !copies {
+                    rows.push((disk, row));
+                }
+            }
         }
     }
     plots.map_or(Ok(()), |folder| plot_fair(folder, &rows))
@@ -324,7 +385,7 @@ fn print_shares() {
     }
 }
 
-fn print_misses() -> Result<(), String> {
+fn print_misses(floors: &mut Floors) -> Result<(), String> {
     println!(
         "blocks that reads find on the backing device only, of all that they read; as many blocks for each"
     );
@@ -342,6 +403,7 @@ fn print_misses() -> Result<(), String> {
         "copied/miss"
     );
     for row in misses::table()? {
+        floors.misses(&row);
         let [lru, fifo, s3, forebay] = row.misses;
         println!(
             "{:34} {:3}% {:7} {lru:7.4} {fifo:7.4} {s3:7.4} {forebay:8.4} {:9.3} {:12.2} {:11.2}",
@@ -356,7 +418,7 @@ fn print_misses() -> Result<(), String> {
     Ok(())
 }
 
-fn print_quiet() {
+fn print_quiet(floors: &mut Floors) {
     println!(
         "p50, p99 and p99.9 in ms of what guests ask of the cache while forebay uses it; the last over the quiet one's"
     );
@@ -368,6 +430,7 @@ fn print_quiet() {
         for (guests, rates) in [("reads", quiet::READS), ("mixed", quiet::MIXED)] {
             let setup = quiet::setup(Model::Ssd(model));
             let rows = quiet::Doing::ALL.map(|doing| quiet::row(&setup, rates, doing, 20 * SECOND));
+            floors.quiet(&format!("{disk}, {guests}"), &rows);
             for row in rows {
                 print!("{disk:8} {guests:6} {:12} {:7}", row.doing.name(), row.done);
                 for (class, [p50, p99, p999]) in row.latencies.into_iter().enumerate() {
@@ -380,50 +443,67 @@ fn print_quiet() {
     }
 }
 
-fn print_records() {
-    use records::Start::{AsItIs, Full};
-    const DIRTY: &str = "relaxed, the cache filled with dirty data before each";
+fn print_reads(floors: &mut Floors) {
+    println!(
+        "random 4 KiB reads a second: of half of the cache (128 MiB), warm, beside the cache device alone; of 64 GiB, beside the bare disk"
+    );
+    println!(
+        "{:12} {:7} {:>5} {:>9} {:>9} {:>6} {:>9} {:>9} {:>6}",
+        "disk", "cache", "depth", "device", "warm", "ratio", "bare", "uncached", "ratio"
+    );
+    for row in reads::table() {
+        let reads::Row { disk, cache, depth, warm: [device, warm], cold: [bare, cold] } = row;
+        println!(
+            "{disk:12} {cache:7} {depth:5} {device:9.0} {warm:9.0} {:6.3} {bare:9.1} {cold:9.1} {:6.3}",
+            warm / device,
+            cold / bare
+        );
+        floors.reads(&row);
+    }
+}
+
+fn print_records(floors: &mut Floors) {
+    use records::Start::{AsItIs, Brim, BrimOfFile, Full};
     for (disk, spec) in [("st3500641as", ST3500641AS), ("7200.12", BARRACUDA_7200_12)] {
         for depth in [1, 32] {
-            let print =
-                |name, order, start| print_records_in(disk, spec, depth, name, order, start);
-            print("batch", Order::Batch, AsItIs);
-            print("relaxed", Order::Relaxed, AsItIs);
-            print(DIRTY, Order::Relaxed, Full);
+            for (name, relaxed, start) in [
+                ("batch", false, AsItIs),
+                ("relaxed", true, AsItIs),
+                ("relaxed, the cache filled with dirty data before each", true, Full),
+                ("relaxed, all of the cache dirty before each", true, Brim),
+                ("relaxed, all of the cache dirty with the file before each", true, BrimOfFile),
+            ] {
+                let load = Load { start, depth, file_bytes: 512 << 20, record_bytes: 0, relaxed };
+                print_records_in(disk, spec, name, load, floors);
+            }
         }
     }
 }
 
-fn print_records_in(
-    disk: &str,
-    spec: Spec,
-    depth: usize,
-    name: &str,
-    order: Order,
-    start: records::Start,
-) {
+fn print_records_in(disk: &str, spec: Spec, name: &str, load: Load, floors: &mut Floors) {
+    let depth = load.depth;
     println!(
         "IOzone's tests on {disk}, a file of twice the cache (512 MiB, cache 256 MiB), {depth} at a time, order {name}, bare rate = 1"
     );
     println!("{:16} {:>14} {:>14} {:>14}", "test", "4 KiB", "1 MiB", "16 MiB");
     let histories = [4 << 10, 1 << 20, 16 << 20].map(|record_bytes| {
-        let load = records::Load { start, depth, file_bytes: 512 << 20, record_bytes };
-        records::compare(spec, order, load)
+        let load = Load { record_bytes, ..load };
+        let histories = records::compare(spec, load);
+        floors.records(&format!("{disk}, {depth} at a time, {name}"), load, &histories);
+        histories
     });
+    let rates = histories.each_ref().map(records::rates);
     for (at, test) in records::TESTS.into_iter().enumerate() {
-        let ratio =
-            |[bare, through]: &[records::History; 2]| bare.seconds[at] / through.seconds[at];
-        let [a, b, c] = histories.each_ref().map(ratio);
-        println!("{test:16} {a:14.2} {b:14.2} {c:14.2}");
+        let [a, b, c] = rates.map(|rates| rates[at]);
+        println!("{test:16} {a:14.3} {b:14.3} {c:14.3}");
     }
-    let whole = |[bare, through]: &[records::History; 2]| through.total() / bare.total();
-    let [a, b, c] = histories.each_ref().map(whole);
-    if start == records::Start::Full {
-        return println!();
+    if load.start == records::Start::AsItIs {
+        let whole = |[bare, through]: &[records::History; 2]| through.total() / bare.total();
+        let [a, b, c] = histories.each_ref().map(whole);
+        println!(
+            "{:16} {a:14.3} {b:14.3} {c:14.3}   time of the whole history, drained, over the bare disk's",
+            "whole"
+        );
     }
-    println!(
-        "{:16} {a:14.2} {b:14.2} {c:14.2}   time of the whole history, drained, over the bare disk's",
-        "whole"
-    );
     println!();
 }

@@ -3,12 +3,12 @@
 //!
 //! Readers at depth 1, 4 and 16 and 32 writers, each of 4 KiB, over four times the cache, which is full of dirty
 //! data when the measurement begins. x is a side's rate over its rate alone; F = 2·min(x_r, x_w) is 1 if each gets
-//! half, U = x_r + x_w is 1 if nothing is lost by sharing. Some of what is read is in the cache because it was written:
-//! where weights are asked about, x_r is of the reads that the backing device answers.
+//! half, U = x_r + x_w is 1 if nothing is lost by sharing. Some of what is read is in the cache because it was written, so x_r
+//! is also counted by the reads that the backing device answers. The same workers on the bare disk show what is to be mended.
 
-use super::{SECOND, cached, ordered};
+use super::{SECOND, bare, cached, ordered, unordered};
 use crate::load::{WRITE, Worker, run};
-use crate::machine::Machine;
+use crate::machine::{Machine, Setup};
 use forebay_core::policy::slices::Sharing;
 use forebay_core::request::Op;
 use forebay_disk::Model;
@@ -60,6 +60,8 @@ impl Sides {
 pub struct Row {
     /// Readers.
     pub readers: usize,
+    /// What is read is copied into the cache, as it is by default.
+    pub copies: bool,
     /// Of guests, against write-back.
     pub weight: u8,
     /// Milliseconds that 99 of 100 reads of the backing device may take; 0: none is set.
@@ -86,6 +88,12 @@ impl Row {
         self.missed[1] / self.missed[0]
     }
 
+    /// F and U by the reads that the device answers.
+    pub fn by_device(&self) -> [f64; 2] {
+        let (reads, writes) = (self.device_share(), self.sides.shares()[1]);
+        [2.0 * reads.min(writes), reads + writes]
+    }
+
     /// What of the device reads have over what writes have.
     pub fn by_rate(&self) -> f64 {
         self.device_share() / self.sides.shares()[1]
@@ -110,16 +118,24 @@ fn workers(class: usize, op: Op, count: usize) -> impl Iterator<Item = Worker> {
     (0..count).map(move |at| Worker::random(class, op, SPAN, 4096, (class * 1_000 + at) as u64))
 }
 
-fn measure(backing: Model, [readers, writers]: [usize; 2], weight: u8, target: u32) -> Run {
+fn all(readers: usize, writers: usize) -> Vec<Worker> {
+    let idle = Worker { class: 1, next: Box::new(|| None) };
+    workers(0, Op::Read, readers).chain(workers(1, WRITE, writers)).chain([idle]).collect()
+}
+
+fn setup(backing: Model, copies: bool, weight: u8, target: u32) -> Setup {
     let mut setup = cached(backing, SPAN, CACHE_BYTES);
-    // The question is how the disk is shared: readers who find more and more in the cache do not share it.
-    setup.config.fill_run_max = 0;
+    if !copies {
+        // Readers who find more and more in the cache do not share the disk.
+        setup.config.fill_run_max = 0;
+    }
     (setup.weight, setup.p99_target) = (weight, target * 1_000);
-    let mut machine = Machine::new(&setup);
-    let all = || {
-        let idle = Worker { class: 1, next: Box::new(|| None) };
-        workers(0, Op::Read, readers).chain(workers(1, WRITE, writers)).chain([idle]).collect()
-    };
+    setup
+}
+
+fn measure(setup: &Setup, [readers, writers]: [usize; 2]) -> Run {
+    let mut machine = Machine::new(setup);
+    let all = || all(readers, writers);
     run(&mut machine, all(), WARM);
     let sharing = |machine: &Machine| machine.sharing().expect("there is a cache");
     let (before, missed) = (sharing(&machine), machine.stats().miss_blocks);
@@ -133,6 +149,7 @@ fn measure(backing: Model, [readers, writers]: [usize; 2], weight: u8, target: u
 /// What a side has alone.
 struct Alone {
     backing: Model,
+    copies: bool,
     readers: usize,
     reads: Run,
     writes: f64,
@@ -140,8 +157,8 @@ struct Alone {
 
 impl Alone {
     fn row(&self, weight: u8, target: u32) -> Row {
-        let Alone { backing, readers, reads, writes } = self;
-        let run = measure(*backing, [*readers, WRITERS], weight, target);
+        let Alone { backing, copies, readers, reads, writes } = self;
+        let run = measure(&setup(*backing, *copies, weight, target), [*readers, WRITERS]);
         let [before, after] = run.sharing;
         let had = |side| (after.had[side] - before.had[side]) as f64 / 1e9;
         let counted = |sharing: Sharing| sharing.target.map_or((0, 0), |it| (it.reads, it.late));
@@ -150,6 +167,7 @@ impl Alone {
         let [read_p99, write_p99] = run.p99;
         Row {
             readers: *readers,
+            copies: *copies,
             weight,
             target,
             sides: Sides { alone: [reads.rates[0], *writes], together: run.rates },
@@ -163,51 +181,75 @@ impl Alone {
     }
 }
 
-fn alone(backing: Model, readers: &[usize]) -> Vec<Alone> {
-    let writes = measure(backing, [0, WRITERS], 1, 0).rates[1];
+fn alone(backing: Model, copies: bool, readers: &[usize]) -> Vec<Alone> {
+    let setup = setup(backing, copies, 1, 0);
+    let writes = measure(&setup, [0, WRITERS]).rates[1];
     let alone = |readers: &usize| {
-        let reads = measure(backing, [*readers, 0], 1, 0);
-        Alone { backing, readers: *readers, reads, writes }
+        let reads = measure(&setup, [*readers, 0]);
+        Alone { backing, copies, readers: *readers, reads, writes }
     };
     readers.iter().map(alone).collect()
 }
 
 /// Two disks, and a volume behind a network; the same with answers that are quick as long as it is not asked for
-/// more than it gives.
-pub fn disks() -> [(&'static str, Model); 4] {
+/// more than it gives; the newer disk without a queue.
+pub fn disks() -> [(&'static str, Model); 5] {
     let quick = Cloud { median: 300_000, p99: 1_000_000, ..GP3 };
     [
         ("st3500641as", ordered(ST3500641AS)),
         ("7200.12", ordered(BARRACUDA_7200_12)),
         ("gp3", Model::Cloud(GP3)),
         ("gp3, quick", Model::Cloud(quick)),
+        ("no queue", unordered(BARRACUDA_7200_12)),
     ]
 }
 
 /// Of these, those that are asked about weights and about targets, in milliseconds.
 pub fn shared() -> [(&'static str, Model, [u32; 3]); 3] {
-    let [old, new, gp3, _] = disks();
+    let [old, new, gp3, ..] = disks();
     [(old.0, old.1, [50, 100, 200]), (new.0, new.1, [50, 100, 200]), (gp3.0, gp3.1, [10, 20, 40])]
 }
 
 /// The table of a disk.
-pub fn table(backing: Model) -> Vec<Row> {
-    alone(backing, &[1, 4, 16]).iter().map(|alone| alone.row(1, 0)).collect()
+pub fn table(backing: Model, copies: bool) -> Vec<Row> {
+    alone(backing, copies, &[1, 4, 16]).iter().map(|alone| alone.row(1, 0)).collect()
+}
+
+/// The same workers on the bare disk: for so many readers rates, and reads' p99 together.
+pub fn bare_table(backing: Model) -> Vec<(usize, Sides, f64)> {
+    let measure = |readers, writers| {
+        let mut machine = Machine::new(&bare(backing, SPAN));
+        run(&mut machine, all(readers, writers), WARM);
+        run(&mut machine, all(readers, writers), WARM + MEASURED)
+    };
+    let writes = measure(0, WRITERS).rate(1);
+    let row = |readers| {
+        let reads = measure(readers, 0).rate(0);
+        let both = measure(readers, WRITERS);
+        let sides = Sides { alone: [reads, writes], together: [both.rate(0), both.rate(1)] };
+        (readers, sides, both.classes[0].percentile(0.99))
+    };
+    [1, 4, 16].map(row).into()
 }
 
 /// One row: so many readers, a weight of guests and a target for reads, in milliseconds.
 pub fn row(backing: Model, readers: usize, weight: u8, target: u32) -> Row {
-    alone(backing, &[readers])[0].row(weight, target)
+    alone(backing, false, &[readers])[0].row(weight, target)
+}
+
+/// One row, with what is read copied into the cache.
+pub fn row_with_copies(backing: Model, readers: usize) -> Row {
+    alone(backing, true, &[readers])[0].row(1, 0)
 }
 
 /// The table of a disk by weights.
 pub fn weighted(backing: Model) -> Vec<Row> {
     let rows = |alone: &Alone| [1, 3, 8].map(|weight| alone.row(weight, 0));
-    alone(backing, &[4, 16]).iter().flat_map(rows).collect()
+    alone(backing, false, &[4, 16]).iter().flat_map(rows).collect()
 }
 
 /// The table of a disk by targets for reads.
 pub fn targeted(backing: Model, targets: &[u32]) -> Vec<Row> {
     let rows = |alone: &Alone| targets.iter().map(|it| alone.row(1, *it)).collect::<Vec<Row>>();
-    alone(backing, &[1, 4, 16]).iter().flat_map(rows).collect()
+    alone(backing, false, &[1, 4, 16]).iter().flat_map(rows).collect()
 }

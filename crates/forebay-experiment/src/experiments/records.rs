@@ -47,6 +47,11 @@ impl History {
     }
 }
 
+/// Of each test, the bare disk's time over forebay's.
+pub fn rates([bare, through]: &[History; 2]) -> [f64; 13] {
+    std::array::from_fn(|at| bare.seconds[at] / through.seconds[at])
+}
+
 /// Records of a file, in the order of a test.
 fn order(test: &str, count: u64) -> Vec<u64> {
     let mut random = Random::new(13);
@@ -65,8 +70,13 @@ fn order(test: &str, count: u64) -> Vec<u64> {
 pub enum Start {
     /// What the tests before left.
     AsItIs,
-    /// As much dirty data as random writes of 4 KiB behind the file make.
+    /// As much dirty data as random writes of 4 KiB behind the file make in a minute.
     Full,
+    /// All of its space is dirty: so much was written behind the file, on a new machine for each test, that the next write
+    /// would wait for write-back.
+    Brim,
+    /// The same of the file itself: each other block of it, by chance.
+    BrimOfFile,
 }
 
 /// Writers fill the cache for as long.
@@ -86,11 +96,56 @@ fn fill(machine: &mut Machine, file_bytes: u64) {
     run(machine, (0..32).map(writer).collect(), until);
 }
 
+/// What makes a cache full: random blocks of a half of so many bytes, each once, and of the other half a MiB at a time.
+fn filling(first: u64, bytes: u64) -> impl Iterator<Item = Ask> {
+    let places = move |length: u64, seed| {
+        let order = Random::new(seed).order(bytes / 2 / length);
+        order.into_iter().map(move |place| Ask {
+            op: WRITE,
+            offset: first + place * length,
+            length,
+        })
+    };
+    let rest = places(MIB, 6).map(move |ask| Ask { offset: ask.offset + bytes / 2, ..ask });
+    // No more blocks than come in before writers are delayed: then each request waits as long as any other.
+    places(4096, 5).take((bytes / 4096 / 4) as usize).chain(rest)
+}
+
+/// A machine with the cache full of dirty data, since nothing was written back: the next write would wait. With `until`, the
+/// request that would is not made; gives its number.
+fn brim(setup: &Setup, first: u64, bytes: u64, until: usize) -> (Machine, usize) {
+    let mut machine = Machine::new(&Setup { order: Order::Batch, ..*setup });
+    machine.hold();
+    let mut answered = until;
+    for (at, Ask { op, offset, length }) in filling(first, bytes).take(until).enumerate() {
+        machine.submit(op, offset, length);
+        // Nothing but room takes so long.
+        let patience = machine.now() + SECOND;
+        if machine.step(patience).is_none() {
+            answered = at;
+            break;
+        }
+    }
+    machine.set_order(setup.order);
+    machine.let_go();
+    (machine, answered)
+}
+
 fn history(setup: &Setup, load: Load) -> History {
-    let Load { start, depth, file_bytes, record_bytes } = load;
+    let Load { start, depth, file_bytes, record_bytes, .. } = load;
+    let first = if start == Start::BrimOfFile { 0 } else { file_bytes };
+    let brims = matches!(start, Start::Brim | Start::BrimOfFile);
+    let room =
+        (brims && setup.cache.is_some()).then(|| brim(setup, first, file_bytes, usize::MAX).1);
     let mut machine = Machine::new(setup);
     let mut seconds = [0.0; 13];
     for (test, seconds) in TESTS.into_iter().zip(&mut seconds) {
+        if brims {
+            machine = Machine::new(setup);
+        }
+        if let Some(room) = room {
+            machine = brim(setup, first, file_bytes, room).0;
+        }
         let op = if test.contains("write") { WRITE } else { Op::Read };
         let record = |at: u64| Ask { op, offset: at * record_bytes, length: record_bytes };
         let asks = order(test, file_bytes / record_bytes).into_iter().map(record).collect();
@@ -107,6 +162,13 @@ fn history(setup: &Setup, load: Load) -> History {
     History { seconds, drained }
 }
 
+/// What part of the cache is dirty when the tests begin with all of its space dirty.
+pub fn brim_share(spec: Spec, file_bytes: u64) -> f64 {
+    let setup = cached(ordered(spec), 2 * file_bytes, file_bytes / 2);
+    let (machine, _) = brim(&setup, file_bytes, file_bytes, usize::MAX);
+    machine.dirty_bytes() as f64 / (file_bytes / 2) as f64
+}
+
 /// What is asked, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
@@ -118,11 +180,14 @@ pub struct Load {
     pub file_bytes: u64,
     /// Of a record.
     pub record_bytes: u64,
+    /// The order is relaxed, not batch.
+    pub relaxed: bool,
 }
 
 /// The bare disk's history, and forebay's.
-pub fn compare(spec: Spec, order: Order, load: Load) -> [History; 2] {
+pub fn compare(spec: Spec, load: Load) -> [History; 2] {
     let disk = ordered(spec);
+    let order = if load.relaxed { Order::Relaxed } else { Order::Batch };
     // Behind the file there is as much again.
     let volume = 2 * load.file_bytes;
     let through = cached(disk, volume, (load.file_bytes / 2).max(64 * MIB));
