@@ -2,7 +2,7 @@
 //! How much memory a daemon takes: the parts, and a configuration that keeps within `--memory`.
 //!
 //! The map's parts follow from the cache's size. All others together are the *fixed sum*, which
-//! `--memory` bounds: buffers, window, batches and extents shrink until it holds.
+//! `--memory` bounds: buffers, window, batches, extents and what is read ahead shrink until it holds.
 
 use crate::attach::Kind;
 use crate::control_server;
@@ -12,6 +12,7 @@ use forebay::shard::Shard;
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Superblock;
 use forebay_core::limits::VOLUME_COUNT_MAX;
+use forebay_core::op::ahead::PIECE_BLOCKS;
 use forebay_serve::nbd::listen;
 
 /// The parts that grow with the cache and not with anything else.
@@ -85,6 +86,8 @@ pub fn fit(
         config.buffer_count = share(u64::from(config.buffer_count)).max(8) as u16;
         config.window_blocks = (share(u64::from(config.window_blocks)) as u32 / 4 * 4).max(1024);
         config.batch_blocks_max = share(u64::from(config.batch_blocks_max)).max(2048) as u32;
+        config.ahead_blocks =
+            share(u64::from(config.ahead_blocks)) as u32 / PIECE_BLOCKS * PIECE_BLOCKS;
         config.extent_count_max =
             (share(u64::from(config.extent_count_max)).max(1024) as u32).max(extents);
         least = fixed(&parts(superblock, counts, &config), superblock);

@@ -192,6 +192,13 @@ pub struct VolumeStatus {
     pub hit_blocks: u64,
     pub miss_blocks: u64,
     pub shared_blocks: u64,
+    /// Blocks read before a guest asked for them; of these, those that a guest read, those that changed before that, and those that
+    /// had to give their place away; and reads of them that failed.
+    pub ahead_blocks: u64,
+    pub ahead_used_blocks: u64,
+    pub ahead_void_blocks: u64,
+    pub ahead_unused_blocks: u64,
+    pub ahead_faults: u64,
     /// Blocks copied into the log because they were read, and reads of such copies and of second chances.
     pub fill_blocks: u64,
     pub fill_hit_blocks: u64,

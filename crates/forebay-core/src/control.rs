@@ -178,6 +178,7 @@ impl Engine {
             && state.growing.is_none()
             && state.chances == 0
             && !self.is_scrubbed(index)
+            && !self.ahead.is_reading(index)
             && !state.around.flushing;
         let is_asked = self.requests.iter().any(|active| active.request.volume == index);
         !state.serving
@@ -216,6 +217,7 @@ impl Engine {
             segment.next = None;
             self.segments.put_free(at);
         }
+        self.ahead_void(index);
         self.leave_disk(index);
         self.volumes[usize::from(index.0)] = None;
         self.reserves_settle();

@@ -20,9 +20,11 @@ use crate::log::tickets::Tickets;
 use crate::map::index::Index;
 use crate::map::slots::Slots;
 use crate::mutant::Mutants;
+use crate::op::ahead::Ahead;
 use crate::op::around::Around;
 use crate::op::miss::{SHARED_MAX, Shared};
 use crate::payload::Payload;
+use crate::policy::ahead::StreamId;
 use crate::policy::history::History;
 use crate::policy::lane::Lane;
 use crate::policy::scrub::Scrub;
@@ -81,6 +83,8 @@ pub struct Config {
     /// What guests read is copied into the log unless it belongs to a run of more blocks than this; 0:
     /// nothing is.
     pub fill_run_max: u32,
+    /// Blocks of memory for what is read ahead of guests, of all volumes together; 0: nothing is.
+    pub ahead_blocks: u32,
     /// Wait after a fault of a backing device before its batch is tried again, in nanoseconds.
     pub retry_after: u64,
     /// With so few free segments, or fewer, a log's marks go into the superblock instead of a new
@@ -110,6 +114,7 @@ impl Default for Config {
             checkpoint_frames: crate::limits::CHECKPOINT_PAGES,
             extent_count_max: 16 << 10,
             fill_run_max: 256,
+            ahead_blocks: 2048,
             retry_after: 1_000_000_000,
             free_segments_kept: 0,
             scrub_rate: 64 << 20,
@@ -146,6 +151,10 @@ pub(crate) struct Active {
     pub(crate) around: Around,
     /// Its answer waits, or waited, for the backing device.
     pub(crate) backing_waited: bool,
+    /// Of reads that miss something: the stream that they go on.
+    pub(crate) stream: Option<StreamId>,
+    /// Reads of the backing device that were begun for it alone.
+    pub(crate) backing_reads: u32,
 }
 
 /// What an effect under way is for.
@@ -198,6 +207,7 @@ pub struct Engine {
     pub(crate) history: History,
     /// Runs of reads.
     pub(crate) reads: Streams,
+    pub(crate) ahead: Ahead,
     pub(crate) buffers: Vec<BufferId>,
     pub(crate) volumes: Vec<Option<Box<Volume>>>,
     /// Above the highest place in use.
@@ -267,6 +277,7 @@ impl Engine {
             shared: Vec::with_capacity(SHARED_MAX),
             history: History::new(crate::log::image::slot_count(superblock)),
             reads: Streams::default(),
+            ahead: Ahead::new(config.ahead_blocks),
             writes: Streams::default(),
             scrub: Scrub::default(),
             resizing: None,
@@ -323,10 +334,10 @@ impl Engine {
             }
             Ok(()) => self.accept(request, payload),
         }
-        // A read that comes makes nothing possible that was not before, nor does a plain write that
+        // A read that comes makes nothing possible that was not before, unless copies of what was read ahead are placed, nor does a plain write that
         // finds its place in the open record.
         let quiet = match request.op {
-            Op::Read => true,
+            Op::Read => !self.ahead.take_filled(),
             Op::Write { fua: false } => self.write_quietly(request.volume, payload),
             _ => false,
         };
@@ -374,6 +385,8 @@ impl Engine {
             chance: false,
             around: Around::No,
             backing_waited: false,
+            stream: None,
+            backing_reads: 0,
         });
         match request.op {
             Op::Read => self.read_accept(at, payload),
@@ -505,6 +518,9 @@ impl Engine {
     /// Answers a request and forgets it.
     pub(crate) fn answer(&mut self, at: u32, result: Result<(), RequestError>) {
         let active = self.requests.remove(at).expect("a request is answered once");
+        if let Some(stream) = active.stream {
+            self.ahead.streams.end(stream);
+        }
         if active.backing_waited {
             self.volume(active.request.volume).stats.backing_waits += 1;
         }
@@ -519,9 +535,13 @@ impl Engine {
     }
 }
 
-/// Frames that [`crate::payload::Place::Window`] may name: the window, the second chances', a checkpoint's,
-/// the scrub's and, last, those of spare lanes.
+/// Frames that [`crate::payload::Place::Window`] may name: those that are worked with, and behind them what is read ahead.
 pub fn window_frames(config: &Config) -> u32 {
+    work_frames(config) + config.ahead_blocks
+}
+
+/// The window, the second chances' frames, a checkpoint's, the scrub's and, last, those of spare lanes.
+pub(crate) fn work_frames(config: &Config) -> u32 {
     config.window_blocks
         + crate::log::reclaim::CHANCE_COUNT_MAX as u32
         + config.checkpoint_frames

@@ -6,7 +6,7 @@
 //! - **M1** Of each part the engine never holds more than was told before it was made.
 
 use crate::effect::Effect;
-use crate::engine::{Active, Config, Engine, Pending, window_frames};
+use crate::engine::{Active, Config, Engine, Pending, work_frames};
 use crate::limits::{REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
 use crate::log::checkpoint::Checkpointer;
 use crate::log::reclaim::CHANCE_COUNT_MAX;
@@ -14,6 +14,7 @@ use crate::log::segment::Segments;
 use crate::log::tickets::Tickets;
 use crate::map::index::Index;
 use crate::map::slots::Slots;
+use crate::op::ahead::Ahead;
 use crate::op::miss::{SHARED_MAX, Shared};
 use crate::policy::history::History;
 use crate::policy::lane::Lane;
@@ -42,7 +43,7 @@ impl Engine {
         segment_blocks: u16,
         volume_count: usize,
         config: &Config,
-    ) -> [(&'static str, u64); 10] {
+    ) -> [(&'static str, u64); 11] {
         let slots = u64::from(segment_count) * u64::from(segment_blocks);
         let volumes = volume_count as u64;
         let requests = Slab::<Active>::memory_bytes(REQUEST_COUNT_MAX)
@@ -53,6 +54,7 @@ impl Engine {
             + (CHANCE_COUNT_MAX * size_of::<u32>()) as u64
             + (SHARED_MAX * size_of::<Shared>()) as u64
             + Tickets::memory_bytes()
+            + Ahead::memory_bytes(config.ahead_blocks)
             + 2 * Streams::memory_bytes();
         [
             ("index", Index::memory_bytes(slots)),
@@ -60,7 +62,8 @@ impl Engine {
             ("segments", Segments::memory_bytes(segment_count)),
             ("history of misses", History::memory_bytes(slots)),
             ("volumes", volumes * Volume::memory_bytes(config)),
-            ("write-back window", u64::from(window_frames(config)) * BLOCK_BYTES),
+            ("write-back window", u64::from(work_frames(config)) * BLOCK_BYTES),
+            ("read-ahead", u64::from(config.ahead_blocks) * BLOCK_BYTES),
             ("batches", Lane::memory_bytes(config)),
             (
                 "segment buffers",
@@ -83,6 +86,7 @@ impl Engine {
             + vec_bytes(&self.chance_frames)
             + vec_bytes(&self.shared)
             + Tickets::memory_bytes()
+            + self.ahead.held_bytes()
             + 2 * Streams::memory_bytes();
         [
             ("index", self.index.held_bytes()),

@@ -51,6 +51,7 @@ faults! {
     FillUnflushed,
     TicketWhileLocked,
     SharedStale,
+    ReadAheadNotVoided,
     EdgeNotLocked,
     PlainOverLock,
     IndexNotUpdated,

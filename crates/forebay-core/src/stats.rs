@@ -43,6 +43,16 @@ pub struct Stats {
     pub miss_blocks: u64,
     /// Of those, read from it for another request.
     pub shared_blocks: u64,
+    /// Blocks read from the backing device before a guest asked for them.
+    pub ahead_blocks: u64,
+    /// Of these, those that a guest read.
+    pub ahead_used_blocks: u64,
+    /// Of these, those that changed before a guest read them.
+    pub ahead_void_blocks: u64,
+    /// Of these, those that gave their place to others before a guest read them.
+    pub ahead_unused_blocks: u64,
+    /// Reads ahead that failed.
+    pub ahead_faults: u64,
     /// Blocks copied into the log because guests read them.
     pub fill_blocks: u64,
     /// Blocks answered from such copies.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The experiments, each a question and a table.
 
+pub mod ahead;
 pub mod cliff;
 pub mod drained;
 pub mod fair;

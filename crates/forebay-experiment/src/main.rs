@@ -7,7 +7,7 @@ use forebay_disk::hdd::Spec;
 use forebay_disk::model::{BARRACUDA_7200_12, NVME, SSD_840PRO, ST3500641AS};
 use forebay_experiment::experiments::records::Load;
 use forebay_experiment::experiments::{
-    SECOND, cliff, drained, fair, misses, one_disk, quiet, quotas, reads, records,
+    SECOND, ahead, cliff, drained, fair, misses, one_disk, quiet, quotas, reads, records,
 };
 use forebay_experiment::floors::Floors;
 use forebay_experiment::plot::{self, Frame};
@@ -34,6 +34,8 @@ struct Arguments {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Table {
+    /// Reading ahead of guests that ask for one thing at a time
+    Ahead,
     /// Random writes for long, faster than the disk takes them
     Cliff,
     /// Random writes that are drained, sorted
@@ -88,6 +90,7 @@ fn print(arguments: &Arguments) -> Result<Floors, Box<dyn Error>> {
     let it = &mut floors;
     for table in tables {
         match table {
+            Table::Ahead => print_ahead(),
             Table::Cliff => print_cliff(plots.as_deref(), *seconds, it)?,
             Table::Drained => print_drained(it),
             Table::Fair => print_fair(plots.as_deref(), it)?,
@@ -102,6 +105,46 @@ fn print(arguments: &Arguments) -> Result<Floors, Box<dyn Error>> {
         println!();
     }
     Ok(floors)
+}
+
+fn print_ahead() {
+    println!("one who reads a file that is not in the cache, one record at a time; MiB a second");
+    println!(
+        "{:12} {:8} {:>5} {:>8} {:>8} {:>8} {:>7}",
+        "disk", "way", "KiB", "bare", "forebay", "without", "/ bare"
+    );
+    for (disk, model) in ahead::disks() {
+        for way in ahead::WAYS {
+            for record in ahead::RECORDS {
+                let [bare, through, without] = ahead::rates(model, way, record);
+                println!(
+                    "{disk:12} {:8} {:5} {bare:8.1} {through:8.1} {without:8.1} {:7.2}",
+                    format!("{way:?}").to_lowercase(),
+                    record >> 10,
+                    through / bare
+                );
+            }
+        }
+    }
+    println!();
+    println!(
+        "the same beside one who reads random 4 KiB: MiB a second of the one, reads a second of the other and their p99 in ms"
+    );
+    println!(
+        "{:12} {:8} {:>5} {:>28} {:>28} {:>28}",
+        "disk", "way", "KiB", "bare", "forebay", "without"
+    );
+    for (disk, model) in ahead::disks() {
+        for way in ahead::WAYS {
+            for record in ahead::RECORDS {
+                print!("{disk:12} {:8} {:5}", format!("{way:?}").to_lowercase(), record >> 10);
+                for ahead::Beside { rate, random, p99 } in ahead::beside(model, way, record) {
+                    print!("   {rate:8.1} {random:8.1} {p99:7.1}");
+                }
+                println!();
+            }
+        }
+    }
 }
 
 /// What the courses of the cliff are called.

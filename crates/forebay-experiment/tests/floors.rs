@@ -6,8 +6,13 @@ use forebay_disk::Model;
 use forebay_disk::hdd::{Hdd, Spec};
 use forebay_disk::model::{BARRACUDA_7200_12, GP3, NVME, SSD_840PRO, ST3500641AS};
 use forebay_experiment::experiments::records::{Load, Start};
-use forebay_experiment::experiments::{cliff, drained, fair, one_disk, ordered, reads, records};
+use forebay_experiment::experiments::{
+    SECOND, ahead, bare, cached, cliff, drained, fair, one_disk, ordered, reads, records,
+};
 use forebay_experiment::floors::Floors;
+use forebay_experiment::load::{Ask, Worker, run, shared};
+use forebay_experiment::machine::Machine;
+use forebay_experiment::random::Random;
 
 const MIB: u64 = 1 << 20;
 
@@ -147,6 +152,40 @@ fn live_floor_holds_on(spec: Spec, load: Load) {
     for (at, test) in records::TESTS.into_iter().enumerate() {
         let rate = bare.seconds[at] / forebay.seconds[at];
         assert!(rate >= 0.98, "{test}, {load:?}: {rate:.3} of the bare disk's rate");
+    }
+}
+
+/// Who asks for one thing at a time has the next ones read ahead: a volume behind a network waits no more for each, and a disk does
+/// not lose a turn for each record of a run backward.
+#[test]
+fn who_asks_for_one_thing_at_a_time_has_the_next_read_ahead() {
+    use ahead::Way::{Backward, Forward, Stride};
+    const KIB: u64 = 1 << 10;
+    let gp3 = Model::Cloud(GP3);
+    for (model, way, record, floor) in [
+        (gp3, Forward, 4 * KIB, 20.0),
+        (gp3, Forward, 64 * KIB, 1.8),
+        (gp3, Backward, 4 * KIB, 20.0),
+        (gp3, Stride, 4 * KIB, 2.0),
+        (ordered(BARRACUDA_7200_12), Backward, 64 * KIB, 5.0),
+        (ordered(BARRACUDA_7200_12), Backward, MIB, 1.6),
+        (ordered(ST3500641AS), Backward, 64 * KIB, 4.0),
+        (ordered(ST3500641AS), Backward, MIB, 1.05),
+    ] {
+        let [bare, through, _] = ahead::rates(model, way, record);
+        let rate = through / bare;
+        assert!(rate >= floor, "{way:?} in {record}: {rate:.2} of the bare device's rate");
+    }
+}
+
+/// And who reads something else beside him hardly notices.
+#[test]
+fn what_is_read_ahead_leaves_others_the_disk() {
+    for (_, model) in ahead::disks() {
+        let [bare, through, _] = ahead::beside(model, ahead::Way::Forward, BLOCK_BYTES);
+        assert!(through.rate >= bare.rate, "{bare:?} {through:?}");
+        assert!(through.random >= 0.95 * bare.random, "{bare:?} {through:?}");
+        assert!(through.p99 <= 1.1 * bare.p99, "{bare:?} {through:?}");
     }
 }
 

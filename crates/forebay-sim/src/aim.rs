@@ -287,11 +287,16 @@ impl World {
         if let Effect::ReadBacking {
             volume,
             lba,
+            blocks,
             to: forebay_core::payload::Place::Window { .. },
             ..
         } = effect
         {
-            self.healing = Some((usize::from(volume.0), lba.0));
+            let index = usize::from(volume.0);
+            match self.is_read_ahead(effect) {
+                true => self.ahead = Some((index, lba.0, lba.0 + u64::from(*blocks))),
+                false => self.healing = Some((index, lba.0)),
+            }
         }
     }
 

@@ -282,6 +282,7 @@ pub fn setup(scope: Scope) -> Setup {
         dirty_percent: 100,
         extent_count_max: 24,
         fill_run_max: 4,
+        ahead_blocks: 0,
         retry_after: AGE,
         free_segments_kept: 0,
         scrub_rate: NEVER,

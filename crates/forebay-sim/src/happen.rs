@@ -65,7 +65,11 @@ impl World {
                 self.cache.flush_end(flight.through);
             }
             Effect::ReadBacking { volume, lba, blocks, to, .. } => {
-                if self.backing_fails(volume, "backing read failed") {
+                let fails = match self.is_read_ahead(&effect) {
+                    true => self.ahead_fails(volume),
+                    false => self.backing_fails(volume, "backing read failed"),
+                };
+                if fails {
                     return Err(Fault);
                 }
                 let early = flight.pieces.clone();
@@ -144,6 +148,12 @@ impl World {
         let now = self.moment();
         self.volumes[usize::from(volume.0)].failed_at = now;
         true
+    }
+
+    /// Whether it fails to read what nobody asked for: that is no reason for anything that a guest asks for to fail.
+    fn ahead_fails(&mut self, volume: VolumeIndex) -> bool {
+        let failed = self.volumes[usize::from(volume.0)].device.failed;
+        failed || !self.faults_over && self.random.one_in(self.setup.backing_fault)
     }
 
     /// Whether a backing device fails to change these blocks, all of them or one.

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod aim;
+mod along;
 pub mod block;
 pub mod checkers;
 pub mod device;

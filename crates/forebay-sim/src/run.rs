@@ -2,6 +2,7 @@
 //! One seed: a guest, its requests, and the machine stopping under it.
 
 use crate::aim;
+use crate::along;
 use crate::marks::Marks;
 use crate::model::Stop;
 use crate::random::{Random, mix};
@@ -143,6 +144,9 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
         let room = has_room(world);
         if room {
             aim::write_what_is_healed(world)?;
+        }
+        if room {
+            along::read_along(world)?;
         }
         let pause = world.random.one_in(world.setup.pause);
         if room && !pause && !world.random.one_in(3) {

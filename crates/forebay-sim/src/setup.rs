@@ -22,6 +22,9 @@ pub const CUTOFFS: [u32; 7] = [0, 0, 0, 1, 4, 16, 64];
 /// Blocks of a batch, at most.
 pub const BATCHES: [u32; 4] = [16, 40, 100, 512];
 
+/// Blocks of memory for what is read ahead.
+pub const AHEAD: [u32; 3] = [128, 256, 1024];
+
 /// Weights of guests.
 pub const WEIGHTS: [u8; 4] = [1, 1, 3, WEIGHT_MAX];
 /// Microseconds that 99 of 100 reads may take.
@@ -260,6 +263,7 @@ impl Setup {
             retry_after: random.between(1, 10) * MILLI,
             free_segments_kept: *random.pick(&[0, 0, 4, 1_000]),
             fill_run_max: fill_run_max(superblock.key),
+            ahead_blocks: *Random::new(key ^ 0xA4EA).pick(&AHEAD),
             scrub_rate: scrubs(superblock.key).1,
             mutants,
         };

@@ -79,7 +79,7 @@ impl World {
             self.stop_growing(&mut random);
             self.stop_resizing(&mut random);
         }
-        (self.marked, self.healing) = (None, None);
+        (self.marked, self.healing, self.ahead) = (None, None, None);
         self.events.clear();
         self.asked.clear();
         self.engine = None;
@@ -174,6 +174,11 @@ impl World {
                 ("read too late for a target", late),
                 ("write delayed", stats.delayed_writes),
                 ("miss shared", stats.shared_blocks),
+                ("read ahead", stats.ahead_blocks),
+                ("read ahead: used", stats.ahead_used_blocks),
+                ("read ahead: void", stats.ahead_void_blocks),
+                ("read ahead: unused", stats.ahead_unused_blocks),
+                ("read ahead: failed", stats.ahead_faults),
                 ("second chance", stats.second_chances),
                 ("segment reclaimed", stats.reclaimed_segments),
                 ("zero block", stats.zeroed_blocks),

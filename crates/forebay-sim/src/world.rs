@@ -103,6 +103,8 @@ pub struct World {
     pub(crate) marked: Option<VolumeIndex>,
     pub(crate) cut_at_marks: bool,
     pub(crate) healing: Option<(usize, u64)>,
+    /// What was read ahead last: volume, first block, the one behind.
+    pub(crate) ahead: Option<(usize, u64, u64)>,
     /// The checkpoint of which the superblock of another size may have taken a page: the machine stopped before it counted.
     pub(crate) overwritten_checkpoint: u64,
 }
@@ -170,6 +172,7 @@ impl World {
             marked: None,
             cut_at_marks: false,
             healing: None,
+            ahead: None,
             overwritten_checkpoint: 0,
         }
     }
@@ -216,6 +219,7 @@ impl World {
             marked: None,
             cut_at_marks: false,
             healing: None,
+            ahead: None,
             overwritten_checkpoint: self.overwritten_checkpoint,
         }
     }

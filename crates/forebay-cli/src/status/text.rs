@@ -3,6 +3,7 @@
 
 use super::{FillsRefused, ScrubStatus, Sharing, Status, VolumeStatus};
 use crate::units::{clock, count, size};
+use forebay_core::units::BLOCK_BYTES;
 
 impl Status {
     /// As people read it.
@@ -132,6 +133,15 @@ impl VolumeStatus {
                 "  missed blocks {}: {} copied into the cache; not: {sequential} in long runs, {first_touch} for \
                  the first time, {no_room} without room, {raced} while they changed",
                 self.miss_blocks, self.fill_blocks
+            );
+        }
+        if self.ahead_blocks > 0 {
+            println!(
+                "  read ahead {}: {} of it read by guests, {} changed before, {} not wanted",
+                size(self.ahead_blocks * BLOCK_BYTES),
+                size(self.ahead_used_blocks * BLOCK_BYTES),
+                size(self.ahead_void_blocks * BLOCK_BYTES),
+                size(self.ahead_unused_blocks * BLOCK_BYTES)
             );
         }
         println!(

@@ -70,6 +70,7 @@ impl Engine {
         if !self.config.mutants.is(Mutant::BatchOutlivesFailedFlush) {
             self.writeback_spoil(volume);
         }
+        self.ahead_void(volume); // J2
         let state = &mut self.volume(volume).around;
         let around = state.unflushed || state.flushing || state.under_way > 0;
         state.lost |= around;

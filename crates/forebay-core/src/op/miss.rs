@@ -41,7 +41,7 @@ use crate::why::{self, Outcome};
 /// Reads of backing devices that others may wait for. Those beyond are read for one reader each.
 pub(crate) const SHARED_MAX: usize = 256;
 
-const NOBODY: u32 = u32::MAX;
+pub(crate) const NOBODY: u32 = u32::MAX;
 
 /// Why its blocks are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +54,8 @@ pub(crate) enum Why {
     Repair,
     /// A write covers them in part.
     Edge,
+    /// Nobody asked for them yet (`op::ahead`).
+    Ahead,
 }
 
 /// A part of a request that is read from the backing device.
@@ -65,20 +67,20 @@ pub(crate) struct Miss {
     pub(crate) blocks: u16,
     pub(crate) to: Place,
     pub(crate) why: Why,
-    ticket: Ticket,
+    pub(crate) ticket: Ticket,
     /// The token of the next one that waits for the same read.
-    next: u32,
+    pub(crate) next: u32,
     /// When it was found missing.
-    asked: Tick,
+    pub(crate) asked: Tick,
     /// When the device was asked.
-    begun: Tick,
+    pub(crate) begun: Tick,
 }
 
 /// A read of a backing device that others may wait for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared {
-    token: Token,
-    volume: VolumeIndex,
+    pub(crate) token: Token,
+    pub(crate) volume: VolumeIndex,
     lba: Lba,
     blocks: u16,
     ticket: Ticket,
@@ -104,6 +106,11 @@ impl Miss {
         Effect::ReadBacking { token, volume, lba, blocks, to }
     }
 
+    /// The same, to be read for itself.
+    pub(crate) fn alone(self) -> Miss {
+        Miss { next: NOBODY, ..self }
+    }
+
     /// A part of it.
     fn part(&self, from: u16, blocks: u16) -> Miss {
         Miss { lba: self.lba + u64::from(from), blocks, to: behind(self.to, from), ..*self }
@@ -112,34 +119,50 @@ impl Miss {
 
 impl Engine {
     /// Has blocks read from the backing device, each by whoever reads it already (F3).
-    pub(crate) fn miss_begin(&mut self, miss: Miss) {
+    pub(crate) fn miss_begin(&mut self, miss: Miss, payload: &mut impl Payload) {
         if matches!(miss.why, Why::Read | Why::Run) {
             self.volume(miss.volume).stats.miss_blocks += u64::from(miss.blocks);
         }
-        self.active(miss.request).backing_waited = true;
         let mut from = 0;
         while from < miss.blocks {
             let rest = miss.part(from, miss.blocks - from);
+            let (ahead, blocks) = self.ahead_find(&rest);
+            let rest = rest.part(0, blocks);
+            if let Some(piece) = ahead {
+                self.ahead_give(piece, rest, payload);
+                from += blocks;
+                continue;
+            }
             let (shared, blocks) = self.find_shared(&rest);
             let part = rest.part(0, blocks);
-            self.active(miss.request).remaining += 1;
+            let active = self.active(miss.request);
+            (active.remaining, active.backing_waited) = (active.remaining + 1, true);
             match shared {
                 Some(token) => self.wait_for(token, part),
-                None => self.miss_issue(part),
+                None => {
+                    self.active(miss.request).backing_reads += 1;
+                    self.miss_issue(part);
+                }
             }
             from += blocks;
         }
     }
 
-    fn miss_issue(&mut self, mut miss: Miss) {
-        miss.ticket = self.ticket(miss.volume, miss.lba, miss.blocks);
-        miss.asked = self.now;
-        let Miss { volume, lba, blocks, ticket, .. } = miss;
+    pub(crate) fn miss_issue(&mut self, miss: Miss) {
+        let ticket = self.ticket(miss.volume, miss.lba, miss.blocks);
+        let token = self.miss_share(miss, ticket);
+        self.foreground_ask(miss.volume, token);
+    }
+
+    /// A read of the backing device is asked for, with this ticket: others may wait for it.
+    pub(crate) fn miss_share(&mut self, mut miss: Miss, ticket: Ticket) -> Token {
+        (miss.ticket, miss.asked) = (ticket, self.now);
+        let Miss { volume, lba, blocks, .. } = miss;
         let token = self.token(Pending::Miss(miss));
         if self.shared.len() < SHARED_MAX {
             self.shared.push(Shared { token, volume, lba, blocks, ticket });
         }
-        self.foreground_ask(volume, token);
+        token
     }
 
     /// A ticket for a read that begins now.
@@ -201,6 +224,9 @@ impl Engine {
         result: Result<(), Fault>,
         payload: &mut impl Payload,
     ) {
+        if miss.why == Why::Ahead {
+            return self.ahead_complete(token, miss, result, payload);
+        }
         let now = self.now;
         self.slices(miss.volume).end(Side::Foreground, now);
         self.read_took(miss.volume, miss.asked, miss.begun);
@@ -234,7 +260,7 @@ impl Engine {
     }
 
     /// Copies into the log what is worth it.
-    fn fill(&mut self, miss: &Miss, payload: &mut impl Payload) {
+    pub(crate) fn fill(&mut self, miss: &Miss, payload: &mut impl Payload) {
         if miss.why == Why::Edge || self.config.fill_run_max == 0 {
             return;
         }

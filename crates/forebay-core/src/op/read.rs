@@ -15,7 +15,7 @@
 //! What the cache does not have is read by `op::miss`.
 
 use crate::effect::{Effect, Fault};
-use crate::engine::{Engine, Pending};
+use crate::engine::{Active, Engine, Pending};
 use crate::format::bytes::Seed;
 use crate::format::entry::Kind;
 use crate::limits::TOKENS_KEPT;
@@ -95,6 +95,9 @@ impl Engine {
         stats.read_blocks += active.blocks;
         let to = Place::Request { tag: active.request.tag, block: 0 };
         self.read_issue(at, volume, active.first, active.blocks as u16, to, payload);
+        if self.active(at).stream.is_some() {
+            self.ahead_begin(at);
+        }
         self.read_finish(at);
     }
 
@@ -110,7 +113,7 @@ impl Engine {
     ) {
         if self.volume(volume).is_passing() && !self.config.mutants.is(Mutant::PassedStillRead) {
             let why = self.why_read(at);
-            return self.miss_begin(Miss::new(at, volume, (first, blocks), to, why)); // X3 of `op/stale`
+            return self.miss_begin(Miss::new(at, volume, (first, blocks), to, why), payload); // X3 of `op/stale`
         }
         let mut done = 0;
         let mut why = None;
@@ -129,7 +132,7 @@ impl Engine {
             let (lba, part) = (first + u64::from(done), behind(to, done));
             if source == Source::Backing {
                 let why = *why.get_or_insert_with(|| self.why_read(at));
-                self.miss_begin(Miss::new(at, volume, (lba, run), part, why));
+                self.miss_begin(Miss::new(at, volume, (lba, run), part, why), payload);
             } else {
                 let piece =
                     Piece { request: at, volume, lba, blocks: run, to: part, source, again: None };
@@ -151,6 +154,11 @@ impl Engine {
         let begin = Lba(request.offset / BLOCK_BYTES);
         let blocks = (request.offset + request.length) / BLOCK_BYTES - begin.0;
         let run = self.reads.touch(request.volume, begin, blocks);
+        let Active { first, blocks, stream, .. } = *self.active(at);
+        // What passes the log is not looked for there, nor before it is asked for.
+        if self.ahead.is_on() && stream.is_none() && !self.volume(request.volume).is_passing() {
+            self.active(at).stream = Some(self.ahead.streams.touch(request.volume, first, blocks));
+        }
         if run > self.config.fill_run_max.into() { Why::Run } else { Why::Read }
     }
 
@@ -249,7 +257,7 @@ impl Engine {
             match held {
                 Some(held) => {
                     self.volume(piece.volume).stats.fill_hit_blocks += u64::from(held.fill);
-                    self.read_repair(&piece, &mut again);
+                    self.read_repair(&piece, &mut again, payload);
                 }
                 None if second != Some(at) => {
                     let piece = Piece { again: Some(again), ..piece };
@@ -257,11 +265,11 @@ impl Engine {
                     return true;
                 }
                 None if self.is_repaired(&piece, at, payload) => again.bad += 1,
-                None => self.read_repair(&piece, &mut again),
+                None => self.read_repair(&piece, &mut again, payload),
             }
             again.at += 1;
         }
-        self.read_repair(&piece, &mut again);
+        self.read_repair(&piece, &mut again, payload);
         false
     }
 
@@ -318,7 +326,7 @@ impl Engine {
     }
 
     /// Has the blocks that were bad twice read from the backing device, up to where a piece has come.
-    fn read_repair(&mut self, piece: &Piece, again: &mut Again) {
+    fn read_repair(&mut self, piece: &Piece, again: &mut Again, payload: &mut impl Payload) {
         let blocks = core::mem::take(&mut again.bad);
         if blocks == 0 {
             return;
@@ -334,7 +342,7 @@ impl Engine {
             _ => Why::Edge,
         };
         let range = (piece.lba + u64::from(first), blocks);
-        self.miss_begin(Miss::new(piece.request, piece.volume, range, to, why));
+        self.miss_begin(Miss::new(piece.request, piece.volume, range, to, why), payload);
     }
 
     /// Whether what goes wrong may take so many tokens more than what goes well.

@@ -10,7 +10,7 @@
 //!   written back: there are spare ones, as many lanes as volumes in all (`Config::lane_count`), with few frames of their own,
 //!   behind the window. They are taken only while the others are all taken and one of those stands.
 
-use crate::engine::{Config, window_frames};
+use crate::engine::{Config, work_frames};
 use crate::format::entry::Kind;
 use crate::limits::{BACKGROUND_BLOCKS, BACKGROUND_READS};
 use crate::memory::{queue_bytes, vec_bytes};
@@ -235,7 +235,7 @@ impl Lane {
             return None;
         }
         let at = spare.iter().position(|lane| !lane.taken)?;
-        let first = window_frames(config) - Lane::spare_frames(config);
+        let first = work_frames(config) - Lane::spare_frames(config);
         let lane = &mut spare[at];
         (lane.frame_base, lane.frame_count) = (first + at as u32 * SPARE_FRAMES, SPARE_FRAMES);
         Some(LANE_COUNT + at)
@@ -274,7 +274,7 @@ impl Lane {
         usize::from(config.lane_count).max(LANE_COUNT)
     }
 
-    /// Frames that only spare lanes use: the last of [`window_frames`].
+    /// Frames that only spare lanes use: the last of [`work_frames`].
     pub(crate) fn spare_frames(config: &Config) -> u32 {
         (Lane::count(config) - LANE_COUNT) as u32 * SPARE_FRAMES
     }

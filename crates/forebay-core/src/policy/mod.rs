@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What is chosen rather than required: when to write back, and how.
 
+pub(crate) mod ahead;
 pub mod batch;
 pub mod bypass;
 pub(crate) mod delay;

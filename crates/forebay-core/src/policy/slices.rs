@@ -63,6 +63,12 @@ const SLICE_MIN: u64 = 10_000_000;
 const SLICE_MAX: u64 = 100_000_000;
 /// Of so many reads the duration is averaged (exponentially).
 const AVERAGED: u64 = 16;
+/// While others want the disk nothing is read ahead for so many times as long as the last time took: a queue prefers what goes on
+/// where the last one ended, and would leave the others waiting.
+const AHEAD_RESTS: u64 = 3;
+/// How long others are thought to want the disk, in nanoseconds: one who reads, thinks and reads again is to wait for what is read
+/// ahead of another once, not each time.
+const OTHERS_STAY: u64 = 1_000_000_000;
 /// The share of write-back's slice that it has of a foreground slice, in percent, while much of the pool is free.
 const WRITE_BACK_LEAST: u64 = 25;
 /// What the foreground has of the time while write-back gives way, in percent of what that has.
@@ -158,6 +164,12 @@ pub(crate) struct Slices {
     /// What each side has left of its slices, in nanoseconds; below zero if it took too long.
     budget: [i64; 2],
     under_way: [u32; 2],
+    /// Of the foreground's, under way or waiting, those that nobody asked for (`op::ahead`).
+    ahead: u32,
+    /// While others want the disk nothing is read ahead before this.
+    ahead_rests: Tick,
+    /// Until then others may want the disk.
+    others_until: Tick,
     /// Foreground effects that were not begun yet.
     waiting: VecDeque<Token>,
     /// The volumes on the disk; those whose batch has writes that were not begun yet; of these, those that were asked in
@@ -204,6 +216,9 @@ impl Slices {
             begun: now,
             budget: [0; 2],
             under_way: [0; 2],
+            ahead: 0,
+            ahead_rests: now,
+            others_until: now,
             waiting,
             members: Set::of(volume),
             wants: Set::default(),
@@ -325,6 +340,32 @@ impl Slices {
             let left = &mut self.budget[Side::Foreground as usize];
             *left = if yields { slice.max(*left) } else { slice.min(*left) };
         }
+    }
+
+    /// Something is asked for that nobody asked for.
+    pub(crate) fn ahead_begins(&mut self) {
+        self.ahead += 1;
+    }
+
+    /// It has ended.
+    pub(crate) fn ahead_ended(&mut self, begun: Tick, now: Tick) {
+        self.ahead -= 1;
+        self.ahead_rests = now.after(AHEAD_RESTS * now.since(begun));
+    }
+
+    /// Whether something may be read ahead while others want the disk.
+    pub(crate) fn ahead_may(&self, now: Tick) -> bool {
+        self.ahead == 0 && now >= self.ahead_rests
+    }
+
+    /// Whether somebody wants the disk beside one whose own reads are at most so many: other guests, now or lately, or write-back,
+    /// unless it gives way.
+    pub(crate) fn is_crowded(&mut self, own: u32, now: Tick) -> bool {
+        let guests = self.under_way[Side::Foreground as usize] + self.waiting.len() as u32;
+        if guests > self.ahead.saturating_add(own) {
+            self.others_until = now.after(OTHERS_STAY);
+        }
+        now < self.others_until || !self.wants.is_empty() && !self.gives_way
     }
 
     /// Whether the two sides take turns.
@@ -606,7 +647,7 @@ impl Engine {
         }
     }
 
-    fn foreground_begin(&mut self, token: Token) {
+    pub(crate) fn foreground_begin(&mut self, token: Token) {
         let now = self.now;
         let pending = self.tokens.get_mut(token.0).expect("it was not begun");
         let effect = match pending {

@@ -9,7 +9,7 @@ use forebay_core::units::BLOCK_BYTES;
 /// What is told of a cache before it is opened.
 #[derive(Clone, Debug)]
 pub struct Bound {
-    parts: [(&'static str, u64); 10],
+    parts: [(&'static str, u64); 11],
 }
 
 impl Bound {
@@ -22,13 +22,17 @@ impl Bound {
     /// Compares what is held with it, part by part: all that a list has room for counts, used or
     /// not. The runtime's buffers and window are counted in blocks.
     pub fn check(&self, engine: &Engine, memory: &Memory) -> Result<(), String> {
-        let (buffers, window) = memory.blocks();
+        let told = |name| self.parts.iter().find(|part| part.0 == name).map_or(0, |part| part.1);
+        let (buffers, frames) = memory.blocks();
+        // What is read ahead lies behind the window.
+        let ahead = u64::from(engine.config().ahead_blocks) * BLOCK_BYTES;
         let own = [
             ("segment buffers", buffers * BLOCK_BYTES),
-            ("write-back window", window * BLOCK_BYTES),
+            ("write-back window", frames * BLOCK_BYTES - ahead),
+            ("read-ahead", ahead),
         ];
         for (name, held) in engine.memory_held().into_iter().chain(own) {
-            let told = self.parts.iter().find(|part| part.0 == name).map_or(0, |part| part.1);
+            let told = told(name);
             if held > told {
                 return Err(format!("memory: {name} takes {held} bytes, {told} were told"));
             }

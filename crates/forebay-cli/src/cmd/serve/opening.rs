@@ -214,6 +214,9 @@ fn no_cache() -> Result<MemoryDevice> {
 
 fn options(args: &ServeArgs) -> ShardOptions {
     let mut config = Config::default();
+    if args.cache.is_none() {
+        config.ahead_blocks = 0; // Bare is bare.
+    }
     if args.sync_after.is_zero() {
         config.acknowledge = Acknowledge::Durable;
     } else {
