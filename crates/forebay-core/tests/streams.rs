@@ -19,8 +19,9 @@ fn stats(engine: &Engine) -> Stats {
     engine.status(VOLUME).unwrap().stats
 }
 
+/// All that is written here fits into its cache, so that nobody waits for write-back.
 fn engine() -> Engine {
-    support::engine(1, 64 << 30, 256 * MIB, 512 << 10, 64)
+    support::engine(1, 64 << 30, 2048 * MIB, 512 << 10, 64)
 }
 
 fn ask(engine: &mut Engine, op: Op, offset: u64, length: u64, tag: u32) {

@@ -7,12 +7,9 @@ use forebay_disk::hdd::{Hdd, Spec};
 use forebay_disk::model::{BARRACUDA_7200_12, GP3, NVME, SSD_840PRO, ST3500641AS};
 use forebay_experiment::experiments::records::{Load, Start};
 use forebay_experiment::experiments::{
-    SECOND, ahead, bare, cached, cliff, drained, fair, one_disk, ordered, reads, records,
+    ahead, cliff, drained, fair, one_disk, ordered, reads, records,
 };
 use forebay_experiment::floors::Floors;
-use forebay_experiment::load::{Ask, Worker, run, shared};
-use forebay_experiment::machine::Machine;
-use forebay_experiment::random::Random;
 
 const MIB: u64 = 1 << 20;
 

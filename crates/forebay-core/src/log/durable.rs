@@ -8,12 +8,12 @@
 //! - **D1** A flush covers only records whose writes were complete when it was issued.
 //! - **D2** Who waits for a sequence is answered only after a flush that covers it.
 //! - **D3** A failed write or flush is never tried again: the log is closed for appends.
+//! - **D4** Marks that lie in the superblock rest on nothing that is not durable: entries that name
+//!   again what a segment held before the tail passes it, for one.
 //! - **D5** From a failed flush on no other one counts, however it ends: the device tells of what it drops once, and not
 //!   always to the one who should have covered it. A flush that ended well before has counted, so whoever runs the engine has only one of
 //!   the cache device under way at a time, the superblock's included, or tells all of them that overlap of a failure.
-//! - **D4** Marks that lie in the superblock rest on nothing that is not durable: entries that name
-//!   again what a segment held before the tail passes it, for one.
-//! - **D5** What was placed is on its way to the device `close_after` later and wanted durable `durable_after` later, whatever is placed
+//! - **D6** What was placed is on its way to the device `close_after` later and wanted durable `durable_after` later, whatever is placed
 //!   after it.
 
 use crate::effect::{Effect, Fault, SuperblockChange, Token};
