@@ -27,6 +27,8 @@
 //! - **S7** Volumes on one disk have one schedule: the foreground is all their guests', write-back all their batches'. A batch that wants
 //!   to write is asked in each turn of write-back, whoever's batch began the turn. While guests wait only one batch goes on in a turn, the
 //!   next one in the next: two in so short a time would seek between their volumes.
+//! - **S8** A batch that was told to wait is asked again when nobody takes turns any more, because the disk turned fast or what gave way does
+//!   not: no turn will come for it.
 //!
 //! # Terms
 //!
@@ -178,6 +180,8 @@ pub(crate) struct Slices {
     wants: Set,
     asked: Set,
     yields: Set,
+    /// Whose batch was told to wait when it was asked last.
+    refused: Set,
     /// Whose batch has this turn of write-back, or had the last one.
     chosen: VolumeIndex,
     /// When the foreground had something under way last.
@@ -224,6 +228,7 @@ impl Slices {
             wants: Set::default(),
             asked: Set::default(),
             yields: Set::default(),
+            refused: Set::default(),
             chosen: volume,
             foreground_last: now,
             read_time: 0,
@@ -298,6 +303,7 @@ impl Slices {
             false => self.wants.remove(volume),
         }
         self.asked.keep(self.wants);
+        self.refused.keep(self.wants);
         if !self.wants.has(self.chosen) && !self.wants.is_empty() {
             self.chosen = self.wants.after(self.chosen);
             self.asked.remove(self.chosen);
@@ -402,7 +408,21 @@ impl Slices {
         if self.turn == Side::WriteBack {
             self.asked.insert(volume);
         }
-        may && (self.chosen == volume || self.waiting.is_empty())
+        let may = may && (self.chosen == volume || self.waiting.is_empty());
+        match may {
+            true => self.refused.remove(volume),
+            false => self.refused.insert(volume),
+        }
+        may
+    }
+
+    /// Whether a volume's batch was told to wait, and nobody takes turns any more; tells once.
+    fn take_released(&mut self, volume: VolumeIndex) -> bool {
+        let released = !self.is_shared() && self.refused.has(volume);
+        if released {
+            self.refused.remove(volume);
+        }
+        released
     }
 
     /// What a read of the device takes, in nanoseconds; 0: not known.
@@ -486,7 +506,7 @@ impl Slices {
     /// When time alone changes whose turn it is.
     pub(crate) fn deadline(&self, now: Tick) -> Option<Tick> {
         if !self.is_shared() {
-            return None;
+            return (!self.refused.is_empty()).then_some(now); // S8
         }
         let alone = self.members.count() == 1;
         if !alone && self.turn == Side::WriteBack && self.asked != self.wants {
@@ -618,12 +638,13 @@ impl Engine {
             state.order == Order::Relaxed && (state.writes.is_empty() || state.around.awaits);
         let slices = self.slices(volume);
         slices.give_way(volume, yields);
-        if slices.is_shared() || !slices.waiting.is_empty() {
-            self.slices_go_on(volume, payload);
+        let released = slices.take_released(volume); // S8
+        if released || slices.is_shared() || !slices.waiting.is_empty() {
+            self.slices_go_on(volume, released, payload);
         }
     }
 
-    fn slices_go_on(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+    fn slices_go_on(&mut self, volume: VolumeIndex, released: bool, payload: &mut impl Payload) {
         let (now, count) = (self.now, self.segments.count());
         let used = u64::from(count - self.segments.free_count()) * 100 / u64::from(count.max(1));
         self.slices(volume).pool_used(used);
@@ -642,7 +663,8 @@ impl Engine {
             return;
         }
         let comes = slices.turn == Side::Foreground && slices.wants.has(volume);
-        if (comes || slices.is_left_out(volume)) && slices.may_write_back(volume, now) {
+        let asked = released || comes || slices.is_left_out(volume);
+        if asked && slices.may_write_back(volume, now) {
             self.writeback_go_on(volume, payload);
         }
     }
@@ -914,6 +936,29 @@ mod tests {
         assert_ne!(slices.ratio(), RATIO_YIELDING);
         slices.give_way(W, true);
         assert_eq!(slices.ratio(), RATIO_YIELDING);
+    }
+
+    /// On a fast disk two batches waited for guests that were given way to. Then one of those waited for the log, nobody took
+    /// turns any more, and the batches stood still until somebody asked for something: a drain that did not end.
+    #[test]
+    fn who_was_told_to_wait_is_asked_again_when_nobody_takes_turns_any_more() {
+        let mut slices = Slices::new(V, at(0));
+        slices.join(W);
+        for volume in [V, W] {
+            slices.batch_wants(volume, true, at(0));
+            slices.give_way(volume, true);
+        }
+        slices.give_way(V, true);
+        assert!(slices.ask(Token(0), at(1)));
+        assert!(!slices.may_write_back(V, at(1)) && !slices.may_write_back(W, at(1)));
+        slices.end(Side::Foreground, at(1));
+        slices.give_way(V, false);
+        for volume in [V, W] {
+            assert_eq!(slices.deadline(at(1)), Some(at(1)));
+            assert!(slices.take_released(volume) && !slices.take_released(volume));
+            assert!(slices.may_write_back(volume, at(1)));
+        }
+        assert_eq!(slices.deadline(at(1)), None);
     }
 
     /// A writer with one request at a time waits for the log, and does not for a moment, again and again: write-back has its
