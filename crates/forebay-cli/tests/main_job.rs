@@ -77,7 +77,9 @@ fn format_serve_write_stop_serve_read_drain() {
     let it = &status["volumes"][0];
     assert_eq!((&it["name"], &it["size_bytes"]), (&"v".into(), &size.into()));
     assert_eq!((&it["state"], &it["mode"]), (&"serving".into(), &"write-back".into()));
-    assert_eq!(it["dirty"], true, "{it}");
+    // A machine that is busy may have written all of it back by now.
+    let is_back = it["backing_bytes_written"].as_u64().unwrap() >= size;
+    assert!(it["dirty"] == true || is_back, "{it}");
     assert_eq!(status["pid"], daemon.id());
     assert_eq!(status["problems"].as_array().unwrap().len(), 0, "{status}");
     let human = text(&scratch.ask(&["status"]).stdout);

@@ -56,7 +56,8 @@ fn unit_stays_as_closed_as_it_is() {
     }
     let scratch = Scratch::new("unit-security");
     let path = instance(&scratch, &unit());
-    let closed = ["security", "--offline=yes", "--no-pager", "--threshold=42"];
+    // Of it 0.1 for chroot, by which a daemon with a mount namespace of its own keeps the tree it sees.
+    let closed = ["security", "--offline=yes", "--no-pager", "--threshold=43"];
     let (good, said) = analyze(&closed, &path);
     if said.contains("unrecognized option") {
         return skip("systemd-analyze has no security --offline");
