@@ -105,6 +105,7 @@ faults! {
     PinsWhatOthersReserved,
     UnreadStaysUnread,
     LessMemoryUntold,
+    AgainTakenForDone,
 }
 
 /// Which fault is on.

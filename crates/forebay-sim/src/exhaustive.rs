@@ -321,6 +321,7 @@ pub fn setup(scope: Scope) -> Setup {
         turn: 0,
         spare: 0,
         steady: true,
+        comes_again: false,
         batches_vary: false,
         tell: false,
     }

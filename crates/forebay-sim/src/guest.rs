@@ -24,6 +24,8 @@ pub struct Asked {
     placed: Sequence,
     /// Mode changes of its volume before it.
     mode_changes: u64,
+    /// How often it was given.
+    pub(crate) times: u32,
     /// First block that is changed or read, in the model's terms.
     pub(crate) first: u64,
     pub(crate) end: u64,
@@ -95,13 +97,25 @@ impl World {
             }
         }
         let count = end - first;
-        let memory = RequestMemory::new(blocks, count, (first_mask, last_mask));
+        self.give(request, RequestMemory::new(blocks, count, (first_mask, last_mask)), 1)
+    }
+
+    /// A request is given to the engine, for the first time or again; says whether that took it.
+    pub(crate) fn give(
+        &mut self,
+        request: Request,
+        memory: RequestMemory,
+        times: u32,
+    ) -> Result<bool, Failure> {
+        let Request { op, offset, length, tag, .. } = request;
+        let volume = usize::from(request.volume.0);
+        let (first, end) = (offset / BLOCK_BYTES, (offset + length).div_ceil(BLOCK_BYTES));
         self.memory.begin(tag, memory);
         let made = self.moment();
         let (since, mode_changes) = (self.now, self.volumes[volume].mode_changes);
         let engine = self.engine.as_ref().expect("there is a process");
         let placed = engine.placed(request.volume);
-        let mut asked = Asked { request, made, since, placed, mode_changes, first, end };
+        let mut asked = Asked { request, made, since, placed, mode_changes, times, first, end };
         if op == Op::Discard {
             let state = &self.volumes[volume];
             let whole = offset + length == state.size_bytes;
@@ -177,6 +191,10 @@ impl World {
     pub(crate) fn answered(&mut self, tag: u32, result: Result<(), RequestError>) -> Outcome {
         let memory = self.memory.end(tag);
         let asked = self.asked.remove(&tag.into()).expect("it was asked");
+        if self.hears_not() {
+            self.unheard(&asked, memory);
+            return Ok(());
+        }
         self.note(u64::from(tag) ^ u64::from(result.is_err()) << 40);
         let now = self.moment();
         self.tell(|| format!("answer {tag} {result:?} at {now}"));

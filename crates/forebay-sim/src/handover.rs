@@ -11,11 +11,12 @@ use forebay_core::log::handover::{Tables, take_over};
 use forebay_core::log::recovery::{Recovered, Writer, reopen};
 use forebay_core::units::VolumeIndex;
 
-/// Ends what is under way, as the runtime does. No request is inside.
+/// Ends what is under way, as the runtime does. Requests that are inside end as well; what they are answered towards the end may
+/// not be heard.
 pub fn hand_over(world: &mut World) -> Outcome {
     world.faults_over = true;
     let outcome = hand_over_whole(world);
-    world.faults_over = false;
+    (world.faults_over, world.is_ending) = (false, false);
     outcome
 }
 
@@ -24,13 +25,19 @@ fn hand_over_whole(world: &mut World) -> Outcome {
     world.engine().prepare_hand_over();
     world.drain_effects()?;
     await_it(world, |world| world.engine().is_prepared())?;
+    world.is_ending = true;
     world.end_logs()?;
-    await_it(world, |world| {
+    let ended = await_it(world, |world| {
         if world.engine().is_quiet() && !world.engine().may_hand_over() && !world.cache_failed {
             let _ = world.end_logs();
         }
         world.engine().may_hand_over() || world.cache_failed
-    })?;
+    });
+    if ended.is_err() && !world.asked.is_empty() {
+        // Some wait for room that no batch makes any more. It ends as if it were killed.
+        return die_with_requests(world);
+    }
+    ended?;
     if world.cache_failed {
         // Whoever hands it over would stop instead, and whoever is next recovers.
         return Ok(());
@@ -94,11 +101,21 @@ fn hand_over_whole(world: &mut World) -> Outcome {
     if failed.into_iter().any(|index| !world.volumes[index].flush_failed) {
         return Err(Failure("a failed flush was forgotten when the cache was handed over".into()));
     }
+    world.is_ending = false;
+    world.choose_again(Some(Stop::Process), false);
     world.start(recovered)?;
     if world.random.one_in(2) {
         checkpoint(world)?;
     }
     Ok(())
+}
+
+/// A process that is to end waits no longer for the requests inside.
+pub(crate) fn die_with_requests(world: &mut World) -> Outcome {
+    world.marks.hit("ended with requests inside");
+    (world.faults_over, world.is_ending) = (false, false);
+    world.stop(Stop::Process);
+    world.open(Some(Stop::Process))
 }
 
 /// The next checkpoint holds what the one before the hand-over does not.

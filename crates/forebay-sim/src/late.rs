@@ -30,7 +30,7 @@ impl World {
         }
         self.join_disk(index);
         self.engine.as_mut().expect("there is a process").serve(volume, true);
-        Ok(())
+        self.serve_again(index)
     }
 
     /// What the cache holds of it is dropped, when nothing of its log is under way.

@@ -3,11 +3,12 @@
 //!
 //! Read in this order: [`model`], what a guest may believe of its disk; [`device`], what a device
 //! may do to it; [`checkers`], what else must hold; [`memory`], [`volume`], [`world`], [`flight`], `happen`, `turn`, `watch`,
-//! [`guest`], [`operator`], [`stop`], [`handover`], [`opening`], the machine between them; [`setup`], [`run`] and `aim`, what a seed
+//! [`guest`], [`operator`], [`stop`], [`again`], [`handover`], [`opening`], the machine between them; [`setup`], [`run`] and `aim`, what a seed
 //! makes of it;
 //! [`exhaustive`], the short histories, all of them.
 #![forbid(unsafe_code)]
 
+pub mod again;
 mod aim;
 mod along;
 pub mod block;

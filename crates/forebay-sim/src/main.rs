@@ -8,7 +8,7 @@ use forebay_sim::each::each;
 use forebay_sim::exhaustive::{Scope, explore};
 use forebay_sim::marks::Marks;
 use forebay_sim::mutants;
-use forebay_sim::run::run_and;
+use forebay_sim::run::run_with;
 use std::process::ExitCode;
 use std::thread::available_parallelism;
 use std::time::Instant;
@@ -33,6 +33,9 @@ struct Arguments {
     /// Only this seed, and what happens in it
     #[arg(long, value_name = "SEED", group = "what")]
     tell: Option<u64>,
+    /// Requests that a process left unanswered come again to the next one
+    #[arg(long)]
+    again: bool,
     /// Which of so many seeds finds each deliberate fault: a table
     #[arg(long, value_name = "N", group = "what")]
     mutants: Option<u64>,
@@ -51,7 +54,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let Arguments { seeds, from, seed, tell, mutants, mutant, exhaustive, one_in, jobs } =
+    let Arguments { seeds, from, seed, tell, again, mutants, mutant, exhaustive, one_in, jobs } =
         Arguments::parse();
     let jobs = jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
     if let Some(length) = exhaustive {
@@ -64,20 +67,24 @@ fn main() -> ExitCode {
         return hunt(seeds, jobs, "");
     }
     match seed.or(tell) {
-        Some(seed) => run(seed, 1, 1, tell.is_some()),
-        None => run(from, seeds, jobs, false),
+        Some(seed) => run(seed, 1, 1, (tell.is_some(), again)),
+        None => run(from, seeds, jobs, (false, again)),
     }
 }
 
 /// So many seeds, from one on, told of in their order.
-fn run(from: u64, seeds: u64, jobs: usize, tell: bool) -> ExitCode {
+fn run(from: u64, seeds: u64, jobs: usize, (tell, again): (bool, bool)) -> ExitCode {
     let begun = Instant::now();
     let mut marks = Marks::default();
     let mut failed = 0;
     each(
         from..from + seeds,
         jobs,
-        |seed| run_and(seed, Mutants::default(), tell),
+        |seed| {
+            run_with(seed, Mutants::default(), |setup| {
+                (setup.tell, setup.comes_again) = (tell, again);
+            })
+        },
         |seed, outcome| match outcome {
             Some(Ok(report)) => {
                 let lacks = report.lacks();

@@ -6,7 +6,8 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 14] = [
+pub const STORIES: [(Mutant, &str); 15] = [
+    (Mutant::AgainTakenForDone, "again.rs"),
     (Mutant::BatchEndsBeforeProbe, "refused.rs"),
     (Mutant::FlushFailureDiesWithProcess, "around.rs"),
     (Mutant::FlushHeardAlone, "unflushed.rs"),

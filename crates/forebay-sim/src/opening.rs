@@ -168,6 +168,7 @@ impl World {
                     self.note_untold(
                         stop == Some(Stop::Power) || power_failed || stop.is_some() && unheard,
                     );
+                    self.choose_again(stop, power_failed);
                     return self.start(recovered);
                 }
                 Err(Crashed(Stop::Process)) => {
@@ -359,7 +360,7 @@ impl World {
         }
         self.evicts = false;
         self.evict_dropped(0xE04);
-        Ok(())
+        self.attached().into_iter().try_for_each(|index| self.serve_again(index))
     }
 
     fn open_attempt(

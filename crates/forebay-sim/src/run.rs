@@ -69,14 +69,18 @@ impl Report {
 
 /// Runs a seed.
 pub fn run(seed: u64, mutants: Mutants) -> Result<Report, Failure> {
-    run_and(seed, mutants, false)
+    run_with(seed, mutants, |_| ())
 }
 
-/// Runs a seed, and prints every step if `tell`.
-pub fn run_and(seed: u64, mutants: Mutants, tell: bool) -> Result<Report, Failure> {
+/// Runs a seed with what `change` makes of it.
+pub fn run_with(
+    seed: u64,
+    mutants: Mutants,
+    change: impl FnOnce(&mut Setup),
+) -> Result<Report, Failure> {
     let mut random = Random::new(seed);
     let mut setup = Setup::new(&mut random, mutants);
-    setup.tell = tell;
+    change(&mut setup);
     let mut world = World::new(setup, random);
     world.format();
     world.open(None)?;
@@ -142,6 +146,7 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
             return Err(stuck(world));
         }
         let room = has_room(world);
+        world.give_now_and_then(room)?;
         if room {
             aim::write_what_is_healed(world)?;
         }
@@ -266,8 +271,9 @@ pub(crate) fn settle_volume(world: &mut World, index: usize) -> Outcome {
     let mine = |world: &World| {
         world.asked.values().any(|asked| usize::from(asked.request.volume.0) == index)
     };
-    while mine(world) && !world.volumes[index].device.failed {
-        if !world.step()? || world.now - begun > WAIT_MAX {
+    while (mine(world) || world.is_served_again(index)) && !world.volumes[index].device.failed {
+        let given = world.give_again(Some(index))?;
+        if !given && !world.step()? || world.now - begun > WAIT_MAX {
             return Err(stuck(world));
         }
     }
@@ -420,7 +426,9 @@ fn stop_and_open(world: &mut World, left: u64) -> Outcome {
     match world.random.between(crash.into(), 6) {
         0 => {
             revive(world);
-            settle(world)?;
+            if !world.leaves_some_inside() {
+                settle(world)?;
+            }
             if world.cache_failed {
                 return restart_failed(world);
             }
@@ -430,9 +438,12 @@ fn stop_and_open(world: &mut World, left: u64) -> Outcome {
                     return restart_failed(world);
                 }
             } else {
-                clean_stop(world)?;
-                world.marks.hit("clean stop");
-                world.open(None)?;
+                if clean_stop(world)? {
+                    world.marks.hit("clean stop");
+                    world.open(None)?;
+                } else {
+                    crate::handover::die_with_requests(world)?;
+                }
             }
         }
         kind @ (1 | 2) => {
@@ -532,15 +543,16 @@ pub(crate) fn read_all(world: &mut World) -> Outcome {
     settle(world)
 }
 
-fn clean_stop(world: &mut World) -> Outcome {
+/// Says whether it came to an end: requests may be inside that wait for room, which no batch makes any more.
+fn clean_stop(world: &mut World) -> Result<bool, Failure> {
     let fails = world.setup.backing_fault > 0 && !world.faults_over;
     world.faults_over = true;
     let outcome = clean_stop_whole(world, fails);
-    world.faults_over = false;
+    (world.faults_over, world.is_ending) = (false, false);
     outcome
 }
 
-fn clean_stop_whole(world: &mut World, fails: bool) -> Outcome {
+fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
     let begun = world.now;
     world.cancel_resize()?;
     let engine = world.engine.as_mut().expect("there is a process");
@@ -549,6 +561,7 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Outcome {
     }
     engine.sync(&mut world.memory);
     engine.stop_writeback();
+    world.is_ending = true;
     world.drain_effects()?;
     let quiet = |world: &World| {
         let engine = world.engine.as_ref().expect("there is a process");
@@ -556,6 +569,9 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Outcome {
     };
     while !quiet(world) {
         if !world.step()? || world.now - begun > WAIT_MAX {
+            if !world.asked.is_empty() {
+                return Ok(false);
+            }
             return Err(Failure(format!("a stop does not end: {}", stuck(world).0)));
         }
     }
@@ -596,7 +612,7 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Outcome {
     for volume in &mut world.volumes {
         volume.around_used = !is_clean || volume.may_bypass();
     }
-    Ok(())
+    Ok(true)
 }
 
 /// At the end everything is drained: the backing device alone is the disk then (P3).
@@ -624,7 +640,8 @@ fn acknowledge(world: &mut World) -> Outcome {
         world.ask(index, Op::Flush, 0, 0)?;
         settle_volume(world, index)?;
     }
-    clean_stop(world)?;
+    let ended = clean_stop(world)?;
+    assert!(ended, "no request is inside");
     world.faults_over = true;
     world.open(None)
 }

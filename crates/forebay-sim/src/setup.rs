@@ -173,6 +173,8 @@ pub struct Setup {
     pub turn: u64,
     /// Devices take the same time for everything, and nothing stops an opening.
     pub steady: bool,
+    /// What a process leaves unanswered comes again to the next one.
+    pub comes_again: bool,
     /// Each opening has another room for batches.
     pub batches_vary: bool,
     /// Every step is printed.
@@ -313,6 +315,7 @@ impl Setup {
             spare: *Random::new(key ^ 0x1A46).pick(&[0, 0, 1, 16, 300]),
             turn: *random.pick(&[0, 30, 200, 1_000]) * MICRO,
             steady: false,
+            comes_again: false,
             batches_vary,
             tell: false,
         }

@@ -81,7 +81,9 @@ impl World {
         }
         (self.marked, self.healing, self.ahead) = (None, None, None);
         self.events.clear();
-        self.asked.clear();
+        // The next process is heard.
+        self.is_ending = false;
+        self.keep_unanswered();
         self.engine = None;
         (self.cache_failed, self.cache_fails_next) = (false, false);
         self.volumes.iter_mut().for_each(|volume| volume.passing_since = None);

@@ -5,6 +5,7 @@
 //! the device does it (`happen`) and the engine is told (`turn`); what the guest is told is compared with the model at once. Which
 //! operations come, and when the machine stops, is decided in `run`.
 
+use crate::again::Unanswered;
 use crate::block::NumberMap;
 use crate::checkers::memory_is_bounded::Bound;
 use crate::checkers::reservations_are_kept::Reservations;
@@ -54,6 +55,10 @@ pub struct World {
     pub now: u64,
     /// Requests under way, by tag.
     pub asked: NumberMap<Asked>,
+    /// Those that no process has answered, and none has now.
+    pub unanswered: Vec<Unanswered>,
+    /// The process ends: some of what it still answers nobody hears.
+    pub(crate) is_ending: bool,
     /// A hash of everything that happened.
     pub trace: u64,
     pub(crate) copied: NumberMap<()>,
@@ -143,6 +148,8 @@ impl World {
             engine: None,
             now: 0,
             asked: NumberMap::default(),
+            unanswered: Vec::new(),
+            is_ending: false,
             trace: 0,
             copied: NumberMap::default(),
             scrubbed: Report::default(),
@@ -190,6 +197,8 @@ impl World {
             engine: None,
             now: self.now,
             asked: self.asked.clone(),
+            unanswered: self.unanswered.clone(),
+            is_ending: self.is_ending,
             bad_headers: self.bad_headers.clone(),
             trace: self.trace,
             copied: self.copied.clone(),

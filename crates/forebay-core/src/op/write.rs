@@ -336,6 +336,10 @@ impl Engine {
                         zeros = 0;
                         continue;
                     }
+                    if block == 0 && self.seems_done(volume, active.first, crc) {
+                        block = active.blocks; // a mutant's
+                        break;
+                    }
                     self.place_data(volume, active.first + block, crc, Kind::Data, payload);
                     block += 1;
                 }
@@ -349,6 +353,19 @@ impl Engine {
         active.placed = block;
         active.sequence = sequence;
         room && block == active.blocks
+    }
+
+    /// A mutant takes a write whose first block the log holds for one that came again and was done.
+    fn seems_done(&self, volume: VolumeIndex, first: Lba, crc: u32) -> bool {
+        if !self.config.mutants.is(Mutant::AgainTakenForDone) {
+            return false;
+        }
+        let newest = self.newest_slot(self.volume_ref(volume).expect("it exists"), first);
+        newest.is_some_and(|slot| {
+            let (segment, block) = self.segments.place(slot);
+            let crc = self.seed(segment, block).apply(crc);
+            self.slots.held(slot).is_some_and(|held| held.crc == crc)
+        })
     }
 
     fn place_zero_run(
