@@ -625,7 +625,11 @@ pub(crate) fn drain(world: &mut World) -> Outcome {
     }
     world.serve_late()?;
     acknowledge(world)?;
-    world.attached().into_iter().try_for_each(|index| drain_volume(world, index))
+    // What the last stop left unanswered comes again before that.
+    world
+        .attached()
+        .into_iter()
+        .try_for_each(|index| settle_volume(world, index).and_then(|()| drain_volume(world, index)))
 }
 
 /// Where a flush failed, the guest is told, and the operator starts it again.
