@@ -55,6 +55,9 @@ left() { grep -l '^Name:.forebay$' /proc/[0-9]*/status 2>/dev/null | xargs -r gr
 none_left() { ! left; }
 check "it ends, the daemon with it" wait_for 120 none_left || cat $(left)
 check "nothing waits for ever" bash -c '! grep -l "^State:.D" /proc/[0-9]*/status'
+# Its mounts are taken down when the kernel comes to it: longer than a daemon waits by itself, on a busy host.
+free() { python3 -c 'import os, sys; os.open(sys.argv[1], os.O_RDWR | os.O_EXCL)' $S/cache512; }
+check "its cache is let go of" wait_for 240 free
 go || fail "serve after the container"
 device=$(sed -n 's|^\(/dev/ublkb[0-9]*\) v$|\1|p' /run/n.out)
 check "xfs_repair finds nothing" xfs_repair -n "$device"
