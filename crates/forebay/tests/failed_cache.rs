@@ -352,6 +352,20 @@ fn a_log_whose_end_a_failed_flush_dropped_answers_no_flush_well() {
     assert!(last.shard.close(Duration::from_secs(60)).unwrap());
 }
 
+/// What was dropped at once is missing, and a flush says so; what was not is made durable. `rigs`: of the process that is gone, and of the
+/// next one.
+fn is_believed_unless_dropped(place: &Place, rigs: (Rig, Rig), volume: VolumeIndex, at_once: bool) {
+    let (gone, mut next) = rigs;
+    assert_eq!(flush(&mut next, volume).is_ok(), !at_once);
+    place.power_cut(next);
+    drop(gone);
+    let mut last = place.next(volume);
+    match at_once {
+        false => all_there(&mut last, volume),
+        true => assert_eq!(first_byte(&mut last, volume, 3), Ok(7)),
+    }
+}
+
 /// A device that does not answer a flush, and a process that is killed for it: nobody hears that the flush fails.
 #[test]
 fn a_flush_that_was_under_way_at_a_death_is_not_trusted() {
@@ -366,17 +380,10 @@ fn a_flush_that_was_under_way_at_a_death_is_not_trusted() {
         place.pages.lock().unwrap().fails = Some(AtOnce(at_once));
         // It fails as its process ends.
         let _ = Paged::open(&place.cache, &place.pages).sync();
-        let mut next = place.next(volume);
+        let next = place.next(volume);
         let opened = next.shard.opened().clone();
         assert_eq!((opened.rewritten_bytes > 0, opened.dropped_ends), (!at_once, at_once.into()));
-        assert_eq!(flush(&mut next, volume).is_ok(), !at_once);
-        place.power_cut(next);
-        drop(rig);
-        let mut last = place.next(volume);
-        match at_once {
-            false => all_there(&mut last, volume),
-            true => assert_eq!(first_byte(&mut last, volume, 3), Ok(7)),
-        }
+        is_believed_unless_dropped(&place, (rig, next), volume, at_once);
     }
 }
 
@@ -405,17 +412,10 @@ fn an_opening_whose_flush_fails_is_not_forgotten() {
         let failed =
             forebay::shard::Shard::open(Paged::open(&place.cache, &place.pages), &place.options);
         assert!(failed.is_err());
-        let mut next = place.next(volume);
+        let next = place.next(volume);
         assert!(next.shard.opened().cache_failed);
         assert!(!next.shard.engine().is_frozen(volume));
-        assert_eq!(flush(&mut next, volume).is_ok(), !at_once);
-        place.power_cut(next);
-        drop(rig);
-        let mut last = place.next(volume);
-        match at_once {
-            false => all_there(&mut last, volume),
-            true => assert_eq!(first_byte(&mut last, volume, 3), Ok(7)),
-        }
+        is_believed_unless_dropped(&place, (rig, next), volume, at_once);
     }
 }
 
