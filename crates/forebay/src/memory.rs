@@ -213,9 +213,8 @@ impl Memory {
         };
         if let Some((_, identity)) = shared {
             arena.span(TABLE_AT, buffers_at(buffer_count) - TABLE_AT).fill_zero();
-            arena.span(CACHE_FAILED_AT, 2).fill_zero();
-            arena.span(FAILED_FLUSHES_AT, ENDS_AT - FAILED_FLUSHES_AT).fill_zero();
-            arena.span(ENDS_AT, VOLUME_COUNT_MAX * END_BYTES).fill_zero();
+            let end = ENDS_AT + VOLUME_COUNT_MAX * END_BYTES;
+            arena.span(CACHE_FAILED_AT, end - CACHE_FAILED_AT).fill_zero();
             let head = identity.encode(buffer_count);
             arena.span(8, head.len() - 8).copy_in(&head[8..]);
             compiler_fence(Ordering::Release);

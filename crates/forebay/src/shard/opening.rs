@@ -12,7 +12,7 @@ use crate::handover::Handed;
 use crate::host::holder::when_free;
 use crate::host::runtime_dir::RuntimeDir;
 use crate::io::{Arena, Device, Reactor};
-use crate::memory::{self, Left, Memory, SharedIdentity};
+use crate::memory::{self, Left, LeftBehind, Memory, SharedIdentity};
 use crate::reader::Reader;
 use forebay_core::engine::{Acknowledge, Config, Engine, window_frames};
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
@@ -115,15 +115,17 @@ impl Opening {
         begun: Instant,
     ) -> Result<Opening, OpenError> {
         let identity = shared_identity(&superblock);
-        let left = match &shared_dir {
+        let mut left = match &shared_dir {
             Some(dir) => left_behind(dir, &superblock)?,
             None => None,
         };
+        let segments = left.as_mut().map(|left| std::mem::take(&mut left.segments));
         let failed = |superblock: &Superblock, recovered: Option<&Recovered>| {
             note_failed(shared_dir.as_ref(), superblock, recovered);
         };
-        opened.redone_segments = put_back(cache.as_ref(), &superblock, left.as_ref())
-            .inspect_err(|_| failed(&superblock, None))?;
+        opened.redone_segments =
+            put_back(cache.as_ref(), &superblock, segments.unwrap_or_default())
+                .inspect_err(|_| failed(&superblock, None))?;
         let mut writer = Writer::MayHaveLostPower;
         if let Some(left) = &left {
             superblock.note_failed_flushes(left.failed_flushes); // as `finish` writes it
@@ -295,20 +297,19 @@ fn left_behind(dir: &RuntimeDir, superblock: &Superblock) -> Result<Option<Left>
 fn put_back(
     cache: &dyn Device,
     superblock: &Superblock,
-    left: Option<&Left>,
+    left: Vec<LeftBehind>,
 ) -> Result<usize, OpenError> {
     cache::renew_second_copy(cache, superblock)?;
     let mut segments = 0;
-    for (segment, bytes) in left.iter().flat_map(|left| &left.segments) {
+    for (segment, mut bytes) in left {
         if segment.0 >= superblock.segment_count {
             continue;
         }
-        let mut bytes = bytes.clone();
-        let blocks = recovery::redo(superblock, *segment, &mut bytes);
+        let blocks = recovery::redo(superblock, segment, &mut bytes);
         if blocks > 0 {
             let length = usize::from(blocks) * BLOCK_BYTES as usize;
             cache
-                .write_at(superblock.address(*segment, 0), &bytes[..length])
+                .write_at(superblock.address(segment, 0), &bytes[..length])
                 .map_err(system("write what a killed process left in memory"))?;
             segments += 1;
         }
