@@ -100,6 +100,17 @@ kill_daemon() {
     wait "$daemon" 2>/dev/null
 }
 
+# Where the threads of processes wait that were killed and are not gone, and what else waits in the kernel.
+where_it_waits() { # PROCESS...
+    local it
+    for it in "$@"; do
+        for it in "/proc/$it"/task/*; do
+            [ ! -e "$it" ] || { echo "$it $(cat "$it/comm") $(awk '/^State/ {print $2}' "$it/status")"; cat "$it/stack"; }
+        done
+    done
+    ps -eo pid,stat,wchan:30,args | awk '$2 ~ /D/'
+} 2>/dev/null
+
 # A tree of files that differ, and a list of their sums beside the tree. (MD5 is a sixth of SHA-256's work under the emulator.)
 fill() { # DIRECTORY SUMS
     local n

@@ -65,7 +65,8 @@ under_load() {
         fill "/srv/$it/during" "/var/tmp/during-$it" && sync -f "/srv/$it/." &
         making="$making $!"
     done
-    check "$what: $*" "$@" || journal forebay@data | tail -n 20
+    rm -f /run/waits
+    check "$what: $*" "$@" || { journal forebay@data | tail -n 20; cat /run/waits 2>/dev/null; }
     for it in $making; do wait "$it" || fail "$what: a tree could not be made meanwhile"; done
     echo 3 >/proc/sys/vm/drop_caches
     intact_all "$what"
@@ -78,10 +79,14 @@ under_load() {
 }
 is_another() { [ "$(main_process)" != "$1" ] && systemctl is-active forebay@data; } # PROCESS
 killed() {
-    local before
+    local before of_it
     before=$(main_process)
+    of_it=$(cat "/sys/fs/cgroup/$(systemctl show -P ControlGroup forebay@data)/cgroup.procs")
     # With its keeper.
-    systemctl kill -s KILL forebay@data && wait_for 120 is_another "$before"
+    systemctl kill -s KILL forebay@data && wait_for 120 is_another "$before" && return
+    # shellcheck disable=SC2086
+    where_it_waits $of_it >/run/waits
+    return 1
 }
 
 case $boot in
