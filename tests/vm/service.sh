@@ -4,7 +4,7 @@
 # over two of them, all backing devices partitions. The service is reloaded and killed under load, the machine is shut down under load, its power
 # is cut, it lacks its cache.
 #
-# XFS requires the service in fstab. LVM and btrfs do not, so that nothing but udev's rule keeps their old state on the
+# XFS requires that the service has started in fstab. LVM and btrfs do not, so that nothing but udev's rule keeps their old state on the
 # backing devices from being mounted.
 . ./lib.sh
 boot=$(cat boot)
@@ -30,6 +30,11 @@ all_mounted() {
     check "$1: btrfs is mounted from a volume" on_volumes /srv/btrfs 'b1|b2'
     check "$1: btrfs is over two volumes" bash -c '[ "$(btrfs filesystem show /srv/btrfs | grep -c "path /dev")" = 2 ] &&
         for it in $(btrfs filesystem show /srv/btrfs | sed -n "s/.*path //p"); do udevadm info -q property $it | grep FOREBAY_VOLUME=b || exit 1; done'
+}
+# What is mounted, and how often somebody wanted XFS, which requires the service, to be unmounted.
+mounts() {
+    grep -E ' /srv/(xfs|lvm|btrfs) ' /proc/self/mountinfo | cut -d' ' -f1,5
+    journal srv-xfs.mount | grep -c '^Unmounting'
 }
 intact_all() { local it; for it in xfs lvm btrfs; do check "$1: $it has what was synced" intact "/srv/$it/synced" "/var/tmp/sums-$it"; done; }
 kernel_says() { journalctl -k -b -o cat --no-pager | grep -E -- "$1"; }
@@ -93,8 +98,8 @@ case $boot in
 1)
     check "the package is installed" dpkg --force-depends -i ./forebay_*.deb || finish
     check "man page, completion and example are there" bash -c "ls /usr/share/man/man1/forebay.1.gz /usr/share/bash-completion/completions/forebay /usr/share/doc/forebay/examples/example.toml"
-    systemd-analyze verify --man=no forebay@x.service >/run/verify 2>&1
-    check "systemd understands the unit" bash -c '! grep forebay@ /run/verify'
+    systemd-analyze verify --man=no forebay@x.service forebay-ready@x.service >/run/verify 2>&1
+    check "systemd understands the units" bash -c '! grep forebay /run/verify'
     check "partitions" bash -c "for it in backing4096 backing512; do sgdisk -o -n 1:0:+512M -n 2:0:+512M /dev/disk/by-id/virtio-\$it; partprobe /dev/disk/by-id/virtio-\$it 2>/dev/null || partx -u /dev/disk/by-id/virtio-\$it; done; udevadm settle; ls ${P4}2 ${P5}2" || finish
     check "format" forebay format /dev/disk/by-id/virtio-cache512
     uuid=$(forebay inspect /dev/disk/by-id/virtio-cache512 superblock --json | grep -oE '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}' | head -1)
@@ -131,7 +136,7 @@ END
     # An emulated machine takes its time, on a busy host above all.
     late=nofail,x-systemd.device-timeout=500
     cat >/etc/fstab <<END
-UUID=$(blkid -s UUID -o value /dev/forebay/xfs) /srv/xfs xfs x-systemd.requires=forebay@data.service,$late 0 2
+UUID=$(blkid -s UUID -o value /dev/forebay/xfs) /srv/xfs xfs x-systemd.requires=forebay-ready@data.service,$late 0 2
 UUID=$(blkid -s UUID -o value /dev/vg/lv) /srv/lvm ext4 $late 0 2
 UUID=$(blkid -s UUID -o value /dev/forebay/b1) /srv/btrfs btrfs $late 0 0
 END
@@ -144,10 +149,11 @@ END
     for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2"; do check "hidden: ${it##*/}" hidden "$it"; done
     check "the disks themselves are not hidden" bash -c "! udevadm info -q property /dev/disk/by-id/virtio-backing512 | grep FOREBAY"
     check "by-uuid leads to the volumes" bash -c "for it in /dev/disk/by-uuid/*; do readlink -f \$it; done | grep -vE '^/dev/(vd|sr)' && ! ls -l /dev/disk/by-uuid | grep -E 'vd[a-z][0-9]'"
-    systemctl stop srv-{xfs,lvm,btrfs}.mount
+    systemctl stop srv-{lvm,btrfs}.mount
     vgchange -q -an vg
     systemctl stop forebay@data
     check "stopped" bash -c "! systemctl is-active forebay@data"
+    check "stopped: what requires it was unmounted" bash -c "! mountpoint /srv/xfs"
     sed -i 's|^\(backing.*\)|\1\nmode = "write-back"|' /etc/forebay/data.toml
     check "started again" systemctl start forebay@data
     # That it is a physical volume was found when it was stopped.
@@ -165,7 +171,9 @@ END
     check "reload: by a hand-over" bash -c "journalctl -b -o cat --no-pager -u forebay@data | grep 'handed the cache over' && forebay status --json | grep -E '\"upgrade\": ?\"by a hand-over\"'"
     check "reload: protected against a lack of memory" is_protected "$process"
     check "reload: the unit is active, and says what it serves" bash -c "systemctl is-active forebay@data && systemctl status forebay@data | grep 'serves xfs, lvm, b1, b2'"
+    before=$(mounts)
     under_load "kill -9" killed
+    check "kill -9: nothing was unmounted, nor was it tried" test "$(mounts)" = "$before"
     check "kill -9: systemd has started it again, once" test "$(systemctl show -P NRestarts forebay@data)" = 1
     check "kill -9: what was in memory was recovered" bash -c "journalctl -b -o cat --no-pager -u forebay@data | grep 'not a clean one'"
     finish

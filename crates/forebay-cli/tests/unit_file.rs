@@ -45,6 +45,10 @@ fn systemd_understands_the_unit() {
     }
     let scratch = Scratch::new("unit-verify");
     assert_eq!(complaints(&scratch, &unit()), Vec::<String>::new());
+    let ready = scratch.path("forebay-ready@x.service");
+    std::fs::copy(packaging("forebay-ready@.service"), &ready).unwrap();
+    let (_, said) = analyze(&["verify", "--man=no", "--recursive-errors=no"], &ready);
+    assert!(!said.lines().any(|line| line.contains("forebay-ready@")), "{said}");
     let broken = unit().replace("KillMode=mixed", "KillMode=most");
     assert!(!complaints(&scratch, &broken).is_empty(), "a mistake is told");
 }
