@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay status` says what an operator asks.
 
+use crate::support::apart::Apart;
 use crate::support::{Daemon, Scratch, wait_for};
 use serde_json::Value;
 use std::time::Instant;
@@ -160,38 +161,21 @@ fn whoever_comes_and_goes_leaves_no_memory_behind() {
     daemon.stop("TERM");
 }
 
-/// A program in a place of its own: with folders of a disk where memory file systems are. None where that cannot be had.
-fn without_memory_file_systems(
-    scratch: &Scratch,
-    command: &std::process::Command,
-) -> Option<std::process::Command> {
-    let mut script = String::from("set -e; ");
-    for (name, place) in [("shm", "/dev/shm"), ("run", "/run")] {
-        std::fs::create_dir_all(scratch.path(name)).unwrap();
-        script += &format!("mount --bind '{}' {place}; ", scratch.path(name).display());
-    }
-    let apart = |then: &str| {
-        let mut command = std::process::Command::new("unshare");
-        command.args(["-m", "sh", "-c", &format!("{script}{then}"), "sh"]);
-        command
-    };
-    apart("true").output().ok().filter(|done| done.status.success())?;
-    let mut apart = apart("exec \"$@\"");
-    apart.arg(command.get_program()).args(command.get_args());
-    Some(apart)
-}
-
 /// What is in the buffers of a process that has died is lost then: a write is answered when the device has it, and `status` says so.
 #[test]
 fn without_shared_memory_a_write_is_answered_when_it_is_written() {
     let scratch = Scratch::new("status-unshared");
     scratch.format("64M");
     let volume = volume(&scratch, "v");
-    let serve = scratch.serve_command(&["--volume", &volume]);
-    let Some(serve) = without_memory_file_systems(&scratch, &serve) else {
+    // Folders of a disk where memory file systems are.
+    let (shm, run) = (scratch.path("shm"), scratch.path("run"));
+    let Some(apart) = Apart::with(&[(&shm, "/dev/shm"), (&run, "/run")]) else {
         return crate::support::skip("no mount namespace of its own");
     };
-    let mut daemon = Daemon::start(serve, &scratch.path("stderr"));
+    let serve = scratch.serve_command(&["--volume", &volume]);
+    let mut inside = apart.command(serve.get_program());
+    inside.args(serve.get_args());
+    let mut daemon = Daemon::start(inside, &scratch.path("stderr"));
     let status = scratch.status();
     assert_eq!(status["cache"]["acknowledge"], "written", "{status}");
     let human = String::from_utf8(scratch.ask(&["status"]).stdout).unwrap();
@@ -218,19 +202,15 @@ fn two_daemons_are_listed_and_their_sockets_are_private() {
     use std::os::unix::fs::PermissionsExt;
     let scratch = Scratch::new("status-two");
     let runtime = scratch.sockets.join("runtime");
-    std::fs::create_dir_all(&runtime).unwrap();
-    std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let Some(apart) = Apart::with(&[(&runtime, "/run")]) else {
+        return crate::support::skip("no mount namespace of its own");
+    };
     let inside = |args: &[&std::ffi::OsStr]| {
-        // Its own /run, so that no other daemon is there.
-        let script = format!("mount --bind '{}' /run && exec \"$@\"", runtime.display());
-        let mut command = std::process::Command::new("unshare");
-        command.args(["-m", "sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_forebay")]).args(args);
+        let mut command = apart.command(env!("CARGO_BIN_EXE_forebay"));
+        command.args(args);
         command
     };
     let os = std::ffi::OsStr::new;
-    if !inside(&[os("--version")]).output().is_ok_and(|done| done.status.success()) {
-        return crate::support::skip("no mount namespace of its own");
-    }
     let daemons: Vec<Daemon> = ["a", "b"]
         .iter()
         .map(|name| {
@@ -257,6 +237,7 @@ fn two_daemons_are_listed_and_their_sockets_are_private() {
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert_eq!(done.status.code(), Some(1), "{said}");
     for path in &sockets {
+    // Its own /run, so that no other daemon is there.
         let name = path.file_name().unwrap().to_str().unwrap();
         assert!(said.contains(name), "no {name} in: {said}");
         let one = [os("status"), os("--control"), path.as_ref()];

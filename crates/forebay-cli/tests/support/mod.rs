@@ -8,6 +8,7 @@
 
 #![allow(dead_code, unused_imports, unreachable_pub, clippy::unwrap_used)]
 
+pub mod apart;
 pub mod load;
 pub mod model;
 
