@@ -12,5 +12,6 @@ mod keeper;
 mod lost;
 mod manager;
 mod stop;
+mod undo;
 mod verify;
 mod volume;
