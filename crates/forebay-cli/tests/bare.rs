@@ -43,6 +43,24 @@ fn a_bare_volume_is_its_device() {
     assert_eq!(bytes(3 * MIB - 1024, 2048), [[0; 512], [5; 512], [5; 512], [0; 512]].concat());
 }
 
+/// Copies of what was read lay in the memory that stands for the cache, and were read instead of the device.
+#[test]
+fn a_bare_volume_is_read_from_its_device_each_time() {
+    let scratch = Scratch::new("bare-reads");
+    let volume = format!("v={}", scratch.file("disk", 16 * MIB).display());
+    let daemon = Daemon::start(serve(&scratch, &volume), &scratch.path("stderr"));
+    let mut client = scratch.connect("v");
+    for times in 1..=3 {
+        client.read(MIB, 65536).unwrap();
+        let status = scratch.status();
+        let it = &status["volumes"][0];
+        assert_eq!((&it["device"]["reads"], &it["hit_blocks"]), (&times.into(), &0.into()), "{it}");
+    }
+    client.cache(MIB, 65536).unwrap();
+    assert_eq!(scratch.status()["volumes"][0]["device"]["reads"], 3);
+    daemon.stop("TERM");
+}
+
 #[test]
 fn what_needs_a_cache_is_refused_without_one() {
     let scratch = Scratch::new("bare-refused");

@@ -215,7 +215,8 @@ fn no_cache() -> Result<MemoryDevice> {
 fn options(args: &ServeArgs) -> ShardOptions {
     let mut config = Config::default();
     if args.cache.is_none() {
-        config.ahead_blocks = 0; // Bare is bare.
+        // Bare is bare.
+        (config.ahead_blocks, config.fill_run_max) = (0, 0);
     }
     if args.sync_after.is_zero() {
         config.acknowledge = Acknowledge::Durable;
