@@ -113,7 +113,7 @@ impl Daemon {
     }
 
     /// Other caches that a backing device belongs to, and other volumes of this one. One that may hold newer data is passed only
-    /// if that was asked for. The device is locked.
+    /// if that was asked for, now or when it was passed before. The device is locked.
     pub(super) fn others(&self, backing: &Path, name: &str, without_cache: bool) -> Result<Others> {
         let mut others = Others::default();
         let Some(dir) = &self.state_dir else { return Ok(others) };
@@ -145,7 +145,10 @@ impl Daemon {
                 of = format!("volume {volume} of this cache");
                 instead = format!("serve it as {volume}, or drain and forget that first");
             }
-            if record.dirty && !without_cache {
+            // He who asked for that gave up what the cache holds, until it is served again or that is kept (M3).
+            let passed =
+                record.mark_for(record.attach_generation).is_some_and(|mark| !mark.is_kept);
+            if record.dirty && !without_cache && !passed {
                 bail!("{shown}: belongs to {of}, which may hold newer data: {instead}");
             }
             others.0.push((record, of));
