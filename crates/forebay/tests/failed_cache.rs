@@ -10,9 +10,9 @@ use forebay::io::{
     Completion, Device, DeviceError, FaultDevice, FaultRule, FaultWhen, Faults, FileDevice,
     FileOptions, Layer, MemoryDevice, Operation, OperationKind, Reactor, ReactorKind, Use,
 };
-use forebay::shard::{CACHE_SOURCE, ShardOptions};
+use forebay::shard::{CACHE_SOURCE, ShardOptions, backing_source};
 use forebay_core::engine::{CacheHealth, Config};
-use forebay_core::format::superblock::Mode;
+use forebay_core::format::superblock::{Mode, Order};
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::VolumeIndex;
 use std::collections::HashMap;
@@ -105,6 +105,56 @@ fn a_cache_that_failed_and_lost_what_was_not_flushed_keeps_what_was() {
     assert_eq!(flush(&mut last), Ok(()));
     assert_eq!(first_byte(&mut last, volume, 3), Ok(7));
     assert!(last.shard.close(Duration::from_secs(60)).unwrap());
+}
+
+/// A volume that lacks something on its backing device takes no writes behind a failed cache, since nothing may pass what waits. With
+/// relaxed they pass one another anyway: what the log holds nothing of is written, of all else nothing.
+#[test]
+fn behind_a_failed_cache_a_dirty_volume_takes_only_what_its_order_lets_pass() {
+    for (order, passes) in [(Order::Batch, false), (Order::Strict, false), (Order::Relaxed, true)] {
+        let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-order");
+        let (cache, disk) = (dir.file("cache", 64 << 20), dir.file("disk", 64 << 20));
+        let hour = 3_600_000_000_000;
+        let config = Config { dirty_age: hour, ..Config::default() };
+        let options = support::options(ReactorKind::Threads, config);
+        let faults = Faults::new();
+        let device = Box::new(FaultDevice::new(open(&cache), faults.clone()));
+        let mut rig = Rig::new(device, &options, 1 << 20);
+        let backing = || {
+            let source = backing_source(VolumeIndex(0));
+            let options = FileOptions { source, ..FileOptions::default() };
+            Box::new(FileDevice::open(&disk, &options).unwrap())
+        };
+        let volume = rig.add("v", Mode::WriteBack, backing());
+        rig.shard.set_order(volume, order).unwrap();
+        write(&mut rig, volume, 0, 10, 7);
+        flush(&mut rig, volume).unwrap();
+        faults.add(FaultRule::new(Some(OperationKind::Write), FaultWhen::From(0)));
+        let span = rig.span(0, BLOCK as usize);
+        let ask = |rig: &mut Rig, op, block: u64| {
+            span.copy_in(&[8; BLOCK as usize]);
+            rig.request(volume, op, block * BLOCK, BLOCK, Some(span))
+        };
+        let plain = Op::Write { fua: false };
+        assert_eq!(ask(&mut rig, plain, 20), Err(RequestError::Io), "{order:?}: the first to fail");
+        assert_eq!(rig.shard.engine().health(), CacheHealth::Failed);
+        assert_eq!(ask(&mut rig, plain, 0), Err(RequestError::Io), "{order:?}: a dirty block");
+        for op in [Op::WriteZeroes { fua: false }, Op::Discard] {
+            let done = rig.request(volume, op, 100 * BLOCK, BLOCK, None);
+            assert_eq!(done, Err(RequestError::Io), "{order:?}: {op:?}");
+        }
+        assert_eq!(ask(&mut rig, plain, 100).is_ok(), passes, "{order:?}: nobody wrote it before");
+        assert_eq!(flush(&mut rig, volume), Err(RequestError::Io), "{order:?}");
+        let expected = if passes { 8 } else { 0 };
+        assert_eq!(first_byte(&mut rig, volume, 100), Ok(expected), "{order:?}");
+        drop(rig);
+        let mut next = Rig::open(open(&cache), &options, 1 << 20);
+        next.shard.serve(volume, backing());
+        for (block, byte) in [(0, 7), (9, 7), (100, expected)] {
+            assert_eq!(first_byte(&mut next, volume, block), Ok(byte), "{order:?}: block {block}");
+        }
+        next.close();
+    }
 }
 
 /// What a page cache does before a file: writes are read at once and durable when flushed. A flush that fails drops what it should have
