@@ -15,6 +15,7 @@ mod come_and_go;
 mod config;
 mod documents;
 mod drain;
+mod figures;
 mod flush_trace;
 mod full;
 #[cfg(feature = "fuse")]

@@ -69,7 +69,7 @@ pub struct Stats {
     pub records: u64,
     /// Writes to the backing device.
     pub backing_writes: u64,
-    /// Blocks written back to the backing device.
+    /// Blocks that the backing device took of them.
     pub backing_blocks_written: u64,
     /// Batches written back.
     pub batches: u64,

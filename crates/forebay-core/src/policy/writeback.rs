@@ -520,7 +520,6 @@ impl Engine {
             Kind::Data => {
                 let stats = &mut self.volume(volume).stats;
                 stats.backing_writes += 1;
-                stats.backing_blocks_written += blocks;
                 let from = behind(Place::Window { frame }, from as u16);
                 Effect::WriteBacking { token, volume, lba, blocks: blocks as u16, from }
             }
@@ -547,7 +546,12 @@ impl Engine {
                 self.slices(volume).end(Side::WriteBack, now);
                 self.lanes[lane].writes_under_way -= 1;
                 match result {
-                    Ok(()) => self.writeback_took(volume, lane, part),
+                    Ok(()) => {
+                        if self.lanes[lane].run(part.run).stretch.kind == Kind::Data {
+                            self.volume(volume).stats.backing_blocks_written += part.blocks;
+                        }
+                        self.writeback_took(volume, lane, part);
+                    }
                     Err(_) => self.writeback_refused(volume, lane, part),
                 }
                 let run = self.lanes[lane].run(part.run);
