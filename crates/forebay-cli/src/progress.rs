@@ -36,12 +36,7 @@ impl Line {
 
     /// How quick it is with so many bytes done since the beginning, and when the rest will be.
     pub fn rate(&self, done: u64, left: u64) -> String {
-        let rate = done as f64 / self.begun.elapsed().as_secs_f64().max(0.001);
-        let eta = match rate > 0.0 {
-            true => format!("{:.0} s left", left as f64 / rate),
-            false => "no estimate yet".into(),
-        };
-        format!("{}/s, {eta}", size(rate as u64))
+        rate_in(self.begun.elapsed().as_secs_f64(), done, left)
     }
 
     /// What comes next begins a line.
@@ -49,5 +44,28 @@ impl Line {
         if self.is_terminal && self.shown.is_some() {
             println!();
         }
+    }
+}
+
+fn rate_in(seconds: f64, done: u64, left: u64) -> String {
+    let rate = done as f64 / seconds.max(0.001);
+    let eta = match rate > 0.0 {
+        true => format!("{:.0} s left", left as f64 / rate),
+        false => "no estimate yet".into(),
+    };
+    format!("{}/s, {eta}", size(rate as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_takes_as_long_as_what_is_done_took() {
+        let mib = |count: u64| count << 20;
+        assert_eq!(rate_in(10.0, mib(20), mib(50)), "2 MiB/s, 25 s left");
+        assert_eq!(rate_in(4.0, mib(1), mib(1)), "256 KiB/s, 4 s left");
+        assert_eq!(rate_in(10.0, 0, mib(50)), "0 B/s, no estimate yet");
+        assert_eq!(rate_in(0.0, 0, 0), "0 B/s, no estimate yet");
     }
 }

@@ -69,6 +69,69 @@ fn on_a_terminal_one_line_is_rewritten_and_an_interrupt_ends_nothing_else() {
     ends_well(&scratch, daemon, &backing);
 }
 
+/// One volume can be written back, the other one not yet.
+#[test]
+fn an_estimate_is_what_the_rest_takes_and_who_ends_the_drain_stops_nothing() {
+    let scratch = Scratch::new("drain-eta");
+    scratch.format("64M");
+    let volume = |name| format!("{name}={}", scratch.file(name, 200 * MIB).display());
+    let daemon = scratch.serve(&["--volume", &volume("v"), "--volume", &volume("w")]);
+    // The cache file lies before it, all that is written behind it.
+    limit(&daemon, Some(80 * MIB));
+    let written = [("v", 90 * MIB, 8), ("w", 160 * MIB, 4)];
+    for (name, first, count) in written {
+        let mut client = scratch.connect(name);
+        for at in (first..).step_by(MIB as usize).take(count) {
+            client.write(at, &content(1, at, MIB), false).unwrap();
+        }
+    }
+    let seen = scratch.path("seen");
+    let mut drain = scratch.drain_command();
+    let mut drain = drain.stdout(File::create(&seen).unwrap()).spawn().unwrap();
+    let text = || std::fs::read_to_string(&seen).unwrap();
+    wait_for("a line", || text().lines().count() >= 1);
+    assert_eq!(text().lines().next(), Some("12 MiB of 12 MiB left, 0 B/s, no estimate yet"));
+    limit(&daemon, Some(140 * MIB));
+    wait_for("an estimate", || text().contains(" s left\n"));
+    let shown = text();
+    // `LEFT of ALL left, RATE/s, SECONDS s left`
+    let line = shown.lines().find(|line| line.ends_with(" s left")).unwrap();
+    let (rate, seconds) = line
+        .strip_prefix("4 MiB of 12 MiB left, ")
+        .and_then(|rest| rest.strip_suffix(" s left")?.split_once("/s, "))
+        .unwrap_or_else(|| panic!("{line}"));
+    let expected = 4.0 * MIB as f64 / bytes(rate);
+    // Both are rounded.
+    let seconds: f64 = seconds.parse().unwrap();
+    assert!((seconds - expected).abs() <= 0.5 + 0.06 * expected, "{line}");
+    // He has seen enough.
+    support::signal(drain.id(), "INT");
+    assert!(!drain.wait().unwrap().success());
+    limit(&daemon, None);
+    for (at, (name, _, _)) in written.into_iter().enumerate() {
+        wait_for("the drain", || scratch.status()["volumes"][at]["dirty"] == false);
+        assert_eq!(
+            scratch.status()["volumes"][at]["drained"],
+            true,
+            "{name}: nobody took that back"
+        );
+    }
+    daemon.stop("TERM");
+    for (name, first, count) in written {
+        let found = std::fs::read(scratch.path(name)).unwrap();
+        for at in (first..).step_by(MIB as usize).take(count) {
+            assert!(found[at as usize..][..MIB as usize] == content(1, at, MIB), "{name}: {at}");
+        }
+    }
+}
+
+/// What `size` has shown.
+fn bytes(text: &str) -> f64 {
+    let (number, unit) = text.split_once(' ').unwrap();
+    let power = ["B", "KiB", "MiB", "GiB"].iter().position(|it| *it == unit).unwrap();
+    number.parse::<f64>().unwrap() * 1024f64.powi(power as i32)
+}
+
 #[test]
 fn elsewhere_lines_are_plain_and_the_end_is_said() {
     let scratch = Scratch::new("drain-plain");
