@@ -72,6 +72,46 @@ fn ages_and_shares_are_those_of_what_was_done() {
     daemon.stop("TERM");
 }
 
+/// Somebody looks on while a client writes; his end is his own, and the daemon's is his.
+#[test]
+fn who_watches_sees_changes_and_is_told_of_the_end() {
+    let scratch = Scratch::new("status-watch");
+    scratch.format("64M");
+    let daemon = scratch.serve(&["--volume", &volume(&scratch, "v")]);
+    let watch = |more: &[&str], seen: &std::path::Path| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["status", "--watch", "--control"]).arg(scratch.control()).args(more);
+        let file = std::fs::File::create(seen).unwrap();
+        let nothing = std::process::Stdio::null();
+        command.stdin(nothing).stdout(file).stderr(std::process::Stdio::null()).spawn().unwrap()
+    };
+    let (screens, lines) = (scratch.path("screens"), scratch.path("lines"));
+    let (mut people, mut program) = (watch(&[], &screens), watch(&["--json"], &lines));
+    let text = |path| std::fs::read_to_string(path).unwrap();
+    // Each screen begins with a clear one.
+    let shown =
+        || text(&screens).split("\x1b[H\x1b[2J").skip(1).map(str::to_owned).collect::<Vec<_>>();
+    let told = || -> Vec<Value> {
+        let text = text(&lines);
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    wait_for("what is there first", || !shown().is_empty() && !told().is_empty());
+    assert_eq!(told()[0]["volumes"][0]["writes"], 0);
+    scratch.connect("v").write(0, &[1; 4096], true).unwrap();
+    wait_for("the write", || {
+        let last = told().pop().unwrap();
+        last["volumes"][0]["writes"] == 1 && last["volumes"][0]["written_bytes"] == 4096
+    });
+    wait_for("a second screen", || shown().len() >= 3);
+    assert!(shown()[..2].iter().all(|it| it.contains("v: 32 MiB, serving")), "{:?}", shown());
+    crate::support::signal(people.id(), "TERM");
+    assert!(!people.wait().unwrap().success());
+    assert_eq!(scratch.status()["activity"], "serves", "he has ended nothing else");
+    daemon.stop("TERM");
+    assert_eq!(program.wait().unwrap().code(), Some(5), "no daemon any more");
+}
+
 #[test]
 fn a_volume_without_its_backing_device_is_shown_as_waiting() {
     let scratch = Scratch::new("status-waiting");
@@ -201,6 +241,7 @@ fn without_shared_memory_a_write_is_answered_when_it_is_written() {
 fn two_daemons_are_listed_and_their_sockets_are_private() {
     use std::os::unix::fs::PermissionsExt;
     let scratch = Scratch::new("status-two");
+    // Its own /run, so that no other daemon is there.
     let runtime = scratch.sockets.join("runtime");
     let Some(apart) = Apart::with(&[(&runtime, "/run")]) else {
         return crate::support::skip("no mount namespace of its own");
@@ -237,7 +278,6 @@ fn two_daemons_are_listed_and_their_sockets_are_private() {
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert_eq!(done.status.code(), Some(1), "{said}");
     for path in &sockets {
-    // Its own /run, so that no other daemon is there.
         let name = path.file_name().unwrap().to_str().unwrap();
         assert!(said.contains(name), "no {name} in: {said}");
         let one = [os("status"), os("--control"), path.as_ref()];
