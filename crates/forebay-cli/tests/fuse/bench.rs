@@ -18,6 +18,8 @@ pub struct Bench {
     pub device: String,
     /// What comes behind the backing device in `--volume`.
     pub options: String,
+    /// What `serve` is told besides.
+    pub more: Vec<String>,
     /// Loop devices of the test itself.
     pub own: Vec<String>,
     pub manager: Option<Manager>,
@@ -35,8 +37,8 @@ impl Bench {
         let _ = fs::remove_dir_all(&root);
         fs::create_dir_all(root.join("mnt")).unwrap();
         let (uuid, device, options) = (String::new(), String::new(), String::new());
-        let (own, manager) = (Vec::new(), None);
-        let bench = Bench { root, daemon: None, uuid, device, options, own, manager };
+        let (more, own, manager) = (Vec::new(), Vec::new(), None);
+        let bench = Bench { root, daemon: None, uuid, device, options, more, own, manager };
         File::create(bench.path("back")).unwrap().set_len(size_bytes).unwrap();
         run(&[FOREBAY, "format", &bench.path("cache"), "--size", cache_size]);
         bench
@@ -65,6 +67,7 @@ impl Bench {
             .map_or(command, Manager::command)
             .args(["serve", "--cache", &self.path("cache"), "--attach", "fuse"])
             .args(["--volume", &format!("v={}{}", self.path("back"), self.options)])
+            .args(&self.more)
             .stdout(File::create(out).unwrap())
             .stderr(File::create(err).unwrap())
             .spawn()

@@ -48,6 +48,38 @@ fn stop_waits_for_those_it_names_and_serves_them() {
     bench.stop();
 }
 
+/// Nobody gives a second signal: a service manager, for one.
+#[test]
+fn a_stop_ends_by_itself_when_its_time_is_over_and_leaves_nothing_undurable() {
+    requires!("dd", "cmp");
+    let mut bench = Bench::new("stop-timeout", 64 << 20);
+    bench.more = ["--stop-timeout", "1s"].map(str::to_owned).into();
+    bench.serve();
+    let (data, device) = (bench.path("data"), format!("of={}", bench.device));
+    run(&["dd", "if=/dev/urandom", &format!("of={data}"), "bs=64k", "count=16"]);
+    let from = format!("if={data}");
+    run(&["dd", &from, &device, "bs=64k", "conv=fsync,notrunc"]);
+    let held = File::open(&bench.device).unwrap();
+    bench.signal("-TERM");
+    bench.wait_for_end();
+    let told = bench.read("err");
+    assert!(told.contains("still held after 1s (--stop-timeout)"), "{told}");
+    assert!(told.contains("everything is durable"), "{told}");
+    // It need not be waited for if nobody holds anything.
+    if bench.keeper_socket().exists() {
+        bench.serve();
+        drop(held);
+    } else {
+        drop(held);
+        bench.serve();
+    }
+    bench.stop();
+    assert!(!bench.read("err").contains("still held"), "{}", bench.read("err"));
+    bench.serve();
+    run(&["cmp", "-n", "1048576", &data, &bench.device.clone()]);
+    bench.stop();
+}
+
 /// A stop that does not wait leaves the device to the next daemon.
 #[test]
 fn a_device_that_is_held_over_a_stop_is_there_again_after_it() {

@@ -9,6 +9,7 @@ use forebay::shard::uuid_text;
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
 use std::time::{Duration, Instant};
+use tracing::warn;
 
 /// How long an upgrade waits for the kernel to keep requests back.
 const QUIESCE_MAX: Duration = Duration::from_secs(5);
@@ -114,6 +115,11 @@ impl Daemon {
             let again = self.answer_questions().is_some() || self.is_signalled();
             match given_up {
                 None if again || begun.elapsed() > limit => {
+                    if !again {
+                        warn!(
+                            "block devices are still held after {limit:?} (--stop-timeout): the stop ends"
+                        );
+                    }
                     given_up = Some(Instant::now());
                     self.attached.iter().for_each(Attached::give_up);
                 }
