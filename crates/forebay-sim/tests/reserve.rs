@@ -9,6 +9,8 @@ use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::policy::reserve::Reserve;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_sim::fate::{Choices, Fate};
+use forebay_sim::model::Stop;
 use forebay_sim::world::{Failure, World};
 use support::world_of;
 
@@ -95,6 +97,36 @@ fn a_write_around_the_log_has_its_entry_placed_beside_a_dead_volume() {
     assert!(fill(&mut world, 0, 30).expect("it goes on"));
     assert!(status(&world, 0).stats.bypassed_writes > 100);
     assert!(status(&world, 0).given_to_itself > 0, "it came to that");
+}
+
+/// The process dies and the next one opens the cache.
+fn kill(world: &mut World) {
+    world.stop_by(Stop::Process, &mut Fate::Chosen(&mut Choices::default()));
+    world.open(Some(Stop::Process)).expect("it is opened");
+}
+
+/// The same in two segments, as many as nobody goes without: the older one ends with an entry that the watermark does not cover, in the
+/// newer one nothing is placed yet but the note of an opening. What is clean is clean only when a note says so, and whose entry waited for
+/// room did not ask for one; nor did anybody else, since such a volume gives nothing to others. Found by seed 842 with
+/// requests that come again.
+#[test]
+fn an_entry_that_waits_has_noted_what_is_clean_beside_a_dead_volume() {
+    let mut world = two(Reserve::Percent(0), Mutants::default());
+    world.set_order(0, Order::Batch, 4).expect("it goes on");
+    for block in 0..12 {
+        assert!(write(&mut world, 0, block, 1).expect("it goes on"), "through the log");
+    }
+    while !world.engine.as_ref().is_some_and(|engine| engine.is_clean(VolumeIndex(0))) {
+        assert!(world.step().expect("it goes on"), "it is written back");
+    }
+    world.volumes[1].device.failed = true;
+    assert!(!fill(&mut world, 1, 3).expect("it goes on"), "it is held up");
+    for block in [0, 4, 8] {
+        kill(&mut world);
+        assert!(!write(&mut world, 1, 0, 1).expect("it goes on"), "it is held up");
+        assert!(write(&mut world, 0, block, 4).expect("it goes on"), "around it");
+        assert_eq!(status(&world, 0).stats.bypassed_writes, 1);
+    }
 }
 
 /// Clean data of a volume above its reservation is what others get; the rest of it stays, however old it is.

@@ -139,6 +139,7 @@ impl Engine {
                         if self.write_refused(volume, at) {
                             continue;
                         }
+                        self.write_starves(volume);
                         break;
                     }
                     self.volume(volume).writes.pop_front();
@@ -169,15 +170,19 @@ impl Engine {
                 if self.write_past_full(volume, at, payload) {
                     continue;
                 }
-                // Buffers come back by themselves: writing back would only take the cache device
-                // from those who wait for it.
-                let starved = !self.buffers.is_empty();
-                self.volume(volume).starved |= starved;
+                self.write_starves(volume);
                 break;
             }
             self.volume(volume).writes.pop_front();
             self.write_placed(volume, at);
         }
+    }
+
+    /// The next write, or its entry, found no room. Buffers come back by themselves: writing back would only take the cache
+    /// device from those who wait for it.
+    fn write_starves(&mut self, volume: VolumeIndex) {
+        let starved = !self.buffers.is_empty();
+        self.volume(volume).starved |= starved;
     }
 
     /// Refuses a request that waits for room for an extent, if lost blocks have it all: nobody makes
