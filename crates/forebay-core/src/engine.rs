@@ -473,6 +473,20 @@ impl Engine {
 
     /// Puts the state in order: always the same steps, bounded by what is there to do.
     fn settle(&mut self, payload: &mut impl Payload) {
+        self.volumes_settle(payload);
+        if self.somebody_lacks() {
+            // Those before it do not know yet that they give (G4 of `policy::reserve`).
+            self.volumes_settle(payload);
+        }
+        self.checkpoint_settle(payload);
+        if self.resizing.is_some() {
+            self.resize_settle(payload);
+        }
+        self.flush_settle();
+        self.scrub_settle();
+    }
+
+    fn volumes_settle(&mut self, payload: &mut impl Payload) {
         for index in 0..self.volume_end {
             if self.volumes[index].is_none() {
                 continue;
@@ -487,12 +501,6 @@ impl Engine {
             self.durable_settle(volume, payload);
             self.flush_failure_settle(volume);
         }
-        self.checkpoint_settle(payload);
-        if self.resizing.is_some() {
-            self.resize_settle(payload);
-        }
-        self.flush_settle();
-        self.scrub_settle();
     }
 
     /// Every volume there is.

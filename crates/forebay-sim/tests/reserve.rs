@@ -6,7 +6,7 @@ mod support;
 use forebay_core::control::VolumeStatus;
 use forebay_core::format::superblock::Order;
 use forebay_core::mutant::{Mutant, Mutants};
-use forebay_core::policy::reserve::Reserve;
+use forebay_core::policy::reserve::{RESERVED_MIN, Reserve};
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use forebay_sim::fate::{Choices, Fate};
@@ -127,6 +127,41 @@ fn an_entry_that_waits_has_noted_what_is_clean_beside_a_dead_volume() {
         assert!(write(&mut world, 0, block, 4).expect("it goes on"), "around it");
         assert_eq!(status(&world, 0).stats.bypassed_writes, 1);
     }
+}
+
+/// A volume comes late, when another one, whose device is dead, has filled what it had reserved, too. So it is short of what is its own,
+/// and takes all that is kept but the last; then a third one had not even the two segments that nobody goes without, and what the first
+/// one holds is clean and within its reservation. Found by seeds 140 and 659 with requests that come again.
+#[test]
+fn nobody_goes_without_two_segments_while_another_volume_has_clean_ones() {
+    let mut world = world_of(32, BLOCKS, |setup| {
+        setup.config.buffer_count = 16;
+        setup.config.dirty_percent = 100;
+        setup.volumes = vec![setup.volumes[0].clone(); 3];
+        setup.volumes[0].reserve = Reserve::Percent(60);
+        setup.volumes[1].reserve = Reserve::Percent(0);
+        setup.volumes[2].reserve = Reserve::Percent(0);
+    });
+    // The first one's device is not there yet.
+    serve(&mut world, 0, false);
+    world.volumes[2].device.failed = true;
+    assert!(!fill(&mut world, 2, 3).expect("it goes on"), "it is held up");
+    serve(&mut world, 0, true);
+    let reserved = status(&world, 0).reserved_segments;
+    assert!(fill(&mut world, 0, 1).expect("it goes on"));
+    drain(&mut world, 0).expect("it goes on");
+    assert!(status(&world, 0).segments < reserved, "it has less than is reserved for it");
+    assert!(status(&world, 0).segments > RESERVED_MIN);
+    assert!(
+        fill(&mut world, 1, 3).expect("it goes on"),
+        "it goes round in what nobody goes without"
+    );
+    assert!(status(&world, 0).segments >= RESERVED_MIN);
+}
+
+fn serve(world: &mut World, volume: usize, serves: bool) {
+    world.engine.as_mut().expect("there is a process").serve(VolumeIndex(volume as u8), serves);
+    world.drain_effects().expect("it goes on");
 }
 
 /// Clean data of a volume above its reservation is what others get; the rest of it stays, however old it is.

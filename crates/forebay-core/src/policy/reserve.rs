@@ -11,15 +11,16 @@
 //!
 //! # Invariants
 //!
-//! - **G1** For the sake of others reclaim takes of a volume only what is above its reservation. Its own writes, and its own extents, may
-//!   take it below.
+//! - **G1** For the sake of others reclaim takes of a volume only what is above its reservation, but for G4. Its own writes, and its own
+//!   extents, may take it below.
 //! - **G2** A guest's data takes a segment only if its volume pins less than it has reserved, or if something is unclaimed. So a volume
 //!   can always grow to its reservation, whatever the others write: what the others pin leaves room for it, and what
 //!   they hold beyond that is clean. (A reservation that is raised over what others pin waits until that is written back.)
 //! - **G3** Reservations together are at most [`usable`]: while all volumes are within theirs the pool is not low. So when it is, somebody
 //!   gives.
 //! - **G4** Nobody has less than [`RESERVED_MIN`]: others with a dead backing device do not stop it. For the same reason each log has a part
-//!   of the pool for its own notes (P3 of `append`).
+//!   of the pool for its own notes (P3 of `append`). Where others pin what was reserved later, or for a volume that came later, that may be
+//!   used up: then whoever holds more than [`RESERVED_MIN`], clean, gives, reserved or not.
 //!
 //! # Not here
 //!
@@ -167,7 +168,7 @@ impl Engine {
     /// Whether a guest's data may have another segment of the pool (G2).
     ///
     /// What notes took of what is kept is given back late and, behind a backing device that fails for good, not at all. Who is
-    /// below its reservation and finds nobody who could give takes all but one of it for each log (G4).
+    /// below its reservation and finds nobody who could give takes all but one of it for each log: first who has least (G4).
     pub(crate) fn guest_may_take(&self, volume: VolumeIndex) -> bool {
         let Some(state) = self.volume_ref(volume) else { return false };
         let free = self.segments.free_count();
@@ -176,7 +177,8 @@ impl Engine {
                 || self.unclaimed() > 0
                 || self.config.mutants.is(Mutant::PinsWhatOthersReserved);
         }
-        let owed = state.log.segment_count < state.reserved;
+        let has = state.log.segment_count;
+        let owed = has < RESERVED_MIN || has < state.reserved && !self.somebody_waits_below();
         owed && free > self.all_volumes().count() as u32 && !self.somebody_gives()
     }
 
@@ -190,9 +192,22 @@ impl Engine {
         self.gives(volume) && self.reclaimable(volume.index).is_some()
     }
 
-    /// Whether others' needs may take of a volume (G1).
+    /// Whether others' needs may take of a volume (G1, G4).
     pub(crate) fn gives(&self, volume: &Volume) -> bool {
-        volume.has_more_than_reserved() || self.config.mutants.is(Mutant::ReclaimsWhatIsReserved)
+        volume.has_more_than_reserved()
+            || self.somebody_lacks() && volume.log.segment_count > RESERVED_MIN
+            || self.config.mutants.is(Mutant::ReclaimsWhatIsReserved)
+    }
+
+    /// Whether a write waits of a volume that has less than nobody goes without (G4).
+    fn somebody_waits_below(&self) -> bool {
+        self.all_volumes().any(|it| it.refused && it.log.segment_count < RESERVED_MIN)
+    }
+
+    /// Whether nothing is left for it of what is kept, either.
+    pub(crate) fn somebody_lacks(&self) -> bool {
+        let kept = self.all_volumes().count() as u32;
+        self.segments.free_count() + self.retired <= kept && self.somebody_waits_below()
     }
 
     /// Whether a volume must give to itself: a write of it was refused a segment that it has a right to, and nobody gives one.

@@ -275,7 +275,7 @@ impl Engine {
                 .is_some_and(|since| self.now.since(since) >= self.config.dirty_age)
             // What is clean only needs to be told so.
             // Who holds no more than is reserved for it would give nothing.
-            || volume.has_more_than_reserved()
+            || self.gives(volume)
                 && if volume.log.is_dirty() { self.pool_is_low() } else { self.pool_wants_notes() }
     }
 

@@ -3,7 +3,8 @@
 //!
 //! After every event:
 //!
-//! - What reclaim took of a volume for others left it what it has reserved.
+//! - What reclaim took of a volume for others left it what it has reserved, unless a write of one of them waited that had not even what
+//!   nobody goes without.
 //! - What guests placed did not pin what others have reserved: the claims of all volumes and what is kept for notes fit into the
 //!   cache, but for segments that notes took, and as long as the operator changes nothing.
 
@@ -11,6 +12,7 @@ use crate::marks::Marks;
 use forebay_core::control::VolumeStatus;
 use forebay_core::engine::Engine;
 use forebay_core::limits::SEGMENTS_RESERVED;
+use forebay_core::policy::reserve::RESERVED_MIN;
 use forebay_core::units::VolumeIndex;
 
 /// What was seen last.
@@ -20,6 +22,8 @@ pub struct Reservations {
     /// Segments that claims had beyond what there is, and how many there are.
     excess: u32,
     segments: u32,
+    /// A write waited of a volume that had less than nobody goes without (G4).
+    lacked: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +65,12 @@ impl Reservations {
         let (free, segments) = engine.free_segments();
         let (mut count, mut claims, mut from_kept) = (0, 0, 0);
         let mut same = segments == std::mem::replace(&mut self.segments, segments);
+        let lacks = |index| {
+            let status = engine.status(VolumeIndex(index as u8));
+            status.is_some_and(|it| it.waiting > 0 && it.segments < RESERVED_MIN)
+        };
+        let lacking = (0..volumes).any(lacks);
+        self.lacked |= lacking;
         let owed = |index| {
             let status = engine.status(VolumeIndex(index as u8));
             status.is_some_and(|it| it.serving && it.segments < it.reserved_segments)
@@ -88,7 +98,12 @@ impl Reservations {
             if to_itself > 0 {
                 marks.hit("segment given to itself");
             }
-            if given > 0 && status.segments < status.reserved_segments {
+            let below = given > 0 && status.segments < status.reserved_segments;
+            let most = if below && self.lacked { RESERVED_MIN } else { status.reserved_segments };
+            if below && self.lacked {
+                marks.hit("reserved segment given to who had none");
+            }
+            if given > 0 && status.segments < most {
                 return Err(format!(
                     "volume {index} gave {given} segments to others, has {} and has {} reserved",
                     status.segments, status.reserved_segments
@@ -106,7 +121,7 @@ impl Reservations {
                 self.excess
             ));
         }
-        self.excess = excess;
+        (self.excess, self.lacked) = (excess, lacking);
         if claims + kept >= segments && free > kept {
             let waits = |status: VolumeStatus| {
                 status.waiting > 0 && status.pinned_segments >= status.reserved_segments
