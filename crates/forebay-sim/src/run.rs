@@ -644,6 +644,8 @@ fn acknowledge(world: &mut World) -> Outcome {
         world.ask(index, Op::Flush, 0, 0)?;
         settle_volume(world, index)?;
     }
+    // What came again to a volume that came late is answered, too.
+    settle(world)?;
     let ended = clean_stop(world)?;
     assert!(ended, "no request is inside");
     world.faults_over = true;
