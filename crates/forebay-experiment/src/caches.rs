@@ -43,6 +43,40 @@ impl Cache for Lru {
     }
 }
 
+/// LRU of what a log holds: a block that is written again is there twice, and the older version keeps its room until its time comes.
+/// That a read moves a block to the other end, no log can do for nothing.
+#[derive(Debug)]
+pub struct LoggedLru {
+    capacity: usize,
+    now: u64,
+    newest: HashMap<u64, u64>,
+    order: BTreeMap<u64, u64>,
+}
+
+impl LoggedLru {
+    /// With room for so many versions.
+    pub fn new(capacity: usize) -> LoggedLru {
+        LoggedLru { capacity, now: 0, newest: HashMap::new(), order: BTreeMap::new() }
+    }
+
+    /// A block is read or written; says whether it was there.
+    pub fn touch(&mut self, block: u64, write: bool) -> bool {
+        self.now += 1;
+        let before = self.newest.insert(block, self.now);
+        if let Some(before) = before.filter(|_| !write) {
+            self.order.remove(&before);
+        }
+        self.order.insert(self.now, block);
+        if self.order.len() > self.capacity
+            && let Some((at, oldest)) = self.order.pop_first()
+            && self.newest[&oldest] == at
+        {
+            self.newest.remove(&oldest);
+        }
+        before.is_some()
+    }
+}
+
 /// What came first goes.
 #[derive(Debug)]
 pub struct Fifo {
@@ -174,6 +208,16 @@ mod tests {
     fn lru_keeps_what_was_touched_last() {
         let mut cache = Lru::new(2);
         assert_eq!(hits(&mut cache, [1, 2, 1, 3, 1, 2]), [false, false, true, false, true, false]);
+    }
+
+    #[test]
+    fn an_older_version_keeps_its_room_until_its_time_comes() {
+        let (mut logged, mut lru) = (LoggedLru::new(3), Lru::new(3));
+        let asks = [(1, true), (2, false), (2, true), (3, false), (1, false), (2, false)];
+        let hits = asks.map(|(block, write)| (logged.touch(block, write), lru.touch(block)));
+        // With the older version of 2 there is no room for 1.
+        assert_eq!(hits.map(|hit| hit.0), [false, false, true, false, false, true]);
+        assert_eq!(hits.map(|hit| hit.1), [false, false, true, false, true, true]);
     }
 
     #[test]

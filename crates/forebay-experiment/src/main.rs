@@ -433,7 +433,7 @@ fn print_misses(floors: &mut Floors) -> Result<(), String> {
         "blocks that reads find on the backing device only, of all that they read; as many blocks for each"
     );
     println!(
-        "{:34} {:>4} {:>7} {:>7} {:>7} {:>7} {:>8} {:>9} {:>12} {:>11}",
+        "{:34} {:>4} {:>7} {:>7} {:>7} {:>7} {:>8} {:>9} {:>8} {:>9} {:>12} {:>11}",
         "workload",
         "size",
         "blocks",
@@ -442,6 +442,8 @@ fn print_misses(floors: &mut Floors) -> Result<(), String> {
         "S3-FIFO",
         "forebay",
         "over LRU",
+        "LRU, log",
+        "over that",
         "written/miss",
         "copied/miss"
     );
@@ -449,11 +451,13 @@ fn print_misses(floors: &mut Floors) -> Result<(), String> {
         floors.misses(&row);
         let [lru, fifo, s3, forebay] = row.misses;
         println!(
-            "{:34} {:3}% {:7} {lru:7.4} {fifo:7.4} {s3:7.4} {forebay:8.4} {:9.3} {:12.2} {:11.2}",
+            "{:34} {:3}% {:7} {lru:7.4} {fifo:7.4} {s3:7.4} {forebay:8.4} {:9.3} {:8.4} {:9.3} {:12.2} {:11.2}",
             row.workload,
             row.percent,
             row.blocks,
             row.over_lru(),
+            row.logged,
+            row.over_logged(),
             row.written,
             row.copied
         );

@@ -3,9 +3,10 @@
 //! LRU, FIFO and S3-FIFO of as many blocks.
 //!
 //! forebay's log has as many blocks as the others have, and beside them what it always keeps free: the table says how
-//! much. What it holds twice, an older version of a block that was written again, counts against it.
+//! much. What it holds twice, an older version of a block that was written again, counts against it. What that costs is told by an LRU
+//! that holds such versions, too.
 
-use crate::caches::{Cache, Fifo, Lru, S3Fifo};
+use crate::caches::{Cache, Fifo, LoggedLru, Lru, S3Fifo};
 use crate::instant::Instant;
 use crate::workload::{Ask, Mix, footprint, like_a_trace, trace, zipf};
 use forebay_core::request::Op;
@@ -25,6 +26,8 @@ pub struct Row {
     pub blocks: u64,
     /// Misses of each block read: LRU, FIFO, S3-FIFO, forebay.
     pub misses: [f64; 4],
+    /// Of LRU over as many blocks of log, older versions included.
+    pub logged: f64,
     /// Blocks to the cache device for each miss, all that guests write included.
     pub written: f64,
     /// The same without what guests write: copies of what was missed, and second chances.
@@ -35,6 +38,11 @@ impl Row {
     /// forebay's misses for each of LRU's.
     pub fn over_lru(&self) -> f64 {
         self.misses[3] / self.misses[0]
+    }
+
+    /// The same for each of an LRU's that holds older versions, too.
+    pub fn over_logged(&self) -> f64 {
+        self.misses[3] / self.logged
     }
 }
 
@@ -78,17 +86,20 @@ pub fn row(workload: &str, asks: &[Ask], percent: u64) -> Row {
         Box::new(Fifo::new(capacity)),
         Box::new(S3Fifo::new(capacity)),
     ];
-    let [lru, fifo, s3] = others.each_mut().map(|cache| misses_of(cache.as_mut(), asks));
+    let [lru, fifo, s3] =
+        others.each_mut().map(|cache| misses_of(asks, |block, _| cache.touch(block)));
+    let mut logged = LoggedLru::new(capacity);
+    let logged = misses_of(asks, |block, write| logged.touch(block, write));
     let (forebay, written, copied) = misses_of_forebay(blocks, asks);
     let (workload, misses) = (workload.to_string(), [lru, fifo, s3, forebay]);
-    Row { workload, percent, blocks, misses, written, copied }
+    Row { workload, percent, blocks, misses, logged, written, copied }
 }
 
-fn misses_of(cache: &mut dyn Cache, asks: &[Ask]) -> f64 {
+fn misses_of(asks: &[Ask], mut touch: impl FnMut(u64, bool) -> bool) -> f64 {
     let (mut read, mut missed) = (0u64, 0u64);
     for ask in asks {
         for block in ask.blocks() {
-            let hit = cache.touch(block);
+            let hit = touch(block, ask.write);
             read += u64::from(!ask.write);
             missed += u64::from(!ask.write && !hit);
         }
