@@ -78,5 +78,6 @@ pub mod inspect;
 pub mod io;
 pub mod latency;
 pub mod memory;
+mod populating;
 pub mod reader;
 pub mod shard;

@@ -12,6 +12,7 @@
 use crate::ingest;
 use crate::io::lasting;
 use crate::io::{Arena, Completion, Device, Operation, Reactor, Span};
+use crate::populating::Populating;
 use forebay_core::effect::Fault;
 use forebay_core::log::recovery::{CacheReader, STRETCH_BLOCKS_MAX, Stretch};
 use forebay_core::map::slots::ROW_BYTES;
@@ -52,6 +53,8 @@ pub struct Reader<'a> {
     /// The map is to last, and where it does.
     lasting: bool,
     files: [Option<File>; 2],
+    /// The index's memory before it is asked for, being made ready.
+    cells: Option<Populating<u64>>,
     done: Vec<Completion>,
     events: Vec<(u64, i32)>,
     /// Bytes that were written again, and why that failed.
@@ -80,6 +83,7 @@ impl<'a> Reader<'a> {
             workers: workers.min(WORKERS_MAX),
             lasting: false,
             files: [None, None],
+            cells: None,
             done: Vec::new(),
             events: Vec::new(),
             rewritten: 0,
@@ -172,6 +176,15 @@ impl<'a> Reader<'a> {
         }
         // What was begun meanwhile goes to the kernel now, not when it is asked for.
         self.turn(false);
+    }
+
+    fn new_cells(&mut self, count: usize) -> Vec<u64> {
+        if !self.lasting {
+            return vec![0; count];
+        }
+        let (list, file) = lasting::zeros(count);
+        self.files[0] = file;
+        list
     }
 
     /// The blocks of a piece that could not be read as a whole: what can be of them.
@@ -284,13 +297,17 @@ impl CacheReader for Reader<'_> {
         }
     }
 
-    fn cells(&mut self, count: usize) -> Vec<u64> {
-        if !self.lasting {
-            return vec![0; count];
+    fn will_take_cells(&mut self, count: usize) {
+        // With one processor somebody else would have to wait for it.
+        if self.workers > 1 {
+            let cells = self.new_cells(count);
+            self.cells = Some(Populating::new(cells));
         }
-        let (list, file) = lasting::zeros(count);
-        self.files[0] = file;
-        list
+    }
+
+    fn cells(&mut self, count: usize) -> Vec<u64> {
+        let ready = self.cells.take().map(Populating::end);
+        ready.filter(|cells| cells.len() == count).unwrap_or_else(|| self.new_cells(count))
     }
 
     fn rows(&mut self, count: usize) -> Vec<[u8; ROW_BYTES]> {

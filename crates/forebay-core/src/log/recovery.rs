@@ -59,7 +59,7 @@ use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 use end::Behind;
-use read::{BATCH, First, Step, Wanted};
+use read::{First, Step, TOGETHER, Wanted};
 
 /// Sequences left out at each opening, for records that were void and not seen.
 pub(crate) const SEQUENCE_GAP: u64 = 1 << 24;
@@ -121,7 +121,9 @@ pub fn recover<R: CacheReader>(
     mutants: Mutants,
 ) -> Recovered {
     let image = image::read(superblock, reader).and_then(|image| {
-        image::read_slots(superblock, &image, reader).map(|slots| (image, slots))
+        let slots = image::read_slots(superblock, &image, reader)?;
+        reader.will_take_cells(Index::cell_count(image::slot_count(superblock)));
+        Some((image, slots))
     });
     if image.is_some() {
         let found = recover_from(superblock, reader, extent_count_max, writer, mutants, image);
@@ -366,7 +368,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         loop {
             let (wanted, whole) = self.down_from_head(index, volume, tail);
             let mut read = Vec::with_capacity(wanted.len());
-            for wanted in wanted.chunks(BATCH) {
+            for wanted in wanted.chunks(TOGETHER) {
                 read.extend(self.read_segments(index, wanted));
             }
             let void = unlinked(volume.head.link, &wanted, &read);

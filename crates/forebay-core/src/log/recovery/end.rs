@@ -2,7 +2,7 @@
 //! Where a log ends: what stands behind the head that the superblock names (V1, V2, V3, V6), and may
 //! not be durable (V9).
 
-use super::read::{BATCH, First, Step, Wanted};
+use super::read::{First, Step, TOGETHER, Wanted};
 use super::{CacheReader, Damage, Recovery, Writer};
 use crate::format::bytes::{Seed, block_checksum};
 use crate::format::entry::Kind;
@@ -127,7 +127,7 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// first headers tell: to be read at once.
     fn expected(&self, wanted: Wanted, current: &BTreeMap<Ordinal, First>) -> Vec<Wanted> {
         let mut all = alloc::vec![wanted];
-        while all.len() < BATCH {
+        while all.len() < TOGETHER {
             let last = all[all.len() - 1];
             let before = Ordinal(last.ordinal.0.saturating_sub(1));
             let (Some(above), Some(first)) = (current.get(&last.ordinal), current.get(&before))

@@ -18,6 +18,8 @@ use alloc::vec::Vec;
 
 /// Headers that are read at once.
 pub(super) const BATCH: usize = 256;
+/// Segments whose headers are read together: those of one half while those of the other are looked at.
+pub(super) const TOGETHER: usize = 2 * BATCH;
 
 /// Segments without a first header that are searched for another, of those that look as if they
 /// had never been used. Unused segments are taken in the order of their numbers, so that the newest
@@ -73,6 +75,17 @@ struct Progress {
     /// The life of the segment that its records are of, once one was seen.
     life: Option<u64>,
     steps: Vec<Step>,
+}
+
+impl Progress {
+    const fn is_open(&self) -> bool {
+        self.block < self.end
+    }
+
+    /// Where the next header is.
+    const fn place(&self) -> (SegmentId, u16) {
+        (self.wanted.id, self.block)
+    }
 }
 
 impl<R: CacheReader> Recovery<'_, R> {
@@ -221,30 +234,41 @@ impl<R: CacheReader> Recovery<'_, R> {
                 take(progress, first.header, first.checksum, first.held);
             }
         }
-        loop {
-            let open = |progress: &&mut Progress| progress.block < progress.end;
-            let mut batch: Vec<&mut Progress> = all.iter_mut().filter(open).take(BATCH).collect();
-            if batch.is_empty() {
-                return all.into_iter().map(|progress| progress.steps).collect();
-            }
-            let places: Vec<(SegmentId, u16)> =
-                batch.iter().map(|progress| (progress.wanted.id, progress.block)).collect();
-            let mut bytes = self.read_blocks(&places);
-            for (progress, bytes) in batch.iter_mut().zip(bytes.as_chunks_mut::<BLOCK_SIZE>().0) {
-                let (id, block) = (progress.wanted.id, progress.block);
-                match self.decode_there(bytes, self.address(id, block)) {
-                    Ok((header, checksum))
-                        if self.fits(index, progress, &header)
-                            && progress.life.is_none_or(|it| it == header.segment_sequence) =>
-                    {
-                        let held = self.hold(id, block, &header, bytes);
-                        take(progress, header, checksum, held);
-                    }
-                    _ => self.search(index, progress),
-                }
-            }
-            self.batch = bytes;
+        // One half is on its way while the other is looked at.
+        let half = all.len().div_ceil(2).max(1);
+        let mut halves = all.chunks_mut(half);
+        let mut now = halves.next().unwrap_or_default();
+        let mut then = halves.next().unwrap_or_default();
+        while now.iter().chain(&*then).any(Progress::is_open) {
+            self.will_read(then.iter().filter(|it| it.is_open()).map(Progress::place));
+            self.read_next(index, now);
+            core::mem::swap(&mut now, &mut then);
         }
+        all.into_iter().map(|progress| progress.steps).collect()
+    }
+
+    /// Reads the next header of each.
+    fn read_next(&mut self, index: VolumeIndex, all: &mut [Progress]) {
+        let mut open: Vec<&mut Progress> = all.iter_mut().filter(|it| it.is_open()).collect();
+        let places: Vec<(SegmentId, u16)> = open.iter().map(|it| it.place()).collect();
+        if places.is_empty() {
+            return;
+        }
+        let mut bytes = self.read_blocks(&places);
+        for (progress, bytes) in open.iter_mut().zip(bytes.as_chunks_mut::<BLOCK_SIZE>().0) {
+            let (id, block) = progress.place();
+            match self.decode_there(bytes, self.address(id, block)) {
+                Ok((header, checksum))
+                    if self.fits(index, progress, &header)
+                        && progress.life.is_none_or(|it| it == header.segment_sequence) =>
+                {
+                    let held = self.hold(id, block, &header, bytes);
+                    take(progress, header, checksum, held);
+                }
+                _ => self.search(index, progress),
+            }
+        }
+        self.batch = bytes;
     }
 
     /// Whether a header can be the next record of a segment.

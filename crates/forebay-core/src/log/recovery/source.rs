@@ -84,6 +84,11 @@ pub trait CacheReader {
         let _ = (offset, bytes);
     }
 
+    /// So many cells will be asked for ([`CacheReader::cells`]) after some other reads: their memory can be made ready meanwhile.
+    fn will_take_cells(&mut self, count: usize) {
+        let _ = count;
+    }
+
     /// Memory for the index: so many zeros.
     fn cells(&mut self, count: usize) -> Vec<u64> {
         alloc::vec![0; count]
