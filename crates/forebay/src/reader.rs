@@ -4,7 +4,7 @@
 //!
 //! # Invariants
 //!
-//! - **O1** No read is under way when the reader is gone: its memory and the reactor are free again.
+//! - **O1** Nothing is under way when the reader is gone: its memory and the reactor are free again.
 //! - **O2** A piece of `fill`'s memory is either being read into, or waits to be put in place, or is
 //!   being put in place by one thread, or is free.
 #![allow(unsafe_code)]
@@ -60,6 +60,8 @@ pub struct Reader<'a> {
     /// Bytes that were written again, and why that failed.
     rewritten: u64,
     refused: Option<io::Error>,
+    /// What the device said last that was not well.
+    error: Option<io::Error>,
 }
 
 /// The index in `under_way` and `failed` of the reads of `fill`.
@@ -88,6 +90,7 @@ impl<'a> Reader<'a> {
             events: Vec::new(),
             rewritten: 0,
             refused: None,
+            error: None,
         })
     }
 
@@ -107,10 +110,9 @@ impl<'a> Reader<'a> {
         std::mem::take(&mut self.files)
     }
 
-    fn begin(&mut self, of: usize, at: u32, span: Span, offset: u64) {
-        let read = Operation::Read { span, offset };
+    fn begin(&mut self, of: usize, at: u32, operation: Operation) {
         let token = (of as u64) << 32 | u64::from(at);
-        self.device.submit(self.reactor, read, token, Instant::now());
+        self.device.submit(self.reactor, operation, token, Instant::now());
         self.under_way[of] += 1;
     }
 
@@ -118,7 +120,7 @@ impl<'a> Reader<'a> {
         self.failed[half].clear();
         for (at, offset) in offsets.iter().enumerate() {
             let span = self.halves[half].span(at * part, part);
-            self.begin(half, at as u32, span, *offset);
+            self.begin(half, at as u32, Operation::Read { span, offset: *offset });
         }
     }
 
@@ -139,8 +141,9 @@ impl<'a> Reader<'a> {
         for answer in self.done.drain(..) {
             let (of, at) = ((answer.token >> 32) as usize, answer.token as u32);
             self.under_way[of] -= 1;
-            if answer.result.is_err() {
+            if let Err(error) = answer.result {
                 self.failed[of].push(at);
+                self.error = Some(error.into());
             }
             if of == FILL {
                 self.filled.push(at);
@@ -280,7 +283,7 @@ impl CacheReader for Reader<'_> {
         // with more than was asked for.
         let span = self.pieces.span(0, bytes.len());
         self.failed[FILL].clear();
-        self.begin(FILL, 0, span, offset);
+        self.begin(FILL, 0, Operation::Read { span, offset });
         self.wait(FILL);
         self.filled.clear();
         span.copy_out(bytes);
@@ -288,12 +291,22 @@ impl CacheReader for Reader<'_> {
     }
 
     fn rewrite(&mut self, offset: u64, bytes: &[u8]) {
-        if self.refused.is_some() {
-            return;
-        }
-        match self.device.write_at(offset, bytes) {
-            Ok(()) => self.rewritten += bytes.len() as u64,
-            Err(error) => self.refused = Some(error),
+        // From memory that a device can take by itself: a list's own would go by way of the page cache, and be flushed at once.
+        for (offset, bytes) in (offset..).step_by(PIECES * PIECE).zip(bytes.chunks(PIECES * PIECE))
+        {
+            if self.refused.is_some() {
+                return;
+            }
+            let span = self.pieces.span(0, bytes.len());
+            span.copy_in(bytes);
+            self.failed[FILL].clear();
+            self.begin(FILL, 0, Operation::Write { span, offset });
+            self.wait(FILL);
+            self.filled.clear();
+            match self.failed[FILL].pop() {
+                None => self.rewritten += bytes.len() as u64,
+                Some(_) => self.refused = self.error.take(),
+            }
         }
     }
 
@@ -381,7 +394,7 @@ impl CacheReader for Reader<'_> {
                     let Stretch { offset, blocks, .. } = stretches[number];
                     let length = blocks as usize * BLOCK_SIZE;
                     let span = self.pieces.span(piece as usize * PIECE, length);
-                    self.begin(FILL, piece, span, offset);
+                    self.begin(FILL, piece, Operation::Read { span, offset });
                     reading[piece as usize] = Some(Job { piece, number, span, target });
                 }
                 let work = shared.lock();
@@ -554,6 +567,26 @@ mod tests {
         reader.share(parts.iter_mut().collect(), |part| *part += 1);
         assert_eq!(parts, [1; 9]);
         reader.share(Vec::<u8>::new(), |_| unreachable!("there is none"));
+    }
+
+    #[test]
+    fn what_is_written_again_is_there_or_the_device_says_why_not() {
+        let faults = Faults::new();
+        faults.add(FaultRule::new(Some(OperationKind::Write), FaultWhen::Nth(2)));
+        let mut device = FaultDevice::new(Box::new(device(1 << 20)), faults);
+        let mut reactor = Reactor::new(ReactorKind::Auto, 64).expect("a reactor");
+        let mut reader = Reader::new(&mut device, &mut reactor).expect("memory");
+        reader.rewrite(8192, &[77; 3 * 4096]);
+        assert_eq!(reader.rewritten().expect("it was written"), 3 * 4096);
+        let mut bytes = vec![0; 5 * 4096];
+        reader.read(4096, &mut bytes).expect("it can be read");
+        let found: Vec<u8> = bytes.chunks_exact(4096).map(|part| part[4095]).collect();
+        assert_eq!(found, [1, 77, 77, 77, 5]);
+        reader.rewrite(0, &[78; 4096]);
+        reader.rewrite(4096, &[79; 4096]);
+        assert!(reader.rewritten().is_err(), "nothing is believed after one that was refused");
+        reader.read(4096, &mut bytes[..4096]).expect("it can be read");
+        assert_eq!(bytes[0], 1, "nor written");
     }
 
     #[test]
