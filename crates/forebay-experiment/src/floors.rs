@@ -115,8 +115,8 @@ impl Floors {
             self.least(&format!("{name}, U"), row.sides.efficiency(), 0.85);
         }
         let [shared, used] = row.by_device();
-        self.least_known(&format!("{name}, F by the device's reads"), shared, fairness, 0.785);
-        self.least_known(&format!("{name}, U by the device's reads"), used, 0.85, 0.825);
+        self.least(&format!("{name}, F by the device's reads"), shared, fairness);
+        self.least(&format!("{name}, U by the device's reads"), used, 0.85);
         let bound = if row.readers == 16 { 650.0 } else { 350.0 };
         self.most(&format!("{name}, reads' p99 in ms"), row.read_p99[1], bound);
     }

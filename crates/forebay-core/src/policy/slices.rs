@@ -61,8 +61,9 @@ const SLOW_MAX: u64 = 256_000_000_000;
 const SLICE_READS: u64 = 16;
 /// But not shorter, in nanoseconds.
 const SLICE_MIN: u64 = 10_000_000;
-/// Nor longer. Of what a slice took too long no more is owed.
-const SLICE_MAX: u64 = 100_000_000;
+/// Nor longer. Of what a slice took too long no more is owed. So a slice is the longer the more reads wait in the device's queue: at the end
+/// of each the queue runs empty, and that costs the more the deeper it is.
+const SLICE_MAX: u64 = 150_000_000;
 /// Of so many reads the duration is averaged (exponentially).
 const AVERAGED: u64 = 16;
 /// While others want the disk nothing is read ahead for so many times as long as the last time took: a queue prefers what goes on
@@ -711,6 +712,7 @@ mod tests {
         let mut slices = Slices::new(V, Tick(0));
         (0..64).for_each(|_| read(&mut slices, 10 * MILLI, START));
         assert!(slices.is_slow);
+        slices.read_time = 25 * MILLI / 4; // slices of 100 ms
         slices
     }
 
