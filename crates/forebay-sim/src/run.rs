@@ -97,7 +97,14 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
     let mut stops = world.setup.stops.clone().into_iter().peekable();
     let mut done = 0;
     let mut restart_at = world.setup.operations;
-    while done < world.setup.operations || done < OPERATIONS_MAX && !is_worth(world) {
+    loop {
+        if done >= world.setup.operations && (done >= OPERATIONS_MAX || is_worth(world)) {
+            settle(world)?;
+            // What waited until now counts, too.
+            if done >= OPERATIONS_MAX || is_worth(world) {
+                return Ok(done);
+            }
+        }
         if stops.peek().is_some_and(|at| *at <= done) {
             stops.next();
             stop_and_open(world, stops.len() as u64)?;
@@ -160,8 +167,6 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
             return Err(stuck(world));
         }
     }
-    settle(world)?;
-    Ok(done)
 }
 
 /// Whether a run has come past enough to be called one.
