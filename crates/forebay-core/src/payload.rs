@@ -51,6 +51,8 @@ pub enum Ingested {
         /// `format::bytes::block_checksum` of the 4,096 bytes, without any seed.
         crc: u32,
     },
+    /// The guest's bytes cannot be had: the request fails, and what of it is placed stays.
+    Failed,
 }
 
 /// An entry that was given its sequence: for whoever compares the engine with what it should do.

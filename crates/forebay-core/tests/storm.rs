@@ -33,14 +33,18 @@ impl Random {
     }
 }
 
-/// Memory that holds nothing, of which some reads as zeros and some as if it had rotted.
+/// Memory that holds nothing, of which some reads as zeros and some as if it had rotted; and some bytes of guests cannot be had.
 struct Rotting {
     random: Random,
     rot: u64,
+    missing: u64,
 }
 
 impl Payload for Rotting {
     fn ingest(&mut self, _: u32, _: u64, _: BufferId, _: u16) -> Ingested {
+        if self.random.one_in(self.missing) {
+            return Ingested::Failed;
+        }
         match self.random.one_in(50) {
             true => Ingested::Zero,
             false => Ingested::Stored { crc: 1 },
@@ -78,6 +82,7 @@ struct Faults {
     backing_write: u64,
     backing_flush: u64,
     mark: u64,
+    payload: u64,
 }
 
 struct Storm {
@@ -88,23 +93,30 @@ struct Storm {
     faults: Faults,
     asked: u32,
     answered: u32,
+    /// How many of these not well.
+    failed: u32,
     now: u64,
 }
 
 impl Storm {
     fn new(seed: u64, faults: Faults, rot: u64) -> Storm {
         let engine = support::engine(VOLUMES, VOLUME_BYTES, 64 * MIB, 256 << 10, 12);
-        let memory = Rotting { random: Random(seed ^ 0xF00D), rot };
+        let memory = Rotting { random: Random(seed ^ 0xF00D), rot, missing: faults.payload };
         let random = Random(seed);
         let under_way = Vec::new();
-        Storm { engine, memory, random, under_way, faults, asked: 0, answered: 0, now: 0 }
+        let (asked, answered, failed, now) = (0, 0, 0, 0);
+        Storm { engine, memory, random, under_way, faults, asked, answered, failed, now }
     }
 
     fn take(&mut self) {
         while let Some(effect) = self.engine.next_effect() {
             match (effect, effect.token()) {
                 (_, Some(token)) => self.under_way.push((token, effect)),
-                (_, None) => self.answered += 1,
+                (Effect::Answer { result, .. }, None) => {
+                    self.answered += 1;
+                    self.failed += u32::from(result.is_err());
+                }
+                (_, None) => unreachable!("all else is reported back"),
             }
         }
     }
@@ -143,8 +155,15 @@ impl Storm {
     }
 
     fn fails(&mut self, effect: &Effect) -> bool {
-        let Faults { cache_read, cache_write, backing_read, backing_write, backing_flush, mark } =
-            self.faults;
+        let Faults {
+            cache_read,
+            cache_write,
+            backing_read,
+            backing_write,
+            backing_flush,
+            mark,
+            ..
+        } = self.faults;
         let one_in = match effect {
             Effect::ReadCache { .. } => cache_read,
             Effect::WriteCache { .. }
@@ -203,7 +222,7 @@ impl Storm {
 
     /// Nothing fails any more, and all is answered in the end.
     fn ends(&mut self) {
-        (self.faults, self.memory.rot) = (Faults::default(), 0);
+        (self.faults, self.memory.rot, self.memory.missing) = (Faults::default(), 0, 0);
         for turn in 0..20_000 {
             if self.answered == self.asked {
                 return;
@@ -232,6 +251,7 @@ fn storm(seeds: u64, rot: u64, faults: Faults) {
         storm.ends();
         let faulty = storm.engine.health() == CacheHealth::Failed;
         assert!(faults.cache_write > 0 || !faulty);
+        assert!(faults.payload == 0 || storm.failed > 0);
     }
 }
 
@@ -268,6 +288,12 @@ fn over_devices_that_all_fail() {
         backing_write: 10,
         backing_flush: 5,
         mark: 2,
+        payload: 2000,
     };
     storm(SEEDS, 100, faults);
+}
+
+#[test]
+fn with_guests_whose_bytes_cannot_be_had() {
+    storm(SEEDS, 0, Faults { payload: 200, ..Faults::default() });
 }

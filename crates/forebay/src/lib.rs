@@ -71,6 +71,7 @@
 pub mod cache;
 pub mod check;
 mod checksum;
+pub mod elsewhere;
 pub mod handover;
 pub mod host;
 pub mod ingest;

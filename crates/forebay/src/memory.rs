@@ -8,6 +8,7 @@
 //!   order it was stored: a killed process loses nothing it has answered.
 //! - **M2** The file belongs to one boot, one cache and one opening of it: any other leaves it be.
 
+use crate::elsewhere::Elsewhere;
 use crate::ingest;
 use crate::io::{Arena, Span};
 use forebay_core::format::record::{Identity, Known};
@@ -182,6 +183,8 @@ pub(crate) struct RequestMemory {
     pub(crate) span: Option<Span>,
     pub(crate) offset: u64,
     pub(crate) length: u64,
+    /// A write's bytes are not in its span yet.
+    pub(crate) elsewhere: Option<Elsewhere>,
 }
 
 /// The engine's view of memory.
@@ -220,7 +223,7 @@ impl Memory {
             compiler_fence(Ordering::Release);
             arena.span(0, 8).copy_in(&head[..8]);
         }
-        let none = RequestMemory { span: None, offset: 0, length: 0 };
+        let none = RequestMemory { span: None, offset: 0, length: 0, elsewhere: None };
         Ok(Memory {
             shared: arena,
             buffers_at: buffers_at(buffer_count),
@@ -286,6 +289,29 @@ impl Memory {
         }
     }
 
+    /// Has a write's bytes in its span; says whether they are there.
+    pub(crate) fn fetch(&mut self, tag: u32) -> bool {
+        let request = &mut self.requests[tag as usize];
+        let Some(elsewhere) = request.elsewhere else { return true };
+        let span = request.span.expect("a write brings memory").part(0, request.length as usize);
+        let is_there = elsewhere.copy_to(span);
+        if is_there {
+            request.elsewhere = None;
+        }
+        is_there
+    }
+
+    /// Takes in a block that is all of its request, straight to where it is to be: the kernel makes the one copy.
+    fn ingest_from(&self, elsewhere: Elsewhere, target: Span) -> Ingested {
+        if !elsewhere.copy_to(target) {
+            return Ingested::Failed;
+        }
+        match target.is_zero() {
+            true => Ingested::Zero,
+            false => Ingested::Stored { crc: target.block_checksum() },
+        }
+    }
+
     /// A block that a request covers in part: what was there before, and the request's bytes.
     fn merge(&mut self, tag: u32, block: u64) -> Span {
         let request = self.requests[tag as usize];
@@ -312,6 +338,15 @@ impl Payload for Memory {
         let first = request.offset % BLOCK_BYTES;
         let start = (block * BLOCK_BYTES).wrapping_sub(first);
         let whole = block * BLOCK_BYTES >= first && start + BLOCK_BYTES <= request.length;
+        match request.elsewhere {
+            Some(elsewhere) if whole && request.length == BLOCK_BYTES => {
+                return self
+                    .ingest_from(elsewhere, self.span(Place::Buffer { buffer, block: at }, 1));
+            }
+            // What is longer is copied with one call.
+            Some(_) if !self.fetch(tag) => return Ingested::Failed,
+            _ => {}
+        }
         let source = match request.span {
             Some(span) if whole => span.part(start as usize, BLOCK_SIZE),
             _ => self.merge(tag, block),

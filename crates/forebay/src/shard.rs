@@ -15,6 +15,7 @@ pub use opening::Opening;
 
 use self::flushes::Flushes;
 use crate::cache::{self, CacheError};
+use crate::elsewhere::Elsewhere;
 use crate::handover::{self, Handed};
 use crate::host::identity::Fingerprint;
 use crate::host::machine::{DeviceNumber, Host};
@@ -379,8 +380,22 @@ impl Shard {
         span: Option<Span>,
         cookie: u64,
     ) -> Result<(), Busy> {
+        self.submit_from(volume, op, offset, length, (span, None), cookie)
+    }
+
+    /// The same, with a write's bytes elsewhere: they are copied when they are wanted, to the span if not straight to the log. A write
+    /// whose bytes cannot be had then fails.
+    pub fn submit_from(
+        &mut self,
+        volume: VolumeIndex,
+        op: Op,
+        offset: u64,
+        length: u64,
+        (span, elsewhere): (Option<Span>, Option<Elsewhere>),
+        cookie: u64,
+    ) -> Result<(), Busy> {
         let tag = self.free_tags.pop().ok_or(Busy)?;
-        self.memory.requests[tag as usize] = RequestMemory { span, offset, length };
+        self.memory.requests[tag as usize] = RequestMemory { span, offset, length, elsewhere };
         self.cookies[tag as usize] = cookie;
         self.begun[tag as usize] = Begun { at: self.coming.now(), volume, op };
         let request = Request { volume, op, offset, length, tag };
@@ -637,6 +652,10 @@ impl Shard {
                 let span = span.part(0, bytes as usize);
                 let offset = lba.bytes();
                 self.ask_backing(volume, Operation::Write { span, offset }, token, clock.now());
+            }
+            Effect::WriteAround { token, tag, .. } if !self.memory.fetch(tag) => {
+                let result = Err(DeviceError::IO);
+                self.done.push(Completion { token: u64::from(token.0), result });
             }
             Effect::WriteAround { token, volume, tag } => {
                 let request = self.memory.requests[tag as usize];

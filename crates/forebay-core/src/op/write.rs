@@ -8,7 +8,9 @@
 //!
 //! - **W1** Between reading a block's old content for a partial write and placing the merged block
 //!   nobody else places that block.
-//! - **W2** A write is answered only after all of it is placed.
+//! - **W2** A write is answered well only after all of it is placed.
+//! - **W3** One whose bytes cannot be had fails. What of it was placed before stays, as on a disk that fails in the middle of a write; nobody
+//!   waits for the rest.
 
 use crate::engine::{Acknowledge, CacheHealth, Engine};
 use crate::format::entry::Kind;
@@ -164,6 +166,12 @@ impl Engine {
             }
             self.volume(volume).extents_full = false; // `extent_room` says it of this one
             if !self.write_place(volume, at, payload) {
+                if let Some(error) = self.active(at).failed {
+                    self.volume(volume).writes.pop_front();
+                    self.volume(volume).unlock(at);
+                    self.answer(at, Err(error)); // W3
+                    continue;
+                }
                 if self.write_refused(volume, at) {
                     continue;
                 }
@@ -328,6 +336,11 @@ impl Engine {
             match payload.ingest(active.request.tag, index, buffer, slot) {
                 Ingested::Zero if self.config.mutants.is(Mutant::ZeroBlockDropped) => block += 1,
                 Ingested::Zero => zeros += 1,
+                Ingested::Failed => {
+                    self.fail(at, RequestError::Io); // W3
+                    room = false;
+                    break;
+                }
                 Ingested::Stored { crc } => {
                     if zeros > 0 {
                         // The zeros before it come first; they may close the record, so the
@@ -423,6 +436,10 @@ impl Engine {
         match payload.ingest(tag, block, buffer, slot) {
             Ingested::Zero => self.place_extent(volume, Kind::Zero, lba, 1, payload),
             Ingested::Stored { crc } => self.place_data(volume, lba, crc, Kind::Data, payload),
+            Ingested::Failed => {
+                self.fail(at, RequestError::Io); // W3
+                return false;
+            }
         }
         let sequence = self.volume(volume).log.placed;
         let active = self.active(at);

@@ -172,18 +172,12 @@ impl UblkFrontEnd {
                 },
             };
             pending.memory = Some(memory);
-            if op != Op::Read
-                && let Err(error) = device.queue.fetch_bytes(tag, memory.1.part(0, length as usize))
-            {
-                device.pending[usize::from(tag)] = None;
-                memory.0.into_iter().for_each(|run| self.pool.give(run));
-                self.commit(at, tag, -error.raw_os_error(), shard);
-                return true;
-            }
         }
         let span = pending.memory.map(|memory| memory.1);
-        let cookie = self.place.cookie(number_of(at, tag));
-        if shard.submit(device.volume, op, offset, length, span, cookie).is_err() {
+        let is_write = matches!(op, Op::Write { .. });
+        let elsewhere = is_write.then(|| device.queue.elsewhere(tag)).flatten();
+        let (bytes, cookie) = ((span, elsewhere), self.place.cookie(number_of(at, tag)));
+        if shard.submit_from(device.volume, op, offset, length, bytes, cookie).is_err() {
             return false;
         }
         device.asked += 1;

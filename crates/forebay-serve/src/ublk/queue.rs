@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The one queue of a device: the table in which the kernel describes requests, and their bytes.
 //!
-//! Bytes are copied by reads and writes of the driver's file (user copy), or by the kernel, between a request and the buffer
-//! of its tag: then they are there when a fetch ends, and are taken from there with the answer.
+//! Bytes are copied by reads and writes of the driver's file (user copy), those of a write when the engine has a place for them; or by the
+//! kernel, between a request and the buffer of its tag: then they are there when a fetch ends, and are taken from there with the answer.
 #![allow(unsafe_code)]
 
 use super::wire::{self, DESCRIPTOR_BYTES, Descriptor};
-use crate::lend::{lend, lend_to_fill};
+use crate::lend::lend;
+use forebay::elsewhere::Elsewhere;
 use forebay::io::{Arena, Span};
 use forebay_core::units::BLOCK_BYTES;
 use rustix::io::Errno;
@@ -73,13 +74,10 @@ impl Queue {
         Descriptor::decode(&unsafe { place.add(usize::from(tag)).read_volatile() })
     }
 
-    /// Fetches all bytes of a write, unless they are there. Nobody else has the span.
-    pub(super) fn fetch_bytes(&self, tag: u16, span: Span) -> Result<(), Errno> {
-        if self.buffers.is_some() {
-            return Ok(());
-        }
-        let count = lend_to_fill(span, |bytes| rustix::io::pread(&self.file, bytes, at(tag)))?;
-        if count == span.len() { Ok(()) } else { Err(Errno::IO) }
+    /// Where the bytes of a write are to be had, unless they are in the tag's buffer.
+    pub(super) fn elsewhere(&self, tag: u16) -> Option<Elsewhere> {
+        let is_here = self.buffers.is_some();
+        (!is_here).then(|| Elsewhere { file: self.fd(), offset: at(tag) })
     }
 
     /// Gives all bytes of a read, or moves them to where the kernel takes them. The engine has answered.
@@ -123,6 +121,8 @@ mod tests {
     fn with_user_copy_no_tag_has_a_buffer() {
         let queue = queue(None);
         assert_eq!((queue.address(0), queue.address(2)), (0, 0));
+        let elsewhere = queue.elsewhere(2).unwrap();
+        assert_eq!((elsewhere.file, elsewhere.offset), (queue.fd(), at(2)));
     }
 
     /// The kernel takes them from the address that it knows, whatever the place of the read in its block.
@@ -139,7 +139,7 @@ mod tests {
         let mut bytes = [0; 8192];
         buffer.copy_out(&mut bytes);
         assert!(bytes[..8191].iter().all(|byte| *byte == 7) && bytes[8191] == 9);
-        queue.fetch_bytes(1, buffer.part(0, 8192)).unwrap();
+        assert_eq!(queue.elsewhere(1), None);
         assert_eq!(queue.address(1), buffer.pointer() as u64);
     }
 }

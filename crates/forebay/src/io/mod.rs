@@ -25,7 +25,7 @@ mod simulate;
 mod slab;
 mod stats;
 mod stream;
-mod sys;
+pub(crate) mod sys;
 mod threads;
 mod throttle;
 mod uring;
