@@ -119,6 +119,18 @@ impl Floors {
         self.least(&format!("{name}, U by the device's reads"), used, 0.85);
         let bound = if row.readers == 16 { 650.0 } else { 350.0 };
         self.most(&format!("{name}, reads' p99 in ms"), row.read_p99[1], bound);
+        // What a deadline would be: one that the device's own queue holds is 500 ms, too.
+        self.most(&format!("{name}, the longest read in ms"), row.read_longest[1], 500.0);
+    }
+
+    /// Readers against writers on a volume behind a network, by what they ask for in bytes.
+    pub fn sized(&mut self, [read, write]: [u64; 2], row: &fair::Row) {
+        let sizes = format!("reads of {} KiB, writes of {} KiB", read >> 10, write >> 10);
+        let name = format!("gp3, {} readers, {sizes}", row.readers);
+        // A long read of which a part is in the cache is many operations, one for each hole.
+        let seen = if read > write { [0.53, 0.74] } else { [0.9, 0.85] };
+        self.least_known(&format!("{name}, F"), row.sides.fairness(), 0.9, seen[0]);
+        self.least_known(&format!("{name}, U"), row.sides.efficiency(), 0.85, seen[1]);
     }
 
     /// A cache that is full for long: bare, batch, relaxed.

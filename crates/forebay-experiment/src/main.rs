@@ -56,6 +56,8 @@ enum Table {
     Records,
     /// Weights and targets of volumes
     Shares,
+    /// Readers against writers of other sizes, on a volume behind a network
+    Sizes,
 }
 
 fn main() -> ExitCode {
@@ -101,6 +103,7 @@ fn print(arguments: &Arguments) -> Result<Floors, Box<dyn Error>> {
             Table::Reads => print_reads(it),
             Table::Records => print_records(it),
             Table::Shares => print_shares(),
+            Table::Sizes => print_sizes(it),
         }
         println!();
     }
@@ -301,7 +304,7 @@ fn print_fair(plots: Option<&Path>, floors: &mut Floors) -> Result<(), Box<dyn E
         "by device: x_r of the reads that the disk answers; copies: what is read is copied into the cache; bare: the disk alone, the same workers"
     );
     println!(
-        "{:12} {:7} {:>7} {:>8} {:>9} {:>8} {:>9} {:>5} {:>5} {:>5} {:>5} {:>9} {:>9}  {:>9} {:>5} {:>5}",
+        "{:12} {:7} {:>7} {:>8} {:>9} {:>8} {:>9} {:>5} {:>5} {:>5} {:>5} {:>9} {:>9}  {:>9} {:>5} {:>5} {:>12} {:>5}",
         "disk",
         "through",
         "readers",
@@ -317,7 +320,9 @@ fn print_fair(plots: Option<&Path>, floors: &mut Floors) -> Result<(), Box<dyn E
         "w p99 ms",
         "by device",
         "F",
-        "U"
+        "U",
+        "longest r ms",
+        "alone"
     );
     let print = |disk, through, readers, sides: &fair::Sides, p99: f64| {
         let [reads, writes] = sides.shares();
@@ -338,7 +343,11 @@ fn print_fair(plots: Option<&Path>, floors: &mut Floors) -> Result<(), Box<dyn E
                 print(disk, through, row.readers, &row.sides, row.read_p99[1]);
                 let [shared, used] = row.by_device();
                 let reads = row.device_share();
-                println!(" {:9.0}  {reads:9.2} {shared:5.2} {used:5.2}", row.write_p99);
+                let [alone, longest] = row.read_longest;
+                println!(
+                    " {:9.0}  {reads:9.2} {shared:5.2} {used:5.2} {longest:12.0} {alone:5.0}",
+                    row.write_p99
+                );
                 floors.fair(disk, &row);
                 if !copies {
                     rows.push((disk, row));
@@ -425,6 +434,39 @@ fn print_shares() {
                 row.sides.efficiency()
             );
         }
+    }
+}
+
+fn print_sizes(floors: &mut Floors) {
+    println!("the same on gp3 by what a read and a write ask for, in KiB");
+    println!(
+        "{:>5} {:>5} {:>7} {:>8} {:>9} {:>8} {:>9} {:>5} {:>5} {:>5} {:>5} {:>9}",
+        "read",
+        "write",
+        "readers",
+        "r alone",
+        "w alone",
+        "r both",
+        "w both",
+        "x_r",
+        "x_w",
+        "F",
+        "U",
+        "r p99 ms"
+    );
+    for ([read, write], row) in fair::sized() {
+        floors.sized([read, write], &row);
+        let [reads, writes] = row.sides.shares();
+        println!(
+            "{:5} {:5} {:7} {} {reads:5.2} {writes:5.2} {:5.2} {:5.2} {:9.0}",
+            read >> 10,
+            write >> 10,
+            row.readers,
+            row.sides.rates(),
+            row.sides.fairness(),
+            row.sides.efficiency(),
+            row.read_p99[1]
+        );
     }
 }
 

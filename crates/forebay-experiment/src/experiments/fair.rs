@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Nobody starves: random readers against random writers, the cache blown out.
 //!
-//! Readers at depth 1, 4 and 16 and 32 writers, each of 4 KiB, over four times the cache, which is full of dirty
+//! Readers at depth 1, 4 and 16 and 32 writers, each of 4 KiB but in [`sized`], over four times the cache, which is full of dirty
 //! data when the measurement begins. x is a side's rate over its rate alone; F = 2·min(x_r, x_w) is 1 if each gets
 //! half, U = x_r + x_w is 1 if nothing is lost by sharing. Some of what is read is in the cache because it was written, so x_r
 //! is also counted by the reads that the backing device answers. The same workers on the bare disk show what is to be mended.
@@ -72,6 +72,8 @@ pub struct Row {
     pub missed: [f64; 2],
     /// Of reads, alone and together, in milliseconds.
     pub read_p99: [f64; 2],
+    /// The longest of them.
+    pub read_longest: [f64; 2],
     /// Of writes, together, in milliseconds.
     pub write_p99: f64,
     /// Seconds of the device that guests and write-back had while the other waited.
@@ -111,16 +113,21 @@ struct Run {
     rates: [f64; 2],
     missed: f64,
     p99: [f64; 2],
+    longest: f64,
     sharing: [Sharing; 2],
 }
 
-fn workers(class: usize, op: Op, count: usize) -> impl Iterator<Item = Worker> {
-    (0..count).map(move |at| Worker::random(class, op, SPAN, 4096, (class * 1_000 + at) as u64))
+/// What a read and a write ask for, in bytes.
+const SMALL: [u64; 2] = [4096; 2];
+
+fn workers(class: usize, op: Op, count: usize, bytes: u64) -> impl Iterator<Item = Worker> {
+    (0..count).map(move |at| Worker::random(class, op, SPAN, bytes, (class * 1_000 + at) as u64))
 }
 
-fn all(readers: usize, writers: usize) -> Vec<Worker> {
+fn all([readers, writers]: [usize; 2], [read, write]: [u64; 2]) -> Vec<Worker> {
     let idle = Worker { class: 1, next: Box::new(|| None) };
-    workers(0, Op::Read, readers).chain(workers(1, WRITE, writers)).chain([idle]).collect()
+    let reads = workers(0, Op::Read, readers, read);
+    reads.chain(workers(1, WRITE, writers, write)).chain([idle]).collect()
 }
 
 fn setup(backing: Model, copies: bool, weight: u8, target: u32) -> Setup {
@@ -133,9 +140,9 @@ fn setup(backing: Model, copies: bool, weight: u8, target: u32) -> Setup {
     setup
 }
 
-fn measure(setup: &Setup, [readers, writers]: [usize; 2]) -> Run {
+fn measure(setup: &Setup, workers: [usize; 2], bytes: [u64; 2]) -> Run {
     let mut machine = Machine::new(setup);
-    let all = || all(readers, writers);
+    let all = || all(workers, bytes);
     run(&mut machine, all(), WARM);
     let sharing = |machine: &Machine| machine.sharing().expect("there is a cache");
     let (before, missed) = (sharing(&machine), machine.stats().miss_blocks);
@@ -143,7 +150,8 @@ fn measure(setup: &Setup, [readers, writers]: [usize; 2]) -> Run {
     let p99 = [0, 1].map(|class| tally.classes[class].percentile(0.99));
     let missed = (machine.stats().miss_blocks - missed) as f64 / (MEASURED / SECOND) as f64;
     let rates = [tally.rate(0), tally.rate(1)];
-    Run { rates, missed, p99, sharing: [before, sharing(&machine)] }
+    let longest = tally.classes[0].percentile(1.0);
+    Run { rates, missed, p99, longest, sharing: [before, sharing(&machine)] }
 }
 
 /// What a side has alone.
@@ -151,14 +159,16 @@ struct Alone {
     backing: Model,
     copies: bool,
     readers: usize,
+    bytes: [u64; 2],
     reads: Run,
     writes: f64,
 }
 
 impl Alone {
     fn row(&self, weight: u8, target: u32) -> Row {
-        let Alone { backing, copies, readers, reads, writes } = self;
-        let run = measure(&setup(*backing, *copies, weight, target), [*readers, WRITERS]);
+        let Alone { backing, copies, readers, bytes, reads, writes } = self;
+        let setup = setup(*backing, *copies, weight, target);
+        let run = measure(&setup, [*readers, WRITERS], *bytes);
         let [before, after] = run.sharing;
         let had = |side| (after.had[side] - before.had[side]) as f64 / 1e9;
         let counted = |sharing: Sharing| sharing.target.map_or((0, 0), |it| (it.reads, it.late));
@@ -173,6 +183,7 @@ impl Alone {
             sides: Sides { alone: [reads.rates[0], *writes], together: run.rates },
             missed: [reads.missed, run.missed],
             read_p99: [reads.p99[0], read_p99],
+            read_longest: [reads.longest, run.longest],
             write_p99,
             had: [had(0), had(1)],
             slice: after.slice as f64 / 1e6,
@@ -181,12 +192,12 @@ impl Alone {
     }
 }
 
-fn alone(backing: Model, copies: bool, readers: &[usize]) -> Vec<Alone> {
+fn alone(backing: Model, copies: bool, readers: &[usize], bytes: [u64; 2]) -> Vec<Alone> {
     let setup = setup(backing, copies, 1, 0);
-    let writes = measure(&setup, [0, WRITERS]).rates[1];
+    let writes = measure(&setup, [0, WRITERS], bytes).rates[1];
     let alone = |readers: &usize| {
-        let reads = measure(&setup, [*readers, 0]);
-        Alone { backing, copies, readers: *readers, reads, writes }
+        let reads = measure(&setup, [*readers, 0], bytes);
+        Alone { backing, copies, readers: *readers, bytes, reads, writes }
     };
     readers.iter().map(alone).collect()
 }
@@ -212,15 +223,15 @@ pub fn shared() -> [(&'static str, Model, [u32; 3]); 3] {
 
 /// The table of a disk.
 pub fn table(backing: Model, copies: bool) -> Vec<Row> {
-    alone(backing, copies, &[1, 4, 16]).iter().map(|alone| alone.row(1, 0)).collect()
+    alone(backing, copies, &[1, 4, 16], SMALL).iter().map(|alone| alone.row(1, 0)).collect()
 }
 
 /// The same workers on the bare disk: for so many readers rates, and reads' p99 together.
 pub fn bare_table(backing: Model) -> Vec<(usize, Sides, f64)> {
     let measure = |readers, writers| {
         let mut machine = Machine::new(&bare(backing, SPAN));
-        run(&mut machine, all(readers, writers), WARM);
-        run(&mut machine, all(readers, writers), WARM + MEASURED)
+        run(&mut machine, all([readers, writers], SMALL), WARM);
+        run(&mut machine, all([readers, writers], SMALL), WARM + MEASURED)
     };
     let writes = measure(0, WRITERS).rate(1);
     let row = |readers| {
@@ -232,24 +243,35 @@ pub fn bare_table(backing: Model) -> Vec<(usize, Sides, f64)> {
     [1, 4, 16].map(row).into()
 }
 
+/// The table of a volume behind a network, whose operations and whose bytes a second are bounded each by itself: by how much a read and a
+/// write ask for.
+pub fn sized() -> Vec<([u64; 2], Row)> {
+    let sizes = [SMALL, [4 << 10, 256 << 10], [256 << 10, 4 << 10], [256 << 10; 2]];
+    let rows = |bytes| {
+        let alone = alone(Model::Cloud(GP3), false, &[4, 16], bytes);
+        alone.into_iter().map(move |alone| (bytes, alone.row(1, 0)))
+    };
+    sizes.into_iter().flat_map(rows).collect()
+}
+
 /// One row: so many readers, a weight of guests and a target for reads, in milliseconds.
 pub fn row(backing: Model, readers: usize, weight: u8, target: u32) -> Row {
-    alone(backing, false, &[readers])[0].row(weight, target)
+    alone(backing, false, &[readers], SMALL)[0].row(weight, target)
 }
 
 /// One row, with what is read copied into the cache.
 pub fn row_with_copies(backing: Model, readers: usize) -> Row {
-    alone(backing, true, &[readers])[0].row(1, 0)
+    alone(backing, true, &[readers], SMALL)[0].row(1, 0)
 }
 
 /// The table of a disk by weights.
 pub fn weighted(backing: Model) -> Vec<Row> {
     let rows = |alone: &Alone| [1, 3, 8].map(|weight| alone.row(weight, 0));
-    alone(backing, false, &[4, 16]).iter().flat_map(rows).collect()
+    alone(backing, false, &[4, 16], SMALL).iter().flat_map(rows).collect()
 }
 
 /// The table of a disk by targets for reads.
 pub fn targeted(backing: Model, targets: &[u32]) -> Vec<Row> {
     let rows = |alone: &Alone| targets.iter().map(|it| alone.row(1, *it)).collect::<Vec<Row>>();
-    alone(backing, false, &[1, 4, 16]).iter().flat_map(rows).collect()
+    alone(backing, false, &[1, 4, 16], SMALL).iter().flat_map(rows).collect()
 }
