@@ -33,9 +33,6 @@ struct Arguments {
     /// Only this seed, and what happens in it
     #[arg(long, value_name = "SEED", group = "what")]
     tell: Option<u64>,
-    /// Requests that a process left unanswered come again to the next one
-    #[arg(long)]
-    again: bool,
     /// Which of so many seeds finds each deliberate fault: a table
     #[arg(long, value_name = "N", group = "what")]
     mutants: Option<u64>,
@@ -54,7 +51,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let Arguments { seeds, from, seed, tell, again, mutants, mutant, exhaustive, one_in, jobs } =
+    let Arguments { seeds, from, seed, tell, mutants, mutant, exhaustive, one_in, jobs } =
         Arguments::parse();
     let jobs = jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
     if let Some(length) = exhaustive {
@@ -67,13 +64,13 @@ fn main() -> ExitCode {
         return hunt(seeds, jobs, "");
     }
     match seed.or(tell) {
-        Some(seed) => run(seed, 1, 1, (tell.is_some(), again)),
-        None => run(from, seeds, jobs, (false, again)),
+        Some(seed) => run(seed, 1, 1, tell.is_some()),
+        None => run(from, seeds, jobs, false),
     }
 }
 
-/// So many seeds, from one on, told of in their order.
-fn run(from: u64, seeds: u64, jobs: usize, (tell, again): (bool, bool)) -> ExitCode {
+/// So many seeds, from one on, told of in their order. What a process left unanswered comes again to the next one.
+fn run(from: u64, seeds: u64, jobs: usize, tell: bool) -> ExitCode {
     let begun = Instant::now();
     let mut marks = Marks::default();
     let mut failed = 0;
@@ -82,7 +79,7 @@ fn run(from: u64, seeds: u64, jobs: usize, (tell, again): (bool, bool)) -> ExitC
         jobs,
         |seed| {
             run_with(seed, Mutants::default(), |setup| {
-                (setup.tell, setup.comes_again) = (tell, again);
+                (setup.tell, setup.comes_again) = (tell, true);
             })
         },
         |seed, outcome| match outcome {

@@ -5,7 +5,7 @@ use forebay_core::mutant::{ALL, Mutant, Mutants};
 use forebay_sim::each::each;
 use forebay_sim::marks::Marks;
 use forebay_sim::mutants::hunt;
-use forebay_sim::run::run;
+use forebay_sim::run::{run, run_with};
 use std::thread::available_parallelism;
 
 #[test]
@@ -15,7 +15,7 @@ fn seeds_pass_and_come_past_every_mark() {
     each(
         0..250,
         jobs,
-        |seed| run(seed, Mutants::default()),
+        |seed| run_with(seed, Mutants::default(), |setup| setup.comes_again = true),
         |seed, outcome| match outcome {
             Some(Ok(report)) => {
                 // What is worth being called a run.
