@@ -37,7 +37,7 @@ pub struct Why {
 /// A read that the cache did not answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Read {
-    /// Copied: `room`, `again`, `part` or `bad`; not copied: `sequential`, `first_touch`, `no_room` or `raced`.
+    /// Copied: `room`, `again`, `part`, `bad` or `wanted`; not copied: `sequential`, `first_touch`, `no_room` or `raced`.
     pub outcome: String,
     pub first_lba: u64,
     pub blocks: u32,
@@ -136,7 +136,7 @@ impl Why {
 
 impl Read {
     fn is_copied(&self) -> bool {
-        matches!(self.outcome.as_str(), "room" | "again" | "part" | "bad")
+        matches!(self.outcome.as_str(), "room" | "again" | "part" | "bad" | "wanted")
     }
 
     fn text(&self) -> String {
@@ -146,6 +146,7 @@ impl Read {
             "again" => "copied: it had been missed not long before",
             "part" => "copied at once: it was read in part",
             "bad" => "copied again: it was bad in the cache",
+            "wanted" => "copied at once: the guest had said that it would read it",
             "sequential" => "not copied: it belonged to a long run",
             "first_touch" => "not copied: the cache was full, and it had not been missed lately",
             "no_room" => "not copied: what room there was in the cache was kept for writes",

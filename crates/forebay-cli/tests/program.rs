@@ -24,6 +24,7 @@ mod kill;
 mod main_job;
 mod media;
 mod metrics;
+mod nbd_cache;
 mod nbd_clients;
 mod pages;
 mod reserve;

@@ -358,7 +358,7 @@ impl Engine {
         if end > volume.size_bytes || !aligned {
             return Err(RequestError::Invalid);
         }
-        let data = matches!(request.op, Op::Read | Op::Write { .. });
+        let data = matches!(request.op, Op::Read | Op::Fetch | Op::Write { .. });
         if data && request.length > crate::limits::REQUEST_BYTES_MAX {
             return Err(RequestError::Invalid);
         }
@@ -390,6 +390,7 @@ impl Engine {
         });
         match request.op {
             Op::Read => self.read_accept(at, payload),
+            Op::Fetch => self.fetch_accept(at, payload),
             Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard => self.write_accept(at),
             Op::Flush => self.flush_accept(at),
         }

@@ -8,6 +8,8 @@ use crate::units::VolumeIndex;
 pub enum Op {
     /// Read bytes.
     Read,
+    /// The guest will read the range soon. A front end gives the memory that a read of it takes, and no bytes to the guest.
+    Fetch,
     /// Write bytes; with `fua` the answer comes when they are durable.
     Write {
         /// Durable before its answer.
@@ -25,7 +27,8 @@ pub enum Op {
 }
 
 /// One request of a guest. `offset` and `length` are multiples of 512 bytes inside the volume;
-/// a front end checks that once (`limits::REQUEST_BYTES_MAX` holds for reads and writes).
+/// a front end checks that once (`limits::REQUEST_BYTES_MAX` holds for all but flushes,
+/// discards and zeroes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The volume it goes to.

@@ -32,7 +32,7 @@ pub struct Passed {
 /// Ranges of a volume that reads missed and that are remembered.
 pub const MISSED_MAX: usize = 256;
 
-/// What became of a block that a guest's read missed.
+/// What became of a block that a guest's read missed, or that it said it would read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Copied: there was room.
@@ -43,6 +43,8 @@ pub enum Outcome {
     Part,
     /// Copied: it was bad in the cache.
     Bad,
+    /// Copied: the guest said that it would read it.
+    Wanted,
     /// Not copied.
     Refused(Refusal),
 }

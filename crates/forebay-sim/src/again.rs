@@ -144,6 +144,7 @@ impl World {
     fn mark_again(&mut self, request: &Request, there: (u64, u64), beside: bool, times: u32) {
         self.marks.hit(match request.op {
             Op::Read => "came again: read",
+            Op::Fetch => "came again: fetch",
             Op::Write { fua: false } => "came again: write",
             Op::Write { fua: true } => "came again: FUA write",
             Op::WriteZeroes { .. } => "came again: zeroes",

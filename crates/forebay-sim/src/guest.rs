@@ -85,14 +85,14 @@ impl World {
         let first_mask = u8::MAX << sectors(offset);
         let last = sectors(offset + length);
         let last_mask = if last == 0 { u8::MAX } else { (1u16 << last) as u8 - 1 };
-        let data = matches!(op, Op::Read | Op::Write { .. });
+        let data = matches!(op, Op::Read | Op::Fetch | Op::Write { .. });
         let mut blocks = Vec::new();
         let steady = self.setup.steady;
         if matches!(op, Op::Write { .. }) && !steady && end - first > 2 && self.random.one_in(20) {
             blocks = self.copy_of_segment(first, end);
         } else if data {
             for lba in first..end {
-                let write = op != Op::Read;
+                let write = matches!(op, Op::Write { .. });
                 blocks.push(if write { self.content(volume, lba) } else { Block::zero() });
             }
         }
@@ -155,7 +155,7 @@ impl World {
 
     fn model_made(&mut self, asked: &Asked) {
         let op = asked.request.op;
-        if matches!(op, Op::Read | Op::Flush) {
+        if matches!(op, Op::Read | Op::Fetch | Op::Flush) {
             return;
         }
         let volume = usize::from(asked.request.volume.0);
@@ -233,6 +233,7 @@ impl World {
                         })?;
                 }
             }
+            (Op::Fetch, Ok(())) => self.marks.hit("range fetched"),
             (op, Ok(())) => {
                 if matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true }) {
                     let floor = &mut self.volumes[volume].floor;
@@ -269,7 +270,8 @@ impl World {
         // Reads still find what the memory and the device hold.
         // Past a failed cache it is as if there were none.
         let passes = state.passing_since.is_some_and(|since| asked.made > since);
-        let refused = self.cache_failed && asked.request.op != Op::Read && !passes;
+        let reads = matches!(asked.request.op, Op::Read | Op::Fetch);
+        let refused = self.cache_failed && !reads && !passes;
         let fua = matches!(
             asked.request.op,
             Op::Flush | Op::Write { fua: true } | Op::WriteZeroes { fua: true }
@@ -277,7 +279,7 @@ impl World {
         let durable = self.setup.config.acknowledge == Acknowledge::Durable;
         let latched = state.flush_failed && (fua || durable);
         let failing = state.device.failed || state.failed_at >= asked.made || latched;
-        let change = !matches!(asked.request.op, Op::Read | Op::Flush);
+        let change = !reads && asked.request.op != Op::Flush;
         let engine = self.engine.as_ref().expect("there is a process");
         let status = engine.status(asked.request.volume);
         let full = change && status.is_some_and(|status| status.parked_full);
@@ -292,7 +294,7 @@ impl World {
             change && status.lost_full || extent && status.lost_blocks_now > 0
         });
         // What was dropped is bad on the cache device, and the device has failed.
-        let dropped = self.cache_dropped && asked.request.op == Op::Read;
+        let dropped = self.cache_dropped && reads;
         let expected = failing || damaged || refused || full || crowded || dropped;
         if error != RequestError::Io || !expected {
             let lost: Vec<_> =
@@ -302,7 +304,7 @@ impl World {
                 asked.request
             )));
         }
-        if !matches!(asked.request.op, Op::Read | Op::Flush) {
+        if change {
             for (cell, _) in cells {
                 state.model.answered(cell, asked.made, now, false);
             }

@@ -38,6 +38,7 @@ pub const EXPECTED: &[&str] = &[
     "scrub saved what a bad header held",
     "header of a fill rotted",
     "fill placed",
+    "range fetched",
     "fill read",
     "fill refused: first touch",
     "fill refused: no room",

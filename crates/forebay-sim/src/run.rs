@@ -375,7 +375,9 @@ pub(crate) fn operation(world: &mut World) -> Result<bool, Failure> {
     if end <= offset {
         return Ok(false);
     }
-    world.ask(index, op, offset, end - offset)
+    // Now and then it is only said that it will be read.
+    let fetched = op == Op::Read && world.next_tag % 16 == 7;
+    world.ask(index, if fetched { Op::Fetch } else { op }, offset, end - offset)
 }
 
 /// Whether too little of what was dirty was overwritten before write-back came to it.

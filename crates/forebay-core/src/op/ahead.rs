@@ -223,7 +223,7 @@ impl Engine {
     }
 
     /// Whether a block is nowhere else (J1). Who asks does not read it.
-    fn is_on_backing_alone(&self, volume: VolumeIndex, lba: Lba) -> bool {
+    pub(crate) fn is_on_backing_alone(&self, volume: VolumeIndex, lba: Lba) -> bool {
         let state = self.volume_ref(volume).expect("it exists");
         let extent = state.extents.get(lba).map(|extent| extent.kind);
         let elsewhere = matches!(extent, Some(Kind::Zero | Kind::Discard | Kind::Lost));

@@ -10,6 +10,7 @@
 //! | while the cache is not full, or the volume has less than is reserved for it | at once |
 //! | that the request reads only in part, as its first or last | at once: who wants the rest of it comes soon |
 //! | that was bad in the cache | at once |
+//! | that the guest said it would read (`op::fetch`) | at once |
 //! | that was missed before, and not long ago (`policy::history`) | now |
 //! | any other | not yet |
 //!
@@ -52,6 +53,8 @@ pub(crate) enum Why {
     Run,
     /// They were bad in the cache.
     Repair,
+    /// A guest said that it will read them (`op::fetch`).
+    Wanted,
     /// A write covers them in part.
     Edge,
     /// Nobody asked for them yet (`op::ahead`).
@@ -136,7 +139,8 @@ impl Engine {
             let (shared, blocks) = self.find_shared(&rest);
             let part = rest.part(0, blocks);
             let active = self.active(miss.request);
-            (active.remaining, active.backing_waited) = (active.remaining + 1, true);
+            active.remaining += 1;
+            active.backing_waited |= miss.why != Why::Wanted; // G2 of `fetch`
             match shared {
                 Some(token) => self.wait_for(token, part),
                 None => {
@@ -285,6 +289,8 @@ impl Engine {
         let Miss { request, volume, lba, to, why, ticket, .. } = *miss;
         let outcome = if why == Why::Repair {
             Outcome::Bad
+        } else if why == Why::Wanted {
+            Outcome::Wanted
         } else if self.is_read_in_part(request, lba) {
             Outcome::Part
         } else if why == Why::Run {

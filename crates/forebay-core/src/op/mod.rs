@@ -3,6 +3,7 @@
 
 pub mod ahead;
 pub mod around;
+pub(crate) mod fetch;
 pub mod flush;
 pub mod grow;
 pub(crate) mod miss;

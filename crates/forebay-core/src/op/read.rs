@@ -428,10 +428,9 @@ impl Engine {
             return;
         }
         let result = active.failed.map_or(Ok(()), Err);
-        if active.request.op == Op::Read {
-            self.answer(at, result);
-        } else {
-            self.edges_done(at, result);
+        match active.request.op {
+            Op::Read | Op::Fetch => self.answer(at, result),
+            _ => self.edges_done(at, result),
         }
     }
 

@@ -314,7 +314,7 @@ impl Engine {
             Op::Write { .. } => self.place_payload(volume, at, payload),
             Op::WriteZeroes { .. } => self.place_zeroes(volume, at, payload),
             Op::Discard => self.place_range(volume, at, Kind::Discard, active.blocks, payload),
-            Op::Read | Op::Flush => unreachable!("they change nothing"),
+            Op::Read | Op::Fetch | Op::Flush => unreachable!("they change nothing"),
         };
         self.active(at).placed == active.blocks && placed
     }

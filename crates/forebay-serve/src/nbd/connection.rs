@@ -23,7 +23,7 @@ use super::output::Output;
 use super::pool::{Pool, Run};
 use super::reply::{ReplyHead, StatusExtent, StatusReply};
 use super::transmission::{Command, Decoded, Kind, ReplyForm, decode};
-use super::wire::{RequestHeader, SimpleReplyHeader};
+use super::wire::{RequestHeader, SimpleReplyHeader, TRANSFER_BYTES_MAX};
 use forebay::io::{Arena, ReactorOp, Span};
 use forebay::shard::Shard;
 use forebay_core::limits::REQUEST_BYTES_MAX;
@@ -69,6 +69,11 @@ impl UnderWay {
     fn is_long_write(&self) -> bool {
         matches!(self.command.kind, Kind::Write { .. })
             && u64::from(self.command.length) > REQUEST_BYTES_MAX
+    }
+
+    /// What is to be cached goes piece by piece through the memory of one.
+    fn waits_for_memory(&self) -> bool {
+        self.command.kind == Kind::Cache && self.pieces > 0
     }
 }
 
@@ -522,12 +527,6 @@ impl Connection {
                 self.close(shard);
                 return false;
             }
-            Kind::Cache => {
-                // What is cached is the engine's choice; the answer is true in any case.
-                self.start += RequestHeader::BYTES;
-                self.push_head(&ReplyHead::simple(command.cookie, Ok(())), shard, pool);
-                return true;
-            }
             Kind::BlockStatus { .. } => {
                 self.start += RequestHeader::BYTES;
                 self.block_status(&command, shard, pool);
@@ -540,10 +539,17 @@ impl Connection {
             {
                 return false;
             }
-            Kind::Read { .. } => {
+            Kind::Read { .. } | Kind::Cache => {
                 let first = command.offset / BLOCK_BYTES;
                 let end = (command.offset + u64::from(command.length)).div_ceil(BLOCK_BYTES);
-                match pool.take((end - first) as usize) {
+                let mut blocks = end - first;
+                if command.kind == Kind::Cache {
+                    // All of it goes through the memory of one piece. It is a hint: of what is longer than any read the rest is
+                    // left out.
+                    begun.command.length = command.length.min(TRANSFER_BYTES_MAX);
+                    blocks = blocks.min(REQUEST_BYTES_MAX / BLOCK_BYTES);
+                }
+                match pool.take(blocks as usize) {
                     Some(memory) => begun.memory = Some(memory),
                     None => return false,
                 }
@@ -597,7 +603,8 @@ impl Connection {
 
     /// Hands over every piece of a command that the engine takes.
     fn submit_rest(&mut self, slot: usize, shard: &mut Shard) {
-        while self.under_way[slot].as_ref().is_some_and(|state| !state.is_submitted) {
+        let goes_on = |state: &UnderWay| !state.is_submitted && !state.waits_for_memory();
+        while self.under_way[slot].as_ref().is_some_and(goes_on) {
             if !self.submit_piece(slot, shard) {
                 return self.unfinished.push(slot);
             }
@@ -627,6 +634,10 @@ impl Connection {
                 let (_, memory) = state.memory.expect("a read has memory");
                 let blocks = offset / BLOCK_BYTES - command.offset / BLOCK_BYTES;
                 (Op::Read, length, Some(memory.skip((blocks * BLOCK_BYTES) as usize)))
+            }
+            Kind::Cache => {
+                let length = rest.min(REQUEST_BYTES_MAX - offset % BLOCK_BYTES);
+                (Op::Fetch, length, state.memory.map(|(_, memory)| memory))
             }
             Kind::Write { fua } => {
                 let length = if state.is_long_write() { rest.min(PIECE_BYTES) } else { rest };
@@ -671,8 +682,16 @@ impl Connection {
         if let Err(error) = result {
             state.error.get_or_insert(NbdError::from(error));
         }
-        if state.pieces > 0 || !state.is_submitted {
+        let caches = state.command.kind == Kind::Cache;
+        let is_over = state.error.is_some() || self.is_closing || self.is_broken;
+        if caches && !state.is_submitted && !is_over {
+            return self.submit_rest(slot, shard);
+        }
+        if state.pieces > 0 || !state.is_submitted && !caches {
             return;
+        }
+        if caches && let Some((run, _)) = state.memory.take() {
+            pool.give(run);
         }
         if state.flush_after && state.error.is_none() {
             // A trim with FUA: durable before its answer.

@@ -412,6 +412,7 @@ fn outcome_name(outcome: Outcome) -> &'static str {
         Outcome::Again => "again",
         Outcome::Part => "part",
         Outcome::Bad => "bad",
+        Outcome::Wanted => "wanted",
         Outcome::Refused(Refusal::Sequential) => "sequential",
         Outcome::Refused(Refusal::FirstTouch) => "first_touch",
         Outcome::Refused(Refusal::NoRoom) => "no_room",
