@@ -271,7 +271,8 @@ impl Engine {
     /// Whether writes may have gone around the log that no flush of the backing device covers: they want one
     /// before a stop is called clean.
     pub fn wants_backing_flush(&self, volume: VolumeIndex) -> bool {
-        self.volume_ref(volume).is_some_and(|state| state.around.unflushed)
+        let wants = self.volume_ref(volume).is_some_and(|state| state.around.unflushed);
+        wants && !self.config.mutants.is(Mutant::StopUnflushed)
     }
 
     /// Writes everything back and keeps the volume clean, as write-through.

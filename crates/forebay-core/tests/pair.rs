@@ -10,6 +10,7 @@ use forebay_core::format::superblock::{
     AT_SIZE_BYTES, NewCache, SUPERBLOCK_SIZE, Superblock, Volume,
 };
 use forebay_core::limits::VOLUME_COUNT_MAX;
+use forebay_core::mutant::Mutants;
 
 const BLOCK: usize = 4096;
 const DEVICE_BYTES: u64 = 300 << 20;
@@ -62,7 +63,7 @@ fn superblock(size_bytes: u64) -> Superblock {
 
 /// The first copy is bad, and the second one counts.
 fn assert_second(disk: &mut Disk, superblock: &Superblock, what: &dyn std::fmt::Display) {
-    let pair = Pair::read(DEVICE_BYTES, disk);
+    let pair = Pair::read(DEVICE_BYTES, disk, Mutants::default());
     assert!(pair.first.is_err(), "{what}");
     assert_eq!(pair.second_at, Superblock::addresses(superblock.size_bytes)[1], "{what}");
     assert_eq!(pair.newest(), Some(superblock), "{what}");
@@ -128,13 +129,13 @@ fn a_cache_that_does_not_say_it_again_is_read() {
     let mut superblock = superblock(64 << 20);
     superblock.says_size_again = false;
     let mut disk = Disk::new(&superblock);
-    assert_eq!(Pair::read(DEVICE_BYTES, &mut disk).newest(), Some(&superblock));
+    assert_eq!(Pair::read(DEVICE_BYTES, &mut disk, Mutants::default()).newest(), Some(&superblock));
     disk.first()[5000] ^= 1;
     assert_second(&mut disk, &superblock, &"a byte that says nothing of the size");
     disk.first()[AT_SIZE_BYTES + 3] ^= 1;
-    assert_eq!(Pair::read(DEVICE_BYTES, &mut disk).newest(), None);
+    assert_eq!(Pair::read(DEVICE_BYTES, &mut disk, Mutants::default()).newest(), None);
     // Where the device ends with the cache that is no harm.
-    assert_eq!(Pair::read(64 << 20, &mut disk).newest(), Some(&superblock));
+    assert_eq!(Pair::read(64 << 20, &mut disk, Mutants::default()).newest(), Some(&superblock));
 }
 
 /// What lies where another's size points to is no copy of this cache.
@@ -144,7 +145,7 @@ fn without_any_copy_it_is_told_where_one_should_be() {
     let mut disk = Disk::new(&superblock);
     disk.copies.truncate(1);
     disk.unreadable = 0..512;
-    let pair = Pair::read(DEVICE_BYTES, &mut disk);
+    let pair = Pair::read(DEVICE_BYTES, &mut disk, Mutants::default());
     assert_eq!(pair.first, Err(FormatError::Unreadable));
     assert_eq!(pair.second_at, Superblock::addresses(superblock.size_bytes)[1]);
     assert!(pair.second.is_err() && pair.newest().is_none());

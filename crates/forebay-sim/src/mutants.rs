@@ -6,11 +6,12 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 15] = [
+pub const STORIES: [(Mutant, &str); 20] = [
     (Mutant::AgainTakenForDone, "again.rs"),
     (Mutant::BatchEndsBeforeProbe, "refused.rs"),
     (Mutant::FlushFailureDiesWithProcess, "around.rs"),
     (Mutant::FlushHeardAlone, "unflushed.rs"),
+    (Mutant::FrozenForgotten, "frozen.rs"),
     (Mutant::GrownUnlockedEarly, "around.rs"),
     (Mutant::LostItemUnmarked, "lost.rs"),
     (Mutant::PassesUndurable, "around.rs"),
@@ -21,7 +22,11 @@ pub const STORIES: [(Mutant, &str); 15] = [
     (Mutant::RottenEndNotDirty, "lost.rs"),
     (Mutant::ScrubSavesNothing, "scrub.rs"),
     (Mutant::ScrubSavesTooEarly, "scrub.rs"),
+    (Mutant::SkipPageChecksum, "checkpoint.rs"),
+    (Mutant::SkipScrubChecksum, "scrub.rs"),
+    (Mutant::SkipScrubHeader, "scrub.rs"),
     (Mutant::UnreadStaysUnread, "unread.rs"),
+    (Mutant::VoidLifeCounts, "void.rs"),
 ];
 
 /// The test (of `tests`) that finds a fault in the place of seeds.

@@ -23,6 +23,7 @@ use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use forebay_core::log::recovery::{
     CacheReader, Damage, LogEnd, Recovered, Writer, latch_dropped, recover, redo, reopen,
 };
+use forebay_core::mutant::Mutant;
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Tick, VolumeIndex};
 
 pub(crate) struct Reader<'a>(pub(crate) &'a crate::device::Device);
@@ -378,13 +379,14 @@ impl World {
         // Before the first copy is replaced, the second is durable (R5 of `format::pair`).
         let [_, second] = Superblock::addresses(superblock.size_bytes);
         let bytes = superblock.encode(second);
+        let mutants = self.setup.config.mutants;
         if let Err(crashed) = self.open_write(attempt, pieces(second, &bytes)) {
             return Ok(Err(crashed));
         }
         superblock.note_failed_flushes(attempt.failed_flushes);
         let held = attempt.held.clone();
         for (segment, mut bytes) in held {
-            let blocks = redo(&superblock, segment, &mut bytes);
+            let blocks = redo(&superblock, segment, &mut bytes, mutants);
             self.tell(|| format!("redo {segment:?} {blocks} blocks"));
             if blocks == 0 {
                 continue;
@@ -396,23 +398,26 @@ impl World {
                 return Ok(Err(crashed));
             }
         }
-        let config = self.setup.config;
         let recovered = self.recover_anew(&superblock, attempt.writer);
-        if let Err(crashed) = self.open_flush(attempt) {
+        if !mutants.is(Mutant::OpeningUnflushed)
+            && let Err(crashed) = self.open_flush(attempt)
+        {
             return Ok(Err(crashed));
         }
         attempt.flushed = true;
-        latch_dropped(&mut superblock, &recovered, &attempt.ends, config.mutants);
-        let next = reopen(&superblock, &recovered, config.mutants);
+        latch_dropped(&mut superblock, &recovered, &attempt.ends, mutants);
+        let next = reopen(&superblock, &recovered, mutants);
         let again = self.recover(&next, Writer::MayHaveLostPower);
         recovery_is_repeatable::compare(&self.volumes, &recovered, &again).map_err(Failure)?;
         self.same_without_checkpoint(&superblock, &recovered, attempt.writer)?;
-        for address in Superblock::addresses(next.size_bytes) {
+        for (copy, address) in Superblock::addresses(next.size_bytes).into_iter().enumerate() {
             let bytes = next.encode(address);
             if let Err(crashed) = self.open_write(attempt, pieces(address, &bytes)) {
                 return Ok(Err(crashed));
             }
-            if let Err(crashed) = self.open_flush(attempt) {
+            if self.flushes_copy(copy)
+                && let Err(crashed) = self.open_flush(attempt)
+            {
                 return Ok(Err(crashed));
             }
         }
@@ -475,7 +480,8 @@ impl World {
         attempt: &mut Attempt,
     ) -> Result<Result<Superblock, Crashed>, Failure> {
         let device_bytes = self.cache.blocks() * BLOCK_BYTES;
-        let pair = Pair::read(device_bytes, &mut Reader(&self.cache));
+        let mutants = self.setup.config.mutants;
+        let pair = Pair::read(device_bytes, &mut Reader(&self.cache), mutants);
         let Some(newest) = pair.newest().cloned() else {
             return Err(Failure("both copies of the superblock are bad".into()));
         };

@@ -4,6 +4,7 @@
 use crate::world::World;
 use forebay_core::effect::SuperblockChange;
 use forebay_core::format::superblock::Superblock;
+use forebay_core::mutant::Mutant;
 
 impl World {
     /// Writes both copies of the superblock, each flushed.
@@ -28,13 +29,18 @@ impl World {
         }
     }
 
+    /// Whether a copy is flushed after it was written: always, but for a deliberate fault.
+    pub(crate) fn flushes_copy(&self, copy: usize) -> bool {
+        copy > 0 || !self.setup.config.mutants.is(Mutant::SuperblockFirstUnflushed)
+    }
+
     pub(crate) fn write_superblock_in_part(&mut self, steps: u64, through: u64) {
         let copies = Superblock::addresses(self.superblock.size_bytes);
         for (copy, address) in copies.into_iter().enumerate() {
             if steps > 2 * copy as u64 {
                 let bytes = self.superblock.encode(address);
                 let pieces = crate::opening::pieces(address, &bytes);
-                if steps > 2 * copy as u64 + 1 {
+                if steps > 2 * copy as u64 + 1 && self.flushes_copy(copy) {
                     self.cache.flush_end(through);
                     self.cache.write_durably(pieces);
                 } else {

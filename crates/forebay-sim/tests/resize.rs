@@ -75,7 +75,7 @@ fn is_found(
     device_bytes: u64,
     left: &mut Disk,
 ) -> Result<(), &'static str> {
-    let pair = Pair::read(device_bytes, left);
+    let pair = Pair::read(device_bytes, left, Mutants::default());
     let newest = pair.newest().ok_or("none is found")?;
     if newest != from && newest != to {
         return Err("another one is found");

@@ -9,18 +9,9 @@ use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
 use forebay_sim::block::Block;
 use forebay_sim::world::World;
-use std::rc::Rc;
-use support::{ask, clean, headers, place, power_cut, read, settle, written};
+use support::{ask, clean, headers, place, power_cut, read, rot_header, settle, written};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
-
-/// The header of the record rots that was written for a block. What it held is not lost.
-fn rot_header(world: &mut World, block: u64) {
-    Rc::make_mut(&mut world.setup).rot = u64::MAX;
-    world.volumes[0].model.copy_damaged(block as usize);
-    let at = place(world, block) - 1;
-    world.cache.rot(at, Block::zero());
-}
 
 /// Scrubs everything; says what was found.
 fn scrub(world: &mut World) -> Report {
@@ -90,6 +81,24 @@ fn a_bad_dirty_block_is_lost_and_named_before_anybody_reads_it() {
     let status = world.engine.as_ref().and_then(|it| it.status(VOLUME)).expect("it is there");
     assert_eq!(status.lost_blocks_now, 1);
     read_all(&mut world);
+}
+
+/// Blocks and headers that a scrub finds bad, of one each.
+fn found(mutants: Mutants) -> (u64, u64) {
+    let mut world = written(mutants, 20);
+    clean(&mut world, VOLUME);
+    let at = place(&world, 7);
+    world.cache.rot(at, Block::zero());
+    rot_header(&mut world, 11);
+    let report = scrub(&mut world);
+    (report.healed_blocks, report.bad_headers)
+}
+
+#[test]
+fn what_is_read_is_compared_with_its_checksum() {
+    assert_eq!(found(Mutants::default()), (1, 1));
+    assert_eq!(found(Mutants::with(Mutant::SkipScrubChecksum)), (0, 1), "else this shows nothing");
+    assert_eq!(found(Mutants::with(Mutant::SkipScrubHeader)), (1, 0), "else this shows nothing");
 }
 
 /// A log whose backing device takes nothing, so that nothing of it can be written back. The header of one record

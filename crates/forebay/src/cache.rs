@@ -138,7 +138,7 @@ pub fn read_superblock(device: &dyn Device) -> Result<Found, CacheError> {
         let (device, needed) = (device.info().name.clone(), 2 * SUPERBLOCK_SIZE as u64);
         return Err(CacheError::TooSmall { device, found: size, needed });
     }
-    let pair = Pair::read(size, &mut Reader(device));
+    let pair = Pair::read(size, &mut Reader(device), Mutants::default());
     if let Some(first) = pair.first.as_ref().ok().filter(|first| first.size_bytes > size) {
         let device = device.info().name.clone();
         return Err(CacheError::Smaller { device, expected: first.size_bytes, found: size });

@@ -23,6 +23,7 @@ use forebay_core::format::record::{self, Header};
 use forebay_core::format::superblock::{self, SUPERBLOCK_SIZE, Superblock};
 use forebay_core::format::{FormatError, checkpoint, entry, feature};
 use forebay_core::log::recovery::{self, CacheReader, Recovered, Writer};
+use forebay_core::mutant::Mutants;
 use forebay_core::units::{BLOCK_SIZE, SegmentId};
 use std::fs::File;
 use std::io;
@@ -260,7 +261,7 @@ fn left_in_memory(
         if segment.0 >= superblock.segment_count {
             return false;
         }
-        let blocks = recovery::redo(superblock, *segment, bytes);
+        let blocks = recovery::redo(superblock, *segment, bytes, Mutants::default());
         bytes.truncate(usize::from(blocks) * BLOCK_SIZE);
         blocks > 0
     });

@@ -349,7 +349,8 @@ impl Engine {
             return;
         }
         self.scrub_checkpoint_begins();
-        self.checkpoint.sequence += 1; // T2: the other area
+        let same = self.config.mutants.is(Mutant::CheckpointInPlace);
+        self.checkpoint.sequence += 1 + u64::from(same); // T2: the other area
         self.checkpoint.head.stream_pages = bytes.div_ceil(PAGE_BYTES) as u32;
         self.checkpoint.head.stream_bytes = bytes as u64;
         self.checkpoint.head.segment_sequence = self.segment_sequence;
@@ -622,6 +623,9 @@ impl Engine {
         let early = self.config.mutants.is(Mutant::CheckpointNotDurable);
         if !early && !volumes.into_iter().all(written) {
             return;
+        }
+        if self.config.mutants.is(Mutant::CheckpointUnflushed) {
+            return self.checkpoint_flushed(Ok(()));
         }
         self.checkpoint.stage = Stage::Flushing { in_flight: true };
         let token = self.token(Pending::CheckpointFlush);

@@ -139,7 +139,7 @@ impl Engine {
         payload: &mut impl Payload,
     ) {
         self.segments.get_mut(segment).writes -= 1;
-        if result.is_err() {
+        if result.is_err() && !self.config.mutants.is(Mutant::FailedWriteCounts) {
             return self.fail_cache();
         }
         if self.health == CacheHealth::Failed {
@@ -199,10 +199,11 @@ impl Engine {
         if !self.counts(result) {
             return;
         }
+        let later = self.config.mutants.is(Mutant::FlushCoversLater);
         for index in 0..self.volume_end {
             if let Some(state) = self.volumes[index].as_deref_mut() {
                 let log = &mut state.log;
-                log.durable = log.flushing;
+                log.durable = if later { log.written } else { log.flushing };
                 self.answer_durable(VolumeIndex(index as u8)); // D2
                 self.note_clean(VolumeIndex(index as u8));
                 self.free_retired(VolumeIndex(index as u8));
@@ -252,6 +253,9 @@ impl Engine {
 
     /// Whether a flush, or a write of the superblock, which is flushed, makes anything durable (D5).
     pub(crate) fn counts(&mut self, result: Result<(), Fault>) -> bool {
+        if self.config.mutants.is(Mutant::FailedFlushCounts) {
+            return true;
+        }
         if result.is_err() {
             self.fail_cache();
         }

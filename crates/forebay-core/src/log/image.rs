@@ -6,6 +6,7 @@
 //! Nothing of it is believed before its checksum is right; if any page is bad, all of it is left
 //! alone and the log is read instead.
 
+use crate::format::FormatError;
 use crate::format::checkpoint::{
     self, Head, Layout, PAGE_BYTES, PAGE_HEAD, PAGE_SEGMENTS, PAGE_SLOTS, PAGE_WORDS,
     SEGMENT_BYTES, Written,
@@ -18,6 +19,7 @@ use crate::log::recovery::{CacheReader, Stretch};
 use crate::map::extent::{Extent, Position};
 use crate::map::index::{Index, MAP_WORDS, PACKED_WORDS_MAX, PAGE_CELLS};
 use crate::map::slots::{self, Slots};
+use crate::mutant::{Mutant, Mutants};
 use crate::units::{BLOCK_SIZE, Lba, Ordinal, SegmentId, Sequence, Slot, VolumeIndex};
 use crate::volume::PendingExtent;
 use alloc::vec::Vec;
@@ -112,11 +114,15 @@ pub(crate) struct Image {
 
 /// Reads what is small of the checkpoint that the superblock names; none: there is none, or it is
 /// damaged.
-pub(crate) fn read<R: CacheReader>(superblock: &Superblock, reader: &mut R) -> Option<Image> {
+pub(crate) fn read<R: CacheReader>(
+    superblock: &Superblock,
+    reader: &mut R,
+    mutants: Mutants,
+) -> Option<Image> {
     if superblock.checkpoint_sequence == 0 {
         return None;
     }
-    let mut pages = Pages::new(superblock, reader);
+    let mut pages = Pages::new(superblock, reader, mutants);
     let head = Head::decode(pages.page(0)?, superblock).ok()?;
     let layout = head.layout;
     pages.total = layout.stream_page() + head.stream_pages;
@@ -182,6 +188,7 @@ pub(crate) fn read_slots<R: CacheReader>(
     superblock: &Superblock,
     image: &Image,
     reader: &mut R,
+    mutants: Mutants,
 ) -> Option<Slots> {
     let mut slots = Slots::of(reader.rows(slot_count(superblock) as usize));
     let layout = &image.layout;
@@ -198,7 +205,7 @@ pub(crate) fn read_slots<R: CacheReader>(
         let run = image.slot_runs[number];
         let parts = rows.chunks_mut(PAGE_SLOTS).zip(pages);
         for (page, (rows, bytes)) in (layout.slot_page(number as u32)..).zip(parts) {
-            open(superblock, run, page, bytes)?;
+            open(superblock, run, page, bytes, mutants)?;
             slots::put_rows(rows, &bytes[PAGE_HEAD..]);
         }
         Some(0)
@@ -211,6 +218,7 @@ pub(crate) fn read_index<R: CacheReader>(
     superblock: &Superblock,
     image: &Image,
     reader: &mut R,
+    mutants: Mutants,
     keep: impl Fn(Slot) -> bool + Sync,
 ) -> Option<Index> {
     let slots = slot_count(superblock);
@@ -228,7 +236,7 @@ pub(crate) fn read_index<R: CacheReader>(
         .collect();
     let used = reader.fill(&stretches, index.cells_mut(), |number, pages, cells| {
         for (page, bytes) in (layout.index_page(number as u32)..).zip(pages.iter_mut()) {
-            open(superblock, own, page, bytes)?;
+            open(superblock, own, page, bytes, mutants)?;
         }
         let mut words = Words { pages, at: 0 };
         let mut packed = [0; PACKED_WORDS_MAX];
@@ -283,9 +291,13 @@ fn open(
     by: Written,
     page: u32,
     bytes: &mut [u8; BLOCK_SIZE],
+    mutants: Mutants,
 ) -> Option<()> {
     let address = checkpoint::address(superblock, by.area(), page);
-    checkpoint::open(bytes, &superblock.identity(), address, by.sequence(), page).ok()
+    match checkpoint::open(bytes, &superblock.identity(), address, by.sequence(), page) {
+        Err(FormatError::Checksum { .. }) if mutants.is(Mutant::SkipPageChecksum) => Some(()),
+        other => other.ok(),
+    }
 }
 
 /// A segment that was in a log, as [`Engine::fill_segment`](crate::engine::Engine::fill_segment) wrote it.
@@ -313,11 +325,12 @@ struct Pages<'a, R> {
     first: u32,
     count: u32,
     total: u32,
+    mutants: Mutants,
 }
 
 impl<'a, R: CacheReader> Pages<'a, R> {
-    fn new(superblock: &'a Superblock, reader: &'a mut R) -> Pages<'a, R> {
-        Pages { superblock, reader, bytes: Vec::new(), first: 0, count: 0, total: 1 }
+    fn new(superblock: &'a Superblock, reader: &'a mut R, mutants: Mutants) -> Pages<'a, R> {
+        Pages { superblock, reader, bytes: Vec::new(), first: 0, count: 0, total: 1, mutants }
     }
 
     fn page(&mut self, number: u32) -> Option<&[u8; BLOCK_SIZE]> {
@@ -326,7 +339,7 @@ impl<'a, R: CacheReader> Pages<'a, R> {
         }
         let at = (number - self.first) as usize * BLOCK_SIZE;
         let page = self.bytes.get_mut(at..)?.first_chunk_mut::<BLOCK_SIZE>()?;
-        open(self.superblock, own(self.superblock), number, page)?;
+        open(self.superblock, own(self.superblock), number, page, self.mutants)?;
         Some(page)
     }
 

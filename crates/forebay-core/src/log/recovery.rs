@@ -120,8 +120,8 @@ pub fn recover<R: CacheReader>(
     writer: Writer,
     mutants: Mutants,
 ) -> Recovered {
-    let image = image::read(superblock, reader).and_then(|image| {
-        let slots = image::read_slots(superblock, &image, reader)?;
+    let image = image::read(superblock, reader, mutants).and_then(|image| {
+        let slots = image::read_slots(superblock, &image, reader, mutants)?;
         reader.will_take_cells(Index::cell_count(image::slot_count(superblock)));
         Some((image, slots))
     });
@@ -245,7 +245,7 @@ pub fn reopen(superblock: &Superblock, found: &Recovered, mutants: Mutants) -> S
             volume.tail = found.log.tail;
             volume.flush_epoch = found.log.flush_epoch;
             volume.backing_as_of = found.log.backing_as_of;
-            volume.frozen = found.frozen; // V7
+            volume.frozen = found.frozen && !mutants.is(Mutant::FrozenForgotten); // V7
         }
     }
     next
@@ -372,7 +372,9 @@ impl<R: CacheReader> Recovery<'_, R> {
                 read.extend(self.read_segments(index, wanted));
             }
             let void = unlinked(volume.head.link, &wanted, &read);
-            if let Some((wanted, life)) = void.or_else(|| self.outlived(index, &wanted, &read)) {
+            if let Some((wanted, life)) = void.or_else(|| self.outlived(index, &wanted, &read))
+                && !self.mutants.is(Mutant::VoidLifeCounts)
+            {
                 self.give_up(index, wanted, life);
                 continue;
             }

@@ -160,12 +160,15 @@ impl Engine {
         let end = active.first + active.blocks;
         self.tickets.void(volume, active.first, active.blocks); // A2
         let (first, blocks, run, now) = (active.first, active.blocks, active.run, self.now);
+        let free = self.config.mutants.is(Mutant::AroundNotLocked);
         let state = self.volume(volume);
         if state.around.passed.len() == PASSED_MAX {
             state.around.passed.pop_front();
         }
         state.around.passed.push_back(Passed { first, blocks, reason, run, at: now });
-        state.locks.push(Lock { owner: at, start: active.first, end }); // A2
+        if !free {
+            state.locks.push(Lock { owner: at, start: active.first, end }); // A2
+        }
         state.stats.bypassed[reason as usize] += 1;
         state.stats.bypassed_writes += 1;
         state.stats.bypassed_blocks += active.blocks;
@@ -324,9 +327,10 @@ impl Engine {
     /// The request waits for a flush of the backing device that is issued from now on.
     pub(crate) fn around_flush_for(&mut self, at: u32) {
         let volume = self.active(at).request.volume;
+        let counts = self.config.mutants.is(Mutant::FlushUnderWayCounts);
         let state = &mut self.volume(volume).around;
         // The one under way is enough if nothing was written since it was issued.
-        let flush = state.flushes + u64::from(state.unflushed || !state.flushing);
+        let flush = state.flushes + u64::from(state.unflushed && !counts || !state.flushing);
         state.waiters.push_back(FlushWaiter { request: at, flush });
         self.around_flush(volume);
     }

@@ -21,9 +21,10 @@ impl Engine {
         if state.around.lost && !self.config.mutants.is(Mutant::FlushFailureForgotten) {
             return self.around_tell(at); // A3
         }
-        let state = self.volume(volume);
         // A write that went around the log is covered by a flush of the backing device.
-        if state.around.unflushed || state.around.flushing {
+        let skips = self.config.mutants.is(Mutant::FlushSkipsBacking);
+        let state = self.volume(volume);
+        if (state.around.unflushed || state.around.flushing) && !skips {
             self.active(at).sequence = placed;
             self.active(at).around = Around::No;
             return self.around_flush_for(at);

@@ -545,14 +545,13 @@ impl Engine {
                 let now = self.now;
                 self.slices(volume).end(Side::WriteBack, now);
                 self.lanes[lane].writes_under_way -= 1;
-                match result {
-                    Ok(()) => {
-                        if self.lanes[lane].run(part.run).stretch.kind == Kind::Data {
-                            self.volume(volume).stats.backing_blocks_written += part.blocks;
-                        }
-                        self.writeback_took(volume, lane, part);
-                    }
-                    Err(_) => self.writeback_refused(volume, lane, part),
+                if result.is_ok() && self.lanes[lane].run(part.run).stretch.kind == Kind::Data {
+                    self.volume(volume).stats.backing_blocks_written += part.blocks;
+                }
+                let counts = self.config.mutants.is(Mutant::RefusedWriteCounts);
+                match result.is_ok() || counts {
+                    true => self.writeback_took(volume, lane, part),
+                    false => self.writeback_refused(volume, lane, part),
                 }
                 let run = self.lanes[lane].run(part.run);
                 run.remaining -= 1;
@@ -568,6 +567,8 @@ impl Engine {
                 self.lanes[lane].failed |= result.is_err();
             }
             What::Flush { around } => {
+                let counts = self.config.mutants.is(Mutant::FailedBackingFlushCounts);
+                let result = if counts { Ok(()) } else { result };
                 if result.is_err() {
                     self.backing_flush_failed(volume, payload);
                 } else {

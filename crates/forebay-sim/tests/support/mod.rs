@@ -8,13 +8,14 @@ use forebay_core::format::superblock::Mode;
 use forebay_core::mutant::Mutants;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
-use forebay_sim::block::origin;
+use forebay_sim::block::{Block, origin};
 use forebay_sim::exhaustive::{Scope, setup};
 use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::random::Random;
 use forebay_sim::setup::{Island, Setup, format};
 use forebay_sim::world::World;
+use std::rc::Rc;
 
 /// One volume of so many blocks, or what `change` makes of that; a fresh cache of 16 segments of 16 blocks.
 pub fn world_with(blocks: u64, change: impl FnOnce(&mut Setup)) -> World {
@@ -107,4 +108,12 @@ pub fn place(world: &World, block: u64) -> u64 {
     let mut all = first..first + u64::from(world.superblock.segment_count) * 16;
     let is_it = |at: &u64| origin(&world.cache.read(*at), 0).is_some_and(|it| it.1 == block);
     all.rfind(is_it).expect("it was written")
+}
+
+/// The header of the record rots that was written for a block. What it held is not lost.
+pub fn rot_header(world: &mut World, block: u64) {
+    Rc::make_mut(&mut world.setup).rot = u64::MAX;
+    world.volumes[0].model.copy_damaged(block as usize);
+    let at = place(world, block) - 1;
+    world.cache.rot(at, Block::zero());
 }

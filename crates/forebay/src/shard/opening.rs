@@ -18,6 +18,7 @@ use forebay_core::engine::{Acknowledge, Config, Engine, window_frames};
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use forebay_core::limits::{TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
 use forebay_core::log::recovery::{self, Recovered, Writer};
+use forebay_core::mutant::Mutants;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, Tick, VolumeIndex};
 use std::fs::File;
@@ -305,7 +306,7 @@ fn put_back(
         if segment.0 >= superblock.segment_count {
             continue;
         }
-        let blocks = recovery::redo(superblock, segment, &mut bytes);
+        let blocks = recovery::redo(superblock, segment, &mut bytes, Mutants::default());
         if blocks > 0 {
             let length = usize::from(blocks) * BLOCK_BYTES as usize;
             cache

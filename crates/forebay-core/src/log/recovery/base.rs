@@ -75,7 +75,8 @@ impl<R: CacheReader> Recovery<'_, R> {
                 || skipped
         };
         let image = self.image.clone()?;
-        self.found.index = image::read_index(self.superblock, &image, self.reader, keep)?;
+        self.found.index =
+            image::read_index(self.superblock, &image, self.reader, self.mutants, keep)?;
         Some(())
     }
 

@@ -3,13 +3,14 @@
 
 use crate::format::record::{self, Header};
 use crate::format::superblock::Superblock;
+use crate::mutant::{Mutant, Mutants};
 use crate::units::{BLOCK_SIZE, SegmentId};
 use alloc::boxed::Box;
 
 /// Makes what a dead process left in one segment's buffer ready to be written to the segment:
 /// closes the record that was open. Returns how many blocks, from the first, are to be written;
 /// zero: none.
-pub fn redo(superblock: &Superblock, id: SegmentId, bytes: &mut [u8]) -> u16 {
+pub fn redo(superblock: &Superblock, id: SegmentId, bytes: &mut [u8], mutants: Mutants) -> u16 {
     let identity = superblock.identity();
     let mut block: u16 = 0;
     let mut life = None;
@@ -32,6 +33,9 @@ pub fn redo(superblock: &Superblock, id: SegmentId, bytes: &mut [u8]) -> u16 {
             }
             block += header.blocks;
             continue;
+        }
+        if mutants.is(Mutant::RedoSkipsOpen) {
+            break;
         }
         let closed = record::close(&mut head, address, &identity);
         if let Some(blocks) = closed.filter(|blocks| *blocks <= room) {

@@ -107,6 +107,7 @@ impl Engine {
     /// Whether what goes around the log lets a batch be built (A5 to A7 of `around`).
     fn may_build(&mut self, volume: VolumeIndex) -> bool {
         let early = self.config.mutants.is(Mutant::BatchBeforeFlush);
+        let mixed = self.config.mutants.is(Mutant::BatchWhileOverDirty);
         let state = self.volume(volume);
         let AroundState { lost, unflushed, flushing, over_dirty, .. } = state.around;
         if state.order == Order::Batch && !lost && !early && (unflushed || flushing) {
@@ -115,7 +116,7 @@ impl Engine {
             }
             return false;
         }
-        state.around.held = over_dirty > 0;
+        state.around.held = over_dirty > 0 && !mixed;
         !state.around.held
     }
 
