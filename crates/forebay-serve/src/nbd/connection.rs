@@ -542,14 +542,16 @@ impl Connection {
             Kind::Read { .. } | Kind::Cache => {
                 let first = command.offset / BLOCK_BYTES;
                 let end = (command.offset + u64::from(command.length)).div_ceil(BLOCK_BYTES);
-                let mut blocks = end - first;
-                if command.kind == Kind::Cache {
-                    // All of it goes through the memory of one piece. It is a hint: of what is longer than any read the rest is
-                    // left out.
+                let blocks = (end - first) as usize;
+                let memory = if command.kind == Kind::Cache {
+                    // All of it goes through the memory of one piece, which reads of others may want. It is a hint: of what is
+                    // longer than any read the rest is left out.
                     begun.command.length = command.length.min(TRANSFER_BYTES_MAX);
-                    blocks = blocks.min(REQUEST_BYTES_MAX / BLOCK_BYTES);
-                }
-                match pool.take(blocks as usize) {
+                    pool.take_spare(blocks.min((REQUEST_BYTES_MAX / BLOCK_BYTES) as usize))
+                } else {
+                    pool.take(blocks)
+                };
+                match memory {
                     Some(memory) => begun.memory = Some(memory),
                     None => return false,
                 }

@@ -26,6 +26,12 @@ impl Pool {
         Ok(Pool::of(Arena::reserved(bytes)?))
     }
 
+    /// The same, of what leaves half of the memory to those who cannot do without.
+    pub(crate) fn take_spare(&mut self, count: usize) -> Option<(Run, Span)> {
+        let free = self.taken.iter().filter(|taken| !**taken).count();
+        (free >= self.taken.len() / 2 + count).then(|| self.take(count)).flatten()
+    }
+
     /// A pool whose memory is there from the start.
     #[cfg(feature = "fuse")]
     pub(crate) fn present(bytes: usize) -> io::Result<Pool> {
@@ -79,6 +85,16 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn half_of_it_is_not_spare() {
+        let mut pool = Pool::new(16 * BLOCK).expect("memory");
+        let (run, _) = pool.take_spare(8).expect("room");
+        assert!(pool.take_spare(1).is_none());
+        assert!(pool.take(8).is_some(), "it is there for others");
+        pool.give(run);
+        assert!(pool.take_spare(1).is_none(), "whoever has the rest");
+    }
 
     #[test]
     fn runs_do_not_overlap_and_come_back() {
