@@ -313,6 +313,21 @@ mod tests {
         }
     }
 
+    /// Else a power cut could tear both.
+    #[test]
+    fn each_copy_is_flushed_before_the_other_is_written() {
+        let device = Noted(MemoryDevice::new(64 << 20, 512).unwrap(), Mutex::default());
+        let superblock = format(&device, 64 << 20, 1 << 18, 1).unwrap();
+        let flush = (OperationKind::Flush, 0);
+        let [first, second] =
+            Superblock::addresses(superblock.size_bytes).map(|at| (OperationKind::Write, at));
+        let order = [first, flush, second, flush];
+        assert_eq!(device.1.lock().unwrap().as_slice(), order);
+        device.1.lock().unwrap().clear();
+        write_superblock(&device, &superblock).unwrap();
+        assert_eq!(device.1.lock().unwrap().as_slice(), order);
+    }
+
     /// A process was killed after it had written the first copy and before the flush; the next one found that copy to
     /// be newer and replaced the second; then the power failed, which left neither. (Found by the simulator: a copy
     /// written at each step, two crashes.) A flush alone is not enough, if one of that copy has failed before: it is written again.

@@ -5,6 +5,7 @@
 //!   written; then the cache device is flushed; then the answer.
 //! - A record whose watermark passes an entry: what the entry says is on the backing device; then
 //!   that is flushed; then the record is written.
+//! - A copy of the superblock: the other one is written; then the cache device is flushed; then this one is written.
 //!
 //! Blocks are known by a tag in their first bytes, so what a record covers is seen in the bytes
 //! that reach the device and not believed.
@@ -21,7 +22,7 @@ use forebay::shard::{CACHE_SOURCE, ShardOptions, backing_source};
 use forebay_core::engine::Config;
 use forebay_core::format::entry::{Entry, Kind};
 use forebay_core::format::record::{self, Header};
-use forebay_core::format::superblock::Mode;
+use forebay_core::format::superblock::{Mode, SUPERBLOCK_SIZE, Superblock};
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
 use std::collections::{HashMap, HashSet};
@@ -47,6 +48,8 @@ enum What {
     Record { header: Header, entries: Vec<(Entry, u64)> },
     /// Blocks on the backing device.
     Blocks { first: u64, tags: Vec<u64> },
+    /// A part of a copy of the superblock.
+    Copy { address: u64 },
     /// Blocks on the backing device that were zeroed or given up.
     Gone { first: u64, count: u64 },
 }
@@ -63,7 +66,7 @@ fn first_word(block: &[u8]) -> u64 {
     u64::from_le_bytes(block[..8].try_into().unwrap())
 }
 
-/// What a write holds; none: a checkpoint's pages or the superblock.
+/// What a write holds; none: a checkpoint's pages.
 fn look(device: u16, span: Span, offset: u64) -> Option<What> {
     let mut bytes = vec![0; span.len()];
     span.copy_out(&mut bytes);
@@ -71,6 +74,10 @@ fn look(device: u16, span: Span, offset: u64) -> Option<What> {
     if device == BACKING {
         let tags = blocks.iter().map(|block| first_word(block)).collect();
         return Some(What::Blocks { first: offset / BLOCK, tags });
+    }
+    let is_in = |address: &u64| (*address..*address + SUPERBLOCK_SIZE as u64).contains(&offset);
+    if let Some(address) = Superblock::addresses(CACHE_BYTES).into_iter().find(is_in) {
+        return Some(What::Copy { address });
     }
     if first_word(blocks[0]) != record::MAGIC {
         return None;
@@ -275,6 +282,7 @@ fn run(
     let seen = seen.lock().unwrap();
     check_promises(&history, &seen, &guest.promises);
     let raised = check_watermarks(&history, &seen);
+    check_copies(&history, &seen);
     assert!(guest.promises.len() > requests / 20, "hardly a promise");
     assert!(raised > 3, "hardly any write-back");
     raised
@@ -303,6 +311,27 @@ fn check_promises(history: &History, seen: &[Seen], promises: &[Promise]) {
     }
 }
 
+fn check_copies(history: &History, seen: &[Seen]) {
+    let copies = seen.iter().filter_map(|it| match it.what {
+        What::Copy { address } => Some((address, it.submitted)),
+        _ => None,
+    });
+    let (mut newest, mut parts, mut turns) = (0, Vec::new(), 0);
+    for (address, submitted) in copies {
+        if address != newest {
+            for part in parts.drain(..) {
+                assert!(
+                    history.is_durable(CACHE, part, submitted),
+                    "the copy at {newest} was not durable when that at {address} was written"
+                );
+            }
+            (newest, turns) = (address, turns + 1);
+        }
+        parts.push(submitted);
+    }
+    assert!(turns > 2, "hardly a checkpoint was named");
+}
+
 /// Gives how often a watermark was raised.
 fn check_watermarks(history: &History, seen: &[Seen]) -> usize {
     // What came to each block of the backing device: where submitted, and its tag, 0 for zeros.
@@ -319,7 +348,7 @@ fn check_watermarks(history: &History, seen: &[Seen]) -> usize {
                     came.entry(block).or_default().push((it.submitted, 0));
                 }
             }
-            What::Record { .. } => {}
+            What::Record { .. } | What::Copy { .. } => {}
         }
     }
     let mut placed: Vec<(u64, usize, Entry, u64)> = Vec::new();
