@@ -1,4 +1,4 @@
-# Partitions, md arrays and logical volumes as cache and as backing device, and LVM on a volume.
+# Partitions, md arrays and logical volumes as cache and as backing device, LVM of a disk that is served then, and LVM on a volume.
 . ./lib.sh
 . ./storage.sh
 modprobe -a fuse loop xfs ext4 dm-mod raid1
@@ -57,6 +57,45 @@ over "md arrays" /dev/md0 /dev/md1
 mdadm --stop /dev/md0 /dev/md1 >/dev/null 2>&1
 mdadm --zero-superblock "$quick" "$quick2" "$slow" "$slow2"
 wipe "$quick" "$quick2" "$slow" "$slow2"
+
+# LVM that was made on the bare disk: the volume shows it, and so does the bare disk again. Only one of them may be seen, for both hold
+# the same label.
+bare_lvm() { # LOGICAL CACHE DISK
+    local what="LVM of the bare disk, $1" cache=$2 disk=$3 loop
+    has() { vgchange -qq -ay old && mount "$@" /dev/old/files /mnt && intact /mnt /run/sums; }
+    leave() { umount /mnt && vgchange -qq -an old; }
+    lvm_only "$disk"
+    check "$what: made" bash -c "pvcreate -qq -y $disk && vgcreate -qq old $disk && lvcreate -qq -y -Zn -Wn -n files -L 400M old" || return
+    check "$what: mkfs.xfs" mkfs.xfs -q -f /dev/old/files
+    check "$what: logical block" test "$(blockdev --getss /dev/old/files)" = "$1"
+    mount /dev/old/files /mnt
+    fill /mnt /run/sums
+    check "$what: unmount and deactivate" leave
+    check "$what: format" $FOREBAY format --force "$cache"
+    serve b --cache "$cache" --volume "b=$disk" --attach fuse || { fail "$what: serve"; return; }
+    loop=$(device b b)
+    lvm_only "$loop"
+    check "$what: through the volume: everything is there" has || return
+    check "$what: through the volume: logical block" test "$(blockdev --getss /dev/old/files)" = "$1"
+    rm -r /mnt/d1
+    mkdir /mnt/new
+    fill /mnt/new /run/new
+    (cd /mnt && find . -type f | sort | xargs md5sum) >/run/sums
+    check "$what: through the volume: sync" sync -f /mnt/.
+    check "$what: through the volume: a second logical volume" lvcreate -qq -y -Zn -Wn -n more -L 64M old
+    check "$what: through the volume: unmount and deactivate" leave
+    drain_and_stop "$what: drain and stop" b
+    lvm_only "$disk"
+    check "$what: bare again: everything is there" has -o ro || return
+    check "$what: bare again: what was written through the volume" intact /mnt/new /run/new
+    check "$what: bare again: the second logical volume" test -b /dev/old/more
+    umount /mnt
+    check "$what: bare again: xfs_repair finds nothing" xfs_repair -n /dev/old/files
+    vgchange -qq -an old; vgremove -qq -f old 2>/dev/null; pvremove -qq -ff -y "$disk"
+    wipe "$cache" "$disk"
+}
+bare_lvm 512 "$quick2" "$slow"
+bare_lvm 4096 "$quick" "$slow2"
 
 # LVM on a volume. It must see only one of volume and backing device: both come to hold the same label.
 check "LVM on a volume: format" $FOREBAY format --force "$quick"
