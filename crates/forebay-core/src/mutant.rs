@@ -82,6 +82,7 @@ faults! {
     FlushHeardAlone,
     UnflushedNotRewritten,
     DropUnlatched,
+    EndNotedOnce,
     FlushFailureForgotten,
     FlushFailureUnnoted,
     FlushFailureDiesWithProcess,

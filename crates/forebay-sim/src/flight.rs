@@ -22,6 +22,13 @@ pub(crate) struct Flight {
     pub(crate) through: u64,
 }
 
+impl Flight {
+    /// Whether a flush of the cache device is, or is part of, what happens.
+    pub(crate) const fn flushes_cache(&self) -> bool {
+        matches!(self.effect, Effect::FlushCache { .. } | Effect::WriteSuperblock { .. })
+    }
+}
+
 /// What a device has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {

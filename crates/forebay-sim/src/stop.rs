@@ -26,10 +26,8 @@ impl World {
         // Who writes the superblock for the engine does not write it for anybody else meanwhile.
         let names = |flight: &Flight| matches!(flight.effect, Effect::WriteSuperblock { .. });
         let is_naming = self.flights.values().any(names);
-        let flushes = |flight: &&Flight| {
-            matches!(flight.effect, Effect::FlushCache { .. } | Effect::WriteSuperblock { .. })
-        };
-        let flushed = self.flights.values().filter(flushes).map(|flight| flight.through).max();
+        let flushes = self.flights.values().filter(|flight| flight.flushes_cache());
+        let flushed = flushes.map(|flight| flight.through).max();
         self.cache_unsure = self.cache_failed || flushed.is_some();
         self.ended.clear();
         if let Some(engine) = &self.engine {

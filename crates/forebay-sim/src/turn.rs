@@ -2,11 +2,12 @@
 //! Turns: the next thing happens, the engine is told and puts itself in order, and what it wants done is taken.
 
 use crate::checkers::sequences_have_no_gap;
-use crate::flight::Done;
+use crate::flight::{Done, Flight};
 use crate::world::{Failure, Outcome, World};
 use forebay_core::effect::{Effect, Fault, Token};
 use forebay_core::engine::{CacheHealth, Engine};
 use forebay_core::format::record::Header;
+use forebay_core::mutant::Mutant;
 use forebay_core::payload::Place;
 use forebay_core::stats::Refusal;
 use forebay_core::units::{SegmentId, Tick, VolumeIndex};
@@ -128,6 +129,10 @@ impl World {
         self.take_placed();
         if self.memory.dead {
             return Ok(());
+        }
+        let once = self.setup.config.mutants.is(Mutant::EndNotedOnce);
+        if !once && self.flights.values().any(Flight::flushes_cache) {
+            self.note_ends();
         }
         self.check_watermarks()?;
         self.check_lost_cache()?;

@@ -256,7 +256,8 @@ impl Memory {
         self.shared.span(FLUSHING_AT, 1).copy_in(&[0]);
     }
 
-    fn note_ends(&self, ends: impl Iterator<Item = (VolumeIndex, LogEnd)>) {
+    /// Up to where each log has come, where that is not sure to last.
+    pub(crate) fn note_ends(&self, ends: impl Iterator<Item = (VolumeIndex, LogEnd)>) {
         for (volume, end) in ends {
             let at = ENDS_AT + usize::from(volume.0) * END_BYTES;
             self.shared.span(at, END_BYTES).copy_in(&end_bytes(&end));

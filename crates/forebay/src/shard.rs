@@ -611,6 +611,10 @@ impl Shard {
 
     /// Does what the engine wants done.
     fn run_effects(&mut self) {
+        if self.flushes.is_running() {
+            // What was placed since it began follows what it may drop (V10 of `log::recovery`).
+            self.memory.note_ends(self.engine.log_ends());
+        }
         let mut clock = Clock(None);
         while let Some(effect) = self.engine.next_effect() {
             self.run(effect, &mut clock);

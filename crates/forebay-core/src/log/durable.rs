@@ -264,8 +264,8 @@ impl Engine {
     }
 
     /// Up to where each log has come that holds something which is neither durable nor on its backing device, to be noted in memory
-    /// that outlives the process: when a flush of the cache device is begun, and when it has failed
-    /// (V10 of `log::recovery`).
+    /// that outlives the process: when a flush of the cache device is begun, after each step while one is under way, before what
+    /// the step answers is told, and when one has failed (V10 of `log::recovery`).
     pub fn log_ends(&self) -> impl Iterator<Item = (VolumeIndex, LogEnd)> {
         self.all_volumes().map(|state| {
             let log = &state.log;

@@ -53,6 +53,10 @@ impl Flushes {
         next
     }
 
+    pub(super) const fn is_running(&self) -> bool {
+        self.is_running
+    }
+
     /// Whether none is under way, and none is wanted.
     pub(super) fn is_idle(&self) -> bool {
         !self.is_running && self.waiting.is_empty()
