@@ -457,8 +457,9 @@ impl Shard {
         foreign: &mut Vec<(u64, i32)>,
     ) -> io::Result<()> {
         self.run_effects();
-        let timeout =
-            if self.answers.is_empty() { self.timeout(timeout) } else { Duration::ZERO.into() };
+        // What could not be asked of any device is done already.
+        let is_idle = self.answers.is_empty() && self.done.is_empty();
+        let timeout = if is_idle { self.timeout(timeout) } else { Duration::ZERO.into() };
         let first = foreign.len();
         self.reactor.wait(timeout, foreign)?;
         self.coming.end();
