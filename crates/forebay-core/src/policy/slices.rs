@@ -63,7 +63,7 @@ const SLICE_READS: u64 = 16;
 const SLICE_MIN: u64 = 10_000_000;
 /// Nor longer. Of what a slice took too long no more is owed. So a slice is the longer the more reads wait in the device's queue: at the end
 /// of each the queue runs empty, and that costs the more the deeper it is.
-const SLICE_MAX: u64 = 150_000_000;
+const SLICE_MAX: u64 = 125_000_000;
 /// Of so many reads the duration is averaged (exponentially).
 const AVERAGED: u64 = 16;
 /// While others want the disk nothing is read ahead for so many times as long as the last time took: a queue prefers what goes on
