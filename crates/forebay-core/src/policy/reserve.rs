@@ -206,8 +206,11 @@ impl Engine {
 
     /// Whether nothing is left for it of what is kept, either.
     pub(crate) fn somebody_lacks(&self) -> bool {
-        let kept = self.all_volumes().count() as u32;
-        self.segments.free_count() + self.retired <= kept && self.somebody_waits_below()
+        let free = self.segments.free_count() + self.retired;
+        // Asked at each step: volumes are only counted where there may be as many.
+        free as usize <= self.volume_end
+            && free <= self.all_volumes().count() as u32
+            && self.somebody_waits_below()
     }
 
     /// Whether a volume must give to itself: a write of it was refused a segment that it has a right to, and nobody gives one.
