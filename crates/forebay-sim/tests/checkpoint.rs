@@ -13,7 +13,7 @@ use forebay_sim::model::Stop;
 use forebay_sim::world::World;
 use std::panic::catch_unwind;
 use std::rc::Rc;
-use support::{ask, headers, power_cut, settle, world_with, written};
+use support::{ask, checkpoint, headers, power_cut, settle, world_with, written};
 
 /// Bytes of a page for each slot.
 const SLOT_BYTES: usize = 9;
@@ -49,12 +49,7 @@ fn a_record_that_a_checkpoint_gives_up_is_not_missed_when_a_header_behind_it_rot
     let status = world.engine.as_ref().and_then(|it| it.status(VolumeIndex(0))).expect("there");
     assert!(world.asked.len() == 1 && status.waiting == 1, "{status:?}");
     let before = headers(&world);
-    let engine = world.engine.as_mut().expect("there is a process");
-    engine.want_checkpoint();
-    world.put_in_order().expect("it goes on");
-    while !world.engine.as_ref().is_some_and(|engine| engine.is_checkpointed()) {
-        assert!(world.step().expect("it goes on"));
-    }
+    checkpoint(&mut world);
     // The backing device is back, so that there is room again; two records behind the checkpoint.
     world.volumes[0].device.failed = false;
     settle(&mut world);
@@ -82,11 +77,7 @@ fn opened_from_a_rotten_page(mutants: Mutants) -> bool {
     // What rots is this test's doing, and nothing else is.
     world.faults_over = true;
     Rc::make_mut(&mut world.setup).rot = u64::MAX;
-    world.engine.as_mut().expect("there is a process").want_checkpoint();
-    world.put_in_order().expect("it goes on");
-    while !world.engine.as_ref().is_some_and(|engine| engine.is_checkpointed()) {
-        assert!(world.step().expect("it goes on"));
-    }
+    checkpoint(&mut world);
     let superblock = world.superblock.clone();
     let layout = Layout::of(superblock.segment_count, superblock.segment_blocks());
     for area in 0..2 {

@@ -6,7 +6,7 @@ mod support;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::units::VolumeIndex;
 use forebay_sim::world::World;
-use support::{power_cut, rot_header, written};
+use support::{checkpoint, power_cut, rot_header, written};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 
@@ -25,11 +25,7 @@ fn frozen_behind_a_checkpoint(mutants: Mutants) -> bool {
     rot_header(&mut world, 9);
     power_cut(&mut world);
     assert!(is_frozen(&world));
-    world.engine.as_mut().expect("there is a process").want_checkpoint();
-    world.put_in_order().expect("it goes on");
-    while !world.engine.as_ref().is_some_and(|engine| engine.is_checkpointed()) {
-        assert!(world.step().expect("it goes on"));
-    }
+    checkpoint(&mut world);
     power_cut(&mut world);
     assert_eq!(world.marks.count("opened from a checkpoint"), 1);
     is_frozen(&world)

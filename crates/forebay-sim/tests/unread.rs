@@ -8,7 +8,7 @@ use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
 use forebay_core::units::{Lba, VolumeIndex};
 use forebay_sim::world::World;
-use support::{ask, clean, place, power_cut, read, settle, world_with};
+use support::{ask, checkpoint, clean, place, power_cut, read, settle, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = 7;
@@ -77,11 +77,7 @@ fn copy_comes_back(mutants: Mutants) -> Result<(), String> {
     world.cache.make_unreadable(copy);
     read(&mut world, BLOCK)?;
     assert!(!is_in_log(&world));
-    world.engine.as_mut().expect("there is a process").want_checkpoint();
-    world.put_in_order().expect("it goes on");
-    while !world.engine.as_ref().is_some_and(|engine| engine.is_checkpointed()) {
-        assert!(world.step().expect("it goes on"));
-    }
+    checkpoint(&mut world);
     power_cut(&mut world);
     assert_eq!(world.marks.count("opened from a checkpoint"), 1);
     assert!(!is_in_log(&world));

@@ -96,6 +96,15 @@ pub fn clean(world: &mut World, volume: VolumeIndex) {
     world.drain_effects().expect("it goes on");
 }
 
+/// A checkpoint is made, and named.
+pub fn checkpoint(world: &mut World) {
+    world.engine.as_mut().expect("there is a process").want_checkpoint();
+    world.put_in_order().expect("it goes on");
+    while !world.engine.as_ref().is_some_and(|engine| engine.is_checkpointed()) {
+        assert!(world.step().expect("it goes on"));
+    }
+}
+
 /// Of what was not flushed nothing is left.
 pub fn power_cut(world: &mut World) {
     world.stop_by(Stop::Power, &mut Fate::Chosen(&mut Choices::default()));
