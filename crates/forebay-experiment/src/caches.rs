@@ -10,36 +10,20 @@ pub trait Cache {
     fn touch(&mut self, block: u64) -> bool;
 }
 
-/// What was touched longest ago goes.
+/// What was touched longest ago goes: of what nobody writes, [`LoggedLru`] is that.
 #[derive(Debug)]
-pub struct Lru {
-    capacity: usize,
-    now: u64,
-    touched: HashMap<u64, u64>,
-    order: BTreeMap<u64, u64>,
-}
+pub struct Lru(LoggedLru);
 
 impl Lru {
     /// With room for so many blocks.
     pub fn new(capacity: usize) -> Lru {
-        Lru { capacity, now: 0, touched: HashMap::new(), order: BTreeMap::new() }
+        Lru(LoggedLru::new(capacity))
     }
 }
 
 impl Cache for Lru {
     fn touch(&mut self, block: u64) -> bool {
-        self.now += 1;
-        let before = self.touched.insert(block, self.now);
-        if let Some(before) = before {
-            self.order.remove(&before);
-        }
-        self.order.insert(self.now, block);
-        if self.touched.len() > self.capacity
-            && let Some((_, oldest)) = self.order.pop_first()
-        {
-            self.touched.remove(&oldest);
-        }
-        before.is_some()
+        self.0.touch(block, false)
     }
 }
 
