@@ -8,6 +8,7 @@
 use crate::block::Block;
 use crate::checkers::memory_is_bounded::Bound;
 use crate::checkers::reservations_are_kept::Reservations;
+use crate::checkers::rests_on_what_is_durable::Durable;
 use crate::checkers::{checkpoint_is_derived, recovery_is_repeatable};
 use crate::device::Piece;
 use crate::fate::Fate;
@@ -333,6 +334,7 @@ impl World {
         }
         self.engine = Some(engine);
         self.reservations = Reservations::default();
+        self.durable = Durable::default();
         if let Some(index) = self.late.take() {
             self.volumes[index].attached = true;
         }

@@ -120,6 +120,9 @@ impl World {
         let result = self.happen(&flight);
         self.done = Done::of(&flight.effect).or(self.done);
         self.note_done(&flight.effect);
+        if result.is_ok() {
+            self.durable.done(&flight.effect);
+        }
         self.tell(|| format!("done {:?} {result:?}", flight.token));
         (flight.effect, flight.token, result)
     }
@@ -155,7 +158,15 @@ impl World {
                 let header = Header::fields(bytes.bytes());
                 let volume = &mut self.volumes[usize::from(header.volume)];
                 sequences_have_no_gap::check(&mut volume.closed, &header).map_err(Failure)?;
+                let engine = self.engine.as_ref().expect("there is a process");
+                let lives = |volume: u16, attach_generation: u32| {
+                    engine.log_ends().any(|(index, end)| {
+                        u16::from(index.0) == volume && end.attach_generation == attach_generation
+                    })
+                };
+                self.durable.record((segment, block), &header, lives).map_err(Failure)?;
             }
+            self.durable.issued(&effect).map_err(Failure)?;
             self.issue(effect);
         }
         Ok(())

@@ -9,6 +9,7 @@ use crate::again::Unanswered;
 use crate::block::NumberMap;
 use crate::checkers::memory_is_bounded::Bound;
 use crate::checkers::reservations_are_kept::Reservations;
+use crate::checkers::rests_on_what_is_durable::Durable;
 use crate::device::{Device, Discard};
 use crate::flight::{Done, Flight};
 use crate::guest::Asked;
@@ -85,6 +86,8 @@ pub struct World {
     /// How much memory the process may take.
     pub bound: Bound,
     pub(crate) reservations: Reservations,
+    /// What the cache device has durably, of what came since it was opened.
+    pub(crate) durable: Durable,
     /// The guest does nothing but write what it wrote last, as long as it overwrites too little.
     pub insists: bool,
     /// Everything clean is dropped at the next opening.
@@ -164,6 +167,7 @@ impl World {
             done: None,
             bound,
             reservations: Reservations::default(),
+            durable: Durable::default(),
             insists: false,
             evicts: false,
             powered: false,
@@ -213,6 +217,7 @@ impl World {
             done: self.done,
             bound: self.bound.clone(),
             reservations: Reservations::default(),
+            durable: Durable::default(),
             insists: self.insists,
             evicts: self.evicts,
             powered: self.powered,

@@ -46,6 +46,16 @@ fn faults_that_any_run_should_find_are_found() {
     }
 }
 
+/// The power seldom fails in the millisecond in which these show: what the engine did is compared instead
+/// (`checkers/rests_on_what_is_durable.rs`).
+#[test]
+fn what_rests_on_a_flush_that_has_not_been_is_found_without_a_power_cut() {
+    use Mutant::{CheckpointUnflushed, FreeBeforeTailDurable, MarksBeforeDurable};
+    for mutant in [CheckpointUnflushed, FreeBeforeTailDurable, MarksBeforeDurable] {
+        assert!(hunt(mutant, 40).is_some(), "{mutant:?}");
+    }
+}
+
 #[test]
 fn the_table_of_mutants_has_each_and_no_other() {
     let table = include_str!("../../../docs/mutants.md");

@@ -8,5 +8,6 @@ pub mod lost_cache;
 pub mod memory_is_bounded;
 pub mod recovery_is_repeatable;
 pub mod reservations_are_kept;
+pub mod rests_on_what_is_durable;
 pub mod sequences_have_no_gap;
 pub mod watermark_is_prefix;
