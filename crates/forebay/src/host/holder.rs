@@ -215,7 +215,8 @@ mod tests {
         };
         let is_busy = |error: &rustix::io::Errno| *error == rustix::io::Errno::WOULDBLOCK;
         when_free(&machine.file, is_busy, || {}, attempt).unwrap();
-        assert_eq!(tries, 3);
+        // Another test's child may have had it, too, until its own program began.
+        assert!(tries >= 3, "{tries}");
     }
 
     #[test]
