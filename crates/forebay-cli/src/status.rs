@@ -126,6 +126,9 @@ pub struct VolumeStatus {
     pub state: String,
     /// `healthy`, `degraded` (works, and something is wrong), `failed` (writes are refused).
     pub health: String,
+    /// What is the matter with it, by the names of `docs/faults.md`.
+    #[serde(default)]
+    pub troubles: Vec<String>,
     pub mode: String,
     /// `batch`, `strict` or `relaxed`.
     pub order: String,

@@ -6,6 +6,7 @@ mod coming;
 mod devices;
 mod ending;
 mod growing;
+mod health;
 mod leaving;
 mod look;
 mod offline;

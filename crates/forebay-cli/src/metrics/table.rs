@@ -116,6 +116,11 @@ pub const ROWS: &[Row] = &[
     row("volumes.bypassed_writes.cache_failed", Counter, "Writes around the cache that failed."),
     row("volumes.bypassed_writes.mode", Counter, "Writes around the cache: write-around."),
     row("volumes.bypassed_bytes", Counter, "Bytes written around the cache."),
+    row(
+        "volumes.troubles",
+        Count,
+        "Things that are the matter with it; `status --json` names them.",
+    ),
     row("volumes.cache_left_out", Gauge, "Whether the cache failed and is left out."),
     row("volumes.delaying", Gauge, "Whether what is dirty holds writers back."),
     row("volumes.delayed_writes", Counter, "Writes held back since much of the cache was dirty."),

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What `status` is told.
 
+use super::health::{Patient, health};
 use super::{Daemon, Served};
 use crate::args::{mode_name, order_name, reserve_name};
 use crate::memory;
 use crate::status::{self, DeviceStatus, FillsRefused, Status, VolumeStatus};
-use crate::units::count;
 use crate::why::{Bypass, Read, Why};
 use anyhow::{Result, bail};
 use forebay::io::{OperationKind, ReactorKind, Stats};
@@ -252,46 +252,9 @@ fn volume_status(
     let [reads, writes] = shard.latencies(index);
     let us = |nanos: u64| nanos as f64 / 1000.0;
     let age = |at| shard.now().since(at) as f64 / 1e9;
-    if now.backing_failing {
-        problems.push(format!(
-            "{name}: {backing} refuses to be written; dirty data is kept and tried again"
-        ));
-    }
-    if now.flush_failed {
-        problems.push(format!(
-            "{name}: {backing} failed a flush, or the cache device lost what it had not flushed: writes answered since the flush before it may be \
-             lost, and flushes answer errors until one has and serve is started again"
-        ));
-    }
-    if let Some(first) = now.parked_first {
-        problems.push(format!(
-            "{name}: {backing} refuses {}, the first at byte {}: kept in the cache and tried again",
-            count(now.parked_blocks, "block"),
-            first.0 * BLOCK_BYTES
-        ));
-    }
-    if now.parked_full {
-        problems.push(format!(
-            "{name}: {backing} refuses more blocks than can be set aside: writes answer errors \
-             until it takes some of them, reads go on"
-        ));
-    }
-    if stats.lost_blocks > 0 {
-        problems.push(format!(
-            "{name}: lost {} on the cache device; reads there fail until it is written again",
-            count(stats.lost_blocks, "block")
-        ));
-    }
-    problems.extend(super::stale::text(now.stale, name, &backing));
-    let passes = now.stale == Stale::Passing;
-    let stops = shard.engine().health() == CacheHealth::Failed && !passes;
-    let is_failed = now.frozen || now.parked_full || stops;
-    let is_degraded = now.backing_failing
-        || passes
-        || now.flush_failed
-        || now.parked_blocks > 0
-        || stats.lost_blocks > 0
-        || !now.serving;
+    let cache_failed = shard.engine().health() == CacheHealth::Failed;
+    let patient = Patient { name, backing: &backing, now: &now, cache_failed };
+    let (health, troubles) = health(&patient, problems);
     let answered = stats.hit_blocks + stats.zero_blocks;
     let requests = stats.reads + stats.writes + stats.discards;
     let ratio = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
@@ -308,11 +271,8 @@ fn volume_status(
             (false, true) => "serving".into(),
             (false, false) => "waiting".into(),
         },
-        health: match (is_failed, is_degraded) {
-            (true, _) => "failed".into(),
-            (false, true) => "degraded".into(),
-            (false, false) => "healthy".into(),
-        },
+        health: health.name().into(),
+        troubles,
         mode: mode_name(now.mode).into(),
         order: order_name(now.order).into(),
         cutoff_bytes: u64::from(now.cutoff) * BLOCK_BYTES,
@@ -323,7 +283,7 @@ fn volume_status(
         reserved_bytes: segment_bytes * u64::from(now.reserved_segments),
         held_bytes: segment_bytes * u64::from(now.segments),
         drained: now.drained,
-        cache_left_out: passes,
+        cache_left_out: now.stale == Stale::Passing,
         dirty_bytes,
         dirty: now.dirty,
         dirty_age_seconds: now.dirty_since.map(age),

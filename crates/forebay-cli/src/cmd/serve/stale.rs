@@ -267,16 +267,3 @@ impl Daemon {
 fn marked(attach_generation: u32, why: Why) -> Mark {
     Mark { attach_generation, since: wall_now(), why, is_kept: false }
 }
-
-/// What `status` says of a volume behind a failed cache.
-pub(super) fn text(stale: Stale, name: &str, backing: &str) -> Option<String> {
-    match stale {
-        Stale::Passing => {
-            Some(format!("{name}: the cache is left out: {backing} alone is read and written"))
-        }
-        Stale::Refused => Some(format!(
-            "{name}: the cache cannot be left out, since it cannot be marked stale (the log says why)"
-        )),
-        Stale::No | Stale::Asked => None,
-    }
-}
