@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the documents name is there: files, tests, links. And the map in ARCHITECTURE.md has every file.
+//! What the documents name is there: files, tests, links. And docs/files.md has every file.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -107,8 +107,8 @@ fn every_file_and_test_that_a_document_names_is_there() {
 }
 
 #[test]
-fn the_map_has_every_file_and_no_other() {
-    let map = read("ARCHITECTURE.md");
+fn the_list_has_every_file_and_no_other() {
+    let map = read("docs/files.md");
     let all = all_files();
     let crates: BTreeSet<&str> = all
         .iter()
@@ -133,7 +133,7 @@ fn the_map_has_every_file_and_no_other() {
             .filter(|path| !path.ends_with("mod.rs") && !path.ends_with("tests.rs"))
             .collect();
         let differing: Vec<_> = there.symmetric_difference(&named).collect();
-        assert!(differing.is_empty(), "{name}, in the map or there, and not both: {differing:?}");
+        assert!(differing.is_empty(), "{name}, in the list or there, and not both: {differing:?}");
     }
 }
 

@@ -176,7 +176,7 @@ mod tests {
             .filter(|line| line.starts_with("| ") && !line.starts_with("| trouble"))
             .map(|line| {
                 let mut cells = line.split('|').map(str::trim).skip(1);
-                (cells.next().expect("what").trim_matches('`'), cells.next().expect("health"))
+                (cells.next().expect("what"), cells.next().expect("health"))
             })
             .collect();
         let table = TROUBLES.map(|trouble| (trouble.what, trouble.health.name()));
