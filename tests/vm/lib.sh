@@ -89,7 +89,8 @@ is_protected() {
     [ "$(cat "/proc/$1/oom_score_adj")" = -1000 ] || { echo "oom_score_adj $(cat "/proc/$1/oom_score_adj")"; return 1; }
     for it in "/proc/$1"/task/*; do
         # Of what follows the name in brackets the seventh.
-        flags=$(sed 's/.*) //' "$it/stat" | cut -d' ' -f7)
+        flags=$(sed 's/.*) //' "$it/stat" 2>/dev/null | cut -d' ' -f7)
+        [ -n "$flags" ] || [ -e "$it" ] || continue # it has ended meanwhile
         [ $((flags & 0x180000)) = $((0x180000)) ] || { echo "$(cat "$it/comm"): flags $(printf %x "$flags")"; return 1; }
     done
 }
