@@ -181,6 +181,8 @@ pub(crate) struct Lane {
     pub(super) put_off: bool,
     /// Because not all that was found lost could be noted.
     pub(super) crowded: bool,
+    /// The cache device was flushed well behind all that could not be read (K4).
+    pub(super) cache_answers: bool,
 }
 
 impl Lane {
@@ -209,6 +211,7 @@ impl Lane {
             seen: 0,
             failed: false,
             crowded: false,
+            cache_answers: false,
             parking: false,
             trying: false,
             parts: VecDeque::with_capacity(PARTS_MAX),

@@ -8,7 +8,8 @@
 //!   durable, the first write of the next batch.
 //! - **K3** No two writes to one backing device that overlap are in flight.
 //! - **K4** A block is verified before it is written back; a bad one is lost, and named when the rest
-//!   of its batch is on the backing device, before the watermark moves.
+//!   of its batch is on the backing device, before the watermark moves. A cache device that is gone reads nothing, and has lost nothing
+//!   that was not written to it: so it must flush well first, behind the read.
 //! - **K5** A batch during which any flush of its backing device failed is written again, all of it.
 //! - **K6** With order strict a batch holds nothing of two flush epochs: it ends where the guest flushed.
 //! - **K7** A batch that follows one that was given up ends where that did, or later: else the backing device would be
@@ -207,6 +208,8 @@ enum What {
     },
     /// A flush that only asks whether the backing device does anything at all.
     Probe,
+    /// A flush that only asks whether the cache device does, of which blocks could not be read.
+    AskCache,
 }
 
 /// What is known of a block's segment and slot is fetched so many reads before its own.
@@ -558,6 +561,12 @@ impl Engine {
                 if run.remaining == 0 {
                     run.state = RunState::Done;
                 }
+            }
+            What::AskCache => {
+                let answers = self.counts(result);
+                self.lanes[lane].cache_answers = answers;
+                self.lanes[lane].failed |= !answers;
+                self.writeback_flushed(volume, lane, payload);
             }
             What::Probe => {
                 if result.is_err() {

@@ -64,6 +64,13 @@ impl Engine {
         lane: usize,
         payload: &mut impl Payload,
     ) {
+        let state = &mut self.lanes[lane];
+        if !state.failed && !state.cache_answers && state.batch.next_lost().is_some() {
+            state.under_way += 1;
+            let token = self.token(Pending::Writeback(Work { volume, what: What::AskCache }));
+            self.effects.push_back(Effect::FlushCache { token });
+            return;
+        }
         if !self.lanes[lane].failed {
             let named = self.name_batch_lost(volume, lane, payload);
             if named == Noted::Yes {
