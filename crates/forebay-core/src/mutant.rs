@@ -131,6 +131,7 @@ faults! {
     UnreadStaysUnread,
     LessMemoryUntold,
     AgainTakenForDone,
+    GoneTakenForRot,
 }
 
 /// Which fault is on.

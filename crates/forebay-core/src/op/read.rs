@@ -264,7 +264,7 @@ impl Engine {
                     self.read_cache(piece, (segment, block + at), 1, place, payload); // R5
                     return true;
                 }
-                None if self.is_repaired(&piece, at, unread, payload) => again.bad += 1,
+                None if self.is_repaired(&piece, at, payload) => again.bad += 1,
                 None => self.read_repair(&piece, &mut again, payload),
             }
             again.at += 1;
@@ -281,13 +281,7 @@ impl Engine {
     }
 
     /// One block of a piece is not what was written there, twice (R3): says whether the backing device's version is to be read.
-    fn is_repaired(
-        &mut self,
-        piece: &Piece,
-        at: u16,
-        unread: bool,
-        payload: &mut impl Payload,
-    ) -> bool {
+    fn is_repaired(&mut self, piece: &Piece, at: u16, payload: &mut impl Payload) -> bool {
         let Piece { request, volume, .. } = *piece;
         let Source::Cache { segment, block } = piece.source else {
             unreachable!("only the cache device is verified");
@@ -312,11 +306,8 @@ impl Engine {
             return false;
         }
         if self.is_dirty_slot(segment, block) {
-            // If it cannot be noted now it is found bad again. What could not be read may be on a device that is gone for a moment:
-            // write-back asks first (K4).
-            if !unread {
-                let _ = self.mark_lost(volume, lba, slot, true, payload);
-            }
+            // If it cannot be noted now it is found bad again.
+            let _ = self.mark_lost(volume, lba, slot, true, payload);
             self.fail(request, RequestError::Io);
             return false;
         }

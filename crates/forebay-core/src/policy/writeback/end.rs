@@ -64,8 +64,10 @@ impl Engine {
         lane: usize,
         payload: &mut impl Payload,
     ) {
+        let trusts = self.config.mutants.is(Mutant::GoneTakenForRot);
         let state = &mut self.lanes[lane];
-        if !state.failed && !state.cache_answers && state.batch.next_lost().is_some() {
+        let asks = !state.failed && !state.cache_answers && !trusts;
+        if asks && state.batch.next_lost().is_some() {
             state.under_way += 1;
             let token = self.token(Pending::Writeback(Work { volume, what: What::AskCache }));
             self.effects.push_back(Effect::FlushCache { token });

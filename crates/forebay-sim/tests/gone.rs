@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A cache device that is gone for a while, as one whose cable is loose: reads of it fail before anything has failed a write.
+
+mod support;
+
+use forebay_core::mutant::{Mutant, Mutants};
+use forebay_core::units::VolumeIndex;
+use forebay_sim::fate::{Choices, Fate};
+use forebay_sim::model::Stop;
+use forebay_sim::world::World;
+use support::{read, written};
+
+const VOLUME: VolumeIndex = VolumeIndex(0);
+const BLOCKS: u64 = 20;
+
+/// Nothing of it can be read any more, and what is asked of it next, beside that, fails.
+fn pull(world: &mut World) {
+    for block in 0..world.cache.blocks() {
+        world.cache.make_unreadable(block);
+    }
+    world.cache_fails_next = true;
+    world.flush_fails_next = Some(false);
+}
+
+/// The process dies, and the next one finds the device in its place.
+fn bring_back(world: &mut World) {
+    world.stop_by(Stop::Process, &mut Fate::Chosen(&mut Choices::default()));
+    world.cache.read_again();
+    world.open(Some(Stop::Process)).expect("it is opened");
+}
+
+/// What the next process takes for lost, after the device was gone while all was being written back for so many events.
+fn lost_by_a_batch(moments: u64, mutants: Mutants) -> u64 {
+    let mut world = written(mutants, BLOCKS);
+    let engine = world.engine.as_mut().expect("there is a process");
+    engine.drain(VOLUME, &mut world.memory);
+    world.drain_effects().expect("it goes on");
+    for _ in 0..moments {
+        world.step().expect("it goes on");
+    }
+    come_and_go(world)
+}
+
+fn come_and_go(mut world: World) -> u64 {
+    pull(&mut world);
+    for _ in 0..400 {
+        world.step().expect("it goes on");
+    }
+    bring_back(&mut world);
+    let engine = world.engine.as_ref().expect("there is a process");
+    let lost = engine.status(VOLUME).expect("it is there").lost_blocks_now;
+    for block in 0..BLOCKS * u64::from(lost == 0) {
+        read(&mut world, block).unwrap_or_else(|error| panic!("{block}: {error}"));
+    }
+    lost
+}
+
+/// A batch took what it could not read for rotten, named it and was done; the names lay in the memory that outlives the process, so
+/// the next opening wrote them down: those blocks gave an error, for good, of which the device had every byte.
+#[test]
+fn what_a_batch_cannot_read_of_a_device_that_is_gone_is_not_lost() {
+    for moments in 0..60 {
+        assert_eq!(lost_by_a_batch(moments, Mutants::default()), 0, "{moments}");
+    }
+    let loose = |moments| lost_by_a_batch(moments, Mutants::with(Mutant::GoneTakenForRot));
+    assert!((0..60).any(|moments| loose(moments) > 0), "else this shows nothing");
+}
