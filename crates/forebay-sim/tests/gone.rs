@@ -38,10 +38,6 @@ fn lost_by_a_batch(moments: u64, mutants: Mutants) -> u64 {
     for _ in 0..moments {
         world.step().expect("it goes on");
     }
-    come_and_go(world)
-}
-
-fn come_and_go(mut world: World) -> u64 {
     pull(&mut world);
     for _ in 0..400 {
         world.step().expect("it goes on");

@@ -83,7 +83,7 @@ const TROUBLES: [Trouble; 11] = [
     Trouble {
         what: "blocks_parked",
         health: Health::Degraded,
-        holds: |it| it.now.parked_first.is_some() || it.now.parked_blocks > 0,
+        holds: |it| it.now.parked_blocks > 0,
         text: |it| {
             format!(
                 "{} refuses {}, the first at byte {}: kept in the cache and tried again",
