@@ -1,5 +1,6 @@
 # Whose mounts a daemon holds: nobody's. It finds what is mounted later, and keeps nothing that others unmount. And in a container
-# that ends, with a file system on the daemon's own device mounted there and the daemon its last process, it does not wait for itself.
+# that ends, with a file system on the daemon's own device mounted there and the daemon its last process, it does not wait for itself;
+# where the daemon ends first, the unmount waits for the next one.
 . ./lib.sh
 modprobe -a ublk_drv xfs ext4 loop
 
@@ -44,27 +45,51 @@ head -c 8M /dev/urandom >/mnt2/random && sync -f /mnt2/. && head -c 8M /dev/uran
 touch /run/inside
 exec sleep 1000
 END
-unshare -p -f -m --mount-proc bash /run/container &
-outer=$!
-check "a container serves and mounts" wait_for 60 test -e /run/inside
-first=$(tr -d ' ' <"/proc/$outer/task/$outer/children")
-kill -9 $outer
-kill -9 "$first"
 # One that is dead may not be looked after yet; that it holds nothing, the next daemon shows.
 left() { grep -l '^Name:.forebay$' /proc/[0-9]*/status 2>/dev/null | xargs -r grep -L '^State:.Z' | grep .; }
 none_left() { ! left; }
-check "it ends, the daemon with it" wait_for 120 none_left || cat $(left)
 # The kernel's own work may wait for a disk just now.
 nothing_waits() { ! grep -l "^State:.D" /proc/[0-9]*/status; }
-check "nothing waits for ever" wait_for 120 nothing_waits || where_it_waits
 # Its mounts are taken down when the kernel comes to it: longer than a daemon waits by itself, on a busy host.
 free() { python3 -c 'import os, sys; os.open(sys.argv[1], os.O_RDWR | os.O_EXCL)' $S/cache512; }
+container() {
+    rm -f /run/inside
+    unshare -p -f -m --mount-proc bash /run/container &
+    outer=$!
+    check "a container serves and mounts" wait_for 60 test -e /run/inside
+    first=$(tr -d ' ' <"/proc/$outer/task/$outer/children")
+}
+intact_inside() {
+    check "xfs_repair finds nothing" xfs_repair -n "$device"
+    check "mount again" mount "$device" /mnt
+    check "all that was written is there" test "$(stat -c %s /mnt/random) $(stat -c %s /mnt/more)" = "8388608 8388608"
+    check "unmount again" umount /mnt
+}
+
+# Who is the last to leave the mount namespace takes its mounts down. Here that is the first process, and the daemon ends after it.
+container
+kill -9 $outer
+wait $outer
+kill -9 "$first"
+check "it ends, the daemon with it" wait_for 120 none_left || cat $(left)
+check "nothing waits for ever" wait_for 120 nothing_waits || where_it_waits
 check "its cache is let go of" wait_for 240 free
 go || fail "serve after the container"
 device=$(sed -n 's|^\(/dev/ublkb[0-9]*\) v$|\1|p' /run/n.out)
-check "xfs_repair finds nothing" xfs_repair -n "$device"
-check "mount again" mount "$device" /mnt
-check "all that was written is there" test "$(stat -c %s /mnt/random) $(stat -c %s /mnt/more)" = "8388608 8388608"
-check "unmount again" umount /mnt
+intact_inside
+stop "stop before another" n
+
+# Here it is somebody outside, after the daemon: what was written waits for the next one, as after any kill.
+container
+kill -9 "$first"
+check "it ends before the mount, the daemon with it" wait_for 120 none_left || cat $(left)
+unmount_waits() { grep "^State:.D" "/proc/$outer/status"; }
+check "the unmount waits for the next one" wait_for 60 unmount_waits
+check "the cache is let go of" wait_for 240 free
+go || fail "serve after the other container"
+check "what waited for it has ended" wait_for 120 nothing_waits || where_it_waits
+wait $outer
+device=$(sed -n 's|^\(/dev/ublkb[0-9]*\) v$|\1|p' /run/n.out)
+intact_inside
 drain_and_stop "drain and stop" n
 finish
