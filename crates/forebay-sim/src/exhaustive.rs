@@ -310,6 +310,7 @@ pub fn setup(scope: Scope) -> Setup {
         backing_fault: 0,
         cache_fault: 0,
         flush_fault: 0,
+        gone: 0,
         operator: 0,
         scrub: 0,
         late_volume: false,

@@ -27,6 +27,15 @@ impl Flight {
     pub(crate) const fn flushes_cache(&self) -> bool {
         matches!(self.effect, Effect::FlushCache { .. } | Effect::WriteSuperblock { .. })
     }
+
+    /// Whether it is the cache device that does it.
+    pub(crate) const fn is_of_cache(&self) -> bool {
+        let moves = matches!(
+            self.effect,
+            Effect::ReadCache { .. } | Effect::WriteCache { .. } | Effect::WriteArea { .. }
+        );
+        moves || self.flushes_cache()
+    }
 }
 
 /// What a device has done.

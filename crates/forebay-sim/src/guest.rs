@@ -295,7 +295,8 @@ impl World {
         });
         // What was dropped is bad on the cache device, and the device has failed.
         let dropped = self.cache_dropped && reads;
-        let expected = failing || damaged || refused || full || crowded || dropped;
+        let expected =
+            failing || damaged || refused || full || crowded || dropped || self.cache_gone;
         if error != RequestError::Io || !expected {
             let lost: Vec<_> =
                 cells.iter().filter(|c| state.model.is_lost(c.0, u64::MAX)).collect();

@@ -20,6 +20,12 @@ impl World {
         if self.random.one_in(self.setup.rot) && !self.faults_over {
             self.rot();
         }
+        if self.cache_gone && flight.is_of_cache() {
+            if !matches!(effect, Effect::ReadCache { .. }) {
+                self.cache_failed("written to while it was gone");
+            }
+            return Err(Fault);
+        }
         match effect {
             Effect::WriteSuperblock { change, .. } => {
                 if self.flush_drops() {

@@ -19,6 +19,7 @@ pub mod exhaustive;
 pub mod fate;
 pub mod flight;
 pub mod fuzz;
+pub mod gone;
 pub mod grow;
 pub mod guest;
 pub mod handover;

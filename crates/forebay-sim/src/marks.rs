@@ -127,6 +127,8 @@ pub const EXPECTED: &[&str] = &[
     "backing device failed for good",
     "checkpoint at a moment of chance",
     "clean cache failed",
+    "cache device gone",
+    "written to while it was gone",
     "drain in mid-run",
     "drained and compared in mid-run",
     "late answer",

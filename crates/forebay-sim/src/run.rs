@@ -3,6 +3,7 @@
 
 use crate::aim;
 use crate::along;
+use crate::gone;
 use crate::marks::Marks;
 use crate::model::Stop;
 use crate::random::{Random, mix};
@@ -134,6 +135,11 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
             die(world);
         }
         go_bad(world, done);
+        let goes = Random::new(mix(world.order ^ 0x60E5)).one_in(world.setup.gone);
+        if goes && !world.cache_failed {
+            gone::goes_away(world)?;
+            continue;
+        }
         if world.late.is_some() && Random::new(mix(world.order ^ 0x1A7E)).one_in(300) {
             world.serve_late()?;
         }

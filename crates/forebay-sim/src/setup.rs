@@ -150,6 +150,8 @@ pub struct Setup {
     pub cache_fault: u64,
     /// One flush of the cache device in so many fails, and drops what it should have covered; zero: none.
     pub flush_fault: u64,
+    /// One moment in so many the cache device goes away for a while; zero: none.
+    pub gone: u64,
     /// One moment in so many the operator does something; zero: none.
     pub operator: u64,
     /// One moment in so many a scrub begins, or is told to end; zero: none.
@@ -304,6 +306,7 @@ impl Setup {
             backing_fault: if random.one_in(4) { 60 } else { 0 },
             cache_fault: if random.one_in(6) { 2_000 } else { 0 },
             flush_fault: *Random::new(key ^ 0xF1A5).pick(&[0, 0, 0, 0, 100, 600]),
+            gone: *Random::new(key ^ 0x60E).pick(&[0, 0, 0, 3_000]),
             operator,
             scrub: scrubs(key).0,
             late_volume: operator > 0 && random.one_in(3),

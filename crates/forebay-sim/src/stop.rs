@@ -44,6 +44,7 @@ impl World {
             let flight = self.flights.remove(&order).expect("listed");
             let pieces = flight.pieces.clone().or_else(|| self.pieces(&flight.effect));
             match flight.effect {
+                _ if self.cache_gone && flight.is_of_cache() => {}
                 Effect::WriteCache { .. } | Effect::WriteArea { .. } => cache.extend(pieces),
                 Effect::WriteSuperblock { change, .. } => {
                     let steps = match fate {
@@ -84,6 +85,7 @@ impl World {
         self.keep_unanswered();
         self.engine = None;
         (self.cache_failed, self.cache_fails_next) = (false, false);
+        self.cache_gone = false;
         self.volumes.iter_mut().for_each(|volume| volume.passing_since = None);
         let mut random = Random::new(mix(self.order ^ self.trace ^ 0x4EAD));
         if !self.setup.steady && random.one_in(2) && self.cache.read_again() {

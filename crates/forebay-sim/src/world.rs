@@ -71,6 +71,8 @@ pub struct World {
     pub faults_over: bool,
     /// The cache device failed a write or a flush in this opening.
     pub cache_failed: bool,
+    /// It does nothing at all until the next opening.
+    pub cache_gone: bool,
     /// A flush of it failed, and what it should have covered is gone, or goes.
     pub cache_dropped: bool,
     /// The process that died last had a flush of it under way, or it had failed: nobody knows what it has dropped.
@@ -159,6 +161,7 @@ impl World {
             bad_headers: Vec::new(),
             faults_over: false,
             cache_failed: false,
+            cache_gone: false,
             cache_dropped: false,
             cache_unsure: false,
             flush_fails_next: None,
@@ -209,6 +212,7 @@ impl World {
             scrubbed: Report::default(),
             faults_over: self.faults_over,
             cache_failed: self.cache_failed,
+            cache_gone: self.cache_gone,
             cache_dropped: self.cache_dropped,
             cache_unsure: self.cache_unsure,
             flush_fails_next: self.flush_fails_next,

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A cache device that is gone for a while, as one whose cable is loose: reads of it fail before anything has failed a write.
+//! Whoever cannot read a block took it for rotten and named it lost; the names lay in the memory that outlives the process, so
+//! the next opening wrote them down: those blocks gave an error, for good, of which the device had every byte.
 
 mod support;
 
@@ -29,16 +31,16 @@ fn bring_back(world: &mut World) {
     world.open(Some(Stop::Process)).expect("it is opened");
 }
 
-/// What the next process takes for lost, after the device was gone while all was being written back for so many events.
-fn lost_by_a_batch(moments: u64, mutants: Mutants) -> u64 {
+/// What the next process takes for lost, after the device was gone at the end of `before` and then `meanwhile` happened.
+fn lost_by(
+    mutants: Mutants,
+    before: impl FnOnce(&mut World),
+    meanwhile: impl FnOnce(&mut World),
+) -> u64 {
     let mut world = written(mutants, BLOCKS);
-    let engine = world.engine.as_mut().expect("there is a process");
-    engine.drain(VOLUME, &mut world.memory);
-    world.drain_effects().expect("it goes on");
-    for _ in 0..moments {
-        world.step().expect("it goes on");
-    }
+    before(&mut world);
     pull(&mut world);
+    meanwhile(&mut world);
     for _ in 0..400 {
         world.step().expect("it goes on");
     }
@@ -51,13 +53,61 @@ fn lost_by_a_batch(moments: u64, mutants: Mutants) -> u64 {
     lost
 }
 
-/// A batch took what it could not read for rotten, named it and was done; the names lay in the memory that outlives the process, so
-/// the next opening wrote them down: those blocks gave an error, for good, of which the device had every byte.
+fn lost_by_a_batch(mutants: Mutants, moments: u64) -> u64 {
+    let before = |world: &mut World| {
+        let engine = world.engine.as_mut().expect("there is a process");
+        engine.drain(VOLUME, &mut world.memory);
+        world.drain_effects().expect("it goes on");
+        for _ in 0..moments {
+            world.step().expect("it goes on");
+        }
+    };
+    lost_by(mutants, before, |_| ())
+}
+
 #[test]
 fn what_a_batch_cannot_read_of_a_device_that_is_gone_is_not_lost() {
     for moments in 0..60 {
-        assert_eq!(lost_by_a_batch(moments, Mutants::default()), 0, "{moments}");
+        assert_eq!(lost_by_a_batch(Mutants::default(), moments), 0, "{moments}");
     }
-    let loose = |moments| lost_by_a_batch(moments, Mutants::with(Mutant::GoneTakenForRot));
+    let loose = |moments| lost_by_a_batch(Mutants::with(Mutant::GoneTakenForRot), moments);
+    assert!((0..60).any(|moments| loose(moments) > 0), "else this shows nothing");
+}
+
+fn lost_by_a_guest(mutants: Mutants) -> u64 {
+    let meanwhile = |world: &mut World| {
+        let now = world.moment();
+        for block in 0..BLOCKS {
+            world.volumes[0].model.may_be_lost(block as usize, now);
+            read(world, block).expect("it fails, and may");
+        }
+    };
+    lost_by(mutants, |_| (), meanwhile)
+}
+
+#[test]
+fn what_a_guest_cannot_read_of_a_device_that_is_gone_is_not_lost() {
+    assert_eq!(lost_by_a_guest(Mutants::default()), 0);
+    assert_eq!(lost_by_a_guest(Mutants::with(Mutant::GoneTakenForRot)), BLOCKS);
+}
+
+fn lost_by_a_scrub(mutants: Mutants, moments: u64) -> u64 {
+    let before = |world: &mut World| {
+        let engine = world.engine.as_mut().expect("there is a process");
+        engine.scrub(None, &mut world.memory).expect("none is running");
+        world.drain_effects().expect("it goes on");
+        for _ in 0..moments {
+            world.step().expect("it goes on");
+        }
+    };
+    lost_by(mutants, before, |_| ())
+}
+
+#[test]
+fn what_a_scrub_cannot_read_of_a_device_that_is_gone_is_not_lost() {
+    for moments in 0..60 {
+        assert_eq!(lost_by_a_scrub(Mutants::default(), moments), 0, "{moments}");
+    }
+    let loose = |moments| lost_by_a_scrub(Mutants::with(Mutant::GoneTakenForRot), moments);
     assert!((0..60).any(|moments| loose(moments) > 0), "else this shows nothing");
 }

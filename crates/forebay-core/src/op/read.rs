@@ -5,20 +5,15 @@
 //!
 //! - **R1** A block read from the cache device is answered only if its checksum is right.
 //! - **R2** A segment with a read under way is not reused.
-//! - **R3** A bad clean block is read from the backing device; a bad dirty block fails alone.
-//! - **R4** What the backing device has stands for a bad block only as long as that is the block's newest version.
-//!   While it was read twice, a batch may have found it bad as well, named it lost and moved the watermark past it; or
-//!   it was overwritten, and the watermark passed it unwritten. Then what is newest by now is read, or fails.
-//! - **R5** Of a piece one read of the cache device is under way at a time: its bad blocks are read again one after the
-//!   other. A device that fails all that it is asked at once finds as many reads under way as before, not one for each block.
 //!
-//! What the cache does not have is read by `op::miss`.
+//! What the cache does not have is read by `op::miss`; `bad` is what becomes of blocks that are not what was written (R3 to R6).
+
+mod bad;
 
 use crate::effect::{Effect, Fault};
 use crate::engine::{Active, Engine, Pending};
 use crate::format::bytes::Seed;
 use crate::format::entry::Kind;
-use crate::limits::TOKENS_KEPT;
 use crate::map::slots::Held;
 use crate::mutant::Mutant;
 use crate::op::miss::{Miss, Why};
@@ -58,18 +53,7 @@ pub(crate) struct Piece {
     blocks: u16,
     to: Place,
     source: Source,
-    again: Option<Again>,
-}
-
-/// How far a piece has come of which a block is read for the second time.
-#[derive(Clone, Copy, Debug)]
-struct Again {
-    /// That block; what is before it is done.
-    at: u16,
-    /// But for so many right before it, which were bad twice: they are to be read from the backing device.
-    bad: u16,
-    /// The first read failed: what is behind it was not read.
-    unread: bool,
+    again: Option<bad::Again>,
 }
 
 /// The place `blocks` blocks behind.
@@ -230,147 +214,11 @@ impl Engine {
         }
     }
 
-    /// Goes on behind so many blocks of a piece that are as they should be. Says whether one is read for the second time.
-    #[cold]
-    fn read_on(
-        &mut self,
-        piece: Piece,
-        well: u16,
-        result: Result<(), Fault>,
-        payload: &mut impl Payload,
-    ) -> bool {
-        let Source::Cache { segment, block } = piece.source else {
-            unreachable!("only the cache device is verified");
-        };
-        let second = piece.again.map(|again| again.at);
-        let fresh = Again { at: well, bad: 0, unread: result.is_err() };
-        let mut again = piece.again.unwrap_or(fresh);
-        while again.at < piece.blocks {
-            let at = again.at;
-            // If nothing was read there is nothing to look at.
-            let unread = if second == Some(at) { result.is_err() } else { again.unread };
-            let place = behind(piece.to, at);
-            let held = match unread {
-                false => self.verified(segment, block + at, place, payload),
-                true => None,
-            };
-            match held {
-                Some(held) => {
-                    self.volume(piece.volume).stats.fill_hit_blocks += u64::from(held.fill);
-                    self.read_repair(&piece, &mut again, payload);
-                }
-                None if second != Some(at) => {
-                    let piece = Piece { again: Some(again), ..piece };
-                    self.read_cache(piece, (segment, block + at), 1, place, payload); // R5
-                    return true;
-                }
-                None if self.is_repaired(&piece, at, payload) => again.bad += 1,
-                None => self.read_repair(&piece, &mut again, payload),
-            }
-            again.at += 1;
-        }
-        self.read_repair(&piece, &mut again, payload);
-        false
-    }
-
     /// A part of a request was read.
     #[inline]
     pub(crate) fn read_part_done(&mut self, request: u32) {
         self.active(request).remaining -= 1;
         self.read_finish(request);
-    }
-
-    /// One block of a piece is not what was written there, twice (R3): says whether the backing device's version is to be read.
-    fn is_repaired(&mut self, piece: &Piece, at: u16, payload: &mut impl Payload) -> bool {
-        let Piece { request, volume, .. } = *piece;
-        let Source::Cache { segment, block } = piece.source else {
-            unreachable!("only the cache device is verified");
-        };
-        let (block, lba, to) = (block + at, piece.lba + u64::from(at), behind(piece.to, at));
-        let guest = matches!(to, Place::Request { .. });
-        let slot = self.segments.slot(segment, block);
-        if !self.is_newest(volume, lba, slot) {
-            // R4. Bounded: each turn something newer was placed meanwhile.
-            if self.locate(volume, lba) == Source::Backing {
-                // The copy was forgotten, by another reader for one.
-                self.count_miss(volume, guest);
-                return true;
-            }
-            if guest {
-                self.volume(volume).stats.hit_blocks -= 1; // it is counted where it is read
-            }
-            match self.has_tokens_for(1) {
-                true => self.read_issue(request, volume, lba, 1, to, payload),
-                false => self.fail(request, RequestError::Io),
-            }
-            return false;
-        }
-        if self.is_dirty_slot(segment, block) {
-            // If it cannot be noted now it is found bad again.
-            let _ = self.mark_lost(volume, lba, slot, true, payload);
-            self.fail(request, RequestError::Io);
-            return false;
-        }
-        // With no room to forget it, it is found bad again by the next read.
-        self.forget_bad(volume, lba, segment, block);
-        self.volume(volume).stats.repaired_blocks += 1;
-        self.count_miss(volume, guest);
-        true
-    }
-
-    /// What a guest was to have from the cache comes from the backing device.
-    fn count_miss(&mut self, volume: VolumeIndex, guest: bool) {
-        let stats = &mut self.volume(volume).stats;
-        stats.hit_blocks -= u64::from(guest);
-        stats.miss_blocks += u64::from(guest);
-    }
-
-    /// Has the blocks that were bad twice read from the backing device, up to where a piece has come.
-    fn read_repair(&mut self, piece: &Piece, again: &mut Again, payload: &mut impl Payload) {
-        let blocks = core::mem::take(&mut again.bad);
-        if blocks == 0 {
-            return;
-        }
-        if !self.has_tokens_for(blocks) {
-            // The cache device fails many more at once. Whoever reads it again misses it.
-            return self.fail(piece.request, RequestError::Io);
-        }
-        let first = again.at - blocks;
-        let to = behind(piece.to, first);
-        let why = match to {
-            Place::Request { .. } => Why::Repair,
-            _ => Why::Edge,
-        };
-        let range = (piece.lba + u64::from(first), blocks);
-        self.miss_begin(Miss::new(piece.request, piece.volume, range, to, why), payload);
-    }
-
-    /// Whether what goes wrong may take so many tokens more than what goes well.
-    fn has_tokens_for(&self, count: u16) -> bool {
-        self.tokens.room() >= TOKENS_KEPT / 2 + usize::from(count)
-    }
-
-    /// A copy of what the backing device has is bad: from now on the block is read from there. Says whether
-    /// that was the block's newest version, and whether there was room to cut an extent in two.
-    pub(crate) fn forget_bad(
-        &mut self,
-        volume: VolumeIndex,
-        lba: Lba,
-        segment: SegmentId,
-        block: u16,
-    ) -> bool {
-        let slot = self.segments.slot(segment, block);
-        if !self.volume(volume).extents.has_room() || !self.index.remove(volume, lba, slot) {
-            return false;
-        }
-        // The backing device's version is the newest now: an older extent must not come forth.
-        let position = self.segments.position(segment, block);
-        let state = self.volume(volume);
-        state.forgot = state.forgot.max(position.ordinal());
-        if state.extents.get(lba).is_some_and(|extent| extent.position <= position) {
-            state.extents.cut(lba);
-        }
-        true
     }
 
     /// Whether the block that was read from `segment`, `block` is what was written there (R1).

@@ -11,8 +11,8 @@
 //! - **H2** Only a block that the backing device has is healed: its copy is forgotten (as a guest's read would do, R3),
 //!   and what the backing device holds is copied again with a ticket that was taken before it was read (T1 to T3 of
 //!   `log::tickets`) and where there is room for fills (F2 of `op::miss`).
-//! - **H3** A bad block that only the cache has is lost (L1, L4 of `log::lost`), if it is the block's newest version; else nobody
-//!   will read it but write-back, which names it.
+//! - **H3** A bad block that only the cache has is lost (L1, L4 of `log::lost`), if it is the block's newest version and the cache
+//!   device flushes well behind the read (R6 of `op::read::bad`); an older version nobody will read but write-back, which names it.
 //! - **H4** Of a record whose header is bad every entry is in memory. If a crash could still need the header, everything is put
 //!   where none does: at once into a checkpoint that begins behind a later record (whoever opens from a checkpoint reads
 //!   the last header before it), and the dirty part onto the backing device. Until then the scrub has not ended.
@@ -39,7 +39,7 @@ use crate::op::read::behind;
 use crate::payload::{Payload, Place};
 use crate::policy::lane::Lane;
 use crate::policy::slices::Side;
-use crate::units::{BLOCK_BYTES, Lba, Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
+use crate::units::{BLOCK_BYTES, Lba, Ordinal, SegmentId, Sequence, Slot, Tick, VolumeIndex};
 use crate::volume::Volume;
 
 /// Blocks of one read: what a guest's read waits for on a slow SSD is not more than its own time.
@@ -158,8 +158,21 @@ pub(crate) struct Work {
 
 #[derive(Clone, Copy, Debug)]
 enum What {
-    Read { at: Spot, blocks: u16, again: bool },
-    Heal { lba: Lba, ticket: Ticket, frame: u32, begun: Tick },
+    Read {
+        at: Spot,
+        blocks: u16,
+        again: bool,
+    },
+    /// A flush that only asks whether the cache device does anything at all, of which a block could not be read.
+    AskCache {
+        at: Spot,
+    },
+    Heal {
+        lba: Lba,
+        ticket: Ticket,
+        frame: u32,
+        begun: Tick,
+    },
 }
 
 impl Work {
@@ -423,6 +436,12 @@ impl Engine {
                     true => self.block_is_bad(volume, &at, payload),
                 }
             }
+            What::AskCache { at } => {
+                self.segments.get_mut(at.segment).readers -= 1;
+                if self.counts(result) && runs {
+                    self.block_is_lost(volume, &at, payload);
+                }
+            }
             What::Heal { lba, ticket, frame, begun } => {
                 let now = self.now;
                 let late = self.config.mutants.is(Mutant::ScrubTicketLate);
@@ -541,23 +560,27 @@ impl Engine {
         self.scrub.report.saved_headers += core::mem::take(&mut self.scrub.saving);
     }
 
-    /// A block is bad on the cache device (H2, H3).
-    fn block_is_bad(&mut self, volume: VolumeIndex, at: &Spot, payload: &mut impl Payload) {
+    /// Which block a spot holds, if that is its newest version.
+    fn needed(&self, volume: VolumeIndex, at: &Spot) -> Option<(Lba, Slot)> {
         let slot = self.segments.slot(at.segment, at.block);
         let held = self.slots.held(slot).filter(|held| self.is_newest(volume, held.lba, slot));
-        let Some(lba) = held.map(|held| held.lba) else {
+        held.map(|held| (held.lba, slot))
+    }
+
+    /// A block is bad on the cache device (H2, H3).
+    fn block_is_bad(&mut self, volume: VolumeIndex, at: &Spot, payload: &mut impl Payload) {
+        let Some((lba, _)) = self.needed(volume, at) else {
             self.scrub.report.unneeded_blocks += 1;
             return;
         };
         let trusts = self.config.mutants.is(Mutant::ScrubHealsDirty);
         if self.is_dirty_slot(at.segment, at.block) && !trusts {
-            let report = &mut self.scrub.report;
-            report.lost_blocks += 1;
-            if let Some(free) = report.lost.iter_mut().find(|it| it.is_none()) {
-                *free = Some((volume, lba));
+            if self.config.mutants.is(Mutant::GoneTakenForRot) {
+                return self.block_is_lost(volume, at, payload);
             }
-            // If it cannot be noted now it is found bad again, by whoever reads it or by write-back.
-            let _ = self.mark_lost(volume, lba, slot, true, payload);
+            self.segments.get_mut(at.segment).readers += 1; // H6
+            let token = self.scrub_token(volume, What::AskCache { at: *at });
+            self.effects.push_back(Effect::FlushCache { token });
             return;
         }
         if !self.forget_bad(volume, lba, at.segment, at.block) {
@@ -572,5 +595,21 @@ impl Engine {
         let (frame, begun) = (self.scrub_frame(true), self.now);
         let token = self.scrub_token(volume, What::Heal { lba, ticket, frame, begun });
         self.foreground_ask(volume, token);
+    }
+
+    /// A dirty block is bad, and the cache device is there (R6 of `op::read::bad`).
+    fn block_is_lost(&mut self, volume: VolumeIndex, at: &Spot, payload: &mut impl Payload) {
+        // Nothing kept a guest, or a batch, from it meanwhile.
+        let needed = self.needed(volume, at);
+        let Some((lba, slot)) = needed.filter(|_| self.is_dirty_slot(at.segment, at.block)) else {
+            return self.block_is_bad(volume, at, payload);
+        };
+        let report = &mut self.scrub.report;
+        report.lost_blocks += 1;
+        if let Some(free) = report.lost.iter_mut().find(|it| it.is_none()) {
+            *free = Some((volume, lba));
+        }
+        // If it cannot be noted now it is found bad again, by whoever reads it or by write-back.
+        let _ = self.mark_lost(volume, lba, slot, true, payload);
     }
 }

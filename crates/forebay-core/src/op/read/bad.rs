@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Blocks of the cache device that are not what was written there, or cannot be read: found by a guest's read.
+//!
+//! # Invariants
+//!
+//! - **R3** A bad clean block is read from the backing device; a bad dirty block fails alone.
+//! - **R4** What the backing device has stands for a bad block only as long as that is the block's newest version.
+//!   While it was read twice, a batch may have found it bad as well, named it lost and moved the watermark past it; or
+//!   it was overwritten, and the watermark passed it unwritten. Then what is newest by now is read, or fails.
+//! - **R5** Of a piece one read of the cache device is under way at a time: its bad blocks are read again one after the
+//!   other. A device that fails all that it is asked at once finds as many reads under way as before, not one for each block.
+//! - **R6** A bad dirty block is named lost only if the cache device flushes well behind its reads: one that is gone (a loose
+//!   cable) reads nothing and has lost nothing, and what is named stays an error when it is back.
+
+use super::{Piece, Source, behind};
+use crate::effect::{Effect, Fault};
+use crate::engine::{CacheHealth, Engine, Pending};
+use crate::limits::TOKENS_KEPT;
+use crate::mutant::Mutant;
+use crate::op::miss::{Miss, Why};
+use crate::payload::{Payload, Place};
+use crate::request::RequestError;
+use crate::units::{Lba, SegmentId, VolumeIndex};
+
+/// How far a piece has come of which a block is read for the second time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Again {
+    /// That block; what is before it is done.
+    at: u16,
+    /// But for so many right before it, which were bad twice: they are to be read from the backing device.
+    bad: u16,
+    /// The first read failed: what is behind it was not read.
+    unread: bool,
+    /// Of that block, which is bad and dirty: what the cache device said when it was flushed.
+    answers: Option<bool>,
+}
+
+/// What is done about a block that is bad twice.
+enum Bad {
+    /// The backing device's version is to be read.
+    Repaired,
+    /// The cache device is to be asked whether it is there at all (R6).
+    InDoubt,
+    /// It is read from elsewhere, or has failed.
+    Settled,
+}
+
+impl Engine {
+    /// Goes on behind so many blocks of a piece that are as they should be. Says whether one is read for the second time.
+    #[cold]
+    pub(super) fn read_on(
+        &mut self,
+        piece: Piece,
+        well: u16,
+        result: Result<(), Fault>,
+        payload: &mut impl Payload,
+    ) -> bool {
+        let Source::Cache { segment, block } = piece.source else {
+            unreachable!("only the cache device is verified");
+        };
+        let second = piece.again.map(|again| again.at);
+        let fresh = Again { at: well, bad: 0, unread: result.is_err(), answers: None };
+        let mut again = piece.again.unwrap_or(fresh);
+        while again.at < piece.blocks {
+            let at = again.at;
+            // If nothing was read there is nothing to look at.
+            let unread = if second == Some(at) { result.is_err() } else { again.unread };
+            let place = behind(piece.to, at);
+            let held = match unread {
+                false => self.verified(segment, block + at, place, payload),
+                true => None,
+            };
+            match held {
+                Some(held) => {
+                    self.volume(piece.volume).stats.fill_hit_blocks += u64::from(held.fill);
+                    self.read_repair(&piece, &mut again, payload);
+                }
+                None if second != Some(at) => {
+                    let piece = Piece { again: Some(again), ..piece };
+                    self.read_cache(piece, (segment, block + at), 1, place, payload); // R5
+                    return true;
+                }
+                None => match self.judge(&piece, &again, payload) {
+                    Bad::Repaired => again.bad += 1,
+                    Bad::InDoubt => {
+                        self.read_repair(&piece, &mut again, payload);
+                        self.read_ask(Piece { again: Some(again), ..piece }, segment);
+                        return true;
+                    }
+                    Bad::Settled => self.read_repair(&piece, &mut again, payload),
+                },
+            }
+            again.at += 1;
+            again.answers = None;
+        }
+        self.read_repair(&piece, &mut again, payload);
+        false
+    }
+
+    /// Asks the cache device whether it does anything at all (R6).
+    #[cold]
+    fn read_ask(&mut self, piece: Piece, segment: SegmentId) {
+        self.segments.get_mut(segment).readers += 1; // R2
+        let token = self.token(Pending::ReadAsk(piece));
+        self.effects.push_back(Effect::FlushCache { token });
+    }
+
+    /// It was asked.
+    #[cold]
+    pub(crate) fn read_asked(
+        &mut self,
+        mut piece: Piece,
+        result: Result<(), Fault>,
+        payload: &mut impl Payload,
+    ) {
+        let answers = self.counts(result);
+        let again = piece.again.as_mut().expect("it was asked for one that was read twice");
+        again.answers = Some(answers);
+        self.read_complete(piece, Err(Fault), payload); // it stays as bad as it was
+    }
+
+    /// One block of a piece is not what was written there, twice (R3).
+    fn judge(&mut self, piece: &Piece, again: &Again, payload: &mut impl Payload) -> Bad {
+        let Piece { request, volume, .. } = *piece;
+        let Source::Cache { segment, block } = piece.source else {
+            unreachable!("only the cache device is verified");
+        };
+        let at = again.at;
+        let (block, lba, to) = (block + at, piece.lba + u64::from(at), behind(piece.to, at));
+        let guest = matches!(to, Place::Request { .. });
+        let slot = self.segments.slot(segment, block);
+        if !self.is_newest(volume, lba, slot) {
+            // R4. Bounded: each turn something newer was placed meanwhile.
+            if self.locate(volume, lba) == Source::Backing {
+                // The copy was forgotten, by another reader for one.
+                self.count_miss(volume, guest);
+                return Bad::Repaired;
+            }
+            if guest {
+                self.volume(volume).stats.hit_blocks -= 1; // it is counted where it is read
+            }
+            match self.has_tokens_for(1) {
+                true => self.read_issue(request, volume, lba, 1, to, payload),
+                false => self.fail(request, RequestError::Io),
+            }
+            return Bad::Settled;
+        }
+        if self.is_dirty_slot(segment, block) {
+            let trusts = self.config.mutants.is(Mutant::GoneTakenForRot);
+            // If it cannot be asked, or noted, now it is found bad again.
+            let asks = !trusts && again.answers.is_none() && self.health == CacheHealth::Healthy;
+            if asks && self.has_tokens_for(1) {
+                return Bad::InDoubt;
+            }
+            if trusts || again.answers == Some(true) {
+                let _ = self.mark_lost(volume, lba, slot, true, payload);
+            }
+            self.fail(request, RequestError::Io);
+            return Bad::Settled;
+        }
+        // With no room to forget it, it is found bad again by the next read.
+        self.forget_bad(volume, lba, segment, block);
+        self.volume(volume).stats.repaired_blocks += 1;
+        self.count_miss(volume, guest);
+        Bad::Repaired
+    }
+
+    /// What a guest was to have from the cache comes from the backing device.
+    fn count_miss(&mut self, volume: VolumeIndex, guest: bool) {
+        let stats = &mut self.volume(volume).stats;
+        stats.hit_blocks -= u64::from(guest);
+        stats.miss_blocks += u64::from(guest);
+    }
+
+    /// Has the blocks that were bad twice read from the backing device, up to where a piece has come.
+    fn read_repair(&mut self, piece: &Piece, again: &mut Again, payload: &mut impl Payload) {
+        let blocks = core::mem::take(&mut again.bad);
+        if blocks == 0 {
+            return;
+        }
+        if !self.has_tokens_for(blocks) {
+            // The cache device fails many more at once. Whoever reads it again misses it.
+            return self.fail(piece.request, RequestError::Io);
+        }
+        let first = again.at - blocks;
+        let to = behind(piece.to, first);
+        let why = match to {
+            Place::Request { .. } => Why::Repair,
+            _ => Why::Edge,
+        };
+        let range = (piece.lba + u64::from(first), blocks);
+        self.miss_begin(Miss::new(piece.request, piece.volume, range, to, why), payload);
+    }
+
+    /// Whether what goes wrong may take so many tokens more than what goes well.
+    fn has_tokens_for(&self, count: u16) -> bool {
+        self.tokens.room() >= TOKENS_KEPT / 2 + usize::from(count)
+    }
+
+    /// A copy of what the backing device has is bad: from now on the block is read from there. Says whether
+    /// that was the block's newest version, and whether there was room to cut an extent in two.
+    pub(crate) fn forget_bad(
+        &mut self,
+        volume: VolumeIndex,
+        lba: Lba,
+        segment: SegmentId,
+        block: u16,
+    ) -> bool {
+        let slot = self.segments.slot(segment, block);
+        if !self.volume(volume).extents.has_room() || !self.index.remove(volume, lba, slot) {
+            return false;
+        }
+        // The backing device's version is the newest now: an older extent must not come forth.
+        let position = self.segments.position(segment, block);
+        let state = self.volume(volume);
+        state.forgot = state.forgot.max(position.ordinal());
+        if state.extents.get(lba).is_some_and(|extent| extent.position <= position) {
+            state.extents.cut(lba);
+        }
+        true
+    }
+}
