@@ -102,6 +102,14 @@ fn relaxed_is_never_slower_with_a_cache_full_of_dirty_data() {
     live_floor_holds(queued(Start::Full, 512 * MIB, 16 * MIB));
 }
 
+/// Nor if all of its space is dirty and no batch has shown yet what write-back takes, as when it is opened like that.
+#[test]
+fn relaxed_is_never_slower_with_all_of_the_cache_dirty() {
+    live_floor_holds(one_by_one(Start::Brim, 512 * MIB, 16 * MIB));
+    live_floor_holds(queued(Start::Brim, 512 * MIB, MIB));
+    live_floor_holds_on(ST3500641AS, queued(Start::Brim, 512 * MIB, MIB));
+}
+
 /// As many random writes of 4 KiB as a file of twice the cache has blocks, drained, one at a time and 32.
 #[test]
 fn random_writes_to_a_file_of_twice_the_cache_gain_what_they_should() {

@@ -14,6 +14,7 @@
 
 use crate::engine::{Acknowledge, CacheHealth, Engine};
 use crate::format::entry::Kind;
+use crate::format::superblock::Order;
 use crate::limits::TOKENS_KEPT;
 use crate::mutant::Mutant;
 use crate::op::around::Around;
@@ -147,10 +148,13 @@ impl Engine {
                     self.volume(volume).writes.pop_front();
                     continue;
                 }
-                if !self.bypass_taken(volume, at) && self.delay_holds(volume) {
-                    if self.write_past_full(volume, at, payload) {
-                        continue;
-                    }
+                let held = !self.bypass_taken(volume, at) && self.delay_holds(volume);
+                // Where a part of it found room all of it would wait for the rest.
+                let lacks = self.lacks_room(volume, at);
+                if (held || lacks) && self.write_past_full(volume, at, lacks, payload) {
+                    continue;
+                }
+                if held {
                     break;
                 }
                 let edges = self.edges(at);
@@ -175,7 +179,7 @@ impl Engine {
                 if self.write_refused(volume, at) {
                     continue;
                 }
-                if self.write_past_full(volume, at, payload) {
+                if self.write_past_full(volume, at, true, payload) {
                     continue;
                 }
                 self.write_starves(volume);
@@ -208,16 +212,28 @@ impl Engine {
         true
     }
 
+    /// Whether the log has no room for all of a write before something is written back.
+    fn lacks_room(&mut self, volume: VolumeIndex, at: u32) -> bool {
+        let state = self.volume_ref(volume).expect("it exists");
+        if state.order != Order::Relaxed || !state.delay.is_felt() {
+            return false;
+        }
+        let blocks = self.active(at).blocks;
+        !self.log_holds_more(volume, blocks)
+    }
+
     /// The log has no room, and the backing device takes a write sooner than write-back makes some.
     fn write_past_full(
         &mut self,
         volume: VolumeIndex,
         at: u32,
+        lacks_room: bool,
         payload: &mut impl Payload,
     ) -> bool {
         let Edges { first, last } = self.edges(at);
         let begun = first || last || self.active(at).placed > 0 || self.buffers.is_empty();
-        let Some(how) = (!begun).then(|| self.bypass_full(volume, at)).flatten() else {
+        let how = (!begun).then(|| self.bypass_full(volume, at, lacks_room)).flatten();
+        let Some(how) = how else {
             return false;
         };
         let began = self.around_begin(volume, at, (Reason::Full, how), payload);

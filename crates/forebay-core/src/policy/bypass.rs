@@ -41,6 +41,9 @@ const CHANCE_AGO: u32 = 2;
 const RUN_TELLS: u64 = 8;
 const RUN_REQUESTS: u64 = 32;
 
+/// Before a batch has shown what write-back takes for a block, a device is thought to take so many, or a run of so many, sooner.
+const LARGE_BLOCKS: u64 = 16;
+
 /// Whether a run may be one by chance, that a request of `blocks` blocks ends, so many requests after the one before it.
 pub(crate) fn is_chance(run: u64, ago: u32, blocks: u64) -> bool {
     ago > CHANCE_AGO && run < CHANCE_REQUESTS * blocks
@@ -165,8 +168,13 @@ impl Engine {
     }
 
     /// Whether and how a write that waits for room in the log goes around it: with relaxed, if the device would take
-    /// it while it waits.
-    pub(crate) fn bypass_full(&mut self, volume: VolumeIndex, at: u32) -> Option<How> {
+    /// it while it waits. `lacks_room`: it waits for a batch, not only for its turn.
+    pub(crate) fn bypass_full(
+        &mut self,
+        volume: VolumeIndex,
+        at: u32,
+        lacks_room: bool,
+    ) -> Option<How> {
         let active = self.requests.get(at).expect("the request is in the engine");
         let state = self.volume_ref(volume).expect("it exists");
         let write = matches!(active.request.op, Op::Write { .. });
@@ -174,11 +182,17 @@ impl Engine {
         if state.order != Order::Relaxed || !write || !fresh || self.health == CacheHealth::Failed {
             return None;
         }
-        let Pace { run, space, .. } = state.writeback.pace?;
-        // What runs of a sorted batch take, several times, or what the device took for one in the foreground. Not what the
-        // log costs at this moment: where writes go around write-back has next to no time (S6), and it would cost that for ever.
-        let direct = (4 * run).max(self.slices_of(state).cost());
-        if active.blocks.saturating_mul(space) <= direct {
+        let sooner = match state.writeback.pace {
+            // What runs of a sorted batch take, several times, or what the device took for one in the foreground. Not what the
+            // log costs at this moment: where writes go around write-back has next to no time (S6), and it would cost that for ever.
+            Some(Pace { run, space, .. }) => {
+                let direct = (4 * run).max(self.slices_of(state).cost());
+                active.blocks.saturating_mul(space) > direct
+            }
+            // Nobody knows when there will be room: the first batch is as long as can be. Scattered small blocks it sorts.
+            None => lacks_room && active.run.max(active.blocks) >= LARGE_BLOCKS,
+        };
+        if !sooner {
             return None;
         }
         let how = self.bypass_how(state, active);

@@ -27,6 +27,7 @@
 //! Which writes go around the log instead: `bypass`. How write-back shares the device with guests: `slices`.
 
 use crate::engine::Engine;
+use crate::limits::RECORD_ENTRIES_MAX;
 use crate::policy::writeback::{Cursor, Stage};
 use crate::units::{Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
@@ -228,6 +229,14 @@ impl Engine {
         let delay = &mut self.volume(volume).delay;
         (delay.room, delay.room_of) = (room, now);
         room
+    }
+
+    /// Whether so many blocks more would find room, headers counted, if nothing were written back.
+    pub(crate) fn log_holds_more(&mut self, volume: VolumeIndex, blocks: u64) -> bool {
+        let room = self.log_room(volume);
+        let state = self.volume_ref(volume).expect("it exists");
+        let record = RECORD_ENTRIES_MAX as u64;
+        self.dirty_space(state) + blocks + 1 + blocks / record <= room
     }
 
     /// Blocks of a volume's log that are not written back.
