@@ -166,3 +166,30 @@ fn what_is_written_again_is_what_was_there() {
     let lost = before.iter().filter(|at| !is_there(at));
     assert_eq!(lost.count(), 0, "of {} records, {BLOCK_BYTES} bytes each at least", before.len());
 }
+
+/// What guests read was copied into the log, in segments that no memory holds any more, and is flushed with a checkpoint when a guest
+/// writes: that rests on the copies. The device drops them, and the process is killed before it hears of it.
+fn rests_on_copies(mutants: Mutants) {
+    let mut world = written(mutants, 0);
+    for block in 100..100 + BLOCKS {
+        ask(&mut world, 0, Op::Read, block, 1);
+        settle(&mut world);
+    }
+    world.engine.as_mut().expect("there is a process").want_checkpoint();
+    world.put_in_order().expect("it goes on");
+    while world.flushes_under_way() == 0 {
+        assert!(world.step().expect("it goes on"));
+    }
+    ask(&mut world, 0, WRITE, 9, 1);
+    assert!(world.asked.is_empty() && world.flushes_under_way() > 0, "it is answered meanwhile");
+    world.flush_fails_next = Some(true);
+    killed(&mut world);
+    assert!(latched(&world));
+}
+
+#[test]
+fn what_rests_on_copies_that_a_flush_drops_is_told_to_be_lost() {
+    rests_on_copies(Mutants::default());
+    let loose = catch_unwind(|| rests_on_copies(Mutants::with(Mutant::EndNotedOnce)));
+    assert!(loose.is_err(), "else this shows nothing");
+}
