@@ -163,7 +163,6 @@ pub(crate) enum Pending {
     Record { volume: VolumeIndex, segment: SegmentId },
     CacheFlush,
     Read(crate::op::read::Piece),
-    ReadAsk(crate::op::read::Piece),
     Miss(crate::op::miss::Miss),
     Writeback(crate::policy::writeback::Work),
     Around { request: u32, since: Tick },
@@ -424,7 +423,6 @@ impl Engine {
             }
             Pending::CacheFlush => self.cache_flushed(result),
             Pending::Read(piece) => self.read_complete(piece, result, payload),
-            Pending::ReadAsk(piece) => self.read_asked(piece, result, payload),
             Pending::Miss(miss) => self.miss_complete(token, miss, result, payload),
             Pending::Writeback(work) => self.writeback_complete(work, result, payload),
             Pending::Around { request, since } => {

@@ -31,8 +31,18 @@ pub(super) struct Again {
     bad: u16,
     /// The first read failed: what is behind it was not read.
     unread: bool,
-    /// Of that block, which is bad and dirty: what the cache device said when it was flushed.
-    answers: Option<bool>,
+    /// Of that block, which is bad and dirty: whether the cache device does anything at all.
+    answers: Answers,
+}
+
+/// What is known of the cache device behind a block that could not be read (R6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answers {
+    NotAsked,
+    /// It is being flushed.
+    Asked,
+    Yes,
+    No,
 }
 
 /// What is done about a block that is bad twice.
@@ -52,15 +62,19 @@ impl Engine {
         &mut self,
         piece: Piece,
         well: u16,
-        result: Result<(), Fault>,
+        mut result: Result<(), Fault>,
         payload: &mut impl Payload,
     ) -> bool {
         let Source::Cache { segment, block } = piece.source else {
             unreachable!("only the cache device is verified");
         };
         let second = piece.again.map(|again| again.at);
-        let fresh = Again { at: well, bad: 0, unread: result.is_err(), answers: None };
+        let fresh = Again { at: well, bad: 0, unread: result.is_err(), answers: Answers::NotAsked };
         let mut again = piece.again.unwrap_or(fresh);
+        if again.answers == Answers::Asked {
+            again.answers = if self.counts(result) { Answers::Yes } else { Answers::No };
+            result = Err(Fault); // of the block, which stays as bad as it was
+        }
         while again.at < piece.blocks {
             let at = again.at;
             // If nothing was read there is nothing to look at.
@@ -84,6 +98,7 @@ impl Engine {
                     Bad::Repaired => again.bad += 1,
                     Bad::InDoubt => {
                         self.read_repair(&piece, &mut again, payload);
+                        again.answers = Answers::Asked;
                         self.read_ask(Piece { again: Some(again), ..piece }, segment);
                         return true;
                     }
@@ -91,7 +106,7 @@ impl Engine {
                 },
             }
             again.at += 1;
-            again.answers = None;
+            again.answers = Answers::NotAsked;
         }
         self.read_repair(&piece, &mut again, payload);
         false
@@ -101,22 +116,8 @@ impl Engine {
     #[cold]
     fn read_ask(&mut self, piece: Piece, segment: SegmentId) {
         self.segments.get_mut(segment).readers += 1; // R2
-        let token = self.token(Pending::ReadAsk(piece));
+        let token = self.token(Pending::Read(piece));
         self.effects.push_back(Effect::FlushCache { token });
-    }
-
-    /// It was asked.
-    #[cold]
-    pub(crate) fn read_asked(
-        &mut self,
-        mut piece: Piece,
-        result: Result<(), Fault>,
-        payload: &mut impl Payload,
-    ) {
-        let answers = self.counts(result);
-        let again = piece.again.as_mut().expect("it was asked for one that was read twice");
-        again.answers = Some(answers);
-        self.read_complete(piece, Err(Fault), payload); // it stays as bad as it was
     }
 
     /// One block of a piece is not what was written there, twice (R3).
@@ -148,11 +149,12 @@ impl Engine {
         if self.is_dirty_slot(segment, block) {
             let trusts = self.config.mutants.is(Mutant::GoneTakenForRot);
             // If it cannot be asked, or noted, now it is found bad again.
-            let asks = !trusts && again.answers.is_none() && self.health == CacheHealth::Healthy;
+            let unknown = again.answers == Answers::NotAsked;
+            let asks = !trusts && unknown && self.health == CacheHealth::Healthy;
             if asks && self.has_tokens_for(1) {
                 return Bad::InDoubt;
             }
-            if trusts || again.answers == Some(true) {
+            if trusts || again.answers == Answers::Yes {
                 let _ = self.mark_lost(volume, lba, slot, true, payload);
             }
             self.fail(request, RequestError::Io);
