@@ -1,6 +1,6 @@
 # A kernel newer than any of a stable Debian. What its ublk driver has beside what 6.12 has is used, which the driver itself is asked for:
 # each command that it is given is traced, with what it answers.
-# kernel: trixie-backports/7
+# kernel: trixie-backports/newest
 usual_kills=1
 . ./lib.sh
 . ./device.sh
