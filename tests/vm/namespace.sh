@@ -10,9 +10,9 @@ mkdir -p /run/other /run/later
 other=$(losetup -f --show /run/other.img)
 check "a mount of others" mount "$other" /run/other
 check "format" $FOREBAY format $S/cache512
-go() { serve n --cache $S/cache512 --volume v=/run/v.img --attach ublk; }
+# Sets `device`, too.
+go() { serve n --cache $S/cache512 --volume v=/run/v.img --attach ublk && device=$(sed -n 's|^\(/dev/ublkb[0-9]*\) v$|\1|p' /run/n.out | tail -n 1); }
 go || { cat /run/n.err; fail "serve"; finish; }
-device=$(sed -n 's|^\(/dev/ublkb[0-9]*\) v$|\1|p' /run/n.out)
 check "it has a namespace of its own" bash -c "! [ /proc/$daemon/ns/mnt -ef /proc/1/ns/mnt ]"
 check "nothing is mounted in it" test -z "$(cat /proc/$daemon/mountinfo)"
 check "mkfs.xfs" mkfs.xfs -q -f "$device"
@@ -75,7 +75,6 @@ check "it ends, the daemon with it" wait_for 120 none_left || cat $(left)
 check "nothing waits for ever" wait_for 120 nothing_waits || where_it_waits
 check "its cache is let go of" wait_for 240 free
 go || fail "serve after the container"
-device=$(sed -n 's|^\(/dev/ublkb[0-9]*\) v$|\1|p' /run/n.out)
 intact_inside
 stop "stop before another" n
 
@@ -89,7 +88,6 @@ check "the cache is let go of" wait_for 240 free
 go || fail "serve after the other container"
 check "what waited for it has ended" wait_for 120 nothing_waits || where_it_waits
 wait $outer
-device=$(sed -n 's|^\(/dev/ublkb[0-9]*\) v$|\1|p' /run/n.out)
 intact_inside
 drain_and_stop "drain and stop" n
 finish

@@ -8,7 +8,7 @@
 use crate::flight::Done;
 use crate::model::Stop;
 use crate::random::{Random, mix};
-use crate::run::{drain_one, operation, read_all, settle_volume, stays_dirty};
+use crate::run::{drain_one, operation, read_all, restart, settle_volume, stays_dirty};
 use crate::world::{Failure, Outcome, World};
 use forebay_core::effect::{Effect, SuperblockChange};
 use forebay_core::format::superblock::{Mode, Order};
@@ -241,9 +241,7 @@ pub(crate) fn name_and_stop(world: &mut World) -> Outcome {
     }
     world.marks.hit("stopped when what was lost was named");
     let stop = *random.pick(&[Stop::Process, Stop::Power]);
-    world.stop(stop);
-    world.open(Some(stop))?;
-    read_all(world)
+    restart(world, stop)
 }
 
 /// Marks that lie in the superblock rest on entries of the log: that name what is lost again, or hold again what was

@@ -3,7 +3,7 @@
 //! taken for lost meanwhile is not.
 
 use crate::model::Stop;
-use crate::run::{operation, read_all};
+use crate::run::{operation, restart};
 use crate::world::{Outcome, World};
 
 /// It is gone from now on, while guests go on and write-back does what it was about to. Then the process ends.
@@ -20,7 +20,5 @@ pub(crate) fn goes_away(world: &mut World) -> Outcome {
         }
     }
     let stop = if random.one_in(4) { Stop::Power } else { Stop::Process };
-    world.stop(stop);
-    world.open(Some(stop))?;
-    read_all(world)
+    restart(world, stop)
 }

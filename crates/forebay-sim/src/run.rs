@@ -422,6 +422,11 @@ fn dirty_run(world: &mut World, index: usize) -> Option<(u64, u64)> {
 pub(crate) fn restart_failed(world: &mut World) -> Outcome {
     world.marks.hit("restarted after a cache fault");
     let stop = if world.random.one_in(2) { Stop::Process } else { Stop::Power };
+    restart(world, stop)
+}
+
+/// The machine stops, is started again, and all is looked at.
+pub(crate) fn restart(world: &mut World, stop: Stop) -> Outcome {
     world.stop(stop);
     world.open(Some(stop))?;
     read_all(world)

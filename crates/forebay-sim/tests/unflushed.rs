@@ -42,6 +42,12 @@ fn read_all(world: &mut World) -> Result<(), String> {
     (0..=BLOCKS).try_for_each(|block| read(world, block))
 }
 
+fn until_it_flushes(world: &mut World) {
+    while world.flushes_under_way() == 0 {
+        assert!(world.step().expect("it goes on"));
+    }
+}
+
 fn killed(world: &mut World) {
     world.stop(Stop::Process);
     world.open(Some(Stop::Process)).expect("it is opened");
@@ -102,9 +108,7 @@ fn a_flush_that_nobody_heard_of_is_not_trusted() {
     for at_once in [false, true] {
         let mut world = written(Mutants::default(), BLOCKS);
         ask(&mut world, 0, Op::Flush, 0, 0);
-        while world.flushes_under_way() == 0 {
-            assert!(world.step().expect("it goes on"));
-        }
+        until_it_flushes(&mut world);
         world.flush_fails_next = Some(at_once);
         killed(&mut world);
         assert_eq!(read_all(&mut world), Ok(()));
@@ -177,9 +181,7 @@ fn rests_on_copies(mutants: Mutants) {
     }
     world.engine.as_mut().expect("there is a process").want_checkpoint();
     world.put_in_order().expect("it goes on");
-    while world.flushes_under_way() == 0 {
-        assert!(world.step().expect("it goes on"));
-    }
+    until_it_flushes(&mut world);
     ask(&mut world, 0, WRITE, 9, 1);
     assert!(world.asked.is_empty() && world.flushes_under_way() > 0, "it is answered meanwhile");
     world.flush_fails_next = Some(true);
