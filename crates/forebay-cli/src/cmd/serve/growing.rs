@@ -13,6 +13,7 @@ use super::{Daemon, Served};
 use crate::control::Reply;
 use crate::units::{count, size};
 use anyhow::{Context, Result, bail};
+use forebay::io::DeviceKind;
 use forebay_core::engine::CacheHealth;
 use forebay_core::limits::VOLUME_BLOCKS_MAX;
 use forebay_core::units::{BLOCK_BYTES, Sequence, VolumeIndex};
@@ -214,6 +215,22 @@ impl Daemon {
         self.server.shard.cancel_growth(growing.index);
         let text = format!("{}: not made larger: the daemon is being stopped", growing.name);
         self.desk.borrow_mut().answers.push_back((growing.client, Reply::Error { text }));
+    }
+
+    /// Looks whether the backing device of a volume has become larger while it was served. A block device says so at once; a file may
+    /// be where asking takes as long as a network lets it, and whoever made it longer knows.
+    pub(super) fn look_for_growth(&mut self, at: usize) {
+        let served = &self.volumes[at];
+        let (index, larger) = (served.index, larger(served));
+        let shard = &mut self.server.shard;
+        let is_block =
+            shard.backing(index).is_some_and(|device| device.info().kind == DeviceKind::Block);
+        let is_told = self.problems.iter().any(|problem| problem.starts_with(&larger));
+        let grows = self.growing.as_ref().is_some_and(|growing| growing.index == index);
+        // One that cannot be asked fails at what guests ask for, and that is told.
+        if is_block && !is_told && !grows && shard.measure(index).is_ok() {
+            self.tell_larger(at);
+        }
     }
 
     /// Says so if the backing device of a volume has become larger.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
 const EVERY: Duration = Duration::from_millis(500);
+const SIZES_EVERY: Duration = Duration::from_secs(10);
 
 /// What may happen again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,6 +30,8 @@ enum Cause {
 pub(super) struct Watch {
     limiter: Limiter<Cause>,
     next: Instant,
+    /// When devices are asked how large they are.
+    sizes: Instant,
     cache: Device,
     is_failed: bool,
     volumes: Vec<Seen>,
@@ -56,6 +59,7 @@ impl Watch {
         Watch {
             limiter: Limiter::new(),
             next: Instant::now(),
+            sizes: Instant::now() + SIZES_EVERY,
             cache: Device::default(),
             is_failed: false,
             volumes: Vec::new(),
@@ -105,6 +109,10 @@ impl Daemon {
         self.watch_cache(now);
         for at in 0..self.volumes.len() {
             self.watch_volume(at, now);
+        }
+        if now >= self.watch.sizes {
+            self.watch.sizes = now + SIZES_EVERY;
+            (0..self.volumes.len()).for_each(|at| self.look_for_growth(at));
         }
         for (_, line) in self.watch.limiter.due(now) {
             warn!("{line}");
