@@ -11,6 +11,7 @@ mod file_system;
 mod keeper;
 mod lost;
 mod manager;
+mod metadata;
 mod stop;
 mod undo;
 mod verify;
