@@ -99,13 +99,15 @@ fn a_bad_dirty_block_is_named_and_ends_with_4() {
     let daemon = it.serve(&[]);
     let done = scrub(&it.place, &[]);
     assert_eq!(done.code, 4, "{done:?}");
-    assert!(done.stdout.contains("lost: v 10"), "{done:?}");
+    assert!(done.stdout.contains("nothing else has: v 10"), "{done:?}");
     assert_eq!(status(&it.place)["cache"]["scrub"]["lost"][0], "v 10");
     assert!(daemon.client("v").read(10 * 4096, 4096).is_err());
     assert_eq!(daemon.client("v").read(9 * 4096, 4096).unwrap(), [7; 4096]);
     let said = daemon.stop(&it.place);
     assert!(
-        said.contains("v: block 10 (byte 40960) is bad on the cache device and lost"),
+        said.contains(
+            "v: block 10 (byte 40960) is bad on the cache device, and nothing else has it"
+        ),
         "{said}"
     );
 }

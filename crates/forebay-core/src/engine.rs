@@ -87,6 +87,8 @@ pub struct Config {
     pub ahead_blocks: u32,
     /// Wait after a fault of a backing device before its batch is tried again, in nanoseconds.
     pub retry_after: u64,
+    /// What cannot be read of the cache device is lost if that is still so after this time, in nanoseconds.
+    pub lost_after: u64,
     /// With so few free segments, or fewer, a log's marks go into the superblock instead of a new
     /// segment.
     pub free_segments_kept: u32,
@@ -116,6 +118,7 @@ impl Default for Config {
             fill_run_max: 256,
             ahead_blocks: 2048,
             retry_after: 1_000_000_000,
+            lost_after: 30_000_000_000,
             free_segments_kept: 0,
             scrub_rate: 64 << 20,
             mutants: Mutants::default(),

@@ -60,6 +60,8 @@ faults! {
     RedoSkipsOpen,
     OpeningUnflushed,
     SuperblockFirstUnflushed,
+    SuperblockSecondUnflushed,
+    SuperblockSecondNotRenewed,
     ReuseSequences,
     GenerationNotRaised,
     ExtentsForgotten,
@@ -132,6 +134,7 @@ faults! {
     LessMemoryUntold,
     AgainTakenForDone,
     GoneTakenForRot,
+    UnreadTakenForRot,
 }
 
 /// Which fault is on.

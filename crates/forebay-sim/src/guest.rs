@@ -295,8 +295,9 @@ impl World {
         });
         // What was dropped is bad on the cache device, and the device has failed.
         let dropped = self.cache_dropped && reads;
-        let expected =
-            failing || damaged || refused || full || crowded || dropped || self.cache_gone;
+        let unread = asked.request.op != Op::Flush && self.unread_at >= asked.made;
+        let gone = self.cache_gone || unread;
+        let expected = failing || damaged || refused || full || crowded || dropped || gone;
         if error != RequestError::Io || !expected {
             let lost: Vec<_> =
                 cells.iter().filter(|c| state.model.is_lost(c.0, u64::MAX)).collect();

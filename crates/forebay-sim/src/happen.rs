@@ -26,6 +26,10 @@ impl World {
             }
             return Err(Fault);
         }
+        if self.is_mute() && matches!(effect, Effect::ReadCache { .. }) {
+            self.unread_at = self.moment();
+            return Err(Fault);
+        }
         match effect {
             Effect::WriteSuperblock { change, .. } => {
                 if self.flush_drops() {
@@ -142,6 +146,11 @@ impl World {
             Effect::Answer { .. } => unreachable!("answers are told at once"),
         }
         Ok(())
+    }
+
+    /// Whether nothing can be read of the cache device now.
+    pub(crate) fn is_mute(&self) -> bool {
+        self.now < self.mute_until && !self.faults_over
     }
 
     /// Whether a backing device fails to do this.

@@ -128,6 +128,7 @@ pub const EXPECTED: &[&str] = &[
     "checkpoint at a moment of chance",
     "clean cache failed",
     "cache device gone",
+    "cache device unreadable for a while",
     "written to while it was gone",
     "drain in mid-run",
     "drained and compared in mid-run",

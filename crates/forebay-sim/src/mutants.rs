@@ -6,7 +6,7 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 21] = [
+pub const STORIES: [(Mutant, &str); 23] = [
     (Mutant::AgainTakenForDone, "again.rs"),
     (Mutant::BatchEndsBeforeProbe, "refused.rs"),
     (Mutant::EndNotedOnce, "unflushed.rs"),
@@ -26,6 +26,8 @@ pub const STORIES: [(Mutant, &str); 21] = [
     (Mutant::SkipPageChecksum, "checkpoint.rs"),
     (Mutant::SkipScrubChecksum, "scrub.rs"),
     (Mutant::SkipScrubHeader, "scrub.rs"),
+    (Mutant::SuperblockSecondNotRenewed, "superblock.rs"),
+    (Mutant::SuperblockSecondUnflushed, "superblock.rs"),
     (Mutant::UnreadStaysUnread, "unread.rs"),
     (Mutant::VoidLifeCounts, "void.rs"),
 ];

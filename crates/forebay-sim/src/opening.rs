@@ -382,7 +382,9 @@ impl World {
         let [_, second] = Superblock::addresses(superblock.size_bytes);
         let bytes = superblock.encode(second);
         let mutants = self.setup.config.mutants;
-        if let Err(crashed) = self.open_write(attempt, pieces(second, &bytes)) {
+        if !mutants.is(Mutant::SuperblockSecondNotRenewed)
+            && let Err(crashed) = self.open_write(attempt, pieces(second, &bytes))
+        {
             return Ok(Err(crashed));
         }
         superblock.note_failed_flushes(attempt.failed_flushes);

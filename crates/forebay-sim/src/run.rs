@@ -140,6 +140,9 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
             gone::goes_away(world)?;
             continue;
         }
+        if Random::new(mix(world.order ^ 0x3074)).one_in(world.setup.mute) {
+            gone::cannot_be_read(world)?;
+        }
         if world.late.is_some() && Random::new(mix(world.order ^ 0x1A7E)).one_in(300) {
             world.serve_late()?;
         }

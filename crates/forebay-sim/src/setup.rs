@@ -152,6 +152,8 @@ pub struct Setup {
     pub flush_fault: u64,
     /// One moment in so many the cache device goes away for a while; zero: none.
     pub gone: u64,
+    /// One moment in so many it cannot be read for a while; zero: none.
+    pub mute: u64,
     /// One moment in so many the operator does something; zero: none.
     pub operator: u64,
     /// One moment in so many a scrub begins, or is told to end; zero: none.
@@ -265,6 +267,7 @@ impl Setup {
             dirty_percent: random.between(10, 80) as u8,
             extent_count_max: *random.pick(&[24, 48, 256, 1024]),
             retry_after: random.between(1, 10) * MILLI,
+            lost_after: *Random::new(key ^ 0x105).pick(&[0, 1, 5, 20]) * MILLI,
             free_segments_kept: *random.pick(&[0, 0, 4, 1_000]),
             fill_run_max: fill_run_max(superblock.key),
             ahead_blocks: *Random::new(key ^ 0xA4EA).pick(&AHEAD),
@@ -307,6 +310,7 @@ impl Setup {
             cache_fault: if random.one_in(6) { 2_000 } else { 0 },
             flush_fault: *Random::new(key ^ 0xF1A5).pick(&[0, 0, 0, 0, 100, 600]),
             gone: *Random::new(key ^ 0x60E).pick(&[0, 0, 0, 3_000]),
+            mute: *Random::new(key ^ 0x3074).pick(&[0, 0, 1_000]),
             operator,
             scrub: scrubs(key).0,
             late_volume: operator > 0 && random.one_in(3),

@@ -31,10 +31,12 @@ impl World {
 
     /// Whether a copy is flushed after it was written: always, but for a deliberate fault.
     pub(crate) fn flushes_copy(&self, copy: usize) -> bool {
-        copy > 0 || !self.setup.config.mutants.is(Mutant::SuperblockFirstUnflushed)
+        let skipped = [Mutant::SuperblockFirstUnflushed, Mutant::SuperblockSecondUnflushed][copy];
+        !self.setup.config.mutants.is(skipped)
     }
 
-    pub(crate) fn write_superblock_in_part(&mut self, steps: u64, through: u64) {
+    /// Begins to: so many of the steps.
+    pub fn write_superblock_in_part(&mut self, steps: u64, through: u64) {
         let copies = Superblock::addresses(self.superblock.size_bytes);
         for (copy, address) in copies.into_iter().enumerate() {
             if steps > 2 * copy as u64 {

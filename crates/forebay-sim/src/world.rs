@@ -73,6 +73,10 @@ pub struct World {
     pub cache_failed: bool,
     /// It does nothing at all until the next opening.
     pub cache_gone: bool,
+    /// Until then nothing can be read of it ...
+    pub mute_until: u64,
+    /// ... and this was the last moment at which somebody tried.
+    pub unread_at: u64,
     /// A flush of it failed, and what it should have covered is gone, or goes.
     pub cache_dropped: bool,
     /// The process that died last had a flush of it under way, or it had failed: nobody knows what it has dropped.
@@ -162,6 +166,8 @@ impl World {
             faults_over: false,
             cache_failed: false,
             cache_gone: false,
+            mute_until: 0,
+            unread_at: 0,
             cache_dropped: false,
             cache_unsure: false,
             flush_fails_next: None,
@@ -213,6 +219,8 @@ impl World {
             faults_over: self.faults_over,
             cache_failed: self.cache_failed,
             cache_gone: self.cache_gone,
+            mute_until: self.mute_until,
+            unread_at: self.unread_at,
             cache_dropped: self.cache_dropped,
             cache_unsure: self.cache_unsure,
             flush_fails_next: self.flush_fails_next,

@@ -69,17 +69,25 @@ fn a_bad_clean_block_is_copied_again_from_the_backing_device() {
 }
 
 #[test]
-fn a_bad_dirty_block_is_lost_and_named_before_anybody_reads_it() {
+fn a_bad_dirty_block_is_told_before_anybody_reads_it_and_named_by_write_back() {
     let mut world = written(Mutants::default(), 20);
     let at = place(&world, 7);
     world.cache.make_unreadable(at);
     let now = world.moment();
     world.volumes[0].model.may_be_lost(7, now);
+    if let Some(prefix) = &mut world.volumes[0].prefix {
+        prefix.damaged(7);
+    }
     let report = scrub(&mut world);
     assert_eq!((report.healed_blocks, report.lost_blocks), (0, 1));
     assert_eq!(report.lost[0].map(|(volume, lba)| (volume, lba.0)), Some((VOLUME, 7)));
-    let status = world.engine.as_ref().and_then(|it| it.status(VOLUME)).expect("it is there");
-    assert_eq!(status.lost_blocks_now, 1);
+    let lost = |world: &World| {
+        let status = world.engine.as_ref().and_then(|it| it.status(VOLUME));
+        status.expect("it is there").lost_blocks_now
+    };
+    assert_eq!(lost(&world), 0, "it may be readable again");
+    clean(&mut world, VOLUME);
+    assert_eq!(lost(&world), 1);
     read_all(&mut world);
 }
 

@@ -24,6 +24,7 @@ const CACHE_BYTES: u64 = 64 << 20;
 const BACKING_BYTES: u64 = 256 << 20;
 const EXTENTS: u64 = 1024;
 const ZERO_COUNT: u64 = EXTENTS - 24;
+const SECOND: u64 = 1_000_000_000;
 const WRITE: Op = Op::Write { fua: false };
 const ZEROES: Op = Op::WriteZeroes { fua: false };
 
@@ -36,14 +37,19 @@ struct Case {
 /// So much data, dirty and on the cache device, each block by itself, with zeros in between that
 /// nearly fill the extents; and from now on the cache device reads nothing.
 fn rotten(data: u64) -> Case {
+    rotten_for(data, SECOND / 5)
+}
+
+/// The same; what cannot be read for so long is lost.
+fn rotten_for(data: u64, lost_after: u64) -> Case {
     let memory = |bytes| Box::new(MemoryDevice::new(bytes, 4096).unwrap());
-    let second = 1_000_000_000;
     let config = Config {
         extent_count_max: EXTENTS as u32,
         buffer_count: 8,
-        dirty_age: 3_600 * second,
+        dirty_age: 3_600 * SECOND,
         dirty_percent: 100,
-        retry_after: second / 5,
+        retry_after: SECOND / 5,
+        lost_after,
         ..Config::default()
     };
     let (faults, below) = (Faults::new(), Faults::new());
@@ -135,6 +141,24 @@ fn write_back_makes_room_to_name_what_was_lost() {
         span.copy_in(&(at + 1).to_le_bytes());
         case.rig.request(volume, WRITE, 4 * at * BLOCK, BLOCK, Some(span)).unwrap();
     }
+    assert_eq!(case.lost(data), 0);
+    case.rig.close();
+}
+
+/// The cache device fails every read for some moments, and flushes well: what a batch could not read then it reads again.
+#[test]
+fn what_cannot_be_read_for_a_while_is_not_lost() {
+    let data = EXTENTS;
+    let mut case = rotten_for(data, 5 * SECOND);
+    let volume = case.volume;
+    let faults = case.rig.shard.engine().status(volume).unwrap().stats.backing_faults;
+    case.rig.shard.drain(volume);
+    case.rig.wait("in doubt", |shard| shard.engine().status(volume).unwrap().in_doubt);
+    assert_eq!(case.read(0), Err(RequestError::Io), "nor can its guest");
+    case.faults.clear();
+    case.rig.wait("drained", |shard| shard.engine().is_clean(volume));
+    let state = case.rig.shard.engine().status(volume).unwrap();
+    assert_eq!((state.stats.lost_blocks, state.stats.backing_faults), (0, faults));
     assert_eq!(case.lost(data), 0);
     case.rig.close();
 }

@@ -21,7 +21,7 @@ pub fn run(args: &ScrubArgs) -> Result<ExitCode> {
     let scrub = if args.stop { control::status(&socket)?.cache.scrub } else { watch(&socket)? };
     println!("{}: {} read, {}", scrub.state, size(scrub.verified_bytes), scrub.found());
     for lost in &scrub.lost {
-        println!("lost: {lost}");
+        println!("nothing else has: {lost}");
     }
     if !args.stop && scrub.state != "completed" {
         bail!("the scrub was {}", scrub.state);

@@ -230,7 +230,7 @@ impl ScrubStatus {
     pub fn found(&self) -> String {
         let counts = [
             (self.healed_blocks, "healed"),
-            (self.lost_blocks, "lost"),
+            (self.lost_blocks, "bad that nothing else has"),
             (self.unneeded_blocks, "bad and not needed"),
         ];
         let blocks = counts.iter().filter(|(number, _)| *number > 0);

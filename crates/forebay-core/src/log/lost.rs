@@ -10,9 +10,8 @@
 //! - **L2** What is still lost when its entry's segment is emptied is named again (C4 of `reclaim`).
 //! - **L3** A block that was written later than it was lost is not lost.
 //! - **L4** What is lost takes a place of the reserve only where that lets a watermark or a tail move: a
-//!   batch names what it found when it is on the backing device. So behind a backing device that is
-//!   dead a log does not grow, whatever rots in it: a read that finds a bad block names it only if a
-//!   guest's data would find room, else the next read finds it again.
+//!   batch names what it found when it is on the backing device, and nobody else names anything. So behind a
+//!   backing device that is dead a log does not grow, whatever rots in it: each read finds it bad again.
 //!
 //! # Limits
 //!
@@ -95,13 +94,12 @@ pub(crate) fn forget_all(
 
 impl Engine {
     /// A dirty block is not what was written: if it is the block's newest version, reads answer an
-    /// error until it is written again (L1). For a `guest`, it takes none of the reserve (L4).
+    /// error until it is written again (L1).
     pub(crate) fn mark_lost(
         &mut self,
         volume: VolumeIndex,
         lba: Lba,
         slot: Slot,
-        guest: bool,
         payload: &mut impl Payload,
     ) -> Noted {
         if self.is_newest(volume, lba, slot) {
@@ -112,7 +110,7 @@ impl Engine {
             if !left || !state.extents.has_room_over(lba, lba + 1) {
                 return Noted::NoRoom;
             }
-            if !self.room(volume, 0, guest, payload) {
+            if !self.room(volume, 0, false, payload) {
                 return Noted::NotNow;
             }
             self.place_extent(volume, Kind::Lost, lba, 1, payload);

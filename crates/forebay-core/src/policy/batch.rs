@@ -266,6 +266,17 @@ impl Batch {
         self.fates[item] == Fate::Written
     }
 
+    /// Whether blocks of it are lost.
+    pub fn has_lost(&self) -> bool {
+        self.has_lost
+    }
+
+    /// The first lost block from one on, and its place.
+    pub fn lost_from(&self, item: usize) -> Option<(usize, Slot)> {
+        let lost = self.fates.iter().skip(item).position(|fate| *fate == Fate::Lost);
+        lost.map(|at| (item + at, self.slots[number_of(self.keys[item + at])]))
+    }
+
     /// A lost block that is not named yet, and its place.
     pub fn next_lost(&mut self) -> Option<(Lba, Slot)> {
         while let Some(fate) = self.fates.get(self.next_lost).filter(|_| self.has_lost) {

@@ -181,7 +181,13 @@ pub(crate) struct Lane {
     pub(super) put_off: bool,
     /// Because not all that was found lost could be noted.
     pub(super) crowded: bool,
-    /// The cache device was flushed well behind all that could not be read (K4).
+    /// Because something can be read by now that could not before, or nobody waits to see whether it can.
+    pub(super) found: bool,
+    /// When a block could not be read last (K4).
+    pub(super) doubted: Tick,
+    /// What could not be read was looked at once more, up to this block of the batch.
+    pub(super) looked: usize,
+    /// The cache device was flushed well behind all that.
     pub(super) cache_answers: bool,
 }
 
@@ -211,6 +217,9 @@ impl Lane {
             seen: 0,
             failed: false,
             crowded: false,
+            found: false,
+            doubted: Tick(0),
+            looked: 0,
             cache_answers: false,
             parking: false,
             trying: false,

@@ -11,8 +11,8 @@
 //! - **H2** Only a block that the backing device has is healed: its copy is forgotten (as a guest's read would do, R3),
 //!   and what the backing device holds is copied again with a ticket that was taken before it was read (T1 to T3 of
 //!   `log::tickets`) and where there is room for fills (F2 of `op::miss`).
-//! - **H3** A bad block that only the cache has is lost (L1, L4 of `log::lost`), if it is the block's newest version and the cache
-//!   device flushes well behind the read (R6 of `op::read::bad`); an older version nobody will read but write-back, which names it.
+//! - **H3** A bad block that only the cache has is told, if it is the block's newest version, and left as it is: it may be read again
+//!   yet, and write-back finds out (R6 of `op::read::bad`). An older version nobody will read but write-back.
 //! - **H4** Of a record whose header is bad every entry is in memory. If a crash could still need the header, everything is put
 //!   where none does: at once into a checkpoint that begins behind a later record (whoever opens from a checkpoint reads
 //!   the last header before it), and the dirty part onto the backing device. Until then the scrub has not ended.
@@ -158,21 +158,8 @@ pub(crate) struct Work {
 
 #[derive(Clone, Copy, Debug)]
 enum What {
-    Read {
-        at: Spot,
-        blocks: u16,
-        again: bool,
-    },
-    /// A flush that only asks whether the cache device does anything at all, of which a block could not be read.
-    AskCache {
-        at: Spot,
-    },
-    Heal {
-        lba: Lba,
-        ticket: Ticket,
-        frame: u32,
-        begun: Tick,
-    },
+    Read { at: Spot, blocks: u16, again: bool },
+    Heal { lba: Lba, ticket: Ticket, frame: u32, begun: Tick },
 }
 
 impl Work {
@@ -433,13 +420,7 @@ impl Engine {
                     }
                     true if bad == 0 => {}
                     true if at.header == at.block => self.header_is_bad(volume, &at),
-                    true => self.block_is_bad(volume, &at, payload),
-                }
-            }
-            What::AskCache { at } => {
-                self.segments.get_mut(at.segment).readers -= 1;
-                if self.counts(result) && runs {
-                    self.block_is_lost(volume, &at, payload);
+                    true => self.block_is_bad(volume, &at),
                 }
             }
             What::Heal { lba, ticket, frame, begun } => {
@@ -568,19 +549,18 @@ impl Engine {
     }
 
     /// A block is bad on the cache device (H2, H3).
-    fn block_is_bad(&mut self, volume: VolumeIndex, at: &Spot, payload: &mut impl Payload) {
+    fn block_is_bad(&mut self, volume: VolumeIndex, at: &Spot) {
         let Some((lba, _)) = self.needed(volume, at) else {
             self.scrub.report.unneeded_blocks += 1;
             return;
         };
         let trusts = self.config.mutants.is(Mutant::ScrubHealsDirty);
         if self.is_dirty_slot(at.segment, at.block) && !trusts {
-            if self.config.mutants.is(Mutant::GoneTakenForRot) {
-                return self.block_is_lost(volume, at, payload);
+            let report = &mut self.scrub.report;
+            report.lost_blocks += 1;
+            if let Some(free) = report.lost.iter_mut().find(|it| it.is_none()) {
+                *free = Some((volume, lba));
             }
-            self.segments.get_mut(at.segment).readers += 1; // H6
-            let token = self.scrub_token(volume, What::AskCache { at: *at });
-            self.effects.push_back(Effect::FlushCache { token });
             return;
         }
         if !self.forget_bad(volume, lba, at.segment, at.block) {
@@ -595,21 +575,5 @@ impl Engine {
         let (frame, begun) = (self.scrub_frame(true), self.now);
         let token = self.scrub_token(volume, What::Heal { lba, ticket, frame, begun });
         self.foreground_ask(volume, token);
-    }
-
-    /// A dirty block is bad, and the cache device is there (R6 of `op::read::bad`).
-    fn block_is_lost(&mut self, volume: VolumeIndex, at: &Spot, payload: &mut impl Payload) {
-        // Nothing kept a guest, or a batch, from it meanwhile.
-        let needed = self.needed(volume, at);
-        let Some((lba, slot)) = needed.filter(|_| self.is_dirty_slot(at.segment, at.block)) else {
-            return self.block_is_bad(volume, at, payload);
-        };
-        let report = &mut self.scrub.report;
-        report.lost_blocks += 1;
-        if let Some(free) = report.lost.iter_mut().find(|it| it.is_none()) {
-            *free = Some((volume, lba));
-        }
-        // If it cannot be noted now it is found bad again, by whoever reads it or by write-back.
-        let _ = self.mark_lost(volume, lba, slot, true, payload);
     }
 }

@@ -8,8 +8,9 @@
 //!   durable, the first write of the next batch.
 //! - **K3** No two writes to one backing device that overlap are in flight.
 //! - **K4** A block is verified before it is written back; a bad one is lost, and named when the rest
-//!   of its batch is on the backing device, before the watermark moves. A cache device that is gone reads nothing, and has lost nothing
-//!   that was not written to it: so it must flush well first, behind the read.
+//!   of its batch is on the backing device, before the watermark moves. A cache device that is gone, or out of order for a while, reads
+//!   nothing and has lost nothing: so what is bad is looked at once more, `lost_after` later, and the device must flush
+//!   well behind that. If anything can be read then, the batch is built again.
 //! - **K5** A batch during which any flush of its backing device failed is written again, all of it.
 //! - **K6** With order strict a batch holds nothing of two flush epochs: it ends where the guest flushed.
 //! - **K7** A batch that follows one that was given up ends where that did, or later: else the backing device would be
@@ -24,6 +25,7 @@
 //! | flushing | noting   | the backing device says it is durable |
 //! | noting   | idle     | the watermark is durable |
 //! | writing  | writing  | some blocks are refused, try after try: they are parked (`parked`), the rest is written |
+//! | flushing | idle     | what could not be read can be: the batch is built again |
 //! | writing, flushing | waiting | the backing device failed, or what was found lost could not be named: the batch is given up, to be built again |
 //! | waiting  | idle     | after `retry_after` |
 //!
@@ -208,6 +210,12 @@ enum What {
     },
     /// A flush that only asks whether the backing device does anything at all.
     Probe,
+    /// A block that could not be read is, once more.
+    Look {
+        item: usize,
+        segment: SegmentId,
+        block: u16,
+    },
     /// A flush that only asks whether the cache device does, of which blocks could not be read.
     AskCache,
 }
@@ -216,6 +224,12 @@ enum What {
 const READ_SOON: usize = 8;
 
 impl Engine {
+    /// Whether a batch has found what cannot be read, and does not know yet whether it is lost.
+    pub(crate) fn is_in_doubt(&self, volume: &Volume) -> bool {
+        let lane = volume.writeback.lane.map(|lane| &self.lanes[lane]);
+        lane.is_some_and(|lane| lane.batch.has_lost() && !lane.cache_answers)
+    }
+
     /// Goes on with the volume's write-back as far as it can.
     pub(crate) fn writeback_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         let (now, wall) = (self.now, self.wall);
@@ -236,7 +250,15 @@ impl Engine {
                     self.writeback_go_on(volume, payload);
                 }
             }
-            Stage::Flushing => {}
+            Stage::Flushing => {
+                let lane = state.writeback.lane.expect("a batch has a lane");
+                if self.lanes[lane].under_way == 0 {
+                    self.writeback_flushed(volume, lane, payload); // K4
+                    if self.lanes[lane].failed {
+                        self.writeback_go_on(volume, payload);
+                    }
+                }
+            }
             Stage::Noting => {
                 let loose = self.config.mutants.is(Mutant::WatermarkNotDurableBeforeNextBatch);
                 let state = self.volume(volume);
@@ -562,6 +584,10 @@ impl Engine {
                     run.state = RunState::Done;
                 }
             }
+            What::Look { item, segment, block } => {
+                let at = (item, segment, block);
+                self.writeback_looked((volume, lane), at, result, payload);
+            }
             What::AskCache => {
                 let answers = self.counts(result);
                 self.lanes[lane].cache_answers = answers;
@@ -602,6 +628,7 @@ impl Engine {
         let What::Read { run, offset, segment, block, blocks, again } = what else {
             unreachable!("a read");
         };
+        let now = self.now;
         let frame = self.lanes[lane].run(run).frame;
         self.lanes[lane].reading -= u32::from(blocks);
         for at in 0..blocks {
@@ -621,6 +648,7 @@ impl Engine {
             if !good {
                 let stretch = state.run(run).stretch;
                 state.batch.lose(stretch.item + usize::from(offset));
+                state.doubted = now;
             }
         }
         self.segments.get_mut(segment).readers -= 1;
@@ -629,6 +657,11 @@ impl Engine {
     pub(crate) fn writeback_deadline(&self, volume: &Volume) -> Option<Tick> {
         match volume.writeback.stage {
             Stage::Waiting { until } => Some(until),
+            Stage::Flushing => {
+                let lane = &self.lanes[volume.writeback.lane?];
+                let patience = if self.stopping { 0 } else { self.config.lost_after };
+                (lane.under_way == 0).then(|| lane.doubted.after(patience))
+            }
             Stage::Idle if volume.writeback.passing => Some(self.now),
             Stage::Idle if volume.serving => {
                 let due = volume.writeback.dirty_since?.after(self.config.dirty_age);

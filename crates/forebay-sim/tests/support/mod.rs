@@ -24,13 +24,27 @@ pub fn world_with(blocks: u64, change: impl FnOnce(&mut Setup)) -> World {
 
 /// The same with another number of segments.
 pub fn world_of(segments: u32, blocks: u64, change: impl FnOnce(&mut Setup)) -> World {
+    world_from(segments, blocks, Random::new(1), change)
+}
+
+/// A small one, with its own chance.
+pub fn world_by(random: Random, change: impl FnOnce(&mut Setup)) -> World {
+    world_from(16, 64, random, change)
+}
+
+fn world_from(
+    segments: u32,
+    blocks: u64,
+    random: Random,
+    change: impl FnOnce(&mut Setup),
+) -> World {
     let (mode, mutants) = (Mode::WriteBack, Mutants::default());
     let mut setup = setup(Scope { length: 0, one_in: 1, stores_length: 0, mode, mutants });
     setup.volumes[0].size_bytes = blocks * BLOCK_BYTES;
     setup.volumes[0].islands = vec![Island { start: 0, blocks }];
     change(&mut setup);
     setup.superblock = format(segments, 64 << 10, &setup.volumes, 5);
-    let mut world = World::new(setup, Random::new(1));
+    let mut world = World::new(setup, random);
     world.format();
     world.open(None).expect("a fresh cache");
     world

@@ -47,7 +47,7 @@ struct Trouble {
     text: fn(&Patient) -> String,
 }
 
-const TROUBLES: [Trouble; 11] = [
+const TROUBLES: [Trouble; 12] = [
     Trouble {
         what: "frozen",
         health: Health::Failed,
@@ -102,6 +102,15 @@ const TROUBLES: [Trouble; 11] = [
                 "{} refuses more blocks than can be set aside: writes answer errors until it takes some of them, reads go on",
                 it.backing
             )
+        },
+    },
+    Trouble {
+        what: "blocks_unread",
+        health: Health::Degraded,
+        holds: |it| it.now.in_doubt,
+        text: |_| {
+            "dirty blocks cannot be read from the cache device: they are tried once more after half a minute, and lost if that fails"
+                .to_owned()
         },
     },
     Trouble {

@@ -96,7 +96,8 @@ impl Daemon {
             if now.began_at == before.began_at { before.lost.iter().flatten().count() } else { 0 };
         for (volume, lba) in now.lost.iter().flatten().skip(known) {
             warn!(
-                "{}: block {} (byte {}) is bad on the cache device and lost: reads of it fail until it is written",
+                "{}: block {} (byte {}) is bad on the cache device, and nothing else has it: reads of it fail; if it still is when it is \
+                 written back it is lost",
                 self.volume_name(*volume),
                 lba.0,
                 lba.0 * BLOCK_BYTES

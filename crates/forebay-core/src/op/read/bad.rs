@@ -9,14 +9,13 @@
 //!   it was overwritten, and the watermark passed it unwritten. Then what is newest by now is read, or fails.
 //! - **R5** Of a piece one read of the cache device is under way at a time: its bad blocks are read again one after the
 //!   other. A device that fails all that it is asked at once finds as many reads under way as before, not one for each block.
-//! - **R6** A bad dirty block is named lost only if the cache device flushes well behind its reads: one that is gone (a loose
-//!   cable) reads nothing and has lost nothing, and what is named stays an error when it is back.
+//! - **R6** A read names nothing lost: a device that is gone or out of order for a while has lost nothing, and what is named stays
+//!   an error when it is well again. Write-back finds out (K4 of `policy::writeback`), and until then each read looks anew.
 
 use super::{Piece, Source, behind};
-use crate::effect::{Effect, Fault};
-use crate::engine::{CacheHealth, Engine, Pending};
+use crate::effect::Fault;
+use crate::engine::Engine;
 use crate::limits::TOKENS_KEPT;
-use crate::mutant::Mutant;
 use crate::op::miss::{Miss, Why};
 use crate::payload::{Payload, Place};
 use crate::request::RequestError;
@@ -31,28 +30,6 @@ pub(super) struct Again {
     bad: u16,
     /// The first read failed: what is behind it was not read.
     unread: bool,
-    /// Of that block, which is bad and dirty: whether the cache device does anything at all.
-    answers: Answers,
-}
-
-/// What is known of the cache device behind a block that could not be read (R6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answers {
-    NotAsked,
-    /// It is being flushed.
-    Asked,
-    Yes,
-    No,
-}
-
-/// What is done about a block that is bad twice.
-enum Bad {
-    /// The backing device's version is to be read.
-    Repaired,
-    /// The cache device is to be asked whether it is there at all (R6).
-    InDoubt,
-    /// It is read from elsewhere, or has failed.
-    Settled,
 }
 
 impl Engine {
@@ -62,19 +39,15 @@ impl Engine {
         &mut self,
         piece: Piece,
         well: u16,
-        mut result: Result<(), Fault>,
+        result: Result<(), Fault>,
         payload: &mut impl Payload,
     ) -> bool {
         let Source::Cache { segment, block } = piece.source else {
             unreachable!("only the cache device is verified");
         };
         let second = piece.again.map(|again| again.at);
-        let fresh = Again { at: well, bad: 0, unread: result.is_err(), answers: Answers::NotAsked };
+        let fresh = Again { at: well, bad: 0, unread: result.is_err() };
         let mut again = piece.again.unwrap_or(fresh);
-        if again.answers == Answers::Asked {
-            again.answers = if self.counts(result) { Answers::Yes } else { Answers::No };
-            result = Err(Fault); // of the block, which stays as bad as it was
-        }
         while again.at < piece.blocks {
             let at = again.at;
             // If nothing was read there is nothing to look at.
@@ -94,34 +67,18 @@ impl Engine {
                     self.read_cache(piece, (segment, block + at), 1, place, payload); // R5
                     return true;
                 }
-                None => match self.judge(&piece, &again, payload) {
-                    Bad::Repaired => again.bad += 1,
-                    Bad::InDoubt => {
-                        self.read_repair(&piece, &mut again, payload);
-                        again.answers = Answers::Asked;
-                        self.read_ask(Piece { again: Some(again), ..piece }, segment);
-                        return true;
-                    }
-                    Bad::Settled => self.read_repair(&piece, &mut again, payload),
-                },
+                None if self.is_repaired(&piece, &again, payload) => again.bad += 1,
+                None => self.read_repair(&piece, &mut again, payload),
             }
             again.at += 1;
-            again.answers = Answers::NotAsked;
         }
         self.read_repair(&piece, &mut again, payload);
         false
     }
 
-    /// Asks the cache device whether it does anything at all (R6).
-    #[cold]
-    fn read_ask(&mut self, piece: Piece, segment: SegmentId) {
-        self.segments.get_mut(segment).readers += 1; // R2
-        let token = self.token(Pending::Read(piece));
-        self.effects.push_back(Effect::FlushCache { token });
-    }
-
-    /// One block of a piece is not what was written there, twice (R3).
-    fn judge(&mut self, piece: &Piece, again: &Again, payload: &mut impl Payload) -> Bad {
+    /// One block of a piece is not what was written there, twice (R3). Says whether the backing device's version is to be read;
+    /// else it is read from elsewhere, or has failed.
+    fn is_repaired(&mut self, piece: &Piece, again: &Again, payload: &mut impl Payload) -> bool {
         let Piece { request, volume, .. } = *piece;
         let Source::Cache { segment, block } = piece.source else {
             unreachable!("only the cache device is verified");
@@ -135,7 +92,7 @@ impl Engine {
             if self.locate(volume, lba) == Source::Backing {
                 // The copy was forgotten, by another reader for one.
                 self.count_miss(volume, guest);
-                return Bad::Repaired;
+                return true;
             }
             if guest {
                 self.volume(volume).stats.hit_blocks -= 1; // it is counted where it is read
@@ -144,27 +101,17 @@ impl Engine {
                 true => self.read_issue(request, volume, lba, 1, to, payload),
                 false => self.fail(request, RequestError::Io),
             }
-            return Bad::Settled;
+            return false;
         }
         if self.is_dirty_slot(segment, block) {
-            let trusts = self.config.mutants.is(Mutant::GoneTakenForRot);
-            // If it cannot be asked, or noted, now it is found bad again.
-            let unknown = again.answers == Answers::NotAsked;
-            let asks = !trusts && unknown && self.health == CacheHealth::Healthy;
-            if asks && self.has_tokens_for(1) {
-                return Bad::InDoubt;
-            }
-            if trusts || again.answers == Answers::Yes {
-                let _ = self.mark_lost(volume, lba, slot, true, payload);
-            }
-            self.fail(request, RequestError::Io);
-            return Bad::Settled;
+            self.fail(request, RequestError::Io); // R6
+            return false;
         }
         // With no room to forget it, it is found bad again by the next read.
         self.forget_bad(volume, lba, segment, block);
         self.volume(volume).stats.repaired_blocks += 1;
         self.count_miss(volume, guest);
-        Bad::Repaired
+        true
     }
 
     /// What a guest was to have from the cache comes from the backing device.

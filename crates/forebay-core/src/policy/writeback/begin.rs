@@ -250,7 +250,7 @@ impl Engine {
         (lane.next_write, lane.frame_next, lane.frames_used) = (0, 0, 0);
         (lane.next_read, lane.next_read_block, lane.read) = (0, 0, 0);
         (lane.given_out, lane.failed, lane.crowded) = (false, false, false);
-        lane.cache_answers = false;
+        (lane.found, lane.looked, lane.cache_answers) = (false, 0, false);
         lane.written = 0;
         assert!(lane.under_way == 0, "a lane is free only when nothing of it is under way");
         lane.parts.clear();
