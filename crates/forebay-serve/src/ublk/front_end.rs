@@ -106,7 +106,7 @@ impl UblkFrontEnd {
         device.fetched += 1;
         let address = device.queue.address(tag);
         let (fd, bytes) = (device.queue.fd(), wire::answer(tag, result, address));
-        shard.reactor.submit(ReactorOp::Command { fd, command, bytes }, name);
+        shard.reactor.submit(ReactorOp::Command { fd, command, address: 0, bytes }, name);
     }
 
     fn commit(&mut self, device: u16, tag: u16, result: i32, shard: &mut Shard) {

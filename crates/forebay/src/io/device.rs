@@ -20,6 +20,7 @@ use std::time::Instant;
 
 use super::buffer::Span;
 use super::reactor::Reactor;
+use super::registered::Registered;
 
 /// What a device can be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,20 @@ pub enum Operation {
     Write {
         /// Where the bytes are.
         span: Span,
+        /// First byte on the device.
+        offset: u64,
+    },
+    /// Read a buffer's length to it. For a device that says that it takes such ([`Device::takes_registered`]).
+    ReadRegistered {
+        /// Where the bytes go.
+        buffer: Registered,
+        /// First byte on the device.
+        offset: u64,
+    },
+    /// Write a buffer's length from it; as [`Operation::ReadRegistered`].
+    WriteRegistered {
+        /// Where the bytes are.
+        buffer: Registered,
         /// First byte on the device.
         offset: u64,
     },
@@ -107,8 +122,8 @@ impl Operation {
     /// What it is.
     pub const fn kind(&self) -> OperationKind {
         match self {
-            Operation::Read { .. } => OperationKind::Read,
-            Operation::Write { .. } => OperationKind::Write,
+            Operation::Read { .. } | Operation::ReadRegistered { .. } => OperationKind::Read,
+            Operation::Write { .. } | Operation::WriteRegistered { .. } => OperationKind::Write,
             Operation::Flush => OperationKind::Flush,
             Operation::Discard { .. } => OperationKind::Discard,
             Operation::WriteZeroes { .. } => OperationKind::WriteZeroes,
@@ -120,6 +135,8 @@ impl Operation {
         match *self {
             Operation::Read { offset, .. }
             | Operation::Write { offset, .. }
+            | Operation::ReadRegistered { offset, .. }
+            | Operation::WriteRegistered { offset, .. }
             | Operation::Discard { offset, .. }
             | Operation::WriteZeroes { offset, .. } => offset,
             Operation::Flush => 0,
@@ -129,9 +146,8 @@ impl Operation {
     /// How many bytes of the device it concerns; 0 for a flush.
     pub const fn length(&self) -> u64 {
         match *self {
-            Operation::Read { span, .. } | Operation::Write { span, .. } => span.len() as u64,
             Operation::Discard { length, .. } | Operation::WriteZeroes { length, .. } => length,
-            Operation::Flush => 0,
+            _ => self.transfer(),
         }
     }
 
@@ -139,6 +155,8 @@ impl Operation {
     pub const fn transfer(&self) -> u64 {
         match *self {
             Operation::Read { span, .. } | Operation::Write { span, .. } => span.len() as u64,
+            Operation::ReadRegistered { buffer, .. }
+            | Operation::WriteRegistered { buffer, .. } => buffer.len() as u64,
             _ => 0,
         }
     }
@@ -157,6 +175,8 @@ impl DeviceError {
     pub const IO: DeviceError = DeviceError { errno: libc::EIO };
     /// The range is not on the device.
     pub const RANGE: DeviceError = DeviceError { errno: libc::EINVAL };
+    /// The device takes no such operation.
+    pub const UNSUPPORTED: DeviceError = DeviceError { errno: libc::EOPNOTSUPP };
     /// The device is open for reading only.
     pub const READ_ONLY: DeviceError = DeviceError { errno: libc::EROFS };
 
@@ -224,8 +244,8 @@ impl DeviceInfo {
         if !self.holds(operation.offset(), operation.length()) {
             return Err(DeviceError::RANGE);
         }
-        match operation {
-            Operation::Read { .. } | Operation::Flush => Ok(()),
+        match operation.kind() {
+            OperationKind::Read | OperationKind::Flush => Ok(()),
             _ if self.read_only => Err(DeviceError::READ_ONLY),
             _ => Ok(()),
         }
@@ -236,6 +256,12 @@ impl DeviceInfo {
 pub trait Device: Send {
     /// What it is and promises.
     fn info(&self) -> &DeviceInfo;
+
+    /// Whether it takes operations on buffers whose bytes nobody in this process can look at, and that their owner may change while they
+    /// are written.
+    fn takes_registered(&self) -> bool {
+        false
+    }
 
     /// Takes an operation. The memory of its span belongs to the device until the answer.
     fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant);

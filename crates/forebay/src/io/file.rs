@@ -14,6 +14,9 @@
 //! - **F3** The lock belongs to the open file that does the I/O: it lasts as long as anything that
 //!   was started through it, even past the end of the process.
 //!
+//! - **F4** Bytes that their owner may change while they are written, since nobody has copied them, go only to where that harms nothing but
+//!   them: not to a device that wants them to stay as they are (it has checksums or parity made of them), and not where nobody can tell.
+//!
 //! The device outlives its operations: it is dropped when all are answered, or after the reactor.
 //!
 //! # Not here
@@ -34,7 +37,8 @@ pub use open::{FileError, FileOptions};
 
 use super::buffer::{Arena, Span};
 use super::device::{
-    Completion, Device, DeviceError, DeviceInfo, DeviceKind, Operation, index_of, user_data,
+    Completion, Device, DeviceError, DeviceInfo, DeviceKind, Operation, OperationKind, index_of,
+    user_data,
 };
 use super::reactor::{Reactor, ReactorOp};
 use super::slab::Slab;
@@ -84,6 +88,8 @@ pub struct FileDevice {
     /// What O_DIRECT wants of offsets and lengths, and of memory.
     offset_align: u64,
     memory_align: usize,
+    /// Nobody below sums or compares bytes while they are written (F4).
+    takes_changing: bool,
     source: u16,
     flights: Slab<Flight>,
     /// Writes that others must end before (F1, [`WRITE_BYTES_MAX`]), in order.
@@ -122,6 +128,10 @@ impl FileDevice {
         match flight.operation {
             Operation::Read { span, .. } | Operation::Write { span, .. } => {
                 !self.aligned(span.skip(flight.through as usize).pointer() as usize, offset, length)
+            }
+            // What such memory is like the kernel will say.
+            Operation::ReadRegistered { .. } | Operation::WriteRegistered { .. } => {
+                !self.aligned(0, offset, length)
             }
             Operation::WriteZeroes { .. } => {
                 flight.zero_way == ZeroWay::Fill && !self.aligned(0, offset, length)
@@ -193,6 +203,14 @@ impl FileDevice {
             Operation::Write { span, .. } => {
                 let span = span.part(flight.through as usize, transfer);
                 ReactorOp::Write { fd, span, offset }
+            }
+            Operation::ReadRegistered { buffer, .. } => {
+                let buffer = buffer.part(flight.through as u32, transfer as u32);
+                ReactorOp::ReadRegistered { fd, buffer, offset }
+            }
+            Operation::WriteRegistered { buffer, .. } => {
+                let buffer = buffer.part(flight.through as u32, transfer as u32);
+                ReactorOp::WriteRegistered { fd, buffer, offset }
             }
             Operation::Flush => ReactorOp::Fsync { fd, datasync: true },
             Operation::Discard { .. } => {
@@ -341,13 +359,13 @@ fn range_of(flight: &Flight) -> u64 {
 }
 
 const fn is_write(flight: &Flight) -> bool {
-    !matches!(flight.operation, Operation::Read { .. } | Operation::Flush)
+    !matches!(flight.operation.kind(), OperationKind::Read | OperationKind::Flush)
 }
 
 /// What counts for [`WRITE_BYTES_MAX`]: all of a write, until it is through.
 const fn write_bytes(flight: &Flight) -> u64 {
-    match flight.operation {
-        Operation::Write { .. } => flight.operation.length(),
+    match flight.operation.kind() {
+        OperationKind::Write => flight.operation.length(),
         _ => 0,
     }
 }
@@ -374,6 +392,10 @@ impl Device for FileDevice {
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.main.as_fd())
+    }
+
+    fn takes_registered(&self) -> bool {
+        self.takes_changing
     }
 
     fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {

@@ -15,6 +15,11 @@ pub trait Layer: Send {
     /// The device below, to be driven.
     fn below_mut(&mut self) -> &mut dyn Device;
 
+    /// Whether it passes operations on whose bytes nobody can look at ([`Device::takes_registered`]), if the device below takes them.
+    fn passes_registered(&self) -> bool {
+        false
+    }
+
     /// Takes an operation ([`Device::submit`]).
     fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
         self.below_mut().submit(reactor, operation, token, now);
@@ -57,6 +62,10 @@ pub struct Use {
 impl<L: Layer> Device for L {
     fn info(&self) -> &DeviceInfo {
         self.below().info()
+    }
+
+    fn takes_registered(&self) -> bool {
+        self.passes_registered() && self.below().takes_registered()
     }
 
     fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {

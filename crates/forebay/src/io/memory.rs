@@ -57,6 +57,9 @@ impl MemoryDevice {
                 // It is read again much later, or never: the guest's buffers stay in the near cache.
                 self.memory.span(offset, span.len()).stream_from(span);
             }
+            Operation::ReadRegistered { .. } | Operation::WriteRegistered { .. } => {
+                return Err(DeviceError::UNSUPPORTED);
+            }
             Operation::Flush => {}
             Operation::Discard { offset, length } | Operation::WriteZeroes { offset, length } => {
                 self.zero(offset, length);

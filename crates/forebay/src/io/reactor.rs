@@ -30,6 +30,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use super::buffer::{Arena, Span};
+use super::registered::Registered;
 use super::sys;
 use super::threads::ThreadsReactor;
 use super::uring::UringReactor;
@@ -65,6 +66,24 @@ pub enum ReactorOp {
         fd: RawFd,
         /// Where the bytes are.
         span: Span,
+        /// Where they go.
+        offset: u64,
+    },
+    /// Read from a file to a buffer that a driver has put into the ring's table ([`Reactor::has_drivers_buffers`]).
+    ReadRegistered {
+        /// The file.
+        fd: RawFd,
+        /// Where the bytes go.
+        buffer: Registered,
+        /// Where they are.
+        offset: u64,
+    },
+    /// Write to a file from such a buffer.
+    WriteRegistered {
+        /// The file.
+        fd: RawFd,
+        /// Where the bytes are.
+        buffer: Registered,
         /// Where they go.
         offset: u64,
     },
@@ -118,6 +137,8 @@ pub enum ReactorOp {
         fd: RawFd,
         /// Which command.
         command: u32,
+        /// The entry's own address, of which some drivers make something else; 0: none.
+        address: u64,
         /// What it says.
         bytes: [u8; 16],
     },
@@ -173,6 +194,15 @@ impl Reactor {
     pub fn register_arena(&mut self, arena: &Arena) -> bool {
         match &mut self.back_end {
             BackEnd::Uring(uring) => uring.register(arena.whole()),
+            BackEnd::Threads(_) => false,
+        }
+    }
+
+    /// Whether drivers may put memory of the kernel's into the ring's table, from [`super::DRIVERS_BUFFERS_AT`] on: with io_uring, once an
+    /// arena was registered. With threads [`ReactorOp::ReadRegistered`] and its like are answered `-EOPNOTSUPP`.
+    pub const fn has_drivers_buffers(&self) -> bool {
+        match &self.back_end {
+            BackEnd::Uring(uring) => uring.has_drivers_buffers(),
             BackEnd::Threads(_) => false,
         }
     }

@@ -149,6 +149,10 @@ impl Layer for StatsDevice {
         self.inner.as_mut()
     }
 
+    fn passes_registered(&self) -> bool {
+        true
+    }
+
     fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
         let kind = operation.kind();
         let flight = Flight { kind, bytes: operation.length(), token, start: now };

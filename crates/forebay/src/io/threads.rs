@@ -124,7 +124,11 @@ impl ThreadsReactor {
     pub(crate) fn submit(&mut self, op: ReactorOp, user_data: u64) {
         match op {
             ReactorOp::Nop => self.ready.push((user_data, 0)),
-            ReactorOp::Command { .. } => self.ready.push((user_data, -libc::EOPNOTSUPP)),
+            ReactorOp::Command { .. }
+            | ReactorOp::ReadRegistered { .. }
+            | ReactorOp::WriteRegistered { .. } => {
+                self.ready.push((user_data, -libc::EOPNOTSUPP));
+            }
             ReactorOp::Read { .. }
             | ReactorOp::Write { .. }
             | ReactorOp::Fsync { .. }

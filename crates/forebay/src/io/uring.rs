@@ -21,13 +21,14 @@ use io_uring::{IoUring, opcode, squeue, types};
 
 use super::buffer::Span;
 use super::reactor::ReactorOp;
+use super::registered::{DRIVERS_BUFFERS, DRIVERS_BUFFERS_AT};
 use super::slab::Slab;
 use super::sys::{self, TRANSFER_BYTES_MAX};
 
 /// User data of what nobody waits for: cancel requests.
 const NOBODY: u64 = u64::MAX;
-/// Most arenas' pieces that are registered; the kernel takes at most 1 GiB in one.
-const REGISTERED_MAX: u32 = 64;
+/// Most arenas' pieces that are registered; the kernel takes at most 1 GiB in one. What is behind them is for drivers (G2).
+const REGISTERED_MAX: u32 = DRIVERS_BUFFERS_AT as u32;
 /// Bytes to be written that do not wait for the next wait.
 const EARLY_BYTES: usize = 1 << 20;
 /// How long a drop waits for disk operations before it gives up on the disk.
@@ -62,7 +63,8 @@ pub(crate) struct UringReactor {
     ready: Vec<(u64, i32)>,
     /// Registered memory: first address and length; the place in the list is the kernel's index.
     registered: Vec<(usize, usize)>,
-    sparse: bool,
+    /// Places of the table of registered memory; 0: there is none.
+    places: u32,
     /// New connections that nobody has taken yet.
     pub(crate) accepted: Vec<OwnedFd>,
 }
@@ -109,21 +111,30 @@ impl UringReactor {
             queued_bytes: 0,
             ready: Vec::new(),
             registered: Vec::new(),
-            sparse: false,
+            places: 0,
             accepted: Vec::new(),
         })
     }
 
     pub(crate) fn register(&mut self, span: Span) -> bool {
-        if !self.sparse {
-            self.sparse = self.ring.submitter().register_buffers_sparse(REGISTERED_MAX).is_ok();
+        if self.places == 0 {
+            // Older kernels want all of a table in one piece, and may have none of that size; nor have they drivers that use it.
+            let sizes = [REGISTERED_MAX + u32::from(DRIVERS_BUFFERS), REGISTERED_MAX];
+            let registers =
+                |places: &u32| self.ring.submitter().register_buffers_sparse(*places).is_ok();
+            self.places = sizes.into_iter().find(registers).unwrap_or(0);
         }
-        let mut complete = self.sparse;
+        let mut complete = self.places > 0;
         for start in (0..span.len()).step_by(TRANSFER_BYTES_MAX) {
             let piece = span.part(start, (span.len() - start).min(TRANSFER_BYTES_MAX));
             complete = complete && self.register_piece(piece);
         }
         complete
+    }
+
+    /// Whether drivers have places in the table of registered memory.
+    pub(crate) const fn has_drivers_buffers(&self) -> bool {
+        self.places > REGISTERED_MAX
     }
 
     fn register_piece(&mut self, piece: Span) -> bool {
@@ -149,8 +160,13 @@ impl UringReactor {
         let key = (u64::from(generation) << 32) | u64::from(index);
         self.queue.push_back(Queued::Row(key));
         // Writes come with work for whoever submits them; reads come together, and are best submitted so.
-        if let ReactorOp::Write { span, .. } = op {
-            self.queued_bytes += span.len();
+        let write_bytes = match op {
+            ReactorOp::Write { span, .. } => span.len(),
+            ReactorOp::WriteRegistered { buffer, .. } => buffer.len() as usize,
+            _ => 0,
+        };
+        if write_bytes > 0 {
+            self.queued_bytes += write_bytes;
             if self.queued_bytes >= EARLY_BYTES && self.enabled {
                 self.fill();
                 // What is wrong with the ring the next wait says.
@@ -247,7 +263,8 @@ impl UringReactor {
             }
         };
         // SAFETY: the descriptor and the span stay valid until the answer (reactor's contract; B1),
-        // and the entry points at nothing else.
+        // and the entry points at nothing else: the address in a driver's buffer is none of ours, and
+        // the kernel takes it for one of that buffer alone.
         unsafe { self.ring.submission().push(&entry) }.is_ok()
     }
 
@@ -342,6 +359,8 @@ fn is_disk(op: ReactorOp) -> bool {
         op,
         ReactorOp::Read { .. }
             | ReactorOp::Write { .. }
+            | ReactorOp::ReadRegistered { .. }
+            | ReactorOp::WriteRegistered { .. }
             | ReactorOp::Fsync { .. }
             | ReactorOp::Fallocate { .. }
     )
@@ -383,6 +402,19 @@ fn entry_of(op: ReactorOp, registered: &[(usize, usize)]) -> squeue::Entry {
                 .offset(offset)
                 .build(),
         },
+        // Of such a buffer the address is where in it the bytes begin.
+        ReactorOp::ReadRegistered { fd, buffer, offset } => {
+            let begin = std::ptr::without_provenance_mut(buffer.from() as usize);
+            opcode::ReadFixed::new(types::Fd(fd), begin, buffer.len(), buffer.place())
+                .offset(offset)
+                .build()
+        }
+        ReactorOp::WriteRegistered { fd, buffer, offset } => {
+            let begin = std::ptr::without_provenance(buffer.from() as usize);
+            opcode::WriteFixed::new(types::Fd(fd), begin, buffer.len(), buffer.place())
+                .offset(offset)
+                .build()
+        }
         ReactorOp::Fsync { fd, datasync } => {
             let flags =
                 if datasync { types::FsyncFlags::DATASYNC } else { types::FsyncFlags::empty() };
@@ -401,8 +433,8 @@ fn entry_of(op: ReactorOp, registered: &[(usize, usize)]) -> squeue::Entry {
         }
         ReactorOp::Accept { fd } => accept_entry(fd),
         ReactorOp::PollIn { .. } => poll_of(op),
-        ReactorOp::Command { fd, command, bytes } => {
-            opcode::UringCmd16::new(types::Fd(fd), command).cmd(bytes).build()
+        ReactorOp::Command { fd, command, address, bytes } => {
+            opcode::UringCmd16::new(types::Fd(fd), command).addr(Some(address)).cmd(bytes).build()
         }
     }
 }

@@ -193,6 +193,7 @@ impl Opened {
             buffered,
             offset_align: u64::from(offset_align),
             memory_align: memory_align as usize,
+            takes_changing: takes_changing(if block { status.rdev() } else { status.dev() }),
             source: options.source,
             flights: Slab::new(),
             waiting: VecDeque::with_capacity(64),
@@ -244,17 +245,26 @@ fn reopened(file: &File, path: &Path, options: &FileOptions) -> io::Result<File>
     }
 }
 
+/// Whether bytes may change while they are written to a block device, or to a file of the file system on it (F4). Of file systems without a
+/// block device of their own (btrfs, ZFS, what is in memory or elsewhere) nobody can tell.
+fn takes_changing(device: u64) -> bool {
+    queue_says(device, "stable_writes").is_some_and(|text| text.trim() == "0")
+}
+
+/// What the kernel says of a block device's queue.
+fn queue_says(device: u64, name: &str) -> Option<String> {
+    let base = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
+    // A partition's queue is its disk's.
+    let own = std::fs::read_to_string(format!("{base}/queue/{name}"));
+    own.or_else(|_| std::fs::read_to_string(format!("{base}/../queue/{name}"))).ok()
+}
+
 /// Whether a block device has a cache that a power cut empties, and whether it takes discards. A
 /// device that says nothing is believed to have the first and not the second.
 fn block_promises(device: u64) -> (bool, bool) {
-    let base = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
-    let read = |name: &str| {
-        // A partition's queue is its disk's.
-        let own = std::fs::read_to_string(format!("{base}/queue/{name}"));
-        own.or_else(|_| std::fs::read_to_string(format!("{base}/../queue/{name}"))).ok()
-    };
-    let through = read("write_cache").is_some_and(|text| text.trim() == "write through");
-    let discards = read("discard_max_bytes").is_some_and(|text| text.trim() != "0");
+    let says = |name| queue_says(device, name);
+    let through = says("write_cache").is_some_and(|text| text.trim() == "write through");
+    let discards = says("discard_max_bytes").is_some_and(|text| text.trim() != "0");
     (!through, discards)
 }
 

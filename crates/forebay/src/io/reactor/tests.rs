@@ -9,7 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::io::Bell;
+use crate::io::{Bell, DRIVERS_BUFFERS_AT};
 
 /// Runs a test on each back end the machine has.
 fn each(entries: u32, test: impl Fn(&mut Reactor)) {
@@ -360,6 +360,24 @@ fn registered_memory_is_read_and_written_alike() {
     });
 }
 
+/// Drivers alone fill their places: a test cannot.
+#[test]
+fn a_buffer_that_no_driver_has_put_there_is_an_error() {
+    each(8, |reactor| {
+        let file = file(4096);
+        let fd = file.as_raw_fd();
+        reactor.register_arena(&Arena::anonymous(4096).unwrap());
+        let buffer = Registered::new(DRIVERS_BUFFERS_AT + 5, 4096);
+        reactor.submit(ReactorOp::ReadRegistered { fd, buffer, offset: 0 }, 1);
+        reactor.submit(ReactorOp::WriteRegistered { fd, buffer, offset: 0 }, 2);
+        let error = match reactor.has_drivers_buffers() {
+            true => -libc::EFAULT,
+            false => -libc::EOPNOTSUPP,
+        };
+        assert_eq!(answers(reactor, 2), [(1, error), (2, error)]);
+    });
+}
+
 #[test]
 fn a_reactor_is_made_on_one_thread_and_used_on_another() {
     each(8, |_| {});
@@ -417,7 +435,8 @@ fn a_command_reaches_its_driver_or_is_refused() {
         near.write_all(b"water").unwrap();
         far.peek(&mut [0]).unwrap();
         let fd = far.as_raw_fd();
-        let op = ReactorOp::Command { fd, command: SOCKET_URING_OP_SIOCINQ, bytes: [0; 16] };
+        let op =
+            ReactorOp::Command { fd, command: SOCKET_URING_OP_SIOCINQ, address: 0, bytes: [0; 16] };
         reactor.submit(op, 1);
         match (reactor.kind(), answers(reactor, 1)[0]) {
             (ReactorKind::Uring, (1, result)) if result == -libc::EINVAL => {
