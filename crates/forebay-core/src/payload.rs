@@ -108,6 +108,12 @@ pub trait Payload {
     /// buffers do: the superblock says it some time later.
     fn flush_failed(&mut self, _volume: VolumeIndex) {}
 
+    /// Whether what a backing device reads to a place goes, or may go, where this process cannot look. Asked before the read is, and the same
+    /// until it is done.
+    fn is_apart(&self, _place: Place) -> bool {
+        false
+    }
+
     /// The engine will look at this soon: a cache line to be fetched. It need not do anything.
     #[inline(always)]
     fn prefetch<T>(&mut self, _soon: &T) {}

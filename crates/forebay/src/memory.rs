@@ -10,7 +10,7 @@
 
 use crate::elsewhere::Elsewhere;
 use crate::ingest;
-use crate::io::{Arena, Span};
+use crate::io::{Arena, Registered, Span};
 use forebay_core::format::record::{Identity, Known};
 use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::log::recovery::LogEnd;
@@ -185,6 +185,22 @@ pub(crate) struct RequestMemory {
     pub(crate) length: u64,
     /// A write's bytes are not in its span yet.
     pub(crate) elsewhere: Option<Elsewhere>,
+    /// What of it the backing device is asked for may go between that and this buffer.
+    pub(crate) registered: Option<Registered>,
+    /// All that was read of it went there: nothing is in its span.
+    pub(crate) is_straight: bool,
+}
+
+impl RequestMemory {
+    /// A request without bytes.
+    pub(crate) const NONE: RequestMemory = RequestMemory {
+        span: None,
+        offset: 0,
+        length: 0,
+        elsewhere: None,
+        registered: None,
+        is_straight: false,
+    };
 }
 
 /// The engine's view of memory.
@@ -223,7 +239,6 @@ impl Memory {
             compiler_fence(Ordering::Release);
             arena.span(0, 8).copy_in(&head[..8]);
         }
-        let none = RequestMemory { span: None, offset: 0, length: 0, elsewhere: None };
         Ok(Memory {
             shared: arena,
             buffers_at: buffers_at(buffer_count),
@@ -232,7 +247,7 @@ impl Memory {
             window: Arena::anonymous(window_frames as usize * BLOCK_SIZE)?,
             edges: Arena::reserved(request_count * 2 * BLOCK_SIZE)?,
             merge: Arena::anonymous(BLOCK_SIZE)?,
-            requests: vec![none; request_count],
+            requests: vec![RequestMemory::NONE; request_count],
         })
     }
 
@@ -357,6 +372,11 @@ impl Payload for Memory {
         }
         let target = self.span(Place::Buffer { buffer, block: at }, 1);
         Ingested::Stored { crc: target.copy_block(source) }
+    }
+
+    fn is_apart(&self, place: Place) -> bool {
+        let Place::Request { tag, .. } = place else { return false };
+        self.requests[tag as usize].registered.is_some()
     }
 
     fn checksum(&mut self, place: Place) -> u32 {

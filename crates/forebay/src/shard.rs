@@ -9,23 +9,25 @@ mod flushes;
 mod opening;
 mod settings;
 mod sizes;
+mod straight;
 mod volumes;
 
 pub use opening::Opening;
 
 use self::flushes::Flushes;
 use crate::cache::{self, CacheError};
-use crate::elsewhere::Elsewhere;
+use crate::elsewhere::Bytes;
 use crate::handover::{self, Handed};
 use crate::host::identity::Fingerprint;
 use crate::host::machine::{DeviceNumber, Host};
 use crate::host::runtime_dir::{Places, boot_id};
 use crate::io::lasting;
 use crate::io::{
-    Arena, Completion, Device, DeviceError, Operation, Reactor, ReactorKind, Span, Stats, source_of,
+    Arena, BUFFERS_EACH, Completion, DRIVERS_BUFFERS_AT, Device, DeviceError, Operation, Reactor,
+    ReactorKind, Span, Stats, source_of,
 };
 use crate::latency::{Latency, LatencySummary};
-use crate::memory::{Memory, RequestMemory, SharedIdentity};
+use crate::memory::{Memory, SharedIdentity};
 use forebay_core::effect::{Effect, Fault, SuperblockChange, Token};
 use forebay_core::engine::{CacheHealth, Config, Engine};
 use forebay_core::format::superblock::{Mode, SUPERBLOCK_SIZE, Superblock};
@@ -57,6 +59,11 @@ pub const fn backing_source(volume: VolumeIndex) -> u16 {
 }
 
 const _: () = assert!(CACHE_SOURCE as usize + 1 + VOLUME_COUNT_MAX < FREE_SOURCE as usize);
+
+/// The first place in the ring's table for buffers of a driver that serves a volume.
+pub const fn drivers_buffers_of(volume: VolumeIndex) -> u16 {
+    DRIVERS_BUFFERS_AT + volume.0 as u16 * BUFFERS_EACH
+}
 
 /// How a shard is opened.
 #[derive(Clone, Debug)]
@@ -171,6 +178,8 @@ pub struct Answer {
     pub cookie: u64,
     /// What became of it.
     pub result: Result<(), RequestError>,
+    /// What was read went straight to its buffer of the ring: nothing is in its span.
+    pub is_straight: bool,
 }
 
 /// The engine has no room: offer the request again after the next answer.
@@ -380,22 +389,23 @@ impl Shard {
         span: Option<Span>,
         cookie: u64,
     ) -> Result<(), Busy> {
-        self.submit_from(volume, op, offset, length, (span, None), cookie)
+        self.submit_from(volume, op, offset, length, Bytes { span, ..Bytes::default() }, cookie)
     }
 
     /// The same, with a write's bytes elsewhere: they are copied when they are wanted, to the span if not straight to the log. A write
-    /// whose bytes cannot be had then fails.
+    /// whose bytes cannot be had then fails. Or with a buffer of the ring besides, so that they need not be copied.
     pub fn submit_from(
         &mut self,
         volume: VolumeIndex,
         op: Op,
         offset: u64,
         length: u64,
-        (span, elsewhere): (Option<Span>, Option<Elsewhere>),
+        bytes: Bytes,
         cookie: u64,
     ) -> Result<(), Busy> {
         let tag = self.free_tags.pop().ok_or(Busy)?;
-        self.memory.requests[tag as usize] = RequestMemory { span, offset, length, elsewhere };
+        let memory = self.memory_of(volume, (op, offset, length), bytes);
+        self.memory.requests[tag as usize] = memory;
         self.cookies[tag as usize] = cookie;
         self.begun[tag as usize] = Begun { at: self.coming.now(), volume, op };
         let request = Request { volume, op, offset, length, tag };
@@ -426,7 +436,8 @@ impl Shard {
                     }
                 }
             }
-            into.push(Answer { cookie: self.cookies[tag as usize], result });
+            let is_straight = self.memory.requests[tag as usize].is_straight;
+            into.push(Answer { cookie: self.cookies[tag as usize], result, is_straight });
             self.free_tags.push(tag);
         }
         if let Some((begun, count)) = alike {
@@ -643,6 +654,10 @@ impl Shard {
             }
             Effect::FlushCache { token } => self.ask_flush(u64::from(token.0), clock.now()),
             Effect::ReadBacking { token, volume, lba, blocks, to } => {
+                if let Some(buffer) = self.read_straight(to, blocks) {
+                    let operation = Operation::ReadRegistered { buffer, offset: lba.bytes() };
+                    return self.ask_backing(volume, operation, token, clock.now());
+                }
                 let span = self.memory.span(to, blocks);
                 let bytes = self.bytes_there(volume, lba.bytes(), u64::from(blocks) * BLOCK_BYTES);
                 // What lies past the end reads as zeros.
@@ -658,19 +673,13 @@ impl Shard {
                 let offset = lba.bytes();
                 self.ask_backing(volume, Operation::Write { span, offset }, token, clock.now());
             }
-            Effect::WriteAround { token, tag, .. } if !self.memory.fetch(tag) => {
-                let result = Err(DeviceError::IO);
-                self.done.push(Completion { token: u64::from(token.0), result });
-            }
-            Effect::WriteAround { token, volume, tag } => {
-                let request = self.memory.requests[tag as usize];
-                let (offset, length) = (request.offset, request.length);
-                let operation = match request.span {
-                    Some(span) => Operation::Write { span: span.part(0, length as usize), offset },
-                    None => Operation::WriteZeroes { offset, length },
-                };
-                self.ask_backing(volume, operation, token, clock.now());
-            }
+            Effect::WriteAround { token, volume, tag } => match self.write_around(tag) {
+                Ok(operation) => self.ask_backing(volume, operation, token, clock.now()),
+                Err(error) => {
+                    let result = Err(error);
+                    self.done.push(Completion { token: u64::from(token.0), result });
+                }
+            },
             Effect::ZeroBacking { token, volume, lba, blocks } => {
                 let length = self.bytes_there(volume, lba.bytes(), blocks * BLOCK_BYTES);
                 let offset = lba.bytes();

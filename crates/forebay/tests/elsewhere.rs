@@ -5,7 +5,7 @@
 
 mod support;
 
-use forebay::elsewhere::Elsewhere;
+use forebay::elsewhere::{Bytes, Elsewhere};
 use forebay::io::{MemoryDevice, ReactorKind};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
@@ -54,8 +54,8 @@ impl Guest {
     ) -> Result<(), RequestError> {
         let span = self.rig.span(0, SLOT);
         span.copy_in(&[0xEE; SLOT]);
-        let elsewhere = Elsewhere { file: self.file.as_raw_fd(), offset: from };
-        let bytes = (Some(span), Some(elsewhere));
+        let elsewhere = Some(Elsewhere { file: self.file.as_raw_fd(), offset: from });
+        let bytes = Bytes { span: Some(span), elsewhere, registered: None };
         self.rig.shard.submit_from(volume, WRITE, offset, length, bytes, 1).unwrap();
         let (begun, mut result) = (Instant::now(), None);
         while result.is_none() {

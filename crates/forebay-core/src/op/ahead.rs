@@ -359,7 +359,7 @@ impl Engine {
                 self.ahead_copy(row, &waiting, payload); // F4
                 self.read_part_done(waiting.request);
             } else {
-                self.miss_issue(waiting.alone()); // J3
+                self.miss_issue(waiting.alone(), payload); // J3
             }
         }
         let piece = self.ahead.pieces[row];

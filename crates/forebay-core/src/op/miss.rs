@@ -22,6 +22,8 @@
 //! - **F3** While a block is being read from the backing device, and nothing changed it, whoever misses it waits for
 //!   that read.
 //! - **F4** Who waits for another's read has its bytes before the other is answered, and fails if the other fails.
+//! - **F5** What may be read to where nobody can look (`Payload::is_apart`) is read for its own request alone: nobody waits for it, and none of it
+//!   enters the log.
 
 use crate::effect::{Effect, Fault, Token};
 use crate::engine::{CacheHealth, Engine, Pending};
@@ -145,24 +147,32 @@ impl Engine {
                 Some(token) => self.wait_for(token, part),
                 None => {
                     self.active(miss.request).backing_reads += 1;
-                    self.miss_issue(part);
+                    self.miss_issue(part, payload);
                 }
             }
             from += blocks;
         }
     }
 
-    pub(crate) fn miss_issue(&mut self, miss: Miss) {
+    pub(crate) fn miss_issue(&mut self, miss: Miss, payload: &impl Payload) {
         let ticket = self.ticket(miss.volume, miss.lba, miss.blocks);
-        let token = self.miss_share(miss, ticket);
+        let token = match payload.is_apart(miss.to) {
+            true => self.miss_ask(miss, ticket), // F5
+            false => self.miss_share(miss, ticket),
+        };
         self.foreground_ask(miss.volume, token);
     }
 
-    /// A read of the backing device is asked for, with this ticket: others may wait for it.
-    pub(crate) fn miss_share(&mut self, mut miss: Miss, ticket: Ticket) -> Token {
+    /// A read of the backing device is asked for, with this ticket.
+    fn miss_ask(&mut self, mut miss: Miss, ticket: Ticket) -> Token {
         (miss.ticket, miss.asked) = (ticket, self.now);
+        self.token(Pending::Miss(miss))
+    }
+
+    /// The same, and others may wait for it.
+    pub(crate) fn miss_share(&mut self, miss: Miss, ticket: Ticket) -> Token {
         let Miss { volume, lba, blocks, .. } = miss;
-        let token = self.token(Pending::Miss(miss));
+        let token = self.miss_ask(miss, ticket);
         if self.shared.len() < SHARED_MAX {
             self.shared.push(Shared { token, volume, lba, blocks, ticket });
         }
@@ -265,8 +275,8 @@ impl Engine {
 
     /// Copies into the log what is worth it.
     pub(crate) fn fill(&mut self, miss: &Miss, payload: &mut impl Payload) {
-        if miss.why == Why::Edge || self.config.fill_run_max == 0 {
-            return;
+        if miss.why == Why::Edge || self.config.fill_run_max == 0 || payload.is_apart(miss.to) {
+            return; // F5
         }
         let full = self.cache_is_full(miss.volume);
         for at in 0..miss.blocks {

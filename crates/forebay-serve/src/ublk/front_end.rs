@@ -20,6 +20,7 @@ use super::wire;
 use super::{POOL_BYTES, QUEUE_DEPTH};
 use crate::frontend::{FrontEnd, Place};
 use crate::nbd::pool::{Pool, Run};
+use forebay::elsewhere::Bytes;
 use forebay::io::{Bell, ReactorOp, Span, user_data};
 use forebay::shard::{Answer, Shard};
 use forebay_core::request::Op;
@@ -176,7 +177,8 @@ impl UblkFrontEnd {
         let span = pending.memory.map(|memory| memory.1);
         let is_write = matches!(op, Op::Write { .. });
         let elsewhere = is_write.then(|| device.queue.elsewhere(tag)).flatten();
-        let (bytes, cookie) = ((span, elsewhere), self.place.cookie(number_of(at, tag)));
+        let bytes = Bytes { span, elsewhere, registered: None };
+        let cookie = self.place.cookie(number_of(at, tag));
         if shard.submit_from(device.volume, op, offset, length, bytes, cookie).is_err() {
             return false;
         }
