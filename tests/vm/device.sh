@@ -1,7 +1,7 @@
 # What the tests of block devices share: two volumes, one of an odd size (`odd`) and one with blocks of 4096 (`big`), what the
 # kernel is told of them, bytes, file systems, and work that goes on while the daemon is killed.
-# A test that serves them says how before: attach=ublk|nbd, and `more` words for serve.
-more=
+# A test that serves them says how before: attach=ublk|nbd, and `more` words for serve. What an upgrade says of itself is `goes_on_by`.
+more= goes_on_by="by a hand-over"
 go() { serve u --cache $S/cache512 --volume odd=/run/odd.img --volume big=$S/backing4096 --attach $attach $more; }
 # The last one: an upgraded daemon says it again.
 attached() { sed -n "s|^/dev/\([a-z]*[0-9]*\) $1\$|\1|p" /run/u.out | tail -n 1; } # VOLUME
@@ -172,7 +172,7 @@ upgrades_under_work() {
         alive || fail "upgrade $n: the work has ended before it"
         text=$($FOREBAY upgrade --exec /run/forebay.new --control "$(control u)" 2>&1) || { fail "upgrade $n: $text"; break; }
         echo "upgrade $n: $text"
-        check "upgrade $n: nothing is read again" grep -qF 'by a hand-over' <<<"$text"
+        check "upgrade $n: it goes on as it should" grep -qF "$goes_on_by" <<<"$text"
         check "upgrade $n: the new program serves in the same process" is "$(readlink /proc/$daemon/exe)" /run/forebay.new
         took=$(sed 's/.* took \([0-9]*\)\.\([0-9]*\) s.*/\1\20/' <<<"$text")
         [ "$took" -le $longest ] || longest=$took

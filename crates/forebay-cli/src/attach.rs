@@ -28,6 +28,8 @@ pub struct Wanted {
     pub backing: PathBuf,
     /// Whether the backing device takes discards.
     pub discards: bool,
+    /// Whether requests may go straight to the backing device, by nobody's memory but their own.
+    pub may_go_straight: bool,
 }
 
 impl Wanted {
@@ -37,6 +39,7 @@ impl Wanted {
             uuid: self.uuid,
             size_bytes: self.size_bytes,
             logical_block: self.logical_block,
+            lends: self.may_go_straight,
         }
     }
 }

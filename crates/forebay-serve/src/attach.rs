@@ -40,6 +40,8 @@ pub struct DeviceVolume {
     pub size_bytes: u64,
     /// 512 or 4096.
     pub logical_block: u32,
+    /// It would be of use to have the kernel's own pages of each request, where the driver lends them.
+    pub lends: bool,
 }
 
 /// What of a device must be as it was made when the next process takes it over.

@@ -21,6 +21,7 @@ use super::wire::{DeviceInfo, Parameters, State, feature};
 use crate::attach::{Attachments, DeviceVolume, Geometry, Report, Reports, Teller};
 use crate::attach::{detach_each, once, spawn, spawn_apart};
 use forebay::io::Bell;
+use forebay::shard::drivers_buffers_of;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use std::fs::{self, File};
 use std::io;
@@ -133,7 +134,7 @@ fn prepare(control: &mut Control, volume: &DeviceVolume) -> Result<(Prepared, Qu
     };
     let parameters = parameters(volume, control.request_bytes_max());
     let (made, taken_over) = match found {
-        None => (control.add(mark(volume), &parameters)?, None),
+        None => (control.add(mark(volume), &parameters, volume.lends)?, None),
         Some(found) => {
             let before = control.parameters(found.number)?;
             check_alike(found.number, before, parameters)?;
@@ -144,11 +145,14 @@ fn prepare(control: &mut Control, volume: &DeviceVolume) -> Result<(Prepared, Qu
     let (number, depth) = (made.number, made.queue_depth);
     let has_user_copy = made.features & feature::USER_COPY != 0;
     let buffer_bytes = (!has_user_copy).then_some(made.request_bytes_max);
+    let lends = made.features & feature::AUTO_BUFFERS != 0;
     let queue = open_serving(number).and_then(|file| {
-        Queue::map(file, depth, buffer_bytes).map_err(|source| {
+        let queue = Queue::map(file, depth, buffer_bytes).map_err(|source| {
             let device = block_path(number).display().to_string();
             UblkError::Command { device, attempted: "mapped", source }
-        })
+        })?;
+        // A device that was made by another process may lend what this one would not have asked for (U5).
+        Ok(if lends { queue.lent_from(drivers_buffers_of(volume.index)) } else { queue })
     });
     if queue.is_err() && taken_over.is_none() {
         // Nobody has it; the error is what matters.
@@ -306,7 +310,13 @@ mod tests {
     use super::*;
 
     fn volume(size_bytes: u64, logical_block: u32) -> DeviceVolume {
-        DeviceVolume { index: VolumeIndex(0), uuid: [0; 16], size_bytes, logical_block }
+        DeviceVolume {
+            index: VolumeIndex(0),
+            uuid: [0; 16],
+            size_bytes,
+            logical_block,
+            lends: false,
+        }
     }
 
     fn of(volume: &DeviceVolume) -> Parameters {

@@ -27,6 +27,8 @@ const NEEDED_UNPRIVILEGED: [(u64, &str); 2] = [
 ];
 /// What is used where it is there.
 const WELCOME: u64 = feature::USER_COPY | feature::QUIESCE;
+/// What the driver must have to lend requests (U5).
+const LENDING: u64 = feature::AUTO_BUFFERS | feature::BUFFERS_OFF_DAEMON | feature::USER_COPY;
 /// How long a command may take that waits for requests to be served.
 const LONG: Duration = Duration::from_secs(60);
 /// How long the kernel waits for a request to be answered before it keeps back others.
@@ -104,6 +106,8 @@ pub struct Control {
     ring: Ring,
     /// What devices are made with.
     features: u64,
+    /// Whether they can be made so that requests are lent.
+    can_lend: bool,
 }
 
 impl Control {
@@ -113,7 +117,8 @@ impl Control {
         let open = || -> io::Result<Ring> {
             Ring::new(OpenOptions::new().read(true).write(true).open(CONTROL)?, !is_root)
         };
-        let mut control = Control { ring: open().map_err(UblkError::Control)?, features: 0 };
+        let ring = open().map_err(UblkError::Control)?;
+        let mut control = Control { ring, features: 0, can_lend: false };
         let features = control.features().map_err(|error| match error.raw_os_error() {
             // Before GET_FEATURES there was nothing else that we need either.
             Some(_) => UblkError::Lacks("the command that tells what it can do"),
@@ -128,6 +133,7 @@ impl Control {
         }
         if is_root {
             control.features |= features & WELCOME;
+            control.can_lend = features & LENDING == LENDING;
         }
         Ok(control)
     }
@@ -135,6 +141,7 @@ impl Control {
     /// As if the driver had no user copy: it copies between requests and buffers of ours. For tests.
     pub fn without_user_copy(mut self) -> Control {
         self.features &= !feature::USER_COPY;
+        self.can_lend = false; // U5
         self
     }
 
@@ -155,19 +162,21 @@ impl Control {
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// Makes a device, to be started.
+    /// Makes a device, to be started. `lends`: its requests are lent, if they can be.
     pub(super) fn add(
         &mut self,
         mark: u64,
         parameters: &Parameters,
+        lends: bool,
     ) -> Result<DeviceInfo, UblkError> {
+        let lending = if lends && self.can_lend { feature::AUTO_BUFFERS } else { 0 };
         let info = DeviceInfo {
             queue_depth: super::QUEUE_DEPTH,
             state: State::Dead,
             request_bytes_max: parameters.request_sectors_max * 512,
             number: ANY_DEVICE,
             process: -1,
-            features: self.features,
+            features: self.features | lending,
             mark,
         };
         let mut bytes = info.encode();
@@ -175,7 +184,13 @@ impl Control {
             let device = "a ublk device".into();
             UblkError::Command { device, attempted: "made", source }
         };
-        self.ring.exchange(wire::ADD_DEVICE, ANY_DEVICE, &mut bytes).map_err(failed)?;
+        match self.ring.exchange(wire::ADD_DEVICE, ANY_DEVICE, &mut bytes) {
+            // A driver may lend only what is not copied as well.
+            Err(error) if lending != 0 && error.kind() == io::ErrorKind::InvalidInput => {
+                return self.add(mark, parameters, false);
+            }
+            other => other.map_err(failed)?,
+        }
         let made = DeviceInfo::decode(&bytes);
         let made = made.ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
         if self.features & feature::UNPRIVILEGED != 0 {
@@ -183,7 +198,7 @@ impl Control {
             await_file(made.number)?;
         }
         let set = self.ring.exchange(wire::SET_PARAMETERS, made.number, &mut parameters.encode());
-        if made.features & info.features != info.features || set.is_err() {
+        if made.features & self.features != self.features || set.is_err() {
             // Without a start it is nobody's; the error is what matters.
             let _ = self.delete(made.number);
             set.map_err(failed)?;

@@ -21,7 +21,7 @@ use super::{POOL_BYTES, QUEUE_DEPTH};
 use crate::frontend::{FrontEnd, Place};
 use crate::nbd::pool::{Pool, Run};
 use forebay::elsewhere::Bytes;
-use forebay::io::{Bell, ReactorOp, Span, user_data};
+use forebay::io::{Bell, ReactorOp, Registered, Span, user_data};
 use forebay::shard::{Answer, Shard};
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
@@ -40,6 +40,7 @@ struct Pending {
     ask: Ask,
     /// No run: the buffer of its tag.
     memory: Option<(Option<Run>, Span)>,
+    lent: Option<Registered>,
 }
 
 /// A device that is served.
@@ -105,9 +106,9 @@ impl UblkFrontEnd {
         let name = user_data(self.place.source(), number_of(device, tag));
         let Some(device) = &mut self.devices[usize::from(device)] else { return };
         device.fetched += 1;
-        let address = device.queue.address(tag);
-        let (fd, bytes) = (device.queue.fd(), wire::answer(tag, result, address));
-        shard.reactor.submit(ReactorOp::Command { fd, command, address: 0, bytes }, name);
+        let (fd, address) = (device.queue.fd(), device.queue.fetch_address(tag));
+        let bytes = wire::answer(tag, result, device.queue.address(tag));
+        shard.reactor.submit(ReactorOp::Command { fd, command, address, bytes }, name);
     }
 
     fn commit(&mut self, device: u16, tag: u16, result: i32, shard: &mut Shard) {
@@ -123,14 +124,17 @@ impl UblkFrontEnd {
         }
         let size_bytes = shard.engine().volume_bytes(device.volume).unwrap_or(0);
         let room = device.queue.buffer(tag).map_or(u64::MAX, |it| it.len() as u64 - BLOCK_BYTES);
-        match Ask::of(device.queue.descriptor(tag), size_bytes) {
+        let descriptor = device.queue.descriptor(tag);
+        match Ask::of(descriptor, size_bytes) {
             // Longer than was agreed on.
             Ok(ask) if ask.carries_bytes() && ask.length > room => {
                 self.commit(at, tag, -Errno::INVAL.raw_os_error(), shard);
             }
             Ok(ask) => {
                 shard.expect(device.volume, ask.offset); // while its bytes are fetched
-                device.pending[usize::from(tag)] = Some(Pending { ask, memory: None });
+                let lent = device.queue.lent(tag, &descriptor, ask.length);
+                let lent = lent.filter(|_| ask.carries_bytes());
+                device.pending[usize::from(tag)] = Some(Pending { ask, memory: None, lent });
                 self.waiting.push_back((at, tag));
             }
             Err(error) => self.commit(at, tag, -error.raw_os_error(), shard),
@@ -177,7 +181,7 @@ impl UblkFrontEnd {
         let span = pending.memory.map(|memory| memory.1);
         let is_write = matches!(op, Op::Write { .. });
         let elsewhere = is_write.then(|| device.queue.elsewhere(tag)).flatten();
-        let bytes = Bytes { span, elsewhere, registered: None };
+        let bytes = Bytes { span, elsewhere, registered: pending.lent };
         let cookie = self.place.cookie(number_of(at, tag));
         if shard.submit_from(device.volume, op, offset, length, bytes, cookie).is_err() {
             return false;
@@ -218,7 +222,7 @@ impl FrontEnd for UblkFrontEnd {
         let Ask { op, offset, length } = pending.ask;
         let result = match (answer.result, op, pending.memory) {
             (Err(error), ..) => failed(error),
-            (Ok(()), Op::Read, Some((_, span))) => {
+            (Ok(()), Op::Read, Some((_, span))) if !answer.is_straight => {
                 let bytes = span.part((offset % BLOCK_BYTES) as usize, length as usize);
                 match device.queue.give_bytes(tag, bytes) {
                     Ok(()) => pending.ask.done(),

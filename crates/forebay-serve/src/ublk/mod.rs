@@ -7,6 +7,9 @@
 //! writes of the driver's file, or by the kernel where that cannot be had. What makes and ends devices blocks, so it has a thread and a ring
 //! of its own ([`attach`], [`control`]).
 //!
+//! Where the driver can (Linux 6.17), requests of volumes whose writes go around the log are *lent*: a buffer of the ring besides, so that what
+//! need not be looked at goes straight to and from the backing device (`shard/straight.rs` of the library).
+//!
 //! # Invariants
 //!
 //! - **U1** A request is committed once, and only with the engine's answer or with an error that is
@@ -19,6 +22,8 @@
 //! - **U4** K1 ([`crate::attach`]), and the process keeps none of these block devices open while it
 //!   serves: the kernel closes the files of a killed process one after the other, and would wait
 //!   for us in the middle.
+//! - **U5** What is lent can be copied as well: whether a request goes straight is found out when it is served. So a device that lends may be
+//!   served by who makes nothing of it.
 //!
 //! # Crash
 //!
@@ -39,8 +44,10 @@ mod request;
 mod ring;
 mod wire;
 
+use forebay::io::BUFFERS_EACH;
+
 /// Requests of one device that may be under way.
-const QUEUE_DEPTH: u16 = 128;
+const QUEUE_DEPTH: u16 = BUFFERS_EACH;
 /// Bytes for the payload of all requests under way; more would not fit into the default `--memory`
 /// with the largest segments, and so many at a time keep any device busy.
 const POOL_BYTES: usize = 4 << 20;

@@ -2,13 +2,15 @@
 //! The one queue of a device: the table in which the kernel describes requests, and their bytes.
 //!
 //! Bytes are copied by reads and writes of the driver's file (user copy), those of a write when the engine has a place for them; or by the
-//! kernel, between a request and the buffer of its tag: then they are there when a fetch ends, and are taken from there with the answer.
+//! kernel, between a request and the buffer of its tag: then they are there when a fetch ends, and are taken from there with the answer. With user
+//! copy the kernel may lend them besides: from the end of a fetch to the answer they are a buffer of the ring, between which and a device it moves them
+//! without a copy.
 #![allow(unsafe_code)]
 
 use super::wire::{self, DESCRIPTOR_BYTES, Descriptor};
 use crate::lend::lend;
 use forebay::elsewhere::Elsewhere;
-use forebay::io::{Arena, Span};
+use forebay::io::{Arena, Registered, Span};
 use forebay_core::units::BLOCK_BYTES;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -26,6 +28,8 @@ pub(super) struct Queue {
     depth: u16,
     /// For each tag, as long as the longest request and a block. None: user copy.
     buffers: Option<Arena>,
+    /// The first tag's place in the ring's table, if requests are lent.
+    lent_from: Option<u16>,
 }
 
 // SAFETY: the table is the kernel's memory, mapped as long as the queue lives and only read.
@@ -42,7 +46,29 @@ impl Queue {
         let table =
             unsafe { mmap(std::ptr::null_mut(), length, ProtFlags::READ, flags, &file, 0)? };
         let table = NonNull::new(table.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Queue { file, table, depth, buffers })
+        Ok(Queue { file, table, depth, buffers, lent_from: None })
+    }
+
+    /// With requests lent, each at the place of its tag from there on.
+    pub(super) fn lent_from(mut self, place: u16) -> Queue {
+        self.lent_from = Some(place);
+        self
+    }
+
+    /// What a tag's fetch has for the address of its entry.
+    pub(super) fn fetch_address(&self, tag: u16) -> u64 {
+        self.lent_from.map_or(0, |first| wire::lent_at(first + tag))
+    }
+
+    /// A tag's request of so many bytes as a buffer of the ring, if it has become one.
+    pub(super) fn lent(
+        &self,
+        tag: u16,
+        descriptor: &Descriptor,
+        length: u64,
+    ) -> Option<Registered> {
+        let first = self.lent_from.filter(|_| descriptor.is_lent)?;
+        Some(Registered::new(first + tag, u32::try_from(length).ok()?))
     }
 
     /// The buffer of a tag, if the kernel copies.
@@ -123,6 +149,22 @@ mod tests {
         assert_eq!((queue.address(0), queue.address(2)), (0, 0));
         let elsewhere = queue.elsewhere(2).unwrap();
         assert_eq!((elsewhere.file, elsewhere.offset), (queue.fd(), at(2)));
+    }
+
+    #[test]
+    fn a_request_is_a_buffer_where_the_kernel_lends_it() {
+        let lent = |queue: &Queue, is_lent| {
+            let operation = wire::Operation::Read;
+            let descriptor =
+                Descriptor { operation, is_fua: false, is_lent, sector: 0, sectors: 8 };
+            queue.lent(2, &descriptor, 4096)
+        };
+        let without = queue(None);
+        assert_eq!((without.fetch_address(2), lent(&without, true)), (0, None));
+        let queue = queue(None).lent_from(192);
+        assert_eq!(queue.fetch_address(2), wire::lent_at(194));
+        assert_eq!(lent(&queue, true), Some(Registered::new(194, 4096)));
+        assert_eq!(lent(&queue, false), None);
     }
 
     /// The kernel takes them from the address that it knows, whatever the place of the read in its block.

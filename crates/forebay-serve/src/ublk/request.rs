@@ -70,7 +70,7 @@ mod tests {
     const SIZE: u64 = 100 * 512;
 
     fn asked(operation: Operation, sector: u64, sectors: u32) -> Result<Ask, Errno> {
-        Ask::of(Descriptor { operation, is_fua: true, sector, sectors }, SIZE)
+        Ask::of(Descriptor { operation, is_fua: true, is_lent: true, sector, sectors }, SIZE)
     }
 
     #[test]
@@ -82,8 +82,8 @@ mod tests {
         assert_eq!(asked(Operation::Discard, 2, 3), ask(Op::Discard));
         let flush = Ask { op: Op::Flush, offset: 0, length: 0 };
         assert_eq!(asked(Operation::Flush, u64::MAX, 0), Ok(flush));
-        let plain =
-            Descriptor { operation: Operation::Write, is_fua: false, sector: 0, sectors: 1 };
+        let operation = Operation::Write;
+        let plain = Descriptor { operation, is_fua: false, is_lent: true, sector: 0, sectors: 1 };
         assert_eq!(Ask::of(plain, SIZE).map(|ask| ask.op), Ok(Op::Write { fua: false }));
     }
 
@@ -104,7 +104,8 @@ mod tests {
     fn only_what_carries_bytes_has_a_longest_length() {
         let sectors = (REQUEST_BYTES_MAX / 512 + 1) as u32;
         let of = |operation| {
-            let descriptor = Descriptor { operation, is_fua: false, sector: 0, sectors };
+            let descriptor =
+                Descriptor { operation, is_fua: false, is_lent: true, sector: 0, sectors };
             Ask::of(descriptor, u64::MAX)
         };
         assert_eq!(of(Operation::Read), Err(Errno::INVAL));

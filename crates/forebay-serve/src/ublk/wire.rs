@@ -59,6 +59,11 @@ pub(super) mod feature {
     pub(in super::super) const USER_COPY: u64 = 1 << 7;
     /// A device may be resized while it is used.
     pub(in super::super) const UPDATE_SIZE: u64 = 1 << 10;
+    /// The pages of each request become a buffer of the ring that fetches it, at a place that the fetch names ([`super::lent_at`]).
+    pub(in super::super) const AUTO_BUFFERS: u64 = 1 << 11;
+    /// Not used for what it says (any thread may register buffers). Drivers that have it (Linux 6.17) give the requests of a killed process to
+    /// the next one only after nothing of that process moves their bytes any more.
+    pub(in super::super) const BUFFERS_OFF_DAEMON: u64 = 1 << 14;
     /// Requests may be kept from a process that lives, until the next one takes the device over.
     pub(in super::super) const QUIESCE: u64 = 1 << 12;
 }
@@ -245,6 +250,13 @@ pub(super) fn answer(tag: u16, result: i32, address: u64) -> [u8; ANSWER_BYTES] 
     bytes
 }
 
+/// What a fetch has for the address of its entry where requests become buffers: the place for the next one. If that is not free, the request
+/// comes all the same, and says so ([`Descriptor::is_lent`]).
+pub(super) const fn lent_at(place: u16) -> u64 {
+    const FALLBACK: u64 = 1 << 16;
+    FALLBACK | place as u64
+}
+
 /// What is asked for, as the driver numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
@@ -261,12 +273,15 @@ pub(super) enum Operation {
 pub(super) struct Descriptor {
     pub(super) operation: Operation,
     pub(super) is_fua: bool,
+    /// Its pages are the buffer that its fetch asked for, if that asked for one.
+    pub(super) is_lent: bool,
     pub(super) sector: u64,
     pub(super) sectors: u32,
 }
 
 impl Descriptor {
     const FUA: u32 = 1 << 13;
+    const NOT_LENT: u32 = 1 << 17;
 
     pub(super) fn decode(bytes: &[u8; DESCRIPTOR_BYTES]) -> Descriptor {
         let (word, sectors) = (u32_at(bytes, 0), u32_at(bytes, 4));
@@ -279,7 +294,8 @@ impl Descriptor {
             other => Operation::Unknown(other),
         };
         let is_fua = word & Descriptor::FUA != 0;
-        Descriptor { operation, is_fua, sector: u64_at(bytes, 8), sectors }
+        let is_lent = word & Descriptor::NOT_LENT == 0;
+        Descriptor { operation, is_fua, is_lent, sector: u64_at(bytes, 8), sectors }
     }
 }
 
@@ -316,6 +332,7 @@ mod tests {
         assert_eq!(UPDATE_SIZE, 0xC020_7515);
         assert_eq!(QUIESCE_DEVICE, 0xC020_7516);
         assert_eq!((feature::UNPRIVILEGED, feature::QUIESCE), (0x20, 0x1000));
+        assert_eq!((feature::AUTO_BUFFERS, feature::BUFFERS_OFF_DAEMON), (0x800, 0x4000));
         assert_eq!(FETCH, 0xC010_7520);
         assert_eq!(COMMIT_AND_FETCH, 0xC010_7521);
     }
@@ -375,10 +392,14 @@ mod tests {
         let expected = Descriptor {
             operation: Operation::Write,
             is_fua: true,
+            is_lent: true,
             sector: 0x0102_0304_0506,
             sectors: 8,
         };
         assert_eq!(Descriptor::decode(&bytes), expected);
+        bytes[2] = 2;
+        assert_eq!(Descriptor::decode(&bytes), Descriptor { is_lent: false, ..expected });
+        assert_eq!(lent_at(0x0203), 0x0001_0203);
         for (number, operation) in
             [(0, Operation::Read), (2, Operation::Flush), (3, Operation::Discard)]
                 .into_iter()

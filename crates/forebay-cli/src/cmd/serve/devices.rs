@@ -49,6 +49,7 @@ impl Daemon {
             logical_block: recorded.logical_block,
             backing: served.backing.clone(),
             discards: shard.backing(served.index).is_some_and(|it| it.info().discards),
+            may_go_straight: shard.may_go_straight(served.index),
         })
     }
 

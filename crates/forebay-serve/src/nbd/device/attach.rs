@@ -343,7 +343,13 @@ mod tests {
     use super::*;
 
     fn volume(size_bytes: u64, logical_block: u32) -> DeviceVolume {
-        DeviceVolume { index: VolumeIndex(0), uuid: [7; 16], size_bytes, logical_block }
+        DeviceVolume {
+            index: VolumeIndex(0),
+            uuid: [7; 16],
+            size_bytes,
+            logical_block,
+            lends: false,
+        }
     }
 
     #[test]

@@ -42,7 +42,8 @@ fn rig(connections: usize) -> Rig {
     };
     shard.add(index, &new).unwrap();
     shard.serve(index, Box::new(MemoryDevice::new(SIZE, 512).unwrap()));
-    let volume = DeviceVolume { index, uuid: [1; 16], size_bytes: SIZE, logical_block: 512 };
+    let volume =
+        DeviceVolume { index, uuid: [1; 16], size_bytes: SIZE, logical_block: 512, lends: false };
     let bell = Arc::new(Bell::new().unwrap());
     let (arrive, arrivals) = channel();
     let (orders, ordered) = channel();
