@@ -110,6 +110,29 @@ check "stable writes: 64 MiB are copied" test "$(copies direct if=/run/random64 
 stop "stable writes: stop" s
 echo 0 >"$disk/queue/stable_writes"
 
+# A file is as the device of its file system. It has holes, and another one comes and goes while it is served.
+check "file: mkfs.xfs" mkfs.xfs -q -f $S/backing512
+mkdir -p /run/files
+check "file: mount" mount $S/backing512 /run/files
+truncate -s 256M /run/files/one /run/files/two
+serve f --volume one=/run/files/one --attach ublk || fail "file: serve"
+one=$(sed -n 's|^/dev/\(ublkb[0-9]*\) one$|\1|p' /run/f.out)
+check "file: 64 MiB written into a hole, by nobody's copy" test "$(copies direct if=/run/random64 of="/dev/$one" oflag=direct conv=fdatasync)" -le 1
+check "file: and read, with what follows them" test "$(copies direct if="/dev/$one" of=/dev/null count=128 iflag=direct)" -le 1
+for it in 1 2; do
+    check "file: another is attached ($it)" $FOREBAY attach two=/run/files/two --control "$(control f)"
+    two=$($FOREBAY status --control "$(control f)" | sed -n 's|.*attached: /dev/\(ublkb[0-9]*\) .*|\1|p' | grep -vx "$one")
+    check "file: that goes straight, too" test "$(copies direct if=/run/random64 of="/dev/$two" oflag=direct conv=fdatasync)" -le 1
+    check "file: it has what was written" cmp -n $((64 << 20)) /run/random64 <(direct if=/run/files/two iflag=direct)
+    check "file: and is detached" $FOREBAY detach two --control "$(control f)"
+    fallocate -p -l 64M /run/files/two
+done
+check "file: fio --verify" verified_once "/dev/$one" --offset=60m
+stop "file: stop" f
+check "file: it has what was written" cmp -n $((60 << 20)) /run/random64 <(direct if=/run/files/one iflag=direct)
+check "file: unmount" umount /run/files
+wipe $S/backing512
+
 # With a cache: writes of a volume that is write-around, until it is another.
 check "format" $FOREBAY format $S/cache512
 go() { serve w --cache $S/cache512 --volume a=$S/backing512,mode=write-around --attach ublk; }
