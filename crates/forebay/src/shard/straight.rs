@@ -40,17 +40,17 @@ impl Shard {
         bytes: Bytes,
     ) -> RequestMemory {
         let Bytes { span, elsewhere, registered } = bytes;
-        let config = self.engine.config();
-        let may = match op {
+        let may = || match op {
             Op::Write { .. } => true,
             Op::Read => {
                 let is_whole = (offset | length).is_multiple_of(BLOCK_BYTES); // B1
+                let config = self.engine.config();
                 is_whole && config.fill_run_max == 0 && config.ahead_blocks == 0 // B2
             }
             _ => false,
         };
         let registered = registered.filter(|buffer| {
-            may && u64::from(buffer.len()) == length && self.takes_registered(volume)
+            u64::from(buffer.len()) == length && may() && self.takes_registered(volume)
         });
         RequestMemory { span, offset, length, elsewhere, registered, is_straight: false }
     }
