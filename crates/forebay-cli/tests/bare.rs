@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A backing device served without a cache, as it is or as slow as another disk.
 
-use crate::support::{Daemon, Scratch};
+use crate::support::apart::Apart;
+use crate::support::{Daemon, Scratch, good, skip};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -41,6 +42,29 @@ fn a_bare_volume_is_its_device() {
     assert_eq!(bytes(MIB, 8192), [7; 8192]);
     assert_eq!(bytes(16 * MIB, 512), [9; 512]);
     assert_eq!(bytes(3 * MIB - 1024, 2048), [[0; 512], [5; 512], [5; 512], [0; 512]].concat());
+}
+
+/// Its control socket has another name after each start, since there is no cache to name it after: `upgrade` waited for the one before until
+/// its time was over, and called that a failure.
+#[test]
+fn a_bare_daemon_is_found_again_when_it_was_upgraded() {
+    let scratch = Scratch::new("bare-upgraded");
+    let runtime = scratch.sockets.join("runtime");
+    let Some(apart) = Apart::with(&[(&runtime, "/run")]) else {
+        return skip("no mount namespace of its own");
+    };
+    let disk = scratch.file("disk", 16 * MIB);
+    let mut command = apart.command(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["serve", "--attach", "none", "--volume", &format!("v={}", disk.display())]);
+    command.arg("--listen").arg(scratch.listen());
+    let mut daemon = Daemon::start(command, &scratch.path("stderr"));
+    scratch.connect("v").write(MIB, &[7; 8192], true).unwrap();
+    let mut upgrade = apart.command(env!("CARGO_BIN_EXE_forebay"));
+    upgrade.args(["upgrade", "--timeout", "20s", "--exec", env!("CARGO_BIN_EXE_forebay")]);
+    let said = good(&mut upgrade);
+    assert!(said.contains("by stop and recovery, because there is no cache"), "{said}");
+    assert_eq!(scratch.connect("v").read(MIB, 8192).unwrap(), [7; 8192]);
+    daemon.kill();
 }
 
 /// Copies of what was read lay in the memory that stands for the cache, and were read instead of the device.

@@ -15,7 +15,7 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
     let executable = std::fs::canonicalize(&args.exec)
         .with_context(|| format!("{}: there is no such program", args.exec.display()))?;
     let version = version(&executable)?;
-    let socket = match args.process {
+    let mut socket = match args.process {
         Some(process) => control::find_process(process)?,
         None => control::find(args.control.as_deref())?,
     };
@@ -33,7 +33,12 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
                  until a daemon serves the cache",
                 args.timeout.as_secs_f64()
             ),
-            _ => std::thread::sleep(POLL),
+            Ok(_) => std::thread::sleep(POLL),
+            Err(_) => {
+                std::thread::sleep(POLL);
+                // Without a cache there is nothing to name it after: each start has another socket. The process stays.
+                socket = control::find_process(before.pid).unwrap_or(socket);
+            }
         }
     };
     let took = begun.elapsed().as_secs_f64();
