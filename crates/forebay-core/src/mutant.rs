@@ -72,6 +72,7 @@ faults! {
     FillUnflushed,
     TicketWhileLocked,
     SharedStale,
+    ApartNotHeeded,
     ReadAheadNotVoided,
     EdgeNotLocked,
     PlainOverLock,

@@ -313,6 +313,7 @@ pub fn setup(scope: Scope) -> Setup {
         flush_fault: 0,
         gone: 0,
         mute: 0,
+        apart: 0,
         operator: 0,
         scrub: 0,
         late_volume: false,

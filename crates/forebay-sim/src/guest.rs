@@ -96,8 +96,9 @@ impl World {
                 blocks.push(if write { self.content(volume, lba) } else { Block::zero() });
             }
         }
-        let count = end - first;
-        self.give(request, RequestMemory::new(blocks, count, (first_mask, last_mask)), 1)
+        let apart = op == Op::Read && self.chance(0xA9A7).one_in(self.setup.apart);
+        let memory = RequestMemory::new(blocks, end - first, (first_mask, last_mask));
+        self.give(request, memory.apart(apart), 1)
     }
 
     /// A request is given to the engine, for the first time or again; says whether that took it.

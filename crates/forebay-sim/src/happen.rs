@@ -86,7 +86,9 @@ impl World {
                 let read =
                     early.unwrap_or_else(|| self.read_backing(usize::from(volume.0), lba, blocks));
                 for (at, (_, _, content)) in (0..).zip(read) {
-                    self.memory.set(behind(to, at), content);
+                    if self.memory.set_read(behind(to, at), content) {
+                        self.marks.hit("read to where nobody can look");
+                    }
                 }
             }
             Effect::WriteAround { volume, tag, .. } if self.zeroes(tag) => {

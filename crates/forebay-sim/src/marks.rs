@@ -129,6 +129,7 @@ pub const EXPECTED: &[&str] = &[
     "clean cache failed",
     "cache device gone",
     "cache device unreadable for a while",
+    "read to where nobody can look",
     "written to while it was gone",
     "drain in mid-run",
     "drained and compared in mid-run",

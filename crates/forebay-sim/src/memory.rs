@@ -42,13 +42,22 @@ pub struct RequestMemory {
     /// Sectors of the last block that belong to the request.
     pub last_mask: u8,
     edges: [Option<Rc<Block>>; 2],
+    /// What backing devices read to it goes where nobody can look; and which of its blocks came so.
+    apart: bool,
+    unseen: Vec<u16>,
 }
 
 impl RequestMemory {
     /// Memory of a request that covers these sectors of its first and last block.
     pub fn new(blocks: Vec<Rc<Block>>, count: u64, masks: (u8, u8)) -> RequestMemory {
         let (first_mask, last_mask) = masks;
-        RequestMemory { blocks, count, first_mask, last_mask, edges: [None, None] }
+        let (edges, apart, unseen) = ([None, None], false, Vec::new());
+        RequestMemory { blocks, count, first_mask, last_mask, edges, apart, unseen }
+    }
+
+    /// The same, and what backing devices read to it goes where nobody can look.
+    pub fn apart(self, apart: bool) -> RequestMemory {
+        RequestMemory { apart, ..self }
     }
 
     /// Sectors of a block that belong to the request.
@@ -195,7 +204,9 @@ impl Memory {
                 Rc::clone(block)
             }
             Place::Request { tag, block } => {
-                Rc::clone(&self.request(tag).blocks[usize::from(block)])
+                let request = self.request(tag);
+                assert!(!request.unseen.contains(&block), "nobody can look there");
+                Rc::clone(&request.blocks[usize::from(block)])
             }
             Place::Edge { tag, edge } => {
                 let edge = &self.request(tag).edges[usize::from(edge)];
@@ -213,13 +224,27 @@ impl Memory {
                     Cell::Whole(content);
             }
             Place::Request { tag, block } => {
-                self.request(tag).blocks[usize::from(block)] = content;
+                let request = self.request(tag);
+                request.unseen.retain(|unseen| *unseen != block);
+                request.blocks[usize::from(block)] = content;
             }
             Place::Edge { tag, edge } => {
                 self.request(tag).edges[usize::from(edge)] = Some(content);
             }
             Place::Window { frame } => self.window[frame as usize] = content,
         }
+    }
+
+    /// The same, of what a backing device has read. Says whether that is where nobody can look.
+    pub fn set_read(&mut self, place: Place, content: Rc<Block>) -> bool {
+        self.set(place, content);
+        let is_apart = self.is_apart(place);
+        if let Place::Request { tag, block } = place
+            && is_apart
+        {
+            self.request(tag).unseen.push(block);
+        }
+        is_apart
     }
 
     /// Whether a store may be done; the last one before the process dies says `false` first.
@@ -347,6 +372,11 @@ impl Payload for Memory {
         if self.alive() {
             self.failed_flushes |= 1 << volume.0;
         }
+    }
+
+    fn is_apart(&self, place: Place) -> bool {
+        let Place::Request { tag, .. } = place else { return false };
+        self.requests.get(&tag.into()).is_some_and(|request| request.apart)
     }
 
     fn placed(&mut self, entry: &Placed) {

@@ -154,6 +154,8 @@ pub struct Setup {
     pub gone: u64,
     /// One moment in so many it cannot be read for a while; zero: none.
     pub mute: u64,
+    /// Of one read in so many what backing devices have goes where nobody can look; zero: of none.
+    pub apart: u64,
     /// One moment in so many the operator does something; zero: none.
     pub operator: u64,
     /// One moment in so many a scrub begins, or is told to end; zero: none.
@@ -311,6 +313,7 @@ impl Setup {
             flush_fault: *Random::new(key ^ 0xF1A5).pick(&[0, 0, 0, 0, 100, 600]),
             gone: *Random::new(key ^ 0x60E).pick(&[0, 0, 0, 3_000]),
             mute: *Random::new(key ^ 0x3074).pick(&[0, 0, 1_000]),
+            apart: *Random::new(key ^ 0xA9A7).pick(&[0, 0, 2, 8]),
             operator,
             scrub: scrubs(key).0,
             late_volume: operator > 0 && random.one_in(3),

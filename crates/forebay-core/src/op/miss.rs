@@ -156,11 +156,15 @@ impl Engine {
 
     pub(crate) fn miss_issue(&mut self, miss: Miss, payload: &impl Payload) {
         let ticket = self.ticket(miss.volume, miss.lba, miss.blocks);
-        let token = match payload.is_apart(miss.to) {
+        let token = match self.is_apart(&miss, payload) {
             true => self.miss_ask(miss, ticket), // F5
             false => self.miss_share(miss, ticket),
         };
         self.foreground_ask(miss.volume, token);
+    }
+
+    fn is_apart(&self, miss: &Miss, payload: &impl Payload) -> bool {
+        payload.is_apart(miss.to) && !self.config.mutants.is(Mutant::ApartNotHeeded)
     }
 
     /// A read of the backing device is asked for, with this ticket.
@@ -275,8 +279,9 @@ impl Engine {
 
     /// Copies into the log what is worth it.
     pub(crate) fn fill(&mut self, miss: &Miss, payload: &mut impl Payload) {
-        if miss.why == Why::Edge || self.config.fill_run_max == 0 || payload.is_apart(miss.to) {
-            return; // F5
+        let apart = self.is_apart(miss, payload); // F5
+        if miss.why == Why::Edge || self.config.fill_run_max == 0 || apart {
+            return;
         }
         let full = self.cache_is_full(miss.volume);
         for at in 0..miss.blocks {
