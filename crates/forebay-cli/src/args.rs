@@ -63,11 +63,11 @@ pub enum Command {
     Drain(DrainArgs),
     /// Have the daemon read all that its cache holds, and heal what is bad
     ///
-    /// A bad block that the backing device has is copied from there again; one that only the cache has is lost: reads of
-    /// it fail until it is written, and it is named. Where the header of a record is bad, what it says is
+    /// A bad block that the backing device has is copied from there again; one that only the cache has is told: reads of
+    /// it fail, and it is lost if it is still bad half a minute after it should have been written back. Where the header of a record is bad, what it says is
     /// put into a checkpoint and its dirty blocks are written back, so that no crash needs it. Ending this command ends
     /// the watching: the daemon scrubs on. Exit code 0: all is well; 3: what was bad is healed; 4: blocks
-    /// are lost.
+    /// are bad that nothing else has.
     Scrub(ScrubArgs),
     /// Have the daemon serve one more volume, or one whose backing device was missing
     ///

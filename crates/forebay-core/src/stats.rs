@@ -79,7 +79,7 @@ pub struct Stats {
     pub second_chances: u64,
     /// Clean blocks whose checksum was wrong, answered from the backing device.
     pub repaired_blocks: u64,
-    /// Dirty blocks whose checksum was wrong: lost.
+    /// Dirty blocks that are lost: bad, and half a minute later still, or held by a bad header.
     pub lost_blocks: u64,
     /// Blocks appended again because the backing device refused them, each time counted.
     pub parked_blocks: u64,

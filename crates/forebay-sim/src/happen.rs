@@ -28,6 +28,8 @@ impl World {
         }
         if self.is_mute() && matches!(effect, Effect::ReadCache { .. }) {
             self.unread_at = self.moment();
+            // Clean copies are forgotten, which the log does not say.
+            self.volumes.iter_mut().for_each(|volume| volume.clean_forgotten = true);
             return Err(Fault);
         }
         match effect {

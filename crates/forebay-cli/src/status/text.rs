@@ -256,7 +256,7 @@ impl ScrubStatus {
             }
         }
         for lost in &self.lost {
-            println!("    lost: {lost}");
+            println!("    nothing else has: {lost}");
         }
     }
 }

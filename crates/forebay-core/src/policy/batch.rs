@@ -277,6 +277,16 @@ impl Batch {
         lost.map(|at| (item + at, self.slots[number_of(self.keys[item + at])]))
     }
 
+    /// Which block it is.
+    pub fn lba(&self, item: usize) -> Lba {
+        lba_of(self.keys[item])
+    }
+
+    /// A lost block is not: it was read after all, and written.
+    pub fn mend(&mut self, item: usize) {
+        self.fates[item] = Fate::Written;
+    }
+
     /// A lost block that is not named yet, and its place.
     pub fn next_lost(&mut self) -> Option<(Lba, Slot)> {
         while let Some(fate) = self.fates.get(self.next_lost).filter(|_| self.has_lost) {

@@ -185,7 +185,9 @@ impl Engine {
         if 100 * dirty <= BEGINS_PERCENT * room {
             return 0;
         }
-        let writing = matches!(state.writeback.stage, Stage::Writing | Stage::Flushing);
+        // What waits to be read after all is no matter of the device's speed.
+        let writing = matches!(state.writeback.stage, Stage::Writing | Stage::Flushing)
+            && !self.is_in_doubt(state);
         let mut written = 0;
         if let Some(lane) = state.writeback.lane.filter(|_| writing) {
             let range = self.log_at(state, state.writeback.end_cursor).saturating_sub(cursor);

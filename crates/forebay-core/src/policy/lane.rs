@@ -181,14 +181,36 @@ pub(crate) struct Lane {
     pub(super) put_off: bool,
     /// Because not all that was found lost could be noted.
     pub(super) crowded: bool,
-    /// Because something can be read by now that could not before, or nobody waits to see whether it can.
-    pub(super) found: bool,
-    /// When a block could not be read last (K4).
+    /// Because nobody waits to see what of it can be read: no fault of the backing device.
+    pub(super) broken_off: bool,
+    pub(super) doubt: Doubt,
+    /// When a block could not be read last.
     pub(super) doubted: Tick,
+    /// Since when all of it is written but for what could not be read.
+    pub(super) doubts_since: Tick,
     /// What could not be read was looked at once more, up to this block of the batch.
     pub(super) looked: usize,
-    /// The cache device was flushed well behind all that.
-    pub(super) cache_answers: bool,
+    /// This one could be read then: it is to be written, ...
+    pub(super) mends: Option<usize>,
+    /// ... and such ones were, since the backing device was flushed.
+    pub(super) mended: bool,
+}
+
+/// How far it is found out whether what could not be read is lost (K4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Doubt {
+    /// It has not begun: all else is still being written.
+    No,
+    /// The cache device is flushed: one that is gone fails that.
+    Asked,
+    /// It has time.
+    Waits,
+    /// What was bad is read once more, one block after the other; what is good then is written.
+    Looks,
+    /// The cache device is flushed behind that.
+    AskedAgain,
+    /// What is still marked lost is.
+    Over,
 }
 
 impl Lane {
@@ -217,10 +239,13 @@ impl Lane {
             seen: 0,
             failed: false,
             crowded: false,
-            found: false,
+            broken_off: false,
+            doubt: Doubt::No,
             doubted: Tick(0),
+            doubts_since: Tick(0),
             looked: 0,
-            cache_answers: false,
+            mends: None,
+            mended: false,
             parking: false,
             trying: false,
             parts: VecDeque::with_capacity(PARTS_MAX),

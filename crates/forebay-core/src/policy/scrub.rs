@@ -46,7 +46,7 @@ use crate::volume::Volume;
 pub const PIECE_BLOCKS: u16 = crate::limits::BACKGROUND_BLOCKS as u16;
 /// Frames it has: a piece's, and one for what is read again.
 pub(crate) const FRAMES: u32 = PIECE_BLOCKS as u32 + 1;
-/// Lost blocks that are kept by name.
+/// Bad blocks that nothing else has, and that are kept by name.
 pub const LOST_NAMED: usize = 8;
 /// Effects that others may need more.
 const TOKENS_KEPT: usize = 64;
@@ -92,7 +92,7 @@ pub struct Report {
     pub bad_headers: u64,
     /// Of these, how many no crash needs any more.
     pub saved_headers: u64,
-    /// The first that were lost.
+    /// The first that nothing else has.
     pub lost: [Option<(VolumeIndex, Lba)>; LOST_NAMED],
 }
 

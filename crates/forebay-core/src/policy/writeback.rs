@@ -10,7 +10,7 @@
 //! - **K4** A block is verified before it is written back; a bad one is lost, and named when the rest
 //!   of its batch is on the backing device, before the watermark moves. A cache device that is gone, or out of order for a while, reads
 //!   nothing and has lost nothing: so what is bad is looked at once more, `lost_after` later, and the device must flush
-//!   well behind that. If anything can be read then, the batch is built again.
+//!   well behind that. What can be read then is written, and the backing device flushed again.
 //! - **K5** A batch during which any flush of its backing device failed is written again, all of it.
 //! - **K6** With order strict a batch holds nothing of two flush epochs: it ends where the guest flushed.
 //! - **K7** A batch that follows one that was given up ends where that did, or later: else the backing device would be
@@ -25,7 +25,6 @@
 //! | flushing | noting   | the backing device says it is durable |
 //! | noting   | idle     | the watermark is durable |
 //! | writing  | writing  | some blocks are refused, try after try: they are parked (`parked`), the rest is written |
-//! | flushing | idle     | what could not be read can be: the batch is built again |
 //! | writing, flushing | waiting | the backing device failed, or what was found lost could not be named: the batch is given up, to be built again |
 //! | waiting  | idle     | after `retry_after` |
 //!
@@ -33,9 +32,10 @@
 //!
 //! The batch in flight is written again; nothing else is (P5).
 //!
-//! `begin` and `end` are a batch's beginning and end, this file what is between them.
+//! `begin` and `end` are a batch's beginning and end, `doubt` is about what it could not read, this file what is between them.
 
 mod begin;
+mod doubt;
 mod end;
 
 use crate::effect::{Effect, Fault};
@@ -45,7 +45,7 @@ use crate::mutant::Mutant;
 use crate::op::read::behind;
 use crate::payload::{Payload, Place};
 use crate::policy::batch::Stretch;
-use crate::policy::lane::{Part, Run, RunState};
+use crate::policy::lane::{Doubt, Part, Run, RunState};
 use crate::policy::parked::{PROBES_MAX, PROBES_WIDE};
 use crate::policy::slices::Side;
 use crate::units::{Lba, SegmentId, Sequence, Tick, VolumeIndex};
@@ -216,6 +216,10 @@ enum What {
         segment: SegmentId,
         block: u16,
     },
+    /// It could be, and is written.
+    Mend {
+        item: usize,
+    },
     /// A flush that only asks whether the cache device does, of which blocks could not be read.
     AskCache,
 }
@@ -224,12 +228,6 @@ enum What {
 const READ_SOON: usize = 8;
 
 impl Engine {
-    /// Whether a batch has found what cannot be read, and does not know yet whether it is lost.
-    pub(crate) fn is_in_doubt(&self, volume: &Volume) -> bool {
-        let lane = volume.writeback.lane.map(|lane| &self.lanes[lane]);
-        lane.is_some_and(|lane| lane.batch.has_lost() && !lane.cache_answers)
-    }
-
     /// Goes on with the volume's write-back as far as it can.
     pub(crate) fn writeback_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         let (now, wall) = (self.now, self.wall);
@@ -585,12 +583,15 @@ impl Engine {
                 }
             }
             What::Look { item, segment, block } => {
-                let at = (item, segment, block);
-                self.writeback_looked((volume, lane), at, result, payload);
+                self.looked(lane, (item, segment, block), result, payload);
+                self.writeback_flushed(volume, lane, payload);
+            }
+            What::Mend { item } => {
+                self.mended(volume, lane, item, result);
+                self.writeback_flushed(volume, lane, payload);
             }
             What::AskCache => {
                 let answers = self.counts(result);
-                self.lanes[lane].cache_answers = answers;
                 self.lanes[lane].failed |= !answers;
                 self.writeback_flushed(volume, lane, payload);
             }
@@ -660,7 +661,9 @@ impl Engine {
             Stage::Flushing => {
                 let lane = &self.lanes[volume.writeback.lane?];
                 let patience = if self.stopping { 0 } else { self.config.lost_after };
-                (lane.under_way == 0).then(|| lane.doubted.after(patience))
+                // When it is its turn to write, the device's other users say.
+                let waits = lane.under_way == 0 && (lane.doubt == Doubt::Waits || self.stopping);
+                waits.then(|| lane.doubted.after(patience))
             }
             Stage::Idle if volume.writeback.passing => Some(self.now),
             Stage::Idle if volume.serving => {

@@ -23,7 +23,7 @@
 //!   serves: the kernel closes the files of a killed process one after the other, and would wait
 //!   for us in the middle.
 //! - **U5** What is lent can be copied as well: whether a request goes straight is found out when it is served. So a device that lends may be
-//!   served by who makes nothing of it.
+//!   served by who makes nothing of it, if he gives the driver a place for each request.
 //!
 //! # Crash
 //!

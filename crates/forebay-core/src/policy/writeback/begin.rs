@@ -10,7 +10,7 @@ use crate::map::slots::Heading;
 use crate::mutant::Mutant;
 use crate::op::around::AroundState;
 use crate::payload::Payload;
-use crate::policy::lane::Lane;
+use crate::policy::lane::{Doubt, Lane};
 use crate::policy::parked::TRIES;
 use crate::units::{SegmentId, Sequence, VolumeIndex};
 
@@ -250,7 +250,8 @@ impl Engine {
         (lane.next_write, lane.frame_next, lane.frames_used) = (0, 0, 0);
         (lane.next_read, lane.next_read_block, lane.read) = (0, 0, 0);
         (lane.given_out, lane.failed, lane.crowded) = (false, false, false);
-        (lane.found, lane.looked, lane.cache_answers) = (false, 0, false);
+        (lane.broken_off, lane.doubt, lane.looked) = (false, Doubt::No, 0);
+        (lane.mends, lane.mended) = (None, false);
         lane.written = 0;
         assert!(lane.under_way == 0, "a lane is free only when nothing of it is under way");
         lane.parts.clear();

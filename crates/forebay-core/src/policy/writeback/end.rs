@@ -5,16 +5,16 @@ use super::{
     BATCH_BLOCKS_AFTER_OPENING, BATCH_BLOCKS_FIRST, BATCH_BLOCKS_MIN, BATCH_TIME, Pace, Stage,
     What, Work,
 };
-use crate::effect::{Effect, Fault};
+use crate::effect::Effect;
 use crate::engine::{Engine, Pending};
 use crate::format::entry::Kind;
 use crate::format::superblock::Order;
 use crate::log::lost::Noted;
 use crate::mutant::Mutant;
-use crate::payload::{Payload, Place};
+use crate::payload::Payload;
 use crate::policy::lane::Lane;
 use crate::request::RequestError;
-use crate::units::{SegmentId, Sequence, VolumeIndex};
+use crate::units::{Sequence, VolumeIndex};
 
 /// What write-back takes for a block of log is averaged over so long (exponentially), in nanoseconds.
 const PACE_AVERAGED: u64 = 4_000_000_000;
@@ -43,6 +43,11 @@ impl Engine {
         if self.config.mutants.is(Mutant::SkipBackingFlush) || early {
             return self.writeback_flushed(volume, lane, payload);
         }
+        self.flush_batch(volume, lane);
+    }
+
+    /// Flushes the backing device.
+    pub(super) fn flush_batch(&mut self, volume: VolumeIndex, lane: usize) {
         self.lanes[lane].under_way += 1;
         let done = self.volume(volume).around.done;
         let what = What::Flush { around: done };
@@ -65,7 +70,7 @@ impl Engine {
         lane: usize,
         payload: &mut impl Payload,
     ) {
-        if self.clears_doubt(volume, lane) {
+        if self.is_finding_out(volume, lane) {
             return;
         }
         if !self.lanes[lane].failed {
@@ -77,53 +82,6 @@ impl Engine {
         }
         self.lanes[lane].failed = true;
         self.volume(volume).writeback.stage = Stage::Writing;
-    }
-
-    /// Whether it is being found out if what could not be read is lost (K4): waited, looked at once more, the cache device asked.
-    fn clears_doubt(&mut self, volume: VolumeIndex, lane: usize) -> bool {
-        let trusts = self.config.mutants.is(Mutant::GoneTakenForRot);
-        let state = &mut self.lanes[lane];
-        if state.failed || state.cache_answers || !state.batch.has_lost() || trusts {
-            return false;
-        }
-        let at_once = self.config.mutants.is(Mutant::UnreadTakenForRot);
-        if self.now < state.doubted.after(self.config.lost_after) && !at_once {
-            // Who stops does not wait for it: the next opening begins anew.
-            (state.failed, state.found) = (self.stopping, self.stopping);
-            return !self.stopping;
-        }
-        state.under_way += 1;
-        let unseen = state.batch.lost_from(state.looked).filter(|_| !at_once);
-        let Some((item, slot)) = unseen else {
-            let token = self.token(Pending::Writeback(Work { volume, what: What::AskCache }));
-            self.effects.push_back(Effect::FlushCache { token });
-            return true;
-        };
-        let to = Place::Window { frame: state.frame_base };
-        let (segment, block) = self.segments.place(slot);
-        self.segments.get_mut(segment).readers += 1;
-        let what = What::Look { item, segment, block };
-        let token = self.token(Pending::Writeback(Work { volume, what }));
-        self.effects.push_back(Effect::ReadCache { token, segment, block, blocks: 1, to });
-        true
-    }
-
-    /// A block that could not be read was looked at once more.
-    pub(super) fn writeback_looked(
-        &mut self,
-        (volume, lane): (VolumeIndex, usize),
-        (item, segment, block): (usize, SegmentId, u16),
-        result: Result<(), Fault>,
-        payload: &mut impl Payload,
-    ) {
-        self.segments.get_mut(segment).readers -= 1;
-        let place = Place::Window { frame: self.lanes[lane].frame_base };
-        let good = result.is_ok() && self.verify(segment, block, place, payload);
-        let state = &mut self.lanes[lane];
-        state.looked = item + 1;
-        state.found |= good;
-        state.failed |= good;
-        self.writeback_flushed(volume, lane, payload);
     }
 
     /// Names what recovery and what this batch found lost.
@@ -255,18 +213,18 @@ impl Engine {
     pub(super) fn writeback_give_up(&mut self, volume: VolumeIndex, lane: usize) -> bool {
         let now = self.now;
         let soon = now.after(self.config.retry_after);
-        let Lane { crowded, refusals, found, .. } = self.lanes[lane];
+        let Lane { crowded, refusals, broken_off, .. } = self.lanes[lane];
         self.lanes[lane].taken = false;
         self.slices(volume).batch_wants(volume, false, now);
         let state = self.volume(volume);
         state.parked.tries = state.parked.tries.saturating_add(u32::from(refusals > 0));
         let until = if state.parked.full { soon.max(state.parked.due) } else { soon };
-        let at_once = found || crowded && !state.writeback.careful;
+        let at_once = crowded && !state.writeback.careful;
         state.writeback.lane = None;
         state.writeback.careful |= crowded;
         state.writeback.stuck = crowded && !at_once;
         state.writeback.stage = if at_once { Stage::Idle } else { Stage::Waiting { until } };
-        if !crowded && !found {
+        if !crowded && !broken_off {
             state.writeback.failing = true;
             state.stats.backing_faults += 1;
         }
