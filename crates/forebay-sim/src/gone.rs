@@ -5,6 +5,7 @@
 use crate::model::Stop;
 use crate::run::{operation, restart};
 use crate::world::{Outcome, World};
+use forebay_core::units::VolumeIndex;
 
 /// It is gone from now on, while guests go on and write-back does what it was about to. Then the process ends.
 pub(crate) fn goes_away(world: &mut World) -> Outcome {
@@ -28,6 +29,12 @@ pub(crate) fn goes_away(world: &mut World) -> Outcome {
 pub(crate) fn cannot_be_read(world: &mut World) -> Outcome {
     let patience = world.setup.config.lost_after;
     if patience == 0 || world.now < world.mute_until.saturating_add(4 * patience) {
+        return Ok(());
+    }
+    // What could not be read before may not have been looked at again yet.
+    let engine = world.engine.as_ref().expect("there is a process");
+    let doubts = |at: &usize| engine.status(VolumeIndex(*at as u8)).is_some_and(|it| it.in_doubt);
+    if (0..world.volumes.len()).any(|at| doubts(&at)) {
         return Ok(());
     }
     world.marks.hit("cache device unreadable for a while");

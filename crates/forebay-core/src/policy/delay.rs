@@ -187,7 +187,7 @@ impl Engine {
         }
         // What waits to be read after all is no matter of the device's speed.
         let writing = matches!(state.writeback.stage, Stage::Writing | Stage::Flushing)
-            && !self.is_in_doubt(state);
+            && !self.is_finding(state);
         let mut written = 0;
         if let Some(lane) = state.writeback.lane.filter(|_| writing) {
             let range = self.log_at(state, state.writeback.end_cursor).saturating_sub(cursor);

@@ -17,6 +17,12 @@ use crate::volume::Volume;
 impl Engine {
     /// Whether a batch has found what cannot be read, and does not know yet whether it is lost.
     pub(crate) fn is_in_doubt(&self, volume: &Volume) -> bool {
+        let lane = volume.writeback.lane.map(|lane| &self.lanes[lane]);
+        lane.is_some_and(|lane| lane.batch.has_lost() && lane.doubt != Doubt::Over)
+    }
+
+    /// Whether that is all that its batch waits for.
+    pub(crate) fn is_finding(&self, volume: &Volume) -> bool {
         let doubt = volume.writeback.lane.map(|lane| self.lanes[lane].doubt);
         doubt.is_some_and(|doubt| !matches!(doubt, Doubt::No | Doubt::Over))
     }
