@@ -10,7 +10,8 @@ mod support;
 
 use forebay::cache::read_superblock;
 use forebay::io::{
-    FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileOptions, OperationKind, ReactorKind,
+    FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileError, FileOptions, OperationKind,
+    ReactorKind,
 };
 use forebay::shard::{CACHE_SOURCE, backing_source};
 use forebay_core::engine::Config;
@@ -225,8 +226,17 @@ impl Around {
     }
 
     fn device(&self, name: &str, source: u16) -> Box<dyn forebay::io::Device> {
-        let options = FileOptions { source, ..FileOptions::default() };
-        Box::new(FileDevice::open(&self.dir.0.join(name), &options).unwrap())
+        let (path, options) =
+            (self.dir.0.join(name), FileOptions { source, ..FileOptions::default() });
+        // The kernel lets go of what a dead ring had open some time after.
+        let mut opened = FileDevice::open(&path, &options);
+        forebay_testing::wait_for("the device is free", || {
+            if matches!(opened, Err(FileError::Busy { .. })) {
+                opened = FileDevice::open(&path, &options);
+            }
+            !matches!(opened, Err(FileError::Busy { .. }))
+        });
+        Box::new(opened.unwrap())
     }
 
     fn backing(&self) -> Box<dyn forebay::io::Device> {
