@@ -654,7 +654,8 @@ impl Engine {
             self.foreground_begin(token);
         }
         // A turn that came with time, or with another volume's batch, not with a completion.
-        let writes = self.volume(volume).writeback.stage == Stage::Writing;
+        let stage = self.volume(volume).writeback.stage;
+        let writes = stage == Stage::Writing || self.mends(volume);
         let slices = self.slices(volume);
         debug_assert!(
             writes || !slices.wants.has(volume),
@@ -666,7 +667,10 @@ impl Engine {
         let comes = slices.turn == Side::Foreground && slices.wants.has(volume);
         let asked = released || comes || slices.is_left_out(volume);
         if asked && slices.may_write_back(volume, now) {
-            self.writeback_go_on(volume, payload);
+            match self.volume(volume).writeback.lane.filter(|_| stage != Stage::Writing) {
+                Some(lane) => self.writeback_flushed(volume, lane, payload), // it mends
+                None => self.writeback_go_on(volume, payload),
+            }
         }
     }
 

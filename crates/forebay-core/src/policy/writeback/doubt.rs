@@ -78,6 +78,12 @@ impl Engine {
         false
     }
 
+    /// Whether a batch waits for its turn to write what could be read after all.
+    pub(crate) fn mends(&self, volume: VolumeIndex) -> bool {
+        let state = self.volume_ref(volume).expect("it exists");
+        state.writeback.lane.is_some_and(|lane| self.lanes[lane].mends.is_some())
+    }
+
     fn ask_cache(&mut self, volume: VolumeIndex, lane: usize) -> bool {
         self.lanes[lane].under_way += 1;
         let token = self.token(Pending::Writeback(Work { volume, what: What::AskCache }));
@@ -121,6 +127,7 @@ impl Engine {
         if !self.slices(volume).may_write_back(volume, now) && !ignored {
             return true;
         }
+        self.slices(volume).batch_wants(volume, false, now);
         let state = &mut self.lanes[lane];
         state.mends = None;
         state.under_way += 1;
@@ -141,7 +148,6 @@ impl Engine {
     ) {
         let now = self.now;
         self.slices(volume).end(Side::WriteBack, now);
-        self.slices(volume).batch_wants(volume, false, now);
         let state = &mut self.lanes[lane];
         if result.is_ok() {
             state.batch.mend(item);

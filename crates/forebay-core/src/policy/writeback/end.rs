@@ -64,7 +64,7 @@ impl Engine {
 
     /// The backing device was flushed: the batch is done if that went well, and if all that it found
     /// lost is named (K4).
-    pub(super) fn writeback_flushed(
+    pub(crate) fn writeback_flushed(
         &mut self,
         volume: VolumeIndex,
         lane: usize,
