@@ -17,6 +17,7 @@ use forebay::io::{
 };
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
+use forebay_core::policy::writeback::Stage;
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
 use rig::{BLOCK, Random, Rig, Void};
@@ -200,6 +201,17 @@ impl Side {
 
     /// So many requests, [`DEPTH`] at a time; `choose` gives the block.
     fn run(&mut self, op: Op, count: u64, choose: impl Fn(&mut Random) -> u64) -> Cost {
+        self.run_turns(op, count, choose, |_| ())
+    }
+
+    /// The same; `ended` is called behind each turn of the loop.
+    fn run_turns(
+        &mut self,
+        op: Op,
+        count: u64,
+        choose: impl Fn(&mut Random) -> u64,
+        mut ended: impl FnMut(&Side),
+    ) -> Cost {
         let (cpu, copied) = (thread_cpu_ns(), self.copying.load(Ordering::Relaxed));
         let times = self.times.load(Ordering::Relaxed);
         let (mut asked, mut answered) = (0, 0);
@@ -224,6 +236,7 @@ impl Side {
                 assert_eq!(answer.result, Ok(()));
                 answered += 1;
             });
+            ended(self);
         }
         let copying = self.copying.load(Ordering::Relaxed) - copied;
         // Of each two readings one lies between the moments that are read, the other outside.
@@ -235,9 +248,32 @@ impl Side {
     }
 
     fn write_laps(&mut self, laps: u64) -> Cost {
+        self.write_turns(laps, |_| ())
+    }
+
+    fn write_turns(&mut self, laps: u64, ended: impl FnMut(&Side)) -> Cost {
         let blocks = self.blocks;
         let op = Op::Write { fua: false };
-        self.run(op, laps * CACHE_BYTES / BLOCK, |random| random.below(blocks))
+        self.run_turns(op, laps * CACHE_BYTES / BLOCK, |random| random.below(blocks), ended)
+    }
+
+    /// How long the turns of the loop are, each with [`DEPTH`] writes: for as long whoever comes waits. CPU microseconds without the
+    /// device's copies, and whether a batch began in it, the longest first.
+    fn turns(&mut self, laps: u64) -> Vec<(f64, bool)> {
+        let mut turns = Vec::with_capacity((2 * laps * CACHE_BYTES / BLOCK) as usize / DEPTH);
+        let now = |side: &Side| {
+            let stage = side.rig.shard.engine().status(side.volume).unwrap().writeback;
+            (thread_cpu_ns(), side.copying.load(Ordering::Relaxed), stage == Stage::Writing)
+        };
+        let mut before = now(self);
+        self.write_turns(laps, |side| {
+            let (cpu, copying, writing) = now(side);
+            let own = (cpu - before.0) as f64 - (copying - before.1) as f64;
+            turns.push((own / 1e3, writing && !before.2));
+            before = (cpu, copying, writing);
+        });
+        turns.sort_by(|one, other| other.0.total_cmp(&one.0));
+        turns
     }
 }
 
@@ -327,6 +363,20 @@ fn main() -> std::process::ExitCode {
         "memcpy_ns": ns(&read).json(), "all_ns": all.json(), "ceiling_ns": ceiling.json(),
         "share": share.json(), "aim": 0.6,
     });
+    let turns = sides[1].turns(LAPS);
+    let at = |part: f64| turns[(turns.len() as f64 * part) as usize].0;
+    let batches = turns.iter().filter(|turn| turn.1).count();
+    println!("turns of the loop, {DEPTH} writes over {} in each, of one run:", sides[1].name);
+    println!(
+        "  half take no more than {:.0} us, 99.9 % no more than {:.0}, the longest {:.0}; {batches} of {} began a batch, of the longest {batches} {}",
+        at(0.5),
+        at(0.001),
+        at(0.0),
+        turns.len(),
+        turns[..batches].iter().filter(|turn| turn.1).count(),
+    );
+    result["turns_us"] =
+        json!({ "p50": at(0.5), "p99.9": at(0.001), "most": at(0.0), "count": turns.len() });
     record("memory", "memory-4k", "memory that copies; backing of zeros", rounds, result);
     for side in sides {
         assert!(side.rig.shard.close(Duration::from_secs(30)).unwrap());
