@@ -7,6 +7,9 @@
 //! - **M1** What is stored in a segment buffer is seen by whoever maps the same file later, in the
 //!   order it was stored: a killed process loses nothing it has answered.
 //! - **M2** The file belongs to one boot, one cache and one opening of it: any other leaves it be.
+//! - **M3** What of long writes is stored past the caches other processors and devices see behind a fence: before anything that
+//!   follows from it leaves the shard, an answer or a device write. Whoever comes after a killed process comes after its
+//!   processor has switched to another, which drains what had been stored.
 
 use crate::elsewhere::Elsewhere;
 use crate::ingest;
@@ -22,6 +25,8 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 const MAGIC: &[u8; 8] = b"FBSHARED";
 const VERSION: u32 = 1;
+/// The blocks of a request as long as that are stored past the caches: so many fill those that are near.
+const STREAMED_BYTES_MIN: u64 = 64 << 10;
 const TABLE_AT: usize = 4096;
 const BOOT_ID_BYTES: usize = 36;
 /// Behind all that is compared: whether the cache device failed ...
@@ -214,6 +219,8 @@ pub struct Memory {
     edges: Arena,
     merge: Arena,
     pub(crate) requests: Vec<RequestMemory>,
+    /// Blocks were stored past the caches, and nobody may rely on them yet (M3).
+    streamed: bool,
 }
 
 impl Memory {
@@ -248,6 +255,7 @@ impl Memory {
             edges: Arena::reserved(request_count * 2 * BLOCK_SIZE)?,
             merge: Arena::anonymous(BLOCK_SIZE)?,
             requests: vec![RequestMemory::NONE; request_count],
+            streamed: false,
         })
     }
 
@@ -302,6 +310,14 @@ impl Memory {
                 self.edges.span((tag as usize * 2 + usize::from(edge)) * BLOCK_SIZE, length)
             }
             Place::Window { frame } => self.window.span(frame as usize * BLOCK_SIZE, length),
+        }
+    }
+
+    /// What was stored so far comes before whatever follows (M3).
+    #[inline]
+    pub(crate) fn fence(&mut self) {
+        if std::mem::take(&mut self.streamed) {
+            crate::io::fence();
         }
     }
 
@@ -371,7 +387,10 @@ impl Payload for Memory {
             return Ingested::Zero;
         }
         let target = self.span(Place::Buffer { buffer, block: at }, 1);
-        Ingested::Stored { crc: target.copy_block(source) }
+        let is_long = request.length >= STREAMED_BYTES_MIN;
+        self.streamed |= is_long;
+        let crc = if is_long { target.stream_block(source) } else { target.copy_block(source) };
+        Ingested::Stored { crc }
     }
 
     fn is_apart(&self, place: Place) -> bool {

@@ -623,6 +623,7 @@ impl Shard {
 
     /// Does what the engine wants done.
     fn run_effects(&mut self) {
+        self.memory.fence();
         if self.flushes.is_running() {
             // What was placed since it began follows what it may drop (V10 of `log::recovery`).
             self.memory.note_ends(self.engine.log_ends());

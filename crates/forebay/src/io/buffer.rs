@@ -160,11 +160,29 @@ impl Span {
     /// If one of them is not as long as a block, or they overlap.
     #[inline]
     pub fn copy_block(self, source: Span) -> u32 {
+        self.assert_blocks_apart(source);
+        // SAFETY: both mapped (B1), that long and apart, and no other code of this thread runs meanwhile.
+        unsafe { checksum::copy_block(self.pointer(), source.pointer()) }
+    }
+
+    /// The same for who copies many and looks at none of them soon: past the caches. Other processors, and devices, see it only
+    /// behind [`stream::fence`].
+    ///
+    /// # Panics
+    ///
+    /// As [`Span::copy_block`].
+    #[inline]
+    pub(crate) fn stream_block(self, source: Span) -> u32 {
+        self.assert_blocks_apart(source);
+        // SAFETY: as above.
+        unsafe { checksum::stream_block(self.pointer(), source.pointer()) }
+    }
+
+    #[inline]
+    fn assert_blocks_apart(self, source: Span) {
         assert_eq!((self.length, source.length), (BLOCK_SIZE, BLOCK_SIZE));
         let apart = self.pointer.as_ptr().addr().abs_diff(source.pointer.as_ptr().addr());
         assert!(apart >= BLOCK_SIZE);
-        // SAFETY: both mapped (B1), that long and apart, and no other code of this thread runs meanwhile.
-        unsafe { checksum::copy_block(self.pointer(), source.pointer()) }
     }
 
     /// Copies `bytes` to its front and gives their CRC32C.

@@ -47,4 +47,5 @@ pub use record::{RecordDevice, Recorded, Recorder};
 pub use registered::{BUFFERS_EACH, DRIVERS_BUFFERS_AT, Registered};
 pub use simulate::SimulatedDevice;
 pub use stats::{KindStats, Stats, StatsDevice, StatsSnapshot};
+pub(crate) use stream::fence;
 pub use throttle::{Throttle, ThrottleDevice, ThrottleLimits};

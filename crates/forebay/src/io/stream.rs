@@ -16,7 +16,7 @@ const LINE_BYTES: usize = 64;
 /// Both are mapped, the source readable and the target writable, and nobody else uses them.
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn copy(target: *mut u8, source: *const u8, length: usize) {
-    use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     let apart = (target as usize).abs_diff(source as usize) >= length;
     if !apart || !(target as usize).is_multiple_of(LINE_BYTES) || !length.is_multiple_of(LINE_BYTES)
     {
@@ -31,9 +31,21 @@ pub(super) unsafe fn copy(target: *mut u8, source: *const u8, length: usize) {
             _mm_stream_si128(target.add(offset).cast(), bytes);
         }
     }
-    // SAFETY: as above. What follows, for whomever, comes after these stores.
-    unsafe { _mm_sfence() };
+    fence();
 }
+
+/// What follows, for whomever, comes after what was streamed.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) fn fence() {
+    // SAFETY: every x86-64 has this instruction.
+    unsafe { core::arch::x86_64::_mm_sfence() };
+}
+
+/// Nothing is streamed.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline]
+pub(crate) fn fence() {}
 
 /// Copies `length` bytes; the two may overlap.
 ///
