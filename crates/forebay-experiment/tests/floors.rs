@@ -107,6 +107,9 @@ fn relaxed_is_never_slower_with_a_cache_full_of_dirty_data() {
 fn relaxed_is_never_slower_with_all_of_the_cache_dirty() {
     live_floor_holds(one_by_one(Start::Brim, 512 * MIB, 16 * MIB));
     live_floor_holds(queued(Start::Brim, 512 * MIB, MIB));
+    for spec in [ST3500641AS, BARRACUDA_7200_12] {
+        live_floor_holds_on(spec, queued(Start::Brim, 512 * MIB, BLOCK_BYTES));
+    }
     live_floor_holds_on(ST3500641AS, queued(Start::Brim, 512 * MIB, MIB));
 }
 

@@ -190,7 +190,10 @@ impl Engine {
                 active.blocks.saturating_mul(space) > direct
             }
             // Nobody knows when there will be room: the first batch is as long as can be. Scattered small blocks it sorts.
-            None => lacks_room && active.run.max(active.blocks) >= LARGE_BLOCKS,
+            None => {
+                (lacks_room || state.delay.is_full())
+                    && self.run_seen(state, active) >= LARGE_BLOCKS
+            }
         };
         if !sooner {
             return None;
@@ -202,6 +205,17 @@ impl Engine {
             state.around.awaits = true;
         }
         how.ok()
+    }
+
+    /// The run that the next write is of, as far as it has come in: those behind it in the queue may go on where it ends.
+    fn run_seen(&self, state: &Volume, next: &Active) -> u64 {
+        let behind = state.writes.iter().take(LARGE_BLOCKS as usize);
+        let is_of = |active: &&Active| {
+            let end = active.first + active.blocks;
+            next.first < end && end.0.saturating_sub(active.run) <= next.first.0
+        };
+        let runs = behind.filter_map(|at| self.requests.get(*at)).filter(is_of);
+        runs.map(|active| active.run).max().unwrap_or(0).max(next.blocks)
     }
 
     fn bypass_reason(&self, state: &Volume, active: &Active) -> Option<Reason> {

@@ -122,6 +122,11 @@ impl Delay {
         self.held > came
     }
 
+    /// Whether all of the room is taken, but for what a batch needs: who waits does so for write-back, whatever that takes.
+    pub(crate) fn is_full(&self) -> bool {
+        self.gap == u64::MAX
+    }
+
     /// Whether so much is dirty that writes pay for room.
     #[inline]
     pub(crate) fn is_felt(&self) -> bool {
