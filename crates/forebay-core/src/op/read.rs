@@ -22,6 +22,9 @@ use crate::request::{Op, RequestError};
 use crate::units::{BLOCK_BYTES, BufferId, Lba, SegmentId, Slot, VolumeIndex};
 use crate::volume::Volume;
 
+/// Of a request of many blocks the place in the index is fetched of the one so far ahead of that which is looked for.
+const FETCHED_AHEAD: u16 = 8;
+
 /// Where a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
@@ -106,6 +109,10 @@ impl Engine {
             let mut run = 1;
             let mut last = source;
             while done + run < blocks {
+                if blocks - done - run > FETCHED_AHEAD {
+                    let soon = u64::from(done + run + FETCHED_AHEAD);
+                    self.fetch_place(volume, first + soon, payload);
+                }
                 let next = self.locate(volume, first + u64::from(done + run));
                 if next != last.next() {
                     break;
