@@ -6,10 +6,14 @@ use crate::device::Piece;
 use crate::memory::behind;
 use crate::world::World;
 use forebay_core::effect::{Effect, Token};
+use forebay_core::limits::RECORD_ENTRIES_MAX;
 use forebay_core::payload::Place;
 use forebay_core::units::{BLOCK_BYTES, Lba};
 use std::cmp::Reverse;
 use std::rc::Rc;
+
+/// The mark of a record that has as many blocks as there may be: no seed comes past it with segments of 64 KiB.
+pub const FULL_RECORD: &str = "full record of blocks";
 
 /// Something that will happen.
 #[derive(Clone, Debug)]
@@ -100,6 +104,11 @@ impl World {
         }
         if let Effect::WriteAround { volume, tag, .. } = effect {
             self.goes_around(usize::from(volume.0), tag, None);
+        }
+        if let Effect::WriteCache { blocks, .. } = effect
+            && usize::from(blocks) > RECORD_ENTRIES_MAX
+        {
+            self.marks.hit(FULL_RECORD);
         }
         let micro = 1_000;
         let (token, latency) = match effect {

@@ -45,13 +45,16 @@ struct Arguments {
     /// Of the longest histories only one in so many
     #[arg(long, value_name = "N", default_value_t = 1, requires = "exhaustive")]
     one_in: u64,
+    /// Segments of so many KiB, with larger requests, batches and volumes, in the place of 64 KiB
+    #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u32).range(128..=4096))]
+    segments: Option<u32>,
     /// So many runs at once; as many as there are processors if it is not given
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
 }
 
 fn main() -> ExitCode {
-    let Arguments { seeds, from, seed, tell, mutants, mutant, exhaustive, one_in, jobs } =
+    let Arguments { seeds, from, seed, tell, mutants, mutant, exhaustive, one_in, segments, jobs } =
         Arguments::parse();
     let jobs = jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
     if let Some(length) = exhaustive {
@@ -64,13 +67,13 @@ fn main() -> ExitCode {
         return hunt(seeds, jobs, "");
     }
     match seed.or(tell) {
-        Some(seed) => run(seed, 1, 1, tell.is_some()),
-        None => run(from, seeds, jobs, false),
+        Some(seed) => run(seed, 1, segments, 1, tell.is_some()),
+        None => run(from, seeds, segments, jobs, false),
     }
 }
 
 /// So many seeds, from one on, told of in their order. What a process left unanswered comes again to the next one.
-fn run(from: u64, seeds: u64, jobs: usize, tell: bool) -> ExitCode {
+fn run(from: u64, seeds: u64, segments: Option<u32>, jobs: usize, tell: bool) -> ExitCode {
     let begun = Instant::now();
     let mut marks = Marks::default();
     let mut failed = 0;
@@ -80,11 +83,15 @@ fn run(from: u64, seeds: u64, jobs: usize, tell: bool) -> ExitCode {
         |seed| {
             run_with(seed, Mutants::default(), |setup| {
                 (setup.tell, setup.comes_again) = (tell, true);
+                if let Some(kib) = segments {
+                    setup.enlarge(kib << 10);
+                }
             })
         },
         |seed, outcome| match outcome {
             Some(Ok(report)) => {
-                let lacks = report.lacks();
+                // A log of long segments goes round less often in as many requests.
+                let lacks = if segments.is_some() { Vec::new() } else { report.lacks() };
                 if !lacks.is_empty() {
                     failed += 1;
                     println!("seed {seed}: not worth being called a run, it lacks {lacks:?}");

@@ -217,6 +217,35 @@ impl Setup {
         self.rot == 0 && self.cache_fault == 0 && self.flush_fault == 0
     }
 
+    /// With segments of so many bytes, as long ones as `format` makes them: a full record has 127 blocks then, a segment of the usual 64 KiB
+    /// has 15. Requests, batches and volumes are larger as well, so that they are filled. All else is as the seed has chosen it.
+    pub fn enlarge(&mut self, segment_bytes: u32) {
+        let Superblock { key, segment_count, .. } = self.superblock;
+        let mut random = Random::new(key ^ 0x5E6);
+        for volume in &mut self.volumes {
+            if let [island] = &mut volume.islands[..] {
+                let tail = volume.size_bytes % 4096;
+                volume.size_bytes = random.between(60, 3_000) * 4096 + tail;
+                island.blocks = volume.size_bytes.div_ceil(4096);
+            }
+        }
+        let blocks = (segment_bytes / 4096) as u16;
+        let reserves = self.volumes.iter().map(|volume| volume.reserve);
+        if resolve(segment_count, blocks, reserves).check().is_err() {
+            self.volumes.iter_mut().for_each(|volume| volume.reserve = Reserve::Share);
+        }
+        self.size = *random.pick(&[4, 64, 130, 256]);
+        // A record is closed when somebody waits for it, when it is old, or full.
+        (self.depth, self.flush) = (self.depth.max(16), self.flush.max(40));
+        self.config.close_after *= 10;
+        self.config.durable_after *= 4;
+        self.config.durable_bytes *= 4;
+        self.config.batch_blocks_max = *random.pick(&[40, 512, 2_000]);
+        self.config.batch_blocks_most = self.config.batch_blocks_max;
+        self.batches_vary = false;
+        self.superblock = format(segment_count, segment_bytes, &self.volumes, key);
+    }
+
     /// What this seed chooses.
     pub fn new(random: &mut Random, mutants: Mutants) -> Setup {
         let count = random.between(2, 3);
