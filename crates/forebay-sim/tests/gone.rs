@@ -46,6 +46,9 @@ fn lost_by(
     for _ in 0..400 {
         world.step().expect("it goes on");
     }
+    let engine = world.engine.as_ref().expect("there is a process");
+    let status = engine.status(VOLUME).expect("it is there");
+    assert!(!status.backing_failing, "it has done nothing wrong");
     bring_back(&mut world);
     let engine = world.engine.as_ref().expect("there is a process");
     let lost = engine.status(VOLUME).expect("it is there").lost_blocks_now;

@@ -181,7 +181,7 @@ pub(crate) struct Lane {
     pub(super) put_off: bool,
     /// Because not all that was found lost could be noted.
     pub(super) crowded: bool,
-    /// Because nobody waits to see what of it can be read: no fault of the backing device.
+    /// Because nobody waits to see what of it can be read, or the cache device has failed: no fault of the backing device.
     pub(super) broken_off: bool,
     pub(super) doubt: Doubt,
     /// When a block could not be read last.

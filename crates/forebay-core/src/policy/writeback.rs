@@ -591,8 +591,11 @@ impl Engine {
                 self.writeback_flushed(volume, lane, payload);
             }
             What::AskCache => {
-                let answers = self.counts(result);
-                self.lanes[lane].failed |= !answers;
+                if !self.counts(result) {
+                    // The backing device has done nothing wrong.
+                    let state = &mut self.lanes[lane];
+                    (state.failed, state.broken_off) = (true, true);
+                }
                 self.writeback_flushed(volume, lane, payload);
             }
             What::Probe => {

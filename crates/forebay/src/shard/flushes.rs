@@ -6,9 +6,10 @@
 //! who have come meanwhile share the next one.
 
 use forebay_core::effect::Fault;
+use forebay_core::limits::VOLUME_COUNT_MAX;
 
-/// Who may want one at once: the engine's logs, its checkpoint, and the superblock.
-const ASKERS: usize = 3;
+/// Who may want one at once: the engine's logs, its checkpoint, the superblock, and a batch of each volume.
+const ASKERS: usize = 3 + VOLUME_COUNT_MAX;
 
 /// Who waits for a flush.
 #[derive(Debug)]

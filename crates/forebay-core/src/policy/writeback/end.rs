@@ -79,6 +79,7 @@ impl Engine {
                 return self.writeback_done(volume, lane);
             }
             self.lanes[lane].crowded = named == Noted::NoRoom;
+            self.lanes[lane].broken_off |= named == Noted::NotNow;
         }
         self.lanes[lane].failed = true;
         self.volume(volume).writeback.stage = Stage::Writing;
