@@ -4,7 +4,7 @@
 # have been at many points of the record, and everything that was synced before must be there (replay.py). That needs no guest where root
 # can mount both file systems over FUSE and loop, and takes a second for each point there, in the guest ten.
 #
-#   POINTS=100  at how many points, where no guest is needed; in the guest 30
+#   POINTS=30  at how many points
 #   REPLAY=     here or guest: where it is put together
 #   SECONDS_OF_WORK=25
 #   SEED=1      of what is written, and of what survives a cut
@@ -21,8 +21,7 @@ can_here() {
     done
 }
 where=${REPLAY:-$(can_here && echo here || echo guest)}
-[ "$where" = here ] && usual=100 || usual=30
-points=${POINTS:-$usual} seconds=${SECONDS_OF_WORK:-25} seed=${SEED:-$RANDOM}
+points=${POINTS:-30} seconds=${SECONDS_OF_WORK:-25} seed=${SEED:-$RANDOM}
 export VM_TIMEOUT=${VM_TIMEOUT:-$((300 + points * 20))}
 work=$(mktemp -d)
 recorder=

@@ -34,7 +34,7 @@ queues_are_told() {
 # The last sectors, unaligned ranges, zeroing, discards, FUA; the daemon is killed between writing and reading.
 bytes_are_exact() {
     local place=8388608 zeroed=$((1048576 + 1024))
-    head -c 2M /dev/urandom >/run/random
+    random 2M >/run/random
     check "odd: write the last 7 sectors" dd if=/run/random of="/dev/$odd" bs=512 count=7 seek=$((odd_sectors - 7)) oflag=direct
     check "odd: write 32 KiB at an odd sector" dd if=/run/random of="/dev/$odd" bs=512 seek=2049 oflag=direct,dsync count=64
     check "odd: write 2 MiB" dd if=/run/random of="/dev/$odd" bs=1M seek=8 oflag=direct conv=fdatasync

@@ -41,7 +41,7 @@ cat >/run/container <<'END'
 cd /job && . ./lib.sh
 serve n --cache $S/cache512 --volume v=/run/v.img --attach ublk || exit
 mount "$(sed -n 's|^\(/dev/ublkb[0-9]*\) v$|\1|p' /run/n.out)" /mnt2 || exit
-head -c 8M /dev/urandom >/mnt2/random && sync -f /mnt2/. && head -c 8M /dev/urandom >/mnt2/more
+random 8M >/mnt2/random && sync -f /mnt2/. && random 8M >/mnt2/more
 touch /run/inside
 exec sleep 1000
 END

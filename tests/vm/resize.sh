@@ -40,13 +40,13 @@ grows() { # KIND
     check "$kind: the file system grows" xfs_growfs /mnt
     check "$kind: what was there is there" intact /mnt /run/sums
     mkdir /mnt/new
-    check "$kind: 40 MiB that were no room for" bash -c 'head -c 40M /dev/urandom >/mnt/new/big && sync -f /mnt/.'
+    check "$kind: 40 MiB that were no room for" bash -c 'random 40M >/mnt/new/big && sync -f /mnt/.'
     (cd /mnt/new && md5sum big) >/run/new
     kill_daemon
     go "$kind" || { fail "$kind: serve after kill -9"; return; }
     check "$kind: it goes on" intact /mnt/new /run/new
     check "$kind: unmount" timeout 100 umount /mnt
-    check "$kind: the last sectors" bash -c "head -c 1536 /dev/urandom >/run/last && dd if=/run/last of=/dev/$(attached "$kind") bs=512 seek=$((more - 3)) oflag=direct status=none"
+    check "$kind: the last sectors" bash -c "random 1536 >/run/last && dd if=/run/last of=/dev/$(attached "$kind") bs=512 seek=$((more - 3)) oflag=direct status=none"
     drain_and_stop "$kind: drain and stop" "$kind"
     check "$kind: backing file alone: xfs_repair finds nothing" xfs_repair -n "/run/$kind.img"
     check "$kind: backing file alone: mount" mount -o ro,loop "/run/$kind.img" /mnt

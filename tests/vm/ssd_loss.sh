@@ -147,7 +147,7 @@ dmsetup remove slow
 # With strict the backing device is at every moment what a power cut leaves of a disk. On ext4 and XFS in turn, each time with what the time
 # before has left, and while blocks are written back. What is not synced comes and goes besides.
 order=strict
-head -c 3M /dev/urandom >/run/random
+random 3M >/run/random
 load() {
     local n=0
     until [ -e /run/enough ]; do

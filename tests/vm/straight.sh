@@ -22,7 +22,7 @@ verified_once() { # DEVICE [FIO...]
     fio --name=v --filename="$1" --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --bs=4k --size=32m --verify=crc32c --do_verify=1 \
         --verify_fatal=1 "${@:2}" >/run/fio.once 2>&1 || { tail -n 5 /run/fio.once; return 1; }
 }
-head -c 64M /dev/urandom >/run/random64
+random 64M >/run/random64
 
 # `odd` is on a loop device, and as odd as that; `memory` on a file of which nobody can tell whether its pages may change (F4 in io/file.rs).
 odd_is_made

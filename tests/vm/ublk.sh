@@ -80,7 +80,7 @@ check "user: the log says that it does not outlive the daemon" grep -q "ends wit
 check "user: so does status" bash -c "$FOREBAY status --control $(control w) | grep -F 'ends with the daemon'"
 refuses "user: no upgrade takes it away" "end with the process" $FOREBAY upgrade --exec /job/forebay --control "$(control w)"
 check "user: longest request" is "$(queue "$(its)" max_sectors_kb)" 128
-head -c 2M /dev/urandom >/run/random
+random 2M >/run/random
 check "user: write 2 MiB" dd if=/run/random of="/dev/$(its)" bs=1M seek=8 oflag=direct conv=fdatasync
 check "user: write at an odd sector" dd if=/run/random of="/dev/$(its)" bs=100k seek=512 count=5 oflag=direct,seek_bytes
 blockdev --flushbufs "/dev/$(its)"
