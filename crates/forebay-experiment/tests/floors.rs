@@ -113,6 +113,15 @@ fn relaxed_is_never_slower_with_all_of_the_cache_dirty() {
     live_floor_holds_on(ST3500641AS, queued(Start::Brim, 512 * MIB, MIB));
 }
 
+/// Nor if it is the file itself that is dirty there: writes go around what is being written back.
+#[test]
+fn relaxed_is_never_slower_with_all_of_the_cache_dirty_with_the_file() {
+    live_floor_holds_on(ST3500641AS, one_by_one(Start::BrimOfFile, 512 * MIB, MIB));
+    live_floor_holds_on(ST3500641AS, queued(Start::BrimOfFile, 512 * MIB, MIB));
+    live_floor_holds(one_by_one(Start::BrimOfFile, 512 * MIB, 16 * MIB));
+    live_floor_holds(queued(Start::BrimOfFile, 512 * MIB, 16 * MIB));
+}
+
 /// As many random writes of 4 KiB as a file of twice the cache has blocks, drained, one at a time and 32.
 #[test]
 fn random_writes_to_a_file_of_twice_the_cache_gain_what_they_should() {

@@ -6,8 +6,9 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 23] = [
+pub const STORIES: [(Mutant, &str); 25] = [
     (Mutant::AgainTakenForDone, "again.rs"),
+    (Mutant::BatchEndsBeforeEntry, "around.rs"),
     (Mutant::BatchEndsBeforeProbe, "refused.rs"),
     (Mutant::EndNotedOnce, "unflushed.rs"),
     (Mutant::FlushFailureDiesWithProcess, "around.rs"),
@@ -15,6 +16,7 @@ pub const STORIES: [(Mutant, &str); 23] = [
     (Mutant::FrozenForgotten, "frozen.rs"),
     (Mutant::GrownUnlockedEarly, "around.rs"),
     (Mutant::LostItemUnmarked, "lost.rs"),
+    (Mutant::PassedForgotten, "around.rs"),
     (Mutant::PassesUndurable, "around.rs"),
     (Mutant::RecoveryBeginsEpoch, "order.rs"),
     (Mutant::ResizeEndsNotDurable, "shrink.rs"),

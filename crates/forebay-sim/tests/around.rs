@@ -6,6 +6,7 @@ mod support;
 use forebay_core::format::superblock::{Mode, Order};
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::op::grow::Growth;
+use forebay_core::policy::writeback::Stage;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, Lba, VolumeIndex};
 use forebay_core::why::Place;
@@ -175,4 +176,115 @@ fn a_flush_that_failed_is_remembered_by_memory_and_by_the_superblock() {
         assert!(failed_before(stop, Mutants::default()), "{stop:?}");
         assert!(!failed_before(stop, Mutants::with(mutant)), "{stop:?}");
     }
+}
+
+/// Some blocks are dirty and durable, and a batch is written, one block at a time. After so many steps of it a write goes around the log over one
+/// of them; the device is `slow` in writing the one or the other, and takes it, or refuses it once. The power fails after each step behind that, and the block must be what the
+/// model allows; where it is clean the backing device must have the same as the cache.
+fn passes_a_batch(
+    mutants: Mutants,
+    bad: bool,
+    slow: [u64; 2],
+    moment: usize,
+) -> Result<(), String> {
+    let mut world = world_with(64, |setup| {
+        setup.config.mutants = mutants;
+        setup.volumes[0].order = Order::Relaxed;
+        setup.config.dirty_age = 5_000_000;
+        setup.config.retry_after = 1_000_000;
+        setup.config.backing_in_flight = 1;
+        setup.steady = false;
+    });
+    // Apart, lest they be one write.
+    for block in 0..8 {
+        ask(&mut world, 0, Op::Write { fua: true }, 2 * block, 1);
+    }
+    settle(&mut world);
+    match bad {
+        true => {
+            world.volumes[0].bypasses();
+            let engine = world.engine.as_mut().expect("there is a process");
+            engine.set_mode(VOLUME, Mode::WriteAround, &mut world.memory);
+            world.drain_effects().expect("it goes on");
+        }
+        false => go_around(&mut world),
+    }
+    let stage = |world: &World| {
+        let engine = world.engine.as_ref().expect("there is a process");
+        engine.status(VOLUME).expect("it is there").writeback
+    };
+    world.volumes[0].device.slow = slow[0];
+    while stage(&world) != Stage::Writing {
+        assert!(world.step().expect("it goes on"));
+    }
+    for _ in 0..moment {
+        world.step().map_err(|failure| failure.0)?;
+    }
+    if bad {
+        world.volumes[0].device.go_bad(PASSED);
+    }
+    world.volumes[0].device.slow = slow[1];
+    ask(&mut world, 0, Op::Write { fua: false }, PASSED, 1);
+    world.volumes[0].device.slow = 1;
+    for _ in 0..40 {
+        world.step().map_err(|failure| failure.0)?;
+        if world.asked.is_empty() {
+            world.volumes[0].device.heal();
+        }
+        let mut choices = Choices::default();
+        for _ in 0..CUTS {
+            let mut cut = world.fork();
+            cut.stop_by(Stop::Power, &mut Fate::Chosen(&mut choices));
+            cut.open(Some(Stop::Power)).map_err(|failure| failure.0)?;
+            backed(&mut cut)?;
+            if !choices.advance() {
+                break;
+            }
+        }
+    }
+    settle(&mut world);
+    world.volumes[0].device.heal();
+    clean(&mut world, VOLUME);
+    backed(&mut world)
+}
+
+/// What the model allows is read; if it is clean the backing device has the same.
+fn backed(world: &mut World) -> Result<(), String> {
+    let engine = world.engine.as_ref().expect("there is a process");
+    let why = engine.why(VOLUME, Lba(PASSED)).expect("it is there");
+    match why.place {
+        Place::Cache { .. } if !why.dirty => stays(world, PASSED),
+        _ => read(world, PASSED),
+    }
+}
+
+const PASSED: u64 = 12;
+/// Of what a power cut may leave, so many are looked at.
+const CUTS: usize = 4;
+
+fn passes_a_batch_at_any_moment(mutants: Mutants, bad: bool, slow: [u64; 2]) -> Result<(), String> {
+    (0..30).try_for_each(|moment| passes_a_batch(mutants, bad, slow, moment))
+}
+
+/// A6: what a batch holds is passed without waiting for its end, whenever that is.
+#[test]
+fn what_a_batch_holds_is_passed_at_any_moment_of_it() {
+    let write_late = [1, 100];
+    assert_eq!(passes_a_batch_at_any_moment(Mutants::default(), false, write_late), Ok(()));
+    for mutant in [Mutant::PassedWrittenBack, Mutant::BatchEndsBeforeEntry] {
+        let loose = passes_a_batch_at_any_moment(Mutants::with(mutant), false, write_late);
+        assert!(loose.is_err(), "{mutant:?} is not found");
+    }
+    let batch_late = [100, 1];
+    assert_eq!(passes_a_batch_at_any_moment(Mutants::default(), false, batch_late), Ok(()));
+}
+
+/// The batch left out the version that a refused write was to replace: it is written again, with that.
+#[test]
+fn a_batch_is_given_up_if_what_passed_it_was_refused() {
+    let write_late = [1, 100];
+    assert_eq!(passes_a_batch_at_any_moment(Mutants::default(), true, write_late), Ok(()));
+    let loose = Mutants::with(Mutant::PassedForgotten);
+    let loose = passes_a_batch_at_any_moment(loose, true, write_late);
+    assert!(loose.is_err(), "else this shows nothing");
 }

@@ -22,8 +22,11 @@
 //! - **A5** What an entry voids is never written back: a batch leaves it out, whether the entry is in its range or
 //!   behind it. The watermark that passes such a version is said by a record behind the entry: where the one is
 //!   found after a crash, so is the other.
-//! - **A6** No batch is built while a write over dirty versions is under way, and no such write begins over what
-//!   the batch under way holds. When a batch waits to be built, writes over dirty versions go through the log.
+//! - **A6** No batch is built, and none ends, while a write over dirty versions has not got its entry; while a batch waits for
+//!   that, such writes wait or go through the log. What one passes of the batch under way, if it may (`bypass`), is not written back from then on,
+//!   and what of it is being written is written first. So the flush with which the batch ends, and the watermark that takes the
+//!   version for clean, come behind the write, its flush and its entry: a crash before that finds the dirty version above the watermark, as without a batch.
+//!   A write that fails has the batch given up, which left out a version that nothing voids.
 //! - **A7** With order batch no batch writes anything before what went around the log is flushed: it is older. Unless
 //!   such a flush failed: then the guest has been told that it may be gone (A3).
 //! - **A8** A write that the backing device refuses, unless the volume is write-around, or whose entry finds no
@@ -36,6 +39,7 @@
 //! | a write | until | then |
 //! |---|---|---|
 //! | `EntryFirst`: its entry is placed, or it has none and waits for another's (A9) | that is durable | it is written |
+//! | `Behind`: a batch is writing some of its blocks (A6) | that is done | it is written |
 //! | `Writing` | the backing device has it | it is answered, or flushed |
 //! | `Flushing` (over dirty versions) | a flush that was issued after it is done | its entry is placed, it is answered |
 //! | `Logged` | | it is placed in the log like any write (A8) |
@@ -63,6 +67,8 @@ pub(crate) enum Around {
     No,
     /// The token is that of the write to come: there is one when its turn comes.
     EntryFirst(Token),
+    /// The same.
+    Behind(Token),
     Writing(How),
     Flushing,
     Logged,
@@ -88,7 +94,9 @@ pub(crate) struct AroundState {
     pub(crate) under_way: u32,
     /// Those over dirty versions whose entry is not placed (A6).
     pub(crate) over_dirty: u32,
-    /// No such one begins: a batch waits to be built (A6).
+    /// Of these, those that wait for what a batch is writing.
+    pub(crate) behind: u32,
+    /// No such one begins: a batch waits to be built, or to end (A6).
     pub(crate) held: bool,
     /// The next write waits, but not for room in the log: until what it passes is durable (Y5 of `bypass`), or until one
     /// before it that goes around has ended (A2).
@@ -119,6 +127,7 @@ impl AroundState {
             done: 0,
             under_way: 0,
             over_dirty: 0,
+            behind: 0,
             held: false,
             awaits: false,
             lost,
@@ -154,10 +163,15 @@ impl Engine {
         payload: &mut impl Payload,
     ) -> bool {
         let active = *self.active(at);
-        if how == How::EntryFirst && !self.extent_room(volume, payload) {
+        let end = active.first + active.blocks;
+        let passes = how == How::EntryLast && self.batch_holds(volume, active.first, end);
+        // Over what a batch holds, too: without one that would be given up (A6).
+        if (how == How::EntryFirst || passes) && !self.extent_room(volume, payload) {
             return false;
         }
-        let end = active.first + active.blocks;
+        if passes {
+            self.batch_passed(volume, active.first, end);
+        }
         self.tickets.void(volume, active.first, active.blocks); // A2
         let (first, blocks, run, now) = (active.first, active.blocks, active.run, self.now);
         let free = self.config.mutants.is(Mutant::AroundNotLocked);
@@ -187,6 +201,11 @@ impl Engine {
             How::Alone => self.entry_waits(volume), // A9
             _ => None,
         };
+        if passes && self.is_written_back(volume, active.first, end) {
+            self.active(at).around = Around::Behind(token);
+            self.volume(volume).around.behind += 1;
+            return true;
+        }
         let Some(sequence) = waits else {
             self.around_issue(at, how, token);
             return true;
@@ -210,6 +229,23 @@ impl Engine {
         let (volume, count) = (active.request.volume, active.blocks as u32);
         self.place_extent(volume, Kind::Bypassed, active.first, count, payload);
         self.active(at).sequence = self.volume(volume).log.placed;
+    }
+
+    /// A write of a batch has ended, or the batch: what waited for it is written (A6).
+    pub(crate) fn around_behind(&mut self, volume: VolumeIndex) {
+        let mut at = 0;
+        while self.volume(volume).around.behind > 0
+            && let Some(Lock { owner, start, end }) = self.volume(volume).locks.get(at).copied()
+        {
+            at += 1;
+            let around = self.requests.get(owner).map(|active| active.around);
+            if let Some(Around::Behind(token)) = around
+                && !self.is_written_back(volume, start, end)
+            {
+                self.volume(volume).around.behind -= 1;
+                self.around_issue(owner, How::EntryLast, token);
+            }
+        }
     }
 
     pub(crate) fn around_issue(&mut self, at: u32, how: How, token: Token) {
@@ -286,8 +322,13 @@ impl Engine {
         let active = *self.active(at);
         let over_dirty =
             matches!(active.around, Around::Writing(How::EntryLast) | Around::Flushing);
-        let state = self.volume(active.request.volume);
+        let volume = active.request.volume;
+        let state = self.volume(volume);
         state.around.over_dirty -= u32::from(over_dirty);
+        if over_dirty {
+            self.batch_unpassed(volume, active.first, active.first + active.blocks); // A6
+        }
+        let state = self.volume(volume);
         if told {
             state.unlock(at);
             return self.answer(at, Err(RequestError::Io));

@@ -154,7 +154,8 @@ impl Engine {
                 if (held || lacks) && self.write_past_full(volume, at, lacks, payload) {
                     continue;
                 }
-                if held {
+                // What is to pass soon takes no part of the room, nor waits for the rest of it.
+                if held || lacks && self.volume(volume).around.awaits {
                     break;
                 }
                 let edges = self.edges(at);
@@ -218,8 +219,10 @@ impl Engine {
         if state.order != Order::Relaxed || !state.delay.is_felt() {
             return false;
         }
+        // What is left then is hardly enough for all of it, and nobody knows when there will be more.
+        let full = state.delay.is_full() && state.writeback.pace.is_none();
         let blocks = self.active(at).blocks;
-        !self.log_holds_more(volume, blocks)
+        full || !self.log_holds_more(volume, blocks)
     }
 
     /// The log has no room, and the backing device takes a write sooner than write-back makes some.

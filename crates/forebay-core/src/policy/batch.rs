@@ -34,6 +34,8 @@ enum Fate {
     Lost,
     /// The backing device does not take it (`parked`).
     Refused,
+    /// A write around the log passes it (A6 of `around`): nothing is.
+    Passed,
 }
 
 /// A stretch of adjacent blocks that are written alike.
@@ -161,6 +163,27 @@ impl Batch {
             || self.extents.overlapping(start, end).next().is_some()
     }
 
+    /// Whether a write around the log may pass what it holds of `start..end`: blocks that are written, or would be.
+    pub fn may_pass(&self, start: Lba, end: Lba) -> bool {
+        let passes = |item: usize| matches!(self.fates[item], Fate::Written | Fate::Passed);
+        self.items(start, end).all(passes) && self.extents.overlapping(start, end).next().is_none()
+    }
+
+    /// Nothing that it holds of `start..end` is written from now on.
+    pub fn pass(&mut self, start: Lba, end: Lba) {
+        for item in self.items(start, end) {
+            self.fates[item] = Fate::Passed;
+            self.is_whole = false;
+        }
+    }
+
+    /// Its blocks in `start..end`.
+    fn items(&self, start: Lba, end: Lba) -> core::ops::Range<usize> {
+        let first = self.keys.partition_point(|key| lba_of(*key) < start);
+        let count = self.keys[first..].partition_point(|key| lba_of(*key) < end);
+        first..first + count
+    }
+
     /// Sorts, and leaves of each block the newest version; `position` says where in the log a slot is. `keep_oldest`
     /// is a deliberate fault.
     pub fn seal(&mut self, keep_oldest: bool, position: impl Fn(Slot) -> Position) {
@@ -237,14 +260,20 @@ impl Batch {
         (self.fates[item] != Fate::Lost).then(|| self.slots[number_of(self.keys[item])])
     }
 
-    /// A block turned out to be lost: nothing is written for it.
+    /// A block turned out to be lost: nothing is written for it. Of one that was passed nobody needs it.
     pub fn lose(&mut self, item: usize) {
+        if self.fates[item] == Fate::Passed {
+            return;
+        }
         self.fates[item] = Fate::Lost;
         (self.has_lost, self.is_whole) = (true, false);
     }
 
-    /// The backing device does not take a block, or is not asked to.
+    /// The backing device does not take a block, or is not asked to. One that was passed is not parked.
     pub fn refuse(&mut self, item: usize) {
+        if self.fates[item] == Fate::Passed {
+            return;
+        }
         self.fates[item] = Fate::Refused;
         self.is_whole = false;
     }

@@ -25,7 +25,7 @@ use crate::format::superblock::{Mode, Order};
 use crate::map::extent::Position;
 use crate::mutant::Mutant;
 use crate::op::around::Around;
-use crate::policy::writeback::Pace;
+use crate::policy::writeback::{Pace, Stage};
 use crate::request::Op;
 use crate::units::{BLOCK_BYTES, Lba, VolumeIndex};
 use crate::volume::Volume;
@@ -97,8 +97,10 @@ pub(crate) enum How {
 enum Through {
     /// What it would pass may be undone by a power cut: until it is durable (Y5).
     Undurable,
-    /// The batch under way holds some of its blocks (A6 of `around`).
+    /// The batch under way holds some of its blocks, and cannot let them go now (A6 of `around`).
     Taken,
+    /// A batch waits for those before it (A6).
+    Held,
     /// Something else.
     Other,
 }
@@ -190,20 +192,19 @@ impl Engine {
                 active.blocks.saturating_mul(space) > direct
             }
             // Nobody knows when there will be room: the first batch is as long as can be. Scattered small blocks it sorts.
-            None => {
-                (lacks_room || state.delay.is_full())
-                    && self.run_seen(state, active) >= LARGE_BLOCKS
-            }
+            None => lacks_room && self.run_seen(state, active) >= LARGE_BLOCKS,
         };
         if !sooner {
             return None;
         }
         let how = self.bypass_how(state, active);
+        let state = self.volume(volume);
         if how == Err(Through::Undurable) {
-            let state = self.volume(volume);
             state.log.wanted = state.log.wanted.max(state.log.placed); // Y5
             state.around.awaits = true;
         }
+        // What is held is let go when those have ended.
+        state.around.awaits |= how == Err(Through::Held) && state.around.over_dirty > 0;
         how.ok()
     }
 
@@ -272,13 +273,20 @@ impl Engine {
             (false, true) => {
                 let bytes = active.request.offset | active.request.length;
                 let whole = bytes.is_multiple_of(BLOCK_BYTES); // Y4
-                let batch = state.writeback.lane.map(|lane| &self.lanes[lane].batch);
-                let taken = batch.is_some_and(|batch| batch.overlaps(active.first, end));
-                match whole && !state.around.held {
+                let lane = state.writeback.lane.map(|lane| &self.lanes[lane]);
+                // Once a batch has shown what it takes its end is near enough, and a flush for each write costs more.
+                let first = state.writeback.pace.is_none();
+                let writes = first && state.writeback.stage == Stage::Writing;
+                let taken = lane.is_some_and(|lane| {
+                    lane.batch.overlaps(active.first, end)
+                        && !(writes && lane.may_pass(active.first, end))
+                });
+                match whole {
+                    false => Err(Through::Other),
+                    true if state.around.held => Err(Through::Held),
                     true if taken => Err(Through::Taken),
                     true if unsure => Err(Through::Undurable),
                     true => Ok(How::EntryLast),
-                    false => Err(Through::Other),
                 }
             }
         }

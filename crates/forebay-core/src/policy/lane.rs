@@ -294,6 +294,22 @@ impl Lane {
         Some(at)
     }
 
+    /// Whether a write around the log may pass what its batch holds of `start..end`: nothing has to be found out, or was refused.
+    pub(crate) fn may_pass(&self, start: Lba, end: Lba) -> bool {
+        let calm = !self.failed && self.doubt == Doubt::No && self.refusals == 0;
+        calm && self.batch.may_pass(start, end)
+    }
+
+    /// Whether a run is being written that has any of `start..end`.
+    pub(super) fn is_writing(&self, start: Lba, end: Lba) -> bool {
+        let runs = (0..self.runs.len() as u32).map(|at| self.runs.front.wrapping_add(at));
+        let writes = |run: &Run| {
+            let Stretch { lba, blocks, .. } = run.stretch;
+            run.state == RunState::Writing && lba < end && start < lba + blocks
+        };
+        runs.filter_map(|number| self.runs.get(number)).any(writes)
+    }
+
     fn stands(&self, now: Tick) -> bool {
         self.taken && now.since(self.moved) >= STANDS_AFTER
     }

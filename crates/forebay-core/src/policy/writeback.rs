@@ -344,6 +344,9 @@ impl Engine {
                 if lane_state.under_way > 0 && waits {
                     return;
                 }
+                if self.writeback_is_passed(volume) {
+                    return;
+                }
                 return self.writeback_flush(volume, lane, payload);
             }
             if lane_state.runs.len() == before {
@@ -580,6 +583,7 @@ impl Engine {
                 run.remaining -= 1;
                 if run.remaining == 0 {
                     run.state = RunState::Done;
+                    self.around_behind(volume);
                 }
             }
             What::Look { item, segment, block } => {

@@ -14,7 +14,7 @@ use crate::mutant::Mutant;
 use crate::payload::Payload;
 use crate::policy::lane::Lane;
 use crate::request::RequestError;
-use crate::units::{Sequence, VolumeIndex};
+use crate::units::{Lba, Sequence, VolumeIndex};
 
 /// What write-back takes for a block of log is averaged over so long (exponentially), in nanoseconds.
 const PACE_AVERAGED: u64 = 4_000_000_000;
@@ -203,6 +203,48 @@ impl Engine {
         });
     }
 
+    /// Whether a write over dirty versions has not got its entry yet: it may be over what this batch holds. No more of them begin
+    /// until the batch is flushed (A6 of `around`).
+    pub(super) fn writeback_is_passed(&mut self, volume: VolumeIndex) -> bool {
+        let early = self.config.mutants.is(Mutant::BatchEndsBeforeEntry);
+        let now = self.now;
+        let around = &mut self.volume(volume).around;
+        around.held = around.over_dirty > 0 && !early;
+        let waits = around.held;
+        if waits {
+            self.slices(volume).batch_wants(volume, false, now);
+        }
+        waits
+    }
+
+    /// Whether the batch under way holds any of `start..end`.
+    pub(crate) fn batch_holds(&self, volume: VolumeIndex, start: Lba, end: Lba) -> bool {
+        let lane = self.volume_ref(volume).and_then(|state| state.writeback.lane);
+        lane.is_some_and(|lane| self.lanes[lane].batch.overlaps(start, end))
+    }
+
+    /// Whether it is writing any of that.
+    pub(crate) fn is_written_back(&self, volume: VolumeIndex, start: Lba, end: Lba) -> bool {
+        let lane = self.volume_ref(volume).and_then(|state| state.writeback.lane);
+        lane.is_some_and(|lane| self.lanes[lane].is_writing(start, end))
+    }
+
+    /// A write around the log passes what the batch holds of that (A6 of `around`).
+    pub(crate) fn batch_passed(&mut self, volume: VolumeIndex, start: Lba, end: Lba) {
+        let lane = self.volume(volume).writeback.lane.expect("a batch has a lane");
+        if !self.config.mutants.is(Mutant::PassedWrittenBack) {
+            self.lanes[lane].batch.pass(start, end);
+        }
+    }
+
+    /// That write failed: the batch is given up, since it left that out.
+    pub(crate) fn batch_unpassed(&mut self, volume: VolumeIndex, start: Lba, end: Lba) {
+        let forgets = self.config.mutants.is(Mutant::PassedForgotten);
+        if self.batch_holds(volume, start, end) && !forgets {
+            self.writeback_spoil(volume);
+        }
+    }
+
     /// A flush of the backing device failed: the batch under way is to be given up (K5).
     pub(crate) fn writeback_spoil(&mut self, volume: VolumeIndex) {
         if let Some(lane) = self.volume(volume).writeback.lane {
@@ -221,6 +263,7 @@ impl Engine {
         state.parked.tries = state.parked.tries.saturating_add(u32::from(refusals > 0));
         let until = if state.parked.full { soon.max(state.parked.due) } else { soon };
         let at_once = crowded && !state.writeback.careful;
+        state.around.held = false;
         state.writeback.lane = None;
         state.writeback.careful |= crowded;
         state.writeback.stuck = crowded && !at_once;
@@ -229,6 +272,7 @@ impl Engine {
             state.writeback.failing = true;
             state.stats.backing_faults += 1;
         }
+        self.around_behind(volume);
         at_once
     }
 }
