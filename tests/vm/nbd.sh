@@ -1,5 +1,5 @@
 # The kernel's NBD client, connected by hand: a file system on a volume, the daemon killed under it, and the backing device alone.
-# By nbd-client, which does not connect again; then by a netlink client of the test's own, which does: I/O in flight waits and
+# By nbd-client, which does not connect again, but stays connected over upgrades; then by a netlink client of the test's own, which does: I/O in flight waits and
 # completes, and nothing is wrong. (nbd_attach.sh is forebay's own.)
 . ./lib.sh
 . ./device.sh
@@ -23,6 +23,24 @@ fill /mnt /run/sums
 rm -r /mnt/d6 && sed -i '/d6/d' /run/sums
 check "fstrim" fstrim /mnt
 check "sync" sync -f /mnt/.
+
+# Its connections go on over upgrades. (`daemon` is the same process.)
+cp "$FOREBAY" /run/forebay.new
+verify upgrades /mnt/fio 8m 16 &
+work=$!
+for n in 1 2; do
+    writes=$(awk '{print $5}' /sys/block/nbd0/stat)
+    more_writes() { test "$(awk '{print $5}' /sys/block/nbd0/stat)" -gt $((writes + 100)); }
+    check "upgrade $n: under work" wait_for 60 more_writes
+    check "upgrade $n" $FOREBAY upgrade --exec /run/forebay.new --control "$(control v)"
+done
+writes=$(awk '{print $5}' /sys/block/nbd0/stat)
+check "it goes on" wait_for 60 more_writes
+touch /run/enough
+wait $work
+verified "2 upgrades" upgrades $?
+rm /run/enough /mnt/fio
+check "all is there" intact /mnt /run/sums
 
 # nbd-client 3.24 does not connect again, by netlink or with -persist, so the file system sees errors and shuts down.
 # The netlink client below does.

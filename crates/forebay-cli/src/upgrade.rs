@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Going on as another program: the daemon brings its cache to rest, leaves its block devices to the
 //! kernel, and executes the program, which goes on with what is left to it: the map in memory, the
-//! devices' open files with their locks, the sockets. If that cannot be, the daemon closes the cache,
-//! and the new program opens it.
+//! devices' open files with their locks, the sockets that clients come in by, and NBD clients' connections. If
+//! that cannot be of the map, the daemon closes the cache, and the new program opens it; the connections go on
+//! all the same.
 //!
 //! # Invariants
 //!
@@ -13,8 +14,11 @@
 //! - **G3** The map is left only to a program that says the same [`layout`]; whether it fits the cache, the
 //!   library decides (`forebay::handover`).
 //! - **G4** What is left is for this process (its number tells), is taken first of all, and is not open in
-//!   any program that is executed later.
+//!   any program that is executed later, but for what G6 leaves again.
 //! - **G5** The thread that executes the next program has no ring: who serves has ended before (`cmd::serve::run`).
+//! - **G6** Of NBD clients' connections nothing is touched between the program that brings them to rest and the one that
+//!   serves: they are taken when nothing brings back the program before (`cmd::serve::serve`), and left to it again
+//!   whenever that goes on (C1, C2 of `nbd/carried.rs`). So no request is done twice or lost over either.
 //!
 //! # Crash
 //!
@@ -23,6 +27,7 @@
 use anyhow::{Context, Error, Result, anyhow};
 use forebay::handover::Handed;
 use forebay::host::inherited::inherited;
+use forebay_serve::nbd::passage;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
@@ -61,17 +66,33 @@ pub struct Left {
     pub devices: Vec<OwnedFd>,
     /// Where clients come in, by address.
     pub sockets: Vec<(String, OwnedFd)>,
+    /// NBD clients' connections.
+    pub connections: Option<passage::Handed>,
 }
 
-/// The same as numbers.
+/// The same as numbers. A program of before connections went on takes a map beside them, closes what it cannot name, and takes
+/// nothing where there is no map.
 #[derive(Serialize, Deserialize)]
 struct Numbers {
     process: u32,
+    #[serde(flatten)]
+    map: Option<MapNumbers>,
+    connections: Option<ConnectionNumbers>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct MapNumbers {
     message: RawFd,
     tables: [RawFd; 2],
     lasts: [bool; 2],
     devices: Vec<RawFd>,
     sockets: Vec<(String, RawFd)>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ConnectionNumbers {
+    record: RawFd,
+    sockets: Vec<RawFd>,
 }
 
 /// What was left to this program and not yet taken.
@@ -113,9 +134,18 @@ pub fn take_socket(address: &str) -> Option<OwnedFd> {
     })
 }
 
-/// Closes what nobody wanted.
+/// NBD clients' connections, if any were left. To be asked when nothing brings back the program before (G6).
+pub fn take_connections() -> Option<passage::Handed> {
+    to_take(|left| left.connections.take())
+}
+
+/// Closes what nobody wanted, but for what the program before may go on with (G6).
 pub fn close_left() {
-    *TO_TAKE.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    to_take(|left| {
+        let connections = left.connections.take();
+        *left = Left { connections, ..Left::default() };
+        Some(())
+    });
 }
 
 impl Left {
@@ -127,68 +157,94 @@ impl Left {
             Some(fd)
         };
         let mut left = Left::default();
-        for number in numbers.devices {
-            left.devices.push(one(number)?);
+        if let Some(map) = numbers.map {
+            for number in map.devices {
+                left.devices.push(one(number)?);
+            }
+            for (address, number) in map.sockets {
+                left.sockets.push((address, one(number)?));
+            }
+            let tables = [File::from(one(map.tables[0])?), File::from(one(map.tables[1])?)];
+            let message = File::from(one(map.message)?);
+            left.cache = Some(Handed { message, tables, lasts: map.lasts });
         }
-        for (address, number) in numbers.sockets {
-            left.sockets.push((address, one(number)?));
+        if let Some(ConnectionNumbers { record, sockets }) = numbers.connections {
+            let message = File::from(one(record)?);
+            let sockets = sockets.into_iter().map(one).collect::<Option<_>>()?;
+            left.connections = Some(passage::Handed { message, sockets });
         }
-        let tables = [File::from(one(numbers.tables[0])?), File::from(one(numbers.tables[1])?)];
-        let message = File::from(one(numbers.message)?);
-        left.cache = Some(Handed { message, tables, lasts: numbers.lasts });
         Some(left)
     }
 
     fn numbers(&self) -> Vec<RawFd> {
         let cache = self.cache.iter().flat_map(|it| [&it.message, &it.tables[0], &it.tables[1]]);
-        let sockets = self.sockets.iter().map(|(_, fd)| fd);
+        let records = self.connections.iter().map(|it| &it.message);
+        let connected = self.connections.iter().flat_map(|it| &it.sockets);
+        let sockets = self.sockets.iter().map(|(_, fd)| fd).chain(connected);
         let owned = self.devices.iter().chain(sockets).map(AsRawFd::as_raw_fd);
-        cache.map(AsRawFd::as_raw_fd).chain(owned).collect()
+        cache.chain(records).map(AsRawFd::as_raw_fd).chain(owned).collect()
     }
 
     /// Keeps all of it open in the next program, and says where.
     fn keep(&self) -> Result<Option<String>> {
-        let Some(cache) = &self.cache else { return Ok(None) };
         let keep = |fd: &dyn AsFd| {
             rustix::io::fcntl_setfd(fd, FdFlags::empty())?;
             Ok::<_, Error>(fd.as_fd().as_raw_fd())
         };
-        let numbers = Numbers {
-            process: std::process::id(),
-            message: keep(&cache.message)?,
-            tables: [keep(&cache.tables[0])?, keep(&cache.tables[1])?],
-            lasts: cache.lasts,
-            devices: self.devices.iter().map(|fd| keep(fd)).collect::<Result<_>>()?,
-            sockets: self
-                .sockets
-                .iter()
-                .map(|(address, fd)| Ok((address.clone(), keep(fd)?)))
-                .collect::<Result<_>>()?,
+        let keep_all = |fds: &[OwnedFd]| fds.iter().map(|fd| keep(fd)).collect::<Result<Vec<_>>>();
+        let map = |cache: &Handed| {
+            let sockets = self.sockets.iter();
+            Ok::<_, Error>(MapNumbers {
+                message: keep(&cache.message)?,
+                tables: [keep(&cache.tables[0])?, keep(&cache.tables[1])?],
+                lasts: cache.lasts,
+                devices: keep_all(&self.devices)?,
+                sockets: sockets
+                    .map(|(address, fd)| Ok((address.clone(), keep(fd)?)))
+                    .collect::<Result<_>>()?,
+            })
         };
-        Ok(Some(serde_json::to_string(&numbers)?))
+        let connections = |handed: &passage::Handed| {
+            let (record, sockets) = (keep(&handed.message)?, keep_all(&handed.sockets)?);
+            Ok::<_, Error>(ConnectionNumbers { record, sockets })
+        };
+        let map = self.cache.as_ref().map(map).transpose()?;
+        let connections = self.connections.as_ref().map(connections).transpose()?;
+        if map.is_none() && connections.is_none() {
+            return Ok(None);
+        }
+        let process = std::process::id();
+        Ok(Some(serde_json::to_string(&Numbers { process, map, connections })?))
     }
 }
 
-/// Executes the new program with this one's arguments, and leaves it what there is, or says why it is
-/// nothing. Gives why not, if neither it nor this program can be executed.
-pub fn execute(executable: &Path, left: Result<Left, String>) -> Result<Infallible> {
+/// Executes the new program with this one's arguments, and leaves it what there is, or says why the map is
+/// not. Gives why not, if neither it nor this program can be executed.
+pub fn execute(
+    executable: &Path,
+    mut left: Left,
+    why_no_map: Option<String>,
+) -> Result<Infallible> {
     // Not closed when the program is executed, and there even if its file has been replaced.
     let this = rustix::fs::open("/proc/self/exe", OFlags::RDONLY, Mode::empty())
         .context("/proc/self/exe: cannot be opened")?;
     let before = format!("{OPEN_FILES}{}", this.as_raw_fd());
     let mut command = again(executable);
     command.env(BEFORE, &before);
-    match left.as_ref().map(Left::keep) {
-        Ok(Ok(Some(numbers))) => command.env(LEFT, numbers),
-        Ok(Ok(None)) => &mut command,
-        Ok(Err(error)) => command.env(NOT_LEFT, format!("{error:#}")),
-        Err(why) => command.env(NOT_LEFT, why),
+    match left.keep() {
+        Ok(Some(numbers)) => command.env(LEFT, numbers),
+        Ok(None) => &mut command,
+        Err(error) => command.env(NOT_LEFT, format!("{error:#}")),
     };
+    if let Some(why) = why_no_map {
+        command.env(NOT_LEFT, why);
+    }
     let error = command.exec();
+    let connections = left.connections.take();
     // They would be open in the program before, and lock it out.
     drop(left);
     let error = anyhow!(error).context(format!("{}: cannot be executed", executable.display()));
-    go_back(&before, &error)
+    go_back(&before, &error, connections)
 }
 
 /// The program that executed this one, until this one serves.
@@ -216,7 +272,8 @@ impl Before {
 
     /// It goes on, for this program cannot serve. Gives why not, if that fails.
     pub fn go_on(&self, error: &Error) -> Error {
-        match go_back(&format!("{OPEN_FILES}{}", self.0.as_raw_fd()), error) {
+        let before = format!("{OPEN_FILES}{}", self.0.as_raw_fd());
+        match go_back(&before, error, take_connections()) {
             Ok(never) => match never {},
             Err(error) => error,
         }
@@ -233,10 +290,20 @@ fn close_all_but(known: &[RawFd]) {
     }
 }
 
-fn go_back(before: &str, error: &Error) -> Result<Infallible> {
+fn go_back(
+    before: &str,
+    error: &Error,
+    connections: Option<passage::Handed>,
+) -> Result<Infallible> {
     eprintln!("forebay: the upgrade failed, the program before goes on: {error:#}");
-    let failed =
-        again(Path::new(before)).env(WHY_NOT, format!("{error:#}")).env_remove(BEFORE).exec();
+    let mut command = again(Path::new(before));
+    command.env(WHY_NOT, format!("{error:#}")).env_remove(BEFORE);
+    let left = Left { connections, ..Left::default() };
+    // Without them it goes on as well: they are closed then.
+    if let Ok(Some(numbers)) = left.keep() {
+        command.env(LEFT, numbers);
+    }
+    let failed = command.exec();
     Err(anyhow!(failed).context("the program before cannot be executed either"))
 }
 

@@ -13,6 +13,7 @@ mod changed;
 mod check;
 mod come_and_go;
 mod config;
+mod connections;
 mod documents;
 mod drain;
 mod figures;

@@ -45,17 +45,31 @@ impl Rig {
         self.scratch.serve(&["--volume", &format!("v={}", self.backing.display())])
     }
 
-    /// Guests work; in the middle of it this happens, after which no answer comes to them.
+    /// Guests work; in the middle of it this happens, and ends what they have of the daemon, if anything does.
     fn under_load<T>(&mut self, then: impl FnOnce(&Scratch, &mut Random) -> T) -> T {
+        let mut guests = self.guests();
+        self.under_load_of(&mut guests, then)
+    }
+
+    fn guests(&self) -> Vec<Client<UnixStream>> {
+        (0..3).map(|_| self.scratch.connect("v")).collect()
+    }
+
+    /// The same with guests that are there already.
+    fn under_load_of<T>(
+        &mut self,
+        guests: &mut [Client<UnixStream>],
+        then: impl FnOnce(&Scratch, &mut Random) -> T,
+    ) -> T {
         let until = self.model.lock().unwrap().answered + 20 + self.random.below(1000);
         let Rig { scratch, model, random, .. } = self;
-        let guests: Vec<_> = (0..3).map(|_| (scratch.connect("v"), random.next())).collect();
-        let model = &*model;
+        let (model, over) = (&*model, &AtomicBool::new(false));
         let result = std::thread::scope(|scope| {
             let guests: Vec<_> = guests
-                .into_iter()
-                .map(|(mut client, seed)| {
-                    scope.spawn(move || work(&mut client, model, &HABITS, seed, |_| false))
+                .iter_mut()
+                .map(|client| {
+                    let (seed, enough) = (random.next(), |_: &Model| over.load(Ordering::Relaxed));
+                    scope.spawn(move || work(client, model, &HABITS, seed, enough))
                 })
                 .collect();
             let begun = Instant::now();
@@ -64,6 +78,7 @@ impl Rig {
                 std::thread::sleep(Duration::from_micros(200));
             }
             let result = then(scratch, random);
+            over.store(true, Ordering::Relaxed);
             for guest in guests {
                 guest.join().unwrap().unwrap();
             }
@@ -99,22 +114,34 @@ impl Rig {
         }
     }
 
-    /// A program that does this before it goes on as the real one, when it is to serve.
     fn program(&self, name: &str, when_asked: &str, before: &str) -> PathBuf {
-        let path = self.scratch.path(name);
-        let text = format!(
-            "#!/bin/sh\ncase \"$1\" in\nlayout) {when_asked} ;;\nserve) {before} ;;\nesac\nexec {FOREBAY} \"$@\"\n"
-        );
-        // Written by another process: what is open for writing cannot be executed, and a child of ours that is about to
-        // become another program has open what we have.
-        let write = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
-        good(Command::new("sh").args(["-c", write]).arg(&path).arg(&text));
-        path
+        program(&self.scratch, name, when_asked, before)
+    }
+}
+
+/// A program that does this before it goes on as the real one, when it is to serve.
+pub fn program(scratch: &Scratch, name: &str, when_asked: &str, before: &str) -> PathBuf {
+    let path = scratch.path(name);
+    let text = format!(
+        "#!/bin/sh\ncase \"$1\" in\nlayout) {when_asked} ;;\nserve) {before} ;;\nesac\nexec {FOREBAY} \"$@\"\n"
+    );
+    // Written by another process: what is open for writing cannot be executed, and a child of ours that is about to
+    // become another program has open what we have.
+    let write = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
+    good(Command::new("sh").args(["-c", write]).arg(&path).arg(&text));
+    path
+}
+
+/// These are still connected.
+fn assert_go_on(guests: &mut [Client<UnixStream>]) {
+    for guest in guests {
+        assert_eq!(guest.in_flight_count(), 0, "all is answered");
+        guest.flush().unwrap();
     }
 }
 
 /// `forebay upgrade`: what it printed.
-fn upgrade(scratch: &Scratch, program: &Path) -> Result<String, String> {
+pub fn upgrade(scratch: &Scratch, program: &Path) -> Result<String, String> {
     let done = scratch.ask(&["upgrade", "--exec", program.to_str().unwrap()]);
     let text = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
     if done.status.success() { Ok(text) } else { Err(text) }
@@ -125,9 +152,12 @@ fn an_upgrade_under_load_loses_nothing_and_reads_nothing_again() {
     let mut rig = Rig::new("upgrade", "1G");
     let mut daemon = rig.serve();
     let mut handed = 0;
+    let mut guests = rig.guests();
     for round in 0..9 {
-        let told = rig.under_load(|scratch, _| upgrade(scratch, Path::new(FOREBAY))).unwrap();
+        let done = rig.under_load_of(&mut guests, |it, _| upgrade(it, Path::new(FOREBAY)));
+        let told = done.unwrap();
         assert!(told.contains("by a hand-over"), "{told}");
+        assert_go_on(&mut guests);
         handed += 1;
         let said = daemon.said();
         assert_eq!(said.matches(SUPERBLOCKS).count(), handed, "{said}");
@@ -139,6 +169,7 @@ fn an_upgrade_under_load_loses_nothing_and_reads_nothing_again() {
             daemon = rig.serve();
             handed = 0;
             rig.compare(&format!("killed after upgrade {round}"));
+            guests = rig.guests();
         }
     }
     daemon.stop("TERM");
@@ -198,11 +229,18 @@ fn what_cannot_be_taken_is_left_and_that_is_said() {
         ("without", ":", "unset FOREBAY_LEFT".to_owned(), "by stop and recovery"),
     ];
     let daemon = rig.serve();
+    let mut guests = rig.guests();
     for (name, when_asked, before, why) in cases {
         let program = rig.program(name, when_asked, &before);
-        let told = rig.under_load(|scratch, _| upgrade(scratch, &program)).unwrap();
+        let told = rig.under_load_of(&mut guests, |it, _| upgrade(it, &program)).unwrap();
         assert!(told.contains("by stop and recovery") && told.contains(why), "{name}: {told}");
         rig.compare(name);
+        if name == "without" {
+            // Connections are told of in the same place.
+            assert!(guests.iter_mut().all(|guest| guest.flush().is_err()));
+        } else {
+            assert_go_on(&mut guests);
+        }
     }
     let told = rig.under_load(|scratch, _| upgrade(scratch, Path::new(FOREBAY))).unwrap();
     assert!(told.contains("by a hand-over"), "{told}");

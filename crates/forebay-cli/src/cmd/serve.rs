@@ -40,6 +40,7 @@ use forebay_core::engine::CacheHealth;
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
 use forebay_serve::nbd::listen::{Counts, Exports, NbdFrontEnd, export};
+use forebay_serve::nbd::passage::Passage;
 use forebay_serve::server::Server;
 use growing::Growing;
 use leaving::Leaving;
@@ -121,6 +122,8 @@ struct Daemon {
     /// Milliseconds since 1970.
     started_at: u64,
     nbd_clients: Option<Counts>,
+    /// By which NBD clients' connections come from the program before, and go to the next.
+    passage: Option<Rc<Passage>>,
     /// Sockets for virtual machines that were asked for.
     vhost_sockets: usize,
     machines: Option<vhost::Machines>,
@@ -146,8 +149,8 @@ enum End {
 /// What comes after the serving.
 enum Next {
     Exit(ExitCode),
-    /// Another program, and what is left to it, or why that is nothing.
-    Program(PathBuf, Result<Left, String>),
+    /// Another program, what is left to it, and why that is not the map.
+    Program(PathBuf, Left, Option<String>),
 }
 
 /// `before`: what goes on if this cannot serve.
@@ -168,8 +171,8 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     });
     match next? {
         Next::Exit(code) => Ok(code),
-        Next::Program(executable, left) => {
-            upgrade::execute(&executable, left).map(|never| match never {})
+        Next::Program(executable, left, why_no_map) => {
+            upgrade::execute(&executable, left, why_no_map).map(|never| match never {})
         }
     }
 }
@@ -217,6 +220,7 @@ fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) 
         daemon.problem(text);
     }
     *before = None;
+    daemon.take_connections()?;
     println!("control: {}", control.display());
     println!("ready");
     daemon.activity = "serves";
@@ -237,8 +241,9 @@ fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) 
             daemon.attached.clear();
             let _ = sd_notify("RELOADING=1");
             let sockets = unix_sockets(args).chain([control]);
-            let left = daemon.leave_to_next(against.clone(), args.stop_timeout, sockets)?;
-            return Ok(Next::Program(executable.clone(), left));
+            let against = against.clone();
+            let (left, why) = daemon.leave_to_next(against, args.stop_timeout, sockets)?;
+            return Ok(Next::Program(executable.clone(), left, why));
         }
     }
     daemon.is_ending = true;
@@ -303,11 +308,25 @@ impl Daemon {
         let metrics = args.metrics.as_ref().map(metrics::Listener::bind).transpose()?;
         let nbd = NbdFrontEnd::new(listeners, Rc::clone(&self.exports))?;
         self.nbd_clients = Some(nbd.counts());
+        self.passage = Some(nbd.passage());
         self.server.add(Box::new(nbd))?;
         if !wanted.is_empty() {
             self.machines = Some(vhost::Machines::begin(&mut self.server, wanted)?);
         }
         Ok((self.listen_for_control(args.control.as_deref())?, metrics))
+    }
+
+    /// NBD clients of the program before go on: it does not come back any more (G6 of `upgrade.rs`).
+    fn take_connections(&mut self) -> Result<()> {
+        let Some(passage) = self.passage.clone() else { return Ok(()) };
+        let Some(handed) = upgrade::take_connections() else { return Ok(()) };
+        let number = handed.sockets.len() as u64;
+        passage.come(handed, self.lasting_uuids());
+        self.server.turn(Some(Duration::ZERO))?;
+        let told = passage.told();
+        info!("{} of the program before", count(number, "NBD connection"));
+        told.into_iter().for_each(|text| warn!("{text}"));
+        Ok(())
     }
 
     /// Signals end it, and its waits, from now on.

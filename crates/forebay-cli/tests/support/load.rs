@@ -26,8 +26,8 @@ enum Asked {
     Flush,
 }
 
-/// Works until `enough` says so after an answer, or until the server is gone. A reply that is
-/// wrong is an error, a server that is gone is none.
+/// Works until `enough` says so after an answer and all is answered that was asked for, or until the server is gone. A reply
+/// that is wrong is an error, a server that is gone is none.
 pub fn work(
     client: &mut Client<UnixStream>,
     model: &Mutex<Model>,
@@ -37,8 +37,9 @@ pub fn work(
 ) -> Result<(), String> {
     let mut random = Random(seed);
     let mut asked = BTreeMap::new();
+    let mut is_ending = false;
     loop {
-        while asked.len() < habits.depth {
+        while !is_ending && asked.len() < habits.depth {
             match send(client, model, habits, &mut random) {
                 Ok((cookie, request)) => asked.insert(cookie, request),
                 Err(_) => return Ok(()),
@@ -56,7 +57,8 @@ pub fn work(
             Some(Asked::Flush) => {}
             None => return Err("an answer to nothing".into()),
         }
-        if enough(&model.lock().unwrap()) {
+        is_ending |= enough(&model.lock().unwrap());
+        if is_ending && asked.is_empty() {
             return Ok(());
         }
     }

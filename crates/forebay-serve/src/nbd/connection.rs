@@ -16,6 +16,8 @@
 //!   come: the reactor, the engine or an answer brings it. So a call that does not wait must not be
 //!   what another command waits for.
 
+mod carry;
+
 use super::error::{CloseReason, NbdError};
 use super::export::{Export, Session};
 use super::handshake::{Handshake, INPUT_BYTES_MAX, Step};
@@ -36,7 +38,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Commands of one connection that may be under way.
 const COMMAND_COUNT_MAX: usize = 256;
-const INPUT_BYTES: usize = (1 << 20) + (192 << 10);
+pub(super) const INPUT_BYTES: usize = (1 << 20) + (192 << 10);
 /// A write above [`REQUEST_BYTES_MAX`] goes to the engine in pieces of this size.
 const PIECE_BYTES: u64 = 256 << 10;
 const _: () = assert!(INPUT_BYTES > INPUT_BYTES_MAX);
@@ -65,6 +67,20 @@ struct UnderWay {
 }
 
 impl UnderWay {
+    fn new(command: Command, form: ReplyForm) -> UnderWay {
+        UnderWay {
+            command,
+            form,
+            submitted: 0,
+            is_submitted: false,
+            payload_at: None,
+            pieces: 0,
+            error: None,
+            memory: None,
+            flush_after: false,
+        }
+    }
+
     /// Handed to the engine piece by piece, as its payload comes in.
     fn is_long_write(&self) -> bool {
         matches!(self.command.kind, Kind::Write { .. })
@@ -104,6 +120,13 @@ fn is_not_ready(result: i32) -> bool {
     const AGAIN: i32 = -Errno::AGAIN.raw_os_error();
     const INTERRUPTED: i32 = -Errno::INTR.raw_os_error();
     matches!(result, AGAIN | INTERRUPTED)
+}
+
+/// Whether nothing was sent or received because it was called off: what a thread of the kernel's was at says that it was
+/// interrupted.
+fn is_called_off(result: i32) -> bool {
+    const CANCELED: i32 = -Errno::CANCELED.raw_os_error();
+    result == CANCELED || is_not_ready(result)
 }
 
 /// Whether nobody has the other end of a socket any more, or nothing more comes from there than what is to be read.
@@ -154,6 +177,8 @@ pub(super) struct Connection {
     /// The client has said that it ends, or something that cannot be understood: what comes after
     /// that is no command any more.
     is_over: bool,
+    /// It is brought to rest, to be carried to the next program (`carry`).
+    is_resting: bool,
 }
 
 impl Connection {
@@ -208,6 +233,7 @@ impl Connection {
             is_closing: false,
             is_broken: false,
             is_over: false,
+            is_resting: false,
         }
     }
 
@@ -276,7 +302,9 @@ impl Connection {
         pool: &mut Pool,
     ) {
         self.is_receiving = false;
-        self.note_received(result);
+        if !(self.is_resting && is_called_off(result)) {
+            self.note_received(result);
+        }
         self.take(exports, shard, pool);
     }
 
@@ -290,6 +318,9 @@ impl Connection {
 
     pub(super) fn sent(&mut self, result: i32, shard: &mut Shard, pool: &mut Pool) {
         self.output.is_sending = false;
+        if self.is_resting && is_called_off(result) {
+            return;
+        }
         match usize::try_from(result) {
             Ok(bytes) if bytes > 0 && !self.is_broken => self.output.sent(bytes, pool),
             _ => {
@@ -368,11 +399,14 @@ impl Connection {
         // Bounded: every round sends something.
         while !self.output.is_sending && !self.is_broken {
             let Some(span) = self.output.front() else { return };
-            if self.output.has_room() && self.output.front_is_gathered() {
+            if self.is_resting || self.output.has_room() && self.output.front_is_gathered() {
                 let result = shard.reactor.send_now(self.socket.as_fd(), span);
                 if !is_not_ready(result) {
                     self.sent(result, shard, pool);
                     continue;
+                }
+                if self.is_resting {
+                    return;
                 }
             }
             self.output.is_sending = true;
@@ -402,7 +436,7 @@ impl Connection {
 
     /// Where the next bytes go, if any may come now.
     fn input_room(&mut self) -> Option<Span> {
-        if self.is_receiving || self.is_closing || self.is_broken {
+        if self.is_receiving || self.is_closing || self.is_broken || self.is_resting {
             return None;
         }
         if self.payloads == 0 {
@@ -434,7 +468,7 @@ impl Connection {
         shard: &mut Shard,
         pool: &mut Pool,
     ) -> bool {
-        if self.is_over || self.available() == 0 || !self.output.has_room() {
+        if self.is_over || self.is_resting || self.available() == 0 || !self.output.has_room() {
             return false;
         }
         if self.skip_bytes > 0 {
@@ -509,17 +543,7 @@ impl Connection {
         shard: &mut Shard,
         pool: &mut Pool,
     ) -> bool {
-        let mut begun = UnderWay {
-            command,
-            form,
-            submitted: 0,
-            is_submitted: false,
-            payload_at: None,
-            pieces: 0,
-            error: None,
-            memory: None,
-            flush_after: false,
-        };
+        let mut begun = UnderWay::new(command, form);
         match command.kind {
             Kind::Disconnect => {
                 self.start += RequestHeader::BYTES;

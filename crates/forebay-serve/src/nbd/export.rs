@@ -66,6 +66,20 @@ impl Features {
         df: false,
         multi_conn: false,
     };
+
+    /// Those that a client was told with these bits.
+    pub const fn of_flags(flags: u16) -> Self {
+        Self {
+            flush: flags & flag::SEND_FLUSH != 0,
+            fua: flags & flag::SEND_FUA != 0,
+            trim: flags & flag::SEND_TRIM != 0,
+            write_zeroes: flags & flag::SEND_WRITE_ZEROES != 0,
+            fast_zero: flags & flag::SEND_FAST_ZERO != 0,
+            cache: flags & flag::SEND_CACHE != 0,
+            df: flags & flag::SEND_DF != 0,
+            multi_conn: flags & flag::CAN_MULTI_CONN != 0,
+        }
+    }
 }
 
 /// A volume as clients see it.

@@ -7,6 +7,7 @@
 use std::io::{self, Read, Write};
 
 use super::bytes::Reader;
+use super::carried::{Carried, RECORD_HEADER_BYTES, check_file, record_header};
 use super::client::{Client, ClientError, Connect, Entry};
 use super::error::NbdError;
 use super::export::{Agreed, Export, Features, LogicalBlock, Session};
@@ -65,6 +66,29 @@ pub fn fuzz_transmission(bytes: &[u8]) {
         }
         let taken = RequestHeader::BYTES + skip as usize;
         rest = rest.get(taken..).unwrap_or_default();
+    }
+}
+
+/// Any bytes for a connection that the program before left: what can be taken is put down in the same bytes, and goes on
+/// with what is served or not at all (C3, C4).
+pub fn fuzz_carried(bytes: &[u8]) {
+    let mut reader = Reader::new(bytes);
+    let choice = reader.u64().unwrap_or_default();
+    let record = reader.rest();
+    let _ = (check_file(record), record_header(record));
+    let Ok(carried) = Carried::decode(record) else { return };
+    let again = carried.encode();
+    assert_eq!(again.get(RECORD_HEADER_BYTES..), Some(record));
+    let [export, other] = exports();
+    let export = if choice & 1 == 0 { export } else { other };
+    let Ok(session) = carried.session(0, &export) else { return };
+    assert_eq!(session.transmission_flags(), carried.flags);
+    assert!(session.size_bytes <= export.size_bytes);
+    if let Some(write) = carried.long_write
+        && let Ok(command) = write.command(&session)
+    {
+        check_command(&session, &command);
+        assert!(write.submitted < command.length);
     }
 }
 
@@ -255,6 +279,7 @@ impl Write for Canned<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::carried::{LongWrite, Piece};
     use super::super::wire::{
         ChunkHeader, OptionHeader, OptionReplyHeader, SimpleReplyHeader, chunk, command, option,
         option_reply,
@@ -444,6 +469,65 @@ mod tests {
             fuzz_handshake(&bytes);
             fuzz_transmission(&bytes);
             fuzz_client(&bytes);
+            fuzz_carried(&bytes);
         }
+    }
+
+    /// A connection in the middle of what its session allows.
+    fn valid_carried(choice: u64, random: &mut Random) -> Carried {
+        let [export, other] = exports();
+        let export = if choice & 1 == 0 { export } else { other };
+        let structured_replies = random.below(2) == 0;
+        let base_allocation = structured_replies && random.below(2) == 0;
+        let agreed = Agreed { structured_replies, base_allocation, no_zeroes: true };
+        let session = Session::new(0, &export, agreed);
+        let mut some = |most: u64| vec![random.below(256) as u8; random.below(most) as usize];
+        let (input, piece) = (some(100), [vec![1], some(50)].concat());
+        let pieces = (0..random.below(4)).map(|_| {
+            let of_reads = random.below(2) == 0;
+            Piece { of_reads, bytes: piece.clone() }
+        });
+        let output = pieces.collect();
+        let long = random.below(2) == 0;
+        let long_write = LongWrite {
+            cookie: random.next(),
+            fua: random.below(2) == 0,
+            offset: random.below(1 << 10) << 12,
+            length: (random.below(40) as u32) << 20,
+            submitted: (random.below(20) as u32) << 18,
+            error: random.below(2) as u32 * 5,
+        };
+        Carried {
+            volume: [random.next() as u8; 16],
+            export_name: export.name,
+            size_bytes: session.size_bytes,
+            logical_block: session.logical_block,
+            flags: session.transmission_flags(),
+            agreed,
+            is_closing: random.below(4) == 0,
+            is_over: random.below(4) == 0,
+            skip_bytes: if long { 0 } else { random.below(1 << 20) as u32 },
+            long_write: long.then_some(long_write),
+            input,
+            output,
+        }
+    }
+
+    #[test]
+    fn any_bytes_leave_what_is_carried_standing() {
+        let mut random = Random(5);
+        let mut taken = 0;
+        for _ in 0..ROUNDS {
+            let choice = random.next();
+            let carried = valid_carried(choice, &mut random);
+            let mut bytes = carried.encode().split_off(RECORD_HEADER_BYTES);
+            assert_eq!(Carried::decode(&bytes).unwrap(), carried);
+            let whole = with_choice(choice, &bytes);
+            fuzz_carried(&whole);
+            mutate(&mut bytes, &mut random);
+            taken += usize::from(Carried::decode(&bytes).is_ok());
+            fuzz_carried(&with_choice(choice, &bytes));
+        }
+        assert!(taken > 0, "some of what is changed is taken");
     }
 }

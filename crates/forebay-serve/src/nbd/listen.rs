@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The NBD front end: listeners, and the connections that came in by them.
 
+use super::carried::{Carried, CarriedError};
 use super::connection::{Connection, Names, RECEIVE, Room, SEND};
 use super::export::{Export, Features, LogicalBlock};
+use super::passage::{Handed, Passage};
 use super::pool::Pool;
 use crate::frontend::{FrontEnd, Place};
 use forebay::io::{ReactorOp, user_data};
@@ -19,7 +21,7 @@ use std::rc::Rc;
 /// Connections at once, over all listeners.
 pub const CONNECTION_COUNT_MAX: usize = 68;
 /// Bytes for what is read, over all connections; the longest read is 32 MiB and a block.
-const POOL_BYTES: usize = 34 << 20;
+pub(super) const POOL_BYTES: usize = 34 << 20;
 const _: () = assert!(POOL_BYTES >= super::wire::TRANSFER_BYTES_MAX as usize + 4096);
 const ACCEPT: u64 = 0;
 
@@ -80,6 +82,7 @@ pub struct NbdFrontEnd {
     rooms: Vec<Room>,
     pool: Pool,
     counts: Counts,
+    passage: Rc<Passage>,
     is_stopping: bool,
 }
 
@@ -102,6 +105,7 @@ impl NbdFrontEnd {
             rooms,
             pool,
             counts,
+            passage: Rc::default(),
             is_stopping,
         })
     }
@@ -143,6 +147,54 @@ impl NbdFrontEnd {
         }
     }
 
+    /// By which connections leave for the next program, and come from the one before.
+    pub fn passage(&self) -> Rc<Passage> {
+        Rc::clone(&self.passage)
+    }
+
+    /// Connections that the program before left go on.
+    fn come(&mut self, handed: Handed) {
+        let passage = Rc::clone(&self.passage);
+        let taken = handed.take(|socket, carried| {
+            if let Err(error) = self.take(socket, &carried) {
+                let name = &carried.export_name;
+                passage.tell(format!("{name}: an NBD connection cannot go on: {error}"));
+            }
+        });
+        if let Err((count, error)) = taken {
+            passage.tell(format!("NBD connections that cannot go on: {count}; {error}"));
+        }
+    }
+
+    fn take(&mut self, socket: OwnedFd, carried: &Carried) -> Result<(), CarriedError> {
+        let exports = self.exports.borrow();
+        let volume = self.passage.index(carried.volume);
+        let index = exports.iter().position(|export| Some(export.1) == volume);
+        let index = index.ok_or(CarriedError::Served("the volume is not served any more"))?;
+        let (export, volume) = &exports[index];
+        let session = (carried.session(index, export)?, *volume);
+        let free = self.connections.iter().position(Option::is_none);
+        let at = free.ok_or(CarriedError::Served("there are too many connections"))?;
+        let names = Names { place: self.place, connection: at as u32 };
+        let room = self.rooms.pop().map_or_else(Room::new, Ok)?;
+        let pool = &mut self.pool;
+        let connection = Connection::of_carried(socket, names, room, session, carried, pool)?;
+        self.connections[at] = Some(connection);
+        self.counted.resize(self.counted.len().max(at + 1), None);
+        Ok(())
+    }
+
+    /// What is at rest leaves.
+    fn carry(&mut self, at: usize) {
+        let Some(connection) = self.connections[at].take_if(|it| it.is_at_rest()) else { return };
+        let volume = connection.volume().expect("only transmissions rest");
+        let Some(lasting) = self.passage.lasting(volume) else {
+            return self.passage.tell("an NBD connection is closed: its volume goes".into());
+        };
+        let (socket, carried) = connection.into_carried(lasting, &mut self.pool);
+        self.passage.add(socket, &carried);
+    }
+
     /// Connections to each volume, as of the last turn of the loop.
     pub fn counts(&self) -> Counts {
         Rc::clone(&self.counts)
@@ -181,6 +233,9 @@ impl FrontEnd for NbdFrontEnd {
     }
 
     fn turn(&mut self, shard: &mut Shard) {
+        if let Some(handed) = self.passage.take_coming() {
+            self.come(handed);
+        }
         for at in 0..self.counted.len() {
             if let Some(connection) = &mut self.connections[at] {
                 connection.turn(&self.exports.borrow(), shard, &mut self.pool);
@@ -204,12 +259,26 @@ impl FrontEnd for NbdFrontEnd {
                 shard.reactor.cancel(user_data(self.place.source(), number));
             }
         }
+        let mut handshakes = 0;
         for at in 0..self.connections.len() {
-            if let Some(connection) = &mut self.connections[at] {
-                connection.close(shard);
+            match &mut self.connections[at] {
+                Some(connection) if self.passage.is_leaving() => {
+                    let is_agreed = connection.volume().is_some() || connection.is_ending();
+                    handshakes += usize::from(!is_agreed);
+                    connection.rest(shard, &mut self.pool);
+                }
+                Some(connection) => connection.close(shard),
+                None => {}
             }
             self.sweep(at);
+            self.carry(at);
         }
-        self.connections.iter().all(Option::is_none)
+        if handshakes > 0 {
+            let text = "they had agreed on nothing yet";
+            self.passage.tell(format!("NBD connections that cannot go on: {handshakes}; {text}"));
+        }
+        let count = self.connections.iter().flatten().count();
+        self.passage.stay(count);
+        count == 0
     }
 }

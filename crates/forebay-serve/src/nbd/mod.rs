@@ -16,11 +16,14 @@
 //!
 //! # Not here
 //!
+//! Over an upgrade connections go on: [`passage`], and what goes along as bytes: [`carried`].
+//!
 //! Sockets, the memory of payloads and the order of answers are the front end's: [`listen`] and
 //! [`connection`], which are no part of the codec; [`device`] is for the kernel as the client. TLS: nowhere;
 //! `NBD_OPT_STARTTLS` is answered as unsupported.
 
 mod bytes;
+pub mod carried;
 pub mod client;
 pub mod connection;
 pub mod device;
@@ -30,6 +33,7 @@ pub mod fuzz;
 pub mod handshake;
 pub mod listen;
 mod output;
+pub mod passage;
 pub(crate) mod pool;
 pub mod reply;
 pub mod transmission;

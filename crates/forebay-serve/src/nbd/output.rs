@@ -7,7 +7,8 @@ use forebay::io::{Arena, Span};
 use std::collections::VecDeque;
 use std::io;
 
-const RING_BYTES: usize = 256 << 10;
+/// For small things.
+pub(super) const RING_BYTES: usize = 256 << 10;
 /// Below this much room no new command is taken: what is under way must still be answered.
 const ROOM_KEPT: usize = 64 << 10;
 
@@ -107,6 +108,11 @@ impl Output {
     /// Whether sending the front gives no run back.
     pub(super) fn front_is_gathered(&self) -> bool {
         self.items.front().is_some_and(|item| item.run.is_none())
+    }
+
+    /// All that is not sent, in order, and whether it gives a run back.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (Span, bool)> {
+        self.items.iter().map(|item| (item.span.skip(item.sent), item.run.is_some()))
     }
 
     /// So many bytes of the front are sent.

@@ -81,6 +81,14 @@ impl Daemon {
         Ok(())
     }
 
+    /// What each volume is known by in the next process as well.
+    pub(super) fn lasting_uuids(&self) -> Vec<(VolumeIndex, [u8; 16])> {
+        let lasting = |served: &Served| {
+            Some((served.index, self.lasting_uuid(served, self.recorded(served.index)?)))
+        };
+        self.volumes.iter().filter_map(lasting).collect()
+    }
+
     /// What a volume is known by in the next process as well. One that is served bare is recorded
     /// nowhere, so it is known by its backing device's path.
     fn lasting_uuid(&self, served: &Served, recorded: &Volume) -> [u8; 16] {

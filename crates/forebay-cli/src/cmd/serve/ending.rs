@@ -3,7 +3,7 @@
 
 use super::stale::LastNotes;
 use super::{Daemon, Served};
-use crate::units::{clock, size};
+use crate::units::{clock, count, size};
 use crate::upgrade::Left;
 use crate::{backing, upgrade};
 use anyhow::{Context, Result, bail};
@@ -69,20 +69,35 @@ impl Daemon {
         }
     }
 
-    /// Stops taking work and leaves all there is to the next program, or ends as ever and says why.
+    /// Stops taking work and leaves all there is to the next program; or closes the cache as ever, says why, and leaves clients'
+    /// connections alone.
     pub(super) fn leave_to_next(
         mut self,
         against: Option<String>,
         limit: Duration,
         sockets: impl Iterator<Item = PathBuf>,
-    ) -> Result<Result<Left, String>> {
+    ) -> Result<(Left, Option<String>)> {
         // The one who asked hears that it was understood.
         self.server.turn(Some(Duration::ZERO))?;
         self.watch_ends();
         let mut left = Left { sockets: std::mem::take(&mut self.sockets), ..Left::default() };
         let (cache, notes) = (self.cache_text(), self.last_notes());
-        let Daemon { server, volumes, .. } = self;
+        let lasting = self.lasting_uuids();
+        let Daemon { server, volumes, passage, .. } = self;
+        if let Some(passage) = &passage
+            && let Err(error) = passage.leave(lasting)
+        {
+            warn!("NBD connections end: they cannot be left to the next program: {error}");
+        }
         let mut shard = server.stop(Duration::from_secs(5))?;
+        if let Some(passage) = passage {
+            left.connections = passage.left();
+            passage.told().into_iter().for_each(|text| warn!("{text}"));
+        }
+        if let Some(connections) = &left.connections {
+            let number = connections.sockets.len() as u64;
+            info!("{} left to the next program", count(number, "NBD connection"));
+        }
         shard.keep_flush_failures();
         let against = match against {
             Some(against) => against,
@@ -106,14 +121,14 @@ impl Daemon {
                     // The process goes on as another program: nothing is to be put in order. Above all not the ring: that ends
                     // with this program, when the thread that served by it is gone (`super::run`).
                     std::mem::forget(shard);
-                    return Ok(Ok(left));
+                    return Ok((left, None));
                 }
             },
         };
         close_shard(shard, &volumes, &cache, notes, limit)?;
-        drop(left);
+        left.sockets.clear();
         sockets.for_each(|path| drop(std::fs::remove_file(path)));
-        Ok(Err(against))
+        Ok((left, Some(against)))
     }
 
     /// Stops taking work, makes everything durable, and says what is not on which disk.
