@@ -14,6 +14,8 @@ mod lend;
 mod native;
 pub mod nbd;
 pub mod server;
+#[cfg(test)]
+mod shards;
 #[cfg(feature = "ublk")]
 pub mod ublk;
 #[cfg(feature = "vhost")]

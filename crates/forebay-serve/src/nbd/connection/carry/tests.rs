@@ -8,10 +8,9 @@ use crate::nbd::listen::{self, Exports, NbdFrontEnd};
 use crate::nbd::passage::{Handed, Lasting, Passage};
 use crate::nbd::wire::{RequestHeader, SimpleReplyHeader, command};
 use crate::server::Server;
-use forebay::cache::format;
-use forebay::io::{MemoryDevice, ReactorKind};
-use forebay::shard::{NewVolume, Shard, ShardOptions};
-use forebay_core::format::superblock::Mode;
+use crate::shards::shard;
+use forebay::io::ReactorKind;
+use forebay::shard::Shard;
 use forebay_core::units::VolumeIndex;
 use forebay_testing::Random;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -27,26 +26,6 @@ const SIZE: u64 = 64 << 20;
 /// So much of the volume has one request under way at most.
 const PLACE: u64 = 4 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
-
-fn shard(reactor: ReactorKind) -> (Shard, VolumeIndex) {
-    let device = MemoryDevice::new(128 << 20, 4096).unwrap();
-    format(&device, 128 << 20, 512 << 10, 1).unwrap();
-    let options = ShardOptions { shared: false, reactor, ..ShardOptions::default() };
-    let mut shard = Shard::open(Box::new(device), &options).unwrap();
-    let index = shard.free_index().unwrap();
-    let new = NewVolume {
-        name: "v".into(),
-        size_bytes: SIZE,
-        logical_block: 512,
-        mode: Mode::WriteBack,
-        reserve: Default::default(),
-        path: "memory".into(),
-        fingerprint: [0; 64],
-    };
-    shard.add(index, &new).unwrap();
-    shard.serve(index, Box::new(MemoryDevice::new(SIZE, 512).unwrap()));
-    (shard, index)
-}
 
 /// What a program has.
 struct Program {
@@ -111,7 +90,7 @@ fn fresh() -> Carried {
 
 /// A program that was left this connection, and its other end.
 fn begun(reactor: ReactorKind, carried: &Carried) -> (Program, UnixStream) {
-    let (shard, index) = shard(reactor);
+    let (shard, index) = shard(reactor, SIZE);
     let mut program = Program::new(shard, index);
     let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

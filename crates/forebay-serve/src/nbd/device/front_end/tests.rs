@@ -6,10 +6,8 @@ use super::*;
 use crate::attach::DeviceVolume;
 use crate::nbd::wire::{RequestHeader, command};
 use crate::server::Server;
-use forebay::cache::format;
-use forebay::io::MemoryDevice;
-use forebay::shard::{NewVolume, ShardOptions};
-use forebay_core::format::superblock::Mode;
+use crate::shards::shard;
+use forebay::io::ReactorKind;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -26,22 +24,7 @@ struct Rig {
 }
 
 fn rig(connections: usize) -> Rig {
-    let device = MemoryDevice::new(64 << 20, 4096).unwrap();
-    format(&device, 64 << 20, 512 << 10, 1).unwrap();
-    let options = ShardOptions { shared: false, ..ShardOptions::default() };
-    let mut shard = Shard::open(Box::new(device), &options).unwrap();
-    let index = shard.free_index().unwrap();
-    let new = NewVolume {
-        name: "v".into(),
-        size_bytes: SIZE,
-        logical_block: 512,
-        mode: Mode::WriteBack,
-        reserve: Default::default(),
-        path: "memory".into(),
-        fingerprint: [0; 64],
-    };
-    shard.add(index, &new).unwrap();
-    shard.serve(index, Box::new(MemoryDevice::new(SIZE, 512).unwrap()));
+    let (shard, index) = shard(ReactorKind::Auto, SIZE);
     let volume =
         DeviceVolume { index, uuid: [1; 16], size_bytes: SIZE, logical_block: 512, lends: false };
     let bell = Arc::new(Bell::new().unwrap());
