@@ -61,6 +61,8 @@ const TURN: Duration = Duration::from_millis(500);
 const SHORT_TURN: Duration = Duration::from_millis(10);
 /// How long batches and checkpoints may take to end before a hand-over waits for them with guests waiting.
 const PREPARATION: Duration = Duration::from_secs(5);
+/// NBD clients who have come in and agreed on nothing yet have so long for it before an upgrade; guests are served meanwhile.
+const AGREEMENT: Duration = Duration::from_secs(1);
 
 /// A volume that is served.
 struct Served {
@@ -477,7 +479,7 @@ impl Daemon {
             let marks = !self.marking.is_empty();
             let resizes = self.server.shard.resizing().is_some();
             let moves = self.coming.is_some() || self.leaving.is_some() || self.growing.is_some();
-            let is_changing = moves || marks || resizes;
+            let is_changing = moves || marks || resizes || self.upgrading.is_some();
             let answers = !self.desk.borrow().answers.is_empty();
             let wait = match is_changing {
                 // The next turn sends them.
@@ -495,8 +497,10 @@ impl Daemon {
                 return Ok(end);
             }
             if let Some(Upgrading { executable, since, against }) = &self.upgrading {
-                let shard = &self.server.shard;
-                if against.is_some() || shard.is_prepared() || since.elapsed() >= PREPARATION {
+                let waited = since.elapsed();
+                let prepares = against.is_none() && !self.server.shard.is_prepared();
+                let agrees = self.passage.as_ref().is_some_and(|it| it.is_agreeing());
+                if !(prepares && waited < PREPARATION || agrees && waited < AGREEMENT) {
                     return Ok(End::Upgrade(executable.clone(), against.clone()));
                 }
             }
@@ -567,6 +571,9 @@ impl Daemon {
                         let against = self.against_hand_over(layout);
                         if against.is_none() {
                             self.server.shard.prepare_hand_over();
+                        }
+                        if let Some(passage) = &self.passage {
+                            passage.hold();
                         }
                         let since = Instant::now();
                         self.upgrading = Some(Upgrading { executable, since, against });

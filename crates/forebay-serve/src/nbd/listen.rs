@@ -83,6 +83,10 @@ pub struct NbdFrontEnd {
     pool: Pool,
     counts: Counts,
     passage: Rc<Passage>,
+    /// Listeners that take the next client.
+    accepting_count: usize,
+    /// They take no more.
+    is_held: bool,
     is_stopping: bool,
 }
 
@@ -106,14 +110,17 @@ impl NbdFrontEnd {
             pool,
             counts,
             passage: Rc::default(),
+            accepting_count: 0,
+            is_held: false,
             is_stopping,
         })
     }
 
     fn accept(&mut self, listener: usize, shard: &mut Shard) {
-        if self.is_stopping {
+        if self.is_stopping || self.is_held {
             return;
         }
+        self.accepting_count += 1;
         let fd = self.listeners[listener].fd();
         let number = (listener as u64) << 8 | ACCEPT;
         let source = self.place.source();
@@ -121,6 +128,7 @@ impl NbdFrontEnd {
     }
 
     fn accepted(&mut self, listener: usize, result: i32, shard: &mut Shard) {
+        self.accepting_count -= 1;
         if let Some(socket) = shard.reactor.accepted(result) {
             if matches!(self.listeners[listener], Listener::Tcp(_)) {
                 // Replies are gathered here already.
@@ -145,6 +153,23 @@ impl NbdFrontEnd {
         if let Some(gone) = self.connections[at].take_if(|connection| connection.is_gone()) {
             self.rooms.push(gone.into_room());
         }
+    }
+
+    fn accept_no_more(&self, shard: &mut Shard) {
+        for listener in 0..self.listeners.len() {
+            let number = (listener as u64) << 8 | ACCEPT;
+            shard.reactor.cancel(user_data(self.place.source(), number));
+        }
+    }
+
+    /// Whoever may still agree on an export is counted, and nobody else comes in.
+    fn hold(&mut self, shard: &mut Shard) {
+        if !std::mem::replace(&mut self.is_held, true) {
+            self.accept_no_more(shard);
+        }
+        let connections = self.connections.iter().flatten();
+        let agreeing = connections.filter(|it| it.volume().is_none() && !it.is_ending()).count();
+        self.passage.note_agreeing(self.accepting_count + agreeing);
     }
 
     /// By which connections leave for the next program, and come from the one before.
@@ -249,15 +274,15 @@ impl FrontEnd for NbdFrontEnd {
                 volume.into_iter().for_each(|of| count(of).set(count(of).get() + 1));
             }
         }
+        if self.passage.is_held() {
+            self.hold(shard);
+        }
     }
 
     fn stop(&mut self, shard: &mut Shard) -> bool {
         if !self.is_stopping {
             self.is_stopping = true;
-            for listener in 0..self.listeners.len() {
-                let number = (listener as u64) << 8 | ACCEPT;
-                shard.reactor.cancel(user_data(self.place.source(), number));
-            }
+            self.accept_no_more(shard);
         }
         let mut handshakes = 0;
         for at in 0..self.connections.len() {

@@ -89,12 +89,35 @@ pub struct Passage {
     lasting: RefCell<Lasting>,
     leaving: RefCell<Option<Handed>>,
     coming: RefCell<Option<Handed>>,
+    is_held: Cell<bool>,
+    /// Who has not agreed on an export yet, or may still come in, while it is held.
+    agreeing_count: Cell<usize>,
     /// Connections that are not at rest yet.
     stay_count: Cell<usize>,
     told: RefCell<Vec<String>>,
 }
 
 impl Passage {
+    /// Who comes in from now on waits for the next program; who is about to agree on an export goes on with it.
+    pub fn hold(&self) {
+        self.is_held.set(true);
+        // Until the front end has looked.
+        self.agreeing_count.set(1);
+    }
+
+    /// Whether somebody is about to, since [`Passage::hold`].
+    pub fn is_agreeing(&self) -> bool {
+        self.agreeing_count.get() > 0
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.is_held.get()
+    }
+
+    pub(super) fn note_agreeing(&self, count: usize) {
+        self.agreeing_count.set(count);
+    }
+
     /// From the next stop on connections are brought to rest, and not closed.
     pub fn leave(&self, lasting: Lasting) -> io::Result<()> {
         self.lasting.replace(lasting);
