@@ -52,8 +52,8 @@ pub enum Command {
     ///
     /// The daemon becomes the new program with the same arguments. What it holds in memory is handed over,
     /// so that nothing is read again; requests wait meanwhile. Where the two lay it out differently, the cache
-    /// is closed and opened again. If the new program cannot serve, the one before goes on. NBD clients have
-    /// to connect again.
+    /// is closed and opened again. If the new program cannot serve, the one before goes on. NBD clients stay
+    /// connected.
     Upgrade(UpgradeArgs),
     /// Write everything back, so that the backing device is the plain disk, and keep it so
     ///
