@@ -39,6 +39,10 @@ check "it goes on" wait_for 60 more_writes
 touch /run/enough
 wait $work
 verified "2 upgrades" upgrades $?
+# Nothing was lost and asked for again behind fio's back.
+check "both connections went on each time" test "$(grep -c '2 NBD connections of the program before' /run/v.err)" = 2
+dmesg | grep -E 'I/O error|Buffer I/O|XFS.*error|nbd0.*(timed out|Connection|shutting)' >/run/kernel.err
+check "2 upgrades: the kernel saw no I/O error and no dead connection: $(tr '\n' '|' </run/kernel.err)" test ! -s /run/kernel.err
 rm /run/enough /mnt/fio
 check "all is there" intact /mnt /run/sums
 
