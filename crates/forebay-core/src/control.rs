@@ -159,12 +159,12 @@ impl Engine {
         (around.told, around.noted) = (told, noted);
     }
 
-    /// Whether a volume that is not served can be detached: nothing of it is dirty, all of it is durable, and it may be
-    /// forgotten.
+    /// Whether a volume that is not served can be detached: nothing of it is dirty, all of it is durable, no block is lost, which only
+    /// its log tells, and it may be forgotten.
     pub fn may_detach(&self, index: VolumeIndex) -> bool {
         let durable = |state: &Volume| state.log.placed <= state.log.durable.through;
         self.is_clean(index)
-            && self.volume_ref(index).is_some_and(durable)
+            && self.volume_ref(index).is_some_and(|state| durable(state) && !state.has_lost())
             && self.may_forget(index)
     }
 
@@ -277,6 +277,11 @@ impl Engine {
         wants && !self.config.mutants.is(Mutant::StopUnflushed)
     }
 
+    /// Whether what changes the volume is answered only when its backing device has it.
+    pub fn waits_for_backing(&self, volume: VolumeIndex) -> bool {
+        self.is_through(volume) || self.volume_ref(volume).is_some_and(Volume::is_passing)
+    }
+
     /// Writes everything back and keeps the volume clean, as write-through.
     pub fn drain(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         self.volume(volume).drained = true;
@@ -286,6 +291,11 @@ impl Engine {
     /// Whether nothing is dirty, and that is durable.
     pub fn is_clean(&self, volume: VolumeIndex) -> bool {
         self.volume_ref(volume).is_some_and(Volume::is_settled)
+    }
+
+    /// Everything up to it is on the backing device.
+    pub fn watermark(&self, volume: VolumeIndex) -> Option<Sequence> {
+        self.volume_ref(volume).map(|state| state.log.watermark)
     }
 
     /// Everything up to it is on the backing device, and a crash does not forget that.

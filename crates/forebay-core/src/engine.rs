@@ -217,6 +217,8 @@ pub struct Engine {
     pub(crate) volume_end: usize,
     pub(crate) requests: Slab<Active>,
     pub(crate) tokens: Slab<Pending>,
+    /// Of these so many are left for reads across holes (H3 of `op::across`).
+    pub(crate) across_tokens: usize,
     /// Effects reported so far.
     pub(crate) completions: u64,
     pub(crate) effects: VecDeque<Effect>,
@@ -289,6 +291,7 @@ impl Engine {
             volume_end: 0,
             requests: Slab::new(REQUEST_COUNT_MAX),
             tokens: Slab::new(TOKEN_COUNT_MAX),
+            across_tokens: 0,
             completions: 0,
             effects: VecDeque::with_capacity(2 * TOKEN_COUNT_MAX),
             flush_running: false,
@@ -322,7 +325,7 @@ impl Engine {
 
     /// Takes a request. Its answer comes as an effect, at once or later.
     pub fn submit(&mut self, request: Request, payload: &mut impl Payload) -> Result<(), Busy> {
-        if self.requests.room() == 0 || self.tokens.room() < REQUEST_BLOCKS_MAX + TOKENS_KEPT {
+        if self.requests.room() == 0 || !self.has_token_room(REQUEST_BLOCKS_MAX) {
             return Err(Busy);
         }
         if self.write_plainly(&request, payload) {
@@ -348,6 +351,16 @@ impl Engine {
             self.settle(payload);
         }
         Ok(())
+    }
+
+    /// Tokens there are for what guests ask for, beside what is left for reads across holes (H3 of `op::across`).
+    pub(crate) fn token_room(&self) -> usize {
+        self.tokens.room().saturating_sub(self.across_tokens)
+    }
+
+    /// Whether guests may ask for so much more: some are left for those who take one without looking.
+    pub(crate) fn has_token_room(&self, count: usize) -> bool {
+        self.token_room() >= count + TOKENS_KEPT
     }
 
     /// The boundary: below it nobody asks again whether a request is in range.

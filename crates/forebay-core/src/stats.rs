@@ -43,6 +43,8 @@ pub struct Stats {
     pub miss_blocks: u64,
     /// Of those, read from it for another request.
     pub shared_blocks: u64,
+    /// Blocks that the log has and that were read from the backing device as well, with what is on both sides of them.
+    pub across_blocks: u64,
     /// Blocks read from the backing device before a guest asked for them.
     pub ahead_blocks: u64,
     /// Of these, those that a guest read.

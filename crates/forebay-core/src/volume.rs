@@ -263,6 +263,11 @@ impl Volume {
         self.forgot > Ordinal(0) && self.forgot >= self.log.durable.tail
     }
 
+    /// Whether blocks of it are lost, named or not.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.extents.lost_len() > 0 || self.unnamed_lost.is_some()
+    }
+
     /// Whether another request has any of `start..end` for itself.
     pub(crate) fn is_locked(&self, start: Lba, end: Lba, owner: u32) -> bool {
         self.locks.iter().any(|lock| lock.owner != owner && lock.start < end && start < lock.end)

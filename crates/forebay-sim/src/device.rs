@@ -113,6 +113,13 @@ impl Device {
         self.blocks
     }
 
+    /// Whether a power cut can leave nothing else of a block than what is durable.
+    pub fn is_settled(&self, block: u64) -> bool {
+        let pieces = self.unflushed.iter().flat_map(|write| &write.pieces);
+        let durable = self.durable(block);
+        pieces.filter(|piece| piece.0 == block).all(|piece| piece.2.bytes() == durable.bytes())
+    }
+
     /// It has so many blocks from now on, and some of them hold something already.
     pub fn grow(&mut self, blocks: u64, found: Vec<Piece>) {
         assert!(blocks >= self.blocks);

@@ -327,6 +327,7 @@ pub fn setup(scope: Scope) -> Setup {
         steady: true,
         comes_again: false,
         batches_vary: false,
+        watched: false,
         tell: false,
     }
 }

@@ -116,7 +116,8 @@ impl World {
     }
 
     /// The machine stops while the superblock may be being written with a new size in it.
-    pub(crate) fn stop_growing(&mut self, random: &mut Random) {
+    /// Says whether it was: of two changes of the superblock the second waits for the first.
+    pub(crate) fn stop_growing(&mut self, random: &mut Random) -> bool {
         for index in 0..self.volumes.len() {
             let Some(size_bytes) = self.volumes[index].growing.as_ref().map(|it| it.size_bytes)
             else {
@@ -131,8 +132,10 @@ impl World {
                 self.superblock.sequence += 1;
                 let through = self.cache.flush_begin();
                 self.write_superblock_in_part(random.below(5), through);
+                return true;
             }
         }
+        false
     }
 
     /// The machine was started again: what the superblock says is the size.

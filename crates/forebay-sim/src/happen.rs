@@ -113,12 +113,17 @@ impl World {
                 }
                 self.volumes[usize::from(volume.0)].device.write(pieces.clone());
                 if fails {
+                    if matches!(effect, Effect::WriteAround { .. }) {
+                        self.around_fails(usize::from(volume.0), range);
+                    }
                     return Err(Fault);
                 }
                 if let Effect::WriteAround { tag, .. } = effect {
                     self.goes_around(usize::from(volume.0), tag, Some(&pieces));
                     let state = &mut self.volumes[usize::from(volume.0)];
                     state.around_writes.push(state.device.flush_begin());
+                } else {
+                    self.went_back(volume, range.0, range.1 - range.0);
                 }
             }
             Effect::ZeroBacking { volume, lba, blocks, .. }
@@ -130,21 +135,28 @@ impl World {
             Effect::ZeroBacking { volume, lba, blocks, .. } => {
                 self.marks.hit("backing zeroed");
                 self.zero_backing(usize::from(volume.0), lba, blocks);
+                self.went_back(volume, lba.0, blocks);
             }
             Effect::DiscardBacking { volume, lba, blocks, .. } => {
                 self.marks.hit("backing discarded");
-                let volume = &mut self.volumes[usize::from(volume.0)];
+                let at = volume;
+                let volume = &mut self.volumes[usize::from(at.0)];
                 let end = (lba.0 + blocks).min(volume.blocks());
                 let mask = volume.mask(end - 1);
                 volume.device.discard(lba.0, end, mask, &mut self.random);
+                self.went_back(at, lba.0, blocks);
             }
             Effect::FlushBacking { volume, .. } => {
                 let fails = self.backing_fails(volume, "backing flush failed");
                 if fails {
                     self.backing_flush_failed(usize::from(volume.0), flight.through);
+                    self.around_flush_fails(volume);
                     return Err(Fault);
                 }
                 self.volumes[usize::from(volume.0)].flushed(flight.through);
+                if let Some(around) = self.around.get_mut(usize::from(volume.0)) {
+                    around.flushed(flight.through);
+                }
             }
             Effect::MarkStale { volume, .. } => return self.mark_stale(usize::from(volume.0)),
             Effect::Answer { .. } => unreachable!("answers are told at once"),
@@ -251,6 +263,12 @@ impl World {
         self.flights.values().filter(flushes).count()
     }
 
+    /// Reads of backing devices that are under way.
+    pub fn backing_reads_under_way(&self) -> usize {
+        let reads = |flight: &&Flight| matches!(flight.effect, Effect::ReadBacking { .. });
+        self.flights.values().filter(reads).count()
+    }
+
     /// The blocks of the cache device that segments have.
     pub(crate) fn segment_blocks(&self) -> (u64, u64) {
         let first = self.superblock.first_segment / BLOCK_BYTES;
@@ -294,6 +312,20 @@ impl World {
             self.marks.hit("unflushed writes dropped");
             state.unflushed_dropped();
         }
+    }
+
+    /// So did a write around the log.
+    fn around_fails(&mut self, index: usize, (first, end): (u64, u64)) {
+        let cells = self.cells(index, first, end);
+        let Some(around) = self.around.get_mut(index) else { return };
+        cells.iter().for_each(|(cell, _)| around.failed(*cell as u64));
+    }
+
+    fn around_flush_fails(&mut self, volume: VolumeIndex) {
+        let engine = self.engine.as_ref().expect("there is a process");
+        let watermark = engine.watermark(volume).unwrap_or_default();
+        let Some(around) = self.around.get_mut(usize::from(volume.0)) else { return };
+        around.flush_failed(watermark);
     }
 
     pub(crate) fn zero_backing(&mut self, index: usize, lba: Lba, blocks: u64) {

@@ -55,6 +55,7 @@ pub const EXPECTED: &[&str] = &[
     "fill refused: raced",
     "fill refused: sequential",
     "miss shared",
+    "read across a hole",
     "read ahead",
     "read ahead: used",
     "read ahead: void",

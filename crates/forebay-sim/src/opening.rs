@@ -6,6 +6,7 @@
 //! next opening goes to one copy, flush, the other, flush; only then does an engine run.
 
 use crate::block::Block;
+use crate::checkers::around_keeps_order::Around;
 use crate::checkers::memory_is_bounded::Bound;
 use crate::checkers::reservations_are_kept::Reservations;
 use crate::checkers::rests_on_what_is_durable::Durable;
@@ -158,6 +159,7 @@ impl World {
                     self.cache.make_shy(None);
                     self.powered = false;
                     self.check_damage(&recovered)?;
+                    self.check_lost(&recovered)?;
                     if stop == Some(Stop::Process) && outlives && !power_failed && !self.memory.dead
                     {
                         self.check_ends(&recovered)?;
@@ -259,7 +261,12 @@ impl World {
         if self.random.one_in(4) {
             bytes.fill(self.random.next() as u8);
         } else {
-            bytes[self.random.below(4096) as usize] ^= 1 << self.random.below(8);
+            let (any, bit) = (self.random.below(4096) as usize, self.random.below(8));
+            // Most of a page says nothing.
+            let says: Vec<usize> = (0..BLOCK_SIZE).filter(|at| bytes[*at] != 0).collect();
+            let mut random = self.chance(0x9A6E);
+            let says = (!says.is_empty() && random.one_in(2)).then(|| *random.pick(&says));
+            bytes[says.unwrap_or(any)] ^= 1 << bit;
         }
         self.cache.rot(address / BLOCK_BYTES, Block::new(bytes));
     }
@@ -274,6 +281,16 @@ impl World {
                 self.marks.hit("failed flush remembered");
             }
         }
+    }
+
+    /// What was lost is lost still.
+    fn check_lost(&mut self, recovered: &Recovered) -> Result<(), Failure> {
+        for lost in std::mem::take(&mut self.lost) {
+            let recorded = self.superblock.volumes[lost.index()].as_ref();
+            let now = recorded.map(|volume| volume.attach_generation);
+            lost.check(recovered, now).map_err(Failure)?;
+        }
+        Ok(())
     }
 
     /// Where nothing rotted and no write failed, nothing is damaged.
@@ -335,6 +352,8 @@ impl World {
         self.engine = Some(engine);
         self.reservations = Reservations::default();
         self.durable = Durable::default();
+        let watched = if self.setup.watched { self.volumes.len() } else { 0 };
+        self.around = vec![Around::default(); watched];
         if let Some(index) = self.late.take() {
             self.volumes[index].attached = true;
         }
@@ -383,7 +402,7 @@ impl World {
         let bytes = superblock.encode(second);
         let mutants = self.setup.config.mutants;
         if !mutants.is(Mutant::SuperblockSecondNotRenewed)
-            && let Err(crashed) = self.open_write(attempt, pieces(second, &bytes))
+            && let Err(crashed) = self.open_copy(attempt, second, &bytes)
         {
             return Ok(Err(crashed));
         }
@@ -416,7 +435,7 @@ impl World {
         self.same_without_checkpoint(&superblock, &recovered, attempt.writer)?;
         for (copy, address) in Superblock::addresses(next.size_bytes).into_iter().enumerate() {
             let bytes = next.encode(address);
-            if let Err(crashed) = self.open_write(attempt, pieces(address, &bytes)) {
+            if let Err(crashed) = self.open_copy(attempt, address, &bytes) {
                 return Ok(Err(crashed));
             }
             if self.flushes_copy(copy)
@@ -453,7 +472,11 @@ impl World {
         let mut bare = superblock.clone();
         bare.checkpoint_sequence = 0;
         let whole = self.recover(&bare, writer);
-        checkpoint_is_derived::compare(&self.volumes, recovered, &whole).map_err(Failure)
+        checkpoint_is_derived::compare(&self.volumes, recovered, &whole).map_err(Failure)?;
+        match self.setup.watched && self.setup.cache_is_sound() {
+            true => checkpoint_is_derived::compare_epochs(recovered, &whole).map_err(Failure),
+            false => Ok(()),
+        }
     }
 
     /// Recovers, and writes again what may not be durable.
@@ -498,7 +521,7 @@ impl World {
             // The good one may be there only until the power fails.
             for at in good.into_iter().chain(bad) {
                 let bytes = newest.encode(addresses[at]);
-                if let Err(crashed) = self.open_write(attempt, pieces(addresses[at], &bytes)) {
+                if let Err(crashed) = self.open_copy(attempt, addresses[at], &bytes) {
                     return Ok(Err(crashed));
                 }
                 if let Err(crashed) = self.open_flush(attempt) {
@@ -508,7 +531,7 @@ impl World {
         }
         if let Some(left) = pair::leftover(&newest, device_bytes, &mut Reader(&self.cache)) {
             self.marks.hit("copy of another size taken away");
-            if let Err(crashed) = self.open_write(attempt, pieces(left, &[0; BLOCK_SIZE])) {
+            if let Err(crashed) = self.open_copy(attempt, left, &[0; BLOCK_SIZE]) {
                 return Ok(Err(crashed));
             }
             if let Err(crashed) = self.open_flush(attempt) {
@@ -516,6 +539,16 @@ impl World {
             }
         }
         Ok(Ok(newest))
+    }
+
+    fn open_copy(
+        &mut self,
+        attempt: &mut Attempt,
+        address: u64,
+        bytes: &[u8],
+    ) -> Result<(), Crashed> {
+        self.watch_copies(address, bytes);
+        self.open_write(attempt, pieces(address, bytes))
     }
 
     fn open_write(&mut self, attempt: &mut Attempt, pieces: Vec<Piece>) -> Result<(), Crashed> {

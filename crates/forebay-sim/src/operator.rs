@@ -133,6 +133,7 @@ impl World {
         let engine = self.engine.as_mut().expect("there is a process");
         engine.detach(at, &mut self.memory);
         self.volumes[index].attached = false;
+        self.around.get_mut(index).map(std::mem::take);
         self.drain_effects()
     }
 
@@ -343,6 +344,7 @@ impl World {
     /// its backing device was changed by others.
     pub(crate) fn forget_data(&mut self, index: usize) {
         self.marks.hit("volume's data forgotten");
+        self.around.get_mut(index).map(std::mem::take);
         self.volumes[index].closed = None;
         self.volumes[index].floor = Sequence(0);
         self.volumes[index].order_since = Sequence(0);

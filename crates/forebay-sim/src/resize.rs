@@ -94,6 +94,9 @@ impl World {
             return Ok(true);
         }
         let next = self.next_superblock(size_bytes);
+        if self.setup.watched {
+            self.durable.ends(&next).map_err(Failure)?;
+        }
         self.do_steps(&next, usize::MAX);
         let device_bytes = self.cache.blocks() * BLOCK_BYTES;
         if pair::leftover(&next, device_bytes, &mut Reader(&self.cache)).is_some() {
@@ -143,8 +146,15 @@ impl World {
         let steps = pair::steps(&self.superblock, next, self.setup.config.mutants);
         for step in steps.into_iter().take(count) {
             match step {
-                Step::Write(address) => self.cache.write(pieces(address, &next.encode(address))),
-                Step::Wipe(address) => self.cache.write(pieces(address, &[0; BLOCK_SIZE])),
+                Step::Write(address) => {
+                    let bytes = next.encode(address);
+                    self.watch_copies(address, &bytes);
+                    self.cache.write(pieces(address, &bytes));
+                }
+                Step::Wipe(address) => {
+                    self.watch_copies(address, &[0; BLOCK_SIZE]);
+                    self.cache.write(pieces(address, &[0; BLOCK_SIZE]));
+                }
                 Step::Flush => {
                     let through = self.cache.flush_begin();
                     self.cache.flush_end(through);

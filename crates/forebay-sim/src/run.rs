@@ -24,8 +24,8 @@ pub const CRASHES_MIN: u64 = 3;
 /// Laps of the log in every run, at least.
 pub const LAPS_MIN: u64 = 5;
 
-/// A run ends after so many operations, whatever it has come past.
-const OPERATIONS_MAX: u64 = 20_000;
+/// A run ends after so many operations, whatever it has come past. (One in some ten thousand seeds needs more than 20,000.)
+const OPERATIONS_MAX: u64 = 60_000;
 
 /// One that goes on for longer than planned is restarted after so many.
 const RESTART_EVERY: u64 = 500;
@@ -87,10 +87,16 @@ pub fn run_with(
     world.open(None)?;
     let operations = guest(&mut world)?;
     drain(&mut world)?;
+    lone_copy(&mut world)?;
     world.count();
     let segments = world.setup.superblock.segment_count;
     let volumes = world.volumes.len();
     Ok(Report { marks: world.marks, trace: world.trace, segments, volumes, operations })
+}
+
+/// Whether the superblock was always written with one copy of it durable.
+fn lone_copy(world: &mut World) -> Outcome {
+    world.lone_copy.take().map_or(Ok(()), |text| Err(Failure(text)))
 }
 
 /// Does what the guest does; says how many operations that were.
@@ -99,6 +105,7 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
     let mut done = 0;
     let mut restart_at = world.setup.operations;
     loop {
+        lone_copy(world)?;
         if done >= world.setup.operations && (done >= OPERATIONS_MAX || is_worth(world)) {
             settle(world)?;
             // What waited until now counts, too.
@@ -624,6 +631,7 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
     let is_clean = superblock.clean;
     for address in Superblock::addresses(superblock.size_bytes) {
         let bytes = superblock.encode(address);
+        world.watch_copies(address, &bytes);
         world.cache.write(crate::opening::pieces(address, &bytes));
         let through = world.cache.flush_begin();
         world.cache.flush_end(through);

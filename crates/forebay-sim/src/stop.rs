@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The machine stops: what becomes of what was under way.
 
+use crate::checkers::lost_stays_lost::Lost;
 use crate::device::Piece;
 use crate::fate::Fate;
 use crate::flight::Flight;
 use crate::model::Stop;
 use crate::random::{Random, mix};
+use crate::volume::Volume;
 use crate::world::World;
 use forebay_core::effect::Effect;
 use forebay_core::policy::bypass::Reason;
 use forebay_core::stats::Refusal;
-use forebay_core::units::{BLOCK_BYTES, Sequence, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, Lba, Sequence, VolumeIndex};
 
 impl World {
     /// The machine stops here and now; what is in flight may have happened.
@@ -21,7 +23,8 @@ impl World {
     /// The same, and who decides what is left.
     pub fn stop_by(&mut self, stop: Stop, fate: &mut Fate) {
         self.tell(|| format!("stop {stop:?}"));
-        self.take_placed();
+        // Nothing that is wrong with it now goes on.
+        let _ = self.take_placed();
         self.count();
         // Who writes the superblock for the engine does not write it for anybody else meanwhile.
         let names = |flight: &Flight| matches!(flight.effect, Effect::WriteSuperblock { .. });
@@ -75,14 +78,16 @@ impl World {
         }
         if !is_naming {
             let mut random = Random::new(mix(self.order ^ self.trace ^ 0x6121));
-            self.stop_growing(&mut random);
-            self.stop_resizing(&mut random);
+            if !self.stop_growing(&mut random) {
+                self.stop_resizing(&mut random);
+            }
         }
         (self.marked, self.healing, self.ahead) = (None, None, None);
         self.events.clear();
         // The next process is heard.
         self.is_ending = false;
         self.keep_unanswered();
+        self.note_lost();
         self.engine = None;
         (self.cache_failed, self.cache_fails_next) = (false, false);
         self.cache_gone = false;
@@ -128,6 +133,18 @@ impl World {
                 }
             }
         }
+    }
+
+    /// What is lost now stays so.
+    fn note_lost(&mut self) {
+        let heeds = self.setup.watched && !self.cache_failed;
+        let Some(engine) = self.engine.as_ref().filter(|_| heeds) else { return };
+        let of = |(index, volume): (usize, &Volume)| {
+            let attach_generation = self.superblock.volumes[index].as_ref()?.attach_generation;
+            let among = (0..volume.cells()).map(|cell| Lba(volume.lba(cell)));
+            Some(Lost::of(engine, (VolumeIndex(index as u8), attach_generation), among))
+        };
+        self.lost = self.volumes.iter().enumerate().filter_map(of).collect();
     }
 
     /// What the engine counted becomes marks.
@@ -176,6 +193,7 @@ impl World {
                 ("read too late for a target", late),
                 ("write delayed", stats.delayed_writes),
                 ("miss shared", stats.shared_blocks),
+                ("read across a hole", stats.across_blocks),
                 ("read ahead", stats.ahead_blocks),
                 ("read ahead: used", stats.ahead_used_blocks),
                 ("read ahead: void", stats.ahead_void_blocks),

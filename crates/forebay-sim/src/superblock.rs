@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The superblock on the cache device: two copies, each flushed before the other is written.
 
+use crate::checkers::one_copy_is_durable;
 use crate::world::World;
 use forebay_core::effect::SuperblockChange;
 use forebay_core::format::superblock::Superblock;
@@ -29,6 +30,13 @@ impl World {
         }
     }
 
+    /// A copy is about to be written: another one is durable, unless something rotted there.
+    pub(crate) fn watch_copies(&mut self, address: u64, bytes: &[u8]) {
+        if self.setup.rot == 0 && self.lone_copy.is_none() {
+            self.lone_copy = one_copy_is_durable::check(&self.cache, address, bytes).err();
+        }
+    }
+
     /// Whether a copy is flushed after it was written: always, but for a deliberate fault.
     pub(crate) fn flushes_copy(&self, copy: usize) -> bool {
         let skipped = [Mutant::SuperblockFirstUnflushed, Mutant::SuperblockSecondUnflushed][copy];
@@ -41,6 +49,7 @@ impl World {
         for (copy, address) in copies.into_iter().enumerate() {
             if steps > 2 * copy as u64 {
                 let bytes = self.superblock.encode(address);
+                self.watch_copies(address, &bytes);
                 let pieces = crate::opening::pieces(address, &bytes);
                 if steps > 2 * copy as u64 + 1 && self.flushes_copy(copy) {
                     self.cache.flush_end(through);

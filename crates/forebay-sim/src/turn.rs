@@ -129,7 +129,7 @@ impl World {
 
     /// Takes what the engine wants done.
     pub fn drain_effects(&mut self) -> Outcome {
-        self.take_placed();
+        self.take_placed()?;
         if self.memory.dead {
             return Ok(());
         }
@@ -138,6 +138,8 @@ impl World {
             self.note_ends();
         }
         self.check_watermarks()?;
+        self.check_around()?;
+        self.check_failures()?;
         self.check_lost_cache()?;
         let engine = self.engine.as_ref().expect("there is a process");
         self.memory.lives.check(|volume| engine.durable_watermark(volume)).map_err(Failure)?;
@@ -167,6 +169,7 @@ impl World {
                 self.durable.record((segment, block), &header, lives).map_err(Failure)?;
             }
             self.durable.issued(&effect).map_err(Failure)?;
+            self.watch_around(&effect)?;
             self.issue(effect);
         }
         Ok(())

@@ -7,6 +7,8 @@
 
 use crate::again::Unanswered;
 use crate::block::NumberMap;
+use crate::checkers::around_keeps_order::Around;
+use crate::checkers::lost_stays_lost::Lost;
 use crate::checkers::memory_is_bounded::Bound;
 use crate::checkers::reservations_are_kept::Reservations;
 use crate::checkers::rests_on_what_is_durable::Durable;
@@ -89,6 +91,12 @@ pub struct World {
     pub cache_fails_next: bool,
     /// What a device did last.
     pub done: Option<Done>,
+    /// What was lost of each volume when the machine stopped last.
+    pub(crate) lost: Vec<Lost>,
+    /// What goes around the log of each volume; empty: nobody watches.
+    pub(crate) around: Vec<Around>,
+    /// A copy of the superblock was written while the other was not durable.
+    pub(crate) lone_copy: Option<String>,
     /// How much memory the process may take.
     pub bound: Bound,
     pub(crate) reservations: Reservations,
@@ -174,6 +182,9 @@ impl World {
             ended: Vec::new(),
             cache_fails_next: false,
             done: None,
+            lost: Vec::new(),
+            around: Vec::new(),
+            lone_copy: None,
             bound,
             reservations: Reservations::default(),
             durable: Durable::default(),
@@ -227,6 +238,9 @@ impl World {
             ended: self.ended.clone(),
             cache_fails_next: self.cache_fails_next,
             done: self.done,
+            lost: self.lost.clone(),
+            around: Vec::new(),
+            lone_copy: None,
             bound: self.bound.clone(),
             reservations: Reservations::default(),
             durable: Durable::default(),

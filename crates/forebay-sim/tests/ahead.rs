@@ -7,9 +7,9 @@ use forebay_core::format::superblock::Order;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
 use forebay_core::stats::Stats;
-use forebay_core::units::{Lba, VolumeIndex};
+use forebay_core::units::VolumeIndex;
 use forebay_sim::world::World;
-use support::{ask, clean, read, settle, world_with};
+use support::{ask, push_out, read, settle, stats, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const WRITE: Op = Op::Write { fua: false };
@@ -22,10 +22,6 @@ fn cold(mutants: Mutants) -> World {
         setup.config.fill_run_max = 0;
         setup.volumes[0].order = Order::Relaxed;
     })
-}
-
-fn stats(world: &World) -> Stats {
-    world.engine.as_ref().and_then(|engine| engine.status(VOLUME)).expect("it is there").stats
 }
 
 /// Blocks 0 to 2 are read, one by one: 3 and 4 are being read ahead.
@@ -74,18 +70,7 @@ fn written_and_gone(mutants: Mutants) -> Result<(), String> {
     ask(&mut world, 0, WRITE, 3, 1);
     settle(&mut world);
     come_to_rest(&mut world);
-    let is_in_log = |world: &World| {
-        world.engine.as_ref().is_some_and(|engine| engine.is_in_log(VOLUME, Lba(3)))
-    };
-    for block in 100..600 {
-        if !is_in_log(&world) {
-            break;
-        }
-        ask(&mut world, 0, WRITE, block, 1);
-        settle(&mut world);
-        clean(&mut world, VOLUME);
-    }
-    assert!(!is_in_log(&world), "its segment was needed");
+    push_out(&mut world, 3);
     read(&mut world, 3)
 }
 

@@ -14,7 +14,7 @@ use forebay_sim::block::{Block, origin};
 use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
-use support::{ask, clean, place, power_cut, read, settle, world_with};
+use support::{ask, clean, place, power_cut, read, settle, stats, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = 7;
@@ -45,11 +45,6 @@ fn go_around(world: &mut World) {
     world.engine.as_mut().expect("there is a process").set_cutoff(VOLUME, 1);
 }
 
-fn bypassed(world: &World) -> u64 {
-    let engine = world.engine.as_ref().expect("there is a process");
-    engine.status(VOLUME).expect("it is there").stats.bypassed_writes
-}
-
 /// A block is read, then again when its copy in the cache is gone: it must be the same.
 fn stays(world: &mut World, block: u64) -> Result<(), String> {
     read(world, block)?;
@@ -78,7 +73,7 @@ fn a_second_write_around_the_log_rests_on_the_first_ones_entry() {
         ask(&mut world, 0, Op::Write { fua: false }, BLOCK, 1);
         settle(&mut world);
     }
-    assert_eq!(bypassed(&world), 2);
+    assert_eq!(stats(&world).bypassed_writes, 2);
     power_cut(&mut world);
     ask(&mut world, 0, Op::Read, BLOCK, 1);
     settle(&mut world);
@@ -115,7 +110,7 @@ fn grown_and_not(mutants: Mutants) -> Result<(), String> {
     world.drain_effects().expect("it goes on");
     assert!(world.ask(0, write, 64 * BLOCK_BYTES, PART).expect("it is taken"));
     settle(&mut world);
-    assert_eq!(bypassed(&world), 1);
+    assert_eq!(stats(&world).bypassed_writes, 1);
     // Whatever the cut leaves: all there is to choose.
     let mut choices = Choices::default();
     loop {

@@ -65,6 +65,29 @@ fn a_block_that_is_named_lost_while_it_is_read_is_not_read_from_the_backing_devi
     }
 }
 
+/// Only the cache knows which blocks are lost: its volume is not detached before they are written again, though all of it is clean. Who
+/// asks for that looked before its last batch was done.
+#[test]
+fn a_volume_of_which_blocks_are_lost_is_not_detached() {
+    let mut world = written_back_for(MOMENTS);
+    let may_detach = |world: &World| world.engine.as_ref().expect("it lives").may_detach(VOLUME);
+    let serve = |world: &mut World, is_served| {
+        world.engine.as_mut().expect("it lives").serve(VOLUME, is_served);
+    };
+    assert!(is_clean(&world));
+    is_lost(&mut world, BLOCK);
+    serve(&mut world, false);
+    assert!(!may_detach(&world));
+    serve(&mut world, true);
+    write(&mut world, BLOCK, 1);
+    while !is_clean(&world) {
+        assert!(world.step().expect("it goes on"));
+    }
+    settle(&mut world);
+    serve(&mut world, false);
+    assert!(may_detach(&world));
+}
+
 /// The same, and the block is written again while it is read: no batch names what nobody needs any more, and the
 /// watermark passes the bad version all the same.
 #[test]

@@ -3,7 +3,8 @@
 //! whatever is left of what was not flushed.
 
 use forebay_core::format::pair::{Pair, ReadCopy, Step, leftover, steps};
-use forebay_core::format::superblock::Superblock;
+use forebay_core::format::size_again;
+use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_sim::random::Random;
 use forebay_sim::setup::{Setup, format};
@@ -141,4 +142,29 @@ fn each_step_is_needed() {
     assert_eq!(found(Mutant::ResizeFirstCopyFirst), [true, false], "the old end is looked at");
     assert_eq!(found(Mutant::ResizeSecondCopyUnflushed), [true, false]);
     assert_eq!(found(Mutant::ResizeCopyLeft), [false, true]);
+}
+
+/// A cache has grown, and the copy of its old size is left where that ended. The first block of the first copy cannot be read, and one bit of
+/// the size in the last block has rotted: it is the old size now. Says which superblock is found, the old one or the new one.
+fn found_by_a_rotten_size(mutants: Mutants) -> Option<u64> {
+    let (from, to) = sizes(false);
+    let mut disk =
+        Disk { durable: vec![0; to.size_bytes as usize], written: Vec::new(), unreadable: Some(0) };
+    for address in Superblock::addresses(from.size_bytes) {
+        disk.step(Step::Write(address), &from);
+    }
+    steps(&from, &to, Mutants::default()).into_iter().for_each(|step| disk.step(step, &to));
+    let again = &mut disk.durable[SUPERBLOCK_SIZE - size_again::SIZE..][..8];
+    assert_eq!(again, to.size_bytes.to_le_bytes());
+    assert_eq!((from.size_bytes ^ to.size_bytes).count_ones(), 1);
+    again.copy_from_slice(&from.size_bytes.to_le_bytes());
+    let pair = Pair::read(to.size_bytes, &mut disk, mutants);
+    pair.newest().map(|newest| newest.sequence - from.sequence)
+}
+
+#[test]
+fn a_size_that_has_rotted_leads_to_no_copy_of_another_size() {
+    assert_eq!(found_by_a_rotten_size(Mutants::default()), Some(1));
+    let loose = found_by_a_rotten_size(Mutants::with(Mutant::SkipSizeChecksum));
+    assert_eq!(loose, Some(0), "else this shows nothing");
 }

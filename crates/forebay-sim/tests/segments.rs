@@ -37,7 +37,7 @@ fn runs_pass(segment_bytes: u32, seeds: std::ops::Range<u64>) {
 /// The usual ones: a segment is one full record.
 #[test]
 fn segments_of_512_kib_that_one_full_record_fills() {
-    runs_pass(512 << 10, 0..8);
+    runs_pass(512 << 10, 0..24);
 }
 
 /// Full records follow each other in one segment.

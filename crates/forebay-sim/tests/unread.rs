@@ -6,9 +6,11 @@ mod support;
 
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
-use forebay_core::units::{Lba, VolumeIndex};
+use forebay_core::units::VolumeIndex;
 use forebay_sim::world::World;
-use support::{ask, checkpoint, clean, place, power_cut, read, settle, world_with};
+use support::{
+    ask, checkpoint, clean, is_in_log, place, power_cut, read, settle, stats, world_with,
+};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = 7;
@@ -36,12 +38,7 @@ fn write_around(world: &mut World) {
     world.engine.as_mut().expect("there is a process").set_cutoff(VOLUME, 1);
     ask(world, 0, Op::Write { fua: true }, BLOCK, 1);
     settle(world);
-    let status = world.engine.as_ref().and_then(|engine| engine.status(VOLUME));
-    assert_eq!(status.expect("it is there").stats.bypassed_writes, 1);
-}
-
-fn is_in_log(world: &World) -> bool {
-    world.engine.as_ref().is_some_and(|engine| engine.is_in_log(VOLUME, Lba(BLOCK)))
+    assert_eq!(stats(world).bypassed_writes, 1);
 }
 
 /// The header of the block's record cannot be read at an opening. What it held is known by the next one, so the map knows nothing
@@ -52,7 +49,7 @@ fn header_comes_back(mutants: Mutants) -> Result<(), String> {
     world.volumes[0].model.copy_damaged(BLOCK as usize);
     world.cache.make_unreadable(header);
     power_cut(&mut world);
-    assert!(!is_in_log(&world));
+    assert!(!is_in_log(&world, BLOCK));
     write_around(&mut world);
     assert!(world.cache.read_again());
     power_cut(&mut world);
@@ -76,11 +73,11 @@ fn copy_comes_back(mutants: Mutants) -> Result<(), String> {
     world.volumes[0].model.copy_damaged(BLOCK as usize);
     world.cache.make_unreadable(copy);
     read(&mut world, BLOCK)?;
-    assert!(!is_in_log(&world));
+    assert!(!is_in_log(&world, BLOCK));
     checkpoint(&mut world);
     power_cut(&mut world);
     assert_eq!(world.marks.count("opened from a checkpoint"), 1);
-    assert!(!is_in_log(&world));
+    assert!(!is_in_log(&world, BLOCK));
     write_around(&mut world);
     world.superblock.checkpoint_sequence = 0;
     world.write_superblock();

@@ -4,6 +4,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+pub mod counting;
+pub mod refused;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,63 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! No memory is allocated on the I/O path: after the first laps of the log the loop answers
-//! writes, reads, flushes, zeros and discards, reclaims and writes back with what it has.
+//! writes, reads, flushes, zeros and discards, reclaims and writes back with what it has, on memory and on files, by threads and by
+//! io_uring. What front ends do besides is counted in `forebay-serve/tests/allocation.rs`.
 
-#![allow(unsafe_code, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod support;
 
-use forebay::io::{MemoryDevice, ReactorKind};
+use forebay::io::{Device, FileDevice, FileOptions, MemoryDevice, Reactor, ReactorKind};
+use forebay::shard::{CACHE_SOURCE, backing_source};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+use forebay_testing::counting::{self, Counting};
 use std::time::{Duration, Instant};
-use support::{BLOCK, PATIENCE, Random, Rig};
+use support::{BLOCK, Dir, PATIENCE, Random, Rig};
 
 const CACHE_BYTES: u64 = 64 << 20;
 const BACKING_BYTES: u64 = 256 << 20;
 const DEPTH: usize = 64;
 const BLOCKS_MAX: u64 = 64;
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-    static TRAP: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Counts what the thread of the loop allocates.
-struct Counting;
-
-fn count() {
-    COUNT.with(|count| count.set(count.get() + 1));
-    if TRAP.with(|trap| trap.replace(false)) {
-        // The first one is shown with where it comes from.
-        let before = COUNT.with(Cell::get);
-        eprintln!("allocated at:\n{}", std::backtrace::Backtrace::force_capture());
-        COUNT.with(|count| count.set(before));
-    }
-}
-
-// SAFETY: everything is handed to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: as the caller promised.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promised.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        // SAFETY: as the caller promised.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -126,39 +89,81 @@ impl Guest {
     }
 }
 
-fn laps(mode: Mode) {
-    let memory = |bytes| Box::new(MemoryDevice::new(bytes, 512).unwrap());
+/// A file of so many bytes, or memory where there is no directory.
+fn device(dir: Option<&Dir>, name: &str, bytes: u64, source: u16) -> Box<dyn Device> {
+    let Some(dir) = dir else { return Box::new(MemoryDevice::new(bytes, 512).unwrap()) };
+    let options = FileOptions { source, ..FileOptions::default() };
+    Box::new(FileDevice::open(&dir.file(name, bytes), &options).unwrap())
+}
+
+/// So many laps of the log, and then as many in which it is counted.
+fn laps(mode: Mode, kind: ReactorKind, dir: Option<&Dir>, count: u64) {
     let config = Config { close_after: 5_000_000, dirty_age: 20_000_000, ..Config::default() };
-    let options = support::shared_options(ReactorKind::Threads, config);
+    let options = support::shared_options(kind, config);
     let bytes = DEPTH * ((BLOCKS_MAX + 1) * BLOCK) as usize;
-    let mut rig = Rig::new(memory(CACHE_BYTES), &options, bytes);
-    let volume = rig.add("v", mode, memory(BACKING_BYTES));
+    let mut rig = Rig::new(device(dir, "cache", CACHE_BYTES, CACHE_SOURCE), &options, bytes);
+    let source = backing_source(rig.shard.free_index().unwrap());
+    let volume = rig.add("v", mode, device(dir, "backing", BACKING_BYTES, source));
+    assert_eq!(rig.shard.reactor.kind(), kind);
     let mut guest = Guest { random: Random(1), free: (0..DEPTH).collect(), written: 0 };
-    guest.work(&mut rig, volume, 4 * CACHE_BYTES);
-    TRAP.with(|trap| trap.set(true));
-    let before = COUNT.with(Cell::get);
-    guest.work(&mut rig, volume, 4 * CACHE_BYTES);
-    let allocated = COUNT.with(Cell::get) - before;
-    TRAP.with(|trap| trap.set(false));
-    let status = rig.shard.engine().status(volume).unwrap();
-    println!("{mode:?}: {allocated} allocations in 4 laps, {} batches", status.stats.batches);
-    assert!(mode != Mode::WriteBack || status.stats.batches > 3, "no write-back was under way");
+    guest.work(&mut rig, volume, count * CACHE_BYTES);
+    let batches = |rig: &Rig| rig.shard.engine().status(volume).unwrap().stats.batches;
+    let batches_before = batches(&rig);
+    let before = counting::begin();
+    guest.work(&mut rig, volume, count * CACHE_BYTES);
+    let allocated = counting::end(before);
+    let batches = batches(&rig) - batches_before;
+    println!("{mode:?}: {allocated} allocations in {count} laps, {batches} batches");
+    assert!(batches > 0, "no write-back was under way");
     rig.wait("all is answered", |shard| shard.engine().request_count() == 0);
     rig.close();
     assert_eq!(allocated, 0, "{mode:?}");
 }
 
+fn laps_in_memory(mode: Mode) {
+    laps(mode, ReactorKind::Threads, None, 4);
+}
+
+/// What a disk does in an order of its own, and what the kernel is asked in another way.
+fn laps_on_files(mode: Mode, kind: ReactorKind, count: u64) {
+    if let Err(error) = Reactor::new(kind, 16) {
+        return forebay_testing::skip(&format!("allocation: {kind:?}: {error}"));
+    }
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "allocation");
+    laps(mode, kind, Some(&dir), count);
+}
+
 #[test]
 fn write_back_allocates_nothing() {
-    laps(Mode::WriteBack);
+    laps_in_memory(Mode::WriteBack);
 }
 
 #[test]
 fn write_through_allocates_nothing() {
-    laps(Mode::WriteThrough);
+    laps_in_memory(Mode::WriteThrough);
 }
 
 #[test]
 fn write_around_allocates_nothing() {
-    laps(Mode::WriteAround);
+    laps_in_memory(Mode::WriteAround);
+}
+
+#[test]
+fn write_back_to_files_allocates_nothing() {
+    laps_on_files(Mode::WriteBack, ReactorKind::Uring, 2);
+}
+
+#[test]
+fn write_through_to_files_allocates_nothing() {
+    laps_on_files(Mode::WriteThrough, ReactorKind::Uring, 1);
+}
+
+#[test]
+fn write_around_to_files_allocates_nothing() {
+    laps_on_files(Mode::WriteAround, ReactorKind::Uring, 1);
+}
+
+#[test]
+fn write_back_to_files_by_threads_allocates_nothing() {
+    laps_on_files(Mode::WriteBack, ReactorKind::Threads, 2);
 }

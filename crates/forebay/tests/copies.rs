@@ -33,7 +33,7 @@ fn a_copy_is_refused_while_the_cache_is_served() {
     let options = support::shared_options(ReactorKind::Threads, config);
     let mut rig = Rig::new(open(&cache), &options, 1 << 20);
     if !rig.shard.is_shared() {
-        println!("skipped: no memory outlives a process here");
+        forebay_testing::skip("copies: no memory outlives a process here");
         return;
     }
     let backing = || Box::new(MemoryDevice::new(64 << 20, 512).unwrap());

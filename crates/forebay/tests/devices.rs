@@ -111,7 +111,7 @@ fn each(test: impl Fn(&mut Reactor)) {
     for kind in [ReactorKind::Threads, ReactorKind::Uring] {
         match Reactor::new(kind, 16) {
             Ok(mut reactor) => test(&mut reactor),
-            Err(error) => println!("skipped on {kind:?}: {error}"),
+            Err(error) => forebay_testing::skip(&format!("devices: {kind:?}: {error}")),
         }
     }
 }

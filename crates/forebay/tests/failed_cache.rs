@@ -64,7 +64,7 @@ fn a_cache_that_failed_and_lost_what_was_not_flushed_keeps_what_was() {
     let device = Box::new(FaultDevice::new(open(&cache), faults.clone()));
     let mut rig = Rig::new(device, &options, 1 << 20);
     if !rig.shard.is_shared() {
-        println!("skipped: no memory outlives a process here");
+        forebay_testing::skip("failed_cache: no memory outlives a process here");
         return;
     }
     let backing = || Box::new(MemoryDevice::new(64 << 20, 512).unwrap());
@@ -301,7 +301,7 @@ impl Place {
         pages.lock().unwrap().durable = vec![0; 64 << 20];
         let mut rig = Rig::new(Paged::open(&cache, &pages), &options, 1 << 20);
         if !rig.shard.is_shared() {
-            println!("skipped: no memory outlives a process here");
+            forebay_testing::skip("failed_cache: no memory outlives a process here");
             return None;
         }
         let backing = || -> Box<dyn Device> { Box::new(MemoryDevice::new(64 << 20, 512).unwrap()) };

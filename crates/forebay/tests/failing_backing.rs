@@ -2,7 +2,8 @@
 //! Two volumes behind one cache, and the backing device of one fails for good under load: the
 //! other goes on, nothing of the failing one is lost, and when it is well again it drains. One that
 //! refuses single blocks takes the others: those are kept, tried again, and hold back nothing. And a
-//! flush that fails after writes around the log: no later one is answered as if it had not.
+//! flush that fails after writes around the log: no later one is answered as if it had not. And one
+//! that takes all and can be read no more.
 
 #![allow(clippy::unwrap_used)]
 
@@ -90,9 +91,8 @@ fn one_backing_fails_for_good_and_the_other_goes_on() {
     }
 }
 
-/// `None`: it does nothing any more.
-fn fail_and_recover(kind: Option<OperationKind>) {
-    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failing");
+/// Two volumes with data, the backing device of the second one at the mercy of `faults`.
+fn two_guests(dir: &Dir, faults: &Faults) -> (Rig, Guest, Guest) {
     let device = |name, bytes, source| {
         let options = FileOptions { source, ..FileOptions::default() };
         Box::new(FileDevice::open(&dir.file(name, bytes), &options).unwrap())
@@ -107,16 +107,11 @@ fn fail_and_recover(kind: Option<OperationKind>) {
     let options = support::shared_options(ReactorKind::Auto, config);
     let mut rig = Rig::new(device("cache", CACHE_BYTES, CACHE_SOURCE), &options, 1 << 20);
     let (good, bad) = (VolumeIndex(0), VolumeIndex(1));
-    assert_eq!(
-        rig.add("good", Mode::WriteBack, device("good", BACKING_BYTES, backing_source(good))),
-        good
-    );
-    let faults = Faults::new();
+    let backing = device("good", BACKING_BYTES, backing_source(good));
+    assert_eq!(rig.add("good", Mode::WriteBack, backing), good);
     let below = device("bad", BACKING_BYTES, backing_source(bad));
-    assert_eq!(
-        rig.add("bad", Mode::WriteBack, Box::new(FaultDevice::new(below, faults.clone()))),
-        bad
-    );
+    let backing = Box::new(FaultDevice::new(below, faults.clone()));
+    assert_eq!(rig.add("bad", Mode::WriteBack, backing), bad);
     let guest = |volume: VolumeIndex| {
         let random = Random(u64::from(volume.0));
         Guest { volume, holds: HashMap::new(), tag: 0, random }
@@ -126,6 +121,15 @@ fn fail_and_recover(kind: Option<OperationKind>) {
         one.write(&mut rig);
         two.write(&mut rig);
     }
+    (rig, one, two)
+}
+
+/// `None`: it does nothing any more.
+fn fail_and_recover(kind: Option<OperationKind>) {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failing");
+    let faults = Faults::new();
+    let (mut rig, mut one, mut two) = two_guests(&dir, &faults);
+    let (good, bad) = (one.volume, two.volume);
     // For good, from here on. Where reads go on they do as on many a dying disk.
     faults.add(FaultRule::new(kind, FaultWhen::From(0)));
     let batches = rig.shard.engine().status(good).unwrap().stats.batches;
@@ -164,6 +168,72 @@ fn fail_and_recover(kind: Option<OperationKind>) {
     assert!(!rig.shard.engine().status(bad).unwrap().backing_failing);
     two.check_reads(&mut rig, false);
     rig.close();
+    two.check_file(&dir.0.join("bad"));
+}
+
+/// A disk that takes everything and gives nothing: who asks for what only it has is told so, and nothing else stands still.
+#[test]
+fn reads_alone_fail_and_writes_and_write_back_go_on() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "unreadable");
+    let faults = Faults::new();
+    let (mut rig, mut one, mut two) = two_guests(&dir, &faults);
+    let (good, bad) = (one.volume, two.volume);
+    // Its neighbour on the right is on the disk alone.
+    let next = |two: &Guest| {
+        let last = (0..BACKING_BYTES / BLOCK - 1)
+            .find(|block| two.holds.contains_key(block) && !two.holds.contains_key(&(block + 1)));
+        last.unwrap() + 1
+    };
+    faults.add(FaultRule::new(Some(OperationKind::Read), FaultWhen::From(0)));
+    for round in 0..3 {
+        let (first, failed) = (next(&two), faults.failed());
+        let span = rig.memory.span(0, 2 * BLOCK as usize);
+        let block = Some(span.part(0, BLOCK as usize));
+        // Alone; behind a block that the cache has; and an edge that would have to be read for a part of a block.
+        assert_eq!(rig.request(bad, Op::Read, first * BLOCK, BLOCK, block), Err(RequestError::Io));
+        let both = rig.request(bad, Op::Read, (first - 1) * BLOCK, 2 * BLOCK, Some(span));
+        assert_eq!(both, Err(RequestError::Io));
+        let write = Op::Write { fua: round == 0 };
+        let part = Some(span.part(0, 512));
+        assert_eq!(rig.request(bad, write, first * BLOCK, 512, part), Err(RequestError::Io));
+        assert!(faults.failed() >= failed + 3, "nobody asked the disk");
+        rig.request(good, Op::Read, first * BLOCK, BLOCK, block).unwrap();
+        for _ in 0..100 {
+            one.write(&mut rig);
+            two.write(&mut rig);
+        }
+        one.check_reads(&mut rig, false);
+        two.check_reads(&mut rig, true);
+        rig.request(bad, Op::Flush, 0, 0, None).unwrap();
+    }
+    for guest in [&one, &two] {
+        rig.shard.drain(guest.volume);
+        rig.wait("it is clean", |shard| shard.engine().is_clean(guest.volume));
+    }
+    two.check_file(&dir.0.join("bad"));
+    let state = rig.shard.engine().status(bad).unwrap();
+    assert!(state.stats.backing_faults >= 6 && !state.backing_failing, "{state:?}");
+    assert_eq!((state.stats.lost_blocks, state.parked_blocks), (0, 0));
+    let state = rig.shard.engine().status(good).unwrap();
+    assert_eq!(state.stats.backing_faults, 0, "{state:?}");
+
+    faults.clear();
+    let first = next(&two);
+    let span = rig.memory.span(0, BLOCK as usize);
+    rig.request(bad, Op::Read, first * BLOCK, BLOCK, Some(span)).unwrap();
+    let mut found = vec![1; BLOCK as usize];
+    span.copy_out(&mut found);
+    assert!(found.iter().all(|byte| *byte == 0), "a write that failed has left something");
+    let part = span.part(0, 512);
+    part.copy_in(&[9; 512]);
+    rig.request(bad, Op::Write { fua: false }, first * BLOCK, 512, Some(part)).unwrap();
+    rig.request(bad, Op::Read, first * BLOCK, BLOCK, Some(span)).unwrap();
+    span.copy_out(&mut found);
+    assert!(found[..512] == [9; 512] && found[512..].iter().all(|byte| *byte == 0));
+    one.check_reads(&mut rig, false);
+    two.check_reads(&mut rig, false);
+    rig.close();
+    one.check_file(&dir.0.join("good"));
     two.check_file(&dir.0.join("bad"));
 }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The devices are really flushed, and at the right time.
 //!
-//! - An answered FLUSH, and an answered write with FUA: the records that hold what they cover are
-//!   written; then the cache device is flushed; then the answer.
+//! - An answered FLUSH, and an answered write or write-zeroes with FUA: the records that hold what they cover are
+//!   written; then the cache device is flushed; then the answer. With write-through and write-around, where the answer says
+//!   that the backing device has it: what they cover is written there; then that is flushed; then the answer.
+//! - A discard with FUA is a discard, and a FLUSH when that is answered: so it is asked for here, as front ends do.
 //! - A record whose watermark passes an entry: what the entry says is on the backing device; then
 //!   that is flushed; then the record is written.
 //! - A copy of the superblock: the other one is written; then the cache device is flushed; then this one is written.
@@ -22,7 +24,7 @@ use forebay::shard::{CACHE_SOURCE, ShardOptions, backing_source};
 use forebay_core::engine::Config;
 use forebay_core::format::entry::{Entry, Kind};
 use forebay_core::format::record::{self, Header};
-use forebay_core::format::superblock::{Mode, SUPERBLOCK_SIZE, Superblock};
+use forebay_core::format::superblock::{Mode, Order, SUPERBLOCK_SIZE, Superblock};
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
 use std::collections::{HashMap, HashSet};
@@ -119,10 +121,22 @@ impl Layer for Tap {
     }
 }
 
-/// An answer that promises durability: its place, and the tags that it covers.
+/// An answer that promises durability: its place, and what it covers.
 struct Promise {
     place: usize,
-    covered: Vec<u64>,
+    covered: Vec<Covered>,
+}
+
+/// What a request changed.
+#[derive(Clone, Copy, Debug)]
+enum Covered {
+    Tag(u64),
+    /// Zeros, or nothing any more, that were asked for at this place.
+    Gone {
+        asked: usize,
+        first: u64,
+        count: u64,
+    },
 }
 
 /// What happened, in a form that can be asked.
@@ -160,27 +174,42 @@ impl History {
     }
 }
 
+/// What a guest asks for, and in which order it is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GuestKind {
+    /// Zeros and discards, too, by batches: they are in the log, and nothing goes around it meanwhile.
+    Batches,
+    /// The same where writes go around what is in the log.
+    Relaxed,
+    /// Nothing is in the log, so that all that may goes around it.
+    WritesAlone,
+}
+
 /// A guest with many requests under way, never two on the same blocks.
 struct Guest {
     random: Random,
     tag: u64,
     under_way: Vec<Option<Request>>,
     busy: HashSet<u64>,
-    acknowledged: Vec<u64>,
+    acknowledged: Vec<Covered>,
+    /// Whether it asks for zeros and discards, too.
+    empties: bool,
     promises: Vec<Promise>,
 }
 
 #[derive(Clone)]
 struct Request {
     blocks: std::ops::Range<u64>,
-    /// Of its own blocks; none for zeros.
-    tags: Vec<u64>,
+    /// Of its own blocks, or that they are gone.
+    changes: Vec<Covered>,
     /// What its answer promises.
-    covered: Option<Vec<u64>>,
+    covered: Option<Vec<Covered>>,
+    /// A flush of this comes next.
+    then_flush: bool,
 }
 
 impl Guest {
-    fn submit(&mut self, slot: usize, rig: &mut Rig, volume: VolumeIndex) {
+    fn submit(&mut self, slot: usize, rig: &mut Rig, volume: VolumeIndex, recorder: &Recorder) {
         let count = 1 + self.random.below(BLOCKS_MAX);
         let first = self.random.below(BACKING_BYTES / BLOCK - count);
         let blocks = first..first + count;
@@ -188,24 +217,38 @@ impl Guest {
             return;
         }
         let (offset, length) = (first * BLOCK, count * BLOCK);
-        let mut request = Request { blocks, tags: Vec::new(), covered: None };
-        let (op, span) = match self.random.below(100) {
+        let mut request = Request { blocks, changes: Vec::new(), covered: None, then_flush: false };
+        let gone = Covered::Gone { asked: recorder.mark(0), first, count };
+        let kind = match self.random.below(100) {
+            kind @ 6..17 if !self.empties => kind + 17,
+            kind => kind,
+        };
+        let (op, span) = match kind {
             0..6 => {
                 request.covered = Some(self.acknowledged.clone());
                 request.blocks = 0..0;
                 (Op::Flush, None)
             }
-            6..12 => (Op::WriteZeroes { fua: false }, None),
-            12..16 => (Op::Discard, None),
+            kind @ 6..13 => {
+                let fua = kind < 9;
+                request.changes.push(gone);
+                request.covered = fua.then(|| vec![gone]);
+                (Op::WriteZeroes { fua }, None)
+            }
+            kind @ 13..17 => {
+                request.changes.push(gone);
+                request.then_flush = kind < 15;
+                (Op::Discard, None)
+            }
             kind => {
                 let whole = rig.span(slot, (BLOCKS_MAX * BLOCK) as usize);
                 for block in 0..count {
                     self.tag += 1;
-                    request.tags.push(self.tag);
+                    request.changes.push(Covered::Tag(self.tag));
                     whole.skip((block * BLOCK) as usize).copy_in(&self.tag.to_le_bytes());
                 }
-                let fua = kind < 22;
-                request.covered = fua.then(|| request.tags.clone());
+                let fua = kind < 23;
+                request.covered = fua.then(|| request.changes.clone());
                 (Op::Write { fua }, Some(whole.part(0, length as usize)))
             }
         };
@@ -216,13 +259,19 @@ impl Guest {
         }
     }
 
-    fn answered(&mut self, slot: usize, recorder: &Recorder) {
+    fn answered(&mut self, slot: usize, rig: &mut Rig, volume: VolumeIndex, recorder: &Recorder) {
         let request = self.under_way[slot].take().unwrap();
+        if request.then_flush {
+            let covered = Some(request.changes.clone());
+            let flush = Request { blocks: 0..0, changes: Vec::new(), covered, then_flush: false };
+            rig.shard.submit(volume, Op::Flush, 0, 0, None, slot as u64).unwrap();
+            self.under_way[slot] = Some(flush);
+        }
         let place = recorder.mark(1);
         for block in request.blocks {
             self.busy.remove(&block);
         }
-        self.acknowledged.extend(request.tags);
+        self.acknowledged.extend(request.changes);
         if let Some(covered) = request.covered {
             self.promises.push(Promise { place, covered });
         }
@@ -237,6 +286,7 @@ fn run(
     cache: Box<dyn Device>,
     backing: Box<dyn Device>,
     options: &ShardOptions,
+    (mode, kind): (Mode, GuestKind),
     requests: usize,
 ) -> usize {
     let recorder = Recorder::new();
@@ -246,13 +296,17 @@ fn run(
         Box::new(Tap { inner, device, recorder: recorder.clone(), seen: Arc::clone(&seen) })
     };
     let mut rig = Rig::new(tap(cache, CACHE), options, DEPTH * (BLOCKS_MAX * BLOCK) as usize);
-    let volume = rig.add("v", Mode::WriteBack, tap(backing, BACKING));
+    let volume = rig.add("v", mode, tap(backing, BACKING));
+    if kind == GuestKind::Relaxed {
+        rig.shard.set_order(volume, Order::Relaxed).unwrap();
+    }
     let mut guest = Guest {
         random: Random(requests as u64),
         tag: 0,
         under_way: vec![None; DEPTH],
         busy: HashSet::new(),
         acknowledged: Vec::new(),
+        empties: kind != GuestKind::WritesAlone,
         promises: Vec::new(),
     };
     let mut answered = 0;
@@ -261,7 +315,7 @@ fn run(
         assert!(last.elapsed() < PATIENCE, "no progress");
         for slot in 0..DEPTH {
             if guest.under_way[slot].is_none() {
-                guest.submit(slot, &mut rig, volume);
+                guest.submit(slot, &mut rig, volume, &recorder);
             }
         }
         let mut slots = Vec::new();
@@ -271,47 +325,113 @@ fn run(
             slots.push(answer.cookie as usize);
         });
         for slot in slots {
-            guest.answered(slot, &recorder);
+            guest.answered(slot, &mut rig, volume, &recorder);
             answered += 1;
         }
     }
     rig.shard.drain(volume);
     rig.wait("drained", |shard| shard.engine().is_clean(volume));
+    let around = rig.shard.engine().status(volume).unwrap().stats.bypassed_writes as usize;
     rig.close();
     let history = History::new(&recorder.all());
     let seen = seen.lock().unwrap();
-    check_promises(&history, &seen, &guest.promises);
+    let gone = check_promises(&history, &seen, &guest.promises, mode);
+    assert!(gone > 100 || !guest.empties, "hardly a promise of zeros and discards");
     let raised = check_watermarks(&history, &seen);
-    check_copies(&history, &seen);
+    let turns = check_copies(&history, &seen);
     assert!(guest.promises.len() > requests / 20, "hardly a promise");
-    assert!(raised > 3, "hardly any write-back");
+    match kind {
+        GuestKind::Batches => assert!(turns > 2, "hardly a checkpoint was named"),
+        GuestKind::Relaxed => assert!(around > requests / 10, "{around} writes around the log"),
+        GuestKind::WritesAlone => assert!(around > requests / 2, "{around} writes around the log"),
+    }
+    assert!(raised > 3 || kind == GuestKind::WritesAlone, "hardly any write-back");
     raised
 }
 
-fn check_promises(history: &History, seen: &[Seen], promises: &[Promise]) {
-    let mut written = HashMap::new();
-    for it in seen {
-        if let What::Record { entries, .. } = &it.what {
-            for (entry, tag) in entries {
-                if entry.kind == Kind::Data {
-                    written.entry(*tag).or_insert_with(Vec::new).push(it.submitted);
+/// Where what a promise covers is written, by what it is.
+#[derive(Default)]
+struct Written {
+    tags: HashMap<u64, Vec<usize>>,
+    /// By block.
+    gone: HashMap<u64, Vec<usize>>,
+}
+
+impl Written {
+    fn on(device: u16, seen: &[Seen]) -> Written {
+        let mut written = Written::default();
+        for it in seen {
+            match &it.what {
+                What::Record { entries, .. } if device == CACHE => {
+                    for (entry, tag) in entries {
+                        match entry.kind {
+                            Kind::Data => written.tag(*tag, it.submitted),
+                            Kind::Zero | Kind::Discard => {
+                                written.gone(entry.lba.0, entry.count.into(), it.submitted);
+                            }
+                            _ => {}
+                        }
+                    }
                 }
+                What::Blocks { tags, .. } if device == BACKING => {
+                    tags.iter().for_each(|tag| written.tag(*tag, it.submitted));
+                }
+                What::Gone { first, count } if device == BACKING => {
+                    written.gone(*first, *count, it.submitted);
+                }
+                _ => {}
             }
         }
+        written
     }
-    for promise in promises {
-        for tag in &promise.covered {
-            let records = written.get(tag).map_or(&[][..], Vec::as_slice);
-            assert!(
-                records.iter().any(|at| history.is_durable(CACHE, *at, promise.place)),
-                "tag {tag} was not durable when a flush or FUA was answered at {}: {records:?}",
-                promise.place
-            );
+
+    fn tag(&mut self, tag: u64, submitted: usize) {
+        self.tags.entry(tag).or_default().push(submitted);
+    }
+
+    fn gone(&mut self, first: u64, count: u64, submitted: usize) {
+        for block in first..first + count {
+            self.gone.entry(block).or_default().push(submitted);
+        }
+    }
+
+    /// Places where each of its blocks was written.
+    fn of(&self, covered: Covered) -> Vec<Vec<usize>> {
+        let found = |all: Option<&Vec<usize>>, from: usize| {
+            all.into_iter().flatten().copied().filter(|at| *at > from).collect()
+        };
+        match covered {
+            Covered::Tag(tag) => vec![found(self.tags.get(&tag), 0)],
+            Covered::Gone { asked, first, count } => {
+                (first..first + count).map(|block| found(self.gone.get(&block), asked)).collect()
+            }
         }
     }
 }
 
-fn check_copies(history: &History, seen: &[Seen]) {
+/// Gives how many of zeros and discards there were.
+fn check_promises(history: &History, seen: &[Seen], promises: &[Promise], mode: Mode) -> usize {
+    let device = if mode == Mode::WriteBack { CACHE } else { BACKING };
+    let written = Written::on(device, seen);
+    let mut gone = 0;
+    for promise in promises {
+        for covered in &promise.covered {
+            gone += usize::from(matches!(covered, Covered::Gone { .. }));
+            for places in written.of(*covered) {
+                assert!(
+                    places.iter().any(|at| history.is_durable(device, *at, promise.place)),
+                    "{mode:?}: {covered:?} was not durable on device {device} when a flush or FUA was \
+                     answered at {}: {places:?}",
+                    promise.place
+                );
+            }
+        }
+    }
+    gone
+}
+
+/// Gives how often the other copy was written.
+fn check_copies(history: &History, seen: &[Seen]) -> usize {
     let copies = seen.iter().filter_map(|it| match it.what {
         What::Copy { address } => Some((address, it.submitted)),
         _ => None,
@@ -329,7 +449,7 @@ fn check_copies(history: &History, seen: &[Seen]) {
         }
         parts.push(submitted);
     }
-    assert!(turns > 2, "hardly a checkpoint was named");
+    turns
 }
 
 /// Gives how often a watermark was raised.
@@ -408,7 +528,8 @@ fn flushes_come_in_order_on_memory() {
         let options = support::options(ReactorKind::Threads, config());
         let options = ShardOptions { shared, ..options };
         let memory = |bytes| Box::new(MemoryDevice::new(bytes, 512).unwrap());
-        let raised = run(memory(CACHE_BYTES), memory(BACKING_BYTES), &options, 12_000);
+        let (cache, backing) = (memory(CACHE_BYTES), memory(BACKING_BYTES));
+        let raised = run(cache, backing, &options, (Mode::WriteBack, GuestKind::Batches), 12_000);
         println!("shared {shared}: {raised} watermarks");
     }
 }
@@ -416,15 +537,37 @@ fn flushes_come_in_order_on_memory() {
 #[test]
 fn flushes_come_in_order_on_files() {
     for kind in [ReactorKind::Threads, ReactorKind::Auto] {
-        let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "flush-order");
-        let open = |name, bytes, source| {
-            let options = FileOptions { source, ..FileOptions::default() };
-            let path = dir.file(name, bytes);
-            Box::new(FileDevice::open(&path, &options).unwrap())
-        };
-        let cache = open("cache", CACHE_BYTES, CACHE_SOURCE);
-        let backing = open("backing", BACKING_BYTES, backing_source(VolumeIndex(0)));
-        let raised = run(cache, backing, &support::shared_options(kind, config()), 6_000);
+        let raised = run_on_files(kind, (Mode::WriteBack, GuestKind::Batches), 6_000);
         println!("{kind:?}: {raised} watermarks");
     }
+}
+
+/// What is answered there is on the backing device, and what was flushed is there for good.
+#[test]
+fn the_backing_device_is_flushed_before_the_answer_where_writes_go_to_it() {
+    let (through, around) = (Mode::WriteThrough, Mode::WriteAround);
+    for case in [
+        (through, GuestKind::Batches),
+        (around, GuestKind::Batches),
+        (around, GuestKind::Relaxed),
+        (around, GuestKind::WritesAlone),
+    ] {
+        let options = support::options(ReactorKind::Threads, config());
+        let memory = |bytes| Box::new(MemoryDevice::new(bytes, 512).unwrap());
+        let raised = run(memory(CACHE_BYTES), memory(BACKING_BYTES), &options, case, 6_000);
+        println!("{case:?}: {raised} watermarks");
+        run_on_files(ReactorKind::Auto, case, 3_000);
+    }
+}
+
+fn run_on_files(kind: ReactorKind, case: (Mode, GuestKind), requests: usize) -> usize {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "flush-order");
+    let open = |name, bytes, source| {
+        let options = FileOptions { source, ..FileOptions::default() };
+        let path = dir.file(name, bytes);
+        Box::new(FileDevice::open(&path, &options).unwrap())
+    };
+    let cache = open("cache", CACHE_BYTES, CACHE_SOURCE);
+    let backing = open("backing", BACKING_BYTES, backing_source(VolumeIndex(0)));
+    run(cache, backing, &support::shared_options(kind, config()), case, requests)
 }

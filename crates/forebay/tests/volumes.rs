@@ -7,8 +7,8 @@ mod support;
 
 use forebay::cache::read_superblock;
 use forebay::io::{
-    Device, FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileOptions, MemoryDevice,
-    OperationKind, ReactorKind, RecordDevice, Recorded, Recorder,
+    Completion, Device, FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileOptions, Layer,
+    MemoryDevice, Operation, OperationKind, Reactor, ReactorKind, RecordDevice, Recorded, Recorder,
 };
 use forebay::shard::{CACHE_SOURCE, backing_source};
 use forebay_core::engine::{CacheHealth, Config};
@@ -16,7 +16,9 @@ use forebay_core::format::superblock::Mode;
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::VolumeIndex;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use support::{BLOCK, Dir, PATIENCE, Rig};
 
 const CACHE_BYTES: u64 = 64 << 20;
@@ -54,6 +56,155 @@ fn detach(rig: &mut Rig, volume: VolumeIndex) {
         rig.turn(Duration::from_millis(10), |_| {});
         is_detached = rig.shard.detach(volume).unwrap();
     }
+}
+
+/// A device that holds flushes back, while it is told to.
+struct SlowFlushes {
+    inner: FileDevice,
+    gate: Arc<Gate>,
+    waiting: Vec<u64>,
+}
+
+#[derive(Default)]
+struct Gate {
+    until: Mutex<Option<Instant>>,
+    held: AtomicUsize,
+}
+
+impl Layer for SlowFlushes {
+    fn below(&self) -> &dyn Device {
+        &self.inner
+    }
+
+    fn below_mut(&mut self) -> &mut dyn Device {
+        &mut self.inner
+    }
+
+    fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
+        match operation {
+            Operation::Flush => self.waiting.push(token),
+            _ => self.inner.submit(reactor, operation, token, now),
+        }
+    }
+
+    fn turn(&mut self, reactor: &mut Reactor, now: Instant, _: &mut Vec<Completion>) {
+        if self.gate.until.lock().unwrap().is_none_or(|until| until <= now) {
+            for token in self.waiting.drain(..) {
+                self.inner.submit(reactor, Operation::Flush, token, now);
+            }
+        }
+        self.gate.held.store(self.waiting.len(), Ordering::Relaxed);
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let is_waiting = !self.waiting.is_empty();
+        is_waiting.then(|| self.gate.until.lock().unwrap().unwrap_or_else(Instant::now))
+    }
+}
+
+/// A cache of which one volume has most, all of it clean, and is not served; it has given some of that to another one.
+struct Pressed {
+    rig: Rig,
+    gate: Arc<Gate>,
+    served: VolumeIndex,
+    gives: VolumeIndex,
+    next: u64,
+}
+
+impl Pressed {
+    const BYTES: u64 = 64 * BLOCK;
+
+    /// The one that gives is not served.
+    fn new(cache: &Path, config: Config) -> Pressed {
+        let backing = || Box::new(MemoryDevice::new(BACKING_BYTES, 512).unwrap());
+        let mut first = rig(Box::new(open(cache, CACHE_SOURCE)), config);
+        let served = first.add("served", Mode::WriteBack, backing());
+        let gives = first.add("gives", Mode::WriteBack, backing());
+        for turn in 0..160 {
+            write(&mut first, gives, turn * 64, 64, 7);
+        }
+        first.shard.drain(gives);
+        first.wait("a drain", |shard| shard.engine().is_clean(gives));
+        assert!(first.shard.close(PATIENCE).unwrap());
+        let options = support::options(ReactorKind::Auto, config);
+        let gate = Arc::<Gate>::default();
+        let device = SlowFlushes {
+            inner: open(cache, CACHE_SOURCE),
+            gate: Arc::clone(&gate),
+            waiting: Vec::new(),
+        };
+        let mut rig = Rig::open(Box::new(device), &options, Self::BYTES as usize);
+        rig.shard.serve(served, backing());
+        rig.span(0, Self::BYTES as usize).copy_in(&[3; Self::BYTES as usize]);
+        let mut pressed = Pressed { rig, gate, served, gives, next: 0 };
+        let before = pressed.held();
+        let begun = Instant::now();
+        while pressed.held() == before || pressed.rig.shard.engine().checkpoint_count() == 0 {
+            assert!(begun.elapsed() < PATIENCE, "nothing is given");
+            let at = pressed.next_offset();
+            let span = pressed.rig.span(0, Self::BYTES as usize);
+            let op = Op::Write { fua: false };
+            pressed.rig.request(served, op, at, Self::BYTES, Some(span)).unwrap();
+        }
+        pressed
+    }
+
+    fn next_offset(&mut self) -> u64 {
+        self.next += 1;
+        self.next % 200 * Self::BYTES
+    }
+
+    /// Writes of the other one come, more than the pool has room for, while the cache device is being flushed.
+    fn press(&mut self) {
+        let served = self.served;
+        self.rig.request(served, Op::Flush, 0, 0, None).unwrap();
+        self.rig
+            .wait("a rest", |shard| shard.engine().is_quiet() && shard.engine().is_checkpointed());
+        *self.gate.until.lock().unwrap() = Some(Instant::now() + Duration::from_millis(300));
+        let (block, op) = (self.rig.span(0, BLOCK as usize), Op::Write { fua: true });
+        self.rig.shard.submit(served, op, 0, BLOCK, Some(block), 0).unwrap();
+        let gate = Arc::clone(&self.gate);
+        self.rig.wait("a flush", |_| gate.held.load(Ordering::Relaxed) > 0);
+        for _ in 0..64 {
+            let (at, op) = (self.next_offset(), Op::Write { fua: false });
+            let span = self.rig.span(0, Self::BYTES as usize);
+            self.rig.shard.submit(served, op, at, Self::BYTES, Some(span), 0).unwrap();
+        }
+    }
+
+    fn held(&self) -> u32 {
+        self.rig.shard.engine().status(self.gives).unwrap().segments
+    }
+}
+
+/// That its log rests was looked at, and its new beginning noted; then a flush was waited for, in turns of the loop, and in one of them
+/// the log gave a segment. Where that is said in the superblock, the old log's tail came to stand there beside the new log, of which
+/// no segment counted at the next opening: what was flushed was gone. Else the daemon ended.
+#[test]
+fn a_volume_that_gives_its_room_is_forgotten_as_it_is_then() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "gives");
+    let cache = dir.file("cache", CACHE_BYTES);
+    // Few buffers: what comes waits for them, and is placed in later turns.
+    let config = Config { free_segments_kept: 1000, buffer_count: 2, ..Config::default() };
+    let mut pressed = Pressed::new(&cache, config);
+    let gives = pressed.gives;
+    pressed.press();
+    pressed.rig.shard.forget_data(gives).unwrap();
+    let found = read_superblock(pressed.rig.shard.cache()).unwrap().superblock;
+    let recorded = found.volumes[usize::from(gives.0)].clone().unwrap();
+    assert_eq!((recorded.watermark.0, recorded.tail.0), (0, 1));
+    let backing = || Box::new(MemoryDevice::new(BACKING_BYTES, 512).unwrap());
+    let rig = &mut pressed.rig;
+    rig.wait("the answers", |shard| shard.engine().request_count() == 0 && !shard.has_answers());
+    rig.shard.serve(gives, backing());
+    rig.shard.set_mode(gives, Mode::WriteBack).unwrap();
+    write(rig, gives, 100, 1, 9);
+    rig.request(gives, Op::Flush, 0, 0, None).unwrap();
+    drop(pressed); // as a power cut leaves it
+    let options = support::options(ReactorKind::Auto, config);
+    let mut rig = Rig::open(Box::new(open(&cache, CACHE_SOURCE)), &options, 1 << 20);
+    rig.shard.serve(gives, backing());
+    assert_eq!(first_byte(&mut rig, gives, 100), 9);
 }
 
 #[test]

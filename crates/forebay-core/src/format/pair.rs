@@ -66,7 +66,7 @@ impl Pair {
         let is_ours = get_u64(&bytes, 0) == MAGIC;
         let fitting = |size: &u64| fits(*size, device_bytes);
         let said = Some(get_u64(&bytes, AT_SIZE_BYTES)).filter(fitting);
-        let again = size_again::read(&bytes).filter(fitting);
+        let again = size_again::read(&bytes, mutants).filter(fitting);
         let first = match is_read {
             true => decode(&mut bytes, 0, mutants),
             false => Err(FormatError::Unreadable),

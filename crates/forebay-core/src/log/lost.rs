@@ -44,7 +44,7 @@ pub(crate) enum Noted {
 }
 
 /// Calls `visit` with every block that the log from segment `first` on holds, and its place.
-fn each_held(
+pub(crate) fn each_held(
     segments: &Segments,
     slots: &Slots,
     first: Option<SegmentId>,

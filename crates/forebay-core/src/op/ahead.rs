@@ -149,6 +149,11 @@ impl Ahead {
         self.pieces.iter().any(|piece| piece.state == State::Reading && piece.volume == volume)
     }
 
+    /// Whether any of `start..end` was read, or is.
+    pub(crate) fn overlaps(&self, volume: VolumeIndex, start: Lba, end: Lba) -> bool {
+        self.held > 0 && self.pieces.iter().any(|it| it.overlap(volume, start, end).is_some())
+    }
+
     /// Whether copies were placed since this was asked last.
     pub(crate) fn take_filled(&mut self) -> bool {
         core::mem::take(&mut self.filled)
@@ -349,23 +354,23 @@ impl Engine {
         let Place::Window { frame } = miss.to else { unreachable!("it has a piece's memory") };
         let row = ((frame - work_frames(&self.config)) / PIECE_BLOCKS) as usize;
         self.ahead.pieces[row].state = State::Ready;
+        if result.is_err() {
+            // First: who reads it himself must not find it.
+            self.ahead_free(row, Gone::Failed);
+        }
         let mut next = miss.next;
-        while next != NOBODY {
-            let Some(Pending::Miss(waiting)) = self.tokens.remove(next) else {
-                unreachable!("it waits for this");
-            };
-            next = waiting.next;
-            if result.is_ok() {
-                self.ahead_copy(row, &waiting, payload); // F4
-                self.read_part_done(waiting.request);
-            } else {
-                self.miss_issue(waiting.alone(), payload); // J3
+        while let Some(waiting) = self.next_waiting(&mut next) {
+            match result {
+                Ok(()) => self.ahead_copy(row, &waiting, payload), // F4
+                Err(_) => self.miss_again(waiting, payload),       // J3
             }
+            self.read_part_done(waiting.request);
         }
         let piece = self.ahead.pieces[row];
         if result.is_err() {
-            self.ahead_free(row, Gone::Failed);
-        } else if piece.is_used() {
+            return;
+        }
+        if piece.is_used() {
             self.ahead_free(row, Gone::Used);
         } else if !self.ahead_holds(row, piece.lba, piece.end()) {
             self.ahead_free(row, Gone::Void);

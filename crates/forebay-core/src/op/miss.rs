@@ -24,6 +24,8 @@
 //! - **F4** Who waits for another's read has its bytes before the other is answered, and fails if the other fails.
 //! - **F5** What may be read to where nobody can look (`Payload::is_apart`) is read for its own request alone: nobody waits for it, and none of it
 //!   enters the log.
+//! - **F6** What is to be read again, since the read that it waited for failed, is looked for again: something newer may have been placed since it was
+//!   found missing, over which no ticket that is taken now would keep a copy from being laid.
 
 use crate::effect::{Effect, Fault, Token};
 use crate::engine::{CacheHealth, Engine, Pending};
@@ -32,6 +34,7 @@ use crate::limits::TOKEN_COUNT_MAX;
 use crate::log::chain::RECORDS_IN_FLIGHT_MAX;
 use crate::log::tickets::Ticket;
 use crate::mutant::Mutant;
+use crate::op::across::Holes;
 use crate::op::around::AroundState;
 use crate::op::read::behind;
 use crate::payload::{Payload, Place};
@@ -70,6 +73,8 @@ pub(crate) struct Miss {
     pub(crate) volume: VolumeIndex,
     pub(crate) lba: Lba,
     pub(crate) blocks: u16,
+    /// Those of them that are holes (`op::across`).
+    pub(crate) holes: Holes,
     pub(crate) to: Place,
     pub(crate) why: Why,
     pub(crate) ticket: Ticket,
@@ -91,6 +96,13 @@ pub(crate) struct Shared {
     ticket: Ticket,
 }
 
+impl Shared {
+    /// Whether it reads any of `start..end`.
+    pub(crate) fn overlaps(&self, volume: VolumeIndex, start: Lba, end: Lba) -> bool {
+        self.volume == volume && self.lba < end && start < self.lba + u64::from(self.blocks)
+    }
+}
+
 impl Miss {
     pub(crate) fn new(
         request: u32,
@@ -101,7 +113,19 @@ impl Miss {
     ) -> Miss {
         let (ticket, next) = (Ticket::VOID, NOBODY);
         let (asked, begun) = (Tick(0), Tick(0));
-        Miss { request, volume, lba, blocks, to, why, ticket, next, asked, begun }
+        Miss {
+            request,
+            volume,
+            lba,
+            blocks,
+            holes: Holes::NONE,
+            to,
+            why,
+            ticket,
+            next,
+            asked,
+            begun,
+        }
     }
 
     /// The device is asked for it.
@@ -111,21 +135,22 @@ impl Miss {
         Effect::ReadBacking { token, volume, lba, blocks, to }
     }
 
-    /// The same, to be read for itself.
-    pub(crate) fn alone(self) -> Miss {
-        Miss { next: NOBODY, ..self }
+    /// Whether it counts as blocks that a guest missed.
+    fn is_guests(&self) -> bool {
+        matches!(self.why, Why::Read | Why::Run | Why::Repair)
     }
 
-    /// A part of it.
-    fn part(&self, from: u16, blocks: u16) -> Miss {
-        Miss { lba: self.lba + u64::from(from), blocks, to: behind(self.to, from), ..*self }
+    /// A part of it, without a hole.
+    pub(crate) fn part(&self, from: u16, blocks: u16) -> Miss {
+        let (lba, to) = (self.lba + u64::from(from), behind(self.to, from));
+        Miss { lba, blocks, holes: Holes::NONE, to, ..*self }
     }
 }
 
 impl Engine {
     /// Has blocks read from the backing device, each by whoever reads it already (F3).
     pub(crate) fn miss_begin(&mut self, miss: Miss, payload: &mut impl Payload) {
-        if matches!(miss.why, Why::Read | Why::Run) {
+        if miss.is_guests() {
             self.volume(miss.volume).stats.miss_blocks += u64::from(miss.blocks);
         }
         let mut from = 0;
@@ -163,7 +188,7 @@ impl Engine {
         self.foreground_ask(miss.volume, token);
     }
 
-    fn is_apart(&self, miss: &Miss, payload: &impl Payload) -> bool {
+    pub(crate) fn is_apart(&self, miss: &Miss, payload: &impl Payload) -> bool {
         payload.is_apart(miss.to) && !self.config.mutants.is(Mutant::ApartNotHeeded)
     }
 
@@ -175,10 +200,14 @@ impl Engine {
 
     /// The same, and others may wait for it.
     pub(crate) fn miss_share(&mut self, miss: Miss, ticket: Ticket) -> Token {
-        let Miss { volume, lba, blocks, .. } = miss;
         let token = self.miss_ask(miss, ticket);
-        if self.shared.len() < SHARED_MAX {
-            self.shared.push(Shared { token, volume, lba, blocks, ticket });
+        for (Miss { volume, lba, blocks, .. }, is_hole) in miss.stretches() {
+            if self.shared.len() == SHARED_MAX {
+                break;
+            }
+            if !is_hole || self.config.mutants.is(Mutant::HolesShared) {
+                self.shared.push(Shared { token, volume, lba, blocks, ticket });
+            }
         }
         token
     }
@@ -248,26 +277,51 @@ impl Engine {
         let now = self.now;
         self.slices(miss.volume).end(Side::Foreground, now);
         self.read_took(miss.volume, miss.asked, miss.begun);
+        self.shared.retain(|shared| shared.token != token);
+        let is_across = !miss.holes.is_none();
+        if result.is_err() && is_across {
+            return self.across_failed(&miss, payload);
+        }
         let state = self.volume(miss.volume);
         state.stats.backing_faults += u64::from(result.is_err());
-        if let Some(at) = self.shared.iter().position(|shared| shared.token == token) {
-            self.shared.swap_remove(at);
-        }
         self.miss_ends(&miss, result, payload);
         let mut next = miss.next;
-        while next != NOBODY {
-            let Some(Pending::Miss(waiting)) = self.tokens.remove(next) else {
-                unreachable!("it waits for this");
-            };
+        while let Some(waiting) = self.next_waiting(&mut next) {
             if result.is_ok() {
                 let from = behind(miss.to, (waiting.lba - miss.lba) as u16);
                 payload.copy(from, waiting.to, waiting.blocks); // F4
             }
             self.miss_ends(&waiting, result, payload);
             self.read_part_done(waiting.request);
-            next = waiting.next;
+        }
+        if is_across {
+            self.across_holes(&miss, payload);
         }
         self.read_part_done(miss.request);
+    }
+
+    /// What a read was to bring that failed is read by itself (F6).
+    pub(crate) fn miss_again(&mut self, miss: Miss, payload: &mut impl Payload) {
+        if miss.is_guests() {
+            let stats = &mut self.volume(miss.volume).stats;
+            stats.miss_blocks -= u64::from(miss.blocks); // counted once more where it is read
+        }
+        // A hint is not worth it.
+        if miss.why != Why::Wanted {
+            self.read_again(miss, payload);
+        }
+    }
+
+    /// The next of those that wait for a read: it does no more.
+    pub(crate) fn next_waiting(&mut self, next: &mut u32) -> Option<Miss> {
+        if *next == NOBODY {
+            return None;
+        }
+        let Some(Pending::Miss(waiting)) = self.tokens.remove(*next) else {
+            unreachable!("it waits for this");
+        };
+        *next = waiting.next;
+        Some(waiting)
     }
 
     fn miss_ends(&mut self, miss: &Miss, result: Result<(), Fault>, payload: &mut impl Payload) {
@@ -284,7 +338,8 @@ impl Engine {
             return;
         }
         let full = self.cache_is_full(miss.volume);
-        for at in 0..miss.blocks {
+        let whole = self.config.mutants.is(Mutant::HolesFilled);
+        for at in (0..miss.blocks).filter(|at| whole || !miss.holes.has(*at)) {
             let part = miss.part(at, 1);
             let (outcome, now) = (self.fill_block(&part, full, payload), self.now);
             let state = self.volume(miss.volume);

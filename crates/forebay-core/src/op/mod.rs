@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a guest may ask, one file an operation.
 
+pub(crate) mod across;
 pub mod ahead;
 pub mod around;
 pub(crate) mod fetch;

@@ -16,7 +16,7 @@ use crate::format::bytes::Seed;
 use crate::format::entry::Kind;
 use crate::map::slots::Held;
 use crate::mutant::Mutant;
-use crate::op::miss::{Miss, Why};
+use crate::op::miss::{Miss, NOBODY, Why};
 use crate::payload::{Payload, Place};
 use crate::request::{Op, RequestError};
 use crate::units::{BLOCK_BYTES, BufferId, Lba, SegmentId, Slot, VolumeIndex};
@@ -98,12 +98,35 @@ impl Engine {
         to: Place,
         payload: &mut impl Payload,
     ) {
+        self.read_parts(at, volume, (first, blocks), to, None, payload);
+    }
+
+    /// The same of what was looked for before, and was not read. It may be elsewhere by now (R4 of `bad`, F6 of `op::miss`).
+    pub(crate) fn read_again(&mut self, miss: Miss, payload: &mut impl Payload) {
+        let Miss { request, volume, lba, blocks, to, why, .. } = miss;
+        let fault =
+            if why == Why::Repair { Mutant::RepairOverNewer } else { Mutant::FailedOverNewer };
+        if self.config.mutants.is(fault) {
+            return self.miss_begin(Miss { next: NOBODY, ..miss }, payload);
+        }
+        self.read_parts(request, volume, (lba, blocks), to, Some(why), payload);
+    }
+
+    /// Of what is missing it is known why it is read, or is found out.
+    fn read_parts(
+        &mut self,
+        at: u32,
+        volume: VolumeIndex,
+        (first, blocks): (Lba, u16),
+        to: Place,
+        mut why: Option<Why>,
+        payload: &mut impl Payload,
+    ) {
         if self.volume(volume).is_passing() && !self.config.mutants.is(Mutant::PassedStillRead) {
-            let why = self.why_read(at);
+            let why = why.unwrap_or_else(|| self.why_read(at));
             return self.miss_begin(Miss::new(at, volume, (first, blocks), to, why), payload); // X3 of `op/stale`
         }
         let mut done = 0;
-        let mut why = None;
         while done < blocks {
             let source = self.locate(volume, first + u64::from(done));
             let mut run = 1;
@@ -123,7 +146,14 @@ impl Engine {
             let (lba, part) = (first + u64::from(done), behind(to, done));
             if source == Source::Backing {
                 let why = *why.get_or_insert_with(|| self.why_read(at));
-                self.miss_begin(Miss::new(at, volume, (lba, run), part, why), payload);
+                let miss = Miss::new(at, volume, (lba, run), part, why);
+                match self.across(miss, blocks - done, payload) {
+                    Some(miss) => {
+                        self.across_begin(miss);
+                        run = miss.blocks;
+                    }
+                    None => self.miss_begin(miss, payload),
+                }
             } else {
                 let piece =
                     Piece { request: at, volume, lba, blocks: run, to: part, source, again: None };

@@ -23,6 +23,7 @@
 use crate::effect::{Effect, Fault};
 use crate::engine::{Engine, Pending};
 use crate::format::entry::Kind;
+use crate::log::lost::each_held;
 use crate::map::extent::Extent;
 use crate::mutant::Mutant;
 use crate::units::{Ordinal, VolumeIndex};
@@ -69,24 +70,15 @@ impl Engine {
         let state = self.volume_ref(volume).expect("it exists");
         assert!(!state.serving);
         let clean_to = self.clean_to(state);
-        let mut next = state.log.tail_segment;
-        // Bounded: each segment of the log once.
-        while let Some(id) = next {
-            let segment = *self.segments.get(id);
-            next = segment.next;
-            let mut header = 0;
-            while header < segment.used {
-                let end = header + self.slots.heading(self.segments.slot(id, header)).blocks;
-                for block in header + 1..end {
-                    let slot = self.segments.slot(id, block);
-                    let Some(held) = self.slots.held(slot) else { continue };
-                    if held.fill || self.segments.position(id, block) <= clean_to {
-                        self.index.remove(volume, held.lba, slot);
-                    }
-                }
-                header = end;
+        let first = state.log.tail_segment;
+        let Engine { index, segments, slots, .. } = self;
+        // What is in the open record, too: copies are placed there before the volume is served.
+        each_held(segments, slots, first, |lba, slot, position| {
+            if position <= clean_to || slots.held(slot).is_some_and(|held| held.fill) {
+                index.remove(volume, lba, slot);
             }
-        }
+            true
+        });
         let state = self.volume(volume);
         state.forgot = Ordinal(state.log.next_ordinal.0 - 1);
         let clean = |it: &Extent| it.kind != Kind::Lost && it.position <= clean_to;
@@ -110,7 +102,7 @@ impl Volume {
 
     /// Whether nothing would be missed without the log (X2).
     fn may_be_passed(&self) -> bool {
-        let whole = self.extents.lost_len() == 0 && self.unnamed_lost.is_none() && !self.frozen;
+        let whole = !self.has_lost() && !self.frozen;
         // Nothing of a batch comes late, either.
         whole && self.is_settled() && self.writeback.is_at_rest()
     }

@@ -15,7 +15,6 @@
 use crate::engine::{Acknowledge, CacheHealth, Engine};
 use crate::format::entry::Kind;
 use crate::format::superblock::Order;
-use crate::limits::TOKENS_KEPT;
 use crate::mutant::Mutant;
 use crate::op::around::Around;
 use crate::payload::{Ingested, Payload, Place};
@@ -274,7 +273,7 @@ impl Engine {
 
     /// Whether a write may have a range for itself while devices do something for it. What it waits for ends with a completion.
     pub(crate) fn may_lock(&self, state: &Volume) -> bool {
-        state.locks.len() < LOCK_COUNT_MAX && self.tokens.room() > TOKENS_KEPT
+        state.locks.len() < LOCK_COUNT_MAX && self.has_token_room(1)
     }
 
     fn edges(&mut self, at: u32) -> Edges {

@@ -368,11 +368,16 @@ impl Slices {
     /// Whether somebody wants the disk beside one whose own reads are at most so many: other guests, now or lately, or write-back,
     /// unless it gives way.
     pub(crate) fn is_crowded(&mut self, own: u32, now: Tick) -> bool {
-        let guests = self.under_way[Side::Foreground as usize] + self.waiting.len() as u32;
-        if guests > self.ahead.saturating_add(own) {
+        if !self.has_one_alone(own) {
             self.others_until = now.after(OTHERS_STAY);
         }
         now < self.others_until || !self.wants.is_empty() && !self.gives_way
+    }
+
+    /// Whether no guest asks for anything beside one whose own reads are so many.
+    pub(crate) fn has_one_alone(&self, own: u32) -> bool {
+        let guests = self.under_way[Side::Foreground as usize] + self.waiting.len() as u32;
+        guests <= self.ahead.saturating_add(own)
     }
 
     /// Whether the two sides take turns.

@@ -3,8 +3,27 @@
 
 use crate::volume::Volume;
 use forebay_core::format::entry::Kind;
+use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::log::recovery::Recovered;
 use forebay_core::units::{Lba, VolumeIndex};
+use std::collections::BTreeSet;
+
+/// Compares where a guest's flush lies before a record, of those that both have: a strict batch may end there, and where none
+/// lies the one that is built again must not.
+pub fn compare_epochs(image: &Recovered, log: &Recovered) -> Result<(), String> {
+    for volume in (0..VOLUME_COUNT_MAX as u8).map(VolumeIndex) {
+        // Before the first one there may have been another.
+        let both: BTreeSet<_> = log.records(volume).into_iter().skip(1).collect();
+        let both = image.records(volume).into_iter().filter(|at| both.contains(at));
+        let begins = |(id, block)| image.begins_epoch(id, block) && !log.begins_epoch(id, block);
+        if let Some((segment, block)) = both.into_iter().find(|at| begins(*at)) {
+            return Err(format!(
+                "a flush lies before the record at block {block} of {segment:?} by the checkpoint, and none by the log alone"
+            ));
+        }
+    }
+    Ok(())
+}
 
 /// Compares what a checkpoint and what the log alone led to.
 pub fn compare(volumes: &[Volume], image: &Recovered, log: &Recovered) -> Result<(), String> {

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Three things are done only behind a flush of the cache device, and a power cut seldom shows it when they are not. So they are
+//! Some things are done only behind a flush of the cache device, and a power cut seldom shows it when they are not. So they are
 //! compared with what writes and flushes of that device have ended since the cache was opened:
 //!
 //! - a segment is written anew when a durable record, or the superblock, names a tail above it (S6 of `log::segment`),
 //! - marks are put in the superblock when every record of their log is durable (D4 of `log::durable`),
-//! - a checkpoint is named when its pages are durable (T1 of `log::checkpoint`).
+//! - a checkpoint is named when its pages are durable (T1 of `log::checkpoint`),
+//! - the superblock of another size names where a log ended when that is durable (Z4 of `log::resize`),
+//! - nothing becomes durable any more when a flush has failed (D5 of `log::durable`).
 
 use forebay_core::effect::{Effect, SuperblockChange, Token};
 use forebay_core::format::record::Header;
+use forebay_core::format::superblock::Superblock;
 use forebay_core::units::{Ordinal, SegmentId, Sequence};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -35,6 +38,8 @@ struct Reached {
 #[derive(Clone, Debug, Default)]
 struct Log {
     given: VecDeque<Given>,
+    /// Where it ended when the cache was opened.
+    opened: Option<Sequence>,
     closed: Sequence,
     written: Reached,
     durable: Reached,
@@ -55,6 +60,8 @@ pub struct Durable {
     flushes: BTreeMap<Token, Covered>,
     pages_written: u64,
     pages_durable: u64,
+    /// How far each log had come for the engine when the device failed.
+    failed_at: Option<Vec<Option<Sequence>>>,
 }
 
 impl Durable {
@@ -79,6 +86,7 @@ impl Durable {
             ));
         }
         let log = self.logs.entry(id).or_default();
+        log.opened.get_or_insert(header.sequence);
         log.closed = header.last_sequence();
         log.given.push_back(Given {
             segment,
@@ -89,6 +97,39 @@ impl Durable {
             tail: header.tail,
         });
         Ok(())
+    }
+
+    /// A superblock of another size is about to be written.
+    pub fn ends(&self, superblock: &Superblock) -> Result<(), String> {
+        for (index, volume) in (0..).zip(&superblock.volumes) {
+            let Some(volume) = volume else { continue };
+            let log = self.logs.get(&(index, volume.attach_generation));
+            let (end, durable) = (volume.head.through, self.through(index));
+            if end > durable && log.and_then(|log| log.opened).is_some_and(|opened| end > opened) {
+                return Err(format!(
+                    "the superblock names {end:?} as the end of volume {index}'s log, of which only {durable:?} is durable"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is durable of a volume's log, of that which came since the cache was opened.
+    pub fn through(&self, index: u16) -> Sequence {
+        let of = self.logs.iter().filter(|(id, _)| id.0 == index);
+        // The one that came last is the one that is there.
+        of.max_by_key(|(id, _)| id.1).map_or(Sequence(0), |(_, log)| log.durable.last)
+    }
+
+    /// The device has failed, and so much of each log is durable for the engine.
+    pub fn failed(&mut self, durable: Vec<Option<Sequence>>) -> Result<(), String> {
+        let then = self.failed_at.get_or_insert_with(|| durable.clone());
+        match then.iter().zip(&durable).find(|(then, now)| now.is_some() && then < now) {
+            Some((then, now)) => Err(format!(
+                "the cache device has failed, and {now:?} of a log is durable, not {then:?} as before"
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Something else is asked of the device.

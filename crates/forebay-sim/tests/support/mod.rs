@@ -7,7 +7,8 @@
 use forebay_core::format::superblock::Mode;
 use forebay_core::mutant::Mutants;
 use forebay_core::request::Op;
-use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_core::stats::Stats;
+use forebay_core::units::{BLOCK_BYTES, Lba, VolumeIndex};
 use forebay_sim::block::{Block, origin};
 use forebay_sim::exhaustive::{Scope, setup};
 use forebay_sim::fate::{Choices, Fate};
@@ -54,6 +55,29 @@ fn world_from(
 pub fn ask(world: &mut World, volume: usize, op: Op, block: u64, blocks: u64) {
     let (offset, length) = (block * BLOCK_BYTES, blocks * BLOCK_BYTES);
     assert!(world.ask(volume, op, offset, length).expect("it is taken"));
+}
+
+/// What is counted of the first volume.
+pub fn stats(world: &World) -> Stats {
+    let engine = world.engine.as_ref().expect("there is a process");
+    engine.status(VolumeIndex(0)).expect("it is there").stats
+}
+
+/// Whether the log has a block of the first volume.
+pub fn is_in_log(world: &World, block: u64) -> bool {
+    world.engine.as_ref().is_some_and(|engine| engine.is_in_log(VolumeIndex(0), Lba(block)))
+}
+
+/// Others, of 100 to 600, are written and written back until the log does not have a block of the first volume any more.
+pub fn push_out(world: &mut World, block: u64) {
+    for other in 100..600 {
+        if !is_in_log(world, block) {
+            return;
+        }
+        ask(world, 0, Op::Write { fua: false }, other, 1);
+        clean(world, VolumeIndex(0));
+    }
+    panic!("its segment was not needed");
 }
 
 /// Until all that was asked for is answered.
@@ -127,10 +151,15 @@ pub fn power_cut(world: &mut World) {
 
 /// Where on the cache device a block lies: its newest version.
 pub fn place(world: &World, block: u64) -> u64 {
+    found(world, block).expect("it was written")
+}
+
+/// The same, if it is there: some of what is written is zeros.
+pub fn found(world: &World, block: u64) -> Option<u64> {
     let first = world.superblock.first_segment / BLOCK_BYTES;
     let mut all = first..first + u64::from(world.superblock.segment_count) * 16;
     let is_it = |at: &u64| origin(&world.cache.read(*at), 0).is_some_and(|it| it.1 == block);
-    all.rfind(is_it).expect("it was written")
+    all.rfind(is_it)
 }
 
 /// The header of the record rots that was written for a block. What it held is not lost.

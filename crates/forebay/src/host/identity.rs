@@ -33,6 +33,7 @@
 //!
 //! # Limits
 //!
+//! `docs/faults.md` says the same to users.
 //! Not seen: writes by programs to the device itself away from its ends and superblocks; file
 //! systems inside LVM volumes, LUKS, md arrays, logical MBR partitions and files of virtual
 //! machines; an external XFS log; a writer that puts everything back. A serial tells apart two

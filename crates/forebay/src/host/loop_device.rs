@@ -471,7 +471,7 @@ fn holders_text(holders: &[Holder]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
 
@@ -484,10 +484,10 @@ mod tests {
         match LoopDevice::attach(&path, options) {
             Ok(device) => Some((path, device)),
             Err(error) => {
-                println!(
-                    "skipped: no loop device: {error}: {:?}",
+                forebay_testing::skip(&format!(
+                    "loop_device: no loop device: {error}: {:?}",
                     std::error::Error::source(&error)
-                );
+                ));
                 fs::remove_file(&path).unwrap();
                 None
             }
@@ -562,10 +562,12 @@ mod tests {
                     assert_eq!(attached_to(&Host::default(), &path).len(), 1);
                     sys::loop_clear(device.as_fd()).unwrap();
                 }
-                Err(error) => println!("skipped: loop{number} was taken meanwhile: {error}"),
+                Err(error) => forebay_testing::skip(&format!(
+                    "loop_device: loop{number} was taken meanwhile: {error}"
+                )),
             }
         } else {
-            println!("skipped: no loop-control");
+            forebay_testing::skip("loop_device: no loop-control");
         }
         fs::remove_file(path).unwrap();
     }

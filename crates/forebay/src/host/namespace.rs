@@ -63,17 +63,19 @@ mod tests {
     #[test]
     fn paths_and_mounts_are_what_they_were_and_nothing_is_held() {
         if !rustix::process::geteuid().is_root() {
-            return println!("SKIP not root");
+            return forebay_testing::skip("namespace: not root");
         }
         let host = Host::default();
         if !host.is_among_mounts_of_first().unwrap_or(false) {
-            return println!("SKIP process 1 has other mounts");
+            return forebay_testing::skip("namespace: process 1 has other mounts");
         }
         let before = host.mounts().unwrap();
         let thread = std::thread::spawn(move || {
             match leave_mounts() {
                 Ok(()) => {}
-                Err(error) if error.raw_os_error() == Some(1) => return println!("SKIP {error}"),
+                Err(error) if error.raw_os_error() == Some(1) => {
+                    return forebay_testing::skip(&format!("namespace: {error}"));
+                }
                 Err(error) => panic!("{error}"),
             }
             let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();

@@ -373,13 +373,13 @@ mod tests {
         let mut places = places("shared");
         let directory = RuntimeDir::open_in(&places).unwrap();
         if is_memory(directory.path(), &directory.directory).unwrap() {
-            println!("skipped: the temporary directory is a memory file system");
+            forebay_testing::skip("runtime_dir: the temporary directory is a memory file system");
         } else {
             assert!(directory.shared_dir(&places).unwrap().is_none());
         }
         places.shared = PathBuf::from("/dev/shm");
         match directory.shared_dir(&places).unwrap() {
-            None => println!("skipped: /dev/shm is not a memory file system"),
+            None => forebay_testing::skip("runtime_dir: /dev/shm is not a memory file system"),
             Some(shared) => {
                 let file = shared.create_shared("forebay-test", 1 << 20).unwrap();
                 let found = file.metadata().unwrap();
@@ -404,7 +404,7 @@ mod tests {
     fn boot_has_an_identity() {
         match boot_id(&Host::default()) {
             Some(found) => assert_eq!(found.len(), 36),
-            None => println!("skipped: no procfs"),
+            None => forebay_testing::skip("runtime_dir: no procfs"),
         }
     }
 }

@@ -178,7 +178,7 @@ mod tests {
                 file.read_exact_at(&mut word, 40).unwrap();
                 assert_eq!(u64::from_le_bytes(word), 1);
             }
-            None => println!("skipped: no huge pages that last"),
+            None => forebay_testing::skip("lasting: no huge pages that last"),
         }
     }
 }

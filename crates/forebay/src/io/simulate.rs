@@ -177,4 +177,40 @@ mod tests {
         assert_eq!(discarded, 0);
         assert!(read > 50_000, "{read}");
     }
+
+    /// The model's clock goes on while nobody looks: who is told late is told late once, and all that comes after is not.
+    #[test]
+    fn what_is_polled_late_does_not_delay_what_comes_after() {
+        // How long after the start each of two reads that were asked for at once is answered, if nobody looks before `first`.
+        let answers = |first: Option<u64>| {
+            let (mut device, mut reactor, arena) = simulated("7200.12");
+            let start = device.started;
+            for (token, place) in [(1, 0), (2, 32 << 20)] {
+                let read = Operation::Read { span: arena.span(0, 4096), offset: place };
+                device.submit(&mut reactor, read, token, start);
+            }
+            let mut done = Vec::new();
+            if let Some(first) = first {
+                let late = start + Duration::from_nanos(first);
+                device.poll(&mut reactor, late, &mut done);
+            }
+            let told = done.len();
+            let mut later = answered_at(&mut device, &mut reactor);
+            // One more, asked for at a moment that is the same in both cases.
+            let read = Operation::Read { span: arena.span(0, 4096), offset: 16 << 20 };
+            device.submit(&mut reactor, read, 3, start + Duration::from_secs(1));
+            later.extend(answered_at(&mut device, &mut reactor));
+            (told, later)
+        };
+        let (told, prompt) = answers(None);
+        assert_eq!((told, prompt.len()), (0, 3), "{prompt:?}");
+        let [(_, first), (last, second), (3, third)] = prompt[..] else { panic!("{prompt:?}") };
+        assert!(first + 1_000_000 < second, "{prompt:?}");
+        // Almost as late as the second is due: the first is told now, the second when it was due all the same.
+        let (told, late) = answers(Some(second - 1));
+        assert_eq!((told, &late[..]), (1, &[(last, second), (3, third)][..]));
+        // Later than both.
+        let (told, late) = answers(Some(second + 5_000_000));
+        assert_eq!((told, &late[..]), (2, &[(3, third)][..]));
+    }
 }

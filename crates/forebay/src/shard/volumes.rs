@@ -6,7 +6,7 @@ use crate::cache;
 use crate::host::machine::DeviceNumber;
 use crate::io::Device;
 use crate::latency::Latency;
-use forebay_core::engine::CacheHealth;
+use forebay_core::engine::{CacheHealth, Engine};
 use forebay_core::format::superblock::{Head, Volume};
 use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::units::{Ordinal, Sequence, VolumeIndex};
@@ -78,7 +78,7 @@ impl Shard {
     /// its log, where others are served, is waited for.
     pub fn forget_data(&mut self, index: VolumeIndex) -> Result<(), OpenError> {
         let begun = Instant::now();
-        while !self.engine.may_forget(index) {
+        while !self.rests(|engine| engine.may_forget(index))? {
             if begun.elapsed() > REST || self.engine.health() == CacheHealth::Failed {
                 return Err(system("end what is under way")(io::ErrorKind::TimedOut.into()));
             }
@@ -121,7 +121,7 @@ impl Shard {
     /// whether that is done: it is not while something of it is under way. Its device is given back then.
     pub fn detach(&mut self, index: VolumeIndex) -> Result<bool, OpenError> {
         self.engine.serve(index, false);
-        if !self.engine.may_detach(index) {
+        if !self.rests(|engine| engine.may_detach(index))? {
             return Ok(false);
         }
         self.forget(index)?;
@@ -132,6 +132,15 @@ impl Shard {
         self.disks[usize::from(index.0)] = None;
         self.run_effects();
         Ok(true)
+    }
+
+    /// Whether a log is at rest, and stays so until the superblock is written: what is waited for before that takes turns of the loop, in
+    /// each of which a log may go on, and what it notes in the superblock would come to stand beside what is noted for its new beginning.
+    fn rests(&mut self, may: impl Fn(&Engine) -> bool) -> Result<bool, OpenError> {
+        if may(&self.engine) {
+            self.end_flushes()?;
+        }
+        Ok(may(&self.engine))
     }
 
     /// Takes requests to a volume again whose detaching was begun.

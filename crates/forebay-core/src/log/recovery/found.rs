@@ -197,6 +197,11 @@ impl Recovered {
         all
     }
 
+    /// Whether a guest flushed between the record that begins there and the one before it.
+    pub fn begins_epoch(&self, id: SegmentId, block: u16) -> bool {
+        self.slots.heading(self.segments.slot(id, block)).begins_epoch
+    }
+
     /// Whether this block of this segment is the newest one the log has for an LBA.
     pub fn is_newest(&self, volume: VolumeIndex, lba: Lba, id: SegmentId, block: u16) -> bool {
         self.index.get(volume, lba) == Some(self.segments.slot(id, block))

@@ -6,7 +6,8 @@
 //! - **R3** A bad clean block is read from the backing device; a bad dirty block fails alone.
 //! - **R4** What the backing device has stands for a bad block only as long as that is the block's newest version.
 //!   While it was read twice, a batch may have found it bad as well, named it lost and moved the watermark past it; or
-//!   it was overwritten, and the watermark passed it unwritten. Then what is newest by now is read, or fails.
+//!   it was overwritten, and the watermark passed it unwritten. Then what is newest by now is read, or fails. The same while blocks behind it
+//!   were read twice: what is bad is read from the backing device when all of a stretch is known to be.
 //! - **R5** Of a piece one read of the cache device is under way at a time: its bad blocks are read again one after the
 //!   other. A device that fails all that it is asked at once finds as many reads under way as before, not one for each block.
 //! - **R6** A read names nothing lost: a device that is gone or out of order for a while has lost nothing, and what is named stays
@@ -26,10 +27,17 @@ use crate::units::{Lba, SegmentId, VolumeIndex};
 pub(super) struct Again {
     /// That block; what is before it is done.
     at: u16,
-    /// But for so many right before it, which were bad twice: they are to be read from the backing device.
+    /// But for so many right before it, which were bad twice: they are to be read again.
     bad: u16,
     /// The first read failed: what is behind it was not read.
     unread: bool,
+}
+
+/// Blocks of a piece that were bad twice, from one on.
+fn repair(piece: &Piece, from: u16, blocks: u16) -> Miss {
+    let Piece { request, volume, lba, to, .. } = *piece;
+    let why = if matches!(to, Place::Request { .. }) { Why::Repair } else { Why::Edge };
+    Miss::new(request, volume, (lba + u64::from(from), blocks), behind(to, from), why)
 }
 
 impl Engine {
@@ -76,52 +84,35 @@ impl Engine {
         false
     }
 
-    /// One block of a piece is not what was written there, twice (R3). Says whether the backing device's version is to be read;
-    /// else it is read from elsewhere, or has failed.
+    /// One block of a piece is not what was written there, twice (R3). Says whether it is to be read from where its newest version is; else it
+    /// has failed, or is being read.
     fn is_repaired(&mut self, piece: &Piece, again: &Again, payload: &mut impl Payload) -> bool {
-        let Piece { request, volume, .. } = *piece;
         let Source::Cache { segment, block } = piece.source else {
             unreachable!("only the cache device is verified");
         };
-        let at = again.at;
-        let (block, lba, to) = (block + at, piece.lba + u64::from(at), behind(piece.to, at));
-        let guest = matches!(to, Place::Request { .. });
+        let (block, lba) = (block + again.at, piece.lba + u64::from(again.at));
         let slot = self.segments.slot(segment, block);
-        if !self.is_newest(volume, lba, slot) {
-            // R4. Bounded: each turn something newer was placed meanwhile.
-            if self.locate(volume, lba) == Source::Backing {
-                // The copy was forgotten, by another reader for one.
-                self.count_miss(volume, guest);
-                return true;
-            }
-            if guest {
-                self.volume(volume).stats.hit_blocks -= 1; // it is counted where it is read
-            }
+        let is_newest = self.is_newest(piece.volume, lba, slot);
+        if is_newest && self.is_dirty_slot(segment, block) {
+            self.fail(piece.request, RequestError::Io); // R6
+            return false;
+        }
+        let stats = &mut self.volume(piece.volume).stats;
+        stats.repaired_blocks += u64::from(is_newest);
+        // It is counted where it is read.
+        stats.hit_blocks -= u64::from(matches!(piece.to, Place::Request { .. }));
+        if is_newest && !self.forget_bad(piece.volume, lba, segment, block) {
+            // With no room to forget it, it is found bad again by the next read. The backing device has it, now.
             match self.has_tokens_for(1) {
-                true => self.read_issue(request, volume, lba, 1, to, payload),
-                false => self.fail(request, RequestError::Io),
+                true => self.miss_begin(repair(piece, again.at, 1), payload),
+                false => self.fail(piece.request, RequestError::Io),
             }
             return false;
         }
-        if self.is_dirty_slot(segment, block) {
-            self.fail(request, RequestError::Io); // R6
-            return false;
-        }
-        // With no room to forget it, it is found bad again by the next read.
-        self.forget_bad(volume, lba, segment, block);
-        self.volume(volume).stats.repaired_blocks += 1;
-        self.count_miss(volume, guest);
         true
     }
 
-    /// What a guest was to have from the cache comes from the backing device.
-    fn count_miss(&mut self, volume: VolumeIndex, guest: bool) {
-        let stats = &mut self.volume(volume).stats;
-        stats.hit_blocks -= u64::from(guest);
-        stats.miss_blocks += u64::from(guest);
-    }
-
-    /// Has the blocks that were bad twice read from the backing device, up to where a piece has come.
+    /// Has the blocks that were bad twice read from where their newest versions are, up to where a piece has come.
     fn read_repair(&mut self, piece: &Piece, again: &mut Again, payload: &mut impl Payload) {
         let blocks = core::mem::take(&mut again.bad);
         if blocks == 0 {
@@ -131,19 +122,12 @@ impl Engine {
             // The cache device fails many more at once. Whoever reads it again misses it.
             return self.fail(piece.request, RequestError::Io);
         }
-        let first = again.at - blocks;
-        let to = behind(piece.to, first);
-        let why = match to {
-            Place::Request { .. } => Why::Repair,
-            _ => Why::Edge,
-        };
-        let range = (piece.lba + u64::from(first), blocks);
-        self.miss_begin(Miss::new(piece.request, piece.volume, range, to, why), payload);
+        self.read_again(repair(piece, again.at - blocks, blocks), payload); // R4
     }
 
     /// Whether what goes wrong may take so many tokens more than what goes well.
     fn has_tokens_for(&self, count: u16) -> bool {
-        self.tokens.room() >= TOKENS_KEPT / 2 + usize::from(count)
+        self.token_room() >= TOKENS_KEPT / 2 + usize::from(count)
     }
 
     /// A copy of what the backing device has is bad: from now on the block is read from there. Says whether

@@ -335,7 +335,7 @@ fn real_loop_device_is_free_until_mounted_and_its_file_never() {
         {
             Ok(device) => device,
             Err(error) => {
-                println!("skipped: no loop device: {error}");
+                forebay_testing::skip(&format!("guard: no loop device: {error}"));
                 fs::remove_dir_all(root).unwrap();
                 return;
             }

@@ -239,7 +239,7 @@ fn real_lvm_metadata_change_is_seen() {
             }
             device.detach().unwrap();
         }
-        Err(error) => println!("skipped: no loop device: {error}"),
+        Err(error) => forebay_testing::skip(&format!("identity: no loop device: {error}")),
     }
     fs::remove_dir_all(root).unwrap();
 }
@@ -270,7 +270,7 @@ fn mounted_and_unmounted(program: &str, root: &Path, image: &Path, kind: Superbl
     let options = LoopOptions { block_size: 512, autoclear: true, ..LoopOptions::default() };
     let device = match LoopDevice::attach(image, options) {
         Ok(device) => device,
-        Err(error) => return println!("skipped: no loop device: {error}"),
+        Err(error) => return forebay_testing::skip(&format!("identity: no loop device: {error}")),
     };
     let text = device.path().display().to_string();
     let mount_point = root.join("mnt").display().to_string();

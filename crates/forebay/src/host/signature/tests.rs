@@ -272,7 +272,7 @@ fn made_by(program: &str, size: u64, arguments: &[&str]) -> Option<(PathBuf, Vec
     let output = match result {
         Ok(output) => output,
         Err(error) => {
-            println!("skipped: {program}: {error}");
+            forebay_testing::skip(&format!("signature: {program}: {error}"));
             std::fs::remove_file(path).unwrap();
             return None;
         }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::*;
+use crate::host::loop_device::LoopOptions;
+use crate::host::loop_device::tests::attached;
 use crate::io::device::{DeviceKind, source_of};
 use crate::io::reactor::ReactorKind;
 
@@ -88,7 +90,7 @@ fn each(size: u64, test: impl Fn(&mut Bench)) {
                 let reactor = match Reactor::new(kind, 32) {
                     Ok(reactor) => reactor,
                     Err(error) => {
-                        println!("skipped on {kind:?}: {error}");
+                        forebay_testing::skip(&format!("file: {kind:?}: {error}"));
                         continue;
                     }
                 };
@@ -298,7 +300,7 @@ fn odd_and_other_writes_take_turns() {
     let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
     let mut device = FileDevice::open(&file.0, &options()).unwrap();
     if !device.info().direct {
-        return println!("skipped: no O_DIRECT in the temporary directory");
+        return forebay_testing::skip("file: no O_DIRECT in the temporary directory");
     }
     let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
     let arena = Arena::anonymous(16_384).unwrap();
@@ -472,19 +474,32 @@ fn blocking_use_takes_any_place_and_length() {
     });
 }
 
-/// Overwrites the block device that `FOREBAY_TEST_BLOCK_DEVICE` names, say a loop device.
+/// Overwrites the block device that `FOREBAY_TEST_BLOCK_DEVICE` names; else a loop device.
 #[test]
 fn a_block_device_does_what_a_file_does() {
-    let Some(path) = std::env::var_os("FOREBAY_TEST_BLOCK_DEVICE").map(PathBuf::from) else {
-        return println!("skipped: FOREBAY_TEST_BLOCK_DEVICE names no device to overwrite");
-    };
+    if let Some(path) = std::env::var_os("FOREBAY_TEST_BLOCK_DEVICE") {
+        return block_device_does_what_a_file_does(path.as_ref());
+    }
+    let Some((file, device)) = attached("block", LoopOptions::default()) else { return };
+    block_device_does_what_a_file_does(device.path());
+    device.detach().unwrap();
+    std::fs::remove_file(file).unwrap();
+}
+
+fn block_device_does_what_a_file_does(path: &Path) {
     for kind in [ReactorKind::Threads, ReactorKind::Uring] {
         let Ok(reactor) = Reactor::new(kind, 8) else { continue };
-        let device = FileDevice::open(&path, &options()).unwrap();
+        // A process that another test is about to begin has a copy of what was closed for a moment.
+        let mut opened = None;
+        forebay_testing::wait_for("nobody has the device", || {
+            opened = FileDevice::open(path, &options()).ok();
+            opened.is_some()
+        });
+        let device = opened.unwrap();
         println!("{:?}", device.info());
         assert_eq!(device.info().kind, DeviceKind::Block);
         assert!(device.info().direct && device.info().size_bytes >= 4 << 20);
-        let error = FileDevice::open(&path, &options()).unwrap_err();
+        let error = FileDevice::open(path, &options()).unwrap_err();
         assert!(matches!(error, FileError::Busy { .. }), "{error}");
         let arena = Arena::anonymous(2 << 20).unwrap();
         let bytes = pattern(1 << 20, 9);

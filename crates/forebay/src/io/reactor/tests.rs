@@ -19,7 +19,7 @@ fn each(entries: u32, test: impl Fn(&mut Reactor)) {
                 assert_eq!(reactor.kind(), kind);
                 test(&mut reactor);
             }
-            Err(error) => println!("skipped on {kind:?}: {error}"),
+            Err(error) => forebay_testing::skip(&format!("reactor: {kind:?}: {error}")),
         }
     }
 }
@@ -88,7 +88,7 @@ fn files_are_written_synced_and_read() {
 #[test]
 fn a_megabyte_to_be_written_does_not_wait_for_the_wait() {
     let Ok(mut reactor) = Reactor::new(ReactorKind::Uring, 8) else {
-        return println!("skipped: no io_uring");
+        return forebay_testing::skip("reactor: no io_uring");
     };
     // The first wait binds the ring to the thread.
     look(&mut reactor);
@@ -412,7 +412,7 @@ fn a_dropped_reactor_has_ended_its_writes() {
 #[test]
 fn more_answers_than_the_ring_holds_are_kept() {
     let Ok(mut reactor) = Reactor::new(ReactorKind::Uring, 8) else {
-        return println!("skipped: no io_uring");
+        return forebay_testing::skip("reactor: no io_uring");
     };
     let bell = Bell::new().unwrap();
     for index in 0..5_000 {
@@ -440,7 +440,7 @@ fn a_command_reaches_its_driver_or_is_refused() {
         reactor.submit(op, 1);
         match (reactor.kind(), answers(reactor, 1)[0]) {
             (ReactorKind::Uring, (1, result)) if result == -libc::EINVAL => {
-                println!("skipped: sockets take commands since Linux 6.7");
+                forebay_testing::skip("reactor: sockets take commands since Linux 6.7");
             }
             (ReactorKind::Uring, answer) => assert_eq!(answer, (1, 5)),
             (_, answer) => assert_eq!(answer, (1, -libc::EOPNOTSUPP)),

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A write that goes around the log leaves no moment in which a power cut could bring back what it replaced for good. Few cuts come in
+//! such a moment, and fewer leave the one and take the other; so what must come first is compared whenever such a write is issued, fails,
+//! or gets its entry:
+//!
+//! - what it passes is durable, if it is dirty (Y5 of `policy::bypass`),
+//! - an entry over what a cut finds clean is durable before anybody writes there (A1 of `op::around`, G2 of `op::grow`),
+//! - no batch ends over a dirty version between the write and its entry (A6 of `op::around`),
+//! - nor over one that a write was to replace which failed, before that version was written back again (A6),
+//! - nor over one that was written back when a flush of the backing device failed, before it was again (A3, K5 of `policy::writeback`).
+//!
+//! What the log held before this opening is not looked at.
+
+use crate::block::NumberMap;
+use forebay_core::format::entry::Kind;
+use forebay_core::units::Sequence;
+
+/// What was placed last of a block.
+#[derive(Clone, Copy, Debug, Default)]
+struct Newest {
+    /// What is to be read there, and what is written back.
+    version: Sequence,
+    /// The first entry that voids it; 0: none.
+    entry: Sequence,
+    /// A write went there that had no entry yet: it is over what is dirty, or the log had nothing.
+    entry_last: bool,
+    /// It passes what is dirty, and has not got its entry.
+    passed: bool,
+    /// The number of the device's write that wrote it back; 0: none, or it was flushed since.
+    written_back: u64,
+}
+
+/// How far a volume has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Reached {
+    /// What is durable of its log.
+    pub durable: Sequence,
+    /// What is on its backing device.
+    pub watermark: Sequence,
+    /// The same, as a power cut finds it.
+    pub durable_watermark: Sequence,
+}
+
+/// The newest versions of a volume's blocks, of those that came since the cache was opened.
+#[derive(Clone, Debug, Default)]
+pub struct Around {
+    blocks: NumberMap<Newest>,
+    /// Those that a write was to replace which failed, or may have; and those that a flush may have dropped.
+    to_be_written_back: NumberMap<Sequence>,
+}
+
+impl Around {
+    /// An entry was placed.
+    pub fn placed(
+        &mut self,
+        cell: u64,
+        kind: Kind,
+        sequence: Sequence,
+        watermark: Sequence,
+    ) -> Result<(), String> {
+        match kind {
+            Kind::Void | Kind::Fill | Kind::Marker => return Ok(()),
+            Kind::Bypassed => {
+                let newest = self.blocks.entry(cell).or_default();
+                if newest.entry == Sequence(0) {
+                    newest.entry = sequence;
+                }
+                if std::mem::take(&mut newest.passed) && newest.version <= watermark {
+                    return Err(format!(
+                        "a batch ended with {:?} of block {cell}, which a write passes that had no entry",
+                        newest.version
+                    ));
+                }
+            }
+            Kind::Data | Kind::Zero | Kind::Discard | Kind::Lost | Kind::Parked => {
+                self.blocks.insert(cell, Newest { version: sequence, ..Newest::default() });
+            }
+        }
+        self.to_be_written_back.remove(&cell);
+        Ok(())
+    }
+
+    /// A write around the log is asked of the backing device.
+    pub fn issued(&mut self, cell: u64, reached: Reached) -> Result<(), String> {
+        let Some(newest) = self.blocks.get_mut(&cell) else { return Ok(()) };
+        let Newest { version, entry, entry_last, .. } = *newest;
+        if version == Sequence(0) {
+            return Ok(());
+        }
+        if entry == Sequence(0) {
+            newest.entry_last = true;
+            newest.passed = version > reached.watermark;
+            if version > reached.durable {
+                return Err(format!("{version:?} of block {cell} is passed, and not durable"));
+            }
+        } else if !entry_last && entry > reached.durable && version <= reached.durable_watermark {
+            return Err(format!(
+                "block {cell} is written, and the entry {entry:?} over {version:?}, which is clean there, is not durable: {reached:?}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// One failed.
+    pub fn failed(&mut self, cell: u64) {
+        let Some(newest) = self.blocks.get_mut(&cell) else { return };
+        if std::mem::take(&mut newest.passed) {
+            self.to_be_written_back.insert(cell, newest.version);
+        }
+    }
+
+    /// A flush of the backing device failed: it may have dropped whatever did not count by then.
+    pub fn flush_failed(&mut self, watermark: Sequence) {
+        let dropped = |newest: &Newest| {
+            newest.passed || newest.written_back > 0 && newest.version > watermark
+        };
+        let all = self.blocks.iter().filter(|(_, newest)| dropped(newest));
+        self.to_be_written_back.extend(all.map(|(at, newest)| (*at, newest.version)));
+    }
+
+    /// A block was written back, by the write of the device with this number.
+    pub fn written_back(&mut self, cell: u64, number: u64) {
+        if let Some(newest) = self.blocks.get_mut(&cell) {
+            newest.written_back = number;
+        }
+        self.to_be_written_back.remove(&cell);
+    }
+
+    /// A flush of the backing device went well, that covers its writes up to this number.
+    pub fn flushed(&mut self, through: u64) {
+        for newest in self.blocks.values_mut().filter(|newest| newest.written_back <= through) {
+            newest.written_back = 0;
+        }
+    }
+
+    /// A batch may have ended.
+    pub fn reached(&self, watermark: Sequence) -> Result<(), String> {
+        let past = self.to_be_written_back.iter().find(|(_, version)| **version <= watermark);
+        past.map_or(Ok(()), |(cell, version)| {
+            Err(format!(
+                "{version:?} of block {cell} counts as written back, and a write or a flush failed since"
+            ))
+        })
+    }
+}
