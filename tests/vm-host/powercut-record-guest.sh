@@ -2,7 +2,7 @@
 # machine's end by /rig/cut, in the middle of the work.
 . ./lib.sh
 . ./settings
-modprobe -a ublk_drv xfs ext4 dm-mod
+modprobe -a ublk_drv nbd xfs ext4 dm-mod
 export DM_DISABLE_UDEV=1
 # By the same name as when they are put together again, and with no identity of their own, since those have another.
 for it in cache ext4 xfs; do
@@ -12,9 +12,9 @@ for it in cache ext4 xfs; do
 done
 words=$(for disk in /sys/block/vd*; do [ "$(cat "$disk/serial")" != r-words ] || echo "/dev/${disk##*/}"; done)
 check "format" $FOREBAY format /dev/mapper/cache || finish
-serve r --cache /dev/mapper/cache --volume ext4=/dev/mapper/ext4 --volume xfs=/dev/mapper/xfs --attach ublk || { fail "serve"; finish; }
+serve r --cache /dev/mapper/cache --volume ext4=/dev/mapper/ext4 --volume xfs=/dev/mapper/xfs --attach "$attach" || { fail "serve"; finish; }
 for it in ext4 xfs; do
-    device=$(sed -n "s|^\(/dev/ublkb[0-9]*\) $it\$|\1|p" /run/r.out)
+    device=$(sed -n "s|^\(/dev/[a-z]*[0-9]*\) $it\$|\1|p" /run/r.out)
     mkdir -p /mnt/$it
     case $it in ext4) check "$it: mkfs" mkfs.ext4 -q "$device" ;; xfs) check "$it: mkfs" mkfs.xfs -q "$device" ;; esac
     check "$it: mount" mount "$device" /mnt/$it || finish

@@ -7,6 +7,7 @@
 #   POINTS=30  at how many points
 #   REPLAY=     here or guest: where it is put together
 #   SECONDS_OF_WORK=25
+#   VM_ATTACH=ublk  what the guest's volumes are attached by while it is recorded: ublk, nbd, fuse
 #   SEED=1      of what is written, and of what survives a cut
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -51,7 +52,8 @@ until [ -s "$work/ready" ]; do
     kill -0 $recorder 2>/dev/null || { echo "FAIL the recorder does not start"; exit 1; }
     sleep 0.05
 done
-printf 'points=%q seconds=%q seed=%q\n' "$points" "$seconds" "$seed" >"$work/settings"
+attach=${VM_ATTACH:-ublk}
+printf 'points=%q seconds=%q seed=%q attach=%q\n' "$points" "$seconds" "$seed" "${attach/auto/ublk}" >"$work/settings"
 disk() { echo "-drive if=none,id=r-$1,file=$2,format=raw,cache=writeback,discard=unmap -device virtio-blk-pci,drive=r-$1,serial=r-$1"; }
 
 args=

@@ -1,5 +1,5 @@
 # The guest's half of tests/vm-host/vhost.sh: disks of vhost-user under a file system, fio and discards, while the daemon
-# is killed and upgraded on the host: `@kill` and `@upgrade` ask for it, `@grow` for a larger disk, `@sum` tells what a disk holds in the end.
+# is killed and upgraded on the host: `@kill` and `@upgrade` ask for it (without kills both for an upgrade), `@grow` for a larger disk, `@sum` tells what a disk holds in the end.
 . ./lib.sh
 . ./device.sh
 . ./database.sh
@@ -29,9 +29,9 @@ compared() { # KILL
     intact "/mnt/tree$1" "/run/sums$1" >/run/intact 2>&1 || fail "the tree copied at kill $1: $(head -n 3 /run/intact | tr '\n' '|')"
 }
 works="v w"
-work_v() { verify v /mnt/fio 16m 16; }
+work_v() { verify v /mnt/fio 8m 16; }
 came_of_v() { verified "$1" v "$2"; }
-work_w() { verify w "/dev/$w" 64m 16 16k; }
+work_w() { verify w "/dev/$w" 32m 16 16k; }
 came_of_w() { verified "$1" w "$2"; }
 if [ "$DATABASE" = 1 ]; then
     database_is_made || finish

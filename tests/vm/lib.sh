@@ -20,6 +20,13 @@ check() {
     if output=$("$@" 2>&1); then pass "$name"; else fail "$name: $*: exit $?: $(head -n 8 <<<"$output" | tr '\n' '|')"; return 1; fi
 }
 
+# check_said NAME COMMAND...: the same, and what it says, which is in `said`, is told with the name.
+check_said() {
+    local name=$1
+    shift
+    if said=$("$@" 2>&1); then pass "$name: $said"; else fail "$name: $*: exit $?: $said"; return 1; fi
+}
+
 # refuses NAME TEXT COMMAND...: the command fails, and says TEXT (a regular expression).
 refuses() {
     local name=$1 text=$2 output

@@ -70,12 +70,12 @@ check "mount again" mount /dev/nbd0 /mnt
 verify file /mnt/fio 16m 16 &
 work=$!
 for n in $(seq $kills); do
-    sleep 3
+    goes_on nbd0
     kill -0 $work 2>/dev/null || fail "kill $n: fio has ended before it"
     kill_daemon
     if go && netlink reconnect; then pass "kill $n: served and connected again"; else fail "kill $n: $(tr '\n' '|' </run/v.err)"; fi
 done
-sleep 4
+goes_on nbd0
 touch /run/enough
 wait $work
 verified "$kills kills (requests in flight wait for their time limit of 2 s)" file $?

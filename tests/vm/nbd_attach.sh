@@ -39,6 +39,7 @@ both_are_there
 file_systems "/dev/$odd" xfs ext4 btrfs
 check "mkfs.xfs" mkfs.xfs -q -f "/dev/$odd"
 check "mount" mount "/dev/$odd" /mnt
+fua_is_durable
 kills_under_work
 upgrades_under_work
 fill /mnt/. /run/sums
@@ -69,7 +70,7 @@ impatient() { echo 1500 | tee "/sys/block/$odd/queue/io_timeout" "/sys/block/$bi
 impatient
 begin_work
 for n in 1 2 3; do
-    sleep 3
+    goes_on "$odd" "$big"
     kill -STOP "$daemon"
     sleep 4
     if [ $n = 3 ]; then
@@ -83,7 +84,7 @@ for n in 1 2 3; do
         check "connections $n: they were replaced" wait_for 60 replaced $n
     fi
 done
-sleep 4
+goes_on "$odd" "$big"
 end_work "several connections"
 dmesg | grep -E 'I/O error|Buffer I/O|XFS.*error' >/run/kernel.err
 check "several connections: the kernel saw no I/O error" test ! -s /run/kernel.err
@@ -96,4 +97,15 @@ check "backing file alone: xfs_repair finds nothing" xfs_repair -n /run/odd.img
 check "backing file alone: mount" mount -o ro,loop /run/odd.img /mnt
 check "backing file alone: everything is there" intact /mnt /run/sums
 check "backing file alone: unmount" umount /mnt
+
+# Without a cache the device is its backing file.
+serve u --volume odd=/run/odd.img --attach nbd || fail "serve without a cache"
+odd=$(attached odd)
+check "bare: write at an odd sector" dd if=/run/random of="/dev/$odd" bs=512 seek=2049 count=64 oflag=direct,dsync
+check "bare: the backing file has it" cmp -n $((64 * 512)) /run/random <(dd if=/run/odd.img bs=512 skip=2049 count=64 status=none)
+kill_daemon
+serve u --volume odd=/run/odd.img --attach nbd || fail "serve without a cache after kill -9"
+check "bare: the same device after kill -9" is "$(attached odd)" "$odd"
+check "bare: what was written is there" cmp -n $((64 * 512)) /run/random <(dd if="/dev/$odd" bs=512 skip=2049 count=64 iflag=direct status=none)
+stop "bare: stop" u
 finish

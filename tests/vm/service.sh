@@ -1,5 +1,6 @@
 # boots with systemd: 4
 # boot 4 without: cache512
+# processors: 1
 # A machine as an operator would have it: the package, a configuration, fstab by UUID; volumes with XFS, LVM and a btrfs
 # over two of them, all backing devices partitions. The service is reloaded and killed under load, the machine is shut down under load, its power
 # is cut, it lacks its cache.
@@ -54,11 +55,12 @@ all_dirty() {
 # Writers as services that systemd ends before it unmounts. An error ends them.
 load() {
     local it
+    touch /run/before
     for it in xfs lvm btrfs; do
         systemd-run -q --unit "load-$it" -p RequiresMountsFor="/srv/$it" bash -c \
-            "while dd if=/dev/urandom of=/srv/$it/load bs=64k count=64 conv=notrunc 2>/dev/null; do sleep 0.5; done"
+            "while dd if=/dev/urandom of=/srv/$it/load bs=64k count=16 conv=notrunc 2>/dev/null; do sleep 0.5; done"
     done
-    sleep 5
+    for it in xfs lvm btrfs; do wait_for 60 test "/srv/$it/load" -nt /run/before || fail "load-$it does not begin"; done
 }
 main_process() { systemctl show -P MainPID forebay@data; }
 # WHAT COMMAND...: what the command does to the service, while trees of files are made beside the load; they are there afterwards.
@@ -201,7 +203,7 @@ END
     # So that there is something dirty that a mount of the backing devices would lack.
     for it in xfs lvm btrfs; do echo newest >"/srv/$it/newest"; sync -f "/srv/$it/."; done
     # What does not come need not be waited for long.
-    sed -i 's/\(device-timeout[ ="]*\)500/\160/' /etc/fstab /etc/forebay/data.toml
+    sed -i 's/\(device-timeout[ ="]*\)500/\130/' /etc/fstab /etc/forebay/data.toml
     sync -f /etc/fstab
     finish
     ;;
@@ -210,7 +212,7 @@ END
     # Until systemd waits for none of them any more.
     wait_for 280 bash -c '! systemctl list-jobs --no-legend | grep -E "srv|by.x2duuid"'
     for it in xfs lvm btrfs; do check "without its cache: $it is not mounted" bash -c "! mountpoint -q /srv/$it"; done
-    # It waits for a minute before it gives up.
+    # It waits for half a minute before it gives up.
     check "without its cache: the log names what is missing" wait_for 150 bash -c "journalctl -b -o cat -u forebay@data | grep -E 'UUID=[-0-9a-f]*: the cache device is not there'"
     check "without its cache: no old state can be mounted by hand" bash -c "! mount ${P4}1 /mnt 2>&1 && ! mount /srv/xfs && ! mountpoint /srv/xfs"
     check "without its cache: LVM has activated nothing" bash -c "! ls /dev/mapper/vg-lv"

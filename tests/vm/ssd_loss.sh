@@ -47,7 +47,10 @@ lost() { # WHAT
     wait $work
     pass "$1: it says: $(tail -n 1 /run/work.err)"
     check "$1: the health of the volume" test "$(of_status health)" = failed
-    read -r stage as_of exposed < <(of_status writeback backing_as_of exposed_first_block exposed_blocks)
+    local first blocks
+    # The stage last: it may be several words.
+    read -r as_of first blocks stage < <(of_status backing_as_of exposed_first_block exposed_blocks writeback)
+    exposed="$first $blocks"
     ! mountpoint -q /mnt || check "$1: unmount" timeout 60 umount /mnt
     check "$1: what is on the backing device alone is read" timeout 30 dd if="$(volume)" of=/dev/null bs=1M skip=1500 count=8 iflag=direct
     # With relaxed one of what is not in the log goes around it.
@@ -74,7 +77,7 @@ if ! mount "$(volume)" /mnt 2>/dev/null; then
     go || { fail "back again: serve once more: $(tail -n 3 /run/l.err | tr '\n' '|')"; finish; }
     check "back again: mount" mount "$(volume)" /mnt
 else pass "back again: mount, at once"; fi
-check "back again: $(compare)" compare
+check_said "back again" compare
 check "back again: unmount" umount /mnt
 check "back again: e2fsck finds nothing" e2fsck -f -n "$(volume)"
 stop "back again: stop" l
@@ -99,8 +102,8 @@ echo "$what: write-back was $stage, the backing device is as of $(($(date +%s) -
 check "$what: the backing device alone: its journal is replayed, and e2fsck has no more to do" bash -c "e2fsck -p $backing; [ \$? -le 1 ]"
 check "$what: the backing device alone: e2fsck finds nothing" e2fsck -f -n $backing
 check "$what: the backing device alone: mount" mount -o ro $backing /mnt
-check "$what: the backing device alone, as of then: $(compare "$as_of")" compare "$as_of"
-check "$what: something was synced by then" bash -c "[ \"$(compare "$as_of")\" != '0 files as they were synced' ]"
+check_said "$what: the backing device alone, as of then" compare "$as_of"
+check "$what: something was synced by then" test "$said" != "0 files as they were synced"
 umount /mnt
 check "$what: another SSD takes its place" bring_back
 
@@ -133,13 +136,10 @@ for order in batch relaxed; do
     lost "$what"
     [ $order = batch ] && range="mixed ${exposed/None/0} $as_of" || range=any
     # shellcheck disable=SC2086
-    said=$(python3 ./block_work.py compare $backing /run/blocks $range 2>&1)
-    # shellcheck disable=SC2086
-    check "$what (write-back: $stage): the backing device alone: $said" python3 ./block_work.py compare $backing /run/blocks $range
+    check_said "$what (write-back: $stage): the backing device alone" python3 ./block_work.py compare $backing /run/blocks $range
     check "$what: the SSD comes back" bring_back
     go --without-cache l || { fail "$what: serve: $(tail -n 3 /run/l.err | tr '\n' '|')"; finish; }
-    said=$(python3 ./block_work.py compare "$(volume)" /run/blocks all 2>&1)
-    check "$what: all is there then: $said" python3 ./block_work.py compare "$(volume)" /run/blocks all
+    check_said "$what: all is there then" python3 ./block_work.py compare "$(volume)" /run/blocks all
     stop "$what: stop" l
 done
 dmsetup remove slow
@@ -197,8 +197,7 @@ for n in $(seq "$LOSSES"); do
     wait $daemon
     check "$what: the backing device alone (write-back: $stage): its log is replayed, fsck finds nothing" sound $kind || finish
     mount -o ro $backing /mnt
-    said=$(compare "$as_of")
-    check "$what: as of $(($(date +%s) - as_of / 1000)) s ago: $said" compare "$as_of"
+    check_said "$what: as of $(($(date +%s) - as_of / 1000)) s ago" compare "$as_of"
     umount /mnt
     [ "$stage" = idle ] || broken=$((broken + 1))
     compared=$((compared + ${said%% *}))

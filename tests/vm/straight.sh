@@ -5,7 +5,7 @@
 usual_kills=2 usual_upgrades=2
 . ./lib.sh
 . ./device.sh
-attach=ublk works="file bare zeroes" goes_on_by="by stop and recovery, because there is no cache"
+attach=ublk works="file bare zeroes" bare_size=32m goes_on_by="by stop and recovery, because there is no cache"
 # What is served bare has else another one after each start.
 more="--control /run/u.sock"
 modprobe -a ublk_drv xfs loop
@@ -19,10 +19,12 @@ copies() { # COMMAND...
 }
 direct() { dd bs=1M iflag=fullblock status=none "$@"; }
 verified_once() { # DEVICE [FIO...]
-    fio --name=v --filename="$1" --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --bs=4k --size=32m --verify=crc32c --do_verify=1 \
+    fio --name=v --filename="$1" --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --bs=4k --size=16m --verify=crc32c --do_verify=1 \
         --verify_fatal=1 "${@:2}" >/run/fio.once 2>&1 || { tail -n 5 /run/fio.once; return 1; }
 }
 random 64M >/run/random64
+# All of it is summed in the end, so it is the smaller of the disks with such blocks.
+ln -sfn "$(readlink $S/cache4096)" $S/backing4096
 
 # `odd` is on a loop device, and as odd as that; `memory` on a file of which nobody can tell whether its pages may change (F4 in io/file.rs).
 odd_is_made
@@ -148,7 +150,7 @@ kill_daemon
 go || fail "write-around: serve after kill -9"
 check "write-around: it is what was written" cmp -n $((64 << 20)) /run/random64 "/dev/$a"
 check "write-around: set to write-back" $FOREBAY set a mode=write-back --control "$(control w)"
-check "write-back: 4 KiB writes are copied into the log" test "$(copies verified_once "/dev/$a")" -ge 32
+check "write-back: 4 KiB writes are copied into the log" test "$(copies verified_once "/dev/$a" --size=32m)" -ge 32
 check "write-back: fio --verify" verified_once "/dev/$a" --iodepth=1 --size=4m
 drain_and_stop "write-back: drain and stop" w
 check "the kernel has nothing to say of it" bash -c '! dmesg | grep -E "WARNING:|BUG:|refcount_t|I/O error|Buffer I/O"'
