@@ -76,7 +76,9 @@ pub enum Command {
     /// Write a volume back and take it out of the daemon and its cache; its backing device is the plain disk then
     ///
     /// Nobody may use the volume: what is mounted is unmounted first. Ending this command before the volume
-    /// is written back ends the detaching, and the volume is as it was.
+    /// is written back (Ctrl-C, SIGTERM, a terminal that hangs up) ends the detaching, and the volume is as it was. After
+    /// `kill -9` of this command, or where the daemon is gone, nobody gives it back: it stays drained, as after `forebay
+    /// drain`, until `forebay set NAME mode=MODE`.
     Detach(DetachArgs),
     /// Make a volume as large as its backing device, which has grown, or the cache larger or smaller, while they are
     /// used

@@ -152,50 +152,49 @@ pub fn keep() -> Result<()> {
 
 /// What the devices are made by, if by anything. Says so, and what stands against the others.
 pub fn choose(wanted: Attach) -> Result<Option<Kind>> {
+    let is_root = forebay::host::runtime_dir::Places::found().user_id == 0;
+    let (kind, says) = chosen(wanted, is_root, Kind::obstacle)?;
+    if let Some(says) = says {
+        tracing::info!("{says}");
+    }
+    Ok(kind)
+}
+
+/// What is chosen and what is said of it, where these obstacles are.
+fn chosen(
+    wanted: Attach,
+    is_root: bool,
+    obstacle: impl Fn(Kind) -> Option<String>,
+) -> Result<(Option<Kind>, Option<String>)> {
     let asked = match wanted {
-        Attach::None => return Ok(None),
+        Attach::None => return Ok((None, None)),
         Attach::Auto => None,
         Attach::Ublk => Some(Kind::Ublk),
         Attach::Nbd => Some(Kind::Nbd),
         Attach::Fuse => Some(Kind::Fuse),
     };
     // Nobody else is given by `auto` what ends with the daemon.
-    let is_unprivileged = forebay::host::runtime_dir::Places::found().user_id != 0;
-    if is_unprivileged && asked != Some(Kind::Ublk) {
-        let why = "not root; run by root it would add a block device per volume";
-        return refused(asked, why);
+    if !is_root && asked != Some(Kind::Ublk) {
+        return refused(asked, "not root; run by root it would add a block device per volume");
     }
     if let Some(kind) = asked {
-        return match kind.obstacle() {
-            None => Ok(Some(kind)),
-            Some(why) => refused(asked, &why),
-        };
+        return obstacle(kind).map_or(Ok((asked, None)), |why| refused(asked, &why));
     }
     let mut why_not = Vec::new();
     for kind in Kind::ALL {
-        match kind.obstacle() {
-            Some(why) => why_not.push(format!("{}: {why}", kind.name())),
-            None => {
-                let but = if why_not.is_empty() {
-                    String::new()
-                } else {
-                    format!("; {}", why_not.join("; "))
-                };
-                tracing::info!("attaches volumes by {}{but}", kind.name());
-                return Ok(Some(kind));
-            }
-        }
+        let Some(why) = obstacle(kind) else {
+            why_not.insert(0, format!("attaches volumes by {}", kind.name()));
+            return Ok((Some(kind), Some(why_not.join("; "))));
+        };
+        why_not.push(format!("{}: {why}", kind.name()));
     }
     refused(None, &why_not.join("; "))
 }
 
-fn refused(asked: Option<Kind>, why: &str) -> Result<Option<Kind>> {
+fn refused(asked: Option<Kind>, why: &str) -> Result<(Option<Kind>, Option<String>)> {
     match asked {
         Some(kind) => bail!("--attach {}: {why}", kind.name()),
-        None => {
-            tracing::info!("attaches no volume, serves NBD only: {why}");
-            Ok(None)
-        }
+        None => Ok((None, Some(format!("attaches no volume, serves NBD only: {why}")))),
     }
 }
 
@@ -221,5 +220,65 @@ pub fn protect() {
         failed.iter().map(|failed| format!("{failed} ({})", failed.source)).collect();
     if !failed.is_empty() {
         tracing::warn!("when memory is short: {}", failed.join("; "));
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// What is chosen and said where only these can be had.
+    fn of(wanted: Attach, is_root: bool, had: &[Kind]) -> Result<(Option<Kind>, String), String> {
+        let why = |kind: Kind| (!had.contains(&kind)).then(|| format!("no {}.ko", kind.name()));
+        let chosen = chosen(wanted, is_root, why);
+        chosen.map(|it| (it.0, it.1.unwrap_or_default())).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn auto_takes_the_best_and_says_why_not_a_better_one() {
+        let cases = [
+            (&Kind::ALL[..], Some(Kind::Ublk), "attaches volumes by ublk"),
+            (&Kind::ALL[1..], Some(Kind::Nbd), "attaches volumes by nbd; ublk: no ublk.ko"),
+            (
+                &Kind::ALL[2..],
+                Some(Kind::Fuse),
+                "attaches volumes by fuse; ublk: no ublk.ko; nbd: no nbd.ko",
+            ),
+            (
+                &[],
+                None,
+                "attaches no volume, serves NBD only: ublk: no ublk.ko; nbd: no nbd.ko; fuse: no fuse.ko",
+            ),
+        ];
+        for (had, kind, says) in cases {
+            assert_eq!(of(Attach::Auto, true, had), Ok((kind, says.to_owned())));
+        }
+    }
+
+    /// Nor is anything looked for that root alone may have.
+    #[test]
+    fn who_is_not_root_is_told_what_root_would_add() {
+        let why = "not root; run by root it would add a block device per volume";
+        let says = format!("attaches no volume, serves NBD only: {why}");
+        assert_eq!(of(Attach::Auto, false, &Kind::ALL), Ok((None, says)));
+        for (wanted, name) in [(Attach::Nbd, "nbd"), (Attach::Fuse, "fuse")] {
+            assert_eq!(of(wanted, false, &Kind::ALL), Err(format!("--attach {name}: {why}")));
+        }
+        let ublk = of(Attach::Ublk, false, &Kind::ALL);
+        assert_eq!(ublk, Ok((Some(Kind::Ublk), String::new())));
+    }
+
+    #[test]
+    fn what_was_asked_for_is_taken_or_refused_and_nothing_else() {
+        let all =
+            [(Attach::Ublk, Kind::Ublk), (Attach::Nbd, Kind::Nbd), (Attach::Fuse, Kind::Fuse)];
+        for (wanted, kind) in all {
+            assert_eq!(of(wanted, true, &Kind::ALL), Ok((Some(kind), String::new())));
+            let others: Vec<Kind> = Kind::ALL.into_iter().filter(|it| *it != kind).collect();
+            let why = format!("--attach {0}: no {0}.ko", kind.name());
+            assert_eq!(of(wanted, true, &others), Err(why));
+        }
+        assert_eq!(of(Attach::None, true, &Kind::ALL), Ok((None, String::new())));
     }
 }

@@ -132,11 +132,13 @@ pub fn ask(socket: &Path, request: &Request) -> Result<Reply> {
     })?;
     let mut line = serde_json::to_string(request)?;
     line.push('\n');
-    stream.write_all(line.as_bytes()).context("the daemon went away")?;
+    // One that ends resets whom it has not heard, and may leave an answer unfinished.
+    let went = |why: &str| NoDaemon(format!("the daemon went away before it answered{why}"));
+    stream.write_all(line.as_bytes()).map_err(|error| went(&format!(": {error}")))?;
     let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).context("the daemon went away")?;
-    if answer.is_empty() {
-        return Err(NoDaemon("the daemon went away before it answered".into()).into());
+    BufReader::new(stream).read_line(&mut answer).map_err(|error| went(&format!(": {error}")))?;
+    if !answer.ends_with('\n') {
+        return Err(went("").into());
     }
     match serde_json::from_str(&answer).context("the daemon's answer is not understood")? {
         Reply::Error { text } => bail!(text),
@@ -172,5 +174,40 @@ fn of(reply: Reply) -> Result<Status> {
     match reply {
         Reply::Status(status) => Ok(*status),
         _ => bail!("the daemon answered something else than its status"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixListener;
+
+    /// `status --watch` ended with 1 and not with 5 when the daemon's end came in the middle of a question, and who asks again over an
+    /// upgrade did not.
+    #[test]
+    fn a_daemon_that_ends_while_it_is_asked_is_none() {
+        let folder = std::env::temp_dir().join(format!("forebay-ends-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for answer in [None, Some(""), Some("{\"reply\"")] {
+            let socket = folder.join("control");
+            let listener = UnixListener::bind(&socket).unwrap();
+            let daemon = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                // What it has not read when it ends is a reset to the one who asks.
+                let Some(answer) = answer else {
+                    std::thread::sleep(Duration::from_millis(50));
+                    return;
+                };
+                stream.read_exact(&mut [0]).unwrap();
+                while stream.read(&mut [0; 64]).unwrap() == 64 {}
+                stream.write_all(answer.as_bytes()).unwrap();
+            });
+            let error = ask(&socket, &Request::Status).unwrap_err();
+            daemon.join().unwrap();
+            assert!(error.is::<NoDaemon>(), "{answer:?}: {error:#}");
+            std::fs::remove_file(socket).unwrap();
+        }
+        std::fs::remove_dir(folder).unwrap();
     }
 }

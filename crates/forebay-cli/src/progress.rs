@@ -25,11 +25,13 @@ impl Line {
             return Ok(());
         }
         self.shown = Some(Instant::now());
+        // A terminal may be gone: that is an error, and no panic.
+        let mut out = std::io::stdout();
         if self.is_terminal {
-            print!("\r\x1b[K{}", text());
-            std::io::stdout().flush()?;
+            write!(out, "\r\x1b[K{}", text())?;
+            out.flush()?;
         } else {
-            println!("{}", text());
+            writeln!(out, "{}", text())?;
         }
         Ok(())
     }
@@ -40,10 +42,11 @@ impl Line {
     }
 
     /// What comes next begins a line.
-    pub fn end(&self) {
+    pub fn end(&self) -> Result<()> {
         if self.is_terminal && self.shown.is_some() {
-            println!();
+            writeln!(std::io::stdout())?;
         }
+        Ok(())
     }
 }
 

@@ -188,6 +188,8 @@ pub struct VolumeStatus {
     pub reads: u64,
     pub writes: u64,
     pub flushes: u64,
+    /// Discards and write-zeroes.
+    pub discards: u64,
     pub read_bytes: u64,
     pub written_bytes: u64,
     /// Blocks that reads found in the log, that they had to read from the backing device, and of these the
@@ -195,6 +197,8 @@ pub struct VolumeStatus {
     pub hit_blocks: u64,
     pub miss_blocks: u64,
     pub shared_blocks: u64,
+    /// Blocks in the log that were read from the backing device as well, with what is on both sides of them: one read in the place of two.
+    pub across_blocks: u64,
     /// Blocks read before a guest asked for them; of these, those that a guest read, those that changed before that, and those that
     /// had to give their place away; and reads of them that failed.
     pub ahead_blocks: u64,

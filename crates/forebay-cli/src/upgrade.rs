@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Going on as another program: the daemon brings its cache to rest, leaves its block devices to the
 //! kernel, and executes the program, which goes on with what is left to it: the map in memory, the
-//! devices' open files with their locks, the sockets that clients come in by, and NBD clients' connections. If
-//! that cannot be of the map, the daemon closes the cache, and the new program opens it; the connections go on
-//! all the same.
+//! devices' open files with their locks, the sockets that clients come in by, and the connections of NBD clients and
+//! of virtual machines. If that cannot be of the map, the daemon closes the cache, and the new program opens it; the
+//! connections go on all the same.
 //!
 //! # Invariants
 //!
@@ -16,9 +16,9 @@
 //! - **G4** What is left is for this process (its number tells), is taken first of all, and is not open in
 //!   any program that is executed later, but for what G6 leaves again.
 //! - **G5** The thread that executes the next program has no ring: who serves has ended before (`cmd::serve::run`).
-//! - **G6** Of NBD clients' connections nothing is touched between the program that brings them to rest and the one that
+//! - **G6** Of guests' connections nothing is touched between the program that brings them to rest and the one that
 //!   serves: they are taken when nothing brings back the program before (`cmd::serve::serve`), and left to it again
-//!   whenever that goes on (C1, C2 of `nbd/carried.rs`). So no request is done twice or lost over either.
+//!   whenever that goes on (C1, C2 of `nbd/carried.rs` and `vhost/carried.rs`). So no request is done twice or lost over either.
 //!
 //! # Crash
 //!
@@ -27,7 +27,7 @@
 use anyhow::{Context, Error, Result, anyhow};
 use forebay::handover::Handed;
 use forebay::host::inherited::inherited;
-use forebay_serve::nbd::passage;
+use forebay_serve::carried;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
@@ -66,18 +66,27 @@ pub struct Left {
     pub devices: Vec<OwnedFd>,
     /// Where clients come in, by address.
     pub sockets: Vec<(String, OwnedFd)>,
-    /// NBD clients' connections.
-    pub connections: Option<passage::Handed>,
+    pub guests: Guests,
 }
 
-/// The same as numbers. A program of before connections went on takes a map beside them, closes what it cannot name, and takes
-/// nothing where there is no map.
+/// Those who stay connected.
+#[derive(Default)]
+pub struct Guests {
+    /// NBD clients.
+    pub connections: Option<carried::Handed>,
+    /// Virtual machines.
+    pub machines: Option<carried::Handed>,
+}
+
+/// The same as numbers. A program of before connections, or machines, went on takes a map beside them, closes what it cannot
+/// name, and takes nothing where there is nothing that it can.
 #[derive(Serialize, Deserialize)]
 struct Numbers {
     process: u32,
     #[serde(flatten)]
     map: Option<MapNumbers>,
-    connections: Option<ConnectionNumbers>,
+    connections: Option<GuestNumbers>,
+    machines: Option<GuestNumbers>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -90,9 +99,11 @@ struct MapNumbers {
 }
 
 #[derive(Serialize, Deserialize)]
-struct ConnectionNumbers {
+struct GuestNumbers {
     record: RawFd,
     sockets: Vec<RawFd>,
+    /// How many they are; a socket each, if nothing is said.
+    count: Option<usize>,
 }
 
 /// What was left to this program and not yet taken.
@@ -134,18 +145,30 @@ pub fn take_socket(address: &str) -> Option<OwnedFd> {
     })
 }
 
-/// NBD clients' connections, if any were left. To be asked when nothing brings back the program before (G6).
-pub fn take_connections() -> Option<passage::Handed> {
-    to_take(|left| left.connections.take())
+/// Whether virtual machines were left.
+#[cfg(feature = "vhost")]
+pub fn has_machines() -> bool {
+    to_take(|left| left.guests.machines.is_some().then_some(())).is_some()
+}
+
+/// Those who stay connected. To be asked when nothing brings back the program before (G6).
+pub fn take_guests() -> Guests {
+    to_take(|left| Some(std::mem::take(&mut left.guests))).unwrap_or_default()
 }
 
 /// Closes what nobody wanted, but for what the program before may go on with (G6).
 pub fn close_left() {
     to_take(|left| {
-        let connections = left.connections.take();
-        *left = Left { connections, ..Left::default() };
+        let guests = std::mem::take(&mut left.guests);
+        *left = Left { guests, ..Left::default() };
         Some(())
     });
+}
+
+impl Guests {
+    fn all(&self) -> impl Iterator<Item = &carried::Handed> {
+        self.connections.iter().chain(&self.machines)
+    }
 }
 
 impl Left {
@@ -168,18 +191,22 @@ impl Left {
             let message = File::from(one(map.message)?);
             left.cache = Some(Handed { message, tables, lasts: map.lasts });
         }
-        if let Some(ConnectionNumbers { record, sockets }) = numbers.connections {
+        let guests = |numbers: Option<GuestNumbers>| {
+            let Some(GuestNumbers { record, sockets, count }) = numbers else { return Some(None) };
+            let count = count.unwrap_or(sockets.len());
             let message = File::from(one(record)?);
-            let sockets = sockets.into_iter().map(one).collect::<Option<_>>()?;
-            left.connections = Some(passage::Handed { message, sockets });
-        }
+            let descriptors = sockets.into_iter().map(one).collect::<Option<_>>()?;
+            Some(Some(carried::Handed { message, count, descriptors }))
+        };
+        left.guests.connections = guests(numbers.connections)?;
+        left.guests.machines = guests(numbers.machines)?;
         Some(left)
     }
 
     fn numbers(&self) -> Vec<RawFd> {
         let cache = self.cache.iter().flat_map(|it| [&it.message, &it.tables[0], &it.tables[1]]);
-        let records = self.connections.iter().map(|it| &it.message);
-        let connected = self.connections.iter().flat_map(|it| &it.sockets);
+        let records = self.guests.all().map(|it| &it.message);
+        let connected = self.guests.all().flat_map(|it| &it.descriptors);
         let sockets = self.sockets.iter().map(|(_, fd)| fd).chain(connected);
         let owned = self.devices.iter().chain(sockets).map(AsRawFd::as_raw_fd);
         cache.chain(records).map(AsRawFd::as_raw_fd).chain(owned).collect()
@@ -204,17 +231,19 @@ impl Left {
                     .collect::<Result<_>>()?,
             })
         };
-        let connections = |handed: &passage::Handed| {
-            let (record, sockets) = (keep(&handed.message)?, keep_all(&handed.sockets)?);
-            Ok::<_, Error>(ConnectionNumbers { record, sockets })
+        let guests = |handed: &Option<carried::Handed>| {
+            let Some(handed) = handed else { return Ok(None) };
+            let (record, sockets) = (keep(&handed.message)?, keep_all(&handed.descriptors)?);
+            Ok::<_, Error>(Some(GuestNumbers { record, sockets, count: Some(handed.count) }))
         };
         let map = self.cache.as_ref().map(map).transpose()?;
-        let connections = self.connections.as_ref().map(connections).transpose()?;
-        if map.is_none() && connections.is_none() {
+        let connections = guests(&self.guests.connections)?;
+        let machines = guests(&self.guests.machines)?;
+        if map.is_none() && connections.is_none() && machines.is_none() {
             return Ok(None);
         }
         let process = std::process::id();
-        Ok(Some(serde_json::to_string(&Numbers { process, map, connections })?))
+        Ok(Some(serde_json::to_string(&Numbers { process, map, connections, machines })?))
     }
 }
 
@@ -240,11 +269,11 @@ pub fn execute(
         command.env(NOT_LEFT, why);
     }
     let error = command.exec();
-    let connections = left.connections.take();
+    let guests = std::mem::take(&mut left.guests);
     // They would be open in the program before, and lock it out.
     drop(left);
     let error = anyhow!(error).context(format!("{}: cannot be executed", executable.display()));
-    go_back(&before, &error, connections)
+    go_back(&before, &error, guests)
 }
 
 /// The program that executed this one, until this one serves.
@@ -273,7 +302,7 @@ impl Before {
     /// It goes on, for this program cannot serve. Gives why not, if that fails.
     pub fn go_on(&self, error: &Error) -> Error {
         let before = format!("{OPEN_FILES}{}", self.0.as_raw_fd());
-        match go_back(&before, error, take_connections()) {
+        match go_back(&before, error, take_guests()) {
             Ok(never) => match never {},
             Err(error) => error,
         }
@@ -290,15 +319,11 @@ fn close_all_but(known: &[RawFd]) {
     }
 }
 
-fn go_back(
-    before: &str,
-    error: &Error,
-    connections: Option<passage::Handed>,
-) -> Result<Infallible> {
+fn go_back(before: &str, error: &Error, guests: Guests) -> Result<Infallible> {
     eprintln!("forebay: the upgrade failed, the program before goes on: {error:#}");
     let mut command = again(Path::new(before));
     command.env(WHY_NOT, format!("{error:#}")).env_remove(BEFORE);
-    let left = Left { connections, ..Left::default() };
+    let left = Left { guests, ..Left::default() };
     // Without them it goes on as well: they are closed then.
     if let Ok(Some(numbers)) = left.keep() {
         command.env(LEFT, numbers);

@@ -206,7 +206,11 @@ fn a_cache_that_may_not_be_written_is_refused_and_can_be_checked() {
     };
     match run(&["serve", "--cache", &cache]) {
         Ok(done) => done.refused(1, "Permission denied"),
-        Err(error) => return println!("SKIP the program cannot be run as another user: {error}"),
+        Err(error) => {
+            return forebay_testing::skip(&format!(
+                "bad_input: the program cannot be run as another user: {error}"
+            ));
+        }
     }
     let done = run(&["check", &cache]).unwrap();
     assert_eq!(done.code, 0, "{done:?}");

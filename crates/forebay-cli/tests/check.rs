@@ -2,6 +2,7 @@
 //! `forebay check` and `forebay inspect` of the real program.
 
 use crate::bad::{Place, patch};
+use crate::support::wait_for;
 
 /// A cache with four blocks written at LBA 8, and where each lies on the cache device.
 fn written(place: &Place) -> (String, String, Vec<u64>) {
@@ -72,6 +73,58 @@ fn a_rotten_header_is_told_with_the_blocks_it_held() {
     let done = place.run(&["check", &cache]);
     assert_eq!(done.code, 4, "{done:?}");
     assert!(done.stdout.contains("dirty [V1] v LBA 5 + 1, byte 20480"), "{done:?}");
+}
+
+/// The power failed while a record was written, of which nobody had been promised anything.
+#[test]
+fn a_torn_end_is_told_and_is_sound() {
+    let place = Place::new("checktorn");
+    let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+    let volume = format!("v={backing}");
+    let daemon = place.serve(&["--cache", &cache, "--volume", &volume]);
+    let mut client = daemon.client("v");
+    for lba in [3, 5] {
+        client.write(lba * 4096, &[lba as u8; 4096], true).unwrap();
+    }
+    let control = place.text("control");
+    let written = || {
+        let status = place.json(&["status", "--json", "--control", &control]);
+        status["volumes"][0]["cache_bytes_written"].as_u64().unwrap()
+    };
+    let before = written();
+    client.write(7 * 4096, &[7; 4096], false).unwrap();
+    wait_for("the record is written, after a second", || written() > before);
+    daemon.kill();
+    let uuid = place.json(&["check", &cache, "--json"])["uuid"].as_str().unwrap().to_owned();
+    // Memory goes with the power.
+    let user = rustix::process::geteuid().as_raw();
+    let (shared, own) = (format!("/dev/shm/forebay-{user}"), place.text("run/forebay"));
+    let buffers = ["/run/forebay", &shared, &own].map(|it| format!("{it}/{uuid}.buffers"));
+    let gone = buffers.iter().filter(|it| std::fs::remove_file(it).is_ok()).count();
+    assert_eq!(gone, 1, "{buffers:?}");
+    let records = place.json(&["inspect", &cache, "entries", "--json", "--lba", "7"]);
+    let address = records[0]["address"].as_u64().unwrap();
+    patch(&cache, address + 4096 + 512, |sectors| sectors.fill(0), 4096 - 512);
+    let before = std::fs::read(&cache).unwrap();
+    let done = place.run(&["check", &cache]);
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(done.stdout.contains("\nnote [V2] v: torn end: the log ends at sequence "), "{done:?}");
+    assert!(done.stdout.contains("the last stop was not a clean one"), "{done:?}");
+    assert!(done.stdout.ends_with("\nsound\n"), "{done:?}");
+    let report = place.json(&["check", &cache, "--json"]);
+    assert_eq!(report["result"], "sound", "{report}");
+    let findings = report["findings"].as_array().unwrap();
+    assert_eq!(findings.len(), 1, "{report}");
+    assert_eq!((&findings[0]["severity"], &findings[0]["rule"]), (&"note".into(), &"V2".into()));
+    assert!(before == std::fs::read(&cache).unwrap(), "a check changes nothing");
+    // That is what `serve` goes on with.
+    let daemon = place.serve(&["--cache", &cache]);
+    for (lba, byte) in [(3, 3), (5, 5), (7, 0)] {
+        assert_eq!(daemon.client("v").read(lba * 4096, 4096).unwrap(), [byte; 4096], "{lba}");
+    }
+    daemon.stop(&place);
+    let done = place.run(&["check", &cache]);
+    assert!(done.code == 0 && !done.stdout.contains("torn end"), "{done:?}");
 }
 
 /// Two headers in a row: nobody can say what the first of them held. A clean stop and another start must not

@@ -2,7 +2,9 @@
 //! `forebay attach` and `forebay detach` while others are served. With kernel block devices: `fuse/volume.rs`.
 
 use crate::support::model::content;
-use crate::support::{Scratch, signal, wait_for};
+use crate::support::terminal::{Terminal, is_running};
+use crate::support::{Daemon, Scratch, run, signal, wait_for};
+use forebay_testing::requires;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -116,19 +118,129 @@ fn a_detaching_that_is_ended_leaves_the_volume_as_it_was() {
         prlimit(Some(pid), Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
     };
     limit(Some(80 * MIB));
-    let mut detach = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    detach.args(["detach", "v", "--control"]).arg(scratch.control());
-    detach.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-    let detach = detach.spawn().unwrap();
-    wait_for("the drain", || scratch.status()["volumes"][0]["drained"] == true);
-    signal(detach.id(), "INT");
-    let done = detach.wait_with_output().unwrap();
-    assert_eq!(done.status.code(), Some(1), "{done:?}");
-    assert!(text(&done).contains("v: not detached: it was ended before"), "{done:?}");
+    let drained = || scratch.status()["volumes"][0]["drained"] == true;
+    let as_it_was = || {
+        let volume = &scratch.status()["volumes"][0];
+        assert_eq!((&volume["drained"], &volume["mode"]), (&false.into(), &"write-back".into()));
+        assert_eq!(names(&scratch), ["v", "w"]);
+        assert_eq!(scratch.connect("v").read(at, MIB as u32).unwrap(), content(1, at, MIB));
+    };
+    let begin = || {
+        wait_for("no client", || scratch.status()["volumes"][0]["nbd_clients"] == 0);
+        let detach = piped(&mut detach_command(&scratch, "v"));
+        wait_for("the drain", drained);
+        detach
+    };
+    for name in ["INT", "TERM", "HUP"] {
+        let detach = begin();
+        signal(detach.id(), name);
+        let done = detach.wait_with_output().unwrap();
+        assert_eq!(done.status.code(), Some(1), "{name}: {done:?}");
+        assert!(text(&done).contains("v: not detached: it was ended before"), "{done:?}");
+        as_it_was();
+    }
+    // Nobody can do anything about this, but it loses nothing, and what the manual says gives it back.
+    let mut detach = begin();
+    detach.kill().unwrap();
+    detach.wait().unwrap();
+    assert!(drained());
+    assert!(scratch.ask(&["set", "v", "mode=write-back"]).status.success());
+    as_it_was();
+    limit(None);
+    daemon.stop("TERM");
+}
+
+fn detach_command(scratch: &Scratch, name: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["detach", name, "--control"]).arg(scratch.control());
+    command
+}
+
+fn piped(command: &mut Command) -> Child {
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// A connection that was lost: the volume stayed drained for good, and slow.
+#[test]
+fn a_detaching_whose_terminal_hangs_up_leaves_the_volume_as_it_was_unless_that_is_ignored() {
+    requires!("script");
+    let scratch = Scratch::new("come-hang-up");
+    let (daemon, limit) = held_up(&scratch);
+    let drained = || scratch.status()["volumes"][0]["drained"] == true;
+    let detach = Terminal::start(&scratch, &detach_command(&scratch, "v"));
+    wait_for("a line", || detach.shown().contains("1 MiB of 1 MiB left"));
+    assert!(drained());
+    let process = detach.process();
+    drop(detach);
+    wait_for("its end", || !is_running(process));
     let volume = &scratch.status()["volumes"][0];
     assert_eq!((&volume["drained"], &volume["mode"]), (&false.into(), &"write-back".into()));
-    assert_eq!(scratch.connect("v").read(at, MIB as u32).unwrap(), content(1, at, MIB));
+    // As `nohup` has it.
+    let mut ignoring = Command::new("env");
+    ignoring.arg("--ignore-signal=HUP").arg(env!("CARGO_BIN_EXE_forebay"));
+    ignoring.args(["detach", "v", "--control"]).arg(scratch.control());
+    let detach = piped(&mut ignoring);
+    wait_for("the drain", drained);
+    signal(detach.id(), "HUP");
     limit(None);
+    let done = detach.wait_with_output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    assert!(text(&done).contains("v: detached; "), "{done:?}");
+    assert_eq!(names(&scratch), ["w"]);
+    daemon.stop("TERM");
+}
+
+/// Two volumes: `v` is dirty where its backing file takes nothing for now, and nothing of `w` is.
+fn held_up(scratch: &Scratch) -> (Daemon, impl Fn(Option<u64>) + use<>) {
+    scratch.format("64M");
+    let (v, w) = (scratch.file("v", 128 * MIB), scratch.file("w", 16 * MIB));
+    let volume = |name, path: &std::path::Path| format!("{name}={}", path.display());
+    let daemon = scratch.serve(&["--volume", &volume("v", &v), "--volume", &volume("w", &w)]);
+    scratch.connect("v").write(100 * MIB, &content(1, 100 * MIB, MIB), true).unwrap();
+    wait_for("no client", || scratch.status()["volumes"][0]["nbd_clients"] == 0);
+    let pid = Pid::from_raw(daemon.id() as i32).unwrap();
+    let limit = move |bytes| {
+        prlimit(Some(pid), Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
+    };
+    limit(Some(80 * MIB));
+    (daemon, limit)
+}
+
+#[test]
+fn a_clean_volume_is_detached_at_once_and_a_dirty_one_shows_how_far_it_is() {
+    let scratch = Scratch::new("come-clean");
+    let (daemon, limit) = held_up(&scratch);
+    let of = |at: usize, what: &str| scratch.status()["volumes"][at][what].clone();
+    let written = of(1, "backing_bytes_written");
+    // While nothing of the other one can be written back: it waits for nobody and has nothing to show.
+    let done = run(&mut detach_command(&scratch, "w"));
+    assert!(done.status.success(), "{done:?}");
+    let w = scratch.path("w");
+    let plain =
+        ["drained", "detached"].map(|it| format!("w: {it}; {} is the plain disk", w.display()));
+    let said = text(&done);
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines[..2], plain, "{said}");
+    assert!(!said.contains(" left, "), "{said}");
+    assert_eq!(written, 0);
+    assert!(std::fs::read(&w).unwrap().iter().all(|byte| *byte == 0));
+    assert_eq!(names(&scratch), ["v"]);
+    assert_eq!((of(0, "drained"), of(0, "dirty_bytes")), (false.into(), MIB.into()));
+    let mut detach = piped(&mut detach_command(&scratch, "v"));
+    let mut lines = BufReader::new(detach.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let first = lines.next().unwrap();
+    limit(None);
+    let lines: Vec<String> = lines.collect();
+    let done = detach.wait_with_output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    let said = format!("{first}\n{}", lines.join("\n"));
+    let v = scratch.path("v");
+    let plain =
+        ["drained", "detached"].map(|it| format!("v: {it}; {} is the plain disk", v.display()));
+    assert_eq!(first, "1 MiB of 1 MiB left, 0 B/s, no estimate yet", "{said}");
+    assert!(lines.ends_with(&plain), "{said}");
+    assert!(std::fs::read(&v).unwrap()[100 << 20..101 << 20] == content(1, 100 * MIB, MIB));
     daemon.stop("TERM");
 }
 

@@ -139,13 +139,13 @@ fn who_does_not_receive_holds_up_nothing_and_misses_nothing() {
         writer.flush().unwrap();
         for round in 0..3 {
             go_on(&scratch);
-            // What he could read would wait for the memory that they have.
             writer.write(100 * MIB, &[round; 4096], true).unwrap();
+            assert_eq!(writer.read(100 * MIB, 4096).unwrap(), [round; 4096]);
         }
         let said = daemon.said();
         assert!(said.contains("3 NBD connections left to the next program"), "{said}");
         assert!(!said.contains("cannot go on"), "{said}");
-        // Both at a time: what the one has asked for may wait for the memory that the other's answers have.
+        // Both at a time: what each is sent may wait half a second for memory that the other has.
         std::thread::scope(|scope| {
             for client in &mut deaf {
                 let asked = &asked;
@@ -193,36 +193,10 @@ fn a_failed_upgrade_leaves_them_connected() {
     let content = bytes(3, MIB);
     let write = [&header(command::WRITE, 1000, 0, MIB)[..], &content].concat();
     client.stream().write_all(&write[..400_000]).unwrap();
-    // It cannot find its interpreter; `upgrade` would not ask for it.
-    let lost = scratch.path("lost");
-    let text = "printf '#!/nowhere/at/all\\n' >\"$0\" && chmod 755 \"$0\"";
-    good(Command::new("sh").args(["-c", text]).arg(&lost));
-    let broken = broken(&scratch);
-    let why = |program: &Path| {
-        let layout = String::from_utf8(run(Command::new(FOREBAY).arg("layout")).stdout).unwrap();
-        let begun = scratch.status()["started_at"].clone();
-        let mut control = UnixStream::connect(scratch.control()).unwrap();
-        let asked = serde_json::json!({
-            "command": "upgrade", "executable": program, "layout": layout.trim()
-        });
-        writeln!(control, "{asked}").unwrap();
-        let control = scratch.control();
-        let again = || {
-            let mut status = Command::new(FOREBAY);
-            let done = run(status.args(["status", "--json", "--control"]).arg(&control));
-            let status: serde_json::Value = serde_json::from_slice(&done.stdout).ok()?;
-            (status["started_at"] != begun).then(|| status["problems"].to_string())
-        };
-        let mut found = None;
-        crate::support::wait_for("the program before serves", || {
-            found = again();
-            found.is_some()
-        });
-        found.unwrap()
-    };
+    let (lost, broken) = (lost(&scratch), broken(&scratch));
     for (program, wanted) in [(&lost, "cannot be executed"), (&broken, "no forebay superblock")] {
         for _ in 0..2 {
-            let problems = why(program);
+            let problems = fails(&scratch, program);
             assert!(problems.contains("was not upgraded"), "{problems}");
             assert!(problems.contains(wanted), "{problems}");
         }
@@ -236,8 +210,40 @@ fn a_failed_upgrade_leaves_them_connected() {
     daemon.stop("TERM");
 }
 
+/// An upgrade that fails, without `forebay upgrade`, which would ask the new program first: the problems that the one before then has.
+pub fn fails(scratch: &Scratch, program: &Path) -> String {
+    let layout = String::from_utf8(run(Command::new(FOREBAY).arg("layout")).stdout).unwrap();
+    let begun = scratch.status()["started_at"].clone();
+    let mut control = UnixStream::connect(scratch.control()).unwrap();
+    let asked = serde_json::json!({
+        "command": "upgrade", "executable": program, "layout": layout.trim()
+    });
+    writeln!(control, "{asked}").unwrap();
+    let control = scratch.control();
+    let again = || {
+        let mut status = Command::new(FOREBAY);
+        let done = run(status.args(["status", "--json", "--control"]).arg(&control));
+        let status: serde_json::Value = serde_json::from_slice(&done.stdout).ok()?;
+        (status["started_at"] != begun).then(|| status["problems"].to_string())
+    };
+    let mut found = None;
+    crate::support::wait_for("the program before serves", || {
+        found = again();
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+/// A program that cannot find its interpreter.
+pub fn lost(scratch: &Scratch) -> PathBuf {
+    let lost = scratch.path("lost");
+    let text = "printf '#!/nowhere/at/all\\n' >\"$0\" && chmod 755 \"$0\"";
+    good(Command::new("sh").args(["-c", text]).arg(&lost));
+    lost
+}
+
 /// A program that takes no cache for one.
-fn broken(scratch: &Scratch) -> PathBuf {
+pub fn broken(scratch: &Scratch) -> PathBuf {
     let program = std::fs::read(FOREBAY).unwrap();
     let (magic, other) = (b"FOREBAYS", b"FOREBAYZ");
     let mut changed = program.clone();
@@ -255,20 +261,34 @@ fn broken(scratch: &Scratch) -> PathBuf {
     path
 }
 
+/// Before a program begins the record of such guests has another byte there.
+pub fn spoilt(guests: &str, at: u32) -> String {
+    let file = record_of(guests);
+    format!("printf Z | dd of={file} bs=1 seek={at} conv=notrunc 2>/dev/null")
+}
+
+/// Nothing is left of it.
+pub fn emptied(guests: &str) -> String {
+    format!(": > {}", record_of(guests))
+}
+
+/// The file, for a shell that is about to become the program.
+fn record_of(guests: &str) -> String {
+    let number = format!(r#"s/.*"{guests}":{{"record":\([0-9]*\).*/\1/"#);
+    format!("/proc/$$/fd/$(echo \"$FOREBAY_LEFT\" | sed '{number}')")
+}
+
 /// Connections that the new program cannot take end, and that is said; all else goes on.
 #[test]
 fn what_cannot_be_taken_is_closed_and_that_is_said() {
     let (scratch, daemon) = serve("over-spoilt", &[]);
-    let number = r#"n=$(echo "$FOREBAY_LEFT" | sed 's/.*"record":\([0-9]*\).*/\1/')"#;
-    let spoil = |at: u32| {
-        format!("{number}; printf Z | dd of=/proc/$$/fd/$n bs=1 seek={at} conv=notrunc 2>/dev/null")
-    };
+    let spoil = |at: u32| spoilt("connections", at);
     let cases = [
-        ("magic", spoil(3), "not as connections do"),
-        ("version", spoil(11), "leaves connections in version 90, this one takes version 1"),
+        ("magic", spoil(3), "not as NBD connections do"),
+        ("version", spoil(11), "leaves NBD connections in version 90, this one takes version 2"),
         ("length", spoil(12), "would be"),
         ("record", spoil(40), "another checksum"),
-        ("cut", format!("{number}; : > /proc/$$/fd/$n"), "cannot be read"),
+        ("cut", emptied("connections"), "cannot be read"),
     ];
     for (name, before, why) in cases {
         let mut clients = [scratch.connect("v"), scratch.connect("v")];

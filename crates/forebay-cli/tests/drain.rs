@@ -7,12 +7,12 @@
 
 use crate::support;
 use crate::support::model::content;
+use crate::support::terminal::{Terminal, is_running};
 use crate::support::{Daemon, Scratch, wait_for};
 use forebay_testing::requires;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::fs::File;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 const MIB: u64 = 1 << 20;
 const AT: u64 = 100 * MIB;
@@ -47,25 +47,20 @@ fn on_a_terminal_one_line_is_rewritten_and_an_interrupt_ends_nothing_else() {
     requires!("script");
     let scratch = Scratch::new("drain-tty");
     let (daemon, backing) = held_up(&scratch);
-    let seen = scratch.path("seen");
-    let drain = scratch.drain_command();
-    let words: Vec<_> = std::iter::once(drain.get_program()).chain(drain.get_args()).collect();
-    let line: Vec<String> = words.iter().map(|it| format!("'{}'", it.display())).collect();
-    // `exec`: the process on the terminal is the drain itself. Who runs the tests in the background of a shell without
-    // job control has them ignore interrupts.
-    let exec = "exec env --default-signal=INT";
-    let line = format!("echo $$ >'{}'; {exec} {}", scratch.path("pid").display(), line.join(" "));
-    let mut script = Command::new("script");
-    script.args(["-qefc", &line, "/dev/null"]).stdin(Stdio::null());
-    let mut script = script.stdout(File::create(&seen).unwrap()).spawn().unwrap();
-    let text = || String::from_utf8_lossy(&std::fs::read(&seen).unwrap()).into_owned();
-    wait_for("a rewritten line", || text().matches("\r\x1b[K").count() >= 3);
-    let shown = text();
+    let drain = Terminal::start(&scratch, &scratch.drain_command());
+    wait_for("a rewritten line", || drain.shown().matches("\r\x1b[K").count() >= 3);
+    let shown = drain.shown();
     assert!(shown.contains("\r\x1b[K1 MiB of 1 MiB left, 0 B/s, no estimate yet"), "{shown:?}");
     assert!(!shown.contains('\n'), "it goes on in one line: {shown:?}");
-    let pid = std::fs::read_to_string(scratch.path("pid")).unwrap();
-    support::signal(pid.trim().parse().unwrap(), "INT");
-    assert!(!script.wait().unwrap().success(), "an interrupt is no success");
+    drain.signal("INT");
+    assert_ne!(drain.ended().0, Some(0), "an interrupt is no success");
+    // Nor does a terminal that goes away.
+    let drain = Terminal::start(&scratch, &scratch.drain_command());
+    wait_for("a line", || drain.shown().contains("left, 0 B/s"));
+    let process = drain.process();
+    drop(drain);
+    wait_for("its end", || !is_running(process));
+    assert_eq!(scratch.status()["volumes"][0]["drained"], true);
     ends_well(&scratch, daemon, &backing);
 }
 

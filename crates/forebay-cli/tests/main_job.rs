@@ -125,6 +125,56 @@ fn format_serve_write_stop_serve_read_drain() {
     assert!(std::fs::read(&backing).unwrap() == wanted, "the backing file is not the source");
 }
 
+/// How much is missing on the disk, of when is what it has, and what to do.
+#[test]
+fn what_is_left_at_a_stop_is_told_with_its_size_and_the_time_of_the_disk() {
+    let scratch = Scratch::new("left");
+    scratch.format("64M");
+    let backing = scratch.file("backing", 16 * MIB);
+    let seconds = || {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.unwrap().as_secs()
+    };
+    let daemon = scratch.serve(&["--volume", &volume(&backing, "")]);
+    let mut client = scratch.connect("v");
+    client.write(0, &[1; 4096], true).unwrap();
+    let begun = seconds();
+    assert!(scratch.ask(&["drain", "v"]).status.success());
+    assert!(scratch.ask(&["set", "v", "mode=write-back"]).status.success());
+    let drained = seconds();
+    // So that the time of what is written now is another one.
+    wait_for("a later second", || seconds() > drained + 1);
+    let length = 3 * MIB + MIB / 8;
+    for at in (MIB..MIB + length).step_by(128 << 10) {
+        client.write(at, &content(3, at, 128 << 10), false).unwrap();
+    }
+    client.flush().unwrap();
+    let as_of = scratch.status()["volumes"][0]["backing_as_of"].as_u64().unwrap() / 1000;
+    assert!((begun..=drained + 1).contains(&as_of), "{begun} {drained} {as_of}");
+    let said = daemon.stop("TERM");
+    let left: Vec<&str> = said.lines().filter(|line| line.contains("not yet on")).collect();
+    let (disk, cache) = (backing.display(), scratch.cache());
+    // With the date before it, if that was yesterday.
+    let time = format!("{:02}:{:02}:{:02} UTC", as_of / 3600 % 24, as_of / 60 % 60, as_of % 60);
+    let begins = format!(" WARN v: 3.1 MiB not yet on {disk}, whose content is of ");
+    let ends = format!(
+        "{time}. Do not mount {disk}. To get it plain: forebay drain --cache {}",
+        cache.display()
+    );
+    assert_eq!(left.len(), 1, "{said}");
+    assert!(left[0].contains(&begins) && left[0].ends_with(&ends), "{}\n{begins}\n{ends}", left[0]);
+    // What it says to type does that.
+    let typed = left[0].rsplit_once("plain: forebay ").unwrap().1.split(' ');
+    let done = forebay(typed);
+    assert!(done.status.success(), "{done:?}");
+    let found = std::fs::read(&backing).unwrap();
+    let (at, length) = (MIB as usize, length as usize);
+    let wanted = |at: usize| content(3, at as u64, 128 << 10);
+    for at in (at..at + length).step_by(128 << 10) {
+        assert!(found[at..at + (128 << 10)] == wanted(at), "{at}");
+    }
+}
+
 #[test]
 fn stop_with_drain_leaves_a_plain_backing_file() {
     let size = 24 * MIB;
@@ -352,8 +402,9 @@ fn the_default_volume_is_served_as_the_script_says() {
         }
         assert!(next("forebay status").ends_with(" status"), "{said}");
         if rustix::process::geteuid().is_root() {
-            let device = next("/dev/");
-            assert!(device.contains("disk"), "it says which volume that is: {device}");
+            let is_device = |line: &&String| line.starts_with("/dev/") && line.contains("disk");
+            let device = daemon.lines.iter().find(is_device);
+            assert!(device.is_some(), "it says which volume that is: {said}");
             assert!(next("mkfs.xfs DEVICE").contains("mount DEVICE"), "{said}");
         }
         daemon.stop("INT");

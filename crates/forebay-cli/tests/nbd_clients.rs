@@ -185,7 +185,7 @@ fn qemu_io_writes_odd_sizes() {
     daemon.stop("TERM");
 }
 
-fn fio(scratch: &Scratch, job: &[&str]) {
+fn fio(scratch: &Scratch, job: &[&str]) -> String {
     let uri = format!("--uri={}", scratch.uri("v"));
     let mut args = vec![
         "--name=job",
@@ -200,6 +200,7 @@ fn fio(scratch: &Scratch, job: &[&str]) {
     // It would leave the state of its verification behind.
     let said = good(Command::new("fio").args(&args).current_dir(&scratch.dir));
     assert!(said.contains("err= 0"), "{said}");
+    said
 }
 
 #[test]
@@ -223,6 +224,33 @@ fn fio_verifies_mixed_sizes_that_overlap() {
         "--fsync=50",
     ];
     fio(&scratch, &job);
+    daemon.stop("TERM");
+}
+
+/// Reads and writes in turn: every 64 writes what they wrote is read and compared while others are under way, and all of it in
+/// the end.
+#[test]
+fn fio_verifies_reads_among_writes() {
+    requires!("fio");
+    let (scratch, daemon) = serve("fio-rw", 256 << 20, "");
+    let job = [
+        "--rw=randrw",
+        "--rwmixread=50",
+        "--bssplit=512/10:4k/50:16k/20:64k/20",
+        "--serialize_overlap=1",
+        "--iodepth=16",
+        "--size=128M",
+        "--verify_backlog=64",
+    ];
+    let said = fio(&scratch, &job);
+    for kind in ["  read: IOPS=", "  write: IOPS="] {
+        assert!(said.contains(kind), "no '{kind}': {said}");
+    }
+    let status = scratch.status();
+    let of = |name: &str| status["volumes"][0][name].as_u64().unwrap();
+    let (reads, writes) = (of("reads"), of("writes"));
+    // As many of the mix as writes, and each written block again at least once.
+    assert!(writes > 3000 && reads > writes + writes / 2, "{reads} reads, {writes} writes");
     daemon.stop("TERM");
 }
 

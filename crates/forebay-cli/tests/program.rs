@@ -5,6 +5,7 @@
 // All of it is tests, helpers too.
 #![allow(clippy::unwrap_used, unreachable_pub)]
 
+mod auto;
 mod bad;
 mod bad_input;
 mod bare;
@@ -18,6 +19,7 @@ mod documents;
 mod drain;
 mod figures;
 mod flush_trace;
+mod forget;
 mod full;
 #[cfg(feature = "fuse")]
 mod fuse;
@@ -27,7 +29,9 @@ mod media;
 mod metrics;
 mod nbd_cache;
 mod nbd_clients;
+mod nbd_zeroes;
 mod pages;
+mod refused;
 mod reserve;
 mod resize;
 mod scrub;
@@ -40,3 +44,5 @@ mod unit_file;
 mod upgrade;
 #[cfg(feature = "vhost")]
 mod vhost_kill;
+#[cfg(feature = "vhost")]
+mod vhost_upgrade;

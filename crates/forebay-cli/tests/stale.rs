@@ -6,7 +6,8 @@
 
 use crate::support;
 use crate::support::{Daemon, Scratch, good, run, signal, wait_for};
-use forebay_serve::nbd::client::Zeroes;
+use forebay_serve::nbd::client::{ClientError, Zeroes};
+use forebay_serve::nbd::error::NbdError;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -123,6 +124,9 @@ fn a_cache_that_fails_clean_is_left_out_and_its_old_data_is_never_served() {
         place.write("v", 0, 2);
         assert_eq!((place.read("v", 0), place.on_disk(0)), (2, 2));
         let mut client = place.scratch.connect("v");
+        let fast = Zeroes { fast_zero: true, ..Zeroes::default() };
+        let refused = client.write_zeroes(4096, 4096, fast).unwrap_err();
+        assert!(matches!(refused, ClientError::Failed(NbdError::NotSupported)), "{refused}");
         client.write_zeroes(4096, 4096, Zeroes::default()).unwrap();
         client.trim(8192, 4096, false).unwrap();
         client.flush().unwrap();

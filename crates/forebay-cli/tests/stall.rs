@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A client that stalls in the middle of a write harms nobody else, and leaves nothing behind.
+//! A client that stalls in the middle of a write, or does not receive what it has asked for, harms nobody else, and leaves
+//! nothing behind.
 
 use crate::support::model::{SECTOR, content, tag_of};
 use crate::support::{Daemon, Random, Scratch};
+use forebay_serve::nbd::client::Client;
 use forebay_serve::nbd::reply::ByteRange;
 use forebay_serve::nbd::wire::{RequestHeader, command};
 use std::io::{Read, Write};
@@ -182,6 +184,79 @@ fn stop_after_broken_off_writes() -> Duration {
     drop((client, later));
     daemon.stop("TERM");
     begun.elapsed()
+}
+
+/// p99 of reads, and the longest of all.
+fn reads(scratch: &Scratch, random: &mut Random, length: u32) -> [Duration; 2] {
+    const ROUNDS: usize = 300;
+    let mut client = scratch.connect("v");
+    let mut took = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        let offset = random.below(64) * MIB;
+        let begun = Instant::now();
+        let found = client.read(offset, length).unwrap();
+        took.push(begun.elapsed());
+        assert!(found == content(1, offset, length.into()), "what is at {offset}");
+    }
+    took.sort_unstable();
+    [took[ROUNDS * 99 / 100], took[ROUNDS - 1]]
+}
+
+fn receive_all(client: &mut Client<UnixStream>, asked: &[(u64, u64)]) {
+    for _ in asked {
+        let reply = client.receive().unwrap();
+        assert_eq!(reply.result, Ok(()));
+        let (_, at) = asked.iter().find(|(cookie, _)| *cookie == reply.cookie).unwrap();
+        assert!(reply.data == content(1, *at, MIB), "what is at {at}");
+    }
+    assert_eq!(client.in_flight_count(), 0);
+}
+
+/// Each of them asks for more than there is memory for. Whoever reads beside them, as little or as much as one may, is answered
+/// as if he were alone; and when they receive, they find every byte.
+#[test]
+fn stalled_readers_slow_nobody_and_miss_nothing() {
+    const ASKED: u64 = 48;
+    let (scratch, daemon) = serve("stall-read");
+    let mut client = scratch.connect("v");
+    for offset in (0..96).map(|at| at * MIB) {
+        client.write(offset, &content(1, offset, MIB), false).unwrap();
+    }
+    let mut random = Random(5);
+    for count in [8, STALLED as usize] {
+        for length in [4096, MIB as u32] {
+            reads(&scratch, &mut random, length);
+            for attempt in 1..=TRIES {
+                let [alone, _] = reads(&scratch, &mut random, length);
+                let mut stalled: Vec<_> =
+                    (0..count).map(|_| (scratch.connect("v"), Vec::new())).collect();
+                for (client, asked) in &mut stalled {
+                    for offset in (0..ASKED).map(|at| at * MIB) {
+                        let range = ByteRange { offset, length: MIB as u32 };
+                        asked.push((client.send_read(range, false).unwrap(), offset));
+                    }
+                }
+                let [beside, longest] = reads(&scratch, &mut random, length);
+                println!(
+                    "p99 of reads of {length}: {alone:?} alone, {beside:?} beside {count} who do not receive; at most {longest:?}"
+                );
+                let found = client.read(0, 32 << 20).unwrap();
+                assert!(found == content(1, 0, 32 << 20));
+                if attempt == 1 {
+                    std::thread::scope(|scope| {
+                        for (client, asked) in &mut stalled {
+                            scope.spawn(|| receive_all(client, asked));
+                        }
+                    });
+                }
+                if beside < 2 * alone {
+                    break;
+                }
+                assert!(attempt < TRIES, "{beside:?} beside stalled clients, {alone:?} without");
+            }
+        }
+    }
+    daemon.stop("TERM");
 }
 
 /// Answers that need no device, answers that fit into the ring of replies and answers that do not,

@@ -4,39 +4,65 @@
 //! answered is missing.
 
 use crate::support::model::{CHUNK, Model, SECTOR, Sent, content, tag_of};
-use crate::support::{PATIENCE, Random, Scratch, forebay};
+use crate::support::{Daemon, PATIENCE, Random, Scratch, forebay};
 use forebay_serve::vhost::blk::feature;
 use forebay_serve::vhost::driver::{DATA_BYTES, Data, Done, Link, Machine, kind};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const KILLS: u64 = 24;
 const QUEUES: usize = 2;
-const SIZE_BYTES: u64 = 192 << 20;
+pub const SIZE_BYTES: u64 = 192 << 20;
 const HOT_BYTES: u64 = 16 << 20;
 
 /// What was asked for with one request.
-enum Asked {
+pub enum Asked {
     Change(Sent),
     Read(u64),
     Flush,
 }
 
 /// A guest: what it has under way, and what its disk may hold.
-struct Guest {
-    machine: Machine,
-    model: Model,
-    random: Random,
-    asked: BTreeMap<(usize, u16), Asked>,
-    answered: u64,
+pub struct Guest {
+    pub machine: Machine,
+    pub model: Model,
+    pub random: Random,
+    pub asked: BTreeMap<(usize, u16), Asked>,
+    pub answered: u64,
 }
 
 impl Guest {
+    pub fn new(seed: u64) -> Guest {
+        Guest {
+            machine: Machine::new(QUEUES as u16, 64).unwrap(),
+            model: Model::new(SIZE_BYTES),
+            random: Random(seed),
+            asked: BTreeMap::new(),
+            answered: 0,
+        }
+    }
+
+    /// Until so many more are answered.
+    pub fn work(&mut self, count: u64) {
+        let until = self.answered + count;
+        while self.answered < until {
+            self.step();
+        }
+    }
+
+    pub fn step(&mut self) {
+        self.offer();
+        if !self.collect() {
+            self.machine.wait(0, Duration::from_millis(1));
+        }
+    }
+
     /// Offers a request in every free slot.
-    fn offer(&mut self) {
+    pub fn offer(&mut self) {
         for queue in 0..QUEUES {
             for slot in self.machine.free(queue) {
                 let asked = self.offer_one(queue, slot);
@@ -86,7 +112,7 @@ impl Guest {
     }
 
     /// Takes what is answered; says whether anything was.
-    fn collect(&mut self) -> bool {
+    pub fn collect(&mut self) -> bool {
         let before = self.answered;
         for queue in 0..QUEUES {
             while let Some(done) = self.machine.used(queue).unwrap() {
@@ -108,7 +134,7 @@ impl Guest {
     }
 
     /// Until nothing is under way.
-    fn finish(&mut self) {
+    pub fn finish(&mut self) {
         let begun = Instant::now();
         while !self.asked.is_empty() {
             assert!(begun.elapsed() < PATIENCE, "{} requests are never answered", self.asked.len());
@@ -129,13 +155,7 @@ fn a_kill_under_a_virtual_machine_loses_nothing_and_answers_once() {
     let listen = format!("vhost-user://{}", socket.display());
     let volume = format!("v={}", backing.display());
     let args = ["--volume", &volume, "--listen", &listen];
-    let mut guest = Guest {
-        machine: Machine::new(QUEUES as u16, 64).unwrap(),
-        model: Model::new(SIZE_BYTES),
-        random: Random(3),
-        asked: BTreeMap::new(),
-        answered: 0,
-    };
+    let mut guest = Guest::new(3);
     let (mut left, mut slowest) = (0, Duration::ZERO);
     for round in 0..KILLS {
         let mut daemon = scratch.serve(&args);
@@ -145,13 +165,8 @@ fn a_kill_under_a_virtual_machine_loses_nothing_and_answers_once() {
         guest.finish();
         slowest = slowest.max(begun.elapsed());
         compare(&scratch, &mut guest.model, round);
-        let until = guest.answered + 100 + guest.random.below(1500);
-        while guest.answered < until {
-            guest.offer();
-            if !guest.collect() {
-                guest.machine.wait(0, Duration::from_millis(1));
-            }
-        }
+        let count = 100 + guest.random.below(1500);
+        guest.work(count);
         guest.offer();
         std::thread::sleep(Duration::from_micros(guest.random.below(2000)));
         daemon.kill();
@@ -171,24 +186,29 @@ fn a_kill_under_a_virtual_machine_loses_nothing_and_answers_once() {
     assert!(scratch.ask(&["stop", "--drain"]).status.success());
     assert_eq!(daemon.ended().0, Some(0));
     assert!(!socket.exists(), "the socket is removed");
-    let file = std::fs::File::open(&backing).unwrap();
+    compare_file(&backing, &mut guest.model);
+}
+
+/// Drained, it alone holds all of it.
+pub fn compare_file(backing: &Path, model: &mut Model) {
+    let file = std::fs::File::open(backing).unwrap();
     let mut bytes = vec![0; 1 << 20];
     for offset in (0..SIZE_BYTES).step_by(bytes.len()) {
         file.read_exact_at(&mut bytes, offset).unwrap();
-        guest.model.compare(offset, &bytes).unwrap();
+        model.compare(offset, &bytes).unwrap();
     }
 }
 
-fn connect(machine: &mut Machine, socket: &std::path::Path) -> Link {
+pub fn connect(machine: &mut Machine, socket: &Path) -> Link {
     machine.connect(socket, PATIENCE).unwrap()
 }
 
-fn compare(scratch: &Scratch, model: &mut Model, round: u64) {
+pub fn compare(scratch: &Scratch, model: &mut Model, round: u64) {
     let mut client = scratch.connect("v");
     for chunk in model.take_suspects(if round % 8 == 7 { 1 } else { 16 }) {
         let offset = chunk * CHUNK * SECTOR as u64;
         let bytes = client.read(offset, CHUNK as u32 * SECTOR as u32).unwrap();
-        model.compare(offset, &bytes).unwrap_or_else(|error| panic!("kill {round}: {error}"));
+        model.compare(offset, &bytes).unwrap_or_else(|error| panic!("round {round}: {error}"));
     }
 }
 
@@ -223,6 +243,53 @@ fn a_stop_leaves_the_machine_waiting_for_the_next_daemon() {
         }
     }
     assert_eq!(answered, [(0, 0), (1, 0)]);
+}
+
+/// Without a cache: what is answered is on the device, and a kill takes nothing.
+#[test]
+fn a_machines_disk_without_a_cache_is_its_device() {
+    let scratch = Scratch::new("vhost-bare");
+    let disk = scratch.file("disk", 16 << 20);
+    let socket = scratch.sockets.join("vm");
+    let serve = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["serve", "--attach", "none", "--volume", &format!("v={}", disk.display())]);
+        command.args(["--listen", &format!("vhost-user://{}", socket.display()), "--control"]);
+        command.arg(scratch.control());
+        Daemon::start(command, &scratch.path("stderr"))
+    };
+    let on_disk = |at: u64, length: usize| {
+        let mut bytes = vec![0; length];
+        std::fs::File::open(&disk).unwrap().read_exact_at(&mut bytes, at).unwrap();
+        bytes
+    };
+    let ask = |machine: &mut Machine, kind, sector, data: Data<'_>| {
+        machine.offer(0, 0, kind, sector, data);
+        loop {
+            if let Some(done) = machine.used(0).unwrap() {
+                assert_eq!(done.status, 0);
+                return done.bytes;
+            }
+            assert!(machine.wait(0, PATIENCE), "no answer");
+        }
+    };
+    let mut machine = Machine::new(1, 64).unwrap();
+    let mut daemon = serve();
+    let link = connect(&mut machine, &socket);
+    ask(&mut machine, kind::OUT, 3, Data::Out(&[7; 5 * SECTOR]));
+    assert_eq!(on_disk(2 * 512, 7 * 512), [&[0; 512][..], &[7; 5 * 512], &[0; 512]].concat());
+    daemon.kill();
+    drop(link);
+    let _daemon = serve();
+    let _link = connect(&mut machine, &socket);
+    assert_eq!(ask(&mut machine, kind::IN, 3, Data::In(5 * SECTOR)), [7; 5 * SECTOR]);
+    let zeros = [&3u64.to_le_bytes()[..], &5u32.to_le_bytes(), &[0; 4]].concat();
+    ask(&mut machine, kind::WRITE_ZEROES, 0, Data::Out(&zeros));
+    ask(&mut machine, kind::FLUSH, 0, Data::Out(&[]));
+    assert_eq!(on_disk(3 * 512, 5 * 512), [0; 5 * 512]);
+    let status = scratch.status();
+    let it = &status["volumes"][0];
+    assert_eq!((&it["mode"], &it["discards"]), (&"write-around".into(), &1.into()));
 }
 
 /// A driver that knows no flushes, or has given up the write cache, is answered when it is durable.

@@ -4,8 +4,11 @@
 //! [`frontend`] is what they have in common, [`server`] the loop that drives one shard and all
 //! its front ends on one thread, [`nbd`] the protocol, [`attach`] what kernel block devices of volumes
 //! have in common, `ublk` and `fuse` what makes them, `vhost` what makes disks of virtual machines.
+//! Guests stay connected over an upgrade by [`passage`], as what [`carried`] says.
 
 pub mod attach;
+mod bytes;
+pub mod carried;
 pub mod frontend;
 #[cfg(feature = "fuse")]
 pub mod fuse;
@@ -13,6 +16,7 @@ pub mod fuse;
 mod lend;
 mod native;
 pub mod nbd;
+pub mod passage;
 pub mod server;
 #[cfg(test)]
 mod shards;

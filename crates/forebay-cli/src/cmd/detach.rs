@@ -6,6 +6,8 @@ use crate::args::DetachArgs;
 use crate::control::{self, Reply, Request};
 use crate::status::VolumeStatus;
 use anyhow::{Context, Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -23,7 +25,7 @@ pub fn run(args: &DetachArgs) -> Result<ExitCode> {
         give_back(&socket, &before)?;
     }
     if let Reply::Told { lines } = detached? {
-        lines.iter().for_each(|line| println!("{line}"));
+        lines.iter().try_for_each(|line| writeln!(std::io::stdout(), "{line}"))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -36,13 +38,14 @@ fn volume(socket: &Path, name: &str) -> Result<VolumeStatus> {
         .with_context(|| format!("{name}: no such volume; `forebay status` lists them"))
 }
 
-/// Until all of it is on its backing device, or a signal comes.
+/// Until all of it is on its backing device, or a signal comes, or nobody can be shown how far it is.
 fn drain(socket: &Path, before: &VolumeStatus) -> Result<()> {
     if before.state != "serving" {
         return Ok(());
     }
     let is_ended = Arc::<AtomicBool>::default();
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+    let hang_up = (!is_hang_up_ignored()).then_some(SIGHUP);
+    for signal in [SIGTERM, SIGINT].into_iter().chain(hang_up) {
         signal_hook::flag::register(signal, Arc::clone(&is_ended))
             .context("cannot catch signals")?;
     }
@@ -50,6 +53,14 @@ fn drain(socket: &Path, before: &VolumeStatus) -> Result<()> {
         bail!("{}: not detached: it was ended before all was written back", before.name);
     }
     Ok(())
+}
+
+/// Who runs it by `nohup` wants it to go on when his terminal is gone.
+fn is_hang_up_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask & 1 << (SIGHUP - 1) != 0)
 }
 
 /// A daemon that is about to go on as another program leaves it to that one.

@@ -8,6 +8,7 @@ use crate::status::{Status, VolumeStatus};
 use crate::units::{count, size};
 use anyhow::{Result, bail};
 use forebay_core::units::BLOCK_BYTES;
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -60,9 +61,9 @@ impl Progress {
             status.volumes.iter().filter(mine).partition(|volume| volume.state == "serving");
         let dirty: u64 = volumes.iter().map(|volume| volume.dirty_bytes).sum();
         if volumes.iter().all(|volume| !volume.dirty) {
-            self.line.end();
-            for volume in volumes {
-                println!("{}: drained; {} is the plain disk", volume.name, volume.backing);
+            self.line.end()?;
+            for VolumeStatus { name, backing, .. } in volumes {
+                writeln!(std::io::stdout(), "{name}: drained; {backing} is the plain disk")?;
             }
             // What can be drained is. The rest is not to be overlooked.
             let left = |volume: &&&VolumeStatus| volume.dirty || volume.state == "frozen";
@@ -83,7 +84,7 @@ impl Progress {
         if volumes.iter().all(|volume| !volume.dirty || refused(&volume))
             && let Some(volume) = volumes.iter().find(refused)
         {
-            self.line.end();
+            self.line.end()?;
             bail!(
                 "{}: drained but for {} that {} refuses: kept in the cache and tried again; `forebay \
                  status` says where",

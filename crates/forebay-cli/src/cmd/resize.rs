@@ -43,7 +43,7 @@ fn watch(socket: &Path, before: &CacheStatus) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    progress.end();
+    progress.end()?;
     let now = after.cache.size_bytes;
     if now == before.size_bytes || wanted.is_some_and(|wanted| wanted != now) {
         bail!("{}: stays as large as it is; the daemon's log says why", before.path);

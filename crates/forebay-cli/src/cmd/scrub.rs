@@ -42,7 +42,7 @@ fn watch(socket: &Path) -> Result<ScrubStatus> {
     loop {
         let scrub = control::status(socket)?.cache.scrub;
         if scrub.state != "running" {
-            progress.end();
+            progress.end()?;
             return Ok(scrub);
         }
         // It may have been running before we came.

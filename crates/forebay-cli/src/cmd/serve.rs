@@ -40,7 +40,7 @@ use forebay_core::engine::CacheHealth;
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
 use forebay_serve::nbd::listen::{Counts, Exports, NbdFrontEnd, export};
-use forebay_serve::nbd::passage::Passage;
+use forebay_serve::passage::Passage;
 use forebay_serve::server::Server;
 use growing::Growing;
 use leaving::Leaving;
@@ -124,7 +124,7 @@ struct Daemon {
     /// Milliseconds since 1970.
     started_at: u64,
     nbd_clients: Option<Counts>,
-    /// By which NBD clients' connections come from the program before, and go to the next.
+    /// By which NBD clients' connections come from the program before, and go to the next. (The machines' is theirs.)
     passage: Option<Rc<Passage>>,
     /// Sockets for virtual machines that were asked for.
     vhost_sockets: usize,
@@ -222,7 +222,7 @@ fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) 
         daemon.problem(text);
     }
     *before = None;
-    daemon.take_connections()?;
+    daemon.take_guests()?;
     println!("control: {}", control.display());
     println!("ready");
     daemon.activity = "serves";
@@ -313,22 +313,49 @@ impl Daemon {
         self.passage = Some(nbd.passage());
         self.server.add(Box::new(nbd))?;
         if !wanted.is_empty() {
-            self.machines = Some(vhost::Machines::begin(&mut self.server, wanted)?);
+            let mut machines = vhost::Machines::begin(&mut self.server, wanted)?;
+            self.sockets.extend(machines.kept());
+            self.machines = Some(machines);
         }
         Ok((self.listen_for_control(args.control.as_deref())?, metrics))
     }
 
-    /// NBD clients of the program before go on: it does not come back any more (G6 of `upgrade.rs`).
-    fn take_connections(&mut self) -> Result<()> {
-        let Some(passage) = self.passage.clone() else { return Ok(()) };
-        let Some(handed) = upgrade::take_connections() else { return Ok(()) };
-        let number = handed.sockets.len() as u64;
-        passage.come(handed, self.lasting_uuids());
+    /// Guests of the program before go on: it does not come back any more (G6 of `upgrade.rs`).
+    fn take_guests(&mut self) -> Result<()> {
+        let upgrade::Guests { connections, machines } = upgrade::take_guests();
+        let lasting = self.lasting_uuids();
+        let mut counts = Vec::new();
+        let ways = [(self.passage.clone(), connections), (self.machines_passage(), machines)];
+        for (passage, handed) in ways {
+            let number = handed.as_ref().map_or(0, |handed| handed.count as u64);
+            match passage {
+                Some(passage) => {
+                    passage.come(handed, lasting.clone());
+                    counts.push((passage, number));
+                }
+                None if number > 0 => {
+                    warn!(
+                        "virtual machines that cannot go on: {number}; no socket is for them any more"
+                    );
+                }
+                None => {}
+            }
+        }
+        if counts.iter().all(|(_, number)| *number == 0) {
+            return Ok(());
+        }
         self.server.turn(Some(Duration::ZERO))?;
-        let told = passage.told();
-        info!("{} of the program before", count(number, "NBD connection"));
-        told.into_iter().for_each(|text| warn!("{text}"));
+        for (passage, number) in counts {
+            if number > 0 {
+                info!("{} of the program before", count(number, passage.kind()));
+            }
+            passage.told().into_iter().for_each(|text| warn!("{text}"));
+        }
         Ok(())
+    }
+
+    fn machines_passage(&self) -> Option<Rc<Passage>> {
+        self.machines.as_ref().map(vhost::Machines::passage)
     }
 
     /// Signals end it, and its waits, from now on.

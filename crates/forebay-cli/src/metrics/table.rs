@@ -155,6 +155,7 @@ pub const ROWS: &[Row] = &[
     row("volumes.reads", Counter, "Read requests of guests."),
     row("volumes.writes", Counter, "Write requests of guests."),
     row("volumes.flushes", Counter, "Flush requests of guests."),
+    row("volumes.discards", Counter, "Discard and write-zeroes requests of guests."),
     row("volumes.read_bytes", Counter, "Bytes of the blocks that guests read."),
     row(
         "volumes.written_bytes",
@@ -164,6 +165,11 @@ pub const ROWS: &[Row] = &[
     row("volumes.hit_blocks", Counter, "Blocks that reads found in the log."),
     row("volumes.miss_blocks", Counter, "Blocks that reads found on the backing device only."),
     row("volumes.shared_blocks", Counter, "Missed blocks that another request was reading."),
+    row(
+        "volumes.across_blocks",
+        Counter,
+        "Blocks in the log that were read from the backing device as well, with what is on both sides of them.",
+    ),
     row("volumes.ahead_blocks", Counter, "Blocks read before a guest asked for them."),
     row("volumes.ahead_used_blocks", Counter, "Of these, those that a guest read."),
     row("volumes.ahead_void_blocks", Counter, "Of these, those that changed before that."),

@@ -3,12 +3,14 @@
 
 use super::{Wanted, qemu_line};
 use crate::log::Limiter;
-use crate::sockets;
+use crate::{sockets, upgrade};
 use anyhow::{Context, Result, bail};
 use forebay_core::units::VolumeIndex;
+use forebay_serve::passage::Passage;
 use forebay_serve::server::Server;
 use forebay_serve::vhost::blk::Disk;
 use forebay_serve::vhost::front_end::{self, News, SOCKET_COUNT_MAX, Socket, VhostFrontEnd, Watch};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
@@ -22,7 +24,9 @@ pub fn memory_parts(sockets: usize) -> Vec<(&'static str, u64)> {
 /// The sockets, and who is connected.
 pub struct Machines {
     sockets: Vec<(PathBuf, VolumeIndex, String)>,
+    kept: Vec<(String, OwnedFd)>,
     watch: Rc<Watch>,
+    passage: Rc<Passage>,
     limiter: Limiter<usize>,
 }
 
@@ -38,12 +42,26 @@ impl Machines {
             let listener = sockets::bind(path)?;
             listening.push(Socket { listener, volume: volume.index, disk });
         }
+        let kept = listening.iter().filter_map(|it| sockets::kept_unix(&it.listener)).collect();
         let front_end = VhostFrontEnd::new(listening).context("cannot take memory")?;
-        let watch = front_end.watch();
+        let (watch, passage) = (front_end.watch(), front_end.passage());
+        if upgrade::has_machines() {
+            passage.expect();
+        }
         server.add(Box::new(front_end))?;
         let name = |it: Wanted| (it.path, it.volume.index, it.volume.name);
         let sockets = wanted.into_iter().map(name).collect();
-        Ok(Machines { sockets, watch, limiter: Limiter::new() })
+        Ok(Machines { sockets, kept, watch, passage, limiter: Limiter::new() })
+    }
+
+    /// Where they come in, for the next program.
+    pub fn kept(&mut self) -> Vec<(String, OwnedFd)> {
+        std::mem::take(&mut self.kept)
+    }
+
+    /// By which they come from the program before, and go to the next.
+    pub fn passage(&self) -> Rc<Passage> {
+        Rc::clone(&self.passage)
     }
 
     /// What QEMU is to be given for each.

@@ -4,8 +4,11 @@
 use super::Wanted;
 use anyhow::{Result, bail};
 use forebay_core::units::VolumeIndex;
+use forebay_serve::passage::Passage;
 use forebay_serve::server::Server;
 use std::convert::Infallible;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
 
 pub fn memory_parts(_: usize) -> Vec<(&'static str, u64)> {
     Vec::new()
@@ -23,6 +26,14 @@ impl Machines {
         match self.0 {}
         #[allow(unreachable_code)]
         std::iter::empty()
+    }
+
+    pub fn kept(&mut self) -> Vec<(String, OwnedFd)> {
+        match self.0 {}
+    }
+
+    pub fn passage(&self) -> Rc<Passage> {
+        match self.0 {}
     }
 
     pub fn tell_news(&mut self) {

@@ -3,6 +3,7 @@
 
 use super::machine::{run, stat_field, try_run};
 use super::manager::Manager;
+use crate::support::driven;
 use forebay_testing::wait_for;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -61,18 +62,17 @@ impl Bench {
         let (out, err) = (self.path("out"), self.path("err"));
         let mut command = Command::new(FOREBAY);
         command.stdin(Stdio::null());
-        let daemon = self
-            .manager
-            .as_ref()
-            .map_or(command, Manager::command)
+        let mut command = self.manager.as_ref().map_or(command, Manager::command);
+        command
             .args(["serve", "--cache", &self.path("cache"), "--attach", "fuse"])
             .args(["--volume", &format!("v={}{}", self.path("back"), self.options)])
             .args(&self.more)
             .stdout(File::create(out).unwrap())
-            .stderr(File::create(err).unwrap())
-            .spawn()
-            .unwrap();
-        self.daemon = Some(daemon);
+            .stderr(File::create(err).unwrap());
+        driven(&mut command);
+        self.daemon = Some(command.spawn().unwrap());
+        // It has a copy of what the manager keeps.
+        drop(command);
         wait_for("the daemon is ready", || {
             let ended = self.daemon.as_mut().unwrap().try_wait().unwrap();
             assert!(ended.is_none(), "{ended:?}: {}", self.read("err"));

@@ -5,12 +5,15 @@
 //!
 //! - **T1** Only processes that a test started itself are ended, by their id.
 //! - **T2** Nothing is left behind: no process, no file, no shared memory.
+//! - **T3** A daemon of whose devices a test does not say how they are driven is driven as `FOREBAY_TEST_IO` says: all tests can so be run
+//!   with `--io threads`.
 
 #![allow(dead_code, unused_imports, unreachable_pub, clippy::unwrap_used)]
 
 pub mod apart;
 pub mod load;
 pub mod model;
+pub mod terminal;
 
 pub use forebay_testing::{PATIENCE, Random, has, skip, wait_for};
 
@@ -200,6 +203,15 @@ pub fn signal(id: u32, name: &str) {
     assert!(done.unwrap().success());
 }
 
+/// Lets a `serve` have its devices driven as the whole suite is to have it (T3).
+pub fn driven(command: &mut Command) {
+    let Some(io) = std::env::var_os("FOREBAY_TEST_IO") else { return };
+    let has = |word: &str| command.get_args().any(|it| it == word);
+    if has("serve") && !has("--io") {
+        command.arg("--io").arg(io);
+    }
+}
+
 /// A running `forebay serve`; ended when dropped.
 #[derive(Debug)]
 pub struct Daemon {
@@ -222,6 +234,7 @@ impl Daemon {
 
     /// Starts it and kills it when it has come so far as it comes in this time.
     pub fn start_and_kill(mut command: Command, after: Duration) {
+        driven(&mut command);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
         std::thread::sleep(after);
@@ -232,6 +245,7 @@ impl Daemon {
     /// Starts it; if it ends without being ready, gives its exit code and what it said.
     pub fn try_start(mut command: Command, stderr: &Path) -> Result<Daemon, (Option<i32>, String)> {
         let begun = Instant::now();
+        driven(&mut command);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         command.stderr(File::create(stderr).unwrap());
         let mut child = command.spawn().unwrap();

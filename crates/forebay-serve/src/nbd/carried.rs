@@ -5,7 +5,8 @@
 //! # Invariants
 //!
 //! - **C1** Only what is at rest is carried (`Connection::is_at_rest`): nothing of it is with the engine or with the
-//!   reactor. So each request is in one place. It was answered, and what is not sent of its answer is in `output`; or
+//!   reactor. So each request is in one place. It was answered, and what is not sent of its answer is in `output`, but for
+//!   what was read: of that there is where it is in the volume, and the next program reads it (A3 of `connection/aside.rs`). Or
 //!   nothing of it was done, and as much of it as came is in `input`. Of a long write the first `submitted` bytes were
 //!   done, and `input` begins with the byte behind them.
 //! - **C2** One program at a time has a connection: whoever hands it over does not touch its socket again, and
@@ -16,42 +17,28 @@
 //!
 //! # As bytes
 //!
-//! Big-endian. The file: [`MAGIC`], [`VERSION`], then for each socket, in their order, the length of its record
-//! (4 bytes), the record's CRC32C (4 bytes), the record. A record is what [`Carried::encode`] puts down; lists and
-//! texts begin with their length (4 bytes). Another meaning of any of it is another [`VERSION`].
+//! `crate::carried` has the file. A record is what [its `encode`] puts down, and has one descriptor, the socket.
 //!
 //! # Limits
 //!
-//! What a connection may have at all: [`INPUT_BYTES`] received, [`RING_BYTES`] of small things to be sent, and of
-//! what was read for it no more than all connections together ([`POOL_BYTES`]).
+//! What a connection may have at all: [`INPUT_BYTES`] received, [`RING_BYTES`] of small things to be sent and
+//! [`EDGE_BYTES`] of what was read, and to be read for it no more than all connections together ([`POOL_BYTES`]).
 //!
 //! # Not here
 //!
-//! Bringing a connection to rest and setting one going: `connection/carry.rs`. Sockets: [`super::passage`].
+//! Bringing a connection to rest and setting one going: `connection/carry.rs`. The file, and the sockets: `crate::carried`.
 
-use super::bytes::Reader;
 use super::connection::INPUT_BYTES;
 use super::export::{Agreed, Export, Features, LogicalBlock, Session};
 use super::listen::POOL_BYTES;
-use super::output::RING_BYTES;
+use super::output::{EDGE_BYTES, RING_BYTES};
 use super::transmission::{Command, Decoded, Kind, WRITE_SKIP_BYTES_MAX, decode};
 use super::wire::{
     RequestHeader, STRING_BYTES_MAX, command, command_flag, transmission_flag as flag,
 };
-use forebay_core::format::bytes::crc32c;
+use crate::bytes::Reader;
+use crate::carried::{CarriedError, Record, put};
 use forebay_core::limits::REQUEST_BYTES_MAX;
-use std::io;
-
-/// How a file of carried connections begins: `FBNBDCON`.
-pub const MAGIC: u64 = 0x4642_4e42_4443_4f4e;
-/// What the bytes mean.
-pub const VERSION: u32 = 1;
-/// Bytes before the first record, and before each.
-pub(super) const FILE_HEADER_BYTES: usize = 12;
-pub(super) const RECORD_HEADER_BYTES: usize = 8;
-/// Bytes of one record at most: what it may hold, and a length for each piece of it.
-pub(super) const RECORD_BYTES_MAX: usize =
-    INPUT_BYTES + RING_BYTES + POOL_BYTES + STRING_BYTES_MAX + (1 << 20);
 
 /// Bits of the byte that says what a connection agreed on and how far it is.
 mod state {
@@ -62,40 +49,8 @@ mod state {
     pub(super) const OVER: u8 = 1 << 4;
     pub(super) const ALL: u8 = (1 << 5) - 1;
 }
-/// In the length of a piece of output: its bytes lay in the memory of reads.
-const OF_READS: u32 = 1 << 31;
-
-/// Why connections, or one, cannot be taken.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CarriedError {
-    /// The file cannot be read.
-    #[error("what was left of it cannot be read: {0}")]
-    Io(#[from] io::Error),
-    /// The file is no such file.
-    #[error("what was left of it begins with {0:#018x}, not as connections do")]
-    Magic(u64),
-    /// The program before puts it down in another way.
-    #[error(
-        "the program before leaves connections in version {0}, this one takes version {VERSION}"
-    )]
-    Version(u32),
-    /// A record is longer than one can be, or than the file.
-    #[error("what was left of it would be {0} bytes long")]
-    Length(u64),
-    /// A record is not what was put down.
-    #[error("what was left of it has another checksum")]
-    Checksum,
-    /// A record ends early, or does not end.
-    #[error("what was left of it has no end where it should")]
-    Cut,
-    /// A field holds what it cannot hold.
-    #[error("what was left of it holds no possible {0}")]
-    Field(&'static str),
-    /// What is served now is not what the client was told (C3).
-    #[error("{0}")]
-    Served(&'static str),
-}
+/// Instead of the length of a piece of output: where it is in the volume, and how long it is (8 bytes each).
+const ASIDE: u32 = u32::MAX;
 
 /// A write that goes to the engine piece by piece, as far as it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,13 +69,18 @@ pub struct LongWrite {
     pub error: u32,
 }
 
-/// Bytes to be sent that lie together.
+/// Bytes to be sent; not none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// They lay in the memory of reads, else in the connection's own.
-    pub of_reads: bool,
-    /// The bytes; not none.
-    pub bytes: Vec<u8>,
+pub enum Piece {
+    /// These.
+    Bytes(Vec<u8>),
+    /// What is in the volume.
+    Aside {
+        /// The first of them.
+        at: u64,
+        /// How many.
+        length: u64,
+    },
 }
 
 /// A connection at rest (C1).
@@ -152,18 +112,28 @@ pub struct Carried {
     pub output: Vec<Piece>,
 }
 
-impl Carried {
-    /// As bytes, with their header.
-    pub(super) fn encode(&self) -> Vec<u8> {
+impl Record for Carried {
+    const KIND: &'static str = "NBD connection";
+    /// `FBNBDCON`.
+    const MAGIC: u64 = 0x4642_4e42_4443_4f4e;
+    const VERSION: u32 = 2;
+    /// What it may hold, and a length for each piece of it.
+    const BYTES_MAX: usize = INPUT_BYTES + RING_BYTES + EDGE_BYTES + STRING_BYTES_MAX + (1 << 20);
+
+    /// Its socket.
+    fn descriptor_count(&self) -> usize {
+        1
+    }
+
+    fn encode(&self) -> Vec<u8> {
         let is = |on: bool, bit: u8| if on { bit } else { 0 };
         let state = is(self.agreed.structured_replies, state::STRUCTURED_REPLIES)
             | is(self.agreed.base_allocation, state::BASE_ALLOCATION)
             | is(self.agreed.no_zeroes, state::NO_ZEROES)
             | is(self.is_closing, state::CLOSING)
             | is(self.is_over, state::OVER);
-        let mut out = vec![0; RECORD_HEADER_BYTES];
-        out.extend(self.volume);
-        put(&mut out, self.export_name.as_bytes(), 0);
+        let mut out = self.volume.to_vec();
+        put(&mut out, self.export_name.as_bytes());
         out.extend(self.size_bytes.to_be_bytes());
         out.extend(self.logical_block.bytes().to_be_bytes());
         out.extend(self.flags.to_be_bytes());
@@ -174,20 +144,23 @@ impl Carried {
             out.extend(write.submitted.to_be_bytes());
             out.extend(write.error.to_be_bytes());
         }
-        put(&mut out, &self.input, 0);
+        put(&mut out, &self.input);
         out.extend((self.output.len() as u32).to_be_bytes());
         for piece in &self.output {
-            put(&mut out, &piece.bytes, if piece.of_reads { OF_READS } else { 0 });
+            match piece {
+                Piece::Bytes(bytes) => put(&mut out, bytes),
+                Piece::Aside { at, length } => {
+                    out.extend(ASIDE.to_be_bytes());
+                    out.extend(at.to_be_bytes());
+                    out.extend(length.to_be_bytes());
+                }
+            }
         }
-        assert!(out.len() - RECORD_HEADER_BYTES <= RECORD_BYTES_MAX);
-        let (length, checksum) = (out.len() - RECORD_HEADER_BYTES, crc32c(&out[8..]));
-        out[..4].copy_from_slice(&(length as u32).to_be_bytes());
-        out[4..8].copy_from_slice(&checksum.to_be_bytes());
         out
     }
 
-    /// What a record holds (C4). Nothing in it is longer than the record.
-    pub fn decode(bytes: &[u8]) -> Result<Carried, CarriedError> {
+    /// C4.
+    fn decode(bytes: &[u8]) -> Result<Carried, CarriedError> {
         let mut reader = Reader::new(bytes);
         let volume = reader.bytes(16).ok_or(CarriedError::Cut)?;
         let name = reader.string().ok_or(CarriedError::Cut)?;
@@ -234,11 +207,13 @@ impl Carried {
             skip_bytes,
             long_write,
             input: input.to_vec(),
-            output: output(&mut reader)?,
+            output: output(&mut reader, size_bytes)?,
         };
         if reader.rest().is_empty() { Ok(carried) } else { Err(CarriedError::Cut) }
     }
+}
 
+impl Carried {
     /// The session as the client was told, if what is served now can keep it (C3).
     pub(super) fn session(&self, index: usize, export: &Export) -> Result<Session, CarriedError> {
         let mut session = Session::new(index, export, self.agreed);
@@ -298,67 +273,30 @@ impl LongWrite {
     }
 }
 
-/// A length, marked, and so many bytes.
-fn put(out: &mut Vec<u8>, bytes: &[u8], mark: u32) {
-    out.extend((bytes.len() as u32 | mark).to_be_bytes());
-    out.extend(bytes);
-}
-
-fn output(reader: &mut Reader<'_>) -> Result<Vec<Piece>, CarriedError> {
+fn output(reader: &mut Reader<'_>, size_bytes: u64) -> Result<Vec<Piece>, CarriedError> {
     let count = reader.u32().ok_or(CarriedError::Cut)?;
-    let (mut pieces, mut small, mut of_reads) = (Vec::new(), 0, 0);
-    // Bounded by the record: no piece is empty.
+    let (mut pieces, mut here, mut aside) = (Vec::new(), 0, 0);
+    // Bounded by the record: each piece takes some of it.
     for _ in 0..count {
-        let marked = reader.u32().ok_or(CarriedError::Cut)?;
-        let bytes = reader.bytes((marked & !OF_READS) as usize).ok_or(CarriedError::Cut)?;
-        let piece = Piece { of_reads: marked & OF_READS != 0, bytes: bytes.to_vec() };
-        let sum = if piece.of_reads { &mut of_reads } else { &mut small };
-        *sum += bytes.len();
-        if bytes.is_empty() || small > RING_BYTES || of_reads > POOL_BYTES {
+        let length = reader.u32().ok_or(CarriedError::Cut)?;
+        let (piece, is_good) = if length == ASIDE {
+            let at = reader.u64().ok_or(CarriedError::Cut)?;
+            let length = reader.u64().ok_or(CarriedError::Cut)?;
+            let end = at.checked_add(length).filter(|end| length > 0 && *end <= size_bytes);
+            aside = length.saturating_add(aside);
+            (Piece::Aside { at, length }, end.is_some() && aside <= POOL_BYTES as u64)
+        } else {
+            let bytes = reader.bytes(length as usize).ok_or(CarriedError::Cut)?;
+            here += bytes.len();
+            let is_good = !bytes.is_empty() && here <= RING_BYTES + EDGE_BYTES;
+            (Piece::Bytes(bytes.to_vec()), is_good)
+        };
+        if !is_good {
             return Err(CarriedError::Field("bytes to be sent"));
         }
         pieces.push(piece);
     }
     Ok(pieces)
-}
-
-/// How a file of them begins.
-pub(super) fn file_header() -> [u8; FILE_HEADER_BYTES] {
-    let mut bytes = [0; FILE_HEADER_BYTES];
-    bytes[..8].copy_from_slice(&MAGIC.to_be_bytes());
-    bytes[8..].copy_from_slice(&VERSION.to_be_bytes());
-    bytes
-}
-
-/// Whether a file begins as one of them.
-pub(super) fn check_file(header: &[u8]) -> Result<(), CarriedError> {
-    let mut reader = Reader::new(header);
-    let magic = reader.u64().ok_or(CarriedError::Cut)?;
-    let version = reader.u32().ok_or(CarriedError::Cut)?;
-    match (magic, version) {
-        (MAGIC, VERSION) => Ok(()),
-        (MAGIC, version) => Err(CarriedError::Version(version)),
-        (magic, _) => Err(CarriedError::Magic(magic)),
-    }
-}
-
-/// The length and the checksum of a record, from what is before it.
-pub(super) fn record_header(header: &[u8]) -> Result<(usize, u32), CarriedError> {
-    let mut reader = Reader::new(header);
-    let length = reader.u32().ok_or(CarriedError::Cut)?;
-    let checksum = reader.u32().ok_or(CarriedError::Cut)?;
-    if length as usize > RECORD_BYTES_MAX {
-        return Err(CarriedError::Length(length.into()));
-    }
-    Ok((length as usize, checksum))
-}
-
-/// A record whose bytes are those that were put down.
-pub(super) fn checked(record: &[u8], checksum: u32) -> Result<Carried, CarriedError> {
-    if crc32c(record) != checksum {
-        return Err(CarriedError::Checksum);
-    }
-    Carried::decode(record)
 }
 
 #[cfg(test)]

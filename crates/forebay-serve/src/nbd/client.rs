@@ -16,13 +16,13 @@ mod negotiate;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};
 
-use super::bytes::Reader;
 use super::error::NbdError;
 use super::reply::{ByteRange, StatusExtent};
 use super::wire::{
     CHUNK_MAGIC, ChunkHeader, RequestHeader, SIMPLE_REPLY_MAGIC, SimpleReplyHeader, chunk, command,
     command_flag as flag,
 };
+use crate::bytes::Reader;
 pub use negotiate::{BlockSizes, Connect, Entry, ExportFacts, ListedExport};
 
 /// Bytes of a chunk beside the data of a read: block status or the text of an error.

@@ -15,13 +15,15 @@
 //! - **N4** When its turn ends it waits for input, unless it takes none or another turn is sure to
 //!   come: the reactor, the engine or an answer brings it. So a call that does not wait must not be
 //!   what another command waits for.
+//! - **N5** Who does not receive ends up with nothing of the memory that all share (`aside`).
 
+mod aside;
 mod carry;
 
 use super::error::{CloseReason, NbdError};
 use super::export::{Export, Session};
 use super::handshake::{Handshake, INPUT_BYTES_MAX, Step};
-use super::output::Output;
+use super::output::{Found, Output};
 use super::pool::{Pool, Run};
 use super::reply::{ReplyHead, StatusExtent, StatusReply};
 use super::transmission::{Command, Decoded, Kind, ReplyForm, decode};
@@ -30,7 +32,7 @@ use forebay::io::{Arena, ReactorOp, Span};
 use forebay::shard::Shard;
 use forebay_core::limits::REQUEST_BYTES_MAX;
 use forebay_core::request::{Op, RequestError};
-use forebay_core::units::{BLOCK_BYTES, Lba, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, Lba, Tick, VolumeIndex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
@@ -39,7 +41,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 /// Commands of one connection that may be under way.
 const COMMAND_COUNT_MAX: usize = 256;
 pub(super) const INPUT_BYTES: usize = (1 << 20) + (192 << 10);
-/// A write above [`REQUEST_BYTES_MAX`] goes to the engine in pieces of this size.
+/// A write above [`REQUEST_BYTES_MAX`] goes to the engine in pieces of this size, and so does what is read again.
 const PIECE_BYTES: u64 = 256 << 10;
 const _: () = assert!(INPUT_BYTES > INPUT_BYTES_MAX);
 const _: () = assert!(INPUT_BYTES as u64 > REQUEST_BYTES_MAX + RequestHeader::BYTES as u64);
@@ -172,8 +174,18 @@ pub(super) struct Connection {
     /// Commands of which the engine did not take every piece yet.
     unfinished: Vec<usize>,
     output: Output,
+    /// What was put aside and is being read again: memory, and what of that it will fill.
+    again: Option<(Run, Span, u64)>,
+    /// It wants memory that others have; since when, without having had any since.
+    is_waiting: bool,
+    waiting_since: Option<Tick>,
+    /// What is being sent has been called off, to be put aside; and has ever been.
+    is_recalled: bool,
+    was_recalled: bool,
     is_closing: bool,
     is_broken: bool,
+    /// What was put aside cannot be read any more (A3).
+    is_unreadable: bool,
     /// The client has said that it ends, or something that cannot be understood: what comes after
     /// that is no command any more.
     is_over: bool,
@@ -230,8 +242,14 @@ impl Connection {
             streaming: None,
             unfinished: Vec::with_capacity(COMMAND_COUNT_MAX),
             output: Output::new(room.ring),
+            again: None,
+            is_waiting: false,
+            waiting_since: None,
+            is_recalled: false,
+            was_recalled: false,
             is_closing: false,
             is_broken: false,
+            is_unreadable: false,
             is_over: false,
             is_resting: false,
         }
@@ -249,6 +267,7 @@ impl Connection {
             && self.under_way.len() == self.free.len()
             && !self.is_receiving
             && !self.output.is_sending
+            && self.again.is_none()
             && (self.is_broken || self.output.is_empty())
     }
 
@@ -318,15 +337,20 @@ impl Connection {
 
     pub(super) fn sent(&mut self, result: i32, shard: &mut Shard, pool: &mut Pool) {
         self.output.is_sending = false;
-        if self.is_resting && is_called_off(result) {
-            return;
-        }
+        let is_recalled = std::mem::take(&mut self.is_recalled);
+        let may_be_called_off = (self.is_resting || self.was_recalled) && !self.is_broken;
         match usize::try_from(result) {
             Ok(bytes) if bytes > 0 && !self.is_broken => self.output.sent(bytes, pool),
+            _ if may_be_called_off && is_called_off(result) => {}
             _ => {
                 self.broken(shard, pool);
                 self.output.clear(pool);
             }
+        }
+        if is_recalled {
+            // A1
+            let is_there = self.output.put_aside(pool);
+            assert!(!is_there, "nothing is being sent");
         }
     }
 
@@ -350,6 +374,7 @@ impl Connection {
         shard: &mut Shard,
         pool: &mut Pool,
     ) {
+        self.is_waiting = false;
         self.take(exports, shard, pool);
         self.go_on_sending(shard, pool);
         if self.receive_now(are_sound, shard) {
@@ -361,6 +386,7 @@ impl Connection {
             self.go_on_receiving(shard);
         }
         self.give_up_streaming();
+        self.note_waiting(shard);
     }
 
     /// Takes input, and tries again what found no room.
@@ -398,7 +424,7 @@ impl Connection {
     fn go_on_sending(&mut self, shard: &mut Shard, pool: &mut Pool) {
         // Bounded: every round sends something.
         while !self.output.is_sending && !self.is_broken {
-            let Some(span) = self.output.front() else { return };
+            let Some(span) = self.output.front() else { return self.read_again(shard, pool) };
             if self.is_resting || self.output.has_room() && self.output.front_is_gathered() {
                 let result = shard.reactor.send_now(self.socket.as_fd(), span);
                 if !is_not_ready(result) {
@@ -564,21 +590,34 @@ impl Connection {
                 return false;
             }
             Kind::Read { .. } | Kind::Cache => {
+                if self.output.has_aside() {
+                    return false; // A2
+                }
                 let first = command.offset / BLOCK_BYTES;
                 let end = (command.offset + u64::from(command.length)).div_ceil(BLOCK_BYTES);
                 let blocks = (end - first) as usize;
+                let owner = self.names.connection;
                 let memory = if command.kind == Kind::Cache {
                     // All of it goes through the memory of one piece, which reads of others may want. It is a hint: of what is
                     // longer than any read the rest is left out.
                     begun.command.length = command.length.min(TRANSFER_BYTES_MAX);
-                    pool.take_spare(blocks.min((REQUEST_BYTES_MAX / BLOCK_BYTES) as usize))
+                    pool.take_spare(owner, blocks.min((REQUEST_BYTES_MAX / BLOCK_BYTES) as usize))
                 } else {
-                    pool.take(blocks)
+                    pool.take_share(owner, blocks)
                 };
-                match memory {
-                    Some(memory) => begun.memory = Some(memory),
-                    None => return false,
+                if memory.is_none() {
+                    self.is_waiting |= pool.others_have(owner, blocks);
+                    return false;
                 }
+                self.waiting_since = None;
+                begun.memory = memory;
+            }
+            // In the log zeros are one entry. Nobody knows how long the backing device takes for them.
+            Kind::WriteZeroes { fast_zero: true, .. } if self.waits_for_backing(shard) => {
+                self.start += RequestHeader::BYTES;
+                let refusal = ReplyHead::failure(form, command.cookie, NbdError::NotSupported);
+                self.push_head(&refusal, shard, pool);
+                return true;
             }
             Kind::Trim { fua } => begun.flush_after = fua,
             _ => {}
@@ -599,6 +638,11 @@ impl Connection {
             self.submit_rest(slot, shard);
         }
         true
+    }
+
+    fn waits_for_backing(&self, shard: &Shard) -> bool {
+        let Phase::Transmission { volume, .. } = self.phase else { return false };
+        shard.engine().waits_for_backing(volume)
     }
 
     /// What the next command is about is fetched while this one is done.
@@ -702,6 +746,9 @@ impl Connection {
         shard: &mut Shard,
         pool: &mut Pool,
     ) {
+        if slot == aside::AGAIN {
+            return self.answered_again(result, shard, pool);
+        }
         let state = self.under_way[slot].as_mut().expect("under way");
         state.pieces -= 1;
         self.payloads -= usize::from(state.is_long_write());
@@ -766,7 +813,8 @@ impl Connection {
         if copied {
             pool.give(run);
         } else {
-            self.output.push_run(bytes, run);
+            let (at, since) = (state.command.offset, shard.now());
+            self.output.push_found(Found { span: bytes, run, at, since });
         }
     }
 
@@ -782,8 +830,8 @@ impl Connection {
 
     fn block_status(&mut self, command: &Command, shard: &mut Shard, pool: &mut Pool) {
         let Phase::Transmission { volume, .. } = self.phase else { return };
-        let mut out = Vec::with_capacity(super::reply::STATUS_REPLY_BYTES_MAX);
-        let mut reply = StatusReply::start(command, &mut out);
+        let mut bytes = pool.take_bytes();
+        let mut reply = StatusReply::start(command, &mut bytes);
         let first = command.offset / BLOCK_BYTES;
         let end = (command.offset + u64::from(command.length)).div_ceil(BLOCK_BYTES);
         let mut skip = command.offset % BLOCK_BYTES;
@@ -794,7 +842,9 @@ impl Connection {
             reply.push(StatusExtent { length, flags: if zero { 3 } else { 0 } })
         });
         reply.finish();
-        if !self.output.push(&out) {
+        let is_taken = self.output.push(&bytes);
+        pool.give_bytes(bytes);
+        if !is_taken {
             self.broken(shard, pool);
         }
     }

@@ -33,7 +33,6 @@
 //!
 //! A time limit: a client may be silent for ever, the front end decides how long it waits.
 
-use super::bytes::{Reader, Writer};
 use super::error::CloseReason;
 use super::export::{Agreed, Export, Session};
 use super::wire::{
@@ -41,6 +40,7 @@ use super::wire::{
     PREFERRED_BLOCK_BYTES, SERVER_MAGIC, STRING_BYTES_MAX, TRANSFER_BYTES_MAX, handshake_flag,
     info, option, option_reply,
 };
+use crate::bytes::{Reader, Writer};
 
 /// Bytes of an option's content that are looked at.
 pub const OPTION_BYTES_MAX: u32 = 64 << 10;

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The NBD front end: listeners, and the connections that came in by them.
 
-use super::carried::{Carried, CarriedError};
+use super::carried::Carried;
 use super::connection::{Connection, Names, RECEIVE, Room, SEND};
 use super::export::{Export, Features, LogicalBlock};
-use super::passage::{Handed, Passage};
 use super::pool::Pool;
+use super::reply::STATUS_REPLY_BYTES_MAX;
+use crate::carried::{CarriedError, Handed};
 use crate::frontend::{FrontEnd, Place};
+use crate::passage::Passage;
 use forebay::io::{ReactorOp, user_data};
 use forebay::shard::{Answer, Shard};
 use forebay_core::limits::VOLUME_COUNT_MAX;
@@ -52,7 +54,7 @@ pub type Exports = Rc<RefCell<Vec<(Export, VolumeIndex)>>>;
 /// Bytes of memory the front end takes at most, by part.
 pub fn memory_parts() -> [(&'static str, u64); 2] {
     let connections = CONNECTION_COUNT_MAX as u64 * Connection::memory_bytes();
-    [("NBD connections", connections), ("NBD reads", POOL_BYTES as u64)]
+    [("NBD connections", connections), ("NBD reads", (POOL_BYTES + STATUS_REPLY_BYTES_MAX) as u64)]
 }
 
 /// An export of a volume, with everything the protocol offers.
@@ -95,7 +97,7 @@ impl NbdFrontEnd {
     pub fn new(listeners: Vec<Listener>, exports: Exports) -> io::Result<NbdFrontEnd> {
         let mut connections = Vec::new();
         connections.resize_with(CONNECTION_COUNT_MAX, || None);
-        let pool = Pool::new(POOL_BYTES)?;
+        let pool = Pool::shared(POOL_BYTES, CONNECTION_COUNT_MAX)?;
         let place = Place(0);
         let counts = Rc::new(std::array::from_fn(|_| Cell::new(0)));
         let is_stopping = false;
@@ -109,7 +111,7 @@ impl NbdFrontEnd {
             rooms,
             pool,
             counts,
-            passage: Rc::default(),
+            passage: Rc::new(Passage::of::<Carried>()),
             accepting_count: 0,
             is_held: false,
             is_stopping,
@@ -151,7 +153,47 @@ impl NbdFrontEnd {
 
     fn sweep(&mut self, at: usize) {
         if let Some(gone) = self.connections[at].take_if(|connection| connection.is_gone()) {
+            if let Some(name) = gone.unreadable() {
+                let text = "an NBD connection is closed: what it had yet to receive cannot be read any more";
+                self.passage.tell(format!("{name}: {text}"));
+            }
             self.rooms.push(gone.into_room());
+        }
+    }
+
+    fn turn_one(&mut self, at: usize, shard: &mut Shard) {
+        if let Some(connection) = &mut self.connections[at] {
+            connection.turn(&self.exports.borrow(), shard, &mut self.pool);
+            self.sweep(at);
+        }
+    }
+
+    fn is_waiting(&self, at: usize) -> bool {
+        self.connections[at].as_ref().is_some_and(Connection::is_waiting)
+    }
+
+    /// Where so many wait for memory of reads, the others give back what their clients do not receive (A1 and A4 of
+    /// `connection/aside.rs`). The loop turns often enough for that if it waits for half a second at most.
+    fn make_way(&mut self, waiting: usize, shard: &mut Shard) {
+        if waiting == 0 {
+            self.pool.put_first(None);
+            return;
+        }
+        let (now, pool) = (shard.now(), &self.pool);
+        let connections = self.connections.iter().enumerate();
+        let overdue =
+            connections.filter_map(|(at, it)| Some((it.as_ref()?.overdue_since(now, pool)?, at)));
+        let first = overdue.min().map(|(_, at)| at as u32);
+        let mut may_go_on = self.pool.put_first(first);
+        for connection in self.connections.iter_mut().flatten() {
+            if waiting > usize::from(connection.is_waiting()) {
+                may_go_on |= connection.give_way(now, shard, &mut self.pool);
+            }
+        }
+        for at in 0..self.connections.len() {
+            if may_go_on && self.is_waiting(at) {
+                self.turn_one(at, shard);
+            }
         }
     }
 
@@ -180,7 +222,8 @@ impl NbdFrontEnd {
     /// Connections that the program before left go on.
     fn come(&mut self, handed: Handed) {
         let passage = Rc::clone(&self.passage);
-        let taken = handed.take(|socket, carried| {
+        let taken = handed.take(|mut sockets, carried: Carried| {
+            let Some(socket) = sockets.pop() else { return };
             if let Err(error) = self.take(socket, &carried) {
                 let name = &carried.export_name;
                 passage.tell(format!("{name}: an NBD connection cannot go on: {error}"));
@@ -202,8 +245,7 @@ impl NbdFrontEnd {
         let at = free.ok_or(CarriedError::Served("there are too many connections"))?;
         let names = Names { place: self.place, connection: at as u32 };
         let room = self.rooms.pop().map_or_else(Room::new, Ok)?;
-        let pool = &mut self.pool;
-        let connection = Connection::of_carried(socket, names, room, session, carried, pool)?;
+        let connection = Connection::of_carried(socket, names, room, session, carried)?;
         self.connections[at] = Some(connection);
         self.counted.resize(self.counted.len().max(at + 1), None);
         Ok(())
@@ -217,7 +259,10 @@ impl NbdFrontEnd {
             return self.passage.tell("an NBD connection is closed: its volume goes".into());
         };
         let (socket, carried) = connection.into_carried(lasting, &mut self.pool);
-        self.passage.add(socket, &carried);
+        if let Err(error) = self.passage.add(vec![socket], &carried) {
+            let name = &carried.export_name;
+            self.passage.tell(format!("{name}: an NBD connection is closed: {error}"));
+        }
     }
 
     /// Connections to each volume, as of the last turn of the loop.
@@ -261,11 +306,10 @@ impl FrontEnd for NbdFrontEnd {
         if let Some(handed) = self.passage.take_coming() {
             self.come(handed);
         }
+        let mut waiting = 0;
         for at in 0..self.counted.len() {
-            if let Some(connection) = &mut self.connections[at] {
-                connection.turn(&self.exports.borrow(), shard, &mut self.pool);
-                self.sweep(at);
-            }
+            self.turn_one(at, shard);
+            waiting += usize::from(self.is_waiting(at));
             let volume = self.connections[at].as_ref().and_then(Connection::volume);
             let before = std::mem::replace(&mut self.counted[at], volume);
             if before != volume {
@@ -274,6 +318,7 @@ impl FrontEnd for NbdFrontEnd {
                 volume.into_iter().for_each(|of| count(of).set(count(of).get() + 1));
             }
         }
+        self.make_way(waiting, shard);
         if self.passage.is_held() {
             self.hold(shard);
         }

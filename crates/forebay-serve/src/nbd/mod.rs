@@ -16,13 +16,12 @@
 //!
 //! # Not here
 //!
-//! Over an upgrade connections go on: [`passage`], and what goes along as bytes: [`carried`].
+//! Over an upgrade connections go on: [`crate::passage`], and what goes along as bytes: [`carried`].
 //!
 //! Sockets, the memory of payloads and the order of answers are the front end's: [`listen`] and
 //! [`connection`], which are no part of the codec; [`device`] is for the kernel as the client. TLS: nowhere;
 //! `NBD_OPT_STARTTLS` is answered as unsupported.
 
-mod bytes;
 pub mod carried;
 pub mod client;
 pub mod connection;
@@ -33,7 +32,6 @@ pub mod fuzz;
 pub mod handshake;
 pub mod listen;
 mod output;
-pub mod passage;
 pub(crate) mod pool;
 pub mod reply;
 pub mod transmission;

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a connection has to send: small things are gathered in a ring and go out together, large
 //! ones from where they are.
+//!
+//! What was read and is not sent can be *put aside*: its memory is given back, and what was in it is read again from the
+//! volume when its turn to be sent comes. That is another moment of a read that nobody has the answer of. Of a block
+//! whose first bytes are sent the others are kept ([`EDGE_BYTES`]), so that no block is of two moments.
 
 use super::pool::{Pool, Run};
 use forebay::io::{Arena, Span};
+use forebay_core::units::{BLOCK_BYTES, Tick};
 use std::collections::VecDeque;
 use std::io;
 
@@ -11,15 +16,46 @@ use std::io;
 pub(super) const RING_BYTES: usize = 256 << 10;
 /// Below this much room no new command is taken: what is under way must still be answered.
 const ROOM_KEPT: usize = 64 << 10;
+/// For what is left of a block, behind the ring.
+pub(super) const EDGE_BYTES: usize = BLOCK_BYTES as usize;
+
+/// What was read: where it lies, since when it may be sent, and where it is in the volume.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) span: Span,
+    pub(super) run: Run,
+    pub(super) at: u64,
+    pub(super) since: Tick,
+}
 
 /// A span on its way.
 #[derive(Debug)]
-struct Item {
+struct Sending {
     span: Span,
     sent: usize,
-    run: Option<Run>,
+    found: Option<Found>,
     /// Bytes of the ring that come free with it.
     ring_bytes: usize,
+}
+
+#[derive(Debug)]
+enum Item {
+    Sending(Sending),
+    Aside(Aside),
+}
+
+/// Bytes of the volume that are read again before they are sent; not none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Aside {
+    pub(super) at: u64,
+    pub(super) length: u64,
+}
+
+/// Something that is not sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Unsent {
+    Bytes(Span),
+    Aside(Aside),
 }
 
 /// Bytes on their way to a client, in order.
@@ -29,20 +65,24 @@ pub(super) struct Output {
     next: usize,
     used: usize,
     items: VecDeque<Item>,
+    /// Of these, those that are put aside, and those that have memory of reads.
+    aside_count: usize,
+    found_count: usize,
     pub(super) is_sending: bool,
 }
 
 impl Output {
     /// What one takes, but for the list of what is on its way.
-    pub(super) const MEMORY_BYTES: usize = RING_BYTES;
+    pub(super) const MEMORY_BYTES: usize = RING_BYTES + EDGE_BYTES;
 
     /// Memory for one.
     pub(super) fn room() -> io::Result<Arena> {
-        Arena::reserved(RING_BYTES)
+        Arena::reserved(Self::MEMORY_BYTES)
     }
 
     pub(super) fn new(ring: Arena) -> Output {
-        Output { ring, next: 0, used: 0, items: VecDeque::new(), is_sending: false }
+        let items = VecDeque::new();
+        Output { ring, next: 0, used: 0, items, aside_count: 0, found_count: 0, is_sending: false }
     }
 
     /// Its memory, when nothing is on its way.
@@ -95,34 +135,121 @@ impl Output {
         }
     }
 
-    /// Appends a span as it is, and gives its run back when it is sent.
-    pub(super) fn push_run(&mut self, span: Span, run: Run) {
-        self.items.push_back(Item { span, sent: 0, run: Some(run), ring_bytes: 0 });
+    /// Appends what was found as it is, and gives its run back when it is sent.
+    pub(super) fn push_found(&mut self, found: Found) {
+        self.items.push_back(Item::Sending(Sending::of(found)));
+        self.found_count += 1;
     }
 
-    /// What is to be sent next.
+    /// Appends what is to be read again.
+    pub(super) fn push_aside(&mut self, aside: Aside) {
+        self.items.push_back(Item::Aside(aside));
+        self.aside_count += 1;
+    }
+
+    /// What is to be sent next, if it is there.
     pub(super) fn front(&self) -> Option<Span> {
-        self.items.front().map(|item| item.span.skip(item.sent))
+        match self.items.front()? {
+            Item::Sending(front) => Some(front.span.skip(front.sent)),
+            Item::Aside(_) => None,
+        }
+    }
+
+    /// What is to be read again before anything is sent.
+    pub(super) fn front_aside(&self) -> Option<Aside> {
+        match self.items.front()? {
+            Item::Sending(_) => None,
+            Item::Aside(aside) => Some(*aside),
+        }
     }
 
     /// Whether sending the front gives no run back.
     pub(super) fn front_is_gathered(&self) -> bool {
-        self.items.front().is_some_and(|item| item.run.is_none())
+        matches!(self.items.front(), Some(Item::Sending(Sending { found: None, .. })))
     }
 
-    /// All that is not sent, in order, and whether it gives a run back.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = (Span, bool)> {
-        self.items.iter().map(|item| (item.span.skip(item.sent), item.run.is_some()))
+    /// Whether anything is put aside.
+    pub(super) fn has_aside(&self) -> bool {
+        self.aside_count > 0
+    }
+
+    /// Since when the first of what was read may be sent.
+    pub(super) fn found_since(&self) -> Option<Tick> {
+        if self.found_count == 0 {
+            return None;
+        }
+        let founds = self.items.iter().filter_map(|item| match item {
+            Item::Sending(Sending { found: Some(found), .. }) => Some(found.since),
+            _ => None,
+        });
+        founds.min()
+    }
+
+    /// All that is not sent, in order.
+    pub(super) fn unsent(&self) -> impl Iterator<Item = Unsent> {
+        self.items.iter().map(|item| match item {
+            Item::Sending(sending) => Unsent::Bytes(sending.span.skip(sending.sent)),
+            Item::Aside(aside) => Unsent::Aside(*aside),
+        })
+    }
+
+    /// Puts aside what was read, but for what is being sent; says whether that is such a thing.
+    pub(super) fn put_aside(&mut self, pool: &mut Pool) -> bool {
+        let first = usize::from(self.is_sending);
+        let mut edge = None;
+        for item in self.items.iter_mut().skip(first) {
+            let Item::Sending(Sending { span, sent, found: Some(found), .. }) = *item else {
+                continue;
+            };
+            let (mut at, end) = (found.at + sent as u64, found.at + span.len() as u64);
+            if sent > 0 {
+                // The front, then.
+                let block_end = at.next_multiple_of(BLOCK_BYTES).min(end);
+                let kept = self.ring.span(RING_BYTES, (block_end - at) as usize);
+                kept.copy_from(span.part(sent, kept.len()));
+                (edge, at) = ((!kept.is_empty()).then_some(kept), block_end);
+            }
+            pool.give(found.run);
+            self.found_count -= 1;
+            self.aside_count += 1;
+            *item = Item::Aside(Aside { at, length: end - at });
+        }
+        if let Some(Item::Aside(Aside { length: 0, .. })) = self.items.front() {
+            self.items.pop_front();
+            self.aside_count -= 1;
+        }
+        if let Some(span) = edge {
+            let edge = Sending { span, sent: 0, found: None, ring_bytes: 0 };
+            self.items.push_front(Item::Sending(edge));
+        }
+        self.found_count > 0
+    }
+
+    /// The first bytes of what is put aside at the front were found again.
+    pub(super) fn found_again(&mut self, found: Found) {
+        let Some(Item::Aside(aside)) = self.items.front_mut() else {
+            unreachable!("it waits for them")
+        };
+        assert!(found.at == aside.at && !self.is_sending);
+        aside.at += found.span.len() as u64;
+        aside.length -= found.span.len() as u64;
+        if aside.length == 0 {
+            self.items.pop_front();
+            self.aside_count -= 1;
+        }
+        self.items.push_front(Item::Sending(Sending::of(found)));
+        self.found_count += 1;
     }
 
     /// So many bytes of the front are sent.
     pub(super) fn sent(&mut self, bytes: usize, pool: &mut Pool) {
-        let Some(front) = self.items.front_mut() else { return };
+        let Some(Item::Sending(front)) = self.items.front_mut() else { return };
         front.sent += bytes;
         if front.sent >= front.span.len() {
             self.used -= front.ring_bytes;
-            if let Some(run) = front.run.take() {
-                pool.give(run);
+            if let Some(found) = front.found {
+                pool.give(found.run);
+                self.found_count -= 1;
             }
             self.items.pop_front();
         }
@@ -131,11 +258,11 @@ impl Output {
     /// Forgets everything that is not sent.
     pub(super) fn clear(&mut self, pool: &mut Pool) {
         for item in self.items.drain(..) {
-            if let Some(run) = item.run {
-                pool.give(run);
+            if let Item::Sending(Sending { found: Some(found), .. }) = item {
+                pool.give(found.run);
             }
         }
-        self.used = 0;
+        (self.used, self.aside_count, self.found_count) = (0, 0, 0);
     }
 
     fn take(&mut self, bytes: usize) -> Option<(Span, usize)> {
@@ -152,7 +279,10 @@ impl Output {
     fn append(&mut self, span: Span, ring_bytes: usize) {
         // The front may be on its way already; whatever is behind it can still grow.
         let grows = self.items.len() > usize::from(self.is_sending);
-        if let Some(last) = self.items.back_mut().filter(|last| grows && last.run.is_none()) {
+        if let Some(Item::Sending(last)) = self.items.back_mut()
+            && grows
+            && last.found.is_none()
+        {
             let end = last.span.pointer() as usize + last.span.len();
             if end == span.pointer() as usize {
                 let start = last.span.pointer() as usize - self.ring.whole().pointer() as usize;
@@ -161,7 +291,14 @@ impl Output {
                 return;
             }
         }
-        self.items.push_back(Item { span, sent: 0, run: None, ring_bytes });
+        let item = Sending { span, sent: 0, found: None, ring_bytes };
+        self.items.push_back(Item::Sending(item));
+    }
+}
+
+impl Sending {
+    fn of(found: Found) -> Sending {
+        Sending { span: found.span, sent: 0, found: Some(found), ring_bytes: 0 }
     }
 }
 

@@ -1,16 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Memory for what is read: one arena for all connections, given out in runs of blocks.
+//!
+//! # Invariants
+//!
+//! - **M1** Who has some takes no more than leaves as much free as he has then ([`Pool::take_share`]): of several who all
+//!   want as much as they can get, something is left for one more. Who has none may have what there is.
+//! - **M2** No owner keeps it for as long as he likes. What is with devices comes back by itself; what waits for a client to
+//!   receive is put aside when others want it (A1 of `connection/aside.rs`).
+//! - **M3** No owner who has none waits for as long as others like. While he is first ([`Pool::put_first`]) they have the last
+//!   blocks alone, and he gets the longest read's worth in one run once what they had before has come back; and who has
+//!   some takes no more, so that what comes back is for all who wait.
 
+use super::reply::STATUS_REPLY_BYTES_MAX;
+use super::wire::TRANSFER_BYTES_MAX;
 use forebay::io::{Arena, Span};
 use std::io;
 
 const BLOCK: usize = 4096;
+
+/// Blocks of the longest read.
+const LONGEST_COUNT: usize = TRANSFER_BYTES_MAX as usize / BLOCK + 1;
+/// Of what is nobody's share.
+const NOBODY: u32 = u32::MAX;
 
 /// A run of blocks that was given out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     first: usize,
     count: usize,
+    owner: u32,
 }
 
 /// An arena and which of its blocks are given out.
@@ -18,7 +36,16 @@ pub(crate) struct Run {
 pub(crate) struct Pool {
     arena: Arena,
     taken: Vec<bool>,
+    free_count: usize,
     next: usize,
+    /// Blocks that each owner has.
+    held: Vec<usize>,
+    /// Who has waited too long: others take of the end alone, of what the longest read leaves free (M3).
+    first: Option<u32>,
+    /// Somebody has, as far as is known.
+    is_short: bool,
+    /// For what is put together before it is sent, by one owner at a time.
+    bytes: Vec<u8>,
 }
 
 impl Pool {
@@ -26,10 +53,65 @@ impl Pool {
         Ok(Pool::of(Arena::reserved(bytes)?))
     }
 
+    /// One that so many owners share.
+    pub(crate) fn shared(bytes: usize, owner_count: usize) -> io::Result<Pool> {
+        let held = vec![0; owner_count];
+        Ok(Pool { held, bytes: Vec::with_capacity(STATUS_REPLY_BYTES_MAX), ..Pool::new(bytes)? })
+    }
+
+    /// Room for a reply that is put together, empty; to be given back.
+    pub(crate) fn take_bytes(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
+
+    pub(crate) fn give_bytes(&mut self, mut bytes: Vec<u8>) {
+        bytes.clear();
+        self.bytes = bytes;
+    }
+
+    /// Takes a run for an owner, if that leaves enough for others (M1).
+    pub(crate) fn take_share(&mut self, owner: u32, count: usize) -> Option<(Run, Span)> {
+        let held = self.held[owner as usize];
+        if !is_fair(held, count, self.free_count) || self.is_short && held > 0 {
+            return None;
+        }
+        let is_open = self.first.is_none_or(|first| first == owner);
+        let from = if is_open { 0 } else { LONGEST_COUNT };
+        let (run, span) = self.take_behind(from, count)?;
+        self.held[owner as usize] += count;
+        self.first = self.first.filter(|first| *first != owner);
+        Some((Run { owner, ..run }, span))
+    }
+
+    /// Who of those who have none has waited too long, and for the longest (M3); says whether that changes anything.
+    pub(crate) fn put_first(&mut self, first: Option<u32>) -> bool {
+        let before = (self.first, self.is_short);
+        (self.first, self.is_short) = (first, first.is_some());
+        before != (self.first, self.is_short)
+    }
+
+    /// Whether an owner has any.
+    pub(crate) fn has_some(&self, owner: u32) -> bool {
+        self.held[owner as usize] > 0
+    }
+
+    /// Blocks that nobody has.
+    pub(crate) fn free_count(&self) -> usize {
+        self.free_count
+    }
+
+    /// Whether an owner could take so many if nobody else had any.
+    pub(crate) fn others_have(&self, owner: u32, count: usize) -> bool {
+        let held = self.held[owner as usize];
+        is_fair(held, count, self.taken.len() - held)
+    }
+
     /// The same, of what leaves half of the memory to those who cannot do without.
-    pub(crate) fn take_spare(&mut self, count: usize) -> Option<(Run, Span)> {
-        let free = self.taken.iter().filter(|taken| !**taken).count();
-        (free >= self.taken.len() / 2 + count).then(|| self.take(count)).flatten()
+    pub(crate) fn take_spare(&mut self, owner: u32, count: usize) -> Option<(Run, Span)> {
+        let is_open = self.first.is_none_or(|first| first == owner); // M3
+        (is_open && self.free_count >= self.taken.len() / 2 + count)
+            .then(|| self.take(count))
+            .flatten()
     }
 
     /// A pool whose memory is there from the start.
@@ -40,25 +122,40 @@ impl Pool {
 
     fn of(arena: Arena) -> Pool {
         let taken = vec![false; arena.len() / BLOCK];
-        Pool { arena, taken, next: 0 }
+        Pool {
+            arena,
+            free_count: taken.len(),
+            taken,
+            next: 0,
+            held: Vec::new(),
+            first: None,
+            is_short: false,
+            bytes: Vec::new(),
+        }
     }
 
     /// Takes a run of blocks; `None`: there is none that long now.
     pub(crate) fn take(&mut self, count: usize) -> Option<(Run, Span)> {
+        self.take_behind(0, count)
+    }
+
+    fn take_behind(&mut self, from: usize, count: usize) -> Option<(Run, Span)> {
         let end = self.taken.len();
-        let from_next = self.search(self.next, end, count);
-        let first = from_next.or_else(|| self.search(0, end, count))?;
+        let from_next = self.search(self.next.max(from), end, count);
+        let first = from_next.or_else(|| self.search(from, end, count))?;
         self.taken[first..first + count].fill(true);
+        self.free_count -= count;
         self.next = first + count;
-        Some((Run { first, count }, self.arena.span(first * BLOCK, count * BLOCK)))
+        let run = Run { first, count, owner: NOBODY };
+        Some((run, self.arena.span(first * BLOCK, count * BLOCK)))
     }
 
     /// Gives the end of a run back and keeps its first `count` blocks.
     #[cfg(any(test, feature = "fuse"))]
     pub(crate) fn cut(&mut self, run: Run, count: usize) -> Run {
         assert!(count <= run.count);
-        self.give(Run { first: run.first + count, count: run.count - count });
-        Run { first: run.first, count }
+        self.give(Run { first: run.first + count, count: run.count - count, ..run });
+        Run { count, ..run }
     }
 
     /// Gives a run back. Its place is looked at first by the next that takes: it is still in the
@@ -67,6 +164,10 @@ impl Pool {
         let blocks = &mut self.taken[run.first..run.first + run.count];
         assert!(blocks.iter().all(|taken| *taken), "a run is given back once");
         blocks.fill(false);
+        self.free_count += run.count;
+        if run.owner != NOBODY {
+            self.held[run.owner as usize] -= run.count;
+        }
         self.next = self.next.min(run.first);
     }
 
@@ -82,18 +183,68 @@ impl Pool {
     }
 }
 
+/// Whether who has `held` may have `count` more of `free` (M1).
+fn is_fair(held: usize, count: usize, free: usize) -> bool {
+    count <= free && (held == 0 || held + count <= free - count)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// M1.
+    #[test]
+    fn those_who_take_what_they_can_get_leave_something() {
+        const COUNT: u32 = 8;
+        let mut pool = Pool::shared(512 * BLOCK, 1 + COUNT as usize).expect("memory");
+        let mut taken = Vec::new();
+        let alone = (0..).map_while(|_| pool.take_share(0, 1)).inspect(|it| taken.push(it.0));
+        assert_eq!(alone.count(), 256, "one has half of it");
+        taken.drain(..).for_each(|run| pool.give(run));
+        for _ in 0..512 {
+            taken.extend((0..COUNT).filter_map(|owner| pool.take_share(owner, 1)).map(|it| it.0));
+        }
+        let share = 512 / (COUNT as usize + 1);
+        assert!(taken.len() <= COUNT as usize * (share + 1), "{} are taken", taken.len());
+        assert!(pool.others_have(0, 1), "alone he would have more");
+        taken.push(pool.take_share(COUNT, 40).expect("it is there for one more").0);
+        taken.drain(..).for_each(|run| pool.give(run));
+        assert!(pool.take_share(0, 472).is_some(), "who has none may have what there is");
+        assert!(!pool.others_have(0, 40), "it is his own");
+        assert!(pool.take_share(1, 41).is_none() && pool.take_share(1, 40).is_some());
+    }
+
+    /// M3.
+    #[test]
+    fn who_is_first_waits_for_what_others_had_before_alone() {
+        let mut pool = Pool::shared(LONGEST_COUNT * BLOCK + 511 * BLOCK, 3).expect("memory");
+        let (before, _) = pool.take_share(1, 1).expect("room");
+        assert!(pool.take_share(0, LONGEST_COUNT).is_some(), "behind it");
+        let mut pool = Pool::shared(LONGEST_COUNT * BLOCK + 511 * BLOCK, 3).expect("memory");
+        let runs = [1, 2].map(|owner| pool.take_share(owner, 300).expect("room").0);
+        assert!(pool.take_share(0, LONGEST_COUNT).is_none());
+        assert!(pool.put_first(Some(0)));
+        assert!(pool.take_share(1, 1).is_none(), "he has some");
+        pool.give(runs[0]);
+        let (small, _) = pool.take_share(1, 300).expect("room at the end");
+        assert!(small.first >= LONGEST_COUNT && before.first == 0);
+        assert!(pool.take_share(2, 300).is_none(), "there alone");
+        pool.give(runs[1]);
+        let (long, _) = pool.take_share(0, LONGEST_COUNT).expect("all but the end");
+        pool.give(long);
+        assert!(pool.take_share(1, 1).is_none(), "others may have waited as well");
+        assert!(pool.put_first(None));
+        assert!(pool.take_share(1, 1).is_some());
+    }
+
     #[test]
     fn half_of_it_is_not_spare() {
         let mut pool = Pool::new(16 * BLOCK).expect("memory");
-        let (run, _) = pool.take_spare(8).expect("room");
-        assert!(pool.take_spare(1).is_none());
+        let (run, _) = pool.take_spare(0, 8).expect("room");
+        assert!(pool.take_spare(0, 1).is_none());
         assert!(pool.take(8).is_some(), "it is there for others");
         pool.give(run);
-        assert!(pool.take_spare(1).is_none(), "whoever has the rest");
+        assert!(pool.take_spare(0, 1).is_none(), "whoever has the rest");
     }
 
     #[test]

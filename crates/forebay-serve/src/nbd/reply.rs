@@ -4,13 +4,13 @@
 //! Everything that fits in a small array is a [`ReplyHead`], which lives on the stack: send it,
 //! and after [`ReplyHead::offset_data`] or the simple reply to a read send the payload from
 //! wherever it lies. Block status is of no fixed length; [`StatusReply`] appends it to a buffer
-//! the connection keeps.
+//! that all connections share.
 
-use super::bytes::Writer;
 use super::error::NbdError;
 use super::export::Session;
 use super::transmission::{Command, Kind, ReplyForm};
 use super::wire::{BASE_ALLOCATION_ID, ChunkHeader, SimpleReplyHeader, chunk};
+use crate::bytes::Writer;
 
 /// Bytes of a [`ReplyHead`].
 pub const REPLY_HEAD_BYTES_MAX: usize = 128;

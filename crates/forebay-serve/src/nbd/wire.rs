@@ -4,7 +4,7 @@
 //! Everything is big-endian. `encode` returns a fixed array; `decode` takes one and checks
 //! nothing but the magic, because what a field may hold depends on the session.
 
-use super::bytes::{Reader, Writer};
+use crate::bytes::{Reader, Writer};
 
 /// First eight bytes a server sends: `NBDMAGIC`.
 pub const SERVER_MAGIC: u64 = 0x4e42_444d_4147_4943;

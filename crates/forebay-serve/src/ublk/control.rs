@@ -138,13 +138,6 @@ impl Control {
         Ok(control)
     }
 
-    /// As if the driver had no user copy: it copies between requests and buffers of ours. For tests.
-    pub fn without_user_copy(mut self) -> Control {
-        self.features &= !feature::USER_COPY;
-        self.can_lend = false; // U5
-        self
-    }
-
     /// The longest request of a device that is made.
     pub(super) fn request_bytes_max(&self) -> u64 {
         let has_user_copy = self.features & feature::USER_COPY != 0;

@@ -40,6 +40,30 @@ impl Channel {
         Channel { socket, bytes, received: 0, header: None, fds: Vec::with_capacity(FD_COUNT_MAX) }
     }
 
+    /// One that another program had: what it had received, and the descriptors that came with that.
+    /// `None`: no part of a message begins so.
+    pub(super) fn of_parts(socket: OwnedFd, message: &[u8], fds: Vec<OwnedFd>) -> Option<Channel> {
+        let mut channel = Channel::new(socket);
+        channel.bytes.get_mut(..message.len())?.copy_from_slice(message);
+        (channel.received, channel.fds) = (message.len(), fds);
+        if message.len() > HEADER_BYTES {
+            let header = Header::decode(&channel.head()).ok()?;
+            channel.header = Some(header).filter(|it| message.len() <= HEADER_BYTES + it.size);
+            channel.header?;
+        }
+        Some(channel)
+    }
+
+    /// The same, for another program.
+    pub(super) fn into_parts(self) -> (OwnedFd, Vec<u8>, Vec<OwnedFd>) {
+        let message = self.bytes[..self.received].to_vec();
+        (self.socket, message, self.fds)
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
     pub(super) fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }

@@ -14,6 +14,8 @@
 //!   or fail one request.
 //! - **D5** The loop sleeps only if nothing can be done: a kick, a message or an answer wakes it.
 
+pub(super) mod carry;
+
 use super::blk::{self, CONFIG_BYTES, Disk, WRITEBACK_AT, feature};
 use super::channel::{Channel, Received, send};
 use super::inflight::{InflightError, QUEUE_COUNT_MAX, Region};
@@ -26,7 +28,7 @@ use crate::frontend::Place;
 use forebay::io::{ReactorOp, user_data};
 use forebay::shard::{Answer, Shard};
 use forebay_core::units::VolumeIndex;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Chains of a device that are taken in one turn.
 const CHAIN_COUNT_MAX: usize = 64;
@@ -105,6 +107,8 @@ enum Life {
     Open,
     /// Finishes what was taken, then ends.
     Stopping,
+    /// Finishes what was taken, then rests, for the next program.
+    Leaving,
     /// The guest's memory is not touched any more.
     Over,
 }
@@ -133,12 +137,12 @@ pub(super) struct Device {
 }
 
 impl Device {
-    pub(super) fn new(socket: OwnedFd, names: Names, disk: Disk, volume: VolumeIndex) -> Device {
+    pub(super) fn new(channel: Channel, names: Names, disk: Disk, volume: VolumeIndex) -> Device {
         Device {
             names,
             disk,
             volume,
-            channel: Channel::new(socket),
+            channel,
             life: Life::Open,
             features: 0,
             protocol: 0,
@@ -173,6 +177,10 @@ impl Device {
 
     pub(super) fn is_open(&self) -> bool {
         self.life != Life::Over
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.channel.socket()
     }
 
     /// Nothing of it is under way. (D3)
@@ -227,7 +235,8 @@ impl Device {
 
     /// Looks whether the connection has ended, though nobody has said that there is something.
     pub(super) fn hear_end(&mut self, shard: &mut Shard, memory: &mut Memory) {
-        if self.life == Life::Open && self.channel.has_ended() {
+        let is_heard = matches!(self.life, Life::Open | Life::Leaving);
+        if is_heard && self.channel.has_ended() {
             self.end(None, shard, memory);
         }
     }
@@ -586,7 +595,8 @@ mod tests {
         let (mut heard, back_end) = UnixStream::pair().expect("a pair of sockets");
         let names = Names { place: Place(0), device: 0 };
         let disk = Disk::new("v", 1 << 20, 512);
-        let mut device = Device::new(ours.into(), names, disk, VolumeIndex(0));
+        let channel = Channel::new(ours.into());
+        let mut device = Device::new(channel, names, disk, VolumeIndex(0));
         device.set(Message::SetBackendReqFd, vec![back_end.into()]).expect("taken");
         device.resize(1 << 20);
         assert!(device.news.is_empty());

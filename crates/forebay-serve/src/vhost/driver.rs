@@ -12,6 +12,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::io::{self, ErrorKind, IoSliceMut, Read};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -94,7 +95,7 @@ pub struct Machine {
     /// Requests are one indirect descriptor.
     pub is_indirect: bool,
     in_flight: Option<(Inflight, OwnedFd)>,
-    /// Interrupts that were seen.
+    /// Interrupts that were taken.
     pub interrupts: u64,
 }
 
@@ -130,19 +131,30 @@ impl Machine {
     /// Connects as QEMU does, and starts the queues.
     pub fn connect(&mut self, path: &Path, patience: Duration) -> io::Result<Link> {
         let mut link = Link::new(path, patience)?;
+        self.agree(&mut link)?;
+        self.start(&mut link)?;
+        Ok(link)
+    }
+
+    /// Agrees on what both understand.
+    pub fn agree(&self, link: &mut Link) -> io::Result<()> {
         let offered = link.number(request::GET_FEATURES)?;
         if self.features & !offered != 0 {
             return Err(io::Error::other("a feature is not offered"));
         }
         let agreed = link.number(request::GET_PROTOCOL_FEATURES)? & protocol::ALL;
         link.say(request::SET_PROTOCOL_FEATURES, &agreed.to_le_bytes(), &[])?;
-        link.say(request::SET_OWNER, &[], &[])?;
-        self.start(&mut link)?;
-        Ok(link)
+        link.say(request::SET_OWNER, &[], &[])
     }
 
     /// Gives memory and queues, as at the start of the guest's driver.
     pub fn start(&mut self, link: &mut Link) -> io::Result<()> {
+        self.prepare(link)?;
+        self.enable(link)
+    }
+
+    /// The same, but for that the queues may be taken from.
+    pub fn prepare(&mut self, link: &mut Link) -> io::Result<()> {
         link.say(request::SET_FEATURES, &self.features.to_le_bytes(), &[])?;
         let size = self.rings.first().map_or(0, |ring| ring.size);
         if self.in_flight.is_none() {
@@ -162,6 +174,11 @@ impl Machine {
         for queue in 0..self.rings.len() {
             self.start_queue(queue, link)?;
         }
+        Ok(())
+    }
+
+    /// The queues may be taken from.
+    pub fn enable(&self, link: &mut Link) -> io::Result<()> {
         for queue in 0..self.rings.len() {
             link.say(request::SET_VRING_ENABLE, &state(queue, 1), &[])?;
         }
@@ -193,6 +210,11 @@ impl Machine {
             let at = ring.at;
             self.put(at, &[0; RING_BYTES as usize]);
         }
+    }
+
+    /// What a queue's used ring is read at next.
+    pub fn next_used(&self, queue: usize) -> u16 {
+        self.rings[queue].last_used
     }
 
     /// Slots of a queue that nothing is under way in.
@@ -358,11 +380,17 @@ impl Machine {
         };
         let mut polled = [PollFd::new(&ring.call, PollFlags::IN)];
         let came = poll(&mut polled, Some(&patience)).is_ok_and(|count| count > 0);
-        if came {
-            let _ = rustix::io::read(&ring.call, &mut [0; 8]);
-            self.interrupts += 1;
-        }
+        self.take_interrupts(queue);
         came
+    }
+
+    /// Counts the interrupts that a queue has had, whether they were waited for or not.
+    pub fn take_interrupts(&mut self, queue: usize) {
+        let mut count = [0; 8];
+        // Nothing is read if there was none.
+        if rustix::io::read(&self.rings[queue].call, &mut count) == Ok(8) {
+            self.interrupts += u64::from_ne_bytes(count);
+        }
     }
 
     fn put(&self, at: u64, bytes: &[u8]) {
@@ -389,6 +417,13 @@ fn state(queue: usize, number: u32) -> [u8; 8] {
 pub struct Link {
     /// The socket.
     pub socket: UnixStream,
+}
+
+impl Drop for Link {
+    /// A process that is begun just now has it open as well, for a moment.
+    fn drop(&mut self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
 }
 
 impl Link {

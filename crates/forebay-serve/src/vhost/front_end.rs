@@ -5,19 +5,24 @@
 //!
 //! - **F1** A socket has one device at a time. One who comes while another is connected is sent
 //!   away; one who comes while a device ends waits until it is gone (D2 of `device.rs`).
+//! - **F2** The place of a machine that the program before left is its own: nobody is taken in before it has come.
 
 use super::blk::Disk;
+use super::carried::Carried;
+use super::channel::Channel;
 use super::device::{Device, Names};
 use super::requests::Memory;
+use crate::carried::{CarriedError, Handed};
 use crate::frontend::{FrontEnd, Place};
 use crate::nbd::pool::Pool;
+use crate::passage::Passage;
 use forebay::io::{ReactorOp, user_data};
 use forebay::shard::{Answer, Shard};
 use forebay_core::units::VolumeIndex;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::rc::Rc;
 
@@ -68,9 +73,32 @@ pub fn memory_parts(sockets: usize) -> [(&'static str, u64); 2] {
 
 struct Seat {
     socket: Socket,
+    /// Where that is.
+    path: String,
     device: Option<Device>,
     /// Comes when the device is gone.
     next: Option<OwnedFd>,
+    /// The reactor was asked for one more.
+    is_accepting: bool,
+}
+
+impl Seat {
+    fn of(socket: Socket) -> Seat {
+        let address = socket.listener.local_addr().ok();
+        let path = address.as_ref().and_then(|it| it.as_pathname());
+        let path = path.map_or_else(String::new, |path| path.display().to_string());
+        Seat { socket, path, device: None, next: None, is_accepting: false }
+    }
+
+    /// The next one sits down, if there is one and the place is free.
+    fn take_next(&mut self, names: Names) -> Option<&mut Device> {
+        if self.device.is_some() {
+            return None;
+        }
+        let channel = Channel::new(self.next.take()?);
+        let device = Device::new(channel, names, self.socket.disk.clone(), self.socket.volume);
+        Some(self.device.insert(device))
+    }
 }
 
 /// The front end.
@@ -79,6 +107,7 @@ pub struct VhostFrontEnd {
     sockets: Vec<Seat>,
     memory: Memory,
     watch: Rc<Watch>,
+    passage: Rc<Passage>,
     /// Who is looked at first in a turn.
     first: usize,
     is_stopping: bool,
@@ -89,12 +118,12 @@ impl VhostFrontEnd {
     pub fn new(sockets: Vec<Socket>) -> io::Result<VhostFrontEnd> {
         let is_connected = sockets.iter().map(|_| Cell::new(false)).collect();
         let watch = Rc::new(Watch { is_connected, news: RefCell::default() });
-        let open = |socket| Seat { socket, device: None, next: None };
         Ok(VhostFrontEnd {
             place: Place(0),
-            sockets: sockets.into_iter().map(open).collect(),
+            sockets: sockets.into_iter().map(Seat::of).collect(),
             memory: Memory::new(Pool::new(POOL_BYTES)?),
             watch,
+            passage: Rc::new(Passage::of::<Carried>()),
             first: 0,
             is_stopping: false,
         })
@@ -105,18 +134,26 @@ impl VhostFrontEnd {
         Rc::clone(&self.watch)
     }
 
+    /// By which machines leave for the next program, and come from the one before.
+    pub fn passage(&self) -> Rc<Passage> {
+        Rc::clone(&self.passage)
+    }
+
     fn name(&self, socket: usize, what: u64) -> u64 {
         user_data(self.place.source(), (socket as u64) << 16 | what)
     }
 
     fn accept(&mut self, at: usize, shard: &mut Shard) {
-        if !self.is_stopping {
+        let may = !self.is_stopping && !self.passage.is_expecting(); // F2
+        if may && !self.sockets[at].is_accepting {
+            self.sockets[at].is_accepting = true;
             let fd = self.sockets[at].socket.listener.as_raw_fd();
             shard.reactor.submit(ReactorOp::Accept { fd }, self.name(at, ACCEPT));
         }
     }
 
     fn accepted(&mut self, at: usize, result: i32, shard: &mut Shard) {
+        self.sockets[at].is_accepting = false;
         if let Some(socket) = shard.reactor.accepted(result) {
             let it = &mut self.sockets[at];
             if let Some(device) = &mut it.device {
@@ -136,17 +173,86 @@ impl VhostFrontEnd {
     }
 
     fn connect(&mut self, at: usize, shard: &mut Shard) {
-        let it = &mut self.sockets[at];
-        if self.is_stopping || it.device.is_some() {
+        if self.is_stopping {
             return;
         }
-        let Some(socket) = it.next.take() else { return };
-        let who = process_of(&socket);
-        let names = Names { place: self.place, device: at as u32 };
-        let mut device = Device::new(socket, names, it.socket.disk.clone(), it.socket.volume);
+        let names = self.names(at);
+        let who = self.sockets[at].next.as_ref().map(process_of).unwrap_or_default();
+        let Some(device) = self.sockets[at].take_next(names) else { return };
         device.start(shard, &mut self.memory);
-        it.device = Some(device);
         self.tell(at, format!("{who} is connected"), false);
+    }
+
+    fn names(&self, at: usize) -> Names {
+        Names { place: self.place, device: at as u32 }
+    }
+
+    /// Machines that the program before left go on.
+    fn come(&mut self, handed: Handed, shard: &mut Shard) {
+        let passage = Rc::clone(&self.passage);
+        let taken = handed.take(|descriptors, carried: Carried| {
+            if let Err(error) = self.take(descriptors, &carried, shard) {
+                let Carried { name, socket, .. } = carried;
+                passage.tell(format!(
+                    "{name}: vhost-user {socket}: a virtual machine cannot go on: {error}"
+                ));
+            }
+        });
+        if let Err((count, error)) = taken {
+            passage.tell(format!("virtual machines that cannot go on: {count}; {error}"));
+        }
+    }
+
+    fn take(
+        &mut self,
+        descriptors: Vec<OwnedFd>,
+        carried: &Carried,
+        shard: &mut Shard,
+    ) -> Result<(), CarriedError> {
+        let volume = self.passage.index(carried.volume);
+        let volume = volume.ok_or(CarriedError::Served("the volume is not served any more"))?;
+        let at = self.sockets.iter().position(|it| it.path == carried.socket);
+        let at = at.ok_or(CarriedError::Served("its socket is not listened on any more"))?;
+        let names = self.names(at);
+        let it = &mut self.sockets[at];
+        if it.socket.volume != volume {
+            return Err(CarriedError::Served("its socket is another volume's now"));
+        }
+        if it.device.is_some() {
+            return Err(CarriedError::Served("another is connected"));
+        }
+        let served = (&it.socket.disk, volume);
+        let device = Device::of_carried(descriptors, names, served, carried)?;
+        let device = it.device.insert(device);
+        let who = process_of(device.socket());
+        device.start(shard, &mut self.memory);
+        self.tell(at, format!("{who} stays connected"), false);
+        Ok(())
+    }
+
+    /// Who is connected, and has come to rest, leaves.
+    fn leave(&mut self, at: usize, shard: &mut Shard) {
+        let names = self.names(at);
+        let it = &mut self.sockets[at];
+        // Of whom nothing was heard.
+        it.take_next(names);
+        if let Some(device) = &mut it.device {
+            device.leave(shard);
+        }
+        // As long as somebody may come in it may be asked whether it has ended.
+        let may_go = !it.is_accepting;
+        let Some(device) = it.device.take_if(|device| may_go && device.rests()) else { return };
+        let told = |why: &dyn std::fmt::Display| {
+            format!("vhost-user {}: a virtual machine's connection is closed: {why}", it.path)
+        };
+        let Some(lasting) = self.passage.lasting(it.socket.volume) else {
+            return self.passage.tell(told(&"its volume goes"));
+        };
+        let carried = device.into_carried(lasting, &it.path);
+        let left = carried.and_then(|(fds, carried)| self.passage.add(fds, &carried));
+        if let Err(error) = left {
+            self.passage.tell(told(&error));
+        }
     }
 
     fn tell(&self, socket: usize, text: String, is_bad: bool) {
@@ -172,7 +278,7 @@ impl VhostFrontEnd {
     }
 }
 
-fn process_of(socket: &OwnedFd) -> String {
+fn process_of(socket: impl AsFd) -> String {
     match rustix::net::sockopt::socket_peercred(socket) {
         Ok(peer) => format!("process {}", peer.pid.as_raw_nonzero()),
         Err(_) => "somebody".into(),
@@ -210,6 +316,9 @@ impl FrontEnd for VhostFrontEnd {
     }
 
     fn turn(&mut self, shard: &mut Shard) {
+        if let Some(handed) = self.passage.take_coming() {
+            self.come(handed, shard);
+        }
         let count = self.sockets.len();
         for step in 0..count {
             let at = (self.first + step) % count;
@@ -225,23 +334,33 @@ impl FrontEnd for VhostFrontEnd {
                 it.socket.disk.resize(size);
             }
             self.settle(at, shard);
+            self.accept(at, shard);
         }
         self.first = (self.first + 1) % count.max(1);
     }
 
     fn stop(&mut self, shard: &mut Shard) -> bool {
-        if !self.is_stopping {
-            self.is_stopping = true;
-            for at in 0..self.sockets.len() {
+        self.is_stopping = true;
+        let is_leaving = self.passage.is_leaving();
+        let mut is_finished = true;
+        for at in 0..self.sockets.len() {
+            if self.sockets[at].is_accepting {
+                // In each turn, since it may come too early.
                 shard.reactor.cancel(self.name(at, ACCEPT));
+                // Who comes in now is not to be lost.
+                is_finished &= !is_leaving;
             }
-        }
-        for it in &mut self.sockets {
-            it.next = None;
-            if let Some(device) = &mut it.device {
+            if is_leaving {
+                self.leave(at, shard);
+                continue;
+            }
+            self.sockets[at].next = None;
+            if let Some(device) = &mut self.sockets[at].device {
                 device.stop(shard);
             }
         }
-        self.sockets.iter().all(|it| it.device.is_none())
+        let devices = || self.sockets.iter().filter_map(|it| it.device.as_ref());
+        self.passage.stay(devices().filter(|it| it.is_open()).count());
+        is_finished && devices().next().is_none()
     }
 }

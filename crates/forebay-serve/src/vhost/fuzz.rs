@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Bodies for fuzzing: any bytes in, and a panic only where a promise was broken.
 
-use super::blk::{Ask, Disk, HEADER_BYTES, RANGE_BYTES, RANGE_COUNT_MAX, Range};
-use super::inflight::Region;
+use super::blk::{self, Ask, Disk, HEADER_BYTES, RANGE_BYTES, RANGE_COUNT_MAX, Range};
+use super::carried::Carried;
+use super::device::carry::taken_and_left;
+use super::inflight::{QUEUE_COUNT_MAX, Region};
 use super::memory::Memory;
 use super::queue::{Chain, DESCRIPTOR_COUNT_MAX, Queue, Rings};
 use super::wire::{self, FD_COUNT_MAX, HEADER_BYTES as HEAD, Header, Inflight, Message};
+use crate::carried::{Record, check_file, record_header};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::OwnedFd;
 
@@ -135,8 +139,56 @@ pub fn fuzz_inflight(bytes: &[u8]) {
     }
 }
 
+/// Any bytes for a machine that the program before left: what can be taken is put down in the same bytes, and goes on as it was
+/// told or not at all (C3, C4 of `carried.rs`); left again at once it is the same.
+pub fn fuzz_carried(bytes: &[u8]) {
+    let _ = (check_file::<Carried>(bytes), record_header::<Carried>(bytes));
+    let Ok(carried) = Carried::decode(bytes) else { return };
+    assert_eq!(carried.encode(), bytes);
+    let Some(descriptors) = descriptors(&carried) else { return };
+    assert_eq!(descriptors.len(), carried.descriptor_count());
+    let served = Disk::new("fuzz", 1 << 20, 512);
+    let Ok(again) = taken_and_left(descriptors, &served, &carried) else { return };
+    let told = Disk { size_bytes: told_bytes(&carried), ..served };
+    assert_eq!(told.config(QUEUE_COUNT_MAX, carried.writeback), carried.config);
+    assert_eq!(carried.features & !blk::feature::ALL, 0);
+    for running in again.rings.iter().filter_map(|ring| ring.running.as_ref()) {
+        assert!(running.left.iter().all(|head| *head < running.places.size));
+    }
+    assert_eq!(again, sorted(carried));
+}
+
+fn told_bytes(carried: &Carried) -> u64 {
+    carried.config.first_chunk().map_or(0, |it| u64::from_le_bytes(*it)) * blk::SECTOR
+}
+
+/// Its memory is by the guest's address.
+fn sorted(mut carried: Carried) -> Carried {
+    if let Some(memory) = &mut carried.memory {
+        memory.sort_by_key(|region| region.guest);
+    }
+    carried
+}
+
+/// Of the kinds that it says it has.
+fn descriptors(carried: &Carried) -> Option<Vec<OwnedFd>> {
+    let event = || eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+    let mut all = vec![event()];
+    all.extend(carried.has_back_end.then(event));
+    all.extend(carried.memory.iter().flatten().map(|_| memfd(GUEST_BYTES)));
+    if let Some(told) = &carried.region {
+        all.push(Region::make(told).ok()?.1);
+    }
+    let events = carried.rings.iter().flat_map(|it| [it.has_kick, it.has_call, it.has_error]);
+    all.extend(events.filter(|is_there| *is_there).map(|_| event()));
+    all.extend((0..carried.message_fds).map(|_| event()));
+    Some(all)
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::carried::{Ring, Running};
+    use super::super::wire::{VringAddr, protocol, request};
     use super::*;
     use forebay_testing::Random;
 
@@ -231,5 +283,96 @@ mod tests {
             bytes.extend(content);
             fuzz_inflight(&bytes);
         }
+    }
+
+    /// A machine somewhere between its coming in and its work.
+    fn valid_carried(random: &mut Random) -> Carried {
+        let mut some = |most: u64| random.below(most);
+        let writeback = some(2) == 0;
+        let region = |guest: u64| wire::Region {
+            guest,
+            size: GUEST_BYTES / 2,
+            user: guest + (1 << 40),
+            offset: GUEST_BYTES / 2,
+        };
+        // By address or not.
+        let memory = if some(2) == 0 { [4096, 1 << 20] } else { [1 << 20, 4096] };
+        let has_memory = some(4) > 0;
+        let wanted = Inflight { queue_count: 4, queue_size: 64, ..Inflight::default() };
+        let told = Region::make(&wanted).expect("a region").0;
+        let rings = (0..some(4) as u32).map(|queue| {
+            let size = 1 << some(7);
+            let runs = has_memory && some(2) == 0;
+            let at = 4096 + some(8) * 1024;
+            let places = Rings { size, descriptors: at, available: at + 8192, used: at + 16384 };
+            let left = (0..size.min(some(4) as u16)).rev().collect();
+            let addresses = VringAddr { queue, flags: 0, descriptors: at, used: 1, available: 2 };
+            Ring {
+                size: [0, size][some(2) as usize],
+                base: some(1 << 16) as u16,
+                addresses: (runs || some(2) == 0).then_some(addresses),
+                is_enabled: some(2) == 0,
+                is_broken: some(4) == 0,
+                has_kick: runs || some(2) == 0,
+                has_call: some(2) == 0,
+                has_error: some(2) == 0,
+                running: runs.then_some(Running {
+                    places,
+                    event_idx: some(2) == 0,
+                    next_available: some(1 << 16) as u16,
+                    next_used: some(1 << 16) as u16,
+                    left,
+                }),
+            }
+        });
+        let rings = rings.collect();
+        let header = Header { request: request::SET_FEATURES, needs_reply: true, size: 8 };
+        let message = [&header.encode()[..], &[0; 8]].concat();
+        let received = some(message.len() as u64 + 1) as usize;
+        Carried {
+            volume: [some(256) as u8; 16],
+            socket: "/run/vm".into(),
+            name: "fuzz".into(),
+            config: Disk::new("fuzz", 1 << 20, 512).config(QUEUE_COUNT_MAX, writeback),
+            features: blk::feature::ALL & some(u64::MAX),
+            protocol: protocol::ALL & some(u64::MAX),
+            writeback,
+            has_back_end: some(2) == 0,
+            memory: has_memory.then(|| memory.map(region).to_vec()),
+            region: (some(2) == 0).then_some(told),
+            counter: some(u64::MAX),
+            rings,
+            message: message[..received].to_vec(),
+            message_fds: some(3) as usize,
+        }
+    }
+
+    #[test]
+    fn any_bytes_leave_what_is_carried_standing() {
+        let (mut taken, mut decoded) = (0, 0);
+        let served = Disk::new("fuzz", 1 << 20, 512);
+        for seed in 0..ROUNDS {
+            let mut random = Random(seed);
+            let carried = valid_carried(&mut random);
+            let mut bytes = carried.encode();
+            assert_eq!(Carried::decode(&bytes).expect("valid"), carried);
+            let again = taken_and_left(descriptors(&carried).expect("some"), &served, &carried);
+            assert_eq!(again.expect("as it was"), sorted(carried));
+            fuzz_carried(&bytes);
+            for _ in 0..4 {
+                let at = random.below(bytes.len() as u64) as usize;
+                bytes[at] ^= 1 << random.below(8);
+                if let Ok(other) = Carried::decode(&bytes) {
+                    decoded += 1;
+                    let its = descriptors(&other);
+                    let again = its.map(|its| taken_and_left(its, &served, &other));
+                    taken += u32::from(again.is_some_and(|again| again.is_ok()));
+                }
+                fuzz_carried(&bytes);
+            }
+            fuzz_carried(&noise(&mut random, 300));
+        }
+        println!("of {} changed ones {decoded} were understood, {taken} taken", 4 * ROUNDS);
+        assert!(decoded > 1000 && taken > 100);
     }
 }

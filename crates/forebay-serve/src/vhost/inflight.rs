@@ -14,7 +14,7 @@
 //! - **I3** Sizes and places come from the message, and are compared with what we would have made;
 //!   the file is sealed against being cut short.
 
-use super::memory::map;
+use super::memory::{file_of, map};
 use super::queue::SIZE_MAX;
 use super::wire::Inflight;
 use rustix::fs::{
@@ -121,6 +121,15 @@ impl Region {
             }
         }
         Ok(region)
+    }
+
+    /// What it is, and another descriptor of its file.
+    pub fn told(&self) -> io::Result<(Inflight, OwnedFd)> {
+        let (offset, file) = file_of(&self.mapping)?;
+        let Region { mapping, queue_count, queue_size } = self;
+        let size = mapping.size() as u64;
+        let (queue_count, queue_size) = (*queue_count, *queue_size);
+        Ok((Inflight { size, offset, queue_count, queue_size }, file))
     }
 
     /// Whether it has room for a queue.

@@ -68,6 +68,12 @@ pub(super) fn map(file: OwnedFd, offset: u64, size: u64) -> io::Result<MmapRegio
         .map_err(io::Error::other)
 }
 
+/// Where in its file a mapping begins, and another descriptor of that.
+pub(super) fn file_of(mapping: &MmapRegion<()>) -> io::Result<(u64, OwnedFd)> {
+    let file = mapping.file_offset().ok_or(io::ErrorKind::NotFound)?;
+    Ok((file.start(), file.file().try_clone()?.into()))
+}
+
 const PROT_READ_WRITE: i32 = 3;
 const MAP_SHARED: i32 = 1;
 
@@ -89,6 +95,18 @@ impl Memory {
             return Err(MemoryError::Overlap);
         }
         Ok(Memory { regions })
+    }
+
+    /// What it was mapped by, and other descriptors of its files.
+    pub fn table(&self) -> io::Result<(Vec<Region>, Vec<OwnedFd>)> {
+        let mut files = Vec::with_capacity(self.regions.len());
+        let mut table = Vec::with_capacity(self.regions.len());
+        for Mapped { guest, user, mapping } in &self.regions {
+            let (offset, file) = file_of(mapping)?;
+            table.push(Region { guest: *guest, size: mapping.size() as u64, user: *user, offset });
+            files.push(file);
+        }
+        Ok((table, files))
     }
 
     /// The guest's address of a front end's.

@@ -4,7 +4,8 @@
 //! A virtual machine's own process (QEMU) connects to a Unix socket, gives us its guest's memory and
 //! the guest's queues, and is out of the way from then on: the guest kicks us, we answer into its
 //! memory and interrupt it. When the daemon is killed the guest's requests wait; the machine's
-//! process connects again, and what was in flight is done again.
+//! process connects again, and what was in flight is done again. When it becomes another program
+//! the connection goes on.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -17,6 +18,7 @@
 //! | `rings` | the queues of a device: where chains are taken and given back |
 //! | `requests` | from a chain to the engine and back |
 //! | `device` | a connection: its messages, its life |
+//! | [`carried`] | what there is of one on its way to the next program |
 //! | [`front_end`] | the sockets |
 //! | [`driver`] | the other side, for tests |
 //!
@@ -26,6 +28,7 @@
 //! it), packed queues, and in-band notifications.
 
 pub mod blk;
+pub mod carried;
 mod channel;
 mod device;
 pub mod driver;

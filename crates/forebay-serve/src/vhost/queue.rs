@@ -202,6 +202,22 @@ impl Queue {
         Ok(Queue { rings, event_idx, next_available, next_used, signalled: None, under_way })
     }
 
+    /// A queue that another program had, with nothing under way, where that would have gone on.
+    pub fn go_on(
+        memory: &Memory,
+        rings: Rings,
+        event_idx: bool,
+        [next_available, next_used]: [u16; 2],
+    ) -> Result<Queue, QueueError> {
+        let queue = Queue::new(memory, rings, event_idx)?;
+        Ok(Queue { next_available, next_used, ..queue })
+    }
+
+    /// Where it is, and whether it has event indexes.
+    pub fn places(&self) -> (Rings, bool) {
+        (self.rings, self.event_idx)
+    }
+
     /// Descriptors.
     pub fn size(&self) -> u16 {
         self.rings.size
@@ -370,5 +386,73 @@ impl Descriptor {
             flags: (word >> 32) as u16,
             next: (word >> 48) as u16,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::Region;
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    const SIZE: u16 = 8;
+    const AVAILABLE: u64 = 0x1000;
+    const RINGS: Rings =
+        Rings { size: SIZE, descriptors: 0x2000, available: AVAILABLE, used: 0x3000 };
+    /// Where indexes are when it begins: also so that they wrap.
+    const PLACES: [u16; 5] = [0, 100, 0x7ffc, 0xfffb, 0xffff];
+
+    fn memory() -> Memory {
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd");
+        ftruncate(&file, 0x4000).expect("room");
+        let region = Region { guest: 0, size: 0x4000, user: 0, offset: 0 };
+        Memory::map(&[region], vec![file]).expect("mapped")
+    }
+
+    /// A queue that was told of everything up to there.
+    fn queue(memory: &Memory, event_idx: bool, place: u16) -> Queue {
+        let mut queue = Queue::new(memory, RINGS, event_idx).expect("sound");
+        queue.next_used = place;
+        assert_eq!(queue.wants_interrupt(memory), Ok(true), "the first time it must be told");
+        queue
+    }
+
+    fn use_some(queue: &mut Queue, memory: &Memory, count: u16) {
+        (0..count).for_each(|_| queue.put_used(memory, 0, 0).expect("inside"));
+    }
+
+    /// The guest says at which index it wants to hear: when that is used, and neither before nor again.
+    #[test]
+    fn with_event_indexes_an_interrupt_comes_when_the_one_that_was_asked_for_is_used() {
+        let memory = memory();
+        let event_at = AVAILABLE + 4 + u64::from(SIZE) * 2;
+        for place in PLACES {
+            for (ahead, count) in (-9..=9i16).flat_map(|it| (0..=SIZE).map(move |n| (it, n))) {
+                let mut queue = queue(&memory, true, place);
+                let event = place.wrapping_add_signed(ahead);
+                memory.store(event, event_at, Ordering::Relaxed).expect("inside");
+                use_some(&mut queue, &memory, count);
+                let is_used = (0..count).any(|it| place.wrapping_add(it) == event);
+                let what = format!("from {place}, {count} used, {event} asked for");
+                assert_eq!(queue.wants_interrupt(&memory), Ok(is_used), "{what}");
+                assert_eq!(queue.wants_interrupt(&memory), Ok(false), "again: {what}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_event_indexes_an_interrupt_comes_for_what_was_used_unless_none_are_wanted() {
+        let memory = memory();
+        for (place, count) in PLACES.into_iter().flat_map(|it| (0..=SIZE).map(move |n| (it, n))) {
+            for flags in [0, NO_INTERRUPT] {
+                let mut queue = queue(&memory, false, place);
+                memory.store(flags, AVAILABLE, Ordering::Relaxed).expect("inside");
+                use_some(&mut queue, &memory, count);
+                let is_wanted = count > 0 && flags == 0;
+                let what = format!("from {place}, {count} used, flags {flags}");
+                assert_eq!(queue.wants_interrupt(&memory), Ok(is_wanted), "{what}");
+                assert_eq!(queue.wants_interrupt(&memory), Ok(false), "again: {what}");
+            }
+        }
     }
 }

@@ -10,10 +10,12 @@
 //! - **K3** A queue runs if it has rings, memory and a kick; it is looked at if it is enabled and
 //!   not broken.
 
+use super::carried::{self, Ring};
 use super::inflight::{QUEUE_COUNT_MAX, Region};
 use super::memory::Memory;
 use super::queue::{Chain, Queue, QueueError, Rings as Places, SIZE_MAX};
 use super::wire::VringAddr;
+use crate::carried::CarriedError;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, readlink};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -93,7 +95,8 @@ pub(super) struct Rings {
     pub(super) memory: Option<Memory>,
     pub(super) region: Option<Region>,
     pub(super) event_idx: bool,
-    counter: u64,
+    /// Of what is noted in the region.
+    pub(super) counter: u64,
     /// Where the next look begins, so that no queue waits for another.
     first: usize,
 }
@@ -159,6 +162,68 @@ impl Rings {
         }
         // The guest may not have been told of what was used last.
         vring.running = Some(Running { queue, left, is_ready: true, has_used: true });
+        Ok(())
+    }
+
+    /// What there is of the queues, for the next program, when nothing of them is under way (C1 of
+    /// `carried.rs`). Their descriptors go behind the others.
+    pub(super) fn leave(&mut self, descriptors: &mut Vec<OwnedFd>) -> Vec<Ring> {
+        let mut leave = |event: Option<Event>| {
+            let is_there = event.is_some();
+            descriptors.extend(event.map(|event| event.0));
+            is_there
+        };
+        let vrings = std::mem::take(&mut self.vrings).into_iter();
+        let rings = vrings.map(|vring| Ring {
+            size: vring.size,
+            base: vring.base,
+            addresses: vring.addresses,
+            is_enabled: vring.is_enabled,
+            is_broken: vring.is_broken,
+            has_kick: leave(vring.kick),
+            has_call: leave(vring.call),
+            has_error: leave(vring.error),
+            running: vring.running.map(Running::leave),
+        });
+        rings.collect()
+    }
+
+    /// The queues as the program before left them, with the next descriptors. Memory and region are there.
+    pub(super) fn go_on(
+        &mut self,
+        rings: &[Ring],
+        mut next: impl FnMut() -> Result<OwnedFd, CarriedError>,
+    ) -> Result<(), CarriedError> {
+        for (at, ring) in rings.iter().enumerate() {
+            let mut event = |is_there: bool| {
+                let event = if is_there { Event::new(next()?) } else { return Ok(None) };
+                event.map(Some).ok_or(CarriedError::Field("kick, call or error descriptor"))
+            };
+            let (kick, call, error) =
+                (event(ring.has_kick)?, event(ring.has_call)?, event(ring.has_error)?);
+            let running = match &ring.running {
+                Some(left) => {
+                    let is_noted = |it: &Region| it.holds(at as u16, left.places.size);
+                    let memory = self.memory.as_ref();
+                    let memory = memory.filter(|_| self.region.as_ref().is_none_or(is_noted));
+                    let running = memory.and_then(|memory| Running::go_on(memory, left).ok());
+                    Some(running.ok_or(CarriedError::Field("queue"))?)
+                }
+                None => None,
+            };
+            self.vrings.push(Vring {
+                size: ring.size,
+                addresses: ring.addresses,
+                base: ring.base,
+                kick,
+                call,
+                error,
+                is_enabled: ring.is_enabled,
+                is_polled: false,
+                is_broken: ring.is_broken,
+                running,
+            });
+        }
         Ok(())
     }
 
@@ -262,6 +327,26 @@ impl Rings {
 }
 
 impl Running {
+    fn leave(self) -> carried::Running {
+        let (places, event_idx) = self.queue.places();
+        carried::Running {
+            places,
+            event_idx,
+            next_available: self.queue.next_available(),
+            next_used: self.queue.next_used(),
+            left: self.left.into(),
+        }
+    }
+
+    fn go_on(memory: &Memory, left: &carried::Running) -> Result<Running, QueueError> {
+        let indexes = [left.next_available, left.next_used];
+        let mut queue = Queue::go_on(memory, left.places, left.event_idx, indexes)?;
+        left.left.iter().try_for_each(|head| queue.begin(*head))?;
+        let left = left.left.iter().copied().collect();
+        // It is looked at, and its guest interrupted, once in any case.
+        Ok(Running { queue, left, is_ready: true, has_used: true })
+    }
+
     fn take(
         &mut self,
         memory: &Memory,

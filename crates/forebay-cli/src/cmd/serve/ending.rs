@@ -10,6 +10,8 @@ use anyhow::{Context, Result, bail};
 use forebay::shard::Shard;
 use forebay_core::engine::CacheHealth;
 use forebay_core::units::BLOCK_BYTES;
+use forebay_serve::carried::Handed;
+use forebay_serve::passage::Passage;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -83,21 +85,17 @@ impl Daemon {
         let mut left = Left { sockets: std::mem::take(&mut self.sockets), ..Left::default() };
         let (cache, notes) = (self.cache_text(), self.last_notes());
         let lasting = self.lasting_uuids();
+        let machines = self.machines_passage();
         let Daemon { server, volumes, passage, .. } = self;
-        if let Some(passage) = &passage
-            && let Err(error) = passage.leave(lasting)
-        {
-            warn!("NBD connections end: they cannot be left to the next program: {error}");
+        for passage in passage.iter().chain(&machines) {
+            if let Err(error) = passage.leave(lasting.clone()) {
+                let kind = passage.kind();
+                warn!("{kind}s are closed: they cannot be left to the next program: {error}");
+            }
         }
         let mut shard = server.stop(Duration::from_secs(5))?;
-        if let Some(passage) = passage {
-            left.connections = passage.left();
-            passage.told().into_iter().for_each(|text| warn!("{text}"));
-        }
-        if let Some(connections) = &left.connections {
-            let number = connections.sockets.len() as u64;
-            info!("{} left to the next program", count(number, "NBD connection"));
-        }
+        left.guests.connections = passage.and_then(|it| left_by(&it));
+        left.guests.machines = machines.and_then(|it| left_by(&it));
         shard.keep_flush_failures();
         let against = match against {
             Some(against) => against,
@@ -155,6 +153,16 @@ impl Daemon {
         let shard = server.stop(Duration::from_secs(5))?;
         close_shard(shard, &volumes, &cache, notes, limit)
     }
+}
+
+/// Who goes along, which is told as well.
+fn left_by(passage: &Passage) -> Option<Handed> {
+    let left = passage.left();
+    passage.told().into_iter().for_each(|text| warn!("{text}"));
+    if let Some(left) = &left {
+        info!("{} left to the next program", count(left.count as u64, passage.kind()));
+    }
+    left
 }
 
 fn close_shard(

@@ -15,6 +15,7 @@ use crate::hide;
 use crate::units::{count, size};
 use anyhow::{Context, Result, bail};
 use forebay::shard::uuid_text;
+use forebay_core::control::VolumeStatus;
 use forebay_core::engine::CacheHealth;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use std::time::{Duration, Instant};
@@ -40,6 +41,15 @@ impl Leaving {
     pub(super) fn name(&self) -> &str {
         &self.name
     }
+}
+
+/// What stands against it that blocks are lost.
+fn lost(status: &VolumeStatus) -> String {
+    format!(
+        "{} of its newest data are lost, and only the cache knows which: reads fail there until it is written again; \
+         without the cache they would give old data",
+        size(status.lost_blocks_now * BLOCK_BYTES)
+    )
 }
 
 impl Daemon {
@@ -92,11 +102,7 @@ impl Daemon {
                 bail!("{name}: {dirty} are not on {backing} yet; drain it first");
             }
             if status.lost_blocks_now > 0 {
-                bail!(
-                    "{name}: {} of its newest data are lost, and only the cache knows which: reads fail \
-                     there until it is written again; without the cache they would give old data",
-                    size(status.lost_blocks_now * BLOCK_BYTES)
-                );
+                bail!("{name}: {}", lost(&status));
             }
         }
         if let Some((path, _)) = self.machines.iter().flat_map(|it| it.of(index)).next() {
@@ -118,8 +124,12 @@ impl Daemon {
             None if self.attached.iter().any(|attached| attached.has_device(index)) => return,
             None => match self.server.shard.detach(index) {
                 Ok(true) => Ok(self.left(index)),
-                Ok(false) if begun.elapsed() < PATIENCE => return,
-                Ok(false) => Err("what is under way does not end".into()),
+                Ok(false) => match self.lost_of(index) {
+                    // Its last batch has found them.
+                    Some(text) => Err(text),
+                    None if begun.elapsed() < PATIENCE => return,
+                    None => Err("what is under way does not end".into()),
+                },
                 Err(error) => Err(error.to_string()),
             },
         };
@@ -135,6 +145,12 @@ impl Daemon {
             }
         };
         self.desk.borrow_mut().answers.push_back((client, reply));
+    }
+
+    /// What is lost of a volume, if anything is.
+    fn lost_of(&self, index: VolumeIndex) -> Option<String> {
+        let status = self.server.shard.engine().status(index)?;
+        (status.lost_blocks_now > 0).then(|| lost(&status))
     }
 
     /// The daemon has stopped: its block device is gone with the others'.

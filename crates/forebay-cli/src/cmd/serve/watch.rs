@@ -107,6 +107,8 @@ impl Daemon {
         }
         self.watch.next = now + EVERY;
         self.watch_cache(now);
+        let passages = self.passage.clone().into_iter().chain(self.machines_passage());
+        passages.flat_map(|passage| passage.told()).for_each(|text| warn!("{text}"));
         for at in 0..self.volumes.len() {
             self.watch_volume(at, now);
         }

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 
 use super::*;
+use crate::carried::rules::{
+    has_no_byte_that_may_be_another_or_missing, is_taken_as_it_was_put_down,
+};
+use crate::carried::{check_file, file_header, record_header};
 
 fn export() -> Export {
     Export {
@@ -36,23 +40,16 @@ fn carried() -> Carried {
         }),
         input: b"some of it".to_vec(),
         output: vec![
-            Piece { of_reads: false, bytes: b"head".to_vec() },
-            Piece { of_reads: true, bytes: b"data".to_vec() },
+            Piece::Bytes(b"head".to_vec()),
+            Piece::Aside { at: 63 << 20, length: 1 << 20 },
         ],
     }
-}
-
-fn record(carried: &Carried) -> Vec<u8> {
-    carried.encode().split_off(RECORD_HEADER_BYTES)
 }
 
 #[test]
 fn what_is_put_down_is_what_is_taken() {
     let carried = carried();
-    let bytes = carried.encode();
-    let (length, checksum) = record_header(&bytes).unwrap();
-    assert_eq!(length, bytes.len() - RECORD_HEADER_BYTES);
-    assert_eq!(checked(&bytes[RECORD_HEADER_BYTES..], checksum).unwrap(), carried);
+    is_taken_as_it_was_put_down(&carried);
     let session = carried.session(3, &export()).unwrap();
     assert_eq!(session, Session::new(3, &export(), carried.agreed));
     assert!(carried.long_write.unwrap().command(&session).is_ok());
@@ -60,38 +57,31 @@ fn what_is_put_down_is_what_is_taken() {
 
 #[test]
 fn no_byte_may_be_another_and_none_may_be_missing() {
-    let bytes = record(&carried());
-    let checksum = crc32c(&bytes);
-    for at in 0..bytes.len() {
-        let mut changed = bytes.clone();
-        changed[at] ^= 0x40;
-        assert!(matches!(checked(&changed, checksum), Err(CarriedError::Checksum)), "{at}");
-        // Without it nothing worse happens than that it is another connection.
-        let _ = Carried::decode(&changed);
-        let cut = &bytes[..at];
-        assert!(matches!(Carried::decode(cut), Err(CarriedError::Cut)), "{at}");
-    }
-    let longer = [&bytes[..], &[0]].concat();
-    assert!(matches!(Carried::decode(&longer), Err(CarriedError::Cut)));
+    has_no_byte_that_may_be_another_or_missing(&carried());
 }
 
 #[test]
 fn what_cannot_be_is_named() {
     let plain = || Carried { long_write: None, ..carried() };
     let long_write = carried().long_write;
-    let cases: [(Carried, &str); 6] = [
+    let aside = |at: u64, length: u64| Piece::Aside { at, length };
+    let sent = |output: Vec<Piece>| (Carried { output, ..plain() }, "bytes to be sent");
+    let cases: [(Carried, &str); 12] = [
         (Carried { size_bytes: 1000, ..plain() }, "size"),
         (Carried { skip_bytes: WRITE_SKIP_BYTES_MAX + 1, ..plain() }, "bytes to be skipped"),
         (Carried { skip_bytes: 1, long_write, ..plain() }, "bytes to be skipped"),
         (Carried { input: vec![0; INPUT_BYTES + 1], ..plain() }, "bytes received"),
         (Carried { export_name: "x".repeat(STRING_BYTES_MAX + 1), ..plain() }, "name"),
-        (
-            Carried { output: vec![Piece { of_reads: true, bytes: Vec::new() }], ..plain() },
-            "bytes to be sent",
-        ),
+        sent(vec![Piece::Bytes(Vec::new())]),
+        sent(vec![Piece::Bytes(vec![1; RING_BYTES]), Piece::Bytes(vec![1; EDGE_BYTES + 1])]),
+        sent(vec![aside(0, 0)]),
+        sent(vec![aside(64 << 20, 512)]),
+        sent(vec![aside(u64::MAX, 512)]),
+        sent(vec![aside(0, 17 << 20), aside(0, 17 << 20), aside(0, 512)]),
+        sent(vec![aside(0, u64::MAX)]),
     ];
     for (carried, what) in cases {
-        match Carried::decode(&record(&carried)) {
+        match Carried::decode(&carried.encode()) {
             Err(CarriedError::Field(found)) => assert_eq!(found, what),
             other => panic!("{what}: {other:?}"),
         }
@@ -131,15 +121,20 @@ fn a_session_is_kept_or_ends() {
 
 #[test]
 fn a_file_of_another_kind_or_version_is_told() {
-    let header = file_header();
-    assert!(check_file(&header).is_ok());
+    let header = file_header::<Carried>();
+    let check = check_file::<Carried>;
+    assert!(check(&header).is_ok());
     let mut other = header;
     other[11] += 1;
-    assert!(matches!(check_file(&other), Err(CarriedError::Version(it)) if it == VERSION + 1));
+    let (found, own) = (Carried::VERSION + 1, Carried::VERSION);
+    let told = check(&other);
+    assert!(
+        matches!(told, Err(CarriedError::Version { found: it, own: its, .. }) if (it, its) == (found, own))
+    );
     other[0] = 0;
-    assert!(matches!(check_file(&other), Err(CarriedError::Magic(_))));
-    assert!(matches!(check_file(&header[..7]), Err(CarriedError::Cut)));
-    let length = (RECORD_BYTES_MAX as u32 + 1).to_be_bytes();
-    let long = record_header(&[length, [0; 4]].concat());
+    assert!(matches!(check(&other), Err(CarriedError::Magic(..))));
+    assert!(matches!(check(&header[..7]), Err(CarriedError::Cut)));
+    let length = (Carried::BYTES_MAX as u32 + 1).to_be_bytes();
+    let long = record_header::<Carried>(&[length, [0; 4]].concat());
     assert!(matches!(long, Err(CarriedError::Length(_))));
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};
 
 use super::{Client, ClientError, read_vec};
-use crate::nbd::bytes::Reader;
+use crate::bytes::Reader;
 use crate::nbd::wire::{
     BASE_ALLOCATION, OPTION_MAGIC, OptionHeader, OptionReplyHeader, SERVER_MAGIC, handshake_flag,
     info, option, option_reply,

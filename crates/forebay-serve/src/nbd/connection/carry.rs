@@ -2,14 +2,16 @@
 //! A connection is brought to rest, leaves for the next program, and is set going there (C1–C4 of `carried.rs`).
 
 use super::{Connection, Names, Phase, RECEIVE, Room, SEND, UnderWay};
-use crate::nbd::carried::{Carried, CarriedError, LongWrite, Piece};
+use crate::carried::CarriedError;
+use crate::nbd::carried::{Carried, LongWrite, Piece};
 use crate::nbd::error::NbdError;
 use crate::nbd::export::{Agreed, Session};
+use crate::nbd::output::{Aside, Unsent};
 use crate::nbd::pool::Pool;
 use crate::nbd::transmission::{Kind, ReplyForm};
 use forebay::io::Span;
 use forebay::shard::Shard;
-use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_core::units::VolumeIndex;
 use std::os::fd::OwnedFd;
 
 fn bytes_of(span: Span) -> Vec<u8> {
@@ -48,6 +50,7 @@ impl Connection {
             && !self.is_broken
             && !self.is_receiving
             && !self.output.is_sending
+            && self.again.is_none()
             && self.unfinished.is_empty()
             && !waits_for_pieces
             && under_way == usize::from(self.streaming.is_some())
@@ -64,11 +67,13 @@ impl Connection {
         let Phase::Transmission { session, .. } = &self.phase else {
             unreachable!("a handshake is broken off")
         };
-        let output = self
-            .output
-            .pieces()
-            .map(|(span, of_reads)| Piece { of_reads, bytes: bytes_of(span) })
-            .collect();
+        let is_there = self.output.put_aside(pool);
+        assert!(!is_there, "nothing is being sent (C1)");
+        let piece = |unsent| match unsent {
+            Unsent::Bytes(span) => Piece::Bytes(bytes_of(span)),
+            Unsent::Aside(Aside { at, length }) => Piece::Aside { at, length },
+        };
+        let output = self.output.unsent().map(piece).collect();
         // What comes after its end is no command.
         let input = if self.is_over { 0 } else { self.end - self.start };
         let carried = Carried {
@@ -113,17 +118,12 @@ impl Connection {
         room: Room,
         (session, volume): (Session, VolumeIndex),
         carried: &Carried,
-        pool: &mut Pool,
     ) -> Result<Connection, CarriedError> {
         let mut connection = Connection::transmitting(socket, names, room, session, volume);
-        let begun = connection.begin_carried(carried, pool);
-        if begun.is_err() {
-            connection.output.clear(pool);
-        }
-        begun.map(|()| connection)
+        connection.begin_carried(carried).map(|()| connection)
     }
 
-    fn begin_carried(&mut self, carried: &Carried, pool: &mut Pool) -> Result<(), CarriedError> {
+    fn begin_carried(&mut self, carried: &Carried) -> Result<(), CarriedError> {
         let Phase::Transmission { session, .. } = &self.phase else { return Ok(()) };
         if let Some(write) = carried.long_write {
             let command = write.command(session)?;
@@ -135,16 +135,13 @@ impl Connection {
             });
             self.streaming = Some(slot);
         }
-        let full = || CarriedError::Served("there is no memory for what is to be sent");
-        for Piece { of_reads, bytes } in &carried.output {
-            if *of_reads {
-                let blocks = bytes.len().div_ceil(BLOCK_BYTES as usize);
-                let (run, memory) = pool.take(blocks).ok_or_else(full)?;
-                let span = memory.part(0, bytes.len());
-                span.copy_in(bytes);
-                self.output.push_run(span, run);
-            } else if !self.output.push(bytes) {
-                return Err(full());
+        for piece in &carried.output {
+            match piece {
+                Piece::Aside { at, length } => {
+                    self.output.push_aside(Aside { at: *at, length: *length });
+                }
+                Piece::Bytes(bytes) if self.output.push(bytes) => {}
+                Piece::Bytes(_) => return Err(CarriedError::Field("bytes to be sent")),
             }
         }
         self.end = carried.input.len();
@@ -156,4 +153,4 @@ impl Connection {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

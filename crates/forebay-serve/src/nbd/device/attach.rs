@@ -208,12 +208,15 @@ impl Worker {
         let (ours, kernels) = pairs(shape.connections)?;
         let number = self.control.connect(&shape, &kernels)?;
         drop(kernels);
+        if connections_of(number, &shape).is_none() {
+            // What cannot be found again could be neither taken over nor ended (D1).
+            let _ = self.control.disconnect(number);
+            return Err(NbdDeviceError::Nameless { device: path_of(number).display().to_string() });
+        }
         self.serve(slot, ours);
         tune(number, shape.connections);
         find_partitions(number);
-        let old = "it will not outlive this process; that needs Linux 5.14";
-        let warning = connections_of(number, &shape).is_none().then(|| old.to_owned());
-        Ok((path_of(number), warning))
+        Ok((path_of(number), None))
     }
 
     /// Makes a device as large as its volume, which has grown.

@@ -29,6 +29,12 @@ pub enum NbdDeviceError {
     /// There is no driver.
     #[error("the kernel has no driver `nbd` loaded; `modprobe nbd` adds it")]
     NoDriver,
+    /// The driver does not keep whose a device is.
+    #[error(
+        "the kernel's driver `nbd` cannot tell whose a device is, so none could be taken over or ended; \
+         Linux 5.14 can"
+    )]
+    Old,
     /// Generic netlink cannot be used.
     #[error("the kernel's netlink cannot be {attempted}")]
     Netlink {
@@ -46,6 +52,12 @@ pub enum NbdDeviceError {
         attempted: &'static str,
         /// Why.
         source: io::Error,
+    },
+    /// Sysfs does not say whose it is.
+    #[error("{device}: cannot be recognised by /sys/block; is sysfs mounted at /sys?")]
+    Nameless {
+        /// `/dev/nbd3`.
+        device: String,
     },
     /// Its connection stands.
     #[error("{device}: is still served by another process; stop that one first")]
@@ -118,7 +130,7 @@ fn attribute(number: u32, name: &str) -> Option<String> {
     Some(text.trim_end().to_owned())
 }
 
-/// If a device is connected and was made for a volume: by how many connections. A kernel before 5.14 does not keep that.
+/// If a device is connected and was made for a volume: by how many connections.
 pub(super) fn connections_of(number: u32, shape: &Shape) -> Option<usize> {
     shape.connections_of(&attribute(number, "backend")?)
 }
@@ -178,13 +190,28 @@ impl Control {
         let socket = socket_with(domain, kind, SocketFlags::CLOEXEC, Some(GENERIC))
             .map_err(failed("opened"))?;
         bind(&socket, &SocketAddrNetlink::new(0, 0)).map_err(failed("opened"))?;
+        Control::on(socket)
+    }
+
+    /// Looks for the driver, and whether it knows all that a device is given (D1).
+    fn on(socket: OwnedFd) -> Result<Control, NbdDeviceError> {
         let mut control = Control { socket, family: wire::CONTROL, sequence: 0 };
-        let name = Attributes::default().text(wire::FAMILY_NAME, "nbd");
-        match control.ask(wire::GET_FAMILY, name, wire::FAMILY_ID) {
-            Ok(Some(id)) => control.family = u16_at(&id, 0).unwrap_or(0),
-            Ok(None) | Err(Errno::NOENT) => return Err(NbdDeviceError::NoDriver),
-            Err(error) => return Err(failed("asked")(error)),
+        let mut family = |wanted| {
+            let name = Attributes::default().text(wire::FAMILY_NAME, "nbd");
+            match control.ask(wire::GET_FAMILY, name, wanted) {
+                Err(Errno::NOENT) => Err(NbdDeviceError::NoDriver),
+                other => other.map_err(|source| NbdDeviceError::Netlink {
+                    attempted: "asked",
+                    source: source.into(),
+                }),
+            }
+        };
+        let id = family(wire::FAMILY_ID)?.ok_or(NbdDeviceError::NoDriver)?;
+        let known = family(wire::FAMILY_ATTRIBUTE_MAX)?.and_then(|bytes| u32_at(&bytes, 0));
+        if known.unwrap_or(0) < u32::from(wire::BACKEND_IDENTIFIER) {
+            return Err(NbdDeviceError::Old);
         }
+        control.family = u16_at(&id, 0).unwrap_or(0);
         Ok(control)
     }
 
@@ -333,8 +360,42 @@ mod tests {
     fn netlink_is_asked_and_answers() {
         match Control::open() {
             Ok(control) => assert!(control.family > wire::CONTROL),
-            Err(NbdDeviceError::NoDriver) => println!("SKIP no nbd driver; that was understood"),
+            Err(NbdDeviceError::NoDriver) => {
+                forebay_testing::skip("nbd control: no nbd driver; that was understood");
+            }
             Err(error) => panic!("{error}: {:?}", std::error::Error::source(&error)),
         }
+    }
+
+    /// A kernel that knows the driver with so many attributes, for as many questions as are asked.
+    fn kernel(attribute_max: u32) -> OwnedFd {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let (ours, kernels) =
+            rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 1024];
+            while let Ok((16.., _)) = recv(&kernels, &mut bytes[..], RecvFlags::empty()) {
+                let sequence = u32_at(&bytes, 8).unwrap();
+                let family = Attributes::default()
+                    .bytes(wire::FAMILY_ID, &30u16.to_ne_bytes())
+                    .u32(wire::FAMILY_ATTRIBUTE_MAX, attribute_max);
+                // An answer looks as a question does.
+                let answer = wire::request(wire::CONTROL, 1, sequence, family);
+                let mut end = wire::request(2, 0, sequence, Attributes::default());
+                end[16..20].fill(0);
+                send(&kernels, &[answer, end].concat(), SendFlags::empty()).unwrap();
+            }
+        });
+        ours
+    }
+
+    /// Before Linux 5.14 a device could be made, and then neither be taken over by the next process nor be ended by this one: an upgrade left a mounted
+    /// one dead, and a stop said that it had ended what stayed connected.
+    #[test]
+    fn a_driver_that_does_not_keep_whose_a_device_is_is_refused() {
+        assert_eq!(Control::on(kernel(10)).unwrap().family, 30);
+        assert_eq!(Control::on(kernel(12)).unwrap().family, 30, "of the future");
+        let error = Control::on(kernel(9)).err().unwrap();
+        assert!(error.to_string().contains("Linux 5.14"), "{error}");
     }
 }

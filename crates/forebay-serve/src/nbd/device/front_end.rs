@@ -72,7 +72,8 @@ impl NbdDeviceFrontEnd {
         arrivals: Receiver<Arrival>,
         orders: Sender<Order>,
     ) -> io::Result<NbdDeviceFrontEnd> {
-        let (place, pool, rooms) = (Place(0), Pool::new(POOL_BYTES)?, Vec::new());
+        let (place, pool, rooms) =
+            (Place(0), Pool::shared(POOL_BYTES, slots.len() * CONNECTION_COUNT_MAX)?, Vec::new());
         let is_stopping = false;
         Ok(NbdDeviceFrontEnd { place, bell, slots, rooms, pool, arrivals, orders, is_stopping })
     }

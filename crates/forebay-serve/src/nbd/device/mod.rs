@@ -31,7 +31,7 @@
 //!
 //! # Limits
 //!
-//! Linux 5.14 or newer for taking over. The driver knows one block size: the physical is the
+//! Linux 5.14 or newer, for D1. The driver knows one block size: the physical is the
 //! logical. A request that takes longer than `LOOK_MS` is named in the kernel's log, and nothing else
 //! happens to it.
 

@@ -12,6 +12,8 @@ pub(super) const CONTROL: u16 = 16;
 pub(super) const GET_FAMILY: u8 = 3;
 pub(super) const FAMILY_ID: u16 = 1;
 pub(super) const FAMILY_NAME: u16 = 2;
+/// The highest of the family's attributes.
+pub(super) const FAMILY_ATTRIBUTE_MAX: u16 = 5;
 
 /// Commands of the family `nbd`.
 pub(super) const CONNECT: u8 = 1;

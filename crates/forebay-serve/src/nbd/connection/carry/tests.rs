@@ -2,11 +2,12 @@
 //! One client and many programs, one after the other: whatever it has said and heard when one leaves it to the next, each request
 //! is done once and answered once.
 
+use crate::carried::{Handed, file_header};
 use crate::nbd::carried::{Carried, Piece};
 use crate::nbd::export::{Agreed, Export, Session};
 use crate::nbd::listen::{self, Exports, NbdFrontEnd};
-use crate::nbd::passage::{Handed, Lasting, Passage};
 use crate::nbd::wire::{RequestHeader, SimpleReplyHeader, command};
+use crate::passage::{Lasting, Passage};
 use crate::server::Server;
 use crate::shards::shard;
 use forebay::io::ReactorKind;
@@ -17,18 +18,19 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::time::Duration;
 
-const SIZE: u64 = 64 << 20;
+pub(in crate::nbd::connection) const SIZE: u64 = 64 << 20;
 /// So much of the volume has one request under way at most.
-const PLACE: u64 = 4 << 20;
-const LIMIT: Duration = Duration::from_secs(60);
+pub(in crate::nbd::connection) const PLACE: u64 = 4 << 20;
+pub(in crate::nbd::connection) const LIMIT: Duration = Duration::from_secs(60);
 
 /// What a program has.
-struct Program {
+pub(in crate::nbd::connection) struct Program {
     server: Server,
     passage: Rc<Passage>,
     lasting: Lasting,
@@ -44,7 +46,7 @@ impl Program {
         Program { server, passage, lasting: vec![(index, [9; 16])] }
     }
 
-    fn turn(&mut self) {
+    pub(in crate::nbd::connection) fn turn(&mut self) {
         self.server.turn(Some(Duration::ZERO)).unwrap();
     }
 
@@ -56,8 +58,8 @@ impl Program {
         let left = passage.left();
         assert_eq!(passage.told(), [""; 0]);
         let mut next = Program::new(shard, lasting[0].0);
-        let count = left.as_ref().map_or(0, |left| left.sockets.len());
-        left.into_iter().for_each(|left| next.passage.come(left, lasting.clone()));
+        let count = left.as_ref().map_or(0, |left| left.count);
+        next.passage.come(left, lasting.clone());
         // Each turns once, before it is asked for anything.
         next.turn();
         assert_eq!(next.passage.told(), [""; 0]);
@@ -70,7 +72,7 @@ fn export() -> Export {
 }
 
 /// One that has said and heard nothing since its handshake.
-fn fresh() -> Carried {
+pub(in crate::nbd::connection) fn fresh() -> Carried {
     let session = Session::new(0, &export(), Agreed::default());
     Carried {
         volume: [9; 16],
@@ -90,16 +92,30 @@ fn fresh() -> Carried {
 
 /// A program that was left this connection, and its other end.
 fn begun(reactor: ReactorKind, carried: &Carried) -> (Program, UnixStream) {
+    let (program, mut theirs) = begun_with(reactor, carried, 1);
+    (program, theirs.remove(0))
+}
+
+/// The same with several such.
+pub(in crate::nbd::connection) fn begun_with(
+    reactor: ReactorKind,
+    carried: &Carried,
+    count: usize,
+) -> (Program, Vec<UnixStream>) {
     let (shard, index) = shard(reactor, SIZE);
     let mut program = Program::new(shard, index);
     let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let (ours, theirs): (OwnedFd, OwnedFd) = socketpair(unix, stream, flags, None).unwrap();
-    let mut handed = Handed::new().unwrap();
-    handed.add(ours, carried).unwrap();
-    program.passage.come(handed, program.lasting.clone());
+    let mut handed = Handed::new(&file_header::<Carried>()).unwrap();
+    let streams = (0..count).map(|_| {
+        let (ours, theirs): (OwnedFd, OwnedFd) = socketpair(unix, stream, flags, None).unwrap();
+        handed.add(vec![ours], carried).unwrap();
+        UnixStream::from(theirs)
+    });
+    let streams = streams.collect();
+    program.passage.come(Some(handed), program.lasting.clone());
     program.turn();
-    (program, UnixStream::from(theirs))
+    (program, streams)
 }
 
 #[derive(Clone, Copy)]
@@ -110,7 +126,7 @@ struct Asked {
 }
 
 /// A client that says things by halves and hears them by halves.
-struct Client {
+pub(in crate::nbd::connection) struct Client {
     stream: UnixStream,
     random: Random,
     cookie: u64,
@@ -120,25 +136,47 @@ struct Client {
     asked: BTreeMap<u64, Asked>,
     /// What is there.
     volume: Vec<u8>,
-    answered: u64,
+    /// The places that it asks for, and whether for most of them.
+    pub(in crate::nbd::connection) places: Range<u64>,
+    pub(in crate::nbd::connection) is_greedy: bool,
+    pub(in crate::nbd::connection) answered: u64,
 }
 
 impl Client {
-    fn new(stream: UnixStream, seed: u64) -> Client {
+    pub(in crate::nbd::connection) fn new(stream: UnixStream, seed: u64) -> Client {
         let (out, heard, asked) = (Vec::new(), Vec::new(), BTreeMap::new());
         let (random, volume) = (Random(seed), vec![0; SIZE as usize]);
-        Client { stream, random, cookie: 0, out, heard, asked, volume, answered: 0 }
+        let (places, is_greedy) = (0..SIZE / PLACE, false);
+        Client {
+            stream,
+            random,
+            cookie: 0,
+            out,
+            heard,
+            asked,
+            volume,
+            places,
+            is_greedy,
+            answered: 0,
+        }
     }
 
-    fn ask(&mut self) {
-        let place = self.random.below(SIZE / PLACE);
+    pub(in crate::nbd::connection) fn ask(&mut self) {
+        let Range { start, end } = self.places;
+        let place = start + self.random.below(end - start);
         if self.asked.values().any(|it| it.offset / PLACE == place) {
             return;
         }
         let offset = place * PLACE + self.random.below(64) * 512;
-        let most = if self.random.below(3) == 0 { PLACE - (64 << 9) } else { 64 << 10 };
-        let length = (1 + self.random.below(most / 512)) * 512;
-        let command = if self.random.below(2) == 0 { command::READ } else { command::WRITE };
+        let is_long = self.random.below(3) == 0 || self.is_greedy;
+        let most = if is_long { PLACE - (64 << 9) } else { 64 << 10 };
+        let length = match self.is_greedy {
+            true => most - self.random.below(256) * 512,
+            false => (1 + self.random.below(most / 512)) * 512,
+        };
+        let reads_of_ten = if self.is_greedy { 8 } else { 5 };
+        let reads = self.random.below(10) < reads_of_ten;
+        let command = if reads { command::READ } else { command::WRITE };
         let cookie = self.cookie;
         self.cookie += 1;
         let header = RequestHeader { flags: 0, command, cookie, offset, length: length as u32 };
@@ -155,7 +193,7 @@ impl Client {
     }
 
     /// Sends so many bytes at most.
-    fn say(&mut self, most: usize) {
+    pub(in crate::nbd::connection) fn say(&mut self, most: usize) {
         match self.stream.write(&self.out[..self.out.len().min(most)]) {
             Ok(bytes) => drop(self.out.drain(..bytes)),
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
@@ -163,7 +201,7 @@ impl Client {
     }
 
     /// Receives so many bytes at most.
-    fn hear(&mut self, most: usize) {
+    pub(in crate::nbd::connection) fn hear(&mut self, most: usize) {
         let mut bytes = vec![0; most];
         match self.stream.read(&mut bytes) {
             Ok(count) => {
@@ -173,6 +211,11 @@ impl Client {
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
         }
         while self.take_reply() {}
+    }
+
+    /// All is answered, and nothing else was heard.
+    pub(in crate::nbd::connection) fn is_done(&self) -> bool {
+        self.asked.is_empty() && self.out.is_empty() && self.heard.is_empty()
     }
 
     fn take_reply(&mut self) -> bool {
@@ -248,8 +291,8 @@ fn the_same_without_io_uring() {
 #[test]
 fn who_is_waited_for_is_carried_at_once() {
     for reactor in [ReactorKind::Auto, ReactorKind::Threads] {
-        let bytes = vec![7; 8 << 20];
-        let output = vec![Piece { of_reads: true, bytes: bytes.clone() }];
+        let bytes = vec![0; 8 << 20];
+        let output = vec![Piece::Aside { at: 512, length: bytes.len() as u64 }];
         let (mut program, mut theirs) = begun(reactor, &Carried { output, ..fresh() });
         for _ in 0..5 {
             // It receives, and its socket is full.
