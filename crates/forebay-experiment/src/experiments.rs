@@ -5,8 +5,10 @@ pub mod ahead;
 pub mod cliff;
 pub mod drained;
 pub mod fair;
+pub mod flushes;
 pub mod misses;
 pub mod one_disk;
+pub mod parts;
 pub mod quiet;
 pub mod quotas;
 pub mod reads;
@@ -16,13 +18,22 @@ use crate::machine::Setup;
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::{Mode, Order};
 use forebay_disk::hdd::Spec;
-use forebay_disk::model::NVME;
+use forebay_disk::model::{BARRACUDA_7200_12, GP3, NVME, ST3500641AS};
 use forebay_disk::{Model, Nanos};
 
 /// A second.
 pub const SECOND: Nanos = 1_000_000_000;
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
+
+/// One behind a network and two hard disks, by name.
+pub fn disks() -> [(&'static str, Model); 3] {
+    [
+        ("gp3", Model::Cloud(GP3)),
+        ("st3500641as", ordered(ST3500641AS)),
+        ("7200.12", ordered(BARRACUDA_7200_12)),
+    ]
+}
 
 /// A hard disk that serves one command after the other, in the order in which they come.
 pub fn unordered(spec: Spec) -> Model {

@@ -7,7 +7,8 @@ use forebay_disk::hdd::Spec;
 use forebay_disk::model::{BARRACUDA_7200_12, NVME, SSD_840PRO, ST3500641AS};
 use forebay_experiment::experiments::records::Load;
 use forebay_experiment::experiments::{
-    SECOND, ahead, cliff, drained, fair, misses, one_disk, quiet, quotas, reads, records,
+    SECOND, ahead, cliff, disks, drained, fair, flushes, misses, one_disk, parts, quiet, quotas,
+    reads, records,
 };
 use forebay_experiment::floors::Floors;
 use forebay_experiment::plot::{self, Frame};
@@ -42,6 +43,8 @@ enum Table {
     Drained,
     /// Readers against writers
     Fair,
+    /// What the orders cost a guest that flushes
+    Flushes,
     /// Misses of the read cache beside LRU, FIFO and S3-FIFO (FOREBAY_TRACE names a trace of a disk)
     Misses,
     /// Volumes that share a disk
@@ -50,6 +53,8 @@ enum Table {
     Quiet,
     /// What a reservation is worth beside a busy volume
     Quotas,
+    /// Long reads of what is in the cache in part
+    Parts,
     /// Reads of what is in the cache and of what is not
     Reads,
     /// IOzone's tests
@@ -96,10 +101,12 @@ fn print(arguments: &Arguments) -> Result<Floors, Box<dyn Error>> {
             Table::Cliff => print_cliff(plots.as_deref(), *seconds, it)?,
             Table::Drained => print_drained(it),
             Table::Fair => print_fair(plots.as_deref(), it)?,
+            Table::Flushes => print_flushes(it),
             Table::Misses => print_misses(it)?,
             Table::OneDisk => print_one_disk(),
             Table::Quiet => print_quiet(it),
             Table::Quotas => print_quotas(),
+            Table::Parts => print_parts(it),
             Table::Reads => print_reads(it),
             Table::Records => print_records(it),
             Table::Shares => print_shares(),
@@ -116,7 +123,7 @@ fn print_ahead() {
         "{:12} {:8} {:>5} {:>8} {:>8} {:>8} {:>7}",
         "disk", "way", "KiB", "bare", "forebay", "without", "/ bare"
     );
-    for (disk, model) in ahead::disks() {
+    for (disk, model) in disks() {
         for way in ahead::WAYS {
             for record in ahead::RECORDS {
                 let [bare, through, without] = ahead::rates(model, way, record);
@@ -137,7 +144,7 @@ fn print_ahead() {
         "{:12} {:8} {:>5} {:>28} {:>28} {:>28}",
         "disk", "way", "KiB", "bare", "forebay", "without"
     );
-    for (disk, model) in ahead::disks() {
+    for (disk, model) in disks() {
         for way in ahead::WAYS {
             for record in ahead::RECORDS {
                 print!("{disk:12} {:8} {:5}", format!("{way:?}").to_lowercase(), record >> 10);
@@ -358,6 +365,37 @@ fn print_fair(plots: Option<&Path>, floors: &mut Floors) -> Result<(), Box<dyn E
     plots.map_or(Ok(()), |folder| plot_fair(folder, &rows))
 }
 
+fn print_flushes(floors: &mut Floors) {
+    println!(
+        "32 random 4 KiB writers and a guest's flushes, cache full of dirty data; a second, and device writes for each block acknowledged"
+    );
+    println!(
+        "{:12} {:10} {:8} {:>8} {:>8} {:>8} {:>12} {:>8} {:>10} {:>12}",
+        "disk",
+        "flushes",
+        "through",
+        "acked",
+        "/ bare",
+        "flushed",
+        "written back",
+        "batches",
+        "cache wr.",
+        "backing wr."
+    );
+    for (disk, often, rows) in flushes::table() {
+        let flushes = often.name();
+        for ((through, _), row) in flushes::THROUGH.into_iter().zip(&rows) {
+            let flushes::Row { acknowledged, flushed, written_back, writes, batches } = row;
+            let [cache, backing] = writes;
+            println!(
+                "{disk:12} {flushes:10} {through:8} {acknowledged:8.1} {:8.2} {flushed:8.2} {written_back:12.1} {batches:8.2} {cache:10.3} {backing:12.3}",
+                acknowledged / rows[0].acknowledged
+            );
+        }
+        floors.flushes(disk, often, &rows);
+    }
+}
+
 fn print_one_disk() {
     println!(
         "two volumes on one disk, random 4 KiB readers against 32 random 4 KiB writers, cache full of dirty data"
@@ -529,6 +567,25 @@ fn print_quiet(floors: &mut Floors) {
                 println!();
             }
         }
+    }
+}
+
+fn print_parts(floors: &mut Floors) {
+    println!(
+        "records read once, of which so many blocks in a hundred are in the cache, here and there; records a second"
+    );
+    println!(
+        "{:12} {:>5} {:>9} {:>5} {:>9} {:>9} {:>6}",
+        "disk", "KiB", "in cache", "depth", "bare", "forebay", "ratio"
+    );
+    for row in parts::table() {
+        let parts::Row { disk, record, percent, depth, rates: [bare, through] } = row;
+        println!(
+            "{disk:12} {:5} {percent:7} % {depth:5} {bare:9.1} {through:9.1} {:6.2}",
+            record >> 10,
+            row.ratio()
+        );
+        floors.parts(&row);
     }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Numbers that look like chance and are the same in every run (splitmix64).
 
+use std::collections::HashSet;
+
 /// A generator.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
@@ -19,6 +21,13 @@ impl Random {
         x = (x ^ x >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
         x ^= x >> 31;
         ((u128::from(x) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// So many numbers below `bound`, each once, in an order of chance.
+    pub fn some(&mut self, bound: u64, count: u64) -> Vec<u64> {
+        let mut taken = HashSet::new();
+        let all = std::iter::repeat_with(|| self.below(bound)).filter(|it| taken.insert(*it));
+        all.take(count as usize).collect()
     }
 
     /// All numbers below `count`, in an order of chance.

@@ -55,48 +55,59 @@ pub fn trace(path: &Path) -> Result<Vec<Ask>, String> {
     Ok(asks)
 }
 
-/// A disk with partitions that begin at sector 63, so nothing is aligned: files read from one end to the other in pieces of
-/// 64 KiB, some of them again later; small reads, most of which come back soon; and more writes than reads, many of them to
-/// where files are.
+/// A disk like that of the trace we have: a job of an hour, and the same again. It reads an index in pieces of 8 KiB here and there and files from
+/// one end to the other, writes others, some of them a second time, and reads most of these back, a tenth to a half of all that
+/// is touched later; beside that small writes to a few places. Partitions begin at sector 63, so nothing is aligned and neighbours share a block.
 pub fn like_a_trace(count: usize) -> Vec<Ask> {
     const FILE: u64 = 4 << 20;
-    const FILES: u64 = 200;
+    const PIECE: u64 = 64 << 10;
+    const INDEX_PIECE: u64 = 8 << 10;
+    // Files: what the job writes, what it reads, the index; and behind them what is written beside it.
+    const WRITTEN: u64 = 204;
+    const READ: u64 = 43;
+    const INDEX: u64 = 16;
+    const BESIDE: u64 = (WRITTEN + READ + INDEX) * FILE;
     let mut random = Random::new(2);
     let mut asks: Vec<Ask> = Vec::new();
-    let mut lately: Vec<u64> = Vec::new();
-    let push = |asks: &mut Vec<Ask>, write, offset: u64, length| {
-        asks.push(Ask {
-            at: asks.len() as u64 * 60_000_000,
-            write,
-            offset: offset + 63 * 512,
-            length,
-        });
+    let mut push = |write, offset: u64, length| {
+        let at = asks.len() as u64 * 60_000_000;
+        asks.push(Ask { at, write, offset: offset + 63 * 512, length });
+        if random.below(5) < 2 {
+            let at = asks.len() as u64 * 60_000_000;
+            let place = BESIDE + random.below(1 << 10) * 4096 + random.below(8) * 512;
+            let length = 512 << random.below(4);
+            asks.push(Ask { at, write: true, offset: place + 63 * 512, length });
+        }
+        asks.len()
     };
-    while asks.len() < count {
-        match random.below(40) {
-            0 => {
-                // The first files more often than the last.
-                let file = random.below(FILES) * random.below(FILES) / FILES;
-                let write = random.below(3) == 0;
-                let pieces = FILE >> 16;
-                (0..pieces)
-                    .for_each(|at| push(&mut asks, write, file * FILE + (at << 16), 64 << 10));
+    let pieces = |file: u64| (0..FILE / PIECE).map(move |at| file * FILE + at * PIECE);
+    let mut asked = 0;
+    while asked < count {
+        // The job does the same each time.
+        let mut job = Random::new(5);
+        for file in WRITTEN + READ..WRITTEN + READ + INDEX {
+            for place in job.order(FILE / INDEX_PIECE) {
+                asked = push(false, file * FILE + place * INDEX_PIECE, INDEX_PIECE);
             }
-            1..15 => {
-                let again = !lately.is_empty() && random.below(10) < 7;
-                let place = match again {
-                    true => lately[random.below(lately.len() as u64) as usize],
-                    false => FILES * FILE + random.below(1 << 15) * 8192,
-                };
-                lately.push(place);
-                if lately.len() > 4000 {
-                    lately.swap_remove(random.below(4000) as usize);
-                }
-                push(&mut asks, false, place, 8192);
+        }
+        for offset in (WRITTEN..WRITTEN + READ).flat_map(pieces) {
+            asked = push(false, offset, PIECE);
+        }
+        // When, what, and whether it is written; time is what was written for the first time.
+        let mut steps: Vec<(u64, u64, bool)> = Vec::new();
+        for file in 0..WRITTEN {
+            steps.push((file, file, true));
+            if job.below(2) == 0 {
+                steps.push((file + 4 + job.below(20), file, true));
             }
-            _ => {
-                let place = FILES * FILE + random.below(1 << 11) * 65_536 + random.below(16) * 512;
-                push(&mut asks, true, place, 512 << random.below(5));
+            if file % 7 < 5 {
+                steps.push((file + 24 + job.below(80), file, false));
+            }
+        }
+        steps.sort_unstable();
+        for (_, file, write) in steps {
+            for offset in pieces(file) {
+                asked = push(write, offset, PIECE);
             }
         }
     }
@@ -123,7 +134,8 @@ pub fn zipf(mix: Mix, count: usize) -> Vec<Ask> {
     let mut sum = 0.0;
     let ends: Vec<f64> = (1..=mix.blocks)
         .map(|rank| {
-            sum += (rank as f64).powf(-mix.skew);
+            // Not the standard library's, whose last digit is the machine's affair.
+            sum += libm::pow(rank as f64, -mix.skew);
             sum
         })
         .collect();
@@ -144,4 +156,41 @@ pub fn zipf(mix: Mix, count: usize) -> Vec<Ask> {
         asks.push(Ask { at, write, offset: places[rank] * 4096, length: 4096 });
     }
     asks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    /// The shape is that of the trace we have, in brackets, as far as it decides which blocks are worth keeping.
+    #[test]
+    fn what_is_made_up_is_like_the_trace() {
+        let asks = like_a_trace(112_000);
+        let writes = asks.iter().filter(|ask| ask.write).count();
+        assert!((66_000..=73_000).contains(&writes), "{writes} of 112,000 write (0.59)");
+        let footprint = footprint(&asks);
+        assert!((260_000..=280_000).contains(&footprint), "{footprint} blocks (269,210)");
+        // Reads by what was touched since, at most: up to a tenth of all is touched again, a half, all, and never before.
+        let mut last: HashMap<u64, u64> = HashMap::new();
+        let (mut touched, mut read, mut near, mut first) = (0u64, 0u64, 0u64, 0u64);
+        for ask in &asks {
+            for block in ask.blocks() {
+                touched += 1;
+                let before = last.insert(block, touched);
+                if !ask.write {
+                    read += 1;
+                    near += u64::from(before.is_some_and(|it| touched - it < footprint / 100));
+                    first += u64::from(before.is_none());
+                }
+            }
+        }
+        let share = |part: u64| part as f64 / read as f64;
+        assert!(
+            (0.06..=0.10).contains(&share(near)),
+            "{:.3} read again at once (0.076)",
+            share(near)
+        );
+        assert!((0.11..=0.14).contains(&share(first)), "{:.3} never seen (0.125)", share(first));
+    }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! forebay keeps the right blocks: never many more misses than LRU, fewer where reads come back or scan.
+//! forebay keeps the right blocks: no more misses than LRU, but where the same blocks are written again and again.
 
 use forebay_experiment::experiments::misses::{self, Row};
 use forebay_experiment::workload::{Mix, zipf};
@@ -18,20 +18,25 @@ fn it_misses_no_more_than_lru() {
     }
 }
 
-/// A guest's own disk: the trace of `FOREBAY_TRACE`, or one that is made up, on which it is a little worse.
+/// A row of bench/results/experiments.txt: no machine's own arithmetic has a say in a digit.
 #[test]
-fn it_misses_hardly_more_than_lru_on_a_trace() {
+fn the_digits_are_the_same_on_every_machine() {
+    let (name, mix) = misses::mixes()[1];
+    let row = misses::row(name, &zipf(mix, 500_000), 1);
+    let digits = row.misses.map(|it| format!("{it:.4}"));
+    assert_eq!((name, row.blocks), ("zipf 1.0", 411));
+    assert_eq!(digits, ["0.5443", "0.5878", "0.4433", "0.5022"], "{row:?}");
+}
+
+/// A guest's own disk: the trace of `FOREBAY_TRACE` (0.999, 0.958, 0.893, 0.813), or one that is made up like it (1.000, 0.980, 0.947, 0.948).
+#[test]
+fn it_misses_no_more_than_lru_on_a_trace() {
     let (name, asks) = misses::traced().expect("FOREBAY_TRACE is a trace, if it is there");
     println!("{name}: {} requests", asks.len());
     for percent in misses::PERCENTS {
         let row = misses::row(&name, &asks, percent);
-        let bound = match (name.as_str(), percent) {
-            // A hundredth of what is touched is too little for any choice: all are the same there.
-            ("trace", 1) => 1.002,
-            ("trace", _) => 1.0,
-            // Reads that come back for a while, which LRU is made for.
-            _ => 1.05,
-        };
+        // A hundredth of what is touched is too little for any choice: all are the same there.
+        let bound = if percent == 1 { 1.002 } else { 1.0 };
         assert!(row.over_lru() <= bound, "{row:?}");
     }
 }

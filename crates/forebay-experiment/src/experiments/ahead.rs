@@ -3,11 +3,10 @@
 //!
 //! Nothing is in the cache. Each load is given to the bare device, to forebay as it is, and to forebay without read-ahead.
 
-use super::{MIB, SECOND, bare, cached, ordered};
+use super::{MIB, SECOND, bare, cached};
 use crate::load::{Ask, Worker, run, shared};
 use crate::machine::{Machine, Setup};
 use forebay_core::request::Op;
-use forebay_disk::model::{BARRACUDA_7200_12, GP3, ST3500641AS};
 use forebay_disk::{Model, Nanos};
 
 /// Of the file that is read.
@@ -30,16 +29,6 @@ pub enum Way {
 pub const WAYS: [Way; 3] = [Way::Forward, Way::Backward, Way::Stride];
 /// Bytes of a record.
 pub const RECORDS: [u64; 3] = [4 << 10, 64 << 10, MIB];
-
-/// The devices, by name.
-pub fn disks() -> [(&'static str, Model); 3] {
-    let disk = ordered;
-    [
-        ("gp3", Model::Cloud(GP3)),
-        ("st3500641as", disk(ST3500641AS)),
-        ("7200.12", disk(BARRACUDA_7200_12)),
-    ]
-}
 
 /// Bare, forebay, forebay without read-ahead.
 fn setups(model: Model) -> [Setup; 3] {

@@ -14,7 +14,6 @@ use forebay_core::request::Op;
 use forebay_disk::hdd::{Hdd, Spec};
 use forebay_disk::model::{BARRACUDA_7200_12, ST3500641AS};
 use forebay_disk::{Model, Nanos};
-use std::collections::HashSet;
 
 /// One row.
 #[derive(Clone, Debug)]
@@ -52,13 +51,9 @@ pub const BLOCKS: u64 = 64 * MIB / 4096;
 fn asks(span: u64) -> Vec<Ask> {
     let mut random = Random::new(64);
     let blocks = span / 4096;
-    let mut taken = HashSet::new();
     let places = match blocks {
         BLOCKS => random.order(BLOCKS),
-        _ => std::iter::repeat_with(|| random.below(blocks))
-            .filter(|place| taken.insert(*place))
-            .take(BLOCKS as usize)
-            .collect(),
+        _ => random.some(blocks, BLOCKS),
     };
     places.into_iter().map(|place| Ask { op: WRITE, offset: place * 4096, length: 4096 }).collect()
 }

@@ -6,19 +6,21 @@
 //! half, U = x_r + x_w is 1 if nothing is lost by sharing. Some of what is read is in the cache because it was written, so x_r
 //! is also counted by the reads that the backing device answers. The same workers on the bare disk show what is to be mended.
 
-use super::{SECOND, bare, cached, ordered, unordered};
+use super::{SECOND, bare, cached, unordered};
 use crate::load::{WRITE, Worker, run};
 use crate::machine::{Machine, Setup};
 use forebay_core::policy::slices::Sharing;
 use forebay_core::request::Op;
 use forebay_disk::Model;
 use forebay_disk::cloud::Spec as Cloud;
-use forebay_disk::model::{BARRACUDA_7200_12, GP3, ST3500641AS};
+use forebay_disk::model::{BARRACUDA_7200_12, GP3};
 
 pub(super) const CACHE_BYTES: u64 = 256 << 20;
 const SPAN: u64 = 4 * CACHE_BYTES;
 /// Measured for this long, after so long.
 pub(super) const WARM: u64 = 120 * SECOND;
+/// After so long where what is read is copied: one reader of a disk who has it alone takes that long to fill the cache.
+const WARM_WITH_COPIES: u64 = 480 * SECOND;
 pub(super) const MEASURED: u64 = 240 * SECOND;
 pub(super) const WRITERS: usize = 32;
 
@@ -120,11 +122,19 @@ struct Run {
 /// What a read and a write ask for, in bytes.
 const SMALL: [u64; 2] = [4096; 2];
 
-fn workers(class: usize, op: Op, count: usize, bytes: u64) -> impl Iterator<Item = Worker> {
-    (0..count).map(move |at| Worker::random(class, op, SPAN, bytes, (class * 1_000 + at) as u64))
+/// What workers warm up with, and what is measured. They ask for other places: what was read while all warmed up would else be read again
+/// in the same order, and be in the cache if it was copied.
+#[derive(Clone, Copy)]
+enum Turn {
+    Measured = 0,
+    Warm = 1,
 }
 
-fn all([readers, writers]: [usize; 2], [read, write]: [u64; 2]) -> Vec<Worker> {
+fn all([readers, writers]: [usize; 2], [read, write]: [u64; 2], turn: Turn) -> Vec<Worker> {
+    let workers = |class: usize, op, count, bytes| {
+        let seed = move |at| (turn as usize * 1_000_000 + class * 1_000 + at) as u64;
+        (0..count).map(move |at| Worker::random(class, op, SPAN, bytes, seed(at)))
+    };
     let idle = Worker { class: 1, next: Box::new(|| None) };
     let reads = workers(0, Op::Read, readers, read);
     reads.chain(workers(1, WRITE, writers, write)).chain([idle]).collect()
@@ -142,11 +152,12 @@ fn setup(backing: Model, copies: bool, weight: u8, target: u32) -> Setup {
 
 fn measure(setup: &Setup, workers: [usize; 2], bytes: [u64; 2]) -> Run {
     let mut machine = Machine::new(setup);
-    let all = || all(workers, bytes);
-    run(&mut machine, all(), WARM);
+    let copies = setup.config.fill_run_max > 0;
+    let warm = if copies { WARM_WITH_COPIES } else { WARM };
+    run(&mut machine, all(workers, bytes, Turn::Warm), warm);
     let sharing = |machine: &Machine| machine.sharing().expect("there is a cache");
     let (before, missed) = (sharing(&machine), machine.stats().miss_blocks);
-    let tally = run(&mut machine, all(), WARM + MEASURED);
+    let tally = run(&mut machine, all(workers, bytes, Turn::Measured), warm + MEASURED);
     let p99 = [0, 1].map(|class| tally.classes[class].percentile(0.99));
     let missed = (machine.stats().miss_blocks - missed) as f64 / (MEASURED / SECOND) as f64;
     let rates = [tally.rate(0), tally.rate(1)];
@@ -206,13 +217,9 @@ fn alone(backing: Model, copies: bool, readers: &[usize], bytes: [u64; 2]) -> Ve
 /// more than it gives; the newer disk without a queue.
 pub fn disks() -> [(&'static str, Model); 5] {
     let quick = Cloud { median: 300_000, p99: 1_000_000, ..GP3 };
-    [
-        ("st3500641as", ordered(ST3500641AS)),
-        ("7200.12", ordered(BARRACUDA_7200_12)),
-        ("gp3", Model::Cloud(GP3)),
-        ("gp3, quick", Model::Cloud(quick)),
-        ("no queue", unordered(BARRACUDA_7200_12)),
-    ]
+    let quick = ("gp3, quick", Model::Cloud(quick));
+    let [gp3, old, new] = super::disks();
+    [old, new, gp3, quick, ("no queue", unordered(BARRACUDA_7200_12))]
 }
 
 /// Of these, those that are asked about weights and about targets, in milliseconds.
@@ -230,8 +237,8 @@ pub fn table(backing: Model, copies: bool) -> Vec<Row> {
 pub fn bare_table(backing: Model) -> Vec<(usize, Sides, f64)> {
     let measure = |readers, writers| {
         let mut machine = Machine::new(&bare(backing, SPAN));
-        run(&mut machine, all([readers, writers], SMALL), WARM);
-        run(&mut machine, all([readers, writers], SMALL), WARM + MEASURED)
+        run(&mut machine, all([readers, writers], SMALL, Turn::Warm), WARM);
+        run(&mut machine, all([readers, writers], SMALL, Turn::Measured), WARM + MEASURED)
     };
     let writes = measure(0, WRITERS).rate(1);
     let row = |readers| {

@@ -50,7 +50,7 @@ impl Row {
 pub fn traced() -> Result<(String, Vec<Ask>), String> {
     match std::env::var_os("FOREBAY_TRACE") {
         Some(path) => Ok(("trace".into(), trace(&PathBuf::from(path))?)),
-        None => Ok(("made up, FOREBAY_TRACE is not set".into(), like_a_trace(100_000))),
+        None => Ok(("made up, FOREBAY_TRACE is not set".into(), like_a_trace(112_000))),
     }
 }
 
