@@ -209,6 +209,8 @@ pub struct VolumeStatus {
     /// Blocks copied into the log because they were read, and reads of such copies and of second chances.
     pub fill_blocks: u64,
     pub fill_hit_blocks: u64,
+    /// Blocks that were read lately when their place in the log was taken back, and got a new one.
+    pub second_chance_blocks: u64,
     /// Missed blocks that were not copied, by reason.
     pub fills_refused: FillsRefused,
     pub cache_bytes_written: u64,

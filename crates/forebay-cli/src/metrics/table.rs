@@ -177,6 +177,11 @@ pub const ROWS: &[Row] = &[
     row("volumes.ahead_faults", Counter, "Reads ahead that failed."),
     row("volumes.fill_blocks", Counter, "Missed blocks that were copied into the cache."),
     row("volumes.fill_hit_blocks", Counter, "Blocks answered from copies of clean data."),
+    row(
+        "volumes.second_chance_blocks",
+        Counter,
+        "Blocks read lately, kept when their place in the log was taken back.",
+    ),
     row("volumes.fills_refused.sequential", Counter, "Not copied: part of a long run."),
     row("volumes.fills_refused.first_touch", Counter, "Not copied: read for the first time."),
     row("volumes.fills_refused.no_room", Counter, "Not copied: room is kept for writes."),

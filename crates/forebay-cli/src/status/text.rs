@@ -135,6 +135,9 @@ impl VolumeStatus {
                 self.miss_blocks, self.fill_blocks
             );
         }
+        if self.second_chance_blocks > 0 {
+            println!("  kept for they were read lately: {} blocks", self.second_chance_blocks);
+        }
         if self.ahead_blocks > 0 {
             println!(
                 "  read ahead {}: {} of it read by guests, {} changed before, {} not wanted",

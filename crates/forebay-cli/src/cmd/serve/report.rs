@@ -338,6 +338,7 @@ fn volume_status(
         ahead_faults: stats.ahead_faults,
         fill_blocks: stats.fill_blocks,
         fill_hit_blocks: stats.fill_hit_blocks,
+        second_chance_blocks: stats.second_chances,
         fills_refused: fills_refused(&stats),
         cache_bytes_written: cache_bytes,
         backing_bytes_written: written,
