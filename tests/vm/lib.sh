@@ -144,9 +144,10 @@ wipe() { # DEVICE...: empty again
 # Reads the partition table again and waits for a partition.
 partitions() { blockdev --rereadpt "$1" && wait_for 10 test -b "$2"; }
 
-# The power goes, in a test with several boots.
+# The power goes, in a test with several boots. Under systemd the root disk outlives it, which has no journal and is not what is tested.
 cut_power() {
     echo "$passed passed, $failed failed, $skipped skipped"
+    sync -f /
     /rig/cut
     fail "the machine went on after a power cut"
     exit 1

@@ -52,6 +52,7 @@ none_left() { ! left; }
 nothing_waits() { ! grep -l "^State:.D" /proc/[0-9]*/status; }
 # Its mounts are taken down when the kernel comes to it: longer than a daemon waits by itself, on a busy host.
 free() { python3 -c 'import os, sys; os.open(sys.argv[1], os.O_RDWR | os.O_EXCL)' $S/cache512; }
+outer_ended() { ! kill -0 "$outer" 2>/dev/null; }
 container() {
     rm -f /run/inside
     unshare -p -f -m --mount-proc bash /run/container &
@@ -69,7 +70,7 @@ intact_inside() {
 # Who is the last to leave the mount namespace takes its mounts down. Here that is the first process, and the daemon ends after it.
 container
 kill -9 $outer
-wait $outer
+check "who is outside has ended" wait_for 60 outer_ended || where_it_waits "$outer"
 kill -9 "$first"
 check "it ends, the daemon with it" wait_for 120 none_left || cat $(left)
 check "nothing waits for ever" wait_for 120 nothing_waits || where_it_waits
@@ -87,7 +88,7 @@ check "the unmount waits for the next one" wait_for 60 unmount_waits
 check "the cache is let go of" wait_for 240 free
 go || fail "serve after the other container"
 check "what waited for it has ended" wait_for 120 nothing_waits || where_it_waits
-wait $outer
+check "the unmount has ended" wait_for 60 outer_ended || where_it_waits "$outer"
 intact_inside
 drain_and_stop "drain and stop" n
 finish

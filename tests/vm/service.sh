@@ -190,7 +190,6 @@ END
     intact_all "after a shutdown"
     for it in xfs lvm btrfs; do rm -rf "/srv/$it/synced"; mkdir "/srv/$it/synced"; fill "/srv/$it/synced" "/var/tmp/sums-$it"; sync -f "/srv/$it/."; done
     load
-    sync -f /var/tmp
     check "dirty data at the power cut" wait_for 120 all_dirty
     cut_power
     ;;
