@@ -335,7 +335,8 @@ impl World {
     /// Whether a flush of one volume's device that fails takes along what is on another's.
     fn hears_of_flush(&self, index: usize, other: usize) -> bool {
         let engine = self.engine.as_ref().expect("there is a process");
-        self.flushes_disk(index) && engine.is_served(VolumeIndex(other as u8))
+        let there = engine.is_served(VolumeIndex(other as u8)) || self.late == Some(other);
+        self.flushes_disk(index) && there
     }
 
     /// Whether a flush of a volume's device is one of the disk that all are on.

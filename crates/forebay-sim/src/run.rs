@@ -621,6 +621,10 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
         if !engine.wants_backing_flush(VolumeIndex(index as u8)) {
             continue;
         }
+        if world.late == Some(index) {
+            superblock.clean = false;
+            continue;
+        }
         let through = world.volumes[index].device.flush_begin();
         if fails && world.random.one_in(3) {
             lost[index] = true;

@@ -887,13 +887,19 @@ impl Shard {
 
     /// Flushes the backing devices that still may lose what went around a log, and notes where that fails: whoever opens the cache
     /// after a clean stop need not know that there were such writes, but whoever opens it must know of those that may be lost and
-    /// that the guest was not told of (A3 in `op/around.rs`). Says whether all went well.
+    /// that the guest was not told of (A3 in `op/around.rs`). Says whether all went well: who is waited for cannot be flushed.
     fn flush_backings(&mut self) -> bool {
-        let mut lost = [false; VOLUME_COUNT_MAX];
+        let (mut lost, mut clean) = ([false; VOLUME_COUNT_MAX], true);
         for index in 0..VOLUME_COUNT_MAX {
             let at = VolumeIndex(index as u8);
-            let Some(device) = &self.backings[index] else { continue };
-            if self.engine.wants_backing_flush(at) && device.sync().is_err() {
+            if !self.engine.wants_backing_flush(at) {
+                continue;
+            }
+            let Some(device) = &self.backings[index] else {
+                clean = false;
+                continue;
+            };
+            if device.sync().is_err() {
                 lost[index] = true;
                 // So have those on its disk whose turn is still to come (F2 in `policy/flushes.rs`).
                 let whole = device.info().kind == DeviceKind::Block;
@@ -902,7 +908,6 @@ impl Shard {
             }
         }
         let wants = |index: usize| self.engine.wants_backing_flush(VolumeIndex(index as u8));
-        let mut clean = true;
         for (index, recorded) in self.superblock.volumes.iter_mut().enumerate() {
             let Some(recorded) = recorded.as_mut().filter(|_| lost[index] && wants(index)) else {
                 continue;

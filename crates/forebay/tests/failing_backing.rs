@@ -399,6 +399,32 @@ fn what_a_disk_drops_at_a_stop_is_noted_for_all_that_are_on_it() {
     }
 }
 
+/// A process dies with writes around the log that nobody flushed; the next one waits for that volume's device, in vain, and is stopped. That was a
+/// clean stop, and the one after it answered the guest's flush without one of the device.
+#[test]
+fn a_stop_that_cannot_flush_what_a_dead_process_wrote_is_no_clean_one() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-late");
+    let path = dir.file("cache", CACHE_BYTES);
+    let cache = || {
+        let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
+        Box::new(FileDevice::open(&path, &options).unwrap())
+    };
+    let options = support::shared_options(ReactorKind::Auto, Config::default());
+    let mut rig = Rig::new(cache(), &options, 1 << 20);
+    let volume = rig.add("v", Mode::WriteAround, Box::new(Void::new(BACKING_BYTES)));
+    put_tag(&mut rig, volume, 0, 1).unwrap();
+    drop(rig);
+    let rig = Rig::open(cache(), &options, 1 << 20);
+    assert!(!rig.shard.close(PATIENCE).unwrap());
+    let mut rig = Rig::open(cache(), &options, 1 << 20);
+    let faults = Faults::new();
+    faults.add(FaultRule::new(Some(OperationKind::Flush), FaultWhen::From(0)));
+    let below = Box::new(Void::new(BACKING_BYTES));
+    rig.shard.serve(volume, Box::new(FaultDevice::new(below, faults.clone())));
+    flush(&mut rig).unwrap_err();
+    assert_eq!(faults.failed(), 1, "the device was asked");
+}
+
 /// It is noted when it happens: a process that is killed forgets nothing of it.
 #[test]
 fn a_flush_that_failed_is_remembered_by_who_comes_after_a_kill() {
