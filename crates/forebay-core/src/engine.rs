@@ -25,7 +25,6 @@ use crate::op::around::Around;
 use crate::op::miss::{SHARED_MAX, Shared};
 use crate::payload::Payload;
 use crate::policy::ahead::StreamId;
-use crate::policy::flushes::Flushes;
 use crate::policy::history::History;
 use crate::policy::lane::Lane;
 use crate::policy::scrub::Scrub;
@@ -224,8 +223,6 @@ pub struct Engine {
     pub(crate) completions: u64,
     pub(crate) effects: VecDeque<Effect>,
     pub(crate) flush_running: bool,
-    /// Of backing devices.
-    pub(crate) flushes: Flushes,
     /// The superblock is being written.
     pub(crate) superblock_busy: bool,
     pub(crate) health: CacheHealth,
@@ -298,7 +295,6 @@ impl Engine {
             completions: 0,
             effects: VecDeque::with_capacity(2 * TOKEN_COUNT_MAX),
             flush_running: false,
-            flushes: Flushes::new(),
             superblock_busy: false,
             health: CacheHealth::Healthy,
             stopping: false,

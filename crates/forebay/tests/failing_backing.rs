@@ -10,10 +10,9 @@
 mod support;
 
 use forebay::cache::read_superblock;
-use forebay::host::machine::DeviceNumber;
 use forebay::io::{
-    DeviceKind, FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileError, FileOptions,
-    OperationKind, ReactorKind,
+    FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileError, FileOptions, OperationKind,
+    ReactorKind,
 };
 use forebay::shard::{CACHE_SOURCE, backing_source};
 use forebay_core::engine::Config;
@@ -25,7 +24,7 @@ use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
-use support::{BLOCK, Dir, PATIENCE, Random, Rig, Void};
+use support::{BLOCK, Dir, PATIENCE, Random, Rig};
 
 const CACHE_BYTES: u64 = 128 << 20;
 const BACKING_BYTES: u64 = 96 << 20;
@@ -363,66 +362,6 @@ fn a_flush_that_failed_at_a_stop_is_remembered_until_the_guest_was_told() {
     flush(&mut rig).unwrap();
     assert!(!rig.shard.engine().status(VolumeIndex(0)).unwrap().flush_failed);
     assert!(close(rig));
-}
-
-/// Two partitions of a disk hold what went around the log, and at the stop the disk cannot be flushed. It says so to whom it is asked for, and may
-/// have dropped what the other has: the next process took that for safe. A file is flushed by itself.
-#[test]
-fn what_a_disk_drops_at_a_stop_is_noted_for_all_that_are_on_it() {
-    // Which fails, what they are, and of which the next process hears. The first is flushed first.
-    let cases = [
-        (0, DeviceKind::Block, [true, true]),
-        (1, DeviceKind::Block, [false, true]),
-        (0, DeviceKind::File, [true, false]),
-    ];
-    for (fails, kind, expected) in cases {
-        let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-disk");
-        let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
-        let cache = FileDevice::open(&dir.file("cache", CACHE_BYTES), &options).unwrap();
-        let options = support::options(ReactorKind::Auto, Config::default());
-        let mut rig = Rig::new(Box::new(cache), &options, 1 << 20);
-        let faults = Faults::new();
-        for at in 0..2 {
-            let below = Box::new(Void::new(BACKING_BYTES).of(kind));
-            let rules = if at == fails { faults.clone() } else { Faults::new() };
-            let disk = Some(DeviceNumber::from_raw(0x801));
-            let backing = Box::new(FaultDevice::new(below, rules));
-            let volume = rig.add_on("v", Mode::WriteAround, backing, disk);
-            put_tag(&mut rig, volume, 0, 1).unwrap();
-        }
-        faults.add(FaultRule::new(Some(OperationKind::Flush), FaultWhen::From(0)));
-        assert!(!rig.shard.close(PATIENCE).unwrap());
-        let cache = FileDevice::open(&dir.0.join("cache"), &FileOptions::default()).unwrap();
-        let found = read_superblock(&cache).unwrap().superblock;
-        let told = [0, 1].map(|at| found.volumes[at].as_ref().unwrap().flush_failed);
-        assert_eq!((told, found.clean), (expected, false), "{kind:?}, volume {fails} fails");
-    }
-}
-
-/// A process dies with writes around the log that nobody flushed; the next one waits for that volume's device, in vain, and is stopped. That was a
-/// clean stop, and the one after it answered the guest's flush without one of the device.
-#[test]
-fn a_stop_that_cannot_flush_what_a_dead_process_wrote_is_no_clean_one() {
-    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-late");
-    let path = dir.file("cache", CACHE_BYTES);
-    let cache = || {
-        let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
-        Box::new(FileDevice::open(&path, &options).unwrap())
-    };
-    let options = support::shared_options(ReactorKind::Auto, Config::default());
-    let mut rig = Rig::new(cache(), &options, 1 << 20);
-    let volume = rig.add("v", Mode::WriteAround, Box::new(Void::new(BACKING_BYTES)));
-    put_tag(&mut rig, volume, 0, 1).unwrap();
-    drop(rig);
-    let rig = Rig::open(cache(), &options, 1 << 20);
-    assert!(!rig.shard.close(PATIENCE).unwrap());
-    let mut rig = Rig::open(cache(), &options, 1 << 20);
-    let faults = Faults::new();
-    faults.add(FaultRule::new(Some(OperationKind::Flush), FaultWhen::From(0)));
-    let below = Box::new(Void::new(BACKING_BYTES));
-    rig.shard.serve(volume, Box::new(FaultDevice::new(below, faults.clone())));
-    flush(&mut rig).unwrap_err();
-    assert_eq!(faults.failed(), 1, "the device was asked");
 }
 
 /// It is noted when it happens: a process that is killed forgets nothing of it.
