@@ -16,7 +16,7 @@ fn serve(place: &Place, cache: &str, user: Option<u32>) -> Result<Daemon, (Optio
     command.args(["serve", "--cache", cache, "--volume", &volume, "--listen", &listen]);
     command.args(["--attach", "auto", "--control", &place.text("control")]);
     // What this machine remembers of it is the user's own.
-    command.env("XDG_STATE_HOME", place.at("run"));
+    command.env("FOREBAY_STATE_DIR", place.at("run/state"));
     if let Some(user) = user {
         set_mode(&place.path, 0o755);
         for name in [".", "run", "cache", "backing"] {
