@@ -617,6 +617,10 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
     }
     for index in 0..world.volumes.len() {
         if engine.wants_backing_flush(VolumeIndex(index as u8)) {
+            if world.late == Some(index) {
+                superblock.clean = false;
+                continue;
+            }
             let through = world.volumes[index].device.flush_begin();
             let recorded = superblock.volumes[index].as_mut();
             if let Some(recorded) = recorded.filter(|_| fails && world.random.one_in(3)) {

@@ -877,10 +877,16 @@ impl Shard {
         let mut clean = true;
         let recorded = self.superblock.volumes.iter_mut();
         for (index, (device, recorded)) in self.backings.iter().zip(recorded).enumerate() {
-            if let (Some(device), Some(recorded)) = (device, recorded)
-                && self.engine.wants_backing_flush(VolumeIndex(index as u8))
-                && device.sync().is_err()
-            {
+            let Some(recorded) = recorded else { continue };
+            if !self.engine.wants_backing_flush(VolumeIndex(index as u8)) {
+                continue;
+            }
+            let Some(device) = device else {
+                // It is waited for: whoever has it flushes it.
+                clean = false;
+                continue;
+            };
+            if device.sync().is_err() {
                 (clean, recorded.flush_failed) = (false, true);
                 // What it showed it may not have: it is not to be taken for a change by others.
                 if let Ok(found) = Fingerprint::decode(&recorded.fingerprint) {

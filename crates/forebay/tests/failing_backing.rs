@@ -24,7 +24,7 @@ use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
-use support::{BLOCK, Dir, PATIENCE, Random, Rig};
+use support::{BLOCK, Dir, PATIENCE, Random, Rig, Void};
 
 const CACHE_BYTES: u64 = 128 << 20;
 const BACKING_BYTES: u64 = 96 << 20;
@@ -362,6 +362,32 @@ fn a_flush_that_failed_at_a_stop_is_remembered_until_the_guest_was_told() {
     flush(&mut rig).unwrap();
     assert!(!rig.shard.engine().status(VolumeIndex(0)).unwrap().flush_failed);
     assert!(close(rig));
+}
+
+/// A process dies with writes around the log that nobody flushed; the next one waits for that volume's device, in vain, and is stopped. That was a
+/// clean stop, and the one after it answered the guest's flush without one of the device.
+#[test]
+fn a_stop_that_cannot_flush_what_a_dead_process_wrote_is_no_clean_one() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-late");
+    let path = dir.file("cache", CACHE_BYTES);
+    let cache = || {
+        let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
+        Box::new(FileDevice::open(&path, &options).unwrap())
+    };
+    let options = support::shared_options(ReactorKind::Auto, Config::default());
+    let mut rig = Rig::new(cache(), &options, 1 << 20);
+    let volume = rig.add("v", Mode::WriteAround, Box::new(Void::new(BACKING_BYTES)));
+    put_tag(&mut rig, volume, 0, 1).unwrap();
+    drop(rig);
+    let rig = Rig::open(cache(), &options, 1 << 20);
+    assert!(!rig.shard.close(PATIENCE).unwrap());
+    let mut rig = Rig::open(cache(), &options, 1 << 20);
+    let faults = Faults::new();
+    faults.add(FaultRule::new(Some(OperationKind::Flush), FaultWhen::From(0)));
+    let below = Box::new(Void::new(BACKING_BYTES));
+    rig.shard.serve(volume, Box::new(FaultDevice::new(below, faults.clone())));
+    flush(&mut rig).unwrap_err();
+    assert_eq!(faults.failed(), 1, "the device was asked");
 }
 
 /// It is noted when it happens: a process that is killed forgets nothing of it.
