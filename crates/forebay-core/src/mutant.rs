@@ -109,6 +109,7 @@ faults! {
     ResizeFirstCopyFirst,
     ResizeSecondCopyUnflushed,
     ResizeCopyLeft,
+    LeftoverFirst,
     ResizeEndsNotDurable,
     BatchEndsBeforeProbe,
     ParkedForgotten,

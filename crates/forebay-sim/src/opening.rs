@@ -20,7 +20,7 @@ use crate::world::{Failure, World};
 use forebay_core::effect::Fault;
 use forebay_core::engine::{Acknowledge, Engine, window_frames};
 use forebay_core::format::checkpoint;
-use forebay_core::format::pair::{self, Pair, ReadCopy};
+use forebay_core::format::pair::{self, Pair, ReadCopy, Step};
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use forebay_core::log::recovery::{
     CacheReader, Damage, LogEnd, Recovered, Writer, latch_dropped, recover, redo, reopen,
@@ -512,29 +512,21 @@ impl World {
         let Some(newest) = pair.newest().cloned() else {
             return Err(Failure("both copies of the superblock are bad".into()));
         };
-        let addresses = Superblock::addresses(newest.size_bytes);
-        let copies = [pair.first, pair.second];
-        let is_good = |at: &usize| copies[*at].as_ref() == Ok(&newest);
-        let (good, bad): (Vec<usize>, Vec<usize>) = (0..2).partition(is_good);
-        if !bad.is_empty() {
+        let good = [pair.first, pair.second].map(|copy| copy.as_ref() == Ok(&newest));
+        if good != [true; 2] {
             self.marks.hit("superblock repaired");
-            // The good one may be there only until the power fails.
-            for at in good.into_iter().chain(bad) {
-                let bytes = newest.encode(addresses[at]);
-                if let Err(crashed) = self.open_copy(attempt, addresses[at], &bytes) {
-                    return Ok(Err(crashed));
-                }
-                if let Err(crashed) = self.open_flush(attempt) {
-                    return Ok(Err(crashed));
-                }
-            }
         }
-        if let Some(left) = pair::leftover(&newest, device_bytes, &mut Reader(&self.cache)) {
+        let leftover = pair::leftover(&newest, device_bytes, &mut Reader(&self.cache));
+        if leftover.is_some() {
             self.marks.hit("copy of another size taken away");
-            if let Err(crashed) = self.open_copy(attempt, left, &[0; BLOCK_SIZE]) {
-                return Ok(Err(crashed));
-            }
-            if let Err(crashed) = self.open_flush(attempt) {
+        }
+        for step in pair::repairs(&newest, good, leftover, mutants) {
+            let done = match step {
+                Step::Write(at) => self.open_copy(attempt, at, &newest.encode(at)),
+                Step::Flush => self.open_flush(attempt),
+                Step::Wipe(at) => self.open_copy(attempt, at, &[0; BLOCK_SIZE]),
+            };
+            if let Err(crashed) = done {
                 return Ok(Err(crashed));
             }
         }

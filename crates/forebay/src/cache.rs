@@ -92,20 +92,14 @@ fn write_copy(
 /// power fails: whoever wrote it may have been killed before it was flushed, or its flush may have failed. So it is written again
 /// before (`format::pair`, R5). What a change of the cache's size that was broken off left at the end of the device is taken away (R3).
 pub fn repair_superblock(device: &dyn Device, found: &Found) -> Result<(), CacheError> {
-    let addresses = Superblock::addresses(found.superblock.size_bytes);
-    let is_good = |at: &usize| found.copies[*at] == Ok(found.superblock.sequence);
-    let (good, bad): (Vec<usize>, Vec<usize>) = (0..addresses.len()).partition(is_good);
-    if !bad.is_empty() {
-        for at in good.into_iter().chain(bad) {
-            write_copy(device, &found.superblock, addresses[at])?;
-        }
-    }
+    let good = found.copies.map(|copy| copy == Ok(found.superblock.sequence));
     let size = device.info().size_bytes;
-    if let Some(address) = pair::leftover(&found.superblock, size, &mut Reader(device)) {
-        device.write_at(address, &[0; BLOCK_SIZE]).map_err(failed(device, "written"))?;
-        device.sync().map_err(failed(device, "flushed"))?;
-    }
-    Ok(())
+    let leftover = pair::leftover(&found.superblock, size, &mut Reader(device));
+    take_steps(
+        device,
+        &found.superblock,
+        pair::repairs(&found.superblock, good, leftover, Mutants::default()),
+    )
 }
 
 /// Writes the second copy as it is once more, and flushes nothing: before the first is replaced, it must be durable
@@ -176,9 +170,17 @@ pub fn write_resized(
     from: &Superblock,
     to: &Superblock,
 ) -> Result<(), CacheError> {
-    for step in pair::steps(from, to, Mutants::default()) {
+    take_steps(device, to, pair::steps(from, to, Mutants::default()))
+}
+
+fn take_steps(
+    device: &dyn Device,
+    superblock: &Superblock,
+    steps: Vec<Step>,
+) -> Result<(), CacheError> {
+    for step in steps {
         match step {
-            Step::Write(address) => device.write_at(address, &to.encode(address)),
+            Step::Write(address) => device.write_at(address, &superblock.encode(address)),
             Step::Flush => device.sync(),
             Step::Wipe(address) => device.write_at(address, &[0; BLOCK_SIZE]),
         }

@@ -21,7 +21,9 @@
 //!   rotten size may point to, does not pass for it.
 //! - **R5** A copy is replaced only while the other is durable. That it can be read says nothing: a flush of it may have failed.
 //!   So the newest is written again, and flushed, before the older is made equal to it; and of two equal ones, of which the first was
-//!   durable before the second was written, the second before the first is replaced by a newer one.
+//!   durable before the second was written, the second before the first is replaced by a newer one. Nor does that a copy of another size
+//!   is left: whoever was to take it away may have been killed before the first copy was durable, and what a power cut makes of that
+//!   may be torn so that it still says the other size, twice.
 
 use super::FormatError;
 use super::bytes::{AT_CHECKSUM, get_u64, put};
@@ -181,7 +183,7 @@ fn fits(size_bytes: u64, device_bytes: u64) -> bool {
     (2 * SUPERBLOCK_SIZE as u64..=device_bytes).contains(&size_bytes)
 }
 
-/// What is done, one after the other, to make a cache another size.
+/// What is done, one after the other, to the copies of a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The new superblock's copy for this place is written.
@@ -190,6 +192,27 @@ pub enum Step {
     Flush,
     /// The copy in this place is made none: zeros in its first block.
     Wipe(u64),
+}
+
+/// The steps that make the pair whole again before anything else is written: both copies are as the newest, which is good in so many
+/// of the places (`good`), and the one of another size that is left is none (R3, R5). None, if nothing is wrong.
+pub fn repairs(
+    newest: &Superblock,
+    good: [bool; 2],
+    leftover: Option<u64>,
+    mutants: Mutants,
+) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let trusted = leftover.is_none() || mutants.is(Mutant::LeftoverFirst);
+    if good != [true; 2] || !trusted {
+        let mut places = Superblock::addresses(newest.size_bytes);
+        if !good[0] {
+            places.reverse();
+        }
+        steps.extend(places.into_iter().flat_map(|at| [Step::Write(at), Step::Flush]));
+    }
+    steps.extend(leftover.into_iter().flat_map(|at| [Step::Wipe(at), Step::Flush]));
+    steps
 }
 
 /// The steps from one size to another (R1, R3). The device has room for both.
