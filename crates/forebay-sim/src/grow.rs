@@ -118,6 +118,10 @@ impl World {
     /// The machine stops while the superblock may be being written with a new size in it.
     /// Says whether it was: of two changes of the superblock the second waits for the first.
     pub(crate) fn stop_growing(&mut self, random: &mut Random) -> bool {
+        if self.cache_failed {
+            // One copy may not be durable: nobody replaces the other (R5 of `format::pair`).
+            return false;
+        }
         for index in 0..self.volumes.len() {
             let Some(size_bytes) = self.volumes[index].growing.as_ref().map(|it| it.size_bytes)
             else {

@@ -311,6 +311,8 @@ impl World {
             for (cell, _) in cells {
                 state.model.answered(cell, asked.made, now, false);
             }
+            // If it went around the log, it gets no entry any more.
+            self.around_fails(index, (asked.first, asked.end));
         }
         Ok(())
     }

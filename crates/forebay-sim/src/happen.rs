@@ -127,9 +127,14 @@ impl World {
                 }
             }
             Effect::ZeroBacking { volume, lba, blocks, .. }
-            | Effect::DiscardBacking { volume, lba, blocks, .. }
                 if self.write_fails(volume, (lba.0, lba.0 + blocks)) =>
             {
+                return Err(Fault);
+            }
+            Effect::DiscardBacking { volume, lba, blocks, .. }
+                if self.write_fails(volume, (lba.0, lba.0 + blocks)) =>
+            {
+                self.discard_fails(usize::from(volume.0), (lba.0, lba.0 + blocks));
                 return Err(Fault);
             }
             Effect::ZeroBacking { volume, lba, blocks, .. } => {
@@ -315,10 +320,17 @@ impl World {
     }
 
     /// So did a write around the log.
-    fn around_fails(&mut self, index: usize, (first, end): (u64, u64)) {
+    pub(crate) fn around_fails(&mut self, index: usize, (first, end): (u64, u64)) {
         let cells = self.cells(index, first, end);
         let Some(around) = self.around.get_mut(index) else { return };
         cells.iter().for_each(|(cell, _)| around.failed(*cell as u64));
+    }
+
+    /// So did a discard.
+    fn discard_fails(&mut self, index: usize, (first, end): (u64, u64)) {
+        let cells = self.cells(index, first, end);
+        let Some(around) = self.around.get_mut(index) else { return };
+        cells.iter().for_each(|(cell, _)| around.given_up(*cell as u64));
     }
 
     fn around_flush_fails(&mut self, volume: VolumeIndex) {

@@ -7,8 +7,10 @@ use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::policy::writeback::Stage;
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
+use forebay_sim::world::World;
 use std::panic::catch_unwind;
-use support::{ask, world_with};
+use std::rc::Rc;
+use support::{ask, settle, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCKS: u64 = 64;
@@ -61,4 +63,40 @@ fn a_batch_does_not_end_before_the_device_has_said_whether_it_works() {
     assert!(refused(Mutants::default()) > 100);
     let loose = catch_unwind(|| refused(Mutants::with(Mutant::BatchEndsBeforeProbe)));
     assert!(loose.is_err(), "else this shows nothing");
+}
+
+/// A block is discarded on the backing device, a flush of that fails, and the device refuses to discard it again: what the guest gave up may
+/// stay, and the batch ends. The checker of what goes around the log took that for a batch that ended too early (seed 1329).
+#[test]
+fn a_discard_that_is_refused_after_a_failed_flush_keeps_no_batch_from_ending() {
+    let mut world = world_with(BLOCKS, |setup| {
+        setup.config.retry_after = 1_000_000;
+        setup.steady = false;
+        setup.watched = true;
+    });
+    ask(&mut world, 0, Op::Discard, BAD, 1);
+    ask(&mut world, 0, Op::Write { fua: false }, GOOD, 1);
+    settle(&mut world);
+    let engine = world.engine.as_mut().expect("there is a process");
+    engine.drain(VOLUME, &mut world.memory);
+    world.drain_effects().expect("it goes on");
+    let status =
+        |world: &World| world.engine.as_ref().and_then(|it| it.status(VOLUME)).expect("attached");
+    let discarded = |world: &World| world.marks.count("backing discarded");
+    for _ in 0..MOMENTS {
+        let failed = world.marks.count("backing flush failed") > 0;
+        if status(&world).writeback == Stage::Flushing && !failed {
+            Rc::make_mut(&mut world.setup).backing_fault = 1;
+        } else if failed {
+            Rc::make_mut(&mut world.setup).backing_fault = 0;
+            world.volumes[0].device.go_bad(BAD);
+        }
+        world.step().expect("it goes on");
+        if failed && !status(&world).dirty {
+            assert_eq!(discarded(&world), 1);
+            assert!(world.marks.count("block refused") > 0);
+            return;
+        }
+    }
+    panic!("the batch does not end");
 }

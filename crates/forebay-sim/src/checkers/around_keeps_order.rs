@@ -101,7 +101,7 @@ impl Around {
         Ok(())
     }
 
-    /// One failed.
+    /// One failed, or no entry could be placed for it.
     pub fn failed(&mut self, cell: u64) {
         let Some(newest) = self.blocks.get_mut(&cell) else { return };
         if std::mem::take(&mut newest.passed) {
@@ -123,6 +123,11 @@ impl Around {
         if let Some(newest) = self.blocks.get_mut(&cell) {
             newest.written_back = number;
         }
+        self.to_be_written_back.remove(&cell);
+    }
+
+    /// The backing device refused to discard it: what a guest gave up may stay as it is, so a batch may end all the same.
+    pub fn given_up(&mut self, cell: u64) {
         self.to_be_written_back.remove(&cell);
     }
 
