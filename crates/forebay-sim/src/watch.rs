@@ -175,6 +175,11 @@ impl World {
     pub(crate) fn goes_around(&mut self, index: usize, tag: u32, done: Option<&[Piece]>) {
         let asked = &self.asked[&u64::from(tag)];
         let cells = self.cells(index, asked.first, asked.end);
+        if let Some(around) = self.around.get_mut(index)
+            && done.is_some()
+        {
+            cells.iter().for_each(|(cell, _)| around.went_around(*cell as u64));
+        }
         let Some(prefix) = &mut self.volumes[index].prefix else { return };
         for (cell, lba) in cells {
             let piece = done.map(|pieces| pieces.iter().find(|piece| piece.0 == lba));

@@ -15,6 +15,19 @@ use crate::block::NumberMap;
 use forebay_core::format::entry::Kind;
 use forebay_core::units::Sequence;
 
+/// A write around the log that passes what is dirty, and has not got its entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Passing {
+    #[default]
+    None,
+    /// Asked of the backing device.
+    Issued,
+    /// The backing device has it.
+    Done,
+    /// What it passed was written back over it. It is to be written again, or fails.
+    Undone,
+}
+
 /// What was placed last of a block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Newest {
@@ -24,8 +37,7 @@ struct Newest {
     entry: Sequence,
     /// A write went there that had no entry yet: it is over what is dirty, or the log had nothing.
     entry_last: bool,
-    /// It passes what is dirty, and has not got its entry.
-    passed: bool,
+    passing: Passing,
     /// The number of the device's write that wrote it back; 0: none, or it was flushed since.
     written_back: u64,
 }
@@ -65,10 +77,16 @@ impl Around {
                 if newest.entry == Sequence(0) {
                     newest.entry = sequence;
                 }
-                if std::mem::take(&mut newest.passed) && newest.version <= watermark {
+                let passing = std::mem::take(&mut newest.passing);
+                let version = newest.version;
+                if passing == Passing::Undone {
                     return Err(format!(
-                        "a batch ended with {:?} of block {cell}, which a write passes that had no entry",
-                        newest.version
+                        "{version:?} of block {cell} was written back over a write that has got its entry"
+                    ));
+                }
+                if passing != Passing::None && version <= watermark {
+                    return Err(format!(
+                        "a batch ended with {version:?} of block {cell}, which a write passes that had no entry"
                     ));
                 }
             }
@@ -89,7 +107,10 @@ impl Around {
         }
         if entry == Sequence(0) {
             newest.entry_last = true;
-            newest.passed = version > reached.watermark;
+            newest.passing = match version > reached.watermark {
+                true => Passing::Issued,
+                false => Passing::None,
+            };
             if version > reached.durable {
                 return Err(format!("{version:?} of block {cell} is passed, and not durable"));
             }
@@ -101,10 +122,20 @@ impl Around {
         Ok(())
     }
 
+    /// The backing device has it.
+    pub fn went_around(&mut self, cell: u64) {
+        if let Some(newest) = self.blocks.get_mut(&cell)
+            && newest.passing == Passing::Issued
+        {
+            newest.passing = Passing::Done;
+        }
+    }
+
     /// One failed, or no entry could be placed for it.
     pub fn failed(&mut self, cell: u64) {
         let Some(newest) = self.blocks.get_mut(&cell) else { return };
-        if std::mem::take(&mut newest.passed) {
+        let passing = std::mem::take(&mut newest.passing);
+        if matches!(passing, Passing::Issued | Passing::Done) {
             self.to_be_written_back.insert(cell, newest.version);
         }
     }
@@ -112,7 +143,8 @@ impl Around {
     /// A flush of the backing device failed: it may have dropped whatever did not count by then.
     pub fn flush_failed(&mut self, watermark: Sequence) {
         let dropped = |newest: &Newest| {
-            newest.passed || newest.written_back > 0 && newest.version > watermark
+            matches!(newest.passing, Passing::Issued | Passing::Done)
+                || newest.written_back > 0 && newest.version > watermark
         };
         let all = self.blocks.iter().filter(|(_, newest)| dropped(newest));
         self.to_be_written_back.extend(all.map(|(at, newest)| (*at, newest.version)));
@@ -122,6 +154,9 @@ impl Around {
     pub fn written_back(&mut self, cell: u64, number: u64) {
         if let Some(newest) = self.blocks.get_mut(&cell) {
             newest.written_back = number;
+            if newest.passing == Passing::Done {
+                newest.passing = Passing::Undone;
+            }
         }
         self.to_be_written_back.remove(&cell);
     }
