@@ -214,7 +214,7 @@ fn records_are_read_as_they_were_written() {
         let (mut at, mut again) = (0, Vec::new());
         while at < header.item_count {
             let (item, taken) = record::item(&bytes, at, header.item_count).unwrap();
-            let kind = if item.fill { Kind::Fill } else { Kind::Data };
+            let kind = if item.backed { Kind::Fill } else { Kind::Data };
             let (first, second) = record::items(item.lba, item.count as u32, kind);
             again.push(first);
             again.extend(second);
@@ -689,12 +689,13 @@ fn an_item_says_that_what_it_names_was_lost() {
     let (first, second) = record::items(Lba(7), u32::MAX, Kind::Lost);
     record::put_items(&mut bytes, &[plain, plain, ITEM_LOST, first, second.unwrap(), ITEM_LOST]);
     let read = |at, count| record::item(&bytes, at, count).unwrap();
-    let item = |lba, count, lost| record::Item { lba: Lba(lba), count, fill: false, lost };
+    let item = |lba, count, lost| record::Item { lba: Lba(lba), count, backed: false, lost };
     assert_eq!(read(0, 6), (item(5, 3, false), 1));
     assert_eq!(read(1, 6), (item(5, 3, true), 2));
     assert_eq!(read(1, 2), (item(5, 3, false), 1), "what is behind the list says nothing");
     assert_eq!(read(3, 6), (item(7, u32::MAX.into(), true), 3));
     // For whoever does not know it, it is the copy of a block that no volume has.
-    let alone = record::Item { lba: Lba(VOLUME_BLOCKS_MAX - 1), count: 1, fill: true, lost: false };
+    let alone =
+        record::Item { lba: Lba(VOLUME_BLOCKS_MAX - 1), count: 1, backed: true, lost: false };
     assert_eq!(read(2, 3), (alone, 1));
 }

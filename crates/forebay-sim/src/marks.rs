@@ -47,6 +47,7 @@ pub const EXPECTED: &[&str] = &[
     "scrub found a bad header",
     "scrub saved what a bad header held",
     "header of a fill rotted",
+    "header of what went around the log rotted",
     "fill placed",
     "range fetched",
     "fill read",

@@ -255,8 +255,11 @@ impl World {
             let end = entry.lba.0 + u64::from(entry.count);
             for (cell, _) in self.cells(state, entry.lba.0, end) {
                 // What is on the backing device is not lost with its copy.
-                if entry.kind == Kind::Fill {
-                    self.marks.hit("header of a fill rotted");
+                if matches!(entry.kind, Kind::Fill | Kind::Bypassed) {
+                    self.marks.hit(match entry.kind {
+                        Kind::Fill => "header of a fill rotted",
+                        _ => "header of what went around the log rotted",
+                    });
                     self.volumes[state].model.copy_damaged(cell);
                     continue;
                 }

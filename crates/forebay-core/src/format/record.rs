@@ -457,11 +457,11 @@ pub fn put_entry(
 }
 
 /// An extent of the list of what the record before held, in 64 bits: 39 of LBA, one that says whether
-/// it is a fill, 24 of count. A count that does not fit is written as 2^24 - 1, and the next item is the
+/// the backing device has it, 24 of count. A count that does not fit is written as 2^24 - 1, and the next item is the
 /// count itself.
 pub const ITEM_COUNT_WIDE: u64 = (1 << 24) - 1;
-const ITEM_FILL: u64 = 1 << 39;
-const _: () = assert!(VOLUME_BLOCKS_MAX <= ITEM_FILL);
+const ITEM_BACKED: u64 = 1 << 39;
+const _: () = assert!(VOLUME_BLOCKS_MAX <= ITEM_BACKED);
 
 /// What an item says that the record before held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -471,22 +471,22 @@ pub struct Item {
     /// How many.
     pub count: u64,
     /// They are on the backing device: nothing is lost with them.
-    pub fill: bool,
+    pub backed: bool,
     /// They were lost before ([`ITEM_LOST`]).
     pub lost: bool,
 }
 
-/// No volume has this block. An item of it, as a fill, says that the item before it is *lost*: whoever does not know that
+/// No volume has this block. An item of it, as one that the backing device has, says that the item before it is *lost*: whoever does not know that
 /// forgets what the log holds of no volume's block.
-pub const ITEM_LOST: u64 = ITEM_FILL | (VOLUME_BLOCKS_MAX - 1) | 1 << 40;
+pub const ITEM_LOST: u64 = ITEM_BACKED | (VOLUME_BLOCKS_MAX - 1) | 1 << 40;
 /// Items that an entry takes at most: two that say where, one that says that it is lost.
 pub const ITEMS_OF_ENTRY_MAX: usize = 3;
 
 /// The items that say what an entry of `kind` holds, but for [`ITEM_LOST`].
 #[inline]
 pub fn items(lba: Lba, count: u32, kind: Kind) -> (u64, Option<u64>) {
-    let fill = if kind == Kind::Fill { ITEM_FILL } else { 0 };
-    let (first, count) = (lba.0 | fill, u64::from(count));
+    let backed = if matches!(kind, Kind::Fill | Kind::Bypassed) { ITEM_BACKED } else { 0 };
+    let (first, count) = (lba.0 | backed, u64::from(count));
     if count < ITEM_COUNT_WIDE {
         (first | count << 40, None)
     } else {
@@ -522,9 +522,9 @@ fn plain_item(
     let at = AT_ITEMS + usize::from(index) * 8;
     let first = get_u64(bytes, at);
     let item = Item {
-        lba: Lba(first & (ITEM_FILL - 1)),
+        lba: Lba(first & (ITEM_BACKED - 1)),
         count: first >> 40,
-        fill: first & ITEM_FILL != 0,
+        backed: first & ITEM_BACKED != 0,
         lost: false,
     };
     if item.count != ITEM_COUNT_WIDE {

@@ -204,15 +204,16 @@ impl<R: CacheReader> Recovery<'_, R> {
         let ordinal = Ordinal(next.ordinal.0.saturating_sub(u64::from(segment != record.id)));
         let mut item = 0;
         while item < next.item_count {
-            let Ok((Item { lba, count, fill, lost }, taken)) =
+            let Ok((Item { lba, count, backed, lost }, taken)) =
                 record::item(record.head, item, next.item_count)
             else {
                 break;
             };
             item += taken;
-            // A fill is on the backing device, and nothing older of its blocks was dirty when it was placed.
+            // A fill is on the backing device, and nothing older of its blocks was dirty when it was placed; what went around
+            // the log is there, whatever is older. Later writes around it rest on that entry: it must not name them lost.
             // What was lost is not there, however clean it is.
-            let is_there = (clean || fill) && !lost;
+            let is_there = (clean || backed) && !lost;
             let kind = if is_there { Kind::Bypassed } else { Kind::Lost };
             // Nothing keeps a clean segment until that is named again, but that it was lost there (C4 of `reclaim`).
             let position = match clean && lost {
