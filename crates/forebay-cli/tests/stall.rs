@@ -138,6 +138,56 @@ fn stalled_writers_slow_nobody_and_leave_no_part_of_a_write() {
     daemon.stop("TERM");
 }
 
+/// A write breaks off after each byte count that there is, 64 at once, while another client writes: with `FOREBAY_STALLS=1` (`make soak`). Else after one
+/// in 4,099, a prime, so that they are of all classes of counts.
+#[test]
+fn a_write_that_breaks_off_after_any_byte_leaves_no_part() {
+    let step = std::env::var("FOREBAY_STALLS").map_or(4_099, |it| it.parse().expect("a number"));
+    let (scratch, daemon) = serve("broken-off");
+    let offsets: Vec<u64> = (0..STALLED).map(|number| (256 + number) * MIB).collect();
+    let mut client = scratch.connect("v");
+    for offset in &offsets {
+        client.write(*offset, &content(1, *offset, MIB), false).unwrap();
+    }
+    let never: Vec<Vec<u8>> = offsets
+        .iter()
+        .map(|offset| [write_header(*offset, MIB), content(2, *offset, MIB)].concat())
+        .collect();
+    // None of them changes what is there, so one look at the end is enough; more of them tell sooner.
+    let look = |client: &mut Client<UnixStream>, from: usize| {
+        for offset in &offsets {
+            let found = client.read(*offset, MIB as u32).unwrap();
+            let is_whole = found == content(1, *offset, MIB);
+            assert!(
+                is_whole,
+                "part of a write is at {offset}, broken off after {from} bytes or fewer"
+            );
+        }
+    };
+    let counts: Vec<usize> = (1..never[0].len()).step_by(step).collect();
+    let mut longest = Duration::ZERO;
+    for (round, some) in counts.chunks(STALLED as usize).enumerate() {
+        let broken_off: Vec<_> = std::iter::zip(some, &never)
+            .map(|(count, all)| {
+                let mut client = scratch.connect("v");
+                client.stream().write_all(&all[..*count]).unwrap();
+                client
+            })
+            .collect();
+        let begun = Instant::now();
+        client.write(0, &content(3, 0, 4096), false).unwrap();
+        client.flush().unwrap();
+        longest = longest.max(begun.elapsed());
+        drop(broken_off);
+        if round % 1_000 == 999 {
+            look(&mut client, some[0]);
+        }
+    }
+    look(&mut client, MIB as usize);
+    println!("{} broken off; a write and flush beside took {longest:?} at most", counts.len());
+    daemon.stop("TERM");
+}
+
 #[test]
 fn a_client_that_goes_on_after_a_stall_gets_its_write() {
     let (scratch, daemon) = serve("resume");
