@@ -25,6 +25,7 @@ use crate::op::around::Around;
 use crate::op::miss::{SHARED_MAX, Shared};
 use crate::payload::Payload;
 use crate::policy::ahead::StreamId;
+use crate::policy::flushes::Flushes;
 use crate::policy::history::History;
 use crate::policy::lane::Lane;
 use crate::policy::scrub::Scrub;
@@ -223,6 +224,8 @@ pub struct Engine {
     pub(crate) completions: u64,
     pub(crate) effects: VecDeque<Effect>,
     pub(crate) flush_running: bool,
+    /// Of backing devices.
+    pub(crate) flushes: Flushes,
     /// The superblock is being written.
     pub(crate) superblock_busy: bool,
     pub(crate) health: CacheHealth,
@@ -295,6 +298,7 @@ impl Engine {
             completions: 0,
             effects: VecDeque::with_capacity(2 * TOKEN_COUNT_MAX),
             flush_running: false,
+            flushes: Flushes::new(),
             superblock_busy: false,
             health: CacheHealth::Healthy,
             stopping: false,

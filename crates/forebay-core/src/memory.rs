@@ -16,6 +16,7 @@ use crate::map::index::Index;
 use crate::map::slots::Slots;
 use crate::op::ahead::Ahead;
 use crate::op::miss::{SHARED_MAX, Shared};
+use crate::policy::flushes::Flushes;
 use crate::policy::history::History;
 use crate::policy::lane::Lane;
 use crate::policy::streams::Streams;
@@ -54,6 +55,7 @@ impl Engine {
             + (CHANCE_COUNT_MAX * size_of::<u32>()) as u64
             + (SHARED_MAX * size_of::<Shared>()) as u64
             + Tickets::memory_bytes()
+            + Flushes::memory_bytes()
             + Ahead::memory_bytes(config.ahead_blocks)
             + 2 * Streams::memory_bytes();
         [
@@ -86,6 +88,7 @@ impl Engine {
             + vec_bytes(&self.chance_frames)
             + vec_bytes(&self.shared)
             + Tickets::memory_bytes()
+            + self.flushes.held_bytes()
             + self.ahead.held_bytes()
             + 2 * Streams::memory_bytes();
         [

@@ -120,6 +120,8 @@ pub struct Volume {
     pub(crate) unsafe_through: Sequence,
     /// Whose `slices` are those of the disk that it is on (`policy::disk`).
     pub(crate) disk: VolumeIndex,
+    /// A flush of its backing device is one of all that is on that disk (`policy::flushes`).
+    pub(crate) flushes_disk: bool,
     pub(crate) slices: Slices,
     pub(crate) weight: u8,
     pub(crate) target: Option<Target>,
@@ -182,6 +184,7 @@ impl Volume {
             bad_header: Sequence(0),
             unsafe_through: Sequence(0),
             disk: index,
+            flushes_disk: false,
             slices: Slices::new(index, now),
             weight: recorded.weight,
             target: None,

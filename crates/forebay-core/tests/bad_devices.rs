@@ -383,3 +383,78 @@ fn backing_devices_that_do_not_answer_hold_back_their_own_volumes_alone() {
     rig.settle();
     assert!(dead.into_iter().all(|volume| rig.engine.is_clean(volume)));
 }
+
+fn flushes(volume: VolumeIndex) -> impl Fn(&Effect) -> bool {
+    move |effect| matches!(effect, Effect::FlushBacking { volume: it, .. } if *it == volume)
+}
+
+/// A batch of each of two volumes has come to its flush; of the flushes those are given that are under way.
+fn two_to_be_flushed(rig: &mut Rig) -> Vec<VolumeIndex> {
+    let both = [VOLUME, VolumeIndex(1)];
+    for volume in both {
+        assert!(rig.asks(volume, Op::Write { fua: false }, 0, MIB / 4));
+        rig.engine.drain(volume, &mut Nothing);
+        rig.take();
+    }
+    while rig.turn(|effect| !matches!(effect, Effect::FlushBacking { .. }), Ok(())) > 0 {}
+    let under_way = |volume: &VolumeIndex| rig.under_way.iter().any(|it| flushes(*volume)(&it.1));
+    both.into_iter().filter(under_way).collect()
+}
+
+/// A disk drops what it has not made durable when it fails to, of both its partitions, and says so to the flush that it was asked
+/// for by one of them. The batch of the other was flushed beside or behind that: answered well, it was taken for done, and
+/// its blocks left the log.
+#[test]
+fn a_flush_that_fails_on_one_partition_is_heard_on_the_other() {
+    let mut rig = Rig::new(2);
+    let other = VolumeIndex(1);
+    for volume in [VOLUME, other] {
+        rig.engine.flushes_disk(volume);
+    }
+    rig.engine.share_disk(other, VOLUME);
+    assert_eq!(two_to_be_flushed(&mut rig), [VOLUME], "one after the other");
+    assert_eq!(rig.turn(flushes(VOLUME), Err(Fault)), 1);
+    assert_eq!(rig.turn(flushes(other), Ok(())), 1, "its turn has come");
+    rig.settle();
+    assert!(!rig.engine.is_clean(other), "what it flushed may be gone");
+    rig.wait(2_000_000_000);
+    rig.settle();
+    assert!([VOLUME, other].iter().all(|volume| rig.engine.is_clean(*volume)));
+    assert_eq!(rig.engine.status(other).unwrap().stats.backing_writes, 2, "it was written again");
+}
+
+/// The same of what one of them wrote around its log: its guest is told.
+#[test]
+fn what_went_around_the_log_on_another_partition_is_told_to_be_lost() {
+    let mut rig = Rig::new(2);
+    let other = VolumeIndex(1);
+    rig.engine.flushes_disk(VOLUME);
+    rig.engine.share_disk(other, VOLUME);
+    rig.engine.set_mode(other, Mode::WriteAround, &mut Nothing);
+    rig.take();
+    rig.settle();
+    assert!(rig.asks(other, Op::Write { fua: false }, 0, BLOCK_BYTES));
+    rig.settle();
+    assert_eq!(rig.answered(), (1, 0));
+    assert!(rig.asks(VOLUME, Op::Write { fua: false }, 0, BLOCK_BYTES));
+    rig.engine.drain(VOLUME, &mut Nothing);
+    rig.take();
+    while rig.turn(|effect| !matches!(effect, Effect::FlushBacking { .. }), Ok(())) > 0 {}
+    assert_eq!(rig.turn(flushes(VOLUME), Err(Fault)), 1);
+    rig.answered();
+    assert!(rig.asks(other, Op::Flush, 0, 0));
+    rig.settle();
+    assert_eq!(rig.answered(), (0, 1));
+}
+
+/// A file may fail to be flushed for what its file system has of it alone. Others on the disk are flushed beside it, and go on.
+#[test]
+fn a_flush_that_fails_on_a_file_is_its_own() {
+    let mut rig = Rig::new(2);
+    let other = VolumeIndex(1);
+    rig.engine.share_disk(other, VOLUME);
+    assert_eq!(two_to_be_flushed(&mut rig), [VOLUME, other]);
+    assert_eq!(rig.turn(flushes(VOLUME), Err(Fault)), 1);
+    rig.settle();
+    assert!(rig.engine.is_clean(other) && !rig.engine.is_clean(VOLUME));
+}

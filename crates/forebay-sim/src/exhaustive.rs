@@ -318,6 +318,7 @@ pub fn setup(scope: Scope) -> Setup {
         scrub: 0,
         late_volume: false,
         one_disk: false,
+        files: 0,
         dies: None,
         bad: None,
         slow_cache: 1,

@@ -24,6 +24,8 @@ pub(crate) struct Flight {
     pub(crate) pieces: Option<Vec<Piece>>,
     /// What a flush will cover.
     pub(crate) through: u64,
+    /// It is a flush that has failed, which nobody knows.
+    pub(crate) failed: bool,
 }
 
 impl Flight {
@@ -130,7 +132,7 @@ impl World {
         };
         let latency =
             if self.setup.steady { 100 * micro } else { latency * self.slowness(&effect) };
-        let mut flight = Flight { token, effect, pieces: None, through: 0 };
+        let mut flight = Flight { token, effect, pieces: None, through: 0, failed: false };
         match effect {
             Effect::FlushCache { .. } | Effect::WriteSuperblock { .. } => {
                 flight.through = self.cache.flush_begin();

@@ -152,12 +152,14 @@ impl World {
                 self.went_back(at, lba.0, blocks);
             }
             Effect::FlushBacking { volume, .. } => {
-                let fails = self.backing_fails(volume, "backing flush failed");
-                if fails {
-                    self.backing_flush_failed(usize::from(volume.0), flight.through);
-                    self.around_flush_fails(volume);
+                if flight.failed {
                     return Err(Fault);
                 }
+                if self.backing_fails(volume, "backing flush failed") {
+                    self.disk_flush_failed(volume, flight.through);
+                    return Err(Fault);
+                }
+                self.fail_beside(volume);
                 self.volumes[usize::from(volume.0)].flushed(flight.through);
                 if let Some(around) = self.around.get_mut(usize::from(volume.0)) {
                     around.flushed(flight.through);
@@ -317,6 +319,54 @@ impl World {
             self.marks.hit("unflushed writes dropped");
             state.unflushed_dropped();
         }
+    }
+
+    /// A flush of a volume's backing device failed: what its disk has of others is dropped as well.
+    fn disk_flush_failed(&mut self, volume: VolumeIndex, through: u64) {
+        let index = usize::from(volume.0);
+        for other in 0..self.volumes.len() {
+            if other == index || self.hears_of_flush(index, other) {
+                let other_through = self.volumes[other].device.flush_begin();
+                let through = if other == index { through } else { other_through };
+                if other != index && !self.volumes[other].device.unflushed_blocks(0).is_empty() {
+                    self.marks.hit("flush failed: of what others wrote");
+                }
+                self.backing_flush_failed(other, through);
+                self.around_flush_fails(VolumeIndex(other as u8));
+            }
+        }
+    }
+
+    /// Whether a flush of one volume's device that fails takes along what is on another's.
+    fn hears_of_flush(&self, index: usize, other: usize) -> bool {
+        let engine = self.engine.as_ref().expect("there is a process");
+        let there = engine.is_served(VolumeIndex(other as u8)) || self.late == Some(other);
+        self.flushes_disk(index) && there
+    }
+
+    /// Whether a flush of a volume's device is one of the disk that all are on.
+    pub(crate) fn flushes_disk(&self, index: usize) -> bool {
+        self.setup.one_disk && self.setup.files & 1 << index == 0
+    }
+
+    /// A flush is about to end well. One that is under way beside it on the same disk may have failed by then, and dropped
+    /// what this one was to cover.
+    fn fail_beside(&mut self, volume: VolumeIndex) {
+        let index = usize::from(volume.0);
+        let beside = self.flights.iter().filter_map(|(order, flight)| match flight.effect {
+            Effect::FlushBacking { volume: other, .. } if !flight.failed => {
+                let from = usize::from(other.0);
+                (from == index || self.hears_of_flush(from, index)).then_some((*order, other))
+            }
+            _ => None,
+        });
+        let Some((order, other)) = beside.min() else { return };
+        if self.faults_over || self.setup.backing_fault == 0 || !self.chance(0xBE51).one_in(4) {
+            return;
+        }
+        let through = self.volumes[usize::from(other.0)].device.flush_begin();
+        self.disk_flush_failed(other, through);
+        self.flights.get_mut(&order).expect("it is under way").failed = true;
     }
 
     /// So did a write around the log.

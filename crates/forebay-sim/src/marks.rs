@@ -101,6 +101,7 @@ pub const EXPECTED: &[&str] = &[
     "flush failed: forgotten",
     "flush failed: gone",
     "flush failed: kept for the next",
+    "flush failed: of what others wrote",
     "rot after a death",
     "segment of the log written by a guest",
     "several completions in a turn",

@@ -252,7 +252,11 @@ impl World {
         if !self.setup.one_disk {
             return;
         }
+        let whole = self.flushes_disk(index);
         let engine = self.engine.as_mut().expect("there is a process");
+        if whole {
+            engine.flushes_disk(VolumeIndex(index as u8));
+        }
         let other = (0..self.volumes.len())
             .find(|other| *other != index && engine.is_served(VolumeIndex(*other as u8)));
         if let Some(other) = other {

@@ -615,21 +615,34 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
             world.forget_volume(&mut superblock, index);
         }
     }
+    let mut lost = vec![false; world.volumes.len()];
     for index in 0..world.volumes.len() {
-        if engine.wants_backing_flush(VolumeIndex(index as u8)) {
-            if world.late == Some(index) {
-                superblock.clean = false;
-                continue;
+        let Some(recorded) = superblock.volumes[index].as_mut() else { continue };
+        if !engine.wants_backing_flush(VolumeIndex(index as u8)) {
+            continue;
+        }
+        if world.late == Some(index) {
+            superblock.clean = false;
+            continue;
+        }
+        let through = world.volumes[index].device.flush_begin();
+        if fails && world.random.one_in(3) {
+            lost[index] = true;
+            world.marks.hit("backing flush failed at a stop");
+            world.backing_flush_failed(index, through);
+            for (other, lost) in lost.iter_mut().enumerate().skip(index + 1) {
+                let served = engine.is_served(VolumeIndex(other as u8));
+                if world.flushes_disk(index) && served {
+                    *lost = true;
+                    let through = world.volumes[other].device.flush_begin();
+                    world.backing_flush_failed(other, through);
+                }
             }
-            let through = world.volumes[index].device.flush_begin();
-            let recorded = superblock.volumes[index].as_mut();
-            if let Some(recorded) = recorded.filter(|_| fails && world.random.one_in(3)) {
-                (superblock.clean, recorded.flush_failed) = (false, true);
-                world.marks.hit("backing flush failed at a stop");
-                world.backing_flush_failed(index, through);
-            } else {
-                world.volumes[index].flushed(through);
-            }
+        } else {
+            world.volumes[index].flushed(through);
+        }
+        if lost[index] {
+            (superblock.clean, recorded.flush_failed) = (false, true);
         }
     }
     let is_clean = superblock.clean;

@@ -168,6 +168,8 @@ pub struct Setup {
     pub bad: Option<Bad>,
     /// The backing devices are parts of one disk.
     pub one_disk: bool,
+    /// Of these, the ones that are files on it, one bit each: a flush of such a one is of that alone.
+    pub files: u64,
     /// The cache device takes so many times as long.
     pub slow_cache: u64,
     /// One answer in so many comes very late; zero: none.
@@ -349,6 +351,9 @@ impl Setup {
             scrub: scrubs(key).0,
             late_volume: operator > 0 && random.one_in(3),
             one_disk: Random::new(key ^ 0xD15C).one_in(3),
+            // What fails for good would fail for all.
+            files: Random::new(key ^ 0xF11E).next() & Random::new(key ^ 0xF11F).next()
+                | dies.map_or(0, |(index, _)| 1 << index),
             dies,
             bad,
             slow_cache: *random.pick(&[1, 1, 1, 1, 1, 10]),

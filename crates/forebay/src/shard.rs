@@ -23,8 +23,8 @@ use crate::host::machine::{DeviceNumber, Host};
 use crate::host::runtime_dir::{Places, boot_id};
 use crate::io::lasting;
 use crate::io::{
-    Arena, BUFFERS_EACH, Completion, DRIVERS_BUFFERS_AT, Device, DeviceError, Operation, Reactor,
-    ReactorKind, Span, Stats, source_of,
+    Arena, BUFFERS_EACH, Completion, DRIVERS_BUFFERS_AT, Device, DeviceError, DeviceKind,
+    Operation, Reactor, ReactorKind, Span, Stats, source_of,
 };
 use crate::latency::{Latency, LatencySummary};
 use crate::memory::{Memory, SharedIdentity};
@@ -872,28 +872,7 @@ impl Shard {
             return Ok(false);
         }
         self.engine.note_heads(&mut self.superblock);
-        // Whoever opens it after a clean stop need not know that there were writes around the log, but whoever opens it
-        // must know of those that may be lost and that the guest was not told of (A3 in `op/around.rs`).
-        let mut clean = true;
-        let recorded = self.superblock.volumes.iter_mut();
-        for (index, (device, recorded)) in self.backings.iter().zip(recorded).enumerate() {
-            let Some(recorded) = recorded else { continue };
-            if !self.engine.wants_backing_flush(VolumeIndex(index as u8)) {
-                continue;
-            }
-            let Some(device) = device else {
-                // It is waited for: whoever has it flushes it.
-                clean = false;
-                continue;
-            };
-            if device.sync().is_err() {
-                (clean, recorded.flush_failed) = (false, true);
-                // What it showed it may not have: it is not to be taken for a change by others.
-                if let Ok(found) = Fingerprint::decode(&recorded.fingerprint) {
-                    recorded.fingerprint = found.without_content().encode();
-                }
-            }
-        }
+        let clean = self.flush_backings();
         self.superblock.clean = clean;
         self.write_superblock()?;
         if !clean {
@@ -904,6 +883,42 @@ impl Shard {
             let _ = std::fs::remove_file(path);
         }
         Ok(true)
+    }
+
+    /// Flushes the backing devices that still may lose what went around a log, and notes where that fails: whoever opens the cache
+    /// after a clean stop need not know that there were such writes, but whoever opens it must know of those that may be lost and
+    /// that the guest was not told of (A3 in `op/around.rs`). Says whether all went well: who is waited for cannot be flushed.
+    fn flush_backings(&mut self) -> bool {
+        let (mut lost, mut clean) = ([false; VOLUME_COUNT_MAX], true);
+        for index in 0..VOLUME_COUNT_MAX {
+            let at = VolumeIndex(index as u8);
+            if !self.engine.wants_backing_flush(at) {
+                continue;
+            }
+            let Some(device) = &self.backings[index] else {
+                clean = false;
+                continue;
+            };
+            if device.sync().is_err() {
+                lost[index] = true;
+                // So have those on its disk whose turn is still to come (F2 in `policy/flushes.rs`).
+                let whole = device.info().kind == DeviceKind::Block;
+                let others = self.on_same_disk(at).map(|other| usize::from(other.0));
+                others.filter(|other| whole && *other > index).for_each(|other| lost[other] = true);
+            }
+        }
+        let wants = |index: usize| self.engine.wants_backing_flush(VolumeIndex(index as u8));
+        for (index, recorded) in self.superblock.volumes.iter_mut().enumerate() {
+            let Some(recorded) = recorded.as_mut().filter(|_| lost[index] && wants(index)) else {
+                continue;
+            };
+            (clean, recorded.flush_failed) = (false, true);
+            // What it showed it may not have: it is not to be taken for a change by others.
+            if let Ok(found) = Fingerprint::decode(&recorded.fingerprint) {
+                recorded.fingerprint = found.without_content().encode();
+            }
+        }
+        clean
     }
 }
 

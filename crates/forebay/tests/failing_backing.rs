@@ -10,9 +10,10 @@
 mod support;
 
 use forebay::cache::read_superblock;
+use forebay::host::machine::DeviceNumber;
 use forebay::io::{
-    FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileError, FileOptions, OperationKind,
-    ReactorKind,
+    DeviceKind, FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileError, FileOptions,
+    OperationKind, ReactorKind,
 };
 use forebay::shard::{CACHE_SOURCE, backing_source};
 use forebay_core::engine::Config;
@@ -362,6 +363,40 @@ fn a_flush_that_failed_at_a_stop_is_remembered_until_the_guest_was_told() {
     flush(&mut rig).unwrap();
     assert!(!rig.shard.engine().status(VolumeIndex(0)).unwrap().flush_failed);
     assert!(close(rig));
+}
+
+/// Two partitions of a disk hold what went around the log, and at the stop the disk cannot be flushed. It says so to whom it is asked for, and may
+/// have dropped what the other has: the next process took that for safe. A file is flushed by itself.
+#[test]
+fn what_a_disk_drops_at_a_stop_is_noted_for_all_that_are_on_it() {
+    // Which fails, what they are, and of which the next process hears. The first is flushed first.
+    let cases = [
+        (0, DeviceKind::Block, [true, true]),
+        (1, DeviceKind::Block, [false, true]),
+        (0, DeviceKind::File, [true, false]),
+    ];
+    for (fails, kind, expected) in cases {
+        let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-disk");
+        let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
+        let cache = FileDevice::open(&dir.file("cache", CACHE_BYTES), &options).unwrap();
+        let options = support::options(ReactorKind::Auto, Config::default());
+        let mut rig = Rig::new(Box::new(cache), &options, 1 << 20);
+        let faults = Faults::new();
+        for at in 0..2 {
+            let below = Box::new(Void::new(BACKING_BYTES).of(kind));
+            let rules = if at == fails { faults.clone() } else { Faults::new() };
+            let disk = Some(DeviceNumber::from_raw(0x801));
+            let backing = Box::new(FaultDevice::new(below, rules));
+            let volume = rig.add_on("v", Mode::WriteAround, backing, disk);
+            put_tag(&mut rig, volume, 0, 1).unwrap();
+        }
+        faults.add(FaultRule::new(Some(OperationKind::Flush), FaultWhen::From(0)));
+        assert!(!rig.shard.close(PATIENCE).unwrap());
+        let cache = FileDevice::open(&dir.0.join("cache"), &FileOptions::default()).unwrap();
+        let found = read_superblock(&cache).unwrap().superblock;
+        let told = [0, 1].map(|at| found.volumes[at].as_ref().unwrap().flush_failed);
+        assert_eq!((told, found.clean), (expected, false), "{kind:?}, volume {fails} fails");
+    }
 }
 
 /// A process dies with writes around the log that nobody flushed; the next one waits for that volume's device, in vain, and is stopped. That was a

@@ -62,7 +62,7 @@ impl Engine {
         state.unflushed = false;
         state.flushes += 1;
         let token = self.token(Pending::AroundFlush { volume });
-        self.effects.push_back(Effect::FlushBacking { token, volume });
+        self.flush_backing(volume, token);
     }
 
     /// A flush of the backing device failed, whoever wanted it: what was written since the last good
@@ -119,9 +119,7 @@ impl Engine {
         result: Result<(), Fault>,
         payload: &mut impl Payload,
     ) {
-        if result.is_err() {
-            self.backing_flush_failed(volume, payload);
-        }
+        self.backing_flushed(volume, result, payload);
         let forget = self.config.mutants.is(Mutant::FlushFailureForgotten);
         let state = &mut self.volume(volume).around;
         state.flushing = false;

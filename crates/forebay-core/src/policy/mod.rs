@@ -6,6 +6,7 @@ pub mod batch;
 pub mod bypass;
 pub(crate) mod delay;
 pub mod disk;
+pub(crate) mod flushes;
 pub(crate) mod history;
 pub(crate) mod lane;
 pub mod parked;

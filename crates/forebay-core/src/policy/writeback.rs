@@ -339,11 +339,6 @@ impl Engine {
                 return;
             }
             if lane_state.given_out && lane_state.runs.is_empty() {
-                // A probe was asked for before the last of them had its turn.
-                let waits = !self.config.mutants.is(Mutant::BatchEndsBeforeProbe);
-                if lane_state.under_way > 0 && waits {
-                    return;
-                }
                 if self.writeback_is_passed(volume) {
                     return;
                 }
@@ -603,18 +598,15 @@ impl Engine {
                 self.writeback_flushed(volume, lane, payload);
             }
             What::Probe => {
-                if result.is_err() {
-                    self.backing_flush_failed(volume, payload);
-                }
+                self.backing_flushed(volume, result, payload);
                 self.lanes[lane].works = result.is_ok();
                 self.lanes[lane].failed |= result.is_err();
             }
             What::Flush { around } => {
                 let counts = self.config.mutants.is(Mutant::FailedBackingFlushCounts);
                 let result = if counts { Ok(()) } else { result };
-                if result.is_err() {
-                    self.backing_flush_failed(volume, payload);
-                } else {
+                self.backing_flushed(volume, result, payload);
+                if result.is_ok() {
                     let state = &mut self.volume(volume).around;
                     state.unflushed &= state.done > around;
                 }

@@ -4,7 +4,7 @@
 use super::{NewVolume, OpenError, Shard, system, wall_now};
 use crate::cache;
 use crate::host::machine::DeviceNumber;
-use crate::io::Device;
+use crate::io::{Device, DeviceKind};
 use crate::latency::Latency;
 use forebay_core::engine::{CacheHealth, Engine};
 use forebay_core::format::superblock::{Head, Volume};
@@ -174,6 +174,9 @@ impl Shard {
 
     /// Gives a volume its backing device, opened with [`backing_source`], and serves it.
     pub fn serve(&mut self, index: VolumeIndex, device: Box<dyn Device>) {
+        if device.info().kind == DeviceKind::Block {
+            self.engine.flushes_disk(index);
+        }
         self.backings[usize::from(index.0)] = Some(device);
         self.latencies[usize::from(index.0)] = Some([Latency::new(), Latency::new()]);
         self.engine.serve(index, true);

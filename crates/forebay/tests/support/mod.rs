@@ -4,6 +4,7 @@
 #![allow(dead_code, unused_imports, unreachable_pub, clippy::unwrap_used)]
 
 use forebay::cache;
+use forebay::host::machine::DeviceNumber;
 use forebay::host::runtime_dir::RuntimeDir;
 use forebay::io::{
     Arena, Completion, Device, DeviceInfo, DeviceKind, Operation, Reactor, ReactorKind, Span,
@@ -75,6 +76,17 @@ impl Rig {
 
     /// Adds a volume and serves it.
     pub fn add(&mut self, name: &str, mode: Mode, backing: Box<dyn Device>) -> VolumeIndex {
+        self.add_on(name, mode, backing, None)
+    }
+
+    /// The same on a disk that others may be on.
+    pub fn add_on(
+        &mut self,
+        name: &str,
+        mode: Mode,
+        backing: Box<dyn Device>,
+        disk: Option<DeviceNumber>,
+    ) -> VolumeIndex {
         let index = self.shard.free_index().unwrap();
         let volume = NewVolume {
             name: name.into(),
@@ -86,7 +98,7 @@ impl Rig {
             fingerprint: [0; 64],
         };
         self.shard.add(index, &volume).unwrap();
-        self.shard.serve(index, backing);
+        self.shard.serve_on(index, backing, disk);
         index
     }
 
@@ -159,6 +171,11 @@ impl Void {
             read_only: false,
         };
         Void { info, done: Vec::new(), since: None }
+    }
+
+    /// It says that it is this.
+    pub fn of(self, kind: DeviceKind) -> Void {
+        Void { info: DeviceInfo { kind, ..self.info }, ..self }
     }
 }
 

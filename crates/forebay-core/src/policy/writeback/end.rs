@@ -5,7 +5,6 @@ use super::{
     BATCH_BLOCKS_AFTER_OPENING, BATCH_BLOCKS_FIRST, BATCH_BLOCKS_MIN, BATCH_TIME, Pace, Stage,
     What, Work,
 };
-use crate::effect::Effect;
 use crate::engine::{Engine, Pending};
 use crate::format::entry::Kind;
 use crate::format::superblock::Order;
@@ -52,14 +51,14 @@ impl Engine {
         let done = self.volume(volume).around.done;
         let what = What::Flush { around: done };
         let token = self.token(Pending::Writeback(Work { volume, what }));
-        self.effects.push_back(Effect::FlushBacking { token, volume });
+        self.flush_backing(volume, token);
     }
 
     /// Asks the backing device whether it does anything at all: nothing of the batch is under way.
     pub(crate) fn writeback_probe(&mut self, volume: VolumeIndex, lane: usize) {
         self.lanes[lane].under_way += 1;
         let token = self.token(Pending::Writeback(Work { volume, what: What::Probe }));
-        self.effects.push_back(Effect::FlushBacking { token, volume });
+        self.flush_backing(volume, token);
     }
 
     /// The backing device was flushed: the batch is done if that went well, and if all that it found
