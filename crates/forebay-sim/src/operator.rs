@@ -326,7 +326,8 @@ impl World {
             let found = |cell| {
                 let lba = volume.lba(cell);
                 let (now, later) = (volume.device.read(lba), volume.device.durable(lba));
-                (now.tags() == later.tags()).then(|| *now.tags())
+                let stays = now.tags() == later.tags() && volume.device.is_settled(lba);
+                stays.then(|| *now.tags())
             };
             volume.prefix = Some(Prefix::new((0..volume.cells()).map(found)));
         }

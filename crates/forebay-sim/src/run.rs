@@ -366,6 +366,10 @@ pub(crate) fn operation(world: &mut World) -> Result<bool, Failure> {
         let often = if world.insists { 8 } else { 2 };
         if rewrite && !world.random.one_in(often) {
             (first, count) = last.unwrap_or((first, count));
+            if world.insists {
+                // Again and again.
+                world.volumes[index].written = Some((first, count));
+            }
         }
     }
     if op == Op::Read || write && !rewrite && world.random.below(100) < world.setup.chased {
