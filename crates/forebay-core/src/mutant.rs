@@ -88,6 +88,7 @@ faults! {
     LostForgotten,
     LostUnnamed,
     LostItemUnmarked,
+    HoleVoidsNothing,
     MarksBeforeDurable,
     FlushHeardAlone,
     UnflushedNotRewritten,

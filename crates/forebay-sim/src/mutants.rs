@@ -6,11 +6,12 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 18] = [
+pub const STORIES: [(Mutant, &str); 19] = [
     (Mutant::AgainTakenForDone, "again.rs"),
     (Mutant::EndNotedOnce, "unflushed.rs"),
     (Mutant::FailedOverNewer, "read_again.rs"),
     (Mutant::FrozenForgotten, "frozen.rs"),
+    (Mutant::HoleVoidsNothing, "around.rs"),
     (Mutant::HolesShared, "across.rs"),
     (Mutant::LeftoverFirst, "resize.rs"),
     (Mutant::LostItemUnmarked, "lost.rs"),

@@ -197,12 +197,9 @@ impl<R: CacheReader> Recovery<'_, R> {
             }
             return;
         }
-        if clean {
-            self.found.damage.push(Damage::Clean { volume: index, segment, block: hole_block });
-        }
         // The next one is in the same segment, or the first of the one behind it.
         let ordinal = Ordinal(next.ordinal.0.saturating_sub(u64::from(segment != record.id)));
-        let mut item = 0;
+        let (mut item, mut all_there) = (0, true);
         while item < next.item_count {
             let Ok((Item { lba, count, backed, lost }, taken)) =
                 record::item(record.head, item, next.item_count)
@@ -210,9 +207,7 @@ impl<R: CacheReader> Recovery<'_, R> {
                 break;
             };
             item += taken;
-            // A fill is on the backing device, and nothing older of its blocks was dirty when it was placed; what went around
-            // the log is there, whatever is older. Later writes around it rest on that entry: it must not name them lost.
-            // What was lost is not there, however clean it is.
+            // A fill is on the backing device, and so is what went around the log. What was lost is not, however clean it is.
             let is_there = (clean || backed) && !lost;
             let kind = if is_there { Kind::Bypassed } else { Kind::Lost };
             // Nothing keeps a clean segment until that is named again, but that it was lost there (C4 of `reclaim`).
@@ -220,12 +215,29 @@ impl<R: CacheReader> Recovery<'_, R> {
                 true => Position::new(ordinal, hole_block),
                 false => Position::new(next.ordinal, record.block),
             };
-            self.apply_extent(index, kind, lba, count, position, false, out);
+            // What went around the log voids what is dirty of it: that is not written back over it (A5 of `op::around`).
+            let voids = is_there && !clean;
+            self.apply_extent(index, kind, lba, count, position, voids, out);
+            if voids && !self.mutants.is(Mutant::HoleVoidsNothing) {
+                let sequence = Sequence(next.sequence.0 - 1);
+                let count = count as u32;
+                out.pending_extents.push_back(PendingExtent {
+                    sequence,
+                    position,
+                    kind,
+                    lba,
+                    count,
+                });
+            }
             if !is_there {
+                all_there = false;
                 out.unnamed_lost = Some(next.ordinal);
                 out.lost_blocks += count;
                 self.found.damage.push(Damage::Lost { volume: index, lba, count });
             }
+        }
+        if clean || all_there {
+            self.found.damage.push(Damage::Clean { volume: index, segment, block: hole_block });
         }
     }
 

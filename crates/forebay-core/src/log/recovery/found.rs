@@ -37,7 +37,7 @@ pub enum Damage {
         /// Its block in the segment.
         block: u16,
     },
-    /// A record's header rotted; it held only clean blocks.
+    /// A record's header rotted; all that it held is on the backing device.
     Clean {
         /// Whose.
         volume: VolumeIndex,
