@@ -230,6 +230,7 @@ impl Engine {
         self.tickets.void_all();
         let state = self.volume(volume);
         state.serving = serving && !state.frozen;
+        state.given |= serving;
     }
 
     /// Whether requests to a volume are taken.

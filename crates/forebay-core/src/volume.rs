@@ -122,6 +122,8 @@ pub struct Volume {
     pub(crate) disk: VolumeIndex,
     /// A flush of its backing device is one of all that is on that disk (`policy::flushes`).
     pub(crate) flushes_disk: bool,
+    /// It had its backing device: it is known on which disk that is.
+    pub(crate) given: bool,
     pub(crate) slices: Slices,
     pub(crate) weight: u8,
     pub(crate) target: Option<Target>,
@@ -185,6 +187,7 @@ impl Volume {
             unsafe_through: Sequence(0),
             disk: index,
             flushes_disk: false,
+            given: false,
             slices: Slices::new(index, now),
             weight: recorded.weight,
             target: None,

@@ -620,9 +620,9 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
         }
     }
     let mut lost = vec![false; world.volumes.len()];
+    let wants = |index: usize| engine.wants_backing_flush(VolumeIndex(index as u8));
     for index in 0..world.volumes.len() {
-        let Some(recorded) = superblock.volumes[index].as_mut() else { continue };
-        if !engine.wants_backing_flush(VolumeIndex(index as u8)) {
+        if superblock.volumes[index].is_none() || !wants(index) {
             continue;
         }
         if world.late == Some(index) {
@@ -630,22 +630,28 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
             continue;
         }
         let through = world.volumes[index].device.flush_begin();
-        if fails && world.random.one_in(3) {
-            lost[index] = true;
-            world.marks.hit("backing flush failed at a stop");
-            world.backing_flush_failed(index, through);
-            for (other, lost) in lost.iter_mut().enumerate().skip(index + 1) {
-                let served = engine.is_served(VolumeIndex(other as u8));
-                if world.flushes_disk(index) && served {
-                    *lost = true;
-                    let through = world.volumes[other].device.flush_begin();
-                    world.backing_flush_failed(other, through);
-                }
-            }
-        } else {
+        if !fails || !world.random.one_in(3) {
             world.volumes[index].flushed(through);
+            continue;
         }
-        if lost[index] {
+        lost[index] = true;
+        world.marks.hit("backing flush failed at a stop");
+        world.backing_flush_failed(index, through);
+        let whole = world.flushes_disk(index);
+        for other in (0..lost.len()).filter(|other| whole && *other != index) {
+            let later = other > index && engine.is_served(VolumeIndex(other as u8));
+            if later || world.late == Some(other) {
+                lost[other] = true;
+                let through = world.volumes[other].device.flush_begin();
+                world.backing_flush_failed(other, through);
+            }
+        }
+    }
+    for (index, recorded) in superblock.volumes.iter_mut().enumerate() {
+        if let Some(recorded) = recorded
+            && lost.get(index) == Some(&true)
+            && wants(index)
+        {
             (superblock.clean, recorded.flush_failed) = (false, true);
         }
     }

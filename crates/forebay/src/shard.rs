@@ -901,10 +901,13 @@ impl Shard {
             };
             if device.sync().is_err() {
                 lost[index] = true;
-                // So have those on its disk whose turn is still to come (F2 in `policy/flushes.rs`).
-                let whole = device.info().kind == DeviceKind::Block;
-                let others = self.on_same_disk(at).map(|other| usize::from(other.0));
-                others.filter(|other| whole && *other > index).for_each(|other| lost[other] = true);
+                // So have those on its disk whose turn is still to come, and those that wait for their device (F2 in `policy/flushes.rs`).
+                if device.info().kind == DeviceKind::Block {
+                    let others = self.on_same_disk(at).map(|other| usize::from(other.0));
+                    others.filter(|other| *other > index).for_each(|other| lost[other] = true);
+                    let waiting = self.backings.iter().zip(&mut lost);
+                    waiting.filter(|(it, _)| it.is_none()).for_each(|(_, lost)| *lost = true);
+                }
             }
         }
         let wants = |index: usize| self.engine.wants_backing_flush(VolumeIndex(index as u8));

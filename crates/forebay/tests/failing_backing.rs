@@ -425,6 +425,36 @@ fn a_stop_that_cannot_flush_what_a_dead_process_wrote_is_no_clean_one() {
     assert_eq!(faults.failed(), 1, "the device was asked");
 }
 
+/// The same of two partitions of a disk, of which one is there at the stop and cannot be flushed: the disk may have dropped what the other has, too. That
+/// one's guest heard nothing of it.
+#[test]
+fn what_a_disk_drops_at_a_stop_is_noted_for_those_that_are_waited_for() {
+    for there in [0, 1] {
+        let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-waiting");
+        let path = dir.file("cache", CACHE_BYTES);
+        let cache = || {
+            let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
+            Box::new(FileDevice::open(&path, &options).unwrap())
+        };
+        let options = support::shared_options(ReactorKind::Auto, Config::default());
+        let mut rig = Rig::new(cache(), &options, 1 << 20);
+        let part = || Void::new(BACKING_BYTES).of(DeviceKind::Block);
+        let volumes = ["v", "w"].map(|name| rig.add(name, Mode::WriteAround, Box::new(part())));
+        for volume in volumes {
+            put_tag(&mut rig, volume, 0, 1).unwrap();
+        }
+        drop(rig);
+        let mut rig = Rig::open(cache(), &options, 1 << 20);
+        let faults = Faults::new();
+        faults.add(FaultRule::new(Some(OperationKind::Flush), FaultWhen::From(0)));
+        rig.shard.serve(volumes[there], Box::new(FaultDevice::new(Box::new(part()), faults)));
+        assert!(!rig.shard.close(PATIENCE).unwrap());
+        let found = read_superblock(cache().as_ref()).unwrap().superblock;
+        let told = [0, 1].map(|at| found.volumes[at].as_ref().unwrap().flush_failed);
+        assert_eq!((told, found.clean), ([true, true], false), "volume {there} is there");
+    }
+}
+
 /// It is noted when it happens: a process that is killed forgets nothing of it.
 #[test]
 fn a_flush_that_failed_is_remembered_by_who_comes_after_a_kill() {

@@ -6,8 +6,9 @@
 //!
 //! # Invariants
 //!
-//! - **F1** Of a backing device one flush is under way at a time, and of the volumes on a disk only one's, if any of them has a block device: else
-//!   one would be answered well that came behind one that failed, of which nobody has heard yet.
+//! - **F1** Of a backing device one flush is under way at a time, and of two volumes on a disk only one's, if either has a block device: else
+//!   one would be answered well that came behind one that failed, of which nobody has heard yet. So where volumes of a disk are files and partitions
+//!   the one's flush waits for the other's.
 //! - **F2** A failed flush of a block device is heard by every volume on its disk, and by those that wait for theirs, which may be on
 //!   it and have writes around the log from a process that died. That of a file is its own: it may fail for
 //!   what its file system has of this file alone, again and again, and no other volume would come to the end of a batch.
@@ -108,7 +109,7 @@ impl Engine {
         let alone = !whole || self.config.mutants.is(Mutant::FlushFailsForOne);
         for at in 0..self.volume_end {
             let at = VolumeIndex(at as u8);
-            let on_it = self.volume_ref(at).is_some_and(|it| it.disk == disk || !it.serving);
+            let on_it = self.volume_ref(at).is_some_and(|it| it.disk == disk || !it.given);
             if at == volume || on_it && !alone {
                 self.backing_flush_failed(at, payload); // F2
             }

@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 
 /// Devices followed in one walk up or down a stack; more is a loop or nonsense.
 const WALK_COUNT_MAX: usize = 4096;
+/// Devices over one another that are followed down to a disk.
+const BENEATH_MAX: usize = 16;
 
 /// Where the machine is described: `/proc` and `/sys`, or a test's imitation of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -325,15 +327,20 @@ impl Host {
         node.parent().unwrap_or(node).model()
     }
 
-    /// The whole disk that a path's bytes are on: of a partition the disk it is of, of a file where its file system is.
-    /// What is made of several devices (dm, md) is a disk by itself, and so is a file system without a device.
+    /// The whole disk that a path's bytes are on: of a partition the disk it is of, of a file where its file system is, of what is
+    /// made of one device (a logical volume, dm-crypt) where that is. What is made of several (dm, md) is a disk by itself, and so is
+    /// a file system without a device.
     pub fn disk_of(&self, path: &Path) -> Option<DeviceNumber> {
         let number = match Target::of(path).ok()? {
             Target::Block { number, .. } => number,
             Target::File { on, .. } => on,
         };
-        let parent = self.node(number).and_then(|node| node.parent());
-        Some(parent.map_or(number, |disk| disk.number))
+        let Some(mut node) = self.node(number) else { return Some(number) };
+        for _ in 0..BENEATH_MAX {
+            let [one] = &mut node.slaves()[..] else { break };
+            node = one.clone();
+        }
+        Some(node.parent().unwrap_or(node).number)
     }
 
     /// Everything mounted in our mount namespace, oldest first.
@@ -622,11 +629,28 @@ mod tests {
         fs::write(root.join("sys/devices/vda/dev"), "254:0").unwrap();
         fs::write(partition.join("dev"), number.to_string()).unwrap();
         let link = root.join("sys/dev/block").join(number.to_string());
-        std::os::unix::fs::symlink(&partition, link).unwrap();
+        std::os::unix::fs::symlink(&partition, &link).unwrap();
         assert_eq!(host.disk_of(&file), Some(number), "a whole disk");
         fs::write(partition.join("partition"), "1").unwrap();
         assert_eq!(host.disk_of(&file), Some(DeviceNumber { major: 254, minor: 0 }));
         assert_eq!(host.disk_of(&root.join("none")), None);
+        // Of a logical volume: where it lies, unless that is in two places.
+        let on = |name: &str| {
+            let path = root.join("sys/devices").join(name);
+            fs::create_dir_all(path.join("slaves")).unwrap();
+            fs::write(path.join("dev"), number.to_string()).unwrap();
+            path
+        };
+        fs::write(partition.join("dev"), "254:1").unwrap();
+        let volume = on("dm-0");
+        fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(&volume, &link).unwrap();
+        assert_eq!(host.disk_of(&file), Some(number));
+        std::os::unix::fs::symlink(&partition, volume.join("slaves/vda1")).unwrap();
+        assert_eq!(host.disk_of(&file), Some(DeviceNumber { major: 254, minor: 0 }));
+        std::os::unix::fs::symlink(root.join("sys/devices/vda"), volume.join("slaves/vda"))
+            .unwrap();
+        assert_eq!(host.disk_of(&file), Some(number));
         fs::remove_dir_all(&root).unwrap();
     }
 
