@@ -105,6 +105,7 @@ impl World {
             }
         }
         if let Effect::WriteAround { volume, tag, .. } = effect {
+            self.asked.get_mut(&u64::from(tag)).expect("it waits").goes_around = true;
             self.goes_around(usize::from(volume.0), tag, None);
         }
         if let Effect::WriteCache { blocks, .. } = effect

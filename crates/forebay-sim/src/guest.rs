@@ -29,6 +29,8 @@ pub struct Asked {
     /// First block that is changed or read, in the model's terms.
     pub(crate) first: u64,
     pub(crate) end: u64,
+    /// It was asked of the backing device.
+    pub(crate) goes_around: bool,
 }
 
 impl World {
@@ -116,7 +118,17 @@ impl World {
         let (since, mode_changes) = (self.now, self.volumes[volume].mode_changes);
         let engine = self.engine.as_ref().expect("there is a process");
         let placed = engine.placed(request.volume);
-        let mut asked = Asked { request, made, since, placed, mode_changes, times, first, end };
+        let mut asked = Asked {
+            request,
+            made,
+            since,
+            placed,
+            mode_changes,
+            times,
+            first,
+            end,
+            goes_around: false,
+        };
         if op == Op::Discard {
             let state = &self.volumes[volume];
             let whole = offset + length == state.size_bytes;
@@ -311,8 +323,10 @@ impl World {
             for (cell, _) in cells {
                 state.model.answered(cell, asked.made, now, false);
             }
-            // If it went around the log, it gets no entry any more.
-            self.around_fails(index, (asked.first, asked.end));
+            if asked.goes_around {
+                // It gets no entry any more.
+                self.around_fails(index, (asked.first, asked.end));
+            }
         }
         Ok(())
     }
