@@ -293,8 +293,15 @@ impl World {
         Ok(())
     }
 
-    /// Where nothing rotted and no write failed, nothing is damaged.
+    /// Where nothing rotted and no write failed, nothing is damaged; and whatever rotted, nothing old is written over what is newer.
     fn check_damage(&self, recovered: &Recovered) -> Result<(), Failure> {
+        for index in 0..self.volumes.len() {
+            if let Some(lba) = recovered.unvoided(VolumeIndex(index as u8)) {
+                return Err(Failure(format!(
+                    "volume {index}: what is dirty of {lba:?} would be written over what went around the log"
+                )));
+            }
+        }
         let whole = self.setup.cache_is_sound();
         let cut = |damage: &Damage| matches!(damage, Damage::Cut { .. });
         if whole && !recovered.damage.iter().all(cut) {

@@ -14,6 +14,7 @@ use forebay_sim::block::{Block, origin};
 use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
+use std::panic::catch_unwind;
 use std::rc::Rc;
 use support::{ask, clean, headers, place, power_cut, read, settle, stats, world_with};
 
@@ -95,8 +96,9 @@ fn entry_rots(mutants: Mutants) -> Result<(), String> {
 #[test]
 fn what_went_around_the_log_is_not_lost_with_its_entry() {
     assert_eq!(entry_rots(Mutants::default()), Ok(()));
-    let loose = entry_rots(Mutants::with(Mutant::HoleVoidsNothing));
-    assert!(loose.is_err(), "else this shows nothing");
+    // It is found at the opening already.
+    let loose = catch_unwind(|| entry_rots(Mutants::with(Mutant::HoleVoidsNothing)));
+    assert!(!matches!(loose, Ok(Ok(()))), "else this shows nothing");
 }
 
 /// Found by seed 958, before other things changed what it does.

@@ -197,6 +197,35 @@ impl Recovered {
         all
     }
 
+    /// A block whose newest version is on the backing device, with an older one in the log that a batch would write over it: nothing pending voids
+    /// that (A5 of `op::around`). There is none.
+    pub fn unvoided(&self, volume: VolumeIndex) -> Option<Lba> {
+        let state = self.volume(volume).filter(|state| !state.frozen)?;
+        let would_be_written = |(id, block): &(SegmentId, u16)| {
+            let offset = self.slots.heading(self.segments.slot(*id, *block)).sequence_offset;
+            let first = self.segments.get(*id).first_sequence.0 + u64::from(offset);
+            Sequence(first) > state.log.watermark
+        };
+        let records = self.records(volume).into_iter().filter(would_be_written);
+        let mut dirty = records.flat_map(|(id, begin)| {
+            let end = self.slots.heading(self.segments.slot(id, begin)).end(begin);
+            let held = move |block| self.slots.held(self.segments.slot(id, block));
+            let position = move |block| self.segments.position(id, block);
+            (begin + 1..end).filter_map(move |block| {
+                held(block).filter(|held| !held.fill).map(|held| (held.lba, position(block)))
+            })
+        });
+        dirty.find_map(|(lba, position)| {
+            let found = self.find(volume, lba);
+            let is_sent = self.newest(volume, lba).is_none()
+                && found.extent.is_none_or(|(_, kind)| kind == Kind::Bypassed);
+            let mut pending = state.pending_extents.iter().map(PendingExtent::extent);
+            let voided =
+                pending.any(|it| it.position > position && it.start <= lba && lba < it.end);
+            (is_sent && !voided).then_some(lba)
+        })
+    }
+
     /// Whether a guest flushed between the record that begins there and the one before it.
     pub fn begins_epoch(&self, id: SegmentId, block: u16) -> bool {
         self.slots.heading(self.segments.slot(id, block)).begins_epoch
