@@ -96,6 +96,28 @@ killed() {
     return 1
 }
 
+# From the next start on the service may open its own disks, and no other block devices (docs/service.md).
+narrow() {
+    local of=/etc/systemd/system/forebay@data.service.d it
+    local disks=("/dev/disk/by-id/virtio-cache512" "${P4}1" "/dev/disk/by-partuuid/$(blkid -s PARTUUID -o value "${P4}2")" "${P5}1" "${P5}2")
+    local serve=("/dev/ublk-control" char-ublk-char block-blkext)
+    [ "$attach" != fuse ] || serve=(/dev/fuse /dev/loop-control block-loop)
+    mkdir -p "$of"
+    {
+        echo "[Unit]"
+        for it in "${disks[@]}"; do printf 'Wants=%s\nAfter=%s\n' "$(systemd-escape -p --suffix=device "$it")"{,}; done
+        printf '[Service]\nDeviceAllow=\n'
+        printf 'DeviceAllow=%s rw\n' "${disks[@]}" "${serve[@]}"
+    } >"$of/devices.conf"
+    cat "$of/devices.conf"
+    systemctl daemon-reload
+    sync -f "$of/devices.conf"
+}
+reads_as_service() { # DEVICE
+    bash -c 'echo $$ >"/sys/fs/cgroup/$(systemctl show -P ControlGroup forebay@data)/cgroup.procs" && head -c 512 "$1" | wc -c | grep -x 512' - "$1"
+}
+export -f reads_as_service
+
 case $boot in
 1)
     check "the package is installed" dpkg --force-depends -i ./forebay_*.deb || finish
@@ -189,6 +211,7 @@ END
     check "shutdown under load: ext4 has no journal to replay" bash -c '! journalctl -k -b -o cat | grep -E "EXT4-fs .*(recovery|orphan)"'
     intact_all "after a shutdown"
     for it in xfs lvm btrfs; do rm -rf "/srv/$it/synced"; mkdir "/srv/$it/synced"; fill "/srv/$it/synced" "/var/tmp/sums-$it"; sync -f "/srv/$it/."; done
+    narrow
     load
     check "dirty data at the power cut" wait_for 120 all_dirty
     cut_power
@@ -199,6 +222,9 @@ END
     all_mounted "after a power cut"
     check "after a power cut: the cache was recovered" bash -c 'journalctl -b -o cat -u forebay@data | grep "not a clean one"'
     intact_all "after a power cut"
+    check "narrowed: the unit allows no other block devices" bash -c '! systemctl show -P DeviceAllow forebay@data | grep -F "block-*"'
+    check "narrowed: its processes can read the cache" reads_as_service /dev/disk/by-id/virtio-cache512
+    check "narrowed: they can read no other disk" bash -c "! reads_as_service /dev/disk/by-id/virtio-backing512 && head -c 512 /dev/disk/by-id/virtio-backing512 | wc -c | grep -x 512"
     # So that there is something dirty that a mount of the backing devices would lack.
     for it in xfs lvm btrfs; do echo newest >"/srv/$it/newest"; sync -f "/srv/$it/."; done
     # What does not come need not be waited for long.
