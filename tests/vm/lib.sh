@@ -53,6 +53,8 @@ said() { grep -qE -- "$2" "/run/$1.out"; }
 serve() {
     local name=$1
     shift
+    # What the one before it said is not said by this one, which may not have begun when that is looked at.
+    : >"/run/$name.out"
     "$FOREBAY" serve "$@" >"/run/$name.out" 2>"/run/$name.err" &
     daemon=$!
     local end=$((SECONDS + 60))
