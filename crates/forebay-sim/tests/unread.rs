@@ -4,12 +4,15 @@
 
 mod support;
 
+use forebay_core::format::superblock::Order;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
+use forebay_sim::block::origin;
 use forebay_sim::world::World;
 use support::{
-    ask, checkpoint, clean, is_in_log, place, power_cut, read, settle, stats, world_with,
+    ask, checkpoint, clean, headers, is_in_log, place, power_cut, push_out, read, settle, stats,
+    world_with,
 };
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
@@ -61,6 +64,42 @@ fn a_header_that_can_be_read_again_brings_back_nothing_that_was_written_around()
     assert_eq!(header_comes_back(Mutants::default()), Ok(()));
     let loose = header_comes_back(Mutants::with(Mutant::UnreadStaysUnread));
     assert!(loose.is_err(), "else this shows nothing");
+}
+
+/// The same of a fill, in a record that is not on the backing device as a whole: that names it as what is there, which is no entry in the log.
+#[test]
+fn a_fills_header_that_can_be_read_again_brings_back_nothing_that_was_written_around() {
+    let mut world = world_with(600, |setup| {
+        setup.volumes[0].order = Order::Relaxed;
+        setup.rot = u64::MAX;
+    });
+    world.faults_over = true;
+    let write = Op::Write { fua: true };
+    // What it holds is not that of a fresh disk.
+    ask(&mut world, 0, write, BLOCK, 1);
+    settle(&mut world);
+    clean(&mut world, VOLUME);
+    push_out(&mut world, BLOCK);
+    ask(&mut world, 0, write, 1, 1);
+    settle(&mut world);
+    let before = headers(&world);
+    for _ in 0..2 {
+        read(&mut world, BLOCK).unwrap();
+    }
+    for block in [2, 3] {
+        ask(&mut world, 0, write, block, 1);
+        settle(&mut world);
+    }
+    assert!(is_in_log(&world, BLOCK), "it was filled");
+    let holds = |at: &u64| origin(&world.cache.read(at + 1), 0).is_some_and(|it| it.1 == BLOCK);
+    let header = headers(&world).into_iter().find(|at| !before.contains(at) && holds(at));
+    world.volumes[0].model.copy_damaged(BLOCK as usize);
+    world.cache.make_unreadable(header.expect("a record of its own"));
+    power_cut(&mut world);
+    write_around(&mut world);
+    assert!(world.cache.read_again());
+    power_cut(&mut world);
+    assert_eq!(read(&mut world, BLOCK), Ok(()));
 }
 
 /// The block's copy cannot be read, twice, and is forgotten; a checkpoint is written without it, and opened from. The next opening

@@ -251,7 +251,8 @@ impl Engine {
         for block in 0..active.blocks {
             match self.version(state, active.first + block) {
                 Version::None => none = true,
-                Version::Void => {}
+                // A header behind which something clean may be that nothing names may be read again (`forgot`).
+                Version::Void => clean |= state.has_forgotten(),
                 Version::Clean => clean = true,
                 Version::Dirty { durable } => {
                     dirty = true;

@@ -199,11 +199,12 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
         // The next one is in the same segment, or the first of the one behind it.
         let ordinal = Ordinal(next.ordinal.0.saturating_sub(u64::from(segment != record.id)));
-        let (mut item, mut all_there) = (0, true);
+        let (mut item, mut all_there) = (0, next.item_count > 0);
         while item < next.item_count {
             let Ok((Item { lba, count, backed, lost }, taken)) =
                 record::item(record.head, item, next.item_count)
             else {
+                all_there = false;
                 break;
             };
             item += taken;

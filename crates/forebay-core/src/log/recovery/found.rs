@@ -218,7 +218,8 @@ impl Recovered {
         dirty.find_map(|(lba, position)| {
             let found = self.find(volume, lba);
             let is_sent = self.newest(volume, lba).is_none()
-                && found.extent.is_none_or(|(_, kind)| kind == Kind::Bypassed);
+                // What was forgotten since the record that is read was clean.
+                && found.extent.map_or(state.forgot == Ordinal(0), |(_, kind)| kind == Kind::Bypassed);
             let mut pending = state.pending_extents.iter().map(PendingExtent::extent);
             let voided =
                 pending.any(|it| it.position > position && it.start <= lba && lba < it.end);
