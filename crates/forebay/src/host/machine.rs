@@ -199,6 +199,16 @@ impl Node {
         self.linked("slaves")
     }
 
+    /// What it is made of, if that is one device and stays so: an array or a multipath device with one leg may get another.
+    fn made_of_one(&self) -> Option<Node> {
+        let is_multipath = self.attribute("dm/uuid").is_some_and(|it| it.starts_with("mpath-"));
+        if is_multipath || self.directory.join("md").exists() {
+            return None;
+        }
+        let mut slaves = self.slaves();
+        if slaves.len() == 1 { slaves.pop() } else { None }
+    }
+
     /// One attribute, trimmed; `None` when it is absent, unreadable or empty.
     pub fn attribute(&self, name: &str) -> Option<String> {
         read_trimmed(&self.directory.join(name))
@@ -337,10 +347,10 @@ impl Host {
         };
         let Some(mut node) = self.node(number) else { return Some(number) };
         for _ in 0..BENEATH_MAX {
-            let [one] = &mut node.slaves()[..] else { break };
-            node = one.clone();
+            let Some(beneath) = node.parent().or_else(|| node.made_of_one()) else { break };
+            node = beneath;
         }
-        Some(node.parent().unwrap_or(node).number)
+        Some(node.number)
     }
 
     /// Everything mounted in our mount namespace, oldest first.
