@@ -72,19 +72,9 @@ fn failed<'a>(
 /// Writes both copies of a superblock, one after the other, each flushed: at every moment one is
 /// whole, if both were ([`repair_superblock`]).
 pub fn write_superblock(device: &dyn Device, superblock: &Superblock) -> Result<(), CacheError> {
-    for address in Superblock::addresses(superblock.size_bytes) {
-        write_copy(device, superblock, address)?;
-    }
-    Ok(())
-}
-
-fn write_copy(
-    device: &dyn Device,
-    superblock: &Superblock,
-    address: u64,
-) -> Result<(), CacheError> {
-    device.write_at(address, &superblock.encode(address)).map_err(failed(device, "written"))?;
-    device.sync().map_err(failed(device, "written"))
+    let copies = Superblock::addresses(superblock.size_bytes);
+    let steps = copies.into_iter().flat_map(|at| [Step::Write(at), Step::Flush]);
+    take_steps(device, superblock, steps)
 }
 
 /// Makes a copy that is bad or older equal to the good one. Before anything else is written: else
@@ -176,7 +166,7 @@ pub fn write_resized(
 fn take_steps(
     device: &dyn Device,
     superblock: &Superblock,
-    steps: Vec<Step>,
+    steps: impl IntoIterator<Item = Step>,
 ) -> Result<(), CacheError> {
     for step in steps {
         match step {

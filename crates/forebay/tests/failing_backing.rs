@@ -399,16 +399,18 @@ fn what_a_disk_drops_at_a_stop_is_noted_for_all_that_are_on_it() {
     }
 }
 
+fn cache_at(path: &Path) -> Box<FileDevice> {
+    let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
+    Box::new(FileDevice::open(path, &options).unwrap())
+}
+
 /// A process dies with writes around the log that nobody flushed; the next one waits for that volume's device, in vain, and is stopped. That was a
 /// clean stop, and the one after it answered the guest's flush without one of the device.
 #[test]
 fn a_stop_that_cannot_flush_what_a_dead_process_wrote_is_no_clean_one() {
     let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-late");
     let path = dir.file("cache", CACHE_BYTES);
-    let cache = || {
-        let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
-        Box::new(FileDevice::open(&path, &options).unwrap())
-    };
+    let cache = || cache_at(&path);
     let options = support::shared_options(ReactorKind::Auto, Config::default());
     let mut rig = Rig::new(cache(), &options, 1 << 20);
     let volume = rig.add("v", Mode::WriteAround, Box::new(Void::new(BACKING_BYTES)));
@@ -432,10 +434,7 @@ fn what_a_disk_drops_at_a_stop_is_noted_for_those_that_are_waited_for() {
     for there in [0, 1] {
         let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-waiting");
         let path = dir.file("cache", CACHE_BYTES);
-        let cache = || {
-            let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
-            Box::new(FileDevice::open(&path, &options).unwrap())
-        };
+        let cache = || cache_at(&path);
         let options = support::shared_options(ReactorKind::Auto, Config::default());
         let mut rig = Rig::new(cache(), &options, 1 << 20);
         let part = || Void::new(BACKING_BYTES).of(DeviceKind::Block);
