@@ -169,7 +169,7 @@ impl World {
         let Some(engine) = self.engine.as_ref().filter(|engine| engine.may_resize()) else {
             return;
         };
-        if self.memory.dead || !random.one_in(2) {
+        if self.memory.dead || random.one_in(8) {
             return;
         }
         if engine.resize_stage() == Some(Stage::Unnaming) {
@@ -180,11 +180,11 @@ impl World {
         }
         self.marks.hit("stopped while the cache's size was written");
         let next = self.next_superblock(size_bytes);
-        let count = random.below(7) as usize;
+        let count = 1 + random.below(5) as usize;
         let second = Superblock::addresses(next.size_bytes)[1];
         let Areas { at, bytes } = Areas::of(&self.superblock);
         // It may begin in front of them.
-        if count > 0 && second < at + 2 * bytes && at < second + SUPERBLOCK_SIZE as u64 {
+        if second < at + 2 * bytes && at < second + SUPERBLOCK_SIZE as u64 {
             self.overwritten_checkpoint = self.superblock.checkpoint_sequence;
         }
         self.do_steps(&next, count);
