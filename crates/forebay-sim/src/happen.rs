@@ -321,13 +321,13 @@ impl World {
         }
     }
 
-    /// A flush of a volume's backing device failed: what its disk has of others is dropped as well.
+    /// A flush of a volume's backing device failed: what its disk has of others is dropped as well, but for what it did in this turn, of which
+    /// the model knows no answer yet.
     fn disk_flush_failed(&mut self, volume: VolumeIndex, through: u64) {
         let index = usize::from(volume.0);
         for other in 0..self.volumes.len() {
             if other == index || self.hears_of_flush(index, other) {
-                let other_through = self.volumes[other].device.flush_begin();
-                let through = if other == index { through } else { other_through };
+                let through = if other == index { through } else { self.turn_began[other] };
                 if other != index && !self.volumes[other].device.unflushed_blocks(0).is_empty() {
                     self.marks.hit("flush failed: of what others wrote");
                 }
@@ -364,7 +364,7 @@ impl World {
         if self.faults_over || self.setup.backing_fault == 0 || !self.chance(0xBE51).one_in(4) {
             return;
         }
-        let through = self.volumes[usize::from(other.0)].device.flush_begin();
+        let through = self.turn_began[usize::from(other.0)];
         self.disk_flush_failed(other, through);
         self.flights.get_mut(&order).expect("it is under way").failed = true;
     }

@@ -42,6 +42,7 @@ impl World {
         let Some(at) = self.next_event() else { return Ok(grows || resizes) };
         self.now = self.now.max(at);
         self.done = None;
+        self.turn_began = self.volumes.iter().map(|it| it.device.flush_begin()).collect();
         if self.setup.turn > 0 {
             self.turn()?;
             return Ok(true);

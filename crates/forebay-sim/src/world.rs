@@ -91,6 +91,8 @@ pub struct World {
     pub cache_fails_next: bool,
     /// What a device did last.
     pub done: Option<Done>,
+    /// Writes that each backing device had done when this turn began: what it did since is not answered yet.
+    pub turn_began: Vec<u64>,
     /// What was lost of each volume when the machine stopped last.
     pub(crate) lost: Vec<Lost>,
     /// What goes around the log of each volume; empty: nobody watches.
@@ -182,6 +184,7 @@ impl World {
             ended: Vec::new(),
             cache_fails_next: false,
             done: None,
+            turn_began: Vec::new(),
             lost: Vec::new(),
             around: Vec::new(),
             lone_copy: None,
@@ -238,6 +241,7 @@ impl World {
             ended: self.ended.clone(),
             cache_fails_next: self.cache_fails_next,
             done: self.done,
+            turn_began: self.turn_began.clone(),
             lost: self.lost.clone(),
             around: Vec::new(),
             lone_copy: None,
