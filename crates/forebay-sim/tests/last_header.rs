@@ -8,7 +8,7 @@ use forebay_core::format::record;
 use forebay_core::log::recovery::{CacheReader, Recovered, Writer, recover};
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
-use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Lba};
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, VolumeIndex};
 use forebay_sim::device::Device;
 use forebay_sim::world::World;
 use support::{ask, checkpoint, place, settle, world_with};
@@ -80,4 +80,28 @@ fn a_checkpoint_stands_if_the_last_header_before_it_is_the_one_it_names() {
     assert!(stands(u64::MAX, Mutants::default()));
     assert!(!stands(0, Mutants::default()));
     assert!(stands(0, Mutants::with(Mutant::SkipLastHeader)), "else this shows nothing");
+}
+
+/// The last header is read again and again while a log is recovered, and each time may be the first that fails. Either that is told, or
+/// the next record can say what this one holds: else, if it rots, nobody knows of its block.
+#[test]
+fn what_the_last_record_holds_is_known_whichever_read_of_it_fails() {
+    for named in [true, false] {
+        let mut world = written();
+        if named {
+            checkpoint(&mut world);
+        }
+        let volume = VolumeIndex(0);
+        let recovered = |reads| recovered(&world, LAST, reads, [0; BLOCK_SIZE], Mutants::default());
+        let whole = recovered(u64::MAX);
+        let (items, mut known) = (whole.last_items(volume).to_vec(), 0);
+        assert!(!items.is_empty());
+        for reads in 0..8 {
+            let found = recovered(reads);
+            let is_there = found.newest(volume, Lba(LAST)).is_some() && found.damage.is_empty();
+            assert!(!is_there || found.last_items(volume) == items, "{reads} reads, {named}");
+            known += u64::from(is_there);
+        }
+        assert!((1..8).contains(&known), "{known}");
+    }
 }

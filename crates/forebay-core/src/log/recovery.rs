@@ -307,12 +307,12 @@ impl<R: CacheReader> Recovery<'_, R> {
     fn begin_volume(&mut self, index: VolumeIndex, recorded: &Volume) -> Option<Begun> {
         let volume = &self.with_image(index, recorded);
         let behind = self.behind_head(index, volume);
-        if !self.image_stands(index, behind.tail) {
+        let mut out = RecoveredVolume::empty(self.extent_count_max);
+        if !self.image_stands(index, behind.tail, &mut out) {
             return None;
         }
         self.found.damage.extend_from_slice(&behind.damage);
         let chain = self.chain(index, volume, &behind);
-        let mut out = RecoveredVolume::empty(self.extent_count_max);
         out.clean = self.superblock.clean;
         out.frozen = behind.unknown_end || recorded.frozen; // V7
         out.log.watermark = behind.watermark;

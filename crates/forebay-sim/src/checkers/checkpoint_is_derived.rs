@@ -28,8 +28,16 @@ pub fn compare_epochs(image: &Recovered, log: &Recovered) -> Result<(), String> 
 /// Compares what a checkpoint and what the log alone led to.
 pub fn compare(volumes: &[Volume], image: &Recovered, log: &Recovered) -> Result<(), String> {
     for (index, volume) in volumes.iter().enumerate() {
+        let of = VolumeIndex(index as u8);
+        if image.last_items(of) != log.last_items(of) {
+            return Err(format!(
+                "the last record of {of:?} holds {:x?} by the checkpoint, {:x?} by the log alone",
+                image.last_items(of),
+                log.last_items(of)
+            ));
+        }
         for cell in 0..volume.cells() {
-            let (of, lba) = (VolumeIndex(index as u8), Lba(volume.lba(cell)));
+            let lba = Lba(volume.lba(cell));
             if volume.model.was_damaged(cell) {
                 // A clean block that rotted is forgotten in memory, and by the log never.
                 continue;

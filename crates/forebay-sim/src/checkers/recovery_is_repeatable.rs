@@ -15,8 +15,15 @@ pub fn compare(volumes: &[Volume], first: &Recovered, again: &Recovered) -> Resu
                 first.damage
             ));
         }
+        if first.last_items(of) != again.last_items(of) {
+            return Err(format!(
+                "recovered twice, the last record of {of:?} holds {:x?}, then {:x?}",
+                first.last_items(of),
+                again.last_items(of)
+            ));
+        }
         for cell in 0..volume.cells() {
-            let (of, lba) = (VolumeIndex(index as u8), Lba(volume.lba(cell)));
+            let lba = Lba(volume.lba(cell));
             let (one, two) = (first.find(of, lba), again.find(of, lba));
             if one != two {
                 return Err(format!(

@@ -104,8 +104,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
         self.insert_plain(index, &mut plain);
         if !items_known {
-            out.log.previous_items.clear();
-            self.restore_items(out.log.last, out);
+            self.restore_items(out);
         }
         if let Some((segment, block)) = hole {
             // The last record of the log as it was opened: nothing says what it held.
@@ -146,6 +145,21 @@ impl<R: CacheReader> Recovery<'_, R> {
             }
         }
         records.clear();
+    }
+
+    /// What the last record holds: the next one must say it. It has nothing but blocks, which are in the slot table; its header
+    /// might not be read once more.
+    fn restore_items(&self, out: &mut RecoveredVolume) {
+        let Recovered { segments, slots, .. } = &self.found;
+        let Link { segment, block, .. } = out.log.last;
+        let end = slots.heading(segments.slot(segment, block)).end(block);
+        let items = &mut out.log.previous_items;
+        items.clear();
+        let held = (block + 1..end).filter_map(|block| slots.held(segments.slot(segment, block)));
+        for Held { lba, fill, .. } in held {
+            let kind = if fill { Kind::Fill } else { Kind::Data };
+            items.push(record::items(lba, 1, kind).0);
+        }
     }
 
     /// Whether a record's place is behind all that its segment has, in this life of the segment.

@@ -3,7 +3,6 @@
 
 use super::{CacheReader, Recovered, RecoveredVolume, Recovery};
 use crate::format::entry::Kind;
-use crate::format::record::Link;
 use crate::format::superblock::{Head, Volume};
 use crate::log::image::{self, Image, ImageVolume};
 use crate::log::segment::State;
@@ -109,29 +108,16 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
         let dirty = volume.pending.iter().filter(|pending| pending.sequence > watermark);
         out.pending_extents.extend(dirty.copied());
-        let link = volume.start.link;
-        self.restore_items(link, out);
-    }
-
-    /// What the last record before the checkpoint holds: the next one must say it.
-    pub(super) fn restore_items(&mut self, link: Link, out: &mut RecoveredVolume) {
-        if link == Link::NONE {
-            return;
-        }
-        let bytes = self.read_blocks(&[(link.segment, link.block)]);
-        let address = self.address(link.segment, link.block);
-        // It may have been reclaimed since: then others follow it, and say what they hold.
-        if let Ok((header, _)) = self.decode(&bytes, address)
-            && let Some(head) = bytes.first_chunk::<BLOCK_SIZE>()
-        {
-            out.log.previous_items.take(head, header.entry_count, self.mutants);
-        }
-        self.batch = bytes;
     }
 
     /// Whether the checkpoint has all it needs of a volume: the segments from the tail to its
-    /// beginning, and a last record that can be read.
-    pub(super) fn image_stands(&mut self, index: VolumeIndex, tail: Ordinal) -> bool {
+    /// beginning, and a last record that can be read. What that holds is kept: the next one must say it.
+    pub(super) fn image_stands(
+        &mut self,
+        index: VolumeIndex,
+        tail: Ordinal,
+        out: &mut RecoveredVolume,
+    ) -> bool {
         let Some(image) = self.image.clone() else { return true };
         let Some(volume) = self.volume_in(&image, index) else { return true };
         let start = volume.start;
@@ -147,6 +133,9 @@ impl<R: CacheReader> Recovery<'_, R> {
         let address = self.address(start.link.segment, start.link.block);
         let bytes = self.read_blocks(&[(start.link.segment, start.link.block)]);
         let header = self.decode(&bytes, address);
+        if let (Ok((header, _)), Some(head)) = (&header, bytes.first_chunk::<BLOCK_SIZE>()) {
+            out.log.previous_items.take(head, header.entry_count, self.mutants);
+        }
         self.batch = bytes;
         let unchecked = self.mutants.is(Mutant::SkipLastHeader);
         rows.count() as u64 == start.ordinal.0 - tail.0 + 1

@@ -244,6 +244,11 @@ impl Recovered {
         extent.is_some_and(|extent| extent.kind == Kind::Lost) && self.newest(volume, lba).is_none()
     }
 
+    /// What the last record of a volume's log holds, as items of the next one's header.
+    pub fn last_items(&self, volume: VolumeIndex) -> &[u64] {
+        self.volume(volume).map_or(&[], |volume| volume.log.previous_items.as_slice())
+    }
+
     /// The last sequence of a volume's log, or of what is on its backing device.
     pub fn end_of(&self, volume: VolumeIndex) -> Sequence {
         self.volume(volume).map_or(Sequence(0), |volume| volume.log.closed)
