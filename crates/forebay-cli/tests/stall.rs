@@ -3,7 +3,7 @@
 //! nothing behind.
 
 use crate::support::model::{SECTOR, content, tag_of};
-use crate::support::{Daemon, Random, Scratch};
+use crate::support::{Daemon, Random, Scratch, wait_for};
 use forebay_serve::nbd::client::Client;
 use forebay_serve::nbd::reply::ByteRange;
 use forebay_serve::nbd::wire::{RequestHeader, command};
@@ -22,6 +22,16 @@ fn serve(name: &str) -> (Scratch, Daemon) {
     let backing = scratch.file("backing", 512 * MIB);
     let daemon = scratch.serve(&["--volume", &format!("v={}", backing.display())]);
     (scratch, daemon)
+}
+
+/// A client, as soon as the daemon has seen that those before are gone: it takes so many at once.
+fn connect(scratch: &Scratch) -> Client<UnixStream> {
+    let mut client = None;
+    wait_for("room for a client", || {
+        client = scratch.try_connect("v").ok();
+        client.is_some()
+    });
+    client.unwrap()
 }
 
 /// Sends the first `bytes` bytes of a write of `length`, header included, and no more.
@@ -169,7 +179,7 @@ fn a_write_that_breaks_off_after_any_byte_leaves_no_part() {
     for (round, some) in counts.chunks(STALLED as usize).enumerate() {
         let broken_off: Vec<_> = std::iter::zip(some, &never)
             .map(|(count, all)| {
-                let mut client = scratch.connect("v");
+                let mut client = connect(&scratch);
                 client.stream().write_all(&all[..*count]).unwrap();
                 client
             })

@@ -17,7 +17,7 @@ pub mod terminal;
 
 pub use forebay_testing::{PATIENCE, Random, has, skip, wait_for};
 
-use forebay_serve::nbd::client::{Client, Connect};
+use forebay_serve::nbd::client::{Client, ClientError, Connect};
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -119,10 +119,15 @@ impl Scratch {
 
     /// A client of a volume.
     pub fn connect(&self, volume: &str) -> Client<UnixStream> {
+        self.try_connect(volume).unwrap()
+    }
+
+    /// The same, if the daemon has room for one more.
+    pub fn try_connect(&self, volume: &str) -> Result<Client<UnixStream>, ClientError> {
         let stream = UnixStream::connect(self.nbd()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Client::connect(stream, &Connect { export: volume, ..Connect::default() }).unwrap()
+        Client::connect(stream, &Connect { export: volume, ..Connect::default() })
     }
 
     /// `forebay COMMAND --control …`
