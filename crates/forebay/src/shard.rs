@@ -5,7 +5,10 @@
 //! [`Shard::turn`] again and again; requests go in by [`Shard::submit`], answers come out of
 //! [`Shard::take_answers`], and what the reactor reports for others (sockets) is handed on.
 
+mod clock;
+mod ending;
 mod flushes;
+mod naming;
 mod opening;
 mod settings;
 mod sizes;
@@ -14,30 +17,29 @@ mod volumes;
 
 pub use opening::Opening;
 
+use self::clock::{Begun, Clock, Coming, took};
 use self::flushes::Flushes;
-use crate::cache::{self, CacheError};
+use self::naming::{NAMING_TOKEN, Naming};
+use crate::cache::CacheError;
 use crate::elsewhere::Bytes;
-use crate::handover::{self, Handed};
-use crate::host::identity::Fingerprint;
 use crate::host::machine::{DeviceNumber, Host};
 use crate::host::runtime_dir::{Places, boot_id};
-use crate::io::lasting;
 use crate::io::{
-    Arena, BUFFERS_EACH, Completion, DRIVERS_BUFFERS_AT, Device, DeviceError, DeviceKind,
-    Operation, Reactor, ReactorKind, Span, Stats, source_of,
+    Arena, BUFFERS_EACH, Completion, DRIVERS_BUFFERS_AT, Device, DeviceError, Operation, Reactor,
+    ReactorKind, Span, Stats, source_of,
 };
 use crate::latency::{Latency, LatencySummary};
 use crate::memory::{Memory, SharedIdentity};
-use forebay_core::effect::{Effect, Fault, SuperblockChange, Token};
+use forebay_core::effect::{Effect, Fault, Token};
 use forebay_core::engine::{CacheHealth, Config, Engine};
-use forebay_core::format::superblock::{Mode, SUPERBLOCK_SIZE, Superblock};
-use forebay_core::limits::{BACKGROUND_BLOCKS, REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
+use forebay_core::format::superblock::{Mode, Superblock};
+use forebay_core::limits::{REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
 use forebay_core::log::recovery::Damage;
 use forebay_core::payload::Place;
 use forebay_core::policy::reserve::Reserve;
 use forebay_core::policy::scrub::Refused;
 use forebay_core::request::{Op, Request, RequestError};
-use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Tick, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, Tick, VolumeIndex};
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -231,30 +233,14 @@ pub struct Shard {
     resizing: Option<u64>,
 }
 
-/// The device token of the superblock's own writes.
-const NAMING_TOKEN: u64 = 1 << 40;
 /// That of flushes of the cache device.
 const FLUSH_TOKEN: u64 = 1 << 41;
-/// Bytes of one of them.
-const NAMING_BYTES: usize = BACKGROUND_BLOCKS as usize * BLOCK_SIZE;
-/// A copy in parts, and a flush.
-const NAMING_STEPS: usize = SUPERBLOCK_SIZE / NAMING_BYTES + 1;
-const _: () = assert!(SUPERBLOCK_SIZE.is_multiple_of(NAMING_BYTES));
-
 /// The cache is to be marked stale for a volume: for good, and outside of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StaleWanted {
     /// Which volume.
     pub volume: VolumeIndex,
     token: Token,
-}
-
-/// A checkpoint that is being named.
-#[derive(Clone, Copy, Debug)]
-struct Naming {
-    token: Token,
-    /// [`NAMING_STEPS`] for each copy.
-    step: usize,
 }
 
 impl Shard {
@@ -314,45 +300,6 @@ impl Shard {
     /// The engine's time.
     pub fn now(&self) -> Tick {
         Tick(self.started.elapsed().as_nanos() as u64)
-    }
-
-    /// Both copies, one after the other, and not while a naming writes them: what it has in hand is older, and
-    /// would be there in the end.
-    fn write_superblock(&mut self) -> Result<(), OpenError> {
-        self.end_flushes()?;
-        if self.engine.health() == CacheHealth::Failed {
-            // One copy may not be durable, though it can be read: the other is not to be replaced (R5 of `format/pair`).
-            return Err(system("write the superblock")(io::Error::other(
-                "the cache device has failed; it is written to when it is opened again",
-            )));
-        }
-        self.superblock.sequence += 1;
-        self.superblock.written_at = wall_now();
-        Ok(self.flush_alone(cache::write_superblock)?)
-    }
-
-    /// Until nothing of the superblock is under way, and no flush of the cache device (D5 in `log/durable.rs`).
-    fn end_flushes(&mut self) -> Result<(), OpenError> {
-        while self.naming.is_some() || !self.flushes.is_idle() {
-            self.turn_for_itself(None)?;
-        }
-        Ok(())
-    }
-
-    /// Does something with the superblock that flushes the cache device, and is waited for.
-    fn flush_alone(
-        &mut self,
-        write: impl FnOnce(&dyn Device, &Superblock) -> Result<(), CacheError>,
-    ) -> Result<(), CacheError> {
-        self.memory.note_flushing(self.engine.log_ends());
-        let written = write(self.cache.as_ref(), &self.superblock);
-        if written.is_err() {
-            // Like any write or flush of the cache device (D3 in `log/durable.rs`).
-            self.engine.cache_has_failed();
-            self.note_failure();
-        }
-        self.memory.note_flushed();
-        written
     }
 
     /// Notes that the cache device has failed where the next process finds it: before anybody is told.
@@ -541,46 +488,6 @@ impl Shard {
             self.complete(completion);
         }
         self.done = done;
-    }
-
-    /// Writes the superblock with something new in it: one copy, a flush, the other, a flush. Each copy in parts, one after
-    /// the other: guests' reads wait behind them.
-    fn change_superblock(&mut self, token: Token, change: SuperblockChange, now: Instant) {
-        change.apply(&mut self.superblock);
-        self.superblock.written_at = wall_now();
-        let addresses = Superblock::addresses(self.superblock.size_bytes);
-        for (copy, address) in addresses.into_iter().enumerate() {
-            self.superblock.encode_into(address, &mut self.naming_bytes);
-            let span = self.naming_memory.span(copy * SUPERBLOCK_SIZE, SUPERBLOCK_SIZE);
-            span.copy_in(&self.naming_bytes);
-        }
-        self.naming = Some(Naming { token, step: 0 });
-        self.name_step(now);
-    }
-
-    fn name_step(&mut self, now: Instant) {
-        let Some(naming) = self.naming else { return };
-        let addresses = Superblock::addresses(self.superblock.size_bytes);
-        let (copy, part) = (naming.step / NAMING_STEPS, naming.step % NAMING_STEPS);
-        let operation = match part * NAMING_BYTES {
-            SUPERBLOCK_SIZE => return self.ask_flush(NAMING_TOKEN, now),
-            from => {
-                let span = self.naming_memory.span(copy * SUPERBLOCK_SIZE + from, NAMING_BYTES);
-                Operation::Write { span, offset: addresses[copy] + from as u64 }
-            }
-        };
-        self.cache.submit(&mut self.reactor, operation, NAMING_TOKEN, now);
-    }
-
-    fn named_step(&mut self, result: Result<(), Fault>) {
-        let Some(naming) = &mut self.naming else { return };
-        naming.step += 1;
-        if result.is_err() || naming.step == 2 * NAMING_STEPS {
-            let token = naming.token;
-            self.naming = None;
-            return self.engine.completed(token, result, &mut self.memory);
-        }
-        self.name_step(Instant::now());
     }
 
     fn complete(&mut self, completion: Completion) {
@@ -787,195 +694,6 @@ impl Shard {
     ) {
         self.engine.zero_runs(volume, first, blocks, run);
     }
-
-    /// Lets what is under way end, the batch that is written back as well, and makes everything durable. Whether that
-    /// was done within `limit`; from then on no backing device is written to.
-    pub fn quiesce(&mut self, limit: Duration) -> Result<bool, OpenError> {
-        let begun = Instant::now();
-        self.cancel_resize();
-        self.engine.stop_writeback();
-        self.engine.want_checkpoint();
-        self.engine.sync(&mut self.memory);
-        let mut foreign = Vec::new();
-        while !(self.engine.is_quiet() && self.engine.is_checkpointed() && self.done.is_empty()) {
-            if begun.elapsed() > limit {
-                return Ok(false);
-            }
-            foreign.clear();
-            self.free_tags.extend(self.answers.drain(..).map(|(tag, _)| tag));
-            let wait = Some(Duration::from_millis(100));
-            self.turn(wait, &mut foreign).map_err(system("wait for the devices"))?;
-        }
-        Ok(true)
-    }
-
-    /// The next program goes on with the guests of this one, whether it is handed the cache or not: they are not to forget what
-    /// failed (A3 in `op/around.rs`).
-    pub fn keep_flush_failures(&mut self) {
-        self.engine.keep_flush_failures();
-    }
-
-    /// The first step of [`Shard::hand_over`], while guests are still served: batches and checkpoints end,
-    /// and no other begins.
-    pub fn prepare_hand_over(&mut self) {
-        self.engine.prepare_hand_over();
-    }
-
-    /// Whether they have ended.
-    pub fn is_prepared(&self) -> bool {
-        self.engine.is_prepared()
-    }
-
-    /// Gives the cache to the next program, when no request comes any more: nothing may be done with the
-    /// shard afterwards. None: it could not be brought to rest within `limit`, and can be closed as ever.
-    pub fn hand_over(&mut self, limit: Duration) -> Result<Option<Handed>, OpenError> {
-        let begun = Instant::now();
-        self.cancel_resize();
-        self.engine.prepare_hand_over();
-        self.engine.end_logs(&mut self.memory);
-        let mut foreign = Vec::new();
-        while !(self.engine.may_hand_over() && self.done.is_empty() && self.naming.is_none()) {
-            if begun.elapsed() > limit || self.engine.health() == CacheHealth::Failed {
-                return Ok(None);
-            }
-            if self.engine.is_quiet() {
-                // What was under way may have begun another segment.
-                self.engine.end_logs(&mut self.memory);
-            }
-            foreign.clear();
-            self.answers.clear();
-            let wait = Some(Duration::from_millis(100));
-            self.turn(wait, &mut foreign).map_err(system("wait for the devices"))?;
-        }
-        let message = handover::file_of(&self.engine.hand_over(&self.superblock))
-            .map_err(system("take memory"))?;
-        let (cells, rows) = self.engine.tables();
-        let lasts = [self.files[0].is_some(), self.files[1].is_some()];
-        let [cells_file, rows_file] = std::mem::take(&mut self.files);
-        let table = system("take memory");
-        let cells = cells_file.map_or_else(|| lasting::copied(cells), Ok).map_err(&table)?;
-        let rows = rows_file.map_or_else(|| lasting::copied(rows), Ok).map_err(&table)?;
-        Ok(Some(Handed { message, tables: [cells, rows], lasts }))
-    }
-
-    /// Makes everything durable and notes it in the superblock: a clean stop. Gives up after
-    /// `limit`, which is then no clean stop, and loses nothing either.
-    pub fn close(mut self, limit: Duration) -> Result<bool, OpenError> {
-        Ok(self.quiesce(limit)? && self.finish()?)
-    }
-
-    /// Notes in the superblock that everything is durable: the end of a clean stop, after [`Shard::quiesce`]. The devices
-    /// are nobody else's before the shard is dropped.
-    pub fn finish(&mut self) -> Result<bool, OpenError> {
-        debug_assert!(self.engine.is_quiet(), "what is under way would not be in the superblock");
-        if self.engine.health() == CacheHealth::Failed {
-            return Ok(false);
-        }
-        self.engine.note_heads(&mut self.superblock);
-        let clean = self.flush_backings();
-        self.superblock.clean = clean;
-        self.write_superblock()?;
-        if !clean {
-            return Ok(false);
-        }
-        if let Some(path) = &self.shared_path {
-            // Stale from now on in any case: the next opening raises the generation.
-            let _ = std::fs::remove_file(path);
-        }
-        Ok(true)
-    }
-
-    /// Flushes the backing devices that still may lose what went around a log, and notes where that fails: whoever opens the cache
-    /// after a clean stop need not know that there were such writes, but whoever opens it must know of those that may be lost and
-    /// that the guest was not told of (A3 in `op/around.rs`). Says whether all went well: who is waited for cannot be flushed.
-    fn flush_backings(&mut self) -> bool {
-        let (mut lost, mut clean) = ([false; VOLUME_COUNT_MAX], true);
-        for index in 0..VOLUME_COUNT_MAX {
-            let at = VolumeIndex(index as u8);
-            if !self.engine.wants_backing_flush(at) {
-                continue;
-            }
-            let Some(device) = &self.backings[index] else {
-                clean = false;
-                continue;
-            };
-            if device.sync().is_err() {
-                lost[index] = true;
-                // So have those on its disk whose turn is still to come, and those that wait for their device (F2 in `policy/flushes.rs`).
-                if device.info().kind == DeviceKind::Block {
-                    let others = self.on_same_disk(at).map(|other| usize::from(other.0));
-                    others.filter(|other| *other > index).for_each(|other| lost[other] = true);
-                    let waiting = self.backings.iter().zip(&mut lost);
-                    waiting.filter(|(it, _)| it.is_none()).for_each(|(_, lost)| *lost = true);
-                }
-            }
-        }
-        let wants = |index: usize| self.engine.wants_backing_flush(VolumeIndex(index as u8));
-        for (index, recorded) in self.superblock.volumes.iter_mut().enumerate() {
-            let Some(recorded) = recorded.as_mut().filter(|_| lost[index] && wants(index)) else {
-                continue;
-            };
-            (clean, recorded.flush_failed) = (false, true);
-            // What it showed it may not have: it is not to be taken for a change by others.
-            if let Ok(found) = Fingerprint::decode(&recorded.fingerprint) {
-                recorded.fingerprint = found.without_content().encode();
-            }
-        }
-        clean
-    }
-}
-
-/// The time, asked for once, and only if somebody wants it.
-struct Clock(Option<Instant>);
-
-impl Clock {
-    fn now(&mut self) -> Instant {
-        *self.0.get_or_insert_with(Instant::now)
-    }
-}
-
-/// So many requests that began alike are answered now.
-fn took(latencies: &mut [Option<[Latency; 2]>], begun: Begun, now: Instant, count: u64) {
-    let nanos = now.saturating_duration_since(begun.at).as_nanos() as u64;
-    if let Some([reads, writes]) = &mut latencies[usize::from(begun.volume.0)] {
-        match begun.op {
-            Op::Read => reads.record_many(nanos, count),
-            Op::Write { .. } => writes.record_many(nanos, count),
-            _ => {}
-        }
-    }
-}
-
-/// When requests come. Those that come together, with no turn of the loop between them, are so many at a time taken to
-/// come with their first: a look at the clock costs a part in thirty of a whole write.
-struct Coming {
-    at: Instant,
-    left: u32,
-}
-
-impl Coming {
-    const TOGETHER: u32 = 16;
-
-    fn now(&mut self) -> Instant {
-        if self.left == 0 {
-            (self.at, self.left) = (Instant::now(), Coming::TOGETHER);
-        }
-        self.left -= 1;
-        self.at
-    }
-
-    /// Time has passed.
-    fn end(&mut self) {
-        self.left = 0;
-    }
-}
-
-/// When and how a request came in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Begun {
-    at: Instant,
-    volume: VolumeIndex,
-    op: Op,
 }
 
 /// What a new volume is recorded with.
