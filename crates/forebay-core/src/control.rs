@@ -365,7 +365,7 @@ impl Engine {
             recorded.flush_failed = state.around.lost && !state.around.told && !unnoted; // A3
             log.note(recorded);
             recorded.flush_epoch = log.flush_epoch;
-            if let Some(end) = log.end(&self.segments) {
+            if let Some(end) = log.end(state.index, &self.segments) {
                 recorded.head = end;
             }
         }

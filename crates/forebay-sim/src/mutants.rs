@@ -6,8 +6,10 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 19] = [
+pub const STORIES: [(Mutant, &str); 22] = [
     (Mutant::AgainTakenForDone, "again.rs"),
+    (Mutant::CheckpointOfTwoMoments, "image.rs"),
+    (Mutant::EmptyHeadUnread, "image.rs"),
     (Mutant::EndNotedOnce, "unflushed.rs"),
     (Mutant::FailedOverNewer, "read_again.rs"),
     (Mutant::FrozenForgotten, "frozen.rs"),
@@ -24,6 +26,7 @@ pub const STORIES: [(Mutant, &str); 19] = [
     (Mutant::SkipScrubChecksum, "scrub.rs"),
     (Mutant::SkipScrubHeader, "scrub.rs"),
     (Mutant::SkipSizeChecksum, "resize.rs"),
+    (Mutant::UnreadCheckpointStays, "image.rs"),
     (Mutant::UnreadStaysUnread, "unread.rs"),
     (Mutant::VoidLifeCounts, "void.rs"),
 ];

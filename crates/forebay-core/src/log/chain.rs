@@ -13,11 +13,11 @@ use crate::format::record::{self, Header, ITEM_LOST, ITEMS_OF_ENTRY_MAX, Link};
 use crate::format::superblock;
 use crate::limits::{RECORD_ENTRIES_MAX, RECORD_ITEMS_MAX};
 use crate::log::resize::Mark;
-use crate::log::segment::Segments;
+use crate::log::segment::{Segments, State};
 use crate::log::times::Times;
 use crate::map::extent::Position;
 use crate::mutant::{Mutant, Mutants};
-use crate::units::{BLOCK_SIZE, BufferId, Ordinal, SegmentId, Sequence, Tick};
+use crate::units::{BLOCK_SIZE, BufferId, Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
@@ -332,16 +332,18 @@ impl Log {
         }
     }
 
-    /// Where it ends, if it has a record.
-    pub(crate) fn end(&self, segments: &Segments) -> Option<superblock::Head> {
-        (self.last != Link::NONE).then(|| {
-            let segment = segments.get(self.last.segment);
-            superblock::Head {
-                link: self.last,
-                through: self.closed,
-                used: segment.used,
-                ordinal: segment.ordinal,
-            }
+    /// Where the log of this volume ends, if it has a record. Its tail may be in the superblock alone, and its last record in no log.
+    pub(crate) fn end(&self, volume: VolumeIndex, segments: &Segments) -> Option<superblock::Head> {
+        let last = self.last;
+        let segment = (last != Link::NONE).then(|| segments.get(last.segment))?;
+        let is_in_log = matches!(segment.state, State::Open | State::Sealed)
+            && segment.volume == volume
+            && segment.used > last.block;
+        is_in_log.then_some(superblock::Head {
+            link: last,
+            through: self.closed,
+            used: segment.used,
+            ordinal: segment.ordinal,
         })
     }
 

@@ -19,6 +19,8 @@
 //!   area but for the places of runs of slots that it has in the other one, nor those.
 //! - **T4** What a checkpoint refers to of a run of slots is the run as it was when its turn came:
 //!   a run has not changed since it was copied, or is noted as changed before the next is named.
+//! - **T5** While pages are copied nothing leaves the map but by what a record says: else some pages have it and what was captured has not, or
+//!   the other way round, and the checkpoint is given up.
 //! - **T3** Segments are taken from the pool in its order: opening finds what came after a
 //!   checkpoint at the front of the pool that it captured.
 //!
@@ -135,6 +137,10 @@ pub(crate) struct Checkpointer {
     pub(crate) wanted: bool,
     /// None begins: the cache is to have another size.
     pub(crate) held: bool,
+    /// The one that is being written was wanted, ...
+    asked: bool,
+    /// ... and is of two moments (T5).
+    spoiled: bool,
     head: Head,
     stream: Vec<u8>,
     /// For each volume what must be durable before it is named.
@@ -175,6 +181,8 @@ impl Checkpointer {
             areas: Areas::of(superblock),
             wanted: false,
             held: false,
+            asked: false,
+            spoiled: false,
             head: Head { layout, stream_pages: 0, stream_bytes: 0, segment_sequence: 0 },
             stream: Vec::with_capacity(stream_max),
             ends: alloc::vec![Sequence(0); crate::limits::VOLUME_COUNT_MAX],
@@ -259,6 +267,13 @@ impl Engine {
             || self.health == CacheHealth::Failed
     }
 
+    /// Something left the map of which no record tells (T5).
+    pub(crate) fn checkpoint_forgets(&mut self) {
+        let copying = matches!(self.checkpoint.stage, Stage::Pages { .. });
+        self.checkpoint.spoiled |=
+            copying && !self.config.mutants.is(Mutant::CheckpointOfTwoMoments);
+    }
+
     /// Whether one is being written.
     pub(crate) fn is_checkpointing(&self) -> bool {
         self.checkpoint.stage != Stage::Idle
@@ -281,6 +296,10 @@ impl Engine {
                 if (wanted || due) && self.tokens.room() > 256 {
                     self.checkpoint_begin(payload);
                 }
+            }
+            Stage::Pages { in_flight: false } if self.checkpoint.spoiled => {
+                self.checkpoint.stage = Stage::Idle;
+                self.checkpoint.wanted |= self.checkpoint.asked;
             }
             Stage::Pages { in_flight: false } => self.checkpoint_pages(payload),
             Stage::Flushing { in_flight: false } => self.checkpoint_flush(),
@@ -332,7 +351,8 @@ impl Engine {
     /// Captures what is small; from here on everything else is copied as it comes.
     fn checkpoint_begin(&mut self, payload: &mut impl Payload) {
         self.end_segments(payload);
-        self.checkpoint.wanted = false;
+        self.checkpoint.asked = core::mem::take(&mut self.checkpoint.wanted);
+        self.checkpoint.spoiled = false;
         (self.checkpoint.written, self.checkpoint.records) = (0, 0);
         if !self.index.is_in_pages() {
             return;
@@ -394,7 +414,7 @@ impl Engine {
     pub(crate) fn capture_volume(&self, volume: &Volume, stream: &mut Vec<u8>) {
         let log = &volume.log;
         let (used, ordinal) =
-            log.end(&self.segments).map_or((0, 0), |end| (end.used, end.ordinal.0));
+            log.end(volume.index, &self.segments).map_or((0, 0), |end| (end.used, end.ordinal.0));
         let mut put = |value: u64| stream.extend_from_slice(&value.to_le_bytes());
         put(u64::from(volume.index.0) | if volume.has_forgotten() { image::FORGOT } else { 0 });
         put(u64::from(volume.attach_generation));

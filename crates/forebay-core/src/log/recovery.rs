@@ -235,6 +235,10 @@ pub fn reopen(superblock: &Superblock, found: &Recovered, mutants: Mutants) -> S
         next.open_generation += 1;
     }
     next.segment_sequence = found.segment_sequence;
+    // Read by the log alone: segments are taken in another order than the checkpoint has, which whoever can read it would go by (T3 of `checkpoint`).
+    if !found.goes_by_checkpoint() && !mutants.is(Mutant::UnreadCheckpointStays) {
+        next.checkpoint_sequence = 0;
+    }
     for (volume, found) in next.volumes.iter_mut().zip(&found.volumes) {
         if let (Some(volume), Some(found)) = (volume, found) {
             if !mutants.is(Mutant::IgnoreCut) {

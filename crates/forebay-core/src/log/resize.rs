@@ -200,13 +200,9 @@ impl Engine {
         for state in self.volumes.iter_mut().flatten() {
             let log = &mut state.log;
             log.mark = None;
-            let Some(head) = log.end(&self.segments) else { continue };
-            let segment = self.segments.get(head.link.segment);
-            // Its tail may be in the superblock alone, and its last record in no log.
-            if segment.state == State::Sealed && segment.volume == state.index {
-                log.mark = Some(Mark { head, flush_epoch: log.flush_epoch });
-                log.wanted = log.wanted.max(log.closed);
-            }
+            let Some(head) = log.end(state.index, &self.segments) else { continue };
+            log.mark = Some(Mark { head, flush_epoch: log.flush_epoch });
+            log.wanted = log.wanted.max(log.closed);
         }
     }
 

@@ -67,6 +67,7 @@ impl Engine {
     /// cache. What is dirty stays, and wins. The log still has it all, and so has whoever opens it next.
     pub fn forget_clean(&mut self, volume: VolumeIndex) {
         self.tickets.void_all();
+        self.checkpoint_forgets();
         let state = self.volume_ref(volume).expect("it exists");
         assert!(!state.serving);
         let clean_to = self.clean_to(state);

@@ -40,7 +40,12 @@ impl<R: CacheReader> Recovery<'_, R> {
         for volume in &image.volumes {
             let mine = image.rows.iter().filter(|row| row.volume == volume.index);
             let ids: Vec<SegmentId> = mine.map(|row| row.id).collect();
-            self.read_firsts_of(&ids, since, UNUSED_RUN);
+            let Some((newest, before)) = ids.split_last() else { continue };
+            self.read_firsts_of(before, since, UNUSED_RUN);
+            // It may have been open, and empty: what came into it since is behind the beginning, however long the log before it.
+            if before.len() <= UNUSED_RUN || !self.mutants.is(Mutant::EmptyHeadUnread) {
+                self.read_firsts_of(&[*newest], since, UNUSED_RUN);
+            }
         }
         self.image = Some(Rc::new(image));
     }

@@ -159,6 +159,11 @@ impl Recovered {
         log.next_ordinal = Ordinal(row.ordinal.0 + 1);
     }
 
+    /// Whether segments are taken in the order of the checkpoint that the superblock names.
+    pub(crate) fn goes_by_checkpoint(&self) -> bool {
+        !self.slot_runs.is_empty()
+    }
+
     /// Where a block is.
     pub fn find(&self, volume: VolumeIndex, lba: Lba) -> Found {
         let state = self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref);

@@ -143,6 +143,7 @@ impl Engine {
         if !self.volume(volume).extents.has_room() || !self.index.remove(volume, lba, slot) {
             return false;
         }
+        self.checkpoint_forgets();
         // The backing device's version is the newest now: an older extent must not come forth.
         let position = self.segments.position(segment, block);
         let state = self.volume(volume);

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What an opening goes by when a checkpoint is named: it is of one moment, and what came after it is found.
+
+mod support;
+
+use forebay_core::effect::Fault;
+use forebay_core::format::checkpoint::address;
+use forebay_core::format::superblock::{Order, Superblock};
+use forebay_core::log::recovery::{CacheReader, Writer, recover};
+use forebay_core::mutant::{Mutant, Mutants};
+use forebay_core::request::Op;
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, VolumeIndex};
+use forebay_sim::block::Block;
+use forebay_sim::device::Device;
+use forebay_sim::fate::{Choices, Fate};
+use forebay_sim::model::Stop;
+use forebay_sim::world::World;
+use std::rc::Rc;
+use support::{
+    ask, checkpoint, clean, headers, is_in_log, place, power_cut, push_out, read, settle, world_of,
+};
+
+const VOLUME: VolumeIndex = VolumeIndex(0);
+const WRITE: Op = Op::Write { fua: false };
+const FUA: Op = Op::Write { fua: true };
+
+fn do_one(world: &mut World, op: Op, block: u64, blocks: u64) {
+    ask(world, 0, op, block, blocks);
+    settle(world);
+}
+
+/// Nothing fails but what the story says.
+fn quiet(world: &mut World) {
+    world.faults_over = true;
+    Rc::make_mut(&mut world.setup).rot = u64::MAX;
+}
+
+/// All that is under way ends.
+fn rest(world: &mut World) {
+    while world.has_events() {
+        world.step().expect("it goes on");
+    }
+}
+
+/// The machine stops, and the cache is opened again.
+fn stop_and_open(world: &mut World, stop: Stop) {
+    world.stop_by(stop, &mut Fate::Chosen(&mut Choices::default()));
+    world.open(Some(stop)).expect("it opens");
+}
+
+/// A block that is clean, in a cache whose map is written page by page; copies of what is read are not placed.
+fn one_clean_block(block: u64, below: bool, mutants: Mutants) -> World {
+    let mut world = world_of(512, 4000, |setup| {
+        setup.config.fill_run_max = 0;
+        setup.config.checkpoint_frames = 1;
+        setup.config.mutants = mutants;
+    });
+    quiet(&mut world);
+    if below {
+        do_one(&mut world, Op::WriteZeroes { fua: false }, 0, 1000);
+    }
+    do_one(&mut world, WRITE, block, 1);
+    do_one(&mut world, Op::Flush, 0, 0);
+    clean(&mut world, VOLUME);
+    power_cut(&mut world);
+    rest(&mut world);
+    read(&mut world, block).expect("it is whole");
+    world
+}
+
+/// It is found bad while the pages of a checkpoint are written.
+fn forget_meanwhile(world: &mut World, block: u64) {
+    let engine = |world: &World| world.engine.as_ref().map(|it| it.is_checkpointed());
+    world.engine.as_mut().expect("there is a process").want_checkpoint();
+    world.put_in_order().expect("it goes on");
+    read(world, block).expect("the backing device has it");
+    assert!(!is_in_log(world, block));
+    assert_eq!(engine(world), Some(false), "it is under way");
+    while engine(world) == Some(false) {
+        assert!(world.step().expect("it goes on"));
+    }
+}
+
+/// A long run of zeros, a block written over it, all of it clean. The block rots, and is forgotten: it is on the backing device. Had a checkpoint
+/// the zeros of before and the map of behind that, it would read as zeros.
+#[test]
+fn a_block_forgotten_while_a_checkpoint_is_written_is_not_what_was_below_it() {
+    let broken = |block, stop, mutants| {
+        let mut world = one_clean_block(block, true, mutants);
+        let at = place(&world, block);
+        world.volumes[0].model.copy_damaged(block as usize);
+        world.cache.rot(at, Block::zero());
+        forget_meanwhile(&mut world, block);
+        stop_and_open(&mut world, stop);
+        assert!(world.marks.count("opened from a checkpoint") > 0);
+        read(&mut world, block).is_err()
+    };
+    for stop in [Stop::Power, Stop::Process] {
+        let found = |mutants| (0..24).filter(|block| broken(*block, stop, mutants)).count();
+        assert_eq!(found(Mutants::default()), 0, "{stop:?}");
+        assert!(
+            found(Mutants::with(Mutant::CheckpointOfTwoMoments)) > 0,
+            "else this shows nothing"
+        );
+    }
+}
+
+/// The same, and the block can be read again later: what was written around the log meanwhile must have voided it.
+#[test]
+fn a_block_forgotten_while_a_checkpoint_is_written_does_not_come_back() {
+    let comes_back = |block, mutants| {
+        let mut world = one_clean_block(block, false, mutants);
+        let at = place(&world, block);
+        world.volumes[0].model.copy_damaged(block as usize);
+        world.cache.make_unreadable(at);
+        forget_meanwhile(&mut world, block);
+        power_cut(&mut world);
+        world.set_order(0, Order::Relaxed, 1).expect("it is set");
+        do_one(&mut world, WRITE, block, 1);
+        do_one(&mut world, Op::Flush, 0, 0);
+        read(&mut world, block).expect("it was written");
+        world.cache.read_again();
+        world.superblock.checkpoint_sequence = 0;
+        world.write_superblock();
+        stop_and_open(&mut world, Stop::Power);
+        read(&mut world, block).is_err()
+    };
+    for block in [7, 10, 12] {
+        assert!(!comes_back(block, Mutants::default()));
+        assert!(comes_back(block, Mutants::with(Mutant::CheckpointOfTwoMoments)));
+    }
+}
+
+struct Plain<'a>(&'a Device);
+
+impl CacheReader for Plain<'_> {
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        for (at, block) in (offset / BLOCK_BYTES..).zip(bytes.as_chunks_mut::<BLOCK_SIZE>().0) {
+            *block = *self.0.read(at).bytes();
+        }
+        Ok(())
+    }
+}
+
+/// Whether a block is found in the log.
+fn is_found(world: &World, block: u64, mutants: Mutants) -> bool {
+    let room = world.setup.config.extent_count_max;
+    let mut reader = Plain(&world.cache);
+    let found = recover(&world.superblock, &mut reader, room, Writer::MayHaveLostPower, mutants);
+    found.newest(VOLUME, Lba(block)).is_some()
+}
+
+/// An opening that cannot read the checkpoint goes by the log, and takes segments in another order than that has. Could it be read the next time,
+/// what was flushed in between would be behind more unused segments than are looked at.
+#[test]
+fn a_checkpoint_that_could_not_be_read_once_is_not_gone_by_again() {
+    let lost = |mutants| {
+        let mut world = world_of(1000, 64, |setup| {
+            setup.config.mutants = mutants;
+            setup.volumes.push(setup.volumes[0].clone());
+        });
+        ask(&mut world, 1, FUA, 0, 1);
+        settle(&mut world);
+        do_one(&mut world, FUA, 0, 1);
+        // Its segment comes last in the pool, and first by its number.
+        world.detach(1).expect("it goes on");
+        checkpoint(&mut world);
+        quiet(&mut world);
+        let named = world.superblock.checkpoint_sequence;
+        assert!(named > 0);
+        world.cache.make_unreadable(address(&world.superblock, named, 0) / BLOCK_BYTES);
+        power_cut(&mut world);
+        world.cache.read_again();
+        do_one(&mut world, FUA, 5, 1);
+        world.stop_by(Stop::Power, &mut Fate::Chosen(&mut Choices::default()));
+        !is_found(&world, 5, Mutants::default())
+    };
+    assert!(!lost(Mutants::default()));
+    assert!(lost(Mutants::with(Mutant::UnreadCheckpointStays)), "else this shows nothing");
+}
+
+/// A log of more segments than are looked at in vain, and the newest is open and empty when a checkpoint begins: a write has taken it and then waits
+/// for room of another kind.
+#[test]
+fn what_came_into_an_empty_head_behind_a_checkpoint_is_found() {
+    let mut shown = 0;
+    for first in 0..18 {
+        let mut world = world_of(700, 8000, |_| ());
+        for block in 0..5000 {
+            ask(&mut world, 0, WRITE, block, 1);
+            if block % 32 == 31 {
+                settle(&mut world);
+            }
+        }
+        settle(&mut world);
+        do_one(&mut world, Op::Flush, 0, 0);
+        clean(&mut world, VOLUME);
+        rest(&mut world);
+        world.volumes[0].device.failed = true;
+        // The same block again and again: few extents, many that are pending.
+        for _ in 0..world.setup.config.extent_count_max {
+            do_one(&mut world, Op::WriteZeroes { fua: false }, 6000, 1);
+        }
+        // So many blocks that the segment may be full.
+        for block in 0..first {
+            ask(&mut world, 0, WRITE, 7900 + block, 1);
+        }
+        settle(&mut world);
+        // Zeros wait.
+        Rc::make_mut(&mut world.setup).zeros = 1;
+        ask(&mut world, 0, WRITE, 7000, 1);
+        Rc::make_mut(&mut world.setup).zeros = 0;
+        checkpoint(&mut world);
+        world.volumes[0].device.failed = false;
+        settle(&mut world);
+        do_one(&mut world, FUA, 7999, 1);
+        world.stop_by(Stop::Power, &mut Fate::Chosen(&mut Choices::default()));
+        assert!(is_found(&world, 7999, Mutants::default()), "{first}");
+        shown += u32::from(!is_found(&world, 7999, Mutants::with(Mutant::EmptyHeadUnread)));
+    }
+    assert!(shown > 0, "else this shows nothing");
+}
+
+/// A checkpoint begins before the tail, and of the log behind it nothing can be read: the volume is frozen. A clean stop notes no end of it, which would be in
+/// a segment that is free, or of another log: nobody could read such a superblock.
+#[test]
+fn a_stop_behind_a_log_that_cannot_be_read_leaves_a_superblock_that_can() {
+    let mut world = world_of(20, 700, |_| ());
+    quiet(&mut world);
+    do_one(&mut world, WRITE, 0, 1);
+    clean(&mut world, VOLUME);
+    checkpoint(&mut world);
+    let named = world.superblock.checkpoint_sequence;
+    push_out(&mut world, 0);
+    do_one(&mut world, Op::Flush, 0, 0);
+    clean(&mut world, VOLUME);
+    rest(&mut world);
+    power_cut(&mut world);
+    assert_eq!(world.superblock.checkpoint_sequence, named, "no newer one");
+    for at in headers(&world) {
+        world.cache.make_unreadable(at);
+    }
+    stop_and_open(&mut world, Stop::Power);
+    let engine = world.engine.as_ref().expect("there is a process");
+    assert!(engine.is_frozen(VOLUME));
+    let mut next = world.superblock.clone();
+    engine.note_heads(&mut next);
+    next.sequence += 1;
+    let mut bytes = next.encode(0);
+    assert_eq!(Superblock::decode(&mut bytes, 0), Ok(next));
+}
