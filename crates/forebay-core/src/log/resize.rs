@@ -14,7 +14,7 @@
 //! | holding | unnaming | smaller: no checkpoint is under way |
 //! | unnaming | vacating | [`Engine::vacate`]: no checkpoint is named |
 //! | vacating | settling | the segments that go are free |
-//! | settling | marking | no checkpoint is under way |
+//! | settling | marking | nothing is noted in the superblock |
 //! | marking | ready | where each log ended then is durable, and none of them in what goes |
 //! | ready | – | [`Engine::resize`] |
 //! | all | – | [`Engine::cancel_resize`] |
@@ -27,8 +27,8 @@
 //! - **Z3** A segment that is new is used only after both copies of a superblock that has it are durable.
 //! - **Z4** When the superblock says a smaller size, no log has a segment that is gone, that is durable, and
 //!   every head that it names lies in what stays.
-//! - **Z5** Segments are left out of the pool only while no checkpoint is named that captured another order
-//!   (`checkpoint::T3`).
+//! - **Z5** Segments are left out of the pool only while no checkpoint is named, and none begins before they are back or gone: those of a
+//!   log that are free and left out lie in front of others that are used again (`checkpoint::T3`).
 //!
 //! # Crash
 //!
@@ -58,7 +58,7 @@ pub enum Stage {
     Unnaming,
     /// The segments that go are emptied.
     Vacating,
-    /// A checkpoint ends.
+    /// What is noted in the superblock ends.
     Settling,
     /// Where logs end becomes durable.
     Marking,
@@ -120,8 +120,6 @@ impl Engine {
             }
         }
         self.reserves_settle();
-        self.checkpoint.held = false;
-        self.want_checkpoint();
         self.put_in_order(payload);
     }
 
@@ -130,6 +128,8 @@ impl Engine {
         if self.resizing.take().is_none() {
             return;
         }
+        // None may be named.
+        self.want_checkpoint();
         self.segments.set_limit(self.segments.total());
         for state in self.volumes.iter_mut().flatten() {
             (state.log.going, state.log.mark) = (0, None);
@@ -148,10 +148,7 @@ impl Engine {
         let next = match stage {
             Stage::Holding if rests && segment_count > self.segments.total() => Stage::Ready,
             Stage::Holding if rests => Stage::Unnaming,
-            Stage::Vacating if self.segments.left() == 0 => {
-                self.checkpoint.held = true;
-                Stage::Settling
-            }
+            Stage::Vacating if self.segments.left() == 0 => Stage::Settling,
             Stage::Vacating => {
                 for index in 0..self.volume_end {
                     self.leave_newest(VolumeIndex(index as u8), segment_count, payload);
@@ -270,7 +267,6 @@ impl Engine {
         checkpoint.sequence = checkpoint.sequence.max(self.checkpoint.sequence);
         checkpoint.count = self.checkpoint.count;
         self.checkpoint = checkpoint;
-        self.want_checkpoint();
         self.cancel_resize(payload);
     }
 }
