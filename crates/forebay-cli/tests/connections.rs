@@ -114,6 +114,40 @@ fn a_write_of_which_a_part_came_goes_on_without_io_uring_and_by_tcp() {
     daemon.stop("TERM");
 }
 
+/// A write that is answered only when a batch has ended (write-through) is answered before the next program comes, which lets no batch begin
+/// but for such.
+#[test]
+fn writes_that_wait_for_write_back_hold_up_nothing() {
+    let scratch = Scratch::new("over-through");
+    scratch.format("256M");
+    let volume = format!("v={},mode=write-through", scratch.file("backing", 256 * MIB).display());
+    let daemon = scratch.serve(&["--volume", &volume]);
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writers = [0, 1, 2, 3].map(|number: u64| {
+            let mut client = scratch.connect("v");
+            let ends = &ends;
+            scope.spawn(move || {
+                let mut count = 0;
+                while !ends.load(Ordering::Relaxed) {
+                    let offset = (number * 1000 + count % 1000) * 4096;
+                    client.write(offset, &bytes(count, 4096), false).unwrap();
+                    count += 1;
+                }
+                count
+            })
+        });
+        for _ in 0..3 {
+            go_on(&scratch);
+        }
+        ends.store(true, Ordering::Relaxed);
+        for writer in writers {
+            assert!(writer.join().expect("it stays connected") > 0);
+        }
+    });
+    daemon.stop("TERM");
+}
+
 /// He asks for more than there is memory for, and takes none of it: the upgrade does not wait for him, and he finds all of it
 /// behind that. Nor does it wait for one who has said that he ends.
 #[test]

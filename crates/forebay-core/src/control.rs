@@ -322,6 +322,12 @@ impl Engine {
         self.stopping = true;
     }
 
+    /// No request comes any more: batches begin still, as long as there are requests inside, which may wait for one.
+    pub fn answer_the_rest(&mut self, payload: &mut impl Payload) {
+        self.answers_the_rest = true;
+        self.put_in_order(payload);
+    }
+
     /// The next program goes on with the same guests: that one has been told of a failed flush and the cache is stopped does not
     /// mean that anybody has seen to it (A3 of `op::around`).
     pub fn keep_flush_failures(&mut self) {

@@ -231,6 +231,8 @@ pub struct Engine {
     pub(crate) health: CacheHealth,
     /// No batch begins any more.
     pub(crate) stopping: bool,
+    /// But for requests that are inside: no other comes.
+    pub(crate) answers_the_rest: bool,
     pub(crate) lanes: Vec<Lane>,
     /// Frames behind the window that no second chance is using.
     pub(crate) chance_frames: Vec<u32>,
@@ -302,6 +304,7 @@ impl Engine {
             superblock_busy: false,
             health: CacheHealth::Healthy,
             stopping: false,
+            answers_the_rest: false,
             lanes: (0..Lane::count(&config)).map(|_| Lane::new(&config)).collect(),
             chance_frames: (0..crate::log::reclaim::CHANCE_COUNT_MAX as u32)
                 .map(|frame| config.window_blocks + frame)

@@ -26,6 +26,7 @@ fn hand_over_whole(world: &mut World) -> Outcome {
     world.drain_effects()?;
     await_it(world, |world| world.engine().is_prepared())?;
     world.is_ending = true;
+    world.answer_the_rest()?;
     world.end_logs()?;
     let ended = await_it(world, |world| {
         if world.engine().is_quiet() && !world.engine().may_hand_over() && !world.cache_failed {
@@ -34,7 +35,7 @@ fn hand_over_whole(world: &mut World) -> Outcome {
         world.engine().may_hand_over() || world.cache_failed
     });
     if ended.is_err() && !world.asked.is_empty() {
-        // Some wait for room that no batch makes any more. It ends as if it were killed.
+        // Some wait for a backing device that refuses what a batch writes. It ends as if it were killed.
         return die_with_requests(world);
     }
     ended?;
@@ -167,6 +168,12 @@ fn compare(world: &mut World, superblock: &Superblock, handed: &Recovered) -> Ou
 impl World {
     fn engine(&mut self) -> &mut forebay_core::engine::Engine {
         self.engine.as_mut().expect("there is a process")
+    }
+
+    fn answer_the_rest(&mut self) -> Outcome {
+        let engine = self.engine.as_mut().expect("there is a process");
+        engine.answer_the_rest(&mut self.memory);
+        self.drain_effects()
     }
 
     fn end_logs(&mut self) -> Outcome {

@@ -86,13 +86,14 @@ impl Daemon {
         let (cache, notes) = (self.cache_text(), self.last_notes());
         let lasting = self.lasting_uuids();
         let machines = self.machines_passage();
-        let Daemon { server, volumes, passage, .. } = self;
+        let Daemon { mut server, volumes, passage, .. } = self;
         for passage in passage.iter().chain(&machines) {
             if let Err(error) = passage.leave(lasting.clone()) {
                 let kind = passage.kind();
                 warn!("{kind}s are closed: they cannot be left to the next program: {error}");
             }
         }
+        server.shard.answer_the_rest();
         let mut shard = server.stop(Duration::from_secs(5))?;
         left.guests.connections = passage.and_then(|it| left_by(&it));
         left.guests.machines = machines.and_then(|it| left_by(&it));

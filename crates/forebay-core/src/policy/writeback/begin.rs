@@ -28,7 +28,9 @@ impl Engine {
     pub(super) fn writeback_begin(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         self.volume(volume).writeback.passing = false;
         let state = self.volume_ref(volume).expect("it exists");
-        if !state.serving || self.stopping || self.health == crate::engine::CacheHealth::Failed {
+        let waited_for = self.answers_the_rest && !self.requests.is_empty();
+        let stops = self.stopping && !waited_for;
+        if !state.serving || stops || self.health == crate::engine::CacheHealth::Failed {
             return;
         }
         let log = &state.log;
