@@ -3,9 +3,12 @@
 
 use crate::support;
 use crate::support::{Daemon, Random, Scratch, good};
+use forebay_serve::nbd::client::Client;
 use forebay_testing::requires;
 use serde_json::Value;
 use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -69,6 +72,43 @@ fn nbdinfo_sees_one_export_with_all_it_offers() {
     assert_eq!(list["exports"][0]["export-name"], "v");
     let refused = support::run(Command::new("nbdinfo").arg(scratch.uri("nothing")));
     assert!(!refused.status.success(), "there is no such export: {refused:?}");
+    daemon.stop("TERM");
+}
+
+/// The list began with another volume once one had grown, so who named none was given that one, and wrote to it.
+#[test]
+fn a_client_that_names_no_volume_is_never_given_another_one() {
+    let (scratch, daemon) = serve("nbd-unnamed", 4 << 20, "");
+    let mut client = scratch.connect("");
+    client.write(0, &[1; 4096], false).unwrap();
+    let added = scratch.file("w", 4 << 20);
+    let attached = scratch.ask(&["attach", &format!("w={}", added.display())]);
+    assert!(attached.status.success(), "{attached:?}");
+    // Who is connected already has what was agreed on.
+    client.write(4096, &[2; 4096], false).unwrap();
+
+    let list = || -> Vec<String> {
+        let socket = UnixStream::connect(scratch.nbd()).unwrap();
+        Client::list(socket).unwrap().into_iter().map(|export| export.name).collect()
+    };
+    for resized in [false, true] {
+        if resized {
+            File::options()
+                .write(true)
+                .open(scratch.path("backing"))
+                .unwrap()
+                .set_len(8 << 20)
+                .unwrap();
+            let resized = scratch.ask(&["resize", "v"]);
+            assert!(resized.status.success(), "{resized:?}");
+        }
+        let refused = scratch.try_connect("").unwrap_err().to_string();
+        assert!(refused.contains("several exports, so name one: v, w"), "{refused}");
+        assert_eq!(list(), ["v", "w"]);
+    }
+    let found = scratch.connect("v").read(0, 8192).unwrap();
+    assert_eq!((&found[..4096], &found[4096..]), (&[1; 4096][..], &[2; 4096][..]));
+    drop(client);
     daemon.stop("TERM");
 }
 

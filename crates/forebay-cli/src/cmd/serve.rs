@@ -438,12 +438,14 @@ impl Daemon {
         }
     }
 
-    /// NBD clients may choose the volume from now on.
+    /// NBD clients may choose the volume from now on. Its place in the list is always the same.
     fn export(&self, at: usize) -> Result<()> {
         let served = &self.volumes[at];
         let recorded = self.recorded(served.index).context("a served volume is recorded")?;
         let entry = export(&served.name, recorded.size_bytes, recorded.logical_block);
-        self.exports.borrow_mut().push((entry, served.index));
+        let mut exports = self.exports.borrow_mut();
+        let place = exports.partition_point(|export| export.1.0 < served.index.0);
+        exports.insert(place, (entry, served.index));
         Ok(())
     }
 

@@ -100,11 +100,21 @@ pub struct Export {
 }
 
 impl Export {
-    /// The export a client means by `name`: the empty name means the one so called, else the
-    /// first.
+    /// The export a client means by `name`: the empty name means the one so called, else the only
+    /// one. Where there are several it means none: which is the first may change while clients come.
     pub fn find(exports: &[Self], name: &[u8]) -> Option<usize> {
         let named = exports.iter().position(|export| export.name.as_bytes() == name);
-        if named.is_none() && name.is_empty() && !exports.is_empty() { Some(0) } else { named }
+        let is_only = name.is_empty() && exports.len() == 1;
+        named.or(is_only.then_some(0))
+    }
+
+    /// Why there is none of that name, for the client's user.
+    pub fn why_none(exports: &[Self], name: &[u8]) -> String {
+        if !name.is_empty() || exports.is_empty() {
+            return "no such export".into();
+        }
+        let names: Vec<&str> = exports.iter().map(|export| export.name.as_str()).collect();
+        format!("there are several exports, so name one: {}", names.join(", "))
     }
 }
 
@@ -114,7 +124,7 @@ impl Export {
 pub struct Session {
     /// ByteRange in the slice of exports of the call that began the session.
     pub export_index: usize,
-    /// The export's own name, also where the client asked for the default one.
+    /// The export's own name, also where the client gave none.
     pub export_name: String,
     /// Bytes; a multiple of the logical block.
     pub size_bytes: u64,
@@ -209,11 +219,15 @@ mod tests {
     }
 
     #[test]
-    fn the_empty_name_means_the_first_export_unless_one_is_called_so() {
+    fn the_empty_name_means_the_only_export_unless_one_is_called_so() {
         let exports = [export("a"), export("b")];
         assert_eq!(Export::find(&exports, b"b"), Some(1));
-        assert_eq!(Export::find(&exports, b""), Some(0));
+        assert_eq!(Export::find(&exports, b""), None);
+        let why = Export::why_none(&exports, b"");
+        assert_eq!(why, "there are several exports, so name one: a, b");
+        assert_eq!(Export::find(&exports[1..], b""), Some(0));
         assert_eq!(Export::find(&exports, b"c"), None);
+        assert_eq!(Export::why_none(&exports, b"c"), "no such export");
         assert_eq!(Export::find(&[], b""), None);
         assert_eq!(Export::find(&[export("a"), export("")], b""), Some(1));
     }

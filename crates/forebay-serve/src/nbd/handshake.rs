@@ -246,7 +246,7 @@ impl Handshake {
             return None;
         };
         let Some(session) = self.session(name, exports) else {
-            answer.error(option_reply::ERR_UNKNOWN, "no such export");
+            answer.error(option_reply::ERR_UNKNOWN, &Export::why_none(exports, name));
             return None;
         };
         let fact = Writer::<12>::new().u16(info::EXPORT);
@@ -327,7 +327,8 @@ impl Handshake {
         };
         let found = Export::find(exports, name).and_then(|index| exports.get(index));
         let Some(export) = found else {
-            answer.reply(option_reply::ERR_UNKNOWN, &[b"no such export"]);
+            let why = Export::why_none(exports, name);
+            answer.reply(option_reply::ERR_UNKNOWN, &[protocol_string(&why)]);
             return None;
         };
         Some((export, queries))
@@ -437,7 +438,7 @@ impl Answer<'_> {
     }
 
     fn error(mut self, reply: u32, text: &str) {
-        self.reply(reply, &[text.as_bytes()]);
+        self.reply(reply, &[protocol_string(text)]);
     }
 }
 

@@ -19,7 +19,7 @@ const REPLY_COUNT_MAX: usize = 64 << 10;
 /// What a connection should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connect<'a> {
-    /// Name of the export; empty for the default one.
+    /// Name of the export; empty for the only one.
     pub export: &'a str,
     /// How to begin transmission.
     pub entry: Entry,
@@ -32,7 +32,7 @@ pub struct Connect<'a> {
 }
 
 impl Default for Connect<'_> {
-    /// Everything, of the default export.
+    /// Everything, of the only export.
     fn default() -> Self {
         Self {
             export: "",

@@ -189,9 +189,19 @@ fn export_name_answers_with_zeros_unless_they_are_not_wanted() {
 }
 
 #[test]
-fn the_empty_name_is_the_first_export() {
-    let (_, _, step) = converse(&bytes(&[FLAGS, b"IHAVEOPT\x00\x00\x00\x01\x00\x00\x00\x00"]));
-    assert_eq!(session_of(step).export_name, "disk");
+fn the_empty_name_is_the_only_export_and_is_refused_where_there_are_several() {
+    let old_style = bytes(&[FLAGS, b"IHAVEOPT\x00\x00\x00\x01\x00\x00\x00\x00"]);
+    let only = &exports()[1..];
+    let (_, step) = Handshake::new().advance(&old_style, only, &mut Vec::new());
+    assert_eq!(session_of(step).export_name, "ro");
+    let (_, _, step) = converse(&old_style);
+    assert_eq!(step, Step::Close(CloseReason::UnknownExport));
+
+    let text = b"there are several exports, so name one: disk, ro".to_vec();
+    let unknown = (option_reply::ERR_UNKNOWN, text);
+    for (option, content) in [(6, &[0; 6][..]), (7, &[0; 6]), (9, &[0; 8]), (10, &[0; 8])] {
+        assert_eq!(replies(option, content), std::slice::from_ref(&unknown), "option {option}");
+    }
 }
 
 #[test]
@@ -229,7 +239,6 @@ fn a_context_holds_for_its_export_and_until_the_next_attempt() {
         session_of(converse(&input).2).base_allocation
     };
     assert!(base_allocation(b"", b"disk"));
-    assert!(base_allocation(b"", b"")); // The same export by its other name.
     assert!(!base_allocation(b"", b"ro")); // H3
     let none = b"IHAVEOPT\x00\x00\x00\x0a\x00\x00\x00\x0c\x00\x00\x00\x04disk\x00\x00\x00\x00";
     assert!(!base_allocation(none, b"disk"));
