@@ -47,6 +47,8 @@ pub enum Command {
     /// Show what the daemon does, how the volumes are, and what is wrong
     Status(StatusArgs),
     /// Stop the daemon; everything answered is durable then
+    ///
+    /// Exit code 1: it has ended, and not everything could be made durable; the reason, and what is to be done, is on stderr.
     Stop(StopArgs),
     /// Have the daemon go on as another program, its block devices in use
     ///

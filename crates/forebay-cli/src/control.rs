@@ -127,6 +127,24 @@ pub fn find_process(process: u32) -> Result<PathBuf> {
 
 /// Asks, and waits for the answer.
 pub fn ask(socket: &Path, request: &Request) -> Result<Reply> {
+    ask_first(socket, request).map(|(reply, _)| reply)
+}
+
+/// Asks the daemon to stop, and waits until it says how that ended. None: it did not say, as one of before it could.
+pub fn stop(socket: &Path, drain: bool) -> Result<Option<()>> {
+    let (_, mut more) = ask_first(socket, &Request::Stop { drain })?;
+    let mut answer = String::new();
+    // One that is killed says nothing.
+    let _ = more.read_line(&mut answer);
+    match serde_json::from_str(&answer) {
+        Ok(Reply::Error { text }) => bail!(text),
+        Ok(_) => Ok(Some(())),
+        Err(_) => Ok(None),
+    }
+}
+
+/// The first answer, and where others may come from.
+fn ask_first(socket: &Path, request: &Request) -> Result<(Reply, BufReader<UnixStream>)> {
     let mut stream = UnixStream::connect(socket).map_err(|error| {
         NoDaemon(format!("{}: no daemon answers there: {error}", socket.display()))
     })?;
@@ -135,14 +153,14 @@ pub fn ask(socket: &Path, request: &Request) -> Result<Reply> {
     // One that ends resets whom it has not heard, and may leave an answer unfinished.
     let went = |why: &str| NoDaemon(format!("the daemon went away before it answered{why}"));
     stream.write_all(line.as_bytes()).map_err(|error| went(&format!(": {error}")))?;
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).map_err(|error| went(&format!(": {error}")))?;
+    let (mut stream, mut answer) = (BufReader::new(stream), String::new());
+    stream.read_line(&mut answer).map_err(|error| went(&format!(": {error}")))?;
     if !answer.ends_with('\n') {
         return Err(went("").into());
     }
     match serde_json::from_str(&answer).context("the daemon's answer is not understood")? {
         Reply::Error { text } => bail!(text),
-        reply => Ok(reply),
+        reply => Ok((reply, stream)),
     }
 }
 
@@ -182,6 +200,30 @@ mod tests {
     use super::*;
     use std::io::Read;
     use std::os::unix::net::UnixListener;
+
+    /// How a stop ended is the second line; a daemon that is killed, or of before, says none.
+    #[test]
+    fn a_stop_hears_how_it_ended() {
+        let folder = std::env::temp_dir().join(format!("forebay-stops-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let bad = "{\"reply\":\"error\",\"text\":\"not durable\"}\n";
+        let cases = [("", "None"), ("{\"reply\":\"done\"}\n", "Some(())"), (bad, "not durable")];
+        for (second, expected) in cases {
+            let socket = folder.join("control");
+            let listener = UnixListener::bind(&socket).unwrap();
+            let daemon = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                BufReader::new(stream.try_clone().unwrap()).read_line(&mut String::new()).unwrap();
+                write!(stream, "{{\"reply\":\"done\"}}\n{second}").unwrap();
+            });
+            let told =
+                stop(&socket, false).map_or_else(|it| it.to_string(), |it| format!("{it:?}"));
+            daemon.join().unwrap();
+            assert_eq!(told, expected);
+            std::fs::remove_file(socket).unwrap();
+        }
+        std::fs::remove_dir(folder).unwrap();
+    }
 
     /// `status --watch` ended with 1 and not with 5 when the daemon's end came in the middle of a question, and who asks again over an
     /// upgrade did not.

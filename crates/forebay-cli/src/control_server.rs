@@ -7,9 +7,9 @@ use forebay::shard::{Answer, Shard};
 use forebay_serve::frontend::{FrontEnd, Place};
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::rc::Rc;
 
 const CLIENT_COUNT_MAX: usize = 16;
@@ -23,6 +23,24 @@ const SEND: u64 = 2;
 pub struct Desk {
     pub questions: VecDeque<(usize, Request)>,
     pub answers: VecDeque<(usize, Reply)>,
+    /// Who asked for the stop: they are told how it ended, when nothing is served any more.
+    stoppers: Vec<UnixStream>,
+}
+
+impl Desk {
+    /// The last that is said. Waits for nobody.
+    pub fn tell_end(&mut self, ended: &anyhow::Result<()>) {
+        let reply = match ended {
+            Ok(()) => Reply::Done,
+            Err(error) => Reply::Error { text: format!("{error:#}") },
+        };
+        let mut line = serde_json::to_vec(&reply).unwrap_or_default();
+        line.push(b'\n');
+        for mut stopper in self.stoppers.drain(..) {
+            // Who does not listen any more need not know.
+            let _ = stopper.set_nonblocking(true).and_then(|()| stopper.write_all(&line));
+        }
+    }
 }
 
 struct Client {
@@ -112,7 +130,14 @@ impl ControlServer {
             return self.receive(at, shard);
         };
         match serde_json::from_slice(&line[..end]) {
-            Ok(request) => self.desk.borrow_mut().questions.push_back((at, request)),
+            Ok(request) => {
+                let mut desk = self.desk.borrow_mut();
+                if matches!(request, Request::Stop { .. }) {
+                    // Without a descriptor to spare it is the end of the connection that tells.
+                    desk.stoppers.extend(client.socket.try_clone().map(UnixStream::from));
+                }
+                desk.questions.push_back((at, request));
+            }
             Err(error) => {
                 let text = format!("the request is not understood: {error}");
                 self.desk.borrow_mut().answers.push_back((at, Reply::Error { text }));

@@ -108,6 +108,35 @@ fn a_full_cache_device_is_named_and_loses_nothing() {
     daemon.stop("TERM");
 }
 
+/// Both ended with 0, and who had asked was told nothing.
+#[test]
+fn a_stop_that_could_not_make_everything_durable_says_so_and_it_is_recovered() {
+    let scratch = Scratch::new("full-stop");
+    scratch.format("64M");
+    let volume = format!("v={}", scratch.file("backing", 16 * MIB).display());
+    let daemon = scratch.serve(&["--volume", &volume]);
+    let mut client = scratch.connect("v");
+    client.write(0, &content(3, 0, MIB), false).unwrap();
+    drop(client);
+    limit(&daemon, Some(4096));
+    let stopped = scratch.ask(&["stop"]);
+    let told = String::from_utf8_lossy(&stopped.stderr).into_owned();
+    assert_eq!(stopped.status.code(), Some(1), "{told}");
+    for text in
+        ["not everything is durable", "memory of this machine only", "serve it again before"]
+    {
+        assert!(told.contains(text), "{told}");
+    }
+    assert!(!scratch.control().exists());
+    let (code, said) = daemon.ended();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("not everything is durable"), "{said}");
+    let daemon = scratch.serve::<&str>(&[]);
+    assert!(scratch.connect("v").read(0, MIB as u32).unwrap() == content(3, 0, MIB));
+    assert!(scratch.ask(&["stop"]).status.success());
+    assert_eq!(daemon.ended().0, Some(0));
+}
+
 #[test]
 fn the_log_tells_changes_of_state_at_the_level_asked_for() {
     let scratch = Scratch::new("log");

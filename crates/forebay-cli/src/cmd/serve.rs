@@ -36,7 +36,6 @@ use forebay::host::notify::sd_notify;
 use forebay::host::runtime_dir::RuntimeDir;
 use forebay::io::{ReactorKind, Stats};
 use forebay::shard::uuid_text;
-use forebay_core::engine::CacheHealth;
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
 use forebay_serve::nbd::listen::{Counts, Exports, NbdFrontEnd, export};
@@ -208,7 +207,10 @@ fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) 
         && let Err(error) = daemon.attach_devices(kind)
     {
         if args.attach != Attach::Auto {
-            daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
+            // What was wrong first is what matters.
+            if let Err(also) = daemon.end(args.stop_timeout, &control, unix_sockets(args)) {
+                warn!("{also:#}");
+            }
             return Err(error.context(format!("--attach {}", kind.name())));
         }
         daemon.problem(format!("no volume is attached by {}: {error:#}", kind.name()));
@@ -253,18 +255,10 @@ fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) 
     let _ = sd_notify("STOPPING=1");
     daemon.release_devices(args.stop_timeout)?;
     daemon.stop_leaving();
-    let cache = daemon.cache_text();
-    let health = daemon.server.shard.engine().health();
-    let is_passed = daemon.is_passed();
-    daemon.end(args.stop_timeout, &control, unix_sockets(args))?;
-    if health == CacheHealth::Failed {
-        bail!(
-            "{cache}: the cache device failed while it was served, and {} since; what was \
-             answered before is there: serve it again, and it is recovered",
-            if is_passed { "was left out" } else { "writes were refused" }
-        );
-    }
-    Ok(Next::Exit(ExitCode::SUCCESS))
+    let desk = Rc::clone(&daemon.desk);
+    let ended = daemon.end(args.stop_timeout, &control, unix_sockets(args));
+    desk.borrow_mut().tell_end(&ended);
+    ended.map(|()| Next::Exit(ExitCode::SUCCESS))
 }
 
 fn no_such(name: &str) -> String {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `forebay stop`: asks the daemon to end, and waits until it has.
+//! `forebay stop`: asks the daemon to end, waits until it has, and says whether everything is durable.
 
 use crate::args::StopArgs;
-use crate::control::{self, Request};
-use anyhow::{Context, Result};
+use crate::control;
+use anyhow::{Context, Result, bail};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,13 +17,20 @@ pub fn run(args: &StopArgs) -> Result<ExitCode> {
         super::drain::watch(&socket, None).context("the daemon was not stopped")?;
     }
     let process = PathBuf::from(format!("/proc/{}", control::status(&socket)?.pid));
-    control::ask(&socket, &Request::Stop { drain: args.drain })?;
+    let told = control::stop(&socket, args.drain)?;
     while UnixStream::connect(&socket).is_ok() {
         std::thread::sleep(POLL);
     }
     // Nobody answers any more, but what is in memory is still on its way: the socket goes last.
     while socket.exists() && process.exists() {
         std::thread::sleep(POLL);
+    }
+    // It removes that last of all, unless it was killed.
+    if told.is_none() && socket.exists() {
+        bail!(
+            "the daemon was ended before everything was durable; serve again before the machine goes down, and what was \
+             answered is recovered"
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -9,7 +9,7 @@ use crate::{backing, upgrade};
 use anyhow::{Context, Result, bail};
 use forebay::shard::Shard;
 use forebay_core::engine::CacheHealth;
-use forebay_core::units::BLOCK_BYTES;
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use forebay_serve::carried::Handed;
 use forebay_serve::passage::Passage;
 use std::os::unix::fs::PermissionsExt;
@@ -124,13 +124,15 @@ impl Daemon {
                 }
             },
         };
-        close_shard(shard, &volumes, &cache, notes, limit)?;
+        // The next program recovers what was not made durable.
+        let undurable = close_shard(shard, &volumes, &cache, notes, limit)?;
+        undurable.iter().for_each(|why| warn!("{}", why.text()));
         left.sockets.clear();
         sockets.for_each(|path| drop(std::fs::remove_file(path)));
         Ok((left, Some(against)))
     }
 
-    /// Stops taking work, makes everything durable, and says what is not on which disk.
+    /// Stops taking work, makes everything durable, and says what is not on which disk. An error where that could not be done.
     pub(super) fn end(
         mut self,
         limit: Duration,
@@ -140,19 +142,57 @@ impl Daemon {
         // The one who asked to stop hears that it was understood.
         self.server.turn(Some(Duration::ZERO))?;
         self.watch_ends();
-        self.close(limit)?;
+        let closed = self.close(limit);
         for path in sockets.chain([control.to_owned()]) {
             // A socket that somebody else has removed is gone, too.
             let _ = std::fs::remove_file(path);
         }
-        Ok(())
+        closed
     }
 
     pub(super) fn close(self, limit: Duration) -> Result<()> {
         let (cache, notes) = (self.cache_text(), self.last_notes());
+        let health = self.server.shard.engine().health();
+        let (is_passed, is_bare) = (self.is_passed(), self.cache_path.is_none());
         let Daemon { server, volumes, .. } = self;
         let shard = server.stop(Duration::from_secs(5))?;
-        close_shard(shard, &volumes, &cache, notes, limit)
+        let undurable = close_shard(shard, &volumes, &cache, notes, limit)?;
+        match undurable {
+            _ if health == CacheHealth::Failed => bail!(
+                "{cache}: the cache device failed while it was served, and {} since; what was \
+                 answered before is there, some of it perhaps in the memory of this machine only: serve it again \
+                 before the machine goes down, and it is recovered",
+                if is_passed { "was left out" } else { "writes were refused" }
+            ),
+            None => Ok(()),
+            Some(Undurable::Cache) if is_bare => {
+                bail!("not everything is durable: requests to a backing device did not end")
+            }
+            Some(why) => bail!("{cache}: {}", why.text()),
+        }
+    }
+}
+
+/// Why a stop was no clean one.
+enum Undurable {
+    /// What the cache device was to take it did not.
+    Cache,
+    /// What went around the cache.
+    Backing,
+}
+
+impl Undurable {
+    fn text(&self) -> &'static str {
+        match self {
+            Undurable::Cache => {
+                "not everything is durable: what was answered and not flushed is in the memory of this machine only; \
+                 serve it again before the machine goes down, and it is recovered"
+            }
+            Undurable::Backing => {
+                "not everything is durable: a backing device could not be flushed, so what was written to it since its \
+                 last flush may be lost; guests hear of it at their next flush when it is served again"
+            }
+        }
     }
 }
 
@@ -172,7 +212,7 @@ fn close_shard(
     cache: &str,
     mut notes: LastNotes,
     limit: Duration,
-) -> Result<()> {
+) -> Result<Option<Undurable>> {
     // Only then is a fingerprint of what a backing device goes on with: a batch may have been under way.
     let quiet = shard.quiesce(limit)?;
     for served in volumes {
@@ -201,7 +241,13 @@ fn close_shard(
         })
         .collect();
     notes.look(shard.engine());
-    let clean = quiet && shard.finish()?;
+    let (clean, undurable) = match quiet && shard.engine().health() != CacheHealth::Failed {
+        false => (false, Some(Undurable::Cache)),
+        true => {
+            let clean = shard.finish()?;
+            (clean, (!clean && has_unflushed(&shard)).then_some(Undurable::Backing))
+        }
+    };
     if clean {
         notes.write();
     }
@@ -213,7 +259,17 @@ fn close_shard(
     if clean {
         info!("stopped: everything is durable");
     } else {
-        warn!("not everything could be made durable; the next start recovers it");
+        warn!("not everything could be made durable; the next start recovers what it can");
     }
-    Ok(())
+    Ok(undurable)
+}
+
+/// Whether the flush of a backing device failed that is there. One that is waited for cannot be flushed: the next start knows, and
+/// that is no failed stop.
+fn has_unflushed(shard: &Shard) -> bool {
+    let mut recorded = shard.superblock().volumes.iter().enumerate();
+    recorded.any(|(index, volume)| {
+        let is_there = shard.backing(VolumeIndex(index as u8)).is_some();
+        is_there && volume.as_ref().is_some_and(|volume| volume.flush_failed)
+    })
 }
