@@ -22,6 +22,8 @@ pub fn start(level: LogLevel) {
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
+        // Said on stderr, which panics where that is what cannot be written (O1 of `say.rs`).
+        .log_internal_errors(false)
         .finish();
     // Set once: a second time is a mistake of ours that only loses the new level.
     let _ = tracing::subscriber::set_global_default(log);

@@ -3,6 +3,11 @@
 
 // A program has no users of its items: `pub` says here what its modules show each other.
 #![allow(unreachable_pub)]
+// O1 of `say.rs`.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
+#[macro_use]
+mod say;
 
 mod address;
 mod args;
@@ -94,7 +99,7 @@ fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
         Command::Pages(args) => cmd::pages::run(args),
         Command::Keep => attach::keep().map(|()| ExitCode::SUCCESS),
         Command::Layout => {
-            println!("{}", upgrade::layout());
+            out!("{}", upgrade::layout());
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -103,7 +108,7 @@ fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
 /// It could not be done: one line on stderr.
 fn failure(error: &anyhow::Error) -> ExitCode {
     let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
-    eprintln!("forebay: {}", causes.join(": "));
+    err!("forebay: {}", causes.join(": "));
     ExitCode::from(match () {
         () if error.is::<config::Mistakes>() => 2,
         () if error.is::<NoDaemon>() => 5,
@@ -134,6 +139,6 @@ fn usage(error: &clap::Error) -> ExitCode {
     let kinds = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg];
     let meant = kinds.into_iter().find_map(|kind| error.get(kind));
     let meant = meant.map_or(String::new(), |it| format!("; did you mean `{it}`?"));
-    eprintln!("forebay: {what}{meant}; see `forebay{of} --help`");
+    err!("forebay: {what}{meant}; see `forebay{of} --help`");
     ExitCode::from(2)
 }

@@ -320,7 +320,7 @@ fn close_all_but(known: &[RawFd]) {
 }
 
 fn go_back(before: &str, error: &Error, guests: Guests) -> Result<Infallible> {
-    eprintln!("forebay: the upgrade failed, the program before goes on: {error:#}");
+    err!("forebay: the upgrade failed, the program before goes on: {error:#}");
     let mut command = again(Path::new(before));
     command.env(WHY_NOT, format!("{error:#}")).env_remove(BEFORE);
     let left = Left { guests, ..Left::default() };

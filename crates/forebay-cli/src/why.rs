@@ -71,18 +71,18 @@ impl Why {
             "lost" => "lost: it was bad on the cache device and on no other".into(),
             _ => format!("on {} alone", self.backing),
         };
-        println!("{} block {} is {place}; {}", self.name, self.lba, self.state);
-        println!("  {}", self.because());
+        out!("{} block {} is {place}; {}", self.name, self.lba, self.state);
+        out!("  {}", self.because());
         if let Some(read) = self.read.as_ref().filter(|_| self.place == "backing") {
             let gone = if read.is_copied() { "; that copy is gone" } else { "" };
-            println!("  {}{gone}", read.text());
+            out!("  {}{gone}", read.text());
         }
         match self.next_read.as_deref() {
-            Some("copied") => println!("  its next read is copied into the cache"),
-            Some("noted") => println!(
+            Some("copied") => out!("  its next read is copied into the cache"),
+            Some("noted") => out!(
                 "  its next read is noted, and the one after that copied: the cache is full, and it was not missed lately"
             ),
-            Some("no_room") => println!(
+            Some("no_room") => out!(
                 "  its next read is not copied as things are: what room there is in the cache is kept for writes"
             ),
             _ => {}

@@ -40,6 +40,7 @@ mod stale;
 mod stall;
 mod status;
 mod support;
+mod unheard;
 mod unit_file;
 mod upgrade;
 #[cfg(feature = "vhost")]

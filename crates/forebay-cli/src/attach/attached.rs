@@ -61,7 +61,7 @@ impl Attached {
         for report in self.reports.take() {
             match report {
                 Report::Attached { volume, device, warning } => {
-                    println!("{} {}", device.display(), self.name(volume));
+                    announce!("{} {}", device.display(), self.name(volume));
                     if let Err(error) = names::record(&device, &self.cache, self.name(volume)) {
                         tracing::warn!(
                             "{}: gets no name in /dev/forebay: {error:#}",

@@ -11,7 +11,7 @@ pub fn run(args: &AttachArgs) -> Result<ExitCode> {
     let (volume, if_changed) = (args.volume.clone(), args.if_changed.clone());
     let request = Request::Attach { volume, if_changed, without_cache: args.without_cache };
     if let Reply::Told { lines } = control::ask(&socket, &request)? {
-        lines.iter().for_each(|line| println!("{line}"));
+        lines.iter().for_each(|line| out!("{line}"));
     }
     Ok(ExitCode::SUCCESS)
 }

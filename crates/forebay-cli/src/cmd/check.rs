@@ -15,7 +15,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode> {
     let inspection = Inspection::open(&args.cache, &Places::found())?;
     let report = check::check(&inspection)?;
     if args.json {
-        println!("{}", to_json(&report));
+        out!("{}", to_json(&report));
     } else {
         print(args, &report);
     }
@@ -27,18 +27,18 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode> {
 }
 
 fn print(args: &CheckArgs, report: &Report) {
-    println!("cache {} on {}", report.uuid, args.cache.display());
+    out!("cache {} on {}", report.uuid, args.cache.display());
     if !report.clean_stop {
-        println!("  the last stop was not a clean one");
+        out!("  the last stop was not a clean one");
     }
     if report.left_segments > 0 {
-        println!(
+        out!(
             "  {} in memory, left by a killed process for the next `serve` to write",
             count(report.left_segments, "segment")
         );
     }
     for volume in &report.volumes {
-        println!(
+        out!(
             "{}: {}, {} checked, {} not on the backing device",
             volume.name,
             count(volume.records, "record"),
@@ -47,13 +47,13 @@ fn print(args: &CheckArgs, report: &Report) {
         );
     }
     for finding in &report.findings {
-        println!("{}", finding_text(finding));
+        out!("{}", finding_text(finding));
     }
     let of = |severity| report.findings.iter().filter(|it| it.severity == severity).count();
     match report.worst() {
-        Severity::Note => println!("sound"),
-        Severity::Clean => println!("damage: {}; nothing is lost", of(Severity::Clean)),
-        Severity::Dirty => println!(
+        Severity::Note => out!("sound"),
+        Severity::Clean => out!("damage: {}; nothing is lost", of(Severity::Clean)),
+        Severity::Dirty => out!(
             "damage: {} in data that is not on its backing device, {} elsewhere",
             of(Severity::Dirty),
             of(Severity::Clean)

@@ -22,14 +22,14 @@ fn check(given: &[PathBuf]) -> Result<ExitCode> {
             Ok(config) => {
                 let shared = shared(&good, &config);
                 match shared.is_empty() {
-                    true => println!("{}: good", path.display()),
+                    true => out!("{}: good", path.display()),
                     false => all_good = false,
                 }
-                shared.iter().for_each(|text| eprintln!("forebay: {text}"));
+                shared.iter().for_each(|text| err!("forebay: {text}"));
                 good.push(config);
             }
             Err(error) => {
-                eprintln!("forebay: {error:#}");
+                err!("forebay: {error:#}");
                 all_good = false;
             }
         }
@@ -52,7 +52,7 @@ fn shared(others: &[Config], config: &Config) -> Vec<String> {
 fn show(given: &[PathBuf]) -> Result<ExitCode> {
     for path in chosen(given)? {
         let config = config::read(&path)?;
-        println!("# {}\n{}", path.display(), config::show::effective(&config)?);
+        out!("# {}\n{}", path.display(), config::show::effective(&config)?);
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,6 @@ use crate::control::{self, Reply, Request};
 use crate::status::VolumeStatus;
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -25,7 +24,7 @@ pub fn run(args: &DetachArgs) -> Result<ExitCode> {
         give_back(&socket, &before)?;
     }
     if let Reply::Told { lines } = detached? {
-        lines.iter().try_for_each(|line| writeln!(std::io::stdout(), "{line}"))?;
+        lines.iter().for_each(|line| out!("{line}"));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -10,7 +10,7 @@ use forebay::io::FileDevice;
 use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions, uuid_text};
 use forebay_core::format::superblock::Superblock;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{BufRead, IsTerminal};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub fn run(args: &ForgetArgs) -> Result<ExitCode> {
     let closed = shard.close(CLOSE_LIMIT);
     let index = forgotten?;
     closed?;
-    println!("{}: forgotten", args.name);
+    out!("{}: forgotten", args.name);
     release(&before, Some(index), state_dir.ok().as_ref())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -103,8 +103,7 @@ pub fn ask_for(dirty: &[String]) -> Result<()> {
     }
     for text in dirty {
         let name = text.split(" (").next().unwrap_or_default();
-        print!("{text} will be lost. Type its name to go on: ");
-        std::io::stdout().flush()?;
+        out_part!("{text} will be lost. Type its name to go on: ");
         let mut line = String::new();
         std::io::stdin().lock().read_line(&mut line)?;
         if line.trim() != name {

@@ -79,9 +79,9 @@ fn check_content(args: &FormatArgs, device: FileDevice, is_cache: bool) -> Resul
     let found = signature::probe(&mut read, size_bytes)
         .with_context(|| format!("{path}: cannot be read, so what is on it is unknown"))?;
     let model = Host::default().model_of(&args.cache).map_or(String::new(), |it| format!("{it}, "));
-    println!("{path}: {model}{}", size(size_bytes));
+    out!("{path}: {model}{}", size(size_bytes));
     for signature in &found {
-        println!("  holds {signature}");
+        out!("  holds {signature}");
     }
     if is_cache && !args.force {
         bail!("{path}: is a forebay cache already; give --force to erase it");
@@ -121,22 +121,22 @@ fn print_result(args: &FormatArgs, superblock: &Superblock) -> Result<()> {
     )?;
     let parts = memory::parts(superblock, memory::Counts::volumes(1), &config);
     let usable = u64::from(superblock.segment_count) * u64::from(superblock.segment_bytes);
-    println!("cache {} of {} made on {path}", uuid_text(&superblock.uuid), size(usable));
-    println!("memory that `serve` will take with one volume:");
+    out!("cache {} of {} made on {path}", uuid_text(&superblock.uuid), size(usable));
+    out!("memory that `serve` will take with one volume:");
     let mut total = 0;
     for (name, bytes) in parts {
-        println!("  {:>9}  {name}", size(bytes));
+        out!("  {:>9}  {name}", size(bytes));
         total += bytes;
     }
-    println!("  {:>9}  in all", size(total));
-    println!(
+    out!("  {:>9}  in all", size(total));
+    out!(
         "  {:>9}  at most, with any number of volumes and devices (`--memory` bounds all but the map)",
         size(memory::most(superblock, &config, crate::args::MEMORY_DEFAULT))
     );
-    println!(
+    out!(
         "opening after a crash: about {:.1} s where it reads 2 GB/s; longer behind many small writes with a flush after each",
         opening_seconds(usable)
     );
-    println!("next: forebay serve --cache {path} --volume NAME=BACKING");
+    out!("next: forebay serve --cache {path} --volume NAME=BACKING");
     Ok(())
 }

@@ -2,13 +2,14 @@
 //! `forebay inspect`: shows what is in a cache, by the names of `docs/format.md`.
 
 use crate::args::{InspectArgs, Part};
+use crate::say;
 use anyhow::{Context, Result, bail};
 use forebay::host::runtime_dir::Places;
 use forebay::inspect::{FieldValue, Fields, Inspection};
 use forebay_core::format::record;
 use forebay_core::units::{Lba, SegmentId, VolumeIndex};
 use serde_json::{Map, Value, json};
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
 pub fn run(args: &InspectArgs) -> Result<ExitCode> {
@@ -31,9 +32,8 @@ pub fn run(args: &InspectArgs) -> Result<ExitCode> {
         Part::Checkpoint => checkpoint(&inspection),
     };
     match print(args.json, &shown) {
-        // Whoever reads it has seen enough: `inspect … | head`.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        other => other.map(|()| ExitCode::SUCCESS).context("cannot print"),
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) => say::unheard(&error),
     }
 }
 

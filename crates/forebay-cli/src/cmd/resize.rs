@@ -21,7 +21,7 @@ pub fn run(args: &ResizeArgs) -> Result<ExitCode> {
         (None, None) => Request::StopResizing,
     };
     match control::ask(&socket, &request)? {
-        Reply::Told { lines } => lines.iter().for_each(|line| println!("{line}")),
+        Reply::Told { lines } => lines.iter().for_each(|line| out!("{line}")),
         _ => watch(&socket, &before.cache)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -49,7 +49,7 @@ fn watch(socket: &Path, before: &CacheStatus) -> Result<()> {
         bail!("{}: stays as large as it is; the daemon's log says why", before.path);
     }
     let memory: u64 = after.memory.iter().map(|part| part.bytes).sum();
-    println!(
+    out!(
         "{}: {} now, {} before; the daemon takes {} of memory",
         before.path,
         size(now),

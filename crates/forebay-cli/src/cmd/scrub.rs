@@ -14,14 +14,14 @@ use std::time::Duration;
 pub fn run(args: &ScrubArgs) -> Result<ExitCode> {
     let socket = control::find(args.control.as_deref())?;
     if args.stop && control::status(&socket)?.cache.scrub.state != "running" {
-        println!("no scrub is running");
+        out!("no scrub is running");
         return Ok(ExitCode::SUCCESS);
     }
     control::ask(&socket, &Request::Scrub { name: args.name.clone(), stop: args.stop })?;
     let scrub = if args.stop { control::status(&socket)?.cache.scrub } else { watch(&socket)? };
-    println!("{}: {} read, {}", scrub.state, size(scrub.verified_bytes), scrub.found());
+    out!("{}: {} read, {}", scrub.state, size(scrub.verified_bytes), scrub.found());
     for lost in &scrub.lost {
-        println!("nothing else has: {lost}");
+        out!("nothing else has: {lost}");
     }
     if !args.stop && scrub.state != "completed" {
         bail!("the scrub was {}", scrub.state);

@@ -225,8 +225,8 @@ fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) 
     }
     *before = None;
     daemon.take_guests()?;
-    println!("control: {}", control.display());
-    println!("ready");
+    announce!("control: {}", control.display());
+    announce!("ready");
     daemon.activity = "serves";
     daemon.tell_started();
     // Without a service manager there is nobody to tell.
@@ -455,10 +455,10 @@ impl Daemon {
 
     fn print_exports(&self) {
         for address in self.volumes.iter().flat_map(|served| self.addresses(&served.name)) {
-            println!("{address}");
+            announce!("{address}");
         }
         for line in self.machines.iter().flat_map(vhost::Machines::qemu_lines) {
-            println!("{line}");
+            announce!("{line}");
         }
     }
 

@@ -12,6 +12,6 @@ pub fn run(args: &SetArgs) -> Result<ExitCode> {
     control::ask(&socket, &Request::Set { name, settings })?;
     let status = control::status(&socket)?;
     let volume = status.volumes.iter().find(|volume| volume.name == args.name);
-    println!("{}: {}", args.name, volume.context("the volume went away")?.settings_text());
+    out!("{}: {}", args.name, volume.context("the volume went away")?.settings_text());
     Ok(ExitCode::SUCCESS)
 }

@@ -12,11 +12,11 @@ pub fn run(args: &StatusArgs) -> Result<ExitCode> {
     loop {
         let status = control::status(&socket)?;
         if args.json {
-            println!("{}", serde_json::to_string(&status)?);
+            out!("{}", serde_json::to_string(&status)?);
         } else {
             if args.watch {
                 // Clears the terminal.
-                print!("\x1b[H\x1b[2J");
+                out_part!("\x1b[H\x1b[2J");
             }
             status.print();
         }

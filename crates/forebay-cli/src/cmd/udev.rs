@@ -11,7 +11,7 @@ use std::process::ExitCode;
 pub fn run(args: &UdevArgs) -> Result<ExitCode> {
     let Some(node) = Host::default().node_named(&args.name) else { return Ok(ExitCode::SUCCESS) };
     if let Some(name) = names::of(&node) {
-        println!("FOREBAY_VOLUME={}\nFOREBAY_CACHE={}", name.volume, name.cache);
+        out!("FOREBAY_VOLUME={}\nFOREBAY_CACHE={}", name.volume, name.cache);
         return Ok(ExitCode::SUCCESS);
     }
     // udev gives what it has found out in the environment.
@@ -19,8 +19,8 @@ pub fn run(args: &UdevArgs) -> Result<ExitCode> {
     if let Some((backing, is_part)) = hide::of(&node, partuuid) {
         let links: Vec<&str> =
             args.links.iter().map(String::as_str).filter(|link| stays(link, is_part)).collect();
-        println!("FOREBAY_BACKING_OF={}\nFOREBAY_CACHE={}", backing.volume, backing.cache);
-        println!("FOREBAY_LINKS={}", links.join(" "));
+        out!("FOREBAY_BACKING_OF={}\nFOREBAY_CACHE={}", backing.volume, backing.cache);
+        out!("FOREBAY_LINKS={}", links.join(" "));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -46,7 +46,7 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
         bail!("{problem}");
     }
     let how = after.upgrade.as_deref().unwrap_or("by stop and recovery");
-    println!("{} to {version} {how}: it took {took:.2} s", before.version);
+    out!("{} to {version} {how}: it took {took:.2} s", before.version);
     Ok(ExitCode::SUCCESS)
 }
 

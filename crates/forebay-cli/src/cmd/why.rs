@@ -13,7 +13,7 @@ pub fn run(args: &WhyArgs) -> Result<ExitCode> {
         bail!("the daemon answered something else than where the block is");
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&why)?);
+        out!("{}", serde_json::to_string_pretty(&why)?);
     } else {
         why.print();
     }

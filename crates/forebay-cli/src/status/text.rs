@@ -10,8 +10,8 @@ impl Status {
     pub fn print(&self) {
         let cache = &self.cache;
         let used = cache.segments - cache.segments_free;
-        println!("forebay {}, process {}: {}", self.version, self.pid, self.activity);
-        println!(
+        out!("forebay {}, process {}: {}", self.version, self.pid, self.activity);
+        out!(
             "cache {} on {}: {}, {}, {} % of its segments in use",
             cache.uuid,
             cache.path,
@@ -24,12 +24,12 @@ impl Status {
                 0 => String::new(),
                 left => format!(": {} are still to be emptied", size(left)),
             };
-            println!("  is being made {}{left}", size(to));
+            out!("  is being made {}{left}", size(to));
         }
         if let Some(seconds) = cache.seconds_to_full {
-            println!("  full in {seconds:.0} s if dirty data goes on growing");
+            out!("  full in {seconds:.0} s if dirty data goes on growing");
         }
-        println!(
+        out!(
             "  devices by {}{}; a plain write is answered when {}",
             cache.io,
             cache.io_refusal.as_ref().map_or(String::new(), |why| format!(" ({why})")),
@@ -42,19 +42,19 @@ impl Status {
         let total: u64 = self.memory.iter().map(|part| part.bytes).sum();
         let parts: Vec<String> =
             self.memory.iter().map(|part| format!("{} {}", part.name, size(part.bytes))).collect();
-        println!("memory {}: {}", size(total), parts.join(", "));
+        out!("memory {}: {}", size(total), parts.join(", "));
         if self.problems.is_empty() {
-            println!("nothing is wrong");
+            out!("nothing is wrong");
         }
         for problem in &self.problems {
-            println!("PROBLEM: {problem}");
+            out!("PROBLEM: {problem}");
         }
     }
 }
 
 impl VolumeStatus {
     fn print(&self) {
-        println!(
+        out!(
             "{}: {}, {}, {}, {}",
             self.name,
             size(self.size_bytes),
@@ -66,7 +66,7 @@ impl VolumeStatus {
             [] => String::new(),
             others => format!(", one disk with {}", others.join(", ")),
         };
-        println!("  backing {}{with}, as of {}", self.backing, clock(self.backing_as_of));
+        out!("  backing {}{with}, as of {}", self.backing, clock(self.backing_as_of));
         let mut dirty = format!("  dirty {}", size(self.dirty_bytes));
         if let Some(age) = self.dirty_age_seconds {
             dirty += &format!(", the oldest for {age:.0} s");
@@ -78,11 +78,11 @@ impl VolumeStatus {
         if let Some(seconds) = self.seconds_to_drained {
             dirty += &format!(", drained in {seconds:.0} s");
         }
-        println!("{dirty}");
+        out!("{dirty}");
         let (held, reserved) = (size(self.held_bytes), size(self.reserved_bytes));
-        println!("  has {held} of the cache, {reserved} reserved");
+        out!("  has {held} of the cache, {reserved} reserved");
         if let Some(first) = self.exposed_first_block {
-            println!(
+            out!(
                 "  if the cache were lost now, blocks {first} to {} of the backing device would be of two states",
                 first + self.exposed_blocks - 1
             );
@@ -102,19 +102,19 @@ impl VolumeStatus {
             .collect();
         if !reasons.is_empty() {
             let bytes = size(self.bypassed_bytes);
-            println!("  around the cache: {bytes}; writes: {}", reasons.join(", "));
+            out!("  around the cache: {bytes}; writes: {}", reasons.join(", "));
         }
         if let Some(text) = self.sharing_text() {
-            println!("  {text}");
+            out!("  {text}");
         }
         if self.delayed_writes > 0 {
             let each = self.delayed_seconds * 1e3 / self.delayed_writes as f64;
             let now = if self.delaying { "; so it is now" } else { "" };
             let writes = count(self.delayed_writes, "write");
-            println!("  held back to the pace of write-back: {writes}, {each:.1} ms each{now}");
+            out!("  held back to the pace of write-back: {writes}, {each:.1} ms each{now}");
         }
         if let Some(age) = self.undurable_age_seconds {
-            println!("  not durable yet: the oldest write is {age:.1} s old");
+            out!("  not durable yet: the oldest write is {age:.1} s old");
         }
         let hits = match self.hit_ratio {
             Some(ratio) => format!("{:.1} % of their blocks from the cache", ratio * 100.0),
@@ -123,23 +123,26 @@ impl VolumeStatus {
         let without = self.without_backing_ratio.map_or(String::new(), |ratio| {
             format!("; {:.1} % answered without the backing device", ratio * 100.0)
         });
-        println!(
+        out!(
             "  reads {} ({hits}), writes {}, flushes {}{without}",
-            self.reads, self.writes, self.flushes
+            self.reads,
+            self.writes,
+            self.flushes
         );
         if self.miss_blocks > 0 {
             let FillsRefused { sequential, first_touch, no_room, raced } = self.fills_refused;
-            println!(
+            out!(
                 "  missed blocks {}: {} copied into the cache; not: {sequential} in long runs, {first_touch} for \
                  the first time, {no_room} without room, {raced} while they changed",
-                self.miss_blocks, self.fill_blocks
+                self.miss_blocks,
+                self.fill_blocks
             );
         }
         if self.second_chance_blocks > 0 {
-            println!("  kept for they were read lately: {} blocks", self.second_chance_blocks);
+            out!("  kept for they were read lately: {} blocks", self.second_chance_blocks);
         }
         if self.ahead_blocks > 0 {
-            println!(
+            out!(
                 "  read ahead {}: {} of it read by guests, {} changed before, {} not wanted",
                 size(self.ahead_blocks * BLOCK_BYTES),
                 size(self.ahead_used_blocks * BLOCK_BYTES),
@@ -147,7 +150,7 @@ impl VolumeStatus {
                 size(self.ahead_unused_blocks * BLOCK_BYTES)
             );
         }
-        println!(
+        out!(
             "  latency p50/p99 µs: read {:.0}/{:.0}, write {:.0}/{:.0}; backing read {:.0}/{:.0}, \
              write {:.0}/{:.0}",
             self.read_p50_us,
@@ -162,17 +165,17 @@ impl VolumeStatus {
         if let (Some(cache), Some(backing)) =
             (self.cache_bytes_per_written_byte, self.backing_bytes_per_written_byte)
         {
-            println!("  written per guest byte: cache {cache:.2}, backing {backing:.2}");
+            out!("  written per guest byte: cache {cache:.2}, backing {backing:.2}");
         }
         if self.nbd_clients > 0 {
-            println!("  NBD clients: {}", self.nbd_clients);
+            out!("  NBD clients: {}", self.nbd_clients);
         }
         if !self.vhost_user_sockets.is_empty() {
             let sockets = self.vhost_user_sockets.join(", ");
-            println!("  virtual machines: {} connected at {sockets}", self.vhost_user_clients);
+            out!("  virtual machines: {} connected at {sockets}", self.vhost_user_clients);
         }
         for attached in &self.attached {
-            println!("  attached: {attached}");
+            out!("  attached: {attached}");
         }
     }
 
@@ -252,14 +255,14 @@ impl ScrubStatus {
         let (read, total) = (size(self.verified_bytes), size(self.total_bytes));
         let found = self.found();
         match self.state.as_str() {
-            "never" => println!("  not scrubbed since the start"),
-            "running" => println!("  scrub{of}: {read} of {total} read, {found}"),
+            "never" => out!("  not scrubbed since the start"),
+            "running" => out!("  scrub{of}: {read} of {total} read, {found}"),
             state => {
-                println!("  scrub{of} {state} {}: {read} read, {found}", clock(self.ended_at));
+                out!("  scrub{of} {state} {}: {read} read, {found}", clock(self.ended_at));
             }
         }
         for lost in &self.lost {
-            println!("    nothing else has: {lost}");
+            out!("    nothing else has: {lost}");
         }
     }
 }

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What is said on stdout and stderr, where perhaps nobody reads it any more, or no byte can be written.
+//!
+//! # Invariants
+//!
+//! - **O1** No daemon ends for that, and nothing panics: `println!` and its like do, so clippy refuses them (`main.rs`).
+
+use signal_hook::consts::SIGPIPE;
+use signal_hook::low_level::emulate_default_handler;
+use std::fmt::Arguments;
+use std::io::{Error, ErrorKind, Write};
+
+/// A line on stdout for whoever runs a command.
+macro_rules! out {
+    ($($text:tt)*) => { $crate::say::out(format_args!("{}\n", format_args!($($text)*))) };
+}
+
+/// The same, and what comes next goes on in it.
+macro_rules! out_part {
+    ($($text:tt)*) => { $crate::say::out(format_args!($($text)*)) };
+}
+
+/// A line on the daemon's stdout.
+macro_rules! announce {
+    ($($text:tt)*) => { $crate::say::announce(format_args!("{}\n", format_args!($($text)*))) };
+}
+
+/// A line on stderr.
+macro_rules! err {
+    ($($text:tt)*) => { $crate::say::err(format_args!("{}\n", format_args!($($text)*))) };
+}
+
+/// Ends the command if it cannot be written.
+pub fn out(text: Arguments<'_>) {
+    let mut out = std::io::stdout().lock();
+    if let Err(error) = out.write_fmt(text).and_then(|()| out.flush()) {
+        unheard(&error);
+    }
+}
+
+/// Ends a command that nobody reads any more as the signal would, quietly: `forebay status | head -1`.
+pub fn unheard(error: &Error) -> ! {
+    if error.kind() == ErrorKind::BrokenPipe {
+        let _ = emulate_default_handler(SIGPIPE);
+    }
+    err!("forebay: stdout cannot be written: {error}");
+    std::process::exit(1)
+}
+
+/// Whether anybody reads it or not (O1).
+pub fn announce(text: Arguments<'_>) {
+    let _ = std::io::stdout().write_fmt(text);
+}
+
+/// The same.
+pub fn err(text: Arguments<'_>) {
+    let _ = std::io::stderr().write_fmt(text);
+}
