@@ -49,6 +49,11 @@ pub trait FrontEnd {
     /// Once in each turn of the loop: what could not be done before is tried again.
     fn turn(&mut self, shard: &mut Shard);
 
+    /// Whether nothing comes of it any more, and nothing of it is under way: then it goes.
+    fn is_over(&self) -> bool {
+        false
+    }
+
     /// Takes no new guests and finishes with those it has. Called in each turn of a stop; says
     /// whether all is finished.
     fn stop(&mut self, shard: &mut Shard) -> bool;

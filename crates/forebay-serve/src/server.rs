@@ -11,7 +11,8 @@ use std::time::Duration;
 pub struct Server {
     /// The shard.
     pub shard: Shard,
-    front_ends: Vec<Box<dyn FrontEnd>>,
+    /// By place, which none has after another: those that are over are gone.
+    front_ends: Vec<Option<Box<dyn FrontEnd>>>,
     events: Vec<(u64, i32)>,
     answers: Vec<Answer>,
 }
@@ -35,7 +36,7 @@ impl Server {
             ));
         };
         front_end.start(place, &mut self.shard);
-        self.front_ends.push(front_end);
+        self.front_ends.push(Some(front_end));
         Ok(())
     }
 
@@ -44,7 +45,7 @@ impl Server {
         self.shard.turn(timeout, &mut self.events)?;
         for (user_data, result) in self.events.drain(..) {
             let at = source_of(user_data).wrapping_sub(FREE_SOURCE);
-            if let Some(front_end) = self.front_ends.get_mut(usize::from(at)) {
+            if let Some(Some(front_end)) = self.front_ends.get_mut(usize::from(at)) {
                 front_end.event(&mut self.shard, user_data, result);
             }
         }
@@ -53,14 +54,17 @@ impl Server {
             self.shard.take_answers(&mut self.answers);
             for answer in self.answers.drain(..) {
                 let (place, number) = Place::of_cookie(answer.cookie);
-                if let Some(front_end) = self.front_ends.get_mut(usize::from(place.0)) {
+                if let Some(Some(front_end)) = self.front_ends.get_mut(usize::from(place.0)) {
                     let answer = Answer { cookie: number, ..answer };
                     front_end.answer(&mut self.shard, answer);
                 }
             }
         }
-        for front_end in &mut self.front_ends {
-            front_end.turn(&mut self.shard);
+        for place in &mut self.front_ends {
+            if let Some(front_end) = place {
+                front_end.turn(&mut self.shard);
+            }
+            place.take_if(|front_end| front_end.is_over());
         }
         Ok(())
     }
@@ -70,7 +74,7 @@ impl Server {
         let begun = std::time::Instant::now();
         loop {
             let mut finished = true;
-            for front_end in &mut self.front_ends {
+            for front_end in self.front_ends.iter_mut().flatten() {
                 finished &= front_end.stop(&mut self.shard);
             }
             if finished || begun.elapsed() > limit {

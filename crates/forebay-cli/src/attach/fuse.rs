@@ -96,8 +96,9 @@ pub fn keep() -> Result<()> {
     let (kept, listener) = (stdio.0, UnixListener::from(stdio.1));
     let path = listener.local_addr().ok().and_then(|it| it.as_pathname().map(Path::to_owned));
     let path = path.context("the standard output is no listening socket")?;
-    keeper::keep(&kept, &listener, keeper::KEEP, is_unmounted)?;
+    let ended_by = keeper::keep(&kept, &listener, keeper::KEEP, is_unmounted)?;
     std::fs::remove_file(path)?;
+    drop(ended_by);
     Ok(())
 }
 

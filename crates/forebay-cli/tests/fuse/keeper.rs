@@ -121,3 +121,53 @@ fn a_disk_that_waits_for_its_cache_is_held_between_two_starts() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(said.contains("/disk: belongs to volume v of the cache"), "{said}");
 }
+
+/// Each that came and went left its mount, its keeper and three descriptors; and mounts that nobody served stayed behind an upgrade.
+#[test]
+fn a_detached_volume_leaves_no_mount_no_keeper_and_no_descriptor() {
+    requires!();
+    let mut bench = Bench::new("detached", 64 << 20);
+    bench.serve();
+    if bench.keeper().is_none() {
+        skip("the kernel's FUSE does not resend requests");
+        return;
+    }
+    let (daemon, control) = (bench.daemon.as_ref().unwrap().id(), bench.control());
+    let uuid = bench.uuid.clone();
+    let count = |place: &str| fs::read_dir(format!("/proc/{daemon}/{place}")).unwrap().count();
+    let keepers = || {
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        numbers.filter(|process: &u32| stat_field(*process, 1) == Some(daemon)).count()
+    };
+    let mounts = || {
+        let all = fs::read_to_string("/proc/mounts").unwrap();
+        all.lines().filter(|line| line.contains(&format!("/run/forebay/{uuid}."))).count()
+    };
+    let files = || {
+        let all = fs::read_dir("/run/forebay").unwrap().flatten();
+        all.filter(|it| it.file_name().to_string_lossy().starts_with(&format!("{uuid}."))).count()
+    };
+    let before = (keepers(), mounts(), files());
+    let descriptors = count("fd");
+    fs::File::create(bench.path("r")).unwrap().set_len(16 << 20).unwrap();
+    let volume = format!("r={}", bench.path("r"));
+    let attach = || run(&[FOREBAY, "attach", &volume, "--control", &control]);
+    for _ in 0..3 {
+        attach();
+        assert_eq!(mounts(), before.1 + 1);
+        run(&[FOREBAY, "detach", "r", "--control", &control]);
+        assert_eq!((keepers(), mounts(), files()), before);
+    }
+    wait_for("their descriptors are closed", || count("fd") <= descriptors);
+    attach();
+    run(&[FOREBAY, "upgrade", "--exec", FOREBAY, "--control", &control]);
+    run(&[FOREBAY, "detach", "r", "--control", &control]);
+    assert_eq!(mounts(), before.1);
+    // The last of the mount that all had at the start: there is none then, and it comes again.
+    run(&[FOREBAY, "detach", "v", "--control", &control]);
+    assert_eq!(mounts(), 0);
+    attach();
+    bench.stop();
+    assert_eq!(mounts(), 0);
+}

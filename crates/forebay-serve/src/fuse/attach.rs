@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 /// How often it is looked whether a device is still held.
@@ -23,6 +23,8 @@ const SEEK_EACH: u32 = 20;
 /// The devices of a mount.
 pub struct FuseAttachments {
     mount: Arc<Mutex<Option<FuseMount>>>,
+    /// When a thread apart has ended it: what it has open in this process is closed by this one.
+    ended: Arc<Mutex<Option<FuseMount>>>,
     teller: Teller,
     is_given_up: Arc<AtomicBool>,
     /// By a keeper, for the next process.
@@ -40,6 +42,7 @@ impl FuseAttachments {
         let attachments = FuseAttachments {
             is_kept,
             mount: Arc::new(Mutex::new(Some(mount))),
+            ended: Arc::default(),
             teller: teller.clone(),
             is_given_up: Arc::default(),
         };
@@ -71,14 +74,27 @@ impl Attachments for FuseAttachments {
         })
     }
 
+    /// The mount goes with the last of its devices.
     fn try_release(&mut self, device: PathBuf) -> io::Result<()> {
+        let (mount, ended) = (Arc::downgrade(&self.mount), Arc::downgrade(&self.ended));
         let teller = self.teller.clone();
         let bell = teller.bell();
         let held = self.mount.lock().unwrap_or_else(PoisonError::into_inner);
         let directory = held.as_ref().map(|mount| mount.directory().to_owned());
-        spawn_apart("detach", &[bell.as_fd()], move || {
-            let is_ours = directory.is_some_and(|directory| is_over(&directory, &device));
-            teller.tell(if is_ours { try_detach(device) } else { Report::Detached { device } });
+        let lease = held.as_ref().and_then(FuseMount::lease);
+        let kept: Vec<_> = lease.into_iter().chain([bell.as_fd()]).collect();
+        spawn_apart("detach", &kept, move || {
+            let is_ours = directory.as_ref().is_some_and(|directory| is_over(directory, &device));
+            let report = if is_ours { try_detach(device) } else { Report::Detached { device } };
+            let is_last = directory.is_some_and(|directory| !has_devices(&directory));
+            if matches!(report, Report::Detached { .. })
+                && is_last
+                && let Some(gone) = end_for_owner(&mount, &ended)
+            {
+                teller.tell(Report::Gone(gone));
+            }
+            // Who waits for that finds the mount gone.
+            teller.tell(report);
         })
     }
 
@@ -172,6 +188,24 @@ fn limit(device: &Path, volume: &FuseVolume) {
     if !volume.discards_to_zero {
         let _ = fs::write(queue.join("discard_max_bytes"), "0");
     }
+}
+
+/// Ends the mount, if nobody else does, and leaves what it has open to the one who has it open. Nobody is kept waiting for the
+/// lock meanwhile: the kernel may ask the loop for something.
+fn end_for_owner(
+    mount: &Weak<Mutex<Option<FuseMount>>>,
+    ended: &Weak<Mutex<Option<FuseMount>>>,
+) -> Option<io::Result<()>> {
+    let (mount, ended) = (mount.upgrade()?, ended.upgrade()?);
+    let taken = mount.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+    let result = taken.end();
+    *ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(taken);
+    Some(result)
+}
+
+/// Whether any device is over one of our files.
+fn has_devices(directory: &Path) -> bool {
+    Host::default().loops().iter().any(|found| found.backing_file.starts_with(directory))
 }
 
 /// Whether a device is over one of our files. If not, somebody has detached it, and who has it now is not asked to close it.

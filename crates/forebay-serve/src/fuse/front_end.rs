@@ -90,8 +90,10 @@ pub struct FuseFrontEnd {
     held: Option<Pending>,
     under_way: Vec<Option<Pending>>,
     free: Vec<usize>,
-    /// The reactor was asked to say when there is a request.
+    /// The reactor was asked to say when there is a request, when the bell rings, and that it need not say that any more.
     is_listening: bool,
+    hears_bell: bool,
+    is_bell_cancelled: bool,
     is_closing: bool,
     /// What is not answered in the end, the next process is asked.
     is_kept: bool,
@@ -117,12 +119,15 @@ impl FuseFrontEnd {
             under_way,
             free: (0..PLACE_COUNT).rev().collect(),
             is_listening: false,
+            hears_bell: false,
+            is_bell_cancelled: false,
             is_closing: false,
             is_kept,
         })
     }
 
-    fn hear_bell(&self, shard: &mut Shard) {
+    fn hear_bell(&mut self, shard: &mut Shard) {
+        self.hears_bell = true;
         let fd = self.bell.fd();
         shard.reactor.submit(ReactorOp::PollIn { fd }, user_data(self.place.source(), BELL));
     }
@@ -134,6 +139,11 @@ impl FuseFrontEnd {
             shard.reactor.submit(ReactorOp::PollIn { fd }, name);
             self.is_listening = true;
         }
+    }
+
+    /// Whether it was unmounted, and those who rang the bell are gone.
+    fn is_left(&self) -> bool {
+        self.channel.is_none() && Arc::strong_count(&self.bell) == 1
     }
 
     /// Hands over what is held; false: the engine has no room.
@@ -253,8 +263,11 @@ impl FrontEnd for FuseFrontEnd {
         if name == user_data(self.place.source(), READABLE) {
             self.is_listening = false;
         } else {
+            self.hears_bell = false;
             self.bell.clear();
-            self.hear_bell(shard);
+            if !self.is_bell_cancelled {
+                self.hear_bell(shard);
+            }
         }
     }
 
@@ -279,6 +292,10 @@ impl FrontEnd for FuseFrontEnd {
     }
 
     fn turn(&mut self, shard: &mut Shard) {
+        if self.is_left() && !self.is_bell_cancelled {
+            self.is_bell_cancelled = true;
+            shard.reactor.cancel(user_data(self.place.source(), BELL));
+        }
         self.files.resize(|volume| shard.engine().volume_bytes(volume));
         if self.is_listening || self.is_closing {
             return;
@@ -288,6 +305,11 @@ impl FrontEnd for FuseFrontEnd {
         if let Some((run, _)) = self.room.take() {
             self.pool.borrow_mut().give(run);
         }
+    }
+
+    fn is_over(&self) -> bool {
+        let is_idle = self.held.is_none() && self.free.len() == PLACE_COUNT;
+        self.is_left() && !self.hears_bell && !self.is_listening && is_idle
     }
 
     fn stop(&mut self, shard: &mut Shard) -> bool {

@@ -147,7 +147,7 @@ impl FuseMount {
     }
 
     /// Unmounts it and removes the directory. The server must be running.
-    pub(super) fn end(self) -> io::Result<()> {
+    pub(super) fn end(&self) -> io::Result<()> {
         if unmount(&self.directory, UnmountFlags::empty()).is_err() {
             // Somebody looks into it: it goes when they do.
             unmount(&self.directory, UnmountFlags::DETACH)?;

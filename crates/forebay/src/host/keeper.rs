@@ -13,6 +13,7 @@
 //! - **E2** Only the user it runs as gets the descriptor.
 //! - **E3** It ends: when the holder of the lease says so, when there is nothing left to hold, and
 //!   [`KEEP`] after the last daemon died.
+//! - **E4** Who ends it sees it end, and then its socket is gone: the next keeper may have the same place at once.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -25,7 +26,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a descriptor is held for the next daemon.
@@ -40,19 +42,31 @@ const END: u8 = b'E';
 
 /// A connection to the keeper. When it is dropped, the keeper holds the descriptor for the next.
 #[derive(Debug)]
-pub struct Lease(UnixStream);
+pub struct Lease {
+    stream: UnixStream,
+    /// The keeper, if this process has started it.
+    keeper: Mutex<Option<Child>>,
+}
 
 impl Lease {
-    /// There is no next: the keeper ends.
+    /// There is no next: the keeper ends, and its socket is gone (E4).
     pub fn end(&self) {
         // A keeper that is gone holds nothing.
-        let _ = (&self.0).write_all(&[END]);
+        let _ = (&self.stream).write_all(&[END]);
+        if !matches!((&self.stream).read(&mut [0]), Ok(0)) {
+            // It does not answer, so it is not waited for.
+            return;
+        }
+        if let Some(mut keeper) = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take()
+        {
+            let _ = keeper.wait();
+        }
     }
 }
 
 impl AsFd for Lease {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.stream.as_fd()
     }
 }
 
@@ -68,10 +82,11 @@ pub fn start(mut program: Command, path: &Path, descriptor: OwnedFd) -> io::Resu
     program.current_dir("/").env_clear();
     program.stdin(Stdio::from(descriptor)).stdout(Stdio::from(OwnedFd::from(listener)));
     program.stderr(Stdio::null());
-    program.spawn()?;
+    let child = program.spawn()?;
     // Its own copies are closed with the command, so a keeper that fails is seen by `take`.
     drop(program);
-    take(path).map(|taken| taken.1)
+    let (_, lease) = take(path)?;
+    Ok(Lease { keeper: Mutex::new(Some(child)), ..lease })
 }
 
 /// Asks the keeper at `path` for the descriptor.
@@ -89,31 +104,32 @@ pub fn take(path: &Path) -> io::Result<(OwnedFd, Lease)> {
     });
     match descriptor {
         Some(descriptor) if received.bytes == 1 && byte == [HERE] => {
-            Ok((descriptor, Lease(stream)))
+            Ok((descriptor, Lease { stream, keeper: Mutex::default() }))
         }
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the keeper gave no descriptor")),
     }
 }
 
-/// The keeper's whole life (E3). `is_gone`: there is nothing left to hold.
+/// The keeper's whole life (E3), but for the end of the connection that it gives back: that is dropped when the socket
+/// is gone (E4). `is_gone`: there is nothing left to hold.
 pub fn keep(
     kept: &OwnedFd,
     listener: &UnixListener,
     limit: Duration,
     is_gone: impl Fn(&OwnedFd) -> bool,
-) -> io::Result<()> {
+) -> io::Result<Option<UnixStream>> {
     listener.set_nonblocking(true)?;
     let mut lease: Option<UnixStream> = None;
     let mut alone_since = Instant::now();
     loop {
         if lease.is_none() && (is_gone(kept) || alone_since.elapsed() > limit) {
-            return Ok(());
+            return Ok(None);
         }
         let (comes, ends) = wait(listener, lease.as_ref())?;
         if ends && let Some(stream) = &mut lease {
             let mut byte = [0];
             if matches!(stream.read(&mut byte), Ok(1)) && byte == [END] {
-                return Ok(());
+                return Ok(lease);
             }
             lease = None;
             alone_since = Instant::now();
@@ -177,7 +193,7 @@ mod tests {
         let told = Arc::clone(&is_gone);
         let thread = std::thread::spawn(move || {
             let held = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-            keep(&held, &listener, limit, |_| told.load(Ordering::Relaxed))
+            keep(&held, &listener, limit, |_| told.load(Ordering::Relaxed)).map(drop)
         });
         Kept { path, is_gone, thread }
     }

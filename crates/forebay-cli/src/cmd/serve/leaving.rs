@@ -175,6 +175,10 @@ impl Daemon {
             return Vec::new();
         };
         let served = self.volumes.remove(at);
+        // What waits for all to be gone has its own list of them.
+        if !self.is_ending {
+            self.attached.retain(|attached| !attached.is_gone());
+        }
         self.forget_known(&served.uuid);
         self.watch_left(at);
         let (name, backing) = (served.name, served.backing.display());
