@@ -22,7 +22,7 @@ pub struct Attached {
     problems: Vec<String>,
     /// Who said why not when one device was to be detached.
     refusal: Option<String>,
-    /// Of a volume on its way out: it is no problem that its device goes.
+    /// Of a volume on its way out, or the last that has gone: it is no problem that its device goes.
     leaving: Option<VolumeIndex>,
     /// Of a volume that has grown: what became of its device, once that is known.
     resizing: Option<(VolumeIndex, Option<String>)>,
@@ -79,7 +79,7 @@ impl Attached {
                     self.problems.push(text);
                 }
                 Report::Ready => self.is_ready = true,
-                Report::Held { device, holders } if self.leaving.is_some() => {
+                Report::Held { device, holders } if self.is_leaving(&device) => {
                     let device = device.display();
                     self.refusal = Some(format!("{device}: {}", holders_text(&holders)));
                 }
@@ -230,6 +230,11 @@ impl Attached {
             text += &format!(", mounted at {}", mount_point.display());
         }
         Some(text)
+    }
+
+    /// Whether it is the device of a volume on its way out. One that has gone has none.
+    fn is_leaving(&self, device: &Path) -> bool {
+        self.leaving.is_some_and(|volume| self.reports.device(volume) == Some(device))
     }
 
     fn name(&self, volume: VolumeIndex) -> &str {

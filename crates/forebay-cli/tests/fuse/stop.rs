@@ -48,6 +48,23 @@ fn stop_waits_for_those_it_names_and_serves_them() {
     bench.stop();
 }
 
+/// Whom a stop waited for was taken for who stood against that detach, and not named.
+#[test]
+fn a_stop_names_those_it_waits_for_after_a_volume_was_detached() {
+    requires!();
+    let mut bench = Bench::new("stop-detached", 64 << 20);
+    File::create(bench.path("other")).unwrap().set_len(16 << 20).unwrap();
+    bench.more = ["--volume".to_owned(), format!("w={}", bench.path("other"))].into();
+    bench.serve();
+    run(&[FOREBAY, "detach", "w", "--control", &bench.control()]);
+    let held = File::open(&bench.device).unwrap();
+    bench.signal("-TERM");
+    let named = format!("stop waits for {}: open in process {}", bench.device, std::process::id());
+    wait_for("the holder is named", || bench.read("err").contains(&named));
+    drop(held);
+    bench.wait_for_end();
+}
+
 /// Nobody gives a second signal: a service manager, for one.
 #[test]
 fn a_stop_ends_by_itself_when_its_time_is_over_and_leaves_nothing_undurable() {
