@@ -15,14 +15,19 @@ use forebay::io::{
 use forebay_core::format::superblock::Volume;
 use std::path::Path;
 
-/// The open file of a device or file that the program before had for itself, if it was left. Nobody else
-/// can have had it meanwhile: it is the same disk.
+/// The open file that the program before had of a volume's device, or of the cache ([`upgrade::CACHE`]), if it was left. Nobody
+/// else can have had it meanwhile: it is the same disk. A path that leads to another one is refused, left or not.
 pub fn take_left(
+    volume: &str,
     path: &Path,
     source: u16,
     logical_block: Option<u32>,
 ) -> Result<Option<FileDevice>> {
-    let Some(file) = upgrade::take_device(path) else { return Ok(None) };
+    upgrade::check_disk(volume, path)?;
+    // One that is gone is not served any more.
+    let Some(file) = path.exists().then(|| upgrade::take_device(volume)).flatten() else {
+        return Ok(None);
+    };
     let options = FileOptions { exclusive: true, source, logical_block, ..FileOptions::default() };
     Ok(Some(FileDevice::over(file, path, &options)?))
 }

@@ -19,6 +19,8 @@
 //! - **G6** Of guests' connections nothing is touched between the program that brings them to rest and the one that
 //!   serves: they are taken when nothing brings back the program before (`cmd::serve::serve`), and left to it again
 //!   whenever that goes on (C1, C2 of `nbd/carried.rs` and `vhost/carried.rs`). So no request is done twice or lost over either.
+//! - **G7** As long as the process lives a volume has the disk that it had: which that is goes along by the volume's name, and a path
+//!   that leads elsewhere by now is refused, by the next program and by the one before when it goes on.
 //!
 //! # Crash
 //!
@@ -33,7 +35,7 @@ use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -51,7 +53,7 @@ const OPEN_FILES: &str = "/proc/self/fd/";
 /// In the text that says that the program before goes on.
 pub const FELL_BACK: &str = "was not upgraded";
 /// How numbers below are passed on.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What two programs must have alike for one to leave its map to the other (G3).
 pub fn layout() -> String {
@@ -67,6 +69,76 @@ pub struct Left {
     /// Where clients come in, by address.
     pub sockets: Vec<(String, OwnedFd)>,
     pub guests: Guests,
+    /// What each volume was served from, and the cache.
+    pub disks: Vec<Disk>,
+}
+
+/// The cache's name among [`Left::disks`].
+pub const CACHE: &str = "";
+
+/// A path leads to another disk than the volume had (G7).
+#[derive(Debug)]
+pub struct OtherDisk(String);
+
+impl std::fmt::Display for OtherDisk {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for OtherDisk {}
+
+/// What a volume is served from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Disk {
+    volume: String,
+    /// Of a block device its number, of a file where it is.
+    is_block: bool,
+    numbers: [u64; 2],
+    /// For people.
+    shown: String,
+}
+
+impl Disk {
+    /// The open file of a volume's device.
+    pub fn of(volume: &str, open: BorrowedFd<'_>) -> Option<Disk> {
+        let (is_block, numbers) = numbers_of(&rustix::fs::fstat(open).ok()?);
+        let path = std::fs::read_link(format!("{OPEN_FILES}{}", open.as_raw_fd())).ok()?;
+        Some(Disk { volume: volume.into(), is_block, numbers, shown: path.display().to_string() })
+    }
+
+    /// Refuses a path that leads to another disk. One that leads nowhere is for whoever opens it.
+    pub fn check(&self, path: &Path) -> Result<(), OtherDisk> {
+        let Ok(found) = rustix::fs::stat(path) else { return Ok(()) };
+        if numbers_of(&found) == (self.is_block, self.numbers) {
+            return Ok(());
+        }
+        let now = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
+        Err(OtherDisk(format!(
+            "{}: {} is {} now, and {} is served from {}; an upgrade changes no disk: name that one again, or stop the \
+             daemon and start it anew",
+            self.who(),
+            path.display(),
+            now.display(),
+            self.it(),
+            self.shown
+        )))
+    }
+
+    fn who(&self) -> &str {
+        if self.volume == CACHE { "the cache" } else { &self.volume }
+    }
+
+    fn it(&self) -> &str {
+        if self.volume == CACHE { "it" } else { "the volume" }
+    }
+}
+
+fn numbers_of(found: &Stat) -> (bool, [u64; 2]) {
+    match FileType::from_raw_mode(found.st_mode) {
+        FileType::BlockDevice => (true, [found.st_rdev, 0]),
+        _ => (false, [found.st_dev, found.st_ino]),
+    }
 }
 
 /// Those who stay connected.
@@ -87,6 +159,8 @@ struct Numbers {
     map: Option<MapNumbers>,
     connections: Option<GuestNumbers>,
     machines: Option<GuestNumbers>,
+    #[serde(default)]
+    disks: Vec<Disk>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -108,6 +182,8 @@ struct GuestNumbers {
 
 /// What was left to this program and not yet taken.
 static TO_TAKE: Mutex<Option<Left>> = Mutex::new(None);
+/// What was served when this program was executed (G7).
+static DISKS: Mutex<Vec<Disk>> = Mutex::new(Vec::new());
 
 fn to_take<T>(take: impl FnOnce(&mut Left) -> Option<T>) -> Option<T> {
     take(TO_TAKE.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?)
@@ -118,23 +194,41 @@ pub fn take_cache() -> Option<Handed> {
     to_take(|left| left.cache.take())
 }
 
-/// The open file of a device or file, if it was left.
-pub fn take_device(path: &Path) -> Option<File> {
-    let named = rustix::fs::stat(path).ok()?;
+fn disk(volume: &str) -> Option<Disk> {
+    let disks = DISKS.lock().unwrap_or_else(PoisonError::into_inner);
+    disks.iter().find(|disk| disk.volume == volume).cloned()
+}
+
+/// Whether the program before served it, and nothing else was done since.
+pub fn was_served(volume: &str) -> bool {
+    disk(volume).is_some()
+}
+
+/// Refuses a path that leads to another disk than the volume had in the program before (G7).
+pub fn check_disk(volume: &str, path: &Path) -> Result<(), OtherDisk> {
+    disk(volume).map_or(Ok(()), |disk| disk.check(path))
+}
+
+/// From now on volumes come and go as ever.
+pub fn forget_disks() {
+    DISKS.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
+/// Whether the program before goes on if this one cannot serve.
+pub fn is_tried() -> bool {
+    std::env::var_os(BEFORE).is_some() && std::env::var_os(WHY_NOT).is_none()
+}
+
+/// The open file of a volume's device, or the cache's, if it was left; nobody else can have had it meanwhile. To be checked
+/// before ([`check_disk`]).
+pub fn take_device(volume: &str) -> Option<File> {
+    let disk = disk(volume)?;
+    let numbers = (disk.is_block, disk.numbers);
     to_take(|left| {
-        let is_it = |fd: &OwnedFd| rustix::fs::fstat(fd).is_ok_and(|it| is_same(&it, &named));
+        let is_it = |fd: &OwnedFd| rustix::fs::fstat(fd).is_ok_and(|it| numbers_of(&it) == numbers);
         let at = left.devices.iter().position(is_it)?;
         Some(File::from(left.devices.swap_remove(at)))
     })
-}
-
-fn is_same(one: &Stat, other: &Stat) -> bool {
-    let is_block = |it: &Stat| FileType::from_raw_mode(it.st_mode) == FileType::BlockDevice;
-    match (is_block(one), is_block(other)) {
-        (true, true) => one.st_rdev == other.st_rdev,
-        (false, false) => (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino),
-        _ => false,
-    }
 }
 
 /// The listening socket of an address, if it was left.
@@ -179,7 +273,7 @@ impl Left {
             rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC).ok()?; // G4
             Some(fd)
         };
-        let mut left = Left::default();
+        let mut left = Left { disks: numbers.disks, ..Left::default() };
         if let Some(map) = numbers.map {
             for number in map.devices {
                 left.devices.push(one(number)?);
@@ -239,11 +333,12 @@ impl Left {
         let map = self.cache.as_ref().map(map).transpose()?;
         let connections = guests(&self.guests.connections)?;
         let machines = guests(&self.guests.machines)?;
-        if map.is_none() && connections.is_none() && machines.is_none() {
+        let disks = self.disks.clone();
+        if map.is_none() && connections.is_none() && machines.is_none() && disks.is_empty() {
             return Ok(None);
         }
         let process = std::process::id();
-        Ok(Some(serde_json::to_string(&Numbers { process, map, connections, machines })?))
+        Ok(Some(serde_json::to_string(&Numbers { process, map, connections, machines, disks })?))
     }
 }
 
@@ -270,6 +365,7 @@ pub fn execute(
     }
     let error = command.exec();
     let guests = std::mem::take(&mut left.guests);
+    *DISKS.lock().unwrap_or_else(PoisonError::into_inner) = std::mem::take(&mut left.disks);
     // They would be open in the program before, and lock it out.
     drop(left);
     let error = anyhow!(error).context(format!("{}: cannot be executed", executable.display()));
@@ -289,6 +385,8 @@ impl Before {
         let numbers = numbers.and_then(|text| serde_json::from_str::<Numbers>(&text).ok());
         let ours = numbers.filter(|numbers| numbers.process == std::process::id()); // G4
         if let Some(numbers) = ours {
+            // Also if nothing of the rest can be taken.
+            *DISKS.lock().unwrap_or_else(PoisonError::into_inner) = numbers.disks.clone();
             *TO_TAKE.lock().unwrap_or_else(PoisonError::into_inner) = Left::of(numbers);
         }
         if program.is_some() || std::env::var_os(WHY_NOT).is_some() {
@@ -323,7 +421,8 @@ fn go_back(before: &str, error: &Error, guests: Guests) -> Result<Infallible> {
     err!("forebay: the upgrade failed, the program before goes on: {error:#}");
     let mut command = again(Path::new(before));
     command.env(WHY_NOT, format!("{error:#}")).env_remove(BEFORE);
-    let left = Left { guests, ..Left::default() };
+    let disks = DISKS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let left = Left { guests, disks, ..Left::default() };
     // Without them it goes on as well: they are closed then.
     if let Ok(Some(numbers)) = left.keep() {
         command.env(LEFT, numbers);

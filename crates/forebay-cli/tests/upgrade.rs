@@ -286,6 +286,71 @@ fn waits(status: &str) -> u64 {
     line.unwrap().trim().parse().unwrap()
 }
 
+/// Two volumes that are found by links, each full of its own letter.
+fn two_by_links(name: &str) -> (Scratch, [PathBuf; 2], Daemon) {
+    let scratch = Scratch::new(name);
+    scratch.format("64M");
+    let files = ["a", "b"].map(|name| scratch.file(name, 1 << 20));
+    for (name, file) in ["la", "lb"].iter().zip(&files) {
+        std::os::unix::fs::symlink(file, scratch.path(name)).unwrap();
+    }
+    let volume = |name: &str| format!("{name}={}", scratch.path(&format!("l{name}")).display());
+    let daemon = scratch.serve(&["--volume", &volume("a"), "--volume", &volume("b")]);
+    write_letters(&scratch);
+    (scratch, files, daemon)
+}
+
+fn write_letters(scratch: &Scratch) {
+    for (name, letter) in [("a", 0xaa), ("b", 0xbb)] {
+        scratch.connect(name).write(0, &[letter; 1 << 20], true).unwrap();
+    }
+}
+
+fn assert_letters(scratch: &Scratch, files: &[PathBuf; 2]) {
+    let drained = scratch.ask(&["drain"]);
+    assert!(drained.status.success(), "{drained:?}");
+    for (file, letter) in files.iter().zip([0xaa, 0xbb]) {
+        let found = std::fs::read(file).unwrap();
+        assert!(found.iter().all(|byte| *byte == letter), "{}: {:x?}", file.display(), &found[..4]);
+    }
+}
+
+/// What was left was matched by what the paths name, and nothing else: each volume was written to the other's disk.
+#[test]
+fn a_volume_keeps_its_disk_whatever_its_path_names_by_then() {
+    let (scratch, files, daemon) = two_by_links("upgrade-swapped");
+    let (la, lb, aside) = (scratch.path("la"), scratch.path("lb"), scratch.path("aside"));
+    let swap = || {
+        for (from, to) in [(&la, &aside), (&lb, &la), (&aside, &lb)] {
+            std::fs::rename(from, to).unwrap();
+        }
+    };
+    swap();
+    let refused = upgrade(&scratch, Path::new(FOREBAY)).unwrap_err();
+    let (a, b) = (files[0].display(), files[1].display());
+    let why = format!("a: {} is {b} now, and the volume is served from {a}", la.display());
+    assert!(refused.contains(&why), "{refused}");
+    assert_letters(&scratch, &files);
+    swap();
+    write_letters(&scratch);
+    let told = upgrade(&scratch, Path::new(FOREBAY)).unwrap();
+    assert!(told.contains("by a hand-over"), "{told}");
+    assert_letters(&scratch, &files);
+
+    // After the daemon has looked: the next program refuses, and so does the one before, as long as it is so.
+    write_letters(&scratch);
+    let [la, lb, aside] = [&la, &lb, &aside].map(|path| path.display().to_string());
+    let swap = format!("[ -e {aside} ] || {{ mv {la} {aside}; ln -s {b} {la}; }}");
+    let error = upgrade(&scratch, &program(&scratch, "swaps", ":", &swap)).unwrap_err();
+    assert!(error.contains("was not upgraded") && error.contains("a: "), "{error}");
+    let problems = scratch.status()["problems"].to_string();
+    assert!(problems.contains("a: waits for its backing device"), "{problems}");
+    assert_eq!(scratch.connect("b").read(0, 4096).unwrap(), [0xbb; 4096]);
+    let found = std::fs::read(&files[1]).unwrap();
+    assert!(found.iter().all(|byte| *byte == 0xbb), "{:x?} {lb}", &found[..4]);
+    daemon.stop("TERM");
+}
+
 /// `cargo test --release -p forebay-cli --test program how_long_a_write_waits -- --ignored --nocapture`
 #[test]
 #[ignore = "measures"]

@@ -151,7 +151,7 @@ enum End {
 enum Next {
     Exit(ExitCode),
     /// Another program, what is left to it, and why that is not the map.
-    Program(PathBuf, Left, Option<String>),
+    Program(PathBuf, Box<Left>, Option<String>),
 }
 
 /// `before`: what goes on if this cannot serve.
@@ -173,7 +173,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     match next? {
         Next::Exit(code) => Ok(code),
         Next::Program(executable, left, why_no_map) => {
-            upgrade::execute(&executable, left, why_no_map).map(|never| match never {})
+            upgrade::execute(&executable, *left, why_no_map).map(|never| match never {})
         }
     }
 }
@@ -224,6 +224,7 @@ fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) 
         daemon.problem(text);
     }
     *before = None;
+    upgrade::forget_disks();
     daemon.take_guests()?;
     announce!("control: {}", control.display());
     announce!("ready");
@@ -247,7 +248,7 @@ fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) 
             let sockets = unix_sockets(args).chain([control]);
             let against = against.clone();
             let (left, why) = daemon.leave_to_next(against, args.stop_timeout, sockets)?;
-            return Ok(Next::Program(executable.clone(), left, why));
+            return Ok(Next::Program(executable.clone(), Box::new(left), why));
         }
     }
     daemon.is_ending = true;

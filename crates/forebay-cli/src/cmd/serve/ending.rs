@@ -4,7 +4,7 @@
 use super::stale::LastNotes;
 use super::{Daemon, Served};
 use crate::units::{clock, count, size};
-use crate::upgrade::Left;
+use crate::upgrade::{CACHE, Disk, Left};
 use crate::{backing, upgrade};
 use anyhow::{Context, Result, bail};
 use forebay::shard::Shard;
@@ -46,6 +46,9 @@ impl Daemon {
         if self.server.shard.resizing().is_some() {
             bail!("the cache is being given another size; `forebay resize --stop` ends that");
         }
+        for disk in self.disks() {
+            disk.0.check(disk.1)?;
+        }
         match self.attached.iter().find(|attached| !attached.outlive()) {
             Some(attached) => bail!(
                 "block devices by {} end with the process (those of --attach ublk do not where root serves); use \
@@ -54,6 +57,19 @@ impl Daemon {
             ),
             None => Ok(()),
         }
+    }
+
+    /// What is served from what, with where it is found.
+    fn disks(&self) -> impl Iterator<Item = (Disk, &Path)> {
+        let shard = &self.server.shard;
+        let cache = self.cache_path.as_deref();
+        let cache =
+            cache.and_then(|path| Some((Disk::of(CACHE, shard.cache().descriptor()?)?, path)));
+        let volumes = self.volumes.iter().filter_map(|served| {
+            let open = shard.backing(served.index)?.descriptor()?;
+            Some((Disk::of(&served.name, open)?, served.backing.as_path()))
+        });
+        cache.into_iter().chain(volumes)
     }
 
     /// What stands against leaving the map to a program with this layout.
@@ -82,7 +98,9 @@ impl Daemon {
         // The one who asked hears that it was understood.
         self.server.turn(Some(Duration::ZERO))?;
         self.watch_ends();
-        let mut left = Left { sockets: std::mem::take(&mut self.sockets), ..Left::default() };
+        let disks = self.disks().map(|disk| disk.0).collect();
+        let sockets_left = std::mem::take(&mut self.sockets);
+        let mut left = Left { sockets: sockets_left, disks, ..Left::default() };
         let (cache, notes) = (self.cache_text(), self.last_notes());
         let lasting = self.lasting_uuids();
         let machines = self.machines_passage();

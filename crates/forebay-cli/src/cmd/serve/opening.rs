@@ -37,10 +37,12 @@ impl Daemon {
         let state_dir = StateDir::open(args.state_dir.as_deref())?;
         let mut options = options(args);
         let device: Box<dyn Device> = match &cache {
-            Some(path) => Box::new(match backing::take_left(path, CACHE_SOURCE, None)? {
-                Some(device) => device,
-                None => backing::open_exclusive(path, CACHE_SOURCE, None)?,
-            }),
+            Some(path) => {
+                Box::new(match backing::take_left(upgrade::CACHE, path, CACHE_SOURCE, None)? {
+                    Some(device) => device,
+                    None => backing::open_exclusive(path, CACHE_SOURCE, None)?,
+                })
+            }
             None => {
                 // Nothing is ever in it, so nothing has to outlive the process.
                 (options.shared, options.lasting) = (false, false);

@@ -9,8 +9,9 @@ use crate::args::{IfChanged, ServeArgs, Setting, VolumeSpec, mode_name, parse_se
 use crate::late::Patience;
 use crate::state_dir::Why;
 use crate::units::{clock, size};
-use crate::{backing, hide};
-use anyhow::{Context, Result, bail};
+use crate::upgrade::OtherDisk;
+use crate::{backing, hide, upgrade};
+use anyhow::{Context, Error, Result, bail};
 use forebay::host::identity::{Fingerprint, Match, SuperblockKinds};
 use forebay::host::named::Named;
 use forebay::io::Device;
@@ -48,8 +49,7 @@ impl Daemon {
             };
             match self.attach(index, &wanted, patience) {
                 Ok(()) => self.set_as_asked(index, spec, spec.mode)?,
-                // A file says what is to be; what of it can be is served. Who types a volume means it.
-                Err(error) if args.is_from_file() => self.waits(&spec.name, &error),
+                Err(error) if may_wait(args, &spec.name, &error) => self.waits(&spec.name, &error),
                 Err(error) => return Err(error),
             }
         }
@@ -70,8 +70,10 @@ impl Daemon {
                 };
                 self.attach(index, &wanted, patience)
             });
-            if let Err(error) = attached {
-                self.waits(&volume.name, &error);
+            match attached {
+                Ok(()) => {}
+                Err(error) if must_go_on(&error) => return Err(error),
+                Err(error) => self.waits(&volume.name, &error),
             }
         }
         Ok(())
@@ -164,7 +166,8 @@ impl Daemon {
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
         let path = &patience.find(&wanted.address.path, &role(&recorded.name))?;
         let source = backing_source(index);
-        if let Some(device) = backing::take_left(path, source, wanted.logical_block)? {
+        let left = backing::take_left(&recorded.name, path, source, wanted.logical_block)?;
+        if let Some(device) = left {
             if self.server.shard.opened().handed_over {
                 return self.serve_volume(index, wanted.address, path, device, None);
             }
@@ -241,6 +244,7 @@ impl Daemon {
     ) -> Result<()> {
         let index = self.server.shard.free_index()?;
         let path = patience.find(&spec.backing.path, &role(&spec.name))?;
+        upgrade::check_disk(&spec.name, &path)?;
         let looked = self.look(index, spec.logical_block, None).at(&path)?;
         self.add_looked(index, spec, without_cache, looked)
     }
@@ -364,6 +368,16 @@ impl Daemon {
             );
         }
     }
+}
+
+/// A file says what is to be; what of it can be is served. Who types a volume means it, unless it was served until just now.
+fn may_wait(args: &ServeArgs, volume: &str, error: &Error) -> bool {
+    !must_go_on(error) && (args.is_from_file() || upgrade::was_served(volume))
+}
+
+/// Then the program before goes on, whose path may be another.
+fn must_go_on(error: &Error) -> bool {
+    upgrade::is_tried() && error.is::<OtherDisk>()
 }
 
 /// A backing device as it is asked for.
