@@ -54,8 +54,9 @@ pub enum Command {
     ///
     /// The daemon becomes the new program with the same arguments. What it holds in memory is handed over,
     /// so that nothing is read again; requests wait meanwhile. Where the two lay it out differently, the cache
-    /// is closed and opened again. If the new program cannot serve, the one before goes on. NBD clients stay
-    /// connected.
+    /// is closed and opened again. If the new program cannot serve, the one before goes on, with the settings that it
+    /// had. NBD clients stay connected. A configuration file with mistakes, or a path that leads to another disk than its volume is
+    /// served from, is refused, and nothing changes.
     Upgrade(UpgradeArgs),
     /// Write everything back, so that the backing device is the plain disk, and keep it so
     ///

@@ -21,6 +21,7 @@ pub mod show;
 pub use file::Mistake;
 
 use crate::args::{Args, Command, ServeArgs};
+use crate::upgrade;
 use anyhow::{Context, Result, bail};
 use clap::{CommandFactory, FromArgMatches};
 use std::ffi::OsString;
@@ -84,7 +85,7 @@ pub fn path_of(name: &str) -> Result<PathBuf> {
             "{name}: expected a name, as data for {DIRECTORY}/data.toml; for a path use --config"
         );
     }
-    let path = Path::new(DIRECTORY).join(format!("{name}.toml"));
+    let path = path_named(name);
     if !path.exists() {
         let names: Vec<String> = paths()?.iter().filter_map(|path| name_of(path)).collect();
         let there = match names.is_empty() {
@@ -94,6 +95,11 @@ pub fn path_of(name: &str) -> Result<PathBuf> {
         bail!("{}: no such file; {there}", path.display());
     }
     Ok(path)
+}
+
+/// The same, whether it is there or not.
+pub fn path_named(name: &str) -> PathBuf {
+    Path::new(DIRECTORY).join(format!("{name}.toml"))
 }
 
 fn name_of(path: &Path) -> Option<String> {
@@ -131,11 +137,22 @@ pub fn read(path: &Path) -> Result<Config> {
 /// The arguments with those of their file: as given if they name none.
 pub fn with_file(args: Args, given: Vec<OsString>) -> Result<Args> {
     let Command::Serve(serve) = &args.command else { return Ok(args) };
-    let Some(path) = chosen(serve)? else { return Ok(args) };
-    let config = read(&path)?;
+    if !serve.is_from_file() {
+        return Ok(args);
+    }
+    let words = match upgrade::settings_before() {
+        Some(words) => words.into_iter().map(OsString::from).collect(),
+        None => match chosen(serve)? {
+            Some(path) => read(&path)?.words,
+            None => return Ok(args),
+        },
+    };
+    // They come from a text, so each is one.
+    let texts = words.iter().map(|word| Some(word.to_str()?.to_owned()));
+    texts.collect::<Option<_>>().into_iter().for_each(upgrade::keep_settings);
     // `forebay serve`, and what comes after it.
     let rest = given.into_iter().skip(2);
-    let matches = file_command().try_get_matches_from(line(&config.words).chain(rest))?;
+    let matches = file_command().try_get_matches_from(line(&words).chain(rest))?;
     Ok(Args::from_arg_matches(&matches)?)
 }
 

@@ -5,6 +5,7 @@ mod text;
 
 use forebay::latency::{BUCKET_NANOS, LatencySummary};
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// Everything.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -23,6 +24,9 @@ pub struct Status {
     /// How the daemon has come from the program before, if it was upgraded.
     #[serde(default)]
     pub upgrade: Option<String>,
+    /// The file that has its settings, if one has.
+    #[serde(default)]
+    pub config_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -21,6 +21,7 @@
 //!   whenever that goes on (C1, C2 of `nbd/carried.rs` and `vhost/carried.rs`). So no request is done twice or lost over either.
 //! - **G7** As long as the process lives a volume has the disk that it had: which that is goes along by the volume's name, and a path
 //!   that leads elsewhere by now is refused, by the next program and by the one before when it goes on.
+//! - **G8** The program before goes on with the settings that it had, whatever its file says by then.
 //!
 //! # Crash
 //!
@@ -52,6 +53,8 @@ const NOT_LEFT: &str = "FOREBAY_NOT_LEFT";
 const OPEN_FILES: &str = "/proc/self/fd/";
 /// In the text that says that the program before goes on.
 pub const FELL_BACK: &str = "was not upgraded";
+/// What the program before had read from its file (G8).
+const SETTINGS: &str = "FOREBAY_SETTINGS_BEFORE";
 /// How numbers below are passed on.
 const VERSION: u32 = 2;
 
@@ -184,6 +187,8 @@ struct GuestNumbers {
 static TO_TAKE: Mutex<Option<Left>> = Mutex::new(None);
 /// What was served when this program was executed (G7).
 static DISKS: Mutex<Vec<Disk>> = Mutex::new(Vec::new());
+/// What this program has read from its file (G8).
+static HAD: Mutex<Option<Vec<String>>> = Mutex::new(None);
 
 fn to_take<T>(take: impl FnOnce(&mut Left) -> Option<T>) -> Option<T> {
     take(TO_TAKE.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?)
@@ -217,6 +222,22 @@ pub fn forget_disks() {
 /// Whether the program before goes on if this one cannot serve.
 pub fn is_tried() -> bool {
     std::env::var_os(BEFORE).is_some() && std::env::var_os(WHY_NOT).is_none()
+}
+
+/// Whether this program was executed by another, the next one or the one before.
+pub fn is_executed() -> bool {
+    std::env::var_os(BEFORE).is_some() || std::env::var_os(WHY_NOT).is_some()
+}
+
+/// The settings of a program that goes on (G8).
+pub fn settings_before() -> Option<Vec<String>> {
+    std::env::var_os(WHY_NOT)?;
+    serde_json::from_str(&std::env::var(SETTINGS).ok()?).ok()
+}
+
+/// What this program has read from its file.
+pub fn keep_settings(words: Vec<String>) {
+    *HAD.lock().unwrap_or_else(PoisonError::into_inner) = Some(words);
 }
 
 /// The open file of a volume's device, or the cache's, if it was left; nobody else can have had it meanwhile. To be checked
@@ -355,6 +376,11 @@ pub fn execute(
     let before = format!("{OPEN_FILES}{}", this.as_raw_fd());
     let mut command = again(executable);
     command.env(BEFORE, &before);
+    let settings = HAD.lock().unwrap_or_else(PoisonError::into_inner).take();
+    match settings.map(|words| serde_json::to_string(&words)).transpose()? {
+        Some(settings) => command.env(SETTINGS, settings),
+        None => command.env_remove(SETTINGS),
+    };
     match left.keep() {
         Ok(Some(numbers)) => command.env(LEFT, numbers),
         Ok(None) => &mut command,

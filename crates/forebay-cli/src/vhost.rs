@@ -53,7 +53,9 @@ pub fn wanted(
             ),
             (Some(name), _) => match served.iter().find(|volume| volume.name == *name) {
                 Some(volume) => volume.clone(),
-                None if recorded.contains(name) => {
+                None if recorded.contains(name)
+                    || args.volumes.iter().any(|it| it.name == *name) =>
+                {
                     problems.push(format!("{name}: not listened for on {shown}: it is not served"));
                     continue;
                 }

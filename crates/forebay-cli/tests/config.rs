@@ -2,6 +2,7 @@
 //! Configuration files: checked, shown, and served from.
 
 use crate::support::{Daemon, Scratch, forebay};
+use crate::upgrade::{program, upgrade};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -118,4 +119,88 @@ fn a_file_is_served_and_one_missing_device_does_not_hold_the_others() {
     let command = scratch.serve_command(&["--volume", &spec]);
     let (code, said) = Daemon::try_start(command, &scratch.path("stderr")).unwrap_err();
     assert_eq!(code, Some(1), "{said}");
+}
+
+/// A daemon whose volume `one` is served as a file says, with 4 KiB of 7 at its begin.
+fn served(scratch: &Scratch, path: &Path) -> Daemon {
+    let daemon = Daemon::start(serve_command(path), &scratch.path("stderr"));
+    scratch.connect("one").write(0, &[7; 4096], true).unwrap();
+    daemon
+}
+
+fn table(name: &str, backing: &Path) -> String {
+    format!("[volume.{name}]\nbacking = '{}'\n", backing.display())
+}
+
+const FOREBAY: &str = env!("CARGO_BIN_EXE_forebay");
+
+/// The program before read the file again, which was as bad for it: the daemon was gone.
+#[test]
+fn a_file_that_is_not_understood_ends_no_daemon_at_an_upgrade() {
+    let scratch = Scratch::new("config-upgrade");
+    scratch.format("64M");
+    let (one, two) = (scratch.file("one", 16 * MIB), scratch.file("two", 16 * MIB));
+    let volumes = table("one", &one) + &table("two", &two);
+    let path = file(&scratch, "it.toml", &volumes);
+    let mut daemon = served(&scratch, &path);
+    let before = scratch.status()["started_at"].clone();
+
+    file(&scratch, "it.toml", &format!("memry = '1G'\n{volumes}"));
+    let done = scratch.ask(&["upgrade", "--exec", FOREBAY]);
+    let said = text(&done.stderr);
+    assert_eq!(done.status.code(), Some(2), "{said}");
+    assert!(said.contains("it.toml:5:1: memry is not known here"), "{said}");
+    assert!(said.contains("not upgraded: the daemon goes on"), "{said}");
+    assert_eq!(scratch.status()["started_at"], before);
+
+    // It becomes bad when it has been checked.
+    file(&scratch, "it.toml", &volumes);
+    let spoil = format!("echo 'memry = [' >> {}", path.display());
+    let error = upgrade(&scratch, &program(&scratch, "spoils", ":", &spoil)).unwrap_err();
+    assert!(error.contains("was not upgraded") && error.contains("this is not TOML"), "{error}");
+    assert!(daemon.is_running());
+    assert_eq!(scratch.connect("one").read(0, 4096).unwrap(), [7; 4096]);
+
+    // Two volumes that change their disks: good for whoever reads the file, and not for those that are served.
+    let swapped = table("one", &two) + &table("two", &one);
+    file(&scratch, "it.toml", &swapped);
+    let error = upgrade(&scratch, Path::new(FOREBAY)).unwrap_err();
+    assert!(error.contains("was not upgraded: one: ") && error.contains("served from"), "{error}");
+    assert!(scratch.ask(&["drain"]).status.success());
+    assert_eq!(std::fs::read(&one).unwrap()[..4096], [7; 4096]);
+    assert_eq!(std::fs::read(&two).unwrap()[..4096], [0; 4096]);
+
+    file(&scratch, "it.toml", &volumes);
+    assert!(upgrade(&scratch, Path::new(FOREBAY)).unwrap().contains("by a hand-over"));
+    daemon.stop("TERM");
+}
+
+#[test]
+fn a_new_volume_whose_disk_is_missing_holds_up_no_other() {
+    let scratch = Scratch::new("config-typo");
+    scratch.format("64M");
+    let one = scratch.file("one", 16 * MIB);
+    let path = file(&scratch, "it.toml", &table("one", &one));
+    let daemon = served(&scratch, &path);
+    let mut guest = scratch.connect("one");
+    let volumes = table("one", &one) + &table("typo", &scratch.path("typo"));
+    file(&scratch, "it.toml", &volumes);
+    let told = upgrade(&scratch, Path::new(FOREBAY)).unwrap();
+    assert!(told.contains("by a hand-over"), "{told}");
+    assert_eq!(guest.read(0, 4096).unwrap(), [7; 4096]);
+    let waits = || {
+        let problems = scratch.status()["problems"].to_string();
+        assert!(problems.contains("typo: waits for its backing device"), "{problems}");
+    };
+    waits();
+    let said = daemon.stop("TERM");
+    assert!(
+        !said.contains("was waited for"),
+        "guests wait for no disk that was not served: {said}"
+    );
+
+    file(&scratch, "it.toml", &format!("device-timeout = '1s'\n{volumes}"));
+    let daemon = served(&scratch, &path);
+    waits();
+    daemon.stop("TERM");
 }

@@ -185,6 +185,15 @@ impl ServeArgs {
         self.without_cache.iter().any(|name| name == volume)
     }
 
+    /// The file that has the settings, from the root.
+    pub fn config_file(&self) -> Option<PathBuf> {
+        let path = match (&self.name, &self.config) {
+            (Some(name), _) => crate::config::path_named(name),
+            (None, config) => config.clone()?,
+        };
+        std::path::absolute(path).ok()
+    }
+
     /// True when a file has the settings: it says what is to be, not what was just typed.
     pub fn is_from_file(&self) -> bool {
         self.name.is_some() || self.config.is_some()

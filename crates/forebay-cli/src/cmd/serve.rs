@@ -101,8 +101,8 @@ struct Daemon {
     room: usize,
     /// It takes no more volumes, and lets none go.
     is_ending: bool,
-    /// A file says what the next start serves.
-    is_from_file: bool,
+    /// A file says what the next start serves: this one.
+    config_file: Option<PathBuf>,
     /// What is known of caches outside of them, and marks that are being written there.
     state_dir: Option<StateDir>,
     marking: Vec<stale::Marking>,
@@ -183,7 +183,9 @@ fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) 
     if attaches.is_some() {
         attach::protect();
     }
-    let patience = Patience::new(args.device_timeout, Some(signals.clone()));
+    // What was served until just now is there, and guests wait.
+    let timeout = if upgrade::is_executed() { Duration::ZERO } else { args.device_timeout };
+    let patience = Patience::new(timeout, Some(signals.clone()));
     let backings: Vec<&Path> = args.volumes.iter().map(|it| it.backing.path.as_path()).collect();
     let find = |name| patience.find_holding(name, "cache device", &backings);
     let cache = args.cache.as_deref().map(find).transpose()?;

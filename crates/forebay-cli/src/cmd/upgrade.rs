@@ -20,6 +20,14 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
         None => control::find(args.control.as_deref())?,
     };
     let before = control::status(&socket)?;
+    // Nothing is given up for a file with which no program could serve.
+    if let Some(file) = &before.config_file
+        && let Some(mistakes) = mistakes(&executable, file)?
+    {
+        eprint!("{mistakes}");
+        eprintln!("forebay: not upgraded: the daemon goes on with the settings that it has");
+        return Ok(ExitCode::from(2));
+    }
     let begun = Instant::now();
     let layout = layout(&executable);
     control::ask(&socket, &Request::Upgrade { executable, layout })?;
@@ -48,6 +56,15 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
     let how = after.upgrade.as_deref().unwrap_or("by stop and recovery");
     out!("{} to {version} {how}: it took {took:.2} s", before.version);
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a program finds wrong in a configuration file.
+fn mistakes(executable: &Path, file: &Path) -> Result<Option<String>> {
+    let shown = executable.display();
+    let output = Command::new(executable).args(["config", "check"]).arg(file).output();
+    let output = output.with_context(|| format!("{shown}: cannot be run"))?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    Ok((!output.status.success()).then_some(text))
 }
 
 /// How a program lays out a map that is handed over; an older one does not know.

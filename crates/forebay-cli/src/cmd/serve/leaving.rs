@@ -188,7 +188,7 @@ impl Daemon {
         if let Err(error) = hide::erase(&cache, &name) {
             lines.push(format!("{error:#}"));
         }
-        if self.is_from_file {
+        if self.config_file.is_some() {
             let file = "the next start attaches it again if it is in the configuration";
             lines.push(format!("{name}: {file}"));
         }

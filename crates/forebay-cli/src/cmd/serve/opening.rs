@@ -110,7 +110,7 @@ impl Daemon {
             listen: args.listen.clone(),
             room,
             is_ending: false,
-            is_from_file: args.is_from_file(),
+            config_file: args.config_file(),
             state_dir: None,
             marking: Vec::new(),
             watch: Watch::new(),

@@ -88,6 +88,7 @@ impl Daemon {
             pid: std::process::id(),
             started_at: self.started_at,
             upgrade: self.upgrade.clone(),
+            config_file: self.config_file.clone(),
             activity: self.activity_text(&volumes),
             cache,
             volumes,

@@ -38,7 +38,13 @@ impl Daemon {
         self.reserve_as_asked(&args.volumes)?;
         for spec in &args.volumes {
             let Some(index) = self.server.shard.find(&spec.name) else {
-                self.add(spec, args.is_without_cache(&spec.name), patience)?;
+                match self.add(spec, args.is_without_cache(&spec.name), patience) {
+                    Ok(()) => {}
+                    Err(error) if may_wait(args, &spec.name, &error) => {
+                        self.waits(&spec.name, &error)
+                    }
+                    Err(error) => return Err(error),
+                }
                 continue;
             };
             let wanted = Wanted {
