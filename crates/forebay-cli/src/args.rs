@@ -217,7 +217,7 @@ pub const SEGMENT_BYTES_LEAST: u32 = 256 << 10;
 /// `forebay format`
 #[derive(Debug, clap::Args)]
 pub struct FormatArgs {
-    /// The fast device, or a file (made if it is not there)
+    /// The fast device, or a file (made if it is not there, for its owner alone: mode 0600)
     pub cache: PathBuf,
     /// Bytes of the device to use (512M, 1G, 1T), all if it is not given; needed for a new file
     #[arg(long, value_parser = parse_size)]

@@ -31,6 +31,7 @@ mod nbd_cache;
 mod nbd_clients;
 mod nbd_zeroes;
 mod pages;
+mod permission;
 mod refused;
 mod reserve;
 mod resize;

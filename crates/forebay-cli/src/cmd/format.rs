@@ -14,6 +14,8 @@ use forebay::shard::{CACHE_SOURCE, uuid_text, wall_now};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Superblock;
 use forebay_core::limits::{CACHE_BYTES_MIN, SEGMENT_BYTES_MAX};
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::ExitCode;
 
 pub fn run(args: &FormatArgs) -> Result<ExitCode> {
@@ -61,8 +63,9 @@ fn make_file(args: &FormatArgs) -> Result<()> {
     let Some(size) = args.size else {
         bail!("{path}: does not exist; give --size to make a file of that size");
     };
-    let file = std::fs::File::create_new(&args.cache)
-        .with_context(|| format!("{path}: cannot be made"))?;
+    // It will hold what guests have written, which not everybody may read.
+    let file = File::options().write(true).create_new(true).mode(0o600).open(&args.cache);
+    let file = file.with_context(|| format!("{path}: cannot be made"))?;
     if let Err(error) = forebay::host::allocate(&file, size) {
         // Nothing is left of a file that has no room.
         let _ = std::fs::remove_file(&args.cache);
