@@ -23,6 +23,7 @@ pub use file::Mistake;
 use crate::args::{Args, Command, ServeArgs};
 use crate::upgrade;
 use anyhow::{Context, Result, bail};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -138,6 +139,11 @@ pub fn read(path: &Path) -> Result<Config> {
 pub fn with_file(args: Args, given: Vec<OsString>) -> Result<Args> {
     let Command::Serve(serve) = &args.command else { return Ok(args) };
     if !serve.is_from_file() {
+        if serve.cache.is_none() && serve.volumes.is_empty() {
+            let text = "what is to be served? Give a cache (--cache), a file that names one (NAME or --config), or, to serve \
+                        without a cache, a volume (--volume)";
+            return Err(Args::command().error(ErrorKind::MissingRequiredArgument, text).into());
+        }
         return Ok(args);
     }
     let words = match upgrade::settings_before() {

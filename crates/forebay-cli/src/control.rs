@@ -4,10 +4,10 @@
 use crate::NoDaemon;
 use crate::status::Status;
 use crate::why::Why;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use forebay::host::runtime_dir::RuntimeDir;
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Error, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 /// How long nobody may answer while a daemon goes on as another program, and how often it is asked meanwhile.
 const ABSENT_MAX: Duration = Duration::from_secs(10);
 const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Where the control sockets of root's daemons are.
+const ROOTS: &str = "/run/forebay";
 
 /// What can be asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -99,6 +102,12 @@ fn sockets() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// Whether root may have a daemon of which this user is told nothing.
+fn may_not_see_roots() -> bool {
+    let denied = |error: &Error| error.kind() == ErrorKind::PermissionDenied;
+    std::fs::read_dir(ROOTS).is_err_and(|error| denied(&error))
+}
+
 /// The daemon's socket: the one given, or the only one there is.
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     if let Some(path) = given {
@@ -106,6 +115,11 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     }
     let mut found = sockets()?;
     match found.len() {
+        0 if may_not_see_roots() => Err(NoDaemon(format!(
+            "no daemon of this user is running, and root's may not be seen: permission is denied for {ROOTS}; ask as root \
+             (sudo), or start one with `forebay serve`"
+        ))
+        .into()),
         0 => Err(NoDaemon("no daemon is running; start one with `forebay serve`".into()).into()),
         1 => Ok(found.remove(0)),
         _ => {
@@ -146,7 +160,16 @@ pub fn stop(socket: &Path, drain: bool) -> Result<Option<()>> {
 /// The first answer, and where others may come from.
 fn ask_first(socket: &Path, request: &Request) -> Result<(Reply, BufReader<UnixStream>)> {
     let mut stream = UnixStream::connect(socket).map_err(|error| {
-        NoDaemon(format!("{}: no daemon answers there: {error}", socket.display()))
+        let shown = socket.display();
+        match error.kind() {
+            // One may be there and serve.
+            ErrorKind::PermissionDenied => {
+                anyhow!(
+                    "{shown}: permission denied; ask as root or the user that the daemon runs as"
+                )
+            }
+            _ => NoDaemon(format!("{shown}: no daemon answers there: {error}")).into(),
+        }
     })?;
     let mut line = serde_json::to_string(request)?;
     line.push('\n');

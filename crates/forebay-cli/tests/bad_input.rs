@@ -316,3 +316,13 @@ fn a_second_daemon_and_a_check_of_a_served_cache_are_refused() {
     }
     daemon.stop(&place);
 }
+
+#[test]
+fn serve_without_anything_says_what_it_needs() {
+    let done = crate::support::forebay(["serve"]);
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(2), "{said}");
+    for way in ["--cache", "NAME", "--config", "--volume", "see `forebay serve --help`"] {
+        assert!(said.contains(way), "{said}");
+    }
+}

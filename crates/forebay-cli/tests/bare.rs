@@ -101,7 +101,7 @@ fn what_needs_a_cache_is_refused_without_one() {
     let done = none.args(["serve", "--attach", "none"]).output().unwrap();
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert_eq!(done.status.code(), Some(2));
-    assert!(said.contains("--cache <CACHE>"), "{said}");
+    assert!(said.contains("Give a cache (--cache)"), "{said}");
 }
 
 /// A disk of 7,200 turns a minute cannot read twenty far places faster than it seeks.

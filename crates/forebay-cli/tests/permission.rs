@@ -1,9 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who may read what is cached.
+//! Who may read what is cached, and what somebody is told who may not.
 
-use crate::support::{Scratch, good};
-use std::os::unix::fs::MetadataExt;
+use crate::support::{Scratch, good, run, skip};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::process::Command;
+
+const NOBODY: u32 = 65534;
+
+/// It was told that there is none, and to start one.
+#[test]
+fn who_may_not_see_a_daemon_hears_that() {
+    let scratch = Scratch::new("not-allowed");
+    let is_root = std::fs::metadata(&scratch.dir).unwrap().uid() == 0;
+    if !is_root {
+        return skip("permission: only root can ask as another user");
+    }
+    let home = scratch.sockets.join("home");
+    std::fs::create_dir(&home).unwrap();
+    std::os::unix::fs::chown(&home, Some(NOBODY), None).unwrap();
+    // Where that one can execute it.
+    let program = scratch.sockets.join("forebay");
+    std::fs::copy(env!("CARGO_BIN_EXE_forebay"), &program).unwrap();
+    let status = |more: &[&str]| {
+        let mut command = Command::new(&program);
+        command.arg("status").args(more).env("XDG_RUNTIME_DIR", &home).uid(NOBODY).gid(NOBODY);
+        let done = run(&mut command);
+        (done.status.code(), String::from_utf8_lossy(&done.stderr).into_owned())
+    };
+    let place = scratch.sockets.join("private");
+    std::fs::create_dir(&place).unwrap();
+    std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let (code, said) = status(&["--control", place.join("control").to_str().unwrap()]);
+    assert!(code == Some(1) && said.contains("permission denied; ask as root"), "{said}");
+
+    // As a daemon of root's has it.
+    let _ = std::fs::create_dir("/run/forebay");
+    let mode = std::fs::metadata("/run/forebay").unwrap().mode() & 0o077;
+    assert_eq!(mode, 0);
+    let (code, said) = status(&[]);
+    assert!(code == Some(5) && said.contains("permission is denied for /run/forebay"), "{said}");
+}
 
 /// It holds what guests have written.
 #[test]

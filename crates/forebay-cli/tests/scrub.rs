@@ -177,3 +177,23 @@ fn a_scrub_begins_by_itself() {
     wait_for("the scrub", || status(&it.place)["cache"]["scrub"]["state"] == "completed");
     daemon.stop(&it.place);
 }
+
+/// It ended with "the scrub was never".
+#[test]
+fn who_waits_for_a_scrub_hears_that_an_upgrade_ended_it() {
+    let it = Written::new("scrub-upgrade");
+    let daemon = it.serve(&["--scrub-rate", "4K"]);
+    let control = it.place.text("control");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["scrub", "--control", &control]).stdin(Stdio::null());
+    let waiting = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for("the scrub", || status(&it.place)["cache"]["scrub"]["state"] == "running");
+    let program = env!("CARGO_BIN_EXE_forebay");
+    let done = it.place.run(&["upgrade", "--exec", program, "--control", &control]);
+    assert_eq!(done.code, 0, "{done:?}");
+    let ended = waiting.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("upgraded or started again, which ended the scrub"), "{said}");
+    daemon.stop(&it.place);
+}

@@ -64,9 +64,11 @@ pub struct ServeArgs {
     pub config: Option<PathBuf>,
     /// The formatted cache device or file; without it the volumes are their bare backing devices
     ///
+    /// A file (NAME, --config) has it as well; one of these is needed, or a --volume.
+    ///
     /// A bare volume is for comparison: nothing is cached. Never serve a device bare while a cache holds
     /// data that is not on it yet; `forebay drain` comes first.
-    #[arg(long, required_unless_present_any = ["name", "config", "volumes"])]
+    #[arg(long)]
     pub cache: Option<PathBuf>,
     /// A volume to add, or to change; those that the cache remembers are served without it
     ///

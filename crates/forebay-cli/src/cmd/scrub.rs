@@ -39,8 +39,18 @@ pub fn run(args: &ScrubArgs) -> Result<ExitCode> {
 fn watch(socket: &Path) -> Result<ScrubStatus> {
     let mut progress = Line::new();
     let mut first = None;
+    let mut started_at = None;
     loop {
-        let scrub = control::status(socket)?.cache.scrub;
+        let status = control::status_again(socket)?;
+        let scrub = status.cache.scrub;
+        if *started_at.get_or_insert(status.started_at) != status.started_at
+            || scrub.state == "never"
+        {
+            progress.end()?;
+            bail!(
+                "the daemon was upgraded or started again, which ended the scrub; begin it anew: `forebay scrub`"
+            );
+        }
         if scrub.state != "running" {
             progress.end()?;
             return Ok(scrub);
