@@ -8,9 +8,12 @@
 use crate::support;
 use crate::support::load::{Habits, work};
 use crate::support::model::{CHUNK, Model, SECTOR};
-use crate::support::{Daemon, Random, Scratch, forebay};
+use crate::support::{Daemon, Random, Scratch, forebay, skip};
 use std::ffi::OsStr;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -139,4 +142,91 @@ fn compare_backing(backing: &std::path::Path, mut model: Model) {
             panic!("on the drained backing file: {error}");
         }
     }
+}
+
+const NOBODY: u32 = 65534;
+
+/// A place for a user's daemon and what it has.
+struct Users {
+    scratch: Scratch,
+    backing: PathBuf,
+    /// On a memory file system, and nobody's but its own.
+    runtime: PathBuf,
+}
+
+impl Users {
+    /// None where it cannot be had.
+    fn new(name: &str) -> Option<Users> {
+        let scratch = Scratch::new(name);
+        if std::fs::metadata(&scratch.dir).unwrap().uid() != 0 || !Path::new("/dev/shm").exists() {
+            skip("kill: only root can serve as another user");
+            return None;
+        }
+        scratch.format("64M");
+        let backing = scratch.file("backing", 1 << 20);
+        let runtime = PathBuf::from(format!("/dev/shm/fb-{name}-{}", std::process::id()));
+        std::fs::create_dir(&runtime).unwrap();
+        let cache = scratch.cache();
+        for path in [&scratch.dir, &scratch.sockets, &runtime, &cache, &backing] {
+            chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        Some(Users { scratch, backing, runtime })
+    }
+
+    /// `runtime`: none for the directory that there always is.
+    fn serve(&self, runtime: Option<&Path>) -> Daemon {
+        // Where that one can execute it.
+        let program = self.scratch.sockets.join("forebay");
+        if !program.exists() {
+            std::fs::copy(env!("CARGO_BIN_EXE_forebay"), &program).unwrap();
+        }
+        let named =
+            self.scratch.serve_command(&["--volume", &format!("v={}", self.backing.display())]);
+        let mut command = Command::new(program);
+        command.args(named.get_args()).arg("--state-dir").arg(self.scratch.path("state"));
+        command.args(["--sync-after", "1h"]).env_remove("XDG_RUNTIME_DIR");
+        command.envs(runtime.map(|path| ("XDG_RUNTIME_DIR", path)));
+        command.uid(NOBODY).gid(NOBODY);
+        Daemon::start(command, &self.scratch.path("stderr"))
+    }
+}
+
+impl Drop for Users {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.runtime);
+    }
+}
+
+/// What was answered and not yet written was lost by the death of the process alone: root looked in its own directory and nowhere else.
+#[test]
+fn what_a_users_process_left_in_memory_is_found_by_root() {
+    let Some(it) = Users::new("kill-user") else { return };
+    let mut daemon = it.serve(None);
+    it.scratch.connect("v").write(0, &[7; 4096], false).unwrap();
+    daemon.kill();
+    let cache = it.scratch.cache();
+    let mut drain = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    drain.arg("drain").arg("--cache").arg(cache).arg("--state-dir").arg(it.scratch.path("state"));
+    let done = support::run(&mut drain);
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    assert!(!said.contains("was not found"), "{said}");
+    assert_eq!(std::fs::read(&it.backing).unwrap()[..4096], [7; 4096], "{said}");
+}
+
+#[test]
+fn who_does_not_find_what_a_process_left_in_memory_says_so() {
+    let Some(it) = Users::new("kill-away") else { return };
+    let mut daemon = it.serve(Some(&it.runtime));
+    it.scratch.connect("v").write(0, &[7; 4096], false).unwrap();
+    daemon.kill();
+    let daemon = it.serve(None);
+    let said = daemon.said();
+    let shared = format!("/dev/shm/forebay-{NOBODY}");
+    assert!(said.contains("had in memory was not found") && said.contains(&shared), "{said}");
+    drop(daemon.stop("TERM"));
+    // After a clean stop nothing is missing.
+    let daemon = it.serve(Some(&it.runtime));
+    assert!(!daemon.said().contains("was not found"), "{}", daemon.said());
+    daemon.stop("TERM");
 }

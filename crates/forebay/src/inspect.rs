@@ -12,9 +12,10 @@
 
 use crate::cache::{self, CacheError, Found};
 use crate::host::holder::{Refused, when_free};
-use crate::host::runtime_dir::{Places, RuntimeDir};
+use crate::host::runtime_dir::{LeftDirs, Places};
 use crate::io::{Device, FileDevice, FileError, FileOptions};
 use crate::memory::{self, LeftBehind};
+use crate::shard::opening::{has_left, owner};
 use crate::shard::{shared_identity, shared_name, uuid_text};
 use forebay_core::effect::Fault;
 use forebay_core::engine::Config;
@@ -25,7 +26,6 @@ use forebay_core::format::{FormatError, checkpoint, entry, feature};
 use forebay_core::log::recovery::{self, CacheReader, Recovered, Writer};
 use forebay_core::mutant::Mutants;
 use forebay_core::units::{BLOCK_SIZE, SegmentId};
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -104,7 +104,7 @@ impl Inspection {
             Refused::Held(_) | Refused::Busy(_) => InspectError::Busy { path: path.to_owned() }, // I2
         })?;
         let found = cache::read_superblock(&device)?;
-        let (left, died_alone) = left_in_memory(&found.superblock, places)?;
+        let (left, died_alone) = left_in_memory(&device, &found.superblock, places)?;
         Ok(Inspection { device, found, left, died_alone })
     }
 
@@ -241,21 +241,20 @@ impl CacheReader for Overlay<'_> {
 
 /// What a killed process left, ready to be written: the segments' first blocks; and whether it died alone.
 fn left_in_memory(
+    device: &dyn Device,
     superblock: &Superblock,
     places: &Places,
 ) -> Result<(Vec<LeftBehind>, bool), InspectError> {
-    // Where there is no directory of ours nothing was left.
-    let Ok(Some(dir)) = RuntimeDir::open_in(places).and_then(|dir| dir.shared_dir(places)) else {
-        return Ok((Vec::new(), false));
+    let nothing = || Ok((Vec::new(), false));
+    let dirs = LeftDirs::find(places, owner(device)).dirs;
+    let Some(dir) = dirs.into_iter().find(|dir| has_left(dir, superblock)) else {
+        return nothing();
     };
-    let path = dir.path().join(shared_name(superblock));
-    let memory = |source| InspectError::Memory { path: path.clone(), source };
-    let file = match File::open(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), false)),
-        other => other.map_err(memory)?,
-    };
+    let name = shared_name(superblock);
+    let memory = |source| InspectError::Memory { path: dir.path().join(&name), source };
+    let Some(file) = dir.open_left(&name, false).map_err(memory)? else { return nothing() };
     let left = memory::left_behind(&file, &shared_identity(superblock)).map_err(memory)?;
-    let Some(left) = left else { return Ok((Vec::new(), false)) };
+    let Some(left) = left else { return nothing() };
     let (died_alone, mut left) = (left.died_alone(), left.segments);
     left.retain_mut(|(segment, bytes)| {
         if segment.0 >= superblock.segment_count {

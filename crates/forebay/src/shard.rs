@@ -9,7 +9,7 @@ mod clock;
 mod ending;
 mod flushes;
 mod naming;
-mod opening;
+pub(crate) mod opening;
 mod settings;
 mod sizes;
 mod straight;
@@ -171,6 +171,8 @@ pub struct Opened {
     pub handed_over: bool,
     /// Why what was handed over was not taken.
     pub not_taken: Option<String>,
+    /// Where memory that a process had in this boot was looked for and not found; empty: nothing is missing.
+    pub not_left: Vec<PathBuf>,
 }
 
 /// An answer to a request.

@@ -15,14 +15,18 @@
 //!   tmpfs is an error then and not SIGBUS later.
 //! - **D4** A shared-memory file is locked as long as its process lives: another opening of its cache, of a copy of it then, does not
 //!   take it away.
+//! - **D5** What a process that is gone has left is looked for wherever one may have had its directory ([`LeftDirs`]), since the environment
+//!   of the next need not be its. A directory or file there is believed if it is root's or our own (root believes the owner of the
+//!   cache file as well, who could have written anything into that), others have no access, and it is no link.
 
 use super::machine::{Host, read_trimmed};
-use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
@@ -140,6 +144,42 @@ impl Places {
 pub struct RuntimeDir {
     path: PathBuf,
     directory: OwnedFd,
+    owner: u32,
+}
+
+/// Where a process may have left its memory: of this user, of root, of the cache file's owner.
+#[derive(Debug, Default)]
+pub struct LeftDirs {
+    /// Those that are there and believed.
+    pub dirs: Vec<RuntimeDir>,
+    /// All that were looked for.
+    pub looked: Vec<PathBuf>,
+}
+
+impl LeftDirs {
+    /// Looks for all of them; makes none. `cache_owner`: whom the cache belongs to, if it is a file.
+    pub fn find(places: &Places, cache_owner: Option<u32>) -> LeftDirs {
+        let mut users = vec![places.user_id];
+        users.extend(cache_owner.filter(|owner| places.user_id == 0 && *owner != 0));
+        let mut looked = vec![places.chosen(), places.run.join("forebay")];
+        looked.extend(places.xdg.iter().map(|xdg| xdg.join("forebay")));
+        for user in &users {
+            let own = format!("forebay-{user}");
+            looked.push(places.run.join(format!("user/{user}/forebay")));
+            looked.extend([&places.shared, &places.temporary].map(|place| place.join(&own)));
+        }
+        let mut found = LeftDirs::default();
+        for path in looked {
+            if found.looked.contains(&path) {
+                continue;
+            }
+            let dir = RuntimeDir::open_there(&path);
+            let is_believed = |dir: &RuntimeDir| dir.owner == 0 || users.contains(&dir.owner);
+            found.dirs.extend(dir.ok().filter(is_believed));
+            found.looked.push(path);
+        }
+        found
+    }
 }
 
 impl RuntimeDir {
@@ -206,7 +246,7 @@ impl RuntimeDir {
 
     /// Whether a process that is alive has this shared file: it holds the lock that [`RuntimeDir::create_shared`] took.
     pub fn is_held(&self, name: &str) -> Result<bool, RuntimeDirError> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match rustix::fs::openat(&self.directory, name, flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT) => return Ok(false),
@@ -219,15 +259,51 @@ impl RuntimeDir {
         }
     }
 
+    /// A file that a process has left here, if there is one that is believed (D5).
+    pub fn open_left(&self, name: &str, writes: bool) -> io::Result<Option<File>> {
+        let access = if writes { OFlags::RDWR } else { OFlags::RDONLY };
+        let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(&self.directory, name, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT | Errno::LOOP) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let found = rustix::fs::fstat(&file)?;
+        let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+        let is_believed = found.st_uid == 0 || found.st_uid == self.owner;
+        Ok((is_file && is_believed).then(|| File::from(file)))
+    }
+
+    /// Removes what was left here and is of no use any more.
+    pub fn remove_left(&self, name: &str) {
+        // Its memory is what it takes; nobody believes it again.
+        let _ = rustix::fs::unlinkat(&self.directory, name, AtFlags::empty());
+    }
+
+    /// One that is there, whoever's it is.
+    fn open_there(path: &Path) -> Result<Self, RuntimeDirError> {
+        let directory = open_directory(path)?;
+        let failed = |error| io_failed(path, "examined", error);
+        let owner = rustix::fs::fstat(&directory).map_err(failed)?.st_uid;
+        Self::checked(path, directory, owner)
+    }
+
     fn open_private(path: &Path, user_id: u32) -> Result<Self, RuntimeDirError> {
         if let Some(above) = path.parent() {
-            check_above(above, user_id)?; // D2
+            check_above(above, user_id)?; // D2, before anything is made there
         }
         match rustix::fs::mkdir(path, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(io_failed(path, "created", error)),
         }
-        let directory = open_directory(path)?; // D1: and from here on by its descriptor
+        Self::checked(path, open_directory(path)?, user_id)
+    }
+
+    /// D1, D2; and from here on by its descriptor.
+    fn checked(path: &Path, directory: OwnedFd, user_id: u32) -> Result<Self, RuntimeDirError> {
+        if let Some(above) = path.parent() {
+            check_above(above, user_id)?;
+        }
         let found =
             rustix::fs::fstat(&directory).map_err(|error| io_failed(path, "examined", error))?;
         if found.st_uid != user_id {
@@ -238,13 +314,20 @@ impl RuntimeDir {
         if mode & 0o077 != 0 {
             return Err(RuntimeDirError::Mode { path: path.into(), mode });
         }
-        Ok(Self { path: path.into(), directory })
+        Ok(Self { path: path.into(), directory, owner: user_id })
     }
 }
 
 /// This boot's identity: what was in memory file systems under another is gone.
 pub fn boot_id(host: &Host) -> Option<String> {
     read_trimmed(&host.proc.join("sys/kernel/random/boot_id"))
+}
+
+/// How long the machine has been running.
+pub fn uptime(host: &Host) -> Option<Duration> {
+    let text = read_trimmed(&host.proc.join("uptime"))?;
+    let seconds: f64 = text.split(' ').next()?.parse().ok()?;
+    Duration::try_from_secs_f64(seconds).ok()
 }
 
 fn check_above(path: &Path, user_id: u32) -> Result<(), RuntimeDirError> {
@@ -365,6 +448,37 @@ mod tests {
         assert!(matches!(error, RuntimeDirError::Above { mode: 0o777, .. }));
         fs::set_permissions(&above, fs::Permissions::from_mode(0o1777)).unwrap();
         RuntimeDir::open_in(&places).unwrap();
+        clean(&places);
+    }
+
+    #[test]
+    fn what_was_left_is_found_wherever_it_may_be_and_no_link_is_followed() {
+        let mut places = places("left");
+        let there = RuntimeDir::open_in(&places).unwrap();
+        fs::write(there.path().join("file"), "left").unwrap();
+        symlink("file", there.path().join("link")).unwrap();
+        let (xdg, user) = (places.xdg.clone(), places.user_id);
+        let holds = |places: &Places, name: &str| {
+            let left = LeftDirs::find(places, None);
+            left.dirs.iter().any(|dir| dir.open_left(name, true).unwrap().is_some())
+        };
+        assert!(holds(&places, "file") && !holds(&places, "link") && !holds(&places, "none"));
+        // Another environment, which is told where else it may be.
+        places.xdg = None;
+        let looked = LeftDirs::find(&places, None).looked;
+        assert!(looked.contains(&places.shared.join(format!("forebay-{user}"))), "{looked:?}");
+        let usual = places.run.join(format!("user/{user}"));
+        fs::create_dir_all(&usual).unwrap();
+        let away = usual.join("forebay");
+        fs::rename(there.path(), &away).unwrap();
+        assert!(holds(&places, "file"));
+        // Where others may write nothing is believed.
+        fs::set_permissions(&away, fs::Permissions::from_mode(0o770)).unwrap();
+        assert!(!holds(&places, "file"));
+        fs::set_permissions(&away, fs::Permissions::from_mode(0o700)).unwrap();
+        symlink(&away, xdg.unwrap().join("forebay")).unwrap();
+        fs::rename(&away, usual.join("aside")).unwrap();
+        assert!(!holds(&places, "file"));
         clean(&places);
     }
 

@@ -10,7 +10,8 @@ use super::{
 use crate::cache;
 use crate::handover::Handed;
 use crate::host::holder::when_free;
-use crate::host::runtime_dir::RuntimeDir;
+use crate::host::machine::Host;
+use crate::host::runtime_dir::{LeftDirs, RuntimeDir, uptime};
 use crate::io::{Arena, Device, Reactor};
 use crate::memory::{self, Left, LeftBehind, Memory, SharedIdentity};
 use crate::reader::Reader;
@@ -21,6 +22,7 @@ use forebay_core::log::recovery::{self, Recovered, Writer};
 use forebay_core::mutant::Mutants;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, Tick, VolumeIndex};
+use rustix::fs::FileType;
 use std::fs::File;
 use std::io;
 use std::time::Instant;
@@ -33,6 +35,7 @@ pub struct Opening {
     recovered: Recovered,
     config: Config,
     shared_dir: Option<RuntimeDir>,
+    left_dir: Option<RuntimeDir>,
     identity: SharedIdentity,
     opened: Opened,
     begun: Instant,
@@ -63,14 +66,23 @@ impl Opening {
         };
         let shared_dir = shared_dir(options);
         let name = shared_name(&found.superblock);
-        if let Some(dir) = &shared_dir {
+        let left_dirs = match options.shared {
+            true => LeftDirs::find(&options.places, owner(cache.as_ref())),
+            false => LeftDirs::default(),
+        };
+        for dir in shared_dir.iter().chain(&left_dirs.dirs) {
             // The device is ours alone, so whoever has that has another one; or is just ending.
             let free = || if dir.is_held(&name).unwrap_or(false) { Err(()) } else { Ok(()) };
             let uuid = uuid_text(&found.superblock.uuid);
             when_free(&dir.path().join(&name), |()| true, || (), free)
                 .map_err(|_| OpenError::Copy { uuid })?;
         }
-        let dir = shared_dir.as_ref();
+        let LeftDirs { dirs, looked } = left_dirs;
+        let left_dir = dirs.into_iter().find(|dir| has_left(dir, &found.superblock));
+        if left_dir.is_none() && options.shared && wrote_in_this_boot(&found.superblock) {
+            opened.not_left = looked;
+        }
+        let dir = left_dir.as_ref();
         while_flushing(dir, &found.superblock, || {
             Ok(cache::repair_superblock(cache.as_ref(), &found)?)
         })
@@ -92,6 +104,7 @@ impl Opening {
                     recovered: taken.recovered,
                     config,
                     shared_dir,
+                    left_dir,
                     identity,
                     opened,
                     begun,
@@ -103,7 +116,7 @@ impl Opening {
             Some(Err(why)) => opened.not_taken = Some(why),
             None => {}
         }
-        Opening::read(cache, options, superblock, shared_dir, opened, begun)
+        Opening::read(cache, options, superblock, [shared_dir, left_dir], opened, begun)
     }
 
     /// Redoes what a killed process left in memory, reads the log, and makes durable what it goes on from.
@@ -111,18 +124,18 @@ impl Opening {
         mut cache: Box<dyn Device>,
         options: &ShardOptions,
         mut superblock: Superblock,
-        shared_dir: Option<RuntimeDir>,
+        [shared_dir, left_dir]: [Option<RuntimeDir>; 2],
         mut opened: Opened,
         begun: Instant,
     ) -> Result<Opening, OpenError> {
         let identity = shared_identity(&superblock);
-        let mut left = match &shared_dir {
+        let mut left = match &left_dir {
             Some(dir) => left_behind(dir, &superblock)?,
             None => None,
         };
         let segments = left.as_mut().map(|left| std::mem::take(&mut left.segments));
         let failed = |superblock: &Superblock, recovered: Option<&Recovered>| {
-            note_failed(shared_dir.as_ref(), superblock, recovered);
+            note_failed(left_dir.as_ref(), superblock, recovered);
         };
         opened.redone_segments =
             put_back(cache.as_ref(), &superblock, segments.unwrap_or_default())
@@ -150,7 +163,7 @@ impl Opening {
             .inspect_err(|_| failed(&superblock, Some(&recovered)))?;
         // What was read must not be lost once the generation is raised.
         let flush = || cache.sync().map_err(system("flush the cache device"));
-        while_flushing(shared_dir.as_ref(), &superblock, flush)
+        while_flushing(left_dir.as_ref(), &superblock, flush)
             .inspect_err(|_| failed(&superblock, Some(&recovered)))?;
         if let Some(left) = &left {
             let (ends, mutants) = (&left.ends, config.mutants);
@@ -167,6 +180,7 @@ impl Opening {
             recovered,
             config,
             shared_dir,
+            left_dir,
             identity,
             opened,
             begun,
@@ -197,6 +211,7 @@ impl Opening {
             recovered,
             mut config,
             shared_dir,
+            left_dir,
             mut identity,
             mut opened,
             begun,
@@ -218,6 +233,12 @@ impl Opening {
             ),
             None => None,
         };
+        // All of it is on the cache device by now, under another generation.
+        if let Some(left) = left_dir
+            && shared_dir.as_ref().is_none_or(|own| own.path() != left.path())
+        {
+            left.remove_left(&name);
+        }
         if shared.is_none() && config.acknowledge == Acknowledge::Placed {
             config.acknowledge = Acknowledge::Written;
         }
@@ -283,13 +304,31 @@ fn shared_dir(options: &ShardOptions) -> Option<RuntimeDir> {
     dir.shared_dir(&options.places).ok().flatten()
 }
 
+/// Whom the cache belongs to, if it is a file.
+pub(crate) fn owner(cache: &dyn Device) -> Option<u32> {
+    let found = rustix::fs::fstat(cache.descriptor()?).ok()?;
+    (FileType::from_raw_mode(found.st_mode) == FileType::RegularFile).then_some(found.st_uid)
+}
+
+/// Whether the last opening's memory is there.
+pub(crate) fn has_left(dir: &RuntimeDir, superblock: &Superblock) -> bool {
+    let file = dir.open_left(&shared_name(superblock), false).ok().flatten();
+    file.is_some_and(|file| {
+        memory::left_notes(&file, &shared_identity(superblock)).is_ok_and(|left| left.is_some())
+    })
+}
+
+/// Whether the last process that had the cache open ran since the machine started, as far as its clock says, and did not close it: then
+/// what it had in memory should be there.
+fn wrote_in_this_boot(superblock: &Superblock) -> bool {
+    let since = uptime(&Host::default()).map(|up| wall_now().saturating_sub(up.as_millis() as u64));
+    !superblock.clean && since.is_some_and(|since| superblock.written_at > since)
+}
+
 /// What a killed process left in memory. `None` if nothing of the last opening is there, as after a reboot.
 fn left_behind(dir: &RuntimeDir, superblock: &Superblock) -> Result<Option<Left>, OpenError> {
-    let file = match File::open(dir.path().join(shared_name(superblock))) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(system("read shared memory")(error)),
-    };
+    let file = dir.open_left(&shared_name(superblock), false);
+    let Some(file) = file.map_err(system("read shared memory"))? else { return Ok(None) };
     memory::left_behind(&file, &shared_identity(superblock)).map_err(system("read shared memory"))
 }
 
@@ -337,8 +376,7 @@ fn while_flushing<T>(
 
 /// The memory that was left, to be written to, and what it says.
 fn left_notes(dir: &RuntimeDir, superblock: &Superblock) -> Option<(File, Left)> {
-    let path = dir.path().join(shared_name(superblock));
-    let file = File::options().read(true).write(true).open(path).ok()?;
+    let file = dir.open_left(&shared_name(superblock), true).ok()??;
     let left = memory::left_notes(&file, &shared_identity(superblock)).ok()??;
     Some((file, left))
 }

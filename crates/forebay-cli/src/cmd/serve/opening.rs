@@ -157,6 +157,15 @@ impl Daemon {
                 count(opened.redone_segments as u64, "segment")
             );
         }
+        if !opened.not_left.is_empty() && !opened.handed_over {
+            let looked: Vec<String> =
+                opened.not_left.iter().map(|path| path.display().to_string()).collect();
+            warn!(
+                "what the process before had in memory was not found: what it answered and no flush covered may be lost. It was looked \
+                 for in {}; all who open this cache need the same XDG_RUNTIME_DIR",
+                looked.join(", ")
+            );
+        }
         if opened.rewritten_bytes > 0 {
             let bytes = size(opened.rewritten_bytes);
             info!("{bytes} of the logs' ends were written again: they may not have been durable");
