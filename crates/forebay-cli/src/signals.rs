@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! SIGTERM and SIGINT: remembered, and heard at once by whoever waits.
+//! SIGTERM, SIGINT and SIGHUP: remembered, and heard at once by whoever waits.
 //!
 //! A signal ends the wait of one thread only, which need not be the one that serves. So each is written into a pair of sockets as
 //! well, and the loop keeps an eye on that as on any other.
@@ -13,7 +13,7 @@ use forebay::io::{ReactorOp, user_data};
 use forebay::shard::{Answer, Shard};
 use forebay_serve::frontend::{FrontEnd, Place};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::{flag, low_level};
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -41,7 +41,9 @@ impl Signals {
         let came = Arc::<AtomicUsize>::default();
         let (ears, mouth) = UnixStream::pair()?;
         ears.set_nonblocking(true)?;
-        for signal in [SIGTERM, SIGINT] {
+        // Whoever started it with `nohup` wants it to go on when the terminal goes.
+        let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+        for signal in [SIGTERM, SIGINT].into_iter().chain(hangup) {
             // In the order in which they are done (S1).
             flag::register_usize(signal, Arc::clone(&came), 1)?;
             low_level::pipe::register(signal, mouth.try_clone()?)?;
@@ -71,6 +73,14 @@ impl Signals {
     pub fn front_end(&self) -> Box<dyn FrontEnd> {
         Box::new(Ears { place: Place(0), ears: Arc::clone(&self.ears) })
     }
+}
+
+/// Whether this process was started with that signal ignored, which `execve` keeps.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 struct Ears {

@@ -224,9 +224,29 @@ fn who_does_not_find_what_a_process_left_in_memory_says_so() {
     let said = daemon.said();
     let shared = format!("/dev/shm/forebay-{NOBODY}");
     assert!(said.contains("had in memory was not found") && said.contains(&shared), "{said}");
-    drop(daemon.stop("TERM"));
+    drop(daemon.stop("HUP"));
     // After a clean stop nothing is missing.
     let daemon = it.serve(Some(&it.runtime));
     assert!(!daemon.said().contains("was not found"), "{}", daemon.said());
+    daemon.stop("TERM");
+}
+
+#[test]
+fn a_terminal_that_hangs_up_is_a_clean_stop_unless_that_is_ignored() {
+    let scratch = Scratch::new("hang-up");
+    scratch.format("64M");
+    let volume = format!("v={}", scratch.file("backing", 1 << 20).display());
+    let daemon = scratch.serve(&["--volume", &volume]);
+    assert!(daemon.stop("HUP").contains("stopped: everything is durable"));
+    let command = scratch.serve_command(&["--volume", &volume]);
+    let mut nohup = Command::new("sh");
+    nohup.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(command.get_program());
+    nohup.args(command.get_args());
+    let daemon = Daemon::start(nohup, &scratch.path("stderr"));
+    // Nothing of it is heard: who catches a signal does not ignore it.
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
+    let mask = |field| status.lines().find_map(|line| line.strip_prefix(field)).unwrap().trim();
+    let is_hangup = |mask| u64::from_str_radix(mask, 16).unwrap() & 1 == 1;
+    assert!(is_hangup(mask("SigIgn:")) && !is_hangup(mask("SigCgt:")), "{status}");
     daemon.stop("TERM");
 }
