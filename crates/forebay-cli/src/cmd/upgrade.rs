@@ -24,8 +24,8 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
     if let Some(file) = &before.config_file
         && let Some(mistakes) = mistakes(&executable, file)?
     {
-        eprint!("{mistakes}");
-        eprintln!("forebay: not upgraded: the daemon goes on with the settings that it has");
+        err!("{}", mistakes.trim_end());
+        err!("forebay: not upgraded: the daemon goes on with the settings that it has");
         return Ok(ExitCode::from(2));
     }
     let begun = Instant::now();
