@@ -14,9 +14,9 @@ use crate::cache::{self, CacheError, Found};
 use crate::host::holder::{Refused, when_free};
 use crate::host::runtime_dir::{LeftDirs, Places};
 use crate::io::{Device, FileDevice, FileError, FileOptions};
-use crate::memory::{self, LeftBehind};
-use crate::shard::opening::{has_left, owner};
-use crate::shard::{shared_identity, shared_name, uuid_text};
+use crate::memory::LeftBehind;
+use crate::shard::opening::{has_left, left_behind, owner};
+use crate::shard::{shared_name, uuid_text};
 use forebay_core::effect::Fault;
 use forebay_core::engine::Config;
 use forebay_core::format::bytes::{COMMON_FIELDS, Field};
@@ -250,10 +250,9 @@ fn left_in_memory(
     let Some(dir) = dirs.into_iter().find(|dir| has_left(dir, superblock)) else {
         return nothing();
     };
-    let name = shared_name(superblock);
-    let memory = |source| InspectError::Memory { path: dir.path().join(&name), source };
-    let Some(file) = dir.open_left(&name, false).map_err(memory)? else { return nothing() };
-    let left = memory::left_behind(&file, &shared_identity(superblock)).map_err(memory)?;
+    let memory =
+        |source| InspectError::Memory { path: dir.path().join(shared_name(superblock)), source };
+    let left = left_behind(&dir, superblock).map_err(memory)?;
     let Some(left) = left else { return nothing() };
     let (died_alone, mut left) = (left.died_alone(), left.segments);
     left.retain_mut(|(segment, bytes)| {

@@ -19,10 +19,10 @@
 //!   area but for the places of runs of slots that it has in the other one, nor those.
 //! - **T4** What a checkpoint refers to of a run of slots is the run as it was when its turn came:
 //!   a run has not changed since it was copied, or is noted as changed before the next is named.
-//! - **T5** While pages are copied nothing leaves the map but by what a record says: else some pages have it and what was captured has not, or
-//!   the other way round, and the checkpoint is given up.
 //! - **T3** Segments are taken from the pool in its order: opening finds what came after a
 //!   checkpoint at the front of the pool that it captured.
+//! - **T5** While pages are copied nothing leaves the map but by what a record says: else some pages have it and what was captured has not, or
+//!   the other way round, and the checkpoint is given up.
 //!
 //! # Not here
 //!

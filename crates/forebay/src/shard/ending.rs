@@ -44,15 +44,15 @@ impl Shard {
         self.engine.prepare_hand_over();
     }
 
+    /// Whether they have ended.
+    pub fn is_prepared(&self) -> bool {
+        self.engine.is_prepared()
+    }
+
     /// No request comes any more: those inside are answered, also if they wait for a batch.
     pub fn answer_the_rest(&mut self) {
         self.engine.answer_the_rest(&mut self.memory);
         self.run_effects();
-    }
-
-    /// Whether they have ended.
-    pub fn is_prepared(&self) -> bool {
-        self.engine.is_prepared()
     }
 
     /// Gives the cache to the next program, when no request comes any more: nothing may be done with the

@@ -130,7 +130,7 @@ impl Opening {
     ) -> Result<Opening, OpenError> {
         let identity = shared_identity(&superblock);
         let mut left = match &left_dir {
-            Some(dir) => left_behind(dir, &superblock)?,
+            Some(dir) => left_behind(dir, &superblock).map_err(system("read shared memory"))?,
             None => None,
         };
         let segments = left.as_mut().map(|left| std::mem::take(&mut left.segments));
@@ -326,10 +326,9 @@ fn wrote_in_this_boot(superblock: &Superblock) -> bool {
 }
 
 /// What a killed process left in memory. `None` if nothing of the last opening is there, as after a reboot.
-fn left_behind(dir: &RuntimeDir, superblock: &Superblock) -> Result<Option<Left>, OpenError> {
-    let file = dir.open_left(&shared_name(superblock), false);
-    let Some(file) = file.map_err(system("read shared memory"))? else { return Ok(None) };
-    memory::left_behind(&file, &shared_identity(superblock)).map_err(system("read shared memory"))
+pub(crate) fn left_behind(dir: &RuntimeDir, superblock: &Superblock) -> io::Result<Option<Left>> {
+    let Some(file) = dir.open_left(&shared_name(superblock), false)? else { return Ok(None) };
+    memory::left_behind(&file, &shared_identity(superblock))
 }
 
 /// Writes to the cache device what a killed process had placed and not written; first of all the superblock's second copy, which may
