@@ -3,7 +3,7 @@
 
 use crate::support::model::content;
 use crate::support::terminal::{Terminal, is_running};
-use crate::support::{Daemon, Scratch, run, signal, wait_for};
+use crate::support::{Daemon, Scratch, pause, run, signal, wait_for};
 use forebay_testing::requires;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -360,7 +360,7 @@ fn a_detaching_is_answered_before_the_daemon_goes_on_as_another_program() {
     };
     // Both are heard in one turn.
     scratch.status();
-    signal(daemon.id(), "STOP");
+    pause(daemon.id());
     ask(&mut detach, serde_json::json!({ "command": "detach", "name": "second" }));
     let program = env!("CARGO_BIN_EXE_forebay");
     ask(&mut upgrade, serde_json::json!({ "command": "upgrade", "executable": program }));

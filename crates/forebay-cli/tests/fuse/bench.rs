@@ -3,7 +3,7 @@
 
 use super::machine::{run, stat_field, try_run};
 use super::manager::Manager;
-use crate::support::driven;
+use crate::support::{driven, pause};
 use forebay_testing::wait_for;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -91,17 +91,9 @@ impl Bench {
         run(&["kill", name, &process_id]);
     }
 
-    /// Stops it for now, all of its threads but those of its ring, which are the kernel's own.
+    /// Stops it for now.
     pub fn pause(&self) {
-        self.signal("-STOP");
-        let process = self.daemon.as_ref().expect("it runs").id();
-        let tasks = || fs::read_dir(format!("/proc/{process}/task")).unwrap();
-        let is_stopped = |task: std::io::Result<fs::DirEntry>| {
-            let stat = fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
-            let (name, rest) = stat.rsplit_once(") ").unwrap_or_default();
-            rest.is_empty() || rest.starts_with('T') || name.contains("(iou-")
-        };
-        wait_for("all of it is stopped", || tasks().all(is_stopped));
+        pause(self.daemon.as_ref().expect("it runs").id());
     }
 
     pub fn kill(&mut self) {

@@ -208,6 +208,19 @@ pub fn signal(id: u32, name: &str) {
     assert!(done.unwrap().success());
 }
 
+/// Stops a process for now, all of its threads but those of its ring, which are the kernel's own. The signal alone takes its time on
+/// a busy machine.
+pub fn pause(id: u32) {
+    signal(id, "STOP");
+    let tasks = || std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
+    let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+        let (name, rest) = stat.rsplit_once(") ").unwrap_or_default();
+        rest.is_empty() || rest.starts_with('T') || name.contains("(iou-")
+    };
+    wait_for("all of it is stopped", || tasks().all(is_stopped));
+}
+
 /// Lets a `serve` have its devices driven as the whole suite is to have it (T3).
 pub fn driven(command: &mut Command) {
     let Some(io) = std::env::var_os("FOREBAY_TEST_IO") else { return };
