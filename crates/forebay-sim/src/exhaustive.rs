@@ -23,7 +23,7 @@ use crate::fate::{Choices, Fate};
 use crate::model::Stop;
 use crate::random::{Random, mix};
 use crate::run::{drain, read_all};
-use crate::setup::{Island, Setup, VolumeSetup, format};
+use crate::setup::{Island, SEGMENTS, Setup, VolumeSetup, format};
 use crate::world::{Failure, Outcome, World};
 use forebay_core::engine::{Acknowledge, Config};
 use forebay_core::format::superblock::{Mode, Order};
@@ -292,6 +292,7 @@ pub fn setup(scope: Scope) -> Setup {
     Setup {
         config,
         superblock,
+        segments: SEGMENTS,
         volumes: vec![volume],
         operations: 0,
         depth: 1,

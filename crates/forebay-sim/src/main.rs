@@ -9,6 +9,7 @@ use forebay_sim::exhaustive::{Scope, explore};
 use forebay_sim::marks::Marks;
 use forebay_sim::mutants;
 use forebay_sim::run::run_with;
+use forebay_sim::setup::Setup;
 use std::process::ExitCode;
 use std::thread::available_parallelism;
 use std::time::Instant;
@@ -48,32 +49,74 @@ struct Arguments {
     /// Segments of so many KiB, with larger requests, batches and volumes, in the place of 64 KiB
     #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u32).range(128..=4096))]
     segments: Option<u32>,
+    /// Some hundred segments, with larger requests, batches and volumes, in the place of 18 to 32
+    #[arg(long, conflicts_with = "segments")]
+    many: bool,
     /// So many runs at once; as many as there are processors if it is not given
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
 }
 
+/// What caches the seeds have.
+#[derive(Clone, Copy)]
+enum Shape {
+    /// Of few short segments.
+    Small,
+    /// Of few segments of so many KiB.
+    Long(u32),
+    /// Of many short ones.
+    Many,
+}
+
+impl Shape {
+    /// Makes such a cache of a seed's.
+    fn of(self, setup: &mut Setup) {
+        match self {
+            Shape::Small => {}
+            Shape::Long(kib) => setup.enlarge(kib << 10),
+            Shape::Many => setup.multiply(),
+        }
+    }
+}
+
 fn main() -> ExitCode {
-    let Arguments { seeds, from, seed, tell, mutants, mutant, exhaustive, one_in, segments, jobs } =
-        Arguments::parse();
+    let arguments = Arguments::parse();
+    let Arguments {
+        seeds,
+        from,
+        seed,
+        tell,
+        mutants,
+        mutant,
+        exhaustive,
+        one_in,
+        segments,
+        many,
+        jobs,
+    } = arguments;
+    let shape = match segments {
+        Some(kib) => Shape::Long(kib),
+        None if many => Shape::Many,
+        None => Shape::Small,
+    };
     let jobs = jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
     if let Some(length) = exhaustive {
         return all_histories(length, one_in, jobs);
     }
     if let Some(name) = mutant {
-        return hunt(1000, jobs, &name);
+        return hunt(1000, shape, jobs, &name);
     }
     if let Some(seeds) = mutants {
-        return hunt(seeds, jobs, "");
+        return hunt(seeds, shape, jobs, "");
     }
     match seed.or(tell) {
-        Some(seed) => run(seed, 1, segments, 1, tell.is_some()),
-        None => run(from, seeds, segments, jobs, false),
+        Some(seed) => run(seed, 1, shape, 1, tell.is_some()),
+        None => run(from, seeds, shape, jobs, false),
     }
 }
 
 /// So many seeds, from one on, told of in their order. What a process left unanswered comes again to the next one.
-fn run(from: u64, seeds: u64, segments: Option<u32>, jobs: usize, tell: bool) -> ExitCode {
+fn run(from: u64, seeds: u64, shape: Shape, jobs: usize, tell: bool) -> ExitCode {
     let begun = Instant::now();
     let mut marks = Marks::default();
     let mut failed = 0;
@@ -83,15 +126,13 @@ fn run(from: u64, seeds: u64, segments: Option<u32>, jobs: usize, tell: bool) ->
         |seed| {
             run_with(seed, Mutants::default(), |setup| {
                 (setup.tell, setup.comes_again) = (tell, true);
-                if let Some(kib) = segments {
-                    setup.enlarge(kib << 10);
-                }
+                shape.of(setup);
             })
         },
         |seed, outcome| match outcome {
             Some(Ok(report)) => {
-                // A log of long segments goes round less often in as many requests.
-                let lacks = if segments.is_some() { Vec::new() } else { report.lacks() };
+                // A log of long segments, or of many, goes round less often in as many requests.
+                let lacks = if let Shape::Small = shape { report.lacks() } else { Vec::new() };
                 if !lacks.is_empty() {
                     failed += 1;
                     println!("seed {seed}: not worth being called a run, it lacks {lacks:?}");
@@ -124,14 +165,14 @@ fn run(from: u64, seeds: u64, segments: Option<u32>, jobs: usize, tell: bool) ->
 
 /// The table of deliberate faults whose name has `part` in it, as `docs/mutants.md` has it: by which seed each is found, or by which
 /// test.
-fn hunt(seeds: u64, jobs: usize, part: &str) -> ExitCode {
+fn hunt(seeds: u64, shape: Shape, jobs: usize, part: &str) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = 0;
     let named = |mutant: &Mutant| format!("{mutant:?}").contains(part);
     let all: Vec<Mutant> = mutant::ALL.iter().copied().filter(named).collect();
-    let find = |mutant| match mutants::story(mutant) {
-        Some(test) => Some(format!("`{test}`")),
-        None => mutants::hunt(mutant, seeds).map(|seed| seed.to_string()),
+    let find = |mutant| match (mutants::story(mutant), shape) {
+        (Some(test), Shape::Small) => Some(format!("`{test}`")),
+        _ => mutants::hunt(mutant, seeds, &|setup| shape.of(setup)).map(|seed| seed.to_string()),
     };
     println!("| mutant | first seed that fails |\n|---|---|");
     let hunted = |at| find(all[at as usize]);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Does the simulator find what it should? Each deliberate fault is run until a seed fails.
 
-use crate::run::run;
+use crate::run::run_with;
+use crate::setup::Setup;
 use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -36,12 +37,12 @@ pub fn story(mutant: Mutant) -> Option<&'static str> {
     STORIES.into_iter().find(|(of, _)| *of == mutant).map(|(_, test)| test)
 }
 
-/// Runs seeds with a fault on until one fails; says which.
-pub fn hunt(mutant: Mutant, seeds: u64) -> Option<u64> {
-    (0..seeds).find(|seed| {
-        let outcome = catch_unwind(AssertUnwindSafe(|| run(*seed, Mutants::with(mutant))));
-        // A seed that fails anyway finds nothing.
-        !matches!(outcome, Ok(Ok(_)))
-            && matches!(catch_unwind(|| run(*seed, Mutants::default())), Ok(Ok(_)))
-    })
+/// Runs seeds, with what `change` makes of them, with a fault on until one fails; says which.
+pub fn hunt(mutant: Mutant, seeds: u64, change: &impl Fn(&mut Setup)) -> Option<u64> {
+    let fails = |seed, mutants| {
+        let run = AssertUnwindSafe(|| run_with(seed, mutants, change));
+        !matches!(catch_unwind(run), Ok(Ok(_)))
+    };
+    // A seed that fails anyway finds nothing.
+    (0..seeds).find(|seed| fails(*seed, Mutants::with(mutant)) && !fails(*seed, Mutants::default()))
 }

@@ -14,10 +14,6 @@ use forebay_core::map::slots::ROW_BYTES;
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, VolumeIndex};
 use std::cmp::Ordering;
 
-/// Segments that a cache may come to have.
-const SEGMENTS_MIN: u32 = 18;
-const SEGMENTS_MAX: u32 = 32;
-
 impl World {
     /// The cache is to have another number of segments, if that can be.
     pub fn begin_to_resize(&mut self, random: &mut Random) -> Outcome {
@@ -25,7 +21,8 @@ impl World {
             return Ok(());
         }
         let now = self.superblock.segment_count;
-        let wanted = random.between(SEGMENTS_MIN.into(), SEGMENTS_MAX.into()) as u32;
+        let (least, most) = self.setup.segments;
+        let wanted = random.between(least.into(), most.into()) as u32;
         if wanted < now && !self.may_be_emptied() {
             return Ok(());
         }
@@ -56,16 +53,17 @@ impl World {
     fn size_for(&self, wanted: u32) -> Option<u64> {
         let (now, step) = (self.superblock.size_bytes, u64::from(self.superblock.segment_bytes));
         let count = |size: u64| self.superblock.resized(size).map_or(0, |it| it.segment_count);
+        let (least, most) = self.setup.segments;
         let (low, high) = match wanted.cmp(&self.superblock.segment_count) {
-            Ordering::Less => (SEGMENTS_MIN, wanted),
+            Ordering::Less => (least, wanted),
             Ordering::Equal => return None,
-            Ordering::Greater => (wanted, SEGMENTS_MAX),
+            Ordering::Greater => (wanted, most),
         };
         let size = |at: u64| match wanted < self.superblock.segment_count {
             true => now.saturating_sub(at * step),
             false => now + at * step,
         };
-        (1..200).map(size).find(|size| (low..=high).contains(&count(*size)))
+        (1..2 * u64::from(most)).map(size).find(|size| (low..=high).contains(&count(*size)))
     }
 
     /// The superblock gets the new size when that may be. Says whether something was done.

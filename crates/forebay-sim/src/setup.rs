@@ -8,6 +8,12 @@ use forebay_core::format::superblock::{Mode, NewCache, Order, Superblock, Volume
 use forebay_core::mutant::Mutants;
 use forebay_core::policy::reserve::{Reserve, resolve};
 
+/// Segments of a cache, at first and after it was resized.
+pub const SEGMENTS: (u32, u32) = (18, 32);
+/// Of one that has many: the map and the table of slots take several writes of a checkpoint each, and an opening looks at more headers
+/// than it reads at once.
+pub const MANY_SEGMENTS: (u32, u32) = (270, 900);
+
 const MICRO: u64 = 1_000;
 const MILLI: u64 = 1_000_000;
 /// Operations of a guest in every run.
@@ -111,6 +117,8 @@ pub struct Setup {
     pub config: Config,
     /// The cache, as formatted.
     pub superblock: Superblock,
+    /// The segments that it may come to have.
+    pub segments: (u32, u32),
     /// The volumes.
     pub volumes: Vec<VolumeSetup>,
     /// Guest operations.
@@ -250,6 +258,27 @@ impl Setup {
         self.superblock = format(segment_count, segment_bytes, &self.volumes, key);
     }
 
+    /// With many segments, and as much for the guest to go to. All else is as the seed has chosen it.
+    pub fn multiply(&mut self) {
+        let Superblock { key, segment_bytes, .. } = self.superblock;
+        let mut random = Random::new(key ^ 0x3A2F);
+        self.segments = MANY_SEGMENTS;
+        let segment_count = random.between(MANY_SEGMENTS.0.into(), MANY_SEGMENTS.1.into()) as u32;
+        let blocks = u64::from(segment_count) * u64::from(segment_bytes) / 4096;
+        for volume in &mut self.volumes {
+            if let [island] = &mut volume.islands[..] {
+                let tail = volume.size_bytes % 4096;
+                volume.size_bytes = random.between(blocks / 8, blocks) * 4096 + tail;
+                island.blocks = volume.size_bytes.div_ceil(4096);
+            }
+        }
+        self.size = *random.pick(&[16, 64, 256]);
+        self.config.batch_blocks_max = *random.pick(&[512, 2_000]);
+        self.config.batch_blocks_most = self.config.batch_blocks_max;
+        self.batches_vary = false;
+        self.superblock = format(segment_count, segment_bytes, &self.volumes, key);
+    }
+
     /// What this seed chooses.
     pub fn new(random: &mut Random, mutants: Mutants) -> Setup {
         let count = random.between(2, 3);
@@ -259,7 +288,7 @@ impl Setup {
         // One at least in which something is dirty for a while, and whose device stays.
         let dying = dies.map_or(0, |(index, _)| index);
         volumes[(dying + 1) % count as usize].mode = Mode::WriteBack;
-        let segments = random.between(18, 32) as u32;
+        let segments = random.between(SEGMENTS.0.into(), SEGMENTS.1.into()) as u32;
         let key = random.next();
         // By a chance of its own: all else is what it was.
         let mut orders = Random::new(key ^ 0x0DE5);
@@ -325,6 +354,7 @@ impl Setup {
         Setup {
             config,
             superblock,
+            segments: SEGMENTS,
             volumes,
             operations,
             depth,

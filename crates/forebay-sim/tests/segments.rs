@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Segments as long as `format` makes them. Seeds have such of 64 KiB, in which the log goes round soon; the longest record of data has
-//! 15 blocks there, and no write of a record is as long as it is on a real cache.
+//! Segments as long as `format` makes them, and more of them. Seeds have such of 64 KiB, in which the log goes round soon; the longest record of
+//! data has 15 blocks there, and no write of a record is as long as it is on a real cache. They have 32 at most: the map is written
+//! at once there, and an opening reads all headers in one go.
 
 use forebay_core::mutant::Mutants;
 use forebay_sim::each::each;
 use forebay_sim::flight::FULL_RECORD;
 use forebay_sim::marks::Marks;
 use forebay_sim::run::run_with;
+use forebay_sim::setup::Setup;
 use std::thread::available_parallelism;
 
-/// Some runs that pass, of each a crash and a crash while opening, and records of 127 blocks in one of them at least.
-fn runs_pass(segment_bytes: u32, seeds: std::ops::Range<u64>) {
+/// Some runs that pass, of each a crash and a crash while opening.
+fn runs_pass(seeds: std::ops::Range<u64>, change: impl Fn(&mut Setup) + Sync) -> Marks {
     let mut marks = Marks::default();
     each(
         seeds,
@@ -18,7 +20,7 @@ fn runs_pass(segment_bytes: u32, seeds: std::ops::Range<u64>) {
         |seed| {
             run_with(seed, Mutants::default(), |setup| {
                 setup.comes_again = true;
-                setup.enlarge(segment_bytes);
+                change(setup);
             })
         },
         |seed, outcome| match outcome {
@@ -31,17 +33,30 @@ fn runs_pass(segment_bytes: u32, seeds: std::ops::Range<u64>) {
             None => panic!("seed {seed} panicked"),
         },
     );
+    marks
+}
+
+/// Some of whose records have 127 blocks.
+fn full_records(seeds: std::ops::Range<u64>, segment_bytes: u32) {
+    let marks = runs_pass(seeds, |setup| setup.enlarge(segment_bytes));
     assert!(marks.count(FULL_RECORD) > 0);
 }
 
 /// The usual ones: a segment is one full record.
 #[test]
 fn segments_of_512_kib_that_one_full_record_fills() {
-    runs_pass(512 << 10, 0..24);
+    full_records(0..24, 512 << 10);
 }
 
 /// Full records follow each other in one segment.
 #[test]
 fn segments_of_1_mib_with_full_records_one_behind_the_other() {
-    runs_pass(1 << 20, 8..14);
+    full_records(8..14, 1 << 20);
+}
+
+/// A cache of some hundred, and volumes as large.
+#[test]
+fn caches_of_many_segments_whose_map_takes_many_writes() {
+    let marks = runs_pass(0..6, |setup| setup.multiply());
+    assert!(marks.count("checkpoint named") > 0 && marks.count("opened from a checkpoint") > 0);
 }
