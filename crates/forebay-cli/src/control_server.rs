@@ -66,6 +66,9 @@ pub struct ControlServer {
     /// Of those that were here before, by place: the addresses of memory are never used again (B1 of `io/buffer.rs`).
     memory: Vec<Option<Arena>>,
     desk: Rc<RefCell<Desk>>,
+    /// Whether the reactor waits for the next client.
+    is_accepting: bool,
+    is_stopping: bool,
 }
 
 impl ControlServer {
@@ -73,14 +76,26 @@ impl ControlServer {
         let (mut clients, mut memory) = (Vec::new(), Vec::new());
         clients.resize_with(CLIENT_COUNT_MAX, || None);
         memory.resize_with(CLIENT_COUNT_MAX, || None);
-        ControlServer { place: Place(0), listener, clients, memory, desk }
+        ControlServer {
+            place: Place(0),
+            listener,
+            clients,
+            memory,
+            desk,
+            is_accepting: false,
+            is_stopping: false,
+        }
     }
 
     fn name(&self, client: usize, what: u64) -> u64 {
         user_data(self.place.source(), (client as u64) << 8 | what)
     }
 
-    fn accept(&self, shard: &mut Shard) {
+    fn accept(&mut self, shard: &mut Shard) {
+        self.is_accepting = !self.is_stopping;
+        if self.is_stopping {
+            return;
+        }
         let fd = self.listener.as_raw_fd();
         shard.reactor.submit(ReactorOp::Accept { fd }, self.name(0, ACCEPT));
     }
@@ -215,9 +230,19 @@ impl FrontEnd for ControlServer {
         }
     }
 
-    /// Whoever asked for the stop hears so before the socket is closed.
-    fn stop(&mut self, _: &mut Shard) -> bool {
+    /// Whoever asked for the stop hears so before the socket is closed. Nobody is waited for any more then: the number of a descriptor that
+    /// is closed may soon be another file's.
+    fn stop(&mut self, shard: &mut Shard) -> bool {
+        if !std::mem::replace(&mut self.is_stopping, true) {
+            shard.reactor.cancel(self.name(0, ACCEPT));
+        }
         let told = |client: &Client| client.is_gone || client.sent == client.out.len();
-        self.desk.borrow().answers.is_empty() && self.clients.iter().flatten().all(told)
+        if !(self.desk.borrow().answers.is_empty() && self.clients.iter().flatten().all(told)) {
+            return false;
+        }
+        let busy = |(at, client): (usize, &Option<Client>)| client.as_ref()?.busy.then_some(at);
+        let waiting: Vec<usize> = self.clients.iter().enumerate().filter_map(busy).collect();
+        waiting.iter().for_each(|at| shard.reactor.cancel(self.name(*at, RECEIVE)));
+        waiting.is_empty() && !self.is_accepting
     }
 }

@@ -85,7 +85,7 @@ impl Daemon {
             let begun = counting::begin();
             let batches = turn(&mut server, &its_stops) - batches;
             let allocated = counting::end(begun);
-            let shard = server.stop(PATIENCE).unwrap();
+            let (_unfinished, shard) = server.stop(PATIENCE).unwrap();
             assert!(shard.close(PATIENCE).unwrap());
             (allocated, batches)
         });

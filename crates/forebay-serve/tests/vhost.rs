@@ -55,7 +55,7 @@ impl Daemon {
                 let told = watch.news.borrow_mut().drain(..).map(|it| it.text).collect::<Vec<_>>();
                 its_news.lock().unwrap().extend(told);
             }
-            let shard = server.stop(PATIENCE).unwrap();
+            let (_unfinished, shard) = server.stop(PATIENCE).unwrap();
             assert!(shard.close(PATIENCE).unwrap());
         });
         Daemon { path, stops, news, thread: Some(thread), _dir: dir }

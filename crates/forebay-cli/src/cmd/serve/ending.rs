@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::{info, warn};
 
+/// How long front ends are waited for. What is inside by then is done all the same, and nobody is told.
+const FRONT_ENDS: Duration = Duration::from_secs(5);
 /// How long the last requests and flushes may take before a hand-over is given up.
 const REST: Duration = Duration::from_secs(10);
 
@@ -112,7 +114,8 @@ impl Daemon {
             }
         }
         server.shard.answer_the_rest();
-        let mut shard = server.stop(Duration::from_secs(5))?;
+        // Dropped at the end of all this (L1 in `server.rs`).
+        let (_unfinished, mut shard) = server.stop(FRONT_ENDS)?;
         left.guests.connections = passage.and_then(|it| left_by(&it));
         left.guests.machines = machines.and_then(|it| left_by(&it));
         shard.keep_flush_failures();
@@ -173,9 +176,10 @@ impl Daemon {
         let health = self.server.shard.engine().health();
         let (is_passed, is_bare) = (self.is_passed(), self.cache_path.is_none());
         let Daemon { server, volumes, .. } = self;
-        let shard = server.stop(Duration::from_secs(5))?;
-        let undurable = close_shard(shard, &volumes, &cache, notes, limit)?;
-        match undurable {
+        let (unfinished, shard) = server.stop(FRONT_ENDS)?;
+        let undurable = close_shard(shard, &volumes, &cache, notes, limit);
+        drop(unfinished);
+        match undurable? {
             _ if health == CacheHealth::Failed => bail!(
                 "{cache}: the cache device failed while it was served, and {} since; what was \
                  answered before is there, some of it perhaps in the memory of this machine only: serve it again \

@@ -54,7 +54,7 @@ impl Program {
     fn upgraded(self) -> (Program, usize) {
         let Program { server, passage, lasting } = self;
         passage.leave(lasting.clone()).unwrap();
-        let shard = server.stop(LIMIT).unwrap();
+        let (_unfinished, shard) = server.stop(LIMIT).unwrap();
         let left = passage.left();
         assert_eq!(passage.told(), [""; 0]);
         let mut next = Program::new(shard, lasting[0].0);

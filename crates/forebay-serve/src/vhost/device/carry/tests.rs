@@ -92,7 +92,7 @@ impl Program {
     fn left_to_next(self, count: usize) -> Program {
         let Program { server, passage, lasting, listener, .. } = self;
         passage.leave(lasting.clone()).unwrap();
-        let shard = server.stop(PATIENCE).unwrap();
+        let (_unfinished, shard) = server.stop(PATIENCE).unwrap();
         let left = passage.left();
         assert_eq!(passage.told(), [""; 0]);
         assert_eq!(left.as_ref().map_or(0, |left| left.count), count);
@@ -413,7 +413,7 @@ fn its_place_is_its_own_until_it_ends() {
     let passage = Rc::clone(&program.passage);
     passage.leave(program.lasting.clone()).unwrap();
     let Program { server, lasting, listener, .. } = program;
-    let shard = server.stop(PATIENCE).unwrap();
+    let (_unfinished, shard) = server.stop(PATIENCE).unwrap();
     let mut other = Link::new(&path, PATIENCE).unwrap();
     let mut program = Program::new(shard, lasting.clone(), listener, true);
     (0..5).for_each(|_| program.turn());
@@ -447,7 +447,7 @@ fn who_cannot_be_taken_is_closed_and_that_is_said() {
         guest.offer(64);
         let Program { server, passage, lasting, .. } = program;
         passage.leave(lasting.clone()).unwrap();
-        let shard = server.stop(PATIENCE).unwrap();
+        let (_unfinished, shard) = server.stop(PATIENCE).unwrap();
         let left = passage.left();
         let (mut lasting, mut name) = (lasting, "vm".to_owned());
         change(&mut lasting, &mut name);
