@@ -465,7 +465,8 @@ impl Engine {
             || self.volume_ref(volume).is_some_and(|state| state.extents.get(lba).is_some())
     }
 
-    /// What a range would read as without looking at data: runs of (blocks, reads as zeros).
+    /// What a range would read as without looking at data: runs of (blocks, reads as zeros), until `run` wants no more or so much was
+    /// looked at that others would wait for it. One run is told in any case.
     pub fn zero_runs(
         &mut self,
         volume: VolumeIndex,
@@ -475,16 +476,20 @@ impl Engine {
     ) {
         let state = self.volume_ref(volume).expect("it exists");
         let end = first + blocks;
-        let mut at = first;
-        while at < end {
+        let (mut at, mut looked) = (first, 0);
+        while at < end && looked < LOOK_MAX {
             let extent = state.extents.overlapping(at, end).next().filter(|_| !state.is_passing());
-            let extent = extent.copied();
-            let (to, zero) = match extent {
+            let (to, zero) = match extent.copied() {
                 None => (end, false),
                 Some(extent) if extent.start > at => (extent.start.min(end), false),
                 // Data may have been written over it; only short extents are looked through.
-                Some(extent) => (extent.end.min(end), self.is_all_zero(volume, &extent)),
+                Some(extent) => {
+                    let blocks = extent.end - extent.start;
+                    looked += if blocks <= LOOK_MAX { blocks } else { 0 };
+                    (extent.end.min(end), self.is_all_zero(volume, &extent))
+                }
             };
+            looked += 1;
             if !run(to - at, zero) {
                 return;
             }
@@ -494,7 +499,6 @@ impl Engine {
 
     fn is_all_zero(&self, volume: VolumeIndex, extent: &crate::map::extent::Extent) -> bool {
         use crate::format::entry::Kind;
-        const LOOK_MAX: u64 = 1 << 16;
         let blocks = extent.end - extent.start;
         matches!(extent.kind, Kind::Zero | Kind::Discard)
             && blocks <= LOOK_MAX
@@ -505,5 +509,8 @@ impl Engine {
         self.tick(self.now, self.wall, payload);
     }
 }
+
+/// Blocks of extents of zeros that one question looks at: some milliseconds.
+const LOOK_MAX: u64 = 1 << 16;
 
 const _: () = assert!(BLOCK_BYTES == 4096);

@@ -12,6 +12,7 @@ use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
 use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::request::Op;
+use forebay_core::units::Lba;
 use std::time::{Duration, Instant};
 use support::{BLOCK, PATIENCE, Random, Rig, Void};
 
@@ -59,6 +60,30 @@ fn a_hundred_tebibytes_are_discarded_and_zeroed_at_once() {
     rig.shard.drain(volume);
     rig.wait("drained", |shard| shard.engine().is_clean(volume));
     rig.close();
+}
+
+/// Who asks where the zeros are is told of some, at once, and asks again for the rest: to look for all of them took tens of milliseconds, in
+/// which nobody else was served.
+#[test]
+fn who_asks_for_zeros_holds_up_nobody() {
+    const EACH: u64 = 1 << 15;
+    let mut rig = rig(Box::new(MemoryDevice::new(64 << 20, 4096).unwrap()));
+    let volume = rig.add("v", Mode::WriteBack, Box::new(Void::new(TIB)));
+    for at in 0..8 {
+        let (at, length) = (at * 2 * EACH * BLOCK, EACH * BLOCK);
+        rig.request(volume, Op::WriteZeroes { fua: false }, at, length, None).unwrap();
+    }
+    let (mut at, mut told, mut questions) = (0, Vec::new(), 0);
+    while at < 16 * EACH {
+        questions += 1;
+        rig.shard.zero_runs(volume, Lba(at), 16 * EACH - at, |blocks, zero| {
+            told.push((blocks, zero));
+            at += blocks;
+            true
+        });
+    }
+    assert_eq!(told, [(EACH, true), (EACH, false)].repeat(8));
+    assert_eq!(questions, 5, "each looks at two, and the last at the rest");
 }
 
 #[test]
