@@ -103,7 +103,7 @@ pub fn keep() -> Result<()> {
 }
 
 fn file(wanted: Wanted) -> FuseVolume {
-    let discards_to_zero = wanted.discards && holes_read_as_zeros(&wanted.backing);
+    let discards = wanted.discards && has_holes(&wanted.backing);
     // A file cannot be called `.` or `..`.
     let is_dots = wanted.name.bytes().all(|byte| byte == b'.');
     let name = if is_dots { format!("volume-{}", wanted.index.0) } else { wanted.name };
@@ -113,13 +113,12 @@ fn file(wanted: Wanted) -> FuseVolume {
         name,
         size_bytes: wanted.size_bytes,
         logical_block: wanted.logical_block,
-        discards_to_zero,
+        discards,
     }
 }
 
-/// A file's do. A block device's do if the kernel can have it zero ranges by itself: only then
-/// does it take a hole.
-fn holes_read_as_zeros(backing: &Path) -> bool {
+/// A file has if it takes discards. A block device has if the kernel can have it zero ranges by itself: only then does it take a hole.
+fn has_holes(backing: &Path) -> bool {
     let host = Host::default();
     let Some(node) = host.node_at_path(backing) else { return true };
     let zeroes = "queue/write_zeroes_max_bytes";

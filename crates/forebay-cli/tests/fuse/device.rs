@@ -54,6 +54,51 @@ fn sectors_tail_discards_and_zeroes_are_exact() {
     bench.stop();
 }
 
+/// The loop driver asks for a hole where a file system wants zeros. On a file that has none each was left undone, and once it had
+/// left the cache the old content was there again. It is asked for no holes now.
+#[test]
+fn zeros_are_written_where_the_backing_file_has_no_holes() {
+    requires!("mount", "fallocate");
+    let mut bench = Bench::new("no-holes", 48 << 20);
+    let old = vec![0x55; 48 << 20];
+    let mounted = Mounted::ramfs(&bench.path("plain"));
+    fs::write(bench.path("plain/back"), &old).unwrap();
+    fs::remove_file(bench.path("back")).unwrap();
+    std::os::unix::fs::symlink(bench.path("plain/back"), bench.path("back")).unwrap();
+    bench.serve();
+    let end = (8 << 20).to_string();
+    run(&["blkdiscard", "-z", "-o", "4096", "-l", &end, &bench.device]);
+    for refused in [
+        &["fallocate", "--punch-hole", "-l", &end, &bench.device][..],
+        &["blkdiscard", &bench.device],
+    ] {
+        assert!(!try_run(refused).status.success(), "it gives no room back");
+    }
+    bench.drain_and_stop();
+    let found = fs::read(bench.path("plain/back")).unwrap();
+    let (zeros, rest) = found[4096..].split_at(8 << 20);
+    assert!(zeros.iter().all(|byte| *byte == 0));
+    assert!(found[..4096] == old[..4096] && *rest == old[4096 + (8 << 20)..]);
+    drop(mounted);
+}
+
+/// A file system of its own.
+struct Mounted(String);
+
+impl Mounted {
+    fn ramfs(at: &str) -> Mounted {
+        fs::create_dir(at).unwrap();
+        run(&["mount", "-t", "ramfs", "none", at]);
+        Mounted(at.into())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = try_run(&["umount", &self.0]);
+    }
+}
+
 /// More at once than there is memory for, and than the kernel hands over at once.
 #[test]
 fn many_long_requests_at_once_are_all_done_and_right() {

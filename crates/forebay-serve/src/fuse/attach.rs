@@ -123,7 +123,7 @@ fn attach(volume: &FuseVolume, file: &Path) -> Report {
     if let Some(device) = attached_before(volume, file) {
         return match device {
             Ok(device) => {
-                limit(&device, volume);
+                limit(&device);
                 Report::Attached { volume: volume.index, device, warning: None }
             }
             Err(error) => Report::Failed { volume: volume.index, error },
@@ -137,7 +137,7 @@ fn attach(volume: &FuseVolume, file: &Path) -> Report {
     };
     match LoopDevice::attach(file, options) {
         Ok(device) => {
-            limit(device.path(), volume);
+            limit(device.path());
             let twice = "direct I/O is refused, so each block is in memory twice";
             let warning = (!device.is_direct()).then(|| twice.to_owned());
             // The device is closed here: K2.
@@ -180,14 +180,11 @@ fn attached_before(
     })
 }
 
-/// Best effort: a request is one FUSE request, and discards are offered only if they are kept.
-fn limit(device: &Path, volume: &FuseVolume) {
+/// Best effort: a request is one FUSE request.
+fn limit(device: &Path) {
     let Some(name) = device.file_name() else { return };
     let queue = Path::new("/sys/block").join(name).join("queue");
     let _ = fs::write(queue.join("max_sectors_kb"), "1024");
-    if !volume.discards_to_zero {
-        let _ = fs::write(queue.join("discard_max_bytes"), "0");
-    }
 }
 
 /// Ends the mount, if nobody else does, and leaves what it has open to the one who has it open. Nobody is kept waiting for the

@@ -32,9 +32,8 @@ pub struct FuseVolume {
     pub size_bytes: u64,
     /// 512 or 4096.
     pub logical_block: u32,
-    /// Whether what is discarded reads as zeros. The loop driver asks for a hole for discards and
-    /// for zeroing alike, so if this is false, holes are zeroed and discards are not offered.
-    pub discards_to_zero: bool,
+    /// Whether its backing device gives room back for a hole. Else holes are refused: each would be zeros to write.
+    pub discards: bool,
 }
 
 impl FuseVolume {
@@ -202,7 +201,7 @@ fn transfer(volume: &FuseVolume, call: &Call<'_>) -> Verdict {
             if length == 0 || !fits(volume, offset, length) {
                 return Verdict::Refuse(Errno::INVAL);
             }
-            match fallocate_op(volume, mode, offset, length) {
+            match fallocate_op(volume, mode) {
                 Some(op) => ask(op, offset, length, Back::Empty),
                 None => Verdict::Refuse(Errno::OPNOTSUPP),
             }
@@ -219,10 +218,11 @@ fn fits(volume: &FuseVolume, offset: u64, length: u64) -> bool {
         && length.is_multiple_of(SECTOR_BYTES)
 }
 
-fn fallocate_op(volume: &FuseVolume, mode: u32, offset: u64, length: u64) -> Option<Op> {
-    let whole = offset.is_multiple_of(BLOCK_BYTES) && length.is_multiple_of(BLOCK_BYTES);
+/// The loop driver asks for a hole in the place of a discard and of zeros alike, and file systems rest on the latter: a discard may be left
+/// undone, which zeros may not. Whose hole is refused writes zeros, and has its discards refused.
+fn fallocate_op(volume: &FuseVolume, mode: u32) -> Option<Op> {
     match mode & !KEEP_SIZE {
-        PUNCH_HOLE if volume.discards_to_zero && whole => Some(Op::Discard),
+        PUNCH_HOLE if !volume.discards => None,
         PUNCH_HOLE | ZERO_RANGE => Some(Op::WriteZeroes { fua: false }),
         _ => None,
     }
@@ -232,15 +232,15 @@ fn fallocate_op(volume: &FuseVolume, mode: u32, offset: u64, length: u64) -> Opt
 mod tests {
     use super::*;
 
-    fn volume(discards_to_zero: bool) -> FuseVolume {
+    fn volume() -> FuseVolume {
         let size_bytes = 10 * BLOCK_BYTES + 512;
         let index = VolumeIndex(0);
         let (name, uuid, logical_block) = ("v".into(), [0; 16], 512);
-        FuseVolume { index, uuid, name, size_bytes, logical_block, discards_to_zero }
+        FuseVolume { index, uuid, name, size_bytes, logical_block, discards: true }
     }
 
     fn judged(node: u64, call: Call<'_>) -> Verdict {
-        Files::new(vec![volume(true)]).judge(&Request { unique: 1, node, call })
+        Files::new(vec![volume()]).judge(&Request { unique: 1, node, call })
     }
 
     /// That of a volume whose uuid is all zeros.
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn a_file_has_a_number_of_its_volume_that_is_not_the_directorys() {
         let with = |at: usize, byte| {
-            let mut volume = volume(true);
+            let mut volume = volume();
             volume.uuid[at] = byte;
             volume.node()
         };
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn range_that_leaves_the_volume_or_a_sector_does_not_fit() {
-        let volume = volume(true);
+        let volume = volume();
         assert!(fits(&volume, 0, volume.size_bytes));
         assert!(fits(&volume, volume.size_bytes - 512, 512));
         assert!(!fits(&volume, volume.size_bytes - 512, 1024));
@@ -269,13 +269,14 @@ mod tests {
     }
 
     #[test]
-    fn hole_is_a_discard_only_where_that_reads_as_zeros() {
+    fn hole_is_zeros_and_never_a_discard() {
         let zero = Some(Op::WriteZeroes { fua: false });
-        assert_eq!(fallocate_op(&volume(true), PUNCH_HOLE | KEEP_SIZE, 0, 8192), Some(Op::Discard));
-        assert_eq!(fallocate_op(&volume(true), PUNCH_HOLE | KEEP_SIZE, 512, 4096), zero);
-        assert_eq!(fallocate_op(&volume(false), PUNCH_HOLE | KEEP_SIZE, 0, 8192), zero);
-        assert_eq!(fallocate_op(&volume(true), ZERO_RANGE, 0, 8192), zero);
-        assert_eq!(fallocate_op(&volume(true), 0, 0, 8192), None);
+        assert_eq!(fallocate_op(&volume(), PUNCH_HOLE | KEEP_SIZE), zero);
+        assert_eq!(fallocate_op(&volume(), ZERO_RANGE), zero);
+        assert_eq!(fallocate_op(&volume(), 0), None);
+        let without = FuseVolume { discards: false, ..volume() };
+        assert_eq!(fallocate_op(&without, PUNCH_HOLE | KEEP_SIZE), None);
+        assert_eq!(fallocate_op(&without, ZERO_RANGE), zero);
     }
 
     #[test]

@@ -108,6 +108,11 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
+    /// From now on what is zeroed gives its room back where it can, as the loop driver has it of a file. Else a file keeps its room.
+    pub fn zero_by_holes(&mut self) {
+        self.zero_way = ZeroWay::Punch;
+    }
+
     fn fd(&self, odd: bool) -> RawFd {
         match &self.buffered {
             Some(buffered) if odd => buffered.as_raw_fd(),

@@ -6,6 +6,7 @@ use super::rates::Rates;
 use super::{Daemon, Served, no_such};
 use crate::address::Address;
 use crate::args::{IfChanged, ServeArgs, Setting, VolumeSpec, mode_name, parse_setting};
+use crate::attach::Kind;
 use crate::late::Patience;
 use crate::state_dir::Why;
 use crate::units::{clock, size};
@@ -304,9 +305,13 @@ impl Daemon {
         index: VolumeIndex,
         address: &Address,
         path: &Path,
-        device: forebay::io::FileDevice,
+        mut device: forebay::io::FileDevice,
         found: Option<Fingerprint>,
     ) -> Result<()> {
+        if self.devices == Some(Kind::Fuse) {
+            // Discards come as zeros there.
+            device.zero_by_holes();
+        }
         let (device, stats) = backing::counted(backing::timed(device, address));
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
         let text = lasting(address)?.to_string();

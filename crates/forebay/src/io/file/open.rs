@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::{FileDevice, ZeroWay};
+use super::{FileDevice, PUNCH, ZeroWay};
 use crate::io::buffer::Arena;
 use crate::io::device::{DeviceInfo, DeviceKind};
 use crate::io::slab::Slab;
@@ -176,7 +176,7 @@ impl Opened {
         }
         let (memory_align, offset_align) = alignment.unwrap_or((1, 1));
         let (volatile_cache, discards) =
-            if block { block_promises(status.rdev()) } else { (true, true) };
+            if block { block_promises(status.rdev()) } else { (true, takes_holes(&file)) };
         let info = DeviceInfo {
             name: path.display().to_string(),
             size_bytes,
@@ -206,6 +206,12 @@ impl Opened {
             zeros: None,
         })
     }
+}
+
+/// Whether a file has holes, where nothing of it is. One that is read only is not asked.
+fn takes_holes(file: &File) -> bool {
+    let Ok(end) = file.metadata().map(|it| it.len().next_multiple_of(4096)) else { return false };
+    sys::checked(sys::fallocate(file.as_raw_fd(), PUNCH, end, 4096)).is_ok()
 }
 
 /// How large it is now.
