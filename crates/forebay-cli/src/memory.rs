@@ -79,11 +79,15 @@ pub fn fit(
     memory: u64,
 ) -> Result<Config> {
     let mut least = 0;
-    for percent in (1..=100).rev() {
+    // A log keeps a buffer for as long as something may come into it, and some are on their way to the device. With fewer logs end
+    // segments for each other's sake: they do where there is no memory for more.
+    let enough = (counts.volumes as u64 + 8).min(config.buffer_count.into());
+    let each = (1..=100).rev().map(|percent| (percent, enough)).chain([(1, 8)]);
+    for (percent, buffers) in each {
         let share = |value: u64| value * percent / 100;
         let mut config = *config;
         config.lane_count = counts.volumes.min(VOLUME_COUNT_MAX) as u8;
-        config.buffer_count = share(u64::from(config.buffer_count)).max(8) as u16;
+        config.buffer_count = share(u64::from(config.buffer_count)).max(buffers) as u16;
         config.window_blocks = (share(u64::from(config.window_blocks)) as u32 / 4 * 4).max(1024);
         config.batch_blocks_max = share(u64::from(config.batch_blocks_max)).max(2048) as u32;
         config.ahead_blocks =
@@ -129,6 +133,19 @@ mod tests {
                 let bound = gib << 16;
                 assert!(history <= bound, "{gib} GiB: {history} of {bound} bytes");
             }
+        }
+    }
+
+    #[test]
+    fn each_log_has_a_buffer_and_some_are_left() {
+        let superblock = cache(1024 * GIB, 512 << 10);
+        for volumes in 1..=VOLUME_COUNT_MAX {
+            let counts = Counts::volumes(volumes);
+            let memory = if volumes <= 16 { 192 << 20 } else { 512 << 20 };
+            let config = fit(&Config::default(), 0, &superblock, counts, memory).unwrap();
+            let most = usize::from(Config::default().buffer_count);
+            let buffers = usize::from(config.buffer_count);
+            assert!(buffers >= (volumes + 8).min(most), "{volumes} volumes: {buffers}");
         }
     }
 

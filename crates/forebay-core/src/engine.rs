@@ -213,6 +213,8 @@ pub struct Engine {
     pub(crate) reads: Streams,
     pub(crate) ahead: Ahead,
     pub(crate) buffers: Vec<BufferId>,
+    /// A log that had to go on found none.
+    pub(crate) wants_buffer: bool,
     pub(crate) volumes: Vec<Option<Box<Volume>>>,
     /// Above the highest place in use.
     pub(crate) volume_end: usize,
@@ -292,6 +294,7 @@ impl Engine {
             scrub: Scrub::default(),
             resizing: None,
             buffers: (0..config.buffer_count).rev().map(BufferId).collect(),
+            wants_buffer: false,
             volumes,
             volume_end: 0,
             requests: Slab::new(REQUEST_COUNT_MAX),
@@ -498,7 +501,7 @@ impl Engine {
     /// Puts the state in order: always the same steps, bounded by what is there to do.
     fn settle(&mut self, payload: &mut impl Payload) {
         self.volumes_settle(payload);
-        if self.somebody_lacks() {
+        if self.head_ends_for_others(payload) || self.somebody_lacks() {
             // Those before it do not know yet that they give (G4 of `policy::reserve`).
             self.volumes_settle(payload);
         }

@@ -109,6 +109,7 @@ faults! {
     CheckpointOfTwoMoments,
     UnreadCheckpointStays,
     EmptyHeadUnread,
+    IdleHeadsStay,
     CheckpointRunInPlace,
     CheckpointRunChangeForgotten,
     HandOverRunChangeForgotten,

@@ -203,7 +203,8 @@ fn has_read_fills(world: &World) -> bool {
     for (placed, read) in (0..world.volumes.len()).filter_map(now) {
         fills = (fills.0 + placed, fills.1 + read);
     }
-    fills.0 > 0 && fills.1 > 0
+    // Copies want more buffers than that.
+    fills.0 > 0 && fills.1 > 0 || world.setup.config.buffer_count < 6
 }
 
 /// Laps of the log: how often as many segments were used again as it had at first.

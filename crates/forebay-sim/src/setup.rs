@@ -343,6 +343,11 @@ impl Setup {
             true => BATCHES[3],
             false => config.batch_blocks_max,
         };
+        // Fewer than there are logs, or no more: heads end for others. By a chance of its own.
+        let mut few = Random::new(key ^ 0xB0F5);
+        if few.one_in(8) {
+            config.buffer_count = few.between(count - 1, count) as u16;
+        }
         let operations = OPERATIONS;
         let stop_count = random.between(4, 7);
         let mut stops: Vec<u64> =

@@ -7,6 +7,7 @@
 //! - **P2** An entry is whole in the buffer, its checksum included, before anyone is answered.
 //! - **P3** Guest data leaves each log [`SEGMENTS_RESERVED`] segments of the pool, and each other volume what it has reserved
 //!   (`policy::reserve`).
+//! - **P4** Whoever may have a segment gets a buffer for it: if the heads of other logs have all, the one that was begun first ends.
 //!
 //! # Crash
 //!
@@ -26,7 +27,7 @@ use crate::map::slots::{Heading, Held};
 use crate::mutant::Mutant;
 use crate::payload::{Payload, Place, Placed};
 use crate::units::{BLOCK_BYTES, BufferId, Lba, Ordinal, SegmentId, Sequence, VolumeIndex};
-use crate::volume::PendingExtent;
+use crate::volume::{PendingExtent, Volume};
 
 /// Blocks of a write of a record that nobody waits for and that holds nothing but copies.
 const PART_BLOCKS: u16 = BACKGROUND_BLOCKS as u16;
@@ -407,6 +408,7 @@ impl Engine {
     ) -> bool {
         let reserve = !self.guest_may_take(volume);
         if self.buffers.is_empty() {
+            self.wants_buffer |= !(guest && reserve) && self.segments.free_count() > 0;
             return false;
         }
         if guest && reserve {
@@ -457,6 +459,49 @@ impl Engine {
         // It may need a header, too.
         head.is_some_and(|head| head.next_block + 2 <= self.geometry.segment_blocks)
             || self.segments.free_count() > (SEGMENTS_RESERVED - 1) * count
+    }
+
+    /// Ends the record and the segment of a log, which goes on in another one. A segment that holds nothing yet is that other one already.
+    pub(crate) fn end_segment(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
+        if self.volume(volume).log.open.is_some_and(|open| open.entries > 0) {
+            self.close_record(volume, payload);
+        }
+        let head = self.volume(volume).log.head;
+        if head.is_some_and(|head| self.segments.get(head.segment).used > 0) {
+            // A record without an entry is given up, its sequence with it: recovery takes a gap
+            // for a record that is missing.
+            let log = &mut self.volume(volume).log;
+            if let Some(open) = log.open.take() {
+                log.next_sequence = open.sequence;
+            }
+            self.seal_segment(volume, payload);
+        }
+    }
+
+    /// A log found no buffer, and none comes back by itself: each is that of some log's head, which is full when its volume has written
+    /// that much. The head that was begun first ends here (P4). Says whether others may go on at once.
+    pub(crate) fn head_ends_for_others(&mut self, payload: &mut impl Payload) -> bool {
+        if !core::mem::take(&mut self.wants_buffer)
+            || !self.buffers.is_empty()
+            || self.health == CacheHealth::Failed
+            || self.config.mutants.is(Mutant::IdleHeadsStay)
+        {
+            return false;
+        }
+        let heads = self.all_volumes().filter(|it| it.log.head.is_some()).count();
+        if heads < usize::from(self.config.buffer_count) {
+            return false;
+        }
+        let begun = |volume: &Volume| {
+            let log = &volume.log;
+            let segment = self.segments.get(log.head?.segment);
+            let holds = segment.used > 0 || log.open.is_some_and(|open| open.entries > 0);
+            let may_end = log.in_flight.len() < RECORDS_IN_FLIGHT_MAX && self.tokens.room() > 0;
+            (holds && may_end).then_some((segment.sequence, volume.index))
+        };
+        let Some((_, first)) = self.all_volumes().filter_map(begun).min() else { return false };
+        self.end_segment(first, payload);
+        !self.buffers.is_empty()
     }
 
     /// Ends the head: nothing more goes into it.

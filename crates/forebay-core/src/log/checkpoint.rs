@@ -327,23 +327,9 @@ impl Engine {
     pub(crate) fn end_segments(&mut self, payload: &mut impl Payload) {
         for index in 0..self.volumes.len() {
             let volume = VolumeIndex(index as u8);
-            if self.volumes[index].is_none() {
-                continue;
-            }
-            if self.volume(volume).log.open.is_some_and(|open| open.entries > 0) {
-                self.close_record(volume, payload);
-            }
-            // The log goes on in another segment: what lies behind the beginning is whole
-            // segments. One that holds nothing yet is that other one already.
-            let head = self.volume(volume).log.head;
-            if head.is_some_and(|head| self.segments.get(head.segment).used > 0) {
-                // A record without an entry is given up, its sequence with it: recovery takes a gap
-                // for a record that is missing.
-                let log = &mut self.volume(volume).log;
-                if let Some(open) = log.open.take() {
-                    log.next_sequence = open.sequence;
-                }
-                self.seal_segment(volume, payload);
+            if self.volumes[index].is_some() {
+                // What lies behind the beginning is whole segments.
+                self.end_segment(volume, payload);
             }
         }
     }

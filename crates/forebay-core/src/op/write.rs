@@ -190,8 +190,8 @@ impl Engine {
         }
     }
 
-    /// The next write, or its entry, found no room. Buffers come back by themselves: writing back would only take the cache
-    /// device from those who wait for it.
+    /// The next write, or its entry, found no room. Buffers come back without that (P4 of `log::append`): writing back would only take
+    /// the cache device from those who wait for it.
     fn write_starves(&mut self, volume: VolumeIndex) {
         let starved = !self.buffers.is_empty();
         self.volume(volume).starved |= starved;
