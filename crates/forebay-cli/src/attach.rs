@@ -100,7 +100,7 @@ impl Kind {
         }
     }
 
-    /// Those that have a place of their own from a daemon before, and the others.
+    /// Those that have a place of their own, and the others, which are together.
     pub fn split(self, cache: &str, wanted: Vec<Wanted>) -> Result<(Vec<Wanted>, Vec<Wanted>)> {
         #[cfg(feature = "fuse")]
         if self == Kind::Fuse {

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay::cache;
+use forebay::io::{Completion, Layer, Operation, Reactor};
 use forebay::io::{Device, MemoryDevice, ReactorKind};
 use forebay::shard::{NewVolume, Shard, ShardOptions};
 use forebay_core::engine::Config;
@@ -25,10 +26,50 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const SIZE: u64 = 16 << 20;
+const SILENT_SIZE: u64 = 64 << 20;
 
-/// A daemon in a thread, with one volume and one socket.
+/// While it is shut, a device does not answer.
+#[derive(Clone, Default)]
+struct Gate(Arc<AtomicBool>);
+
+struct Silent {
+    below: Box<dyn Device>,
+    gate: Gate,
+    held: Vec<(Operation, u64)>,
+}
+
+impl Layer for Silent {
+    fn below(&self) -> &dyn Device {
+        self.below.as_ref()
+    }
+
+    fn below_mut(&mut self) -> &mut dyn Device {
+        self.below.as_mut()
+    }
+
+    fn pass(&mut self, _: &mut Reactor, operation: Operation, token: u64, _: Instant) {
+        self.held.push((operation, token));
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let is_open = !self.gate.0.load(Ordering::Relaxed);
+        (is_open && !self.held.is_empty()).then(Instant::now)
+    }
+
+    fn turn(&mut self, reactor: &mut Reactor, now: Instant, _: &mut Vec<Completion>) {
+        if !self.gate.0.load(Ordering::Relaxed) {
+            for (operation, token) in self.held.drain(..) {
+                self.below.submit(reactor, operation, token, now);
+            }
+        }
+    }
+}
+
+/// A daemon in a thread. Of two volumes the second is on a device that answers when it is let.
 struct Daemon {
     path: PathBuf,
+    silent_path: PathBuf,
+    gate: Gate,
     stops: Arc<AtomicBool>,
     news: Arc<Mutex<Vec<String>>>,
     thread: Option<JoinHandle<()>>,
@@ -38,15 +79,27 @@ struct Daemon {
 impl Daemon {
     fn start(name: &str, logical_block: u32) -> Daemon {
         let dir = Dir::new(std::env::temp_dir(), &format!("fb-{name}"));
-        let path = dir.0.join("v");
-        let listener = UnixListener::bind(&path).unwrap();
+        let [path, silent_path] = ["v", "silent"].map(|name| dir.0.join(name));
+        let listeners = [&path, &silent_path].map(|path| UnixListener::bind(path).unwrap());
+        let gate = Gate::default();
         let stops = Arc::new(AtomicBool::new(false));
         let news = Arc::new(Mutex::new(Vec::new()));
         let (its_stops, its_news) = (Arc::clone(&stops), Arc::clone(&news));
+        let its_gate = gate.clone();
         let thread = std::thread::spawn(move || {
-            let (shard, volume) = shard(logical_block);
+            let mut shard = shard();
+            let backing: Box<dyn Device> =
+                Box::new(MemoryDevice::new(SIZE, logical_block).unwrap());
+            let volume = serve(&mut shard, logical_block, Mode::WriteBack, backing);
+            let backing = Box::new(MemoryDevice::new(SILENT_SIZE, 512).unwrap());
+            let backing = Box::new(Silent { below: backing, gate: its_gate, held: Vec::new() });
+            let silent = serve(&mut shard, 512, Mode::WriteAround, backing);
             let disk = Disk::new("a-disk", SIZE, logical_block);
-            let front_end = VhostFrontEnd::new(vec![Socket { listener, volume, disk }]).unwrap();
+            let silent_disk = Disk::new("silent", SILENT_SIZE, 512);
+            let sockets = std::iter::zip(listeners, [(volume, disk), (silent, silent_disk)])
+                .map(|(listener, (volume, disk))| Socket { listener, volume, disk })
+                .collect();
+            let front_end = VhostFrontEnd::new(sockets).unwrap();
             let watch = front_end.watch();
             let mut server = Server::new(shard);
             server.add(Box::new(front_end)).unwrap();
@@ -58,7 +111,8 @@ impl Daemon {
             let (_unfinished, shard) = server.stop(PATIENCE).unwrap();
             assert!(shard.close(PATIENCE).unwrap());
         });
-        Daemon { path, stops, news, thread: Some(thread), _dir: dir }
+        let thread = Some(thread);
+        Daemon { path, silent_path, gate, stops, news, thread, _dir: dir }
     }
 
     fn connect(&self, machine: &mut Machine) -> Link {
@@ -80,7 +134,7 @@ impl Drop for Daemon {
     }
 }
 
-fn shard(logical_block: u32) -> (Shard, VolumeIndex) {
+fn shard() -> Shard {
     let device = MemoryDevice::new(64 << 20, 4096).unwrap();
     cache::format(&device, 64 << 20, 512 << 10, 1).unwrap();
     let options = ShardOptions {
@@ -89,21 +143,28 @@ fn shard(logical_block: u32) -> (Shard, VolumeIndex) {
         shared: false,
         ..ShardOptions::default()
     };
-    let mut shard = Shard::open(Box::new(device), &options).unwrap();
+    Shard::open(Box::new(device), &options).unwrap()
+}
+
+fn serve(
+    shard: &mut Shard,
+    logical_block: u32,
+    mode: Mode,
+    backing: Box<dyn Device>,
+) -> VolumeIndex {
     let volume = shard.free_index().unwrap();
     let new = NewVolume {
-        name: "a-disk".into(),
-        size_bytes: SIZE,
+        name: format!("disk-{}", volume.0),
+        size_bytes: backing.info().size_bytes,
         logical_block,
-        mode: Mode::WriteBack,
+        mode,
         reserve: Default::default(),
-        path: "memory".into(),
-        fingerprint: [0; 64],
+        path: format!("memory {}", volume.0),
+        fingerprint: [volume.0; 64],
     };
     shard.add(volume, &new).unwrap();
-    let backing: Box<dyn Device> = Box::new(MemoryDevice::new(SIZE, logical_block).unwrap());
     shard.serve(volume, backing);
-    (shard, volume)
+    volume
 }
 
 /// The next answer.
@@ -209,6 +270,39 @@ fn a_long_request_is_done_in_pieces() {
     assert_eq!(answer(&mut machine, 0).status, 1);
     machine.offer_at(0, 0, (kind::OUT, 3), (outside, length), false);
     assert_eq!(answer(&mut machine, 0).status, 1);
+}
+
+/// More is asked of a device that does not answer than there is memory for. Another machine goes on meanwhile, with long requests
+/// and short ones; and in the end every request has its answer.
+#[test]
+fn a_device_that_does_not_answer_holds_up_no_other_machine() {
+    const LONG: usize = 1 << 20;
+    const ASKED: u64 = 40;
+    let daemon = Daemon::start("vhost-silent", 512);
+    daemon.gate.0.store(true, Ordering::Relaxed);
+    let mut waits = Machine::new(1, 256).unwrap();
+    let _link = waits.connect(&daemon.silent_path, PATIENCE).unwrap();
+    for slot in 0..ASKED as u16 {
+        let data = waits.slot_at(0, ASKED as u16) + 4096;
+        let sector = u64::from(slot) * (LONG as u64 / 512);
+        waits.offer_at(0, slot, (kind::IN, sector), (data, LONG), true);
+    }
+    waits.kick(0);
+    let mut machine = Machine::new(1, 256).unwrap();
+    let _its_link = daemon.connect(&mut machine);
+    let data = machine.slot_at(0, 2) + 17;
+    for round in 0..8 {
+        let bytes = pattern(round, LONG);
+        machine.memory.write(data, &bytes).unwrap();
+        machine.offer_at(0, 0, (kind::OUT, 3), (data, LONG), false);
+        assert_eq!(answer(&mut machine, 0).status, 0);
+        assert!(read(&mut machine, 3 + 8, 8192) == bytes[8 * 512..][..8192]);
+    }
+    assert!(waits.used(0).unwrap().is_none(), "its device has answered");
+    daemon.gate.0.store(false, Ordering::Relaxed);
+    for _ in 0..ASKED {
+        assert_eq!(answer(&mut waits, 0).status, 0);
+    }
 }
 
 #[test]

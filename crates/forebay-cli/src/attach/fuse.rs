@@ -30,14 +30,29 @@ pub fn obstacle() -> Option<String> {
     None
 }
 
-/// Those that have a mount of their own from a daemon before, and the others.
+/// Those that get a mount of their own, and the others, which are together in the cache's. The kernel gives a mount's requests one
+/// after the other, so a volume that waits would keep those behind it from being read: but for one, each has its own; unless a
+/// daemon before has left several in the cache's.
 pub fn split(cache: &str, wanted: Vec<Wanted>) -> Result<(Vec<Wanted>, Vec<Wanted>)> {
     let runtime = RuntimeDir::open()?;
     // By its name alone: who asks a mount anything waits until it is served.
     let entries = std::fs::read_dir(runtime.path())?.flatten();
     let names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+    Ok(split_by_names(cache, wanted, |name| names.iter().any(|it| *it == *name)))
+}
+
+fn split_by_names(
+    cache: &str,
+    wanted: Vec<Wanted>,
+    is_there: impl Fn(&str) -> bool,
+) -> (Vec<Wanted>, Vec<Wanted>) {
     let place = |it: &Wanted| format!("{cache}.{}.fuse", uuid_text(&it.uuid));
-    Ok(wanted.into_iter().partition(|it| names.iter().any(|name| *name == *place(it))))
+    let (mut apart, mut together): (Vec<_>, Vec<_>) =
+        wanted.into_iter().partition(|it| is_there(&place(it)));
+    if !is_there(&format!("{cache}.fuse")) && together.len() > 1 {
+        apart.extend(together.drain(1..));
+    }
+    (apart, together)
 }
 
 /// Goes on with what a killed daemon left; or clears it away, mounts, and begins to attach.
@@ -146,4 +161,35 @@ fn stale_text(error: &LoopError) -> String {
         "{device} of the daemon before gives errors only; run `{}`, then mount the new device",
         mounts.join("; ")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_core::units::VolumeIndex;
+
+    #[test]
+    fn each_volume_but_one_has_a_mount_of_its_own_and_what_a_daemon_has_left_stays() {
+        let volume = |number: u8| Wanted {
+            index: VolumeIndex(number),
+            uuid: [number; 16],
+            name: String::new(),
+            size_bytes: 0,
+            logical_block: 512,
+            backing: "".into(),
+            discards: false,
+            may_go_straight: false,
+        };
+        let own = |number: u8| format!("c.{}.fuse", uuid_text(&[number; 16]));
+        let split = |names: &[String]| {
+            let is_there = |name: &str| names.iter().any(|it| it == name);
+            let (apart, together) = split_by_names("c", (0..3).map(volume).collect(), is_there);
+            let numbers = |all: Vec<Wanted>| all.iter().map(|it| it.index.0).collect::<Vec<_>>();
+            (numbers(apart), numbers(together))
+        };
+        assert_eq!(split(&[]), (vec![1, 2], vec![0]));
+        assert_eq!(split(&["c.fuse".into(), own(1), own(2)]), (vec![1, 2], vec![0]));
+        assert_eq!(split(&["c.fuse".into()]), (vec![], vec![0, 1, 2]), "they were together");
+        assert_eq!(split(&[own(0), own(2)]), (vec![0, 2], vec![1]), "the first was detached");
+    }
 }

@@ -12,6 +12,7 @@ mod keeper;
 mod lost;
 mod manager;
 mod metadata;
+mod silent;
 mod stop;
 mod undo;
 mod verify;

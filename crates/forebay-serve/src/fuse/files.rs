@@ -90,6 +90,11 @@ impl Files {
         Files { volumes, since: since.map_or(0, |since| since.as_secs()) }
     }
 
+    /// There is one at least.
+    pub(super) fn first_volume(&self) -> VolumeIndex {
+        self.volumes.first().map_or(VolumeIndex(0), |volume| volume.index)
+    }
+
     /// Each volume is as large as the engine says.
     pub(super) fn resize(&mut self, size_of: impl Fn(VolumeIndex) -> Option<u64>) {
         for volume in &mut self.volumes {

@@ -6,7 +6,7 @@
 //!
 //! A request is read into a run of memory as long as the longest. The part it needs until its
 //! answer stays with it, the rest goes back; so a write's bytes go to the log from where the kernel
-//! put them, and a read's come from there.
+//! put them, and a read's come from there. Only when memory is short are they moved.
 //!
 //! # Invariants
 //!
@@ -19,31 +19,35 @@
 //!   a process that is being killed: it would fail the request in the middle of being read.
 //! - **C5** All front ends of a loop share that memory, so volumes that come and go take no more of it. Who has no request to
 //!   read has none of it but for what waits for its answer.
+//! - **C6** Each mount has its share of that memory (M1 and M4 of `nbd/pool.rs`), so requests that a device does not answer keep nobody
+//!   from reading his of another mount. One who has none may read to what is kept back, and leaves that as soon as there is room
+//!   elsewhere for what his request needs.
 
 use super::channel::{Channel, Received, TRANSFER_BYTES_MAX};
 use super::files::{Ask, Back, Files, Verdict};
 use super::wire::{self, HEAD_BYTES_MAX, Malformed, WRITE_HEAD_BYTES};
 use crate::frontend::{FrontEnd, Place};
-use crate::nbd::pool::{Pool, Run};
+use crate::nbd::pool::{Pool, Run, SharedPool, shared_by_loop};
 use forebay::io::{Bell, ReactorOp, Span, user_data};
 use forebay::shard::{Answer, Shard};
+use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::BLOCK_BYTES;
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::io;
-use std::rc::{Rc, Weak};
+use std::rc::Weak;
 use std::sync::Arc;
 
 /// Requests that are not answered.
 const PLACE_COUNT: usize = 512;
-/// Bytes for their payload.
-const POOL_BYTES: usize = 4 << 20;
 /// Most requests taken in one turn: the answers to them go out before the next are read.
 const RECEIVE_COUNT_MAX: usize = 8;
 const BLOCK: usize = BLOCK_BYTES as usize;
 /// Of a request's memory: a block that ends with its head, so that payload begins with a block.
 const REQUEST_BLOCKS: usize = 1 + TRANSFER_BYTES_MAX as usize / BLOCK;
+/// Bytes for the payload of all; as much of it as one request takes is kept for who has none. One mount alone has two thirds.
+const POOL_BYTES: usize = 4 << 20;
 /// Reactor operations.
 const BELL: u64 = 0;
 const READABLE: u64 = 1;
@@ -58,15 +62,9 @@ thread_local! {
     static SHARED: RefCell<Weak<RefCell<Pool>>> = const { RefCell::new(Weak::new()) };
 }
 
-fn shared_pool() -> io::Result<Rc<RefCell<Pool>>> {
-    SHARED.with_borrow_mut(|shared| {
-        if let Some(pool) = shared.upgrade() {
-            return Ok(pool);
-        }
-        let pool = Rc::new(RefCell::new(Pool::present(POOL_BYTES)?)); // C4
-        *shared = Rc::downgrade(&pool);
-        Ok(pool)
-    })
+fn shared_pool() -> io::Result<SharedPool> {
+    let make = || Ok(Pool::present(POOL_BYTES)?.among(VOLUME_COUNT_MAX, REQUEST_BLOCKS)); // C4
+    shared_by_loop(&SHARED, make)
 }
 
 /// A request that the engine answers.
@@ -83,7 +81,9 @@ pub struct FuseFrontEnd {
     /// `None`: it was unmounted.
     channel: Option<Channel>,
     files: Files,
-    pool: Rc<RefCell<Pool>>,
+    pool: SharedPool,
+    /// In the pool: the first of its volumes (C6).
+    owner: u32,
     /// Where the next request is read to.
     room: Option<(Run, Span)>,
     /// Not taken by the engine yet.
@@ -112,6 +112,7 @@ impl FuseFrontEnd {
             place: Place(0),
             bell,
             channel: Some(channel),
+            owner: files.first_volume().0.into(),
             files,
             pool: shared_pool()?,
             room: None,
@@ -169,7 +170,7 @@ impl FuseFrontEnd {
     fn receive(&mut self) -> Option<Received> {
         let Some(channel) = &self.channel else { return Some(Received::Over) };
         if self.room.is_none() {
-            self.room = self.pool.borrow_mut().take(REQUEST_BLOCKS);
+            self.room = self.pool.borrow_mut().take_share(self.owner, REQUEST_BLOCKS);
         }
         let (_, span) = self.room?;
         let span = span.skip(BLOCK - WRITE_HEAD_BYTES);
@@ -212,8 +213,18 @@ impl FuseFrontEnd {
             _ => return None,
         };
         let (run, span) = self.room.take().expect("it was read to there");
-        let bytes = if from > 0 { length } else { blocks * BLOCK };
-        Some((self.pool.borrow_mut().cut(run, blocks), span.part(from, bytes)))
+        let (bytes, mut pool) =
+            (if from > 0 { length } else { blocks * BLOCK }, self.pool.borrow_mut());
+        let kept = (pool.cut(run, blocks), span.part(from, bytes));
+        // C6
+        let moved = pool.take_instead(kept.0);
+        let Some((run, span)) = moved else { return Some(kept) };
+        let span = span.part(from, bytes);
+        if from > 0 {
+            span.copy_from(kept.1);
+        }
+        pool.give(kept.0);
+        Some((run, span))
     }
 
     /// Takes requests as long as there are some, a few each turn.
@@ -347,8 +358,8 @@ mod tests {
     #[test]
     fn front_ends_of_one_loop_share_their_memory_and_give_it_back_in_the_end() {
         let (first, second) = (shared_pool().unwrap(), shared_pool().unwrap());
-        assert!(Rc::ptr_eq(&first, &second));
-        let (run, _) = first.borrow_mut().take(REQUEST_BLOCKS).unwrap();
+        assert!(std::rc::Rc::ptr_eq(&first, &second));
+        let (run, _) = first.borrow_mut().take_share(0, REQUEST_BLOCKS).unwrap();
         drop(first);
         second.borrow_mut().give(run);
         drop(second);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory for what is read: one arena for all connections, given out in runs of blocks.
+//! Memory for requests: one arena for all connections or devices, given out in runs of blocks.
 //!
 //! # Invariants
 //!
@@ -10,11 +10,20 @@
 //! - **M3** No owner who has none waits for as long as others like. While he is first ([`Pool::put_first`]) they have the last
 //!   blocks alone, and he gets the longest read's worth in one run once what they had before has come back; and who has
 //!   some takes no more, so that what comes back is for all who wait.
+//! - **M4** Of a pool that keeps blocks back ([`Pool::among`]) these are for who has none, and only if there is no room behind them. So
+//!   what is with a device that does not answer keeps nobody else from one request of any length, however scattered it lies; and who
+//!   has some may take twice as much as he leaves.
 
 use super::reply::STATUS_REPLY_BYTES_MAX;
 use super::wire::TRANSFER_BYTES_MAX;
 use forebay::io::{Arena, Span};
+#[cfg(any(feature = "fuse", feature = "ublk"))]
+use std::cell::RefCell;
 use std::io;
+#[cfg(any(feature = "fuse", feature = "ublk"))]
+use std::rc::{Rc, Weak};
+#[cfg(any(feature = "fuse", feature = "ublk"))]
+use std::thread::LocalKey;
 
 const BLOCK: usize = 4096;
 
@@ -40,6 +49,8 @@ pub(crate) struct Pool {
     next: usize,
     /// Blocks that each owner has.
     held: Vec<usize>,
+    /// The first so many are for who has none (M4).
+    kept: usize,
     /// Who has waited too long: others take of the end alone, of what the longest read leaves free (M3).
     first: Option<u32>,
     /// Somebody has, as far as is known.
@@ -59,6 +70,12 @@ impl Pool {
         Ok(Pool { held, bytes: Vec::with_capacity(STATUS_REPLY_BYTES_MAX), ..Pool::new(bytes)? })
     }
 
+    /// The same pool with so many owners, who share it, and blocks that it keeps back (M4).
+    pub(crate) fn among(self, owner_count: usize, kept: usize) -> Pool {
+        assert!(kept <= self.taken.len());
+        Pool { held: vec![0; owner_count], kept, ..self }
+    }
+
     /// Room for a reply that is put together, empty; to be given back.
     pub(crate) fn take_bytes(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
@@ -72,15 +89,30 @@ impl Pool {
     /// Takes a run for an owner, if that leaves enough for others (M1).
     pub(crate) fn take_share(&mut self, owner: u32, count: usize) -> Option<(Run, Span)> {
         let held = self.held[owner as usize];
-        if !is_fair(held, count, self.free_count) || self.is_short && held > 0 {
+        if !self.is_fair(held, count, self.free_count) || self.is_short && held > 0 {
             return None;
         }
         let is_open = self.first.is_none_or(|first| first == owner);
-        let from = if is_open { 0 } else { LONGEST_COUNT };
-        let (run, span) = self.take_behind(from, count)?;
+        let from = if is_open { self.kept } else { LONGEST_COUNT };
+        let mut taken = self.take_behind(from, count);
+        if taken.is_none() && is_open && held == 0 && self.kept > 0 {
+            taken = self.take_behind(0, count);
+        }
+        let (run, span) = taken?;
         self.held[owner as usize] += count;
         self.first = self.first.filter(|first| *first != owner);
         Some((Run { owner, ..run }, span))
+    }
+
+    /// Of a run in what is kept back: as long a one elsewhere for its owner, if there is room (M4).
+    #[cfg(any(test, feature = "fuse"))]
+    pub(crate) fn take_instead(&mut self, run: Run) -> Option<(Run, Span)> {
+        if run.first >= self.kept {
+            return None;
+        }
+        let (new, span) = self.take_behind(self.kept, run.count)?;
+        self.held[run.owner as usize] += run.count;
+        Some((Run { owner: run.owner, ..new }, span))
     }
 
     /// Who of those who have none has waited too long, and for the longest (M3); says whether that changes anything.
@@ -103,7 +135,7 @@ impl Pool {
     /// Whether an owner could take so many if nobody else had any.
     pub(crate) fn others_have(&self, owner: u32, count: usize) -> bool {
         let held = self.held[owner as usize];
-        is_fair(held, count, self.taken.len() - held)
+        self.is_fair(held, count, self.taken.len() - held)
     }
 
     /// The same, of what leaves half of the memory to those who cannot do without.
@@ -128,6 +160,7 @@ impl Pool {
             taken,
             next: 0,
             held: Vec::new(),
+            kept: 0,
             first: None,
             is_short: false,
             bytes: Vec::new(),
@@ -135,7 +168,7 @@ impl Pool {
     }
 
     /// Takes a run of blocks; `None`: there is none that long now.
-    pub(crate) fn take(&mut self, count: usize) -> Option<(Run, Span)> {
+    fn take(&mut self, count: usize) -> Option<(Run, Span)> {
         self.take_behind(0, count)
     }
 
@@ -171,6 +204,12 @@ impl Pool {
         self.next = self.next.min(run.first);
     }
 
+    /// Whether who has `held` may have `count` more of `free` (M1; M4, where others have something else besides).
+    fn is_fair(&self, held: usize, count: usize, free: usize) -> bool {
+        let times = if self.kept > 0 { 2 } else { 1 };
+        count <= free && (held == 0 || held + count <= times * (free - count))
+    }
+
     fn search(&self, from: usize, end: usize, count: usize) -> Option<usize> {
         let mut first = from;
         while first + count <= end {
@@ -183,9 +222,24 @@ impl Pool {
     }
 }
 
-/// Whether who has `held` may have `count` more of `free` (M1).
-fn is_fair(held: usize, count: usize, free: usize) -> bool {
-    count <= free && (held == 0 || held + count <= free - count)
+/// One that all front ends of a kind and a loop share, so that those that come and go take no more of it.
+#[cfg(any(feature = "fuse", feature = "ublk"))]
+pub(crate) type SharedPool = Rc<RefCell<Pool>>;
+
+/// That of this thread, which is the loop's; `shared` is where the kind has it.
+#[cfg(any(feature = "fuse", feature = "ublk"))]
+pub(crate) fn shared_by_loop(
+    shared: &'static LocalKey<RefCell<Weak<RefCell<Pool>>>>,
+    make: impl FnOnce() -> io::Result<Pool>,
+) -> io::Result<SharedPool> {
+    shared.with_borrow_mut(|shared| {
+        if let Some(pool) = shared.upgrade() {
+            return Ok(pool);
+        }
+        let pool = Rc::new(RefCell::new(make()?));
+        *shared = Rc::downgrade(&pool);
+        Ok(pool)
+    })
 }
 
 #[cfg(test)]
@@ -235,6 +289,25 @@ mod tests {
         assert!(pool.take_share(1, 1).is_none(), "others may have waited as well");
         assert!(pool.put_first(None));
         assert!(pool.take_share(1, 1).is_some());
+    }
+
+    /// M4. A device that does not answer had most of it, a block here and a block there.
+    #[test]
+    fn who_has_none_finds_a_long_run_however_scattered_the_rest_is() {
+        let mut pool = Pool::new(80 * BLOCK).expect("memory").among(3, 16);
+        let silent = |pool: &mut Pool| pool.take_share(0, 1).map(|it| it.0);
+        let runs: Vec<Run> = std::iter::from_fn(|| silent(&mut pool)).collect();
+        assert_eq!(runs.len(), 53, "two thirds of it");
+        assert!(runs.iter().all(|run| run.first >= 16), "nothing of what is kept");
+        for run in runs.iter().skip(1).step_by(2) {
+            pool.give(*run);
+        }
+        let (long, _) = pool.take_share(1, 16).expect("what is kept");
+        assert!(pool.take_share(1, 1).is_some_and(|it| it.0.first >= 16), "he has some");
+        assert!(pool.take_instead(long).is_none(), "scattered still");
+        assert!(pool.take_share(2, 16).is_none() && pool.take_share(2, 1).is_some());
+        pool.give(long);
+        assert!(pool.take_share(1, 16).is_none(), "he has some");
     }
 
     #[test]

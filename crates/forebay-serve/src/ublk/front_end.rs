@@ -9,30 +9,44 @@
 //!
 //! - **C1** Each tag is in one of the three states, and counted in its device's `fetched` or `asked`
 //!   if it is in that; a device whose tags have all come back is let go of (its stop waits for that).
-//! - **C2** Requests are asked in the order in which they were taken: one that waits lets none pass.
+//! - **C2** Requests of a device are asked in the order in which they were taken. One that waits lets none of its device pass, and all
+//!   of others: each has its share of the memory (M1 and M4 of `nbd/pool.rs`), and one is asked of each in turn.
 //! - **C3** After [`FrontEnd::stop`] nothing is asked any more; what was not asked is never committed
 //!   (U1).
 //! - **C4** Nothing is allocated after the start.
+//! - **C5** All front ends of a loop share the memory for bytes, so volumes that come and go take no more of it.
 
 use super::queue::Queue;
 use super::request::{Ask, failed};
 use super::wire;
-use super::{POOL_BYTES, QUEUE_DEPTH};
+use super::{KEPT_BLOCKS, POOL_BYTES, QUEUE_DEPTH};
 use crate::frontend::{FrontEnd, Place};
-use crate::nbd::pool::{Pool, Run};
+use crate::nbd::pool::{Pool, Run, SharedPool, shared_by_loop};
 use forebay::elsewhere::Bytes;
 use forebay::io::{Bell, ReactorOp, Registered, Span, user_data};
 use forebay::shard::{Answer, Shard};
+use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
+use std::rc::Weak;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The reactor operation that is no tag's.
 const BELL: u64 = 1 << 40;
+
+thread_local! {
+    /// C5.
+    static SHARED: RefCell<Weak<RefCell<Pool>>> = const { RefCell::new(Weak::new()) };
+}
+
+fn shared_pool() -> io::Result<SharedPool> {
+    shared_by_loop(&SHARED, || Ok(Pool::new(POOL_BYTES)?.among(VOLUME_COUNT_MAX, KEPT_BLOCKS)))
+}
 
 /// A request and, if bytes go with it, its memory.
 #[derive(Clone, Copy)]
@@ -48,6 +62,8 @@ pub(super) struct Device {
     queue: Queue,
     volume: VolumeIndex,
     pending: Vec<Option<Pending>>,
+    /// Tags whose requests are not asked yet, the oldest first (C2).
+    waiting: VecDeque<u16>,
     fetched: u16,
     asked: u16,
     is_let_go: Arc<AtomicBool>,
@@ -59,7 +75,8 @@ impl Device {
         let is_let_go = Arc::<AtomicBool>::default();
         let pending = vec![None; usize::from(queue.depth())];
         let told = Arc::clone(&is_let_go);
-        (Device { queue, volume, pending, fetched: 0, asked: 0, is_let_go }, told)
+        let waiting = VecDeque::with_capacity(pending.len());
+        (Device { queue, volume, pending, waiting, fetched: 0, asked: 0, is_let_go }, told)
     }
 }
 
@@ -69,9 +86,9 @@ pub struct UblkFrontEnd {
     bell: Arc<Bell>,
     /// `None`: it was let go of.
     devices: Vec<Option<Device>>,
-    /// Which tag of which device, the oldest first (C2).
-    waiting: VecDeque<(u16, u16)>,
-    pool: Pool,
+    /// Of which device a request is asked next.
+    next: usize,
+    pool: SharedPool,
     is_closing: bool,
 }
 
@@ -85,13 +102,12 @@ fn of_number(number: u64) -> (u16, u16) {
 
 impl UblkFrontEnd {
     pub(super) fn new(devices: Vec<Device>, bell: Arc<Bell>) -> io::Result<UblkFrontEnd> {
-        let tags = devices.iter().map(|device| usize::from(device.queue.depth())).sum();
         Ok(UblkFrontEnd {
             place: Place(0),
             bell,
             devices: devices.into_iter().map(Some).collect(),
-            waiting: VecDeque::with_capacity(tags),
-            pool: Pool::new(POOL_BYTES)?,
+            next: 0,
+            pool: shared_pool()?,
             is_closing: false,
         })
     }
@@ -135,46 +151,57 @@ impl UblkFrontEnd {
                 let lent = device.queue.lent(tag, &descriptor, ask.length);
                 let lent = lent.filter(|_| ask.carries_bytes());
                 device.pending[usize::from(tag)] = Some(Pending { ask, memory: None, lent });
-                self.waiting.push_back((at, tag));
+                device.waiting.push_back(tag);
             }
             Err(error) => self.commit(at, tag, -error.raw_os_error(), shard),
+        }
+    }
+
+    fn free_memory(&self, pending: &Pending) {
+        if let Some((Some(run), _)) = pending.memory {
+            self.pool.borrow_mut().give(run);
         }
     }
 
     /// The kernel has given all tags back (C1).
     fn let_go_if_over(&mut self, at: u16) {
         let Some(device) = &mut self.devices[usize::from(at)] else { return };
-        let has_waiting = self.waiting.iter().any(|waiting| waiting.0 == at);
-        if device.fetched == 0 && device.asked == 0 && !has_waiting {
+        if device.fetched == 0 && device.asked == 0 && device.waiting.is_empty() {
             let is_let_go = Arc::clone(&device.is_let_go);
             self.devices[usize::from(at)] = None;
             is_let_go.store(true, Ordering::Release);
         }
     }
 
-    /// Asks what waits, as far as there is room.
+    /// Asks what waits, as far as there is room: one request of each device in turn (C2).
     fn advance(&mut self, shard: &mut Shard) {
-        while !self.is_closing
-            && let Some(&(at, tag)) = self.waiting.front()
-            && self.ask(at, tag, shard)
-        {
-            self.waiting.pop_front();
+        let mut without = 0;
+        // Bounded: what waits becomes less, or one more device in a row has nothing that can be asked.
+        while !self.is_closing && without < self.devices.len() {
+            let at = self.next;
+            self.next = (at + 1) % self.devices.len();
+            without = if self.ask_first(at, shard) { 0 } else { without + 1 };
         }
     }
 
-    /// False: there is no room now.
-    fn ask(&mut self, at: u16, tag: u16, shard: &mut Shard) -> bool {
-        let Some(device) = &mut self.devices[usize::from(at)] else { return true };
-        let Some(pending) = &mut device.pending[usize::from(tag)] else { return true };
+    /// False: nothing waits, or there is no room now.
+    fn ask_first(&mut self, at: usize, shard: &mut Shard) -> bool {
+        let Some(device) = &mut self.devices[at] else { return false };
+        let Some(&tag) = device.waiting.front() else { return false };
+        let pending = device.pending[usize::from(tag)].as_mut().expect("it waits"); // C1
         let Ask { op, offset, length } = pending.ask;
         if pending.ask.carries_bytes() && pending.memory.is_none() {
             let bytes = (offset % BLOCK_BYTES + length).next_multiple_of(BLOCK_BYTES) as usize;
             let memory = match device.queue.buffer(tag) {
                 Some(buffer) => (None, buffer.part(0, bytes)),
-                None => match self.pool.take(bytes / BLOCK_BYTES as usize) {
-                    Some((run, span)) => (Some(run), span),
-                    None => return false,
-                },
+                None => {
+                    let (owner, blocks) =
+                        (u32::from(device.volume.0), bytes / BLOCK_BYTES as usize);
+                    match self.pool.borrow_mut().take_share(owner, blocks) {
+                        Some((run, span)) => (Some(run), span),
+                        None => return false,
+                    }
+                }
             };
             pending.memory = Some(memory);
         }
@@ -182,10 +209,11 @@ impl UblkFrontEnd {
         let is_write = matches!(op, Op::Write { .. });
         let elsewhere = is_write.then(|| device.queue.elsewhere(tag)).flatten();
         let bytes = Bytes { span, elsewhere, registered: pending.lent };
-        let cookie = self.place.cookie(number_of(at, tag));
+        let cookie = self.place.cookie(number_of(at as u16, tag));
         if shard.submit_from(device.volume, op, offset, length, bytes, cookie).is_err() {
             return false;
         }
+        device.waiting.pop_front();
         device.asked += 1;
         true
     }
@@ -231,9 +259,7 @@ impl FrontEnd for UblkFrontEnd {
             }
             (Ok(()), ..) => pending.ask.done(),
         };
-        if let Some((Some(run), _)) = pending.memory {
-            self.pool.give(run);
-        }
+        self.free_memory(&pending);
         self.commit(at, tag, result, shard);
         self.advance(shard);
     }
@@ -249,3 +275,7 @@ impl FrontEnd for UblkFrontEnd {
 }
 
 const _: () = assert!(number_of(u16::MAX, QUEUE_DEPTH) < BELL);
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -45,11 +45,14 @@ mod ring;
 mod wire;
 
 use forebay::io::BUFFERS_EACH;
+use forebay_core::limits::REQUEST_BLOCKS_MAX;
 
 /// Requests of one device that may be under way.
 const QUEUE_DEPTH: u16 = BUFFERS_EACH;
-/// Bytes for the payload of all requests under way; more would not fit into the default `--memory`
-/// with the largest segments, and so many at a time keep any device busy.
+/// Kept for the volumes that have nothing under way: the longest request.
+const KEPT_BLOCKS: usize = REQUEST_BLOCKS_MAX;
+/// Bytes for the payload of all requests under way, those included; more would not fit into the default `--memory`
+/// with the largest segments. One volume alone has two thirds of it, which keeps any device busy.
 const POOL_BYTES: usize = 4 << 20;
 
 /// The longest request where each tag has a buffer.

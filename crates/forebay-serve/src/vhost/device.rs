@@ -21,10 +21,11 @@ use super::channel::{Channel, Received, send};
 use super::inflight::{InflightError, QUEUE_COUNT_MAX, Region};
 use super::memory::Memory as Guest;
 use super::queue::{QueueError, SIZE_MAX};
-use super::requests::{self, Around, Memory, Requests};
+use super::requests::{self, Around, Requests};
 use super::rings::{self, Event, Rings};
 use super::wire::{self, CONFIG_BYTES_MAX, ConfigPart, Header, Message, protocol};
 use crate::frontend::Place;
+use crate::nbd::pool::Pool;
 use forebay::io::{ReactorOp, user_data};
 use forebay::shard::{Answer, Shard};
 use forebay_core::units::VolumeIndex;
@@ -196,8 +197,8 @@ impl Device {
         self.news.push(Told { text, is_bad });
     }
 
-    pub(super) fn start(&mut self, shard: &mut Shard, memory: &mut Memory) {
-        self.receive(shard, memory);
+    pub(super) fn start(&mut self, shard: &mut Shard, pool: &mut Pool) {
+        self.receive(shard, pool);
     }
 
     /// The reactor has answered an operation.
@@ -207,12 +208,12 @@ impl Device {
         what: u64,
         result: i32,
         shard: &mut Shard,
-        memory: &mut Memory,
+        pool: &mut Pool,
     ) {
         match what {
             SOCKET => {
                 self.is_listening = false;
-                self.receive(shard, memory);
+                self.receive(shard, pool);
             }
             KICK => self.kicked(queue, result, shard),
             _ => self.is_waking = false,
@@ -234,24 +235,24 @@ impl Device {
     }
 
     /// Looks whether the connection has ended, though nobody has said that there is something.
-    pub(super) fn hear_end(&mut self, shard: &mut Shard, memory: &mut Memory) {
+    pub(super) fn hear_end(&mut self, shard: &mut Shard, pool: &mut Pool) {
         let is_heard = matches!(self.life, Life::Open | Life::Leaving);
         if is_heard && self.channel.has_ended() {
-            self.end(None, shard, memory);
+            self.end(None, shard, pool);
         }
     }
 
     /// Hears what the front end says.
-    pub(super) fn receive(&mut self, shard: &mut Shard, memory: &mut Memory) {
+    pub(super) fn receive(&mut self, shard: &mut Shard, pool: &mut Pool) {
         for _ in 0..MESSAGE_COUNT_MAX {
             if self.is_resting || self.is_listening || self.life != Life::Open {
                 return;
             }
             match self.channel.receive() {
-                Received::Message(header) => self.hear(header, shard, memory),
+                Received::Message(header) => self.hear(header, shard, pool),
                 Received::Nothing => break,
-                Received::Ended => return self.end(None, shard, memory),
-                Received::Bad(error) => return self.end(Some(error.into()), shard, memory),
+                Received::Ended => return self.end(None, shard, pool),
+                Received::Bad(error) => return self.end(Some(error.into()), shard, pool),
             }
         }
         if self.is_resting || self.is_listening || self.life != Life::Open {
@@ -280,7 +281,7 @@ impl Device {
         }
     }
 
-    fn hear(&mut self, header: Header, shard: &mut Shard, memory: &mut Memory) {
+    fn hear(&mut self, header: Header, shard: &mut Shard, pool: &mut Pool) {
         let body = self.channel.body().to_owned();
         let message = wire::decode(header.request, &body, self.channel.fd_count());
         if message.is_ok_and(|message| message.needs_rest()) && !self.is_at_rest() {
@@ -305,7 +306,7 @@ impl Device {
             Err(refusal) => Err(refusal),
         };
         if let Err(refusal) = done {
-            self.end(Some(refusal), shard, memory); // D4
+            self.end(Some(refusal), shard, pool); // D4
         }
     }
 
@@ -481,7 +482,7 @@ impl Device {
     fn split<'a>(
         &'a mut self,
         shard: &'a mut Shard,
-        memory: &'a mut Memory,
+        pool: &'a mut Pool,
     ) -> (&'a mut Requests, Around<'a>) {
         let writes_through = self.writes_through();
         let around = Around {
@@ -492,7 +493,7 @@ impl Device {
             device: self.names.device,
             writes_through,
             shard,
-            memory,
+            pool,
         };
         (&mut self.requests, around)
     }
@@ -503,35 +504,35 @@ impl Device {
         at: usize,
         answer: Answer,
         shard: &mut Shard,
-        memory: &mut Memory,
+        pool: &mut Pool,
     ) {
         let is_over = self.life == Life::Over;
-        let (requests, mut around) = self.split(shard, memory);
+        let (requests, mut around) = self.split(shard, pool);
         requests.answered(at, answer.result, &mut around, is_over);
     }
 
     /// Once in each turn of the loop.
-    pub(super) fn turn(&mut self, shard: &mut Shard, memory: &mut Memory) {
+    pub(super) fn turn(&mut self, shard: &mut Shard, pool: &mut Pool) {
         if self.is_resting && self.is_at_rest() && self.life == Life::Open {
             self.is_resting = false;
-            self.receive(shard, memory);
+            self.receive(shard, pool);
         }
-        self.take(shard, memory);
+        self.take(shard, pool);
         if self.life != Life::Over {
             self.rings.signal();
         }
         if self.life == Life::Stopping && self.requests.is_empty() {
-            self.end(None, shard, memory);
+            self.end(None, shard, pool);
         }
     }
 
-    fn take(&mut self, shard: &mut Shard, memory: &mut Memory) {
+    fn take(&mut self, shard: &mut Shard, pool: &mut Pool) {
         let is_open = self.life == Life::Open && !self.is_resting;
         let count = if is_open { CHAIN_COUNT_MAX } else { 0 };
         if self.life == Life::Over {
             return;
         }
-        let (requests, mut around) = self.split(shard, memory);
+        let (requests, mut around) = self.split(shard, pool);
         let took = requests.run(&mut around, count);
         match took {
             Ok(took) if took == count && is_open => self.wake(shard),
@@ -560,7 +561,7 @@ impl Device {
         }
     }
 
-    fn end(&mut self, why: Option<Refusal>, shard: &mut Shard, memory: &mut Memory) {
+    fn end(&mut self, why: Option<Refusal>, shard: &mut Shard, pool: &mut Pool) {
         match why {
             Some(why) => self.tell(format!("the connection was ended: {why}"), true),
             None => self.tell("disconnected".into(), false),
@@ -571,10 +572,8 @@ impl Device {
             shard.reactor.cancel(self.names.reactor(0, SOCKET));
         }
         self.leave_kicks(shard);
-        let device = self.names.device;
-        let (requests, mut around) = self.split(shard, memory);
+        let (requests, mut around) = self.split(shard, pool);
         requests.give_up(&mut around); // D2
-        memory.forget(device);
     }
 }
 

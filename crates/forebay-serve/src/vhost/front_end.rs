@@ -11,13 +11,13 @@ use super::blk::Disk;
 use super::carried::Carried;
 use super::channel::Channel;
 use super::device::{Device, Names};
-use super::requests::Memory;
 use crate::carried::{CarriedError, Handed};
 use crate::frontend::{FrontEnd, Place};
 use crate::nbd::pool::Pool;
 use crate::passage::Passage;
 use forebay::io::{ReactorOp, user_data};
 use forebay::shard::{Answer, Shard};
+use forebay_core::limits::REQUEST_BLOCKS_MAX;
 use forebay_core::units::VolumeIndex;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -105,7 +105,7 @@ impl Seat {
 pub struct VhostFrontEnd {
     place: Place,
     sockets: Vec<Seat>,
-    memory: Memory,
+    pool: Pool,
     watch: Rc<Watch>,
     passage: Rc<Passage>,
     /// Who is looked at first in a turn.
@@ -121,7 +121,7 @@ impl VhostFrontEnd {
         Ok(VhostFrontEnd {
             place: Place(0),
             sockets: sockets.into_iter().map(Seat::of).collect(),
-            memory: Memory::new(Pool::new(POOL_BYTES)?),
+            pool: Pool::new(POOL_BYTES)?.among(SOCKET_COUNT_MAX, REQUEST_BLOCKS_MAX),
             watch,
             passage: Rc::new(Passage::of::<Carried>()),
             first: 0,
@@ -158,7 +158,7 @@ impl VhostFrontEnd {
             let it = &mut self.sockets[at];
             if let Some(device) = &mut it.device {
                 // The end of the one before may be there, and not heard yet.
-                device.hear_end(shard, &mut self.memory);
+                device.hear_end(shard, &mut self.pool);
             }
             let is_taken = it.device.as_ref().is_some_and(Device::is_open) || it.next.is_some();
             if is_taken {
@@ -179,7 +179,7 @@ impl VhostFrontEnd {
         let names = self.names(at);
         let who = self.sockets[at].next.as_ref().map(process_of).unwrap_or_default();
         let Some(device) = self.sockets[at].take_next(names) else { return };
-        device.start(shard, &mut self.memory);
+        device.start(shard, &mut self.pool);
         self.tell(at, format!("{who} is connected"), false);
     }
 
@@ -225,7 +225,7 @@ impl VhostFrontEnd {
         let device = Device::of_carried(descriptors, names, served, carried)?;
         let device = it.device.insert(device);
         let who = process_of(device.socket());
-        device.start(shard, &mut self.memory);
+        device.start(shard, &mut self.pool);
         self.tell(at, format!("{who} stays connected"), false);
         Ok(())
     }
@@ -304,14 +304,14 @@ impl FrontEnd for VhostFrontEnd {
             return self.accepted(at, result, shard);
         }
         if let Some(device) = &mut self.sockets[at].device {
-            device.event(queue, what, result, shard, &mut self.memory);
+            device.event(queue, what, result, shard, &mut self.pool);
         }
     }
 
     fn answer(&mut self, shard: &mut Shard, answer: Answer) {
         let (at, request) = ((answer.cookie >> 16) as usize, (answer.cookie & 0xFFFF) as usize);
         if let Some(device) = self.sockets.get_mut(at).and_then(|it| it.device.as_mut()) {
-            device.answered(request, answer, shard, &mut self.memory);
+            device.answered(request, answer, shard, &mut self.pool);
         }
     }
 
@@ -328,7 +328,7 @@ impl FrontEnd for VhostFrontEnd {
                 if let Some(size) = size {
                     device.resize(size);
                 }
-                device.turn(shard, &mut self.memory);
+                device.turn(shard, &mut self.pool);
             }
             if let Some(size) = size {
                 it.socket.disk.resize(size);

@@ -13,7 +13,7 @@
 //! - **A2** A piece is the engine's from `submit` to the answer: its memory is neither read, nor
 //!   written, nor given to another.
 //! - **A3** Requests go to the engine in the order in which they were taken; one that finds no room
-//!   holds up those behind it.
+//!   holds up those behind it, and none of another device: each has its share of the memory (M1 and M4 of `nbd/pool.rs`).
 //! - **A4** Without a write cache (the guest has chosen so, or knows none) a write is answered when
 //!   it is durable.
 
@@ -37,37 +37,6 @@ pub(super) const fn memory_bytes() -> u64 {
     let chain = DESCRIPTOR_COUNT_MAX * size_of::<Segment>();
     let ranges = RANGE_COUNT_MAX * size_of::<Range>();
     (REQUEST_COUNT_MAX * (size_of::<Request>() + chain + ranges + 3 * size_of::<usize>())) as u64
-}
-
-/// Memory for payload, for all devices of a front end. Who finds none is next to get some.
-#[derive(Debug)]
-pub(super) struct Memory {
-    pool: Pool,
-    waits: Option<u32>,
-}
-
-impl Memory {
-    pub(super) fn new(pool: Pool) -> Memory {
-        Memory { pool, waits: None }
-    }
-
-    fn take(&mut self, device: u32, blocks: usize) -> Option<(Run, Span)> {
-        if self.waits.is_some_and(|waits| waits != device) {
-            return None;
-        }
-        let taken = self.pool.take(blocks);
-        self.waits = if taken.is_none() { Some(device) } else { None };
-        taken
-    }
-
-    fn give(&mut self, run: Run) {
-        self.pool.give(run);
-    }
-
-    /// A device wants none any more.
-    pub(super) fn forget(&mut self, device: u32) {
-        self.waits = self.waits.filter(|waits| *waits != device);
-    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,7 +76,7 @@ pub(super) struct Around<'a> {
     pub(super) device: u32,
     pub(super) writes_through: bool,
     pub(super) shard: &'a mut Shard,
-    pub(super) memory: &'a mut Memory,
+    pub(super) pool: &'a mut Pool,
 }
 
 #[derive(Debug)]
@@ -212,7 +181,7 @@ impl Requests {
             Err(_) => Err(Status::IoError),
         };
         if let Some((run, _)) = request.memory.take() {
-            around.memory.give(run);
+            around.pool.give(run);
         }
         match status {
             Ok(true) => self.finish(at, Status::Ok, around),
@@ -243,7 +212,7 @@ impl Requests {
     fn release(&mut self, at: usize, around: &mut Around<'_>) {
         let request = &mut self.all[at];
         if let Some((run, _)) = request.memory.take() {
-            around.memory.give(run);
+            around.pool.give(run);
         }
         request.taken = None;
         self.free.push(at);
@@ -308,7 +277,9 @@ impl Request {
         };
         if matches!(self.kind, Kind::Read | Kind::Write) && self.memory.is_none() {
             let blocks = (offset % BLOCK_BYTES + length).div_ceil(BLOCK_BYTES) as usize;
-            let Some(memory) = around.memory.take(around.device, blocks) else { return Ok(false) };
+            let Some(memory) = around.pool.take_share(around.device, blocks) else {
+                return Ok(false);
+            };
             self.memory = Some(memory);
             if self.kind == Kind::Write {
                 around.shard.expect(around.volume, offset);

@@ -10,6 +10,7 @@ use crate::nbd::export::Session;
 use crate::nbd::pool::Pool;
 use forebay::io::{Bell, ReactorOp, user_data};
 use forebay::shard::{Answer, Shard};
+use forebay_core::limits::REQUEST_BLOCKS_MAX;
 use forebay_core::units::VolumeIndex;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -72,8 +73,9 @@ impl NbdDeviceFrontEnd {
         arrivals: Receiver<Arrival>,
         orders: Sender<Order>,
     ) -> io::Result<NbdDeviceFrontEnd> {
-        let (place, pool, rooms) =
-            (Place(0), Pool::shared(POOL_BYTES, slots.len() * CONNECTION_COUNT_MAX)?, Vec::new());
+        let owners = slots.len() * CONNECTION_COUNT_MAX;
+        let pool = Pool::shared(POOL_BYTES, owners)?.among(owners, REQUEST_BLOCKS_MAX);
+        let (place, rooms) = (Place(0), Vec::new());
         let is_stopping = false;
         Ok(NbdDeviceFrontEnd { place, bell, slots, rooms, pool, arrivals, orders, is_stopping })
     }

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Devices whose driver's file is any file: what is asked of the engine, and in which order.
+
+use super::*;
+use forebay::cache;
+use forebay::io::{Device as Disk, MemoryDevice, ReactorKind};
+use forebay::io::{Throttle, ThrottleDevice, ThrottleLimits};
+use forebay::shard::{NewVolume, ShardOptions};
+use forebay_core::format::superblock::Mode;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+const SIZE: u64 = 64 << 20;
+/// A device that takes so long is as good as one that does not answer.
+const SILENT: Duration = Duration::from_secs(1 << 20);
+
+/// A volume that is not cached, on a device that answers so late.
+fn serve(shard: &mut Shard, latency: Duration) -> VolumeIndex {
+    let volume = shard.free_index().unwrap();
+    let new = NewVolume {
+        name: format!("v{}", volume.0),
+        size_bytes: SIZE,
+        logical_block: 512,
+        mode: Mode::WriteAround,
+        reserve: Default::default(),
+        path: format!("memory {}", volume.0),
+        fingerprint: [volume.0; 64],
+    };
+    shard.add(volume, &new).unwrap();
+    let throttle = Throttle::new(ThrottleLimits { latency, ..ThrottleLimits::default() });
+    let memory: Box<dyn Disk> = Box::new(MemoryDevice::new(SIZE, 512).unwrap());
+    shard.serve(volume, Box::new(ThrottleDevice::new(memory, throttle)));
+    volume
+}
+
+fn shard() -> Shard {
+    let device = MemoryDevice::new(64 << 20, 4096).unwrap();
+    cache::format(&device, 64 << 20, 512 << 10, 1).unwrap();
+    let options =
+        ShardOptions { reactor: ReactorKind::Auto, shared: false, ..ShardOptions::default() };
+    Shard::open(Box::new(device), &options).unwrap()
+}
+
+/// The kernel has all tags of the device, and each has the same read when it comes back.
+fn device(name: &str, volume: VolumeIndex, sectors: u32) -> Device {
+    let path = std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()));
+    let file =
+        File::options().create(true).truncate(true).write(true).read(true).open(&path).unwrap();
+    file.set_len(4096).unwrap();
+    for tag in 0..u64::from(QUEUE_DEPTH) {
+        // A read is operation 0; at the first sector.
+        let at = tag * wire::DESCRIPTOR_BYTES as u64;
+        file.write_all_at(&sectors.to_ne_bytes(), at + 4).unwrap();
+    }
+    std::fs::remove_file(path).unwrap();
+    let queue = Queue::map(file, QUEUE_DEPTH, None).unwrap();
+    Device { fetched: QUEUE_DEPTH, ..Device::new(queue, volume).0 }
+}
+
+fn asked(front_end: &UblkFrontEnd) -> Vec<u16> {
+    front_end.devices.iter().flatten().map(|device| device.asked).collect()
+}
+
+/// Four requests of 1 MiB on a device that did not answer had all of the memory, and the oldest of them let none of other
+/// devices pass.
+#[test]
+fn a_device_whose_volume_does_not_answer_holds_up_no_other() {
+    let mut shard = shard();
+    let silent = serve(&mut shard, SILENT);
+    let others = [0, 1].map(|_| serve(&mut shard, Duration::ZERO));
+    let devices = vec![
+        device("silent", silent, 2048),
+        device("long", others[0], 2048),
+        device("short", others[1], 8),
+    ];
+    let mut front_end = UblkFrontEnd::new(devices, Arc::new(Bell::new().unwrap())).unwrap();
+    for at in 0..3 {
+        for tag in 0..QUEUE_DEPTH {
+            front_end.fetched(at, tag, 0, &mut shard);
+        }
+    }
+    front_end.advance(&mut shard);
+    let [silent, long, short] = asked(&front_end)[..] else { panic!("three devices") };
+    assert!(silent > 0 && silent < QUEUE_DEPTH, "{silent} are asked");
+    assert!(long > 0 && short > 0, "{long} and {short} are asked");
+    let waiting = front_end.devices[0].as_ref().unwrap().waiting.front().copied();
+    assert_eq!(waiting, Some(silent), "in the order in which they came");
+    // Each that is answered makes room for the next, until none is left of those that can be answered.
+    let (mut answers, mut done) = (Vec::new(), [0; 3]);
+    forebay_testing::wait_for("the others are answered", || {
+        shard.turn(Some(Duration::from_millis(10)), &mut Vec::new()).unwrap();
+        shard.take_answers(&mut answers);
+        for answer in answers.drain(..) {
+            let (_, number) = Place::of_cookie(answer.cookie);
+            done[usize::from(of_number(number).0)] += 1;
+            front_end.given_back(number);
+        }
+        front_end.advance(&mut shard);
+        done[1..] == [QUEUE_DEPTH, QUEUE_DEPTH]
+    });
+    assert_eq!((done[0], &asked(&front_end)[1..]), (0, &[0, 0][..]));
+}
+
+/// Volumes that come and go take no more memory than those that stay (U3).
+#[test]
+fn front_ends_of_one_loop_share_their_memory_and_give_it_back_in_the_end() {
+    let front_end = || UblkFrontEnd::new(Vec::new(), Arc::new(Bell::new().unwrap())).unwrap();
+    let (first, second) = (front_end(), front_end());
+    assert!(std::rc::Rc::ptr_eq(&first.pool, &second.pool));
+    drop((first, second));
+    assert!(SHARED.with_borrow(|shared| shared.upgrade().is_none()));
+}
+
+impl UblkFrontEnd {
+    /// As an answer does, but that the kernel hears nothing of it.
+    fn given_back(&mut self, number: u64) {
+        let (at, tag) = of_number(number);
+        let device = self.devices[usize::from(at)].as_mut().unwrap();
+        let pending = device.pending[usize::from(tag)].take().unwrap();
+        device.asked -= 1;
+        self.free_memory(&pending);
+    }
+}
