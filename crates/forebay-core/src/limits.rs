@@ -23,8 +23,15 @@ pub const SEGMENT_BYTES_DEFAULT: u32 = 512 << 10;
 pub const RECORD_ENTRIES_MAX: usize = 127;
 /// Items in the list of what the record before held; a very long extent takes two.
 pub const RECORD_ITEMS_MAX: usize = 160;
-/// Segments a cache can have: slots are numbered in 32 bits.
+/// Segments a cache can have.
 pub const SEGMENT_COUNT_MAX: u32 = 1 << 25;
+
+/// Of segments with so many blocks: the number of each slot, and what comes behind the last one, fit into 32 bits.
+pub const fn segment_count_max(segment_blocks: u16) -> u32 {
+    let numbered = u32::MAX / segment_blocks as u32;
+    if numbered < SEGMENT_COUNT_MAX { numbered } else { SEGMENT_COUNT_MAX }
+}
+
 /// Fewest segments a cache can have.
 pub const SEGMENT_COUNT_MIN: u32 = 16;
 /// Smallest cache device.

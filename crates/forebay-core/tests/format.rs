@@ -699,3 +699,25 @@ fn an_item_says_that_what_it_names_was_lost() {
         record::Item { lba: Lba(VOLUME_BLOCKS_MAX - 1), count: 1, backed: true, lost: false };
     assert_eq!(read(2, 3), (alone, 1));
 }
+
+/// Caches of 16 TiB and more had more slots than have numbers, or just as many: then the last of them were in no checkpoint.
+#[test]
+fn the_number_of_each_slot_and_of_the_end_fits_into_32_bits() {
+    const TIB: u64 = 1 << 40;
+    for (tib, segment_bytes) in [(17, 512 << 10), (17, 1 << 20), (24, 4 << 20), (400, 4 << 20)] {
+        let new = NewCache { uuid: [1; 16], key: 1, size_bytes: tib * TIB, segment_bytes, now: 0 };
+        let superblock = Superblock::format(&new).unwrap();
+        let slots = |count: u32| u64::from(count) * u64::from(superblock.segment_blocks());
+        let count = superblock.segment_count;
+        assert!(u32::try_from(slots(count)).is_ok(), "{tib} TiB, {segment_bytes}");
+        assert!(u32::try_from(slots(count + 1)).is_err(), "as many as can be");
+        let larger = superblock.resized((tib + 1) * TIB);
+        assert!(larger.is_err(), "it would have no more segments: {larger:?}");
+        let mut more = superblock.clone();
+        more.segment_count += 1;
+        more.size_bytes += 8 << 20;
+        let mut bytes = more.encode(0);
+        let error = Superblock::decode(&mut bytes, 0).unwrap_err();
+        assert_eq!(name_of(error), "segment_count");
+    }
+}

@@ -9,7 +9,7 @@
 use super::checkpoint;
 use super::feature::{self, FeatureName};
 use super::superblock::{SUPERBLOCK_SIZE, Superblock};
-use crate::limits::{SEGMENT_COUNT_MAX, SEGMENT_COUNT_MIN};
+use crate::limits::{SEGMENT_COUNT_MIN, segment_count_max};
 use crate::units::BLOCK_BYTES;
 
 /// Why a cache cannot have a size.
@@ -71,7 +71,8 @@ impl Superblock {
         let segment = u64::from(self.segment_bytes);
         let last = Superblock::addresses(size_bytes.max(2 * copy))[1];
         let room = last.checked_sub(self.first_segment)?;
-        let count = |room: u64| (room / segment).min(u64::from(SEGMENT_COUNT_MAX)) as u32;
+        let most = segment_count_max(self.segment_blocks());
+        let count = |room: u64| (room / segment).min(most.into()) as u32;
         // Behind the first copy, if they are large enough.
         let first_room = (self.first_segment - copy) / 2 / BLOCK_BYTES * BLOCK_BYTES;
         let mut segment_count = count(room);

@@ -15,8 +15,8 @@ use super::feature::{self, FeatureName, NAME_COUNT, NAME_SIZE};
 use super::record::{Identity, Link};
 use super::size_again;
 use crate::limits::{
-    GENERATION_MAX, ORDINAL_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENT_COUNT_MAX,
-    SEGMENT_COUNT_MIN, SEQUENCE_MAX, VOLUME_BLOCKS_MAX, VOLUME_COUNT_MAX,
+    GENERATION_MAX, ORDINAL_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENT_COUNT_MIN,
+    SEQUENCE_MAX, VOLUME_BLOCKS_MAX, VOLUME_COUNT_MAX, segment_count_max,
 };
 use crate::policy::reserve::Reserve;
 use crate::units::{BLOCK_BYTES, Ordinal, SegmentId, Sequence};
@@ -62,7 +62,12 @@ pub const FIELDS: [Field; 24] = [
         name: "segment_bytes",
         meaning: "a power of two, 65536 to 4194304",
     },
-    Field { offset: 108, size: 4, name: "segment_count", meaning: "16 to 33554432" },
+    Field {
+        offset: 108,
+        size: 4,
+        name: "segment_count",
+        meaning: "16 to 33554432, and less than 2^32 blocks in all",
+    },
     Field { offset: 112, size: 8, name: "first_segment", meaning: "where segment 0 begins" },
     Field { offset: 120, size: 2, name: "block_shift", meaning: "12" },
     Field {
@@ -471,12 +476,13 @@ impl Superblock {
     pub fn format(new: &NewCache) -> Result<Superblock, TooSmall> {
         let copy = SUPERBLOCK_SIZE as u64;
         let segment = u64::from(new.segment_bytes);
+        let most = segment_count_max((segment / BLOCK_BYTES) as u16);
         let room = (new.size_bytes / BLOCK_BYTES * BLOCK_BYTES).saturating_sub(2 * copy);
         // Checkpoints take their room from the segments they describe: a few turns settle it.
         let mut segment_count = room / segment;
         let mut checkpoint_bytes = 0;
         for _ in 0..8 {
-            let count = segment_count.min(u64::from(SEGMENT_COUNT_MAX)) as u32;
+            let count = segment_count.min(most.into()) as u32;
             checkpoint_bytes = checkpoint::area_bytes(count, (segment / BLOCK_BYTES) as u16);
             segment_count = room.saturating_sub(2 * checkpoint_bytes) / segment;
         }
@@ -484,7 +490,7 @@ impl Superblock {
         while segment_count > 0 && first_segment + segment_count * segment + copy > new.size_bytes {
             segment_count -= 1;
         }
-        let segment_count = segment_count.min(u64::from(SEGMENT_COUNT_MAX)) as u32;
+        let segment_count = segment_count.min(most.into()) as u32;
         if segment_count < SEGMENT_COUNT_MIN {
             return Err(TooSmall { size_bytes: new.size_bytes });
         }
@@ -712,7 +718,8 @@ impl Superblock {
         {
             return value("segment_bytes", segment.into());
         }
-        if !(SEGMENT_COUNT_MIN..=SEGMENT_COUNT_MAX).contains(&self.segment_count) {
+        let most = segment_count_max((u64::from(segment) / BLOCK_BYTES) as u16);
+        if !(SEGMENT_COUNT_MIN..=most).contains(&self.segment_count) {
             return value("segment_count", self.segment_count.into());
         }
         let begin = SUPERBLOCK_SIZE as u64;
