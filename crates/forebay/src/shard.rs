@@ -36,7 +36,7 @@ use forebay_core::format::superblock::{Mode, Superblock};
 use forebay_core::limits::{REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
 use forebay_core::log::recovery::Damage;
 use forebay_core::payload::Place;
-use forebay_core::policy::reserve::Reserve;
+use forebay_core::policy::reserve::{Reserve, SEGMENTS_EACH_MIN};
 use forebay_core::policy::scrub::Refused;
 use forebay_core::request::{Op, Request, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Tick, VolumeIndex};
@@ -126,6 +126,21 @@ pub enum OpenError {
     /// All places are taken.
     #[error("a cache holds at most {VOLUME_COUNT_MAX} volumes; `forebay forget` one")]
     TooManyVolumes,
+    /// The cache is too small for so many volumes.
+    #[error(
+        "a cache of {segments} segments of {} KiB holds at most {} volumes, and this would be {volumes}: `forebay resize --cache-size` makes it \
+         larger; or `forebay format` one with smaller segments",
+        segment_bytes >> 10,
+        segments / SEGMENTS_EACH_MIN
+    )]
+    TooSmallForVolumes {
+        /// With the new one.
+        volumes: u32,
+        /// Of the cache.
+        segments: u32,
+        /// Of each.
+        segment_bytes: u32,
+    },
     /// Volumes would have more of the cache reserved than there is.
     #[error(
         "with that, {} MiB of the cache would be reserved for its volumes, and {} MiB can be: \

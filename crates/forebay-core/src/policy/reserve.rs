@@ -36,6 +36,10 @@ use crate::volume::Volume;
 /// Segments that every volume has for itself.
 pub const RESERVED_MIN: u32 = 2;
 
+/// Segments that a cache must have for each volume: what everyone has for itself (G4), and one that moves between them. Logs of as many
+/// volumes as have no more than that have nothing to give when all of the pool that is not kept is theirs.
+pub const SEGMENTS_EACH_MIN: u32 = RESERVED_MIN + 1;
+
 /// What a volume is to have of the cache, whatever the others do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reserve {

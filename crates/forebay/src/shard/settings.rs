@@ -3,7 +3,7 @@
 
 use super::{OpenError, Shard};
 use forebay_core::format::superblock::{Mode, Order};
-use forebay_core::policy::reserve::{self, Reserve};
+use forebay_core::policy::reserve::{self, Reserve, SEGMENTS_EACH_MIN};
 use forebay_core::units::VolumeIndex;
 
 impl Shard {
@@ -54,6 +54,7 @@ impl Shard {
 
     /// Whether a cache of so many segments has room for what volumes have for themselves.
     pub fn has_room_for_reserves(&self, segments: u32) -> Result<(), OpenError> {
+        self.check_count(self.reserves(&[]).count() as u32, segments)?;
         self.check_reserves_of(self.reserves(&[]), segments)
     }
 
@@ -67,6 +68,15 @@ impl Shard {
             let asked = asked.iter().rfind(|(index, _)| usize::from(index.0) == at);
             volume.as_ref().map(|volume| asked.map_or(volume.reserve, |(_, reserve)| *reserve))
         })
+    }
+
+    /// Whether so many volumes can all go on in a cache of so many segments.
+    pub(super) fn check_count(&self, volumes: u32, segments: u32) -> Result<(), OpenError> {
+        if u64::from(volumes) * u64::from(SEGMENTS_EACH_MIN) <= u64::from(segments) {
+            return Ok(());
+        }
+        let segment_bytes = self.superblock.segment_bytes;
+        Err(OpenError::TooSmallForVolumes { volumes, segments, segment_bytes })
     }
 
     pub(super) fn check_reserves(
