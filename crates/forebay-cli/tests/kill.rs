@@ -175,14 +175,9 @@ impl Users {
 
     /// `runtime`: none for the directory that there always is.
     fn serve(&self, runtime: Option<&Path>) -> Daemon {
-        // Where that one can execute it.
-        let program = self.scratch.sockets.join("forebay");
-        if !program.exists() {
-            std::fs::copy(env!("CARGO_BIN_EXE_forebay"), &program).unwrap();
-        }
         let named =
             self.scratch.serve_command(&["--volume", &format!("v={}", self.backing.display())]);
-        let mut command = Command::new(program);
+        let mut command = Command::new(self.scratch.program_for_all());
         command.args(named.get_args()).arg("--state-dir").arg(self.scratch.path("state"));
         command.args(["--sync-after", "1h"]).env_remove("XDG_RUNTIME_DIR");
         command.envs(runtime.map(|path| ("XDG_RUNTIME_DIR", path)));

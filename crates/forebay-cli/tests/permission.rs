@@ -19,9 +19,7 @@ fn who_may_not_see_a_daemon_hears_that() {
     let home = scratch.sockets.join("home");
     std::fs::create_dir(&home).unwrap();
     std::os::unix::fs::chown(&home, Some(NOBODY), None).unwrap();
-    // Where that one can execute it.
-    let program = scratch.sockets.join("forebay");
-    std::fs::copy(env!("CARGO_BIN_EXE_forebay"), &program).unwrap();
+    let program = scratch.program_for_all();
     let status = |more: &[&str]| {
         let mut command = Command::new(&program);
         command.arg("status").args(more).env("XDG_RUNTIME_DIR", &home).uid(NOBODY).gid(NOBODY);

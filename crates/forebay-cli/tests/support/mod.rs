@@ -96,6 +96,16 @@ impl Scratch {
         self.note_cache(&String::from_utf8_lossy(&done.stdout));
     }
 
+    /// A copy of the program where anybody can execute it. Written by another process: what other tests start would have a descriptor
+    /// of ours for a moment, and nobody executes what is open for writing.
+    pub fn program_for_all(&self) -> PathBuf {
+        let program = self.sockets.join("forebay");
+        if !program.exists() {
+            good(Command::new("cp").arg(env!("CARGO_BIN_EXE_forebay")).arg(&program));
+        }
+        program
+    }
+
     /// Remembers which cache `format` has made, to remove its shared memory in the end.
     pub fn note_cache(&self, printed: &str) {
         let line = printed.lines().find_map(|line| line.strip_prefix("cache ")).unwrap();
