@@ -5,7 +5,7 @@ use super::bench::Bench;
 use super::machine::{run, try_run};
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::{Child, Command, Stdio};
 
 #[test]
@@ -80,6 +80,30 @@ fn zeros_are_written_where_the_backing_file_has_no_holes() {
     assert!(zeros.iter().all(|byte| *byte == 0));
     assert!(found[..4096] == old[..4096] && *rest == old[4096 + (8 << 20)..]);
     drop(mounted);
+}
+
+/// The loop driver asks for a hole where its users discard and where they zero: it is zeros, and yet gives room back.
+#[test]
+fn a_sparse_file_gets_its_room_back_from_a_discard() {
+    requires!("blkdiscard");
+    let mut bench = Bench::new("room", 64 << 20);
+    bench.serve();
+    let device = File::options().write(true).open(&bench.device).unwrap();
+    device.write_all_at(&vec![7; 16 << 20], 16 << 20).unwrap();
+    device.sync_all().unwrap();
+    drop(device);
+    bench.drain_and_stop();
+    let back = bench.path("back");
+    let room = || fs::metadata(&back).unwrap().blocks() * 512;
+    let written = room();
+    assert!(written >= 16 << 20, "{written} bytes");
+    bench.serve();
+    run(&["blkdiscard", "-o", "16777216", "-l", "12582912", &bench.device]);
+    bench.drain_and_stop();
+    let bytes = fs::read(&back).unwrap();
+    let (zeros, data) = bytes[16 << 20..32 << 20].split_at(12 << 20);
+    assert!(zeros.iter().all(|byte| *byte == 0) && data.iter().all(|byte| *byte == 7));
+    assert!(room() + (12 << 20) <= written, "{} bytes of {written}", room());
 }
 
 /// A file system of its own.

@@ -401,6 +401,26 @@ fn a_refused_zeroing_writes_zeros_instead() {
     }
 }
 
+/// What a guest was told is zero is zero, whether or not the file system knows holes.
+#[test]
+fn a_refused_hole_that_is_to_be_zeros_is_written() {
+    let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
+    let mut device = FileDevice::open(&file.0, &options()).unwrap();
+    device.zero_by_holes();
+    let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
+    let now = Instant::now();
+    let (key, mut done) = (user_data(SOURCE, 0), Vec::new());
+    device.submit(&mut reactor, Operation::WriteZeroes { offset: 4096, length: 8192 }, 1, now);
+    assert_eq!(device.flights.get_mut(0).unwrap().zero_way, ZeroWay::Punch);
+    device.event(&mut reactor, key, -libc::EOPNOTSUPP, now, &mut done);
+    assert_eq!(device.flights.get_mut(0).unwrap().zero_way, ZeroWay::Fill);
+    assert!(done.is_empty(), "nothing is zero yet");
+    // A broken device is no refusal: the engine is told, and parks the block.
+    device.event(&mut reactor, key, -libc::EIO, now, &mut done);
+    assert_eq!(done, [Completion { token: 1, result: Err(DeviceError::IO) }]);
+    assert_eq!(device.zero_way, ZeroWay::Fill, "what it has refused is not tried again");
+}
+
 #[test]
 fn a_second_exclusive_open_is_refused_by_name() {
     let file = Temporary::new(&std::env::temp_dir(), 4096);
