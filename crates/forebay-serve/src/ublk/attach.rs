@@ -73,6 +73,8 @@ struct Prepared {
 #[derive(Clone)]
 struct Served {
     number: u32,
+    /// What it is known by: others have the number when it is gone.
+    mark: u64,
     logical_block: u32,
     /// The front end has closed it.
     is_let_go: Arc<AtomicBool>,
@@ -101,7 +103,8 @@ pub fn begin(
                 let (device, is_let_go) = Device::new(queue, volume.index);
                 devices.push(device);
                 let logical_block = volume.logical_block;
-                served.push(Served { number: it.number, logical_block, is_let_go });
+                let mark = mark(volume);
+                served.push(Served { number: it.number, mark, logical_block, is_let_go });
                 prepared.push(it);
             }
             Err(error) => {
@@ -257,7 +260,8 @@ impl Attachments for UblkAttachments {
     }
 
     fn resize(&mut self, device: PathBuf, volume: VolumeIndex, size_bytes: u64) -> io::Result<()> {
-        let served = self.served.iter().find(|it| block_path(it.number) == device).cloned();
+        // One that is gone may have had the number before.
+        let served = self.served.iter().rfind(|it| block_path(it.number) == device).cloned();
         let Some(Served { number, logical_block, .. }) = served else {
             return Err(io::ErrorKind::NotFound.into());
         };
@@ -274,12 +278,16 @@ impl Attachments for UblkAttachments {
     }
 
     fn quiesce(&mut self) -> io::Result<bool> {
-        let numbers: Vec<u32> = self.served.iter().map(|it| it.number).collect();
+        let served = self.served.clone();
         let teller = self.teller.clone();
         spawn("quiesce", move || {
             // One that cannot be kept back is taken over all the same: its requests come again.
             if let Ok(mut control) = Control::open() {
-                numbers.into_iter().for_each(|number| control.quiesce(number));
+                for Served { number, mark, .. } in served {
+                    if control.has(number, mark) {
+                        control.quiesce(number);
+                    }
+                }
             }
             teller.tell(Report::Quiesced);
         })?;
@@ -296,6 +304,9 @@ impl Attachments for UblkAttachments {
 }
 
 fn end(control: &mut Control, device: &Served, claim: File) -> Result<(), UblkError> {
+    if !control.has(device.number, device.mark) {
+        return Ok(());
+    }
     control.stop(device.number)?;
     drop(claim);
     let begun = Instant::now();

@@ -213,6 +213,11 @@ impl Control {
         Ok(None)
     }
 
+    /// Whether the device of that number has that mark still: somebody may have removed ours, and another have its number now.
+    pub(super) fn has(&mut self, number: u32, mark: u64) -> bool {
+        matches!(self.info(number), Ok(Some(info)) if info.mark == mark)
+    }
+
     fn info(&mut self, number: u32) -> io::Result<Option<DeviceInfo>> {
         let mut bytes = [0; wire::DEVICE_INFO_BYTES];
         self.ring.exchange(wire::GET_DEVICE_INFO, number, &mut bytes)?;
