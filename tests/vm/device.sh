@@ -4,7 +4,7 @@
 more= goes_on_by="by a hand-over"
 go() { serve u --cache $S/cache512 --volume odd=/run/odd.img --volume big=$S/backing4096 --attach $attach $more; }
 # The last one: an upgraded daemon says it again.
-attached() { sed -n "s|^/dev/\([a-z]*[0-9]*\) $1\$|\1|p" /run/u.out | tail -n 1; } # VOLUME
+attached() { sed -n "s|^/dev/\([a-z]*[0-9]*\) $1\$|\1|p" "/run/${2:-u}.out" | tail -n 1; } # VOLUME [DAEMON]
 queue() { cat "/sys/block/$1/queue/$2"; }
 # A number of `status --json`: told cache device flushes; told volumes 0 discards.
 told_by_status() { # KEY...

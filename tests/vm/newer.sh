@@ -47,16 +47,15 @@ check "backing file alone: xfs_repair finds nothing" xfs_repair -n "$loop"
 # A number that was ours and is another daemon's by now: an upgrade held that device back, and nobody ever served it again.
 truncate -s 64M /run/one.img /run/two.img /run/theirs.img
 for it in a b; do check "$it: format" $FOREBAY format /run/$it.cache --size 64M; done
-number_of() { sed -n "s|^\(/dev/ublkb[0-9]*\) $2\$|\1|p" "/run/$1.out" | tail -n 1; } # DAEMON VOLUME
 serve a --cache /run/a.cache --volume one=/run/one.img --volume two=/run/two.img --attach ublk || fail "a: serve"
-ours=$daemon one=$(number_of a one)
+ours=$daemon one=$(attached one a)
 check "a: one is detached" $FOREBAY detach one --control "$(control a)"
 serve b --cache /run/b.cache --volume theirs=/run/theirs.img --attach ublk || fail "b: serve"
-check "b: it has the number" is "$(number_of b theirs)" "$one"
+check "b: it has the number" is "$(attached theirs b)" "$one"
 before=$(done_well $QUIESCE_DEV)
 check "a: upgrade" $FOREBAY upgrade --exec /run/forebay.new --control "$(control a)"
 check "a: its other device was held back, and no more" is $(($(done_well $QUIESCE_DEV) - before)) 1
-check "b: its device is served" timeout 60 dd if=/dev/zero of="$one" bs=64k count=4 oflag=direct conv=fdatasync status=none
+check "b: its device is served" timeout 60 dd if=/dev/zero of="/dev/$one" bs=64k count=4 oflag=direct conv=fdatasync status=none
 stop "b: stop" b
 daemon=$ours
 stop "a: stop" a

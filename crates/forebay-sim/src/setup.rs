@@ -234,27 +234,17 @@ impl Setup {
     pub fn enlarge(&mut self, segment_bytes: u32) {
         let Superblock { key, segment_count, .. } = self.superblock;
         let mut random = Random::new(key ^ 0x5E6);
-        for volume in &mut self.volumes {
-            if let [island] = &mut volume.islands[..] {
-                let tail = volume.size_bytes % 4096;
-                volume.size_bytes = random.between(60, 3_000) * 4096 + tail;
-                island.blocks = volume.size_bytes.div_ceil(4096);
-            }
-        }
+        self.widen(&mut random, (60, 3_000), &[4, 64, 130, 256], &[40, 512, 2_000]);
         let blocks = (segment_bytes / 4096) as u16;
         let reserves = self.volumes.iter().map(|volume| volume.reserve);
         if resolve(segment_count, blocks, reserves).check().is_err() {
             self.volumes.iter_mut().for_each(|volume| volume.reserve = Reserve::Share);
         }
-        self.size = *random.pick(&[4, 64, 130, 256]);
         // A record is closed when somebody waits for it, when it is old, or full.
         (self.depth, self.flush) = (self.depth.max(16), self.flush.max(40));
         self.config.close_after *= 10;
         self.config.durable_after *= 4;
         self.config.durable_bytes *= 4;
-        self.config.batch_blocks_max = *random.pick(&[40, 512, 2_000]);
-        self.config.batch_blocks_most = self.config.batch_blocks_max;
-        self.batches_vary = false;
         self.superblock = format(segment_count, segment_bytes, &self.volumes, key);
     }
 
@@ -265,18 +255,29 @@ impl Setup {
         self.segments = MANY_SEGMENTS;
         let segment_count = random.between(MANY_SEGMENTS.0.into(), MANY_SEGMENTS.1.into()) as u32;
         let blocks = u64::from(segment_count) * u64::from(segment_bytes) / 4096;
+        self.widen(&mut random, (blocks / 8, blocks), &[16, 64, 256], &[512, 2_000]);
+        self.superblock = format(segment_count, segment_bytes, &self.volumes, key);
+    }
+
+    /// Volumes of so many blocks, but for those whose islands lie far apart; most blocks of a request, and of a batch.
+    fn widen(
+        &mut self,
+        random: &mut Random,
+        blocks: (u64, u64),
+        requests: &[u64],
+        batches: &[u32],
+    ) {
         for volume in &mut self.volumes {
             if let [island] = &mut volume.islands[..] {
                 let tail = volume.size_bytes % 4096;
-                volume.size_bytes = random.between(blocks / 8, blocks) * 4096 + tail;
+                volume.size_bytes = random.between(blocks.0, blocks.1) * 4096 + tail;
                 island.blocks = volume.size_bytes.div_ceil(4096);
             }
         }
-        self.size = *random.pick(&[16, 64, 256]);
-        self.config.batch_blocks_max = *random.pick(&[512, 2_000]);
+        self.size = *random.pick(requests);
+        self.config.batch_blocks_max = *random.pick(batches);
         self.config.batch_blocks_most = self.config.batch_blocks_max;
         self.batches_vary = false;
-        self.superblock = format(segment_count, segment_bytes, &self.volumes, key);
     }
 
     /// What this seed chooses.

@@ -2,10 +2,8 @@
 //! Devices whose driver's file is any file: what is asked of the engine, and in which order.
 
 use super::*;
-use forebay::cache;
-use forebay::io::{Device as Disk, MemoryDevice, ReactorKind};
-use forebay::io::{Throttle, ThrottleDevice, ThrottleLimits};
-use forebay::shard::{NewVolume, ShardOptions};
+use crate::shards;
+use forebay::io::{MemoryDevice, ReactorKind, Throttle, ThrottleDevice, ThrottleLimits};
 use forebay_core::format::superblock::Mode;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,29 +15,9 @@ const SILENT: Duration = Duration::from_secs(1 << 20);
 
 /// A volume that is not cached, on a device that answers so late.
 fn serve(shard: &mut Shard, latency: Duration) -> VolumeIndex {
-    let volume = shard.free_index().unwrap();
-    let new = NewVolume {
-        name: format!("v{}", volume.0),
-        size_bytes: SIZE,
-        logical_block: 512,
-        mode: Mode::WriteAround,
-        reserve: Default::default(),
-        path: format!("memory {}", volume.0),
-        fingerprint: [volume.0; 64],
-    };
-    shard.add(volume, &new).unwrap();
     let throttle = Throttle::new(ThrottleLimits { latency, ..ThrottleLimits::default() });
-    let memory: Box<dyn Disk> = Box::new(MemoryDevice::new(SIZE, 512).unwrap());
-    shard.serve(volume, Box::new(ThrottleDevice::new(memory, throttle)));
-    volume
-}
-
-fn shard() -> Shard {
-    let device = MemoryDevice::new(64 << 20, 4096).unwrap();
-    cache::format(&device, 64 << 20, 512 << 10, 1).unwrap();
-    let options =
-        ShardOptions { reactor: ReactorKind::Auto, shared: false, ..ShardOptions::default() };
-    Shard::open(Box::new(device), &options).unwrap()
+    let memory = Box::new(MemoryDevice::new(SIZE, 512).unwrap());
+    shards::serve(shard, Mode::WriteAround, Box::new(ThrottleDevice::new(memory, throttle)))
 }
 
 /// The kernel has all tags of the device, and each has the same read when it comes back.
@@ -66,7 +44,7 @@ fn asked(front_end: &UblkFrontEnd) -> Vec<u16> {
 /// devices pass.
 #[test]
 fn a_device_whose_volume_does_not_answer_holds_up_no_other() {
-    let mut shard = shard();
+    let mut shard = shards::empty(ReactorKind::Auto);
     let silent = serve(&mut shard, SILENT);
     let others = [0, 1].map(|_| serve(&mut shard, Duration::ZERO));
     let devices = vec![
