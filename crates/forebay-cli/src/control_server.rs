@@ -240,9 +240,13 @@ impl FrontEnd for ControlServer {
         if !(self.desk.borrow().answers.is_empty() && self.clients.iter().flatten().all(told)) {
             return false;
         }
-        let busy = |(at, client): (usize, &Option<Client>)| client.as_ref()?.busy.then_some(at);
-        let waiting: Vec<usize> = self.clients.iter().enumerate().filter_map(busy).collect();
-        waiting.iter().for_each(|at| shard.reactor.cancel(self.name(*at, RECEIVE)));
-        waiting.is_empty() && !self.is_accepting
+        let mut is_waiting = self.is_accepting;
+        for (at, client) in self.clients.iter().enumerate() {
+            if client.as_ref().is_some_and(|client| client.busy) {
+                shard.reactor.cancel(self.name(at, RECEIVE));
+                is_waiting = true;
+            }
+        }
+        !is_waiting
     }
 }

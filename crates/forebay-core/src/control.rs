@@ -485,8 +485,9 @@ impl Engine {
                 // Data may have been written over it; only short extents are looked through.
                 Some(extent) => {
                     let blocks = extent.end - extent.start;
-                    looked += if blocks <= LOOK_MAX { blocks } else { 0 };
-                    (extent.end.min(end), self.is_all_zero(volume, &extent))
+                    let is_short = blocks <= LOOK_MAX;
+                    looked += if is_short { blocks } else { 0 };
+                    (extent.end.min(end), is_short && self.is_all_zero(volume, &extent))
                 }
             };
             looked += 1;
@@ -499,10 +500,9 @@ impl Engine {
 
     fn is_all_zero(&self, volume: VolumeIndex, extent: &crate::map::extent::Extent) -> bool {
         use crate::format::entry::Kind;
-        let blocks = extent.end - extent.start;
         matches!(extent.kind, Kind::Zero | Kind::Discard)
-            && blocks <= LOOK_MAX
-            && (0..blocks).all(|at| self.index.get(volume, extent.start + at).is_none())
+            && (0..extent.end - extent.start)
+                .all(|at| self.index.get(volume, extent.start + at).is_none())
     }
 
     pub(crate) fn put_in_order(&mut self, payload: &mut impl Payload) {

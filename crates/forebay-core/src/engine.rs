@@ -502,7 +502,7 @@ impl Engine {
     fn settle(&mut self, payload: &mut impl Payload) {
         self.volumes_settle(payload);
         if self.head_ends_for_others(payload) || self.somebody_lacks() {
-            // Those before it do not know yet that they give (G4 of `policy::reserve`).
+            // Those before it do not know yet that there is a buffer (P4 of `log::append`), or that they give (G4 of `policy::reserve`).
             self.volumes_settle(payload);
         }
         self.checkpoint_settle(payload);

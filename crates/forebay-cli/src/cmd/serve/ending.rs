@@ -176,10 +176,10 @@ impl Daemon {
         let health = self.server.shard.engine().health();
         let (is_passed, is_bare) = (self.is_passed(), self.cache_path.is_none());
         let Daemon { server, volumes, .. } = self;
-        let (unfinished, shard) = server.stop(FRONT_ENDS)?;
-        let undurable = close_shard(shard, &volumes, &cache, notes, limit);
-        drop(unfinished);
-        match undurable? {
+        // As above.
+        let (_unfinished, shard) = server.stop(FRONT_ENDS)?;
+        let undurable = close_shard(shard, &volumes, &cache, notes, limit)?;
+        match undurable {
             _ if health == CacheHealth::Failed => bail!(
                 "{cache}: the cache device failed while it was served, and {} since; what was \
                  answered before is there, some of it perhaps in the memory of this machine only: serve it again \

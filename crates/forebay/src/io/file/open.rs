@@ -208,7 +208,7 @@ impl Opened {
     }
 }
 
-/// Whether a file has holes, where nothing of it is. One that is read only is not asked.
+/// Whether a file takes holes: it is asked for one behind its end, where nothing of it is. One that is open for reading takes none.
 fn takes_holes(file: &File) -> bool {
     let Ok(end) = file.metadata().map(|it| it.len().next_multiple_of(4096)) else { return false };
     sys::checked(sys::fallocate(file.as_raw_fd(), PUNCH, end, 4096)).is_ok()
