@@ -10,9 +10,10 @@ use forebay::io::{
     Completion, Device, FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileOptions, Layer,
     MemoryDevice, Operation, OperationKind, Reactor, ReactorKind, RecordDevice, Recorded, Recorder,
 };
-use forebay::shard::{CACHE_SOURCE, backing_source};
+use forebay::shard::{CACHE_SOURCE, NewVolume, OpenError, Shard, backing_source};
 use forebay_core::engine::{CacheHealth, Config};
 use forebay_core::format::superblock::Mode;
+use forebay_core::policy::reserve::SEGMENTS_EACH_MIN;
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::VolumeIndex;
 use std::path::Path;
@@ -348,4 +349,41 @@ fn a_superblock_that_could_not_be_written_fails_the_cache() {
     assert_eq!(rig.request(volume, Op::Flush, 0, 0, None), Err(RequestError::Io));
     assert_eq!(first_byte(&mut rig, volume, 3), 7);
     assert!(!rig.shard.close(PATIENCE).unwrap(), "that is no clean stop");
+}
+
+/// With one more than a third of its segments all volumes of a cache could wait for each other. That is asked of the size that it is to have,
+/// if it is becoming smaller.
+#[test]
+fn one_volume_too_many_for_the_segments_is_refused() {
+    const SEGMENT: u32 = 4 << 20;
+    let new = |index: u8| NewVolume {
+        name: format!("v{index}"),
+        size_bytes: BACKING_BYTES,
+        logical_block: 512,
+        mode: Mode::WriteBack,
+        reserve: Default::default(),
+        path: "memory".into(),
+        fingerprint: [0; 64],
+    };
+    let device = MemoryDevice::new(128 << 20, 4096).unwrap();
+    forebay::cache::format(&device, 128 << 20, SEGMENT, 1).unwrap();
+    let options = support::options(ReactorKind::Auto, Config::default());
+    let mut shard = Shard::open(Box::new(device), &options).unwrap();
+    let segments = shard.superblock().segment_count;
+    let most = (segments / SEGMENTS_EACH_MIN) as u8;
+    for index in 0..most - 1 {
+        shard.add(VolumeIndex(index), &new(index)).unwrap();
+    }
+    let smaller = shard.superblock().size_bytes - 3 * u64::from(SEGMENT);
+    shard.begin_to_resize(smaller).unwrap();
+    let is_refused = |result| matches!(result, Err(OpenError::TooSmallForVolumes { .. }));
+    assert!(is_refused(shard.add(VolumeIndex(most), &new(most))), "it would be too small for that");
+    shard.cancel_resize();
+    shard.add(VolumeIndex(most), &new(most)).unwrap();
+    let error = shard.add(VolumeIndex(most + 1), &new(most + 1)).unwrap_err();
+    let text = format!("a cache of {segments} segments of 4096 KiB holds at most {most} volumes");
+    assert!(error.to_string().contains(&text), "{error}");
+    assert!(is_refused(shard.has_room_for_volumes(u32::from(most) * SEGMENTS_EACH_MIN - 1)));
+    shard.has_room_for_volumes(u32::from(most) * SEGMENTS_EACH_MIN).unwrap();
+    shard.has_room_for_volumes(segments + 1).unwrap();
 }

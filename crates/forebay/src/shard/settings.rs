@@ -52,9 +52,12 @@ impl Shard {
         self.write_superblock()
     }
 
-    /// Whether a cache of so many segments has room for what volumes have for themselves.
-    pub fn has_room_for_reserves(&self, segments: u32) -> Result<(), OpenError> {
-        self.check_count(self.reserves(&[]).count() as u32, segments)?;
+    /// Whether a cache of so many segments has room for its volumes, and for what they have for themselves. One that becomes larger may have too many
+    /// still.
+    pub fn has_room_for_volumes(&self, segments: u32) -> Result<(), OpenError> {
+        if segments < self.superblock.segment_count {
+            self.check_count(self.reserves(&[]).count() as u32, segments)?;
+        }
         self.check_reserves_of(self.reserves(&[]), segments)
     }
 
@@ -83,10 +86,14 @@ impl Shard {
         &self,
         all: impl Iterator<Item = Reserve> + Clone,
     ) -> Result<(), OpenError> {
+        self.check_reserves_of(all, self.segments_to_stay())
+    }
+
+    /// Segments of the cache, or those that it is to have if they are fewer.
+    pub(super) fn segments_to_stay(&self) -> u32 {
         let count = |size| self.superblock.resized(size).ok().map(|next| next.segment_count);
         let now = self.superblock.segment_count;
-        let then = self.resizing.and_then(count).unwrap_or(now);
-        self.check_reserves_of(all, now.min(then))
+        self.resizing.and_then(count).unwrap_or(now).min(now)
     }
 
     fn check_reserves_of(

@@ -34,7 +34,7 @@ impl Shard {
     /// Whether a cache has room for what a new volume is to have for itself.
     pub fn check_new(&self, volume: &NewVolume) -> Result<(), OpenError> {
         let volumes = self.reserves(&[]).count() as u32 + 1;
-        self.check_count(volumes, self.superblock.segment_count)?;
+        self.check_count(volumes, self.segments_to_stay())?;
         self.check_reserves(self.reserves(&[]).chain([volume.reserve]))
     }
 

@@ -106,7 +106,7 @@ impl Daemon {
         }
         let shard = &self.server.shard;
         shard
-            .has_room_for_reserves(next.segment_count)
+            .has_room_for_volumes(next.segment_count)
             .with_context(|| format!("{path}: stays as large as it is"))?;
         for (index, volume) in recorded {
             let status = self.server.shard.engine().status(index);
