@@ -154,6 +154,12 @@ impl World {
                 self.answered(tag, result)?;
                 continue;
             }
+            let engine = self.engine.as_ref().expect("there is a process");
+            let lives = |volume: u16, attach_generation: u32| {
+                engine.log_ends().any(|(index, end)| {
+                    u16::from(index.0) == volume && end.attach_generation == attach_generation
+                })
+            };
             if let Effect::WriteCache { buffer, block, segment, .. } = effect
                 && self.begins_record(segment, block)
             {
@@ -161,15 +167,9 @@ impl World {
                 let header = Header::fields(bytes.bytes());
                 let volume = &mut self.volumes[usize::from(header.volume)];
                 sequences_have_no_gap::check(&mut volume.closed, &header).map_err(Failure)?;
-                let engine = self.engine.as_ref().expect("there is a process");
-                let lives = |volume: u16, attach_generation: u32| {
-                    engine.log_ends().any(|(index, end)| {
-                        u16::from(index.0) == volume && end.attach_generation == attach_generation
-                    })
-                };
-                self.durable.record((segment, block), &header, lives).map_err(Failure)?;
+                self.durable.record((segment, block), &header, &lives).map_err(Failure)?;
             }
-            self.durable.issued(&effect).map_err(Failure)?;
+            self.durable.issued(&effect, lives).map_err(Failure)?;
             self.watch_around(&effect)?;
             self.issue(effect);
         }

@@ -4,7 +4,8 @@
 //!
 //! - a segment is written anew when a durable record, or the superblock, names a tail above it (S6 of `log::segment`),
 //! - marks are put in the superblock when every record of their log is durable (D4 of `log::durable`),
-//! - a checkpoint is named when its pages are durable (T1 of `log::checkpoint`),
+//! - a checkpoint is named when its pages are durable, and each entry that was there when the last of them was written (T1 of
+//!   `log::checkpoint`),
 //! - the superblock of another size names where a log ended when that is durable (Z4 of `log::resize`),
 //! - nothing becomes durable any more when a flush has failed (D5 of `log::durable`).
 
@@ -41,6 +42,8 @@ struct Log {
     /// Where it ended when the cache was opened.
     opened: Option<Sequence>,
     closed: Sequence,
+    /// The last record that is more than marks.
+    filled: Sequence,
     written: Reached,
     durable: Reached,
 }
@@ -60,6 +63,8 @@ pub struct Durable {
     flushes: BTreeMap<Token, Covered>,
     pages_written: u64,
     pages_durable: u64,
+    /// What there was of each log when the last page was given to the device.
+    logs_at_page: Vec<(LogId, Sequence)>,
     /// How far each log had come for the engine when the device failed.
     failed_at: Option<Vec<Option<Sequence>>>,
 }
@@ -88,6 +93,9 @@ impl Durable {
         let log = self.logs.entry(id).or_default();
         log.opened.get_or_insert(header.sequence);
         log.closed = header.last_sequence();
+        if header.entry_count > 0 {
+            log.filled = log.closed;
+        }
         log.given.push_back(Given {
             segment,
             first,
@@ -132,9 +140,17 @@ impl Durable {
         }
     }
 
-    /// Something else is asked of the device.
-    pub fn issued(&mut self, effect: &Effect) -> Result<(), String> {
+    /// Something else is asked of the device. `lives` says whether a log is there still.
+    pub fn issued(
+        &mut self,
+        effect: &Effect,
+        lives: impl Fn(u16, u32) -> bool,
+    ) -> Result<(), String> {
         match effect {
+            Effect::WriteArea { .. } => {
+                let logs = self.logs.iter().map(|(id, log)| (*id, log.filled));
+                self.logs_at_page = logs.collect();
+            }
             Effect::FlushCache { token } => {
                 let logs = self.logs.iter().map(|(id, log)| (*id, log.written)).collect();
                 self.flushes.insert(*token, Covered { logs, pages: self.pages_written });
@@ -146,6 +162,18 @@ impl Durable {
                 return Err(format!(
                     "checkpoint {sequence:?} is named, but {pages} writes of its pages are not durable"
                 ));
+            }
+            Effect::WriteSuperblock {
+                change: SuperblockChange::Checkpoint { sequence }, ..
+            } => {
+                let behind = |(id, end): &&(LogId, Sequence)| {
+                    lives(id.0, id.1) && self.logs[id].durable.last < *end
+                };
+                if let Some((id, end)) = self.logs_at_page.iter().find(behind) {
+                    return Err(format!(
+                        "checkpoint {sequence:?} is named, but the log of {id:?} is not durable up to {end:?}"
+                    ));
+                }
             }
             Effect::WriteSuperblock { change: SuperblockChange::Marks { volume, .. }, .. } => {
                 let of = self.logs.iter().filter(|(id, _)| id.0 == u16::from(volume.0));
