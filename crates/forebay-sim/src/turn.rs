@@ -167,7 +167,7 @@ impl World {
                 let header = Header::fields(bytes.bytes());
                 let volume = &mut self.volumes[usize::from(header.volume)];
                 sequences_have_no_gap::check(&mut volume.closed, &header).map_err(Failure)?;
-                self.durable.record((segment, block), &header, &lives).map_err(Failure)?;
+                self.durable.record((segment, block), &header, lives).map_err(Failure)?;
             }
             self.durable.issued(&effect, lives).map_err(Failure)?;
             self.watch_around(&effect)?;
