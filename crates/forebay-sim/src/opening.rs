@@ -27,6 +27,7 @@ use forebay_core::log::recovery::{
 };
 use forebay_core::mutant::Mutant;
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Tick, VolumeIndex};
+use std::collections::BTreeMap;
 
 pub(crate) struct Reader<'a>(pub(crate) &'a crate::device::Device);
 
@@ -60,7 +61,8 @@ struct Anew<'a> {
     device: &'a mut crate::device::Device,
     /// Reads until it does, and what.
     evicts: Option<(u64, Vec<u64>)>,
-    rewritten: u64,
+    /// How often each block was.
+    rewritten: BTreeMap<u64, u32>,
 }
 
 impl CacheReader for Anew<'_> {
@@ -75,7 +77,9 @@ impl CacheReader for Anew<'_> {
     }
 
     fn rewrite(&mut self, offset: u64, bytes: &[u8]) {
-        self.rewritten += 1;
+        for block in offset / BLOCK_BYTES..(offset + bytes.len() as u64) / BLOCK_BYTES {
+            *self.rewritten.entry(block).or_default() += 1;
+        }
         self.device.write(pieces(offset, bytes));
     }
 
@@ -494,9 +498,10 @@ impl World {
         let mut random = self.chance(0xE03);
         let evicts = !dropped.is_empty() && !self.setup.steady && random.one_in(2);
         let evicts = evicts.then(|| (random.between(1, 60), dropped));
-        let mut reader = Anew { device: &mut self.cache, evicts, rewritten: 0 };
+        let mut reader = Anew { device: &mut self.cache, evicts, rewritten: BTreeMap::new() };
         let recovered = recover(superblock, &mut reader, room, writer, config.mutants);
-        if reader.rewritten > 0 {
+        self.rewritten_most = reader.rewritten.values().copied().max().unwrap_or(0);
+        if self.rewritten_most > 0 {
             self.marks.hit("log's end written again");
         }
         recovered

@@ -83,6 +83,8 @@ pub struct World {
     pub cache_dropped: bool,
     /// The process that died last had a flush of it under way, or it had failed: nobody knows what it has dropped.
     pub cache_unsure: bool,
+    /// How often the last opening wrote one block again.
+    pub rewritten_most: u32,
     /// Of each volume, the last sequence that was on no backing device when the machine stopped.
     pub ended: Vec<Sequence>,
     /// Its next flush fails and drops all that it should have covered, of which that of segments shows: at once, or later.
@@ -180,6 +182,7 @@ impl World {
             unread_at: 0,
             cache_dropped: false,
             cache_unsure: false,
+            rewritten_most: 0,
             flush_fails_next: None,
             ended: Vec::new(),
             cache_fails_next: false,
@@ -237,6 +240,7 @@ impl World {
             unread_at: self.unread_at,
             cache_dropped: self.cache_dropped,
             cache_unsure: self.cache_unsure,
+            rewritten_most: self.rewritten_most,
             flush_fails_next: self.flush_fails_next,
             ended: self.ended.clone(),
             cache_fails_next: self.cache_fails_next,

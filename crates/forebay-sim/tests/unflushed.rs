@@ -7,10 +7,11 @@ use forebay_core::engine::CacheHealth;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_sim::block::Block;
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
 use std::panic::catch_unwind;
-use support::{ask, headers, power_cut, read, settle, world_with};
+use support::{ask, clean, headers, power_cut, read, settle, world_of, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 /// They fill some segments, which no memory holds then.
@@ -194,4 +195,32 @@ fn what_rests_on_copies_that_a_flush_drops_is_told_to_be_lost() {
     rests_on_copies(Mutants::default());
     let loose = catch_unwind(|| rests_on_copies(Mutants::with(Mutant::EndNotedOnce)));
     assert!(loose.is_err(), "else this shows nothing");
+}
+
+/// All is clean and the log has gone round; what is written takes a segment of that each time it needs one, and nobody flushes. Then the power
+/// fails, and of a record in the middle nothing is left: those behind it name tails none of which stands.
+#[test]
+fn what_may_not_be_durable_is_written_again_twice_at_most() {
+    let mut world = world_of(320, 6000, |_| ());
+    for block in 0..4500 {
+        ask(&mut world, 0, WRITE, block, 1);
+        settle(&mut world);
+    }
+    clean(&mut world, VOLUME);
+    ask(&mut world, 0, Op::Write { fua: true }, 0, 1);
+    settle(&mut world);
+    for block in 4500.. {
+        ask(&mut world, 0, WRITE, block, 1);
+        settle(&mut world);
+        if world.cache.unflushed_count() > 16 {
+            break;
+        }
+    }
+    let all = headers(&world);
+    let written = world.cache.unflushed_blocks(0);
+    let records: Vec<u64> = written.into_iter().filter(|block| all.contains(block)).collect();
+    world.stop(Stop::Process);
+    world.cache.rot(records[records.len() / 2], Block::zero());
+    world.open(Some(Stop::Power)).expect("it is opened");
+    assert!((1..=2).contains(&world.rewritten_most), "{} times", world.rewritten_most);
 }

@@ -119,6 +119,11 @@ impl<R: CacheReader> Recovery<'_, R> {
             if judged.tail >= tail || tails.is_empty() {
                 return judged;
             }
+            // From further down no other record stands of those above, and the others name tails
+            // that are lower still: what would be found of the tails between is known.
+            if judged.steps.iter().any(|step| matches!(step, Step::Record { .. })) {
+                tails.truncate(tails.partition_point(|below| *below <= judged.tail));
+            }
         }
         behind
     }
