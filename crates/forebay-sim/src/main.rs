@@ -52,6 +52,9 @@ struct Arguments {
     /// Some hundred segments, with larger requests, batches and volumes, in the place of 18 to 32
     #[arg(long, conflicts_with = "segments")]
     many: bool,
+    /// 8 to 20 volumes, with hardly more segments and buffers than they need, in the place of 2 or 3
+    #[arg(long, conflicts_with_all = ["segments", "many"])]
+    crowd: bool,
     /// So many runs at once; as many as there are processors if it is not given
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
@@ -66,15 +69,28 @@ enum Shape {
     Long(u32),
     /// Of many short ones.
     Many,
+    /// Of few for many volumes.
+    Crowd,
 }
 
 impl Shape {
+    /// What asks for it.
+    fn argument(self) -> String {
+        match self {
+            Shape::Small => String::new(),
+            Shape::Long(kib) => format!(" --segments {kib}"),
+            Shape::Many => " --many".into(),
+            Shape::Crowd => " --crowd".into(),
+        }
+    }
+
     /// Makes such a cache of a seed's.
     fn of(self, setup: &mut Setup) {
         match self {
             Shape::Small => {}
             Shape::Long(kib) => setup.enlarge(kib << 10),
             Shape::Many => setup.multiply(),
+            Shape::Crowd => setup.crowd(),
         }
     }
 }
@@ -92,11 +108,13 @@ fn main() -> ExitCode {
         one_in,
         segments,
         many,
+        crowd,
         jobs,
     } = arguments;
     let shape = match segments {
         Some(kib) => Shape::Long(kib),
         None if many => Shape::Many,
+        None if crowd => Shape::Crowd,
         None => Shape::Small,
     };
     let jobs = jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
@@ -120,6 +138,7 @@ fn run(from: u64, seeds: u64, shape: Shape, jobs: usize, tell: bool) -> ExitCode
     let begun = Instant::now();
     let mut marks = Marks::default();
     let mut failed = 0;
+    let reproduce = format!("cargo run -p forebay-sim --{}", shape.argument());
     each(
         from..from + seeds,
         jobs,
@@ -131,7 +150,7 @@ fn run(from: u64, seeds: u64, shape: Shape, jobs: usize, tell: bool) -> ExitCode
         },
         |seed, outcome| match outcome {
             Some(Ok(report)) => {
-                // A log of long segments, or of many, goes round less often in as many requests.
+                // A log of long segments, or of many, or one of many logs, goes round less often in as many requests.
                 let lacks = if let Shape::Small = shape { report.lacks() } else { Vec::new() };
                 if !lacks.is_empty() {
                     failed += 1;
@@ -142,12 +161,12 @@ fn run(from: u64, seeds: u64, shape: Shape, jobs: usize, tell: bool) -> ExitCode
             Some(Err(failure)) => {
                 failed += 1;
                 println!("seed {seed}: {}", failure.0);
-                println!("    reproduce: cargo run -p forebay-sim -- --seed {seed}");
+                println!("    reproduce: {reproduce} --seed {seed}");
             }
             None => {
                 failed += 1;
                 println!("seed {seed}: panicked");
-                println!("    reproduce: cargo run -p forebay-sim -- --seed {seed}");
+                println!("    reproduce: {reproduce} --seed {seed}");
             }
         },
     );

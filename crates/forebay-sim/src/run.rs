@@ -623,7 +623,14 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
     let mut lost = vec![false; world.volumes.len()];
     let wants = |index: usize| engine.wants_backing_flush(VolumeIndex(index as u8));
     for index in 0..world.volumes.len() {
-        if superblock.volumes[index].is_none() || !wants(index) {
+        if !wants(index) {
+            continue;
+        }
+        // Somebody who forgets it does that after the stop.
+        if superblock.volumes[index].is_none() {
+            let device = &mut world.volumes[index].device;
+            let through = device.flush_begin();
+            world.volumes[index].flushed(through);
             continue;
         }
         if world.late == Some(index) {

@@ -6,13 +6,15 @@ use crate::random::Random;
 use forebay_core::engine::{Acknowledge, Config};
 use forebay_core::format::superblock::{Mode, NewCache, Order, Superblock, Volume, WEIGHT_MAX};
 use forebay_core::mutant::Mutants;
-use forebay_core::policy::reserve::{Reserve, resolve};
+use forebay_core::policy::reserve::{Reserve, SEGMENTS_EACH_MIN, resolve};
 
 /// Segments of a cache, at first and after it was resized.
 pub const SEGMENTS: (u32, u32) = (18, 32);
 /// Of one that has many: the map and the table of slots take several writes of a checkpoint each, and an opening looks at more headers
 /// than it reads at once.
 pub const MANY_SEGMENTS: (u32, u32) = (270, 900);
+/// Volumes, where there are many.
+pub const CROWD: (u64, u64) = (8, 20);
 
 const MICRO: u64 = 1_000;
 const MILLI: u64 = 1_000_000;
@@ -256,6 +258,27 @@ impl Setup {
         let segment_count = random.between(MANY_SEGMENTS.0.into(), MANY_SEGMENTS.1.into()) as u32;
         let blocks = u64::from(segment_count) * u64::from(segment_bytes) / 4096;
         self.widen(&mut random, (blocks / 8, blocks), &[16, 64, 256], &[512, 2_000]);
+        self.superblock = format(segment_count, segment_bytes, &self.volumes, key);
+    }
+
+    /// With many volumes, and hardly more segments and buffers than they need. All else is as the seed has chosen it.
+    pub fn crowd(&mut self) {
+        let Superblock { key, segment_bytes, .. } = self.superblock;
+        let mut random = Random::new(key ^ 0xC40D);
+        let count = random.between(CROWD.0, CROWD.1);
+        for at in self.volumes.len() as u64..count {
+            let mut volume = volume(at, &mut random);
+            volume.order = *random.pick(&ORDERS);
+            volume.cutoff = *random.pick(&CUTOFFS);
+            volume.weight = *random.pick(&WEIGHTS);
+            self.volumes.push(volume);
+        }
+        // One more may come while it is served.
+        let least = (count as u32 + 1) * SEGMENTS_EACH_MIN;
+        self.segments = (least, 2 * least);
+        let segment_count = random.between(least.into(), 2 * u64::from(least)) as u32;
+        reserve(&mut self.volumes, segment_count, &mut random);
+        self.config.buffer_count = random.between(count / 2, count + 8) as u16;
         self.superblock = format(segment_count, segment_bytes, &self.volumes, key);
     }
 

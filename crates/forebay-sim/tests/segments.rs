@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Segments as long as `format` makes them, and more of them. Seeds have such of 64 KiB, in which the log goes round soon; the longest record of
+//! Segments as long as `format` makes them, more of them, and hardly enough for many volumes. Seeds have such of 64 KiB, in which the log goes round soon; the longest record of
 //! data has 15 blocks there, and no write of a record is as long as it is on a real cache. They have 32 at most: the map is written
 //! at once there, and an opening reads all headers in one go.
 
@@ -59,4 +59,13 @@ fn segments_of_1_mib_with_full_records_one_behind_the_other() {
 fn caches_of_many_segments_whose_map_takes_many_writes() {
     let marks = runs_pass(0..6, |setup| setup.multiply());
     assert!(marks.count("checkpoint named") > 0 && marks.count("opened from a checkpoint") > 0);
+}
+
+/// Caches with as many volumes as they have room for, or nearly, and often fewer buffers than volumes. A write that was refused a segment while
+/// there was no buffer either was taken for one that only waits for a buffer: nobody wrote back, or gave, what it waited for, and
+/// nothing went on (1, 8, 15).
+#[test]
+fn caches_of_many_volumes_with_few_segments_and_buffers() {
+    let marks = runs_pass(0..16, |setup| setup.crowd());
+    assert!(marks.count("segment reclaimed") > 0);
 }

@@ -407,12 +407,12 @@ impl Engine {
         payload: &mut impl Payload,
     ) -> bool {
         let reserve = !self.guest_may_take(volume);
-        if self.buffers.is_empty() {
-            self.wants_buffer |= !(guest && reserve) && self.segments.free_count() > 0;
-            return false;
-        }
         if guest && reserve {
             self.volume(volume).refused = true;
+            return false;
+        }
+        if self.buffers.is_empty() {
+            self.wants_buffer |= self.segments.free_count() > 0;
             return false;
         }
         let Some(id) = self.segments.take_free() else { return false };

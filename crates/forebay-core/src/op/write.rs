@@ -190,11 +190,16 @@ impl Engine {
         }
     }
 
-    /// The next write, or its entry, found no room. Buffers come back without that (P4 of `log::append`): writing back would only take
-    /// the cache device from those who wait for it.
+    /// The next write, or its entry, found no room.
     fn write_starves(&mut self, volume: VolumeIndex) {
-        let starved = !self.buffers.is_empty();
+        let starved = !self.lacks_buffer(volume);
         self.volume(volume).starved |= starved;
+    }
+
+    /// Whether it may have a segment, and there is no buffer for it. Buffers come back by themselves (P4 of `log::append`): writing
+    /// back would only take the cache device from those who wait for it.
+    fn lacks_buffer(&mut self, volume: VolumeIndex) -> bool {
+        self.buffers.is_empty() && !self.volume(volume).refused
     }
 
     /// Refuses a request that waits for room for an extent, if lost blocks have it all: nobody makes
@@ -233,7 +238,7 @@ impl Engine {
         payload: &mut impl Payload,
     ) -> bool {
         let Edges { first, last } = self.edges(at);
-        let begun = first || last || self.active(at).placed > 0 || self.buffers.is_empty();
+        let begun = first || last || self.active(at).placed > 0 || self.lacks_buffer(volume);
         let how = (!begun).then(|| self.bypass_full(volume, at, lacks_room)).flatten();
         let Some(how) = how else {
             return false;
