@@ -16,8 +16,8 @@ impl Place {
         FREE_SOURCE + self.0
     }
 
-    /// The place of the next front end, behind so many; nobody has it twice, for what is under way of one that is gone
-    /// would be taken for the other's.
+    /// The place of the next front end, behind so many; none: each has been given. What were under way of one that is gone
+    /// would be taken for that of the next to have its place, so those are given again that have been free for longest.
     pub fn behind(count: usize) -> Option<Place> {
         let place = u16::try_from(count).ok()?;
         place.checked_add(FREE_SOURCE).map(|_| Place(place))
@@ -49,7 +49,8 @@ pub trait FrontEnd {
     /// Once in each turn of the loop: what could not be done before is tried again.
     fn turn(&mut self, shard: &mut Shard);
 
-    /// Whether nothing comes of it any more, and nothing of it is under way: then it goes.
+    /// Whether nothing comes of it any more, and nothing of it is under way, neither with the reactor nor in the engine: then it
+    /// goes. All that it served must be gone as well, as far as others could come for it.
     fn is_over(&self) -> bool {
         false
     }

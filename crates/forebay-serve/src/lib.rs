@@ -9,6 +9,7 @@
 pub mod attach;
 mod bytes;
 pub mod carried;
+mod ear;
 pub mod frontend;
 #[cfg(feature = "fuse")]
 pub mod fuse;

@@ -4,6 +4,7 @@
 use crate::frontend::{FrontEnd, Place};
 use forebay::io::source_of;
 use forebay::shard::{Answer, FREE_SOURCE, Shard};
+use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
@@ -11,8 +12,12 @@ use std::time::Duration;
 pub struct Server {
     /// The shard.
     pub shard: Shard,
-    /// By place, which none has after another: those that are over are gone.
+    /// By place: those that are over are gone.
     front_ends: Vec<Option<Box<dyn FrontEnd>>>,
+    /// The places of those that are there, so that a turn takes no longer for those that were.
+    taken: Vec<u16>,
+    /// The places of those that were, the one that has been free for the longest first.
+    free: VecDeque<u16>,
     events: Vec<(u64, i32)>,
     answers: Vec<Answer>,
 }
@@ -23,21 +28,35 @@ impl Server {
         Server {
             shard,
             front_ends: Vec::new(),
+            taken: Vec::new(),
+            free: VecDeque::new(),
             events: Vec::with_capacity(4096),
             answers: Vec::with_capacity(4096),
         }
     }
 
-    /// Adds a front end and starts it. There is an end to how many one process can have had.
+    /// Adds a front end and starts it. None has the place of one before it until each has been somebody's.
     pub fn add(&mut self, mut front_end: Box<dyn FrontEnd>) -> io::Result<()> {
-        let Some(place) = Place::behind(self.front_ends.len()) else {
-            return Err(io::Error::other(
-                "too many block devices have come and gone; upgrade the daemon, or start it again",
-            ));
+        let place = match Place::behind(self.front_ends.len()) {
+            Some(place) => {
+                self.front_ends.push(None);
+                place
+            }
+            None => {
+                let free = self.free.pop_front();
+                Place(free.ok_or_else(|| io::Error::other("there are too many front ends"))?)
+            }
         };
         front_end.start(place, &mut self.shard);
-        self.front_ends.push(Some(front_end));
+        self.front_ends[usize::from(place.0)] = Some(front_end);
+        self.taken.push(place.0);
         Ok(())
+    }
+
+    /// How many there are.
+    #[cfg(test)]
+    pub(crate) fn front_end_count(&self) -> usize {
+        self.taken.len()
     }
 
     /// One turn: waits at most `timeout` for something to happen, and has it dealt with.
@@ -60,12 +79,17 @@ impl Server {
                 }
             }
         }
-        for place in &mut self.front_ends {
+        self.taken.retain(|at| {
+            let place = &mut self.front_ends[usize::from(*at)];
             if let Some(front_end) = place {
                 front_end.turn(&mut self.shard);
             }
-            place.take_if(|front_end| front_end.is_over());
-        }
+            let is_over = place.take_if(|front_end| front_end.is_over()).is_some();
+            if is_over {
+                self.free.push_back(*at);
+            }
+            !is_over
+        });
         Ok(())
     }
 
@@ -107,6 +131,8 @@ mod tests {
     use forebay_core::request::Op;
     use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
     use forebay_testing::PATIENCE;
+    use std::cell::Cell;
+    use std::rc::Rc;
 
     const BLOCKS: u64 = 16;
     const SIZE: u64 = 1 << 20;
@@ -142,6 +168,60 @@ mod tests {
         fn stop(&mut self, _: &mut Shard) -> bool {
             self.answered == BLOCKS
         }
+    }
+
+    /// One that is over when it is told so, and says where it is.
+    struct Passing {
+        place: Rc<Cell<Option<Place>>>,
+        is_over: Rc<Cell<bool>>,
+    }
+
+    impl FrontEnd for Passing {
+        fn start(&mut self, place: Place, _: &mut Shard) {
+            self.place.set(Some(place));
+        }
+
+        fn event(&mut self, _: &mut Shard, _: u64, _: i32) {}
+
+        fn answer(&mut self, _: &mut Shard, _: Answer) {}
+
+        fn turn(&mut self, _: &mut Shard) {}
+
+        fn is_over(&self) -> bool {
+            self.is_over.get()
+        }
+
+        fn stop(&mut self, _: &mut Shard) -> bool {
+            true
+        }
+    }
+
+    /// After 65436 block devices a daemon refused the next, and each turn of its loop went past the places of all that were.
+    #[test]
+    fn places_are_given_again_when_each_has_been_given() {
+        let mut server = Server::new(shard(ReactorKind::Auto, SIZE).0);
+        let (place, is_over) = (Rc::new(Cell::new(None)), Rc::new(Cell::new(true)));
+        let stays = Rc::<Cell<bool>>::default();
+        let add = |server: &mut Server, is_over: &Rc<Cell<bool>>| {
+            let front_end = Passing { place: Rc::clone(&place), is_over: Rc::clone(is_over) };
+            server.add(Box::new(front_end)).unwrap();
+            usize::from(place.get().unwrap().0)
+        };
+        let count = (0..).find(|count| Place::behind(*count).is_none()).unwrap();
+        add(&mut server, &stays);
+        for at in 1..count {
+            assert_eq!(add(&mut server, &is_over), at, "nobody had it before");
+            if at % 1024 == 0 {
+                server.turn(Some(Duration::ZERO)).unwrap();
+                assert_eq!(server.front_end_count(), 1);
+            }
+        }
+        server.turn(Some(Duration::ZERO)).unwrap();
+        for at in [1, 2, 3] {
+            assert_eq!(add(&mut server, &stays), at, "free for the longest");
+        }
+        server.turn(Some(Duration::ZERO)).unwrap();
+        assert_eq!(server.front_end_count(), 4);
     }
 
     /// A backing device took longer than a stop waits for guests: their memory was given back while their writes waited for the rest of

@@ -18,6 +18,7 @@ pub struct Attached {
     reports: Reports,
     /// The identity of the cache.
     cache: String,
+    /// Of its volumes: those that have left are not there any more.
     names: Vec<(VolumeIndex, String)>,
     problems: Vec<String>,
     /// Who said why not when one device was to be detached.
@@ -28,6 +29,7 @@ pub struct Attached {
     resizing: Option<(VolumeIndex, Option<String>)>,
     is_ready: bool,
     is_quiesced: bool,
+    is_released: bool,
     is_gone: bool,
 }
 
@@ -52,6 +54,7 @@ impl Attached {
             resizing: None,
             is_ready: false,
             is_quiesced: true,
+            is_released: false,
             is_gone: false,
         }
     }
@@ -156,9 +159,42 @@ impl Attached {
         &self.problems
     }
 
-    /// Begins to detach everything.
+    /// Begins to detach everything, once it is ready.
     pub fn release(&mut self) -> Result<()> {
-        self.attachments.release(self.reports.devices()).context("cannot start a thread")
+        if self.is_ready && !self.is_released {
+            let begun = self.attachments.release(self.reports.devices());
+            begun.context("cannot start a thread")?;
+            self.is_released = true;
+        }
+        Ok(())
+    }
+
+    /// A volume has left, and its device if it had one.
+    pub fn forget(&mut self, volume: VolumeIndex) {
+        let of_it = format!("{}: ", self.name(volume));
+        let count = self.names.len();
+        self.names.retain(|name| name.0 != volume);
+        if self.names.len() < count {
+            self.problems.retain(|problem| !problem.starts_with(&of_it));
+        }
+    }
+
+    /// What its devices stood on ends with the last of its volumes.
+    pub fn end_if_left(&mut self) {
+        if self.names.is_empty() && !self.is_gone {
+            // Where there is no thread to be had now, it is tried again.
+            let _ = self.release();
+        }
+    }
+
+    /// Whether it is on its way out, with the last of its volumes.
+    pub fn is_ending(&self) -> bool {
+        self.names.is_empty() && !self.is_gone
+    }
+
+    /// Whether it serves nothing any more and never will.
+    pub fn is_over(&self) -> bool {
+        self.names.is_empty() && self.is_gone
     }
 
     /// Begins to detach the device of one volume if nobody holds it; says whether it has one.

@@ -488,6 +488,8 @@ impl Daemon {
         self.attached.iter_mut().for_each(Attached::tell_news);
         self.come();
         self.leave();
+        self.attached.iter_mut().for_each(Attached::end_if_left);
+        self.attached.retain(|attached| !attached.is_over());
         self.grow();
         self.mark_stale();
         self.resize_cache();
@@ -526,7 +528,8 @@ impl Daemon {
                 let waited = since.elapsed();
                 let prepares = against.is_none() && !self.server.shard.is_prepared();
                 let agrees = self.passage.as_ref().is_some_and(|it| it.is_agreeing());
-                if !(prepares && waited < PREPARATION || agrees && waited < AGREEMENT) {
+                let ends = self.attached.iter().any(Attached::is_ending);
+                if !(prepares && waited < PREPARATION || (agrees || ends) && waited < AGREEMENT) {
                     return Ok(End::Upgrade(executable.clone(), against.clone()));
                 }
             }

@@ -63,14 +63,15 @@ impl FuseAttachments {
 impl Attachments for FuseAttachments {
     /// The mount goes after the devices.
     fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()> {
-        let (mount, teller) = (Arc::clone(&self.mount), self.teller.clone());
+        let (mount, ended) = (Arc::clone(&self.mount), Arc::downgrade(&self.ended));
+        let teller = self.teller.clone();
         let is_given_up = Arc::clone(&self.is_given_up);
         let bell = teller.bell();
         let held = self.mount.lock().unwrap_or_else(PoisonError::into_inner);
         let lease = held.as_ref().and_then(FuseMount::lease);
         let kept: Vec<_> = lease.into_iter().chain([bell.as_fd()]).collect();
         spawn_apart("detach", &kept, move || {
-            release(devices, &mount, &teller, &is_given_up);
+            release(devices, (&mount, &ended), &teller, &is_given_up);
         })
     }
 
@@ -196,8 +197,12 @@ fn end_for_owner(
     let (mount, ended) = (mount.upgrade()?, ended.upgrade()?);
     let taken = mount.lock().unwrap_or_else(PoisonError::into_inner).take()?;
     let result = taken.end();
-    *ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(taken);
+    leave_to_owner(taken, &ended);
     Some(result)
+}
+
+fn leave_to_owner(taken: FuseMount, ended: &Mutex<Option<FuseMount>>) {
+    *ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(taken);
 }
 
 /// Whether any device is over one of our files.
@@ -230,7 +235,7 @@ fn try_detach(device: PathBuf) -> Report {
 
 fn release(
     mut devices: Vec<PathBuf>,
-    mount: &Mutex<Option<FuseMount>>,
+    (mount, ended): (&Mutex<Option<FuseMount>>, &Weak<Mutex<Option<FuseMount>>>),
     teller: &Teller,
     is_given_up: &AtomicBool,
 ) {
@@ -253,7 +258,12 @@ fn release(
             false
         });
         if devices.is_empty() {
-            return teller.tell(Report::Gone(mount.end()));
+            let result = mount.end();
+            // Its owner may be gone, with the process in a moment.
+            if let Some(ended) = ended.upgrade() {
+                leave_to_owner(mount, &ended);
+            }
+            return teller.tell(Report::Gone(result));
         }
         if is_given_up.load(Ordering::Relaxed) {
             return teller.tell(Report::Gone(mount.abandon()));

@@ -26,8 +26,9 @@
 use super::channel::{Channel, Received, TRANSFER_BYTES_MAX};
 use super::files::{Ask, Back, Files, Verdict};
 use super::wire::{self, HEAD_BYTES_MAX, Malformed, WRITE_HEAD_BYTES};
+use crate::ear::Ear;
 use crate::frontend::{FrontEnd, Place};
-use crate::nbd::pool::{Pool, Run, SharedPool, shared_by_loop};
+use crate::nbd::pool::{Kept, Pool, Run, Shared, shared_by_loop};
 use forebay::io::{Bell, ReactorOp, Span, user_data};
 use forebay::shard::{Answer, Shard};
 use forebay_core::limits::VOLUME_COUNT_MAX;
@@ -36,7 +37,6 @@ use forebay_core::units::BLOCK_BYTES;
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::io;
-use std::rc::Weak;
 use std::sync::Arc;
 
 /// Requests that are not answered.
@@ -58,13 +58,13 @@ pub fn memory_parts() -> [(&'static str, u64); 1] {
 }
 
 thread_local! {
-    /// C5. A loop is a thread.
-    static SHARED: RefCell<Weak<RefCell<Pool>>> = const { RefCell::new(Weak::new()) };
+    /// C5.
+    static KEPT: Kept<Pool> = const { RefCell::new(None) };
 }
 
-fn shared_pool() -> io::Result<SharedPool> {
+fn shared_pool() -> io::Result<Shared<Pool>> {
     let make = || Ok(Pool::present(POOL_BYTES)?.among(VOLUME_COUNT_MAX, REQUEST_BLOCKS)); // C4
-    shared_by_loop(&SHARED, make)
+    shared_by_loop(&KEPT, make)
 }
 
 /// A request that the engine answers.
@@ -77,11 +77,11 @@ struct Pending {
 /// The front end.
 pub struct FuseFrontEnd {
     place: Place,
-    bell: Arc<Bell>,
+    ear: Ear,
     /// `None`: it was unmounted.
     channel: Option<Channel>,
     files: Files,
-    pool: SharedPool,
+    pool: Shared<Pool>,
     /// In the pool: the first of its volumes (C6).
     owner: u32,
     /// Where the next request is read to.
@@ -90,10 +90,8 @@ pub struct FuseFrontEnd {
     held: Option<Pending>,
     under_way: Vec<Option<Pending>>,
     free: Vec<usize>,
-    /// The reactor was asked to say when there is a request, when the bell rings, and that it need not say that any more.
+    /// The reactor was asked to say when there is a request.
     is_listening: bool,
-    hears_bell: bool,
-    is_bell_cancelled: bool,
     is_closing: bool,
     /// What is not answered in the end, the next process is asked.
     is_kept: bool,
@@ -110,7 +108,7 @@ impl FuseFrontEnd {
         under_way.resize_with(PLACE_COUNT, || None);
         Ok(FuseFrontEnd {
             place: Place(0),
-            bell,
+            ear: Ear::new(bell),
             channel: Some(channel),
             owner: files.first_volume().0.into(),
             files,
@@ -120,17 +118,9 @@ impl FuseFrontEnd {
             under_way,
             free: (0..PLACE_COUNT).rev().collect(),
             is_listening: false,
-            hears_bell: false,
-            is_bell_cancelled: false,
             is_closing: false,
             is_kept,
         })
-    }
-
-    fn hear_bell(&mut self, shard: &mut Shard) {
-        self.hears_bell = true;
-        let fd = self.bell.fd();
-        shard.reactor.submit(ReactorOp::PollIn { fd }, user_data(self.place.source(), BELL));
     }
 
     fn listen(&mut self, shard: &mut Shard) {
@@ -144,7 +134,7 @@ impl FuseFrontEnd {
 
     /// Whether it was unmounted, and those who rang the bell are gone.
     fn is_left(&self) -> bool {
-        self.channel.is_none() && Arc::strong_count(&self.bell) == 1
+        self.channel.is_none() && self.ear.is_alone()
     }
 
     /// Hands over what is held; false: the engine has no room.
@@ -266,7 +256,7 @@ impl FuseFrontEnd {
 impl FrontEnd for FuseFrontEnd {
     fn start(&mut self, place: Place, shard: &mut Shard) {
         self.place = place;
-        self.hear_bell(shard);
+        self.ear.listen(place, BELL, shard);
         self.listen(shard);
     }
 
@@ -274,11 +264,7 @@ impl FrontEnd for FuseFrontEnd {
         if name == user_data(self.place.source(), READABLE) {
             self.is_listening = false;
         } else {
-            self.hears_bell = false;
-            self.bell.clear();
-            if !self.is_bell_cancelled {
-                self.hear_bell(shard);
-            }
+            self.ear.heard(self.place, BELL, shard);
         }
     }
 
@@ -303,9 +289,8 @@ impl FrontEnd for FuseFrontEnd {
     }
 
     fn turn(&mut self, shard: &mut Shard) {
-        if self.is_left() && !self.is_bell_cancelled {
-            self.is_bell_cancelled = true;
-            shard.reactor.cancel(user_data(self.place.source(), BELL));
+        if self.is_left() {
+            self.ear.close(self.place, BELL, shard);
         }
         self.files.resize(|volume| shard.engine().volume_bytes(volume));
         if self.is_listening || self.is_closing {
@@ -320,7 +305,7 @@ impl FrontEnd for FuseFrontEnd {
 
     fn is_over(&self) -> bool {
         let is_idle = self.held.is_none() && self.free.len() == PLACE_COUNT;
-        self.is_left() && !self.hears_bell && !self.is_listening && is_idle
+        self.is_left() && !self.ear.is_listening() && !self.is_listening && is_idle
     }
 
     fn stop(&mut self, shard: &mut Shard) -> bool {
@@ -356,13 +341,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn front_ends_of_one_loop_share_their_memory_and_give_it_back_in_the_end() {
+    fn front_ends_of_one_loop_have_the_same_memory_one_beside_and_after_the_other() {
         let (first, second) = (shared_pool().unwrap(), shared_pool().unwrap());
         assert!(std::rc::Rc::ptr_eq(&first, &second));
         let (run, _) = first.borrow_mut().take_share(0, REQUEST_BLOCKS).unwrap();
+        let pool = std::rc::Rc::as_ptr(&first);
         drop(first);
         second.borrow_mut().give(run);
         drop(second);
-        assert!(SHARED.with_borrow(|shared| shared.upgrade().is_none()));
+        assert_eq!(std::rc::Rc::as_ptr(&shared_pool().unwrap()), pool);
     }
 }

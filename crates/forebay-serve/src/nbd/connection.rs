@@ -105,6 +105,8 @@ enum Phase {
 pub(super) struct Names {
     pub(super) place: crate::frontend::Place,
     pub(super) connection: u32,
+    /// Whose its memory is, in the pool.
+    pub(super) owner: u32,
 }
 
 impl Names {
@@ -596,7 +598,7 @@ impl Connection {
                 let first = command.offset / BLOCK_BYTES;
                 let end = (command.offset + u64::from(command.length)).div_ceil(BLOCK_BYTES);
                 let blocks = (end - first) as usize;
-                let owner = self.names.connection;
+                let owner = self.names.owner;
                 let memory = if command.kind == Kind::Cache {
                     // All of it goes through the memory of one piece, which reads of others may want. It is a hint: of what is
                     // longer than any read the rest is left out.

@@ -118,6 +118,10 @@ impl NbdFrontEnd {
         })
     }
 
+    fn names(&self, at: usize) -> Names {
+        Names { place: self.place, connection: at as u32, owner: at as u32 }
+    }
+
     fn accept(&mut self, listener: usize, shard: &mut Shard) {
         if self.is_stopping || self.is_held {
             return;
@@ -144,7 +148,7 @@ impl NbdFrontEnd {
     /// A connection beyond the limit is closed at once: its client sees the end.
     fn connect(&mut self, socket: OwnedFd) {
         let Some(at) = self.connections.iter().position(Option::is_none) else { return };
-        let names = Names { place: self.place, connection: at as u32 };
+        let names = self.names(at);
         // No memory for one more: its client sees the end, too.
         let room = self.rooms.pop().map_or_else(Room::new, Ok);
         self.connections[at] = room.ok().map(|room| Connection::new(socket, names, room));
@@ -243,7 +247,7 @@ impl NbdFrontEnd {
         let session = (carried.session(index, export)?, *volume);
         let free = self.connections.iter().position(Option::is_none);
         let at = free.ok_or(CarriedError::Served("there are too many connections"))?;
-        let names = Names { place: self.place, connection: at as u32 };
+        let names = self.names(at);
         let room = self.rooms.pop().map_or_else(Room::new, Ok)?;
         let connection = Connection::of_carried(socket, names, room, session, carried)?;
         self.connections[at] = Some(connection);

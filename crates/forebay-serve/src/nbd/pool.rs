@@ -17,12 +17,9 @@
 use super::reply::STATUS_REPLY_BYTES_MAX;
 use super::wire::TRANSFER_BYTES_MAX;
 use forebay::io::{Arena, Span};
-#[cfg(any(feature = "fuse", feature = "ublk"))]
 use std::cell::RefCell;
 use std::io;
-#[cfg(any(feature = "fuse", feature = "ublk"))]
-use std::rc::{Rc, Weak};
-#[cfg(any(feature = "fuse", feature = "ublk"))]
+use std::rc::Rc;
 use std::thread::LocalKey;
 
 const BLOCK: usize = 4096;
@@ -222,23 +219,21 @@ impl Pool {
     }
 }
 
-/// One that all front ends of a kind and a loop share, so that those that come and go take no more of it.
-#[cfg(any(feature = "fuse", feature = "ublk"))]
-pub(crate) type SharedPool = Rc<RefCell<Pool>>;
+/// What all front ends of a kind and a loop share, so that those that come and go take no more of it.
+pub(crate) type Shared<T> = Rc<RefCell<T>>;
 
-/// That of this thread, which is the loop's; `shared` is where the kind has it.
-#[cfg(any(feature = "fuse", feature = "ublk"))]
-pub(crate) fn shared_by_loop(
-    shared: &'static LocalKey<RefCell<Weak<RefCell<Pool>>>>,
-    make: impl FnOnce() -> io::Result<Pool>,
-) -> io::Result<SharedPool> {
-    shared.with_borrow_mut(|shared| {
-        if let Some(pool) = shared.upgrade() {
-            return Ok(pool);
-        }
-        let pool = Rc::new(RefCell::new(make()?));
-        *shared = Rc::downgrade(&pool);
-        Ok(pool)
+/// Where a kind has it. It stays as long as the loop, which is a thread: who came after the last of them would take addresses that
+/// nobody had before (B1 of `io/buffer.rs`).
+pub(crate) type Kept<T> = RefCell<Option<Shared<T>>>;
+
+/// That of this thread.
+pub(crate) fn shared_by_loop<T>(
+    kept: &'static LocalKey<Kept<T>>,
+    make: impl FnOnce() -> io::Result<T>,
+) -> io::Result<Shared<T>> {
+    kept.with_borrow_mut(|kept| match kept {
+        Some(shared) => Ok(Rc::clone(shared)),
+        None => Ok(Rc::clone(kept.insert(Rc::new(RefCell::new(make()?))))),
     })
 }
 

@@ -27,8 +27,8 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const SECTOR_BYTES: u64 = 512;
@@ -82,7 +82,7 @@ struct Served {
 
 /// The devices.
 pub struct UblkAttachments {
-    served: Vec<Served>,
+    served: Arc<Mutex<Vec<Served>>>,
     teller: Teller,
     is_given_up: Arc<AtomicBool>,
     outlive: bool,
@@ -115,8 +115,8 @@ pub fn begin(
     }
     let front_end = UblkFrontEnd::new(devices, bell)?;
     let outlive = control.outlive();
-    let attachments =
-        UblkAttachments { served, teller: teller.clone(), is_given_up: Arc::default(), outlive };
+    let (served, is_given_up) = (Arc::new(Mutex::new(served)), Arc::default());
+    let attachments = UblkAttachments { served, teller: teller.clone(), is_given_up, outlive };
     spawn("attach", move || {
         for device in prepared {
             teller.tell(attach(&mut control, &device));
@@ -214,6 +214,11 @@ fn tune(number: u32, depth: u16) {
     let _ = fs::write(queue.join("nr_requests"), (depth - 1).to_string());
 }
 
+/// For a moment each time, so that the loop's thread may.
+fn lock(served: &Mutex<Vec<Served>>) -> MutexGuard<'_, Vec<Served>> {
+    served.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl UblkAttachments {
     /// Ends devices on a thread of their own, which tells `ended` what became of it.
     fn detach(
@@ -223,7 +228,8 @@ impl UblkAttachments {
         ended: impl FnOnce(&Teller, Result<(), UblkError>) + Send + 'static,
     ) -> io::Result<()> {
         let is_one = |it: &&Served| devices.contains(&block_path(it.number));
-        let served = self.served.iter().filter(is_one).cloned().collect();
+        let all = Arc::clone(&self.served);
+        let served = lock(&all).iter().filter(is_one).cloned().collect();
         let teller = self.teller.clone();
         let bell = teller.bell();
         spawn_apart("detach", &[bell.as_fd()], move || {
@@ -235,7 +241,9 @@ impl UblkAttachments {
             };
             let result = Control::open().and_then(|mut control| {
                 detach_each(served, path, (&teller, &is_given_up), refused, |device, claim| {
-                    end(&mut control, device, claim)
+                    end(&mut control, device, claim)?;
+                    lock(&all).retain(|it| (it.number, it.mark) != (device.number, device.mark));
+                    Ok(())
                 })
             });
             ended(&teller, result);
@@ -260,8 +268,7 @@ impl Attachments for UblkAttachments {
     }
 
     fn resize(&mut self, device: PathBuf, volume: VolumeIndex, size_bytes: u64) -> io::Result<()> {
-        // One that is gone may have had the number before.
-        let served = self.served.iter().rfind(|it| block_path(it.number) == device).cloned();
+        let served = lock(&self.served).iter().find(|it| block_path(it.number) == device).cloned();
         let Some(Served { number, logical_block, .. }) = served else {
             return Err(io::ErrorKind::NotFound.into());
         };
@@ -278,7 +285,7 @@ impl Attachments for UblkAttachments {
     }
 
     fn quiesce(&mut self) -> io::Result<bool> {
-        let served = self.served.clone();
+        let served = lock(&self.served).clone();
         let teller = self.teller.clone();
         spawn("quiesce", move || {
             // One that cannot be kept back is taken over all the same: its requests come again.

@@ -15,13 +15,15 @@
 //!   (U1).
 //! - **C4** Nothing is allocated after the start.
 //! - **C5** All front ends of a loop share the memory for bytes, so volumes that come and go take no more of it.
+//! - **C6** It is over when each device is let go of, nobody makes or ends devices of it any more, and it hears no bell.
 
 use super::queue::Queue;
 use super::request::{Ask, failed};
 use super::wire;
 use super::{KEPT_BLOCKS, POOL_BYTES, QUEUE_DEPTH};
+use crate::ear::Ear;
 use crate::frontend::{FrontEnd, Place};
-use crate::nbd::pool::{Pool, Run, SharedPool, shared_by_loop};
+use crate::nbd::pool::{Kept, Pool, Run, Shared, shared_by_loop};
 use forebay::elsewhere::Bytes;
 use forebay::io::{Bell, ReactorOp, Registered, Span, user_data};
 use forebay::shard::{Answer, Shard};
@@ -32,7 +34,6 @@ use rustix::io::Errno;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::rc::Weak;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -41,11 +42,11 @@ const BELL: u64 = 1 << 40;
 
 thread_local! {
     /// C5.
-    static SHARED: RefCell<Weak<RefCell<Pool>>> = const { RefCell::new(Weak::new()) };
+    static KEPT: Kept<Pool> = const { RefCell::new(None) };
 }
 
-fn shared_pool() -> io::Result<SharedPool> {
-    shared_by_loop(&SHARED, || Ok(Pool::new(POOL_BYTES)?.among(VOLUME_COUNT_MAX, KEPT_BLOCKS)))
+fn shared_pool() -> io::Result<Shared<Pool>> {
+    shared_by_loop(&KEPT, || Ok(Pool::new(POOL_BYTES)?.among(VOLUME_COUNT_MAX, KEPT_BLOCKS)))
 }
 
 /// A request and, if bytes go with it, its memory.
@@ -83,12 +84,12 @@ impl Device {
 /// The front end.
 pub struct UblkFrontEnd {
     place: Place,
-    bell: Arc<Bell>,
+    ear: Ear,
     /// `None`: it was let go of.
     devices: Vec<Option<Device>>,
     /// Of which device a request is asked next.
     next: usize,
-    pool: SharedPool,
+    pool: Shared<Pool>,
     is_closing: bool,
 }
 
@@ -104,17 +105,12 @@ impl UblkFrontEnd {
     pub(super) fn new(devices: Vec<Device>, bell: Arc<Bell>) -> io::Result<UblkFrontEnd> {
         Ok(UblkFrontEnd {
             place: Place(0),
-            bell,
+            ear: Ear::new(bell),
             devices: devices.into_iter().map(Some).collect(),
             next: 0,
             pool: shared_pool()?,
             is_closing: false,
         })
-    }
-
-    fn hear_bell(&self, shard: &mut Shard) {
-        let fd = self.bell.fd();
-        shard.reactor.submit(ReactorOp::PollIn { fd }, user_data(self.place.source(), BELL));
     }
 
     /// Gives a tag to the kernel, with the answer to the request before.
@@ -173,6 +169,11 @@ impl UblkFrontEnd {
         }
     }
 
+    /// Whether nothing comes any more (C6).
+    fn is_left(&self) -> bool {
+        self.ear.is_alone() && self.devices.iter().all(Option::is_none)
+    }
+
     /// Asks what waits, as far as there is room: one request of each device in turn (C2).
     fn advance(&mut self, shard: &mut Shard) {
         let mut without = 0;
@@ -222,7 +223,7 @@ impl UblkFrontEnd {
 impl FrontEnd for UblkFrontEnd {
     fn start(&mut self, place: Place, shard: &mut Shard) {
         self.place = place;
-        self.hear_bell(shard);
+        self.ear.listen(place, BELL, shard);
         for at in 0..self.devices.len() as u16 {
             let depth = self.devices[usize::from(at)].as_ref().map_or(0, |it| it.queue.depth());
             for tag in 0..depth {
@@ -234,8 +235,7 @@ impl FrontEnd for UblkFrontEnd {
     fn event(&mut self, shard: &mut Shard, name: u64, result: i32) {
         let number = name & (user_data(1, 0) - 1);
         if number == BELL {
-            self.bell.clear();
-            return self.hear_bell(shard);
+            return self.ear.heard(self.place, BELL, shard);
         }
         let (at, tag) = of_number(number);
         self.fetched(at, tag, result, shard);
@@ -266,6 +266,13 @@ impl FrontEnd for UblkFrontEnd {
 
     fn turn(&mut self, shard: &mut Shard) {
         self.advance(shard);
+        if self.is_left() {
+            self.ear.close(self.place, BELL, shard);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_left() && !self.ear.is_listening()
     }
 
     fn stop(&mut self, _: &mut Shard) -> bool {

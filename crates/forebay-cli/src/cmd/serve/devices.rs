@@ -111,15 +111,9 @@ impl Daemon {
         let begun = Instant::now();
         // From here on a signal is the second one.
         self.signals.iter().for_each(Signals::forget);
-        let mut released = vec![false; self.attached.len()];
         let mut given_up = None;
         while !self.attached.iter().all(Attached::is_gone) {
-            for (attached, released) in self.attached.iter_mut().zip(&mut released) {
-                if attached.is_ready() && !*released {
-                    attached.release()?;
-                    *released = true;
-                }
-            }
+            self.attached.iter_mut().try_for_each(Attached::release)?;
             self.turn(Duration::from_millis(100))?;
             let again = self.answer_questions().is_some() || self.is_signalled();
             match given_up {

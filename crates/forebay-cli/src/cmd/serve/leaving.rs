@@ -175,10 +175,7 @@ impl Daemon {
             return Vec::new();
         };
         let served = self.volumes.remove(at);
-        // What waits for all to be gone has its own list of them.
-        if !self.is_ending {
-            self.attached.retain(|attached| !attached.is_gone());
-        }
+        self.attached.iter_mut().for_each(|attached| attached.forget(index));
         self.forget_known(&served.uuid);
         self.watch_left(at);
         let (name, backing) = (served.name, served.backing.display());

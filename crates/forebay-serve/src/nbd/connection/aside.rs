@@ -46,7 +46,7 @@ impl Connection {
 
     /// Since when, if that is too long and it has none (A4).
     pub(in crate::nbd) fn overdue_since(&self, now: Tick, pool: &Pool) -> Option<Tick> {
-        let has_some = pool.has_some(self.names.connection);
+        let has_some = pool.has_some(self.names.owner);
         self.waiting_since.filter(|since| !has_some && is_old(*since, now))
     }
 
@@ -94,7 +94,7 @@ impl Connection {
         if self.again.is_some() || self.is_resting {
             return;
         }
-        let (skip, owner) = (at % BLOCK_BYTES, self.names.connection);
+        let (skip, owner) = (at % BLOCK_BYTES, self.names.owner);
         let length = length.min(PIECE_BYTES - skip);
         let blocks = (skip + length).div_ceil(BLOCK_BYTES) as usize;
         let Some((run, span)) = pool.take_share(owner, blocks) else {

@@ -1,21 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The loop's side of the kernel's NBD devices: connections that come from the thread that makes
 //! them, all of a device's at a time.
+//!
+//! # Invariants
+//!
+//! - **F1** All front ends of a loop share the memory of their connections, so volumes that come and go take no more of it.
+//! - **F2** It is over when that thread has ended, and those that it began, no connection of it is left, on its way neither, and
+//!   it hears no bell. A connection is gone when nothing of it is under way.
 
 use super::attach::Order;
 use super::{CONNECTION_COUNT_MAX, POOL_BYTES};
+use crate::ear::Ear;
 use crate::frontend::{FrontEnd, Place};
 use crate::nbd::connection::{Connection, Names, RECEIVE, Room, SEND};
 use crate::nbd::export::Session;
-use crate::nbd::pool::Pool;
-use forebay::io::{Bell, ReactorOp, user_data};
+use crate::nbd::pool::{Kept, Pool, Shared, shared_by_loop};
+use forebay::io::{Bell, user_data};
 use forebay::shard::{Answer, Shard};
-use forebay_core::limits::REQUEST_BLOCKS_MAX;
+use forebay_core::limits::{REQUEST_BLOCKS_MAX, VOLUME_COUNT_MAX};
 use forebay_core::units::VolumeIndex;
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
 /// The reactor operation that is no connection's.
 const BELL: u64 = 0;
@@ -43,6 +51,32 @@ fn are_sound(others: &[Option<Connection>], except: usize) -> bool {
     others.iter().enumerate().all(|(at, it)| at == except || is_sound(it))
 }
 
+/// Of connections.
+struct Memory {
+    pool: Pool,
+    /// Of those that are gone.
+    rooms: Vec<Room>,
+}
+
+thread_local! {
+    /// F1.
+    static KEPT: Kept<Memory> = const { RefCell::new(None) };
+}
+
+fn shared_memory() -> io::Result<Shared<Memory>> {
+    let make = || {
+        let owners = VOLUME_COUNT_MAX * CONNECTION_COUNT_MAX;
+        let pool = Pool::shared(POOL_BYTES, owners)?.among(owners, REQUEST_BLOCKS_MAX);
+        Ok(Memory { pool, rooms: Vec::new() })
+    };
+    shared_by_loop(&KEPT, make)
+}
+
+/// In the pool.
+const fn owner_of(volume: VolumeIndex, at: usize) -> u32 {
+    (volume.0 as usize * CONNECTION_COUNT_MAX + at) as u32
+}
+
 /// The number of a connection: its volume's place, and its own there.
 const fn number_of(slot: usize, at: usize) -> u32 {
     (slot * CONNECTION_COUNT_MAX + at) as u32
@@ -56,13 +90,13 @@ const fn of_number(number: u64) -> (usize, usize) {
 /// The front end.
 pub struct NbdDeviceFrontEnd {
     place: Place,
-    bell: Arc<Bell>,
+    ear: Ear,
     slots: Vec<Slot>,
-    /// Of connections that are gone.
-    rooms: Vec<Room>,
-    pool: Pool,
+    memory: Shared<Memory>,
     arrivals: Receiver<Arrival>,
     orders: Sender<Order>,
+    /// The thread that makes and ends its devices has ended.
+    is_left: bool,
     is_stopping: bool,
 }
 
@@ -73,39 +107,52 @@ impl NbdDeviceFrontEnd {
         arrivals: Receiver<Arrival>,
         orders: Sender<Order>,
     ) -> io::Result<NbdDeviceFrontEnd> {
-        let owners = slots.len() * CONNECTION_COUNT_MAX;
-        let pool = Pool::shared(POOL_BYTES, owners)?.among(owners, REQUEST_BLOCKS_MAX);
-        let (place, rooms) = (Place(0), Vec::new());
-        let is_stopping = false;
-        Ok(NbdDeviceFrontEnd { place, bell, slots, rooms, pool, arrivals, orders, is_stopping })
-    }
-
-    fn hear_bell(&self, shard: &mut Shard) {
-        let fd = self.bell.fd();
-        shard.reactor.submit(ReactorOp::PollIn { fd }, user_data(self.place.source(), BELL));
+        Ok(NbdDeviceFrontEnd {
+            place: Place(0),
+            ear: Ear::new(bell),
+            slots,
+            memory: shared_memory()?,
+            arrivals,
+            orders,
+            is_left: false,
+            is_stopping: false,
+        })
     }
 
     fn take_arrivals(&mut self) {
-        while let Ok(Arrival { slot: at, sockets }) = self.arrivals.try_recv() {
-            assert!(self.slots[at].connections.is_empty(), "those before are gone (D2)");
-            self.rooms.reserve(sockets.len());
-            while self.rooms.len() < sockets.len()
-                && let Ok(room) = Room::new()
-            {
-                self.rooms.push(room);
+        // Bounded: one of each device at a time (D2).
+        loop {
+            match self.arrivals.try_recv() {
+                Ok(arrival) => self.take(arrival),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    self.is_left = true;
+                    return;
+                }
             }
-            // No memory for them: they are closed, and tried again.
-            if self.rooms.len() < sockets.len() {
-                self.lost(at);
-                continue;
-            }
-            for (number, socket) in sockets.into_iter().enumerate() {
-                let Slot { session, volume, connections } = &mut self.slots[at];
-                let names = Names { place: self.place, connection: number_of(at, number) };
-                let (room, session) = (self.rooms.pop().expect("counted"), session.clone());
-                let it = Connection::transmitting(socket, names, room, session, *volume);
-                connections.push(Some(it));
-            }
+        }
+    }
+
+    fn take(&mut self, Arrival { slot: at, sockets }: Arrival) {
+        assert!(self.slots[at].connections.is_empty(), "those before are gone (D2)");
+        let rooms = &mut self.memory.borrow_mut().rooms;
+        rooms.reserve(sockets.len());
+        while rooms.len() < sockets.len()
+            && let Ok(room) = Room::new()
+        {
+            rooms.push(room);
+        }
+        // No memory for them: they are closed, and tried again.
+        if rooms.len() < sockets.len() {
+            return self.lost(at);
+        }
+        for (number, socket) in sockets.into_iter().enumerate() {
+            let Slot { session, volume, connections } = &mut self.slots[at];
+            let (connection, owner) = (number_of(at, number), owner_of(*volume, number));
+            let names = Names { place: self.place, connection, owner };
+            let (room, session) = (rooms.pop().expect("counted"), session.clone());
+            let it = Connection::transmitting(socket, names, room, session, *volume);
+            connections.push(Some(it));
         }
     }
 
@@ -124,7 +171,7 @@ impl NbdDeviceFrontEnd {
         for place in connections.iter_mut() {
             place.iter_mut().for_each(|it| it.close(shard));
             if let Some(gone) = place.take_if(|it| it.is_gone()) {
-                self.rooms.push(gone.into_room());
+                self.memory.borrow_mut().rooms.push(gone.into_room());
             }
         }
         if connections.iter().all(Option::is_none) {
@@ -139,15 +186,14 @@ impl NbdDeviceFrontEnd {
 impl FrontEnd for NbdDeviceFrontEnd {
     fn start(&mut self, place: Place, shard: &mut Shard) {
         self.place = place;
-        self.hear_bell(shard);
+        self.ear.listen(place, BELL, shard);
     }
 
     fn event(&mut self, shard: &mut Shard, name: u64, result: i32) {
         let number = name & (user_data(1, 0) - 1);
         if number == BELL {
-            self.bell.clear();
-            self.take_arrivals();
-            return self.hear_bell(shard);
+            self.ear.heard(self.place, BELL, shard);
+            return self.take_arrivals();
         }
         let (number, what) = (number >> 8, number & 0xFF);
         let (slot, at) = of_number(number);
@@ -156,11 +202,13 @@ impl FrontEnd for NbdDeviceFrontEnd {
         };
         let result = if what != RECEIVE || are_sound(connections, at) { result } else { 0 };
         let Some(Some(connection)) = connections.get_mut(at) else { return };
+        let mut memory = self.memory.borrow_mut();
         match what {
-            RECEIVE => connection.received(result, &[], shard, &mut self.pool),
-            SEND => connection.sent(result, shard, &mut self.pool),
+            RECEIVE => connection.received(result, &[], shard, &mut memory.pool),
+            SEND => connection.sent(result, shard, &mut memory.pool),
             _ => {}
         }
+        drop(memory);
         self.sweep(slot, shard);
     }
 
@@ -169,7 +217,8 @@ impl FrontEnd for NbdDeviceFrontEnd {
         let (slot, at) = of_number(number);
         let Some(slot) = self.slots.get_mut(slot) else { return };
         if let Some(Some(connection)) = slot.connections.get_mut(at) {
-            connection.answered(command, answer.result, shard, &mut self.pool);
+            let pool = &mut self.memory.borrow_mut().pool;
+            connection.answered(command, answer.result, shard, pool);
         }
     }
 
@@ -184,11 +233,24 @@ impl FrontEnd for NbdDeviceFrontEnd {
                 connection.resize(slot.session.size_bytes);
                 let others = &slot.connections;
                 let are_sound = || are_sound(others, number);
-                connection.turn_among(are_sound, &[], shard, &mut self.pool);
+                let pool = &mut self.memory.borrow_mut().pool;
+                connection.turn_among(are_sound, &[], shard, pool);
                 slot.connections[number] = Some(connection);
             }
             self.sweep(at, shard);
         }
+        if !self.is_left && self.ear.is_alone() {
+            self.take_arrivals();
+        }
+        // Threads apart may be about to ring still (E2).
+        if self.is_left && self.ear.is_alone() {
+            self.ear.close(self.place, BELL, shard);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let has_none = self.slots.iter().all(|slot| slot.connections.is_empty());
+        self.is_left && has_none && self.ear.is_alone() && !self.ear.is_listening()
     }
 
     fn stop(&mut self, shard: &mut Shard) -> bool {

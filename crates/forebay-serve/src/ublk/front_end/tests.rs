@@ -2,6 +2,7 @@
 //! Devices whose driver's file is any file: what is asked of the engine, and in which order.
 
 use super::*;
+use crate::server::Server;
 use crate::shards;
 use forebay::io::{MemoryDevice, ReactorKind, Throttle, ThrottleDevice, ThrottleLimits};
 use forebay_core::format::superblock::Mode;
@@ -80,14 +81,42 @@ fn a_device_whose_volume_does_not_answer_holds_up_no_other() {
     assert_eq!((done[0], &asked(&front_end)[1..]), (0, &[0, 0][..]));
 }
 
+/// It stayed with its bell for as long as the daemon lived. The driver gives each tag back, as any other file does that knows no such command.
+#[test]
+fn a_front_end_whose_devices_are_let_go_of_is_over_when_nobody_works_for_it() {
+    let (shard, volume) = shards::shard(ReactorKind::Auto, SIZE);
+    let mut server = Server::new(shard);
+    let (bell, its) = (Arc::new(Bell::new().unwrap()), device("over", volume, 8));
+    let is_let_go = Arc::clone(&its.is_let_go);
+    let its = Device { fetched: 0, ..its };
+    let front_end = UblkFrontEnd::new(vec![its], Arc::clone(&bell)).unwrap();
+    server.add(Box::new(front_end)).unwrap();
+    let turn = |server: &mut Server| server.turn(Some(Duration::from_millis(1))).unwrap();
+    forebay_testing::wait_for("the tags are back", || {
+        turn(&mut server);
+        is_let_go.load(Ordering::Acquire)
+    });
+    for _ in 0..10 {
+        bell.ring();
+        turn(&mut server);
+        assert_eq!(server.front_end_count(), 1, "somebody may make or end a device of it");
+    }
+    drop(bell);
+    forebay_testing::wait_for("it is over", || {
+        turn(&mut server);
+        server.front_end_count() == 0
+    });
+}
+
 /// Volumes that come and go take no more memory than those that stay (U3).
 #[test]
-fn front_ends_of_one_loop_share_their_memory_and_give_it_back_in_the_end() {
+fn front_ends_of_one_loop_have_the_same_memory_one_beside_and_after_the_other() {
     let front_end = || UblkFrontEnd::new(Vec::new(), Arc::new(Bell::new().unwrap())).unwrap();
     let (first, second) = (front_end(), front_end());
     assert!(std::rc::Rc::ptr_eq(&first.pool, &second.pool));
+    let pool = std::rc::Rc::as_ptr(&first.pool);
     drop((first, second));
-    assert!(SHARED.with_borrow(|shared| shared.upgrade().is_none()));
+    assert_eq!(std::rc::Rc::as_ptr(&front_end().pool), pool);
 }
 
 impl UblkFrontEnd {
