@@ -101,8 +101,18 @@ pub enum Report {
     },
     /// The connection that it is served by was lost, and there is another one.
     Renewed {
+        /// Of which volume.
+        volume: VolumeIndex,
         /// `/dev/nbd3`.
         device: PathBuf,
+    },
+    /// That connection was lost, or the process's before, and there is no other yet. It is tried again until it is
+    /// [`Report::Renewed`], [`Report::Attached`] or [`Report::Disconnected`].
+    NotRenewed {
+        /// Of which volume.
+        volume: VolumeIndex,
+        /// Why.
+        error: Box<dyn Error + Send + Sync>,
     },
     /// It is as large as its volume now.
     Resized {

@@ -64,6 +64,7 @@ impl Attached {
         for report in self.reports.take() {
             match report {
                 Report::Attached { volume, device, warning } => {
+                    self.forget_waiting(volume);
                     announce!("{} {}", device.display(), self.name(volume));
                     if let Err(error) = names::record(&device, &self.cache, self.name(volume)) {
                         tracing::warn!(
@@ -98,10 +99,16 @@ impl Attached {
                     names::erase(&device);
                     tracing::info!("{} is detached", device.display());
                 }
-                Report::Renewed { device } => tracing::warn!(
-                    "{}: its connection was lost; there is another one",
-                    device.display()
-                ),
+                Report::Renewed { volume, device } => {
+                    self.forget_waiting(volume);
+                    let device = device.display();
+                    tracing::warn!("{device}: its connection was lost; there is another one");
+                }
+                Report::NotRenewed { volume, error } => {
+                    let text = format!("{}{}", self.waiting(volume), chain(&*error));
+                    tracing::warn!("{text}");
+                    self.problems.push(text);
+                }
                 Report::Resized { volume } => {
                     let device = self.reports.device(volume).unwrap_or(Path::new("")).display();
                     let text = format!("{device}: as large now");
@@ -117,6 +124,7 @@ impl Attached {
                 }
                 Report::Disconnected { volume } if self.leaving == Some(volume) => {}
                 Report::Disconnected { volume } => {
+                    self.forget_waiting(volume);
                     let text = format!("{}: somebody has disconnected it", self.name(volume));
                     tracing::warn!("{text}");
                     self.problems.push(text);
@@ -130,6 +138,19 @@ impl Attached {
                 }
             }
         }
+    }
+
+    /// How it begins what is said of a device that nobody serves for now.
+    fn waiting(&self, volume: VolumeIndex) -> String {
+        format!(
+            "{}: its block device waits for another connection, which is tried each second: ",
+            self.name(volume)
+        )
+    }
+
+    fn forget_waiting(&mut self, volume: VolumeIndex) {
+        let waiting = self.waiting(volume);
+        self.problems.retain(|problem| !problem.starts_with(&waiting));
     }
 
     /// Each volume is attached or has failed.

@@ -9,15 +9,12 @@
 //! |---------|---------|-------------------------------------------------------------------|
 //! | none    | live    | the thread `attach`: connected                                    |
 //! | live    | waiting | the process ends, killed or without a release: a connection is dead |
-//! | waiting | live    | the thread `attach`, of the next process or of this one           |
+//! | waiting | live    | the thread `attach`, of the next process or of this one, which tries it until it is done ([`RENEW_AGAIN`]) |
 //! | live    | none    | the thread `detach`, when nobody holds the device; or `nbd-client -d` |
 //! | waiting | failing | nobody came for [`super::DEAD_CONNECTION`]                        |
 
 use super::CONNECTION_COUNT_MAX;
-use super::control::{
-    Control, NbdDeviceError, Shape, check_alike, connections_of, find, number_of,
-};
-use super::control::{path_of, tune};
+use super::control::{Control, NbdDeviceError, Shape, number_of, path_of};
 use super::front_end::{Arrival, NbdDeviceFrontEnd, Slot};
 use crate::attach::{Attachments, DeviceVolume, Geometry, Report, Reports, Teller};
 use crate::attach::{detach_each, once, spawn, spawn_apart};
@@ -34,7 +31,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// How long a killed process may keep its end of a connection.
@@ -42,6 +39,8 @@ const DYING: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Between the end of a connection and its replacement, so that what ends them all is no storm.
 const RENEW_AFTER: Duration = Duration::from_millis(100);
+/// Between a replacement that failed and the next try.
+const RENEW_AGAIN: Duration = Duration::from_secs(1);
 /// What a socket may hold: a long request or two.
 const SOCKET_BYTES: usize = 2 << 20;
 /// What the kernel's client makes use of.
@@ -79,8 +78,10 @@ fn shape(volume: &DeviceVolume, connections: usize, session: &Session) -> Shape 
 pub(super) enum Order {
     /// A connection has ended that nobody here wanted to end.
     Lost(usize),
-    /// Detach these, and end.
-    Release(Vec<PathBuf>),
+    /// Detach these, and end: [`Order::End`] is sent by this when that is done. Connections that are lost meanwhile are replaced.
+    Release(Vec<PathBuf>, Sender<Order>),
+    /// They are detached, or given up.
+    End,
     /// Detach this one if nobody holds it.
     TryRelease(PathBuf),
     /// The volume of this one has grown.
@@ -91,6 +92,21 @@ pub(super) enum Order {
 struct Device {
     volume: VolumeIndex,
     shape: Shape,
+    /// It was told that it is there.
+    is_told: bool,
+    /// When it is given connections in place of those that are gone.
+    renew_at: Option<Instant>,
+    /// That failed, and was told.
+    is_failing: bool,
+    /// We disconnect it ourselves: nothing is lost by that.
+    is_ended: Arc<AtomicBool>,
+}
+
+impl Device {
+    fn new(volume: VolumeIndex, shape: Shape) -> Device {
+        let is_ended = Arc::default();
+        Device { volume, shape, is_told: false, renew_at: None, is_failing: false, is_ended }
+    }
 }
 
 /// The devices.
@@ -115,7 +131,7 @@ pub fn begin(
     for volume in volumes {
         let session = session(volume, connections);
         let shape = shape(volume, connections, &session);
-        devices.push(Device { volume: volume.index, shape });
+        devices.push(Device::new(volume.index, shape));
         slots.push(Slot { volume: volume.index, session, connections: Vec::new() });
     }
     let front_end = NbdDeviceFrontEnd::new(slots, Arc::clone(&bell), arrivals, orders.clone())?;
@@ -128,7 +144,8 @@ pub fn begin(
 
 impl Attachments for NbdAttachments {
     fn release(&mut self, devices: Vec<PathBuf>) -> io::Result<()> {
-        self.orders.send(Order::Release(devices)).map_err(|_| io::Error::other("it has ended"))
+        let order = Order::Release(devices, self.orders.clone());
+        self.orders.send(order).map_err(|_| io::Error::other("it has ended"))
     }
 
     fn try_release(&mut self, device: PathBuf) -> io::Result<()> {
@@ -164,66 +181,128 @@ struct Worker {
 impl Worker {
     fn work(mut self, ordered: &Receiver<Order>) {
         for slot in 0..self.devices.len() {
-            let volume = self.devices[slot].volume;
             let report = match self.attach(slot) {
-                Ok((device, warning)) => Report::Attached { volume, device, warning },
-                Err(error) => Report::Failed { volume, error: error.into() },
+                Ok((device, warning)) => self.attached(slot, device, warning),
+                Err(error) => self.not_attached(slot, error),
             };
             self.teller.tell(report);
         }
         self.teller.tell(Report::Ready);
         // Ends with the daemon, or with what it orders.
-        while let Ok(order) = ordered.recv() {
+        while let Some(order) = self.next(ordered) {
             match order {
-                Order::Lost(slot) => self.renew(slot),
-                Order::Release(devices) => {
-                    let is_given_up = Arc::clone(&self.is_given_up);
-                    return self.detach(&devices, is_given_up, |teller, result| {
-                        teller.tell(Report::Gone(result.map_err(io::Error::other)));
-                    });
+                Order::Lost(slot) => {
+                    self.devices[slot].renew_at = Some(Instant::now() + RENEW_AFTER);
                 }
+                Order::Release(devices, orders) => {
+                    let is_given_up = Arc::clone(&self.is_given_up);
+                    let begun = self.detach(&devices, is_given_up, move |teller, result| {
+                        teller.tell(Report::Gone(result.map_err(io::Error::other)));
+                        // Else the loop has ended before, and this thread's other end with it.
+                        let _ = orders.send(Order::End);
+                    });
+                    if let Err(error) = begun {
+                        return self.teller.tell(Report::Gone(Err(error)));
+                    }
+                }
+                Order::End => return,
                 Order::TryRelease(device) => {
                     let known = device.clone();
-                    self.detach(&[known], once(), |teller, result| {
-                        if let Err(error) = result {
-                            teller.tell(Report::Kept { device, error: error.into() });
-                        }
-                    });
+                    let begun =
+                        self.detach(std::slice::from_ref(&known), once(), |teller, result| {
+                            if let Err(error) = result {
+                                teller.tell(Report::Kept { device, error: error.into() });
+                            }
+                        });
+                    if let Err(error) = begun {
+                        self.teller.tell(Report::Kept { device: known, error: error.into() });
+                    }
                 }
                 Order::Resize(device, size_bytes) => self.resize(&device, size_bytes),
             }
         }
     }
 
+    /// The next order; until it comes devices are given connections when it is time. None: nobody orders any more.
+    fn next(&mut self, ordered: &Receiver<Order>) -> Option<Order> {
+        // Bounded by the daemon's life.
+        loop {
+            let wait = |(slot, it): (usize, &Device)| Some((it.renew_at?, slot));
+            let first = self.devices.iter().enumerate().filter_map(wait).min();
+            let Some((at, slot)) = first else { return ordered.recv().ok() };
+            match ordered.recv_timeout(at.saturating_duration_since(Instant::now())) {
+                Ok(order) => return Some(order),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => self.renew(slot),
+            }
+        }
+    }
+
+    fn attached(&mut self, slot: usize, device: PathBuf, warning: Option<String>) -> Report {
+        let it = &mut self.devices[slot];
+        it.is_told = true;
+        Report::Attached { volume: it.volume, device, warning }
+    }
+
+    /// What waits for its connections since a process before is tried again, unless it is none that we could serve.
+    fn not_attached(&mut self, slot: usize, error: NbdDeviceError) -> Report {
+        let volume = self.devices[slot].volume;
+        let differs = matches!(error, NbdDeviceError::Differs { .. });
+        let is_none = matches!(self.control.find(&self.devices[slot].shape), Ok(None));
+        if differs || is_none {
+            return Report::Failed { volume, error: error.into() };
+        }
+        self.try_again(slot);
+        Report::NotRenewed { volume, error: error.into() }
+    }
+
+    /// Says whether it had failed before.
+    fn try_again(&mut self, slot: usize) -> bool {
+        let it = &mut self.devices[slot];
+        it.renew_at = Some(Instant::now() + RENEW_AGAIN);
+        std::mem::replace(&mut it.is_failing, true)
+    }
+
     /// Makes the device or takes it over, and says what a user should know of it.
     fn attach(&mut self, slot: usize) -> Result<(PathBuf, Option<String>), NbdDeviceError> {
         let shape = self.devices[slot].shape.clone();
-        if let Some(number) = find(&shape) {
-            let is_small = check_alike(number, &shape)?;
-            let connections = self.take_over(slot, number)?;
-            tune(number, connections);
-            let resized = if is_small { self.control.resize(number, &shape) } else { Ok(()) };
-            return Ok((path_of(number), resized.err().map(|error| error.to_string())));
+        if let Some(number) = self.control.find(&shape)? {
+            return self.take_over_first(slot, number, DYING);
         }
         let (ours, kernels) = pairs(shape.connections)?;
         let number = self.control.connect(&shape, &kernels)?;
         drop(kernels);
-        if connections_of(number, &shape).is_none() {
+        if self.control.connections_of(number, &shape).is_none() {
             // What cannot be found again could be neither taken over nor ended (D1).
             let _ = self.control.disconnect(number);
             return Err(NbdDeviceError::Nameless { device: path_of(number).display().to_string() });
         }
         self.serve(slot, ours);
-        tune(number, shape.connections);
+        self.control.tune(number, shape.connections);
         find_partitions(number);
         Ok((path_of(number), None))
+    }
+
+    /// What a process before has left.
+    fn take_over_first(
+        &mut self,
+        slot: usize,
+        number: u32,
+        patience: Duration,
+    ) -> Result<(PathBuf, Option<String>), NbdDeviceError> {
+        let shape = self.devices[slot].shape.clone();
+        let is_small = self.control.check_alike(number, &shape)?;
+        let connections = self.take_over(slot, number, patience)?;
+        self.control.tune(number, connections);
+        let resized = if is_small { self.control.resize(number, &shape) } else { Ok(()) };
+        Ok((path_of(number), resized.err().map(|error| error.to_string())))
     }
 
     /// Makes a device as large as its volume, which has grown.
     fn resize(&mut self, device: &Path, size_bytes: u64) {
         let Some(number) = number_of(device) else { return };
-        let is_it = |it: &&mut Device| connections_of(number, &it.shape).is_some();
-        let Some(it) = self.devices.iter_mut().find(is_it) else { return };
+        let Some(it) = self.find(number) else { return };
+        let it = &mut self.devices[it];
         let block = it.shape.geometry.logical_block;
         it.shape.geometry.size_bytes = size_bytes / block * block;
         let (volume, shape) = (it.volume, it.shape.clone());
@@ -233,12 +312,24 @@ impl Worker {
         });
     }
 
-    /// Gives a device new connections in place of those that are dead or dying: as many as it was made with, which it says.
-    fn take_over(&mut self, slot: usize, number: u32) -> Result<usize, NbdDeviceError> {
+    /// Which of ours it is, if it is.
+    fn find(&self, number: u32) -> Option<usize> {
+        let is_it = |it: &Device| self.control.connections_of(number, &it.shape).is_some();
+        self.devices.iter().position(is_it)
+    }
+
+    /// Gives a device new connections in place of those that are dead or dying: as many as it was made with, which it says. What is
+    /// dying has so long for it.
+    fn take_over(
+        &mut self,
+        slot: usize,
+        number: u32,
+        patience: Duration,
+    ) -> Result<usize, NbdDeviceError> {
         let shape = self.devices[slot].shape.clone();
-        let count = connections_of(number, &shape).unwrap_or(1);
+        let count = self.control.connections_of(number, &shape).unwrap_or(1);
         let (begun, mut standing) = (Instant::now(), Vec::new());
-        // Bounded by DYING.
+        // Bounded by the patience.
         loop {
             let (ours, kernels) = pairs(count - standing.len())?;
             self.control.reconnect(number, (&shape, count), &kernels)?;
@@ -248,7 +339,7 @@ impl Worker {
                 self.serve(slot, standing);
                 return Ok(count);
             }
-            if begun.elapsed() >= DYING {
+            if begun.elapsed() >= patience {
                 let device = path_of(number).display().to_string();
                 return Err(NbdDeviceError::Served { device });
             }
@@ -262,19 +353,38 @@ impl Worker {
         self.bell.ring();
     }
 
-    /// The connections have ended: by `nbd-client -d`, because something was not understood, or by a request that took long.
+    /// The connections have ended: by `nbd-client -d`, because something was not understood, or by a request that took long; or
+    /// they could not be had before.
     fn renew(&mut self, slot: usize) {
-        std::thread::sleep(RENEW_AFTER);
-        let Device { volume, shape } = &self.devices[slot];
-        let volume = *volume;
-        let Some(number) = find(shape) else {
-            return self.teller.tell(Report::Disconnected { volume });
+        let it = &mut self.devices[slot];
+        it.renew_at = None;
+        let (volume, is_told, is_failing) = (it.volume, it.is_told, it.is_failing);
+        if it.is_ended.load(Ordering::Acquire) {
+            return;
+        }
+        // Others wait for their orders meanwhile, so this is done once.
+        let patience = if is_failing { Duration::ZERO } else { DYING };
+        let result = match self.control.find(&self.devices[slot].shape) {
+            Ok(None) => return self.teller.tell(Report::Disconnected { volume }),
+            Ok(Some(number)) if is_told => self
+                .take_over(slot, number, patience)
+                .map(|_| Report::Renewed { volume, device: path_of(number) }),
+            Ok(Some(number)) => self
+                .take_over_first(slot, number, patience)
+                .map(|(device, warning)| self.attached(slot, device, warning)),
+            Err(error) => Err(error),
         };
-        let result = self.take_over(slot, number);
-        self.teller.tell(match result {
-            Ok(_) => Report::Renewed { device: path_of(number) },
-            Err(error) => Report::Failed { volume, error: error.into() },
-        });
+        match result {
+            Ok(report) => {
+                self.devices[slot].is_failing = false;
+                self.teller.tell(report);
+            }
+            Err(error) => {
+                if !self.try_again(slot) {
+                    self.teller.tell(Report::NotRenewed { volume, error: error.into() });
+                }
+            }
+        }
     }
 
     /// Ends devices on a thread of their own, which tells `ended` what became of it.
@@ -283,33 +393,35 @@ impl Worker {
         devices: &[PathBuf],
         is_given_up: Arc<AtomicBool>,
         ended: impl FnOnce(&Teller, Result<(), NbdDeviceError>) + Send + 'static,
-    ) {
-        let is_ours =
-            |number: u32| self.devices.iter().any(|it| connections_of(number, &it.shape).is_some());
+    ) -> io::Result<()> {
         // What was disconnected since is not ours any more.
-        let numbers: Vec<u32> =
-            devices.iter().filter_map(|it| number_of(it)).filter(|it| is_ours(*it)).collect();
-        let (teller, failed) = (self.teller.clone(), self.teller.clone());
-        let bell = failed.bell();
-        let work = move || {
-            let path = |it: &u32| path_of(*it);
+        let ours = |device: &PathBuf| {
+            let number = number_of(device)?;
+            Some((number, Arc::clone(&self.devices[self.find(number)?].is_ended)))
+        };
+        let numbers: Vec<(u32, Arc<AtomicBool>)> = devices.iter().filter_map(ours).collect();
+        let teller = self.teller.clone();
+        let bell = teller.bell();
+        spawn_apart("detach", &[bell.as_fd()], move || {
+            let path = |it: &(u32, _)| path_of(it.0);
             let refused = |device, source| NbdDeviceError::Command {
                 device,
                 attempted: "closed by others",
                 source,
             };
             let result = Control::open().and_then(|mut control| {
-                detach_each(numbers, path, (&teller, &is_given_up), refused, |number, claim| {
-                    control.disconnect(*number)?;
+                detach_each(numbers, path, (&teller, &is_given_up), refused, |device, claim| {
+                    let (number, is_ended) = device;
+                    is_ended.store(true, Ordering::Release);
+                    control.disconnect(*number).inspect_err(|_| {
+                        is_ended.store(false, Ordering::Release);
+                    })?;
                     drop(claim);
                     Ok(())
                 })
             });
             ended(&teller, result);
-        };
-        if let Err(error) = spawn_apart("detach", &[bell.as_fd()], work) {
-            failed.tell(Report::Gone(Err(error)));
-        }
+        })
     }
 }
 
@@ -343,7 +455,10 @@ fn find_partitions(number: u32) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kernel::{Driver, kernel};
     use super::*;
+    use std::sync::Mutex;
+    use std::thread::JoinHandle;
 
     fn volume(size_bytes: u64, logical_block: u32) -> DeviceVolume {
         DeviceVolume {
@@ -371,6 +486,119 @@ mod tests {
         // CAN_MULTI_CONN as well: without it the kernel refuses several.
         assert_eq!(several(512, 2).flags, 0b1_0110_1101);
         assert_eq!(shape(512).volume, "forebay-07070707-0707-0707-0707-070707070707");
+    }
+
+    /// A worker with a volume whose device a process before has left, and a kernel of which it is.
+    struct Rig {
+        driver: Arc<Mutex<Driver>>,
+        orders: Sender<Order>,
+        arrivals: Receiver<Arrival>,
+        reports: Reports,
+        told: Vec<String>,
+        devices: PathBuf,
+        worker: JoinHandle<()>,
+    }
+
+    fn rig(name: &str, refusals: usize) -> Rig {
+        let volume = volume(1 << 20, 512);
+        let shape = shape(&volume, 1, &session(&volume, 1));
+        let devices =
+            std::env::temp_dir().join(format!("forebay-nbd-{name}-{}", std::process::id()));
+        let device = devices.join("nbd3");
+        std::fs::create_dir_all(device.join("queue")).unwrap();
+        for (name, text) in [
+            ("backend", shape.volume.as_str()),
+            ("size", "2048"),
+            ("queue/logical_block_size", "512"),
+        ] {
+            std::fs::write(device.join(name), text).unwrap();
+        }
+        let (socket, driver) = kernel(10);
+        driver.lock().unwrap().refusals = refusals;
+        let mut control = Control::on(socket).unwrap();
+        control.devices.clone_from(&devices);
+        let bell = Arc::new(Bell::new().unwrap());
+        let (teller, reports) = Teller::new(Arc::clone(&bell));
+        let (arrive, arrivals) = channel();
+        let (orders, ordered) = channel();
+        let all = vec![Device::new(volume.index, shape)];
+        let is_given_up = Arc::default();
+        let worker = Worker { control, devices: all, arrive, bell, teller, is_given_up };
+        let worker = std::thread::spawn(move || worker.work(&ordered));
+        Rig { driver, orders, arrivals, reports, told: Vec::new(), devices, worker }
+    }
+
+    impl Rig {
+        /// The names of what it tells, until one is that.
+        fn told_until(&mut self, last: &str) -> Vec<String> {
+            forebay_testing::wait_for(last, || {
+                for report in self.reports.take() {
+                    let text = format!("{report:?}");
+                    let name = text.split(|it: char| !it.is_alphabetic()).next();
+                    self.told.extend(name.map(str::to_owned));
+                }
+                self.told.iter().any(|it| it == last)
+            });
+            std::mem::take(&mut self.told)
+        }
+
+        /// Nobody orders any more.
+        fn end(self) {
+            drop(self.orders);
+            self.worker.join().unwrap();
+            std::fs::remove_dir_all(self.devices).unwrap();
+        }
+    }
+
+    /// One failure, as for want of a descriptor, and nobody tried it again: ten minutes later the kernel failed all that had waited.
+    #[test]
+    fn connections_that_cannot_be_had_are_tried_again_until_they_are() {
+        let mut rig = rig("again", 0);
+        assert_eq!(rig.told_until("Ready"), ["Attached", "Ready"]);
+        let Arrival { slot, sockets } = rig.arrivals.try_recv().unwrap();
+        assert_eq!((slot, sockets.len()), (0, 1));
+        drop(sockets);
+        rig.driver.lock().unwrap().refusals = 2;
+        rig.orders.send(Order::Lost(0)).unwrap();
+        assert_eq!(rig.told_until("Renewed"), ["NotRenewed", "Renewed"], "told once");
+        assert_eq!(rig.driver.lock().unwrap().command_count, 4);
+        let Arrival { sockets, .. } = rig.arrivals.try_recv().unwrap();
+        assert!(!is_hung_up(&sockets[0]), "the kernel has the other end");
+        rig.end();
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_taken_over_at_once_is_in_the_end() {
+        let mut rig = rig("left", 1);
+        assert_eq!(rig.told_until("Attached"), ["NotRenewed", "Ready", "Attached"]);
+        assert_eq!(rig.arrivals.try_recv().unwrap().sockets.len(), 1);
+        rig.end();
+    }
+
+    #[test]
+    fn what_is_gone_is_tried_no_more() {
+        let mut rig = rig("gone", usize::MAX);
+        assert_eq!(rig.told_until("Ready"), ["NotRenewed", "Ready"]);
+        std::fs::remove_dir_all(rig.devices.join("nbd3")).unwrap();
+        assert_eq!(rig.told_until("Disconnected"), ["Disconnected"]);
+        assert!(rig.arrivals.try_recv().is_err());
+        rig.end();
+    }
+
+    /// Where it cannot be found out whether a device is there, as for want of a descriptor, it was taken for gone.
+    #[test]
+    fn what_cannot_be_looked_at_is_not_gone() {
+        let mut rig = rig("unread", 0);
+        rig.told_until("Ready");
+        let (backend, aside) = (rig.devices.join("nbd3/backend"), rig.devices.join("aside"));
+        std::fs::rename(&backend, &aside).unwrap();
+        std::fs::create_dir(&backend).unwrap();
+        rig.orders.send(Order::Lost(0)).unwrap();
+        assert_eq!(rig.told_until("NotRenewed"), ["NotRenewed"]);
+        std::fs::remove_dir(&backend).unwrap();
+        std::fs::rename(&aside, &backend).unwrap();
+        assert_eq!(rig.told_until("Renewed"), ["Renewed"]);
+        rig.end();
     }
 
     /// What is still to be read of it does not hide that (D4).

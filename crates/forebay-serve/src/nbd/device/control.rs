@@ -121,35 +121,15 @@ pub(super) fn number_of(device: &Path) -> Option<u32> {
     device.to_str()?.strip_prefix("/dev/nbd")?.parse().ok()
 }
 
-fn attribute_path(number: u32, name: &str) -> PathBuf {
-    format!("/sys/block/nbd{number}/{name}").into()
-}
-
-fn attribute(number: u32, name: &str) -> Option<String> {
-    let text = fs::read_to_string(attribute_path(number, name)).ok()?;
-    Some(text.trim_end().to_owned())
-}
-
-/// If a device is connected and was made for a volume: by how many connections.
-pub(super) fn connections_of(number: u32, shape: &Shape) -> Option<usize> {
-    shape.connections_of(&attribute(number, "backend")?)
-}
-
-/// The device that was made for a volume.
-pub(super) fn find(shape: &Shape) -> Option<u32> {
-    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
-    let numbers = entries
-        .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("nbd")?.parse::<u32>().ok());
-    numbers.into_iter().find(|number| connections_of(*number, shape).is_some())
-}
-
-/// A device that is taken over stays as it was made, or grows with its volume. Says whether it is to grow.
-pub(super) fn check_alike(number: u32, shape: &Shape) -> Result<bool, NbdDeviceError> {
-    let of = |name| attribute(number, name).and_then(|text| text.parse::<u64>().ok());
-    let size_bytes = of("size").unwrap_or(0) * SECTOR_BYTES;
-    let logical_block = of("queue/logical_block_size").unwrap_or(0);
-    differs(path_of(number), Geometry { size_bytes, logical_block }, shape.geometry)?;
-    Ok(size_bytes < shape.geometry.size_bytes)
+/// What is there, or what is not.
+fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(it) => Ok(Some(it)),
+        // A device that goes has its files for a moment still.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 fn differs(device: PathBuf, found: Geometry, expected: Geometry) -> Result<(), NbdDeviceError> {
@@ -160,24 +140,13 @@ fn differs(device: PathBuf, found: Geometry, expected: Geometry) -> Result<(), N
     Err(NbdDeviceError::Differs { device, found, expected })
 }
 
-/// Best effort. The engine sorts what it writes back, so there is nothing for a scheduler to do, and
-/// a request is one of the engine's.
-pub(super) fn tune(number: u32, connections: usize) {
-    let look_ms = if connections == 1 { LOOK_MS } else { LOOK_SEVERAL_MS }; // D4
-    for (name, value) in [
-        ("queue/io_timeout", look_ms.to_string()),
-        ("queue/max_sectors_kb", REQUEST_KIB_MAX.to_string()),
-        ("queue/scheduler", "none".into()),
-    ] {
-        let _ = fs::write(attribute_path(number, name), value);
-    }
-}
-
-/// The driver's netlink family.
+/// The driver's netlink family, and where it says what there is.
 pub struct Control {
     socket: OwnedFd,
     family: u16,
     sequence: u32,
+    /// `/sys/block`.
+    pub(super) devices: PathBuf,
 }
 
 impl Control {
@@ -194,8 +163,9 @@ impl Control {
     }
 
     /// Looks for the driver, and whether it knows all that a device is given (D1).
-    fn on(socket: OwnedFd) -> Result<Control, NbdDeviceError> {
-        let mut control = Control { socket, family: wire::CONTROL, sequence: 0 };
+    pub(super) fn on(socket: OwnedFd) -> Result<Control, NbdDeviceError> {
+        let (family, devices) = (wire::CONTROL, PathBuf::from("/sys/block"));
+        let mut control = Control { socket, family, sequence: 0, devices };
         let mut family = |wanted| {
             let name = Attributes::default().text(wire::FAMILY_NAME, "nbd");
             match control.ask(wire::GET_FAMILY, name, wanted) {
@@ -213,6 +183,67 @@ impl Control {
         }
         control.family = u16_at(&id, 0).unwrap_or(0);
         Ok(control)
+    }
+
+    fn attribute_path(&self, number: u32, name: &str) -> PathBuf {
+        self.devices.join(format!("nbd{number}/{name}"))
+    }
+
+    fn attribute(&self, number: u32, name: &str) -> io::Result<Option<String>> {
+        let text = if_there(fs::read_to_string(self.attribute_path(number, name)))?;
+        Ok(text.map(|text| text.trim_end().to_owned()))
+    }
+
+    /// If a device is connected and was made for a volume: by how many connections.
+    pub(super) fn connections_of(&self, number: u32, shape: &Shape) -> Option<usize> {
+        shape.connections_of(&self.attribute(number, "backend").ok()??)
+    }
+
+    /// The device that was made for a volume. What cannot be read now is no sign that there is none.
+    pub(super) fn find(&self, shape: &Shape) -> Result<Option<u32>, NbdDeviceError> {
+        let unread = |source| {
+            let device = self.devices.display().to_string();
+            NbdDeviceError::Command { device, attempted: "read", source }
+        };
+        for entry in if_there(fs::read_dir(&self.devices)).map_err(unread)?.into_iter().flatten() {
+            let name = entry.map_err(unread)?.file_name();
+            let number = name.to_str().and_then(|name| name.strip_prefix("nbd")?.parse().ok());
+            let Some(number) = number else { continue };
+            let identifier = self.attribute(number, "backend").map_err(unread)?;
+            if identifier.is_some_and(|it| shape.connections_of(&it).is_some()) {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A device that is taken over stays as it was made, or grows with its volume. Says whether it is to grow.
+    pub(super) fn check_alike(&self, number: u32, shape: &Shape) -> Result<bool, NbdDeviceError> {
+        let unread = |source| {
+            let device = path_of(number).display().to_string();
+            NbdDeviceError::Command { device, attempted: "asked what it is like", source }
+        };
+        let of = |name| -> Result<u64, NbdDeviceError> {
+            let text = self.attribute(number, name).map_err(unread)?;
+            Ok(text.and_then(|text| text.parse().ok()).unwrap_or(0))
+        };
+        let size_bytes = of("size")? * SECTOR_BYTES;
+        let logical_block = of("queue/logical_block_size")?;
+        differs(path_of(number), Geometry { size_bytes, logical_block }, shape.geometry)?;
+        Ok(size_bytes < shape.geometry.size_bytes)
+    }
+
+    /// Best effort. The engine sorts what it writes back, so there is nothing for a scheduler to do, and
+    /// a request is one of the engine's.
+    pub(super) fn tune(&self, number: u32, connections: usize) {
+        let look_ms = if connections == 1 { LOOK_MS } else { LOOK_SEVERAL_MS }; // D4
+        for (name, value) in [
+            ("queue/io_timeout", look_ms.to_string()),
+            ("queue/max_sectors_kb", REQUEST_KIB_MAX.to_string()),
+            ("queue/scheduler", "none".into()),
+        ] {
+            let _ = fs::write(self.attribute_path(number, name), value);
+        }
     }
 
     /// Makes a device that is served by the other ends of these sockets; says its number.
@@ -258,7 +289,7 @@ impl Control {
 
     /// Makes a device as large as its shape says, while it is used.
     pub(super) fn resize(&mut self, number: u32, shape: &Shape) -> Result<(), NbdDeviceError> {
-        let connections = connections_of(number, shape).unwrap_or(1);
+        let connections = self.connections_of(number, shape).unwrap_or(1);
         let attributes = Attributes::default()
             .u32(wire::INDEX, number)
             .u64(wire::SIZE_BYTES, shape.geometry.size_bytes)
@@ -321,6 +352,7 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kernel::kernel;
     use super::*;
 
     #[test]
@@ -367,35 +399,13 @@ mod tests {
         }
     }
 
-    /// A kernel that knows the driver with so many attributes, for as many questions as are asked.
-    fn kernel(attribute_max: u32) -> OwnedFd {
-        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
-        let (ours, kernels) =
-            rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
-        std::thread::spawn(move || {
-            let mut bytes = [0; 1024];
-            while let Ok((16.., _)) = recv(&kernels, &mut bytes[..], RecvFlags::empty()) {
-                let sequence = u32_at(&bytes, 8).unwrap();
-                let family = Attributes::default()
-                    .bytes(wire::FAMILY_ID, &30u16.to_ne_bytes())
-                    .u32(wire::FAMILY_ATTRIBUTE_MAX, attribute_max);
-                // An answer looks as a question does.
-                let answer = wire::request(wire::CONTROL, 1, sequence, family);
-                let mut end = wire::request(2, 0, sequence, Attributes::default());
-                end[16..20].fill(0);
-                send(&kernels, &[answer, end].concat(), SendFlags::empty()).unwrap();
-            }
-        });
-        ours
-    }
-
     /// Before Linux 5.14 a device could be made, and then neither be taken over by the next process nor be ended by this one: an upgrade left a mounted
     /// one dead, and a stop said that it had ended what stayed connected.
     #[test]
     fn a_driver_that_does_not_keep_whose_a_device_is_is_refused() {
-        assert_eq!(Control::on(kernel(10)).unwrap().family, 30);
-        assert_eq!(Control::on(kernel(12)).unwrap().family, 30, "of the future");
-        let error = Control::on(kernel(9)).err().unwrap();
+        assert_eq!(Control::on(kernel(10).0).unwrap().family, 30);
+        assert_eq!(Control::on(kernel(12).0).unwrap().family, 30, "of the future");
+        let error = Control::on(kernel(9).0).err().unwrap();
         assert!(error.to_string().contains("Linux 5.14"), "{error}");
     }
 }

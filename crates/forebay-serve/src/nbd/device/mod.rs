@@ -38,6 +38,8 @@
 pub mod attach;
 pub mod control;
 pub mod front_end;
+#[cfg(test)]
+mod kernel;
 mod wire;
 
 use std::time::Duration;
