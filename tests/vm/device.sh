@@ -38,6 +38,33 @@ queues_are_told() {
     check "big: size" is "$(blockdev --getsize64 "/dev/$big")" "$(blockdev --getsize64 $S/backing4096)"
 }
 
+# A third volume comes and goes while those two are served: nothing of what served it stays. The first times memory is touched, and kept
+# for those that come after.
+one_comes_and_goes() {
+    $FOREBAY attach guest=/run/guest.img --control "$(control u)" || return
+    dd if=/run/guest.random of="/dev/$(attached guest)" bs=1M oflag=direct status=none || return
+    cmp /run/guest.random <(dd if="/dev/$(attached guest)" bs=1M count=4 iflag=direct status=none) || return
+    $FOREBAY detach guest --control "$(control u)"
+}
+# Threads (but the kernel's for the ring, which come and go) and descriptors; then memory in KiB: what is resident, and what is locked, which
+# is all addresses that may become memory.
+has_open() { echo "$(cat "/proc/$daemon/task/"*/comm | grep -vc '^iou-') threads, $(ls "/proc/$daemon/fd" | wc -l) descriptors"; }
+memory_of() { awk -v name="$1:" '$1 == name {print $2}' "/proc/$daemon/status"; } # NAME
+has_again() { [ "$(has_open)" = "$1" ]; } # WHAT
+comes_and_goes() {
+    local n before resident locked
+    truncate -s 64M /run/guest.img
+    random 4M >/run/guest.random
+    for n in 1 2; do check "guest $n comes and goes" one_comes_and_goes; done
+    sleep 2
+    before=$(has_open) resident=$(memory_of VmRSS) locked=$(memory_of VmLck)
+    for n in 1 2 3 4 5 6 7 8 9 10; do one_comes_and_goes >/run/said 2>&1 || fail "guest: $n: $(tr '\n' '|' </run/said)"; done
+    check "ten volumes that came and went left no thread and no descriptor: $before" wait_for 30 has_again "$before" || has_open
+    resident=$(($(memory_of VmRSS) - resident)) locked=$(($(memory_of VmLck) - locked))
+    check "they left $resident KiB resident and $locked KiB locked" test $resident -lt 8192 -a $locked -lt 8192
+    check "nobody else is said to have disconnected them" bash -c '! grep "somebody has disconnected" /run/u.err'
+}
+
 # The last sectors, unaligned ranges, zeroing, discards, FUA; the daemon is killed between writing and reading.
 bytes_are_exact() {
     local before place=8388608 zeroed=$((1048576 + 1024))

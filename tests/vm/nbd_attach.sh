@@ -19,6 +19,7 @@ for it in $odd $big; do
     check "$it: no scheduler" is "$(queue "$it" scheduler | tr -d ' ' | grep -o '\[.*\]')" "[none]"
     check "$it: how soon a replaced connection is noticed" is "$(queue "$it" io_timeout)" 1000
 done
+comes_and_goes
 bytes_are_exact
 
 # Partitions, and a device that somebody takes away.
@@ -66,6 +67,7 @@ check "odd: a queue each, as far as there are processors" is "$(ls "/sys/block/$
 check "odd: how long a request may take" is "$(queue "$odd" io_timeout)" 30000
 check "mount with several connections" mount "/dev/$odd" /mnt
 replaced() { [ "$(grep -c 'there is another one' /run/u.err)" -ge "$1" ]; } # TIMES
+waits_for_another() { grep -q 'waits for another connection, which is tried each second' /run/u.err; }
 impatient() { echo 1500 | tee "/sys/block/$odd/queue/io_timeout" "/sys/block/$big/queue/io_timeout" >/dev/null; }
 impatient
 begin_work
@@ -80,7 +82,12 @@ for n in 1 2 3; do
         check "the device keeps its connections" is "$(attached odd) $(sed 's|.*/||' "/sys/block/$odd/backend")" "$odd 4"
         impatient
     else
+        # Then there is no descriptor for others, and that is not the end of it.
+        [ $n = 1 ] || prlimit --pid "$daemon" --nofile=3:
         kill -CONT "$daemon"
+        [ $n = 1 ] || check "connections $n: they cannot be replaced at once, which is told" wait_for 60 waits_for_another
+        [ $n = 1 ] || sleep 3
+        prlimit --pid "$daemon" --nofile="$(ulimit -Sn):"
         check "connections $n: they were replaced" wait_for 60 replaced $n
     fi
 done

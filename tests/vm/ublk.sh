@@ -18,6 +18,7 @@ for it in $odd $big; do
     check "$it: discards and zeroing in blocks" is "$(queue "$it" discard_granularity) $(queue "$it" discard_max_bytes) $(queue "$it" write_zeroes_max_bytes)" "4096 4294966784 4294966784"
     check "$it: no scheduler, and a tag to spare" is "$(queue "$it" scheduler | tr -d ' ') $(queue "$it" nr_requests)" "[none] 127"
 done
+comes_and_goes
 bytes_are_exact
 check "odd: what was discarded reads as zeros" cmp -n 2097152 <(dd if="/dev/$odd" bs=1M skip=8 count=2 iflag=direct status=none) /dev/zero
 
