@@ -626,19 +626,14 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
         if !wants(index) {
             continue;
         }
-        // Somebody who forgets it does that after the stop.
-        if superblock.volumes[index].is_none() {
-            let device = &mut world.volumes[index].device;
-            let through = device.flush_begin();
-            world.volumes[index].flushed(through);
-            continue;
-        }
         if world.late == Some(index) {
             superblock.clean = false;
             continue;
         }
+        // Somebody who forgets it does that after the stop, when nothing of it has failed.
+        let is_forgotten = superblock.volumes[index].is_none();
         let through = world.volumes[index].device.flush_begin();
-        if !fails || !world.random.one_in(3) {
+        if is_forgotten || !fails || !world.random.one_in(3) {
             world.volumes[index].flushed(through);
             continue;
         }

@@ -202,7 +202,7 @@ impl Attached {
 
     /// What its devices stood on ends with the last of its volumes.
     pub fn end_if_left(&mut self) {
-        if self.names.is_empty() && !self.is_gone {
+        if self.is_ending() {
             // Where there is no thread to be had now, it is tried again.
             let _ = self.release();
         }

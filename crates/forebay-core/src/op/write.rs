@@ -198,8 +198,8 @@ impl Engine {
 
     /// Whether it may have a segment, and there is no buffer for it. Buffers come back by themselves (P4 of `log::append`): writing
     /// back would only take the cache device from those who wait for it.
-    fn lacks_buffer(&mut self, volume: VolumeIndex) -> bool {
-        self.buffers.is_empty() && !self.volume(volume).refused
+    fn lacks_buffer(&self, volume: VolumeIndex) -> bool {
+        self.buffers.is_empty() && self.volume_ref(volume).is_some_and(|state| !state.refused)
     }
 
     /// Refuses a request that waits for room for an extent, if lost blocks have it all: nobody makes

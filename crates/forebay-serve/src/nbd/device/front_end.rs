@@ -239,12 +239,12 @@ impl FrontEnd for NbdDeviceFrontEnd {
             }
             self.sweep(at, shard);
         }
-        if !self.is_left && self.ear.is_alone() {
+        // Else threads apart may be about to ring still (E2).
+        if self.ear.is_alone() {
             self.take_arrivals();
-        }
-        // Threads apart may be about to ring still (E2).
-        if self.is_left && self.ear.is_alone() {
-            self.ear.close(self.place, BELL, shard);
+            if self.is_left {
+                self.ear.close(self.place, BELL, shard);
+            }
         }
     }
 
