@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A table of things under way, each named by a small index that is used again.
 
-/// Things under way. In steady state neither [`Slab::insert`] nor [`Slab::remove`] allocates.
+/// Things under way for which a device or a reactor has room from the start, so that nothing is allocated later (P9).
+/// The engine may have more of them; room for those is made once.
+pub(crate) const ROOM: usize = 1024;
+
+/// Things under way. Neither [`Slab::insert`] nor [`Slab::remove`] allocates where there is room.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     rows: Vec<Option<T>>,
@@ -9,8 +13,9 @@ pub(crate) struct Slab<T> {
 }
 
 impl<T> Slab<T> {
-    pub(crate) const fn new() -> Slab<T> {
-        Slab { rows: Vec::new(), free: Vec::new() }
+    /// An empty table with room for [`ROOM`] things.
+    pub(crate) fn new() -> Slab<T> {
+        Slab { rows: Vec::with_capacity(ROOM), free: Vec::with_capacity(ROOM) }
     }
 
     pub(crate) fn insert(&mut self, thing: T) -> u32 {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::bell::Bell;
 use super::reactor::ReactorOp;
+use super::slab::ROOM;
 use super::sys;
 
 /// Workers for each file.
@@ -79,9 +80,6 @@ struct Parked {
     /// Not tried yet, so poll need not be asked first.
     fresh: bool,
 }
-
-/// Operations for which there is room from the start, so that nothing is allocated later (P9).
-const ROOM: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct ThreadsReactor {

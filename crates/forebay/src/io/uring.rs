@@ -22,7 +22,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 use super::buffer::Span;
 use super::reactor::ReactorOp;
 use super::registered::{DRIVERS_BUFFERS, DRIVERS_BUFFERS_AT};
-use super::slab::Slab;
+use super::slab::{ROOM, Slab};
 use super::sys::{self, TRANSFER_BYTES_MAX};
 
 /// User data of what nobody waits for: cancel requests.
@@ -107,7 +107,7 @@ impl UringReactor {
             enabled,
             rows: Slab::new(),
             generation: 0,
-            queue: VecDeque::new(),
+            queue: VecDeque::with_capacity(ROOM),
             queued_bytes: 0,
             ready: Vec::new(),
             registered: Vec::new(),

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::{FileDevice, PUNCH, ZeroWay};
 use crate::io::buffer::Arena;
 use crate::io::device::{DeviceInfo, DeviceKind};
-use crate::io::slab::Slab;
+use crate::io::slab::{ROOM, Slab};
 use crate::io::sys;
 
 /// How to open a file or block device.
@@ -196,11 +196,11 @@ impl Opened {
             takes_changing: takes_changing(if block { status.rdev() } else { status.dev() }),
             source: options.source,
             flights: Slab::new(),
-            waiting: VecDeque::with_capacity(64),
+            waiting: VecDeque::with_capacity(ROOM),
             writers: 0,
             write_bytes: 0,
             odd_writer: false,
-            ready: Vec::new(),
+            ready: Vec::with_capacity(ROOM),
             since: None,
             zero_way: ZeroWay::Range,
             zeros: None,
