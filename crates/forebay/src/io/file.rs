@@ -3,7 +3,8 @@
 //!
 //! Two descriptors lead to the same file: one with O_DIRECT, and a buffered one for what O_DIRECT
 //! cannot take, which is an offset, a length or memory that is not aligned. Such an operation is
-//! called *odd*. Where O_DIRECT is refused there is one, buffered, and nothing is odd.
+//! called *odd*. Where O_DIRECT is refused there is one, buffered, and nothing is odd. On a block device what is
+//! odd goes by way of a *bounce buffer* that O_DIRECT does take.
 //!
 //! # Invariants
 //!
@@ -16,6 +17,9 @@
 //!
 //! - **F4** Bytes that their owner may change while they are written, since nobody has copied them, go only to where that harms nothing but
 //!   them: not to a device that wants them to stay as they are (it has checksums or parity made of them), and not where nobody can tell.
+//! - **F5** Where there is O_DIRECT, nothing that is read of a block device, or written back beside an odd write, comes from its page cache. What
+//!   another program reads while a direct write is under way (a probe for file systems does) may be from before it, and the kernel, which lets
+//!   file systems drop that when the write ends, keeps it there for as long as anybody has the block device open.
 //!
 //! The device outlives its operations: it is dropped when all are answered, or after the reactor.
 //!
@@ -23,6 +27,7 @@
 //!
 //! Creating files and choosing their size: who formats. Finding path and options: the program.
 
+mod bounce;
 mod open;
 #[cfg(test)]
 mod tests;
@@ -33,6 +38,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Instant;
 
+use rustix::fs::{Advice, fadvise};
+
+use bounce::Bounces;
 pub use open::{FileError, FileOptions};
 
 use super::buffer::{Arena, Span};
@@ -55,6 +63,9 @@ const FILL_BYTES: usize = 1 << 20;
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
+/// Fails, as it should where there is no memory for what it stands for.
+const IMPOSSIBLE: ReactorOp = ReactorOp::Fsync { fd: -1, datasync: true };
+
 /// How a range is made zero, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ZeroWay {
@@ -70,10 +81,12 @@ struct Flight {
     token: u64,
     /// Bytes that are through.
     through: u64,
-    /// Goes through the buffered descriptor.
+    /// Goes through the buffered descriptor, or by way of a bounce buffer.
     odd: bool,
     /// An odd write's bytes are written, and are being made durable (F2).
     syncing: bool,
+    /// The bounce buffer of an odd write has what lies beside its bytes.
+    filled: bool,
     zero_way: ZeroWay,
 }
 
@@ -105,6 +118,10 @@ pub struct FileDevice {
     since: Option<Instant>,
     zero_way: ZeroWay,
     zeros: Option<Arena>,
+    bounces: Bounces,
+    /// The odd read that has the bounce buffer, and those that wait for it.
+    bounced_read: Option<u32>,
+    bounced_reads: VecDeque<u32>,
 }
 
 impl FileDevice {
@@ -145,16 +162,37 @@ impl FileDevice {
         }
     }
 
+    /// Whether what is odd of it goes by way of a bounce buffer (F5). Nobody can copy a driver's buffers.
+    fn is_bounced(&self, flight: &Flight) -> bool {
+        let registered = matches!(
+            flight.operation,
+            Operation::ReadRegistered { .. } | Operation::WriteRegistered { .. }
+        );
+        flight.odd && self.info.kind == DeviceKind::Block && !registered
+    }
+
     /// Starts an operation, or puts it behind the writes it must wait for (F1).
     fn start(&mut self, reactor: &mut Reactor, index: u32) {
         let flight = *self.flights.get_mut(index).expect("an operation under way");
         if !is_write(&flight) {
-            self.issue(reactor, index);
+            self.start_read(reactor, index, &flight);
         } else if self.waiting.is_empty() && self.may_write(&flight) {
             self.start_write(reactor, index, &flight);
         } else {
             self.waiting.push_back(index);
         }
+    }
+
+    /// Starts what waits for no write, or puts it behind the reads that want the bounce buffer too.
+    fn start_read(&mut self, reactor: &mut Reactor, index: u32, flight: &Flight) {
+        if self.is_bounced(flight) {
+            if self.bounced_read.is_some() {
+                self.bounced_reads.push_back(index);
+                return;
+            }
+            self.bounced_read = Some(index);
+        }
+        self.issue(reactor, index);
     }
 
     const fn may_write(&self, flight: &Flight) -> bool {
@@ -180,8 +218,14 @@ impl FileDevice {
         self.odd_writer = false;
     }
 
-    /// Starts the writes that wait and need not any more.
+    /// Starts what waits and need not any more.
     fn settle(&mut self, reactor: &mut Reactor) {
+        if self.bounced_read.is_none()
+            && let Some(index) = self.bounced_reads.pop_front()
+        {
+            self.bounced_read = Some(index);
+            self.issue(reactor, index);
+        }
         while let Some(index) = self.waiting.front().copied() {
             let flight = *self.flights.get_mut(index).expect("a waiting write is under way");
             if !self.may_write(&flight) {
@@ -196,6 +240,15 @@ impl FileDevice {
     fn issue(&mut self, reactor: &mut Reactor, index: u32) {
         let flight = *self.flights.get_mut(index).expect("an operation under way");
         let fd = self.fd(flight.odd);
+        if self.is_bounced(&flight) {
+            let op = self.step_bounced(&flight).unwrap_or(IMPOSSIBLE);
+            return reactor.submit(op, user_data(self.source, u64::from(index)));
+        }
+        if flight.odd && self.info.kind == DeviceKind::Block {
+            // F5, as far as it can be had: what the page cache holds is dropped unless it is just being used.
+            let _ =
+                fadvise(self.buffered.as_ref().unwrap_or(&self.main), 0, None, Advice::DontNeed);
+        }
         let (offset, length) = left(&flight);
         let transfer = length.min(sys::TRANSFER_BYTES_MAX as u64) as usize;
         let range = length.min(RANGE_BYTES_MAX);
@@ -226,7 +279,7 @@ impl FileDevice {
                 ZeroWay::Punch => ReactorOp::Fallocate { fd, mode: PUNCH, offset, length: range },
                 ZeroWay::Fill => match self.zero_span(length) {
                     Ok(span) => ReactorOp::Write { fd, span, offset },
-                    Err(_) => ReactorOp::Fsync { fd: -1, datasync: true }, // fails, as it should
+                    Err(_) => IMPOSSIBLE,
                 },
             },
         };
@@ -272,19 +325,22 @@ impl FileDevice {
             // The file ended before its recorded size, or takes nothing.
             _ if result == 0 => Verdict::Done(Err(DeviceError::IO)),
             _ if result < 0 => Verdict::end(result),
+            _ if self.is_bounced(&flight) => self.advance_bounced(index, result as usize),
             _ => self.advance(index, u64::from(result.unsigned_abs())),
         }
     }
 
     /// Another `bytes` of an operation are through.
     fn advance(&mut self, index: u32, bytes: u64) -> Verdict {
+        let flight = *self.flights.get_mut(index).expect("an operation under way");
+        let cached = flight.odd && is_write(&flight) && !self.is_bounced(&flight);
         let flight = self.flights.get_mut(index).expect("an operation under way");
         flight.through += bytes;
         assert!(flight.through <= flight.operation.length());
         if flight.through < flight.operation.length() {
             return Verdict::Again;
         }
-        if flight.odd && is_write(flight) {
+        if cached {
             flight.syncing = true; // F2
             return Verdict::Again;
         }
@@ -313,12 +369,14 @@ impl FileDevice {
             return;
         }
         // It has just become odd: a write waits, before all others, until it is alone (F1).
-        self.flights.get_mut(index).expect("an operation under way").odd = true;
+        let flight = self.flights.get_mut(index).expect("an operation under way");
+        flight.odd = true;
+        let flight = *flight;
         if is_write(&flight) {
             self.end_write(&flight);
             self.waiting.push_front(index);
         } else {
-            self.issue(reactor, index);
+            self.start_read(reactor, index, &flight);
         }
     }
 
@@ -414,7 +472,8 @@ impl Device for FileDevice {
         }
         let zero_way = self.zero_way;
         let (through, syncing) = (0, false);
-        let mut flight = Flight { operation, token, through, odd: false, syncing, zero_way };
+        let mut flight =
+            Flight { operation, token, through, odd: false, syncing, filled: false, zero_way };
         flight.odd = self.is_odd(&flight);
         let index = self.flights.insert(flight);
         self.start(reactor, index);
@@ -437,6 +496,7 @@ impl Device for FileDevice {
                 if is_write(&flight) {
                     self.end_write(&flight);
                 }
+                self.bounced_read.take_if(|read| *read == index);
                 done.push(Completion { token: flight.token, result });
             }
         }
@@ -462,6 +522,9 @@ impl Device for FileDevice {
             let rest = &mut bytes[through..];
             let at = offset + through as u64;
             odd = odd || !self.aligned(rest.as_ptr() as usize, at, rest.len() as u64);
+            if odd && self.info.kind == DeviceKind::Block {
+                return self.read_bounced(at, rest); // F5
+            }
             match sys::pread_slice(self.fd(odd), rest, at) {
                 0 => return Err(DeviceError::IO.into()), // the file ended early
                 read if read > 0 => through += read as usize,
@@ -486,6 +549,9 @@ impl Device for FileDevice {
             let rest = &bytes[through..];
             let at = offset + through as u64;
             odd = odd || !self.aligned(rest.as_ptr() as usize, at, rest.len() as u64);
+            if odd && self.info.kind == DeviceKind::Block {
+                return self.write_bounced(at, rest); // F5
+            }
             match sys::pwrite_slice(self.fd(odd), rest, at) {
                 0 => return Err(DeviceError::IO.into()),
                 written if written > 0 => through += written as usize,

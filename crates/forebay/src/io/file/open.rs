@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use super::bounce::Bounces;
 use super::{FileDevice, PUNCH, ZeroWay};
 use crate::io::buffer::Arena;
 use crate::io::device::{DeviceInfo, DeviceKind};
@@ -204,6 +205,9 @@ impl Opened {
             since: None,
             zero_way: ZeroWay::Range,
             zeros: None,
+            bounces: Bounces::default(),
+            bounced_read: None,
+            bounced_reads: VecDeque::new(),
         })
     }
 }

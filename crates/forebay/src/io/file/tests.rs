@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
+use std::os::unix::fs::FileExt;
+use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::*;
@@ -532,6 +534,19 @@ fn block_device_does_what_a_file_does(path: &Path) {
         let span = bench.arena.span(1, 1000);
         bench.succeed(&[Operation::Write { span, offset: 7 }]);
         assert!(bench.read(7, 1000) == bytes[1..1001]);
+        // Longer than a bounce buffer, ragged at both ends.
+        let long = (1 << 20) + 5000;
+        let mut all = bench.read(0, 4 << 20);
+        let span = bench.arena.span(5, long);
+        let mut written = vec![0; long];
+        span.copy_out(&mut written);
+        bench.succeed(&[Operation::Write { span, offset: 4000 }]);
+        all[4000..][..long].copy_from_slice(&written);
+        assert!(bench.read(0, 4 << 20) == all);
+        bench.device.zero_way = ZeroWay::Fill;
+        bench.succeed(&[Operation::WriteZeroes { offset: 5001, length: long as u64 }]);
+        all[5001..][..long].fill(0);
+        assert!(bench.read(0, 4 << 20) == all);
         for way in [ZeroWay::Range, ZeroWay::Punch, ZeroWay::Fill] {
             bench.device.zero_way = way;
             let span = bench.arena.span(0, 1 << 20);
@@ -542,4 +557,64 @@ fn block_device_does_what_a_file_does(path: &Path) {
         let length = bench.device.info().size_bytes;
         bench.succeed(&[Operation::Discard { offset: 0, length }]);
     }
+}
+
+/// F5: what another program reads of a block device while a direct write is under way stays in its page cache, and may be from before
+/// that write. (A probe for file systems read a device at the wrong moment, and what was read back of it was not what had been
+/// written.)
+#[test]
+fn what_another_program_read_beside_a_write_is_not_taken_for_what_is_there() {
+    const AT: u64 = 1 << 20;
+    const LENGTH: usize = 64 << 10;
+    let how = LoopOptions { block_size: 512, ..LoopOptions::default() };
+    let Some((file, device)) = attached("beside", how) else { return };
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let probed = File::open(device.path()).unwrap();
+            let mut bytes = vec![0; 4096];
+            while !over.load(Ordering::Relaxed) {
+                probed.read_exact_at(&mut bytes, AT).unwrap();
+            }
+        });
+        let done = catch_unwind(|| {
+            for kind in [ReactorKind::Threads, ReactorKind::Uring] {
+                let Ok(reactor) = Reactor::new(kind, 8) else { continue };
+                let arena = Arena::anonymous(4 << 20).unwrap();
+                let device = FileDevice::open(device.path(), &options()).unwrap();
+                let mut bench = Bench { device, reactor, arena, file: Temporary(PathBuf::new()) };
+                for round in 0..100 {
+                    let mut bytes = pattern(LENGTH, round);
+                    let span = bench.arena.span(0, LENGTH);
+                    span.copy_in(&bytes);
+                    bench.succeed(&[Operation::Write { span, offset: AT }]);
+                    assert!(bench.read(AT, LENGTH) == bytes, "{kind:?}: {round}: blocking");
+                    // Memory that is not aligned, more than one buffer of it.
+                    let odd = bench.arena.span((1 << 20) + 1, (1 << 20) + 4096);
+                    bench.succeed(&[Operation::Read { span: odd, offset: AT }; 2]);
+                    let mut seen = vec![0; LENGTH];
+                    odd.part(0, LENGTH).copy_out(&mut seen);
+                    assert!(seen == bytes, "{kind:?}: {round}: memory not aligned");
+                    // And a write that is odd brings nothing back beside it.
+                    let span = bench.arena.span(3, 100);
+                    span.copy_in(&[round; 100]);
+                    bench.succeed(&[Operation::Write { span, offset: AT + 1000 }]);
+                    bytes[1000..1100].fill(round);
+                    let even = bench.arena.span(0, LENGTH);
+                    bench.succeed(&[Operation::Read { span: even, offset: AT }]);
+                    even.copy_out(&mut seen);
+                    assert!(seen == bytes, "{kind:?}: {round}: beside an odd write");
+                    bench.device.write_at(AT + 3000, &[!round; 5]).unwrap();
+                    bytes[3000..3005].fill(!round);
+                    bench.succeed(&[Operation::Read { span: even, offset: AT }]);
+                    even.copy_out(&mut seen);
+                    assert!(seen == bytes, "{kind:?}: {round}: beside an odd write, blocking");
+                }
+            }
+        });
+        over.store(true, Ordering::Relaxed);
+        done.unwrap();
+    });
+    device.detach().unwrap();
+    std::fs::remove_file(file).unwrap();
 }
