@@ -9,16 +9,16 @@
 //!
 //! - **N1** A name that two devices answer to is refused: one of them is a copy, and to choose is
 //!   to guess.
-//! - **N2** Devices are only read, and what cannot be read is passed over: it cannot be used either.
+//! - **N2** Devices are only read, and what cannot be read is passed over: it cannot be used either. They are not read by way of their page
+//!   cache, where others would find what was there before a write (F5 of `io/file.rs`).
 //! - **N3** An identity is looked for on disks, their partitions and what is made of them, not on loop, nbd and ublk devices, nor on what is
 //!   made of those: they may be volumes, which show what their backing devices have, or have lost the program that answers for them. That
 //!   may be the one that looks: it would wait for itself.
 
 use super::machine::{Host, Node};
 use super::signature;
+use crate::io::{Device, FileDevice, FileOptions};
 use std::fmt;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// How somebody names a device or file.
@@ -127,16 +127,17 @@ fn is_served(node: &Node) -> bool {
 
 /// Whether this identity is on the device.
 fn carries(node: &Node, uuid: &str) -> bool {
-    let sectors = node.attribute("size").and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    if sectors == 0 || is_served(node) {
+    if node.attribute("size").is_none_or(|text| text == "0") || is_served(node) {
         return false; // N3
     }
-    let Ok(file) = File::open(node.path()) else { return false }; // N2
-    is_on(&file, sectors * 512, uuid)
+    let how = FileOptions { read_only: true, exclusive: false, ..FileOptions::default() };
+    let Ok(device) = FileDevice::open(&node.path(), &how) else { return false }; // N2
+    is_on(&device, uuid)
 }
 
-fn is_on(file: &File, size_bytes: u64, uuid: &str) -> bool {
-    let mut read = |offset: u64, bytes: &mut [u8]| file.read_exact_at(bytes, offset);
+fn is_on(device: &FileDevice, uuid: &str) -> bool {
+    let mut read = |offset: u64, bytes: &mut [u8]| device.read_at(offset, bytes);
+    let size_bytes = device.info().size_bytes;
     let found = signature::probe(&mut read, size_bytes).unwrap_or_default();
     found.iter().any(|it| it.uuid.as_deref().is_some_and(|it| it.eq_ignore_ascii_case(uuid)))
 }
@@ -211,10 +212,11 @@ mod tests {
         bytes[..8].copy_from_slice(b"FOREBAYS");
         bytes[32..48].copy_from_slice(&[0xab; 16]);
         std::fs::write(&path, &bytes).unwrap();
-        let file = File::open(&path).unwrap();
+        let how = FileOptions { read_only: true, exclusive: false, ..FileOptions::default() };
+        let device = FileDevice::open(&path, &how).unwrap();
         let uuid = "abababab-abab-abab-abab-abababababab";
-        assert!(is_on(&file, 1 << 20, uuid));
-        assert!(!is_on(&file, 1 << 20, "abababab-abab-abab-abab-ababababab00"));
+        assert!(is_on(&device, uuid));
+        assert!(!is_on(&device, "abababab-abab-abab-abab-ababababab00"));
         std::fs::remove_file(path).unwrap();
     }
 }

@@ -3,23 +3,24 @@
 //!
 //! Two descriptors lead to the same file: one with O_DIRECT, and a buffered one for what O_DIRECT
 //! cannot take, which is an offset, a length or memory that is not aligned. Such an operation is
-//! called *odd*. Where O_DIRECT is refused there is one, buffered, and nothing is odd. On a block device what is
-//! odd goes by way of a *bounce buffer* that O_DIRECT does take.
+//! called *odd*. Where O_DIRECT is refused there is one, buffered, and nothing is odd. What is odd goes by way of *bounce
+//! buffers* that O_DIRECT takes; the buffered descriptor is for what has no such way (the end of a file within a unit).
 //!
 //! # Invariants
 //!
-//! - **F1** While an odd write is under way no other write is. The page cache writes whole pages,
-//!   so an odd write next to a direct one could put its neighbour's old bytes back.
-//! - **F2** An odd write is answered when its pages are on the device, so the page cache holds
+//! - **F1** While a write is under way that writes what lies beside its bytes as well, no other write is: it could put its neighbour's old
+//!   bytes back. The page cache writes whole pages, and a bounce buffer whole units.
+//! - **F2** A write through the page cache is answered when its pages are on the device, so the page cache holds
 //!   nothing that a direct read would miss.
 //! - **F3** The lock belongs to the open file that does the I/O: it lasts as long as anything that
 //!   was started through it, even past the end of the process.
 //!
 //! - **F4** Bytes that their owner may change while they are written, since nobody has copied them, go only to where that harms nothing but
 //!   them: not to a device that wants them to stay as they are (it has checksums or parity made of them), and not where nobody can tell.
-//! - **F5** Where there is O_DIRECT, nothing that is read of a block device, or written back beside an odd write, comes from its page cache. What
-//!   another program reads while a direct write is under way (a probe for file systems does) may be from before it, and the kernel, which lets
-//!   file systems drop that when the write ends, keeps it there for as long as anybody has the block device open.
+//! - **F5** Where there is O_DIRECT, nothing that is read, or written back beside a write, comes from the page cache if it can be had otherwise. What
+//!   another program (a probe for file systems, say) reads while a direct write is under way may be from before that write. Most file systems drop it
+//!   when the write ends; a block device keeps it for as long as anybody has it open, if the write is io_uring's. So what a block device's page cache
+//!   has is dropped when it is opened and closed, too: whoever mounts it next reads through that.
 //!
 //! The device outlives its operations: it is dropped when all are answered, or after the reactor.
 //!
@@ -40,7 +41,7 @@ use std::time::Instant;
 
 use rustix::fs::{Advice, fadvise};
 
-use bounce::Bounces;
+use bounce::{Aligned, BOUNCE_BYTES, Bounces, Piece};
 pub use open::{FileError, FileOptions};
 
 use super::buffer::{Arena, Span};
@@ -63,15 +64,21 @@ const FILL_BYTES: usize = 1 << 20;
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
-/// Fails, as it should where there is no memory for what it stands for.
-const IMPOSSIBLE: ReactorOp = ReactorOp::Fsync { fd: -1, datasync: true };
-
 /// How a range is made zero, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ZeroWay {
     Range,
     Punch,
     Fill,
+}
+
+/// How an operation's bytes go, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Way {
+    Direct,
+    Bounced,
+    /// By the buffered descriptor.
+    Cached,
 }
 
 /// An operation under way.
@@ -81,12 +88,15 @@ struct Flight {
     token: u64,
     /// Bytes that are through.
     through: u64,
-    /// Goes through the buffered descriptor, or by way of a bounce buffer.
-    odd: bool,
-    /// An odd write's bytes are written, and are being made durable (F2).
+    way: Way,
+    /// The bytes of a write through the page cache are written, and are being made durable (F2).
     syncing: bool,
-    /// The bounce buffer of an odd write has what lies beside its bytes.
+    /// The bounce buffer it has.
+    bounce: Option<u8>,
+    /// That has what lies beside its bytes.
     filled: bool,
+    /// There was no memory for the last step.
+    starved: bool,
     zero_way: ZeroWay,
 }
 
@@ -111,17 +121,16 @@ pub struct FileDevice {
     writers: usize,
     /// What they have to write.
     write_bytes: u64,
-    /// One of them is odd; then it is the only one (F1).
-    odd_writer: bool,
+    /// One of them must be the only one, and is (F1).
+    alone: bool,
     /// Answers that need no kernel.
     ready: Vec<Completion>,
     since: Option<Instant>,
     zero_way: ZeroWay,
     zeros: Option<Arena>,
     bounces: Bounces,
-    /// The odd read that has the bounce buffer, and those that wait for it.
-    bounced_read: Option<u32>,
-    bounced_reads: VecDeque<u32>,
+    /// Nobody else writes to it.
+    is_ours: bool,
 }
 
 impl FileDevice {
@@ -130,9 +139,9 @@ impl FileDevice {
         self.zero_way = ZeroWay::Punch;
     }
 
-    fn fd(&self, odd: bool) -> RawFd {
+    fn fd(&self, way: Way) -> RawFd {
         match &self.buffered {
-            Some(buffered) if odd => buffered.as_raw_fd(),
+            Some(buffered) if way == Way::Cached => buffered.as_raw_fd(),
             _ => self.main.as_raw_fd(),
         }
     }
@@ -144,7 +153,34 @@ impl FileDevice {
                 && length.is_multiple_of(self.offset_align))
     }
 
-    /// Whether what is left of an operation must go through the buffered descriptor.
+    /// Whether a range's units are whole ones, and fit into a bounce buffer.
+    fn has_units(&self, end: u64) -> bool {
+        end.next_multiple_of(self.offset_align) <= self.info.size_bytes
+            && self.offset_align <= BOUNCE_BYTES as u64
+    }
+
+    /// How what is odd of an operation goes. Nobody can copy a driver's buffers.
+    fn odd_way(&self, flight: &Flight) -> Way {
+        match flight.operation {
+            Operation::ReadRegistered { .. } | Operation::WriteRegistered { .. } => Way::Cached,
+            operation if self.has_units(operation.offset() + operation.length()) => Way::Bounced,
+            _ => Way::Cached,
+        }
+    }
+
+    /// The next way when the kernel takes an operation not like this: what it runs on wants more alignment than it said.
+    fn other_way(&self, flight: &Flight) -> Way {
+        if flight.way == Way::Direct { self.odd_way(flight) } else { Way::Cached }
+    }
+
+    /// Drops what the page cache has of a block device, unless it is just being used (F5).
+    fn drop_cached(&self) {
+        if self.is_ours && self.info.kind == DeviceKind::Block {
+            let _ = fadvise(&self.main, 0, None, Advice::DontNeed);
+        }
+    }
+
+    /// Whether what is left of an operation cannot go straight.
     fn is_odd(&self, flight: &Flight) -> bool {
         let (offset, length) = left(flight);
         match flight.operation {
@@ -162,20 +198,11 @@ impl FileDevice {
         }
     }
 
-    /// Whether what is odd of it goes by way of a bounce buffer (F5). Nobody can copy a driver's buffers.
-    fn is_bounced(&self, flight: &Flight) -> bool {
-        let registered = matches!(
-            flight.operation,
-            Operation::ReadRegistered { .. } | Operation::WriteRegistered { .. }
-        );
-        flight.odd && self.info.kind == DeviceKind::Block && !registered
-    }
-
     /// Starts an operation, or puts it behind the writes it must wait for (F1).
     fn start(&mut self, reactor: &mut Reactor, index: u32) {
         let flight = *self.flights.get_mut(index).expect("an operation under way");
         if !is_write(&flight) {
-            self.start_read(reactor, index, &flight);
+            self.issue(reactor, index);
         } else if self.waiting.is_empty() && self.may_write(&flight) {
             self.start_write(reactor, index, &flight);
         } else {
@@ -183,22 +210,17 @@ impl FileDevice {
         }
     }
 
-    /// Starts what waits for no write, or puts it behind the reads that want the bounce buffer too.
-    fn start_read(&mut self, reactor: &mut Reactor, index: u32, flight: &Flight) {
-        if self.is_bounced(flight) {
-            if self.bounced_read.is_some() {
-                self.bounced_reads.push_back(index);
-                return;
-            }
-            self.bounced_read = Some(index);
-        }
-        self.issue(reactor, index);
+    /// Whether a write writes what lies beside its bytes, too (F1).
+    fn is_alone(&self, flight: &Flight) -> bool {
+        let (offset, length) = left(flight);
+        let is_ragged = !(offset | length).is_multiple_of(self.offset_align);
+        flight.way == Way::Cached || flight.way == Way::Bounced && is_ragged
     }
 
-    const fn may_write(&self, flight: &Flight) -> bool {
+    fn may_write(&self, flight: &Flight) -> bool {
         self.writers == 0
-            || !self.odd_writer
-                && !flight.odd
+            || !self.alone
+                && !self.is_alone(flight)
                 && self.write_bytes + write_bytes(flight) <= WRITE_BYTES_MAX
     }
 
@@ -206,7 +228,7 @@ impl FileDevice {
         assert!(self.may_write(flight)); // F1
         self.writers += 1;
         self.write_bytes += write_bytes(flight);
-        self.odd_writer = flight.odd;
+        self.alone = self.is_alone(flight);
         self.issue(reactor, index);
     }
 
@@ -215,15 +237,12 @@ impl FileDevice {
         assert!(self.writers > 0);
         self.writers -= 1;
         self.write_bytes -= write_bytes(flight);
-        self.odd_writer = false;
+        self.alone = false;
     }
 
     /// Starts what waits and need not any more.
     fn settle(&mut self, reactor: &mut Reactor) {
-        if self.bounced_read.is_none()
-            && let Some(index) = self.bounced_reads.pop_front()
-        {
-            self.bounced_read = Some(index);
+        while let Some(index) = self.bounces.next() {
             self.issue(reactor, index);
         }
         while let Some(index) = self.waiting.front().copied() {
@@ -239,20 +258,30 @@ impl FileDevice {
     /// Hands the next step of an operation to the reactor.
     fn issue(&mut self, reactor: &mut Reactor, index: u32) {
         let flight = *self.flights.get_mut(index).expect("an operation under way");
-        let fd = self.fd(flight.odd);
-        if self.is_bounced(&flight) {
-            let op = self.step_bounced(&flight).unwrap_or(IMPOSSIBLE);
-            return reactor.submit(op, user_data(self.source, u64::from(index)));
+        if flight.way == Way::Bounced && flight.bounce.is_none() {
+            let Some(bounce) = self.bounces.take(index) else { return };
+            self.flights.get_mut(index).expect("an operation under way").bounce = Some(bounce);
+            return self.issue(reactor, index);
         }
-        if flight.odd && self.info.kind == DeviceKind::Block {
-            // F5, as far as it can be had: what the page cache holds is dropped unless it is just being used.
-            let _ =
-                fadvise(self.buffered.as_ref().unwrap_or(&self.main), 0, None, Advice::DontNeed);
+        let op = self.step(&flight).unwrap_or_else(|_| {
+            self.flights.get_mut(index).expect("an operation under way").starved = true;
+            ReactorOp::Nop
+        });
+        reactor.submit(op, user_data(self.source, u64::from(index)));
+    }
+
+    fn step(&mut self, flight: &Flight) -> io::Result<ReactorOp> {
+        if let Some(bounce) = flight.bounce {
+            return self.step_bounced(flight, bounce);
         }
-        let (offset, length) = left(&flight);
+        let fd = self.fd(flight.way);
+        if flight.way == Way::Cached && !flight.syncing {
+            self.drop_cached();
+        }
+        let (offset, length) = left(flight);
         let transfer = length.min(sys::TRANSFER_BYTES_MAX as u64) as usize;
         let range = length.min(RANGE_BYTES_MAX);
-        let op = match flight.operation {
+        Ok(match flight.operation {
             _ if flight.syncing => ReactorOp::Fsync { fd, datasync: true },
             Operation::Read { span, .. } => {
                 let span = span.part(flight.through as usize, transfer);
@@ -277,13 +306,9 @@ impl FileDevice {
             Operation::WriteZeroes { .. } => match flight.zero_way {
                 ZeroWay::Range => ReactorOp::Fallocate { fd, mode: ZERO, offset, length: range },
                 ZeroWay::Punch => ReactorOp::Fallocate { fd, mode: PUNCH, offset, length: range },
-                ZeroWay::Fill => match self.zero_span(length) {
-                    Ok(span) => ReactorOp::Write { fd, span, offset },
-                    Err(_) => IMPOSSIBLE,
-                },
+                ZeroWay::Fill => ReactorOp::Write { fd, span: self.zero_span(length)?, offset },
             },
-        };
-        reactor.submit(op, user_data(self.source, u64::from(index)));
+        })
     }
 
     /// Zeros to write, at most `length` of them.
@@ -301,6 +326,9 @@ impl FileDevice {
         let flight = *self.flights.get_mut(index).expect("an operation under way");
         if result == -libc::EINTR || result == -libc::EAGAIN {
             return Verdict::Again;
+        }
+        if flight.starved {
+            return Verdict::end(-libc::ENOMEM);
         }
         if flight.syncing || flight.operation == Operation::Flush {
             return Verdict::end(result);
@@ -321,26 +349,28 @@ impl FileDevice {
                 self.advance(index, range_of(&flight))
             }
             // The file wants more alignment than it said.
-            _ if result == -libc::EINVAL && info_direct && !flight.odd => Verdict::Odd,
+            _ if result == -libc::EINVAL && info_direct && flight.way < Way::Cached => {
+                Verdict::Otherwise
+            }
             // The file ended before its recorded size, or takes nothing.
             _ if result == 0 => Verdict::Done(Err(DeviceError::IO)),
             _ if result < 0 => Verdict::end(result),
-            _ if self.is_bounced(&flight) => self.advance_bounced(index, result as usize),
-            _ => self.advance(index, u64::from(result.unsigned_abs())),
+            _ => match flight.bounce {
+                Some(bounce) => self.advance_bounced(index, bounce, result as usize),
+                None => self.advance(index, u64::from(result.unsigned_abs())),
+            },
         }
     }
 
     /// Another `bytes` of an operation are through.
     fn advance(&mut self, index: u32, bytes: u64) -> Verdict {
-        let flight = *self.flights.get_mut(index).expect("an operation under way");
-        let cached = flight.odd && is_write(&flight) && !self.is_bounced(&flight);
         let flight = self.flights.get_mut(index).expect("an operation under way");
         flight.through += bytes;
         assert!(flight.through <= flight.operation.length());
         if flight.through < flight.operation.length() {
             return Verdict::Again;
         }
-        if cached {
+        if flight.way == Way::Cached && is_write(flight) {
             flight.syncing = true; // F2
             return Verdict::Again;
         }
@@ -360,23 +390,26 @@ impl FileDevice {
         }
     }
 
-    /// Goes on after a step that did not end the operation.
-    fn go_on(&mut self, reactor: &mut Reactor, index: u32, odd: bool) {
+    /// Goes on after a step that did not end the operation, this way or one that is less good.
+    fn go_on(&mut self, reactor: &mut Reactor, index: u32, way: Way) {
         let flight = *self.flights.get_mut(index).expect("an operation under way");
-        let odd = odd || flight.odd || self.is_odd(&flight);
-        if odd == flight.odd {
+        let odd_way = if self.is_odd(&flight) { self.odd_way(&flight) } else { Way::Direct };
+        let way = way.max(odd_way);
+        if way == flight.way {
             self.issue(reactor, index);
             return;
         }
-        // It has just become odd: a write waits, before all others, until it is alone (F1).
-        let flight = self.flights.get_mut(index).expect("an operation under way");
-        flight.odd = true;
-        let flight = *flight;
+        if let Some(bounce) = flight.bounce {
+            self.bounces.give_back(bounce);
+        }
+        let changed = Flight { way, bounce: None, filled: false, ..flight };
+        *self.flights.get_mut(index).expect("an operation under way") = changed;
+        // A write waits, before all others, until it may go this way (F1).
         if is_write(&flight) {
             self.end_write(&flight);
             self.waiting.push_front(index);
         } else {
-            self.start_read(reactor, index, &flight);
+            self.issue(reactor, index);
         }
     }
 
@@ -389,6 +422,30 @@ impl FileDevice {
         Operation::Discard { offset, length: end - offset }
     }
 
+    /// How the first bytes of this go, when they are waited for.
+    fn blocking_way(&self, address: usize, offset: u64, length: u64) -> Way {
+        if self.aligned(address, offset, length) {
+            return Way::Direct;
+        }
+        if self.has_units(Piece::of(offset, length, self.offset_align).end()) {
+            return Way::Bounced;
+        }
+        self.drop_cached();
+        Way::Cached
+    }
+
+    /// The way after this one, if it is that which the kernel minds.
+    fn less_good(&self, way: Way, error: i32) -> io::Result<Way> {
+        match way {
+            Way::Direct if error == -libc::EINVAL && self.info.direct => Ok(Way::Bounced),
+            Way::Bounced if error == -libc::EINVAL => {
+                self.drop_cached();
+                Ok(Way::Cached)
+            }
+            _ => Err(io::Error::from_raw_os_error(-error)),
+        }
+    }
+
     fn answer(&mut self, token: u64, result: Result<(), DeviceError>, now: Instant) {
         self.ready.push(Completion { token, result });
         self.since.get_or_insert(now);
@@ -399,8 +456,8 @@ impl FileDevice {
 enum Verdict {
     /// The same step again, or the next.
     Again,
-    /// The rest through the buffered descriptor.
-    Odd,
+    /// The rest by another way.
+    Otherwise,
     Done(Result<(), DeviceError>),
 }
 
@@ -471,10 +528,20 @@ impl Device for FileDevice {
             return self.answer(token, Ok(()), now);
         }
         let zero_way = self.zero_way;
-        let (through, syncing) = (0, false);
-        let mut flight =
-            Flight { operation, token, through, odd: false, syncing, filled: false, zero_way };
-        flight.odd = self.is_odd(&flight);
+        let mut flight = Flight {
+            operation,
+            token,
+            through: 0,
+            way: Way::Direct,
+            syncing: false,
+            bounce: None,
+            filled: false,
+            starved: false,
+            zero_way,
+        };
+        if self.is_odd(&flight) {
+            flight.way = self.odd_way(&flight);
+        }
         let index = self.flights.insert(flight);
         self.start(reactor, index);
     }
@@ -489,14 +556,22 @@ impl Device for FileDevice {
     ) {
         let index = index_of(user_data) as u32;
         match self.judge(index, result) {
-            Verdict::Again => self.go_on(reactor, index, false),
-            Verdict::Odd => self.go_on(reactor, index, true),
+            Verdict::Again => {
+                let way = self.flights.get_mut(index).expect("an operation under way").way;
+                self.go_on(reactor, index, way);
+            }
+            Verdict::Otherwise => {
+                let flight = *self.flights.get_mut(index).expect("an operation under way");
+                self.go_on(reactor, index, self.other_way(&flight));
+            }
             Verdict::Done(result) => {
                 let flight = self.flights.remove(index).expect("an operation under way"); // D1
                 if is_write(&flight) {
                     self.end_write(&flight);
                 }
-                self.bounced_read.take_if(|read| *read == index);
+                if let Some(bounce) = flight.bounce {
+                    self.bounces.give_back(bounce);
+                }
                 done.push(Completion { token: flight.token, result });
             }
         }
@@ -516,21 +591,22 @@ impl Device for FileDevice {
         if !self.info.holds(offset, bytes.len() as u64) {
             return Err(DeviceError::RANGE.into());
         }
-        let mut odd = false;
+        let mut least = Way::Direct;
+        let mut bounce = Aligned::default();
         let mut through = 0;
         while through < bytes.len() {
             let rest = &mut bytes[through..];
             let at = offset + through as u64;
-            odd = odd || !self.aligned(rest.as_ptr() as usize, at, rest.len() as u64);
-            if odd && self.info.kind == DeviceKind::Block {
-                return self.read_bounced(at, rest); // F5
-            }
-            match sys::pread_slice(self.fd(odd), rest, at) {
+            let way = least.max(self.blocking_way(rest.as_ptr().addr(), at, rest.len() as u64));
+            let result = match way {
+                Way::Bounced => self.read_piece(&mut bounce, at, rest),
+                Way::Direct | Way::Cached => sys::pread_slice(self.fd(way), rest, at),
+            };
+            match result {
                 0 => return Err(DeviceError::IO.into()), // the file ended early
                 read if read > 0 => through += read as usize,
                 error if error == -libc::EINTR => {}
-                error if error == -libc::EINVAL && !odd => odd = true,
-                error => return Err(io::Error::from_raw_os_error(-error)),
+                error => least = self.less_good(way, error)?,
             }
         }
         Ok(())
@@ -543,31 +619,33 @@ impl Device for FileDevice {
         if self.info.read_only {
             return Err(DeviceError::READ_ONLY.into());
         }
-        let mut odd = false;
+        let (mut least, mut is_cached) = (Way::Direct, false);
+        let mut bounce = Aligned::default();
         let mut through = 0;
         while through < bytes.len() {
             let rest = &bytes[through..];
             let at = offset + through as u64;
-            odd = odd || !self.aligned(rest.as_ptr() as usize, at, rest.len() as u64);
-            if odd && self.info.kind == DeviceKind::Block {
-                return self.write_bounced(at, rest); // F5
-            }
-            match sys::pwrite_slice(self.fd(odd), rest, at) {
+            let way = least.max(self.blocking_way(rest.as_ptr().addr(), at, rest.len() as u64));
+            is_cached |= way == Way::Cached;
+            let result = match way {
+                Way::Bounced => self.write_piece(&mut bounce, at, rest),
+                Way::Direct | Way::Cached => sys::pwrite_slice(self.fd(way), rest, at),
+            };
+            match result {
                 0 => return Err(DeviceError::IO.into()),
                 written if written > 0 => through += written as usize,
                 error if error == -libc::EINTR => {}
-                error if error == -libc::EINVAL && !odd => odd = true,
-                error => return Err(io::Error::from_raw_os_error(-error)),
+                error => least = self.less_good(way, error)?,
             }
         }
-        if odd && self.info.direct { self.sync() } else { Ok(()) } // F2
+        if is_cached { self.sync() } else { Ok(()) } // F2
     }
 
     fn sync(&self) -> io::Result<()> {
         if self.info.read_only {
             return Ok(());
         }
-        sys::checked(sys::fsync(self.fd(true), true)).map(drop)
+        sys::checked(sys::fsync(self.main.as_raw_fd(), true)).map(drop)
     }
 
     fn measure(&mut self) -> io::Result<u64> {
@@ -594,5 +672,11 @@ impl Device for FileDevice {
         }
         self.info.size_bytes = size_bytes;
         Ok(())
+    }
+}
+
+impl Drop for FileDevice {
+    fn drop(&mut self) {
+        self.drop_cached();
     }
 }

@@ -188,7 +188,7 @@ impl Opened {
             direct: alignment.is_some(),
             read_only: options.read_only,
         };
-        Ok(FileDevice {
+        let device = FileDevice {
             info,
             main: file,
             buffered,
@@ -200,15 +200,16 @@ impl Opened {
             waiting: VecDeque::with_capacity(ROOM),
             writers: 0,
             write_bytes: 0,
-            odd_writer: false,
+            alone: false,
             ready: Vec::with_capacity(ROOM),
             since: None,
             zero_way: ZeroWay::Range,
             zeros: None,
-            bounces: Bounces::default(),
-            bounced_read: None,
-            bounced_reads: VecDeque::new(),
-        })
+            bounces: Bounces::new(),
+            is_ours: options.exclusive && !options.read_only,
+        };
+        device.drop_cached();
+        Ok(device)
     }
 }
 

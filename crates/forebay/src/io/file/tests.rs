@@ -275,15 +275,21 @@ fn short_transfers_are_continued_and_interrupted_ones_repeated() {
     device.event(&mut reactor, key, 8192, now, &mut done);
     assert_eq!(done, [Completion { token: 1, result: Ok(()) }]);
 
-    // A write that ends at an odd place goes on through the page cache, and is synced there.
+    // A write that ends at an odd place goes on by way of a bounce buffer, with what lies beside it.
     let write = Operation::Write { span: arena.whole(), offset: 0 };
     device.submit(&mut reactor, write, 2, now);
     done.clear();
     device.event(&mut reactor, key, 100, now, &mut done);
     if device.info().direct {
-        assert!(device.flights.get_mut(0).unwrap().odd && device.odd_writer);
-        device.event(&mut reactor, key, 16_284, now, &mut done);
-        assert!(device.flights.get_mut(0).unwrap().syncing);
+        assert!(device.flights.get_mut(0).unwrap().way == Way::Bounced && device.alone);
+        let unit = device.offset_align as i32;
+        device.event(&mut reactor, key, unit, now, &mut done);
+        assert!(device.flights.get_mut(0).unwrap().filled);
+        device.event(&mut reactor, key, unit, now, &mut done);
+        assert_eq!(device.flights.get_mut(0).unwrap().through, device.offset_align);
+        // Of whole units only whole ones count: the next would be ragged, and is not alone for that.
+        device.event(&mut reactor, key, 2 * unit - 1, now, &mut done);
+        assert_eq!(device.flights.get_mut(0).unwrap().through, 2 * device.offset_align);
         assert_eq!(done, []);
         device.event(&mut reactor, key, -libc::EIO, now, &mut done);
         assert_eq!(done, [Completion { token: 2, result: Err(DeviceError::IO) }]);
@@ -313,14 +319,15 @@ fn odd_and_other_writes_take_turns() {
     for (token, operation) in [direct, odd, direct, direct].into_iter().enumerate() {
         device.submit(&mut reactor, operation, token as u64, now);
     }
-    assert_eq!((device.writers, device.odd_writer, device.waiting.len()), (1, false, 3));
+    assert_eq!((device.writers, device.alone, device.waiting.len()), (1, false, 3));
     let key = |index| user_data(SOURCE, index);
     device.event(&mut reactor, key(0), 4096, now, &mut done);
-    assert_eq!((device.writers, device.odd_writer, device.waiting.len()), (1, true, 2));
-    device.event(&mut reactor, key(1), 3, now, &mut done);
-    assert_eq!(done.len(), 1, "it is being synced");
-    device.event(&mut reactor, key(1), 0, now, &mut done);
-    assert_eq!((device.writers, device.odd_writer, device.waiting.len()), (2, false, 0));
+    assert_eq!((device.writers, device.alone, device.waiting.len()), (1, true, 2));
+    let unit = device.offset_align as i32;
+    device.event(&mut reactor, key(1), unit, now, &mut done);
+    assert_eq!(done.len(), 1, "what lies beside it is read");
+    device.event(&mut reactor, key(1), unit, now, &mut done);
+    assert_eq!((device.writers, device.alone, device.waiting.len()), (2, false, 0));
     device.event(&mut reactor, key(2), 4096, now, &mut done);
     device.event(&mut reactor, key(3), 4096, now, &mut done);
     assert_eq!(done.iter().map(|done| done.token).collect::<Vec<_>>(), [0, 1, 2, 3]);
@@ -616,5 +623,120 @@ fn what_another_program_read_beside_a_write_is_not_taken_for_what_is_there() {
         done.unwrap();
     });
     device.detach().unwrap();
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn what_the_kernel_takes_no_way_but_one_goes_that_way() {
+    let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
+    let mut device = FileDevice::open(&file.0, &options()).unwrap();
+    if !device.info().direct {
+        return forebay_testing::skip("file: no O_DIRECT in the temporary directory");
+    }
+    let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
+    let arena = Arena::anonymous(16_384).unwrap();
+    let (now, mut done, key) = (Instant::now(), Vec::new(), user_data(SOURCE, 0));
+    let write = Operation::Write { span: arena.whole(), offset: 0 };
+    device.submit(&mut reactor, write, 1, now);
+    for way in [Way::Bounced, Way::Cached] {
+        device.event(&mut reactor, key, -libc::EINVAL, now, &mut done);
+        assert_eq!(device.flights.get_mut(0).unwrap().way, way);
+    }
+    device.event(&mut reactor, key, 16_384, now, &mut done);
+    assert!(done.is_empty(), "F2: it is being made durable");
+    device.event(&mut reactor, key, 0, now, &mut done);
+    assert_eq!(done, [Completion { token: 1, result: Ok(()) }]);
+    assert_eq!((device.writers, device.alone), (0, false));
+}
+
+#[test]
+fn more_odd_operations_than_bounce_buffers_are_all_answered() {
+    each(4 << 20, |bench| {
+        let bytes = pattern(4 << 20, 8);
+        bench.arena.whole().copy_in(&bytes);
+        // Memory that is not aligned; whole units, and of each tenth not.
+        let mut operations = Vec::new();
+        for at in 0..200_usize {
+            let length = if at % 10 == 0 { 5000 } else { 8192 };
+            let span = bench.arena.span(at * 8192 + 1, length);
+            operations.push(Operation::Write { span, offset: at as u64 * 8192 });
+        }
+        bench.succeed(&operations);
+        for (at, operation) in operations.iter_mut().enumerate() {
+            let length = operation.length() as usize;
+            assert!(bench.read(at as u64 * 8192, length) == bytes[at * 8192 + 1..][..length]);
+            let span = bench.arena.span((2 << 20) + at * 8192 + 3, length);
+            *operation = Operation::Read { span, offset: at as u64 * 8192 };
+        }
+        bench.succeed(&operations);
+        for (at, operation) in operations.iter().enumerate() {
+            let Operation::Read { span, .. } = operation else { continue };
+            let mut seen = vec![0; span.len()];
+            span.copy_out(&mut seen);
+            assert!(seen == bytes[at * 8192 + 1..][..seen.len()], "{at}");
+        }
+    });
+}
+
+/// Each such call once took addresses that nobody gave back, and after 65,530 of them (`vm.max_map_count`) there were none.
+#[test]
+fn odd_blocking_use_takes_no_addresses() {
+    let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
+    let device = FileDevice::open(&file.0, &options()).unwrap();
+    let maps = || std::fs::read_to_string("/proc/self/maps").map_or(0, |text| text.lines().count());
+    let before = maps();
+    for at in 0..2000 {
+        device.write_at(at, &[1; 5000]).unwrap();
+        device.read_at(at, &mut [0; 5000]).unwrap();
+    }
+    // Other tests make and end threads meanwhile.
+    assert!(maps() < before + 500, "{before} before, {} now", maps());
+}
+
+/// F5: and when we are done with a block device, whoever mounts it reads by way of its page cache.
+#[test]
+fn nothing_old_is_left_in_the_page_cache_of_a_device_that_is_given_back() {
+    const LENGTH: usize = 64 << 10;
+    let Some((file, device)) = attached("given-back", LoopOptions::default()) else { return };
+    let Ok(reactor) = Reactor::new(ReactorKind::Uring, 8) else { return };
+    let arena = Arena::anonymous(LENGTH).unwrap();
+    let ours = FileDevice::open(device.path(), &options()).unwrap();
+    let mut bench = Bench { device: ours, reactor, arena, file: Temporary(PathBuf::new()) };
+    // It stays open, so the kernel keeps its page cache.
+    let probed = File::open(device.path()).unwrap();
+    let probe = || {
+        let mut bytes = vec![0; LENGTH];
+        probed.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    };
+    let (mut bytes, mut is_old) = (Vec::new(), false);
+    for round in 0..1000 {
+        let over = AtomicBool::new(false);
+        bytes = pattern(LENGTH, round as u8);
+        let span = bench.arena.whole();
+        span.copy_in(&bytes);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    probe();
+                }
+            });
+            bench.succeed(&[Operation::Write { span, offset: 0 }]);
+            over.store(true, Ordering::Relaxed);
+        });
+        is_old = probe() != bytes;
+        if is_old {
+            break;
+        }
+    }
+    println!("there was something old: {is_old}");
+    drop(bench);
+    assert!(probe() == bytes);
+    device.detach().unwrap_err(); // since it is open
+    drop(probed);
+    forebay_testing::wait_for("it is detached", || {
+        crate::host::loop_device::attached_to(&crate::host::machine::Host::default(), &file)
+            .is_empty()
+    });
     std::fs::remove_file(file).unwrap();
 }
