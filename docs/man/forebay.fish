@@ -86,7 +86,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand status" -l json -d 'Prin
 complete -c forebay -n "__fish_forebay_using_subcommand status" -l watch -d 'Show it again every two seconds'
 complete -c forebay -n "__fish_forebay_using_subcommand status" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand stop" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
-complete -c forebay -n "__fish_forebay_using_subcommand stop" -l drain -d 'Write everything back first'
+complete -c forebay -n "__fish_forebay_using_subcommand stop" -l drain -d 'Write everything back first, and keep it so, as `forebay drain` does: until `forebay set NAME mode=MODE`'
 complete -c forebay -n "__fish_forebay_using_subcommand stop" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -l exec -d 'The new program' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -l timeout -d 'How long it may take until the new program serves' -r

@@ -253,7 +253,7 @@ pub struct StatusArgs {
 /// `forebay stop`
 #[derive(Debug, clap::Args)]
 pub struct StopArgs {
-    /// Write everything back first
+    /// Write everything back first, and keep it so, as `forebay drain` does: until `forebay set NAME mode=MODE`
     #[arg(long)]
     pub drain: bool,
     /// The daemon's control socket; needed if several run, or if it is not in the usual place

@@ -20,7 +20,7 @@ pub mod show;
 
 pub use file::Mistake;
 
-use crate::args::{Args, Command, ServeArgs};
+use crate::args::{Args, Command, ServeArgs, VolumeSpec};
 use crate::upgrade;
 use anyhow::{Context, Result, bail};
 use clap::error::ErrorKind;
@@ -45,6 +45,14 @@ pub struct Config {
 }
 
 impl Config {
+    /// What is wrong with it as a whole.
+    pub fn check(&self) -> Result<()> {
+        let args =
+            Args::from_arg_matches(&file_command().try_get_matches_from(line(&self.words))?)?;
+        let Command::Serve(serve) = &args.command else { return Ok(()) };
+        once(&serve.volumes)
+    }
+
     /// What no other file may have as well, with the option that says so.
     pub fn claims(&self) -> Vec<(&'static str, String)> {
         let words = self.words.iter().filter_map(|word| word.to_str()?.strip_prefix("--"));
@@ -138,6 +146,7 @@ pub fn read(path: &Path) -> Result<Config> {
 /// The arguments with those of their file: as given if they name none.
 pub fn with_file(args: Args, given: Vec<OsString>) -> Result<Args> {
     let Command::Serve(serve) = &args.command else { return Ok(args) };
+    once(&serve.volumes)?;
     if !serve.is_from_file() {
         if serve.cache.is_none() && serve.volumes.is_empty() {
             let text = "what is to be served? Give a cache (--cache), a file that names one (NAME or --config), or, to serve \
@@ -159,7 +168,35 @@ pub fn with_file(args: Args, given: Vec<OsString>) -> Result<Args> {
     // `forebay serve`, and what comes after it.
     let rest = given.into_iter().skip(2);
     let matches = file_command().try_get_matches_from(line(&words).chain(rest))?;
-    Ok(Args::from_arg_matches(&matches)?)
+    let mut both = Args::from_arg_matches(&matches)?;
+    if let Command::Serve(both) = &mut both.command {
+        let is_given = |spec: &VolumeSpec| serve.volumes.iter().any(|it| it.name == spec.name);
+        both.volumes.retain(|spec| !is_given(spec));
+        both.volumes.extend(serve.volumes.iter().cloned());
+        once(&both.volumes)?;
+    }
+    Ok(both)
+}
+
+/// No volume and no backing device comes twice: one that is served already cannot begin anew.
+fn once(volumes: &[VolumeSpec]) -> Result<()> {
+    for (at, spec) in volumes.iter().enumerate() {
+        let (name, path) = (&spec.name, &spec.backing.path);
+        for other in &volumes[..at] {
+            let text = if other.name == *name {
+                format!("--volume {name}: given twice; one volume has one backing device")
+            } else if other.backing.path == *path {
+                let (path, other) = (path.display(), &other.name);
+                format!(
+                    "--volume {name}={path}: is the backing device of volume {other}; use another"
+                )
+            } else {
+                continue;
+            };
+            return Err(Args::command().error(ErrorKind::ValueValidation, text).into());
+        }
+    }
+    Ok(())
 }
 
 /// The file that `serve` was told to take its settings from.
@@ -254,6 +291,36 @@ mod tests {
         assert_eq!(args.io, crate::args::IoChoice::Threads);
         assert_eq!((args.if_changed.len(), args.volumes.len()), (1, 1));
         assert_eq!(args.cache.as_deref(), Some(Path::new("/dev/a")));
+        let volumes =
+            combined(text, &["--volume", "data=/dev/c,weight=2", "--volume", "b=/dev/b"]).volumes;
+        let is = |spec: &VolumeSpec| (spec.name.clone(), spec.backing.path.clone(), spec.weight);
+        let expected =
+            [("data".into(), "/dev/c".into(), Some(2)), ("b".into(), "/dev/b".into(), None)];
+        assert_eq!(volumes.iter().map(is).collect::<Vec<_>>(), expected);
+    }
+
+    /// A volume that was served already was begun anew, and that never ended; a disk of two volumes left one of them behind, for good.
+    #[test]
+    fn no_volume_and_no_disk_comes_twice() {
+        for (given, expected) in [
+            (["data=/dev/b", "data=/dev/c"], "--volume data: given twice"),
+            (
+                ["data=/dev/b", "other=/dev/b,weight=2"],
+                "is the backing device of volume data; use another",
+            ),
+        ] {
+            let line =
+                ["forebay", "serve", "--cache=/dev/a", "--volume", given[0], "--volume", given[1]];
+            let error = with_file(Args::try_parse_from(line).unwrap(), Vec::new()).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+        let text = "cache = '/dev/a'\n[volume.data]\nbacking = '/dev/b'\n[volume.more]\nbacking = '/dev/b'\n";
+        let config = Config { path: "x.toml".into(), words: file::words(text).unwrap() };
+        let error = config.check().unwrap_err().to_string();
+        assert!(
+            error.contains("--volume more=/dev/b: is the backing device of volume data"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -89,17 +89,30 @@ pub enum Reply {
     },
 }
 
-/// Sockets of running daemons, found in the runtime directory.
+/// Sockets of running daemons, found in the runtime directory: named by what is served, so that those where guests come in, which
+/// may lie beside them, are not taken for daemons.
 fn sockets() -> Result<Vec<PathBuf>> {
     let dir = RuntimeDir::open()?;
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir.path())? {
         let path = entry?.path();
-        if path.extension().is_some_and(|it| it == "sock") && UnixStream::connect(&path).is_ok() {
+        if is_control(&path) && UnixStream::connect(&path).is_ok() {
             found.push(path);
         }
     }
     Ok(found)
+}
+
+/// Whether a daemon names its socket so: `UUID.sock`.
+fn is_control(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.strip_suffix(".sock").is_some_and(|uuid| {
+        let is_of_one = |(at, byte): (usize, u8)| match at {
+            8 | 13 | 18 | 23 => byte == b'-',
+            _ => byte.is_ascii_hexdigit(),
+        };
+        uuid.len() == 36 && uuid.bytes().enumerate().all(is_of_one)
+    })
 }
 
 /// Whether root may have a daemon of which this user is told nothing.
@@ -223,6 +236,15 @@ mod tests {
     use super::*;
     use std::io::Read;
     use std::os::unix::net::UnixListener;
+
+    /// A guest's socket beside it, where the README has it, was taken for a second daemon, and nobody knew which was meant.
+    #[test]
+    fn a_socket_for_guests_is_no_daemon() {
+        assert!(is_control(Path::new("/run/forebay/d30a7c1e-0b1f-4c62-9a57-0123456789ab.sock")));
+        for path in ["/run/forebay/data.sock", "/run/forebay/data.vm", "/run/forebay/.sock", "/"] {
+            assert!(!is_control(Path::new(path)), "{path}");
+        }
+    }
 
     /// How a stop ended is the second line; a daemon that is killed, or of before, says none.
     #[test]

@@ -40,7 +40,7 @@ fn dirty_data_for_a_changed_backing_device_is_refused_with_both_ways_on() {
     for text in [
         path.as_str(),
         "was changed by others since forebay stopped (",
-        "and the cache holds newer data for volume v, written until ",
+        "and the cache holds newer data for volume v; give --if-changed v=keep-dirty",
         "give --if-changed v=keep-dirty or v=lose-dirty",
         "no volume can be served",
     ] {

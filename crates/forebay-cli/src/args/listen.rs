@@ -19,6 +19,11 @@ pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
         if !path.starts_with('/') || path.len() < 2 {
             return Err("expected nbd+unix:///PATH with an absolute path".into());
         }
+        if path.contains('?') {
+            return Err(
+                "expected nbd+unix:///PATH, without a '?': NBD clients name the volume".into()
+            );
+        }
         return Ok(Listen::Unix(PathBuf::from(path)));
     }
     if let Some(rest) = text.strip_prefix("vhost-user://") {
@@ -96,6 +101,8 @@ mod tests {
         };
         assert_eq!(parse_listen("vhost-user:///run/v.sock"), Ok(to(None)));
         assert_eq!(parse_listen("vhost-user:///run/v.sock?volume=a.b"), Ok(to(Some("a.b"))));
+        assert!(parse_listen("nbd+unix:///run/v.sock?volume=a").is_err());
+        assert!(parse_listen("nbd+unix:///data?socket=/run/v.sock").is_err());
         for bad in ["v.sock", "/", "/v?volume=", "/v?name=a", "/v?", "/v?volume"] {
             assert!(parse_listen(&format!("vhost-user://{bad}")).is_err(), "{bad}");
         }

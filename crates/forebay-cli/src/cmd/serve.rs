@@ -219,6 +219,9 @@ fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) 
         daemon.devices = None;
     }
     stored::close_rest();
+    if daemon.devices.is_none() && args.listen.is_empty() {
+        warn!("no --listen, and no block devices: nobody can reach the volumes");
+    }
     if let Some(listener) = metrics {
         metrics::start(listener, control.clone()).context("metrics cannot be served")?;
     }
@@ -264,10 +267,6 @@ fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) 
     ended.map(|()| Next::Exit(ExitCode::SUCCESS))
 }
 
-fn no_such(name: &str) -> String {
-    format!("{name}: no such volume is served; `forebay status` lists them")
-}
-
 /// The sockets that are files, to be removed in the end.
 fn unix_sockets(args: &ServeArgs) -> impl Iterator<Item = PathBuf> {
     let metrics = args.metrics.iter().filter_map(|address| match address {
@@ -282,6 +281,18 @@ fn unix_sockets(args: &ServeArgs) -> impl Iterator<Item = PathBuf> {
 }
 
 impl Daemon {
+    /// Why a volume that somebody names is none that is served.
+    fn not_served(&self, name: &str) -> String {
+        let mut recorded = self.server.shard.superblock().volumes.iter().flatten();
+        match recorded.find(|volume| volume.name == name) {
+            Some(volume) => format!(
+                "{name}: waits for its backing device, {}; when that is there, `forebay attach {name}` serves it",
+                volume.path
+            ),
+            None => format!("{name}: no such volume is served; `forebay status` lists them"),
+        }
+    }
+
     /// All that can be wrong before it serves: the volumes, and where others come in.
     fn begin(
         &mut self,

@@ -280,6 +280,10 @@ fn close_shard(
     }
     if clean {
         info!("stopped: everything is durable");
+    } else if undurable.is_none() {
+        info!(
+            "stopped: a backing device that is not there could not be flushed; the next start sees to that"
+        );
     } else {
         warn!("not everything could be made durable; the next start recovers what it can");
     }

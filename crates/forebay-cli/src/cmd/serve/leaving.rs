@@ -9,7 +9,7 @@
 //! | device | rest   | nobody held its block device, and that is gone; else it is served as before |
 //! | rest   | gone   | nothing of it is under way; the superblock does not name it any more |
 
-use super::{Daemon, no_such};
+use super::Daemon;
 use crate::control::Reply;
 use crate::hide;
 use crate::units::{count, size};
@@ -83,7 +83,7 @@ impl Daemon {
                      nobody serves"
                 );
             }
-            bail!(no_such(name));
+            bail!(self.not_served(name));
         };
         let index = served.index;
         if shard.engine().health() == CacheHealth::Failed {

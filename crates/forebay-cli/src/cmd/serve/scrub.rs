@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Scrubs: begun by people or when it is time, told in the log and the status.
 
-use super::{Daemon, no_such};
+use super::Daemon;
 use crate::status::ScrubStatus;
 use crate::units::size;
 use anyhow::{Context, Result, bail};
@@ -46,7 +46,7 @@ impl Daemon {
                 bail!("a scrub of something else is running; `forebay scrub --stop` ends it");
             }
             Err(Refused::Failed) => bail!("the cache device has failed"),
-            Err(Refused::NotServed) => bail!(no_such(name.context("all are asked for")?)),
+            Err(Refused::NotServed) => bail!(self.not_served(name.context("all are asked for")?)),
         }
         self.watch_scrub();
         Ok(())

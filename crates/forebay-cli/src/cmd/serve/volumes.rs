@@ -3,7 +3,7 @@
 
 use super::look::Looked;
 use super::rates::Rates;
-use super::{Daemon, Served, no_such};
+use super::{Daemon, Served};
 use crate::address::Address;
 use crate::args::{IfChanged, ServeArgs, Setting, VolumeSpec, mode_name, parse_setting};
 use crate::attach::Kind;
@@ -156,7 +156,7 @@ impl Daemon {
 
     pub(super) fn served(&self, name: &str) -> Result<VolumeIndex> {
         let served = self.volumes.iter().find(|served| served.name == name);
-        served.map(|served| served.index).with_context(|| no_such(name))
+        served.map(|served| served.index).with_context(|| self.not_served(name))
     }
 
     fn waits(&mut self, name: &str, error: &anyhow::Error) {
@@ -215,10 +215,9 @@ impl Daemon {
         {
             bail!(
                 "{}: was changed by others since forebay stopped ({what}), and the cache holds \
-                 newer data for volume {name}, written until {}; give --if-changed \
-                 {name}=keep-dirty or {name}=lose-dirty",
+                 newer data for volume {name}; give --if-changed {name}=keep-dirty or \
+                 {name}=lose-dirty (`forebay attach`: keep-dirty or lose-dirty alone)",
                 path.display(),
-                clock(self.server.shard.superblock().written_at),
             );
         }
         self.pass(others, path, name)?;
