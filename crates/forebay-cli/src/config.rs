@@ -45,14 +45,6 @@ pub struct Config {
 }
 
 impl Config {
-    /// What is wrong with it as a whole.
-    pub fn check(&self) -> Result<()> {
-        let args =
-            Args::from_arg_matches(&file_command().try_get_matches_from(line(&self.words))?)?;
-        let Command::Serve(serve) = &args.command else { return Ok(()) };
-        once(&serve.volumes)
-    }
-
     /// What no other file may have as well, with the option that says so.
     pub fn claims(&self) -> Vec<(&'static str, String)> {
         let words = self.words.iter().filter_map(|word| word.to_str()?.strip_prefix("--"));
@@ -180,23 +172,22 @@ pub fn with_file(args: Args, given: Vec<OsString>) -> Result<Args> {
 
 /// No volume and no backing device comes twice: one that is served already cannot begin anew.
 fn once(volumes: &[VolumeSpec]) -> Result<()> {
-    for (at, spec) in volumes.iter().enumerate() {
-        let (name, path) = (&spec.name, &spec.backing.path);
-        for other in &volumes[..at] {
-            let text = if other.name == *name {
-                format!("--volume {name}: given twice; one volume has one backing device")
-            } else if other.backing.path == *path {
-                let (path, other) = (path.display(), &other.name);
-                format!(
-                    "--volume {name}={path}: is the backing device of volume {other}; use another"
-                )
-            } else {
-                continue;
-            };
-            return Err(Args::command().error(ErrorKind::ValueValidation, text).into());
-        }
+    let clashes = |(at, spec)| clash(spec, &volumes[..at]);
+    match volumes.iter().enumerate().find_map(clashes) {
+        Some(text) => Err(Args::command().error(ErrorKind::ValueValidation, text).into()),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// What a volume cannot have, since one before it has it.
+fn clash(spec: &VolumeSpec, before: &[VolumeSpec]) -> Option<String> {
+    let (name, path) = (&spec.name, &spec.backing.path);
+    if before.iter().any(|other| other.name == *name) {
+        return Some(format!("--volume {name}: given twice; one volume has one backing device"));
+    }
+    let other = &before.iter().find(|other| other.backing.path == *path)?.name;
+    let path = path.display();
+    Some(format!("--volume {name}={path}: is the backing device of volume {other}; use another"))
 }
 
 /// The file that `serve` was told to take its settings from.
@@ -315,8 +306,10 @@ mod tests {
             assert!(error.to_string().contains(expected), "{error}");
         }
         let text = "cache = '/dev/a'\n[volume.data]\nbacking = '/dev/b'\n[volume.more]\nbacking = '/dev/b'\n";
-        let config = Config { path: "x.toml".into(), words: file::words(text).unwrap() };
-        let error = config.check().unwrap_err().to_string();
+        let mistakes = file::words(text).unwrap_err();
+        let [Mistake { line: 5, column: 11, text: error }] = &mistakes[..] else {
+            panic!("{mistakes:?}")
+        };
         assert!(
             error.contains("--volume more=/dev/b: is the backing device of volume data"),
             "{error}"

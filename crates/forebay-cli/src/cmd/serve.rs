@@ -283,8 +283,7 @@ fn unix_sockets(args: &ServeArgs) -> impl Iterator<Item = PathBuf> {
 impl Daemon {
     /// Why a volume that somebody names is none that is served.
     fn not_served(&self, name: &str) -> String {
-        let mut recorded = self.server.shard.superblock().volumes.iter().flatten();
-        match recorded.find(|volume| volume.name == name) {
+        match self.server.shard.find(name).and_then(|index| self.recorded(index)) {
             Some(volume) => format!(
                 "{name}: waits for its backing device, {}; when that is there, `forebay attach {name}` serves it",
                 volume.path

@@ -7,8 +7,8 @@
 //! backing = "/dev/disk/by-id/wwn-…"
 //! ```
 
-use super::{NOT_IN_FILES, options, serve_command};
-use crate::args::VOLUME_KEYS;
+use super::{NOT_IN_FILES, clash, options, serve_command};
+use crate::args::{VOLUME_KEYS, VolumeSpec, parse_volume};
 use clap::error::{ContextKind, ContextValue};
 use std::error::Error;
 use std::ffi::OsString;
@@ -29,8 +29,13 @@ pub struct Mistake {
 /// The words, or every mistake.
 pub fn words(text: &str) -> Result<Vec<OsString>, Vec<Mistake>> {
     let (table, errors) = DeTable::parse_recoverable(text);
-    let mut reader =
-        Reader { text, serve: serve_command(), words: Vec::new(), mistakes: Vec::new() };
+    let mut reader = Reader {
+        text,
+        serve: serve_command(),
+        words: Vec::new(),
+        volumes: Vec::new(),
+        mistakes: Vec::new(),
+    };
     for error in errors {
         reader
             .wrong(error.span().unwrap_or(0..0), format!("this is not TOML: {}", error.message()));
@@ -48,6 +53,7 @@ struct Reader<'a> {
     text: &'a str,
     serve: clap::Command,
     words: Vec<OsString>,
+    volumes: Vec<VolumeSpec>,
     mistakes: Vec<Mistake>,
 }
 
@@ -141,21 +147,26 @@ impl Reader<'_> {
                 }
             }
         }
-        if !volume.contains_key("backing") {
+        let Some(backing) = volume.get("backing") else {
             let text = format!(
                 "volume.{}: backing is missing: say which device, as backing = \"/dev/…\"",
                 name.get_ref()
             );
             return self.wrong(name.span(), text);
-        }
+        };
         if self.mistakes.len() > before {
             return;
         }
-        let word = OsString::from(format!("--volume={}={word}", name.get_ref()));
-        match self.check(&word) {
-            Ok(()) => self.words.push(word),
-            Err(why) => self.wrong(name.span(), why),
+        let word = format!("{}={word}", name.get_ref());
+        let spec = match parse_volume(&word) {
+            Ok(spec) => spec,
+            Err(why) => return self.wrong(name.span(), why),
+        };
+        if let Some(text) = clash(&spec, &self.volumes) {
+            return self.wrong(backing.span(), text);
         }
+        self.words.push(format!("--volume={word}").into());
+        self.volumes.push(spec);
     }
 
     /// A value as it would be on the command line.

@@ -168,11 +168,6 @@ impl FileDevice {
         }
     }
 
-    /// The next way when the kernel takes an operation not like this: what it runs on wants more alignment than it said.
-    fn other_way(&self, flight: &Flight) -> Way {
-        if flight.way == Way::Direct { self.odd_way(flight) } else { Way::Cached }
-    }
-
     /// Drops what the page cache has of a block device, unless it is just being used (F5).
     fn drop_cached(&self) {
         if self.is_ours && self.info.kind == DeviceKind::Block {
@@ -213,8 +208,11 @@ impl FileDevice {
     /// Whether a write writes what lies beside its bytes, too (F1).
     fn is_alone(&self, flight: &Flight) -> bool {
         let (offset, length) = left(flight);
-        let is_ragged = !(offset | length).is_multiple_of(self.offset_align);
-        flight.way == Way::Cached || flight.way == Way::Bounced && is_ragged
+        match flight.way {
+            Way::Direct => false,
+            Way::Bounced => !(offset | length).is_multiple_of(self.offset_align),
+            Way::Cached => true,
+        }
     }
 
     fn may_write(&self, flight: &Flight) -> bool {
@@ -257,12 +255,14 @@ impl FileDevice {
 
     /// Hands the next step of an operation to the reactor.
     fn issue(&mut self, reactor: &mut Reactor, index: u32) {
-        let flight = *self.flights.get_mut(index).expect("an operation under way");
+        let flight = self.flights.get_mut(index).expect("an operation under way");
         if flight.way == Way::Bounced && flight.bounce.is_none() {
-            let Some(bounce) = self.bounces.take(index) else { return };
-            self.flights.get_mut(index).expect("an operation under way").bounce = Some(bounce);
-            return self.issue(reactor, index);
+            flight.bounce = self.bounces.take(index);
+            if flight.bounce.is_none() {
+                return;
+            }
         }
+        let flight = *flight;
         let op = self.step(&flight).unwrap_or_else(|_| {
             self.flights.get_mut(index).expect("an operation under way").starved = true;
             ReactorOp::Nop
@@ -313,10 +313,7 @@ impl FileDevice {
 
     /// Zeros to write, at most `length` of them.
     fn zero_span(&mut self, length: u64) -> io::Result<Span> {
-        if self.zeros.is_none() {
-            self.zeros = Some(Arena::reserved(FILL_BYTES)?);
-        }
-        let zeros = self.zeros.as_ref().expect("made just above");
+        let zeros = made(&mut self.zeros, FILL_BYTES)?;
         Ok(zeros.span(0, length.min(FILL_BYTES as u64) as usize))
     }
 
@@ -350,7 +347,8 @@ impl FileDevice {
             }
             // The file wants more alignment than it said.
             _ if result == -libc::EINVAL && info_direct && flight.way < Way::Cached => {
-                Verdict::Otherwise
+                let is_direct = flight.way == Way::Direct;
+                Verdict::By(if is_direct { self.odd_way(&flight) } else { Way::Cached })
             }
             // The file ended before its recorded size, or takes nothing.
             _ if result == 0 => Verdict::Done(Err(DeviceError::IO)),
@@ -390,11 +388,11 @@ impl FileDevice {
         }
     }
 
-    /// Goes on after a step that did not end the operation, this way or one that is less good.
-    fn go_on(&mut self, reactor: &mut Reactor, index: u32, way: Way) {
+    /// Goes on after a step that did not end the operation: as before, or by a way that is less good, this one at best.
+    fn go_on(&mut self, reactor: &mut Reactor, index: u32, best: Way) {
         let flight = *self.flights.get_mut(index).expect("an operation under way");
         let odd_way = if self.is_odd(&flight) { self.odd_way(&flight) } else { Way::Direct };
-        let way = way.max(odd_way);
+        let way = flight.way.max(best).max(odd_way);
         if way == flight.way {
             self.issue(reactor, index);
             return;
@@ -422,28 +420,42 @@ impl FileDevice {
         Operation::Discard { offset, length: end - offset }
     }
 
-    /// How the first bytes of this go, when they are waited for.
-    fn blocking_way(&self, address: usize, offset: u64, length: u64) -> Way {
-        if self.aligned(address, offset, length) {
-            return Way::Direct;
-        }
-        if self.has_units(Piece::of(offset, length, self.offset_align).end()) {
-            return Way::Bounced;
-        }
-        self.drop_cached();
-        Way::Cached
-    }
-
-    /// The way after this one, if it is that which the kernel minds.
-    fn less_good(&self, way: Way, error: i32) -> io::Result<Way> {
-        match way {
-            Way::Direct if error == -libc::EINVAL && self.info.direct => Ok(Way::Bounced),
-            Way::Bounced if error == -libc::EINVAL => {
+    /// Calls `step` with the best way and with how many bytes are through, until all are; it moves some and waits. Says whether some went
+    /// through the page cache.
+    fn blocking(
+        &self,
+        address: usize,
+        offset: u64,
+        length: usize,
+        mut step: impl FnMut(Way, usize) -> i32,
+    ) -> io::Result<bool> {
+        let (mut least, mut is_cached, mut through) = (Way::Direct, false, 0);
+        while through < length {
+            let (at, rest) = (offset + through as u64, (length - through) as u64);
+            let way = if self.aligned(address + through, at, rest) {
+                Way::Direct
+            } else if self.has_units(Piece::of(at, rest, self.offset_align).end()) {
+                Way::Bounced
+            } else {
+                Way::Cached
+            };
+            let way = way.max(least);
+            if way == Way::Cached {
+                is_cached = true;
                 self.drop_cached();
-                Ok(Way::Cached)
             }
-            _ => Err(io::Error::from_raw_os_error(-error)),
+            match step(way, through) {
+                0 => return Err(DeviceError::IO.into()), // the file ended early
+                moved if moved > 0 => through += moved as usize,
+                error if error == -libc::EINTR => {}
+                // It wants more alignment than it said.
+                error if error == -libc::EINVAL && self.info.direct && way < Way::Cached => {
+                    least = if way == Way::Direct { Way::Bounced } else { Way::Cached };
+                }
+                error => return Err(io::Error::from_raw_os_error(-error)),
+            }
         }
+        Ok(is_cached)
     }
 
     fn answer(&mut self, token: u64, result: Result<(), DeviceError>, now: Instant) {
@@ -456,8 +468,8 @@ impl FileDevice {
 enum Verdict {
     /// The same step again, or the next.
     Again,
-    /// The rest by another way.
-    Otherwise,
+    /// The rest by this way.
+    By(Way),
     Done(Result<(), DeviceError>),
 }
 
@@ -465,6 +477,14 @@ impl Verdict {
     const fn end(result: i32) -> Verdict {
         Verdict::Done(if result < 0 { Err(DeviceError::new(-result)) } else { Ok(()) })
     }
+}
+
+/// Memory that is made when it is first wanted.
+fn made(arena: &mut Option<Arena>, length: usize) -> io::Result<&Arena> {
+    if arena.is_none() {
+        *arena = Some(Arena::reserved(length)?);
+    }
+    Ok(arena.as_ref().expect("made just above"))
 }
 
 /// The part of an operation that is not through: first byte and length.
@@ -556,14 +576,8 @@ impl Device for FileDevice {
     ) {
         let index = index_of(user_data) as u32;
         match self.judge(index, result) {
-            Verdict::Again => {
-                let way = self.flights.get_mut(index).expect("an operation under way").way;
-                self.go_on(reactor, index, way);
-            }
-            Verdict::Otherwise => {
-                let flight = *self.flights.get_mut(index).expect("an operation under way");
-                self.go_on(reactor, index, self.other_way(&flight));
-            }
+            Verdict::Again => self.go_on(reactor, index, Way::Direct),
+            Verdict::By(way) => self.go_on(reactor, index, way),
             Verdict::Done(result) => {
                 let flight = self.flights.remove(index).expect("an operation under way"); // D1
                 if is_write(&flight) {
@@ -591,25 +605,16 @@ impl Device for FileDevice {
         if !self.info.holds(offset, bytes.len() as u64) {
             return Err(DeviceError::RANGE.into());
         }
-        let mut least = Way::Direct;
         let mut bounce = Aligned::default();
-        let mut through = 0;
-        while through < bytes.len() {
-            let rest = &mut bytes[through..];
-            let at = offset + through as u64;
-            let way = least.max(self.blocking_way(rest.as_ptr().addr(), at, rest.len() as u64));
-            let result = match way {
+        let address = bytes.as_ptr().addr();
+        let is_cached = self.blocking(address, offset, bytes.len(), |way, through| {
+            let (at, rest) = (offset + through as u64, &mut bytes[through..]);
+            match way {
                 Way::Bounced => self.read_piece(&mut bounce, at, rest),
                 Way::Direct | Way::Cached => sys::pread_slice(self.fd(way), rest, at),
-            };
-            match result {
-                0 => return Err(DeviceError::IO.into()), // the file ended early
-                read if read > 0 => through += read as usize,
-                error if error == -libc::EINTR => {}
-                error => least = self.less_good(way, error)?,
             }
-        }
-        Ok(())
+        });
+        is_cached.map(drop)
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -619,25 +624,15 @@ impl Device for FileDevice {
         if self.info.read_only {
             return Err(DeviceError::READ_ONLY.into());
         }
-        let (mut least, mut is_cached) = (Way::Direct, false);
         let mut bounce = Aligned::default();
-        let mut through = 0;
-        while through < bytes.len() {
-            let rest = &bytes[through..];
-            let at = offset + through as u64;
-            let way = least.max(self.blocking_way(rest.as_ptr().addr(), at, rest.len() as u64));
-            is_cached |= way == Way::Cached;
-            let result = match way {
+        let address = bytes.as_ptr().addr();
+        let is_cached = self.blocking(address, offset, bytes.len(), |way, through| {
+            let (at, rest) = (offset + through as u64, &bytes[through..]);
+            match way {
                 Way::Bounced => self.write_piece(&mut bounce, at, rest),
                 Way::Direct | Way::Cached => sys::pwrite_slice(self.fd(way), rest, at),
-            };
-            match result {
-                0 => return Err(DeviceError::IO.into()),
-                written if written > 0 => through += written as usize,
-                error if error == -libc::EINTR => {}
-                error => least = self.less_good(way, error)?,
             }
-        }
+        })?;
         if is_cached { self.sync() } else { Ok(()) } // F2
     }
 

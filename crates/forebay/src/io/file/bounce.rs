@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
 
-use super::{FileDevice, Flight, Verdict, is_write, left};
+use super::{FileDevice, Flight, Verdict, is_write, left, made};
 use crate::io::buffer::{Arena, Span};
 use crate::io::device::{DeviceError, Operation};
 use crate::io::reactor::ReactorOp;
@@ -102,10 +102,7 @@ impl Bounces {
     }
 
     fn span(&mut self, at: u8, length: usize) -> io::Result<Span> {
-        if self.arena.is_none() {
-            self.arena = Some(Arena::reserved(BUFFER_COUNT * BOUNCE_BYTES)?);
-        }
-        let arena = self.arena.as_ref().expect("made just above");
+        let arena = made(&mut self.arena, BUFFER_COUNT * BOUNCE_BYTES)?;
         Ok(arena.span(usize::from(at) * BOUNCE_BYTES, length))
     }
 }

@@ -255,82 +255,119 @@ fn a_file_cut_short_is_an_error_and_not_zeros() {
     });
 }
 
+/// A device of a file, and a reactor that nobody waits for: the answers of the kernel are made up, and what is asked of it stays there.
+struct ByHand {
+    device: FileDevice,
+    reactor: Reactor,
+    arena: Arena,
+    now: Instant,
+    done: Vec<Completion>,
+    _file: Temporary,
+}
+
+impl ByHand {
+    fn new() -> ByHand {
+        let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
+        ByHand {
+            device: FileDevice::open(&file.0, &options()).unwrap(),
+            reactor: Reactor::new(ReactorKind::Threads, 8).unwrap(),
+            arena: Arena::anonymous(16_384).unwrap(),
+            now: Instant::now(),
+            done: Vec::new(),
+            _file: file,
+        }
+    }
+
+    /// One whose device is direct; without, the reason is printed.
+    fn direct() -> Option<ByHand> {
+        let it = ByHand::new();
+        if !it.device.info().direct {
+            forebay_testing::skip("file: no O_DIRECT in the temporary directory");
+            return None;
+        }
+        Some(it)
+    }
+
+    fn submit(&mut self, operation: Operation, token: u64) {
+        self.device.submit(&mut self.reactor, operation, token, self.now);
+    }
+
+    /// The kernel's answer to the last step of the operation in this row.
+    fn answer(&mut self, row: u64, result: i32) {
+        let key = user_data(SOURCE, row);
+        self.device.event(&mut self.reactor, key, result, self.now, &mut self.done);
+    }
+
+    fn flight(&mut self, row: u32) -> &Flight {
+        self.device.flights.get_mut(row).unwrap()
+    }
+
+    /// What is at the kernel, and what waits for it.
+    fn writes(&self) -> (usize, bool, usize) {
+        (self.device.writers, self.device.alone, self.device.waiting.len())
+    }
+}
+
 #[test]
 fn short_transfers_are_continued_and_interrupted_ones_repeated() {
-    let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
-    let mut device = FileDevice::open(&file.0, &options()).unwrap();
-    let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
-    let arena = Arena::anonymous(16_384).unwrap();
-    let now = Instant::now();
-    let mut done = Vec::new();
-    let read = Operation::Read { span: arena.whole(), offset: 0 };
-    device.submit(&mut reactor, read, 1, now);
-    let key = user_data(SOURCE, 0);
-    // The reactor's answers are made up here; what the device asks of it stays in its queue.
+    let mut it = ByHand::new();
+    let span = it.arena.whole();
+    it.submit(Operation::Read { span, offset: 0 }, 1);
     for result in [4096, -libc::EINTR, 4096, -libc::EAGAIN] {
-        device.event(&mut reactor, key, result, now, &mut done);
-        assert_eq!(done, []);
+        it.answer(0, result);
+        assert_eq!(it.done, []);
     }
-    assert_eq!(reactor.in_flight(), 5);
-    device.event(&mut reactor, key, 8192, now, &mut done);
-    assert_eq!(done, [Completion { token: 1, result: Ok(()) }]);
+    assert_eq!(it.reactor.in_flight(), 5);
+    it.answer(0, 8192);
+    assert_eq!(it.done, [Completion { token: 1, result: Ok(()) }]);
 
     // A write that ends at an odd place goes on by way of a bounce buffer, with what lies beside it.
-    let write = Operation::Write { span: arena.whole(), offset: 0 };
-    device.submit(&mut reactor, write, 2, now);
-    done.clear();
-    device.event(&mut reactor, key, 100, now, &mut done);
-    if device.info().direct {
-        assert!(device.flights.get_mut(0).unwrap().way == Way::Bounced && device.alone);
-        let unit = device.offset_align as i32;
-        device.event(&mut reactor, key, unit, now, &mut done);
-        assert!(device.flights.get_mut(0).unwrap().filled);
-        device.event(&mut reactor, key, unit, now, &mut done);
-        assert_eq!(device.flights.get_mut(0).unwrap().through, device.offset_align);
+    let write = Operation::Write { span, offset: 0 };
+    it.submit(write, 2);
+    it.done.clear();
+    it.answer(0, 100);
+    if it.device.info().direct {
+        assert!(it.flight(0).way == Way::Bounced && it.device.alone);
+        let unit = it.device.offset_align as i32;
+        it.answer(0, unit);
+        assert!(it.flight(0).filled);
+        it.answer(0, unit);
+        assert_eq!(it.flight(0).through, unit as u64);
         // Of whole units only whole ones count: the next would be ragged, and is not alone for that.
-        device.event(&mut reactor, key, 2 * unit - 1, now, &mut done);
-        assert_eq!(device.flights.get_mut(0).unwrap().through, 2 * device.offset_align);
-        assert_eq!(done, []);
-        device.event(&mut reactor, key, -libc::EIO, now, &mut done);
-        assert_eq!(done, [Completion { token: 2, result: Err(DeviceError::IO) }]);
-    } else {
-        device.event(&mut reactor, key, -libc::EIO, now, &mut done);
+        it.answer(0, 2 * unit - 1);
+        assert_eq!(it.flight(0).through, 2 * unit as u64);
+        assert_eq!(it.done, []);
+    }
+    it.answer(0, -libc::EIO);
+    if it.device.info().direct {
+        assert_eq!(it.done, [Completion { token: 2, result: Err(DeviceError::IO) }]);
     }
     // A write that takes nothing does not go on for ever.
-    done.clear();
-    device.submit(&mut reactor, write, 3, now);
-    device.event(&mut reactor, key, 0, now, &mut done);
-    assert_eq!(done, [Completion { token: 3, result: Err(DeviceError::IO) }]);
+    it.done.clear();
+    it.submit(write, 3);
+    it.answer(0, 0);
+    assert_eq!(it.done, [Completion { token: 3, result: Err(DeviceError::IO) }]);
 }
 
 #[test]
 fn odd_and_other_writes_take_turns() {
-    let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
-    let mut device = FileDevice::open(&file.0, &options()).unwrap();
-    if !device.info().direct {
-        return forebay_testing::skip("file: no O_DIRECT in the temporary directory");
-    }
-    let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
-    let arena = Arena::anonymous(16_384).unwrap();
-    let now = Instant::now();
-    let mut done = Vec::new();
-    let direct = Operation::Write { span: arena.span(0, 4096), offset: 0 };
-    let odd = Operation::Write { span: arena.span(0, 3), offset: 4096 };
+    let Some(mut it) = ByHand::direct() else { return };
+    let direct = Operation::Write { span: it.arena.span(0, 4096), offset: 0 };
+    let odd = Operation::Write { span: it.arena.span(0, 3), offset: 4096 };
     for (token, operation) in [direct, odd, direct, direct].into_iter().enumerate() {
-        device.submit(&mut reactor, operation, token as u64, now);
+        it.submit(operation, token as u64);
     }
-    assert_eq!((device.writers, device.alone, device.waiting.len()), (1, false, 3));
-    let key = |index| user_data(SOURCE, index);
-    device.event(&mut reactor, key(0), 4096, now, &mut done);
-    assert_eq!((device.writers, device.alone, device.waiting.len()), (1, true, 2));
-    let unit = device.offset_align as i32;
-    device.event(&mut reactor, key(1), unit, now, &mut done);
-    assert_eq!(done.len(), 1, "what lies beside it is read");
-    device.event(&mut reactor, key(1), unit, now, &mut done);
-    assert_eq!((device.writers, device.alone, device.waiting.len()), (2, false, 0));
-    device.event(&mut reactor, key(2), 4096, now, &mut done);
-    device.event(&mut reactor, key(3), 4096, now, &mut done);
-    assert_eq!(done.iter().map(|done| done.token).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(it.writes(), (1, false, 3));
+    it.answer(0, 4096);
+    assert_eq!(it.writes(), (1, true, 2));
+    let unit = it.device.offset_align as i32;
+    it.answer(1, unit);
+    assert_eq!(it.done.len(), 1, "what lies beside it is read");
+    it.answer(1, unit);
+    assert_eq!(it.writes(), (2, false, 0));
+    it.answer(2, 4096);
+    it.answer(3, 4096);
+    assert_eq!(it.done.iter().map(|done| done.token).collect::<Vec<_>>(), [0, 1, 2, 3]);
 }
 
 #[test]
@@ -366,68 +403,53 @@ fn what_is_written_at_once_is_bounded() {
 
 #[test]
 fn a_refused_discard_succeeds_and_a_broken_one_does_not() {
-    let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
-    let mut device = FileDevice::open(&file.0, &options()).unwrap();
-    let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
-    let now = Instant::now();
-    let mut done = Vec::new();
-    let discard = Operation::Discard { offset: 0, length: 1 << 20 };
-    let key = user_data(SOURCE, 0);
+    let mut it = ByHand::new();
     for (result, expected) in
         [(-libc::EIO, Err(DeviceError::IO)), (-libc::EOPNOTSUPP, Ok(())), (0, Ok(()))]
     {
-        done.clear();
-        device.submit(&mut reactor, discard, 1, now);
-        device.event(&mut reactor, key, result, now, &mut done);
-        assert_eq!(done, [Completion { token: 1, result: expected }]);
+        it.done.clear();
+        it.submit(Operation::Discard { offset: 0, length: 1 << 20 }, 1);
+        it.answer(0, result);
+        assert_eq!(it.done, [Completion { token: 1, result: expected }]);
     }
-    assert!(!device.info().discards);
+    assert!(!it.device.info().discards);
 }
 
 #[test]
 fn a_refused_zeroing_writes_zeros_instead() {
-    let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
-    let mut device = FileDevice::open(&file.0, &options()).unwrap();
-    let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
-    let now = Instant::now();
-    let zeroes = Operation::WriteZeroes { offset: 0, length: 8192 };
-    let key = user_data(SOURCE, 0);
+    let mut it = ByHand::new();
     // No room for it, or not for this range: another way now, and this one again the next time.
     // Not known at all: never again.
     for (error, later) in [(libc::ENOSPC, ZeroWay::Range), (libc::EOPNOTSUPP, ZeroWay::Fill)] {
-        let mut done = Vec::new();
-        device.submit(&mut reactor, zeroes, 1, now);
+        it.done.clear();
+        it.submit(Operation::WriteZeroes { offset: 0, length: 8192 }, 1);
         for way in [ZeroWay::Punch, ZeroWay::Fill] {
-            device.event(&mut reactor, key, -error, now, &mut done);
-            assert_eq!(device.flights.get_mut(0).unwrap().zero_way, way);
-            assert!(done.is_empty(), "it is not done yet");
+            it.answer(0, -error);
+            assert_eq!(it.flight(0).zero_way, way);
+            assert!(it.done.is_empty(), "it is not done yet");
         }
         // The zeros themselves do not fit: that is an error, not a hint.
-        device.event(&mut reactor, key, -libc::ENOSPC, now, &mut done);
+        it.answer(0, -libc::ENOSPC);
         let result = Err(DeviceError::new(libc::ENOSPC));
-        assert_eq!(done, [Completion { token: 1, result }]);
-        assert_eq!(device.zero_way, later);
+        assert_eq!(it.done, [Completion { token: 1, result }]);
+        assert_eq!(it.device.zero_way, later);
     }
 }
 
 /// What a guest was told is zero is zero, whether or not the file system knows holes.
 #[test]
 fn a_refused_hole_that_is_to_be_zeros_is_written() {
-    let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
-    let mut device = FileDevice::open(&file.0, &options()).unwrap();
-    device.zero_by_holes();
-    let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
-    let now = Instant::now();
-    let (key, mut done) = (user_data(SOURCE, 0), Vec::new());
-    device.submit(&mut reactor, Operation::WriteZeroes { offset: 4096, length: 8192 }, 1, now);
-    assert_eq!(device.flights.get_mut(0).unwrap().zero_way, ZeroWay::Punch);
-    device.event(&mut reactor, key, -libc::EOPNOTSUPP, now, &mut done);
-    assert_eq!(device.flights.get_mut(0).unwrap().zero_way, ZeroWay::Fill);
-    assert!(done.is_empty(), "nothing is zero yet");
+    let mut it = ByHand::new();
+    it.device.zero_by_holes();
+    it.submit(Operation::WriteZeroes { offset: 4096, length: 8192 }, 1);
+    assert_eq!(it.flight(0).zero_way, ZeroWay::Punch);
+    it.answer(0, -libc::EOPNOTSUPP);
+    assert_eq!(it.flight(0).zero_way, ZeroWay::Fill);
+    assert!(it.done.is_empty(), "nothing is zero yet");
     // A broken device is no refusal: the engine is told, and parks the block.
-    device.event(&mut reactor, key, -libc::EIO, now, &mut done);
-    assert_eq!(done, [Completion { token: 1, result: Err(DeviceError::IO) }]);
-    assert_eq!(device.zero_way, ZeroWay::Fill, "what it has refused is not tried again");
+    it.answer(0, -libc::EIO);
+    assert_eq!(it.done, [Completion { token: 1, result: Err(DeviceError::IO) }]);
+    assert_eq!(it.device.zero_way, ZeroWay::Fill, "what it has refused is not tried again");
 }
 
 #[test]
@@ -628,25 +650,18 @@ fn what_another_program_read_beside_a_write_is_not_taken_for_what_is_there() {
 
 #[test]
 fn what_the_kernel_takes_no_way_but_one_goes_that_way() {
-    let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
-    let mut device = FileDevice::open(&file.0, &options()).unwrap();
-    if !device.info().direct {
-        return forebay_testing::skip("file: no O_DIRECT in the temporary directory");
-    }
-    let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
-    let arena = Arena::anonymous(16_384).unwrap();
-    let (now, mut done, key) = (Instant::now(), Vec::new(), user_data(SOURCE, 0));
-    let write = Operation::Write { span: arena.whole(), offset: 0 };
-    device.submit(&mut reactor, write, 1, now);
+    let Some(mut it) = ByHand::direct() else { return };
+    let span = it.arena.whole();
+    it.submit(Operation::Write { span, offset: 0 }, 1);
     for way in [Way::Bounced, Way::Cached] {
-        device.event(&mut reactor, key, -libc::EINVAL, now, &mut done);
-        assert_eq!(device.flights.get_mut(0).unwrap().way, way);
+        it.answer(0, -libc::EINVAL);
+        assert_eq!(it.flight(0).way, way);
     }
-    device.event(&mut reactor, key, 16_384, now, &mut done);
-    assert!(done.is_empty(), "F2: it is being made durable");
-    device.event(&mut reactor, key, 0, now, &mut done);
-    assert_eq!(done, [Completion { token: 1, result: Ok(()) }]);
-    assert_eq!((device.writers, device.alone), (0, false));
+    it.answer(0, 16_384);
+    assert!(it.done.is_empty(), "F2: it is being made durable");
+    it.answer(0, 0);
+    assert_eq!(it.done, [Completion { token: 1, result: Ok(()) }]);
+    assert_eq!(it.writes(), (0, false, 0));
 }
 
 #[test]
@@ -697,8 +712,13 @@ fn odd_blocking_use_takes_no_addresses() {
 #[test]
 fn nothing_old_is_left_in_the_page_cache_of_a_device_that_is_given_back() {
     const LENGTH: usize = 64 << 10;
+    let reactor = match Reactor::new(ReactorKind::Uring, 8) {
+        Ok(reactor) => reactor,
+        Err(error) => {
+            return forebay_testing::skip(&format!("file: {:?}: {error}", ReactorKind::Uring));
+        }
+    };
     let Some((file, device)) = attached("given-back", LoopOptions::default()) else { return };
-    let Ok(reactor) = Reactor::new(ReactorKind::Uring, 8) else { return };
     let arena = Arena::anonymous(LENGTH).unwrap();
     let ours = FileDevice::open(device.path(), &options()).unwrap();
     let mut bench = Bench { device: ours, reactor, arena, file: Temporary(PathBuf::new()) };
