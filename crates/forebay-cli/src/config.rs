@@ -138,7 +138,7 @@ pub fn read(path: &Path) -> Result<Config> {
 /// The arguments with those of their file: as given if they name none.
 pub fn with_file(args: Args, given: Vec<OsString>) -> Result<Args> {
     let Command::Serve(serve) = &args.command else { return Ok(args) };
-    once(&serve.volumes)?;
+    once(serve)?;
     if !serve.is_from_file() {
         if serve.cache.is_none() && serve.volumes.is_empty() {
             let text = "what is to be served? Give a cache (--cache), a file that names one (NAME or --config), or, to serve \
@@ -165,23 +165,30 @@ pub fn with_file(args: Args, given: Vec<OsString>) -> Result<Args> {
         let is_given = |spec: &VolumeSpec| serve.volumes.iter().any(|it| it.name == spec.name);
         both.volumes.retain(|spec| !is_given(spec));
         both.volumes.extend(serve.volumes.iter().cloned());
-        once(&both.volumes)?;
+        once(both)?;
     }
     Ok(both)
 }
 
-/// No volume and no backing device comes twice: one that is served already cannot begin anew.
-fn once(volumes: &[VolumeSpec]) -> Result<()> {
-    let clashes = |(at, spec)| clash(spec, &volumes[..at]);
+/// No volume and no device comes twice: one that is served already cannot begin anew.
+fn once(args: &ServeArgs) -> Result<()> {
+    let volumes = &args.volumes;
+    let clashes = |(at, spec)| clash(spec, args.cache.as_deref(), &volumes[..at]);
     match volumes.iter().enumerate().find_map(clashes) {
         Some(text) => Err(Args::command().error(ErrorKind::ValueValidation, text).into()),
         None => Ok(()),
     }
 }
 
-/// What a volume cannot have, since one before it has it.
-fn clash(spec: &VolumeSpec, before: &[VolumeSpec]) -> Option<String> {
+/// What a volume cannot have, since the cache or one before it has it.
+fn clash(spec: &VolumeSpec, cache: Option<&Path>, before: &[VolumeSpec]) -> Option<String> {
     let (name, path) = (&spec.name, &spec.backing.path);
+    if cache.is_some_and(|cache| cache == path) {
+        let path = path.display();
+        return Some(format!(
+            "--volume {name}={path}: is the cache; the cache goes in front of another device"
+        ));
+    }
     if before.iter().any(|other| other.name == *name) {
         return Some(format!("--volume {name}: given twice; one volume has one backing device"));
     }

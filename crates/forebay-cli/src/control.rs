@@ -157,15 +157,17 @@ pub fn ask(socket: &Path, request: &Request) -> Result<Reply> {
     ask_first(socket, request).map(|(reply, _)| reply)
 }
 
-/// Asks the daemon to stop, and waits until it says how that ended. None: it did not say, as one of before it could.
-pub fn stop(socket: &Path, drain: bool) -> Result<Option<()>> {
+/// Asks the daemon to stop, and waits until it says how that ended, with what a user should know. None: it did not say, as one of
+/// before it could.
+pub fn stop(socket: &Path, drain: bool) -> Result<Option<Vec<String>>> {
     let (_, mut more) = ask_first(socket, &Request::Stop { drain })?;
     let mut answer = String::new();
     // One that is killed says nothing.
     let _ = more.read_line(&mut answer);
     match serde_json::from_str(&answer) {
         Ok(Reply::Error { text }) => bail!(text),
-        Ok(_) => Ok(Some(())),
+        Ok(Reply::Told { lines }) => Ok(Some(lines)),
+        Ok(_) => Ok(Some(Vec::new())),
         Err(_) => Ok(None),
     }
 }
@@ -252,7 +254,13 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("forebay-stops-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let bad = "{\"reply\":\"error\",\"text\":\"not durable\"}\n";
-        let cases = [("", "None"), ("{\"reply\":\"done\"}\n", "Some(())"), (bad, "not durable")];
+        let told = "{\"reply\":\"told\",\"lines\":[\"v: 8 KiB\"]}\n";
+        let cases = [
+            ("", "None"),
+            ("{\"reply\":\"done\"}\n", "Some([])"),
+            (told, "Some([\"v: 8 KiB\"])"),
+            (bad, "not durable"),
+        ];
         for (second, expected) in cases {
             let socket = folder.join("control");
             let listener = UnixListener::bind(&socket).unwrap();

@@ -29,9 +29,9 @@ pub struct Desk {
 
 impl Desk {
     /// The last that is said. Waits for nobody.
-    pub fn tell_end(&mut self, ended: &anyhow::Result<()>) {
+    pub fn tell_end(&mut self, ended: &anyhow::Result<Vec<String>>) {
         let reply = match ended {
-            Ok(()) => Reply::Done,
+            Ok(lines) => Reply::Told { lines: lines.clone() },
             Err(error) => Reply::Error { text: format!("{error:#}") },
         };
         let mut line = serde_json::to_vec(&reply).unwrap_or_default();

@@ -15,11 +15,37 @@ use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// Sockets that are files and were made here: gone with it, unless they are kept.
+#[derive(Default)]
+pub struct Made(Vec<PathBuf>);
+
+impl Made {
+    /// They stay.
+    pub fn keep(mut self) {
+        self.0.clear();
+    }
+
+    /// One goes at once. One that the program before left is a file that nobody listens to.
+    pub fn remove(&mut self, path: &Path) {
+        self.0.retain(|it| it != path);
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // One that somebody else has removed is gone, too.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
 /// Where NBD clients come in; `None`: it is not for them.
-pub fn listen(listen: &Listen) -> Result<Option<Listener>> {
+pub fn listen(listen: &Listen, made: &mut Made) -> Result<Option<Listener>> {
     match listen {
         Listen::Tcp(address) => {
             let name = format!("nbd://{address}");
@@ -30,7 +56,7 @@ pub fn listen(listen: &Listen) -> Result<Option<Listener>> {
                 .with_context(|| format!("nbd://{address}: cannot be listened on"))?;
             Ok(Some(Listener::Tcp(listener)))
         }
-        Listen::Unix(path) => Ok(Some(Listener::Unix(bind(path)?))),
+        Listen::Unix(path) => Ok(Some(Listener::Unix(bind(path, made)?))),
         Listen::VhostUser { .. } => Ok(None),
     }
 }
@@ -53,12 +79,26 @@ pub fn kept_unix(socket: &UnixListener) -> Option<(String, OwnedFd)> {
     Some((path, socket.try_clone().ok()?.into()))
 }
 
-/// Binds a socket that is ours alone; a stale one is taken over, a live one is refused.
-pub fn bind(path: &Path) -> Result<UnixListener> {
-    let shown = path.display();
-    if let Some(left) = upgrade::take_socket(&shown.to_string()) {
+/// Refuses what [`bind`] would refuse, and leaves nothing there.
+pub fn check(path: &Path) -> Result<()> {
+    match upgrade::has_socket(&path.display().to_string()) {
+        true => Ok(()),
+        false => bind(path, &mut Made::default()).map(drop),
+    }
+}
+
+/// Binds a socket that is ours alone, unless the program before left it; a stale one is taken over, a live one is refused.
+pub fn bind(path: &Path, made: &mut Made) -> Result<UnixListener> {
+    if let Some(left) = upgrade::take_socket(&path.display().to_string()) {
         return Ok(left.into());
     }
+    let listener = bind_file(path)?;
+    made.0.push(path.to_owned());
+    Ok(listener)
+}
+
+fn bind_file(path: &Path) -> Result<UnixListener> {
+    let shown = path.display();
     match bind_private(path) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {}
         other => return other.with_context(|| format!("{shown}: cannot be listened on")),

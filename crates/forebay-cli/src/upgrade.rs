@@ -260,6 +260,11 @@ pub fn take_socket(address: &str) -> Option<OwnedFd> {
     })
 }
 
+/// Whether it is there to be taken.
+pub fn has_socket(address: &str) -> bool {
+    to_take(|left| left.sockets.iter().any(|(it, _)| it == address).then_some(())).is_some()
+}
+
 /// Whether virtual machines were left.
 #[cfg(feature = "vhost")]
 pub fn has_machines() -> bool {

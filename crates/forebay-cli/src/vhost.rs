@@ -2,25 +2,35 @@
 //! `--listen vhost-user://`: which volume is the disk of which virtual machine.
 
 use crate::args::{Listen, ServeArgs};
+use crate::sockets::{self, Made};
 use anyhow::{Result, bail};
 use forebay_core::units::VolumeIndex;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 #[cfg(feature = "vhost")]
 mod machines;
 #[cfg(feature = "vhost")]
-pub use machines::{Machines, memory_parts};
+pub use machines::{Machines, SOCKET_COUNT_MAX, memory_parts};
 
 #[cfg(not(feature = "vhost"))]
 mod none;
 #[cfg(not(feature = "vhost"))]
-pub use none::{Machines, memory_parts};
+pub use none::{Machines, SOCKET_COUNT_MAX, memory_parts};
 
-/// A socket for a virtual machine, and its volume.
+/// A socket for a virtual machine, and the name of its volume.
+pub struct Bound {
+    path: PathBuf,
+    listener: UnixListener,
+    volume: String,
+}
+
+/// The same, of a volume that is served.
 #[cfg_attr(not(feature = "vhost"), allow(dead_code))]
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Wanted {
     pub path: PathBuf,
+    pub listener: UnixListener,
     pub volume: Volume,
 }
 
@@ -34,40 +44,46 @@ pub struct Volume {
     pub logical_block: u32,
 }
 
-/// The sockets for virtual machines, each with the volume that was asked for; and what stands
-/// against others.
-pub fn wanted(
-    args: &ServeArgs,
-    served: &[Volume],
-    recorded: &[String],
-) -> Result<(Vec<Wanted>, Vec<String>)> {
-    let (mut wanted, mut problems) = (Vec::new(), Vec::new());
+/// Binds the sockets for virtual machines. `names`: of all volumes there can be.
+pub fn bind(args: &ServeArgs, names: &[&str], made: &mut Made) -> Result<Vec<Bound>> {
+    if socket_count(args) > SOCKET_COUNT_MAX {
+        bail!("--listen vhost-user: at most {SOCKET_COUNT_MAX} sockets");
+    }
+    let mut bound = Vec::new();
     for listen in &args.listen {
         let Listen::VhostUser { path, volume } = listen else { continue };
         let shown = path.display();
-        let volume = match (volume, served) {
-            (None, [only]) if recorded.len() == 1 => only.clone(),
+        let volume = match (volume, names) {
+            (None, [only]) => (*only).to_owned(),
             (None, _) => bail!(
                 "vhost-user://{shown}: which volume? give vhost-user://{shown}?volume=NAME ({})",
-                recorded.join(", ")
+                names.join(", ")
             ),
-            (Some(name), _) => match served.iter().find(|volume| volume.name == *name) {
-                Some(volume) => volume.clone(),
-                None if recorded.contains(name)
-                    || args.volumes.iter().any(|it| it.name == *name) =>
-                {
-                    problems.push(format!("{name}: not listened for on {shown}: it is not served"));
-                    continue;
-                }
-                None => bail!(
-                    "vhost-user://{shown}?volume={name}: no such volume is served; these are: {}",
-                    served.iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join(", ")
-                ),
-            },
+            (Some(name), _) if names.contains(&name.as_str()) => name.clone(),
+            (Some(name), _) => bail!(
+                "vhost-user://{shown}?volume={name}: no such volume; there are: {}",
+                names.join(", ")
+            ),
         };
-        wanted.push(Wanted { path: path.clone(), volume });
+        let listener = sockets::bind(path, made)?;
+        bound.push(Bound { path: path.clone(), listener, volume });
     }
-    Ok((wanted, problems))
+    Ok(bound)
+}
+
+/// Those whose volumes are served, and what stands against the others, which go.
+pub fn wanted(bound: Vec<Bound>, served: &[Volume], made: &mut Made) -> (Vec<Wanted>, Vec<String>) {
+    let (mut wanted, mut problems) = (Vec::new(), Vec::new());
+    for Bound { path, listener, volume: name } in bound {
+        if let Some(volume) = served.iter().find(|volume| volume.name == name) {
+            wanted.push(Wanted { path, listener, volume: volume.clone() });
+        } else {
+            made.remove(&path);
+            let shown = path.display();
+            problems.push(format!("{name}: not listened for on {shown}: it is not served"));
+        }
+    }
+    (wanted, problems)
 }
 
 /// How many sockets for virtual machines there are to be.

@@ -31,7 +31,7 @@ fn destroy(cache: &str, address: u64) {
 fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
     let place = Place::new("absurd");
     let (cache, new) = (place.cache(), place.text("new"));
-    let usage: [(&[&str], &str); 22] = [
+    let usage: [(&[&str], &str); 24] = [
         (&["format"], "<CACHE>"),
         (&["format", &new, "--size", "x"], "'x' is no size; try 512K or 1G"),
         (&["format", &new, "--size", ""], "is no size"),
@@ -54,10 +54,14 @@ fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
         (&["stauts"], "did you mean `status`?; see `forebay --help`"),
         (&["status", "--jsn"], "did you mean `--json`?; see `forebay status --help`"),
         (&["why", "v", "x"], "expected a block's number"),
+        (&["serve", "--cache", &cache, "--memory", "192"], "is 192 B of memory"),
+        (&["serve", "--cache", &cache, "--volume", &format!("v={cache}")], ": is the cache; "),
     ];
     for (args, says) in usage {
         place.run(args).refused(2, says);
     }
+    let link = place.text("link");
+    std::os::unix::fs::symlink(&cache, &link).unwrap();
     let small = place.file("small", 4096);
     let empty = place.file("empty", 0);
     let could_not: [(&[&str], &str); 14] = [
@@ -74,7 +78,7 @@ fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
         (&["serve", "--cache", &cache, "--memory", "1M"], "--memory 1 MiB: at least "),
         (&["serve", "--cache", &cache], "give --volume NAME=BACKING"),
         (&["serve", "--cache", &cache, "--volume", &format!("v={empty}")], "is empty"),
-        (&["serve", "--cache", &cache, "--volume", &format!("v={cache}")], "same device or file"),
+        (&["serve", "--cache", &cache, "--volume", &format!("v={link}")], "same device or file"),
     ];
     for (args, says) in could_not {
         place.run(args).refused(1, says);

@@ -16,8 +16,14 @@ fn changed(name: &str) -> (Scratch, PathBuf) {
     let backing = scratch.file("backing", 16 * MIB);
     let daemon = scratch.serve(&["--volume", &format!("v={}", backing.display())]);
     scratch.connect("v").write(MIB, &[7; 8192], true).unwrap();
-    let said = daemon.stop("TERM");
-    assert!(said.contains("v: 8 KiB not yet on "), "{said}");
+    // Who stops it is told as well as its log.
+    let stop = scratch.ask(&["stop"]);
+    let (code, said) = daemon.ended();
+    assert_eq!((code, stop.status.code()), (Some(0), Some(0)), "{said} {stop:?}");
+    let told = String::from_utf8(stop.stdout).unwrap();
+    for text in [&told, &said] {
+        assert!(text.contains("v: 8 KiB not yet on "), "{text}");
+    }
     let file = std::fs::File::options().write(true).open(&backing).unwrap();
     file.write_all_at(&[9; 4096], 0).unwrap();
     file.sync_all().unwrap();
@@ -81,7 +87,8 @@ fn lose_dirty_starts_empty_from_the_backing_device() {
     let (scratch, backing) = changed("changed-lose");
     let before = std::fs::read(&backing).unwrap();
     let daemon = scratch.serve(&["--if-changed", "v=lose-dirty"]);
-    assert!(daemon.said().contains("; starts empty"), "{}", daemon.said());
+    let given_up = "; starts empty, and 8 KiB that were not yet on it are given up";
+    assert!(daemon.said().contains(given_up), "{}", daemon.said());
     let mut client = scratch.connect("v");
     assert_eq!(client.read(0, 4096).unwrap(), [9; 4096]);
     assert_eq!(client.read(MIB, 8192).unwrap(), [0; 8192]);

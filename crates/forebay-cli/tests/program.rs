@@ -17,6 +17,7 @@ mod config;
 mod connections;
 mod documents;
 mod drain;
+mod failed_start;
 mod figures;
 mod flush_trace;
 mod forget;

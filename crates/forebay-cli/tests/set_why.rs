@@ -49,6 +49,9 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
     assert!(set.status.success(), "{set:?}");
     let said = String::from_utf8(set.stdout).unwrap();
     assert!(said.contains("v: write-back, order relaxed, cutoff 128 KiB"), "{said}");
+    let undone =
+        "v: cutoff=128K holds until the next start: --volume of this daemon says something else\n";
+    assert!(said.ends_with(undone) && said.lines().count() == 2, "{said}");
 
     // Relaxed: what ends a long run goes around it, although the log is dirty elsewhere.
     for at in 0..8 {

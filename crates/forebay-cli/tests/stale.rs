@@ -293,7 +293,12 @@ fn two_volumes_of_one_cache_on_one_disk_are_as_those_of_two_caches() {
     let daemon = place.serve(&[]);
     place.drain();
     daemon.stop("TERM");
-    let daemon = place.serve(&other);
+    // Clean or not, another name is a mistake: the one that is recorded would wait for its own disk.
+    let said = refused(place.with_state(place.scratch.serve_command(&other)));
+    let instead =
+        "belongs to volume v of this cache: serve it as v, or drain and forget that first";
+    assert!(said.contains(instead), "{said}");
+    let daemon = place.serve(&[&other[..], &["--without-cache", "w"]].concat());
     assert!(daemon.said().contains("volume v of this cache, which is stale"), "{}", daemon.said());
     assert!(place.problems().contains("is the backing device of volume w"), "{}", place.problems());
     place.write("w", at, 2);

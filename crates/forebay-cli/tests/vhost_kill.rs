@@ -345,7 +345,7 @@ fn a_socket_that_names_no_volume_is_refused() {
     let said = serve(&socket);
     assert!(said.contains("which volume?") && said.contains("(a, b)"), "{said}");
     let said = serve(&format!("{socket}?volume=c"));
-    assert!(said.contains("no such volume is served; these are: a, b"), "{said}");
+    assert!(said.contains("no such volume; there are: a, b"), "{said}");
     let done = forebay([OsStr::new("serve"), OsStr::new("--listen"), OsStr::new("vhost-user://x")]);
     assert_eq!(done.status.code(), Some(2));
 }

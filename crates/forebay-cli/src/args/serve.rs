@@ -3,7 +3,7 @@
 
 use super::listen::{Listen, MetricsAddress, parse_listen, parse_metrics};
 use super::volume::{VolumeSpec, parse_volume};
-use crate::units::{parse_size, parse_time};
+use crate::units::{parse_size, parse_time, size};
 use clap::ValueEnum;
 use forebay_core::units::BLOCK_BYTES;
 use std::path::PathBuf;
@@ -146,7 +146,7 @@ pub struct ServeArgs {
     ///
     /// The map takes at most 5 MiB for each GiB of the cache besides, and what was missed lately 64 KiB. `format` and the log say what
     /// takes how much.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "192M")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory, default_value = "192M")]
     pub memory: u64,
     /// How reads and writes are given to the kernel
     #[arg(long, value_enum, default_value = "auto")]
@@ -173,6 +173,17 @@ fn parse_rate(text: &str) -> Result<u64, String> {
     match parse_size(text)? {
         rate if rate < BLOCK_BYTES => Err(format!("'{text}' is less than a block a second")),
         rate => Ok(rate),
+    }
+}
+
+/// Less than this no daemon takes: it was meant in another unit.
+fn parse_memory(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        bytes if bytes < 1 << 20 => Err(format!(
+            "'{text}' is {} of memory, and a daemon takes some MiB; 192M?",
+            size(bytes)
+        )),
+        bytes => Ok(bytes),
     }
 }
 

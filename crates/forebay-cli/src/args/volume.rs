@@ -6,6 +6,7 @@ use crate::units::{exact_size, parse_size, parse_time};
 use forebay_core::format::superblock::{CUTOFF_MAX, Mode, Order, WEIGHT_MAX};
 use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::BLOCK_BYTES;
+use std::mem::discriminant;
 
 /// A volume as it is asked for: `NAME=BACKING[,KEY=VALUE]...`.
 #[derive(Clone, Debug)]
@@ -21,6 +22,27 @@ pub struct VolumeSpec {
     pub p99_target: Option<u32>,
     pub reserve: Option<Reserve>,
     pub logical_block: Option<u32>,
+}
+
+impl VolumeSpec {
+    /// What is asked for of what can be set.
+    pub fn settings(&self) -> impl Iterator<Item = Setting> {
+        let all = [
+            self.mode.map(Setting::Mode),
+            self.order.map(Setting::Order),
+            self.cutoff.map(Setting::Cutoff),
+            self.weight.map(Setting::Weight),
+            self.p99_target.map(Setting::P99Target),
+            self.reserve.map(Setting::Reserve),
+        ];
+        all.into_iter().flatten()
+    }
+
+    /// Whether it asks for something else.
+    pub fn is_against(&self, setting: Setting) -> bool {
+        let is_alike = |it: &Setting| discriminant(it) == discriminant(&setting);
+        self.settings().find(is_alike).is_some_and(|it| it != setting)
+    }
 }
 
 /// What may come after the backing device.
@@ -106,6 +128,10 @@ fn parse_weight(text: &str) -> Result<u8, String> {
 
 /// In microseconds.
 fn parse_p99_target(text: &str) -> Result<u32, String> {
+    // Whoever leaves the unit out means milliseconds, and seconds would be no target at all.
+    if text != "0" && text.bytes().all(|it| it.is_ascii_digit()) {
+        return Err(format!("p99_target={text}: a unit is missing; {text}ms?"));
+    }
     let time = parse_time(text).map_err(|error| format!("p99_target={text}: {error}"))?;
     let micros = u32::try_from(time.as_micros()).ok().filter(|micros| *micros <= 60_000_000);
     micros.ok_or_else(|| format!("p99_target={text}: expected 0, or a time of up to a minute"))

@@ -8,9 +8,11 @@ mod ending;
 mod growing;
 mod health;
 mod leaving;
+mod listening;
 mod look;
 mod offline;
 mod opening;
+mod plan;
 mod rates;
 mod report;
 mod scrub;
@@ -20,7 +22,7 @@ mod watch;
 
 pub use offline::drain_offline;
 
-use crate::args::{Attach, Listen, MetricsAddress, ServeArgs};
+use crate::args::{Attach, Listen, MetricsAddress, ServeArgs, VolumeSpec};
 use crate::attach::{self, Attached, Kind};
 use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
@@ -33,7 +35,6 @@ use crate::{metrics, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
 use coming::Coming;
 use forebay::host::notify::sd_notify;
-use forebay::host::runtime_dir::RuntimeDir;
 use forebay::io::{ReactorKind, Stats};
 use forebay::shard::uuid_text;
 use forebay_core::format::superblock::Volume;
@@ -43,6 +44,7 @@ use forebay_serve::passage::Passage;
 use forebay_serve::server::Server;
 use growing::Growing;
 use leaving::Leaving;
+use listening::Listening;
 use look::Looked;
 use rates::Rates;
 use std::cell::RefCell;
@@ -101,7 +103,8 @@ struct Daemon {
     room: usize,
     /// It takes no more volumes, and lets none go.
     is_ending: bool,
-    /// A file says what the next start serves: this one.
+    /// What the next start is asked for again, and the file that says it, if one does.
+    asked: Vec<VolumeSpec>,
     config_file: Option<PathBuf>,
     /// What is known of caches outside of them, and marks that are being written there.
     state_dir: Option<StateDir>,
@@ -264,7 +267,7 @@ fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) 
     let desk = Rc::clone(&daemon.desk);
     let ended = daemon.end(args.stop_timeout, &control, unix_sockets(args));
     desk.borrow_mut().tell_end(&ended);
-    ended.map(|()| Next::Exit(ExitCode::SUCCESS))
+    ended.map(|_| Next::Exit(ExitCode::SUCCESS))
 }
 
 /// The sockets that are files, to be removed in the end.
@@ -292,39 +295,42 @@ impl Daemon {
         }
     }
 
-    /// All that can be wrong before it serves: the volumes, and where others come in.
+    /// All that can be wrong before it serves: where others come in, and the volumes.
     fn begin(
         &mut self,
         args: &ServeArgs,
         patience: &Patience,
     ) -> Result<(PathBuf, Option<metrics::Listener>)> {
+        if args.volumes.is_empty()
+            && self.server.shard.superblock().volumes.iter().all(Option::is_none)
+        {
+            bail!("the cache has no volume yet; give --volume NAME=BACKING");
+        }
+        let Listening { nbd, machines, metrics, control, mut made } = self.bind(args)?;
         self.add_volumes(args, patience)?;
         for at in 0..self.volumes.len() {
             self.export(at)?;
         }
         if self.volumes.is_empty() {
-            let problems = self.problems.join("; ");
-            if problems.is_empty() {
-                bail!("the cache has no volume yet; give --volume NAME=BACKING");
-            }
-            bail!("no volume can be served: {problems}");
+            bail!("no volume can be served: {}", self.problems.join("; "));
         }
-        let (wanted, waiting) = self.wanted_machines(args)?;
-        waiting.into_iter().for_each(|text| self.problem(text));
-        let listeners = args.listen.iter().map(sockets::listen).collect::<Result<Vec<_>>>()?;
-        let listeners: Vec<_> = listeners.into_iter().flatten().collect();
-        self.sockets.extend(listeners.iter().filter_map(sockets::kept));
-        let metrics = args.metrics.as_ref().map(metrics::Listener::bind).transpose()?;
-        let nbd = NbdFrontEnd::new(listeners, Rc::clone(&self.exports))?;
+        self.sockets.extend(nbd.iter().filter_map(sockets::kept));
+        let nbd = NbdFrontEnd::new(nbd, Rc::clone(&self.exports))?;
         self.nbd_clients = Some(nbd.counts());
         self.passage = Some(nbd.passage());
         self.server.add(Box::new(nbd))?;
+        let (wanted, waiting) = vhost::wanted(machines, &self.machines_volumes(), &mut made);
+        waiting.into_iter().for_each(|text| self.problem(text));
         if !wanted.is_empty() {
             let mut machines = vhost::Machines::begin(&mut self.server, wanted)?;
             self.sockets.extend(machines.kept());
             self.machines = Some(machines);
         }
-        Ok((self.listen_for_control(args.control.as_deref())?, metrics))
+        let listener = sockets::bind(&control, &mut made)?;
+        self.sockets.extend(sockets::kept_unix(&listener));
+        self.server.add(Box::new(ControlServer::new(listener, Rc::clone(&self.desk))))?;
+        made.keep();
+        Ok((control, metrics))
     }
 
     /// Guests of the program before go on: it does not come back any more (G6 of `upgrade.rs`).
@@ -380,24 +386,18 @@ impl Daemon {
         self.server.shard.superblock().volumes.get(usize::from(index.0))?.as_ref()
     }
 
-    /// The volumes that are to be disks of virtual machines.
-    fn wanted_machines(&self, args: &ServeArgs) -> Result<(Vec<vhost::Wanted>, Vec<String>)> {
-        let served: Vec<vhost::Volume> = self
-            .volumes
-            .iter()
-            .filter_map(|it| {
-                let recorded = self.recorded(it.index)?;
-                Some(vhost::Volume {
-                    index: it.index,
-                    name: it.name.clone(),
-                    size_bytes: recorded.size_bytes,
-                    logical_block: recorded.logical_block,
-                })
+    /// The volumes that can be disks of virtual machines.
+    fn machines_volumes(&self) -> Vec<vhost::Volume> {
+        let volume = |it: &Served| {
+            let recorded = self.recorded(it.index)?;
+            Some(vhost::Volume {
+                index: it.index,
+                name: it.name.clone(),
+                size_bytes: recorded.size_bytes,
+                logical_block: recorded.logical_block,
             })
-            .collect();
-        let all = self.server.shard.superblock().volumes.iter().flatten();
-        let recorded: Vec<String> = all.map(|volume| volume.name.clone()).collect();
-        vhost::wanted(args, &served, &recorded)
+        };
+        self.volumes.iter().filter_map(volume).collect()
     }
 
     /// The cache's path, for people.
@@ -406,20 +406,6 @@ impl Daemon {
             Some(path) => path.display().to_string(),
             None => "no device".into(),
         }
-    }
-
-    fn listen_for_control(&mut self, given: Option<&Path>) -> Result<PathBuf> {
-        let path = match given {
-            Some(path) => path.to_owned(),
-            None => {
-                let uuid = uuid_text(&self.server.shard.superblock().uuid);
-                RuntimeDir::open()?.path().join(format!("{uuid}.sock"))
-            }
-        };
-        let listener = sockets::bind(&path)?;
-        self.sockets.extend(sockets::kept_unix(&listener));
-        self.server.add(Box::new(ControlServer::new(listener, Rc::clone(&self.desk))))?;
-        Ok(path)
     }
 
     fn problem(&mut self, text: String) {
@@ -594,7 +580,7 @@ impl Daemon {
                     Reply::Told { lines: vec![line] }
                 }
                 Request::Set { name, settings } => match self.set(&name, &settings) {
-                    Ok(()) => Reply::Done,
+                    Ok(lines) => Reply::Told { lines },
                     Err(error) => Reply::Error { text: format!("{error:#}") },
                 },
                 Request::Why { name, lba } => match self.why(&name, lba) {

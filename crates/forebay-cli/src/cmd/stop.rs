@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `forebay stop`: asks the daemon to end, waits until it has, and says whether everything is durable.
+//! `forebay stop`: asks the daemon to end, waits until it has, and says whether everything is durable and what is not on which disk.
 
 use crate::args::StopArgs;
 use crate::control;
@@ -26,11 +26,15 @@ pub fn run(args: &StopArgs) -> Result<ExitCode> {
         std::thread::sleep(POLL);
     }
     // It removes that last of all, unless it was killed.
-    if told.is_none() && socket.exists() {
+    let Some(lines) = told else {
+        if !socket.exists() {
+            return Ok(ExitCode::SUCCESS);
+        }
         bail!(
             "the daemon was ended before everything was durable; serve again before the machine goes down, and what was \
              answered is recovered"
         );
-    }
+    };
+    lines.iter().for_each(|line| out!("{line}"));
     Ok(ExitCode::SUCCESS)
 }

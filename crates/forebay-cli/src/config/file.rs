@@ -13,6 +13,7 @@ use clap::error::{ContextKind, ContextValue};
 use std::error::Error;
 use std::ffi::OsString;
 use std::ops::Range;
+use std::path::PathBuf;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -33,6 +34,7 @@ pub fn words(text: &str) -> Result<Vec<OsString>, Vec<Mistake>> {
         text,
         serve: serve_command(),
         words: Vec::new(),
+        cache: None,
         volumes: Vec::new(),
         mistakes: Vec::new(),
     };
@@ -53,6 +55,7 @@ struct Reader<'a> {
     text: &'a str,
     serve: clap::Command,
     words: Vec<OsString>,
+    cache: Option<PathBuf>,
     volumes: Vec<VolumeSpec>,
     mistakes: Vec<Mistake>,
 }
@@ -95,6 +98,9 @@ impl Reader<'_> {
         };
         for value in values {
             let Some(text) = self.plain(name, value) else { continue };
+            if name == "cache" {
+                self.cache = Some(text.clone().into());
+            }
             let word = OsString::from(format!("--{name}={text}"));
             match self.check(&word) {
                 Ok(()) => self.words.push(word),
@@ -162,7 +168,7 @@ impl Reader<'_> {
             Ok(spec) => spec,
             Err(why) => return self.wrong(name.span(), why),
         };
-        if let Some(text) = clash(&spec, &self.volumes) {
+        if let Some(text) = clash(&spec, self.cache.as_deref(), &self.volumes) {
             return self.wrong(backing.span(), text);
         }
         self.words.push(format!("--volume={word}").into());
@@ -173,7 +179,9 @@ impl Reader<'_> {
     fn plain(&mut self, name: &str, value: &Spanned<DeValue<'_>>) -> Option<String> {
         match value.get_ref() {
             DeValue::String(text) => Some(text.to_string()),
-            DeValue::Integer(number) if number.radix() == 10 => Some(number.as_str().to_owned()),
+            DeValue::Integer(number) if number.radix() == 10 && !self.is_path(name) => {
+                Some(number.as_str().to_owned())
+            }
             other => {
                 let kind = other.type_str();
                 let text = format!("{name}: expected a text in quotes, found this {kind}");
@@ -181,6 +189,13 @@ impl Reader<'_> {
                 None
             }
         }
+    }
+
+    fn is_path(&self, name: &str) -> bool {
+        let path = clap::value_parser!(PathBuf).type_id();
+        let is_it =
+            |it: &clap::Arg| it.get_long() == Some(name) && it.get_value_parser().type_id() == path;
+        name == "backing" || options(&self.serve).any(is_it)
     }
 
     /// What the command line would say to this word alone.
@@ -298,6 +313,10 @@ mod tests {
             "2:1: mode is not known here; it belongs below [volume.NAME]"
         );
         assert!(at("if-changed = 'a=keep-dirty'").contains("belongs to one run"));
+        assert_eq!(one("cache = 5"), "1:9: cache: expected a text in quotes, found this integer");
+        // As if it were MiB.
+        let told = at("memory = 192");
+        assert!(told.starts_with("2:10: memory: '192' is 192 B of memory"), "{told}");
         assert!(at("x = ").starts_with("2:5: this is not TOML: "), "{}", at("x = "));
         assert!(at("cache = 'b'").contains("duplicate key"), "{}", at("cache = 'b'"));
     }
@@ -313,6 +332,15 @@ mod tests {
             at("backing = '/dev/b'\nlogical_block = 1024").starts_with("4:17: logical_block=1024")
         );
         assert!(at("mode = 'write-back'").starts_with("2:9: volume.d: backing is missing"));
+        assert_eq!(
+            at("backing = '/dev/b'\np99_target = 50"),
+            "4:14: p99_target=50: a unit is missing; 50ms?"
+        );
+        assert_eq!(
+            at("backing = '/dev/a'"),
+            "3:11: --volume d=/dev/a: is the cache; the cache goes in front of another device"
+        );
+        assert!(at("backing = 5").starts_with("3:11: backing: expected a text in quotes"));
         // A value cannot bring an option with it.
         assert!(at("backing = '/dev/b,mode=write-around'").starts_with("3:11: backing: a comma"));
         assert!(one("cache = 'a'\nvolume.d = '/dev/b'\n").contains("write [volume.d]"));

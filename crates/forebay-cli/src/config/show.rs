@@ -7,6 +7,17 @@ use clap::parser::ValueSource;
 use std::fmt::Write;
 use toml::Value;
 
+/// What a volume has at first of what can be set.
+const FIRST: [(&str, &str); 7] = [
+    ("mode", "write-back"),
+    ("order", "batch"),
+    ("cutoff", "4M"),
+    ("weight", "1"),
+    ("p99_target", "0"),
+    ("reserve", "default"),
+    ("logical_block", "that of its backing device"),
+];
+
 /// A configuration file that says what this one means.
 pub fn effective(config: &Config) -> Result<String> {
     let matches = file_command().try_get_matches_from(line(&config.words))?;
@@ -43,9 +54,14 @@ pub fn effective(config: &Config) -> Result<String> {
         writeln!(text, "\n[volume.{name}]")?;
         let mut parts = rest.split(',');
         writeln!(text, "backing = {}", quoted(parts.next().unwrap_or_default()))?;
+        let mut set = Vec::new();
         for part in parts {
             let (key, value) = part.split_once('=').context("an option has a value")?;
             writeln!(text, "{key} = {}", quoted(value))?;
+            set.push(key);
+        }
+        for (key, first) in FIRST.iter().filter(|(key, _)| !set.contains(key)) {
+            writeln!(text, "# {key} is not set: as the cache has it; of a new volume {first}")?;
         }
     }
     Ok(text)
@@ -58,7 +74,27 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::{Setting, VOLUME_KEYS, parse_setting};
     use crate::config::file::words;
+    use forebay_core::format::superblock::Volume;
+
+    #[test]
+    fn what_a_volume_has_at_first_is_what_is_said() {
+        let at_first = Volume::empty([1; 16], "v", 1 << 30);
+        let keys: Vec<&str> = FIRST.iter().map(|it| it.0).collect();
+        assert_eq!(keys, VOLUME_KEYS);
+        for (key, first) in FIRST.iter().filter(|(key, _)| *key != "logical_block") {
+            let same = match parse_setting(&format!("{key}={first}")).unwrap() {
+                Setting::Mode(mode) => mode == at_first.mode,
+                Setting::Order(order) => order == at_first.order,
+                Setting::Cutoff(cutoff) => cutoff == at_first.cutoff,
+                Setting::Weight(weight) => weight == at_first.weight,
+                Setting::P99Target(target) => target == at_first.p99_target,
+                Setting::Reserve(reserve) => reserve == at_first.reserve,
+            };
+            assert!(same, "{key}={first}");
+        }
+    }
 
     #[test]
     fn what_is_shown_means_the_same_again() {
@@ -71,9 +107,9 @@ mod tests {
         assert!(first.contains("memory = \"1G\"\n"), "{first}");
         assert!(first.contains("device-timeout = \"60s\"  # the default\n"), "{first}");
         assert!(first.contains("# metrics is not set\n"), "{first}");
-        assert!(
-            first.contains("[volume.\"a.b\"]\nbacking = \"/dev/c\"\nmode = \"write-around\"\n")
-        );
+        let volume = "[volume.\"a.b\"]\nbacking = \"/dev/c\"\nmode = \"write-around\"\n\
+                      # order is not set: as the cache has it; of a new volume batch\n";
+        assert!(first.contains(volume), "{first}");
         let second = shown(&first);
         assert_eq!(second, first.replace("  # the default", ""), "it is a file that is understood");
     }

@@ -9,6 +9,7 @@
 use super::text::{CONTENT_TYPE, text};
 use crate::args::MetricsAddress;
 use crate::control::Request;
+use crate::sockets::{self, Made};
 use anyhow::{Context, Result, anyhow, bail};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -73,9 +74,9 @@ pub fn start(listener: Listener, control: PathBuf) -> Result<()> {
 
 impl Listener {
     /// Listens there; a stale socket is taken over, a live one is refused.
-    pub fn bind(address: &MetricsAddress) -> Result<Listener> {
+    pub fn bind(address: &MetricsAddress, made: &mut Made) -> Result<Listener> {
         match address {
-            MetricsAddress::Unix(path) => Ok(Listener::Unix(crate::sockets::bind(path)?)),
+            MetricsAddress::Unix(path) => Ok(Listener::Unix(sockets::bind(path, made)?)),
             MetricsAddress::Tcp(address) => {
                 let listener = std::net::TcpListener::bind(address)
                     .with_context(|| format!("--metrics {address}: cannot be listened on"))?;

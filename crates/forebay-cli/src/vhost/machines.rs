@@ -4,12 +4,13 @@
 use super::{Wanted, qemu_line};
 use crate::log::Limiter;
 use crate::{sockets, upgrade};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use forebay_core::units::VolumeIndex;
 use forebay_serve::passage::Passage;
 use forebay_serve::server::Server;
 use forebay_serve::vhost::blk::Disk;
-use forebay_serve::vhost::front_end::{self, News, SOCKET_COUNT_MAX, Socket, VhostFrontEnd, Watch};
+pub use forebay_serve::vhost::front_end::SOCKET_COUNT_MAX;
+use forebay_serve::vhost::front_end::{self, News, Socket, VhostFrontEnd, Watch};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -33,14 +34,11 @@ pub struct Machines {
 impl Machines {
     /// Listens.
     pub fn begin(server: &mut Server, wanted: Vec<Wanted>) -> Result<Machines> {
-        if wanted.len() > SOCKET_COUNT_MAX {
-            bail!("--listen vhost-user: at most {SOCKET_COUNT_MAX} sockets");
-        }
-        let mut listening = Vec::new();
-        for Wanted { path, volume } in &wanted {
+        let (mut listening, mut sockets) = (Vec::new(), Vec::new());
+        for Wanted { path, listener, volume } in wanted {
             let disk = Disk::new(&volume.name, volume.size_bytes, volume.logical_block);
-            let listener = sockets::bind(path)?;
             listening.push(Socket { listener, volume: volume.index, disk });
+            sockets.push((path, volume.index, volume.name));
         }
         let kept = listening.iter().filter_map(|it| sockets::kept_unix(&it.listener)).collect();
         let front_end = VhostFrontEnd::new(listening).context("cannot take memory")?;
@@ -49,8 +47,6 @@ impl Machines {
             passage.expect();
         }
         server.add(Box::new(front_end))?;
-        let name = |it: Wanted| (it.path, it.volume.index, it.volume.name);
-        let sockets = wanted.into_iter().map(name).collect();
         Ok(Machines { sockets, kept, watch, passage, limiter: Limiter::new() })
     }
 

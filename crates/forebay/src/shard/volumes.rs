@@ -9,6 +9,7 @@ use crate::latency::Latency;
 use forebay_core::engine::{CacheHealth, Engine};
 use forebay_core::format::superblock::{Head, Volume};
 use forebay_core::limits::VOLUME_COUNT_MAX;
+use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::{Ordinal, Sequence, VolumeIndex};
 use std::io;
 use std::time::{Duration, Instant};
@@ -26,21 +27,37 @@ impl Shard {
 
     /// A free place for a new volume, where none was detached from in this opening.
     pub fn free_index(&self) -> Result<VolumeIndex, OpenError> {
-        let mut places = self.superblock.volumes.iter().zip(&self.had);
-        let at = places.position(|(volume, had)| volume.is_none() && !had);
-        Ok(VolumeIndex(at.ok_or(OpenError::TooManyVolumes)? as u8))
+        self.free_indexes().next().ok_or(OpenError::TooManyVolumes)
     }
 
-    /// Whether a cache has room for what a new volume is to have for itself.
-    pub fn check_new(&self, volume: &NewVolume) -> Result<(), OpenError> {
-        let volumes = self.reserves(&[]).count() as u32 + 1;
-        self.check_count(volumes, self.segments_to_stay())?;
-        self.check_reserves(self.reserves(&[]).chain([volume.reserve]))
+    /// All of them.
+    pub fn free_indexes(&self) -> impl Iterator<Item = VolumeIndex> {
+        let places = self.superblock.volumes.iter().zip(&self.had).enumerate();
+        let free = places.filter(|(_, (volume, had))| volume.is_none() && !**had);
+        free.map(|(at, _)| VolumeIndex(at as u8))
+    }
+
+    /// Whether a cache has room for new volumes and what they are to have for themselves, once those that are known have what
+    /// is asked for.
+    pub fn check_room(
+        &self,
+        asked: &[(VolumeIndex, Reserve)],
+        new: &[Reserve],
+    ) -> Result<(), OpenError> {
+        // What is recorded is served as it is.
+        if asked.is_empty() && new.is_empty() {
+            return Ok(());
+        }
+        let all = self.reserves(asked).chain(new.iter().copied());
+        if !new.is_empty() {
+            self.check_count(all.clone().count() as u32, self.segments_to_stay())?;
+        }
+        self.check_reserves(all)
     }
 
     /// Records a new volume, with an empty log.
     pub fn add(&mut self, index: VolumeIndex, volume: &NewVolume) -> Result<(), OpenError> {
-        self.check_new(volume)?;
+        self.check_room(&[], &[volume.reserve])?;
         let mut uuid = [0; 16];
         cache::fill_random(&mut uuid).map_err(system("take random bytes"))?;
         let recorded = Volume {

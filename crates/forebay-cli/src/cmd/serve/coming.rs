@@ -13,7 +13,7 @@
 
 use super::Daemon;
 use super::look::Looked;
-use super::volumes::{Wanted, role};
+use super::plan::{Wanted, role};
 use crate::address::Address;
 use crate::args::{IfChanged, VolumeSpec, parse_if_changed, parse_volume};
 use crate::control::Reply;
@@ -36,7 +36,6 @@ pub(super) struct Coming {
     name: String,
     index: VolumeIndex,
     address: Address,
-    logical_block: Option<u32>,
     if_changed: Option<IfChanged>,
     without_cache: bool,
     /// As it was asked for; none: as it is recorded.
@@ -97,7 +96,7 @@ impl Daemon {
                 (self.server.shard.free_index()?, None)
             }
         };
-        let look = self.look(index, logical_block, recorded);
+        let look = self.look(index, logical_block, recorded, &[]);
         let (named, role) = (address.path.clone(), role(name));
         let looks = std::thread::Builder::new().name("look".into());
         let looks = looks
@@ -109,7 +108,6 @@ impl Daemon {
             name,
             index,
             address,
-            logical_block,
             if_changed,
             without_cache,
             spec,
@@ -140,7 +138,7 @@ impl Daemon {
 
     /// Serves one more volume, and says what a user should know of it.
     fn serve_coming(&mut self, coming: Coming) -> Result<Vec<String>> {
-        let Coming { name, index, address, logical_block, spec, looks, .. } = coming;
+        let Coming { name, index, address, spec, looks, .. } = coming;
         let (if_changed, without_cache) = (coming.if_changed, coming.without_cache);
         if !looks.is_finished() {
             self.silent.push(looks);
@@ -150,15 +148,16 @@ impl Daemon {
         self.check_stays().with_context(|| format!("{name}: not attached"))?;
         match spec {
             Some(spec) if self.server.shard.find(&name).is_none() => {
-                self.add_looked(index, &spec, without_cache, looked)?;
+                self.check_new(&spec, without_cache, &looked)?;
+                self.add_checked(index, &spec, looked, without_cache)?;
             }
             spec => {
+                let wanted = Wanted { if_changed, without_cache };
+                let change = self.check_recorded(index, &wanted, &looked)?;
                 self.reserve_as_asked(spec.as_slice())?;
-                let address = &address;
-                let wanted = Wanted { address, logical_block, if_changed, without_cache };
-                self.attach_looked(index, &wanted, looked)?;
+                self.serve_checked(index, &address, looked, change, without_cache)?;
                 if let Some(spec) = spec {
-                    self.set_as_asked(index, &spec, spec.mode)?;
+                    self.set_as_asked(index, &spec)?;
                 }
             }
         }

@@ -146,8 +146,8 @@ impl Daemon {
             },
         };
         // The next program recovers what was not made durable.
-        let undurable = close_shard(shard, &volumes, &cache, notes, limit)?;
-        undurable.iter().for_each(|why| warn!("{}", why.text()));
+        let closed = close_shard(shard, &volumes, &cache, notes, limit)?;
+        closed.undurable.iter().for_each(|why| warn!("{}", why.text()));
         left.sockets.clear();
         sockets.for_each(|path| drop(std::fs::remove_file(path)));
         Ok((left, Some(against)))
@@ -159,7 +159,7 @@ impl Daemon {
         limit: Duration,
         control: &Path,
         sockets: impl Iterator<Item = PathBuf>,
-    ) -> Result<()> {
+    ) -> Result<Vec<String>> {
         // The one who asked to stop hears that it was understood.
         self.server.turn(Some(Duration::ZERO))?;
         self.watch_ends();
@@ -171,14 +171,15 @@ impl Daemon {
         closed
     }
 
-    pub(super) fn close(self, limit: Duration) -> Result<()> {
+    /// The same, of one that does not serve.
+    pub(super) fn close(self, limit: Duration) -> Result<Vec<String>> {
         let (cache, notes) = (self.cache_text(), self.last_notes());
         let health = self.server.shard.engine().health();
         let (is_passed, is_bare) = (self.is_passed(), self.cache_path.is_none());
         let Daemon { server, volumes, .. } = self;
         // As above.
         let (_unfinished, shard) = server.stop(FRONT_ENDS)?;
-        let undurable = close_shard(shard, &volumes, &cache, notes, limit)?;
+        let Closed { undurable, left } = close_shard(shard, &volumes, &cache, notes, limit)?;
         match undurable {
             _ if health == CacheHealth::Failed => bail!(
                 "{cache}: the cache device failed while it was served, and {} since; what was \
@@ -186,13 +187,20 @@ impl Daemon {
                  before the machine goes down, and it is recovered",
                 if is_passed { "was left out" } else { "writes were refused" }
             ),
-            None => Ok(()),
+            None => Ok(left),
             Some(Undurable::Cache) if is_bare => {
                 bail!("not everything is durable: requests to a backing device did not end")
             }
             Some(why) => bail!("{cache}: {}", why.text()),
         }
     }
+}
+
+/// How a cache was closed.
+struct Closed {
+    undurable: Option<Undurable>,
+    /// What is not on which disk.
+    left: Vec<String>,
 }
 
 /// Why a stop was no clean one.
@@ -234,7 +242,7 @@ fn close_shard(
     cache: &str,
     mut notes: LastNotes,
     limit: Duration,
-) -> Result<Option<Undurable>> {
+) -> Result<Closed> {
     // Only then is a fingerprint of what a backing device goes on with: a batch may have been under way.
     let quiet = shard.quiesce(limit)?;
     for served in volumes {
@@ -275,9 +283,7 @@ fn close_shard(
     }
     // From here on others may have the devices, and write down what they do with them.
     drop(shard);
-    for text in left {
-        warn!("{text}");
-    }
+    left.iter().for_each(|text| warn!("{text}"));
     if clean {
         info!("stopped: everything is durable");
     } else if undurable.is_none() {
@@ -287,7 +293,7 @@ fn close_shard(
     } else {
         warn!("not everything could be made durable; the next start recovers what it can");
     }
-    Ok(undurable)
+    Ok(Closed { undurable, left })
 }
 
 /// Whether the flush of a backing device failed that is there. One that is waited for cannot be flushed: the next start knows, and

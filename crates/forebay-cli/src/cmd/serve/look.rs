@@ -33,13 +33,16 @@ pub(super) struct Looked {
 }
 
 impl Daemon {
+    /// `taken`: backing devices of volumes that are not served yet.
     pub(super) fn look(
         &self,
         index: VolumeIndex,
         logical_block: Option<u32>,
         recorded: Option<Volume>,
+        taken: &[(String, PathBuf)],
     ) -> Look {
         let served = self.volumes.iter().map(|it| (it.name.clone(), it.backing.clone()));
+        let served = served.chain(taken.iter().cloned());
         Look {
             source: backing_source(index),
             logical_block,

@@ -110,6 +110,7 @@ impl Daemon {
             listen: args.listen.clone(),
             room,
             is_ending: false,
+            asked: args.volumes.clone(),
             config_file: args.config_file(),
             state_dir: None,
             marking: Vec::new(),

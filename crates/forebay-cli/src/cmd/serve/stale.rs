@@ -29,10 +29,6 @@ pub(super) struct Marking {
     thread: JoinHandle<Result<()>>,
 }
 
-/// Whose a backing device is besides, with words for it.
-#[derive(Default)]
-pub(super) struct Others(Vec<(Record, String)>);
-
 /// Records of the volumes that were served.
 pub(super) struct LastNotes {
     dir: Option<StateDir>,
@@ -112,10 +108,25 @@ impl Daemon {
         }
     }
 
-    /// Other caches that a backing device belongs to, and other volumes of this one. One that may hold newer data is passed only
-    /// if that was asked for, now or when it was passed before. The device is locked.
-    pub(super) fn others(&self, backing: &Path, name: &str, without_cache: bool) -> Result<Others> {
-        let mut others = Others::default();
+    /// Refuses a backing device of which another cache, or another volume of this one, may hold newer data.
+    pub(super) fn check_others(
+        &self,
+        backing: &Path,
+        name: &str,
+        without_cache: bool,
+    ) -> Result<()> {
+        self.others(backing, name, without_cache).map(drop)
+    }
+
+    /// Other caches that a backing device belongs to, with words for them. One that may hold newer data is passed only
+    /// if that was asked for, now or when it was passed before; so is another volume of this one. The device is locked.
+    fn others(
+        &self,
+        backing: &Path,
+        name: &str,
+        without_cache: bool,
+    ) -> Result<Vec<(Record, String)>> {
+        let mut others = Vec::new();
         let Some(dir) = &self.state_dir else { return Ok(others) };
         let own = self.cache_uuid();
         let recorded = self.server.shard.superblock().volumes.iter().flatten();
@@ -148,19 +159,27 @@ impl Daemon {
             // He who asked for that gave up what the cache holds, until it is served again or that is kept (M3).
             let passed =
                 record.mark_for(record.attach_generation).is_some_and(|mark| !mark.is_kept);
-            if record.dirty && !without_cache && !passed {
-                bail!("{shown}: belongs to {of}, which may hold newer data: {instead}");
+            // Another name for the same disk is a mistake, or is said otherwise.
+            let is_own = record.cache == own;
+            if (record.dirty || is_own) && !without_cache && !passed {
+                let newer = if record.dirty { ", which may hold newer data" } else { "" };
+                bail!("{shown}: belongs to {of}{newer}: {instead}");
             }
-            others.0.push((record, of));
+            others.push((record, of));
         }
         Ok(others)
     }
 
     /// They are stale from now on (M1). That cannot be taken back: it comes when nothing stands against serving any more.
-    pub(super) fn pass(&self, others: Others, backing: &Path, name: &str) -> Result<()> {
+    pub(super) fn pass_others(
+        &self,
+        backing: &Path,
+        name: &str,
+        without_cache: bool,
+    ) -> Result<()> {
         let Some(dir) = &self.state_dir else { return Ok(()) };
         let shown = backing.display();
-        for (mut record, of) in others.0 {
+        for (mut record, of) in self.others(backing, name, without_cache)? {
             let mark = record.mark_for(record.attach_generation);
             let is_new = mark.is_none_or(|mark| mark.is_kept); // M3
             if is_new {

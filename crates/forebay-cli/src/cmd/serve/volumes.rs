@@ -2,6 +2,7 @@
 //! The volumes: each gets its backing device if that is the one it was.
 
 use super::look::Looked;
+use super::plan::{Change, Planned, Ready, Wanted};
 use super::rates::Rates;
 use super::{Daemon, Served};
 use crate::address::Address;
@@ -10,21 +11,21 @@ use crate::attach::Kind;
 use crate::late::Patience;
 use crate::state_dir::Why;
 use crate::units::{clock, size};
-use crate::upgrade::OtherDisk;
-use crate::{backing, hide, upgrade};
-use anyhow::{Context, Error, Result, bail};
+use crate::{backing, hide};
+use anyhow::{Context, Result, bail};
 use forebay::host::identity::{Fingerprint, Match, SuperblockKinds};
 use forebay::host::named::Named;
 use forebay::io::Device;
-use forebay::shard::{NewVolume, backing_source, uuid_text};
+use forebay::shard::{NewVolume, uuid_text};
 use forebay_core::format::superblock::{Mode, Volume};
 use forebay_core::policy::reserve::Reserve;
-use forebay_core::units::VolumeIndex;
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use std::path::Path;
 use tracing::{info, warn};
 
 impl Daemon {
-    /// Gives every recorded volume its backing device, and adds what is new.
+    /// Gives every recorded volume its backing device, and adds what is new. All that can be wrong is looked for before anything is
+    /// changed: a start that fails is as if it had not been.
     pub(super) fn add_volumes(&mut self, args: &ServeArgs, patience: &Patience) -> Result<()> {
         let known = |name: &String| self.server.shard.find(name).is_some();
         if let Some((name, _)) = args.if_changed.iter().find(|(name, _)| !known(name)) {
@@ -36,84 +37,72 @@ impl Daemon {
                 "--without-cache {name}: no such volume is asked for or in this cache; nothing was changed"
             );
         }
-        self.reserve_as_asked(&args.volumes)?;
-        for spec in &args.volumes {
-            let Some(index) = self.server.shard.find(&spec.name) else {
-                match self.add(spec, args.is_without_cache(&spec.name), patience) {
-                    Ok(()) => {}
-                    Err(error) if may_wait(args, &spec.name, &error) => {
-                        self.waits(&spec.name, &error)
-                    }
-                    Err(error) => return Err(error),
-                }
-                continue;
-            };
-            let wanted = Wanted {
-                address: &spec.backing,
-                logical_block: spec.logical_block,
-                if_changed: args.if_changed(&spec.name),
-                without_cache: args.is_without_cache(&spec.name),
-            };
-            match self.attach(index, &wanted, patience) {
-                Ok(()) => self.set_as_asked(index, spec, spec.mode)?,
-                Err(error) if may_wait(args, &spec.name, &error) => self.waits(&spec.name, &error),
+        let mut ready: Vec<(Planned<'_>, Ready<'_>)> = Vec::new();
+        for planned in self.plan(args)? {
+            let taken: Vec<_> = ready
+                .iter()
+                .map(|(it, ready)| (it.name.clone(), ready.path().to_owned()))
+                .collect();
+            match self.prepare(&planned, &taken, patience) {
+                Ok(found) => ready.push((planned, found)),
+                Err(error) if planned.may_wait(args, &error) => self.waits(&planned.name, &error),
                 Err(error) => return Err(error),
             }
         }
-        let recorded = self.server.shard.superblock().volumes.clone();
-        for (at, volume) in recorded.iter().enumerate() {
-            let index = VolumeIndex(at as u8);
-            let Some(volume) = volume else { continue };
-            if args.volumes.iter().any(|spec| spec.name == volume.name) {
-                continue;
-            }
-            let attached = Address::parse(&volume.path).map_err(anyhow::Error::msg);
-            let attached = attached.and_then(|address| {
-                let wanted = Wanted {
-                    address: &address,
-                    logical_block: Some(volume.logical_block),
-                    if_changed: args.if_changed(&volume.name),
-                    without_cache: args.is_without_cache(&volume.name),
-                };
-                self.attach(index, &wanted, patience)
-            });
-            match attached {
+        let new = |(_, ready): &(_, Ready<'_>)| match ready {
+            Ready::New(spec, ..) => Some(self.reserve_of(spec).unwrap_or_default()),
+            _ => None,
+        };
+        let new: Vec<Reserve> = ready.iter().filter_map(new).collect();
+        self.server.shard.check_room(&self.reserves_asked(&args.volumes), &new)?;
+        self.reserve_as_asked(&args.volumes)?;
+        for (planned, found) in ready {
+            match self.serve_planned(&planned, found) {
                 Ok(()) => {}
-                Err(error) if must_go_on(&error) => return Err(error),
-                Err(error) => self.waits(&volume.name, &error),
+                Err(error) if planned.may_wait(args, &error) => self.waits(&planned.name, &error),
+                Err(error) => return Err(error),
             }
         }
         Ok(())
     }
 
-    pub(super) fn set_as_asked(
-        &mut self,
-        index: VolumeIndex,
-        spec: &VolumeSpec,
-        mode: Option<Mode>,
-    ) -> Result<()> {
-        let settings = [
-            mode.map(Setting::Mode),
-            spec.order.map(Setting::Order),
-            spec.cutoff.map(Setting::Cutoff),
-            spec.weight.map(Setting::Weight),
-            spec.p99_target.map(Setting::P99Target),
-            self.reserve_of(spec).map(Setting::Reserve),
-        ];
-        settings.into_iter().flatten().try_for_each(|setting| self.set_one(index, setting))
+    fn serve_planned(&mut self, planned: &Planned<'_>, ready: Ready<'_>) -> Result<()> {
+        let (index, address) = (planned.index, planned.address()?);
+        match ready {
+            Ready::New(spec, looked) => {
+                return self.add_checked(index, spec, looked, planned.wanted.without_cache);
+            }
+            Ready::HandedOver(path, device) => {
+                self.serve_volume(index, address, &path, device, None)?;
+            }
+            Ready::Recorded(looked, change) => {
+                let without_cache = planned.wanted.without_cache;
+                self.serve_checked(index, address, looked, change, without_cache)?;
+            }
+        }
+        planned.spec.map_or(Ok(()), |spec| self.set_as_asked(index, spec))
+    }
+
+    pub(super) fn set_as_asked(&mut self, index: VolumeIndex, spec: &VolumeSpec) -> Result<()> {
+        let has_cache = self.cache_path.is_some();
+        // Without a cache there is nothing to have of it.
+        let can_be = |setting: &Setting| has_cache || !matches!(setting, Setting::Reserve(_));
+        spec.settings().filter(can_be).try_for_each(|setting| self.set_one(index, setting))
     }
 
     /// What recorded volumes are to have of the cache, all at once: some have more only because others have less.
     pub(super) fn reserve_as_asked(&mut self, specs: &[VolumeSpec]) -> Result<()> {
-        let shard = &self.server.shard;
-        let asked: Vec<_> = specs
-            .iter()
-            .filter_map(|spec| Some((shard.find(&spec.name)?, self.reserve_of(spec)?)))
-            .collect();
+        let asked = self.reserves_asked(specs);
         if !asked.is_empty() {
             self.server.shard.set_reserves(&asked)?;
         }
         Ok(())
+    }
+
+    fn reserves_asked(&self, specs: &[VolumeSpec]) -> Vec<(VolumeIndex, Reserve)> {
+        let of =
+            |spec: &VolumeSpec| Some((self.server.shard.find(&spec.name)?, self.reserve_of(spec)?));
+        specs.iter().filter_map(of).collect()
     }
 
     /// Without a cache there is nothing to have of it.
@@ -135,8 +124,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Changes settings of a volume that is served.
-    pub(super) fn set(&mut self, name: &str, settings: &[String]) -> Result<()> {
+    /// Changes settings of a volume that is served. Gives what of them the next start undoes.
+    pub(super) fn set(&mut self, name: &str, settings: &[String]) -> Result<Vec<String>> {
         let index = self.served(name)?;
         let parsed: Result<Vec<Setting>, String> =
             settings.iter().map(|text| parse_setting(text)).collect();
@@ -147,11 +136,21 @@ impl Daemon {
         let mut asked: Vec<_> = parsed.into_iter().zip(settings).collect();
         // There may be no room for it: then nothing is changed.
         asked.sort_by_key(|(setting, _)| !matches!(setting, Setting::Reserve(_)));
+        let mut undone = Vec::new();
         for (setting, text) in asked {
             self.set_one(index, setting)?;
             info!("{name}: set {text}");
+            if self.asked.iter().any(|spec| spec.name == name && spec.is_against(setting)) {
+                let by = match &self.config_file {
+                    Some(path) => path.display().to_string(),
+                    None => "--volume of this daemon".into(),
+                };
+                undone.push(format!(
+                    "{name}: {text} holds until the next start: {by} says something else"
+                ));
+            }
         }
-        Ok(())
+        Ok(undone)
     }
 
     pub(super) fn served(&self, name: &str) -> Result<VolumeIndex> {
@@ -163,43 +162,21 @@ impl Daemon {
         self.problem(format!("{name}: waits for its backing device: {error:#}"));
     }
 
-    /// Serves a recorded volume, if its backing device is the one it was.
-    pub(super) fn attach(
-        &mut self,
+    /// Whether a recorded volume can be served from a backing device that is open: if that is the one it was, or was said to count.
+    /// Changes nothing.
+    pub(super) fn check_recorded(
+        &self,
         index: VolumeIndex,
-        wanted: &Wanted<'_>,
-        patience: &Patience,
-    ) -> Result<()> {
+        wanted: &Wanted,
+        looked: &Looked,
+    ) -> Result<Change> {
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
-        let path = &patience.find(&wanted.address.path, &role(&recorded.name))?;
-        let source = backing_source(index);
-        let left = backing::take_left(&recorded.name, path, source, wanted.logical_block)?;
-        if let Some(device) = left {
-            if self.server.shard.opened().handed_over {
-                return self.serve_volume(index, wanted.address, path, device, None);
-            }
-            // It is looked at as ever.
-            drop(device);
-        }
-        let looked = self.look(index, wanted.logical_block, Some(recorded)).at(path)?;
-        self.attach_looked(index, wanted, looked)
-    }
-
-    /// Serves a recorded volume whose backing device is open, if that is the one it was.
-    pub(super) fn attach_looked(
-        &mut self,
-        index: VolumeIndex,
-        wanted: &Wanted<'_>,
-        looked: Looked,
-    ) -> Result<()> {
-        let recorded = self.recorded(index).context("the volume is recorded")?.clone();
-        let Looked { path, device, found } = looked;
-        let (path, name) = (&path, &recorded.name);
-        let others = self.others(path, name, wanted.without_cache)?;
+        let (path, name) = (&looked.path, &recorded.name);
+        self.check_others(path, name, wanted.without_cache)?;
         let state = self.server.shard.engine().status(index);
         let dirty = state.is_some_and(|status| status.dirty);
         let mark = self.mark_of(&recorded)?;
-        let changed = match backing::compare_recorded(&recorded, &found) {
+        let changed = match backing::compare_recorded(&recorded, &looked.found) {
             Match::Changed { what } => what.iter().map(ToString::to_string).collect(),
             _ => Vec::new(),
         };
@@ -220,68 +197,91 @@ impl Daemon {
                 path.display(),
             );
         }
-        self.pass(others, path, name)?;
-        match (what, if_changed) {
-            (None, _) => {}
+        Ok(match (what, if_changed) {
+            (None, _) => Change::None,
             (Some(what), Some(IfChanged::KeepDirty)) if dirty => {
+                let why = mark.map_or(Why::Changed, |mark| mark.why);
+                Change::Kept { what, note: (!is_kept).then_some(why) }
+            }
+            (Some(what), _) => Change::Dropped { what },
+        })
+    }
+
+    /// Serves it.
+    pub(super) fn serve_checked(
+        &mut self,
+        index: VolumeIndex,
+        address: &Address,
+        looked: Looked,
+        change: Change,
+        without_cache: bool,
+    ) -> Result<()> {
+        let recorded = self.recorded(index).context("the volume is recorded")?.clone();
+        let Looked { path, device, found } = looked;
+        let (path, name) = (&path, &recorded.name);
+        self.pass_others(path, name, without_cache)?;
+        match change {
+            Change::None => {}
+            Change::Kept { what, note } => {
                 warn!(
                     "{name}: backing device changed ({what}); dirty data is kept, and nothing else"
                 );
                 // The log has the rest still: whoever opens it before it is drained drops that again.
-                if !is_kept {
-                    let why = mark.map_or(Why::Changed, |mark| mark.why);
+                if let Some(why) = note {
                     self.note_kept(&recorded, path, why)?;
                 }
                 self.server.shard.forget_clean(index);
             }
-            (Some(what), _) => {
-                warn!("{name}: backing device changed ({what}); starts empty");
+            Change::Dropped { what } => {
+                let status = self.server.shard.engine().status(index).filter(|it| it.dirty);
+                let given_up = status.map_or_else(String::new, |status| {
+                    let dirty = size(status.dirty_blocks * BLOCK_BYTES);
+                    format!(", and {dirty} that were not yet on it are given up")
+                });
+                warn!("{name}: backing device changed ({what}); starts empty{given_up}");
                 self.server.shard.forget_data(index)?;
             }
         }
-        self.serve_volume(index, wanted.address, path, device, Some(found))
+        self.serve_volume(index, address, path, device, Some(found))
     }
 
-    pub(super) fn add(
-        &mut self,
+    /// Whether a backing device that is open can be that of a new volume. Changes nothing.
+    pub(super) fn check_new(
+        &self,
         spec: &VolumeSpec,
         without_cache: bool,
-        patience: &Patience,
+        looked: &Looked,
     ) -> Result<()> {
-        let index = self.server.shard.free_index()?;
-        let path = patience.find(&spec.backing.path, &role(&spec.name))?;
-        upgrade::check_disk(&spec.name, &path)?;
-        let looked = self.look(index, spec.logical_block, None).at(&path)?;
-        self.add_looked(index, spec, without_cache, looked)
+        self.check_others(&looked.path, &spec.name, without_cache)?;
+        self.mode_of(spec)?;
+        spec.backing.path.to_str().context("the backing device's path is not UTF-8")?;
+        Ok(())
     }
 
-    /// A new volume, whose backing device is open.
-    pub(super) fn add_looked(
+    /// Records a new volume, and serves it.
+    pub(super) fn add_checked(
         &mut self,
         index: VolumeIndex,
         spec: &VolumeSpec,
-        without_cache: bool,
         looked: Looked,
+        without_cache: bool,
     ) -> Result<()> {
         let Looked { path: backing, device, found } = looked;
         let backing = &backing;
-        let others = self.others(backing, &spec.name, without_cache)?;
         let info = device.info().clone();
-        let size_bytes = info.size_bytes / 512 * 512;
-        spec.backing.path.to_str().context("the backing device's path is not UTF-8")?;
         let volume = NewVolume {
             name: spec.name.clone(),
-            size_bytes,
+            size_bytes: info.size_bytes / 512 * 512,
             logical_block: info.logical_block,
             mode: self.mode_of(spec)?,
             reserve: self.reserve_of(spec).unwrap_or_default(),
             path: lasting(&spec.backing)?.to_string(),
             fingerprint: found.without_content().encode(),
         };
-        self.server.shard.check_new(&volume)?;
-        self.pass(others, backing, &spec.name)?;
+        self.server.shard.check_room(&[], &[volume.reserve])?;
+        self.pass_others(backing, &spec.name, without_cache)?;
         self.server.shard.add(index, &volume)?;
-        self.set_as_asked(index, spec, None)?;
+        self.set_as_asked(index, spec)?;
         self.serve_volume(index, &spec.backing, backing, device, Some(found))
     }
 
@@ -380,32 +380,10 @@ impl Daemon {
     }
 }
 
-/// A file says what is to be; what of it can be is served. Who types a volume means it, unless it was served until just now.
-fn may_wait(args: &ServeArgs, volume: &str, error: &Error) -> bool {
-    !must_go_on(error) && (args.is_from_file() || upgrade::was_served(volume))
-}
-
-/// Then the program before goes on, whose path may be another.
-fn must_go_on(error: &Error) -> bool {
-    upgrade::is_tried() && error.is::<OtherDisk>()
-}
-
-/// A backing device as it is asked for.
-pub(super) struct Wanted<'a> {
-    pub(super) address: &'a Address,
-    pub(super) logical_block: Option<u32>,
-    pub(super) if_changed: Option<IfChanged>,
-    pub(super) without_cache: bool,
-}
-
 /// As it was at the last clean close.
 fn is_physical_volume(recorded: &Volume) -> bool {
     Fingerprint::decode(&recorded.fingerprint)
         .is_ok_and(|known| known.superblock_kinds.contains(SuperblockKinds::LVM))
-}
-
-pub(super) fn role(volume: &str) -> String {
-    format!("backing device of {volume}")
 }
 
 /// What is recorded, to be found by next time: an identity as it is, a path from the root.

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a start is to serve: every volume that is asked for or recorded, with its backing device open and looked at, before
+//! anything is changed of any.
+
+use super::Daemon;
+use super::look::Looked;
+use crate::address::Address;
+use crate::args::{IfChanged, ServeArgs, VolumeSpec};
+use crate::late::Patience;
+use crate::state_dir::Why;
+use crate::upgrade::OtherDisk;
+use crate::{backing, upgrade};
+use anyhow::{Error, Result};
+use forebay::io::FileDevice;
+use forebay::shard::{OpenError, backing_source};
+use forebay_core::format::superblock::Volume;
+use forebay_core::units::VolumeIndex;
+use std::path::{Path, PathBuf};
+
+/// A volume that is to be served.
+pub(super) struct Planned<'a> {
+    pub(super) name: String,
+    pub(super) index: VolumeIndex,
+    /// As it is asked for.
+    pub(super) spec: Option<&'a VolumeSpec>,
+    /// As it is known; none: it is new.
+    pub(super) recorded: Option<Volume>,
+    address: Result<Address, String>,
+    logical_block: Option<u32>,
+    pub(super) wanted: Wanted,
+}
+
+impl Planned<'_> {
+    pub(super) fn address(&self) -> Result<&Address> {
+        self.address.as_ref().map_err(|text| Error::msg(text.clone()))
+    }
+
+    /// A file says what is to be; what of it can be is served, as is what was recorded. Who types a volume means it, unless it was
+    /// served until just now.
+    pub(super) fn may_wait(&self, args: &ServeArgs, error: &Error) -> bool {
+        // Then the program before goes on, whose path may be another.
+        let must_go_on = upgrade::is_tried() && error.is::<OtherDisk>();
+        !must_go_on
+            && (self.spec.is_none() || args.is_from_file() || upgrade::was_served(&self.name))
+    }
+}
+
+/// What was said of a recorded volume.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) if_changed: Option<IfChanged>,
+    pub(super) without_cache: bool,
+}
+
+/// A volume that nothing stands against.
+pub(super) enum Ready<'a> {
+    /// The program before had it.
+    HandedOver(PathBuf, FileDevice),
+    Recorded(Looked, Change),
+    New(&'a VolumeSpec, Looked),
+}
+
+impl Ready<'_> {
+    pub(super) fn path(&self) -> &Path {
+        match self {
+            Ready::HandedOver(path, _) => path,
+            Ready::Recorded(looked, _) | Ready::New(_, looked) => &looked.path,
+        }
+    }
+}
+
+/// What has become of a backing device, and what becomes of its volume's log.
+pub(super) enum Change {
+    None,
+    /// Dirty data is kept, which is to be written down unless it is.
+    Kept {
+        what: String,
+        note: Option<Why>,
+    },
+    Dropped {
+        what: String,
+    },
+}
+
+impl Daemon {
+    /// Every volume: those asked for, and then those recorded.
+    pub(super) fn plan<'a>(&self, args: &'a ServeArgs) -> Result<Vec<Planned<'a>>> {
+        let shard = &self.server.shard;
+        let mut free = shard.free_indexes();
+        let wanted = |name: &str| Wanted {
+            if_changed: args.if_changed(name),
+            without_cache: args.is_without_cache(name),
+        };
+        let mut planned = Vec::new();
+        for spec in &args.volumes {
+            let known = shard.find(&spec.name);
+            planned.push(Planned {
+                name: spec.name.clone(),
+                index: known.or_else(|| free.next()).ok_or(OpenError::TooManyVolumes)?,
+                spec: Some(spec),
+                recorded: known.and_then(|index| self.recorded(index).cloned()),
+                address: Ok(spec.backing.clone()),
+                logical_block: spec.logical_block,
+                wanted: wanted(&spec.name),
+            });
+        }
+        for (at, volume) in shard.superblock().volumes.iter().enumerate() {
+            let Some(volume) = volume else { continue };
+            if planned.iter().any(|it| it.name == volume.name) {
+                continue;
+            }
+            planned.push(Planned {
+                name: volume.name.clone(),
+                index: VolumeIndex(at as u8),
+                spec: None,
+                recorded: Some(volume.clone()),
+                address: Address::parse(&volume.path),
+                logical_block: Some(volume.logical_block),
+                wanted: wanted(&volume.name),
+            });
+        }
+        Ok(planned)
+    }
+
+    /// Opens its backing device and looks at it. `taken`: those of others.
+    pub(super) fn prepare<'a>(
+        &self,
+        planned: &Planned<'a>,
+        taken: &[(String, PathBuf)],
+        patience: &Patience,
+    ) -> Result<Ready<'a>> {
+        let Planned { name, index, logical_block, wanted, .. } = planned;
+        let path = &patience.find(&planned.address()?.path, &role(name))?;
+        if planned.recorded.is_some() {
+            let source = backing_source(*index);
+            let left = backing::take_left(name, path, source, *logical_block)?;
+            if let Some(device) = left
+                && self.server.shard.opened().handed_over
+            {
+                return Ok(Ready::HandedOver(path.clone(), device));
+            }
+            // It is looked at as ever.
+        } else {
+            upgrade::check_disk(name, path)?;
+        }
+        let looked = self.look(*index, *logical_block, planned.recorded.clone(), taken).at(path)?;
+        match (planned.spec, &planned.recorded) {
+            (Some(spec), None) => {
+                self.check_new(spec, wanted.without_cache, &looked)?;
+                Ok(Ready::New(spec, looked))
+            }
+            _ => {
+                let change = self.check_recorded(*index, wanted, &looked)?;
+                Ok(Ready::Recorded(looked, change))
+            }
+        }
+    }
+}
+
+pub(super) fn role(volume: &str) -> String {
+    format!("backing device of {volume}")
+}

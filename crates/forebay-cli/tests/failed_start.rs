@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A start that fails leaves everything as it was: what it would have changed, a corrected start would find changed.
+
+use crate::support::{Daemon, Scratch, forebay};
+use std::ffi::OsStr;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Command;
+
+const MIB: u64 = 1 << 20;
+
+/// What the cache has recorded.
+fn volumes(scratch: &Scratch) -> String {
+    let cache = scratch.cache();
+    let done = forebay([OsStr::new("inspect"), cache.as_os_str(), OsStr::new("volumes")]);
+    assert!(done.status.success(), "{done:?}");
+    String::from_utf8(done.stdout).unwrap()
+}
+
+fn command(scratch: &Scratch, more: &[String]) -> Command {
+    let mut command = scratch.serve_command(more);
+    command.arg("--state-dir").arg(scratch.path("state"));
+    command
+}
+
+fn fails(scratch: &Scratch, more: &[String]) -> String {
+    let (code, said) =
+        Daemon::try_start(command(scratch, more), &scratch.path("stderr")).unwrap_err();
+    assert_eq!(code, Some(1), "{said}");
+    said
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten();
+    let mut names: Vec<String> =
+        entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// A disk was recorded under the name that it was given beside a mistake elsewhere, and the corrected start found a volume that it had
+/// to forget first; the socket of a daemon that never served stayed.
+#[test]
+fn a_mistake_anywhere_records_no_volume_and_leaves_no_socket() {
+    let scratch = Scratch::new("failed-start");
+    scratch.format("64M");
+    let disk = scratch.file("disk", 16 * MIB);
+    let good = format!("v={}", disk.display());
+    let missing = scratch.path("missing").display().to_string();
+    let busy = scratch.path("busy.sock");
+    let _other = UnixListener::bind(&busy).unwrap();
+    let before = volumes(&scratch);
+    let mistakes: [(&[&str], &str); 9] = [
+        (&["--listen", &format!("nbd+unix://{missing}/nbd")], "missing/nbd: cannot be listened on"),
+        (&["--listen", &format!("nbd+unix://{}", busy.display())], "another daemon listens there"),
+        (&["--listen", "nbd://127.0.0.1:1", "--listen", "nbd://127.0.0.1:1"], "127.0.0.1:1"),
+        (&["--metrics", &format!("unix:{missing}/metrics")], "missing/metrics: cannot be listened"),
+        (
+            &["--listen", &format!("vhost-user://{missing}.vm?volume=w")],
+            "volume=w: no such volume; there are: v",
+        ),
+        (&["--volume", &format!("w={missing}")], "missing: "),
+        (&["--volume", &format!("w={}", disk.display())], "is the backing device of volume v"),
+        (&["--volume", &format!("w={}", scratch.file("empty", 0).display())], "is empty"),
+        (
+            &["--volume", &format!("w={},reserve=1G", scratch.file("more", MIB).display())],
+            "reserve",
+        ),
+    ];
+    for (more, expected) in mistakes {
+        let more: Vec<String> =
+            ["--volume", &good].iter().chain(more).map(ToString::to_string).collect();
+        let Err((code, said)) =
+            Daemon::try_start(command(&scratch, &more), &scratch.path("stderr"))
+        else {
+            panic!("{more:?} was served")
+        };
+        assert!(
+            matches!(code, Some(1 | 2)) && said.contains(expected),
+            "{more:?}: {code:?} {said}"
+        );
+        assert_eq!(volumes(&scratch), before, "{more:?}");
+        assert_eq!(names(&scratch.sockets), [""; 0], "{more:?}");
+        assert_eq!(names(&scratch.path("state")), [""; 0], "{more:?}");
+    }
+    // Nor does a control socket that cannot be.
+    let mut wrong = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    wrong.args(["serve", "--attach", "none", "--volume", &good, "--cache"]).arg(scratch.cache());
+    wrong.arg("--control").arg(format!("{missing}/control"));
+    let (_, said) = Daemon::try_start(wrong, &scratch.path("stderr")).unwrap_err();
+    assert!(said.contains("missing/control: cannot be listened on"), "{said}");
+    assert_eq!(volumes(&scratch), before);
+    // The disk can have any name still.
+    let other = format!("w={}", disk.display());
+    let daemon =
+        Daemon::start(command(&scratch, &["--volume".into(), other]), &scratch.path("stderr"));
+    daemon.stop("TERM");
+}
+
+/// Another cache was marked stale for a disk that then was not served at all, and dropped what it held.
+#[test]
+fn a_start_that_fails_marks_no_other_cache_stale() {
+    let scratch = Scratch::new("failed-start-mark");
+    scratch.format("64M");
+    let disk = scratch.file("disk", 16 * MIB);
+    let volume = ["--volume".to_owned(), format!("v={}", disk.display())];
+    let start = |more: &[String]| Daemon::start(command(&scratch, more), &scratch.path("stderr"));
+    let daemon = start(&volume);
+    scratch.connect("v").write(MIB, &[7; 8192], true).unwrap();
+    daemon.stop("TERM");
+    let state = scratch.path("state");
+    let marks = || {
+        let text = |name: &String| std::fs::read_to_string(state.join(name)).unwrap();
+        names(&state).iter().map(text).collect::<String>()
+    };
+    let before = marks();
+    assert!(before.contains("\"stale\": null"), "{before}");
+    let mut bare = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    bare.args(["serve", "--attach", "none", "--without-cache", "w", "--volume"]);
+    bare.arg(format!("w={}", disk.display())).arg("--state-dir").arg(&state);
+    bare.arg("--control").arg(scratch.control());
+    bare.arg("--listen").arg(format!("nbd+unix://{}/nbd", scratch.path("missing").display()));
+    let (_, said) = Daemon::try_start(bare, &scratch.path("stderr")).unwrap_err();
+    assert!(said.contains("cannot be listened on"), "{said}");
+    assert_eq!(marks(), before);
+    let daemon = start(&[]);
+    assert_eq!(scratch.connect("v").read(MIB, 8192).unwrap(), [7; 8192]);
+    daemon.stop("TERM");
+    assert!(fails(&scratch, &["--if-changed".into(), "x=lose-dirty".into()]).contains("no such"));
+}
