@@ -13,6 +13,7 @@ mod address;
 mod args;
 mod attach;
 mod backing;
+mod checked;
 mod cmd;
 mod config;
 mod control;

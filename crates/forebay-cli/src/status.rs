@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What `status` tells: made by the daemon, shown by the client. The names are stable.
 
+#[cfg(test)]
+mod page;
 mod text;
 
 use forebay::latency::{BUCKET_NANOS, LatencySummary};
@@ -10,6 +12,7 @@ use std::path::PathBuf;
 /// Everything.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
+    /// Of the daemon's program.
     pub version: String,
     pub pid: u32,
     /// Milliseconds since 1970.
@@ -29,9 +32,12 @@ pub struct Status {
     pub config_file: Option<PathBuf>,
 }
 
+/// The cache, and its device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CacheStatus {
+    /// Its identity, as `format` has printed it.
     pub uuid: String,
+    /// The cache device, or `no device` where volumes are served bare.
     pub path: String,
     pub size_bytes: u64,
     /// What it is to have, if it is being made larger or smaller.
@@ -44,8 +50,11 @@ pub struct CacheStatus {
     pub segments_free: u32,
     /// Until all of it is dirty, if dirty data goes on growing as it does.
     pub seconds_to_full: Option<f64>,
+    /// `healthy`, or `failed` (the cache device did).
     pub health: String,
+    /// How devices are driven: `io_uring` or `threads`.
     pub io: String,
+    /// Why not by io_uring, if it was asked for and refused.
     pub io_refusal: Option<String>,
     /// When a plain write is answered: `placed`, `written` or `durable`.
     pub acknowledge: String,
@@ -69,8 +78,9 @@ pub struct ScrubStatus {
     pub verified_bytes: u64,
     /// Bad copies of what the backing device has: forgotten, and copied again where there was room.
     pub healed_blocks: u64,
-    /// Bad blocks that nothing else has, and the first of them: `VOLUME LBA`.
+    /// Bad blocks that nothing else has.
     pub lost_blocks: u64,
+    /// The first of them: `VOLUME LBA`.
     pub lost: Vec<String>,
     /// Bad blocks that newer ones have replaced.
     pub unneeded_blocks: u64,
@@ -79,7 +89,8 @@ pub struct ScrubStatus {
     pub saved_headers: u64,
 }
 
-/// One device's own figures.
+/// One device's own figures: the cache's are `cache.device`, a backing device's `volumes[].device`, whose metrics begin with
+/// `forebay_volume_device_`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DeviceStatus {
     pub reads: u64,
@@ -102,6 +113,7 @@ pub struct DeviceStatus {
 /// How long things took, since the daemon started.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Latency {
+    /// How many there were.
     pub count: u64,
     /// Seconds in all, to two digits.
     pub sum: f64,
@@ -121,10 +133,13 @@ impl From<&LatencySummary> for Latency {
     }
 }
 
+/// Each volume that is recorded, in the order of the cache's list.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VolumeStatus {
+    /// As it is known to guests and commands.
     pub name: String,
     pub size_bytes: u64,
+    /// Its backing device.
     pub backing: String,
     /// `serving`, `waiting` (no backing device), `frozen`.
     pub state: String,
@@ -133,6 +148,7 @@ pub struct VolumeStatus {
     /// What is the matter with it, by the names of `docs/faults.md`.
     #[serde(default)]
     pub troubles: Vec<String>,
+    /// `write-back`, `write-through` or `write-around`.
     pub mode: String,
     /// `batch`, `strict` or `relaxed`.
     pub order: String,
@@ -144,7 +160,7 @@ pub struct VolumeStatus {
     pub p99_target_us: Option<f64>,
     /// What came of these two.
     pub sharing: Sharing,
-    /// What it has of the cache for itself, as it was asked for, and what that comes to.
+    /// What it is to have of the cache for itself, as it was asked for.
     pub reserve: String,
     pub reserved_bytes: u64,
     /// What it has of the cache.
@@ -158,6 +174,7 @@ pub struct VolumeStatus {
     pub dirty_age_seconds: Option<f64>,
     /// Milliseconds since 1970: the backing device holds what was written before.
     pub backing_as_of: u64,
+    /// What write-back does now: `idle`, `writing`, `flushing`, `noting` (in the cache what is written back) or `waiting after a failure`.
     pub writeback: String,
     pub writeback_bytes_per_second: f64,
     pub seconds_to_drained: Option<f64>,
@@ -227,6 +244,7 @@ pub struct VolumeStatus {
     pub parked_blocks: u64,
     pub repaired_blocks: u64,
     pub backing_faults: u64,
+    /// Kernel block devices made of it, and by what.
     pub attached: Vec<String>,
     /// NBD connections.
     pub nbd_clients: u32,
@@ -278,8 +296,10 @@ pub struct Bypassed {
     pub mode: u64,
 }
 
+/// Memory that is taken at the start, by part.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MemoryPart {
+    /// What it is for.
     pub name: String,
     pub bytes: u64,
 }

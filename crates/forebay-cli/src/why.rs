@@ -7,12 +7,15 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Why {
+    /// The volume.
     pub name: String,
+    /// The block: so many times 4096 bytes into the volume.
     pub lba: u64,
     /// `memory` (a segment buffer), `cache`, `zeros`, `discarded`, `backing` or `lost`.
     pub place: String,
-    /// Where in the cache.
+    /// Where in the cache: the segment.
     pub segment: Option<u32>,
+    /// And the block in it.
     pub block: Option<u16>,
     /// `clean`, `dirty` or `parked` (dirty, and refused by the backing device).
     pub state: String,
@@ -20,10 +23,13 @@ pub struct Why {
     pub is_fill: bool,
     /// An entry in the log says that a write of it went around the log.
     pub is_voided: bool,
+    /// The volume's backing device.
     pub backing: String,
     /// How the volume takes writes now.
     pub mode: String,
+    /// And how they are put in order.
     pub order: String,
+    /// And how long a run goes around the log.
     pub cutoff_bytes: u64,
     /// The last write of it that went around the log, if that is remembered.
     pub bypass: Option<Bypass>,
@@ -39,8 +45,11 @@ pub struct Why {
 pub struct Read {
     /// Copied: `room`, `again`, `part`, `bad` or `wanted`; not copied: `sequential`, `first_touch`, `no_room` or `raced`.
     pub outcome: String,
+    /// Its first block.
     pub first_lba: u64,
+    /// How many it read.
     pub blocks: u32,
+    /// When that was.
     pub seconds_ago: f64,
 }
 
@@ -49,10 +58,13 @@ pub struct Read {
 pub struct Bypass {
     /// `sequential`, `too_large`, `full`, `cache_failed` or `mode`.
     pub reason: String,
+    /// Its first block.
     pub first_lba: u64,
+    /// How many it wrote.
     pub blocks: u64,
     /// Of the run of writes that it ended; 0: not counted.
     pub run_bytes: u64,
+    /// When that was.
     pub seconds_ago: f64,
 }
 

