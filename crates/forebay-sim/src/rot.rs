@@ -187,10 +187,8 @@ impl World {
         });
         // Of the newest segment nobody but its own headers tells. If the write of its first record
         // is lost, there is a valid one of an earlier life in its place (`docs/faults.md`).
-        let newest = records
-            .iter()
-            .filter(mine)
-            .all(|other| other.header.ordinal <= record.header.ordinal);
+        let newest =
+            records.iter().filter(mine).all(|other| other.header.ordinal <= record.header.ordinal);
         if !told || !alone {
             return;
         }

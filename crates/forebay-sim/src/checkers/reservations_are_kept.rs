@@ -4,7 +4,7 @@
 //! After every event:
 //!
 //! - What reclaim took of a volume for others left it what it has reserved, unless a write of one of them waited that had not even what
-//!   nobody goes without.
+//!   nobody goes without, or its growth did, which needs an entry in the log.
 //! - What guests placed did not pin what others have reserved: the claims of all volumes and what is kept for notes fit into the
 //!   cache, but for segments that notes took, and as long as the operator changes nothing.
 
@@ -12,6 +12,7 @@ use crate::marks::Marks;
 use forebay_core::control::VolumeStatus;
 use forebay_core::engine::Engine;
 use forebay_core::limits::SEGMENTS_RESERVED;
+use forebay_core::op::grow::Growth;
 use forebay_core::policy::reserve::RESERVED_MIN;
 use forebay_core::units::VolumeIndex;
 
@@ -22,7 +23,7 @@ pub struct Reservations {
     /// Segments that claims had beyond what there is, and how many there are.
     excess: u32,
     segments: u32,
-    /// A write waited of a volume that had less than nobody goes without (G4).
+    /// A write or a growth waited of a volume that had less than nobody goes without (G4).
     lacked: bool,
 }
 
@@ -66,8 +67,10 @@ impl Reservations {
         let (mut count, mut claims, mut from_kept) = (0, 0, 0);
         let mut same = segments == std::mem::replace(&mut self.segments, segments);
         let lacks = |index| {
-            let status = engine.status(VolumeIndex(index as u8));
-            status.is_some_and(|it| it.waiting > 0 && it.segments < RESERVED_MIN)
+            let volume = VolumeIndex(index as u8);
+            let grows = engine.growth(volume) == Some(Growth::Settling);
+            let status = engine.status(volume);
+            status.is_some_and(|it| (it.waiting > 0 || grows) && it.segments < RESERVED_MIN)
         };
         let lacking = (0..volumes).any(lacks);
         self.lacked |= lacking;
