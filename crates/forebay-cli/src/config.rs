@@ -86,6 +86,11 @@ pub fn path_of(name: &str) -> Result<PathBuf> {
             "{name}: expected a name, as data for {DIRECTORY}/data.toml; for a path use --config"
         );
     }
+    if name.ends_with(".toml") {
+        bail!(
+            "{name}: is a file's name: give --config {name}, or the name alone for one in {DIRECTORY}"
+        );
+    }
     let path = path_named(name);
     if !path.exists() {
         let names: Vec<String> = paths()?.iter().filter_map(|path| name_of(path)).collect();
@@ -321,6 +326,12 @@ mod tests {
             error.contains("--volume more=/dev/b: is the backing device of volume data"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_file_in_the_place_of_a_name_is_told_how_it_is_given() {
+        let error = path_of("data.toml").unwrap_err().to_string();
+        assert!(error.contains("give --config data.toml, or the name alone"), "{error}");
     }
 
     #[test]

@@ -18,6 +18,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// Bytes of a socket's path, the zero behind it left out (unix(7)).
+const PATH_BYTES_MAX: usize = 107;
+
 /// Sockets that are files and were made here: gone with it, unless they are kept.
 #[derive(Default)]
 pub struct Made(Vec<PathBuf>);
@@ -99,6 +102,12 @@ pub fn bind(path: &Path, made: &mut Made) -> Result<UnixListener> {
 
 fn bind_file(path: &Path) -> Result<UnixListener> {
     let shown = path.display();
+    let bytes = path.as_os_str().len();
+    if bytes > PATH_BYTES_MAX {
+        bail!(
+            "{shown}: has {bytes} bytes, and the path of a socket at most {PATH_BYTES_MAX}; choose a shorter one"
+        );
+    }
     match bind_private(path) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {}
         other => return other.with_context(|| format!("{shown}: cannot be listened on")),

@@ -142,6 +142,13 @@ fn clean_blocks_of_a_changed_backing_device_are_dropped() {
         assert_eq!(scratch.connect("v").read(at, 8192).unwrap(), [byte; 8192], "{at}");
     }
     daemon.stop("TERM");
+    // Another one in its place is named with the one before.
+    let other = scratch.file("other", 16 * MIB);
+    let daemon = scratch.serve(&["--volume", &format!("v={}", other.display())]);
+    let said = daemon.said();
+    let was = format!("; it was {}); starts empty", backing.display());
+    assert!(said.contains("v: backing device changed (") && said.contains(&was), "{said}");
+    daemon.stop("TERM");
 }
 
 /// What the batch under way writes while the daemon stops is its own doing, and known as that: the fingerprint of the

@@ -50,7 +50,9 @@ fn a_mistake_anywhere_records_no_volume_and_leaves_no_socket() {
     let busy = scratch.path("busy.sock");
     let _other = UnixListener::bind(&busy).unwrap();
     let before = volumes(&scratch);
-    let mistakes: [(&[&str], &str); 9] = [
+    let long = format!("nbd+unix:///tmp/{}", "long".repeat(30));
+    let mistakes: [(&[&str], &str); 10] = [
+        (&["--listen", &long], "has 125 bytes, and the path of a socket at most 107"),
         (&["--listen", &format!("nbd+unix://{missing}/nbd")], "missing/nbd: cannot be listened on"),
         (&["--listen", &format!("nbd+unix://{}", busy.display())], "another daemon listens there"),
         (&["--listen", "nbd://127.0.0.1:1", "--listen", "nbd://127.0.0.1:1"], "127.0.0.1:1"),

@@ -238,7 +238,11 @@ impl Daemon {
                     let dirty = size(status.dirty_blocks * BLOCK_BYTES);
                     format!(", and {dirty} that were not yet on it are given up")
                 });
-                warn!("{name}: backing device changed ({what}); starts empty{given_up}");
+                let was = match lasting(address)?.to_string() == recorded.path {
+                    true => String::new(),
+                    false => format!("; it was {}", recorded.path),
+                };
+                warn!("{name}: backing device changed ({what}{was}); starts empty{given_up}");
                 self.server.shard.forget_data(index)?;
             }
         }
