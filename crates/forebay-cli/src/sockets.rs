@@ -11,7 +11,7 @@ use rustix::fs::Mode;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::umask;
 use std::io::{self, ErrorKind};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -29,12 +29,6 @@ impl Made {
     /// They stay.
     pub fn keep(mut self) {
         self.0.clear();
-    }
-
-    /// One goes at once. One that the program before left is a file that nobody listens to.
-    pub fn remove(&mut self, path: &Path) {
-        self.0.retain(|it| it != path);
-        let _ = std::fs::remove_file(path);
     }
 }
 
@@ -82,11 +76,32 @@ pub fn kept_unix(socket: &UnixListener) -> Option<(String, OwnedFd)> {
     Some((path, socket.try_clone().ok()?.into()))
 }
 
-/// Refuses what [`bind`] would refuse, and leaves nothing there.
-pub fn check(path: &Path) -> Result<()> {
-    match upgrade::has_socket(&path.display().to_string()) {
-        true => Ok(()),
-        false => bind(path, &mut Made::default()).map(drop),
+/// Addresses that can be had, held for a moment.
+#[derive(Default)]
+pub struct Probe {
+    /// Goes first: while these listen nobody takes the files for stale ones and has his own there.
+    made: Made,
+    unix: Vec<UnixListener>,
+    tcp: Vec<TcpListener>,
+}
+
+impl Probe {
+    /// Refuses what [`bind`] would refuse.
+    pub fn unix(&mut self, path: &Path) -> Result<()> {
+        if !upgrade::has_socket(&path.display().to_string()) {
+            self.unix.push(bind_file(path)?);
+            self.made.0.push(path.to_owned());
+        }
+        Ok(())
+    }
+
+    /// The same of a port; `name` is its address as it is given.
+    pub fn tcp(&mut self, address: &SocketAddr, name: &str) -> Result<()> {
+        if !upgrade::has_socket(name) {
+            let bound = TcpListener::bind(address);
+            self.tcp.push(bound.with_context(|| format!("{name}: cannot be listened on"))?);
+        }
+        Ok(())
     }
 }
 

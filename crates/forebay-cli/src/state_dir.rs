@@ -116,6 +116,11 @@ impl Known {
         Known { serial, device: Backing::found(&path), path }
     }
 
+    /// Whether it is known by more than its name.
+    pub fn has_identity(&self) -> bool {
+        self.serial.is_some() || self.device.as_ref().is_some_and(Backing::has_identity)
+    }
+
     /// Whether that one is the same. A block device without an identity is known by its name alone.
     pub fn is_same(&self, found: &Known) -> bool {
         match (&self.device, &found.device) {

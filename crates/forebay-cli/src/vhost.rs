@@ -18,14 +18,7 @@ mod none;
 #[cfg(not(feature = "vhost"))]
 pub use none::{Machines, SOCKET_COUNT_MAX, memory_parts};
 
-/// A socket for a virtual machine, and the name of its volume.
-pub struct Bound {
-    path: PathBuf,
-    listener: UnixListener,
-    volume: String,
-}
-
-/// The same, of a volume that is served.
+/// A socket for a virtual machine, and its volume.
 #[cfg_attr(not(feature = "vhost"), allow(dead_code))]
 #[derive(Debug)]
 pub struct Wanted {
@@ -44,12 +37,12 @@ pub struct Volume {
     pub logical_block: u32,
 }
 
-/// Binds the sockets for virtual machines. `names`: of all volumes there can be.
-pub fn bind(args: &ServeArgs, names: &[&str], made: &mut Made) -> Result<Vec<Bound>> {
+/// The sockets for virtual machines, each with the name of its volume. `names`: of all volumes there can be.
+pub fn named(args: &ServeArgs, names: &[&str]) -> Result<Vec<(PathBuf, String)>> {
     if socket_count(args) > SOCKET_COUNT_MAX {
         bail!("--listen vhost-user: at most {SOCKET_COUNT_MAX} sockets");
     }
-    let mut bound = Vec::new();
+    let mut named = Vec::new();
     for listen in &args.listen {
         let Listen::VhostUser { path, volume } = listen else { continue };
         let shown = path.display();
@@ -65,25 +58,28 @@ pub fn bind(args: &ServeArgs, names: &[&str], made: &mut Made) -> Result<Vec<Bou
                 names.join(", ")
             ),
         };
-        let listener = sockets::bind(path, made)?;
-        bound.push(Bound { path: path.clone(), listener, volume });
+        named.push((path.clone(), volume));
     }
-    Ok(bound)
+    Ok(named)
 }
 
-/// Those whose volumes are served, and what stands against the others, which go.
-pub fn wanted(bound: Vec<Bound>, served: &[Volume], made: &mut Made) -> (Vec<Wanted>, Vec<String>) {
+/// Binds those whose volumes are served; and what stands against the others.
+pub fn bind(
+    named: Vec<(PathBuf, String)>,
+    served: &[Volume],
+    made: &mut Made,
+) -> Result<(Vec<Wanted>, Vec<String>)> {
     let (mut wanted, mut problems) = (Vec::new(), Vec::new());
-    for Bound { path, listener, volume: name } in bound {
+    for (path, name) in named {
         if let Some(volume) = served.iter().find(|volume| volume.name == name) {
+            let listener = sockets::bind(&path, made)?;
             wanted.push(Wanted { path, listener, volume: volume.clone() });
         } else {
-            made.remove(&path);
             let shown = path.display();
             problems.push(format!("{name}: not listened for on {shown}: it is not served"));
         }
     }
-    (wanted, problems)
+    Ok((wanted, problems))
 }
 
 /// How many sockets for virtual machines there are to be.

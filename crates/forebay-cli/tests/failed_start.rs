@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A start that fails leaves everything as it was: what it would have changed, a corrected start would find changed.
 
-use crate::support::{Daemon, Scratch, forebay};
+use crate::support::{Daemon, Scratch, forebay, wait_for};
 use std::ffi::OsStr;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -129,4 +129,65 @@ fn a_start_that_fails_marks_no_other_cache_stale() {
     assert_eq!(scratch.connect("v").read(MIB, 8192).unwrap(), [7; 8192]);
     daemon.stop("TERM");
     assert!(fails(&scratch, &["--if-changed".into(), "x=lose-dirty".into()]).contains("no such"));
+}
+
+/// Who came in while a disk was waited for was left without an answer, and a virtual machine with that stands still. Now he finds nobody
+/// and comes again.
+#[test]
+fn nobody_is_let_in_before_the_volumes_are_served() {
+    let scratch = Scratch::new("failed-start-late");
+    scratch.format("64M");
+    let late = scratch.path("late");
+    let volume = ["--volume".to_owned(), format!("v={}", late.display())];
+    let vm = scratch.sockets.join("vm");
+    let mut command = command(&scratch, &volume);
+    command.args(["--device-timeout", "60s", "--listen"]);
+    command.arg(format!("vhost-user://{}", vm.display()));
+    let stderr = scratch.path("stderr");
+    let waits = || std::fs::read_to_string(&stderr).is_ok_and(|said| said.contains("waits for "));
+    let daemon = std::thread::scope(|scope| {
+        let daemon = scope.spawn(|| Daemon::start(command, &stderr));
+        wait_for("it waits for the disk", waits);
+        assert_eq!(names(&scratch.sockets), [""; 0]);
+        scratch.file("late", 16 * MIB);
+        daemon.join().unwrap()
+    });
+    assert_eq!(names(&scratch.sockets), ["control", "nbd", "vm"]);
+    daemon.stop("TERM");
+}
+
+/// What a file asks for and the cache has no room for waits, and holds up nobody.
+#[test]
+fn a_new_volume_that_does_not_fit_holds_up_no_other() {
+    let scratch = Scratch::new("failed-start-room");
+    scratch.format("64M");
+    let config = |text: &str| std::fs::write(scratch.path("config"), text).unwrap();
+    let volume = |name: &str, reserve: &str| {
+        let disk = scratch.file(name, 16 * MIB);
+        format!("[volume.{name}]\nbacking = '{}'\n{reserve}", disk.display())
+    };
+    let cache = format!("cache = '{}'\n", scratch.cache().display());
+    config(&(cache.clone() + &volume("a", "reserve = '100%'\n")));
+    let serve = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.arg("serve").arg("--config").arg(scratch.path("config"));
+        command.args(["--attach", "none", "--listen"]).arg(scratch.listen());
+        command.arg("--control").arg(scratch.control());
+        command.arg("--state-dir").arg(scratch.path("state"));
+        Daemon::start(command, &scratch.path("stderr"))
+    };
+    serve().stop("TERM");
+    config(&(cache + &volume("a", "reserve = '100%'\n") + &volume("b", "")));
+    let daemon = serve();
+    let status = scratch.status();
+    let served: Vec<&str> = status["volumes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| it["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(served, ["a"]);
+    let problems = status["problems"].to_string();
+    assert!(problems.contains("b: waits") && problems.contains("reserve"), "{problems}");
+    daemon.stop("TERM");
 }

@@ -28,6 +28,7 @@ use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
 use crate::late::Patience;
 use crate::signals::Signals;
+use crate::sockets::Made;
 use crate::state_dir::StateDir;
 use crate::units::count;
 use crate::upgrade::{self, Before, Left};
@@ -44,7 +45,6 @@ use forebay_serve::passage::Passage;
 use forebay_serve::server::Server;
 use growing::Growing;
 use leaving::Leaving;
-use listening::Listening;
 use look::Looked;
 use rates::Rates;
 use std::cell::RefCell;
@@ -306,7 +306,7 @@ impl Daemon {
         {
             bail!("the cache has no volume yet; give --volume NAME=BACKING");
         }
-        let Listening { nbd, machines, metrics, control, mut made } = self.bind(args)?;
+        let control = self.check_addresses(args)?;
         self.add_volumes(args, patience)?;
         for at in 0..self.volumes.len() {
             self.export(at)?;
@@ -314,12 +314,18 @@ impl Daemon {
         if self.volumes.is_empty() {
             bail!("no volume can be served: {}", self.problems.join("; "));
         }
+        let mut made = Made::default();
+        let nbd = |listen: &Listen| sockets::listen(listen, &mut made).transpose();
+        let nbd = args.listen.iter().filter_map(nbd).collect::<Result<Vec<_>>>()?;
+        let metrics = args.metrics.as_ref();
+        let metrics = metrics.map(|at| metrics::Listener::bind(at, &mut made)).transpose()?;
         self.sockets.extend(nbd.iter().filter_map(sockets::kept));
         let nbd = NbdFrontEnd::new(nbd, Rc::clone(&self.exports))?;
         self.nbd_clients = Some(nbd.counts());
         self.passage = Some(nbd.passage());
         self.server.add(Box::new(nbd))?;
-        let (wanted, waiting) = vhost::wanted(machines, &self.machines_volumes(), &mut made);
+        let named = vhost::named(args, &self.names(args))?;
+        let (wanted, waiting) = vhost::bind(named, &self.machines_volumes(), &mut made)?;
         waiting.into_iter().for_each(|text| self.problem(text));
         if !wanted.is_empty() {
             let mut machines = vhost::Machines::begin(&mut self.server, wanted)?;

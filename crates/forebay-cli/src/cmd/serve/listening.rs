@@ -1,45 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where others come in: bound before any volume is changed, and listened to when all are served.
+//! Where others come in: looked at before any volume is changed, and listened to when all are served.
 //!
 //! # Invariants
 //!
-//! - **L1** Every address can be had before a volume is recorded or a cache is marked stale: a start that nobody could reach changes
+//! - **L1** Every address could be had before a volume is recorded or a cache is marked stale: a start that nobody could reach changes
 //!   nothing.
-//! - **L2** A start that fails leaves no socket behind that it has made.
+//! - **L2** Nobody is let in before he could be answered: who finds nobody comes again, and who waits for an answer may hold up a whole
+//!   machine.
+//! - **L3** A start that fails leaves no socket behind that it has made.
 
 use super::Daemon;
-use crate::args::{Listen, ServeArgs};
-use crate::sockets::{self, Made};
-use crate::{metrics, vhost};
+use crate::args::{Listen, MetricsAddress, ServeArgs};
+use crate::sockets::Probe;
+use crate::vhost;
 use anyhow::Result;
 use forebay::host::runtime_dir::RuntimeDir;
 use forebay::shard::uuid_text;
-use forebay_serve::nbd::listen::Listener;
 use std::path::PathBuf;
 
-/// Sockets, bound.
-pub(super) struct Listening {
-    pub(super) nbd: Vec<Listener>,
-    pub(super) machines: Vec<vhost::Bound>,
-    pub(super) metrics: Option<metrics::Listener>,
-    /// Where it will be: who asks how things are is told that nobody is there as long as nobody could answer.
-    pub(super) control: PathBuf,
-    pub(super) made: Made,
-}
-
 impl Daemon {
-    pub(super) fn bind(&self, args: &ServeArgs) -> Result<Listening> {
-        let recorded = self.server.shard.superblock().volumes.iter().flatten();
-        let asked = args.volumes.iter().map(|spec| spec.name.as_str());
-        let mut names: Vec<&str> = recorded.map(|it| it.name.as_str()).chain(asked).collect();
-        names.sort_unstable();
-        names.dedup();
-        let mut made = Made::default();
-        let machines = vhost::bind(args, &names, &mut made)?;
-        let nbd = |listen: &Listen| sockets::listen(listen, &mut made).transpose();
-        let nbd = args.listen.iter().filter_map(nbd).collect::<Result<_>>()?;
-        let metrics = args.metrics.as_ref();
-        let metrics = metrics.map(|at| metrics::Listener::bind(at, &mut made)).transpose()?;
+    /// Refuses addresses that cannot be had (L1). Gives the control socket's.
+    pub(super) fn check_addresses(&self, args: &ServeArgs) -> Result<PathBuf> {
+        vhost::named(args, &self.names(args))?;
+        // All of them at once: one that is given twice is busy.
+        let mut probe = Probe::default();
+        for listen in &args.listen {
+            match listen {
+                Listen::Unix(path) | Listen::VhostUser { path, .. } => probe.unix(path)?,
+                Listen::Tcp(address) => probe.tcp(address, &format!("nbd://{address}"))?,
+            }
+        }
+        match &args.metrics {
+            Some(MetricsAddress::Unix(path)) => probe.unix(path)?,
+            Some(MetricsAddress::Tcp(address)) => {
+                probe.tcp(address, &format!("--metrics {address}"))?;
+            }
+            None => {}
+        }
         let control = match &args.control {
             Some(path) => path.clone(),
             None => {
@@ -47,7 +44,17 @@ impl Daemon {
                 RuntimeDir::open()?.path().join(format!("{uuid}.sock"))
             }
         };
-        sockets::check(&control)?;
-        Ok(Listening { nbd, machines, metrics, control, made })
+        probe.unix(&control)?;
+        Ok(control)
+    }
+
+    /// Of all volumes that are recorded or asked for.
+    pub(super) fn names<'a>(&'a self, args: &'a ServeArgs) -> Vec<&'a str> {
+        let recorded = self.server.shard.superblock().volumes.iter().flatten();
+        let asked = args.volumes.iter().map(|spec| spec.name.as_str());
+        let mut names: Vec<&str> = recorded.map(|it| it.name.as_str()).chain(asked).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
     }
 }

@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 /// A volume that is to be served.
 pub(super) struct Planned<'a> {
     pub(super) name: String,
-    pub(super) index: VolumeIndex,
+    /// None: there is no place for one more.
+    index: Option<VolumeIndex>,
     /// As it is asked for.
     pub(super) spec: Option<&'a VolumeSpec>,
     /// As it is known; none: it is new.
@@ -31,6 +32,10 @@ pub(super) struct Planned<'a> {
 }
 
 impl Planned<'_> {
+    pub(super) fn index(&self) -> Result<VolumeIndex, OpenError> {
+        self.index.ok_or(OpenError::TooManyVolumes)
+    }
+
     pub(super) fn address(&self) -> Result<&Address> {
         self.address.as_ref().map_err(|text| Error::msg(text.clone()))
     }
@@ -56,7 +61,7 @@ pub(super) struct Wanted {
 pub(super) enum Ready<'a> {
     /// The program before had it.
     HandedOver(PathBuf, FileDevice),
-    Recorded(Looked, Change),
+    Recorded(Looked),
     New(&'a VolumeSpec, Looked),
 }
 
@@ -64,7 +69,7 @@ impl Ready<'_> {
     pub(super) fn path(&self) -> &Path {
         match self {
             Ready::HandedOver(path, _) => path,
-            Ready::Recorded(looked, _) | Ready::New(_, looked) => &looked.path,
+            Ready::Recorded(looked) | Ready::New(_, looked) => &looked.path,
         }
     }
 }
@@ -84,7 +89,7 @@ pub(super) enum Change {
 
 impl Daemon {
     /// Every volume: those asked for, and then those recorded.
-    pub(super) fn plan<'a>(&self, args: &'a ServeArgs) -> Result<Vec<Planned<'a>>> {
+    pub(super) fn plan<'a>(&self, args: &'a ServeArgs) -> Vec<Planned<'a>> {
         let shard = &self.server.shard;
         let mut free = shard.free_indexes();
         let wanted = |name: &str| Wanted {
@@ -96,7 +101,7 @@ impl Daemon {
             let known = shard.find(&spec.name);
             planned.push(Planned {
                 name: spec.name.clone(),
-                index: known.or_else(|| free.next()).ok_or(OpenError::TooManyVolumes)?,
+                index: known.or_else(|| free.next()),
                 spec: Some(spec),
                 recorded: known.and_then(|index| self.recorded(index).cloned()),
                 address: Ok(spec.backing.clone()),
@@ -111,7 +116,7 @@ impl Daemon {
             }
             planned.push(Planned {
                 name: volume.name.clone(),
-                index: VolumeIndex(at as u8),
+                index: Some(VolumeIndex(at as u8)),
                 spec: None,
                 recorded: Some(volume.clone()),
                 address: Address::parse(&volume.path),
@@ -119,7 +124,7 @@ impl Daemon {
                 wanted: wanted(&volume.name),
             });
         }
-        Ok(planned)
+        planned
     }
 
     /// Opens its backing device and looks at it. `taken`: those of others.
@@ -129,10 +134,11 @@ impl Daemon {
         taken: &[(String, PathBuf)],
         patience: &Patience,
     ) -> Result<Ready<'a>> {
-        let Planned { name, index, logical_block, wanted, .. } = planned;
+        let Planned { name, logical_block, wanted, .. } = planned;
+        let index = planned.index()?;
         let path = &patience.find(&planned.address()?.path, &role(name))?;
         if planned.recorded.is_some() {
-            let source = backing_source(*index);
+            let source = backing_source(index);
             let left = backing::take_left(name, path, source, *logical_block)?;
             if let Some(device) = left
                 && self.server.shard.opened().handed_over
@@ -143,15 +149,15 @@ impl Daemon {
         } else {
             upgrade::check_disk(name, path)?;
         }
-        let looked = self.look(*index, *logical_block, planned.recorded.clone(), taken).at(path)?;
+        let looked = self.look(index, *logical_block, planned.recorded.clone(), taken).at(path)?;
         match (planned.spec, &planned.recorded) {
             (Some(spec), None) => {
-                self.check_new(spec, wanted.without_cache, &looked)?;
+                self.check_new(spec, wanted.without_cache, &looked, taken)?;
                 Ok(Ready::New(spec, looked))
             }
             _ => {
-                let change = self.check_recorded(*index, wanted, &looked)?;
-                Ok(Ready::Recorded(looked, change))
+                self.check_recorded(index, wanted, &looked, taken)?;
+                Ok(Ready::Recorded(looked))
             }
         }
     }

@@ -18,7 +18,7 @@ use forebay_core::engine::{CacheHealth, Engine};
 use forebay_core::format::superblock::Volume;
 use forebay_core::op::stale::Stale;
 use forebay_core::units::VolumeIndex;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use tracing::{error, warn};
 
@@ -86,15 +86,19 @@ impl Daemon {
         }
     }
 
+    /// Refuses to keep what is dirty where that could not be written down (M3).
+    pub(super) fn check_notes(&self, name: &str) -> Result<&StateDir> {
+        self.state_dir.as_ref().with_context(|| {
+            format!(
+                "{name}: what is kept of the cache is not all that it holds, and the next start must know that: it \
+                 takes a state directory (--state-dir)"
+            )
+        })
+    }
+
     /// Writes down that the cache is stale for a volume that is about to be served, and that what is dirty is kept (M3).
     pub(super) fn note_kept(&self, recorded: &Volume, backing: &Path, why: Why) -> Result<()> {
-        let Some(dir) = &self.state_dir else {
-            bail!(
-                "{}: what is kept of the cache is not all that it holds, and the next start must know that: it \
-                 takes a state directory (--state-dir)",
-                recorded.name
-            );
-        };
+        let dir = self.check_notes(&recorded.name)?;
         let mut record = self.record_of(recorded, backing, true);
         record.stale = Some(Mark { is_kept: true, ..marked(recorded.attach_generation, why) });
         dir.write(&record)
@@ -109,13 +113,15 @@ impl Daemon {
     }
 
     /// Refuses a backing device of which another cache, or another volume of this one, may hold newer data.
+    /// `taken`: where volumes will be that are served before.
     pub(super) fn check_others(
         &self,
         backing: &Path,
         name: &str,
         without_cache: bool,
+        taken: &[(String, PathBuf)],
     ) -> Result<()> {
-        self.others(backing, name, without_cache).map(drop)
+        self.others(backing, name, without_cache, taken).map(drop)
     }
 
     /// Other caches that a backing device belongs to, with words for them. One that may hold newer data is passed only
@@ -125,6 +131,7 @@ impl Daemon {
         backing: &Path,
         name: &str,
         without_cache: bool,
+        taken: &[(String, PathBuf)],
     ) -> Result<Vec<(Record, String)>> {
         let mut others = Vec::new();
         let Some(dir) = &self.state_dir else { return Ok(others) };
@@ -146,6 +153,8 @@ impl Daemon {
             if record.cache == own {
                 match recorded.iter().find(|it| it.0 == record.volume) {
                     Some((_, known)) if *known == name => continue,
+                    // It will be on another one.
+                    Some((_, known)) if taken.iter().any(|it| it.0 == *known) => continue,
                     Some(_) => {}
                     None => {
                         // It has left the cache, and could not be removed then.
@@ -154,13 +163,15 @@ impl Daemon {
                     }
                 }
                 of = format!("volume {volume} of this cache");
-                instead = format!("serve it as {volume}, or drain and forget that first");
+                instead = format!(
+                    "serve it as {volume}, or drain and forget that first (`--without-cache {name}` gives up what that has)"
+                );
             }
             // He who asked for that gave up what the cache holds, until it is served again or that is kept (M3).
             let passed =
                 record.mark_for(record.attach_generation).is_some_and(|mark| !mark.is_kept);
-            // Another name for the same disk is a mistake, or is said otherwise.
-            let is_own = record.cache == own;
+            // Another name for the same disk is a mistake, or is said otherwise. One that is known by its name alone may be another.
+            let is_own = record.cache == own && record.backing.has_identity();
             if (record.dirty || is_own) && !without_cache && !passed {
                 let newer = if record.dirty { ", which may hold newer data" } else { "" };
                 bail!("{shown}: belongs to {of}{newer}: {instead}");
@@ -179,7 +190,7 @@ impl Daemon {
     ) -> Result<()> {
         let Some(dir) = &self.state_dir else { return Ok(()) };
         let shown = backing.display();
-        for (mut record, of) in self.others(backing, name, without_cache)? {
+        for (mut record, of) in self.others(backing, name, without_cache, &[])? {
             let mark = record.mark_for(record.attach_generation);
             let is_new = mark.is_none_or(|mark| mark.is_kept); // M3
             if is_new {

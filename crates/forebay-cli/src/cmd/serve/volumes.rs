@@ -20,7 +20,7 @@ use forebay::shard::{NewVolume, uuid_text};
 use forebay_core::format::superblock::{Mode, Volume};
 use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
 impl Daemon {
@@ -37,50 +37,63 @@ impl Daemon {
                 "--without-cache {name}: no such volume is asked for or in this cache; nothing was changed"
             );
         }
+        let reserves = self.reserves_asked(&args.volumes);
+        self.server.shard.check_room(&reserves, &[])?;
         let mut ready: Vec<(Planned<'_>, Ready<'_>)> = Vec::new();
-        for planned in self.plan(args)? {
-            let taken: Vec<_> = ready
-                .iter()
-                .map(|(it, ready)| (it.name.clone(), ready.path().to_owned()))
-                .collect();
-            match self.prepare(&planned, &taken, patience) {
+        let mut new: Vec<Reserve> = Vec::new();
+        for planned in self.plan(args) {
+            let of =
+                |(it, ready): &(Planned<'_>, Ready<'_>)| (it.name.clone(), ready.path().to_owned());
+            let taken: Vec<_> = ready.iter().map(of).collect();
+            let found = self.prepare(&planned, &taken, patience).and_then(|found| {
+                if let Ready::New(spec, _) = found {
+                    new.push(self.reserve_of(spec).unwrap_or_default());
+                    if let Err(error) = self.server.shard.check_room(&reserves, &new) {
+                        new.pop();
+                        return Err(error.into());
+                    }
+                }
+                Ok(found)
+            });
+            match found {
                 Ok(found) => ready.push((planned, found)),
                 Err(error) if planned.may_wait(args, &error) => self.waits(&planned.name, &error),
                 Err(error) => return Err(error),
             }
         }
-        let new = |(_, ready): &(_, Ready<'_>)| match ready {
-            Ready::New(spec, ..) => Some(self.reserve_of(spec).unwrap_or_default()),
-            _ => None,
-        };
-        let new: Vec<Reserve> = ready.iter().filter_map(new).collect();
-        self.server.shard.check_room(&self.reserves_asked(&args.volumes), &new)?;
         self.reserve_as_asked(&args.volumes)?;
         for (planned, found) in ready {
             match self.serve_planned(&planned, found) {
                 Ok(()) => {}
-                Err(error) if planned.may_wait(args, &error) => self.waits(&planned.name, &error),
+                Err(error) if planned.may_wait(args, &error) => {
+                    self.waits(&planned.name, &error);
+                    continue;
+                }
                 Err(error) => return Err(error),
+            }
+            if let Some(spec) = planned.spec {
+                self.set_as_asked(planned.index()?, spec)?;
             }
         }
         Ok(())
     }
 
     fn serve_planned(&mut self, planned: &Planned<'_>, ready: Ready<'_>) -> Result<()> {
-        let (index, address) = (planned.index, planned.address()?);
+        let (index, address) = (planned.index()?, planned.address()?);
         match ready {
             Ready::New(spec, looked) => {
-                return self.add_checked(index, spec, looked, planned.wanted.without_cache);
+                self.add_checked(index, spec, looked, planned.wanted.without_cache)
             }
             Ready::HandedOver(path, device) => {
-                self.serve_volume(index, address, &path, device, None)?;
+                self.serve_volume(index, address, &path, device, None)
             }
-            Ready::Recorded(looked, change) => {
-                let without_cache = planned.wanted.without_cache;
-                self.serve_checked(index, address, looked, change, without_cache)?;
+            Ready::Recorded(looked) => {
+                let wanted = &planned.wanted;
+                // Those before it may have marked the cache stale for it.
+                let change = self.check_recorded(index, wanted, &looked, &[])?;
+                self.serve_checked(index, address, looked, change, wanted.without_cache)
             }
         }
-        planned.spec.map_or(Ok(()), |spec| self.set_as_asked(index, spec))
     }
 
     pub(super) fn set_as_asked(&mut self, index: VolumeIndex, spec: &VolumeSpec) -> Result<()> {
@@ -169,10 +182,11 @@ impl Daemon {
         index: VolumeIndex,
         wanted: &Wanted,
         looked: &Looked,
+        taken: &[(String, PathBuf)],
     ) -> Result<Change> {
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
         let (path, name) = (&looked.path, &recorded.name);
-        self.check_others(path, name, wanted.without_cache)?;
+        self.check_others(path, name, wanted.without_cache, taken)?;
         let state = self.server.shard.engine().status(index);
         let dirty = state.is_some_and(|status| status.dirty);
         let mark = self.mark_of(&recorded)?;
@@ -200,6 +214,9 @@ impl Daemon {
         Ok(match (what, if_changed) {
             (None, _) => Change::None,
             (Some(what), Some(IfChanged::KeepDirty)) if dirty => {
+                if !is_kept {
+                    self.check_notes(name)?;
+                }
                 let why = mark.map_or(Why::Changed, |mark| mark.why);
                 Change::Kept { what, note: (!is_kept).then_some(why) }
             }
@@ -255,8 +272,9 @@ impl Daemon {
         spec: &VolumeSpec,
         without_cache: bool,
         looked: &Looked,
+        taken: &[(String, PathBuf)],
     ) -> Result<()> {
-        self.check_others(&looked.path, &spec.name, without_cache)?;
+        self.check_others(&looked.path, &spec.name, without_cache, taken)?;
         self.mode_of(spec)?;
         spec.backing.path.to_str().context("the backing device's path is not UTF-8")?;
         Ok(())
@@ -285,7 +303,6 @@ impl Daemon {
         self.server.shard.check_room(&[], &[volume.reserve])?;
         self.pass_others(backing, &spec.name, without_cache)?;
         self.server.shard.add(index, &volume)?;
-        self.set_as_asked(index, spec)?;
         self.serve_volume(index, &spec.backing, backing, device, Some(found))
     }
 
