@@ -15,10 +15,7 @@ mod text;
 
 pub use server::{Listener, start};
 #[cfg(test)]
-pub use table::{DEVICE_ROWS, Kind, ROWS, Row};
-
-/// What a place in the JSON is called, without the prefix.
-#[cfg(test)]
-pub fn metric_name(path: &str) -> String {
-    text::name(path).0
-}
+pub use {
+    table::{DEVICE_ROWS, Kind, ROWS, Row},
+    text::name as metric_name,
+};

@@ -49,9 +49,7 @@ pub fn listen(listen: &Listen, made: &mut Made) -> Result<Option<Listener>> {
             if let Some(left) = upgrade::take_socket(&name) {
                 return Ok(Some(Listener::Tcp(left.into())));
             }
-            let listener = TcpListener::bind(address)
-                .with_context(|| format!("nbd://{address}: cannot be listened on"))?;
-            Ok(Some(Listener::Tcp(listener)))
+            Ok(Some(Listener::Tcp(bind_tcp(address, &name)?)))
         }
         Listen::Unix(path) => Ok(Some(Listener::Unix(bind(path, made)?))),
         Listen::VhostUser { .. } => Ok(None),
@@ -98,8 +96,7 @@ impl Probe {
     /// The same of a port; `name` is its address as it is given.
     pub fn tcp(&mut self, address: &SocketAddr, name: &str) -> Result<()> {
         if !upgrade::has_socket(name) {
-            let bound = TcpListener::bind(address);
-            self.tcp.push(bound.with_context(|| format!("{name}: cannot be listened on"))?);
+            self.tcp.push(bind_tcp(address, name)?);
         }
         Ok(())
     }
@@ -113,6 +110,11 @@ pub fn bind(path: &Path, made: &mut Made) -> Result<UnixListener> {
     let listener = bind_file(path)?;
     made.0.push(path.to_owned());
     Ok(listener)
+}
+
+/// Binds a port; `name` is its address as it is given.
+pub fn bind_tcp(address: &SocketAddr, name: &str) -> Result<TcpListener> {
+    TcpListener::bind(address).with_context(|| format!("{name}: cannot be listened on"))
 }
 
 fn bind_file(path: &Path) -> Result<UnixListener> {

@@ -16,12 +16,6 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
-fn names(scratch: &Scratch) -> Vec<String> {
-    let status = scratch.status();
-    let volumes = status["volumes"].as_array().unwrap().iter();
-    volumes.map(|volume| volume["name"].as_str().unwrap().to_owned()).collect()
-}
-
 #[test]
 fn volumes_come_and_go_while_others_are_served() {
     let scratch = Scratch::new("come");
@@ -59,7 +53,7 @@ fn volumes_come_and_go_while_others_are_served() {
     let plain = format!("second: detached; {} is the plain disk", second.display());
     assert!(text(&done).contains(&plain), "{done:?}");
     assert!(std::fs::read(&second).unwrap()[4 << 20..12 << 20] == content(2, 4 * MIB, 8 * MIB));
-    assert_eq!(names(&scratch), ["first"]);
+    assert_eq!(scratch.volume_names(), ["first"]);
     assert_eq!(stays.read(MIB, MIB as u32).unwrap(), content(1, MIB, MIB));
     // Its file is free for others, and the cache does not remember it.
     std::fs::write(&second, content(3, 0, 32 * MIB)).unwrap();
@@ -78,7 +72,7 @@ fn volumes_come_and_go_while_others_are_served() {
     assert!(scratch.ask(&["detach", "first"]).status.success());
     daemon.stop("TERM");
     let daemon = scratch.serve::<&str>(&[]);
-    assert_eq!(names(&scratch), ["second"]);
+    assert_eq!(scratch.volume_names(), ["second"]);
     assert_eq!(scratch.connect("second").read(0, MIB as u32).unwrap(), content(3, 0, MIB));
     daemon.stop("TERM");
 }
@@ -95,7 +89,7 @@ fn a_killed_daemon_has_what_was_attached_and_not_what_was_detached() {
     assert!(scratch.ask(&["detach", "first"]).status.success());
     daemon.kill();
     let daemon = scratch.serve::<&str>(&[]);
-    assert_eq!(names(&scratch), ["second"]);
+    assert_eq!(scratch.volume_names(), ["second"]);
     assert_eq!(scratch.connect("second").read(0, 2 * MIB as u32).unwrap(), content(4, 0, 2 * MIB));
     daemon.stop("TERM");
 }
@@ -122,7 +116,7 @@ fn a_detaching_that_is_ended_leaves_the_volume_as_it_was() {
     let as_it_was = || {
         let volume = &scratch.status()["volumes"][0];
         assert_eq!((&volume["drained"], &volume["mode"]), (&false.into(), &"write-back".into()));
-        assert_eq!(names(&scratch), ["v", "w"]);
+        assert_eq!(scratch.volume_names(), ["v", "w"]);
         assert_eq!(scratch.connect("v").read(at, MIB as u32).unwrap(), content(1, at, MIB));
     };
     let begin = || {
@@ -187,7 +181,7 @@ fn a_detaching_whose_terminal_hangs_up_leaves_the_volume_as_it_was_unless_that_i
     let done = detach.wait_with_output().unwrap();
     assert!(done.status.success(), "{done:?}");
     assert!(text(&done).contains("v: detached; "), "{done:?}");
-    assert_eq!(names(&scratch), ["w"]);
+    assert_eq!(scratch.volume_names(), ["w"]);
     daemon.stop("TERM");
 }
 
@@ -225,7 +219,7 @@ fn a_clean_volume_is_detached_at_once_and_a_dirty_one_shows_how_far_it_is() {
     assert!(!said.contains(" left, "), "{said}");
     assert_eq!(written, 0);
     assert!(std::fs::read(&w).unwrap().iter().all(|byte| *byte == 0));
-    assert_eq!(names(&scratch), ["v"]);
+    assert_eq!(scratch.volume_names(), ["v"]);
     assert_eq!((of(0, "drained"), of(0, "dirty_bytes")), (false.into(), MIB.into()));
     let mut detach = piped(&mut detach_command(&scratch, "v"));
     let mut lines = BufReader::new(detach.stdout.take().unwrap()).lines().map_while(Result::ok);
@@ -328,7 +322,7 @@ fn guests_do_not_wait_for_a_device_that_is_locked_still() {
     }
     let done = scratch.ask(&["attach", &format!("third={}", second.display())]);
     assert!(text(&done).contains("second: is being attached; one at a time"), "{done:?}");
-    assert_eq!(names(&scratch), ["first"]);
+    assert_eq!(scratch.volume_names(), ["first"]);
     drop(holder);
     let done = attach.wait_with_output().unwrap();
     assert!(done.status.success(), "the guest has waited: {done:?}");
@@ -369,6 +363,6 @@ fn a_detaching_is_answered_before_the_daemon_goes_on_as_another_program() {
     assert!(detached.contains("second: detached"), "it was answered '{detached}'");
     let refused = answer(&mut upgrade);
     assert!(refused.contains("second: is being detached; upgrade after that"), "{refused}");
-    assert_eq!(names(&scratch), ["first"]);
+    assert_eq!(scratch.volume_names(), ["first"]);
     daemon.stop("TERM");
 }

@@ -179,15 +179,8 @@ fn a_new_volume_that_does_not_fit_holds_up_no_other() {
     serve().stop("TERM");
     config(&(cache + &volume("a", "reserve = '100%'\n") + &volume("b", "")));
     let daemon = serve();
-    let status = scratch.status();
-    let served: Vec<&str> = status["volumes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|it| it["name"].as_str().unwrap())
-        .collect();
-    assert_eq!(served, ["a"]);
-    let problems = status["problems"].to_string();
+    assert_eq!(scratch.volume_names(), ["a"]);
+    let problems = scratch.status()["problems"].to_string();
     assert!(problems.contains("b: waits") && problems.contains("reserve"), "{problems}");
     daemon.stop("TERM");
 }

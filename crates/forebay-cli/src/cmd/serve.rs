@@ -45,6 +45,7 @@ use forebay_serve::passage::Passage;
 use forebay_serve::server::Server;
 use growing::Growing;
 use leaving::Leaving;
+use listening::Addresses;
 use look::Looked;
 use rates::Rates;
 use std::cell::RefCell;
@@ -306,7 +307,7 @@ impl Daemon {
         {
             bail!("the cache has no volume yet; give --volume NAME=BACKING");
         }
-        let control = self.check_addresses(args)?;
+        let Addresses { control, machines } = self.check_addresses(args)?;
         self.add_volumes(args, patience)?;
         for at in 0..self.volumes.len() {
             self.export(at)?;
@@ -324,8 +325,7 @@ impl Daemon {
         self.nbd_clients = Some(nbd.counts());
         self.passage = Some(nbd.passage());
         self.server.add(Box::new(nbd))?;
-        let named = vhost::named(args, &self.names(args))?;
-        let (wanted, waiting) = vhost::bind(named, &self.machines_volumes(), &mut made)?;
+        let (wanted, waiting) = vhost::bind(machines, &self.machines_volumes(), &mut made)?;
         waiting.into_iter().for_each(|text| self.problem(text));
         if !wanted.is_empty() {
             let mut machines = vhost::Machines::begin(&mut self.server, wanted)?;

@@ -78,9 +78,8 @@ impl Listener {
         match address {
             MetricsAddress::Unix(path) => Ok(Listener::Unix(sockets::bind(path, made)?)),
             MetricsAddress::Tcp(address) => {
-                let listener = std::net::TcpListener::bind(address)
-                    .with_context(|| format!("--metrics {address}: cannot be listened on"))?;
-                Ok(Listener::Tcp(listener))
+                let name = format!("--metrics {address}");
+                Ok(Listener::Tcp(sockets::bind_tcp(address, &name)?))
             }
         }
     }

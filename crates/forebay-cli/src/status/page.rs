@@ -127,7 +127,7 @@ fn row(path: &str) -> Option<&'static Row> {
 
 /// What Prometheus calls it.
 fn metric(path: &str, row: &Row) -> String {
-    let name = metric_name(path);
+    let (name, _) = metric_name(path);
     let end = if row.kind == Kind::Counter { "_total" } else { "" };
     format!("`forebay_{name}{end}`")
 }

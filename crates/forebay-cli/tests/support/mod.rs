@@ -160,6 +160,13 @@ impl Scratch {
         assert!(done.status.success(), "{done:?}");
         serde_json::from_slice(&done.stdout).unwrap()
     }
+
+    /// The volumes that it tells.
+    pub fn volume_names(&self) -> Vec<String> {
+        let status = self.status();
+        let volumes = status["volumes"].as_array().unwrap().iter();
+        volumes.map(|volume| volume["name"].as_str().unwrap().to_owned()).collect()
+    }
 }
 
 impl Drop for Scratch {

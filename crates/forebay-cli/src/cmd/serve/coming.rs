@@ -148,17 +148,17 @@ impl Daemon {
         self.check_stays().with_context(|| format!("{name}: not attached"))?;
         match spec {
             Some(spec) if self.server.shard.find(&name).is_none() => {
-                self.check_new(&spec, without_cache, &looked, &[])?;
-                self.add_checked(index, &spec, looked, without_cache)?;
-                self.set_as_asked(index, &spec)?;
+                let others = self.check_new(&spec, without_cache, &looked, &[])?;
+                self.add_checked(index, &spec, looked, others)?;
+                self.set_as_asked(index, &spec, true)?;
             }
             spec => {
                 let wanted = Wanted { if_changed, without_cache };
-                let change = self.check_recorded(index, &wanted, &looked, &[])?;
+                let verdict = self.check_recorded(index, &wanted, &looked, &[])?;
                 self.reserve_as_asked(spec.as_slice())?;
-                self.serve_checked(index, &address, looked, change, without_cache)?;
+                self.serve_checked(index, &address, looked, verdict)?;
                 if let Some(spec) = spec {
-                    self.set_as_asked(index, &spec)?;
+                    self.set_as_asked(index, &spec, false)?;
                 }
             }
         }

@@ -9,7 +9,7 @@
 //!   machine.
 //! - **L3** A start that fails leaves no socket behind that it has made.
 
-use super::Daemon;
+use super::{Daemon, unix_sockets};
 use crate::args::{Listen, MetricsAddress, ServeArgs};
 use crate::sockets::Probe;
 use crate::vhost;
@@ -18,25 +18,17 @@ use forebay::host::runtime_dir::RuntimeDir;
 use forebay::shard::uuid_text;
 use std::path::PathBuf;
 
+/// Addresses that are chosen by what the cache says.
+pub(super) struct Addresses {
+    pub(super) control: PathBuf,
+    /// Of sockets for virtual machines, each with the name of its volume.
+    pub(super) machines: Vec<(PathBuf, String)>,
+}
+
 impl Daemon {
-    /// Refuses addresses that cannot be had (L1). Gives the control socket's.
-    pub(super) fn check_addresses(&self, args: &ServeArgs) -> Result<PathBuf> {
-        vhost::named(args, &self.names(args))?;
-        // All of them at once: one that is given twice is busy.
-        let mut probe = Probe::default();
-        for listen in &args.listen {
-            match listen {
-                Listen::Unix(path) | Listen::VhostUser { path, .. } => probe.unix(path)?,
-                Listen::Tcp(address) => probe.tcp(address, &format!("nbd://{address}"))?,
-            }
-        }
-        match &args.metrics {
-            Some(MetricsAddress::Unix(path)) => probe.unix(path)?,
-            Some(MetricsAddress::Tcp(address)) => {
-                probe.tcp(address, &format!("--metrics {address}"))?;
-            }
-            None => {}
-        }
+    /// Refuses addresses that cannot be had (L1).
+    pub(super) fn check_addresses(&self, args: &ServeArgs) -> Result<Addresses> {
+        let machines = vhost::named(args, &self.names(args))?;
         let control = match &args.control {
             Some(path) => path.clone(),
             None => {
@@ -44,12 +36,23 @@ impl Daemon {
                 RuntimeDir::open()?.path().join(format!("{uuid}.sock"))
             }
         };
+        // All of them at once: one that is given twice is busy.
+        let mut probe = Probe::default();
+        unix_sockets(args).try_for_each(|path| probe.unix(&path))?;
+        for listen in &args.listen {
+            if let Listen::Tcp(address) = listen {
+                probe.tcp(address, &format!("nbd://{address}"))?;
+            }
+        }
+        if let Some(MetricsAddress::Tcp(address)) = &args.metrics {
+            probe.tcp(address, &format!("--metrics {address}"))?;
+        }
         probe.unix(&control)?;
-        Ok(control)
+        Ok(Addresses { control, machines })
     }
 
     /// Of all volumes that are recorded or asked for.
-    pub(super) fn names<'a>(&'a self, args: &'a ServeArgs) -> Vec<&'a str> {
+    fn names<'a>(&'a self, args: &'a ServeArgs) -> Vec<&'a str> {
         let recorded = self.server.shard.superblock().volumes.iter().flatten();
         let asked = args.volumes.iter().map(|spec| spec.name.as_str());
         let mut names: Vec<&str> = recorded.map(|it| it.name.as_str()).chain(asked).collect();

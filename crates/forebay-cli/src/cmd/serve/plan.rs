@@ -4,6 +4,7 @@
 
 use super::Daemon;
 use super::look::Looked;
+use super::stale::Others;
 use crate::address::Address;
 use crate::args::{IfChanged, ServeArgs, VolumeSpec};
 use crate::late::Patience;
@@ -72,6 +73,12 @@ impl Ready<'_> {
             Ready::Recorded(looked) | Ready::New(_, looked) => &looked.path,
         }
     }
+}
+
+/// How a recorded volume is to be served.
+pub(super) struct Verdict {
+    pub(super) others: Others,
+    pub(super) change: Change,
 }
 
 /// What has become of a backing device, and what becomes of its volume's log.

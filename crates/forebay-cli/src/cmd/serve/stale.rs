@@ -29,6 +29,10 @@ pub(super) struct Marking {
     thread: JoinHandle<Result<()>>,
 }
 
+/// Whose a backing device is besides, with words for it.
+#[derive(Default)]
+pub(super) struct Others(Vec<(Record, String)>);
+
 /// Records of the volumes that were served.
 pub(super) struct LastNotes {
     dir: Option<StateDir>,
@@ -112,28 +116,17 @@ impl Daemon {
         }
     }
 
-    /// Refuses a backing device of which another cache, or another volume of this one, may hold newer data.
-    /// `taken`: where volumes will be that are served before.
-    pub(super) fn check_others(
-        &self,
-        backing: &Path,
-        name: &str,
-        without_cache: bool,
-        taken: &[(String, PathBuf)],
-    ) -> Result<()> {
-        self.others(backing, name, without_cache, taken).map(drop)
-    }
-
-    /// Other caches that a backing device belongs to, with words for them. One that may hold newer data is passed only
+    /// Other caches that a backing device belongs to, and other volumes of this one. One that may hold newer data is passed only
     /// if that was asked for, now or when it was passed before; so is another volume of this one. The device is locked.
-    fn others(
+    /// `taken`: where volumes will be that are served before.
+    pub(super) fn others(
         &self,
         backing: &Path,
         name: &str,
         without_cache: bool,
         taken: &[(String, PathBuf)],
-    ) -> Result<Vec<(Record, String)>> {
-        let mut others = Vec::new();
+    ) -> Result<Others> {
+        let mut others = Others::default();
         let Some(dir) = &self.state_dir else { return Ok(others) };
         let own = self.cache_uuid();
         let recorded = self.server.shard.superblock().volumes.iter().flatten();
@@ -141,7 +134,7 @@ impl Daemon {
             recorded.map(|it| (uuid_text(&it.uuid), it.name.as_str())).collect();
         let shown = backing.display();
         for record in dir.of_backing(backing)? {
-            let volume = record.name.clone();
+            let (volume, is_own) = (record.name.clone(), record.cache == own);
             let mut of =
                 format!("volume {volume} of the cache {} ({})", record.cache, record.cache_path);
             let mut instead = format!(
@@ -150,7 +143,7 @@ impl Daemon {
                  was there",
                 record.cache_path
             );
-            if record.cache == own {
+            if is_own {
                 match recorded.iter().find(|it| it.0 == record.volume) {
                     Some((_, known)) if *known == name => continue,
                     // It will be on another one.
@@ -171,26 +164,21 @@ impl Daemon {
             let passed =
                 record.mark_for(record.attach_generation).is_some_and(|mark| !mark.is_kept);
             // Another name for the same disk is a mistake, or is said otherwise. One that is known by its name alone may be another.
-            let is_own = record.cache == own && record.backing.has_identity();
-            if (record.dirty || is_own) && !without_cache && !passed {
+            let is_other_name = is_own && record.backing.has_identity();
+            if (record.dirty || is_other_name) && !without_cache && !passed {
                 let newer = if record.dirty { ", which may hold newer data" } else { "" };
                 bail!("{shown}: belongs to {of}{newer}: {instead}");
             }
-            others.push((record, of));
+            others.0.push((record, of));
         }
         Ok(others)
     }
 
     /// They are stale from now on (M1). That cannot be taken back: it comes when nothing stands against serving any more.
-    pub(super) fn pass_others(
-        &self,
-        backing: &Path,
-        name: &str,
-        without_cache: bool,
-    ) -> Result<()> {
+    pub(super) fn pass(&self, others: Others, backing: &Path, name: &str) -> Result<()> {
         let Some(dir) = &self.state_dir else { return Ok(()) };
         let shown = backing.display();
-        for (mut record, of) in self.others(backing, name, without_cache, &[])? {
+        for (mut record, of) in others.0 {
             let mark = record.mark_for(record.attach_generation);
             let is_new = mark.is_none_or(|mark| mark.is_kept); // M3
             if is_new {

@@ -2,8 +2,9 @@
 //! The volumes: each gets its backing device if that is the one it was.
 
 use super::look::Looked;
-use super::plan::{Change, Planned, Ready, Wanted};
+use super::plan::{Change, Planned, Ready, Verdict, Wanted};
 use super::rates::Rates;
+use super::stale::Others;
 use super::{Daemon, Served};
 use crate::address::Address;
 use crate::args::{IfChanged, ServeArgs, Setting, VolumeSpec, mode_name, parse_setting};
@@ -39,12 +40,9 @@ impl Daemon {
         }
         let reserves = self.reserves_asked(&args.volumes);
         self.server.shard.check_room(&reserves, &[])?;
-        let mut ready: Vec<(Planned<'_>, Ready<'_>)> = Vec::new();
+        let (mut ready, mut taken) = (Vec::new(), Vec::new());
         let mut new: Vec<Reserve> = Vec::new();
         for planned in self.plan(args) {
-            let of =
-                |(it, ready): &(Planned<'_>, Ready<'_>)| (it.name.clone(), ready.path().to_owned());
-            let taken: Vec<_> = ready.iter().map(of).collect();
             let found = self.prepare(&planned, &taken, patience).and_then(|found| {
                 if let Ready::New(spec, _) = found {
                     new.push(self.reserve_of(spec).unwrap_or_default());
@@ -56,7 +54,10 @@ impl Daemon {
                 Ok(found)
             });
             match found {
-                Ok(found) => ready.push((planned, found)),
+                Ok(found) => {
+                    taken.push((planned.name.clone(), found.path().to_owned()));
+                    ready.push((planned, found));
+                }
                 Err(error) if planned.may_wait(args, &error) => self.waits(&planned.name, &error),
                 Err(error) => return Err(error),
             }
@@ -72,35 +73,45 @@ impl Daemon {
                 Err(error) => return Err(error),
             }
             if let Some(spec) = planned.spec {
-                self.set_as_asked(planned.index()?, spec)?;
+                self.set_as_asked(planned.index()?, spec, planned.recorded.is_none())?;
             }
         }
         Ok(())
     }
 
     fn serve_planned(&mut self, planned: &Planned<'_>, ready: Ready<'_>) -> Result<()> {
-        let (index, address) = (planned.index()?, planned.address()?);
+        let (index, address, wanted) = (planned.index()?, planned.address()?, &planned.wanted);
+        // What was found is judged again: those before it may have marked the cache stale for it.
         match ready {
             Ready::New(spec, looked) => {
-                self.add_checked(index, spec, looked, planned.wanted.without_cache)
+                let others = self.check_new(spec, wanted.without_cache, &looked, &[])?;
+                self.add_checked(index, spec, looked, others)
             }
             Ready::HandedOver(path, device) => {
                 self.serve_volume(index, address, &path, device, None)
             }
             Ready::Recorded(looked) => {
-                let wanted = &planned.wanted;
-                // Those before it may have marked the cache stale for it.
-                let change = self.check_recorded(index, wanted, &looked, &[])?;
-                self.serve_checked(index, address, looked, change, wanted.without_cache)
+                let verdict = self.check_recorded(index, wanted, &looked, &[])?;
+                self.serve_checked(index, address, looked, verdict)
             }
         }
     }
 
-    pub(super) fn set_as_asked(&mut self, index: VolumeIndex, spec: &VolumeSpec) -> Result<()> {
-        let has_cache = self.cache_path.is_some();
-        // Without a cache there is nothing to have of it.
-        let can_be = |setting: &Setting| has_cache || !matches!(setting, Setting::Reserve(_));
-        spec.settings().filter(can_be).try_for_each(|setting| self.set_one(index, setting))
+    /// Sets what is asked for, but for what is set already: what volumes have of the cache, all at once, and the mode of one
+    /// that was recorded with it.
+    pub(super) fn set_as_asked(
+        &mut self,
+        index: VolumeIndex,
+        spec: &VolumeSpec,
+        is_new: bool,
+    ) -> Result<()> {
+        let is_set = |setting: &Setting| match setting {
+            Setting::Reserve(_) => true,
+            Setting::Mode(_) => is_new,
+            _ => false,
+        };
+        let mut left = spec.settings().filter(|it| !is_set(it));
+        left.try_for_each(|setting| self.set_one(index, setting))
     }
 
     /// What recorded volumes are to have of the cache, all at once: some have more only because others have less.
@@ -183,10 +194,10 @@ impl Daemon {
         wanted: &Wanted,
         looked: &Looked,
         taken: &[(String, PathBuf)],
-    ) -> Result<Change> {
+    ) -> Result<Verdict> {
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
         let (path, name) = (&looked.path, &recorded.name);
-        self.check_others(path, name, wanted.without_cache, taken)?;
+        let others = self.others(path, name, wanted.without_cache, taken)?;
         let state = self.server.shard.engine().status(index);
         let dirty = state.is_some_and(|status| status.dirty);
         let mark = self.mark_of(&recorded)?;
@@ -211,7 +222,7 @@ impl Daemon {
                 path.display(),
             );
         }
-        Ok(match (what, if_changed) {
+        let change = match (what, if_changed) {
             (None, _) => Change::None,
             (Some(what), Some(IfChanged::KeepDirty)) if dirty => {
                 if !is_kept {
@@ -221,7 +232,8 @@ impl Daemon {
                 Change::Kept { what, note: (!is_kept).then_some(why) }
             }
             (Some(what), _) => Change::Dropped { what },
-        })
+        };
+        Ok(Verdict { others, change })
     }
 
     /// Serves it.
@@ -230,13 +242,12 @@ impl Daemon {
         index: VolumeIndex,
         address: &Address,
         looked: Looked,
-        change: Change,
-        without_cache: bool,
+        Verdict { others, change }: Verdict,
     ) -> Result<()> {
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
         let Looked { path, device, found } = looked;
         let (path, name) = (&path, &recorded.name);
-        self.pass_others(path, name, without_cache)?;
+        self.pass(others, path, name)?;
         match change {
             Change::None => {}
             Change::Kept { what, note } => {
@@ -273,11 +284,11 @@ impl Daemon {
         without_cache: bool,
         looked: &Looked,
         taken: &[(String, PathBuf)],
-    ) -> Result<()> {
-        self.check_others(&looked.path, &spec.name, without_cache, taken)?;
+    ) -> Result<Others> {
+        let others = self.others(&looked.path, &spec.name, without_cache, taken)?;
         self.mode_of(spec)?;
         spec.backing.path.to_str().context("the backing device's path is not UTF-8")?;
-        Ok(())
+        Ok(others)
     }
 
     /// Records a new volume, and serves it.
@@ -286,7 +297,7 @@ impl Daemon {
         index: VolumeIndex,
         spec: &VolumeSpec,
         looked: Looked,
-        without_cache: bool,
+        others: Others,
     ) -> Result<()> {
         let Looked { path: backing, device, found } = looked;
         let backing = &backing;
@@ -301,7 +312,7 @@ impl Daemon {
             fingerprint: found.without_content().encode(),
         };
         self.server.shard.check_room(&[], &[volume.reserve])?;
-        self.pass_others(backing, &spec.name, without_cache)?;
+        self.pass(others, backing, &spec.name)?;
         self.server.shard.add(index, &volume)?;
         self.serve_volume(index, &spec.backing, backing, device, Some(found))
     }
