@@ -232,3 +232,12 @@ upgrades_under_work() {
     end_work "$UPGRADES upgrades"
     pass "longest upgrade: $longest ms"
 }
+
+# To a forebay that does not know this cache: the one before goes on.
+fails_to_upgrade() {
+    python3 -c 'b = open("/job/forebay", "rb").read(); n = b.replace(b"FOREBAYS", b"FOREBAYZ"); assert n != b; open("/run/broken", "wb").write(n)'
+    chmod +x /run/broken
+    refuses "an upgrade to what cannot serve" "was not upgraded" $FOREBAY upgrade --exec /run/broken --control "$(control u)"
+    check "the program before goes on" is "$(readlink /proc/$daemon/exe)" /run/forebay.new
+    check "status tells it" bash -c "$FOREBAY status --control $(control u) | grep -F 'was not upgraded'"
+}

@@ -42,7 +42,19 @@ check "mkfs.xfs" mkfs.xfs -q -f "/dev/$odd"
 check "mount" mount "/dev/$odd" /mnt
 fua_is_durable
 kills_under_work
+
+# Upgrades, and one that fails: the devices keep their connections, so that nothing is sent again.
+kept_connections() { is "$(grep -c 'kernel NBD devices left to the next program' /run/u.err) $(grep -c '2 kernel NBD devices of the program before' /run/u.err)" "$1 $1"; } # TIMES
+connections_ended() { dmesg | grep -E 'nbd[0-9]*: (Receive|Send) control|reconnected|timed out|shutting down|I/O error'; }
+dmesg -C
 upgrades_under_work
+begin_work
+goes_on "$odd" "$big"
+fails_to_upgrade
+goes_on "$odd" "$big"
+end_work "a failed upgrade"
+check "upgrades: both devices kept their connections each time" kept_connections $((UPGRADES + 1))
+check "upgrades: the kernel saw no connection end and no I/O error: $(connections_ended | tr '\n' '|')" is "$(connections_ended)" ""
 fill /mnt/. /run/sums
 check "sync" sync -f /mnt/.
 
@@ -69,8 +81,13 @@ check "mount with several connections" mount "/dev/$odd" /mnt
 replaced() { [ "$(grep -c 'there is another one' /run/u.err)" -ge "$1" ]; } # TIMES
 waits_for_another() { grep -q 'waits for another connection, which is tried each second' /run/u.err; }
 impatient() { echo 1500 | tee "/sys/block/$odd/queue/io_timeout" "/sys/block/$big/queue/io_timeout" >/dev/null; }
-impatient
 begin_work
+goes_on "$odd" "$big"
+check "several connections: upgrade" $FOREBAY upgrade --exec /run/forebay.new --control "$(control u)"
+goes_on "$odd" "$big"
+check "several connections: both devices kept theirs" kept_connections 1
+check "several connections: none was replaced" is "$(grep -c 'there is another one' /run/u.err)" 0
+impatient
 for n in 1 2 3; do
     goes_on "$odd" "$big"
     kill -STOP "$daemon"

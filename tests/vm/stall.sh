@@ -1,8 +1,8 @@
 # time counts instructions, memory: 3G
 # How long requests wait while the daemon is killed and started again (at most 1 s), and while it is upgraded (at most 0.2 s), judged where the
 # host's load and the emulator's pace are not in the figures: the guest's time counts its instructions, 1 ns each, on one processor. No device
-# takes time: cache and backing are in memory. How often: KILLS, UPGRADES; by what: ATTACH (kernel NBD sends what was in flight again
-# only after one to two seconds, over a kill and an upgrade alike: at most 3 s there).
+# takes time: cache and backing are in memory. How often: KILLS, UPGRADES; by what: ATTACH (kernel NBD sends what was in flight when the daemon
+# was killed again only after one to two seconds: at most 3 s there).
 usual_kills=1 usual_upgrades=1
 . ./lib.sh
 attach=${ATTACH/auto/ublk}
@@ -26,7 +26,7 @@ waited() {
     check "$1: no error; the longest write took $longest us of $2" test "$errors" = 0 -a "$longest" -le "$2" -a "$longest" -gt 0
 }
 kill_limit=1000000 upgrade_limit=200000
-[ "$attach" = ublk ] || kill_limit=3000000 upgrade_limit=3000000
+[ "$attach" = ublk ] || kill_limit=3000000
 
 go || { fail "serve: $(tr '\n' '|' </run/u.err)"; finish; }
 work

@@ -31,12 +31,7 @@ kills_under_work
 upgrades_under_work
 check "after an upgrade: protected against a lack of memory" is_protected "$daemon"
 refuses "an upgrade to what is no forebay" "is no forebay" $FOREBAY upgrade --exec /bin/true --control "$(control u)"
-# A forebay that does not know this cache: the one before goes on.
-python3 -c 'b = open("/job/forebay", "rb").read(); n = b.replace(b"FOREBAYS", b"FOREBAYZ"); assert n != b; open("/run/broken", "wb").write(n)'
-chmod +x /run/broken
-refuses "an upgrade to what cannot serve" "was not upgraded" $FOREBAY upgrade --exec /run/broken --control "$(control u)"
-check "the program before goes on" is "$(readlink /proc/$daemon/exe)" /run/forebay.new
-check "status tells it" bash -c "$FOREBAY status --control $(control u) | grep -F 'was not upgraded'"
+fails_to_upgrade
 fill /mnt/. /run/sums
 check "unmount" umount /mnt
 check "xfs_repair finds nothing" xfs_repair -n "/dev/$odd"

@@ -9,6 +9,7 @@ mod nbd;
 mod ublk;
 
 pub use attached::Attached;
+pub use nbd::NbdDevices;
 
 use crate::args::Attach;
 use anyhow::{Result, bail};
@@ -111,19 +112,18 @@ impl Kind {
     }
 
     /// Begins to make a device of each volume. `place` is unlike that of others that are not ended.
-    /// Of NBD it has so many `connections`.
     pub fn begin(
         self,
         server: &mut Server,
         (cache, place): (&str, &str),
         wanted: Vec<Wanted>,
-        connections: usize,
+        nbd_devices: &NbdDevices,
     ) -> Result<Attached> {
         let names = wanted.iter().map(|volume| (volume.index, volume.name.clone())).collect();
         let begun: Result<Begun> = match self {
             #[cfg(feature = "ublk")]
             Kind::Ublk => ublk::begin(server, &wanted),
-            Kind::Nbd => nbd::begin(server, &wanted, connections),
+            Kind::Nbd => nbd::begin(server, &wanted, nbd_devices),
             #[cfg(feature = "fuse")]
             Kind::Fuse => fuse::begin(server, place, wanted),
             #[cfg(not(all(feature = "fuse", feature = "ublk")))]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Going on as another program: the daemon brings its cache to rest, leaves its block devices to the
 //! kernel, and executes the program, which goes on with what is left to it: the map in memory, the
-//! devices' open files with their locks, the sockets that clients come in by, and the connections of NBD clients and
-//! of virtual machines. If that cannot be of the map, the daemon closes the cache, and the new program opens it; the
+//! devices' open files with their locks, the sockets that clients come in by, and the connections of NBD clients, of
+//! kernel NBD devices and of virtual machines. If that cannot be of the map, the daemon closes the cache, and the new program opens it; the
 //! connections go on all the same.
 //!
 //! # Invariants
@@ -18,7 +18,7 @@
 //! - **G5** The thread that executes the next program has no ring: who serves has ended before (`cmd::serve::run`).
 //! - **G6** Of guests' connections nothing is touched between the program that brings them to rest and the one that
 //!   serves: they are taken when nothing brings back the program before (`cmd::serve::serve`), and left to it again
-//!   whenever that goes on (C1, C2 of `nbd/carried.rs` and `vhost/carried.rs`). So no request is done twice or lost over either.
+//!   whenever that goes on (C1, C2 of `nbd/carried.rs` and `vhost/carried.rs`, D5 of `nbd/device/mod.rs`). So no request is done twice or lost over either.
 //! - **G7** As long as the process lives a volume has the disk that it had: which that is goes along by the volume's name, and a path
 //!   that leads elsewhere by now is refused, by the next program and by the one before when it goes on.
 //! - **G8** The program before goes on with the settings that it had, whatever its file says by then.
@@ -31,6 +31,7 @@ use anyhow::{Context, Error, Result, anyhow};
 use forebay::handover::Handed;
 use forebay::host::inherited::inherited;
 use forebay_serve::carried;
+use forebay_serve::nbd::device::carried::Expected;
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
@@ -151,9 +152,11 @@ pub struct Guests {
     pub connections: Option<carried::Handed>,
     /// Virtual machines.
     pub machines: Option<carried::Handed>,
+    /// Kernel NBD devices.
+    pub nbd_devices: Option<carried::Handed>,
 }
 
-/// The same as numbers. A program of before connections, or machines, went on takes a map beside them, closes what it cannot
+/// The same as numbers. A program of before connections, machines or devices went on takes a map beside them, closes what it cannot
 /// name, and takes nothing where there is nothing that it can.
 #[derive(Serialize, Deserialize)]
 struct Numbers {
@@ -162,6 +165,7 @@ struct Numbers {
     map: Option<MapNumbers>,
     connections: Option<GuestNumbers>,
     machines: Option<GuestNumbers>,
+    nbd_devices: Option<GuestNumbers>,
     #[serde(default)]
     disks: Vec<Disk>,
 }
@@ -271,6 +275,11 @@ pub fn has_machines() -> bool {
     to_take(|left| left.guests.machines.is_some().then_some(())).is_some()
 }
 
+/// Whose kernel NBD devices stay connected.
+pub fn expected_nbd_devices() -> Expected {
+    to_take(|left| left.guests.nbd_devices.as_ref().map(Expected::of)).unwrap_or_default()
+}
+
 /// Those who stay connected. To be asked when nothing brings back the program before (G6).
 pub fn take_guests() -> Guests {
     to_take(|left| Some(std::mem::take(&mut left.guests))).unwrap_or_default()
@@ -287,7 +296,7 @@ pub fn close_left() {
 
 impl Guests {
     fn all(&self) -> impl Iterator<Item = &carried::Handed> {
-        self.connections.iter().chain(&self.machines)
+        self.connections.iter().chain(&self.machines).chain(&self.nbd_devices)
     }
 }
 
@@ -320,6 +329,7 @@ impl Left {
         };
         left.guests.connections = guests(numbers.connections)?;
         left.guests.machines = guests(numbers.machines)?;
+        left.guests.nbd_devices = guests(numbers.nbd_devices)?;
         Some(left)
     }
 
@@ -359,12 +369,14 @@ impl Left {
         let map = self.cache.as_ref().map(map).transpose()?;
         let connections = guests(&self.guests.connections)?;
         let machines = guests(&self.guests.machines)?;
+        let nbd_devices = guests(&self.guests.nbd_devices)?;
         let disks = self.disks.clone();
-        if map.is_none() && connections.is_none() && machines.is_none() && disks.is_empty() {
+        if map.is_none() && self.guests.all().next().is_none() && disks.is_empty() {
             return Ok(None);
         }
         let process = std::process::id();
-        Ok(Some(serde_json::to_string(&Numbers { process, map, connections, machines, disks })?))
+        let numbers = Numbers { process, map, connections, machines, nbd_devices, disks };
+        Ok(Some(serde_json::to_string(&numbers)?))
     }
 }
 

@@ -2,7 +2,7 @@
 //! Guests who stay connected, on their way to the next program that this process executes: a file in memory that holds a
 //! record of what there is of each, and their descriptors.
 //!
-//! What a record says, and when one may be made, is each protocol's own: `nbd/carried.rs`, `vhost/carried.rs`.
+//! What a record says, and when one may be made, is each protocol's own: `nbd/carried.rs`, `nbd/device/carried.rs`, `vhost/carried.rs`.
 //!
 //! # As bytes
 //!
@@ -136,23 +136,44 @@ impl Handed {
     ) -> Result<(), (usize, CarriedError)> {
         let Handed { message, count, descriptors } = self;
         let mut descriptors = descriptors.into_iter();
-        let mut header = [0; FILE_HEADER_BYTES];
-        let begun = message.read_exact_at(&mut header, 0).map_err(CarriedError::from);
-        begun.and_then(|()| check_file::<R>(&header)).map_err(|error| (count, error))?;
-        let mut at = FILE_HEADER_BYTES as u64;
-        for number in 0..count {
-            let failed = |error| (count - number, error);
-            let (record, end) = record::<R>(&message, at).map_err(failed)?;
-            at = end;
+        records(&message, count, |record: R| {
             let wanted = record.descriptor_count();
             let its: Vec<_> = descriptors.by_ref().take(wanted).collect();
             if its.len() < wanted {
-                return Err(failed(CarriedError::Descriptors));
+                return Err(CarriedError::Descriptors);
             }
             each(its, record);
-        }
-        Ok(())
+            Ok(())
+        })
     }
+
+    /// What there is of each, before it is taken.
+    pub(crate) fn look<R: Record>(&self, mut each: impl FnMut(R)) -> Result<(), CarriedError> {
+        let look = |record| {
+            each(record);
+            Ok(())
+        };
+        records(&self.message, self.count, look).map_err(|(_, error)| error)
+    }
+}
+
+/// Goes through a file. An error, with how many are behind it, is the end.
+fn records<R: Record>(
+    message: &File,
+    count: usize,
+    mut each: impl FnMut(R) -> Result<(), CarriedError>,
+) -> Result<(), (usize, CarriedError)> {
+    let mut header = [0; FILE_HEADER_BYTES];
+    let begun = message.read_exact_at(&mut header, 0).map_err(CarriedError::from);
+    begun.and_then(|()| check_file::<R>(&header)).map_err(|error| (count, error))?;
+    let mut at = FILE_HEADER_BYTES as u64;
+    for number in 0..count {
+        let failed = |error| (count - number, error);
+        let (record, end) = record::<R>(message, at).map_err(failed)?;
+        at = end;
+        each(record).map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// The record there, and where it ends.

@@ -2,11 +2,14 @@
 //! The way of guests from one program to the next. Shared by a front end, which brings them to rest and sets them going, and by
 //! the daemon, which says when, and executes the next program.
 //!
-//! The invariants are those of `nbd/carried.rs` and `vhost/carried.rs`.
+//! Each kind of guest has its own; front ends of one kind share it. The invariants are those of `nbd/carried.rs`, `nbd/device/mod.rs` (D5)
+//! and `vhost/carried.rs`.
 
 use crate::carried::{FILE_HEADER_BYTES, Handed, Record, file_header};
+use crate::frontend::Place;
 use forebay_core::units::VolumeIndex;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -27,8 +30,8 @@ pub struct Passage {
     is_held: Cell<bool>,
     /// Who has not agreed on an export yet, or may still come in, while it is held.
     agreeing_count: Cell<usize>,
-    /// Guests that are not at rest yet.
-    stay_count: Cell<usize>,
+    /// Guests that are not at rest yet, by the place of their front end.
+    stay_counts: RefCell<BTreeMap<u16, usize>>,
     told: RefCell<Vec<String>>,
 }
 
@@ -43,7 +46,7 @@ impl Passage {
             is_expecting: Cell::default(),
             is_held: Cell::default(),
             agreeing_count: Cell::default(),
-            stay_count: Cell::default(),
+            stay_counts: RefCell::default(),
             told: RefCell::default(),
         }
     }
@@ -83,7 +86,7 @@ impl Passage {
     /// Those that were brought to rest, once the front end has stopped.
     pub fn left(&self) -> Option<Handed> {
         let left = self.leaving.take().filter(|left| left.count > 0);
-        let count = self.stay_count.take();
+        let count: usize = self.stay_counts.take().values().sum();
         if count > 0 {
             let text = "closed: what they asked for takes too long";
             self.tell(format!("{}s that cannot go on: {count}; {text}", self.kind));
@@ -116,8 +119,9 @@ impl Passage {
         self.leaving.borrow().is_some()
     }
 
-    pub(crate) fn stay(&self, count: usize) {
-        self.stay_count.set(count);
+    /// So many of a front end's are not at rest.
+    pub(crate) fn stay(&self, place: Place, count: usize) {
+        self.stay_counts.borrow_mut().insert(place.0, count);
     }
 
     pub(crate) fn lasting(&self, index: VolumeIndex) -> Option<[u8; 16]> {

@@ -3,11 +3,28 @@
 
 use super::attached::chain;
 use super::{Begun, Wanted};
+use crate::upgrade;
 use anyhow::{Context, Result};
 use forebay_serve::attach::DeviceVolume;
 use forebay_serve::nbd::device::attach;
 use forebay_serve::nbd::device::control::Control;
+use forebay_serve::passage::Passage;
 use forebay_serve::server::Server;
+use std::rc::Rc;
+
+/// Of kernel NBD devices, whichever volumes they are of.
+pub struct NbdDevices {
+    /// How many connections those that are made have.
+    pub connections: usize,
+    /// By which their connections come from the program before, and go to the next.
+    pub passage: Rc<Passage>,
+}
+
+impl NbdDevices {
+    pub fn new(connections: usize) -> NbdDevices {
+        NbdDevices { connections, passage: Rc::new(attach::passage()) }
+    }
+}
 
 /// Why it cannot be had.
 pub fn obstacle() -> Option<String> {
@@ -15,10 +32,12 @@ pub fn obstacle() -> Option<String> {
 }
 
 /// Begins to connect the devices, or to take over those of a daemon that is gone.
-pub fn begin(server: &mut Server, wanted: &[Wanted], connections: usize) -> Result<Begun> {
+pub fn begin(server: &mut Server, wanted: &[Wanted], devices: &NbdDevices) -> Result<Begun> {
     let volumes: Vec<DeviceVolume> = wanted.iter().map(Wanted::device_volume).collect();
-    let (attachments, front_end, reports) =
-        attach::begin(Control::open()?, &volumes, connections).context("cannot start")?;
+    let (connections, passage) = (devices.connections, Rc::clone(&devices.passage));
+    let expected = upgrade::expected_nbd_devices();
+    let begun = attach::begin(Control::open()?, &volumes, connections, passage, &expected);
+    let (attachments, front_end, reports) = begun.context("cannot start")?;
     server.add(Box::new(front_end))?;
     Ok(Begun { attachments: Box::new(attachments), reports, problems: Vec::new() })
 }

@@ -23,7 +23,7 @@ mod watch;
 pub use offline::drain_offline;
 
 use crate::args::{Attach, Listen, MetricsAddress, ServeArgs, VolumeSpec};
-use crate::attach::{self, Attached, Kind};
+use crate::attach::{self, Attached, Kind, NbdDevices};
 use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
 use crate::late::Patience;
@@ -86,8 +86,7 @@ struct Daemon {
     problems: Vec<String>,
     /// What the kernel's devices are made by, if by anything.
     devices: Option<Kind>,
-    /// Those of a `/dev/nbdN`.
-    nbd_connections: usize,
+    nbd_devices: NbdDevices,
     /// All that there were at the start, then one for each volume that came later.
     attached: Vec<Attached>,
     /// A volume on its way in.
@@ -127,7 +126,7 @@ struct Daemon {
     /// Milliseconds since 1970.
     started_at: u64,
     nbd_clients: Option<Counts>,
-    /// By which NBD clients' connections come from the program before, and go to the next. (The machines' is theirs.)
+    /// By which NBD clients' connections come from the program before, and go to the next. (Machines and devices have their own.)
     passage: Option<Rc<Passage>>,
     /// Sockets for virtual machines that were asked for.
     vhost_sockets: usize,
@@ -341,11 +340,15 @@ impl Daemon {
 
     /// Guests of the program before go on: it does not come back any more (G6 of `upgrade.rs`).
     fn take_guests(&mut self) -> Result<()> {
-        let upgrade::Guests { connections, machines } = upgrade::take_guests();
+        let upgrade::Guests { connections, machines, nbd_devices } = upgrade::take_guests();
         let lasting = self.lasting_uuids();
         let mut counts = Vec::new();
-        let ways = [(self.passage.clone(), connections), (self.machines_passage(), machines)];
-        for (passage, handed) in ways {
+        let ways = [
+            (self.passage.clone(), connections, "NBD connections"),
+            (self.machines_passage(), machines, "virtual machines"),
+            (self.devices_passage(), nbd_devices, "kernel NBD devices"),
+        ];
+        for (passage, handed, who) in ways {
             let number = handed.as_ref().map_or(0, |handed| handed.count as u64);
             match passage {
                 Some(passage) => {
@@ -353,9 +356,7 @@ impl Daemon {
                     counts.push((passage, number));
                 }
                 None if number > 0 => {
-                    warn!(
-                        "virtual machines that cannot go on: {number}; no socket is for them any more"
-                    );
+                    warn!("{who} that cannot go on: {number}; nothing is for them any more");
                 }
                 None => {}
             }
@@ -375,6 +376,12 @@ impl Daemon {
 
     fn machines_passage(&self) -> Option<Rc<Passage>> {
         self.machines.as_ref().map(vhost::Machines::passage)
+    }
+
+    /// Where there are such devices.
+    fn devices_passage(&self) -> Option<Rc<Passage>> {
+        let are_nbd = self.attached.iter().any(|attached| attached.kind() == Kind::Nbd);
+        are_nbd.then(|| Rc::clone(&self.nbd_devices.passage))
     }
 
     /// Signals end it, and its waits, from now on.

@@ -216,7 +216,11 @@ impl Record for Carried {
 impl Carried {
     /// The session as the client was told, if what is served now can keep it (C3).
     pub(super) fn session(&self, index: usize, export: &Export) -> Result<Session, CarriedError> {
-        let mut session = Session::new(index, export, self.agreed);
+        self.as_told(Session::new(index, export, self.agreed))
+    }
+
+    /// The same of one that is made of what is served now.
+    pub(super) fn as_told(&self, mut session: Session) -> Result<Session, CarriedError> {
         let offered = session.transmission_flags();
         if self.logical_block != session.logical_block {
             return Err(CarriedError::Served("the volume has other blocks now"));
@@ -228,7 +232,12 @@ impl Carried {
         if self.flags & !offered != 0 || (self.flags ^ offered) & fixed != 0 {
             return Err(CarriedError::Served("its client was told of what is not offered now"));
         }
-        if self.agreed.base_allocation != session.base_allocation {
+        let agreed = Agreed {
+            structured_replies: session.structured_replies,
+            base_allocation: session.base_allocation,
+            no_zeroes: session.no_zeroes,
+        };
+        if self.agreed != agreed {
             return Err(CarriedError::Field("agreement"));
         }
         session.features = Features::of_flags(self.flags);

@@ -18,7 +18,7 @@
 //! - **N5** Who does not receive ends up with nothing of the memory that all share (`aside`).
 
 mod aside;
-mod carry;
+pub(in crate::nbd) mod carry;
 
 use super::error::{CloseReason, NbdError};
 use super::export::{Export, Session};

@@ -9,6 +9,7 @@ use std::io::{self, Read, Write};
 
 use super::carried::Carried;
 use super::client::{Client, ClientError, Connect, Entry};
+use super::device::carried::CarriedDevice;
 use super::error::NbdError;
 use super::export::{Agreed, Export, Features, LogicalBlock, Session};
 use super::handshake::{self, Handshake, Step};
@@ -77,6 +78,9 @@ pub fn fuzz_carried(bytes: &[u8]) {
     let choice = reader.u64().unwrap_or_default();
     let record = reader.rest();
     let _ = (check_file::<Carried>(record), record_header::<Carried>(record));
+    if let Ok(device) = CarriedDevice::decode(record) {
+        assert_eq!(device.encode(), record);
+    }
     let Ok(carried) = Carried::decode(record) else { return };
     assert_eq!(carried.encode(), record);
     let [export, other] = exports();

@@ -352,7 +352,7 @@ impl FrontEnd for NbdFrontEnd {
             self.passage.tell(format!("NBD connections that cannot go on: {handshakes}; {text}"));
         }
         let count = self.connections.iter().flatten().count();
-        self.passage.stay(count);
+        self.passage.stay(self.place, count);
         count == 0
     }
 }

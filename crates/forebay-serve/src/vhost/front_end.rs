@@ -360,7 +360,7 @@ impl FrontEnd for VhostFrontEnd {
             }
         }
         let devices = || self.sockets.iter().filter_map(|it| it.device.as_ref());
-        self.passage.stay(devices().filter(|it| it.is_open()).count());
+        self.passage.stay(self.place, devices().filter(|it| it.is_open()).count());
         is_finished && devices().next().is_none()
     }
 }

@@ -59,8 +59,8 @@ impl Daemon {
             return Ok(());
         }
         let cache = uuid_text(&self.server.shard.superblock().uuid);
-        let (server, connections) = (&mut self.server, self.nbd_connections);
-        let mut attached = kind.begin(server, (&cache, place), wanted, connections)?;
+        let (server, nbd_devices) = (&mut self.server, &self.nbd_devices);
+        let mut attached = kind.begin(server, (&cache, place), wanted, nbd_devices)?;
         while !attached.is_ready() && !self.is_signalled() {
             self.server.turn(Some(TURN))?;
             attached.tell_news();

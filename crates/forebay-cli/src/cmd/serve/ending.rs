@@ -3,6 +3,7 @@
 
 use super::stale::LastNotes;
 use super::{Daemon, Served};
+use crate::attach::Attached;
 use crate::units::{clock, count, size};
 use crate::upgrade::{CACHE, Disk, Left};
 use crate::{backing, upgrade};
@@ -40,6 +41,10 @@ impl Daemon {
         }
         if let Some(leaving) = &self.leaving {
             bail!("{}: is being detached; upgrade after that", leaving.name());
+        }
+        // The kernel waits for answers meanwhile, and a thread for the kernel.
+        if self.attached.iter().any(Attached::is_resizing) {
+            bail!("a block device is being made larger; upgrade after that");
         }
         // A program is executed when all threads of the one before have ended.
         if self.silent.iter().any(|thread| !thread.is_finished()) {
@@ -106,8 +111,9 @@ impl Daemon {
         let (cache, notes) = (self.cache_text(), self.last_notes());
         let lasting = self.lasting_uuids();
         let machines = self.machines_passage();
-        let Daemon { mut server, volumes, passage, .. } = self;
-        for passage in passage.iter().chain(&machines) {
+        let Daemon { mut server, volumes, passage, nbd_devices, .. } = self;
+        let devices = nbd_devices.passage;
+        for passage in passage.iter().chain(&machines).chain([&devices]) {
             if let Err(error) = passage.leave(lasting.clone()) {
                 let kind = passage.kind();
                 warn!("{kind}s are closed: they cannot be left to the next program: {error}");
@@ -118,6 +124,7 @@ impl Daemon {
         let (_unfinished, mut shard) = server.stop(FRONT_ENDS)?;
         left.guests.connections = passage.and_then(|it| left_by(&it));
         left.guests.machines = machines.and_then(|it| left_by(&it));
+        left.guests.nbd_devices = left_by(&devices);
         shard.keep_flush_failures();
         let against = match against {
             Some(against) => against,

@@ -4,7 +4,7 @@
 use super::Daemon;
 use super::watch::Watch;
 use crate::args::{IoChoice, SEGMENT_BYTES_LEAST, ServeArgs, VolumeSpec};
-use crate::attach::Kind;
+use crate::attach::{Kind, NbdDevices};
 use crate::state_dir::StateDir;
 use crate::units::{count, size};
 use crate::{backing, memory, upgrade};
@@ -100,7 +100,7 @@ impl Daemon {
             desk: Rc::default(),
             problems: Vec::new(),
             devices,
-            nbd_connections: usize::from(args.nbd_connections),
+            nbd_devices: NbdDevices::new(args.nbd_connections.into()),
             attached: Vec::new(),
             coming: None,
             silent: Vec::new(),

@@ -107,7 +107,8 @@ impl Daemon {
         }
         self.watch.next = now + EVERY;
         self.watch_cache(now);
-        let passages = self.passage.clone().into_iter().chain(self.machines_passage());
+        let passages = [self.passage.clone(), self.machines_passage(), self.devices_passage()];
+        let passages = passages.into_iter().flatten();
         passages.flat_map(|passage| passage.told()).for_each(|text| warn!("{text}"));
         for at in 0..self.volumes.len() {
             self.watch_volume(at, now);

@@ -153,4 +153,4 @@ impl Connection {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(in crate::nbd) mod tests;

@@ -8,18 +8,21 @@
 //! | from    | to      | by                                                                |
 //! |---------|---------|-------------------------------------------------------------------|
 //! | none    | live    | the thread `attach`: connected                                    |
+//! | live    | live    | the process executes another program, which goes on with the connections (D5) |
 //! | live    | waiting | the process ends, killed or without a release: a connection is dead |
 //! | waiting | live    | the thread `attach`, of the next process or of this one, which tries it until it is done ([`RENEW_AGAIN`]) |
 //! | live    | none    | the thread `detach`, when nobody holds the device; or `nbd-client -d` |
 //! | waiting | failing | nobody came for [`super::DEAD_CONNECTION`]                        |
 
 use super::CONNECTION_COUNT_MAX;
+use super::carried::{CarriedDevice, Expected};
 use super::control::{Control, NbdDeviceError, Shape, number_of, path_of};
 use super::front_end::{Arrival, NbdDeviceFrontEnd, Slot};
 use crate::attach::{Attachments, DeviceVolume, Geometry, Report, Reports, Teller};
 use crate::attach::{detach_each, once, spawn, spawn_apart};
 use crate::nbd::connection::is_hung_up;
 use crate::nbd::export::{Agreed, Export, Features, LogicalBlock, Session};
+use crate::passage::Passage;
 use forebay::io::Bell;
 use forebay::shard::uuid_text;
 use forebay_core::units::VolumeIndex;
@@ -29,6 +32,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -94,6 +98,8 @@ struct Device {
     shape: Shape,
     /// It was told that it is there.
     is_told: bool,
+    /// Its connections come from the program before (D5).
+    is_expected: bool,
     /// When it is given connections in place of those that are gone.
     renew_at: Option<Instant>,
     /// That failed, and was told.
@@ -103,9 +109,9 @@ struct Device {
 }
 
 impl Device {
-    fn new(volume: VolumeIndex, shape: Shape) -> Device {
-        let is_ended = Arc::default();
-        Device { volume, shape, is_told: false, renew_at: None, is_failing: false, is_ended }
+    fn new(volume: VolumeIndex, shape: Shape, is_expected: bool) -> Device {
+        let (is_told, is_failing, is_ended) = (false, false, Arc::default());
+        Device { volume, shape, is_told, is_expected, renew_at: None, is_failing, is_ended }
     }
 }
 
@@ -115,12 +121,19 @@ pub struct NbdAttachments {
     is_given_up: Arc<AtomicBool>,
 }
 
+/// By which devices' connections leave for the next program, and come from the one before.
+pub fn passage() -> Passage {
+    Passage::of::<CarriedDevice>()
+}
+
 /// Begins to make a device of each volume, or to take over the one that it has: that ends when the
-/// front end is part of a running server. Those that are made have so many connections.
+/// front end is part of a running server. Those that are made have so many connections; those that are expected will come by the passage.
 pub fn begin(
     control: Control,
     volumes: &[DeviceVolume],
     connections: usize,
+    passage: Rc<Passage>,
+    expected: &Expected,
 ) -> io::Result<(NbdAttachments, NbdDeviceFrontEnd, Reports)> {
     assert!((1..=CONNECTION_COUNT_MAX).contains(&connections));
     let bell = Arc::new(Bell::new()?);
@@ -131,10 +144,12 @@ pub fn begin(
     for volume in volumes {
         let session = session(volume, connections);
         let shape = shape(volume, connections, &session);
-        devices.push(Device::new(volume.index, shape));
-        slots.push(Slot { volume: volume.index, session, connections: Vec::new() });
+        let is_expected = expected.has(volume.uuid);
+        devices.push(Device::new(volume.index, shape, is_expected));
+        slots.push(Slot { volume: volume.index, session, connections: Vec::new(), is_expected });
     }
-    let front_end = NbdDeviceFrontEnd::new(slots, Arc::clone(&bell), arrivals, orders.clone())?;
+    let (rings, ordered_by) = (Arc::clone(&bell), orders.clone());
+    let front_end = NbdDeviceFrontEnd::new(slots, rings, arrivals, ordered_by, passage)?;
     let is_given_up = Arc::<AtomicBool>::default();
     let attachments = NbdAttachments { orders, is_given_up: Arc::clone(&is_given_up) };
     let worker = Worker { control, devices, arrive, bell, teller, is_given_up };
@@ -192,6 +207,7 @@ impl Worker {
         while let Some(order) = self.next(ordered) {
             match order {
                 Order::Lost(slot) => {
+                    self.devices[slot].is_expected = false;
                     self.devices[slot].renew_at = Some(Instant::now() + RENEW_AFTER);
                 }
                 Order::Release(devices, orders) => {
@@ -292,6 +308,11 @@ impl Worker {
     ) -> Result<(PathBuf, Option<String>), NbdDeviceError> {
         let shape = self.devices[slot].shape.clone();
         let is_small = self.control.check_alike(number, &shape)?;
+        if std::mem::take(&mut self.devices[slot].is_expected) {
+            // Before it changes anything the kernel waits for answers, which nobody gives yet.
+            let text = "it is smaller than its volume; `forebay resize` makes it larger";
+            return Ok((path_of(number), is_small.then(|| text.to_owned())));
+        }
         let connections = self.take_over(slot, number, patience)?;
         self.control.tune(number, connections);
         let resized = if is_small { self.control.resize(number, &shape) } else { Ok(()) };
@@ -500,6 +521,11 @@ mod tests {
     }
 
     fn rig(name: &str, refusals: usize) -> Rig {
+        rig_of(name, refusals, false)
+    }
+
+    /// The program before has left it its connections, or not.
+    fn rig_of(name: &str, refusals: usize, is_expected: bool) -> Rig {
         let volume = volume(1 << 20, 512);
         let shape = shape(&volume, 1, &session(&volume, 1));
         let devices =
@@ -521,7 +547,7 @@ mod tests {
         let (teller, reports) = Teller::new(Arc::clone(&bell));
         let (arrive, arrivals) = channel();
         let (orders, ordered) = channel();
-        let all = vec![Device::new(volume.index, shape)];
+        let all = vec![Device::new(volume.index, shape, is_expected)];
         let is_given_up = Arc::default();
         let worker = Worker { control, devices: all, arrive, bell, teller, is_given_up };
         let worker = std::thread::spawn(move || worker.work(&ordered));
@@ -571,6 +597,22 @@ mod tests {
     fn a_device_that_cannot_be_taken_over_at_once_is_in_the_end() {
         let mut rig = rig("left", 1);
         assert_eq!(rig.told_until("Attached"), ["NotRenewed", "Ready", "Attached"]);
+        assert_eq!(rig.arrivals.try_recv().unwrap().sockets.len(), 1);
+        rig.end();
+    }
+
+    /// A device that goes on with its connections is given no others, until it loses those (D5). The thread waited for the kernel, which
+    /// waited until all was answered before it changed the device's queue, and nobody answered before the thread was done.
+    #[test]
+    fn what_comes_from_the_program_before_is_neither_taken_over_nor_changed() {
+        let mut rig = rig_of("comes", 0, true);
+        assert_eq!(rig.told_until("Ready"), ["Attached", "Ready"]);
+        assert_eq!(rig.driver.lock().unwrap().command_count, 0);
+        assert!(rig.arrivals.try_recv().is_err());
+        let queue = rig.devices.join("nbd3/queue/io_timeout");
+        assert!(!queue.exists(), "it is as it was");
+        rig.orders.send(Order::Lost(0)).unwrap();
+        assert_eq!(rig.told_until("Renewed"), ["Renewed"]);
         assert_eq!(rig.arrivals.try_recv().unwrap().sockets.len(), 1);
         rig.end();
     }

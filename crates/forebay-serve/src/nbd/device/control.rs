@@ -234,7 +234,7 @@ impl Control {
     }
 
     /// Best effort. The engine sorts what it writes back, so there is nothing for a scheduler to do, and
-    /// a request is one of the engine's.
+    /// a request is one of the engine's. The kernel waits until all requests are answered before it changes one of these.
     pub(super) fn tune(&self, number: u32, connections: usize) {
         let look_ms = if connections == 1 { LOOK_MS } else { LOOK_SEVERAL_MS }; // D4
         for (name, value) in [
@@ -242,7 +242,11 @@ impl Control {
             ("queue/max_sectors_kb", REQUEST_KIB_MAX.to_string()),
             ("queue/scheduler", "none".into()),
         ] {
-            let _ = fs::write(self.attribute_path(number, name), value);
+            let found = self.attribute(number, name).ok().flatten().unwrap_or_default();
+            // The one that is chosen is in brackets.
+            if found != value && !found.contains(&format!("[{value}]")) {
+                let _ = fs::write(self.attribute_path(number, name), value);
+            }
         }
     }
 

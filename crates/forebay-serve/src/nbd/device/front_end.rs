@@ -9,12 +9,15 @@
 //!   it hears no bell. A connection is gone when nothing of it is under way.
 
 use super::attach::Order;
+use super::carried::CarriedDevice;
 use super::{CONNECTION_COUNT_MAX, POOL_BYTES};
+use crate::carried::{CarriedError, Handed};
 use crate::ear::Ear;
 use crate::frontend::{FrontEnd, Place};
-use crate::nbd::connection::{Connection, Names, RECEIVE, Room, SEND};
+use crate::nbd::connection::{Connection, Names, RECEIVE, Room, SEND, is_hung_up};
 use crate::nbd::export::Session;
 use crate::nbd::pool::{Kept, Pool, Shared, shared_by_loop};
+use crate::passage::Passage;
 use forebay::io::{Bell, user_data};
 use forebay::shard::{Answer, Shard};
 use forebay_core::limits::{REQUEST_BLOCKS_MAX, VOLUME_COUNT_MAX};
@@ -22,6 +25,7 @@ use forebay_core::units::VolumeIndex;
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
@@ -40,6 +44,8 @@ pub(super) struct Slot {
     pub(super) session: Session,
     /// All those of the last arrival; those that are gone leave an empty place until all are.
     pub(super) connections: Vec<Option<Connection>>,
+    /// The program before has left it those of its device, which have yet to come (D5).
+    pub(super) is_expected: bool,
 }
 
 /// Whether a request that has just come on one connection cannot be the kernel's second copy of one that is still to be
@@ -95,6 +101,8 @@ pub struct NbdDeviceFrontEnd {
     memory: Shared<Memory>,
     arrivals: Receiver<Arrival>,
     orders: Sender<Order>,
+    /// All front ends of a loop have one.
+    passage: Rc<Passage>,
     /// The thread that makes and ends its devices has ended.
     is_left: bool,
     is_stopping: bool,
@@ -106,6 +114,7 @@ impl NbdDeviceFrontEnd {
         bell: Arc<Bell>,
         arrivals: Receiver<Arrival>,
         orders: Sender<Order>,
+        passage: Rc<Passage>,
     ) -> io::Result<NbdDeviceFrontEnd> {
         Ok(NbdDeviceFrontEnd {
             place: Place(0),
@@ -114,6 +123,7 @@ impl NbdDeviceFrontEnd {
             memory: shared_memory()?,
             arrivals,
             orders,
+            passage,
             is_left: false,
             is_stopping: false,
         })
@@ -134,25 +144,113 @@ impl NbdDeviceFrontEnd {
     }
 
     fn take(&mut self, Arrival { slot: at, sockets }: Arrival) {
-        assert!(self.slots[at].connections.is_empty(), "those before are gone (D2)");
-        let rooms = &mut self.memory.borrow_mut().rooms;
-        rooms.reserve(sockets.len());
-        while rooms.len() < sockets.len()
-            && let Ok(room) = Room::new()
-        {
-            rooms.push(room);
-        }
-        // No memory for them: they are closed, and tried again.
-        if rooms.len() < sockets.len() {
+        // Those before are gone (D2), unless they came from the program before, to a device that was made anew meanwhile.
+        if !self.slots[at].connections.is_empty() {
             return self.lost(at);
         }
-        for (number, socket) in sockets.into_iter().enumerate() {
-            let Slot { session, volume, connections } = &mut self.slots[at];
-            let (connection, owner) = (number_of(at, number), owner_of(*volume, number));
-            let names = Names { place: self.place, connection, owner };
-            let (room, session) = (rooms.pop().expect("counted"), session.clone());
+        let count = sockets.len();
+        // No memory for them: they are closed, and tried again.
+        let Ok(rooms) = self.rooms(count) else { return self.lost(at) };
+        for (number, (socket, room)) in sockets.into_iter().zip(rooms).enumerate() {
+            let names = self.names(at, number);
+            let Slot { session, volume, connections, .. } = &mut self.slots[at];
+            let mut session = session.clone();
+            session.features.multi_conn = count > 1;
             let it = Connection::transmitting(socket, names, room, session, *volume);
             connections.push(Some(it));
+        }
+    }
+
+    /// Memory for so many connections.
+    fn rooms(&self, count: usize) -> io::Result<Vec<Room>> {
+        let rooms = &mut self.memory.borrow_mut().rooms;
+        rooms.reserve(count);
+        while rooms.len() < count {
+            rooms.push(Room::new()?);
+        }
+        Ok(rooms.split_off(rooms.len() - count))
+    }
+
+    fn names(&self, at: usize, number: usize) -> Names {
+        let owner = owner_of(self.slots[at].volume, number);
+        Names { place: self.place, connection: number_of(at, number), owner }
+    }
+
+    /// Devices go on with the connections that the program before left (D5).
+    fn come(&mut self, handed: Handed) {
+        // One that was not found was made anew, and those have come first.
+        self.take_arrivals();
+        let passage = Rc::clone(&self.passage);
+        let taken = handed.take(|sockets, device: CarriedDevice| {
+            if let Err(error) = self.go_on(sockets, &device) {
+                passage.tell(format!("a kernel NBD device is taken over as after a kill: {error}"));
+            }
+        });
+        if let Err((count, error)) = taken {
+            let text = "are taken over as after a kill";
+            passage.tell(format!("kernel NBD devices that {text}: {count}; {error}"));
+        }
+        for at in 0..self.slots.len() {
+            let slot = &mut self.slots[at];
+            if std::mem::take(&mut slot.is_expected) && slot.connections.is_empty() {
+                self.lost(at);
+            }
+        }
+    }
+
+    fn go_on(&mut self, sockets: Vec<OwnedFd>, device: &CarriedDevice) -> Result<(), CarriedError> {
+        // What is in them may have been sent again since, and be done, by a program that came between (D4).
+        if sockets.iter().any(is_hung_up) {
+            return Err(CarriedError::Served("the kernel has ended its connections"));
+        }
+        let volume = self.passage.index(device.volume());
+        let is_it = |slot: &Slot| Some(slot.volume) == volume && slot.is_expected;
+        let at = self.slots.iter().position(is_it);
+        let at = at.ok_or(CarriedError::Served("the volume has no device any more"))?;
+        if !self.slots[at].connections.is_empty() {
+            return Err(CarriedError::Served("the volume has another device"));
+        }
+        let rooms = self.rooms(sockets.len())?;
+        let mut connections = Vec::new();
+        for (number, (socket, room)) in sockets.into_iter().zip(rooms).enumerate() {
+            let (names, carried) = (self.names(at, number), &device.connections()[number]);
+            let Slot { session, volume, .. } = &self.slots[at];
+            let mut session = session.clone();
+            // Whatever is asked for those that are made.
+            session.features.multi_conn = true;
+            let session = (carried.as_told(session)?, *volume);
+            let it = Connection::of_carried(socket, names, room, session, carried)?;
+            connections.push(Some(it));
+        }
+        self.slots[at].connections = connections;
+        Ok(())
+    }
+
+    /// Those of a device leave together, when all are at rest.
+    fn carry(&mut self, at: usize) {
+        let Slot { volume, connections, .. } = &mut self.slots[at];
+        let is_at_rest = |it: &Option<Connection>| it.as_ref().is_some_and(Connection::is_at_rest);
+        if connections.is_empty() || !connections.iter().all(is_at_rest) {
+            return;
+        }
+        let (connections, volume) = (std::mem::take(connections), *volume);
+        let are_sound = are_sound(&connections, connections.len());
+        let lasting = self.passage.lasting(volume);
+        let pool = &mut self.memory.borrow_mut().pool;
+        // Else they end here, and nothing of them is under way.
+        let carry = |it: Connection| it.into_carried(lasting.unwrap_or_default(), pool);
+        let (sockets, carried) = connections.into_iter().flatten().map(carry).unzip();
+        let added = match CarriedDevice::new(carried) {
+            Some(device) if are_sound && lasting.is_some() => {
+                self.passage.add(sockets, &device).map_err(|error| error.to_string())
+            }
+            _ if are_sound => Err("its volume goes".into()),
+            _ => Err("the kernel has ended one (D4)".into()),
+        };
+        if let Err(why) = added {
+            let text =
+                "a kernel NBD device loses its connections, and is taken over as after a kill";
+            self.passage.tell(format!("{text}: {why}"));
         }
     }
 
@@ -223,6 +321,9 @@ impl FrontEnd for NbdDeviceFrontEnd {
     }
 
     fn turn(&mut self, shard: &mut Shard) {
+        if let Some(handed) = self.passage.take_coming() {
+            self.come(handed);
+        }
         for at in 0..self.slots.len() {
             let slot = &mut self.slots[at];
             if let Some(size_bytes) = shard.engine().volume_bytes(slot.volume) {
@@ -256,10 +357,24 @@ impl FrontEnd for NbdDeviceFrontEnd {
     fn stop(&mut self, shard: &mut Shard) -> bool {
         self.is_stopping = true;
         for at in 0..self.slots.len() {
-            self.slots[at].connections.iter_mut().flatten().for_each(|it| it.close(shard));
+            let connections = &mut self.slots[at].connections;
+            let are_whole =
+                connections.iter().all(|it| it.as_ref().is_some_and(|it| !it.is_ending()));
+            let leave = are_whole && self.passage.is_leaving();
+            for connection in connections.iter_mut().flatten() {
+                match leave {
+                    true => connection.rest(shard, &mut self.memory.borrow_mut().pool),
+                    false => connection.close(shard),
+                }
+            }
             self.sweep(at, shard);
+            if leave {
+                self.carry(at);
+            }
         }
-        self.slots.iter().all(|slot| slot.connections.is_empty())
+        let count = self.slots.iter().filter(|slot| !slot.connections.is_empty()).count();
+        self.passage.stay(self.place, count);
+        count == 0
     }
 }
 

@@ -21,6 +21,9 @@
 //!   the first copy. So whatever comes on a connection is taken only if all others still stand then; else all
 //!   of the device's end, what they have under way is waited for, and D2 holds for those that come. A flush covers what was
 //!   answered on any of them, since there is one engine (`NBD_FLAG_CAN_MULTI_CONN`).
+//! - **D5** Over an upgrade a device keeps its connections: all of them, at rest, while each stands (C1 of `nbd/carried.rs`); or none, and
+//!   it is taken over as after a kill. The next program knows beforehand whose come, and gives those no others ([`carried`]); what does
+//!   not come after all, or cannot go on, is a lost connection.
 //!
 //! # Crash
 //!
@@ -36,6 +39,7 @@
 //! happens to it.
 
 pub mod attach;
+pub mod carried;
 pub mod control;
 pub mod front_end;
 #[cfg(test)]

@@ -72,7 +72,7 @@ fn export() -> Export {
 }
 
 /// One that has said and heard nothing since its handshake.
-pub(in crate::nbd::connection) fn fresh() -> Carried {
+pub(in crate::nbd) fn fresh() -> Carried {
     let session = Session::new(0, &export(), Agreed::default());
     Carried {
         volume: [9; 16],
