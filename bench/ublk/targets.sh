@@ -29,8 +29,10 @@ begin() { # TARGET: sets `disk`
         local FOREBAY=$FOREBAY
         [ "$1" = forebay ] || FOREBAY=./$1
         wipe $cache
+        # Whose the backing device was in the round before is not asked.
+        rm -rf /run/state
         $FOREBAY format --force $cache >/dev/null 2>&1 &&
-            serve u --cache $cache --volume v=$backing --attach ublk && disk=$(sed -n 's|^\(/dev/ublkb[0-9]*\) v$|\1|p' /run/u.out)
+            serve u --cache $cache --volume v=$backing --attach ublk --state-dir /run/state && disk=$(sed -n 's|^\(/dev/ublkb[0-9]*\) v$|\1|p' /run/u.out)
         ;;
     bcache)
         wipe $cache $backing
