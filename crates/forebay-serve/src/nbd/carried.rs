@@ -232,12 +232,7 @@ impl Carried {
         if self.flags & !offered != 0 || (self.flags ^ offered) & fixed != 0 {
             return Err(CarriedError::Served("its client was told of what is not offered now"));
         }
-        let agreed = Agreed {
-            structured_replies: session.structured_replies,
-            base_allocation: session.base_allocation,
-            no_zeroes: session.no_zeroes,
-        };
-        if self.agreed != agreed {
+        if self.agreed != session.agreed() {
             return Err(CarriedError::Field("agreement"));
         }
         session.features = Features::of_flags(self.flags);

@@ -172,6 +172,12 @@ impl Session {
         }
     }
 
+    /// What was agreed on.
+    pub fn agreed(&self) -> Agreed {
+        let Session { structured_replies, base_allocation, no_zeroes, .. } = *self;
+        Agreed { structured_replies, base_allocation, no_zeroes }
+    }
+
     /// The session's features as the client is told.
     pub fn transmission_flags(&self) -> u16 {
         let features = self.features;

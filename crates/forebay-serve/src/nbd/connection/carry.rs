@@ -5,7 +5,7 @@ use super::{Connection, Names, Phase, RECEIVE, Room, SEND, UnderWay};
 use crate::carried::CarriedError;
 use crate::nbd::carried::{Carried, LongWrite, Piece};
 use crate::nbd::error::NbdError;
-use crate::nbd::export::{Agreed, Session};
+use crate::nbd::export::Session;
 use crate::nbd::output::{Aside, Unsent};
 use crate::nbd::pool::Pool;
 use crate::nbd::transmission::{Kind, ReplyForm};
@@ -82,11 +82,7 @@ impl Connection {
             size_bytes: session.size_bytes,
             logical_block: session.logical_block,
             flags: session.transmission_flags(),
-            agreed: Agreed {
-                structured_replies: session.structured_replies,
-                base_allocation: session.base_allocation,
-                no_zeroes: session.no_zeroes,
-            },
+            agreed: session.agreed(),
             is_closing: self.is_closing,
             is_over: self.is_over,
             skip_bytes: self.skip_bytes,

@@ -57,6 +57,11 @@ fn are_sound(others: &[Option<Connection>], except: usize) -> bool {
     others.iter().enumerate().all(|(at, it)| at == except || is_sound(it))
 }
 
+/// Whether none is gone or ending.
+fn are_whole(connections: &[Option<Connection>]) -> bool {
+    connections.iter().all(|it| it.as_ref().is_some_and(|it| !it.is_ending()))
+}
+
 /// Of connections.
 struct Memory {
     pool: Pool,
@@ -262,8 +267,7 @@ impl NbdDeviceFrontEnd {
     /// A device's connections end together (D4), and others come when all are gone.
     fn sweep(&mut self, at: usize, shard: &mut Shard) {
         let connections = &mut self.slots[at].connections;
-        let is_ending = |it: &Option<Connection>| it.as_ref().is_none_or(Connection::is_ending);
-        if !connections.iter().any(is_ending) {
+        if are_whole(connections) {
             return;
         }
         for place in connections.iter_mut() {
@@ -358,9 +362,7 @@ impl FrontEnd for NbdDeviceFrontEnd {
         self.is_stopping = true;
         for at in 0..self.slots.len() {
             let connections = &mut self.slots[at].connections;
-            let are_whole =
-                connections.iter().all(|it| it.as_ref().is_some_and(|it| !it.is_ending()));
-            let leave = are_whole && self.passage.is_leaving();
+            let leave = are_whole(connections) && self.passage.is_leaving();
             for connection in connections.iter_mut().flatten() {
                 match leave {
                     true => connection.rest(shard, &mut self.memory.borrow_mut().pool),
