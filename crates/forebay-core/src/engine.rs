@@ -8,7 +8,7 @@
 
 use crate::effect::{Effect, Fault, Token};
 use crate::format::record::Identity;
-use crate::format::superblock::{Mode, Superblock};
+use crate::format::superblock::Superblock;
 use crate::limits::{
     REQUEST_BLOCKS_MAX, REQUEST_COUNT_MAX, TOKEN_COUNT_MAX, TOKENS_KEPT, VOLUME_COUNT_MAX,
 };
@@ -565,8 +565,7 @@ impl Engine {
     /// Whether the volume's writes are answered only when they are on the backing device.
     #[inline]
     pub(crate) fn is_through(&self, volume: VolumeIndex) -> bool {
-        self.volume_ref(volume)
-            .is_some_and(|volume| volume.drained || volume.mode != Mode::WriteBack)
+        self.volume_ref(volume).is_some_and(Volume::is_through)
     }
 }
 

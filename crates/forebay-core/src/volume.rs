@@ -259,6 +259,16 @@ impl Volume {
             + (size_of::<Volume>() + self.log.header.len()) as u64
     }
 
+    /// Whether its writes are answered only when they are on the backing device.
+    pub(crate) fn is_through(&self) -> bool {
+        self.drained || self.mode != Mode::WriteBack
+    }
+
+    /// Whether somebody waits until all of it, or what is dirty in a part of the cache, is on the backing device.
+    pub(crate) fn is_to_be_clean(&self) -> bool {
+        self.is_through() || self.settles_to_grow() || self.log.going > 0
+    }
+
     /// Blocks, a last one that is not whole included.
     pub(crate) fn blocks(&self) -> u64 {
         self.size_bytes.div_ceil(BLOCK_BYTES)

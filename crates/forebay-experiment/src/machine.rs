@@ -252,12 +252,17 @@ impl Machine {
         }
     }
 
-    /// Writes everything back; gives how long it took. The volume stays drained.
-    pub fn drain(&mut self) -> Nanos {
-        let begun = self.now;
+    /// From now on everything is written back. The volume stays drained.
+    pub fn begin_to_drain(&mut self) {
         if let Some(cached) = &mut self.cached {
             cached.engine.drain(VOLUME, &mut Nothing);
         }
+    }
+
+    /// Writes everything back; gives how long it took. The volume stays drained.
+    pub fn drain(&mut self) -> Nanos {
+        let begun = self.now;
+        self.begin_to_drain();
         while self.cached.as_ref().is_some_and(|it| !it.engine.is_clean(VOLUME)) {
             self.act();
             self.now = self.next().expect("something is under way until it is clean");

@@ -20,9 +20,10 @@
 //! - **S4** What waits in the foreground begins in the order in which it came, and nothing passes it.
 //! - **S5** On a device that is fast nothing waits, but for S6. One that turned slow, fast and slow again is called fast less and
 //!   less often: it is fast only as long as one side has it alone.
-//! - **S6** With order relaxed, while no write waits for room in the log, write-back has one part in a hundred of the time and guests the
+//! - **S6** With order relaxed, while no write waits for room in the log and nobody for what is dirty to be written back (write-through, a
+//!   drain, a cache or a volume that changes its size), write-back has one part in a hundred of the time and guests the
 //!   rest: what they do goes at the speed of the bare device. A turn that takes longer than its slice is paid for with the next ones,
-//!   which are left out. As soon as a write waits both have their shares again.
+//!   which are left out. As soon as somebody waits both have their shares again.
 //!
 //! - **S7** Volumes on one disk have one schedule: the foreground is all their guests', write-back all their batches'. A batch that wants
 //!   to write is asked in each turn of write-back, whoever's batch began the turn. While guests wait only one batch goes on in a turn, the
@@ -639,9 +640,10 @@ impl Engine {
     #[inline]
     pub(crate) fn slices_settle(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         let state = self.volume(volume);
-        // Who only waits to pass the log waits for nothing of write-back's.
-        let yields =
-            state.order == Order::Relaxed && (state.writes.is_empty() || state.around.awaits);
+        // Who only waits to pass the log waits for nothing of write-back's; who waits for a batch does, though his write is placed.
+        let yields = state.order == Order::Relaxed
+            && (state.writes.is_empty() || state.around.awaits)
+            && !state.is_to_be_clean();
         let slices = self.slices(volume);
         slices.give_way(volume, yields);
         let released = slices.take_released(volume); // S8
