@@ -16,6 +16,7 @@ pub use volume::{
 
 use crate::units::{parse_size, parse_time};
 use clap::{Parser, Subcommand, ValueEnum};
+use forebay_core::limits::{CACHE_BYTES_MIN, SEGMENT_BYTES_MAX};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -55,8 +56,8 @@ pub enum Command {
     /// The daemon becomes the new program with the same arguments. What it holds in memory is handed over,
     /// so that nothing is read again; requests wait meanwhile. Where the two lay it out differently, the cache
     /// is closed and opened again. If the new program cannot serve, the one before goes on, with the settings that it
-    /// had. NBD clients stay connected. A configuration file with mistakes, or a path that leads to another disk than its volume is
-    /// served from, is refused, and nothing changes.
+    /// had. NBD clients, kernel NBD devices and virtual machines stay connected. A configuration file with mistakes, or a path that
+    /// leads to another disk than its volume is served from, is refused, and nothing changes.
     Upgrade(UpgradeArgs),
     /// Write everything back, so that the backing device is the plain disk, and keep it so
     ///
@@ -220,11 +221,11 @@ pub struct FormatArgs {
     /// The fast device, or a file (made if it is not there, for its owner alone: mode 0600)
     pub cache: PathBuf,
     /// Bytes of the device to use (512M, 1G, 1T), all if it is not given; needed for a new file
-    #[arg(long, value_parser = parse_size)]
+    #[arg(long, value_parser = parse_size_of_cache)]
     pub size: Option<u64>,
     /// Bytes of a segment: a power of two, 256K to 4M
-    #[arg(long, value_parser = parse_size, default_value = "512K")]
-    pub segment_size: u64,
+    #[arg(long, value_parser = parse_segment_size, default_value = "512K")]
+    pub segment_size: u32,
     /// Erase what is recognised there: a file system, a partition table, another cache
     #[arg(long)]
     pub force: bool,
@@ -234,6 +235,22 @@ pub struct FormatArgs {
     /// The state directory, if not the usual one (`forebay serve --state-dir`): what it has of the erased cache is removed
     #[arg(long, value_name = "PATH")]
     pub state_dir: Option<PathBuf>,
+}
+
+fn parse_size_of_cache(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        bytes if bytes < CACHE_BYTES_MIN => Err("a cache needs at least 64 MiB".into()),
+        bytes => Ok(bytes),
+    }
+}
+
+fn parse_segment_size(text: &str) -> Result<u32, String> {
+    let bytes = parse_size(text)?;
+    let known = u64::from(SEGMENT_BYTES_LEAST)..=u64::from(SEGMENT_BYTES_MAX);
+    match known.contains(&bytes) && bytes.is_power_of_two() {
+        true => Ok(bytes as u32),
+        false => Err("must be a power of two, 256K to 4M".into()),
+    }
 }
 
 /// `forebay status`

@@ -13,6 +13,7 @@ use forebay::io::{
     Device, FileDevice, FileError, FileOptions, SimulatedDevice, Stats, StatsDevice,
 };
 use forebay_core::format::superblock::Volume;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// The open file that the program before had of a volume's device, or of the cache ([`upgrade::CACHE`]), if it was left. Nobody
@@ -112,6 +113,24 @@ fn fingerprint_up_to(device: &dyn Device, path: &Path, size_bytes: u64) -> Resul
     let mut read = |offset: u64, bytes: &mut [u8]| device.read_at(offset, bytes);
     Fingerprint::take(&mut read, geometry, serial)
         .with_context(|| format!("{}: cannot be read to recognise it later", path.display()))
+}
+
+/// When it was written last, in milliseconds since 1970, where it says so: a file, or ext2, ext3 and ext4 on a whole device.
+pub fn written_at(device: &dyn Device, path: &Path) -> Option<u64> {
+    let seconds = match Target::of(path) {
+        Ok(Target::Block { .. }) => {
+            let mut first = vec![0; 4096];
+            device.read_at(0, &mut first).ok()?;
+            let field =
+                |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| first[at + byte]));
+            let is_ext = first[1024 + 0x38..][..2] == [0x53, 0xef];
+            let high = u64::from(first[1024 + 0x274]);
+            (is_ext && field(1024 + 0x30) != 0)
+                .then(|| u64::from(field(1024 + 0x30)) | high << 32)?
+        }
+        _ => u64::try_from(std::fs::metadata(path).ok()?.mtime()).ok()?,
+    };
+    Some(seconds * 1000)
 }
 
 /// Compares a backing device with what was recorded of it.

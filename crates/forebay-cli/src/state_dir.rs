@@ -79,6 +79,9 @@ pub struct Record {
     /// The cache may hold what the backing device does not (N4).
     pub dirty: bool,
     pub stale: Option<Mark>,
+    /// When it was left at the last clean stop, in milliseconds since 1970; none while it is served.
+    #[serde(default)]
+    pub left_at: Option<u64>,
 }
 
 impl Record {
@@ -277,6 +280,7 @@ mod tests {
             backing: Known::of(backing),
             dirty: true,
             stale: None,
+            left_at: None,
         }
     }
 

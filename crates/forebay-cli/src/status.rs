@@ -32,6 +32,16 @@ pub struct Status {
     pub config_file: Option<PathBuf>,
 }
 
+/// What stands for the path of a cache where volumes are served bare.
+pub const NO_DEVICE: &str = "no device";
+
+impl CacheStatus {
+    /// Volumes are served bare.
+    pub fn is_none(&self) -> bool {
+        self.path == NO_DEVICE
+    }
+}
+
 /// The cache, and its device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CacheStatus {

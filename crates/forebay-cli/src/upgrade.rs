@@ -80,9 +80,9 @@ pub struct Left {
 /// The cache's name among [`Left::disks`].
 pub const CACHE: &str = "";
 
-/// A path leads to another disk than the volume had (G7).
+/// A path leads to another disk than the volume had, or it is to be one with other blocks (G7).
 #[derive(Debug)]
-pub struct OtherDisk(String);
+pub struct OtherDisk(pub String);
 
 impl std::fmt::Display for OtherDisk {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -2,7 +2,7 @@
 //! A backing device served without a cache, as it is or as slow as another disk.
 
 use crate::support::apart::Apart;
-use crate::support::{Daemon, Scratch, good, skip};
+use crate::support::{Daemon, Scratch, good, skip, wait_for};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -144,4 +144,21 @@ fn a_simulated_disk_stays_one_behind_a_cache() {
     let mut bytes = [0; 4096];
     std::fs::File::open(&disk).unwrap().read_exact_at(&mut bytes, MIB).unwrap();
     assert_eq!(bytes, [8; 4096]);
+}
+
+/// It was told that there is nothing to set, which it had not asked for, in the place of what was wrong.
+#[test]
+fn a_bare_volume_that_is_not_detached_says_why() {
+    let scratch = Scratch::new("bare-detach");
+    let volume = format!("v={}", scratch.file("disk", 16 * MIB).display());
+    let daemon = Daemon::start(serve(&scratch, &volume), &scratch.path("stderr"));
+    let client = scratch.connect("v");
+    let done = scratch.ask(&["detach", "v"]);
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert_eq!((done.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+    assert!(said.contains("has 1 NBD client; end them first"), "{said}");
+    assert_eq!(scratch.status()["volumes"][0]["drained"], false);
+    drop(client);
+    wait_for("it goes", || scratch.ask(&["detach", "v"]).status.success());
+    daemon.stop("TERM");
 }

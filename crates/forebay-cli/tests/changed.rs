@@ -45,7 +45,8 @@ fn dirty_data_for_a_changed_backing_device_is_refused_with_both_ways_on() {
     let path = backing.display().to_string();
     for text in [
         path.as_str(),
-        "was changed by others since forebay stopped (",
+        "was changed by others since forebay stopped (its first or last MiB was written to; left at ",
+        "; written last at ",
         "and the cache holds newer data for volume v; give --if-changed v=keep-dirty",
         "give --if-changed v=keep-dirty or v=lose-dirty",
         "no volume can be served",
@@ -234,5 +235,33 @@ fn a_disk_that_cannot_be_read_keeps_no_other_from_a_clean_stop() {
     let daemon = scratch.serve::<&str>(&[]);
     assert!(!daemon.said().contains("not a clean one"), "{}", daemon.said());
     assert_eq!(scratch.connect("w").read(MIB, 4096).unwrap(), [7; 4096]);
+    daemon.stop("TERM");
+}
+
+/// Left out, its blocks were taken for those of its disk, and the disk for one that others had changed: who then gave up what was dirty
+/// lost good data.
+#[test]
+fn a_volume_keeps_its_logical_blocks_and_its_data_whatever_is_said_of_them() {
+    let scratch = Scratch::new("changed-blocks");
+    scratch.format("64M");
+    let backing = scratch.file("backing", 16 * MIB);
+    let volume = |more: &str| format!("v={}{more}", backing.display());
+    let daemon = scratch.serve(&["--volume", &volume(",logical_block=4096")]);
+    scratch.connect("v").write(MIB, &[7; 8192], true).unwrap();
+    daemon.stop("TERM");
+    // As it is, with another setting; and as it was.
+    for more in ["", ",weight=2", ",logical_block=4096"] {
+        let daemon = scratch.serve(&["--volume", &volume(more)]);
+        assert!(!daemon.said().contains("device changed"), "{}", daemon.said());
+        let mut client = scratch.connect("v");
+        assert_eq!(client.read(MIB, 8192).unwrap(), [7; 8192]);
+        assert!(client.read(512, 512).is_err(), "its blocks are of 4096 bytes");
+        drop(client);
+        daemon.stop("TERM");
+    }
+    let said = refused(&scratch, &["--volume", &volume(",logical_block=512")]);
+    assert!(said.contains("logical_block=512: it has blocks of 4096 bytes"), "{said}");
+    let daemon = scratch.serve::<&str>(&[]);
+    assert_eq!(scratch.connect("v").read(MIB, 8192).unwrap(), [7; 8192]);
     daemon.stop("TERM");
 }

@@ -175,6 +175,37 @@ fn a_file_that_is_not_understood_ends_no_daemon_at_an_upgrade() {
     daemon.stop("TERM");
 }
 
+/// Many change the file first, and were told that it says something else.
+#[test]
+fn what_a_file_says_by_now_is_what_a_setting_is_compared_with() {
+    let scratch = Scratch::new("config-set");
+    scratch.format("64M");
+    let one = table("one", &scratch.file("one", 16 * MIB));
+    let path = file(&scratch, "it.toml", &format!("{one}weight = 2\ncutoff = '1M'\n"));
+    let daemon = served(&scratch, &path);
+    let set = |settings: &[&str]| {
+        let done = scratch.ask(&[&["set", "one"], settings].concat());
+        assert!(done.status.success(), "{done:?}");
+        text(&done.stdout).lines().skip(1).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let undone =
+        |setting| format!("one: {setting} holds until the next start: {} says", path.display());
+    let said = set(&["weight=3", "cutoff=1M"]);
+    assert!(said.len() == 1 && said[0].starts_with(&undone("weight=3")), "{said:?}");
+    file(&scratch, "it.toml", &format!("{one}weight = 4\n"));
+    assert_eq!(set(&["weight=4", "cutoff=2M"]), Vec::<String>::new());
+    let said = set(&["weight=2"]);
+    assert!(said.len() == 1 && said[0].starts_with(&undone("weight=2")), "{said:?}");
+    // A file that is not understood, or is silent, says what the daemon has read.
+    for now in ["memry = [", ""] {
+        file(&scratch, "it.toml", now);
+        assert_eq!(set(&["weight=2"]), Vec::<String>::new());
+        let said = set(&["weight=4"]);
+        assert!(said.len() == 1 && said[0].starts_with(&undone("weight=4")), "{said:?}");
+    }
+    daemon.stop("TERM");
+}
+
 #[test]
 fn a_new_volume_whose_disk_is_missing_holds_up_no_other() {
     let scratch = Scratch::new("config-typo");

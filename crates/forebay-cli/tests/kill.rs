@@ -9,6 +9,7 @@ use crate::support;
 use crate::support::load::{Habits, work};
 use crate::support::model::{CHUNK, Model, SECTOR};
 use crate::support::{Daemon, Random, Scratch, forebay, skip};
+use crate::upgrade::upgrade;
 use std::ffi::OsStr;
 use std::os::unix::fs::{FileExt, MetadataExt, chown};
 use std::os::unix::process::CommandExt;
@@ -244,4 +245,19 @@ fn a_terminal_that_hangs_up_is_a_clean_stop_unless_that_is_ignored() {
     let is_hangup = |mask| u64::from_str_radix(mask, 16).unwrap() & 1 == 1;
     assert!(is_hangup(mask("SigIgn:")) && !is_hangup(mask("SigCgt:")), "{status}");
     daemon.stop("TERM");
+}
+
+/// How long its block devices are waited for was also how long everything had to become durable: with 0 no stop was a clean one.
+#[test]
+fn who_waits_for_no_device_still_stops_with_everything_durable() {
+    let scratch = Scratch::new("stop-at-once");
+    scratch.format("64M");
+    let volume = format!("v={}", scratch.file("backing", 1 << 20).display());
+    let daemon = scratch.serve(&["--volume", &volume, "--stop-timeout", "0"]);
+    scratch.connect("v").write(0, &[7; 4096], false).unwrap();
+    let said = upgrade(&scratch, Path::new(env!("CARGO_BIN_EXE_forebay"))).unwrap();
+    assert!(said.contains("by a hand-over"), "{said}");
+    scratch.connect("v").write(4096, &[8; 4096], false).unwrap();
+    let said = daemon.stop("TERM");
+    assert!(said.contains("stopped: everything is durable"), "{said}");
 }

@@ -264,6 +264,22 @@ fn a_disk_whose_newest_data_is_on_a_cache_is_not_served_bare_unasked() {
     daemon.stop("TERM");
 }
 
+/// It was told to serve the disk with the cache that was just refusing it.
+#[test]
+fn a_cache_that_was_made_anew_unseen_is_not_named_as_what_has_newer_data() {
+    let place = Place::new("stale-anew");
+    let daemon = place.serve_first();
+    place.write("v", 0, 1);
+    daemon.stop("TERM");
+    std::fs::remove_file(place.scratch.cache()).unwrap();
+    place.scratch.format("64M");
+    let again = ["--volume", &format!("v={}", place.disk.display())];
+    let said = refused(place.with_state(place.scratch.serve_command(&again)));
+    assert!(said.contains("this cache is at that path now; if that one is gone, `serve"), "{said}");
+    assert!(!said.contains("serve it with"), "{said}");
+    place.serve(&[&again[..], &["--without-cache", "v"]].concat()).stop("TERM");
+}
+
 #[test]
 fn a_forgotten_volume_is_anybodys() {
     let place = Place::new("stale-forgotten");

@@ -141,7 +141,10 @@ fn a_volume_without_its_backing_device_is_shown_as_waiting() {
     let done = scratch.ask(&["stop", "--drain"]);
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(said.starts_with("forebay: the daemon was not stopped: w: cannot be"), "{said}");
-    daemon.stop("TERM");
+    // Its disk is no safer to mount because it is not here.
+    let said = daemon.stop("TERM");
+    assert!(said.contains("w: 4 KiB not yet on "), "{said}");
+    assert!(!said.contains("v: 4 KiB not yet on "), "{said}");
 }
 
 #[test]

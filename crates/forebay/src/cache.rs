@@ -4,7 +4,7 @@
 use crate::io::Device;
 use forebay_core::format::FormatError;
 use forebay_core::format::pair::{self, Pair, ReadCopy, Step};
-use forebay_core::format::superblock::{NewCache, SUPERBLOCK_SIZE, Superblock};
+use forebay_core::format::superblock::{MAGIC, NewCache, SUPERBLOCK_SIZE, Superblock};
 use forebay_core::mutant::Mutants;
 use forebay_core::units::BLOCK_SIZE;
 use std::io;
@@ -201,9 +201,27 @@ pub fn format(
         found: size_bytes,
         needed: size_needed(&new),
     })?;
-    // The last copy of what was there before must not be taken for ours.
+    wipe_end(device, &superblock)?;
     write_superblock(device, &superblock)?;
     Ok(superblock)
+}
+
+/// The last copy of a larger cache that was there before must not be taken for ours (R3 of `format/pair.rs`).
+fn wipe_end(device: &dyn Device, new: &Superblock) -> Result<(), CacheError> {
+    let [_, own] = Superblock::addresses(new.size_bytes);
+    let [_, end] = Superblock::addresses(device.info().size_bytes);
+    let mut bytes = vec![0; SUPERBLOCK_SIZE];
+    if end < own + SUPERBLOCK_SIZE as u64 || device.read_at(end, &mut bytes).is_err() {
+        return Ok(());
+    }
+    if bytes.starts_with(&MAGIC.to_le_bytes()) {
+        bytes.fill(0);
+        device
+            .write_at(end, &bytes)
+            .and_then(|()| device.sync())
+            .map_err(failed(device, "written"))?;
+    }
+    Ok(())
 }
 
 /// The least size, to the MiB, for a cache with segments of that size.
@@ -287,6 +305,18 @@ mod tests {
 
     /// The size of the cache is on the device twice in the first copy alone, and what cannot be read is read again
     /// block by block. Before, every sector of the first copy hid the second one.
+    /// It was opened in the place of the new one when the first copy was gone.
+    #[test]
+    fn a_smaller_cache_leaves_no_copy_of_the_larger_one_before_it() {
+        let device = MemoryDevice::new(96 << 20, 512).unwrap();
+        format(&device, 96 << 20, 512 << 10, 1).unwrap();
+        format(&device, 64 << 20, 512 << 10, 2).unwrap();
+        assert_eq!(read_superblock(&device).unwrap().superblock.size_bytes, 64 << 20);
+        device.write_at(0, &[0; SUPERBLOCK_SIZE]).unwrap();
+        let error = read_superblock(&device).unwrap_err();
+        assert!(matches!(error, CacheError::NoSuperblock { .. }), "{error}");
+    }
+
     #[test]
     fn no_sector_of_the_first_copy_that_cannot_be_read_hides_the_cache() {
         let device = MemoryDevice::new(96 << 20, 512).unwrap();

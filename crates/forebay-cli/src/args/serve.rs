@@ -152,6 +152,8 @@ pub struct ServeArgs {
     #[arg(long, value_enum, default_value = "auto")]
     pub io: IoChoice,
     /// How long a stop waits until nobody holds the kernel block devices
+    ///
+    /// What it holds is made durable after that in any case, for which it has as long again, or 60 s if that is more.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
     pub stop_timeout: Duration,
     /// How long devices that are not there yet are waited for; 60s if a file has the settings

@@ -4,7 +4,7 @@
 use super::drain::watch_until;
 use crate::args::DetachArgs;
 use crate::control::{self, Reply, Request};
-use crate::status::VolumeStatus;
+use crate::status::{Status, VolumeStatus};
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::Path;
@@ -14,14 +14,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub fn run(args: &DetachArgs) -> Result<ExitCode> {
     let socket = control::find(args.control.as_deref())?;
-    let before = volume(&socket, &args.name)?;
+    let status = control::status(&socket)?;
+    let before = volume(&status, &args.name)?;
     // Told before anything is written back; the daemon looks again.
     if let Some(device) = before.attached.iter().find(|device| device.contains(", mounted at ")) {
         bail!("{}: not detached: {device}; unmount it first", args.name);
     }
-    let detached = drain(&socket, &before).and_then(|()| detach(&socket, &args.name));
-    if detached.is_err() {
-        give_back(&socket, &before)?;
+    // What is served bare has nothing to be written back, and waits for nobody.
+    let drains = before.state == "serving" && !status.cache.is_none();
+    let drained = if drains { drain(&socket, before) } else { Ok(()) };
+    let detached = drained.and_then(|()| detach(&socket, &args.name));
+    // Why it was not detached is what matters.
+    if detached.is_err()
+        && drains
+        && !before.drained
+        && let Err(error) = give_back(&socket, before)
+    {
+        err!(
+            "forebay: {}: stays drained, until `forebay set {0} mode={1}`: {error:#}",
+            args.name,
+            before.mode
+        );
     }
     if let Reply::Told { lines } = detached? {
         lines.iter().for_each(|line| out!("{line}"));
@@ -29,19 +42,13 @@ pub fn run(args: &DetachArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn volume(socket: &Path, name: &str) -> Result<VolumeStatus> {
-    let volumes = control::status(socket)?.volumes;
-    volumes
-        .into_iter()
-        .find(|volume| volume.name == name)
-        .with_context(|| format!("{name}: no such volume; `forebay status` lists them"))
+fn volume<'s>(status: &'s Status, name: &str) -> Result<&'s VolumeStatus> {
+    let found = status.volumes.iter().find(|volume| volume.name == name);
+    found.with_context(|| format!("{name}: no such volume; `forebay status` lists them"))
 }
 
 /// Until all of it is on its backing device, or a signal comes, or nobody can be shown how far it is.
 fn drain(socket: &Path, before: &VolumeStatus) -> Result<()> {
-    if before.state != "serving" {
-        return Ok(());
-    }
     let is_ended = Arc::<AtomicBool>::default();
     let hang_up = (!is_hang_up_ignored()).then_some(SIGHUP);
     for signal in [SIGTERM, SIGINT].into_iter().chain(hang_up) {
@@ -69,9 +76,6 @@ fn detach(socket: &Path, name: &str) -> Result<Reply> {
 
 /// What was drained for this only takes writes again as it did.
 fn give_back(socket: &Path, before: &VolumeStatus) -> Result<()> {
-    if !before.drained && before.state == "serving" {
-        let settings = vec![format!("mode={}", before.mode)];
-        control::ask_again(socket, &Request::Set { name: before.name.clone(), settings })?;
-    }
-    Ok(())
+    let settings = vec![format!("mode={}", before.mode)];
+    control::ask_again(socket, &Request::Set { name: before.name.clone(), settings }).map(drop)
 }

@@ -1,32 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay format`: makes a new, empty cache.
 
-use crate::args::{FormatArgs, SEGMENT_BYTES_LEAST};
+use crate::args::FormatArgs;
 use crate::state_dir::StateDir;
 use crate::units::size;
 use crate::{backing, memory};
 use anyhow::{Context, Result, bail};
 use forebay::cache;
 use forebay::host::machine::Host;
-use forebay::host::signature;
+use forebay::host::signature::{self, Kind};
 use forebay::io::{Device, FileDevice};
 use forebay::shard::{CACHE_SOURCE, uuid_text, wall_now};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Superblock;
-use forebay_core::limits::{CACHE_BYTES_MIN, SEGMENT_BYTES_MAX};
+use forebay_core::limits::CACHE_BYTES_MIN;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::ExitCode;
 
 pub fn run(args: &FormatArgs) -> Result<ExitCode> {
     let path = args.cache.display();
-    let segments = u64::from(SEGMENT_BYTES_LEAST)..=u64::from(SEGMENT_BYTES_MAX);
-    if !args.segment_size.is_power_of_two() || !segments.contains(&args.segment_size) {
-        bail!("--segment-size {}: must be a power of two, 256K to 4M", args.segment_size);
-    }
-    if let Some(size) = args.size.filter(|size| *size < CACHE_BYTES_MIN) {
-        bail!("--size {}: a cache needs at least 64 MiB", crate::units::size(size));
-    }
     make_file(args)?;
     let device = backing::open_exclusive(&args.cache, CACHE_SOURCE, None)?;
     let info = device.info().clone();
@@ -40,13 +33,15 @@ pub fn run(args: &FormatArgs) -> Result<ExitCode> {
     if size_bytes < CACHE_BYTES_MIN {
         bail!("{path}: holds {}; a cache needs at least 64 MiB", size(size_bytes));
     }
-    let before = cache::read_superblock(&device).ok().map(|found| found.superblock);
+    let found = cache::read_superblock(&device).map(|found| found.superblock);
+    let unknown = found.as_ref().err().map(ToString::to_string);
+    let before = found.ok();
     let state_dir = match before {
         Some(_) => StateDir::open(args.state_dir.as_deref())?.ok(),
         None => None,
     };
-    let device = check_content(args, device, before.is_some())?;
-    let superblock = cache::format(&device, size_bytes, args.segment_size as u32, wall_now())?;
+    let device = check_content(args, device, unknown)?;
+    let superblock = cache::format(&device, size_bytes, args.segment_size, wall_now())?;
     print_result(args, &superblock)?;
     if let Some(before) = before {
         super::forget::release(&before, None, state_dir.as_ref())?;
@@ -74,8 +69,12 @@ fn make_file(args: &FormatArgs) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to erase what somebody may want.
-fn check_content(args: &FormatArgs, device: FileDevice, is_cache: bool) -> Result<FileDevice> {
+/// Refuses to erase what somebody may want. `unknown`: why there is no cache that can be read.
+fn check_content(
+    args: &FormatArgs,
+    device: FileDevice,
+    unknown: Option<String>,
+) -> Result<FileDevice> {
     let path = args.cache.display();
     let size_bytes = device.info().size_bytes;
     let mut read = |offset: u64, bytes: &mut [u8]| device.read_at(offset, bytes);
@@ -86,14 +85,20 @@ fn check_content(args: &FormatArgs, device: FileDevice, is_cache: bool) -> Resul
     for signature in &found {
         out!("  holds {signature}");
     }
-    if is_cache && !args.force {
-        bail!("{path}: is a forebay cache already; give --force to erase it");
-    }
-    if !is_cache {
+    if let Some(why) = unknown {
         if !found.is_empty() && !args.force {
             bail!("{path}: would erase what is listed above; give --force if that is meant");
         }
+        if found.iter().any(|it| it.kind == Kind::Forebay) && !args.lose_dirty {
+            bail!(
+                "{path}: is a forebay cache that cannot be read, and may have data that is not on its backing devices: {why}; \
+                 give --lose-dirty as well to erase it all the same"
+            );
+        }
         return Ok(device);
+    }
+    if !args.force {
+        bail!("{path}: is a forebay cache already; give --force to erase it");
     }
     let dirty = super::forget::dirty_volumes(device)?;
     if !dirty.is_empty() && !args.lose_dirty {

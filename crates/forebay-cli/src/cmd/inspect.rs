@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay inspect`: shows what is in a cache, by the names of `docs/format.md`.
 
-use crate::args::{InspectArgs, Part};
+use crate::args::{Args, InspectArgs, Part};
 use crate::say;
 use anyhow::{Context, Result, bail};
+use clap::CommandFactory;
+use clap::error::ErrorKind;
 use forebay::host::runtime_dir::Places;
 use forebay::inspect::{FieldValue, Fields, Inspection};
 use forebay_core::format::record;
@@ -13,11 +15,12 @@ use std::io::Write;
 use std::process::ExitCode;
 
 pub fn run(args: &InspectArgs) -> Result<ExitCode> {
+    if args.lba.is_some() && args.part != Part::Entries {
+        let text = "--lba: only entries have an LBA; leave it out, or ask for entries";
+        return Err(Args::command().error(ErrorKind::ArgumentConflict, text).into());
+    }
     let inspection = Inspection::open(&args.cache, &Places::found())?;
     let volumes = volumes(args, &inspection)?;
-    if args.lba.is_some() && args.part != Part::Entries {
-        bail!("--lba: only entries have an LBA; leave it out, or ask for entries");
-    }
     let shown = match args.part {
         Part::Superblock => superblock(&inspection)?,
         Part::Volumes => volumes

@@ -30,6 +30,7 @@ use crate::late::Patience;
 use crate::signals::Signals;
 use crate::sockets::Made;
 use crate::state_dir::StateDir;
+use crate::status::NO_DEVICE;
 use crate::units::count;
 use crate::upgrade::{self, Before, Left};
 use crate::{metrics, sockets, stored, vhost};
@@ -417,7 +418,7 @@ impl Daemon {
     fn cache_text(&self) -> String {
         match &self.cache_path {
             Some(path) => path.display().to_string(),
-            None => "no device".into(),
+            None => NO_DEVICE.into(),
         }
     }
 

@@ -12,7 +12,7 @@
 //! [`SILENT_MAX`] of them at most.
 
 use super::Daemon;
-use super::look::Looked;
+use super::look::{Looked, logical_block};
 use super::plan::{Wanted, role};
 use crate::address::Address;
 use crate::args::{IfChanged, VolumeSpec, parse_if_changed, parse_volume};
@@ -81,11 +81,11 @@ impl Daemon {
         let spec = spec.map_err(Error::msg)?;
         let recorded = self.server.shard.find(name);
         let recorded = recorded.and_then(|index| Some((index, self.recorded(index)?.clone())));
-        let (address, logical_block) = match (&spec, &recorded) {
-            (Some(spec), _) => (spec.backing.clone(), spec.logical_block),
-            (None, Some((_, known))) => {
-                (Address::parse(&known.path).map_err(Error::msg)?, Some(known.logical_block))
-            }
+        let asked = spec.as_ref().and_then(|spec| spec.logical_block);
+        let logical_block = logical_block(name, asked, recorded.as_ref().map(|it| &it.1))?;
+        let address = match (&spec, &recorded) {
+            (Some(spec), _) => spec.backing.clone(),
+            (None, Some((_, known))) => Address::parse(&known.path).map_err(Error::msg)?,
             (None, None) => bail!("{name}: no such volume in this cache; give {name}=BACKING"),
         };
         let (index, recorded) = match recorded {

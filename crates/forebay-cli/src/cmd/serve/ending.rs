@@ -22,6 +22,8 @@ use tracing::{info, warn};
 const FRONT_ENDS: Duration = Duration::from_secs(5);
 /// How long the last requests and flushes may take before a hand-over is given up.
 const REST: Duration = Duration::from_secs(10);
+/// How long everything may take to become durable at least, however short devices are waited for (`--stop-timeout`).
+const DURABLE: Duration = Duration::from_secs(60);
 
 impl Daemon {
     /// Whether this daemon can go on as that program.
@@ -128,7 +130,7 @@ impl Daemon {
         shard.keep_flush_failures();
         let against = match against {
             Some(against) => against,
-            None => match shard.hand_over(limit.min(REST)) {
+            None => match shard.hand_over(REST) {
                 Ok(None) => "what is under way does not end".to_owned(),
                 Err(error) => error.to_string(),
                 Ok(Some(handed)) => {
@@ -251,7 +253,7 @@ fn close_shard(
     limit: Duration,
 ) -> Result<Closed> {
     // Only then is a fingerprint of what a backing device goes on with: a batch may have been under way.
-    let quiet = shard.quiesce(limit)?;
+    let quiet = shard.quiesce(limit.max(DURABLE))?;
     for served in volumes {
         let Some(device) = shard.backing(served.index).filter(|_| quiet) else { continue };
         match backing::fingerprint(device, &served.backing) {
@@ -263,20 +265,7 @@ fn close_shard(
             ),
         }
     }
-    let left: Vec<String> = volumes
-        .iter()
-        .filter_map(|served| {
-            let status = shard.engine().status(served.index).filter(|it| it.dirty)?;
-            let backing = served.backing.display();
-            Some(format!(
-                "{}: {} not yet on {backing}, whose content is of {}. Do not mount {backing}. \
-                     To get it plain: forebay drain --cache {cache}",
-                served.name,
-                size(status.dirty_blocks * BLOCK_BYTES),
-                clock(status.backing_as_of)
-            ))
-        })
-        .collect();
+    let left = not_written_back(&shard, volumes, cache);
     notes.look(shard.engine());
     let (clean, undurable) = match quiet && shard.engine().health() != CacheHealth::Failed {
         false => (false, Some(Undurable::Cache)),
@@ -301,6 +290,29 @@ fn close_shard(
         warn!("not everything could be made durable; the next start recovers what it can");
     }
     Ok(Closed { undurable, left })
+}
+
+/// What is not on which disk: of those, too, that wait for theirs.
+fn not_written_back(shard: &Shard, served: &[Served], cache: &str) -> Vec<String> {
+    let mut left = Vec::new();
+    for (at, recorded) in shard.superblock().volumes.iter().enumerate() {
+        let index = VolumeIndex(at as u8);
+        let Some(recorded) = recorded else { continue };
+        let Some(status) = shard.engine().status(index).filter(|it| it.dirty) else { continue };
+        let served = served.iter().find(|served| served.index == index);
+        let backing = match served {
+            Some(served) => served.backing.display().to_string(),
+            None => recorded.path.clone(),
+        };
+        left.push(format!(
+            "{}: {} not yet on {backing}, whose content is of {}. Do not mount {backing}. To get it plain: forebay \
+             drain --cache {cache}",
+            recorded.name,
+            size(status.dirty_blocks * BLOCK_BYTES),
+            clock(status.backing_as_of)
+        ));
+    }
+    left
 }
 
 /// Whether the flush of a backing device failed that is there. One that is waited for cannot be flushed: the next start knows, and

@@ -7,6 +7,7 @@
 use super::Daemon;
 use crate::backing;
 use crate::state_dir::Known;
+use crate::upgrade::OtherDisk;
 use anyhow::{Result, bail};
 use forebay::host::identity::Fingerprint;
 use forebay::io::{Device, FileDevice};
@@ -30,6 +31,22 @@ pub(super) struct Looked {
     pub(super) path: PathBuf,
     pub(super) device: FileDevice,
     pub(super) found: Fingerprint,
+}
+
+/// Bytes of a logical block, if it is known what they are to be. A volume keeps those that it had first: what is on it was made for them.
+pub(super) fn logical_block(
+    name: &str,
+    asked: Option<u32>,
+    recorded: Option<&Volume>,
+) -> Result<Option<u32>, OtherDisk> {
+    let known = recorded.map(|recorded| recorded.logical_block);
+    match (asked, known) {
+        (Some(asked), Some(known)) if asked != known => Err(OtherDisk(format!(
+            "{name}: logical_block={asked}: it has blocks of {known} bytes, which what is on it was made for; leave it out, or \
+             drain and forget the volume first"
+        ))),
+        _ => Ok(known.or(asked)),
+    }
 }
 
 impl Daemon {

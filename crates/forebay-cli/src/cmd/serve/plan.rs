@@ -3,7 +3,7 @@
 //! anything is changed of any.
 
 use super::Daemon;
-use super::look::Looked;
+use super::look::{Looked, logical_block};
 use super::stale::Others;
 use crate::address::Address;
 use crate::args::{IfChanged, ServeArgs, VolumeSpec};
@@ -28,7 +28,6 @@ pub(super) struct Planned<'a> {
     /// As it is known; none: it is new.
     pub(super) recorded: Option<Volume>,
     address: Result<Address, String>,
-    logical_block: Option<u32>,
     pub(super) wanted: Wanted,
 }
 
@@ -112,7 +111,6 @@ impl Daemon {
                 spec: Some(spec),
                 recorded: known.and_then(|index| self.recorded(index).cloned()),
                 address: Ok(spec.backing.clone()),
-                logical_block: spec.logical_block,
                 wanted: wanted(&spec.name),
             });
         }
@@ -127,7 +125,6 @@ impl Daemon {
                 spec: None,
                 recorded: Some(volume.clone()),
                 address: Address::parse(&volume.path),
-                logical_block: Some(volume.logical_block),
                 wanted: wanted(&volume.name),
             });
         }
@@ -141,12 +138,14 @@ impl Daemon {
         taken: &[(String, PathBuf)],
         patience: &Patience,
     ) -> Result<Ready<'a>> {
-        let Planned { name, logical_block, wanted, .. } = planned;
+        let Planned { name, wanted, recorded, .. } = planned;
         let index = planned.index()?;
+        let asked = planned.spec.and_then(|spec| spec.logical_block);
+        let logical_block = logical_block(name, asked, recorded.as_ref())?;
         let path = &patience.find(&planned.address()?.path, &role(name))?;
         if planned.recorded.is_some() {
             let source = backing_source(index);
-            let left = backing::take_left(name, path, source, *logical_block)?;
+            let left = backing::take_left(name, path, source, logical_block)?;
             if let Some(device) = left
                 && self.server.shard.opened().handed_over
             {
@@ -156,7 +155,7 @@ impl Daemon {
         } else {
             upgrade::check_disk(name, path)?;
         }
-        let looked = self.look(index, *logical_block, planned.recorded.clone(), taken).at(path)?;
+        let looked = self.look(index, logical_block, planned.recorded.clone(), taken).at(path)?;
         match (planned.spec, &planned.recorded) {
             (Some(spec), None) => {
                 self.check_new(spec, wanted.without_cache, &looked, taken)?;

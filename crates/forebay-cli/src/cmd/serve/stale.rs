@@ -49,8 +49,9 @@ impl LastNotes {
     }
 
     /// Everything is durable.
-    pub(super) fn write(&self) {
-        for (_, record) in &self.records {
+    pub(super) fn write(&mut self) {
+        for (_, record) in &mut self.records {
+            record.left_at = Some(wall_now());
             if let Some(Err(error)) = self.dir.as_ref().map(|dir| dir.write(record)) {
                 warn!("{}: {error:#}", record.name);
             }
@@ -75,6 +76,12 @@ impl Daemon {
         let Some(dir) = &self.state_dir else { return Ok(None) };
         let record = dir.read(&self.cache_uuid(), &uuid_text(&recorded.uuid))?;
         Ok(record.and_then(|record| record.mark_for(recorded.attach_generation)))
+    }
+
+    /// When a volume was left at its last stop, if that was a clean one on this machine.
+    pub(super) fn left_at(&self, recorded: &Volume) -> Option<u64> {
+        let dir = self.state_dir.as_ref()?;
+        dir.read(&self.cache_uuid(), &uuid_text(&recorded.uuid)).ok()??.left_at
     }
 
     /// Writes down that a volume's backing device belongs to this cache. A mark that still counts stays.
@@ -137,12 +144,18 @@ impl Daemon {
             let (volume, is_own) = (record.name.clone(), record.cache == own);
             let mut of =
                 format!("volume {volume} of the cache {} ({})", record.cache, record.cache_path);
-            let mut instead = format!(
-                "serve it with --cache {0}, or `forebay drain --cache {0} {volume}` first; if the cache is gone, \
-                 `serve --without-cache {name}` (or `attach --without-cache`) serves what is here, and gives up what \
-                 was there",
-                record.cache_path
+            let anyway = format!(
+                "`serve --without-cache {name}` (or `attach --without-cache`) serves what is here, and gives up what \
+                 was there"
             );
+            let mut instead = match record.cache_path == self.lasting_cache_text() {
+                // Formatted anew behind our back, or on another device that has this name now.
+                true => format!("this cache is at that path now; if that one is gone, {anyway}"),
+                false => format!(
+                    "serve it with --cache {0}, or `forebay drain --cache {0} {volume}` first; if the cache is gone, {anyway}",
+                    record.cache_path
+                ),
+            };
             if is_own {
                 match recorded.iter().find(|it| it.0 == record.volume) {
                     Some((_, known)) if *known == name => continue,
@@ -249,6 +262,7 @@ impl Daemon {
             backing: Known::of(backing),
             dirty,
             stale: None,
+            left_at: None,
         }
     }
 

@@ -9,6 +9,7 @@ use super::{Daemon, Served};
 use crate::address::Address;
 use crate::args::{IfChanged, ServeArgs, Setting, VolumeSpec, mode_name, parse_setting};
 use crate::attach::Kind;
+use crate::cmd::set::until_next_start;
 use crate::late::Patience;
 use crate::state_dir::Why;
 use crate::units::{clock, size};
@@ -169,9 +170,7 @@ impl Daemon {
                     Some(path) => path.display().to_string(),
                     None => "--volume of this daemon".into(),
                 };
-                undone.push(format!(
-                    "{name}: {text} holds until the next start: {by} says something else"
-                ));
+                undone.push(until_next_start(name, text, &by));
             }
         }
         Ok(undone)
@@ -215,8 +214,12 @@ impl Daemon {
             && dirty
             && if_changed.is_none()
         {
+            let left = self.left_at(&recorded).map(|at| format!("; left at {}", clock(at)));
+            let written = backing::written_at(&looked.device, path)
+                .map(|at| format!("; written last at {}", clock(at)));
+            let times = [left, written].into_iter().flatten().collect::<String>();
             bail!(
-                "{}: was changed by others since forebay stopped ({what}), and the cache holds \
+                "{}: was changed by others since forebay stopped ({what}{times}), and the cache holds \
                  newer data for volume {name}; give --if-changed {name}=keep-dirty or \
                  {name}=lose-dirty (`forebay attach`: keep-dirty or lose-dirty alone)",
                 path.display(),
