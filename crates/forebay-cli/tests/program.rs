@@ -31,6 +31,7 @@ mod metrics;
 mod nbd_cache;
 mod nbd_clients;
 mod nbd_zeroes;
+mod open_files;
 mod pages;
 mod permission;
 mod refused;

@@ -37,6 +37,7 @@ use crate::{metrics, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
 use coming::Coming;
 use forebay::host::notify::sd_notify;
+use forebay::host::protect::allow_open_files;
 use forebay::io::{ReactorKind, Stats};
 use forebay::shard::uuid_text;
 use forebay_core::format::superblock::Volume;
@@ -167,6 +168,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         // This one executes the next program while guests wait.
         attach::protect_thread();
     }
+    allow_open_files();
     let attaches = attach::choose(args.attach)?;
     attaches.into_iter().for_each(attach::leave_mounts);
     let next = thread::scope(|scope| {

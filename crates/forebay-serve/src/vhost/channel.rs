@@ -4,7 +4,7 @@
 use super::wire::{self, BODY_BYTES_MAX, FD_COUNT_MAX, HEADER_BYTES, Header, WireError};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recv, recvmsg, sendmsg,
 };
 use std::io::{IoSlice, IoSliceMut};
@@ -32,12 +32,15 @@ pub(super) struct Channel {
     received: usize,
     header: Option<Header>,
     fds: Vec<OwnedFd>,
+    /// Some that came did not arrive: there was no room for them, or they may not be opened here.
+    is_cut: bool,
 }
 
 impl Channel {
     pub(super) fn new(socket: OwnedFd) -> Channel {
         let bytes = [0; HEADER_BYTES + BODY_BYTES_MAX];
-        Channel { socket, bytes, received: 0, header: None, fds: Vec::with_capacity(FD_COUNT_MAX) }
+        let fds = Vec::with_capacity(FD_COUNT_MAX);
+        Channel { socket, bytes, received: 0, header: None, fds, is_cut: false }
     }
 
     /// One that another program had: what it had received, and the descriptors that came with that.
@@ -117,9 +120,8 @@ impl Channel {
                 Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
                 Err(_) => return Received::Ended,
             }
-            if self.fds.len() > FD_COUNT_MAX {
-                let request = self.header.map_or(0, |header| header.request);
-                return Received::Bad(WireError::Descriptors { request, count: self.fds.len() });
+            if self.is_cut || self.fds.len() > FD_COUNT_MAX {
+                return Received::Bad(WireError::Cut);
             }
         }
     }
@@ -136,6 +138,7 @@ impl Channel {
         let mut part = [IoSliceMut::new(&mut self.bytes[self.received..end])];
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let got = recvmsg(&self.socket, &mut part, &mut control, flags)?;
+        self.is_cut |= got.flags.contains(ReturnFlags::CTRUNC);
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
                 self.fds.extend(fds);
@@ -170,4 +173,30 @@ pub(super) fn send(
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
     if sent == bytes.len() { Ok(()) } else { Err(Errno::AGAIN) }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use std::io::Read;
+    use std::mem::MaybeUninit;
+    use std::os::unix::net::UnixStream;
+
+    /// They were taken for a message with too few, and its sender for one who does not know the protocol.
+    #[test]
+    fn descriptors_that_did_not_arrive_are_told_as_that() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut channel = Channel::new(ours.into());
+        let fds = vec![theirs.as_fd(); FD_COUNT_MAX + 1];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FD_COUNT_MAX + 1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let part = [IoSlice::new(&[0; HEADER_BYTES])];
+        sendmsg(&theirs, &part, &mut control, SendFlags::empty()).unwrap();
+        assert!(matches!(channel.receive(), Received::Bad(WireError::Cut)));
+        drop(channel);
+        assert_eq!((&theirs).read(&mut [0]).unwrap(), 0, "none is left open");
+    }
 }

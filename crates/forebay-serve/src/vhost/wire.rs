@@ -90,6 +90,12 @@ pub enum WireError {
         /// How many came.
         count: usize,
     },
+    /// Some did not arrive.
+    #[error(
+        "descriptors of a message were lost: there are more than {FD_COUNT_MAX}, or the daemon may have no more open files \
+         (`ulimit -n`, LimitNOFILE=)"
+    )]
+    Cut,
     /// A value that no message of its kind may hold.
     #[error("message {0} holds a value out of range")]
     Value(u32),

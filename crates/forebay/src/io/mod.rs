@@ -10,6 +10,7 @@
 //!
 //! What is read and written, and when: the engine. Who answers a guest: the runtime.
 
+mod accepted;
 mod bell;
 mod buffer;
 mod device;

@@ -255,12 +255,18 @@ impl Reactor {
     /// The connection that the result of an accept names; `None` for any other number. What is
     /// not fetched is closed with the reactor.
     pub fn accepted(&mut self, result: i32) -> Option<OwnedFd> {
-        let accepted = match &mut self.back_end {
-            BackEnd::Uring(uring) => &mut uring.accepted,
-            BackEnd::Threads(threads) => &mut threads.accepted,
-        };
-        let place = accepted.iter().position(|connection| connection.as_raw_fd() == result)?;
-        Some(accepted.swap_remove(place))
+        match &mut self.back_end {
+            BackEnd::Uring(uring) => uring.accepted.fetch(result),
+            BackEnd::Threads(threads) => threads.accepted.fetch(result),
+        }
+    }
+
+    /// Connections that were sent away so far because the process may not have one more open file.
+    pub fn sent_away(&self) -> u64 {
+        match &self.back_end {
+            BackEnd::Uring(uring) => uring.accepted.sent_away(),
+            BackEnd::Threads(threads) => threads.accepted.sent_away(),
+        }
     }
 
     /// How many operations are not answered yet.

@@ -8,11 +8,12 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::accepted::Accepted;
 use super::bell::Bell;
 use super::reactor::ReactorOp;
 use super::slab::ROOM;
@@ -95,7 +96,7 @@ pub(crate) struct ThreadsReactor {
     /// Handed to the pool and not answered.
     at_work: usize,
     /// New connections that nobody has taken yet.
-    pub(crate) accepted: Vec<OwnedFd>,
+    pub(crate) accepted: Accepted,
 }
 
 impl ThreadsReactor {
@@ -115,7 +116,7 @@ impl ThreadsReactor {
             parked: Vec::with_capacity(ROOM),
             fds: Vec::with_capacity(ROOM + 1),
             at_work: 0,
-            accepted: Vec::new(),
+            accepted: Accepted::new(),
         })
     }
 
@@ -354,20 +355,17 @@ fn perform(op: ReactorOp) -> i32 {
 }
 
 /// A socket operation, not blocking: `-EAGAIN` if its peer is not ready.
-fn attempt(op: ReactorOp, accepted: &mut Vec<OwnedFd>) -> i32 {
+fn attempt(op: ReactorOp, accepted: &mut Accepted) -> i32 {
     let result = match op {
         ReactorOp::Recv { fd, span } => sys::recv(fd, span),
         ReactorOp::Send { fd, span } => sys::send(fd, span),
         ReactorOp::Accept { fd } => match sys::set_nonblocking(fd) {
-            0 => sys::accept(fd),
+            0 => accepted.take(fd, sys::accept(fd)),
             error => error,
         },
         ReactorOp::PollIn { .. } => -libc::EAGAIN,
         _ => unreachable!("only socket operations are parked"),
     };
-    if matches!(op, ReactorOp::Accept { .. }) && result >= 0 {
-        accepted.push(sys::accepted(result));
-    }
     if result == -libc::EINTR { -libc::EAGAIN } else { result }
 }
 

@@ -14,16 +14,17 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, squeue, types};
 
+use super::accepted::Accepted;
 use super::buffer::Span;
 use super::reactor::ReactorOp;
 use super::registered::{DRIVERS_BUFFERS, DRIVERS_BUFFERS_AT};
 use super::slab::{ROOM, Slab};
-use super::sys::{self, TRANSFER_BYTES_MAX};
+use super::sys::TRANSFER_BYTES_MAX;
 
 /// User data of what nobody waits for: cancel requests.
 const NOBODY: u64 = u64::MAX;
@@ -66,7 +67,7 @@ pub(crate) struct UringReactor {
     /// Places of the table of registered memory; 0: there is none.
     places: u32,
     /// New connections that nobody has taken yet.
-    pub(crate) accepted: Vec<OwnedFd>,
+    pub(crate) accepted: Accepted,
 }
 
 impl std::fmt::Debug for UringReactor {
@@ -112,7 +113,7 @@ impl UringReactor {
             ready: Vec::new(),
             registered: Vec::new(),
             places: 0,
-            accepted: Vec::new(),
+            accepted: Accepted::new(),
         })
     }
 
@@ -302,10 +303,15 @@ impl UringReactor {
             if key == NOBODY {
                 continue;
             }
-            let result = completion.result();
+            let mut result = completion.result();
             let index = key as u32;
             let row = self.rows.get_mut(index).expect("the kernel answers once");
             assert_eq!(u64::from(row.generation), key >> 32); // R1
+            if let ReactorOp::Accept { fd } = row.op
+                && !row.polling
+            {
+                result = self.accepted.take(fd, result);
+            }
             let again = if row.polling { result >= 0 } else { result == -libc::EAGAIN };
             if again && is_socket(row.op) {
                 // A non-blocking socket: the kernel does not wait for it by itself everywhere.
@@ -315,9 +321,6 @@ impl UringReactor {
                 continue;
             }
             let row = self.rows.remove(index).expect("found just above");
-            if matches!(row.op, ReactorOp::Accept { .. }) && result >= 0 {
-                self.accepted.push(sys::accepted(result));
-            }
             done.push((row.user_data, result));
         }
     }

@@ -16,6 +16,8 @@ const SIZES_EVERY: Duration = Duration::from_secs(10);
 /// What may happen again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Cause {
+    /// Somebody was sent away: too many files are open.
+    OpenFiles,
     /// The cache device failed an operation.
     Cache,
     /// A backing device did.
@@ -32,6 +34,8 @@ pub(super) struct Watch {
     next: Instant,
     /// When devices are asked how large they are.
     sizes: Instant,
+    /// Who was sent away until now.
+    sent_away: u64,
     cache: Device,
     is_failed: bool,
     volumes: Vec<Seen>,
@@ -60,6 +64,7 @@ impl Watch {
             limiter: Limiter::new(),
             next: Instant::now(),
             sizes: Instant::now() + SIZES_EVERY,
+            sent_away: 0,
             cache: Device::default(),
             is_failed: false,
             volumes: Vec::new(),
@@ -107,6 +112,12 @@ impl Daemon {
         }
         self.watch.next = now + EVERY;
         self.watch_cache(now);
+        let sent_away = self.server.shard.reactor.sent_away();
+        let news = sent_away - std::mem::replace(&mut self.watch.sent_away, sent_away);
+        if news > 0 {
+            let text = "connections are closed at once: the daemon may have no more open files (`ulimit -n`, LimitNOFILE=)";
+            self.watch.warn(Cause::OpenFiles, text.into(), news, now);
+        }
         let passages = [self.passage.clone(), self.machines_passage(), self.devices_passage()];
         let passages = passages.into_iter().flatten();
         passages.flat_map(|passage| passage.told()).for_each(|text| warn!("{text}"));

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Connections that were accepted and not fetched yet, and those for which the process has no descriptor.
+//!
+//! # Invariants
+//!
+//! - **T1** A connection that nobody can have is taken and closed: its client sees the end. Left where it is it would be tried again at
+//!   once, and for ever, by a loop that has others to serve.
+
+use super::sys;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// Connections.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    waiting: Vec<OwnedFd>,
+    /// Given up for a moment, so that one more can be taken.
+    spare: Option<OwnedFd>,
+    sent_away: u64,
+}
+
+impl Accepted {
+    pub(crate) fn new() -> Accepted {
+        Accepted { waiting: Vec::new(), spare: sys::eventfd().ok(), sent_away: 0 }
+    }
+
+    /// What an accept gave; what its operation has come to. `-EAGAIN`: it goes on waiting.
+    pub(crate) fn take(&mut self, listener: RawFd, result: i32) -> i32 {
+        match result {
+            0.. => self.waiting.push(sys::accepted(result)),
+            _ if result == -libc::EMFILE || result == -libc::ENFILE => {
+                self.send_away(listener);
+                return -libc::EAGAIN;
+            }
+            _ => {}
+        }
+        result
+    }
+
+    /// The one that came first (T1).
+    fn send_away(&mut self, listener: RawFd) {
+        self.spare = None;
+        let result = sys::accept(listener);
+        if result >= 0 {
+            drop(sys::accepted(result));
+            self.sent_away += 1;
+        }
+        self.spare = sys::eventfd().ok();
+    }
+
+    /// The connection of that number.
+    pub(crate) fn fetch(&mut self, number: i32) -> Option<OwnedFd> {
+        let place = self.waiting.iter().position(|it| it.as_raw_fd() == number)?;
+        Some(self.waiting.swap_remove(place))
+    }
+
+    /// How many were sent away so far.
+    pub(crate) fn sent_away(&self) -> u64 {
+        self.sent_away
+    }
+}
