@@ -125,6 +125,12 @@ impl Machine {
         status.map_or(0, |status| status.dirty_blocks * BLOCK_BYTES)
     }
 
+    /// Since when something is not on the backing device; none if everything is.
+    pub fn dirty_since(&self) -> Option<Nanos> {
+        let status = self.cached.as_ref().and_then(|it| it.engine.status(VOLUME));
+        Some(status?.dirty_since?.0)
+    }
+
     /// Gives a request of at most [`REQUEST_BYTES`]; its name comes out of [`Machine::step`]. Offsets go on from volume to
     /// volume.
     pub fn submit(&mut self, op: Op, offset: u64, length: u64) -> u32 {

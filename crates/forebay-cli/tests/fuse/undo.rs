@@ -9,10 +9,10 @@ use forebay_testing::skip;
 use std::path::{Path, PathBuf};
 
 /// A loop device over a file, taken away when dropped.
-struct Loop(String);
+pub(super) struct Loop(pub(super) String);
 
 impl Loop {
-    fn over(file: &Path) -> Loop {
+    pub(super) fn over(file: &Path) -> Loop {
         Loop(run(&["losetup", "-f", "--show", file.to_str().unwrap()]).trim().to_owned())
     }
 }

@@ -110,7 +110,10 @@ pub struct Writeback {
     /// Runs of all batches before it.
     runs_before: u64,
     pub(crate) pace: Option<Pace>,
+    /// Since when something is dirty that no batch has had yet.
     pub(crate) dirty_since: Option<Tick>,
+    /// Since when there was always something dirty.
+    pub(crate) dirty_from: Option<Tick>,
     /// The last thing the backing device was told failed.
     pub(crate) failing: bool,
     /// No batch holds more than what could be noted if all of it were lost, but for one record.
@@ -147,6 +150,7 @@ impl Writeback {
             runs_before: 0,
             pace: None,
             dirty_since: None,
+            dirty_from: None,
             failing: false,
             careful: false,
             passing: false,
@@ -233,10 +237,12 @@ impl Engine {
         let (now, wall) = (self.now, self.wall);
         let state = self.volume(volume);
         state.log.times.note(state.log.placed, now, wall);
-        if !state.log.is_dirty() {
-            state.writeback.dirty_since = None;
-        } else if state.writeback.dirty_since.is_none() {
-            state.writeback.dirty_since = Some(now);
+        let writeback = &mut state.writeback;
+        if state.log.is_dirty() {
+            writeback.dirty_since.get_or_insert(now);
+            writeback.dirty_from.get_or_insert(now);
+        } else {
+            (writeback.dirty_since, writeback.dirty_from) = (None, None);
         }
         match state.writeback.stage {
             Stage::Idle => self.writeback_begin(volume, payload),

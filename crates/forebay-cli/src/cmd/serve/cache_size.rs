@@ -86,6 +86,28 @@ impl Daemon {
         Ok(Reply::Done)
     }
 
+    /// Looks whether the cache's device has become larger while it was served. As of backing devices: a file's maker knows.
+    pub(super) fn look_for_larger_cache(&mut self) {
+        let path = self.cache_text();
+        let shard = &mut self.server.shard;
+        let info = shard.cache().info();
+        let (is_block, before) = (info.kind == DeviceKind::Block, info.size_bytes);
+        if !is_block || shard.resizing().is_some() {
+            return;
+        }
+        // One that cannot be asked fails at what is asked of it, and that is told.
+        if let Ok(found) = shard.measure_cache()
+            && found > before
+        {
+            let cache = size(shard.superblock().size_bytes);
+            self.problem(format!(
+                "{}: {}, and the cache has {cache}; `forebay resize --cache-size max` takes all of it",
+                larger(&path),
+                size(found)
+            ));
+        }
+    }
+
     /// Whether everything that lies in what goes can leave it.
     fn check_smaller(&self, next: &Superblock) -> Result<()> {
         let path = self.cache_text();
@@ -155,6 +177,7 @@ impl Daemon {
         if let Err(error) = cut {
             self.problem(format!("{path}: cannot be cut to {}: {error}", size(after)));
         }
+        self.problems.retain(|problem| !problem.starts_with(&larger(&path)));
         info!(
             "{path}: has {} now, {} before; guests waited {} ms",
             size(after),
@@ -170,6 +193,10 @@ impl Daemon {
         info!("{}: is not made {}", self.cache_text(), size(wanted));
         Some(wanted)
     }
+}
+
+fn larger(path: &str) -> String {
+    format!("{path}: the cache device has become larger")
 }
 
 fn unfit(path: &str, after: u64, why: Unfit) -> anyhow::Error {

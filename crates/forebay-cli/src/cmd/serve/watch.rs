@@ -127,6 +127,7 @@ impl Daemon {
         if now >= self.watch.sizes {
             self.watch.sizes = now + SIZES_EVERY;
             (0..self.volumes.len()).for_each(|at| self.look_for_growth(at));
+            self.look_for_larger_cache();
         }
         for (_, line) in self.watch.limiter.due(now) {
             warn!("{line}");
