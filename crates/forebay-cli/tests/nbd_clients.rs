@@ -306,10 +306,14 @@ fn fio_verifies_what_trims_leave() {
 #[test]
 fn a_volume_with_blocks_of_4096_says_so() {
     requires!("nbdinfo");
-    let (scratch, daemon) = serve("nbd4k", 64 << 20, ",logical_block=4096");
+    // What nobody can ask for is no part of it.
+    let (scratch, daemon) = serve("nbd4k", (64 << 20) + 512, ",logical_block=4096");
+    assert!(daemon.said().contains("the last 512 bytes of "), "{}", daemon.said());
     let info: Value =
         serde_json::from_str(&tool("nbdinfo", &["--json", &scratch.uri("v")])).unwrap();
     assert_eq!(info["exports"][0]["block_size_minimum"], 4096, "{info}");
+    assert_eq!(info["exports"][0]["export-size"], 64 << 20, "{info}");
+    assert_eq!(scratch.status()["problems"].to_string(), "[]", "nor has it become larger");
     let mut client = scratch.connect("v");
     client.write(4096, &[1; 4096], false).unwrap();
     client.write(512, &[1; 512], false).unwrap_err();

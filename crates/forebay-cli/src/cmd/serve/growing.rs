@@ -62,7 +62,7 @@ impl Daemon {
         let served = self.volumes.iter().find(|served| served.index == index);
         let backing = served.context("it is served")?.backing.display().to_string();
         let measured = measured.with_context(|| format!("{backing}: cannot be measured"))?;
-        let after = measured / SECTOR_BYTES * SECTOR_BYTES;
+        let after = self.usable(index, measured, before);
         if after < before {
             bail!(self.shrunk(index, name, &backing, (before, after)));
         }
@@ -233,13 +233,20 @@ impl Daemon {
         }
     }
 
+    /// What a volume can have of so many bytes: whole blocks of its own, and no less than it has if that is there.
+    fn usable(&self, index: VolumeIndex, bytes: u64, before: u64) -> u64 {
+        let block = self.recorded(index).map_or(SECTOR_BYTES, |it| u64::from(it.logical_block));
+        let whole = bytes / block * block;
+        if bytes >= before { whole.max(before) } else { whole }
+    }
+
     /// Says so if the backing device of a volume has become larger.
     pub(super) fn tell_larger(&mut self, at: usize) {
         let served = &self.volumes[at];
         let shard = &self.server.shard;
         let bytes = shard.backing(served.index).map_or(0, |device| device.info().size_bytes);
-        let after = bytes / SECTOR_BYTES * SECTOR_BYTES;
-        let before = shard.engine().volume_bytes(served.index).unwrap_or(after);
+        let before = shard.engine().volume_bytes(served.index).unwrap_or(bytes);
+        let after = self.usable(served.index, bytes, before);
         if after > before {
             let (larger, name) = (larger(served), &served.name);
             self.problem(format!(

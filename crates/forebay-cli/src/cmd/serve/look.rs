@@ -86,7 +86,7 @@ impl Look {
                 recorded.size_bytes
             ),
             Some(recorded) => backing::fingerprint_as_recorded(&device, path, recorded)?,
-            None if size_bytes < 512 => {
+            None if size_bytes < u64::from(device.info().logical_block) => {
                 bail!("{}: is empty, so there is nothing to be a volume of", path.display())
             }
             None => backing::fingerprint(&device, path)?,

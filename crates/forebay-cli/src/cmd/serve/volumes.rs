@@ -305,9 +305,18 @@ impl Daemon {
         let Looked { path: backing, device, found } = looked;
         let backing = &backing;
         let info = device.info().clone();
+        let left = info.size_bytes % u64::from(info.logical_block);
+        if left > 0 {
+            warn!(
+                "{}: the last {left} bytes of {} are no whole block of {} and are not part of the volume",
+                spec.name,
+                backing.display(),
+                info.logical_block
+            );
+        }
         let volume = NewVolume {
             name: spec.name.clone(),
-            size_bytes: info.size_bytes / 512 * 512,
+            size_bytes: info.size_bytes - left,
             logical_block: info.logical_block,
             mode: self.mode_of(spec)?,
             reserve: self.reserve_of(spec).unwrap_or_default(),
