@@ -82,6 +82,8 @@ fn a_lost_cache(order: &str) {
     );
     assert!(between >= moments, "{between} moments");
     assert!(written > 0, "nothing was ever written back");
+    // With strict that is what most moments are (some 42 of 50): few may all be others by chance.
+    assert!(order != "strict" || moments < 50 || within > 0, "no batch was ever in flight");
 }
 
 #[test]
