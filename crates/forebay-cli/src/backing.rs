@@ -136,7 +136,13 @@ pub fn written_at(device: &dyn Device, path: &Path) -> Option<u64> {
 /// Compares a backing device with what was recorded of it.
 pub fn compare_recorded(recorded: &Volume, found: &Fingerprint) -> Match {
     match Fingerprint::decode(&recorded.fingerprint) {
-        Ok(known) => compare(&known, found),
+        Ok(mut known) => {
+            // A program from before may have noted those of the disk: nobody but us says what they are.
+            if found.logical_block == recorded.logical_block {
+                known.logical_block = recorded.logical_block;
+            }
+            compare(&known, found)
+        }
         // Recorded by a newer version, or never: nothing to compare with.
         Err(_) => Match::Same,
     }

@@ -28,6 +28,13 @@ fn who_comes_when_no_file_may_be_opened_is_sent_away() {
         for socket in [scratch.nbd(), scratch.control()] {
             // An accept that waits in a ring has the limit of when it was asked for.
             let _first = UnixStream::connect(&socket).unwrap();
+            // Nobody else comes, and nobody is waited for.
+            let guest = std::thread::spawn(move || {
+                inside.write(0, &[7; 4096], true).unwrap();
+                inside
+            });
+            wait_for("the others are served", || guest.is_finished());
+            inside = guest.join().unwrap();
             for _ in 0..3 {
                 let mut client = UnixStream::connect(&socket).unwrap();
                 client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();

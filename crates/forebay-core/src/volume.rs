@@ -264,9 +264,12 @@ impl Volume {
         self.drained || self.mode != Mode::WriteBack
     }
 
-    /// Whether somebody waits until all of it, or what is dirty in a part of the cache, is on the backing device.
-    pub(crate) fn is_to_be_clean(&self) -> bool {
-        self.is_through() || self.settles_to_grow() || self.log.going > 0
+    /// Whether somebody waits until something of it is on the backing device.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        !self.through_waiters.is_empty()
+            || self.drained && self.log.is_dirty()
+            || self.settles_to_grow()
+            || self.log.going > 0
     }
 
     /// Blocks, a last one that is not whole included.

@@ -303,8 +303,6 @@ mod tests {
         assert!(matches!(read_superblock(&device), Err(CacheError::NoSuperblock { .. })));
     }
 
-    /// The size of the cache is on the device twice in the first copy alone, and what cannot be read is read again
-    /// block by block. Before, every sector of the first copy hid the second one.
     /// It was opened in the place of the new one when the first copy was gone.
     #[test]
     fn a_smaller_cache_leaves_no_copy_of_the_larger_one_before_it() {
@@ -317,6 +315,8 @@ mod tests {
         assert!(matches!(error, CacheError::NoSuperblock { .. }), "{error}");
     }
 
+    /// The size of the cache is on the device twice in the first copy alone, and what cannot be read is read again
+    /// block by block. Before, every sector of the first copy hid the second one.
     #[test]
     fn no_sector_of_the_first_copy_that_cannot_be_read_hides_the_cache() {
         let device = MemoryDevice::new(96 << 20, 512).unwrap();

@@ -643,7 +643,7 @@ impl Engine {
         // Who only waits to pass the log waits for nothing of write-back's; who waits for a batch does, though his write is placed.
         let yields = state.order == Order::Relaxed
             && (state.writes.is_empty() || state.around.awaits)
-            && !state.is_to_be_clean();
+            && !state.is_waited_for();
         let slices = self.slices(volume);
         slices.give_way(volume, yields);
         let released = slices.take_released(volume); // S8

@@ -290,8 +290,10 @@ impl Engine {
 
     fn writeback_wanted(&self, volume: &Volume) -> bool {
         let extents = volume.pending_extents.len() as u64;
-        volume.is_to_be_clean()
+        volume.is_through()
             || volume.starved
+            || volume.settles_to_grow()
+            || volume.log.going > 0
             || volume.unsafe_through > volume.log.watermark
             || extents * 2 > u64::from(self.config.extent_count_max)
             || volume.log.dirty_blocks >= self.dirty_limit()

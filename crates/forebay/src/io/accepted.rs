@@ -5,6 +5,7 @@
 //!
 //! - **T1** A connection that nobody can have is taken and closed: its client sees the end. Left where it is it would be tried again at
 //!   once, and for ever, by a loop that has others to serve.
+//! - **T2** Nobody is waited for: the kernel asks for a descriptor before it looks whether somebody has come.
 
 use super::sys;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -28,16 +29,18 @@ impl Accepted {
         match result {
             0.. => self.waiting.push(sys::accepted(result)),
             _ if result == -libc::EMFILE || result == -libc::ENFILE => {
-                self.send_away(listener);
-                return -libc::EAGAIN;
+                return self.send_away(listener).unwrap_or(result);
             }
             _ => {}
         }
         result
     }
 
-    /// The one that came first (T1).
-    fn send_away(&mut self, listener: RawFd) {
+    /// The one that came first, if one has (T1, T2). None: not even that can be done.
+    fn send_away(&mut self, listener: RawFd) -> Option<i32> {
+        if sys::set_nonblocking(listener) != 0 {
+            return None;
+        }
         self.spare = None;
         let result = sys::accept(listener);
         if result >= 0 {
@@ -45,6 +48,12 @@ impl Accepted {
             self.sent_away += 1;
         }
         self.spare = sys::eventfd().ok();
+        match -result {
+            // Who asks again does so in another turn of the loop: others are served in between.
+            ..=0 => Some(-libc::ECONNABORTED),
+            libc::EAGAIN | libc::EINTR | libc::ECONNABORTED => Some(-libc::EAGAIN),
+            _ => None,
+        }
     }
 
     /// The connection of that number.

@@ -44,6 +44,8 @@ struct Row {
     waiting: bool,
     /// The kernel polls for readiness, the operation itself comes after.
     polling: bool,
+    /// It is not to go on: the kernel may be done with it before it hears that.
+    cancelled: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -156,7 +158,8 @@ impl UringReactor {
     pub(crate) fn submit(&mut self, op: ReactorOp, user_data: u64) {
         self.generation = self.generation.wrapping_add(1) & 0x7fff_ffff; // never NOBODY
         let generation = self.generation;
-        let row = Row { op, user_data, generation, waiting: true, polling: false };
+        let row =
+            Row { op, user_data, generation, waiting: true, polling: false, cancelled: false };
         let index = self.rows.insert(row);
         let key = (u64::from(generation) << 32) | u64::from(index);
         self.queue.push_back(Queued::Row(key));
@@ -191,6 +194,9 @@ impl UringReactor {
                 self.rows.remove(index);
                 self.ready.push((user_data, -libc::ECANCELED));
             } else {
+                if let Some(row) = self.rows.get_mut(index) {
+                    row.cancelled = true;
+                }
                 self.queue.push_back(Queued::Cancel(key));
             }
         }
@@ -313,7 +319,9 @@ impl UringReactor {
                 result = self.accepted.take(fd, result);
             }
             let again = if row.polling { result >= 0 } else { result == -libc::EAGAIN };
-            if again && is_socket(row.op) {
+            if again && row.cancelled {
+                result = -libc::ECANCELED;
+            } else if again && is_socket(row.op) {
                 // A non-blocking socket: the kernel does not wait for it by itself everywhere.
                 row.polling = !row.polling;
                 row.waiting = true;

@@ -86,26 +86,28 @@ impl Daemon {
         Ok(Reply::Done)
     }
 
-    /// Looks whether the cache's device has become larger while it was served. As of backing devices: a file's maker knows.
-    pub(super) fn look_for_larger_cache(&mut self) {
+    /// Looks whether the cache's device has become larger while it was served; gives how large it is, if that can be said. As of backing
+    /// devices: a file's maker knows.
+    pub(super) fn look_for_larger_cache(&mut self, seen: Option<u64>) -> Option<u64> {
         let path = self.cache_text();
         let shard = &mut self.server.shard;
         let info = shard.cache().info();
-        let (is_block, before) = (info.kind == DeviceKind::Block, info.size_bytes);
+        let (is_block, before) = (info.kind == DeviceKind::Block, seen.unwrap_or(info.size_bytes));
         if !is_block || shard.resizing().is_some() {
-            return;
+            return seen;
         }
         // One that cannot be asked fails at what is asked of it, and that is told.
-        if let Ok(found) = shard.measure_cache()
-            && found > before
-        {
+        let Ok(found) = shard.measure_cache() else { return seen };
+        if found > before {
             let cache = size(shard.superblock().size_bytes);
+            let larger = larger(&path);
+            self.problems.retain(|problem| !problem.starts_with(&larger));
             self.problem(format!(
-                "{}: {}, and the cache has {cache}; `forebay resize --cache-size max` takes all of it",
-                larger(&path),
+                "{larger}: {}, and the cache has {cache}; `forebay resize --cache-size max` takes all of it",
                 size(found)
             ));
         }
+        Some(found.max(before))
     }
 
     /// Whether everything that lies in what goes can leave it.

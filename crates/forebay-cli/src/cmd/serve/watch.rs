@@ -34,6 +34,8 @@ pub(super) struct Watch {
     next: Instant,
     /// When devices are asked how large they are.
     sizes: Instant,
+    /// How large the cache's device was.
+    cache_bytes: Option<u64>,
     /// Who was sent away until now.
     sent_away: u64,
     cache: Device,
@@ -64,6 +66,7 @@ impl Watch {
             limiter: Limiter::new(),
             next: Instant::now(),
             sizes: Instant::now() + SIZES_EVERY,
+            cache_bytes: None,
             sent_away: 0,
             cache: Device::default(),
             is_failed: false,
@@ -127,7 +130,7 @@ impl Daemon {
         if now >= self.watch.sizes {
             self.watch.sizes = now + SIZES_EVERY;
             (0..self.volumes.len()).for_each(|at| self.look_for_growth(at));
-            self.look_for_larger_cache();
+            self.watch.cache_bytes = self.look_for_larger_cache(self.watch.cache_bytes);
         }
         for (_, line) in self.watch.limiter.due(now) {
             warn!("{line}");
