@@ -187,7 +187,7 @@ fn every_part_is_shown_with_the_names_of_the_manual() {
     assert_eq!(one[0]["rows"][0]["lba"], 9);
     assert_eq!(one[0]["rows"][0]["kind_name"], "data");
     place.run(&["inspect", &cache, "entries", "--volume", "w"]).refused(1, "no such volume");
-    place.run(&["inspect", &cache, "volumes", "--lba", "1"]).refused(1, "--lba");
+    place.run(&["inspect", &cache, "volumes", "--lba", "1"]).refused(2, "--lba");
     // Nothing that lets one forge a block is in a report.
     let superblock = place.json(&["inspect", &cache, "superblock", "--json"]);
     assert_eq!(superblock[0]["key"], "not shown");
