@@ -7,7 +7,7 @@ use crate::upgrade;
 use anyhow::{Context, Result, anyhow, bail};
 use forebay::host::guard::{self, GuardError};
 use forebay::host::holder::{LOCK_WAIT, Refused, when_free};
-use forebay::host::identity::{Fingerprint, Geometry, Match, Serial, compare};
+use forebay::host::identity::{self, Fingerprint, Geometry, Match, Serial, compare};
 use forebay::host::machine::{Host, Target};
 use forebay::io::{
     Device, FileDevice, FileError, FileOptions, SimulatedDevice, Stats, StatsDevice,
@@ -119,14 +119,7 @@ fn fingerprint_up_to(device: &dyn Device, path: &Path, size_bytes: u64) -> Resul
 pub fn written_at(device: &dyn Device, path: &Path) -> Option<u64> {
     let seconds = match Target::of(path) {
         Ok(Target::Block { .. }) => {
-            let mut first = vec![0; 4096];
-            device.read_at(0, &mut first).ok()?;
-            let field =
-                |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| first[at + byte]));
-            let is_ext = first[1024 + 0x38..][..2] == [0x53, 0xef];
-            let high = u64::from(first[1024 + 0x274]);
-            (is_ext && field(1024 + 0x30) != 0)
-                .then(|| u64::from(field(1024 + 0x30)) | high << 32)?
+            identity::written_at(&mut |offset, bytes| device.read_at(offset, bytes))?
         }
         _ => u64::try_from(std::fs::metadata(path).ok()?.mtime()).ok()?,
     };

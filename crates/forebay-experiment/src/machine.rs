@@ -8,6 +8,7 @@
 //!   on the way. Zeroing costs what writing costs, a discard nothing.
 
 use forebay_core::blank::{self, Nothing, VOLUME};
+use forebay_core::control::VolumeStatus;
 use forebay_core::effect::{Effect, Token};
 use forebay_core::engine::{Config, Engine};
 use forebay_core::format::superblock::SUPERBLOCK_SIZE;
@@ -109,26 +110,26 @@ impl Machine {
 
     /// What the engine counted; nothing for a bare disk.
     pub fn stats(&self) -> Stats {
-        let status = self.cached.as_ref().and_then(|it| it.engine.status(VOLUME));
-        status.map_or_else(Stats::default, |status| status.stats)
+        self.status().map_or_else(Stats::default, |status| status.stats)
     }
 
     /// How the backing device is shared; None for a bare disk.
     pub fn sharing(&self) -> Option<Sharing> {
-        let status = self.cached.as_ref().and_then(|it| it.engine.status(VOLUME));
-        status.map(|status| status.sharing)
+        self.status().map(|status| status.sharing)
     }
 
     /// Bytes that are not on the backing device yet.
     pub fn dirty_bytes(&self) -> u64 {
-        let status = self.cached.as_ref().and_then(|it| it.engine.status(VOLUME));
-        status.map_or(0, |status| status.dirty_blocks * BLOCK_BYTES)
+        self.status().map_or(0, |status| status.dirty_blocks * BLOCK_BYTES)
     }
 
     /// Since when something is not on the backing device; none if everything is.
     pub fn dirty_since(&self) -> Option<Nanos> {
-        let status = self.cached.as_ref().and_then(|it| it.engine.status(VOLUME));
-        Some(status?.dirty_since?.0)
+        Some(self.status()?.dirty_since?.0)
+    }
+
+    fn status(&self) -> Option<VolumeStatus> {
+        self.cached.as_ref()?.engine.status(VOLUME)
     }
 
     /// Gives a request of at most [`REQUEST_BYTES`]; its name comes out of [`Machine::step`]. Offsets go on from volume to

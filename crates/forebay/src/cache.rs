@@ -208,20 +208,12 @@ pub fn format(
 
 /// The last copy of a larger cache that was there before must not be taken for ours (R3 of `format/pair.rs`).
 fn wipe_end(device: &dyn Device, new: &Superblock) -> Result<(), CacheError> {
-    let [_, own] = Superblock::addresses(new.size_bytes);
-    let [_, end] = Superblock::addresses(device.info().size_bytes);
-    let mut bytes = vec![0; SUPERBLOCK_SIZE];
-    if end < own + SUPERBLOCK_SIZE as u64 || device.read_at(end, &mut bytes).is_err() {
-        return Ok(());
-    }
-    if bytes.starts_with(&MAGIC.to_le_bytes()) {
-        bytes.fill(0);
-        device
-            .write_at(end, &bytes)
-            .and_then(|()| device.sync())
-            .map_err(failed(device, "written"))?;
-    }
-    Ok(())
+    let Some(end) = pair::end_behind(new, device.info().size_bytes) else { return Ok(()) };
+    let mut first = [0; BLOCK_SIZE];
+    let is_copy =
+        device.read_at(end, &mut first).is_ok() && first.starts_with(&MAGIC.to_le_bytes());
+    let steps = is_copy.then_some([Step::Wipe(end), Step::Flush]);
+    take_steps(device, new, steps.into_iter().flatten())
 }
 
 /// The least size, to the MiB, for a cache with segments of that size.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay forget`: takes a volume out of a cache.
 
+use super::serve::DURABLE;
 use crate::args::ForgetArgs;
 use crate::state_dir::StateDir;
 use crate::units::{count, size};
@@ -12,9 +13,6 @@ use forebay_core::format::superblock::Superblock;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use std::io::{BufRead, IsTerminal};
 use std::process::ExitCode;
-use std::time::Duration;
-
-const CLOSE_LIMIT: Duration = Duration::from_secs(60);
 
 pub fn run(args: &ForgetArgs) -> Result<ExitCode> {
     let state_dir = StateDir::open(args.state_dir.as_deref())?;
@@ -23,7 +21,7 @@ pub fn run(args: &ForgetArgs) -> Result<ExitCode> {
     let before = shard.superblock().clone();
     let forgotten = forget(&mut shard, args);
     // Also if nothing came of it: the next start finds it as this one did.
-    let closed = shard.close(CLOSE_LIMIT);
+    let closed = shard.close(DURABLE);
     let index = forgotten?;
     closed?;
     out!("{}: forgotten", args.name);
@@ -89,7 +87,7 @@ pub fn dirty_volumes(device: FileDevice) -> Result<Vec<String>> {
     let shard = Shard::open(Box::new(device), &ShardOptions::default())?;
     let indexes = (0..shard.superblock().volumes.len() as u8).map(VolumeIndex);
     let dirty = indexes.filter_map(|index| dirty_text(&shard, index)).collect();
-    shard.close(CLOSE_LIMIT)?;
+    shard.close(DURABLE)?;
     Ok(dirty)
 }
 

@@ -20,6 +20,7 @@ mod stale;
 mod volumes;
 mod watch;
 
+pub(in crate::cmd) use ending::DURABLE;
 pub use offline::drain_offline;
 
 use crate::args::{Attach, Listen, MetricsAddress, ServeArgs, VolumeSpec};

@@ -133,6 +133,14 @@ fn second_address(size_bytes: u64) -> u64 {
     Superblock::addresses(size_bytes)[1]
 }
 
+/// Where a copy would lie at the end of a device, if that is behind this cache.
+pub fn end_behind(superblock: &Superblock, device_bytes: u64) -> Option<u64> {
+    let at = second_address(device_bytes);
+    let own = second_address(superblock.size_bytes);
+    // Within it, what is there is the guests'.
+    (at >= own + SUPERBLOCK_SIZE as u64).then_some(at)
+}
+
 /// Where at the end of a device lies a copy of this cache that belongs to another size of it, if there is one
 /// (R3).
 pub fn leftover(
@@ -140,12 +148,7 @@ pub fn leftover(
     device_bytes: u64,
     reader: &mut impl ReadCopy,
 ) -> Option<u64> {
-    let at = second_address(device_bytes);
-    let own = second_address(superblock.size_bytes);
-    // Within it, what is there is the guests'.
-    if at < own + SUPERBLOCK_SIZE as u64 {
-        return None;
-    }
+    let at = end_behind(superblock, device_bytes)?;
     let found = read_second(at, reader, Mutants::default());
     found.is_ok_and(|found| found.uuid == superblock.uuid).then_some(at)
 }

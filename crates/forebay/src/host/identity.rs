@@ -274,6 +274,20 @@ impl Fingerprint {
     }
 }
 
+/// The superblock of ext2, ext3 or ext4 in the first bytes of a device.
+fn ext_superblock(head: &[u8]) -> Option<&[u8]> {
+    head.get(1024..2048).filter(|superblock| u16_le(superblock, 0x38) == 0xef53)
+}
+
+/// When a device was written last, in seconds since 1970, if it says so: ext2, ext3 and ext4 do (s_wtime).
+pub fn written_at(read: &mut ReadAt<'_>) -> Option<u64> {
+    let mut head = [0; 4096];
+    read(0, &mut head).ok()?;
+    let superblock = ext_superblock(&head)?;
+    let seconds = u64::from(u32_le(superblock, 0x30)) | u64::from(superblock[0x274]) << 32;
+    (seconds > 0).then_some(seconds)
+}
+
 /// What [`compare`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Match {
@@ -425,10 +439,7 @@ impl Fields<'_, '_> {
     }
 
     fn ext(&mut self, head: &[u8]) {
-        let Some(superblock) = head.get(1024..2048) else { return };
-        if u16_le(superblock, 0x38) != 0xef53 {
-            return;
-        }
+        let Some(superblock) = ext_superblock(head) else { return };
         let mut fields = Vec::with_capacity(64);
         fields.extend(field::<8>(superblock, 0x0c)); // free blocks, free inodes
         fields.extend(field::<8>(superblock, 0x2c)); // s_mtime, s_wtime

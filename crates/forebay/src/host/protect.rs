@@ -49,15 +49,11 @@ impl fmt::Display for Measure {
 }
 
 /// Takes as many open files as the process may have: each guest is some (a virtual machine two for each of its queues), and the usual
-/// limit of 1,024 is for programs that use `select`. Says how many that are.
-pub fn allow_open_files() -> u64 {
-    let limit = rustix::process::getrlimit(Resource::Nofile);
-    let most = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    let current = match rustix::process::setrlimit(Resource::Nofile, most) {
-        Ok(()) => limit.maximum,
-        Err(_) => limit.current,
-    };
-    current.unwrap_or(u64::MAX)
+/// limit of 1,024 is for programs that use `select`. Who comes when there is none left is sent away (`io/accepted.rs`).
+pub fn allow_open_files() {
+    let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
+    // What it may have it may ask for.
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 /// A measure that could not be taken, and what follows.

@@ -22,8 +22,8 @@ use tracing::{info, warn};
 const FRONT_ENDS: Duration = Duration::from_secs(5);
 /// How long the last requests and flushes may take before a hand-over is given up.
 const REST: Duration = Duration::from_secs(10);
-/// How long everything may take to become durable at least, however short devices are waited for (`--stop-timeout`).
-const DURABLE: Duration = Duration::from_secs(60);
+/// How long everything may take to become durable, at least: however short devices are waited for (`--stop-timeout`).
+pub(in crate::cmd) const DURABLE: Duration = Duration::from_secs(60);
 
 impl Daemon {
     /// Whether this daemon can go on as that program.

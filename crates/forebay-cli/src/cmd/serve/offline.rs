@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Draining a cache that nobody serves.
 
-use super::Daemon;
+use super::{DURABLE, Daemon};
 use crate::args::{Args, Command, ServeArgs};
 use crate::cmd::drain::Progress;
 use crate::late::Patience;
@@ -10,9 +10,6 @@ use clap::Parser;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
-
-/// How long what is under way in the end may take.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// `forebay drain --cache`: opens the cache, drains, and closes it; nobody is served.
 pub fn drain_offline(
@@ -31,7 +28,7 @@ pub fn drain_offline(
     let mut daemon = Daemon::open(Some(cache.to_owned()), &args, None)?;
     let drained = daemon.drain_to_the_end(&args, name);
     // However that went, the next start finds the cache closed.
-    let closed = daemon.close(LIMIT);
+    let closed = daemon.close(DURABLE);
     drained?;
     closed?;
     Ok(ExitCode::SUCCESS)

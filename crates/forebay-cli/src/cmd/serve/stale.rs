@@ -73,15 +73,19 @@ impl Daemon {
 
     /// Whether a backing device was written without this cache.
     pub(super) fn mark_of(&self, recorded: &Volume) -> Result<Option<Mark>> {
-        let Some(dir) = &self.state_dir else { return Ok(None) };
-        let record = dir.read(&self.cache_uuid(), &uuid_text(&recorded.uuid))?;
-        Ok(record.and_then(|record| record.mark_for(recorded.attach_generation)))
+        let known = self.known_of(&uuid_text(&recorded.uuid))?;
+        Ok(known.and_then(|known| known.mark_for(recorded.attach_generation)))
     }
 
     /// When a volume was left at its last stop, if that was a clean one on this machine.
     pub(super) fn left_at(&self, recorded: &Volume) -> Option<u64> {
-        let dir = self.state_dir.as_ref()?;
-        dir.read(&self.cache_uuid(), &uuid_text(&recorded.uuid)).ok()??.left_at
+        self.known_of(&uuid_text(&recorded.uuid)).ok()??.left_at
+    }
+
+    /// What is written down of a volume.
+    fn known_of(&self, volume: &str) -> Result<Option<Record>> {
+        let Some(dir) = &self.state_dir else { return Ok(None) };
+        dir.read(&self.cache_uuid(), volume)
     }
 
     /// Writes down that a volume's backing device belongs to this cache. A mark that still counts stays.
@@ -270,10 +274,7 @@ impl Daemon {
     /// then may be served without the cache.
     pub(super) fn last_notes(&self) -> LastNotes {
         let served = self.volumes.iter().filter(|_| self.cache_path.is_some());
-        let read = |served: &Served| {
-            let record = self.state_dir.as_ref()?.read(&self.cache_uuid(), &served.uuid).ok()??;
-            Some((served.index, record))
-        };
+        let read = |served: &Served| Some((served.index, self.known_of(&served.uuid).ok()??));
         LastNotes { dir: self.state_dir.clone(), records: served.filter_map(read).collect() }
     }
 

@@ -300,3 +300,20 @@ fn mounted_and_unmounted(program: &str, root: &Path, image: &Path, kind: Superbl
     }
     device.detach().unwrap();
 }
+
+#[test]
+fn ext_says_when_it_was_written_last() {
+    let written = |bytes: &[u8]| {
+        written_at(&mut |offset, buffer| {
+            buffer.copy_from_slice(&bytes[offset as usize..][..buffer.len()]);
+            Ok(())
+        })
+    };
+    let mut bytes = vec![0; 4096];
+    put(&mut bytes, 1024 + 0x30, &0x6543_2100_u32.to_le_bytes());
+    assert_eq!(written(&bytes), None, "no file system");
+    put(&mut bytes, 1024 + 0x38, &[0x53, 0xef]);
+    assert_eq!(written(&bytes), Some(0x6543_2100));
+    put(&mut bytes, 1024 + 0x274, &[1]);
+    assert_eq!(written(&bytes), Some(0x1_6543_2100), "after 2106, too");
+}
