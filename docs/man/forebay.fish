@@ -50,7 +50,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand format" -l size -d 'Byte
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l segment-size -d 'Bytes of a segment: a power of two, 256K to 4M' -r
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l state-dir -d 'The state directory, if not the usual one (`forebay serve --state-dir`): what it has of the erased cache is removed' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l force -d 'Erase what is recognised there: a file system, a partition table, another cache'
-complete -c forebay -n "__fish_forebay_using_subcommand format" -l lose-dirty -d 'With --force: erase a cache although it has data that is not on its backing device'
+complete -c forebay -n "__fish_forebay_using_subcommand format" -l lose-dirty -d 'With --force: erase a cache although it has data that is not on its backing device, or one that cannot be read and may have'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l config -d 'Take the settings from this file' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l cache -d 'The formatted cache device or file; without it the volumes are their bare backing devices' -r -F

@@ -229,7 +229,7 @@ pub struct FormatArgs {
     /// Erase what is recognised there: a file system, a partition table, another cache
     #[arg(long)]
     pub force: bool,
-    /// With --force: erase a cache although it has data that is not on its backing device
+    /// With --force: erase a cache although it has data that is not on its backing device, or one that cannot be read and may have
     #[arg(long)]
     pub lose_dirty: bool,
     /// The state directory, if not the usual one (`forebay serve --state-dir`): what it has of the erased cache is removed
