@@ -206,13 +206,16 @@ pub struct Answer {
 pub struct Busy;
 
 /// One engine and its devices.
+///
+/// **R4** They are dropped as they stand here: memory that was given back reads as zeros (B1 of `io/buffer`), so it goes when the
+/// reactor has no disk operation any more (R3 of `io/reactor`) and no device is left that would begin one.
 pub struct Shard {
     engine: Engine,
-    memory: Memory,
     /// The reactor; a front end may submit with a source of its own.
     pub reactor: Reactor,
     cache: Box<dyn Device>,
     backings: Vec<Option<Box<dyn Device>>>,
+    memory: Memory,
     /// On which disks they are, where that is known.
     disks: [Option<DeviceNumber>; VOLUME_COUNT_MAX],
     superblock: Superblock,

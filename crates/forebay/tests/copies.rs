@@ -7,7 +7,7 @@
 mod support;
 
 use forebay::io::{FileDevice, FileOptions, MemoryDevice, ReactorKind};
-use forebay::shard::{CACHE_SOURCE, OpenError, Shard};
+use forebay::shard::{CACHE_SOURCE, OpenError, Opening, Shard};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
 use forebay_core::request::Op;
@@ -62,6 +62,27 @@ fn a_copy_is_refused_while_the_cache_is_served() {
     assert_eq!(bytes, [7; BLOCK as usize]);
     assert!(next.shard.close(Duration::from_secs(60)).unwrap());
     assert!(Shard::open(open(&copy), &options).is_ok());
+}
+
+/// Both had looked whether somebody served the other before either did; the second took the first one's memory away from it, and a
+/// process after both could have taken what was in the one for the other's.
+#[test]
+fn of_a_cache_and_its_copy_that_are_opened_at_once_one_is_refused() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "copies-at-once");
+    let (cache, copy) = (dir.file("cache", 64 << 20), dir.file("copy", 64 << 20));
+    let options = support::shared_options(ReactorKind::Threads, Config::default());
+    let rig = Rig::new(open(&cache), &options, 1 << 20);
+    if !rig.shard.is_shared() {
+        forebay_testing::skip("copies: no memory outlives a process here");
+        return;
+    }
+    rig.close();
+    std::fs::copy(&cache, &copy).unwrap();
+    let [one, other] = [&cache, &copy].map(|path| Opening::begin(open(path), &options).unwrap());
+    let shard = one.finish().unwrap();
+    let refused = other.finish().err();
+    assert!(matches!(refused, Some(OpenError::Copy { .. })), "{refused:?}");
+    assert!(shard.close(Duration::from_secs(60)).unwrap());
 }
 
 /// Another cache.

@@ -491,3 +491,24 @@ fn one_flush_of_the_cache_device_is_under_way_at_a_time() {
     assert_eq!(place.pages.lock().unwrap().most_under_way, 1);
     assert!(rig.shard.close(Duration::from_secs(60)).unwrap());
 }
+
+/// The flush behind a new size tells of writes before it, too: once it was taken for a matter of the size alone, and the next flush, which
+/// says nothing of what was lost already, was answered to the guest.
+#[test]
+fn a_flush_that_fails_behind_a_new_size_is_heard_of_by_guests() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-size");
+    let cache = dir.file("cache", 64 << 20);
+    let options = support::shared_options(ReactorKind::Auto, Config::default());
+    let faults = Faults::new();
+    let device = Box::new(FaultDevice::new(open(&cache), faults.clone()));
+    let mut rig = Rig::new(device, &options, 1 << 20);
+    let backing = Box::new(MemoryDevice::new(64 << 20, 512).unwrap());
+    let volume = rig.add("v", Mode::WriteBack, backing);
+    write(&mut rig, volume, 0, 10, 7);
+    faults.add(FaultRule::new(Some(OperationKind::Flush), FaultWhen::From(0)));
+    let error = rig.shard.set_cache_file_size(80 << 20).unwrap_err();
+    assert!(error.to_string().contains("make the size of the cache's file durable"), "{error}");
+    faults.clear();
+    assert_eq!(rig.shard.engine().health(), CacheHealth::Failed);
+    assert!(rig.request(volume, Op::Flush, 0, 0, None).is_err());
+}

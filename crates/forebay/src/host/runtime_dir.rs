@@ -28,6 +28,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Longer than anybody looks.
+const LOOK: Duration = Duration::from_millis(10);
+const LOCK_TRIES: u32 = 20;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
@@ -83,6 +86,12 @@ pub enum RuntimeDirError {
         owner: u32,
         /// Its mode.
         mode: u32,
+    },
+    /// A process that is alive has it.
+    #[error("{path}: another process has it")]
+    Held {
+        /// The file.
+        path: PathBuf,
     },
     /// Not one name.
     #[error("{name:?}: expected a plain file name")]
@@ -214,7 +223,7 @@ impl RuntimeDir {
     }
 
     /// A new file of this size in it, mode 0600, all of its memory taken (D3), locked for as long as it is open. A file of that
-    /// name that a process now gone left behind is replaced.
+    /// name that a process now gone left behind is replaced, and nobody else's (D4): of two who come at once one gets it.
     pub fn create_shared(&self, name: &str, size_bytes: u64) -> Result<File, RuntimeDirError> {
         if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
             return Err(RuntimeDirError::Name { name: name.to_owned() });
@@ -224,15 +233,30 @@ impl RuntimeDir {
             let path = path.clone();
             move |error: Errno| RuntimeDirError::Io { path, attempted, source: error.into() }
         };
+        let held = || RuntimeDirError::Held { path: path.clone() };
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let left = match rustix::fs::openat(&self.directory, name, flags, Mode::empty()) {
+            Ok(left) => Some(left),
+            Err(Errno::NOENT | Errno::LOOP) => None,
+            Err(error) => return Err(failed("opened")(error)),
+        };
+        if let Some(left) = &left
+            && !lock(left).map_err(failed("locked"))?
+        {
+            return Err(held());
+        }
         match rustix::fs::unlinkat(&self.directory, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(failed("replaced")(error)),
         }
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.directory, name, flags, Mode::RUSR | Mode::WUSR)
-            .map_err(failed("created"))?;
-        // Nobody else has opened it yet, but who looks whether it is held; then it is locked for the next one to look.
-        let _ = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+        let file = match rustix::fs::openat(&self.directory, name, flags, Mode::RUSR | Mode::WUSR) {
+            Err(Errno::EXIST) => return Err(held()),
+            file => file.map_err(failed("created"))?,
+        };
+        if !lock(&file).map_err(failed("locked"))? {
+            return Err(held());
+        }
         let taken = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size_bytes);
         if let Err(error) = taken {
             // Nothing is left of a file that could not be had; that it was not removed hides
@@ -363,6 +387,17 @@ fn is_memory(path: &Path, directory: impl AsFd) -> Result<bool, RuntimeDirError>
 
 fn io_failed(path: &Path, attempted: &'static str, error: Errno) -> RuntimeDirError {
     RuntimeDirError::Io { path: path.into(), attempted, source: error.into() }
+}
+
+/// Locks a file for as long as it is open; says whether that can be had. Who only looks whether it is held has it for a moment.
+fn lock(file: &OwnedFd) -> rustix::io::Result<bool> {
+    for _ in 0..LOCK_TRIES {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(LOOK),
+            other => return other.map(|()| true),
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(test)]
@@ -499,6 +534,13 @@ mod tests {
                 let found = file.metadata().unwrap();
                 assert_eq!((found.len(), found.mode() & 0o7777), (1 << 20, 0o600));
                 assert!(found.blocks() * 512 >= 1 << 20, "memory not taken");
+                let error = shared.create_shared("forebay-test", 1 << 20).unwrap_err();
+                assert!(matches!(error, RuntimeDirError::Held { .. }), "{error}");
+                let named = fs::metadata(shared.path().join("forebay-test")).unwrap();
+                assert_eq!(named.ino(), found.ino(), "it was taken away from whoever has it");
+                drop(file);
+                let file = shared.create_shared("forebay-test", 1 << 20).unwrap();
+                assert_ne!(file.metadata().unwrap().ino(), found.ino());
                 let error = shared.create_shared("forebay-big", 1 << 50).unwrap_err();
                 assert!(matches!(error, RuntimeDirError::Room { .. }), "{error}");
                 assert!(!shared.path().join("forebay-big").exists());

@@ -298,7 +298,7 @@ pub trait Device: Send {
         Ok(self.info().size_bytes)
     }
 
-    /// Makes it so many bytes long, durably, with all of its room taken. Only a file can be made longer or shorter.
+    /// Makes it so many bytes long, with all of its room taken; durable is that after a flush. Only a file can be made longer or shorter.
     fn set_size(&mut self, size_bytes: u64) -> io::Result<()> {
         let _ = size_bytes;
         Err(io::ErrorKind::Unsupported.into())

@@ -10,8 +10,9 @@
 //!
 //! - **F1** While a write is under way that writes what lies beside its bytes as well, no other write is: it could put its neighbour's old
 //!   bytes back. The page cache writes whole pages, and a bounce buffer whole units.
-//! - **F2** A write through the page cache is answered when its pages are on the device, so the page cache holds
-//!   nothing that a direct read would miss.
+//! - **F2** A write through the page cache is answered when its pages have been written, so the page cache holds
+//!   nothing that a direct read would miss. Nothing is flushed for that: what a flush says is for all that was written before, and those who
+//!   must hear of it are those who asked for one (A3 of `op/around`, K5 of `policy/writeback`).
 //! - **F3** The lock belongs to the open file that does the I/O: it lasts as long as anything that
 //!   was started through it, even past the end of the process.
 //!
@@ -89,7 +90,7 @@ struct Flight {
     /// Bytes that are through.
     through: u64,
     way: Way,
-    /// The bytes of a write through the page cache are written, and are being made durable (F2).
+    /// The bytes of a write through the page cache are with the kernel, and are being written out (F2).
     syncing: bool,
     /// The bounce buffer it has.
     bounce: Option<u8>,
@@ -282,7 +283,10 @@ impl FileDevice {
         let transfer = length.min(sys::TRANSFER_BYTES_MAX as u64) as usize;
         let range = length.min(RANGE_BYTES_MAX);
         Ok(match flight.operation {
-            _ if flight.syncing => ReactorOp::Fsync { fd, datasync: true },
+            _ if flight.syncing => {
+                let (offset, length) = left(&Flight { through: 0, ..*flight });
+                ReactorOp::WriteOut { fd, offset, length: up_to(length) }
+            }
             Operation::Read { span, .. } => {
                 let span = span.part(flight.through as usize, transfer);
                 ReactorOp::Read { fd, span, offset }
@@ -321,13 +325,15 @@ impl FileDevice {
     fn judge(&mut self, index: u32, result: i32) -> Verdict {
         let info_direct = self.info.direct;
         let flight = *self.flights.get_mut(index).expect("an operation under way");
-        if result == -libc::EINTR || result == -libc::EAGAIN {
+        let is_flush = flight.operation == Operation::Flush;
+        // A flush is never tried again: what it should have said may have been said to the first.
+        if (result == -libc::EINTR || result == -libc::EAGAIN) && !is_flush {
             return Verdict::Again;
         }
         if flight.starved {
             return Verdict::end(-libc::ENOMEM);
         }
-        if flight.syncing || flight.operation == Operation::Flush {
+        if flight.syncing || is_flush {
             return Verdict::end(result);
         }
         match flight.operation {
@@ -493,6 +499,11 @@ const fn left(flight: &Flight) -> (u64, u64) {
     (operation.offset() + flight.through, operation.length() - flight.through)
 }
 
+/// A length for `sync_file_range`: 0 is all to the file's end.
+fn up_to(length: u64) -> u32 {
+    u32::try_from(length).unwrap_or(0)
+}
+
 /// How long the piece is that `issue` hands to fallocate.
 fn range_of(flight: &Flight) -> u64 {
     left(flight).1.min(RANGE_BYTES_MAX)
@@ -633,7 +644,11 @@ impl Device for FileDevice {
                 Way::Direct | Way::Cached => sys::pwrite_slice(self.fd(way), rest, at),
             }
         })?;
-        if is_cached { self.sync() } else { Ok(()) } // F2
+        if is_cached {
+            let written = sys::write_out(self.main.as_raw_fd(), offset, up_to(bytes.len() as u64)); // F2
+            sys::checked(written)?;
+        }
+        Ok(())
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -658,7 +673,7 @@ impl Device for FileDevice {
             true => allocate(&self.main, size_bytes),
             false => self.main.set_len(size_bytes),
         };
-        if let Err(error) = made.and_then(|()| self.main.sync_all()) {
+        if let Err(error) = made {
             if size_bytes > before {
                 // Nothing is left of room that was not all there.
                 let _ = self.main.set_len(before);

@@ -94,6 +94,15 @@ pub enum ReactorOp {
         /// Leave out metadata that reading does not need.
         datasync: bool,
     },
+    /// Has what a file's page cache holds of a range written, and waits for that: `sync_file_range(2)`. No device is flushed.
+    WriteOut {
+        /// The file.
+        fd: RawFd,
+        /// First byte.
+        offset: u64,
+        /// How many; 0: all to its end.
+        length: u32,
+    },
     /// `fallocate(2)`.
     Fallocate {
         /// The file.

@@ -82,6 +82,21 @@ pub(crate) fn fsync(fd: RawFd, datasync: bool) -> i32 {
     answer(i64::from(unsafe { if datasync { libc::fdatasync(fd) } else { libc::fsync(fd) } }))
 }
 
+/// What was being written before, what is not yet, and all of it to its end.
+pub(crate) const WRITE_OUT: u32 = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+    | libc::SYNC_FILE_RANGE_WRITE
+    | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+
+/// sync_file_range, all of it.
+pub(crate) fn write_out(fd: RawFd, offset: u64, length: u32) -> i32 {
+    let offset = match signed(offset) {
+        Ok(offset) => offset,
+        Err(result) => return result,
+    };
+    // SAFETY: takes numbers only.
+    answer(i64::from(unsafe { libc::sync_file_range(fd, offset, i64::from(length), WRITE_OUT) }))
+}
+
 /// fallocate with a mode.
 pub(crate) fn fallocate(fd: RawFd, mode: i32, offset: u64, length: u64) -> i32 {
     let (offset, length) = match (signed(offset), signed(length)) {

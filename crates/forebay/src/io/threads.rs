@@ -131,6 +131,7 @@ impl ThreadsReactor {
             ReactorOp::Read { .. }
             | ReactorOp::Write { .. }
             | ReactorOp::Fsync { .. }
+            | ReactorOp::WriteOut { .. }
             | ReactorOp::Fallocate { .. } => self.batch.push(Job { op, user_data }),
             ReactorOp::Recv { .. }
             | ReactorOp::Send { .. }
@@ -347,6 +348,7 @@ fn perform(op: ReactorOp) -> i32 {
         ReactorOp::Read { fd, span, offset } => sys::pread(fd, span, offset),
         ReactorOp::Write { fd, span, offset } => sys::pwrite(fd, span, offset),
         ReactorOp::Fsync { fd, datasync } => sys::fsync(fd, datasync),
+        ReactorOp::WriteOut { fd, offset, length } => sys::write_out(fd, offset, length),
         ReactorOp::Fallocate { fd, mode, offset, length } => {
             sys::fallocate(fd, mode, offset, length)
         }
@@ -376,6 +378,7 @@ impl ReactorOp {
             ReactorOp::Read { fd, .. }
             | ReactorOp::Write { fd, .. }
             | ReactorOp::Fsync { fd, .. }
+            | ReactorOp::WriteOut { fd, .. }
             | ReactorOp::Fallocate { fd, .. } => fd,
             _ => unreachable!("only file operations are handed to the pool"),
         }

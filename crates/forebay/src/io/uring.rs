@@ -24,7 +24,7 @@ use super::buffer::Span;
 use super::reactor::ReactorOp;
 use super::registered::{DRIVERS_BUFFERS, DRIVERS_BUFFERS_AT};
 use super::slab::{ROOM, Slab};
-use super::sys::TRANSFER_BYTES_MAX;
+use super::sys::{TRANSFER_BYTES_MAX, WRITE_OUT};
 
 /// User data of what nobody waits for: cancel requests.
 const NOBODY: u64 = u64::MAX;
@@ -373,6 +373,7 @@ fn is_disk(op: ReactorOp) -> bool {
             | ReactorOp::ReadRegistered { .. }
             | ReactorOp::WriteRegistered { .. }
             | ReactorOp::Fsync { .. }
+            | ReactorOp::WriteOut { .. }
             | ReactorOp::Fallocate { .. }
     )
 }
@@ -430,6 +431,12 @@ fn entry_of(op: ReactorOp, registered: &[(usize, usize)]) -> squeue::Entry {
             let flags =
                 if datasync { types::FsyncFlags::DATASYNC } else { types::FsyncFlags::empty() };
             opcode::Fsync::new(types::Fd(fd)).flags(flags).build()
+        }
+        ReactorOp::WriteOut { fd, offset, length } => {
+            opcode::SyncFileRange::new(types::Fd(fd), length)
+                .offset(offset)
+                .flags(WRITE_OUT)
+                .build()
         }
         ReactorOp::Fallocate { fd, mode, offset, length } => {
             opcode::Fallocate::new(types::Fd(fd), length).offset(offset).mode(mode).build()

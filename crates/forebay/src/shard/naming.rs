@@ -2,7 +2,7 @@
 //! The superblock is written: for the engine beside all else (*naming*), and for who waits for it.
 
 use super::{OpenError, Shard, system, wall_now};
-use crate::cache::{self, CacheError};
+use crate::cache;
 use crate::io::{Device, Operation};
 use forebay_core::effect::{Fault, SuperblockChange, Token};
 use forebay_core::engine::CacheHealth;
@@ -97,11 +97,11 @@ impl Shard {
         Ok(())
     }
 
-    /// Does something with the superblock that flushes the cache device, and is waited for.
-    pub(super) fn flush_alone(
+    /// Does something that flushes the cache device, and is waited for. No flush is under way ([`Shard::end_flushes`]).
+    pub(super) fn flush_alone<E>(
         &mut self,
-        write: impl FnOnce(&dyn Device, &Superblock) -> Result<(), CacheError>,
-    ) -> Result<(), CacheError> {
+        write: impl FnOnce(&dyn Device, &Superblock) -> Result<(), E>,
+    ) -> Result<(), E> {
         self.memory.note_flushing(self.engine.log_ends());
         let written = write(self.cache.as_ref(), &self.superblock);
         if written.is_err() {

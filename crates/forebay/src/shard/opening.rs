@@ -11,7 +11,7 @@ use crate::cache;
 use crate::handover::Handed;
 use crate::host::holder::when_free;
 use crate::host::machine::Host;
-use crate::host::runtime_dir::{LeftDirs, RuntimeDir, uptime};
+use crate::host::runtime_dir::{LeftDirs, RuntimeDir, RuntimeDirError, uptime};
 use crate::io::{Arena, Device, Reactor};
 use crate::memory::{self, Left, LeftBehind, Memory, SharedIdentity};
 use crate::reader::Reader;
@@ -226,11 +226,13 @@ impl Opening {
         let name = shared_name(&superblock);
         let bytes = memory::shared_bytes(superblock.segment_bytes, config.buffer_count) as u64;
         let shared = match &shared_dir {
-            Some(dir) => Some(
-                dir.create_shared(&name, bytes)
-                    .map_err(|error| io::Error::other(error.to_string()))
-                    .map_err(system("take shared memory"))?,
-            ),
+            Some(dir) => Some(dir.create_shared(&name, bytes).map_err(|error| match error {
+                // Its opening began when this one had.
+                RuntimeDirError::Held { .. } => {
+                    OpenError::Copy { uuid: uuid_text(&superblock.uuid) }
+                }
+                error => system("take shared memory")(io::Error::other(error.to_string())),
+            })?),
             None => None,
         };
         // All of it is on the cache device by now, under another generation.

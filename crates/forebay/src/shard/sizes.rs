@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Volumes and the cache become larger or smaller while they are served.
 
-use super::{OpenError, Shard, wall_now};
+use super::{OpenError, Shard, system, wall_now};
 use crate::cache;
 use crate::io::lasting;
 use forebay_core::format::resize::Unfit;
@@ -52,9 +52,13 @@ impl Shard {
         self.cache.measure()
     }
 
-    /// Makes the file that the cache is on so many bytes long.
-    pub fn set_cache_file_size(&mut self, size_bytes: u64) -> io::Result<()> {
-        self.cache.set_size(size_bytes)
+    /// Makes the file that the cache is on so many bytes long, durably. That takes a flush, and what one says is for all that was written
+    /// before (D5 of `log/durable.rs`): if it fails the cache device has failed, whatever becomes of its size.
+    pub fn set_cache_file_size(&mut self, size_bytes: u64) -> Result<(), OpenError> {
+        self.end_flushes()?;
+        self.cache.set_size(size_bytes).map_err(system("set the size of the cache's file"))?;
+        self.flush_alone(|device, _| device.sync())
+            .map_err(system("make the size of the cache's file durable"))
     }
 
     /// Begins to give the cache another size, while guests are served. [`Shard::go_on_resizing`] goes on. The

@@ -511,6 +511,40 @@ fn a_read_only_device_takes_no_writes() {
     });
 }
 
+/// Once that was a flush, which told of what others had written before, and told it to one who could not know what to do with it.
+#[test]
+fn a_write_through_the_page_cache_flushes_nothing() {
+    each(1 << 20, |bench| {
+        let operation = Operation::Write { span: bench.arena.span(0, 5), offset: 70_000 };
+        let flight = Flight {
+            operation,
+            token: 0,
+            through: 0,
+            way: Way::Cached,
+            syncing: false,
+            bounce: None,
+            filled: false,
+            starved: false,
+            zero_way: ZeroWay::Range,
+        };
+        let index = bench.device.flights.insert(flight);
+        let step = |device: &mut FileDevice| {
+            let flight = *device.flights.get_mut(index).unwrap();
+            device.step(&flight).unwrap()
+        };
+        assert!(matches!(step(&mut bench.device), ReactorOp::Write { offset: 70_000, .. }));
+        assert!(matches!(bench.device.judge(index, 5), Verdict::Again));
+        let out = step(&mut bench.device);
+        assert!(matches!(out, ReactorOp::WriteOut { offset: 70_000, length: 5, .. }), "{out:?}");
+        assert!(matches!(bench.device.judge(index, -libc::EIO), Verdict::Done(Err(_))));
+        // And a flush is asked once, whatever it says.
+        bench.device.flights.get_mut(index).unwrap().operation = Operation::Flush;
+        let verdict = bench.device.judge(index, -libc::EINTR);
+        assert!(matches!(verdict, Verdict::Done(Err(_))));
+        bench.device.flights.remove(index);
+    });
+}
+
 #[test]
 fn blocking_use_takes_any_place_and_length() {
     each((1 << 20) + 3, |bench| {

@@ -75,6 +75,10 @@ fn files_are_written_synced_and_read() {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         reactor.submit(ReactorOp::Fallocate { fd, mode, offset: 0, length: 4 }, 5);
         assert_eq!(answers(reactor, 4), [(2, 0), (3, 0), (4, 0), (5, 0)]);
+        for (length, user_data) in [(5, 7), (0, 8)] {
+            reactor.submit(ReactorOp::WriteOut { fd, offset: 3, length }, user_data);
+        }
+        assert_eq!(answers(reactor, 2), [(7, 0), (8, 0)]);
         let span = arena.span(4096, 100);
         reactor.submit(ReactorOp::Read { fd, span, offset: 2 }, 6);
         assert_eq!(answers(reactor, 1), [(6, 6)], "short at the end of the file");
