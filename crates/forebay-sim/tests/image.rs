@@ -131,6 +131,30 @@ fn a_block_forgotten_while_a_checkpoint_is_written_does_not_come_back() {
     }
 }
 
+/// A checkpoint was given up. The next had the area of the one before that, which is named: until it was named itself an opening found no
+/// checkpoint at all, and read the whole log.
+#[test]
+fn behind_a_checkpoint_that_was_given_up_the_named_one_still_stands() {
+    let lost = |steps, mutants| {
+        let mut world = one_clean_block(7, false, mutants);
+        checkpoint(&mut world);
+        let at = place(&world, 7);
+        world.volumes[0].model.copy_damaged(7);
+        world.cache.rot(at, Block::zero());
+        world.engine.as_mut().expect("there is a process").want_checkpoint();
+        world.put_in_order().expect("it goes on");
+        read(&mut world, 7).expect("the backing device has it");
+        for _ in 0..steps {
+            world.step().expect("it goes on");
+        }
+        let before = world.marks.count("opened from a checkpoint");
+        stop_and_open(&mut world, Stop::Power);
+        world.marks.count("opened from a checkpoint") == before
+    };
+    assert!((0..30).all(|steps| !lost(steps, Mutants::default())));
+    assert!((0..30).any(|steps| lost(steps, Mutants::with(Mutant::CheckpointInPlace))));
+}
+
 struct Plain<'a>(&'a Device);
 
 impl CacheReader for Plain<'_> {

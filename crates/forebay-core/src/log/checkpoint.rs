@@ -132,6 +132,8 @@ pub(crate) struct Checkpointer {
     pub(crate) stage: Stage,
     /// Number of the last checkpoint that was begun or named.
     pub(crate) sequence: u64,
+    /// That of the one that the superblock names; 0: none.
+    named: u64,
     pub(crate) areas: Areas,
     /// Begin as soon as possible.
     pub(crate) wanted: bool,
@@ -178,6 +180,7 @@ impl Checkpointer {
                 0 => superblock.sequence,
                 named => named,
             },
+            named: superblock.checkpoint_sequence,
             areas: Areas::of(superblock),
             wanted: false,
             held: false,
@@ -355,8 +358,13 @@ impl Engine {
             return;
         }
         self.scrub_checkpoint_begins();
+        self.checkpoint.sequence += 1;
+        // T2: the other area. One was given up perhaps, so the last number need not be the named one's.
+        let Checkpointer { sequence, named, ref areas, .. } = self.checkpoint;
         let same = self.config.mutants.is(Mutant::CheckpointInPlace);
-        self.checkpoint.sequence += 1 + u64::from(same); // T2: the other area
+        if named != 0 && (areas.begin(sequence) == areas.begin(named)) != same {
+            self.checkpoint.sequence += 1;
+        }
         self.checkpoint.head.stream_pages = bytes.div_ceil(PAGE_BYTES) as u32;
         self.checkpoint.head.stream_bytes = bytes as u64;
         self.checkpoint.head.segment_sequence = self.segment_sequence;
@@ -672,6 +680,7 @@ impl Engine {
                 }
             }
         }
+        self.checkpoint.named = self.checkpoint.sequence;
         self.checkpoint.stage = Stage::Idle;
         self.checkpoint.count += 1;
         self.scrub_checkpoint_named();
