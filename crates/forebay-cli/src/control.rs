@@ -158,9 +158,20 @@ pub fn ask(socket: &Path, request: &Request) -> Result<Reply> {
 }
 
 /// Asks the daemon to stop, and waits until it says how that ended, with what a user should know. None: it did not say, as one of
-/// before it could.
-pub fn stop(socket: &Path, drain: bool) -> Result<Option<Vec<String>>> {
-    let (_, mut more) = ask_first(socket, &Request::Stop { drain })?;
+/// before it could. One that goes away without an answer may be on its way to another program: as long as its process is there, that is asked.
+pub fn stop(socket: &Path, drain: bool, process: u32) -> Result<Option<Vec<String>>> {
+    let (mut socket, process_dir) = (socket.to_owned(), PathBuf::from(format!("/proc/{process}")));
+    // Bounded by the life of the process.
+    let mut more = loop {
+        match ask_first(&socket, &Request::Stop { drain }) {
+            Err(error) if error.is::<NoDaemon>() && process_dir.exists() => {
+                std::thread::sleep(ASK_AGAIN);
+                // Without a cache each program has another socket.
+                socket = find_process(process).unwrap_or(socket);
+            }
+            asked => break asked?.1,
+        }
+    };
     let mut answer = String::new();
     // One that is killed says nothing.
     let _ = more.read_line(&mut answer);
@@ -270,12 +281,33 @@ mod tests {
                 write!(stream, "{{\"reply\":\"done\"}}\n{second}").unwrap();
             });
             let told =
-                stop(&socket, false).map_or_else(|it| it.to_string(), |it| format!("{it:?}"));
+                stop(&socket, false, 0).map_or_else(|it| it.to_string(), |it| format!("{it:?}"));
             daemon.join().unwrap();
             assert_eq!(told, expected);
             std::fs::remove_file(socket).unwrap();
         }
         std::fs::remove_dir(folder).unwrap();
+    }
+
+    /// It had come to a daemon on its way to another program, and ended with 5; that program served on.
+    #[test]
+    fn a_stop_that_is_not_heard_is_asked_again_while_the_process_lives() {
+        let folder = std::env::temp_dir().join(format!("forebay-unheard-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let socket = folder.join("control");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let daemon = std::thread::spawn(move || {
+            drop(listener.accept().unwrap());
+            let (mut stream, _) = listener.accept().unwrap();
+            BufReader::new(stream.try_clone().unwrap()).read_line(&mut String::new()).unwrap();
+            write!(stream, "{{\"reply\":\"done\"}}\n{{\"reply\":\"done\"}}\n").unwrap();
+        });
+        assert_eq!(stop(&socket, false, std::process::id()).unwrap(), Some(vec![]));
+        daemon.join().unwrap();
+        // And nobody is asked who is not there.
+        let error = stop(&socket, false, u32::MAX).unwrap_err();
+        assert!(error.is::<NoDaemon>(), "{error:#}");
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     /// `status --watch` ended with 1 and not with 5 when the daemon's end came in the middle of a question, and who asks again over an

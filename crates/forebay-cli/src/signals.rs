@@ -56,6 +56,11 @@ impl Signals {
         self.came.load(Ordering::Relaxed) > 0
     }
 
+    /// As if one had come: it came to the program before.
+    pub fn raise(&self) {
+        self.came.store(1, Ordering::Relaxed);
+    }
+
     /// The next one counts as the first.
     pub fn forget(&self) {
         self.came.store(0, Ordering::Relaxed);

@@ -22,11 +22,14 @@
 //! - **G7** As long as the process lives a volume has the disk that it had: which that is goes along by the volume's name, and a path
 //!   that leads elsewhere by now is refused, by the next program and by the one before when it goes on.
 //! - **G8** The program before goes on with the settings that it had, whatever its file says by then.
+//! - **G9** A signal that comes when nobody looks any more goes along: the program that serves next, whichever that is, ends as if it had come
+//!   then.
 //!
 //! # Crash
 //!
 //! As everywhere: the next start recovers. What was left goes with the process.
 
+use crate::signals::Signals;
 use anyhow::{Context, Error, Result, anyhow};
 use forebay::handover::Handed;
 use forebay::host::inherited::inherited;
@@ -56,6 +59,8 @@ const OPEN_FILES: &str = "/proc/self/fd/";
 pub const FELL_BACK: &str = "was not upgraded";
 /// What the program before had read from its file (G8).
 const SETTINGS: &str = "FOREBAY_SETTINGS_BEFORE";
+/// A signal has come on the way (G9).
+const SIGNALLED: &str = "FOREBAY_SIGNALLED";
 /// How numbers below are passed on.
 const VERSION: u32 = 2;
 
@@ -193,6 +198,8 @@ static TO_TAKE: Mutex<Option<Left>> = Mutex::new(None);
 static DISKS: Mutex<Vec<Disk>> = Mutex::new(Vec::new());
 /// What this program has read from its file (G8).
 static HAD: Mutex<Option<Vec<String>>> = Mutex::new(None);
+/// What tells of signals (G9).
+static SIGNALS: Mutex<Option<Signals>> = Mutex::new(None);
 
 fn to_take<T>(take: impl FnOnce(&mut Left) -> Option<T>) -> Option<T> {
     take(TO_TAKE.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?)
@@ -242,6 +249,16 @@ pub fn settings_before() -> Option<Vec<String>> {
 /// What this program has read from its file.
 pub fn keep_settings(words: Vec<String>) {
     *HAD.lock().unwrap_or_else(PoisonError::into_inner) = Some(words);
+}
+
+/// Those that come from now on go along (G9).
+pub fn carry_signals(signals: Signals) {
+    *SIGNALS.lock().unwrap_or_else(PoisonError::into_inner) = Some(signals);
+}
+
+/// Whether one came to a program on the way to this one.
+pub fn is_signalled() -> bool {
+    is_executed() && std::env::var_os(SIGNALLED).is_some()
 }
 
 /// The open file of a volume's device, or the cache's, if it was left; nobody else can have had it meanwhile. To be checked
@@ -480,6 +497,12 @@ fn again(executable: &Path) -> Command {
     command.env_remove(LEFT).env_remove(NOT_LEFT).env_remove(WHY_NOT);
     // What the service manager gave was taken, and its numbers are others' by now.
     command.env_remove("LISTEN_PID").env_remove("LISTEN_FDS").env_remove("LISTEN_FDNAMES");
+    // Last of all: one that comes behind this ends the next program as long as that does not catch it, as a kill.
+    let signals = SIGNALS.lock().unwrap_or_else(PoisonError::into_inner);
+    match is_signalled() || signals.as_ref().is_some_and(Signals::came) {
+        true => command.env(SIGNALLED, "1"),
+        false => command.env_remove(SIGNALLED),
+    };
     command
 }
 

@@ -2,16 +2,19 @@
 //! The daemon becomes another program under load: nothing that was answered may be missing, and nothing
 //! of the map is read again. It is killed at any moment of that, and what it hands over is spoilt.
 
+use crate::connections::broken;
 use crate::support;
 use crate::support::load::{Habits, work};
 use crate::support::model::{CHUNK, Model, SECTOR};
-use crate::support::{Daemon, PATIENCE, Random, Scratch, forebay, good};
+use crate::support::{Daemon, PATIENCE, Random, Scratch, forebay, good, pause, signal, wait_for};
 use forebay_serve::nbd::client::{Client, Connect};
+use forebay_serve::nbd::wire::{RequestHeader, command};
 use std::ffi::OsStr;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -278,6 +281,91 @@ fn who_serves_is_not_who_executes_the_next_program() {
     let found = waits(&read(note));
     assert!(found < MANY / 2, "who executed the next program has waited {found} times");
     daemon.stop("TERM");
+}
+
+/// A daemon that is paused on its way to the program `next`: it looks for no signal and answers nobody any more. Its slow disk keeps it there.
+fn on_its_way(name: &str) -> (Scratch, Daemon, Vec<Client<UnixStream>>) {
+    const TRIES: usize = 10;
+    let all = std::iter::repeat_with(|| try_on_its_way(name)).take(TRIES);
+    all.flatten().next().expect("one that is seen on its way")
+}
+
+fn try_on_its_way(name: &str) -> Option<(Scratch, Daemon, Vec<Client<UnixStream>>)> {
+    const SIZE: u64 = 256 << 30;
+    let scratch = Scratch::new(name);
+    scratch.format("256M");
+    let disk = scratch.file("disk", SIZE);
+    let volume = format!("v=sim+hdd:{}?model=7200.12", disk.display());
+    let daemon = scratch.serve(&["--volume", &volume]);
+    let next = program(&scratch, "next", ":", ":");
+    let mut random = Random(9);
+    let mut clients: Vec<_> = (0..4).map(|_| scratch.connect("v")).collect();
+    for client in &mut clients {
+        for cookie in 0..64 {
+            let (offset, length) = (random.below(SIZE / 4096) * 4096, 4096);
+            let header = RequestHeader { flags: 0, command: command::READ, cookie, offset, length };
+            client.stream().write_all(&header.encode()).unwrap();
+        }
+    }
+    let mut upgrade = Command::new(FOREBAY);
+    upgrade.arg("upgrade").arg("--exec").arg(&next).arg("--control").arg(scratch.control());
+    let mut upgrade = upgrade.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_for("it goes", || daemon.said().contains("goes on as"));
+    pause(daemon.id());
+    // Who waits for the next program is not needed any more.
+    upgrade.kill().unwrap();
+    upgrade.wait().unwrap();
+    let environment = std::fs::read(format!("/proc/{}/environ", daemon.id())).unwrap();
+    let is_late = String::from_utf8_lossy(&environment).contains("FOREBAY_UPGRADED_FROM");
+    (!is_late).then_some((scratch, daemon, clients))
+}
+
+/// Nobody looked for a signal behind the last turn of the loop: the next program served, and `systemctl stop` waited until it killed it.
+#[test]
+fn a_signal_on_the_way_ends_the_next_program() {
+    let (_scratch, daemon, _clients) = on_its_way("upgrade-signalled");
+    signal(daemon.id(), "TERM");
+    signal(daemon.id(), "CONT");
+    let (code, said) = daemon.ended();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("stops: a signal came"), "{said}");
+}
+
+/// The same of a new program that cannot serve: the one before ends.
+#[test]
+fn a_signal_on_the_way_to_a_program_that_cannot_serve_ends_the_one_before() {
+    let (scratch, daemon, _clients) = on_its_way("upgrade-signalled-back");
+    // In the place of the one that was to be executed.
+    std::fs::rename(broken(&scratch), scratch.path("next")).unwrap();
+    signal(daemon.id(), "TERM");
+    signal(daemon.id(), "CONT");
+    let (code, said) = daemon.ended();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("the program before goes on"), "{said}");
+    assert!(said.contains("stops: a signal came"), "{said}");
+}
+
+/// Nobody answers meanwhile.
+#[test]
+fn a_stop_on_the_way_is_heard_by_the_next_program() {
+    let (scratch, daemon, _clients) = on_its_way("upgrade-stopped");
+    let mut stop = Command::new(FOREBAY);
+    stop.arg("stop").arg("--control").arg(scratch.control()).stderr(Stdio::piped());
+    let stop = stop.spawn().unwrap();
+    let begun = PathBuf::from(format!("/proc/{}/net/unix", stop.id()));
+    let control = scratch.control().display().to_string();
+    // Its own end has no name, the daemon's has.
+    let connected = || {
+        let all = std::fs::read_to_string(&begun).unwrap();
+        all.lines().filter(|line| line.ends_with(&control)).count() > 1
+    };
+    wait_for("somebody has come", connected);
+    signal(daemon.id(), "CONT");
+    let done = stop.wait_with_output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    let (code, said) = daemon.ended();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("`forebay stop` asked for it"), "{said}");
 }
 
 /// How often a thread has waited, of its `status`.

@@ -187,6 +187,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
 
 fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) -> Result<Next> {
     let signals = Signals::catch()?;
+    upgrade::carry_signals(signals.clone());
     if attaches.is_some() {
         attach::protect();
     }
@@ -244,6 +245,9 @@ fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) 
     daemon.tell_started();
     // Without a service manager there is nobody to tell.
     let _ = sd_notify(&format!("READY=1\nSTATUS={}", daemon.summary()));
+    if upgrade::is_signalled() {
+        daemon.signals.iter().for_each(Signals::raise);
+    }
     let end = daemon.serve()?;
     daemon.stop_growing();
     daemon.stop_resizing_cache();

@@ -16,8 +16,13 @@ pub fn run(args: &StopArgs) -> Result<ExitCode> {
     if args.drain {
         super::drain::watch(&socket, None).context("the daemon was not stopped")?;
     }
-    let process = PathBuf::from(format!("/proc/{}", control::status(&socket)?.pid));
-    let told = control::stop(&socket, args.drain)?;
+    // Whoever listens and goes away may be on its way to another program.
+    let status = match UnixStream::connect(&socket) {
+        Ok(_) => control::status_again(&socket)?,
+        Err(_) => control::status(&socket)?,
+    };
+    let process = PathBuf::from(format!("/proc/{}", status.pid));
+    let told = control::stop(&socket, args.drain, status.pid)?;
     while UnixStream::connect(&socket).is_ok() {
         std::thread::sleep(POLL);
     }
