@@ -132,20 +132,36 @@ fn bind_file(path: &Path) -> Result<UnixListener> {
     // A process that was killed may hold its sockets for a moment longer than its locks: io_uring
     // ends what was under way after it. One that lives is not waited for.
     let begun = Instant::now();
-    while let Ok(stream) = UnixStream::connect(path) {
+    let refused = loop {
+        let stream = match UnixStream::connect(path) {
+            Ok(stream) => stream,
+            Err(error) => break error,
+        };
         let peer = socket_peercred(&stream).map(|it| it.pid.as_raw_pid() as u32);
         let is_living = peer.is_ok_and(|peer| Host::default().living(peer).is_some());
         if is_living || begun.elapsed() >= LOCK_WAIT {
             bail!("{shown}: another daemon listens there; choose another path or stop it");
         }
         std::thread::sleep(Duration::from_millis(20));
+    };
+    match refused.kind() {
+        // Whoever had it has removed it.
+        ErrorKind::NotFound => {}
+        // Nobody listens there; whatever else is there is somebody's.
+        ErrorKind::ConnectionRefused => {
+            let found = std::fs::symlink_metadata(path);
+            if !found.is_ok_and(|it| it.file_type().is_socket()) {
+                bail!("{shown}: is there already and is no socket; choose another path");
+            }
+            let stale = || format!("{shown}: is stale, cannot be removed");
+            std::fs::remove_file(path).with_context(stale)?;
+        }
+        // A socket of another kind, or one that this user may not ask.
+        _ => bail!(
+            "{shown}: is there already, and whether somebody has it cannot be seen: {refused}; choose another path, or \
+             remove it if nobody does"
+        ),
     }
-    // Whatever else is there is somebody's.
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
-    if !is_socket {
-        bail!("{shown}: is there already and is no socket; choose another path");
-    }
-    std::fs::remove_file(path).with_context(|| format!("{shown}: is stale, cannot be removed"))?;
     bind_private(path).with_context(|| format!("{shown}: cannot be listened on"))
 }
 
@@ -155,4 +171,35 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let bound = UnixListener::bind(path);
     umask(before);
     bound
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixDatagram;
+
+    /// Whatever could not be connected to was taken for stale and removed, so too a socket of another kind that its program used.
+    #[test]
+    fn only_a_socket_that_nobody_has_is_removed() {
+        let folder = std::env::temp_dir().join(format!("forebay-sockets-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("socket");
+        let datagrams = UnixDatagram::bind(&path).unwrap();
+        let error = bind_file(&path).unwrap_err().to_string();
+        assert!(error.contains("whether somebody has it cannot be seen"), "{error}");
+        let sender = UnixDatagram::unbound().unwrap();
+        assert_eq!(sender.send_to(b"there", &path).unwrap(), 5);
+        drop(datagrams);
+        // Of whatever kind: nobody has it any more.
+        drop(bind_file(&path).unwrap());
+        let listener = bind_file(&path).unwrap();
+        let error = bind_file(&path).unwrap_err().to_string();
+        assert!(error.contains("another daemon listens there"), "{error}");
+        drop(listener);
+        std::fs::write(folder.join("file"), "its").unwrap();
+        let error = bind_file(&folder.join("file")).unwrap_err().to_string();
+        assert!(error.contains("is no socket"), "{error}");
+        assert_eq!(std::fs::read(folder.join("file")).unwrap(), b"its");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }
