@@ -19,6 +19,21 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// Where the control sockets of root's daemons are.
 const ROOTS: &str = "/run/forebay";
 
+/// How the answer begins when the daemon has no place for one more: asked again later, it is heard.
+pub const BUSY: &str = "busy: ";
+
+/// The daemon is there and has no place for one more.
+#[derive(Debug)]
+struct Busy(String);
+
+impl std::fmt::Display for Busy {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Busy {}
+
 /// What can be asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case")]
@@ -164,7 +179,7 @@ pub fn stop(socket: &Path, drain: bool, process: u32) -> Result<Option<Vec<Strin
     // Bounded by the life of the process.
     let mut more = loop {
         match ask_first(&socket, &Request::Stop { drain }) {
-            Err(error) if error.is::<NoDaemon>() && process_dir.exists() => {
+            Err(error) if is_for_now(&error) && process_dir.exists() => {
                 std::thread::sleep(ASK_AGAIN);
                 // Without a cache each program has another socket.
                 socket = find_process(process).unwrap_or(socket);
@@ -201,30 +216,38 @@ fn ask_first(socket: &Path, request: &Request) -> Result<(Reply, BufReader<UnixS
     line.push('\n');
     // One that ends resets whom it has not heard, and may leave an answer unfinished.
     let went = |why: &str| NoDaemon(format!("the daemon went away before it answered{why}"));
-    stream.write_all(line.as_bytes()).map_err(|error| went(&format!(": {error}")))?;
+    // One that is busy answers before it is asked, and hears nothing.
+    let sent = stream.write_all(line.as_bytes());
     let (mut stream, mut answer) = (BufReader::new(stream), String::new());
-    stream.read_line(&mut answer).map_err(|error| went(&format!(": {error}")))?;
+    let read = stream.read_line(&mut answer);
     if !answer.ends_with('\n') {
-        return Err(went("").into());
+        let error = sent.err().or(read.err());
+        return Err(went(&error.map_or(String::new(), |error| format!(": {error}"))).into());
     }
     match serde_json::from_str(&answer).context("the daemon's answer is not understood")? {
+        Reply::Error { text } if text.starts_with(BUSY) => Err(Busy(text).into()),
         Reply::Error { text } => bail!(text),
         reply => Ok((reply, stream)),
     }
 }
 
-/// As [`ask`], of whoever serves: where a daemon goes on as another program nobody answers for a moment. For what may be asked
-/// twice.
+/// As [`ask`], of whoever serves: where a daemon goes on as another program nobody answers for a moment, and one may be busy. For what
+/// may be asked twice.
 pub fn ask_again(socket: &Path, request: &Request) -> Result<Reply> {
     let begun = Instant::now();
     loop {
         match ask(socket, request) {
-            Err(error) if error.is::<NoDaemon>() && begun.elapsed() < ABSENT_MAX => {
+            Err(error) if is_for_now(&error) && begun.elapsed() < ABSENT_MAX => {
                 std::thread::sleep(ASK_AGAIN);
             }
             reply => return reply,
         }
     }
+}
+
+/// Whether a daemon may answer in a moment.
+fn is_for_now(error: &anyhow::Error) -> bool {
+    error.is::<NoDaemon>() || error.is::<Busy>()
 }
 
 /// Asks how things are.

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The daemon's side of the control socket: a front end that asks the engine instead of writing.
+//!
+//! # Limits
+//!
+//! [`CLIENT_COUNT_MAX`] clients; one more is told so and goes. One that the daemon waits for, for its line or for room for the
+//! answer, is waited for [`SILENT_MAX`] long: who opens a connection and says nothing keeps nobody out.
 
-use crate::control::{Reply, Request};
+use crate::control::{BUSY, Reply, Request};
 use forebay::io::{Arena, ReactorOp, user_data};
 use forebay::shard::{Answer, Shard};
 use forebay_serve::frontend::{FrontEnd, Place};
@@ -11,9 +16,11 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 const CLIENT_COUNT_MAX: usize = 16;
 const LINE_BYTES_MAX: usize = 64 << 10;
+const SILENT_MAX: Duration = Duration::from_secs(5);
 const ACCEPT: u64 = 0;
 const RECEIVE: u64 = 1;
 const SEND: u64 = 2;
@@ -34,13 +41,19 @@ impl Desk {
             Ok(lines) => Reply::Told { lines: lines.clone() },
             Err(error) => Reply::Error { text: format!("{error:#}") },
         };
-        let mut line = serde_json::to_vec(&reply).unwrap_or_default();
-        line.push(b'\n');
-        for mut stopper in self.stoppers.drain(..) {
-            // Who does not listen any more need not know.
-            let _ = stopper.set_nonblocking(true).and_then(|()| stopper.write_all(&line));
-        }
+        self.stoppers.drain(..).for_each(|stopper| say(stopper, &reply));
     }
+}
+
+/// The last that somebody is told. Waits for nobody: who does not listen any more need not know.
+fn say(mut client: UnixStream, reply: &Reply) {
+    let _ = client.set_nonblocking(true).and_then(|()| client.write_all(&line(reply)));
+}
+
+fn line(reply: &Reply) -> Vec<u8> {
+    let mut line = serde_json::to_vec(reply).unwrap_or_default();
+    line.push(b'\n');
+    line
 }
 
 struct Client {
@@ -51,6 +64,8 @@ struct Client {
     sent: usize,
     busy: bool,
     is_gone: bool,
+    /// Since when it is waited for; none: it waits.
+    silent_since: Option<Instant>,
 }
 
 /// Bytes of memory that clients take at most, but for the answer on its way to each.
@@ -101,7 +116,11 @@ impl ControlServer {
     }
 
     fn connect(&mut self, socket: OwnedFd, shard: &mut Shard) -> io::Result<()> {
-        let Some(at) = self.clients.iter().position(Option::is_none) else { return Ok(()) };
+        let Some(at) = self.clients.iter().position(Option::is_none) else {
+            let text = format!("{BUSY}{CLIENT_COUNT_MAX} commands are being answered; try again");
+            say(socket.into(), &Reply::Error { text });
+            return Ok(());
+        };
         let memory = match self.memory[at].take() {
             Some(memory) => memory,
             None => Arena::reserved(2 * LINE_BYTES_MAX)?,
@@ -114,6 +133,7 @@ impl ControlServer {
             sent: 0,
             busy: false,
             is_gone: false,
+            silent_since: Some(Instant::now()),
         });
         self.receive(at, shard);
         Ok(())
@@ -138,12 +158,13 @@ impl ControlServer {
         let mut line = vec![0; client.received];
         client.memory.span(0, client.received).copy_out(&mut line);
         let Some(end) = line.iter().position(|byte| *byte == b'\n') else {
-            if client.received == LINE_BYTES_MAX {
+            if client.received == LINE_BYTES_MAX || client.silent_since.is_none() {
                 client.is_gone = true;
                 return;
             }
             return self.receive(at, shard);
         };
+        client.silent_since = None;
         match serde_json::from_slice(&line[..end]) {
             Ok(request) => {
                 let mut desk = self.desk.borrow_mut();
@@ -156,6 +177,19 @@ impl ControlServer {
             Err(error) => {
                 let text = format!("the request is not understood: {error}");
                 self.desk.borrow_mut().answers.push_back((at, Reply::Error { text }));
+            }
+        }
+    }
+
+    /// What is under way with them comes back, and says that they are gone.
+    fn end_silent(&mut self, shard: &mut Shard) {
+        let now = Instant::now();
+        for at in 0..self.clients.len() {
+            let Some(client) = &mut self.clients[at] else { continue };
+            let is_over = |since: &mut Instant| now.duration_since(*since) >= SILENT_MAX;
+            if client.busy && client.silent_since.take_if(is_over).is_some() {
+                let what = if client.out.is_empty() { RECEIVE } else { SEND };
+                shard.reactor.cancel(self.name(at, what));
             }
         }
     }
@@ -199,7 +233,10 @@ impl FrontEnd for ControlServer {
                 if let Some(client) = &mut self.clients[at] {
                     client.busy = false;
                     match usize::try_from(result) {
-                        Ok(bytes) if bytes > 0 => client.sent += bytes,
+                        Ok(bytes) if bytes > 0 => {
+                            client.sent += bytes;
+                            client.silent_since = Some(Instant::now());
+                        }
                         _ => client.is_gone = true,
                     }
                     if !client.is_gone {
@@ -217,12 +254,13 @@ impl FrontEnd for ControlServer {
             let next = self.desk.borrow_mut().answers.pop_front();
             let Some((at, reply)) = next else { break };
             if let Some(client) = &mut self.clients[at] {
-                client.out = serde_json::to_vec(&reply).unwrap_or_default();
-                client.out.push(b'\n');
+                client.out = line(&reply);
                 client.sent = 0;
+                client.silent_since = Some(Instant::now());
                 self.send(at, shard);
             }
         }
+        self.end_silent(shard);
         for (client, memory) in self.clients.iter_mut().zip(&mut self.memory) {
             if let Some(gone) = client.take_if(|client| client.is_gone && !client.busy) {
                 *memory = Some(gone.memory);

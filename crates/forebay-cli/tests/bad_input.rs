@@ -3,9 +3,12 @@
 
 use crate::bad::{Done, Place, patch, set_mode};
 use crate::support;
+use crate::support::{PATIENCE, Scratch, wait_for};
 use forebay_core::format::bytes::crc32c;
 use forebay_core::format::feature::FeatureName;
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 
 const CACHE_BYTES: u64 = 64 << 20;
 const SECOND: u64 = CACHE_BYTES - SUPERBLOCK_SIZE as u64;
@@ -324,6 +327,45 @@ fn a_second_daemon_and_a_check_of_a_served_cache_are_refused() {
         assert!(!done.stderr.contains("waits"), "it lives, there is nothing to wait for: {done:?}");
     }
     daemon.stop(&place);
+}
+
+/// Sixteen that said nothing kept everybody else out for ever, `stop` and `upgrade` too: "the daemon went away".
+#[test]
+fn who_says_nothing_on_the_control_socket_keeps_nobody_out_for_long() {
+    for io in ["auto", "threads"] {
+        let scratch = Scratch::new("silent-control");
+        scratch.format("64M");
+        let volume = format!("v={}", scratch.file("backing", 16 << 20).display());
+        let daemon = scratch.serve(&["--volume", &volume, "--io", io]);
+        let connect = |at| {
+            let mut socket = UnixStream::connect(scratch.control()).unwrap();
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            if at % 2 == 0 {
+                socket.write_all(b"{\"command\"").unwrap();
+            }
+            socket
+        };
+        let mut silent: Vec<UnixStream> = (0..16).map(connect).collect();
+        // One more is told so, or has the place of one that has gone by then.
+        let mut one_more = String::new();
+        connect(1).read_to_string(&mut one_more).unwrap();
+        assert!(one_more.is_empty() || one_more.contains("busy: 16 commands"), "{io}: {one_more}");
+        wait_for("a place", || {
+            let done = scratch.ask(&["status"]);
+            let said = String::from_utf8_lossy(&done.stderr).into_owned();
+            let is_busy = said.contains("busy: 16 commands are being answered; try again");
+            assert!(done.status.success() || is_busy && done.status.code() == Some(1), "{done:?}");
+            done.status.success()
+        });
+        for socket in &mut silent {
+            let mut heard = Vec::new();
+            // What was not read of it is a reset.
+            let _ = socket.read_to_end(&mut heard);
+            assert!(heard.is_empty(), "{io}: {heard:?}");
+        }
+        assert!(scratch.ask(&["stop"]).status.success());
+        assert_eq!(daemon.ended().0, Some(0));
+    }
 }
 
 #[test]
