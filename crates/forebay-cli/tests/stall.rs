@@ -3,11 +3,12 @@
 //! nothing behind.
 
 use crate::support::model::{SECTOR, content, tag_of};
-use crate::support::{Daemon, Random, Scratch, wait_for};
+use crate::support::{Daemon, PATIENCE, Random, Scratch, wait_for};
 use forebay_serve::nbd::client::Client;
+use forebay_serve::nbd::listen::CONNECTION_COUNT_MAX;
 use forebay_serve::nbd::reply::ByteRange;
 use forebay_serve::nbd::wire::{RequestHeader, command};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -244,6 +245,40 @@ fn stop_after_broken_off_writes() -> Duration {
     drop((client, later));
     daemon.stop("TERM");
     begun.elapsed()
+}
+
+/// They kept everybody else out for ever, and nothing said so.
+#[test]
+fn who_agrees_on_nothing_makes_room_for_those_who_do() {
+    let (scratch, daemon) = serve("silent");
+    let mut good = scratch.connect("v");
+    good.write(0, &[5; 4096], true).unwrap();
+    let connect = |at| {
+        let mut socket = UnixStream::connect(scratch.nbd()).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut greeting = [0; 18];
+        socket.read_exact(&mut greeting).unwrap();
+        // The client's flags, and the beginning of an option.
+        socket.write_all(&[0, 0, 0, 3, b'I', b'H', b'A'][..at % 8]).unwrap();
+        socket
+    };
+    let silent: Vec<UnixStream> = (1..CONNECTION_COUNT_MAX).map(connect).collect();
+    let more: Vec<_> = (0..5).map(|_| self::connect(&scratch)).collect();
+    for mut client in more {
+        assert_eq!(client.read(0, 4096).unwrap(), [5; 4096]);
+    }
+    // Not one more than were needed, and who had agreed is none of them.
+    let ended = silent.iter().take_while(|it| {
+        let read = it.set_nonblocking(true).and_then(|()| (&mut &**it).read(&mut [0; 64]));
+        !read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    });
+    assert_eq!(ended.count(), 5);
+    assert_eq!(good.read(0, 4096).unwrap(), [5; 4096]);
+    let told = "had agreed on nothing for 10s, and all 68 places were taken";
+    wait_for("it is told", || daemon.said().contains(told));
+    assert_eq!(daemon.said().matches(told).count(), 1);
+    drop((silent, good));
+    daemon.stop("TERM");
 }
 
 /// p99 of reads, and the longest of all.

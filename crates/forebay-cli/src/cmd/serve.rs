@@ -51,7 +51,7 @@ use leaving::Leaving;
 use listening::Addresses;
 use look::Looked;
 use rates::Rates;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -129,6 +129,8 @@ struct Daemon {
     /// Milliseconds since 1970.
     started_at: u64,
     nbd_clients: Option<Counts>,
+    /// How many made room for others, having agreed on nothing.
+    nbd_silent: Option<Rc<Cell<u64>>>,
     /// By which NBD clients' connections come from the program before, and go to the next. (Machines and devices have their own.)
     passage: Option<Rc<Passage>>,
     /// Sockets for virtual machines that were asked for.
@@ -330,6 +332,7 @@ impl Daemon {
         self.sockets.extend(nbd.iter().filter_map(sockets::kept));
         let nbd = NbdFrontEnd::new(nbd, Rc::clone(&self.exports))?;
         self.nbd_clients = Some(nbd.counts());
+        self.nbd_silent = Some(nbd.silent_count());
         self.passage = Some(nbd.passage());
         self.server.add(Box::new(nbd))?;
         let (wanted, waiting) = vhost::bind(machines, &self.machines_volumes(), &mut made)?;

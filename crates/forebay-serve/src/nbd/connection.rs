@@ -96,7 +96,7 @@ impl UnderWay {
 }
 
 enum Phase {
-    Handshake(Box<Handshake>),
+    Handshake { handshake: Box<Handshake>, since: Tick },
     Transmission { session: Box<Session>, volume: VolumeIndex },
 }
 
@@ -197,8 +197,9 @@ pub(super) struct Connection {
 
 impl Connection {
     /// One whose client has yet to say what it wants.
-    pub(super) fn new(socket: OwnedFd, names: Names, room: Room) -> Connection {
-        let mut connection = Connection::at(socket, names, room, Phase::Handshake(Box::default()));
+    pub(super) fn new(socket: OwnedFd, names: Names, room: Room, now: Tick) -> Connection {
+        let phase = Phase::Handshake { handshake: Box::default(), since: now };
+        let mut connection = Connection::at(socket, names, room, phase);
         let _ = connection.output.push(&Handshake::greeting());
         connection
     }
@@ -287,7 +288,15 @@ impl Connection {
     pub(super) fn volume(&self) -> Option<VolumeIndex> {
         match self.phase {
             Phase::Transmission { volume, .. } => Some(volume),
-            Phase::Handshake(_) => None,
+            Phase::Handshake { .. } => None,
+        }
+    }
+
+    /// Since when it has agreed on nothing, unless it is broken already.
+    pub(super) fn agreeing_since(&self) -> Option<Tick> {
+        match self.phase {
+            Phase::Handshake { since, .. } if !self.is_broken => Some(since),
+            _ => None,
         }
     }
 
@@ -306,7 +315,8 @@ impl Connection {
         }
     }
 
-    fn broken(&mut self, shard: &mut Shard, pool: &mut Pool) {
+    /// Ends it at once: what it has yet to be told it is not told.
+    pub(super) fn broken(&mut self, shard: &mut Shard, pool: &mut Pool) {
         self.is_broken = true;
         if !self.output.is_sending {
             self.output.clear(pool);
@@ -506,14 +516,14 @@ impl Connection {
             return true;
         }
         match &self.phase {
-            Phase::Handshake(_) => self.take_handshake(exports, shard),
+            Phase::Handshake { .. } => self.take_handshake(exports, shard),
             Phase::Transmission { .. } if self.streaming.is_some() => self.take_piece(shard),
             Phase::Transmission { .. } => self.take_command(shard, pool),
         }
     }
 
     fn take_handshake(&mut self, exports: &[(Export, VolumeIndex)], shard: &mut Shard) -> bool {
-        let Phase::Handshake(handshake) = &mut self.phase else { return false };
+        let Phase::Handshake { handshake, .. } = &mut self.phase else { return false };
         let mut input = vec![0; (self.end - self.start).min(INPUT_BYTES_MAX)];
         self.input.span(self.start, input.len()).copy_out(&mut input);
         let offered: Vec<Export> = exports.iter().map(|export| export.0.clone()).collect();

@@ -31,7 +31,7 @@
 //!
 //! # Not here
 //!
-//! A time limit: a client may be silent for ever, the front end decides how long it waits.
+//! A time limit: a client may be silent for ever, the front end decides how long it has a place (`listen`).
 
 use super::error::CloseReason;
 use super::export::{Agreed, Export, Session};

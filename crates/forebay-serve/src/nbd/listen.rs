@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The NBD front end: listeners, and the connections that came in by them.
+//!
+//! # Limits
+//!
+//! [`CONNECTION_COUNT_MAX`] connections. When all places are taken and one more comes, the oldest that has agreed on nothing for
+//! [`AGREE_MAX`] makes room; where none has, the one that comes is closed. A connection that has agreed on an export is nobody's place but its own.
 
 use super::carried::Carried;
 use super::connection::{Connection, Names, RECEIVE, Room, SEND};
@@ -12,16 +17,20 @@ use crate::passage::Passage;
 use forebay::io::{ReactorOp, user_data};
 use forebay::shard::{Answer, Shard};
 use forebay_core::limits::VOLUME_COUNT_MAX;
-use forebay_core::units::VolumeIndex;
+use forebay_core::units::{Tick, VolumeIndex};
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Connections at once, over all listeners.
 pub const CONNECTION_COUNT_MAX: usize = 68;
+/// How long one may agree on nothing while others want its place.
+pub const AGREE_MAX: Duration = Duration::from_secs(10);
 /// Bytes for what is read, over all connections; the longest read is 32 MiB and a block.
 pub(super) const POOL_BYTES: usize = 34 << 20;
 const _: () = assert!(POOL_BYTES >= super::wire::TRANSFER_BYTES_MAX as usize + 4096);
@@ -84,6 +93,10 @@ pub struct NbdFrontEnd {
     rooms: Vec<Room>,
     pool: Pool,
     counts: Counts,
+    /// Who came when all places were taken, and for each of whom another goes.
+    coming: VecDeque<OwnedFd>,
+    /// How many made room.
+    silent_count: Rc<Cell<u64>>,
     passage: Rc<Passage>,
     /// Listeners that take the next client.
     accepting_count: usize,
@@ -111,6 +124,8 @@ impl NbdFrontEnd {
             rooms,
             pool,
             counts,
+            coming: VecDeque::new(),
+            silent_count: Rc::default(),
             passage: Rc::new(Passage::of::<Carried>()),
             accepting_count: 0,
             is_held: false,
@@ -140,19 +155,49 @@ impl NbdFrontEnd {
                 // Replies are gathered here already.
                 let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
             }
-            self.connect(socket);
+            self.connect(socket, shard);
         }
         self.accept(listener, shard);
     }
 
-    /// A connection beyond the limit is closed at once: its client sees the end.
-    fn connect(&mut self, socket: OwnedFd) {
-        let Some(at) = self.connections.iter().position(Option::is_none) else { return };
-        let names = self.names(at);
-        // No memory for one more: its client sees the end, too.
-        let room = self.rooms.pop().map_or_else(Room::new, Ok);
-        self.connections[at] = room.ok().map(|room| Connection::new(socket, names, room));
-        self.counted.resize(self.counted.len().max(at + 1), None);
+    /// A connection for which there is no room is closed at once: its client sees the end.
+    fn connect(&mut self, socket: OwnedFd, shard: &mut Shard) {
+        // Who came before has what is free.
+        self.let_in(shard.now());
+        if self.connections.iter().all(Option::is_some) && !self.make_room(shard) {
+            return;
+        }
+        self.coming.push_back(socket);
+        self.let_in(shard.now());
+    }
+
+    /// Those who wait have the places that are free.
+    fn let_in(&mut self, now: Tick) {
+        while !self.coming.is_empty()
+            && let Some(at) = self.connections.iter().position(Option::is_none)
+            && let Some(socket) = self.coming.pop_front()
+        {
+            let names = self.names(at);
+            // No memory for one more: its client sees the end, too.
+            let room = self.rooms.pop().map_or_else(Room::new, Ok);
+            self.connections[at] = room.ok().map(|room| Connection::new(socket, names, room, now));
+            self.counted.resize(self.counted.len().max(at + 1), None);
+        }
+    }
+
+    /// The oldest that has agreed on nothing for long goes, if there is one. Its place is free when nothing of it is under way.
+    fn make_room(&mut self, shard: &mut Shard) -> bool {
+        let now = shard.now();
+        let silent = |it: &&mut Connection| {
+            it.agreeing_since().is_some_and(|since| now.0 - since.0 >= AGREE_MAX.as_nanos() as u64)
+        };
+        let silent = self.connections.iter_mut().flatten().filter(silent);
+        let Some(oldest) = silent.min_by_key(|it| it.agreeing_since().map(|since| since.0)) else {
+            return false;
+        };
+        oldest.broken(shard, &mut self.pool);
+        self.silent_count.set(self.silent_count.get() + 1);
+        true
     }
 
     fn sweep(&mut self, at: usize) {
@@ -269,6 +314,11 @@ impl NbdFrontEnd {
         }
     }
 
+    /// How many connections that had agreed on nothing for long made room for others.
+    pub fn silent_count(&self) -> Rc<Cell<u64>> {
+        Rc::clone(&self.silent_count)
+    }
+
     /// Connections to each volume, as of the last turn of the loop.
     pub fn counts(&self) -> Counts {
         Rc::clone(&self.counts)
@@ -310,6 +360,7 @@ impl FrontEnd for NbdFrontEnd {
         if let Some(handed) = self.passage.take_coming() {
             self.come(handed);
         }
+        self.let_in(shard.now());
         let mut waiting = 0;
         for at in 0..self.counted.len() {
             self.turn_one(at, shard);
@@ -331,6 +382,7 @@ impl FrontEnd for NbdFrontEnd {
     fn stop(&mut self, shard: &mut Shard) -> bool {
         if !self.is_stopping {
             self.is_stopping = true;
+            self.coming.clear();
             self.accept_no_more(shard);
         }
         let mut handshakes = 0;

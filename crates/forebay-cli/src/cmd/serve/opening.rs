@@ -124,6 +124,7 @@ impl Daemon {
             watchdog: watchdog_interval().map(|interval| (interval, Instant::now())),
             started_at: wall_now(),
             nbd_clients: None,
+            nbd_silent: None,
             passage: None,
             vhost_sockets,
             machines: None,

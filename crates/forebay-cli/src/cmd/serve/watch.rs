@@ -7,6 +7,7 @@ use crate::units::{count, size};
 use forebay::io::{KindStats, OperationKind, Stats};
 use forebay_core::engine::CacheHealth;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_serve::nbd::listen::{AGREE_MAX, CONNECTION_COUNT_MAX};
 use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
@@ -18,6 +19,8 @@ const SIZES_EVERY: Duration = Duration::from_secs(10);
 enum Cause {
     /// Somebody was sent away: too many files are open.
     OpenFiles,
+    /// An NBD client that had said too little made room for another.
+    Silent,
     /// The cache device failed an operation.
     Cache,
     /// A backing device did.
@@ -38,6 +41,8 @@ pub(super) struct Watch {
     cache_bytes: Option<u64>,
     /// Who was sent away until now.
     sent_away: u64,
+    /// NBD connections that made room until now.
+    silent: u64,
     cache: Device,
     is_failed: bool,
     volumes: Vec<Seen>,
@@ -68,6 +73,7 @@ impl Watch {
             sizes: Instant::now() + SIZES_EVERY,
             cache_bytes: None,
             sent_away: 0,
+            silent: 0,
             cache: Device::default(),
             is_failed: false,
             volumes: Vec::new(),
@@ -120,6 +126,14 @@ impl Daemon {
         if news > 0 {
             let text = "connections are closed at once: the daemon may have no more open files (`ulimit -n`, LimitNOFILE=)";
             self.watch.warn(Cause::OpenFiles, text.into(), news, now);
+        }
+        let silent = self.nbd_silent.as_ref().map_or(0, |it| it.get());
+        let news = silent - std::mem::replace(&mut self.watch.silent, silent);
+        if news > 0 {
+            let text = format!(
+                "an NBD connection is closed: it had agreed on nothing for {AGREE_MAX:?}, and all {CONNECTION_COUNT_MAX} places were taken"
+            );
+            self.watch.warn(Cause::Silent, text, news, now);
         }
         let passages = [self.passage.clone(), self.machines_passage(), self.devices_passage()];
         let passages = passages.into_iter().flatten();

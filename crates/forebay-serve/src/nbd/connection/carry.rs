@@ -28,7 +28,7 @@ impl Connection {
         if self.is_broken {
             return;
         }
-        if matches!(self.phase, Phase::Handshake(_)) {
+        if matches!(self.phase, Phase::Handshake { .. }) {
             return self.broken(shard, pool);
         }
         self.is_resting = true;
