@@ -49,6 +49,9 @@ _forebay() {
             forebay,pages)
                 cmd="forebay__subcmd__pages"
                 ;;
+            forebay,removal)
+                cmd="forebay__subcmd__removal"
+                ;;
             forebay,resize)
                 cmd="forebay__subcmd__resize"
                 ;;
@@ -89,7 +92,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --help --version format serve status stop upgrade drain scrub attach detach resize set why forget check inspect config udev pages keep layout"
+            opts="-h -V --help --version format serve status stop upgrade drain scrub attach detach resize set why forget check inspect config udev pages keep layout removal"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -329,6 +332,24 @@ _forebay() {
                 return 0
             fi
             case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__removal)
+            opts="-h --control --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --control)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;

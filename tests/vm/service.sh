@@ -185,7 +185,7 @@ END
     check "the line for lvm.conf is told: $filter" bash -c '[ "$(readlink -f "$(sed -E "s/.*\"r\|\^(.*)\\$\|\".*/\1/" <<<"$1")")" = "$(readlink -f "$2")" ]' - "$filter" "${P4}2"
     check "LVM understands it" bash -c 'lvmconfig --config "$1" devices/global_filter | grep -F "r|^/dev/"' - "$filter"
     check "mounted again" timeout 540 systemctl start srv-xfs.mount srv-lvm.mount srv-btrfs.mount || { waits_for; finish; }
-    check "in use, the package is not removed" bash -c '! dpkg --force-depends -r forebay 2>/run/removal && grep "not removed: in use: /dev/forebay/" /run/removal' || cat /run/removal
+    check "in use, the package is not removed" bash -c '! dpkg --force-depends -r forebay 2>/run/removal && grep "not removed:" /run/removal && grep "^xfs: .*mounted at /srv/xfs" /run/removal && grep "^lvm: .*part of" /run/removal' || cat /run/removal
     check "in use, the package is not removed: the daemon serves" bash -c "test -x /usr/bin/forebay && systemctl is-active forebay@data && mountpoint -q /srv/xfs"
     load
     # As an upgrade of the package replaces it: the program that runs has no name any more.
@@ -244,7 +244,10 @@ END
     check "without its cache: no old state can be mounted by hand" bash -c "! mount ${P4}1 /mnt 2>&1 && ! mount /srv/xfs && ! mountpoint /srv/xfs"
     check "without its cache: LVM has activated nothing" bash -c "! ls /dev/mapper/vg-lv"
     for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2"; do check "without its cache, hidden: ${it##*/}" hidden "$it"; done
-    check "not in use, the package is removed" dpkg --force-depends -r forebay
+    # What only the lost cache has would never be missed by who mounts the disks.
+    check "left dirty, the package is not removed" bash -c '! dpkg --force-depends -r forebay 2>/run/removal && grep "^xfs: its cache, .* may hold what is not yet on " /run/removal && grep "FOREBAY_REMOVE=anyway" /run/removal' || cat /run/removal
+    check "left dirty, the package is not removed: the program is there" test -x /usr/bin/forebay
+    check "not in use, the package is removed by whoever says so" env FOREBAY_REMOVE=anyway dpkg --force-depends -r forebay
     check "not in use, the package is removed: nothing of it runs" bash -c "! test -e /usr/bin/forebay && ! pgrep -x forebay"
     finish
     ;;

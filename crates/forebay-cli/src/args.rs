@@ -125,6 +125,17 @@ pub enum Command {
     /// Say how a map is laid out that is handed over; `upgrade` asks the new program
     #[command(hide = true)]
     Layout,
+    /// Say what stands against taking the program off this machine; its package asks
+    #[command(hide = true)]
+    Removal(RemovalArgs),
+}
+
+/// `forebay removal`
+#[derive(Debug, clap::Args)]
+pub struct RemovalArgs {
+    /// Of this daemon alone
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
 }
 
 /// `forebay check`

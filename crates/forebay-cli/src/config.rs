@@ -56,6 +56,12 @@ impl Config {
         });
         claims.collect()
     }
+
+    /// The path that it gives for an option.
+    pub fn path_of(&self, option: &str) -> Option<PathBuf> {
+        let mut words = self.words.iter().filter_map(|word| word.to_str()?.strip_prefix("--"));
+        words.find_map(|word| Some(word.strip_prefix(option)?.strip_prefix('=')?.into()))
+    }
 }
 
 /// Why a file is not understood.

@@ -7,6 +7,7 @@ use crate::why::Why;
 use anyhow::{Context, Result, anyhow, bail};
 use forebay::host::runtime_dir::RuntimeDir;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Error, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -116,6 +117,12 @@ fn sockets() -> Result<Vec<PathBuf>> {
         }
     }
     Ok(found)
+}
+
+/// The same, and those of these that somebody listens at.
+pub fn listening(more: impl Iterator<Item = PathBuf>) -> Result<BTreeSet<PathBuf>> {
+    let more = more.filter(|path| UnixStream::connect(path).is_ok());
+    Ok(sockets()?.into_iter().chain(more).collect())
 }
 
 /// Whether a daemon names its socket so: `UUID.sock`.

@@ -98,6 +98,7 @@ fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
         Command::Config(args) => cmd::config::run(args),
         Command::Udev(args) => cmd::udev::run(args),
         Command::Pages(args) => cmd::pages::run(args),
+        Command::Removal(args) => cmd::removal::run(args),
         Command::Keep => attach::keep().map(|()| ExitCode::SUCCESS),
         Command::Layout => {
             out!("{}", upgrade::layout());

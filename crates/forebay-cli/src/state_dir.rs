@@ -171,6 +171,14 @@ impl StateDir {
         Ok(Ok(StateDir { path }))
     }
 
+    /// Those that are there, of the usual one and these.
+    pub fn there(more: impl Iterator<Item = PathBuf>) -> Vec<StateDir> {
+        let mut found: Vec<PathBuf> = usual().into_iter().chain(more).collect();
+        found.sort_unstable();
+        found.dedup();
+        found.into_iter().filter(|path| may_be_there(path)).map(|path| StateDir { path }).collect()
+    }
+
     /// What is known of a volume (N2).
     pub fn read(&self, cache: &str, volume: &str) -> Result<Option<Record>> {
         read(&self.path.join(file_name(cache, volume)))
@@ -179,6 +187,13 @@ impl StateDir {
     /// The volumes that a backing device is known to belong to.
     pub fn of_backing(&self, path: &Path) -> Result<Vec<Record>> {
         let found = Known::of(path);
+        let mut records = self.all()?;
+        records.retain(|record| record.backing.is_same(&found));
+        Ok(records)
+    }
+
+    /// All that is known.
+    pub fn all(&self) -> Result<Vec<Record>> {
         let failed = || format!("{}: cannot be read", self.path.display());
         let mut records = Vec::new();
         for entry in std::fs::read_dir(&self.path).with_context(failed)? {
@@ -188,7 +203,7 @@ impl StateDir {
             if is_hidden || entry.file_type().with_context(failed)?.is_dir() {
                 continue;
             }
-            records.extend(read(&entry.path())?.filter(|record| record.backing.is_same(&found)));
+            records.extend(read(&entry.path())?);
         }
         Ok(records)
     }

@@ -35,6 +35,7 @@ mod open_files;
 mod pages;
 mod permission;
 mod refused;
+mod removal;
 mod reserve;
 mod resize;
 mod scrub;

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `forebay removal`: what stands against taking the program off this machine, one line each. The package asks before it is
+//! removed (`packaging/debian/prerm`).
+//!
+//! Without the program nobody answers who has a volume open, and udev's rule is gone that keeps from everybody a backing device
+//! which lacks what only the cache has.
+
+use crate::args::RemovalArgs;
+use crate::config::{self, Config};
+use crate::control;
+use crate::state_dir::StateDir;
+use crate::status::{Status, VolumeStatus};
+use crate::units::{count, size};
+use anyhow::Result;
+use forebay::host::loop_device::{Holder, holders};
+use forebay::host::machine::Host;
+use rustix::fs::{Mode, OFlags};
+use std::collections::BTreeSet;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+pub fn run(args: &RemovalArgs) -> Result<ExitCode> {
+    // One that is not understood serves nothing that is not found in the usual places.
+    let paths = config::paths()?;
+    let configs: Vec<Config> = paths.iter().filter_map(|path| config::read(path).ok()).collect();
+    let of_files = |option| configs.iter().filter_map(move |config| config.path_of(option));
+    let (mut against, mut served) = (Vec::new(), BTreeSet::new());
+    let sockets: BTreeSet<PathBuf> = match &args.control {
+        Some(socket) => {
+            UnixStream::connect(socket).is_ok().then(|| socket.clone()).into_iter().collect()
+        }
+        None => control::listening(of_files("control"))?,
+    };
+    for socket in sockets {
+        match control::status_again(&socket) {
+            Ok(status) => {
+                against.extend(status.volumes.iter().flat_map(|it| of_volume(&status, it)));
+                served.insert(status.cache.uuid);
+            }
+            Err(error) => against.push(format!("{error:#}")),
+        }
+    }
+    // Of caches that nobody serves.
+    for dir in StateDir::there(of_files("state-dir")) {
+        for record in dir.all()? {
+            if record.dirty && !served.contains(&record.cache) {
+                against.push(format!(
+                    "{}: its cache, {}, may hold what is not yet on {}; forebay drain --cache {}",
+                    record.name,
+                    record.cache_path,
+                    record.backing.path.display(),
+                    record.cache_path
+                ));
+            }
+        }
+    }
+    against.iter().for_each(|line| out!("{line}"));
+    Ok(if against.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What stands against it of a volume that is served, or waits for its disk.
+fn of_volume(status: &Status, volume: &VolumeStatus) -> Vec<String> {
+    let VolumeStatus { name, backing, .. } = volume;
+    let mut against = Vec::new();
+    if volume.dirty {
+        let dirty = size(volume.dirty_bytes);
+        against.push(format!("{name}: {dirty} not yet on {backing}; forebay drain {name}"));
+    } else if volume.state == "frozen" || volume.lost_blocks > 0 {
+        let forget = "`forebay forget --lose-dirty` gives it up";
+        against.push(format!(
+            "{name}: {backing} alone lacks what the cache knows to be lost; {forget}"
+        ));
+    }
+    for (number, what) in
+        [(volume.nbd_clients, "NBD client"), (volume.vhost_user_clients, "virtual machine")]
+    {
+        if number > 0 {
+            let users = count(u64::from(number), what);
+            against.push(format!("{name}: has {users}; end them first"));
+        }
+    }
+    for text in &volume.attached {
+        let device = text.split(' ').next().unwrap_or(text);
+        let users = users_of(Path::new(device), status.pid);
+        if !users.is_empty() {
+            against.push(format!("{name}: {device}: {}; end that first", users.join(", ")));
+        }
+    }
+    against
+}
+
+/// Who has a block device, but for the daemon that it is of.
+fn users_of(device: &Path, daemon: u32) -> Vec<String> {
+    let host = Host::default();
+    let Some(node) = host.node_at_path(device) else { return Vec::new() };
+    let is_other = |holder: &Holder| !matches!(holder, Holder::Process { process_id, .. } if *process_id == daemon);
+    let found = holders(&host, node.number).into_iter().filter(is_other);
+    let mut found: Vec<String> = found.map(|it| it.to_string()).collect();
+    // Mounted in another namespace, or of what cannot be seen: the kernel knows.
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    if found.is_empty() && rustix::fs::open(device, flags, Mode::empty()).is_err() {
+        found.push("in use".into());
+    }
+    found
+}
