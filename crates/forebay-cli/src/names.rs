@@ -5,7 +5,8 @@
 //! # Invariants
 //!
 //! - **A1** A record is of one life of a device: it has the kernel's number of that (`diskseq`), so that
-//!   what a killed daemon left behind names nothing once the device is another.
+//!   what a killed daemon left behind names nothing once the device is another. Where the kernel has none (before
+//!   Linux 5.15) no device has a name.
 //! - **A2** A device that cannot be written down is attached all the same; it only has no name.
 
 use anyhow::{Context, Result};
@@ -26,10 +27,11 @@ pub struct Name {
 /// Writes down which volume a device is, and has udev look at it again.
 pub fn record(device: &Path, cache: &str, volume: &str) -> Result<()> {
     let Some(node) = Host::default().node_at_path(device) else { return Ok(()) };
+    let diskseq = node.attribute("diskseq");
+    let diskseq = diskseq.context("Linux tells one life of a device from the next from 5.15 on")?;
     let directory = RuntimeDir::open()?.path().join(DIRECTORY);
     std::fs::create_dir_all(&directory)?;
-    let diskseq = node.attribute("diskseq");
-    let name = Name { cache: cache.into(), volume: volume.into(), diskseq };
+    let name = Name { cache: cache.into(), volume: volume.into(), diskseq: Some(diskseq) };
     let path = directory.join(&node.name);
     std::fs::write(&path, serde_json::to_string(&name)?)
         .with_context(|| format!("{}: cannot be written", path.display()))?;
@@ -53,7 +55,9 @@ fn of_in(directory: &Path, node: &Node) -> Option<Name> {
     let whole = node.parent().unwrap_or_else(|| node.clone());
     let text = std::fs::read_to_string(directory.join(&whole.name)).ok()?;
     let name: Name = serde_json::from_str(&text).ok()?;
-    (name.diskseq == whole.attribute("diskseq")).then_some(name) // A1
+    // A1: what nobody knows is not the same.
+    let life = whole.attribute("diskseq")?;
+    (name.diskseq.as_ref() == Some(&life)).then_some(name)
 }
 
 const DIRECTORY: &str = "devices";
@@ -128,6 +132,12 @@ mod tests {
         assert_eq!(found("loop7p1"), Some(name));
         std::fs::write(disk.join("diskseq"), "13\n").unwrap();
         assert_eq!(found("loop7"), None);
+        // Before Linux 5.15: what a killed daemon left behind named the next program's loop device.
+        std::fs::remove_file(disk.join("diskseq")).unwrap();
+        assert_eq!(found("loop7"), None);
+        let unknown = Name { cache: "c".into(), volume: "v".into(), diskseq: None };
+        std::fs::write(root.join("loop7"), serde_json::to_string(&unknown).unwrap()).unwrap();
+        assert_eq!((found("loop7"), found("loop7p1")), (None, None));
         std::fs::remove_dir_all(root).unwrap();
     }
 }

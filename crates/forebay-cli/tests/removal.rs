@@ -63,7 +63,10 @@ fn the_package_stays_while_a_volume_is_in_use_or_dirty() {
     }
     drop(client);
     let said = refused(&scratch, "remove", "").unwrap();
-    assert!(said.contains("v: ") && said.contains(" not yet on ") && said.contains("forebay drain v"), "{said}");
+    assert!(
+        said.contains("v: ") && said.contains(" not yet on ") && said.contains("forebay drain v"),
+        "{said}"
+    );
     assert_eq!(refused(&scratch, "upgrade", ""), None);
     assert_eq!(refused(&scratch, "remove", "anyway"), None);
 
