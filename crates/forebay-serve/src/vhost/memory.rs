@@ -7,11 +7,15 @@
 //!   never a panic and never another's memory.
 //! - **G2** The guest may change its memory at any time. So nothing here lends it out: bytes are
 //!   copied, and only the copy is looked at, summed or believed.
+//! - **G3** Whether its pages stay in memory is for whoever gave them to say: a daemon that locks its own (`host/protect.rs`) would lock
+//!   each that it touches, and in time the whole guest.
 //!
 //! # Limits
 //!
 //! Whoever gave us the memory could cut its file short while it is mapped, and the next touch would
 //! end the daemon. The guest itself cannot; the front end could also just send a signal.
+
+#![allow(unsafe_code)]
 
 use super::wire::Region;
 use rustix::fs::fstat;
@@ -68,6 +72,13 @@ pub(super) fn map(file: OwnedFd, offset: u64, size: u64) -> io::Result<MmapRegio
         .map_err(io::Error::other)
 }
 
+/// A mapping is locked from its beginning where all that comes is to be (G3).
+fn unlock(mapping: &MmapRegion<()>) {
+    // One that stays locked is as good, and takes the host's memory.
+    // SAFETY: the range is this mapping, which is there, and no byte of it changes.
+    let _ = unsafe { rustix::mm::munlock(mapping.as_ptr().cast(), mapping.size()) };
+}
+
 /// Where in its file a mapping begins, and another descriptor of that.
 pub(super) fn file_of(mapping: &MmapRegion<()>) -> io::Result<(u64, OwnedFd)> {
     let file = mapping.file_offset().ok_or(io::ErrorKind::NotFound)?;
@@ -87,7 +98,9 @@ impl Memory {
             if ends.contains(&None) {
                 return Err(MemoryError::Overlap);
             }
-            regions.push(Mapped { guest, user, mapping: map(file, offset, size)? });
+            let mapping = map(file, offset, size)?;
+            unlock(&mapping);
+            regions.push(Mapped { guest, user, mapping });
         }
         regions.sort_by_key(|region| region.guest);
         let touch = |pair: &[Mapped]| pair[0].end() > pair[1].guest;
@@ -197,6 +210,7 @@ impl Mapped {
 mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::mm::MlockAllFlags;
 
     fn memfd(bytes: u64) -> OwnedFd {
         let fd = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd");
@@ -227,6 +241,39 @@ mod tests {
         assert_eq!(memory.load::<u16>(0x1001, Ordering::Relaxed), Err(Outside));
         assert_eq!(memory.guest_of_user(0x7000_3004), Ok(0x3004));
         assert_eq!(memory.guest_of_user(0x7000_4000), Err(Outside));
+    }
+
+    /// Kilobytes of the mapping at an address that are locked.
+    fn locked_kib(address: u64) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("procfs");
+        let mut lines = maps.lines().skip_while(|line| {
+            let start = line.split('-').next().and_then(|it| u64::from_str_radix(it, 16).ok());
+            start != Some(address)
+        });
+        let locked = lines.find_map(|line| line.strip_prefix("Locked:")).expect("it is mapped");
+        locked.trim().trim_end_matches(" kB").parse().expect("a number")
+    }
+
+    /// A daemon with block devices locks its memory, and with it locked what it touched of each guest's: the host could not swap
+    /// them any more.
+    #[test]
+    fn pages_of_a_guest_that_are_touched_are_not_locked() {
+        if !rustix::process::geteuid().is_root() {
+            return forebay_testing::skip("vhost memory: only root may lock as much as it likes");
+        }
+        let size = 64 << 10;
+        let later = MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+        rustix::mm::mlockall(later).expect("root may");
+        let table = [region(0, size)];
+        let ours = map(memfd(size), 0, size).expect("mapped");
+        let memory = Memory::map(&table, vec![memfd(size)]).expect("mapped");
+        let bytes = vec![7; size as usize];
+        memory.write(0, &bytes).expect("inside");
+        ours.get_slice(0, bytes.len()).expect("inside").copy_from(&bytes);
+        let at = |mapping: &MmapRegion<()>| locked_kib(mapping.as_ptr() as u64);
+        let found = (at(&ours), at(&memory.regions[0].mapping));
+        rustix::mm::munlockall().expect("root may");
+        assert_eq!(found, (64, 0), "what is not a guest's, and what is");
     }
 
     #[test]
