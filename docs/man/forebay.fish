@@ -57,7 +57,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand serve" -l config -d 'Tak
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l cache -d 'The formatted cache device or file; without it the volumes are their bare backing devices' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l volume -d 'A volume to add, or to change; those that the cache remembers are served without it' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l listen -d 'Where guests come in: nbd+unix:///PATH, nbd://127.0.0.1:PORT or vhost-user:///PATH; may be given again' -r
-complete -c forebay -n "__fish_forebay_using_subcommand serve" -l attach -d 'Which kernel block device is made of each volume' -r -f -a "auto\t'The best that this machine and user allow'
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l attach -d 'Which kernel block device is made of each volume' -r -f -a "auto\t'The best that this machine and user allow; devices that a daemon before has left go on as they were made'
 ublk\t'/dev/ublkbN, by the kernel\'s ublk driver; survives a kill of the daemon as root; else needs write access to /dev/ublk-control'
 nbd\t'/dev/nbdN, by the kernel\'s NBD client; survives a kill of the daemon; needs root'
 fuse\t'/dev/loopN, by FUSE and a loop device; survives a kill of the daemon (Linux 6.9); needs root'

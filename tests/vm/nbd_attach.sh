@@ -122,6 +122,30 @@ check "backing file alone: mount" mount -o ro,loop /run/odd.img /mnt
 check "backing file alone: everything is there" intact /mnt /run/sums
 check "backing file alone: unmount" umount /mnt
 
+# Without the driver of ublk this is the best that there is. When that comes, what is mounted goes on as it was made, and nothing else is begun.
+attach=auto more=
+go || fail "serve by the best kind"
+both_are_there
+check "auto: without ublk it is NBD" is "${odd%%[0-9]*} ${big%%[0-9]*}" "nbd nbd"
+check "auto: mount" mount "/dev/$odd" /mnt
+before="$odd $big"
+check "auto: the driver of ublk comes" modprobe ublk_drv
+check "auto: it is there" wait_for 10 test -e /dev/ublk-control
+kill_daemon
+refuses "auto: ublk is refused now" "odd has /dev/$odd \\(nbd\\), mounted at /mnt, which nobody would serve any more; leave attach at nbd" \
+    $FOREBAY serve --cache $S/cache512 --volume odd=/run/odd.img --volume big=$S/backing4096 --attach ublk
+go || fail "serve by what is left"
+check "auto: the same devices after kill -9" is "$(attached odd) $(attached big)" "$before"
+check "auto: upgrade" $FOREBAY upgrade --exec /run/forebay.new --control "$(control u)"
+check "auto: the same devices after an upgrade" is "$(attached odd) $(attached big)" "$before"
+check "auto: the mounted device is served" intact /mnt /run/sums
+check "auto: unmount" umount /mnt
+stop "auto: stop" u
+go || fail "serve by the best kind when nothing is left"
+both_are_there
+check "auto: it is ublk after a stop" is "${odd%%[0-9]*} ${big%%[0-9]*}" "ublkb ublkb"
+drain_and_stop "auto: drain and stop" u
+
 # Without a cache the device is its backing file.
 serve u --volume odd=/run/odd.img --attach nbd || fail "serve without a cache"
 odd=$(attached odd)

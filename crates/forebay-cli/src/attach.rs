@@ -4,6 +4,7 @@
 mod attached;
 #[cfg(feature = "fuse")]
 mod fuse;
+pub mod left;
 mod nbd;
 #[cfg(feature = "ublk")]
 mod ublk;
@@ -16,6 +17,7 @@ use anyhow::{Result, bail};
 use forebay_core::units::VolumeIndex;
 use forebay_serve::attach::{Attachments, DeviceVolume, Reports};
 use forebay_serve::server::Server;
+use left::{Known, LeftDevice};
 use std::path::PathBuf;
 
 /// A volume to be attached.
@@ -74,6 +76,16 @@ impl Kind {
         }
     }
 
+    /// The one that is asked for, if it is one.
+    fn asked(wanted: Attach) -> Option<Kind> {
+        match wanted {
+            Attach::None | Attach::Auto => None,
+            Attach::Ublk => Some(Kind::Ublk),
+            Attach::Nbd => Some(Kind::Nbd),
+            Attach::Fuse => Some(Kind::Fuse),
+        }
+    }
+
     /// Bytes of memory that its devices take, by part.
     pub fn memory_parts(self) -> Vec<(&'static str, u64)> {
         match self {
@@ -98,6 +110,20 @@ impl Kind {
             Kind::Fuse => fuse::obstacle(),
             #[cfg(not(all(feature = "fuse", feature = "ublk")))]
             kind => Some(format!("this program was built without the feature `{}`", kind.name())),
+        }
+    }
+
+    /// The devices of volumes that wait for the next daemon, each with its volume's name.
+    fn left(self, cache: &str, volumes: &[Known]) -> Result<Vec<(String, PathBuf)>> {
+        let _ = cache;
+        match self {
+            #[cfg(feature = "ublk")]
+            Kind::Ublk => ublk::left(volumes),
+            Kind::Nbd => nbd::left(volumes),
+            #[cfg(feature = "fuse")]
+            Kind::Fuse => fuse::left(cache),
+            #[cfg(not(all(feature = "fuse", feature = "ublk")))]
+            _ => Ok(Vec::new()),
         }
     }
 
@@ -150,35 +176,46 @@ pub fn keep() -> Result<()> {
     bail!("this program was built without the feature `fuse`")
 }
 
-/// What the devices are made by, if by anything. Says so, and what stands against the others.
-pub fn choose(wanted: Attach) -> Result<Option<Kind>> {
+/// What the devices of a cache are made by, if by anything. Says so, and what stands against the others.
+pub fn choose(wanted: Attach, cache: &str, volumes: &[Known]) -> Result<Option<Kind>> {
     let is_root = forebay::host::runtime_dir::Places::found().user_id == 0;
-    let (kind, says) = chosen(wanted, is_root, Kind::obstacle)?;
+    // Those of others end with their daemon.
+    let left = if is_root { left::find(cache, volumes)? } else { Vec::new() };
+    let (kind, says) = chosen(wanted, is_root, &left, Kind::obstacle)?;
     if let Some(says) = says {
         tracing::info!("{says}");
+    }
+    for other in left.iter().filter(|it| Some(it.kind) != kind) {
+        tracing::warn!("{other}, which nobody serves any more");
     }
     Ok(kind)
 }
 
-/// What is chosen and what is said of it, where these obstacles are.
+/// What is chosen and what is said of it, where these devices wait and these obstacles are.
 fn chosen(
     wanted: Attach,
     is_root: bool,
+    left: &[LeftDevice],
     obstacle: impl Fn(Kind) -> Option<String>,
 ) -> Result<(Option<Kind>, Option<String>)> {
-    let asked = match wanted {
-        Attach::None => return Ok((None, None)),
-        Attach::Auto => None,
-        Attach::Ublk => Some(Kind::Ublk),
-        Attach::Nbd => Some(Kind::Nbd),
-        Attach::Fuse => Some(Kind::Fuse),
-    };
+    let kept = left::kept(wanted, left)?;
+    if wanted == Attach::None {
+        return Ok((None, None));
+    }
+    let asked = Kind::asked(wanted);
     // Nobody else is given by `auto` what ends with the daemon.
     if !is_root && asked != Some(Kind::Ublk) {
         return refused(asked, "not root; run by root it would add a block device per volume");
     }
     if let Some(kind) = asked {
         return obstacle(kind).map_or(Ok((asked, None)), |why| refused(asked, &why));
+    }
+    if let (Some(kind), Some(first)) = (kept, left.first()) {
+        if let Some(why) = obstacle(kind) {
+            bail!("{first}, which cannot be served: {why}");
+        }
+        let says = format!("attaches volumes by {}, as the daemon before has", kind.name());
+        return Ok((kept, Some(says)));
     }
     let mut why_not = Vec::new();
     for kind in Kind::ALL {
@@ -230,8 +267,24 @@ mod tests {
 
     /// What is chosen and said where only these can be had.
     fn of(wanted: Attach, is_root: bool, had: &[Kind]) -> Result<(Option<Kind>, String), String> {
+        after(&[], wanted, is_root, had)
+    }
+
+    /// The same where a daemon before has left devices of these kinds.
+    fn after(
+        left: &[Kind],
+        wanted: Attach,
+        is_root: bool,
+        had: &[Kind],
+    ) -> Result<(Option<Kind>, String), String> {
+        let device = |kind: &Kind| LeftDevice {
+            kind: *kind,
+            device: format!("/dev/none/{}0", kind.name()).into(),
+            volume: "v".into(),
+        };
+        let left: Vec<LeftDevice> = left.iter().map(device).collect();
         let why = |kind: Kind| (!had.contains(&kind)).then(|| format!("no {}.ko", kind.name()));
-        let chosen = chosen(wanted, is_root, why);
+        let chosen = chosen(wanted, is_root, &left, why);
         chosen.map(|it| (it.0, it.1.unwrap_or_default())).map_err(|error| error.to_string())
     }
 
@@ -267,6 +320,38 @@ mod tests {
         }
         let ublk = of(Attach::Ublk, false, &Kind::ALL);
         assert_eq!(ublk, Ok((Some(Kind::Ublk), String::new())));
+    }
+
+    /// A better kind could be had by the next start, or another was asked for by then: it made new devices, and nobody served those that were
+    /// mounted.
+    #[test]
+    fn what_is_left_goes_on_by_its_own_kind_or_nothing_does() {
+        let (nbd, all) = (&[Kind::Nbd][..], &Kind::ALL[..]);
+        let says = "attaches volumes by nbd, as the daemon before has".to_owned();
+        assert_eq!(after(nbd, Attach::Auto, true, all), Ok((Some(Kind::Nbd), says)));
+        assert_eq!(after(nbd, Attach::Nbd, true, all), Ok((Some(Kind::Nbd), String::new())));
+        let has = "volume v has /dev/none/nbd0 (nbd)";
+        let why = "which nobody would serve any more; leave attach at nbd until a stop has taken that device away";
+        for (wanted, name) in
+            [(Attach::Ublk, "ublk"), (Attach::Fuse, "fuse"), (Attach::None, "none")]
+        {
+            let refused = Err(format!("--attach {name}: {has}, {why}"));
+            assert_eq!(after(nbd, wanted, true, all), refused);
+        }
+        let gone = Err(format!("{has}, which cannot be served: no nbd.ko"));
+        assert_eq!(after(nbd, Attach::Auto, true, &[Kind::Ublk]), gone);
+    }
+
+    #[test]
+    fn what_is_left_of_several_kinds_is_for_the_user_to_choose_from() {
+        let left = [Kind::Ublk, Kind::Nbd];
+        let refused = after(&left, Attach::Auto, true, &Kind::ALL).unwrap_err();
+        let both = "volume v has /dev/none/ublk0 (ublk), and volume v has /dev/none/nbd0 (nbd): ";
+        assert!(refused.starts_with(both) && refused.contains("--attach"), "{refused}");
+        for (wanted, kind) in [(Attach::Ublk, Kind::Ublk), (Attach::Nbd, Kind::Nbd)] {
+            assert_eq!(after(&left, wanted, true, &Kind::ALL), Ok((Some(kind), String::new())));
+        }
+        assert!(after(&left, Attach::Fuse, true, &Kind::ALL).is_err());
     }
 
     #[test]

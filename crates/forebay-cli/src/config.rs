@@ -20,11 +20,11 @@ pub mod show;
 
 pub use file::Mistake;
 
-use crate::args::{Args, Command, ServeArgs, VolumeSpec};
+use crate::args::{Args, Attach, Command, ServeArgs, VolumeSpec};
 use crate::upgrade;
 use anyhow::{Context, Result, bail};
 use clap::error::ErrorKind;
-use clap::{CommandFactory, FromArgMatches};
+use clap::{CommandFactory, FromArgMatches, Parser};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -168,9 +168,14 @@ pub fn with_file(args: Args, given: Vec<OsString>) -> Result<Args> {
     // They come from a text, so each is one.
     let texts = words.iter().map(|word| Some(word.to_str()?.to_owned()));
     texts.collect::<Option<_>>().into_iter().for_each(upgrade::keep_settings);
+    with_words(serve, &words, given)
+}
+
+/// The arguments with these of a file.
+fn with_words(serve: &ServeArgs, words: &[OsString], given: Vec<OsString>) -> Result<Args> {
     // `forebay serve`, and what comes after it.
     let rest = given.into_iter().skip(2);
-    let matches = file_command().try_get_matches_from(line(&words).chain(rest))?;
+    let matches = file_command().try_get_matches_from(line(words).chain(rest))?;
     let mut both = Args::from_arg_matches(&matches)?;
     if let Command::Serve(both) = &mut both.command {
         let is_given = |spec: &VolumeSpec| serve.volumes.iter().any(|it| it.name == spec.name);
@@ -179,6 +184,18 @@ pub fn with_file(args: Args, given: Vec<OsString>) -> Result<Args> {
         once(both)?;
     }
     Ok(both)
+}
+
+/// What the next program of this daemon makes of its command line, and of its file as that is now: as this program understands both.
+pub fn next_attach() -> Result<Attach> {
+    let given: Vec<OsString> = std::env::args_os().collect();
+    let args = Args::try_parse_from(&given)?;
+    let Command::Serve(serve) = &args.command else { bail!("it does not serve") };
+    let Some(path) = chosen(serve)? else { return Ok(serve.attach) };
+    match with_words(serve, &read(&path)?.words, given)?.command {
+        Command::Serve(both) => Ok(both.attach),
+        _ => bail!("it does not serve"),
+    }
 }
 
 /// No volume and no device comes twice: one that is served already cannot begin anew.
@@ -244,7 +261,6 @@ fn serve_command() -> clap::Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
 
     fn combined(text: &str, more: &[&str]) -> ServeArgs {
         let path = std::env::temp_dir().join(format!(

@@ -29,6 +29,13 @@ pub fn take(name: &str) -> Option<OwnedFd> {
     Some(stored.swap_remove(at).1)
 }
 
+/// Whether there is one of that name.
+#[cfg_attr(not(feature = "fuse"), allow(dead_code))]
+pub fn has(name: &str) -> bool {
+    let stored = STORED.lock().unwrap_or_else(PoisonError::into_inner);
+    stored.iter().any(|(it, _)| it == name)
+}
+
 /// Closes what nobody wanted.
 pub fn close_rest() {
     STORED.lock().unwrap_or_else(PoisonError::into_inner).clear();

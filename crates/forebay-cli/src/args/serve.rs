@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Which kernel block device is made of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Attach {
-    /// The best that this machine and user allow
+    /// The best that this machine and user allow; devices that a daemon before has left go on as they were made
     Auto,
     /// /dev/ublkbN, by the kernel's ublk driver; survives a kill of the daemon as root; else needs write access to /dev/ublk-control
     Ublk,

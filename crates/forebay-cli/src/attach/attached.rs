@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The daemon's view of its kernel block devices: what to say of them, and when they are gone.
 
+use super::left::LeftDevice;
 use super::{Begun, Kind};
 use crate::names;
 use anyhow::{Context, Result};
@@ -279,14 +280,19 @@ impl Attached {
     /// `/dev/loop3 (fuse), mounted at /mnt`.
     pub fn text(&self, volume: VolumeIndex) -> Option<String> {
         let device = self.reports.device(volume)?;
-        let mut text = format!("{} ({})", device.display(), self.kind.name());
+        let mut text = device_text(device, self.kind);
         if self.kind == Kind::Ublk && !self.outlive() {
             text += ", ends with the daemon";
         }
-        for mount_point in mount_points(device) {
-            text += &format!(", mounted at {}", mount_point.display());
-        }
         Some(text)
+    }
+
+    /// Those that wait for the next program of this daemon.
+    pub fn left(&self) -> impl Iterator<Item = LeftDevice> {
+        self.names.iter().filter_map(|(volume, name)| {
+            let device = self.reports.device(*volume)?.to_owned();
+            Some(LeftDevice { kind: self.kind, device, volume: name.clone() })
+        })
     }
 
     /// Whether it is the device of a volume on its way out. One that has gone has none.
@@ -297,6 +303,15 @@ impl Attached {
     fn name(&self, volume: VolumeIndex) -> &str {
         self.names.iter().find(|name| name.0 == volume).map_or("", |name| &name.1)
     }
+}
+
+/// `/dev/loop3 (fuse), mounted at /mnt`.
+pub fn device_text(device: &Path, kind: Kind) -> String {
+    let mut text = format!("{} ({})", device.display(), kind.name());
+    for mount_point in mount_points(device) {
+        text += &format!(", mounted at {}", mount_point.display());
+    }
+    text
 }
 
 /// Where the device and its partitions are mounted. Reads tables in memory only, no device.

@@ -14,9 +14,9 @@ use forebay_serve::fuse::attach::FuseAttachments;
 use forebay_serve::fuse::mount::{FuseMount, FuseVolume, Kept, clear_stale, is_unmounted};
 use forebay_serve::server::Server;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Why it cannot be had.
@@ -55,6 +55,36 @@ fn split_by_names(
     (apart, together)
 }
 
+/// The devices over a cache's mounts whose connections are kept for the next daemon. Others give errors only.
+pub fn left(cache: &str) -> Result<Vec<(String, PathBuf)>> {
+    let runtime = RuntimeDir::open()?;
+    let mut left = Vec::new();
+    for found in Host::default().loops() {
+        let file = &found.backing_file;
+        let (Some(directory), Some(name)) = (file.parent(), file.file_name()) else { continue };
+        let place = directory.strip_prefix(runtime.path()).ok().and_then(Path::to_str);
+        let Some(place) = place.and_then(|place| place.strip_suffix(".fuse")) else { continue };
+        let rest = place.strip_prefix(cache);
+        let is_ours = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        if is_ours && is_kept(runtime.path(), place) {
+            let device = Path::new("/dev").join(&found.node.name);
+            left.push((name.to_string_lossy().into_owned(), device));
+        }
+    }
+    Ok(left)
+}
+
+/// Whether the connection of a mount is kept by anybody. Its keeper takes a caller who goes for a daemon that was killed.
+fn is_kept(runtime: &Path, place: &str) -> bool {
+    let keeper = runtime.join(format!("{place}.keeper"));
+    stored::has(&stored_name(place)) || UnixStream::connect(keeper).is_ok()
+}
+
+/// What the service manager calls the connection of a mount.
+fn stored_name(place: &str) -> String {
+    format!("fuse-{place}")
+}
+
 /// Goes on with what a killed daemon left; or clears it away, mounts, and begins to attach.
 pub fn begin(server: &mut Server, place: &str, wanted: Vec<Wanted>) -> Result<Begun> {
     let runtime = RuntimeDir::open()?;
@@ -62,7 +92,7 @@ pub fn begin(server: &mut Server, place: &str, wanted: Vec<Wanted>) -> Result<Be
     let keeper = runtime.path().join(format!("{place}.keeper"));
     let shown = directory.display();
     let volumes: Vec<FuseVolume> = wanted.into_iter().map(file).collect();
-    let name = format!("fuse-{place}");
+    let name = stored_name(place);
     let store = |descriptor: BorrowedFd<'_>| stored::keep(&name, descriptor);
     let before = Kept { keeper: &keeper, program: keeper_program(), stored: stored::take(&name) };
     let found = FuseMount::take_over(&directory, volumes.clone(), before, &store)

@@ -2,6 +2,7 @@
 //! The kernel's NBD client: whether it can be used here, and the beginning.
 
 use super::attached::chain;
+use super::left::Known;
 use super::{Begun, Wanted};
 use crate::upgrade;
 use anyhow::{Context, Result};
@@ -10,6 +11,7 @@ use forebay_serve::nbd::device::attach;
 use forebay_serve::nbd::device::control::Control;
 use forebay_serve::passage::Passage;
 use forebay_serve::server::Server;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 /// Of kernel NBD devices, whichever volumes they are of.
@@ -29,6 +31,14 @@ impl NbdDevices {
 /// Why it cannot be had.
 pub fn obstacle() -> Option<String> {
     Control::open().err().map(|error| chain(&error))
+}
+
+/// The devices of volumes that wait for the next daemon.
+pub fn left(volumes: &[Known]) -> Result<Vec<(String, PathBuf)>> {
+    let of = |volume: &Known| -> Result<_> {
+        Ok(attach::left(&volume.uuid)?.map(|device| (volume.name.clone(), device)))
+    };
+    volumes.iter().filter_map(|volume| of(volume).transpose()).collect()
 }
 
 /// Begins to connect the devices, or to take over those of a daemon that is gone.

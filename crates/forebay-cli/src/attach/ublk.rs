@@ -2,13 +2,14 @@
 //! ublk: whether it can be used here, and the beginning.
 
 use super::attached::chain;
+use super::left::Known;
 use super::{Begun, Wanted};
 use anyhow::{Context, Result};
 use forebay_serve::attach::DeviceVolume;
 use forebay_serve::server::Server;
 use forebay_serve::ublk::attach;
 use forebay_serve::ublk::control::Control;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Why it cannot be had.
 pub fn obstacle() -> Option<String> {
@@ -16,6 +17,19 @@ pub fn obstacle() -> Option<String> {
         return Some("/dev/ublk-control is missing; `modprobe ublk_drv` adds it".into());
     }
     Control::open().err().map(|error| chain(&error))
+}
+
+/// The devices of volumes that wait for the next daemon. Where the driver cannot be asked nobody can take one over.
+pub fn left(volumes: &[Known]) -> Result<Vec<(String, PathBuf)>> {
+    let mut control = match obstacle() {
+        None => Control::open()?,
+        Some(_) => return Ok(Vec::new()),
+    };
+    let mut of = |volume: &Known| -> Result<_> {
+        let device = attach::left(&mut control, &volume.uuid)?;
+        Ok(device.map(|device| (volume.name.clone(), device)))
+    };
+    volumes.iter().filter_map(|volume| of(volume).transpose()).collect()
 }
 
 /// Makes the devices, or takes over those of a daemon that is gone, and begins to start them.

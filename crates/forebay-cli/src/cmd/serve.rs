@@ -50,6 +50,7 @@ use growing::Growing;
 use leaving::Leaving;
 use listening::Addresses;
 use look::Looked;
+use opening::Opened;
 use rates::Rates;
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -172,11 +173,21 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         attach::protect_thread();
     }
     allow_open_files();
-    let attaches = attach::choose(args.attach)?;
+    let signals = Signals::catch()?;
+    upgrade::carry_signals(signals.clone());
+    // What was served until just now is there, and guests wait.
+    let timeout = if upgrade::is_executed() { Duration::ZERO } else { args.device_timeout };
+    let patience = Patience::new(timeout, Some(signals.clone()));
+    let backings: Vec<&Path> = args.volumes.iter().map(|it| it.backing.path.as_path()).collect();
+    let find = |name| patience.find_holding(name, "cache device", &backings);
+    let cache = Opened::open(args.cache.as_deref().map(find).transpose()?)?;
+    // Only who has the cache may say what becomes of its volumes' devices.
+    let attaches = attach::choose(args.attach, &cache.uuid(), &cache.volumes(args))?;
     attaches.into_iter().for_each(attach::leave_mounts);
     let next = thread::scope(|scope| {
         let serving = thread::Builder::new().name("serve".into());
-        let serving = serving.spawn_scoped(scope, || serve(args, attaches, before))?;
+        let serving = serving
+            .spawn_scoped(scope, || serve(args, (cache, attaches), (signals, &patience), before))?;
         serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     match next? {
@@ -187,21 +198,18 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     }
 }
 
-fn serve(args: &ServeArgs, attaches: Option<Kind>, before: &mut Option<Before>) -> Result<Next> {
-    let signals = Signals::catch()?;
-    upgrade::carry_signals(signals.clone());
+fn serve(
+    args: &ServeArgs,
+    (cache, attaches): (Opened, Option<Kind>),
+    (signals, patience): (Signals, &Patience),
+    before: &mut Option<Before>,
+) -> Result<Next> {
     if attaches.is_some() {
         attach::protect();
     }
-    // What was served until just now is there, and guests wait.
-    let timeout = if upgrade::is_executed() { Duration::ZERO } else { args.device_timeout };
-    let patience = Patience::new(timeout, Some(signals.clone()));
-    let backings: Vec<&Path> = args.volumes.iter().map(|it| it.backing.path.as_path()).collect();
-    let find = |name| patience.find_holding(name, "cache device", &backings);
-    let cache = args.cache.as_deref().map(find).transpose()?;
     let mut daemon = Daemon::open(cache, args, attaches)?;
     daemon.hear(signals)?;
-    let (control, metrics) = match daemon.begin(args, &patience) {
+    let (control, metrics) = match daemon.begin(args, patience) {
         Ok(begun) => begun,
         Err(error) => {
             // The next start finds it as this one did. What was wrong first is what matters.

@@ -9,6 +9,7 @@ mod bench;
 mod device;
 mod file_system;
 mod keeper;
+mod kept;
 mod larger;
 mod lost;
 mod manager;

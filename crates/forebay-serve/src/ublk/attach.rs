@@ -38,8 +38,8 @@ const RANGE_SECTORS_MAX: u32 = u32::MAX / SECTOR_BYTES as u32;
 const LET_GO: Duration = Duration::from_secs(60);
 
 /// What the kernel keeps with a volume's device (U2): never 0, which others have.
-fn mark(volume: &DeviceVolume) -> u64 {
-    let (high, low) = volume.uuid.split_at(8);
+fn mark(uuid: &[u8; 16]) -> u64 {
+    let (high, low) = uuid.split_at(8);
     let fold = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all << 8 | u64::from(*byte));
     (fold(high) ^ fold(low)).max(1)
 }
@@ -103,7 +103,7 @@ pub fn begin(
                 let (device, is_let_go) = Device::new(queue, volume.index);
                 devices.push(device);
                 let logical_block = volume.logical_block;
-                let mark = mark(volume);
+                let mark = mark(&volume.uuid);
                 served.push(Served { number: it.number, mark, logical_block, is_let_go });
                 prepared.push(it);
             }
@@ -126,8 +126,14 @@ pub fn begin(
     Ok((attachments, front_end, reports))
 }
 
+/// The device of a volume that waits for the next process, or is served by one. One that was never started is none.
+pub fn left(control: &mut Control, uuid: &[u8; 16]) -> Result<Option<PathBuf>, UblkError> {
+    let found = control.find(mark(uuid))?.filter(|found| found.state != State::Dead);
+    Ok(found.map(|found| block_path(found.number)))
+}
+
 fn prepare(control: &mut Control, volume: &DeviceVolume) -> Result<(Prepared, Queue), UblkError> {
-    let found = match control.find(mark(volume))? {
+    let found = match control.find(mark(&volume.uuid))? {
         // Made, and never started: its process was killed in between.
         Some(DeviceInfo { state: State::Dead, number, .. }) => {
             control.delete(number)?;
@@ -137,7 +143,7 @@ fn prepare(control: &mut Control, volume: &DeviceVolume) -> Result<(Prepared, Qu
     };
     let parameters = parameters(volume, control.request_bytes_max());
     let (made, taken_over) = match found {
-        None => (control.add(mark(volume), &parameters, volume.lends)?, None),
+        None => (control.add(mark(&volume.uuid), &parameters, volume.lends)?, None),
         Some(found) => {
             let before = control.parameters(found.number)?;
             check_alike(found.number, before, parameters)?;
@@ -355,11 +361,11 @@ mod tests {
     #[test]
     fn marks_of_different_volumes_differ_and_none_is_zero() {
         let with = |at: usize| {
-            let mut it = volume(1 << 20, 512);
-            it.uuid[at] = 1;
-            mark(&it)
+            let mut uuid = [0; 16];
+            uuid[at] = 1;
+            mark(&uuid)
         };
-        assert_eq!(mark(&volume(1 << 20, 512)), 1);
+        assert_eq!(mark(&[0; 16]), 1);
         assert_eq!(with(0), 1 << 56);
         assert_eq!(with(14), 1 << 8);
         assert_ne!(with(3), with(4));

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use forebay::shard::uuid_text;
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
@@ -95,14 +96,7 @@ impl Daemon {
         if self.cache_path.is_some() {
             return recorded.uuid;
         }
-        // FNV-1a.
-        let bytes = served.backing.as_os_str().as_encoded_bytes();
-        let hash = bytes.iter().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
-        });
-        let mut uuid = [0; 16];
-        uuid[..8].copy_from_slice(&hash.to_le_bytes());
-        uuid
+        uuid_of_bare(&served.backing)
     }
 
     /// Detaches the block devices when nobody holds them any more, and serves until then. A
@@ -133,6 +127,18 @@ impl Daemon {
         self.attached.clear();
         Ok(())
     }
+}
+
+/// What a volume is known by that is recorded nowhere.
+pub(super) fn uuid_of_bare(backing: &Path) -> [u8; 16] {
+    // FNV-1a.
+    let bytes = backing.as_os_str().as_encoded_bytes();
+    let hash = bytes.iter().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
+    });
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&hash.to_le_bytes());
+    uuid
 }
 
 /// Where the device of a volume is made that came when the others had theirs.

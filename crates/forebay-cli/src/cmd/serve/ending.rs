@@ -3,10 +3,10 @@
 
 use super::stale::LastNotes;
 use super::{Daemon, Served};
-use crate::attach::Attached;
+use crate::attach::{self, Attached};
 use crate::units::{clock, count, size};
 use crate::upgrade::{CACHE, Disk, Left};
-use crate::{backing, upgrade};
+use crate::{backing, config, upgrade};
 use anyhow::{Context, Result, bail};
 use forebay::shard::Shard;
 use forebay_core::engine::CacheHealth;
@@ -57,6 +57,11 @@ impl Daemon {
         }
         for disk in self.disks() {
             disk.0.check(disk.1)?;
+        }
+        // What this program does not understand the next one may; if not, that refuses.
+        if let Ok(wanted) = config::next_attach() {
+            let left: Vec<_> = self.attached.iter().flat_map(Attached::left).collect();
+            attach::left::kept(wanted, &left)?;
         }
         match self.attached.iter().find(|attached| !attached.outlive()) {
             Some(attached) => bail!(

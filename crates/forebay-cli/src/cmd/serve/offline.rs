@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Draining a cache that nobody serves.
 
+use super::opening::Opened;
 use super::{DURABLE, Daemon};
 use crate::args::{Args, Command, ServeArgs};
 use crate::cmd::drain::Progress;
@@ -25,7 +26,7 @@ pub fn drain_offline(
     let Command::Serve(args) = Args::parse_from(given).command else {
         unreachable!("the words above are a serve");
     };
-    let mut daemon = Daemon::open(Some(cache.to_owned()), &args, None)?;
+    let mut daemon = Daemon::open(Opened::open(Some(cache.to_owned()))?, &args, None)?;
     let drained = daemon.drain_to_the_end(&args, name);
     // However that went, the next start finds the cache closed.
     let closed = daemon.close(DURABLE);

@@ -2,16 +2,20 @@
 //! Opening the cache, and saying what was found.
 
 use super::Daemon;
+use super::devices::uuid_of_bare;
 use super::watch::Watch;
 use crate::args::{IoChoice, SEGMENT_BYTES_LEAST, ServeArgs, VolumeSpec};
+use crate::attach::left::Known;
 use crate::attach::{Kind, NbdDevices};
+use crate::late::Patience;
 use crate::state_dir::StateDir;
 use crate::units::{count, size};
 use crate::{backing, memory, upgrade};
 use anyhow::{Context, Result};
+use forebay::cache::Found;
 use forebay::host::notify::watchdog_interval;
-use forebay::io::{Device, MemoryDevice, OperationKind, ReactorKind};
-use forebay::shard::{CACHE_SOURCE, Opening, ShardOptions, wall_now};
+use forebay::io::{Device, MemoryDevice, OperationKind, ReactorKind, Stats};
+use forebay::shard::{CACHE_SOURCE, Opening, ShardOptions, uuid_text, wall_now};
 use forebay_core::engine::{Acknowledge, Config};
 use forebay_core::limits::CACHE_BYTES_MIN;
 use forebay_core::log::recovery::Damage;
@@ -26,31 +30,62 @@ use tracing::{info, warn};
 /// memory for: it is taken at the start.
 const SPARE_VOLUMES: usize = 2;
 
-impl Daemon {
-    /// `devices`: what volumes will be attached by.
-    pub(super) fn open(
-        cache: Option<PathBuf>,
-        args: &ServeArgs,
-        devices: Option<Kind>,
-    ) -> Result<Daemon> {
-        // Before anything is changed: where it cannot be looked at nothing is served.
-        let state_dir = StateDir::open(args.state_dir.as_deref())?;
-        let mut options = options(args);
-        let device: Box<dyn Device> = match &cache {
+/// A cache that is open for us alone, and what it says of itself. Nothing is changed yet.
+pub(super) struct Opened {
+    /// None where volumes are served bare.
+    path: Option<PathBuf>,
+    device: Box<dyn Device>,
+    stats: Stats,
+    found: Found,
+}
+
+impl Opened {
+    pub(super) fn open(path: Option<PathBuf>) -> Result<Opened> {
+        let device: Box<dyn Device> = match &path {
             Some(path) => {
                 Box::new(match backing::take_left(upgrade::CACHE, path, CACHE_SOURCE, None)? {
                     Some(device) => device,
                     None => backing::open_exclusive(path, CACHE_SOURCE, None)?,
                 })
             }
-            None => {
-                // Nothing is ever in it, so nothing has to outlive the process.
-                (options.shared, options.lasting) = (false, false);
-                Box::new(no_cache()?)
-            }
+            None => Box::new(no_cache()?),
         };
-        let (device, cache_stats) = backing::counted(device);
+        let (device, stats) = backing::counted(device);
         let found = forebay::cache::read_superblock(device.as_ref())?;
+        Ok(Opened { path, device, stats, found })
+    }
+
+    /// Its identity.
+    pub(super) fn uuid(&self) -> String {
+        uuid_text(&self.found.superblock.uuid)
+    }
+
+    /// The volumes that may have a device already.
+    pub(super) fn volumes(&self, args: &ServeArgs) -> Vec<Known> {
+        if self.path.is_some() {
+            let recorded = self.found.superblock.volumes.iter().flatten();
+            return recorded.map(|it| Known { name: it.name.clone(), uuid: it.uuid }).collect();
+        }
+        // A disk that is not there yet is none that was served.
+        let of = |spec: &VolumeSpec| {
+            let path = Patience::none().find(&spec.backing.path, "backing device").ok()?;
+            Some(Known { name: spec.name.clone(), uuid: uuid_of_bare(&path) })
+        };
+        args.volumes.iter().filter_map(of).collect()
+    }
+}
+
+impl Daemon {
+    /// `devices`: what volumes will be attached by.
+    pub(super) fn open(cache: Opened, args: &ServeArgs, devices: Option<Kind>) -> Result<Daemon> {
+        // Before anything is changed: where it cannot be looked at nothing is served.
+        let state_dir = StateDir::open(args.state_dir.as_deref())?;
+        let mut options = options(args);
+        let Opened { path: cache, device, stats: cache_stats, found } = cache;
+        if cache.is_none() {
+            // Nothing is ever in it, so nothing has to outlive the process.
+            (options.shared, options.lasting) = (false, false);
+        }
         let recorded = || found.superblock.volumes.iter().flatten();
         let is_new = |wanted: &&VolumeSpec| recorded().all(|volume| volume.name != wanted.name);
         let volumes = recorded().count() + args.volumes.iter().filter(is_new).count();

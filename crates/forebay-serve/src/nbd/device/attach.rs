@@ -16,7 +16,7 @@
 
 use super::CONNECTION_COUNT_MAX;
 use super::carried::{CarriedDevice, Expected};
-use super::control::{Control, NbdDeviceError, Shape, number_of, path_of};
+use super::control::{Control, DEVICES, NbdDeviceError, Shape, find_in, number_of, path_of};
 use super::front_end::{Arrival, NbdDeviceFrontEnd, Slot};
 use crate::attach::{Attachments, DeviceVolume, Geometry, Report, Reports, Teller};
 use crate::attach::{detach_each, once, spawn, spawn_apart};
@@ -68,10 +68,20 @@ pub(super) fn session(volume: &DeviceVolume, connections: usize) -> Session {
     Session::new(0, &export, Agreed::default())
 }
 
+/// A volume, in the words of D1.
+fn name_of(uuid: &[u8; 16]) -> String {
+    format!("forebay-{}", uuid_text(uuid))
+}
+
+/// The device of a volume that waits for the next process, or is served by one. The driver is not asked, so it is not loaded for that.
+pub fn left(uuid: &[u8; 16]) -> Result<Option<PathBuf>, NbdDeviceError> {
+    Ok(find_in(Path::new(DEVICES), &name_of(uuid))?.map(path_of))
+}
+
 fn shape(volume: &DeviceVolume, connections: usize, session: &Session) -> Shape {
     let logical_block = session.logical_block.bytes().into();
     Shape {
-        volume: format!("forebay-{}", uuid_text(&volume.uuid)),
+        volume: name_of(&volume.uuid),
         connections,
         geometry: Geometry { size_bytes: session.size_bytes, logical_block },
         flags: session.transmission_flags(),

@@ -18,6 +18,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+/// Where the kernel says what devices there are.
+pub(super) const DEVICES: &str = "/sys/block";
 const SECTOR_BYTES: u64 = 512;
 /// Datagrams of an answer; there are two.
 const DATAGRAM_COUNT_MAX: usize = 64;
@@ -100,14 +102,14 @@ impl Shape {
             several => format!("{}/{several}", self.volume),
         }
     }
+}
 
-    /// With how many connections the device that has this identifier was made, if it is one of the volume.
-    fn connections_of(&self, identifier: &str) -> Option<usize> {
-        let rest = identifier.strip_prefix(&self.volume)?;
-        match rest.strip_prefix('/') {
-            Some(count) => count.parse().ok().filter(|it| (2..=CONNECTION_COUNT_MAX).contains(it)),
-            None => rest.is_empty().then_some(1),
-        }
+/// With how many connections the device that has this identifier was made, if it is one of the volume.
+fn connections_of(volume: &str, identifier: &str) -> Option<usize> {
+    let rest = identifier.strip_prefix(volume)?;
+    match rest.strip_prefix('/') {
+        Some(count) => count.parse().ok().filter(|it| (2..=CONNECTION_COUNT_MAX).contains(it)),
+        None => rest.is_empty().then_some(1),
     }
 }
 
@@ -140,6 +142,33 @@ fn differs(device: PathBuf, found: Geometry, expected: Geometry) -> Result<(), N
     Err(NbdDeviceError::Differs { device, found, expected })
 }
 
+fn attribute_path(devices: &Path, number: u32, name: &str) -> PathBuf {
+    devices.join(format!("nbd{number}/{name}"))
+}
+
+fn attribute(devices: &Path, number: u32, name: &str) -> io::Result<Option<String>> {
+    let text = if_there(fs::read_to_string(attribute_path(devices, number, name)))?;
+    Ok(text.map(|text| text.trim_end().to_owned()))
+}
+
+/// The device that was made for a volume. What cannot be read now is no sign that there is none.
+pub(super) fn find_in(devices: &Path, volume: &str) -> Result<Option<u32>, NbdDeviceError> {
+    let unread = |source| {
+        let device = devices.display().to_string();
+        NbdDeviceError::Command { device, attempted: "read", source }
+    };
+    for entry in if_there(fs::read_dir(devices)).map_err(unread)?.into_iter().flatten() {
+        let name = entry.map_err(unread)?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("nbd")?.parse().ok());
+        let Some(number) = number else { continue };
+        let identifier = attribute(devices, number, "backend").map_err(unread)?;
+        if identifier.is_some_and(|it| connections_of(volume, &it).is_some()) {
+            return Ok(Some(number));
+        }
+    }
+    Ok(None)
+}
+
 /// The driver's netlink family, and where it says what there is.
 pub struct Control {
     socket: OwnedFd,
@@ -164,7 +193,7 @@ impl Control {
 
     /// Looks for the driver, and whether it knows all that a device is given (D1).
     pub(super) fn on(socket: OwnedFd) -> Result<Control, NbdDeviceError> {
-        let (family, devices) = (wire::CONTROL, PathBuf::from("/sys/block"));
+        let (family, devices) = (wire::CONTROL, PathBuf::from(DEVICES));
         let mut control = Control { socket, family, sequence: 0, devices };
         let mut family = |wanted| {
             let name = Attributes::default().text(wire::FAMILY_NAME, "nbd");
@@ -185,36 +214,18 @@ impl Control {
         Ok(control)
     }
 
-    fn attribute_path(&self, number: u32, name: &str) -> PathBuf {
-        self.devices.join(format!("nbd{number}/{name}"))
-    }
-
     fn attribute(&self, number: u32, name: &str) -> io::Result<Option<String>> {
-        let text = if_there(fs::read_to_string(self.attribute_path(number, name)))?;
-        Ok(text.map(|text| text.trim_end().to_owned()))
+        attribute(&self.devices, number, name)
     }
 
     /// If a device is connected and was made for a volume: by how many connections.
     pub(super) fn connections_of(&self, number: u32, shape: &Shape) -> Option<usize> {
-        shape.connections_of(&self.attribute(number, "backend").ok()??)
+        connections_of(&shape.volume, &self.attribute(number, "backend").ok()??)
     }
 
-    /// The device that was made for a volume. What cannot be read now is no sign that there is none.
+    /// The device that was made for a volume.
     pub(super) fn find(&self, shape: &Shape) -> Result<Option<u32>, NbdDeviceError> {
-        let unread = |source| {
-            let device = self.devices.display().to_string();
-            NbdDeviceError::Command { device, attempted: "read", source }
-        };
-        for entry in if_there(fs::read_dir(&self.devices)).map_err(unread)?.into_iter().flatten() {
-            let name = entry.map_err(unread)?.file_name();
-            let number = name.to_str().and_then(|name| name.strip_prefix("nbd")?.parse().ok());
-            let Some(number) = number else { continue };
-            let identifier = self.attribute(number, "backend").map_err(unread)?;
-            if identifier.is_some_and(|it| shape.connections_of(&it).is_some()) {
-                return Ok(Some(number));
-            }
-        }
-        Ok(None)
+        find_in(&self.devices, &shape.volume)
     }
 
     /// A device that is taken over stays as it was made, or grows with its volume. Says whether it is to grow.
@@ -245,7 +256,7 @@ impl Control {
             let found = self.attribute(number, name).ok().flatten().unwrap_or_default();
             // The one that is chosen is in brackets.
             if found != value && !found.contains(&format!("[{value}]")) {
-                let _ = fs::write(self.attribute_path(number, name), value);
+                let _ = fs::write(attribute_path(&self.devices, number, name), value);
             }
         }
     }
@@ -376,11 +387,11 @@ mod tests {
         let geometry = Geometry { size_bytes: 1 << 30, logical_block: 512 };
         let shape = Shape { volume: "forebay-a".into(), connections: 1, geometry, flags: 1 };
         for count in 1..=CONNECTION_COUNT_MAX {
-            assert_eq!(shape.connections_of(&shape.identifier(count)), Some(count));
+            assert_eq!(connections_of("forebay-a", &shape.identifier(count)), Some(count));
         }
         assert_eq!(shape.identifier(1), "forebay-a", "as it was before there could be several");
         for other in ["forebay-b", "forebay-ab", "forebay-a/", "forebay-a/1", "forebay-a/99", ""] {
-            assert_eq!(shape.connections_of(other), None, "{other}");
+            assert_eq!(connections_of("forebay-a", other), None, "{other}");
         }
     }
 

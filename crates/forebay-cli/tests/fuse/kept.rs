@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What another `attach` is asked for means for a device that is mounted: it goes on with what it was made by, or nothing is begun.
+
+use super::bench::{Bench, FOREBAY};
+use super::machine::{run, try_run};
+use crate::support::Daemon;
+use forebay_testing::skip;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+fn failed(words: &[&str]) -> String {
+    let done = try_run(words);
+    assert!(!done.status.success(), "{done:?}");
+    String::from_utf8_lossy(&done.stderr).into_owned()
+}
+
+/// The next program made what it was told to make or found to be the best, and nobody served what was mounted.
+#[test]
+fn a_mounted_device_is_left_to_no_other_kind() {
+    requires!("mkfs.ext4", "sync");
+    let mut bench = Bench::new("kept", 64 << 20);
+    bench.serve();
+    if bench.keeper().is_none() {
+        skip("the kernel's FUSE does not resend requests");
+        return;
+    }
+    run(&["mkfs.ext4", "-q", &bench.device]);
+    bench.mount(&bench.device, "errors=remount-ro");
+    let note = format!("{}/note", bench.mount_point());
+    let goes_on = |text: &str| {
+        fs::write(&note, text).unwrap();
+        run(&["sync", "-f", &note]);
+    };
+    goes_on("one");
+    bench.kill();
+    let has = format!(
+        "--attach none: volume v has {} (fuse), mounted at {}, which nobody would serve any more; leave attach at fuse",
+        bench.device,
+        bench.mount_point()
+    );
+    let (cache, control) = (bench.path("cache"), bench.control());
+    let volume = format!("v={}", bench.path("back"));
+    let none = [FOREBAY, "serve", "--cache", &cache, "--volume", &volume, "--attach", "none"];
+    let said = failed(&none);
+    assert!(said.contains(&has), "{said}");
+
+    let file = bench.path("file.toml");
+    let asks_for = |kind: &str| {
+        let back = bench.path("back");
+        let text =
+            format!("cache = '{cache}'\nattach = '{kind}'\n[volume.v]\nbacking = '{back}'\n");
+        fs::write(&file, text).unwrap();
+    };
+    asks_for("auto");
+    let mut command = Command::new(FOREBAY);
+    command.args(["serve", "--config", &file]);
+    let daemon = Daemon::start(command, Path::new(&bench.path("err")));
+    let said = daemon.said();
+    assert!(said.contains("attaches volumes by fuse, as the daemon before has"), "{said}");
+    goes_on("two");
+    asks_for("none");
+    let upgrade = [FOREBAY, "upgrade", "--exec", FOREBAY, "--control", &control];
+    let said = failed(&upgrade);
+    assert!(said.contains(&has), "{said}");
+    assert!(!daemon.said().contains("goes on as"), "nothing is begun");
+    goes_on("three");
+    asks_for("auto");
+    run(&upgrade);
+    goes_on("four");
+    bench.unmount();
+    daemon.stop("TERM");
+    assert_eq!(bench.loops(), Vec::<String>::new());
+}
