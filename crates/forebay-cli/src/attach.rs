@@ -176,11 +176,15 @@ pub fn keep() -> Result<()> {
     bail!("this program was built without the feature `fuse`")
 }
 
-/// What the devices of a cache are made by, if by anything. Says so, and what stands against the others.
-pub fn choose(wanted: Attach, cache: &str, volumes: &[Known]) -> Result<Option<Kind>> {
+/// What the devices of a cache are made by, if by anything, and those of it that there are. Says so, and what stands against the others.
+pub fn choose(
+    wanted: Attach,
+    cache: &str,
+    volumes: &[Known],
+) -> Result<(Option<Kind>, Vec<LeftDevice>)> {
     let is_root = forebay::host::runtime_dir::Places::found().user_id == 0;
     // Those of others end with their daemon.
-    let left = if is_root { left::find(cache, volumes)? } else { Vec::new() };
+    let mut left = if is_root { left::find(cache, volumes)? } else { Vec::new() };
     let (kind, says) = chosen(wanted, is_root, &left, Kind::obstacle)?;
     if let Some(says) = says {
         tracing::info!("{says}");
@@ -188,7 +192,8 @@ pub fn choose(wanted: Attach, cache: &str, volumes: &[Known]) -> Result<Option<K
     for other in left.iter().filter(|it| Some(it.kind) != kind) {
         tracing::warn!("{other}, which nobody serves any more");
     }
-    Ok(kind)
+    left.retain(|it| Some(it.kind) == kind);
+    Ok((kind, left))
 }
 
 /// What is chosen and what is said of it, where these devices wait and these obstacles are.

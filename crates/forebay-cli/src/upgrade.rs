@@ -10,7 +10,8 @@
 //! - **G1** Only what survives is left: a daemon with devices that do not outlive their process
 //!   refuses (`Daemon::check_upgrade`).
 //! - **G2** The program before stays open until the new one serves, and is executed again if that cannot
-//!   serve, whatever has become of its file. It opens the cache as after a kill.
+//!   serve, whatever has become of its file. It opens the cache as after a kill. One that cannot have a block device that the program before
+//!   had does not serve.
 //! - **G3** The map is left only to a program that says the same [`layout`]; whether it fits the cache, the
 //!   library decides (`forebay::handover`).
 //! - **G4** What is left is for this process (its number tells), is taken first of all, and is not open in

@@ -79,7 +79,7 @@ impl Attached {
                     }
                 }
                 Report::Failed { volume, error } => {
-                    let text = format!("{}: not attached: {}", self.name(volume), chain(&*error));
+                    let text = format!("{}{}", self.not_attached(volume), chain(&*error));
                     tracing::warn!("{text}");
                     self.problems.push(text);
                 }
@@ -139,6 +139,17 @@ impl Attached {
                 }
             }
         }
+    }
+
+    /// How it begins what is said of a volume that gets no device.
+    fn not_attached(&self, volume: VolumeIndex) -> String {
+        format!("{}: not attached: ", self.name(volume))
+    }
+
+    /// What is said of a volume that gets no device, if it gets none.
+    pub fn failure(&self, volume: VolumeIndex) -> Option<&str> {
+        let begins = self.not_attached(volume);
+        self.problems.iter().find(|problem| problem.starts_with(&begins)).map(String::as_str)
     }
 
     /// How it begins what is said of a device that nobody serves for now.

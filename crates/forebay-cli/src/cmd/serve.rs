@@ -24,6 +24,7 @@ pub(in crate::cmd) use ending::DURABLE;
 pub use offline::drain_offline;
 
 use crate::args::{Attach, Listen, MetricsAddress, ServeArgs, VolumeSpec};
+use crate::attach::left::LeftDevice;
 use crate::attach::{self, Attached, Kind, NbdDevices};
 use crate::control::{Reply, Request};
 use crate::control_server::{ControlServer, Desk};
@@ -182,12 +183,13 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     let find = |name| patience.find_holding(name, "cache device", &backings);
     let cache = Opened::open(args.cache.as_deref().map(find).transpose()?)?;
     // Only who has the cache may say what becomes of its volumes' devices.
-    let attaches = attach::choose(args.attach, &cache.uuid(), &cache.volumes(args))?;
+    let (attaches, left) = attach::choose(args.attach, &cache.uuid(), &cache.volumes(args))?;
     attaches.into_iter().for_each(attach::leave_mounts);
     let next = thread::scope(|scope| {
         let serving = thread::Builder::new().name("serve".into());
-        let serving = serving
-            .spawn_scoped(scope, || serve(args, (cache, attaches), (signals, &patience), before))?;
+        let serving = serving.spawn_scoped(scope, || {
+            serve(args, (cache, attaches, &left), (signals, &patience), before)
+        })?;
         serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     match next? {
@@ -200,7 +202,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
 
 fn serve(
     args: &ServeArgs,
-    (cache, attaches): (Opened, Option<Kind>),
+    (cache, attaches, left): (Opened, Option<Kind>, &[LeftDevice]),
     (signals, patience): (Signals, &Patience),
     before: &mut Option<Before>,
 ) -> Result<Next> {
@@ -224,9 +226,11 @@ fn serve(
     daemon.print_exports();
     daemon.activity = "attaches the volumes";
     if let Some(kind) = attaches
-        && let Err(error) = daemon.attach_devices(kind)
+        && let Err(error) = daemon.attach_devices(kind, left)
     {
-        if args.attach != Attach::Auto {
+        // The program before has its devices, and goes on with them (G2).
+        if args.attach != Attach::Auto || upgrade::is_tried() {
+            daemon.leave_devices();
             // What was wrong first is what matters.
             if let Err(also) = daemon.end(args.stop_timeout, &control, unix_sockets(args)) {
                 warn!("{also:#}");

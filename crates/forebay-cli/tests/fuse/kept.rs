@@ -3,7 +3,8 @@
 
 use super::bench::{Bench, FOREBAY};
 use super::machine::{run, try_run};
-use crate::support::Daemon;
+use crate::support::{Daemon, Scratch};
+use crate::upgrade::program;
 use forebay_testing::skip;
 use std::fs;
 use std::path::Path;
@@ -71,4 +72,46 @@ fn a_mounted_device_is_left_to_no_other_kind() {
     bench.unmount();
     daemon.stop("TERM");
     assert_eq!(bench.loops(), Vec::<String>::new());
+}
+
+/// Somebody took a device's node away, and puts it back in the end.
+struct Away(String);
+
+impl Drop for Away {
+    fn drop(&mut self) {
+        let _ = fs::rename(format!("{}.away", self.0), &self.0);
+    }
+}
+
+/// The next program counted as one that serves, and the one before was gone: nobody served what was mounted.
+#[test]
+fn a_program_that_cannot_have_a_mounted_device_is_not_gone_on_with() {
+    requires!("mkfs.ext4", "sync");
+    let mut bench = Bench::new("kept-upgrade", 64 << 20);
+    bench.serve();
+    if bench.keeper().is_none() {
+        skip("the kernel's FUSE does not resend requests");
+        return;
+    }
+    run(&["mkfs.ext4", "-q", &bench.device]);
+    bench.mount(&bench.device, "errors=remount-ro");
+    let note = format!("{}/note", bench.mount_point());
+    fs::write(&note, "one").unwrap();
+    run(&["sync", "-f", &note]);
+    let scratch = Scratch::new("kept-upgrade");
+    let away = Away(bench.device.clone());
+    let takes_away = format!("mv {0} {0}.away", bench.device);
+    let next = program(&scratch, "next", ":", &takes_away);
+    let upgrade =
+        [FOREBAY, "upgrade", "--exec", next.to_str().unwrap(), "--control", &bench.control()];
+    let said = failed(&upgrade);
+    assert!(said.contains("this program was not upgraded: ") && said.contains("v: not attached: "));
+    drop(away);
+    bench.kill();
+    bench.serve();
+    assert_eq!(fs::read_to_string(&note).unwrap(), "one");
+    fs::write(&note, "two").unwrap();
+    run(&["sync", "-f", &note]);
+    bench.unmount();
+    bench.stop();
 }

@@ -2,9 +2,11 @@
 //! Kernel block devices: made while the loop runs, and given up before it ends.
 
 use super::{Daemon, SHORT_TURN, Served, TURN};
+use crate::attach::left::LeftDevice;
 use crate::attach::{Attached, Kind, Wanted};
 use crate::signals::Signals;
-use anyhow::{Context, Result};
+use crate::upgrade;
+use anyhow::{Context, Result, bail};
 use forebay::shard::uuid_text;
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
@@ -18,8 +20,9 @@ const QUIESCE_MAX: Duration = Duration::from_secs(5);
 const GIVE_UP_MAX: Duration = Duration::from_secs(5);
 
 impl Daemon {
-    /// Makes a block device of each volume, or takes those over that a daemon before has left.
-    pub(super) fn attach_devices(&mut self, kind: Kind) -> Result<()> {
+    /// Makes a block device of each volume, or takes those over that a daemon before has left. The program before goes on if that cannot
+    /// be done with one of its own (G2).
+    pub(super) fn attach_devices(&mut self, kind: Kind, left: &[LeftDevice]) -> Result<()> {
         let wanted = self.volumes.iter().filter_map(|served| self.wanted(served)).collect();
         let cache = uuid_text(&self.server.shard.superblock().uuid);
         let (apart, together): (Vec<Wanted>, Vec<Wanted>) = kind.split(&cache, wanted)?;
@@ -27,7 +30,24 @@ impl Daemon {
         for volume in apart {
             self.attach_group(kind, &cache_and_volume(&cache, &volume), vec![volume])?;
         }
-        Ok(())
+        match left.iter().find_map(|it| self.failure(&it.volume)) {
+            Some(text) if upgrade::is_tried() => bail!("{text}"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Why a volume has got no device, if it has none.
+    fn failure(&self, name: &str) -> Option<&str> {
+        let index = self.volumes.iter().find(|served| served.name == name)?.index;
+        self.attached.iter().find_map(|attached| attached.failure(index))
+    }
+
+    /// They wait for the program that goes on.
+    pub(super) fn leave_devices(&mut self) {
+        if let Err(error) = self.quiesce_devices() {
+            warn!("{error:#}");
+        }
+        self.attached.clear();
     }
 
     /// Makes one of a volume that has come while the others were served.
