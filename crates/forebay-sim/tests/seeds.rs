@@ -62,7 +62,7 @@ fn faults_that_any_run_should_find_are_found() {
 fn what_rests_on_a_flush_that_has_not_been_is_found_without_a_power_cut() {
     use Mutant::{CheckpointUnflushed, FreeBeforeTailDurable, MarksBeforeDurable};
     for mutant in [CheckpointUnflushed, FreeBeforeTailDurable, MarksBeforeDurable] {
-        assert!(hunt(mutant, 40, &|_| ()).is_some(), "{mutant:?}");
+        assert!(hunt(mutant, 100, &|_| ()).is_some(), "{mutant:?}");
     }
 }
 

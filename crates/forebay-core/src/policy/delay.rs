@@ -46,6 +46,8 @@ const GRAIN: u64 = 1_000_000;
 const BATCH_PERCENT: u64 = 44;
 /// A batch under way so long says what write-back takes, in nanoseconds: the last one may have been quicker.
 const BATCH_TELLS: u64 = 2_000_000_000;
+/// And no more than so many times what the last one said.
+pub(crate) const PACE_RISE: u64 = 8;
 
 /// The delay of one volume's writes.
 #[derive(Debug, Default)]
@@ -134,6 +136,20 @@ impl Delay {
     }
 }
 
+/// What write-back takes for a block of log, by the last batch and by the one under way, which is so old and has written so many. That one may
+/// not have had the disk yet, or stand for a moment: what it says by having done nothing is no measure (a write is charged once).
+fn pace(last: Option<u64>, batch: Option<(u64, u64)>) -> u64 {
+    let so_far = |(elapsed, written): (u64, u64)| elapsed / written.max(1);
+    match (last, batch) {
+        (Some(last), Some(batch)) if batch.0 >= BATCH_TELLS => {
+            last.max(so_far(batch).min(last.saturating_mul(PACE_RISE)))
+        }
+        (Some(last), _) => last,
+        (None, Some(batch)) if batch.1 > 0 => so_far(batch).min(DELAY_MAX),
+        (None, _) => 0,
+    }
+}
+
 impl Engine {
     /// What a block of log costs now.
     #[inline]
@@ -199,14 +215,8 @@ impl Engine {
             let (done, all) = self.lanes[lane].progress();
             written = range * done / all.max(1);
         }
-        let elapsed = self.now.since(state.writeback.begun);
-        let so_far = elapsed / written.max(1);
-        let pace = match state.writeback.pace {
-            Some(pace) if !writing || elapsed < BATCH_TELLS => pace.space,
-            Some(pace) => pace.space.max(so_far),
-            None if written > 0 => so_far,
-            None => 0,
-        };
+        let batch = writing.then(|| (self.now.since(state.writeback.begun), written));
+        let pace = pace(state.writeback.pace.map(|pace| pace.space), batch);
         self.volume(volume).delay.pace = pace;
         // That much is dirty is said (`is_felt`) before the first batch has shown what it costs.
         Delay::gap(pace, dirty - written, room).max(1)
@@ -292,6 +302,26 @@ mod tests {
         }
         assert!(gap(9_999) > 3_000 * PACE);
         assert_eq!([gap(10_000), gap(20_000)], [u64::MAX; 2]);
+    }
+
+    /// A batch that had done nothing yet said its whole age for each block: 1 MiB was charged with minutes, and who came after it stood for as
+    /// long, however fast the disk went on.
+    #[test]
+    fn a_batch_that_stands_says_little_of_the_pace() {
+        let second = 1_000_000_000;
+        assert_eq!(pace(Some(PACE), Some((second, 0))), PACE, "it has just begun");
+        assert_eq!(pace(Some(PACE), Some((10 * second, 0))), PACE_RISE * PACE);
+        assert_eq!(pace(Some(PACE), Some((10 * second, 5_000))), 2 * PACE);
+        assert_eq!(pace(Some(PACE), Some((10 * second, 50_000))), PACE);
+        assert_eq!((pace(Some(PACE), None), pace(None, None)), (PACE, 0));
+        assert_eq!(
+            [0, 2, 20_000].map(|written| pace(None, Some((10 * second, written)))),
+            [0, DELAY_MAX, 500_000]
+        );
+        let mut delay = Delay { pace: PACE_RISE * PACE, ..Delay::default() };
+        delay.gap = Delay::gap(delay.pace, 84, 100);
+        delay.charge(256, Tick(0));
+        assert!(delay.next <= Tick(5 * second), "{:?}", delay.next);
     }
 
     #[test]
