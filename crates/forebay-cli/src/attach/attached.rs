@@ -235,8 +235,8 @@ impl Attached {
         let Some(device) = self.reports.device(volume).map(Path::to_owned) else {
             return Ok(false);
         };
-        (self.leaving, self.refusal) = (Some(volume), None);
         self.attachments.try_release(device).context("cannot start a thread")?;
+        (self.leaving, self.refusal) = (Some(volume), None);
         Ok(true)
     }
 
@@ -348,5 +348,49 @@ pub fn chain(error: &dyn Error) -> String {
     match error.source() {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use forebay::io::Bell;
+    use forebay_serve::attach::Teller;
+    use std::io;
+    use std::sync::Arc;
+
+    /// For want of a thread.
+    struct Stuck;
+
+    impl Attachments for Stuck {
+        fn release(&mut self, _: Vec<PathBuf>) -> io::Result<()> {
+            Err(io::ErrorKind::OutOfMemory.into())
+        }
+
+        fn try_release(&mut self, _: PathBuf) -> io::Result<()> {
+            Err(io::ErrorKind::OutOfMemory.into())
+        }
+
+        fn resize(&mut self, _: PathBuf, _: VolumeIndex, _: u64) -> io::Result<()> {
+            Err(io::ErrorKind::OutOfMemory.into())
+        }
+
+        fn give_up(&self) {}
+    }
+
+    impl Attached {
+        /// The device of a volume, which nothing can be done about.
+        pub fn that_cannot_go(volume: VolumeIndex) -> Attached {
+            let (teller, mut reports) = Teller::new(Arc::new(Bell::new().unwrap()));
+            teller.tell(Report::Attached {
+                volume,
+                device: "/dev/none/nbd0".into(),
+                warning: None,
+            });
+            reports.take();
+            let begun = Begun { attachments: Box::new(Stuck), reports, problems: Vec::new() };
+            Attached::new(Kind::Nbd, begun, "", vec![(volume, "v".into())])
+        }
     }
 }

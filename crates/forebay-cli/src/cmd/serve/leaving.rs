@@ -63,10 +63,11 @@ impl Daemon {
             bail!("{name}: not detached while a volume is made larger");
         }
         let index = self.find_leaving(name)?;
-        self.exports.borrow_mut().retain(|export| export.1 != index);
+        // Where that cannot begin the volume is served as before.
         for attached in &mut self.attached {
-            attached.try_release(index)?;
+            attached.try_release(index).with_context(|| format!("{name}: not detached"))?;
         }
+        self.exports.borrow_mut().retain(|export| export.1 != index);
         info!("{name}: is being detached");
         let name = name.to_owned();
         self.leaving = Some(Leaving { client, index, name, begun: Instant::now() });
@@ -190,5 +191,39 @@ impl Daemon {
             lines.push(format!("{name}: {file}"));
         }
         lines
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::args::{Args, Command};
+    use crate::attach::Attached;
+    use crate::cmd::serve::opening::Opened;
+    use crate::late::Patience;
+    use clap::Parser;
+
+    /// Its block device could not begin to go, and NBD clients did not find it any more, though it had not left.
+    #[test]
+    fn a_volume_that_cannot_begin_to_leave_is_served_as_before() {
+        let dir = std::env::temp_dir().join(format!("forebay-leaving-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::File::create(dir.join("disk")).unwrap().set_len(1 << 20).unwrap();
+        let volume = format!("v={}", dir.join("disk").display());
+        let state = dir.join("state").display().to_string();
+        let words = ["forebay", "serve", "--attach", "none", "--volume", &volume];
+        let args = Args::parse_from(words.into_iter().chain(["--state-dir", &state]));
+        let Command::Serve(args) = args.command else { panic!("it was a serve") };
+        let mut daemon = Daemon::open(Opened::open(None).unwrap(), &args, None).unwrap();
+        daemon.add_volumes(&args, &Patience::none()).unwrap();
+        daemon.export(0).unwrap();
+        daemon.attached.push(Attached::that_cannot_go(daemon.volumes[0].index));
+        let error = daemon.begin_to_leave("v", 0).unwrap_err();
+        assert_eq!(format!("{error:#}"), "v: not detached: cannot start a thread: out of memory");
+        assert!(daemon.leaving.is_none());
+        assert_eq!(daemon.exports.borrow().len(), 1);
+        daemon.close(Duration::ZERO).unwrap();
+        std::fs::remove_dir_all(dir).unwrap();
     }
 }
