@@ -36,9 +36,15 @@ pub fn has(name: &str) -> bool {
     stored.iter().any(|(it, _)| it == name)
 }
 
-/// Closes what nobody wanted.
-pub fn close_rest() {
-    STORED.lock().unwrap_or_else(PoisonError::into_inner).clear();
+/// What the connection of a mount is called.
+pub fn of_mount(place: &str) -> String {
+    format!("fuse-{place}")
+}
+
+/// Closes what nobody wanted, but for what is of those names.
+pub fn close_rest(later: &[String]) {
+    let mut stored = STORED.lock().unwrap_or_else(PoisonError::into_inner);
+    stored.retain(|(name, _)| later.contains(name));
 }
 
 /// Has the manager keep one; whether there is one and it does keep any, it does not say.

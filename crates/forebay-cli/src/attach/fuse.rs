@@ -77,12 +77,7 @@ pub fn left(cache: &str) -> Result<Vec<(String, PathBuf)>> {
 /// Whether the connection of a mount is kept by anybody. Its keeper takes a caller who goes for a daemon that was killed.
 fn is_kept(runtime: &Path, place: &str) -> bool {
     let keeper = runtime.join(format!("{place}.keeper"));
-    stored::has(&stored_name(place)) || UnixStream::connect(keeper).is_ok()
-}
-
-/// What the service manager calls the connection of a mount.
-fn stored_name(place: &str) -> String {
-    format!("fuse-{place}")
+    stored::has(&stored::of_mount(place)) || UnixStream::connect(keeper).is_ok()
 }
 
 /// Goes on with what a killed daemon left; or clears it away, mounts, and begins to attach.
@@ -92,7 +87,7 @@ pub fn begin(server: &mut Server, place: &str, wanted: Vec<Wanted>) -> Result<Be
     let keeper = runtime.path().join(format!("{place}.keeper"));
     let shown = directory.display();
     let volumes: Vec<FuseVolume> = wanted.into_iter().map(file).collect();
-    let name = stored_name(place);
+    let name = stored::of_mount(place);
     let store = |descriptor: BorrowedFd<'_>| stored::keep(&name, descriptor);
     let before = Kept { keeper: &keeper, program: keeper_program(), stored: stored::take(&name) };
     let found = FuseMount::take_over(&directory, volumes.clone(), before, &store)

@@ -240,7 +240,7 @@ fn serve(
         daemon.problem(format!("no volume is attached by {}: {error:#}", kind.name()));
         daemon.devices = None;
     }
-    stored::close_rest();
+    stored::close_rest(&daemon.stored_for_later());
     if daemon.devices.is_none() && args.listen.is_empty() {
         warn!("no --listen, and no block devices: nobody can reach the volumes");
     }

@@ -74,6 +74,55 @@ fn a_service_manager_that_keeps_the_connection_is_enough() {
     bench.stop();
 }
 
+/// What the manager had given for it was closed when the others were attached: it came back with another device, and its mounted one was served
+/// by nobody.
+#[test]
+fn a_volume_whose_disk_is_late_goes_on_with_what_the_manager_keeps() {
+    requires!("mkfs.ext4", "sync");
+    let mut bench = Bench::new("late", 64 << 20);
+    bench.manager = Some(Manager::new(bench.path("notify")));
+    fs::File::create(bench.path("more")).unwrap().set_len(64 << 20).unwrap();
+    bench.more = vec!["--volume".into(), format!("w={}", bench.path("more"))];
+    bench.serve();
+    if bench.keeper().is_none() {
+        skip("the kernel's FUSE does not resend requests");
+        return;
+    }
+    let own = format!("fuse-{}.", bench.uuid);
+    wait_for("its connection is kept", || bench.manager.as_ref().unwrap().keeps(&own));
+    let out = bench.read("out");
+    let device = out.lines().find_map(|line| line.strip_suffix(" w")).expect("a device").to_owned();
+    run(&["mkfs.ext4", "-q", &device]);
+    bench.mount(&device, "errors=remount-ro");
+    let note = format!("{}/note", bench.mount_point());
+    fs::write(&note, "before").unwrap();
+    run(&["sync", "-f", &note]);
+    bench.kill();
+    // Its keeper is gone, as after the end of a service.
+    let is_its = |path: &std::path::PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.starts_with(&format!("{}.", bench.uuid)) && name.matches('.').count() == 2
+    };
+    let entries = fs::read_dir("/run/forebay").unwrap().flatten().map(|entry| entry.path());
+    let is_keeper = |path: &std::path::PathBuf| path.extension().is_some_and(|it| it == "keeper");
+    let keeper = entries.filter(is_keeper).find(is_its).expect("its keeper");
+    let (descriptor, lease) = forebay::host::keeper::take(&keeper).unwrap();
+    lease.end();
+    drop((descriptor, lease));
+
+    fs::rename(bench.path("more"), bench.path("away")).unwrap();
+    bench.more.clear();
+    bench.serve();
+    fs::rename(bench.path("away"), bench.path("more")).unwrap();
+    let said = run(&[FOREBAY, "attach", "w", "--control", &bench.control()]);
+    assert!(said.contains(&format!("{device} (fuse), mounted at ")), "{said}");
+    assert_eq!(fs::read_to_string(&note).unwrap(), "before");
+    fs::write(&note, "after").unwrap();
+    run(&["sync", "-f", &note]);
+    bench.unmount();
+    bench.stop();
+}
+
 /// A boot without the cache: the daemon gives up and is started again, and in between the old state on the backing
 /// device is nobody's to mount.
 #[test]

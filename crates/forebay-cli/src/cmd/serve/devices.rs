@@ -5,7 +5,7 @@ use super::{Daemon, SHORT_TURN, Served, TURN};
 use crate::attach::left::LeftDevice;
 use crate::attach::{Attached, Kind, Wanted};
 use crate::signals::Signals;
-use crate::upgrade;
+use crate::{stored, upgrade};
 use anyhow::{Context, Result, bail};
 use forebay::shard::uuid_text;
 use forebay_core::format::superblock::Volume;
@@ -28,7 +28,7 @@ impl Daemon {
         let (apart, together): (Vec<Wanted>, Vec<Wanted>) = kind.split(&cache, wanted)?;
         self.attach_group(kind, &cache, together)?;
         for volume in apart {
-            self.attach_group(kind, &cache_and_volume(&cache, &volume), vec![volume])?;
+            self.attach_group(kind, &cache_and_volume(&cache, &volume.uuid), vec![volume])?;
         }
         match left.iter().find_map(|it| self.failure(&it.volume)) {
             Some(text) if upgrade::is_tried() => bail!("{text}"),
@@ -55,8 +55,20 @@ impl Daemon {
         let served = self.volumes.iter().find(|served| served.index == index);
         let wanted = served.and_then(|served| self.wanted(served)).context("it is served")?;
         let cache = uuid_text(&self.server.shard.superblock().uuid);
-        let place = cache_and_volume(&cache, &wanted);
+        let place = cache_and_volume(&cache, &wanted.uuid);
         self.attach_group(kind, &place, vec![wanted])
+    }
+
+    /// What the service manager has given for volumes that wait for their disks, by its names: their devices go on when they come.
+    pub(super) fn stored_for_later(&self) -> Vec<String> {
+        let superblock = self.server.shard.superblock();
+        let cache = uuid_text(&superblock.uuid);
+        let waits = |(at, recorded): (usize, &Option<Volume>)| {
+            let is_served = self.volumes.iter().any(|served| usize::from(served.index.0) == at);
+            let uuid = recorded.as_ref().filter(|_| !is_served)?.uuid;
+            Some(stored::of_mount(&cache_and_volume(&cache, &uuid)))
+        };
+        superblock.volumes.iter().enumerate().filter_map(waits).collect()
     }
 
     fn wanted(&self, served: &Served) -> Option<Wanted> {
@@ -162,6 +174,6 @@ pub(super) fn uuid_of_bare(backing: &Path) -> [u8; 16] {
 }
 
 /// Where the device of a volume is made that came when the others had theirs.
-fn cache_and_volume(cache: &str, volume: &Wanted) -> String {
-    format!("{cache}.{}", uuid_text(&volume.uuid))
+fn cache_and_volume(cache: &str, uuid: &[u8; 16]) -> String {
+    format!("{cache}.{}", uuid_text(uuid))
 }
