@@ -478,8 +478,9 @@ fn a_driver_that_looks_by_itself_is_not_interrupted() {
             }
         }
         machine.take_interrupts(0);
-        // The first answer is told in any case.
-        assert!(machine.interrupts <= 2, "event idx {event_idx}: {}", machine.interrupts);
+        // The first answer is told in any case, and now and then one that comes while the driver says how far it has looked.
+        let few = ANSWERS / 10;
+        assert!(machine.interrupts < few, "event idx {event_idx}: {}", machine.interrupts);
     }
 }
 

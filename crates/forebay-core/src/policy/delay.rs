@@ -46,7 +46,8 @@ const GRAIN: u64 = 1_000_000;
 const BATCH_PERCENT: u64 = 44;
 /// A batch under way so long says what write-back takes, in nanoseconds: the last one may have been quicker.
 const BATCH_TELLS: u64 = 2_000_000_000;
-/// And no more than so many times what the last one said.
+/// Fewer blocks of log say no more than so many times what was said before: the disk may have stood for a while.
+pub(crate) const FEW_BLOCKS: u64 = 64;
 pub(crate) const PACE_RISE: u64 = 8;
 
 /// The delay of one volume's writes.
@@ -142,12 +143,17 @@ fn pace(last: Option<u64>, batch: Option<(u64, u64)>) -> u64 {
     let so_far = |(elapsed, written): (u64, u64)| elapsed / written.max(1);
     match (last, batch) {
         (Some(last), Some(batch)) if batch.0 >= BATCH_TELLS => {
-            last.max(so_far(batch).min(last.saturating_mul(PACE_RISE)))
+            last.max(believed(last, so_far(batch), batch.1))
         }
         (Some(last), _) => last,
         (None, Some(batch)) if batch.1 > 0 => so_far(batch).min(DELAY_MAX),
         (None, _) => 0,
     }
+}
+
+/// What so many blocks that took `space` each say, after `before`.
+pub(crate) fn believed(before: u64, space: u64, blocks: u64) -> u64 {
+    if blocks < FEW_BLOCKS { space.min(before.max(1).saturating_mul(PACE_RISE)) } else { space }
 }
 
 impl Engine {
@@ -311,6 +317,8 @@ mod tests {
         let second = 1_000_000_000;
         assert_eq!(pace(Some(PACE), Some((second, 0))), PACE, "it has just begun");
         assert_eq!(pace(Some(PACE), Some((10 * second, 0))), PACE_RISE * PACE);
+        assert_eq!(pace(Some(PACE), Some((10 * second, 63))), PACE_RISE * PACE);
+        assert_eq!(pace(Some(PACE), Some((10 * second, 64))), 10 * second / 64);
         assert_eq!(pace(Some(PACE), Some((10 * second, 5_000))), 2 * PACE);
         assert_eq!(pace(Some(PACE), Some((10 * second, 50_000))), PACE);
         assert_eq!((pace(Some(PACE), None), pace(None, None)), (PACE, 0));

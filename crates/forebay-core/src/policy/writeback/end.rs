@@ -11,19 +11,17 @@ use crate::format::superblock::Order;
 use crate::log::lost::Noted;
 use crate::mutant::Mutant;
 use crate::payload::Payload;
-use crate::policy::delay::PACE_RISE;
+use crate::policy::delay::believed;
 use crate::policy::lane::Lane;
 use crate::request::RequestError;
 use crate::units::{Lba, Sequence, VolumeIndex};
 
 /// What write-back takes for a block of log is averaged over so long (exponentially), in nanoseconds.
 const PACE_AVERAGED: u64 = 4_000_000_000;
-const MICROSECOND: u64 = 1_000;
 
 /// What write-back takes for a block of log after a batch that took so long and said `space`: by itself a short one says what
-/// luck the disk had. Twice as much, or half, is no luck; much more than that may be a disk that stood for a while, and the next one tells.
+/// luck the disk had. Twice as much, or half, is no luck.
 fn averaged(before: u64, space: u64, took: u64) -> u64 {
-    let space = space.min(before.max(MICROSECOND).saturating_mul(PACE_RISE));
     if took >= PACE_AVERAGED || space > 2 * before || before > 2 * space {
         return space;
     }
@@ -143,9 +141,10 @@ impl Engine {
         }
         let runs = state.stats.batch_runs - writeback.runs_before;
         if blocks > 0 && runs > 0 {
-            let space = took / to.saturating_sub(from).max(1);
+            let all = to.saturating_sub(from);
+            let space = took / all.max(1);
             let space = match writeback.pace {
-                Some(before) => averaged(before.space, space, took),
+                Some(before) => averaged(before.space, believed(before.space, space, all), took),
                 None => space,
             };
             writeback.pace = Some(Pace { run: took / runs, space });
@@ -284,13 +283,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_says_more_the_longer_it_was_and_no_more_than_eight_times_the_last() {
+    fn a_batch_says_more_the_longer_it_was() {
         let second = 1_000_000_000;
         assert_eq!(averaged(1_000_000, 1_500_000, second), 1_125_000, "luck");
         assert_eq!(averaged(1_000_000, 1_500_000, 4 * second), 1_500_000);
         assert_eq!(averaged(1_000_000, 3_000_000, second), 3_000_000, "no luck");
         // Two blocks, and a disk that stood for ten seconds.
-        assert_eq!(averaged(1_000_000, 5 * second, 10 * second), 8_000_000);
-        assert_eq!(averaged(0, 5_000, second), 5_000);
+        assert_eq!(averaged(1_000_000, believed(1_000_000, 5 * second, 2), 10 * second), 8_000_000);
+        assert_eq!(believed(1_000_000, 5 * second, 64), 5 * second);
     }
 }
