@@ -8,7 +8,7 @@
 mod support;
 
 use forebay::io::{
-    Completion, Device, DeviceInfo, MemoryDevice, Operation, OperationKind, Reactor, ReactorKind,
+    Device, Layer, MemoryDevice, Operation, OperationKind, Reactor, ReactorKind, Use,
 };
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
@@ -58,38 +58,25 @@ struct Asking {
     asked: Asked,
 }
 
-impl Device for Asking {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
+impl Layer for Asking {
+    fn below(&self) -> &dyn Device {
+        self.inner.as_ref()
     }
 
-    fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
+    fn below_mut(&mut self) -> &mut dyn Device {
+        self.inner.as_mut()
+    }
+
+    fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
         self.asked.push(operation.kind(), operation.offset(), operation.length());
         self.inner.submit(reactor, operation, token, now);
     }
 
-    fn event(&mut self, _: &mut Reactor, _: u64, _: i32, _: Instant, _: &mut Vec<Completion>) {}
-
-    fn poll(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Completion>) {
-        self.inner.poll(reactor, now, done);
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.inner.deadline()
-    }
-
-    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.inner.read_at(offset, bytes)
-    }
-
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.asked.push(OperationKind::Write, offset, bytes.len() as u64);
-        self.inner.write_at(offset, bytes)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.asked.push(OperationKind::Flush, 0, 0);
-        self.inner.sync()
+    fn blocking(&self, use_of: Use, run: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
+        if use_of.kind != OperationKind::Read {
+            self.asked.push(use_of.kind, use_of.offset, use_of.length);
+        }
+        run()
     }
 }
 

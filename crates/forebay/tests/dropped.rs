@@ -5,13 +5,10 @@
 
 mod support;
 
-use forebay::io::{
-    Completion, Device, DeviceInfo, MemoryDevice, Operation, Reactor, ReactorKind, Span,
-};
+use forebay::io::{Device, Layer, MemoryDevice, Operation, Reactor, ReactorKind, Span};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
 use forebay_core::request::Op;
-use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use support::{BLOCK, PATIENCE, Rig};
@@ -36,12 +33,16 @@ fn bytes_of(span: Span) -> Vec<u8> {
     bytes
 }
 
-impl Device for Slow {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
+impl Layer for Slow {
+    fn below(&self) -> &dyn Device {
+        &self.inner
     }
 
-    fn submit(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
+    fn below_mut(&mut self) -> &mut dyn Device {
+        &mut self.inner
+    }
+
+    fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
         match operation {
             Operation::Write { span, .. } => {
                 self.seen.lock().unwrap().begun = bytes_of(span);
@@ -49,28 +50,6 @@ impl Device for Slow {
             }
             other => self.inner.submit(reactor, other, token, now),
         }
-    }
-
-    fn event(&mut self, _: &mut Reactor, _: u64, _: i32, _: Instant, _: &mut Vec<Completion>) {}
-
-    fn poll(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Completion>) {
-        self.inner.poll(reactor, now, done);
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.inner.deadline()
-    }
-
-    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.inner.read_at(offset, bytes)
-    }
-
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.inner.write_at(offset, bytes)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.inner.sync()
     }
 }
 

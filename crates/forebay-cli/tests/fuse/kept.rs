@@ -16,23 +16,31 @@ fn failed(words: &[&str]) -> String {
     String::from_utf8_lossy(&done.stderr).into_owned()
 }
 
-/// The next program made what it was told to make or found to be the best, and nobody served what was mounted.
-#[test]
-fn a_mounted_device_is_left_to_no_other_kind() {
-    requires!("mkfs.ext4", "sync");
-    let mut bench = Bench::new("kept", 64 << 20);
+/// A volume whose device outlives its daemon, mounted, and a file on it; none: the kernel does not do that.
+fn mounted(name: &str) -> Option<(Bench, String)> {
+    let mut bench = Bench::new(name, 64 << 20);
     bench.serve();
     if bench.keeper().is_none() {
         skip("the kernel's FUSE does not resend requests");
-        return;
+        return None;
     }
     run(&["mkfs.ext4", "-q", &bench.device]);
     bench.mount(&bench.device, "errors=remount-ro");
     let note = format!("{}/note", bench.mount_point());
-    let goes_on = |text: &str| {
-        fs::write(&note, text).unwrap();
-        run(&["sync", "-f", &note]);
-    };
+    Some((bench, note))
+}
+
+fn write(note: &str, text: &str) {
+    fs::write(note, text).unwrap();
+    run(&["sync", "-f", note]);
+}
+
+/// The next program made what it was told to make or found to be the best, and nobody served what was mounted.
+#[test]
+fn a_mounted_device_is_left_to_no_other_kind() {
+    requires!("mkfs.ext4", "sync");
+    let Some((mut bench, note)) = mounted("kept") else { return };
+    let goes_on = |text| write(&note, text);
     goes_on("one");
     bench.kill();
     let has = format!(
@@ -87,17 +95,8 @@ impl Drop for Away {
 #[test]
 fn a_program_that_cannot_have_a_mounted_device_is_not_gone_on_with() {
     requires!("mkfs.ext4", "sync");
-    let mut bench = Bench::new("kept-upgrade", 64 << 20);
-    bench.serve();
-    if bench.keeper().is_none() {
-        skip("the kernel's FUSE does not resend requests");
-        return;
-    }
-    run(&["mkfs.ext4", "-q", &bench.device]);
-    bench.mount(&bench.device, "errors=remount-ro");
-    let note = format!("{}/note", bench.mount_point());
-    fs::write(&note, "one").unwrap();
-    run(&["sync", "-f", &note]);
+    let Some((mut bench, note)) = mounted("kept-upgrade") else { return };
+    write(&note, "one");
     let scratch = Scratch::new("kept-upgrade");
     let away = Away(bench.device.clone());
     let takes_away = format!("mv {0} {0}.away", bench.device);
@@ -110,8 +109,7 @@ fn a_program_that_cannot_have_a_mounted_device_is_not_gone_on_with() {
     bench.kill();
     bench.serve();
     assert_eq!(fs::read_to_string(&note).unwrap(), "one");
-    fs::write(&note, "two").unwrap();
-    run(&["sync", "-f", &note]);
+    write(&note, "two");
     bench.unmount();
     bench.stop();
 }

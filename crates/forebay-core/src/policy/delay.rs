@@ -47,8 +47,8 @@ const BATCH_PERCENT: u64 = 44;
 /// A batch under way so long says what write-back takes, in nanoseconds: the last one may have been quicker.
 const BATCH_TELLS: u64 = 2_000_000_000;
 /// Fewer blocks of log say no more than so many times what was said before: the disk may have stood for a while.
-pub(crate) const FEW_BLOCKS: u64 = 64;
-pub(crate) const PACE_RISE: u64 = 8;
+const FEW_BLOCKS: u64 = 64;
+const PACE_RISE: u64 = 8;
 
 /// The delay of one volume's writes.
 #[derive(Debug, Default)]

@@ -234,12 +234,11 @@ impl RuntimeDir {
             move |error: Errno| RuntimeDirError::Io { path, attempted, source: error.into() }
         };
         let held = || RuntimeDirError::Held { path: path.clone() };
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let left = match rustix::fs::openat(&self.directory, name, flags, Mode::empty()) {
-            Ok(left) => Some(left),
-            Err(Errno::NOENT | Errno::LOOP) => None,
-            Err(error) => return Err(failed("opened")(error)),
-        };
+        let left = self.open_left(name, false).map_err(|source| RuntimeDirError::Io {
+            path: path.clone(),
+            attempted: "opened",
+            source,
+        })?;
         if let Some(left) = &left
             && !lock(left).map_err(failed("locked"))?
         {
@@ -390,7 +389,7 @@ fn io_failed(path: &Path, attempted: &'static str, error: Errno) -> RuntimeDirEr
 }
 
 /// Locks a file for as long as it is open; says whether that can be had. Who only looks whether it is held has it for a moment.
-fn lock(file: &OwnedFd) -> rustix::io::Result<bool> {
+fn lock(file: &impl AsFd) -> rustix::io::Result<bool> {
     for _ in 0..LOCK_TRIES {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => std::thread::sleep(LOOK),
