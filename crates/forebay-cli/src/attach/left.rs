@@ -44,6 +44,15 @@ pub(super) fn find(cache: &str, volumes: &[Known]) -> Result<Vec<LeftDevice>> {
     Ok(all)
 }
 
+/// Those of volumes, each asked for by what its volume is known by.
+pub(super) fn of_each(
+    volumes: &[Known],
+    mut device: impl FnMut(&[u8; 16]) -> Result<Option<PathBuf>>,
+) -> Result<Vec<(String, PathBuf)>> {
+    let of = |volume: &Known| Ok(device(&volume.uuid)?.map(|it| (volume.name.clone(), it)));
+    volumes.iter().map(of).filter_map(Result::transpose).collect()
+}
+
 /// What all go on by, if there are any; refuses what they could not go on by (A1).
 pub fn kept(wanted: Attach, left: &[LeftDevice]) -> Result<Option<Kind>> {
     let Some(first) = left.first() else { return Ok(None) };

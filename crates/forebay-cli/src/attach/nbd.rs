@@ -2,7 +2,7 @@
 //! The kernel's NBD client: whether it can be used here, and the beginning.
 
 use super::attached::chain;
-use super::left::Known;
+use super::left::{self, Known};
 use super::{Begun, Wanted};
 use crate::upgrade;
 use anyhow::{Context, Result};
@@ -35,10 +35,7 @@ pub fn obstacle() -> Option<String> {
 
 /// The devices of volumes that wait for the next daemon.
 pub fn left(volumes: &[Known]) -> Result<Vec<(String, PathBuf)>> {
-    let of = |volume: &Known| -> Result<_> {
-        Ok(attach::left(&volume.uuid)?.map(|device| (volume.name.clone(), device)))
-    };
-    volumes.iter().filter_map(|volume| of(volume).transpose()).collect()
+    left::of_each(volumes, |uuid| Ok(attach::left(uuid)?))
 }
 
 /// Begins to connect the devices, or to take over those of a daemon that is gone.

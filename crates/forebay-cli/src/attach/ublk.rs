@@ -2,7 +2,7 @@
 //! ublk: whether it can be used here, and the beginning.
 
 use super::attached::chain;
-use super::left::Known;
+use super::left::{self, Known};
 use super::{Begun, Wanted};
 use anyhow::{Context, Result};
 use forebay_serve::attach::DeviceVolume;
@@ -25,11 +25,7 @@ pub fn left(volumes: &[Known]) -> Result<Vec<(String, PathBuf)>> {
         None => Control::open()?,
         Some(_) => return Ok(Vec::new()),
     };
-    let mut of = |volume: &Known| -> Result<_> {
-        let device = attach::left(&mut control, &volume.uuid)?;
-        Ok(device.map(|device| (volume.name.clone(), device)))
-    };
-    volumes.iter().filter_map(|volume| of(volume).transpose()).collect()
+    left::of_each(volumes, |uuid| Ok(attach::left(&mut control, uuid)?))
 }
 
 /// Makes the devices, or takes over those of a daemon that is gone, and begins to start them.

@@ -189,7 +189,7 @@ impl NbdFrontEnd {
     fn make_room(&mut self, shard: &mut Shard) -> bool {
         let now = shard.now();
         let silent = |it: &&mut Connection| {
-            it.agreeing_since().is_some_and(|since| now.0 - since.0 >= AGREE_MAX.as_nanos() as u64)
+            it.agreeing_since().is_some_and(|since| now.since(since) >= AGREE_MAX.as_nanos() as u64)
         };
         let silent = self.connections.iter_mut().flatten().filter(silent);
         let Some(oldest) = silent.min_by_key(|it| it.agreeing_since().map(|since| since.0)) else {
