@@ -64,8 +64,8 @@ pub struct Config {
     pub durable_bytes: u64,
     /// Blocks of the write-back window.
     pub window_blocks: u32,
-    /// Batches there is memory for: with as many as there are volumes (and 4 at least) a backing device that does
-    /// not answer holds back its own volume and no other.
+    /// Batches there is memory for: with as many as there are volumes a backing device that is slow, or does
+    /// not answer, holds back its own volume and no other.
     pub lane_count: u8,
     /// Blocks one batch may hold.
     pub batch_blocks_max: u32,
@@ -215,6 +215,8 @@ pub struct Engine {
     pub(crate) buffers: Vec<BufferId>,
     /// A log that had to go on found none.
     pub(crate) wants_buffer: bool,
+    /// The volume that is put in order first: the first one whose log found none (P5 of `log::append`).
+    pub(crate) first: VolumeIndex,
     pub(crate) volumes: Vec<Option<Box<Volume>>>,
     /// Above the highest place in use.
     pub(crate) volume_end: usize,
@@ -236,6 +238,8 @@ pub struct Engine {
     /// But for requests that are inside: no other comes.
     pub(crate) answers_the_rest: bool,
     pub(crate) lanes: Vec<Lane>,
+    /// Somebody left one to who asked before (N2 of `policy::lane`), who may not need it.
+    pub(crate) lane_left: bool,
     /// Frames behind the window that no second chance is using.
     pub(crate) chance_frames: Vec<u32>,
     pub(crate) checkpoint: Checkpointer,
@@ -295,6 +299,7 @@ impl Engine {
             resizing: None,
             buffers: (0..config.buffer_count).rev().map(BufferId).collect(),
             wants_buffer: false,
+            first: VolumeIndex(0),
             volumes,
             volume_end: 0,
             requests: Slab::new(REQUEST_COUNT_MAX),
@@ -308,6 +313,7 @@ impl Engine {
             health: CacheHealth::Healthy,
             stopping: false,
             answers_the_rest: false,
+            lane_left: false,
             lanes: (0..Lane::count(&config)).map(|_| Lane::new(&config)).collect(),
             chance_frames: (0..crate::log::reclaim::CHANCE_COUNT_MAX as u32)
                 .map(|frame| config.window_blocks + frame)
@@ -494,15 +500,16 @@ impl Engine {
     /// When `tick` must be called at the latest, if nothing else happens.
     pub fn deadline(&self) -> Option<Tick> {
         let volumes = self.all_volumes().filter_map(|volume| self.volume_deadline(volume));
-        let lanes = Lane::deadline(&self.lanes, self.now);
-        volumes.chain(self.scrub_deadline()).chain(lanes).min()
+        volumes.chain(self.scrub_deadline()).min()
     }
 
     /// Puts the state in order: always the same steps, bounded by what is there to do.
     fn settle(&mut self, payload: &mut impl Payload) {
         self.volumes_settle(payload);
-        if self.head_ends_for_others(payload) || self.somebody_lacks() {
-            // Those before it do not know yet that there is a buffer (P4 of `log::append`), or that they give (G4 of `policy::reserve`).
+        let lane_left = core::mem::take(&mut self.lane_left);
+        if self.head_ends_for_others(payload) || self.somebody_lacks() || lane_left {
+            // Those before it do not know yet that there is a buffer (P4 of `log::append`), that they give (G4 of `policy::reserve`),
+            // or that who asked for a lane before them has begun or cannot.
             self.volumes_settle(payload);
         }
         self.checkpoint_settle(payload);
@@ -514,7 +521,8 @@ impl Engine {
     }
 
     fn volumes_settle(&mut self, payload: &mut impl Payload) {
-        for index in 0..self.volume_end {
+        let first = usize::from(self.first.0).min(self.volume_end);
+        for index in (first..self.volume_end).chain(0..first) {
             if self.volumes[index].is_none() {
                 continue;
             }
@@ -574,11 +582,11 @@ pub fn window_frames(config: &Config) -> u32 {
     work_frames(config) + config.ahead_blocks
 }
 
-/// The window, the second chances' frames, a checkpoint's, the scrub's and, last, those of spare lanes.
+/// The window, the second chances' frames, a checkpoint's, the scrub's and, last, what lanes have behind the window.
 pub(crate) fn work_frames(config: &Config) -> u32 {
     config.window_blocks
         + crate::log::reclaim::CHANCE_COUNT_MAX as u32
         + config.checkpoint_frames
         + crate::policy::scrub::FRAMES
-        + Lane::spare_frames(config)
+        + Lane::small_frames(config)
 }

@@ -55,13 +55,16 @@ pub const BACKGROUND_READS: u32 = 4;
 pub const CHECKPOINT_PAGES: u32 = 6;
 /// Effects on devices that may be under way at once.
 pub const TOKEN_COUNT_MAX: usize = 8192;
-/// Of these so many are left by what guests ask for: who ends records, writes batches and flushes takes one without looking. All
-/// of them together take less: three for each volume, and for each lane a batch's writes and the reads that came back bad.
+/// Of these so many are left by what guests ask for.
 pub const TOKENS_KEPT: usize = 1280;
+/// And of these so many by what batches read and write: who ends records and flushes takes one without looking, and all of them
+/// together take less, four for each volume.
+pub const TOKENS_LEFT: usize = 256;
 
 const _: () = assert!(SEGMENT_BYTES_MIN.is_power_of_two());
 const _: () = assert!(SEGMENT_BYTES_MAX as usize / BLOCK_SIZE <= u16::MAX as usize);
 const _: () = assert!(RECORD_ITEMS_MAX >= RECORD_ENTRIES_MAX);
+const _: () = assert!(TOKENS_LEFT > 4 * VOLUME_COUNT_MAX && TOKENS_KEPT > 4 * TOKENS_LEFT);
 const _: () = assert!(TOKEN_COUNT_MAX >= 4 * (TOKENS_KEPT + REQUEST_BLOCKS_MAX));
 /// Blocks of the largest segment.
 pub const SEGMENT_BLOCKS_MAX: u16 = (SEGMENT_BYTES_MAX as usize / BLOCK_SIZE) as u16;

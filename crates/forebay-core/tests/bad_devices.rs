@@ -7,9 +7,10 @@ mod support;
 
 use forebay_core::blank::{Nothing, VOLUME};
 use forebay_core::effect::{Effect, Fault, Token};
-use forebay_core::engine::Engine;
+use forebay_core::engine::{Config, Engine};
 use forebay_core::format::superblock::Mode;
-use forebay_core::limits::TOKEN_COUNT_MAX;
+use forebay_core::limits::{TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
+use forebay_core::payload::Place;
 use forebay_core::request::{Op, Request, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Tick, VolumeIndex};
 use std::collections::BTreeMap;
@@ -28,7 +29,16 @@ struct Rig {
 
 impl Rig {
     fn new(volumes: u8) -> Rig {
-        let engine = support::engine(volumes, 256 * MIB, 256 * MIB, 512 << 10, 16);
+        Rig::with_lanes(volumes, volumes)
+    }
+
+    /// With memory for so many batches.
+    fn with_lanes(volumes: u8, lane_count: u8) -> Rig {
+        let config = Config { buffer_count: 16, lane_count, ..Config::default() };
+        Rig::over(support::chosen(volumes, 256 * MIB, 256 * MIB, 512 << 10, config))
+    }
+
+    fn over(engine: Engine) -> Rig {
         Rig { engine, under_way: Vec::new(), answers: BTreeMap::new(), tag: 0, now: 0 }
     }
 
@@ -343,45 +353,203 @@ fn a_reader_has_its_turn_when_cache_and_write_back_fail_together() {
     assert_eq!(rig.answered(), (1, 0));
 }
 
+fn writes_back(rig: &Rig, volume: VolumeIndex) -> bool {
+    let writes = |effect: &Effect| matches!(effect, Effect::WriteBacking { volume: it, .. } if *it == volume);
+    rig.under_way.iter().any(|(_, effect)| writes(effect))
+}
+
+/// What the backing devices of the first so many volumes are asked to write is not.
+fn all_but(silent: u8) -> impl Fn(&Effect) -> bool + Copy {
+    move |effect| !matches!(effect, Effect::WriteBacking { volume, .. } if volume.0 < silent)
+}
+
+/// Of so many volumes each has something that is to be written back, and all of it is durable.
+fn all_dirty(rig: &mut Rig, volumes: u8) {
+    for volume in (0..volumes).map(VolumeIndex) {
+        assert!(rig.asks(volume, Op::Write { fua: true }, 0, MIB));
+        rig.settle();
+    }
+    rig.answered();
+}
+
+const SECOND: u64 = 1_000_000_000;
+
 /// Six backing devices take what they are asked to write and never answer. Four of them had the memory of all batches there are,
-/// and nobody else was written back any more: not what was to be detached, nor what writers waited for.
+/// and nobody else was written back any more: not what was to be detached, nor what writers waited for. Later it was after ten
+/// seconds, each of which a guest waited whose volume is written through.
 #[test]
 fn backing_devices_that_do_not_answer_hold_back_their_own_volumes_alone() {
     let mut rig = Rig::new(8);
     let (dead, sound) = ((0..6).map(VolumeIndex), [VolumeIndex(6), VolumeIndex(7)]);
-    let answers =
-        |effect: &Effect| !matches!(effect, Effect::WriteBacking { volume, .. } if volume.0 < 6);
-    let all_drain = |rig: &mut Rig, volumes: &mut dyn Iterator<Item = VolumeIndex>| {
-        for volume in volumes {
-            assert!(rig.asks(volume, Op::Write { fua: false }, 0, 4 * MIB / 4));
-            rig.engine.drain(volume, &mut Nothing);
-            rig.take();
-        }
-        while rig.turn(answers, Ok(())) > 0 {}
-    };
-    all_drain(&mut rig, &mut dead.clone());
-    let writing = |rig: &Rig, volume: VolumeIndex| {
-        rig.under_way.iter().any(
-            |(_, effect)| matches!(effect, Effect::WriteBacking { volume: it, .. } if *it == volume),
-        )
-    };
-    assert_eq!(dead.clone().filter(|volume| writing(&rig, *volume)).count(), 4);
-    all_drain(&mut rig, &mut sound.into_iter());
-    assert!(sound.iter().all(|volume| !rig.engine.is_clean(*volume)), "the others may be slow");
-    let due = rig.engine.deadline().expect("it is looked at them again").0;
-    assert!(due <= rig.now + 10_000_000_000);
-    rig.now = due.max(rig.now);
-    while {
-        rig.tick();
-        rig.turn(answers, Ok(())) > 0
-    } {}
-    rig.now += 10_000_000_000;
-    rig.tick();
-    while rig.turn(answers, Ok(())) > 0 {}
-    assert!(sound.iter().all(|volume| rig.engine.is_clean(*volume)));
+    all_dirty(&mut rig, 8);
+    for volume in 0..8 {
+        rig.engine.drain(VolumeIndex(volume), &mut Nothing);
+        rig.take();
+        while rig.turn(all_but(6), Ok(())) > 0 {}
+    }
+    assert!(dead.clone().all(|volume| writes_back(&rig, volume)));
+    assert!(sound.iter().all(|volume| rig.engine.is_clean(*volume)), "somebody waits for them");
     // They are back.
     rig.settle();
     assert!(dead.into_iter().all(|volume| rig.engine.is_clean(volume)));
+}
+
+/// The same of volumes that nobody waits for: they are patient for a second. A device that goes on, but slowly, stood in the way
+/// for as long as its batch took.
+#[test]
+fn who_is_written_back_for_his_age_waits_a_second_for_slow_devices() {
+    let mut rig = Rig::new(8);
+    all_dirty(&mut rig, 8);
+    rig.wait(30 * SECOND);
+    let began = rig.now;
+    while rig.turn(all_but(6), Ok(())) > 0 {}
+    let busy = |rig: &Rig| (0..8).filter(|at| writes_back(rig, VolumeIndex(*at))).count();
+    assert_eq!(busy(&rig), 4, "the window has so many parts");
+    let due = rig.engine.deadline().expect("it is looked at them again").0;
+    assert!(due <= began + SECOND);
+    rig.wait(due - rig.now);
+    while rig.turn(all_but(6), Ok(())) > 0 {}
+    assert_eq!(busy(&rig), 6);
+    assert!([6, 7].iter().all(|at| rig.engine.is_clean(VolumeIndex(*at))));
+}
+
+/// A volume came to another whose batch had all of the window, and waited until that was done.
+#[test]
+fn a_batch_that_has_all_of_the_window_keeps_no_volume_that_comes_from_being_written_back() {
+    let mut rig = Rig::with_lanes(1, 2);
+    all_dirty(&mut rig, 1);
+    rig.engine.drain(VOLUME, &mut Nothing);
+    rig.take();
+    while rig.turn(all_but(1), Ok(())) > 0 {}
+    assert!(writes_back(&rig, VOLUME));
+    let second = VolumeIndex(1);
+    let recorded = forebay_core::format::superblock::Volume::empty([9; 16], "second", 256 * MIB);
+    rig.engine.attach(second, &recorded);
+    rig.engine.serve(second, true);
+    assert!(rig.asks(second, Op::Write { fua: true }, 0, MIB));
+    while rig.turn(all_but(1), Ok(())) > 0 {}
+    rig.engine.drain(second, &mut Nothing);
+    rig.take();
+    while rig.turn(all_but(1), Ok(())) > 0 {}
+    assert!(rig.engine.is_clean(second));
+    rig.settle();
+    assert!(rig.engine.is_clean(VOLUME));
+}
+
+/// Six volumes are written all the time, and there is memory for four batches. Those that were looked at first had it again and again,
+/// the last two never.
+#[test]
+fn who_asked_first_for_the_memory_of_a_batch_has_it_first() {
+    let mut rig = Rig::with_lanes(6, 4);
+    for volume in (0..6).map(VolumeIndex) {
+        rig.engine.set_mode(volume, Mode::WriteThrough, &mut Nothing);
+        rig.take();
+        rig.settle();
+    }
+    for round in 0..2000 {
+        for volume in 0..6 {
+            // A guest of each has something to write whenever it has been answered.
+            let at = u64::from(volume) + 6 * (round % 40);
+            rig.asks(VolumeIndex(volume), Op::Write { fua: false }, at * BLOCK_BYTES, BLOCK_BYTES);
+        }
+        while rig.turn(all_but(6), Ok(())) > 0 {}
+        // One batch ends after the other.
+        let (token, _) = rig.under_way.remove(0);
+        rig.engine.completed(token, Ok(()), &mut Nothing);
+        rig.tick();
+    }
+    let batches = |at| rig.engine.status(VolumeIndex(at)).unwrap().stats.batches;
+    let all: Vec<u64> = (0..6).map(batches).collect();
+    let (least, most) = (all.iter().min().unwrap(), all.iter().max().unwrap());
+    assert!(*least > 8 && most - least <= 2, "{all:?}");
+}
+
+/// Guests ask for all they may, and all backing devices there can be are written to at once, or what is to be written comes back bad
+/// from the cache device, each block of which is read once more. The engine ended itself.
+fn all_batches_at_once(step: u64, result: Result<(), Fault>) {
+    let count = VOLUME_COUNT_MAX as u8;
+    let config = Config { buffer_count: 16, lane_count: count, ..Config::default() };
+    let engine = support::chosen(count, 256 * MIB, 512 * MIB, 512 << 10, config);
+    let mut rig = Rig::over(engine);
+    // No two adjacent blocks lie together: a read of them all is so many effects.
+    let scattered = |parity| (parity..16 * MIB_BLOCKS).step_by(2);
+    for at in scattered(0).chain(scattered(1)) {
+        rig.asks(VOLUME, Op::Write { fua: false }, at * BLOCK_BYTES, BLOCK_BYTES);
+        rig.settle();
+    }
+    rig.write_all(40, 16);
+    rig.drain();
+    for volume in (1..count).map(VolumeIndex) {
+        for at in 0..100 {
+            let offset = step * at * BLOCK_BYTES;
+            assert!(rig.asks(volume, Op::Write { fua: false }, offset, BLOCK_BYTES));
+        }
+        rig.asks(volume, Op::Flush, 0, 0);
+        rig.settle();
+    }
+    rig.answered();
+    for volume in (1..count).map(VolumeIndex) {
+        rig.engine.drain(volume, &mut Nothing);
+        rig.take();
+    }
+    let mut reads = 0;
+    while rig.asks(VOLUME, Op::Read, reads % 16 * MIB, MIB) {
+        reads += 1;
+    }
+    assert!(rig.under_way.len() > 6000, "{}", rig.under_way.len());
+    let of_batches =
+        |effect: &Effect| matches!(effect, Effect::ReadCache { to: Place::Window { .. }, .. });
+    for _ in 0..20 {
+        rig.turn(of_batches, result);
+    }
+    rig.settle();
+    // What was bad is looked at once more, and is good.
+    for _ in 0..20 {
+        rig.wait(10 * SECOND);
+        rig.settle();
+    }
+    assert_eq!(rig.answered(), (reads as usize, 0));
+    assert!((0..count).all(|at| rig.engine.is_clean(VolumeIndex(at))));
+    assert!(
+        (0..count).all(|at| rig.engine.status(VolumeIndex(at)).unwrap().stats.lost_blocks == 0)
+    );
+}
+
+#[test]
+fn as_many_writes_of_batches_as_there_can_be_leave_room_for_what_must_be_done() {
+    all_batches_at_once(2, Ok(()));
+}
+
+#[test]
+fn as_many_bad_reads_of_batches_as_there_can_be_leave_room_as_well() {
+    all_batches_at_once(1, Err(Fault));
+}
+
+/// Each buffer that came back went to the volume that was looked at first, which had much to write; another one's guest waited for as
+/// long as that took.
+#[test]
+fn who_found_no_buffer_goes_before_who_has_one() {
+    for [streams, little] in [[VOLUME, VolumeIndex(1)], [VolumeIndex(1), VOLUME]] {
+        let mut rig = Rig::new(2);
+        for at in 0..64 {
+            assert!(rig.asks(streams, Op::Write { fua: false }, at * MIB, MIB));
+        }
+        assert!(rig.asks(little, Op::Write { fua: false }, 0, BLOCK_BYTES));
+        let tag = rig.tag - 1;
+        let mut turns = 0;
+        while !rig.answers.contains_key(&tag) {
+            // The cache device does one thing after the other.
+            let mut one = rig.under_way.drain(..1);
+            let (token, _) = one.next().expect("something is under way");
+            drop(one);
+            rig.engine.completed(token, Ok(()), &mut Nothing);
+            rig.tick();
+            turns += 1;
+        }
+        assert!(turns <= 8, "{turns}");
+        rig.settle();
+        assert_eq!(rig.answered(), (65, 0));
+    }
 }
 
 fn flushes(volume: VolumeIndex) -> impl Fn(&Effect) -> bool {

@@ -8,6 +8,7 @@
 //! - **P3** Guest data leaves each log [`SEGMENTS_RESERVED`] segments of the pool, and each other volume what it has reserved
 //!   (`policy::reserve`).
 //! - **P4** Whoever may have a segment gets a buffer for it: if the heads of other logs have all, the one that was begun first ends.
+//! - **P5** Who found no buffer goes before who had one: the first of them is put in order first.
 //!
 //! # Crash
 //!
@@ -412,7 +413,9 @@ impl Engine {
             return false;
         }
         if self.buffers.is_empty() {
-            self.wants_buffer |= self.segments.free_count() > 0;
+            if self.segments.free_count() > 0 && !core::mem::replace(&mut self.wants_buffer, true) {
+                self.first = volume; // P5
+            }
             return false;
         }
         let Some(id) = self.segments.take_free() else { return false };

@@ -5,10 +5,12 @@
 //! # Invariants
 //!
 //! - **N1** No two lanes that are taken have a frame in common. The window is divided evenly among as many lanes as
-//!   there are volumes; where that changed meanwhile, a lane waits for those that still have some of its frames.
-//! - **N2** Of the first [`LANE_COUNT`] lanes one whose backing device does not answer keeps no other volume from being
-//!   written back: there are spare ones, as many lanes as volumes in all (`Config::lane_count`), with few frames of their own,
-//!   behind the window. They are taken only while the others are all taken and one of those stands.
+//!   there are volumes, and [`WINDOW_PARTS_MAX`] at most; where that changed meanwhile, a part waits for those that still have some
+//!   of its frames. Behind the window are smaller parts, for when none of it is left: one less than there are lanes, since one has
+//!   what is not left.
+//! - **N2** Who asked first has what is left first (`Writeback::asks_since`), and nobody waits longer than [`PATIENCE`] for a part of
+//!   the window: so no backing device, slow or silent, keeps another volume from being written back. There are as many
+//!   lanes as volumes (`Config::lane_count`).
 
 use crate::engine::{Config, work_frames};
 use crate::format::entry::Kind;
@@ -21,13 +23,12 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// Batches that may be under way at once, over all volumes, while every backing device answers.
-pub(crate) const LANE_COUNT: usize = 4;
-/// Frames of a spare lane: two runs of half of the longest.
-const SPARE_FRAMES: u32 = 256;
-/// A lane stands when nothing of it has come to an end for so long, in nanoseconds: much longer than what a slow device takes for
-/// one thing, or than a turn on a shared one.
-const STANDS_AFTER: u64 = 10_000_000_000;
+/// Parts of the window.
+pub(crate) const WINDOW_PARTS_MAX: usize = 4;
+/// Frames of a part behind it: two runs of a quarter of the longest.
+const SMALL_FRAMES: u32 = 128;
+/// So long a volume waits for a part of the window, in nanoseconds, unless somebody waits for it.
+pub(super) const PATIENCE: u64 = 1_000_000_000;
 /// With fewer blocks that are there and not yet written the backing device is about to have nothing to write.
 const READ_LEAST: u32 = 256;
 /// Runs of one batch that may be under way at once.
@@ -153,8 +154,6 @@ pub(crate) struct Lane {
     pub(super) frames_used: u32,
     /// Effects under way.
     pub(super) under_way: u32,
-    /// When something of it ended last, or it was taken.
-    pub(super) moved: Tick,
     pub(super) writes_under_way: u16,
     pub(super) given_out: bool,
     /// Blocks of the batch that are written.
@@ -232,7 +231,6 @@ impl Lane {
             frame_next: 0,
             frames_used: 0,
             under_way: 0,
-            moved: Tick(0),
             writes_under_way: 0,
             given_out: false,
             written: 0,
@@ -257,41 +255,32 @@ impl Lane {
         }
     }
 
-    /// A lane that nobody has (N2).
+    /// A lane that nobody has, behind `before` others for those who asked before: with a part of the window or, if it `may` be so,
+    /// with a small one (N1, N2).
     pub(super) fn find(
         lanes: &mut [Lane],
         volumes: usize,
         config: &Config,
-        now: Tick,
+        before: usize,
+        may_be_small: bool,
     ) -> Option<usize> {
-        let (usual, spare) = lanes.split_at_mut(LANE_COUNT);
-        if let Some(at) = Lane::find_usual(usual, volumes, config.window_blocks) {
-            return Some(at);
-        }
-        if !usual.iter().any(|lane| lane.stands(now)) {
-            return None;
-        }
-        let at = spare.iter().position(|lane| !lane.taken)?;
-        let first = work_frames(config) - Lane::spare_frames(config);
-        let lane = &mut spare[at];
-        (lane.frame_base, lane.frame_count) = (first + at as u32 * SPARE_FRAMES, SPARE_FRAMES);
-        Some(LANE_COUNT + at)
+        let at = lanes.iter().enumerate().filter(|(_, lane)| !lane.taken).nth(before)?.0;
+        let parts = volumes.clamp(1, WINDOW_PARTS_MAX) as u32;
+        let count = config.window_blocks / parts;
+        let small = || {
+            let first = work_frames(config) - Lane::small_frames(config);
+            let mut free = free_parts(lanes, first, small_count(config), SMALL_FRAMES);
+            free.next().filter(|_| may_be_small)
+        };
+        let frames = free_parts(lanes, 0, parts, count).nth(before).or_else(small)?;
+        (lanes[at].frame_base, lanes[at].frame_count) = frames;
+        Some(at)
     }
 
-    /// With its part of a window of so many frames (N1).
-    fn find_usual(lanes: &mut [Lane], volumes: usize, window: u32) -> Option<usize> {
-        let parts = volumes.clamp(1, lanes.len());
-        let count = window / parts as u32;
-        let base = |at: usize| at as u32 * count;
-        let overlaps = |lane: &Lane, at: usize| {
-            let behind = lane.frame_base + lane.frame_count;
-            lane.taken && lane.frame_base < base(at) + count && base(at) < behind
-        };
-        let is_free =
-            |at: &usize| !lanes[*at].taken && !lanes.iter().any(|lane| overlaps(lane, *at));
-        let at = (0..parts).find(is_free)?;
-        (lanes[at].frame_base, lanes[at].frame_count) = (base(at), count);
-        Some(at)
+    /// Whether it is taken and has any of so many frames.
+    fn has_of(&self, base: u32, count: u32) -> bool {
+        let behind = self.frame_base + self.frame_count;
+        self.taken && self.frame_base < base + count && base < behind
     }
 
     /// Whether a write around the log may pass what its batch holds of `start..end`: nothing has to be found out, or was refused.
@@ -310,26 +299,14 @@ impl Lane {
         runs.filter_map(|number| self.runs.get(number)).any(writes)
     }
 
-    fn stands(&self, now: Tick) -> bool {
-        self.taken && now.since(self.moved) >= STANDS_AFTER
-    }
-
-    /// When the first of the usual lanes stands, if it goes on so and there are others for that time.
-    pub(crate) fn deadline(lanes: &[Lane], now: Tick) -> Option<Tick> {
-        let (usual, spare) = lanes.split_at(LANE_COUNT);
-        let at = usual.iter().map(|lane| lane.moved).min()?.after(STANDS_AFTER);
-        let all_taken = usual.iter().all(|lane| lane.taken);
-        (all_taken && !spare.is_empty() && at > now).then_some(at)
-    }
-
     /// Lanes there are.
     pub(crate) fn count(config: &Config) -> usize {
-        usize::from(config.lane_count).max(LANE_COUNT)
+        usize::from(config.lane_count).max(1)
     }
 
-    /// Frames that only spare lanes use: the last of [`work_frames`].
-    pub(crate) fn spare_frames(config: &Config) -> u32 {
-        (Lane::count(config) - LANE_COUNT) as u32 * SPARE_FRAMES
+    /// Frames behind the window that only lanes use: the last of [`work_frames`].
+    pub(crate) fn small_frames(config: &Config) -> u32 {
+        small_count(config) * SMALL_FRAMES
     }
 
     pub(crate) fn memory_bytes(config: &Config) -> u64 {
@@ -403,6 +380,21 @@ impl Lane {
         self.frame_next = at + blocks;
         Some((self.frame_base + at, skip + blocks))
     }
+}
+
+/// Those of so many parts of so many frames each that no lane has any frame of: where they begin, and how many frames it is.
+fn free_parts(
+    lanes: &[Lane],
+    first: u32,
+    parts: u32,
+    count: u32,
+) -> impl Iterator<Item = (u32, u32)> {
+    let all = (0..parts).map(move |part| (first + part * count, count));
+    all.filter(|(base, count)| !lanes.iter().any(|lane| lane.has_of(*base, *count)))
+}
+
+fn small_count(config: &Config) -> u32 {
+    Lane::count(config) as u32 - 1
 }
 
 #[cfg(test)]

@@ -361,8 +361,8 @@ impl Engine {
     }
 
     fn scrub_frame(&self, again: bool) -> u32 {
-        let spare = Lane::spare_frames(&self.config);
-        let first = crate::engine::work_frames(&self.config) - spare - FRAMES;
+        let behind = Lane::small_frames(&self.config);
+        let first = crate::engine::work_frames(&self.config) - behind - FRAMES;
         if again { first + u32::from(PIECE_BLOCKS) } else { first }
     }
 

@@ -41,11 +41,12 @@ mod end;
 use crate::effect::{Effect, Fault};
 use crate::engine::{Engine, Pending};
 use crate::format::entry::Kind;
+use crate::limits::TOKENS_LEFT;
 use crate::mutant::Mutant;
 use crate::op::read::behind;
 use crate::payload::{Payload, Place};
-use crate::policy::batch::Stretch;
-use crate::policy::lane::{Doubt, Part, Run, RunState};
+use crate::policy::batch::{RUN_BLOCKS_MAX, Stretch};
+use crate::policy::lane::{Doubt, PATIENCE, Part, Run, RunState};
 use crate::policy::parked::{PROBES_MAX, PROBES_WIDE};
 use crate::policy::slices::Side;
 use crate::units::{Lba, SegmentId, Sequence, Tick, VolumeIndex};
@@ -97,6 +98,8 @@ pub struct Writeback {
     /// What is durable up to here is not before the cursor, if nothing was dirty then.
     passed: Sequence,
     pub(crate) lane: Option<usize>,
+    /// It has waited for a lane since then (N2 of `lane`).
+    pub(crate) asks_since: Option<Tick>,
     /// While a batch is written, and if one was given up or broken off: between which blocks the backing
     /// device may hold more than the watermark says, and the end of the last batch that wrote there.
     pub(crate) exposed: Option<Exposed>,
@@ -141,6 +144,7 @@ impl Writeback {
             cursor,
             passed: Sequence(0),
             lane: None,
+            asks_since: None,
             exposed: None,
             end: Sequence(0),
             end_cursor: cursor,
@@ -359,13 +363,13 @@ impl Engine {
     /// Takes stretches as long as there is room.
     fn writeback_read_ahead(&mut self, lane: usize, payload: &mut impl Payload) {
         loop {
-            let room = self.tokens.room();
+            let room = self.token_room();
             let state = &mut self.lanes[lane];
             if state.given_out || state.runs.is_full() || room < 1024 {
                 return;
             }
             // The longest stretch there can be must fit before one is taken.
-            let longest = crate::policy::batch::RUN_BLOCKS_MAX as u32;
+            let longest = RUN_BLOCKS_MAX as u32;
             let Some((frame, frames)) = state.take_frames(longest.min(state.frame_count / 2))
             else {
                 return;
@@ -399,10 +403,11 @@ impl Engine {
     /// Has the blocks of runs read from the cache, in order, as many at once as may be.
     fn writeback_read(&mut self, volume: VolumeIndex, lane: usize, payload: &mut impl Payload) {
         loop {
-            let Engine { lanes, segments, slots, tokens, .. } = self;
+            let room = self.token_room();
+            let Engine { lanes, segments, slots, .. } = self;
             let state = &mut lanes[lane];
             let left = state.may_read();
-            if left == 0 || tokens.room() < 64 {
+            if left == 0 || room <= TOKENS_LEFT {
                 return;
             }
             let Some(Run { stretch, frame, .. }) = state.unread().copied() else { return };
@@ -465,9 +470,11 @@ impl Engine {
         let ignored = self.config.mutants.is(Mutant::TurnIgnored);
         self.slices(volume).batch_wants(volume, true, now);
         loop {
+            // A run of which blocks are lost may be half as many writes.
+            let room = self.token_room() > TOKENS_LEFT + RUN_BLOCKS_MAX / 2;
             let state = &mut self.lanes[lane];
             let number = state.next_write;
-            if state.writes_under_way >= limit {
+            if state.writes_under_way >= limit || !room {
                 return;
             }
             let under_way = u32::from(state.writes_under_way);
@@ -565,7 +572,6 @@ impl Engine {
         let volume = work.volume;
         let lane = self.volume(volume).writeback.lane.expect("a batch has a lane");
         self.lanes[lane].under_way -= 1;
-        self.lanes[lane].moved = self.now;
         match work.what {
             What::Read { .. } => self.writeback_was_read(volume, lane, work.what, result, payload),
             What::Write { part } => {
@@ -643,7 +649,8 @@ impl Engine {
             let good =
                 result.is_ok() && (unchecked || self.verify(segment, block + at, place, payload));
             let (offset, block) = (offset + at, block + at);
-            if !good && !again {
+            // Where no more may be under way it is taken for bad at first, and looked at once more later (K4).
+            if !good && !again && self.token_room() > TOKENS_LEFT {
                 let what = What::Read { run, offset, segment, block, blocks: 1, again: true };
                 self.writeback_read_piece(volume, lane, what, place);
                 continue;
@@ -674,8 +681,9 @@ impl Engine {
             Stage::Idle if volume.serving => {
                 let due = volume.writeback.dirty_since?.after(self.config.dirty_age);
                 let again = (!volume.parked.is_empty()).then_some(volume.parked.due);
+                let lane = volume.writeback.asks_since.map(|since| since.after(PATIENCE));
                 // Past that time it waits for something else than time.
-                let due = [Some(due), again].into_iter().flatten();
+                let due = [Some(due), again, lane].into_iter().flatten();
                 due.filter(|due| *due > self.now && !self.stopping).min()
             }
             _ => None,

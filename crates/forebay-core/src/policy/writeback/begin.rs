@@ -10,9 +10,10 @@ use crate::map::slots::Heading;
 use crate::mutant::Mutant;
 use crate::op::around::AroundState;
 use crate::payload::Payload;
-use crate::policy::lane::{Doubt, Lane};
+use crate::policy::lane::{Doubt, Lane, PATIENCE};
 use crate::policy::parked::TRIES;
-use crate::units::{SegmentId, Sequence, VolumeIndex};
+use crate::units::{SegmentId, Sequence, Tick, VolumeIndex};
+use crate::volume::Volume;
 
 /// A record of the log.
 struct Record {
@@ -26,7 +27,9 @@ struct Record {
 
 impl Engine {
     pub(super) fn writeback_begin(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
-        self.volume(volume).writeback.passing = false;
+        let writeback = &mut self.volume(volume).writeback;
+        writeback.passing = false;
+        let asked = writeback.asks_since.take().unwrap_or(self.now);
         let state = self.volume_ref(volume).expect("it exists");
         let waited_for = self.answers_the_rest && !self.requests.is_empty();
         let stops = self.stopping && !waited_for;
@@ -70,15 +73,15 @@ impl Engine {
         if state.is_only_parked() && self.now < state.parked.due {
             return;
         }
-        let volumes = self.all_volumes().count();
-        let Some(lane) = Lane::find(&mut self.lanes, volumes, &self.config, self.now) else {
-            return;
-        };
+        let Some(lane) = self.find_lane(volume, asked) else { return };
         if !self.may_build(volume) {
+            // It does not lose its turn.
+            self.volume(volume).writeback.asks_since = Some(asked);
             return;
         }
         if !self.writeback_build(volume, lane) {
             if self.volume(volume).writeback.passing {
+                self.volume(volume).writeback.asks_since = Some(asked);
                 return;
             }
             // All that is dirty is not durable yet.
@@ -89,13 +92,40 @@ impl Engine {
             return;
         }
         let now = self.now;
-        (self.lanes[lane].taken, self.lanes[lane].moved) = (true, now);
+        self.lanes[lane].taken = true;
         let state = self.volume(volume);
         state.writeback.stage = Stage::Writing;
         state.writeback.lane = Some(lane);
         state.writeback.begun = now;
         state.writeback.runs_before = state.stats.batch_runs;
         self.writeback_go_on(volume, payload);
+    }
+
+    /// A lane for a batch of a volume that has waited for one since it `asked` (N2 of `lane`).
+    fn find_lane(&mut self, volume: VolumeIndex, asked: Tick) -> Option<usize> {
+        let before = self.lanes_asked_before(volume, asked);
+        let state = self.volume_ref(volume).expect("it exists");
+        let hurries = state.is_waited_for() || self.now.since(asked) >= PATIENCE;
+        let volumes = self.all_volumes().count();
+        let Engine { lanes, config, .. } = self;
+        let found = Lane::find(lanes, volumes, config, before, hurries);
+        if found.is_none() {
+            self.lane_left |=
+                before > 0 && Lane::find(lanes, volumes, config, 0, hurries).is_some();
+            self.volume(volume).writeback.asks_since = Some(asked);
+        }
+        found
+    }
+
+    /// How many volumes asked for a lane before this one did, and could begin now. Of what asks at once the first is the one with the
+    /// lowest number.
+    fn lanes_asked_before(&self, volume: VolumeIndex, asked: Tick) -> usize {
+        let before = |other: &&Volume| {
+            let around = &other.around;
+            let since = other.writeback.asks_since.filter(|_| !around.flushing && !around.held);
+            since.is_some_and(|since| (since, other.index) < (asked, volume))
+        };
+        self.all_volumes().filter(before).count()
     }
 
     /// While nothing is dirty the cursor follows the log: else the first batch after hours of reads would look at
