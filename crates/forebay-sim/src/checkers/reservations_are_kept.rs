@@ -101,12 +101,14 @@ impl Reservations {
             if to_itself > 0 {
                 marks.hit("segment given to itself");
             }
-            let below = given > 0 && status.segments < status.reserved_segments;
+            // What it gave to itself in the same event it may not have had any more.
+            let had = u64::from(status.segments) + to_itself;
+            let below = given > 0 && had < status.reserved_segments.into();
             let most = if below && self.lacked { RESERVED_MIN } else { status.reserved_segments };
             if below && self.lacked {
                 marks.hit("reserved segment given to who had none");
             }
-            if given > 0 && status.segments < most {
+            if given > 0 && had < most.into() {
                 return Err(format!(
                     "volume {index} gave {given} segments to others, has {} and has {} reserved",
                     status.segments, status.reserved_segments
