@@ -148,6 +148,7 @@ faults! {
     ScrubSavesTooEarly,
     ReclaimsWhatIsReserved,
     PinsWhatOthersReserved,
+    WaitsForHeldTail,
     UnreadStaysUnread,
     LessMemoryUntold,
     AgainTakenForDone,

@@ -107,6 +107,8 @@ pub struct Volume {
     pub(crate) refused: bool,
     /// Of the extents there was no room for one more: reclaiming segments ends some.
     pub(crate) extents_full: bool,
+    /// As of this change of the extents the tail cannot be emptied: what is lost in it finds no room (C5 of `log::reclaim`).
+    pub(crate) tail_held: Option<u64>,
     /// Up to here the log may hold clean blocks that the map has forgotten, and that a crash may bring back; 0: none.
     pub(crate) forgot: Ordinal,
     pub(crate) around: AroundState,
@@ -177,6 +179,7 @@ impl Volume {
             starved: false,
             refused: false,
             extents_full: false,
+            tail_held: None,
             forgot: found.forgot,
             around: AroundState::new(!found.clean, recorded.flush_failed),
             missed: VecDeque::with_capacity(MISSED_MAX),

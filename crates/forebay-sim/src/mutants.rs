@@ -7,7 +7,7 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 22] = [
+pub const STORIES: [(Mutant, &str); 23] = [
     (Mutant::AgainTakenForDone, "again.rs"),
     (Mutant::CheckpointOfTwoMoments, "image.rs"),
     (Mutant::EmptyHeadUnread, "image.rs"),
@@ -30,6 +30,7 @@ pub const STORIES: [(Mutant, &str); 22] = [
     (Mutant::UnreadCheckpointStays, "image.rs"),
     (Mutant::UnreadStaysUnread, "unread.rs"),
     (Mutant::VoidLifeCounts, "void.rs"),
+    (Mutant::WaitsForHeldTail, "lost.rs"),
 ];
 
 /// The test (of `tests`) that finds a fault in the place of seeds.

@@ -3,10 +3,12 @@
 
 mod support;
 
+use forebay_core::control::VolumeStatus;
 use forebay_core::format::entry::Kind;
 use forebay_core::format::record;
 use forebay_core::format::superblock::Mode;
 use forebay_core::mutant::{Mutant, Mutants};
+use forebay_core::policy::reserve::Reserve;
 use forebay_core::policy::writeback::Stage;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
@@ -14,7 +16,7 @@ use forebay_sim::block::Block;
 use forebay_sim::world::World;
 use std::panic::catch_unwind;
 use std::rc::Rc;
-use support::{ask, clean, headers, place, power_cut, read, settle, world_with, written};
+use support::{ask, clean, headers, place, power_cut, read, settle, world_of, world_with, written};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = 7;
@@ -236,4 +238,84 @@ fn a_block_stays_lost_when_the_header_that_names_it_rots() {
         power_cut(&mut world);
         is_lost(&mut world, BLOCK);
     }
+}
+
+/// Blocks of a range of zeros that is lost as a whole.
+const LOST: u64 = 1200;
+
+fn status(world: &World, volume: usize) -> VolumeStatus {
+    let engine = world.engine.as_ref().expect("there is a process");
+    engine.status(VolumeIndex(volume as u8)).expect("it is attached")
+}
+
+/// Writes a block; says whether it was answered, or waits for what does not come.
+fn is_written(world: &mut World, volume: usize, block: u64) -> bool {
+    ask(world, volume, Op::Write { fua: false }, block, 1);
+    for _ in 0..300 {
+        if world.asked.is_empty() || !world.step().expect("it goes on") {
+            break;
+        }
+    }
+    world.asked.is_empty()
+}
+
+/// Two volumes before a cache of 32 segments. Of the first one a long range is lost, and so many blocks of it were written since, apart,
+/// that there is no room to tell of each of them that it is not lost any more. So what names the range must stay in its log.
+fn with_a_tail_that_is_held(mutants: Mutants) -> World {
+    let mut world = world_of(32, LOST + 200, |setup| {
+        setup.config.mutants = mutants;
+        setup.config.dirty_percent = 100;
+        setup.config.buffer_count = 16;
+        setup.volumes.push(setup.volumes[0].clone());
+        setup.volumes[0].reserve = Reserve::Percent(0);
+    });
+    ask(&mut world, 0, Op::WriteZeroes { fua: true }, 0, LOST);
+    settle(&mut world);
+    write(&mut world, LOST, 1);
+    Rc::make_mut(&mut world.setup).rot = u64::MAX;
+    let now = world.moment();
+    for block in 0..LOST as usize {
+        world.volumes[0].model.may_be_lost(block, now);
+        world.volumes[0].prefix.as_mut().expect("nothing goes around").damaged(block);
+    }
+    let at = headers(&world)[0];
+    world.cache.rot(at, Block::zero());
+    power_cut(&mut world);
+    assert_eq!(status(&world, 0).lost_blocks_now, LOST);
+    clean(&mut world, VOLUME);
+    // From block 1 on each makes two ranges of one, as long as there is room.
+    let mut block = 1;
+    while status(&world, 0).lost_blocks_now == LOST - block / 2 {
+        assert!(is_written(&mut world, 0, block));
+        block += 2;
+    }
+    clean(&mut world, VOLUME);
+    world
+}
+
+/// The oldest clean segment was always the next one to be emptied, and this one could not be: when the pool was used up writes of both
+/// volumes waited for it, although the second one had clean segments enough.
+#[test]
+fn others_give_while_a_tail_is_held_by_what_is_lost() {
+    let mut world = with_a_tail_that_is_held(Mutants::default());
+    for block in 0..LOST {
+        assert!(is_written(&mut world, 1, block), "{block}");
+    }
+    let held = status(&world, 0);
+    assert!(held.segments > held.reserved_segments + 10, "{held:?}");
+    assert!(status(&world, 1).stats.reclaimed_segments > 32);
+    // Nothing is lost of what is written again, and the log goes on.
+    for block in 0..LOST {
+        assert!(is_written(&mut world, 0, block), "{block}");
+    }
+    assert_eq!(status(&world, 0).lost_blocks_now, 0);
+    let reclaimed = status(&world, 0).stats.reclaimed_segments;
+    for block in 0..LOST {
+        assert!(is_written(&mut world, 1, block), "{block}");
+    }
+    assert!(status(&world, 0).stats.reclaimed_segments > reclaimed);
+
+    let mut world = with_a_tail_that_is_held(Mutants::with(Mutant::WaitsForHeldTail));
+    let waits = (0..LOST).any(|block| !is_written(&mut world, 1, block));
+    assert!(waits, "else this shows nothing");
 }

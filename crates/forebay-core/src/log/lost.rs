@@ -131,15 +131,15 @@ impl Engine {
         noted
     }
 
-    /// Names again what is still lost and noted up to this segment (L2); says whether all is.
+    /// Names again what is still lost and noted up to this segment (L2).
     pub(crate) fn keep_lost(
         &mut self,
         volume: VolumeIndex,
         id: SegmentId,
         payload: &mut impl Payload,
-    ) -> bool {
+    ) -> Noted {
         let ordinal = self.segments.get(id).ordinal;
-        self.name_lost_through(volume, ordinal, payload) == Noted::Yes
+        self.name_lost_through(volume, ordinal, payload)
     }
 
     fn name_lost_through(

@@ -10,6 +10,8 @@
 //!   (T1 of `log::tickets`).
 //! - **C4** What was lost is appended again, never forgotten (`lost`): nothing leaves while recovery found what no record
 //!   names but the one behind it. That one tells what a record held whose header rotted, and only while this is in the log.
+//! - **C5** A tail in which something is lost that finds no room to be noted again is none that could be emptied until an extent of
+//!   its volume changes: others give meanwhile, and nobody waits for it.
 
 use crate::effect::{Effect, Fault};
 use crate::engine::{CacheHealth, Engine, Pending};
@@ -76,10 +78,18 @@ impl Engine {
                 return;
             }
             let loose = self.config.mutants.is(Mutant::RottenEndNotDirty);
-            if !self.chances_given(volume, id, payload)
-                || !self.keep_lost(volume, id, payload)
-                || !loose && self.name_lost(volume, payload) != Noted::Yes
-            {
+            if !self.chances_given(volume, id, payload) {
+                return;
+            }
+            let mut noted = self.keep_lost(volume, id, payload);
+            if noted == Noted::Yes && !loose {
+                noted = self.name_lost(volume, payload);
+            }
+            if noted != Noted::Yes {
+                let state = self.volume(volume);
+                if noted == Noted::NoRoom {
+                    state.tail_held = Some(state.extents.changes()); // C5
+                }
                 return;
             }
             self.retire(volume, id, |soon| payload.prefetch(soon));
@@ -105,9 +115,10 @@ impl Engine {
         self.volume(volume).log.note_wanted = true;
     }
 
-    /// The volume's oldest segment, if it could be emptied now (C1, C2).
+    /// The volume's oldest segment, if it could be emptied now (C1, C2, C5).
     pub(crate) fn reclaimable(&self, volume: VolumeIndex) -> Option<SegmentId> {
-        let log = &self.volume_ref(volume)?.log;
+        let state = self.volume_ref(volume)?;
+        let log = &state.log;
         let id = log.tail_segment?;
         let segment = self.segments.get(id);
         let dirty = segment.last_sequence > log.durable.watermark
@@ -116,7 +127,9 @@ impl Engine {
         let busy = read || segment.writes > 0 || segment.buffer.is_some();
         // The newest segment stays: a log goes on from it.
         let newest = log.newest == Some(id);
-        (segment.state == State::Sealed && !dirty && !busy && !newest).then_some(id)
+        let held = state.tail_held == Some(state.extents.changes())
+            && !self.config.mutants.is(Mutant::WaitsForHeldTail);
+        (segment.state == State::Sealed && !dirty && !busy && !newest && !held).then_some(id)
     }
 
     /// Reads what deserves a second chance; says whether all of it is through.

@@ -79,6 +79,7 @@ pub struct ExtentMap {
     count_max: usize,
     /// Of them, those that only lost blocks may take.
     lost_room: usize,
+    changes: u64,
 }
 
 impl ExtentMap {
@@ -90,7 +91,7 @@ impl ExtentMap {
 
     /// An empty map with room for `count_max` extents.
     pub fn new(count_max: usize) -> ExtentMap {
-        ExtentMap { list: Chunks::new(count_max), count_max, lost_room: 0 }
+        ExtentMap { list: Chunks::new(count_max), count_max, lost_room: 0, changes: 0 }
     }
 
     /// Bytes of memory of a map with this room.
@@ -111,6 +112,11 @@ impl ExtentMap {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.list.len() == 0
+    }
+
+    /// As long as it is the same, no extent has come, gone or changed.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Extents there are of lost blocks.
@@ -214,6 +220,7 @@ impl ExtentMap {
     /// Puts an extent over whatever was there. Panics if there is no room for one more.
     pub fn insert(&mut self, new: Extent) {
         assert!(new.start < new.end);
+        self.changes += 1;
         let mut at = self.list.seek(new.start);
         if self.list.get(at).is_some_and(|extent| extent.start < new.end) {
             self.erase(new.start, new.end);
@@ -244,6 +251,7 @@ impl ExtentMap {
         let Some(first) = self.list.get(from).copied().filter(|first| first.start < end) else {
             return;
         };
+        self.changes += 1;
         if first.start < start {
             self.list.set_bounds(from, first.start, start);
             from = self.list.next(from);
@@ -276,12 +284,14 @@ impl ExtentMap {
 
     /// Drops every extent that `drop` says, keeping the order.
     pub fn remove_where(&mut self, mut drop: impl FnMut(&Extent) -> bool) {
+        let before = self.list.len();
         self.list.retain(|extent| !drop(extent));
+        self.changes += u64::from(self.list.len() != before);
     }
 
     /// Drops all.
     pub fn clear(&mut self) {
-        self.list.retain(|_| false);
+        self.remove_where(|_| true);
     }
 
     /// Looks at every invariant.

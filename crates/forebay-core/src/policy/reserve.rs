@@ -17,7 +17,7 @@
 //!   can always grow to its reservation, whatever the others write: what the others pin leaves room for it, and what
 //!   they hold beyond that is clean. (A reservation that is raised over what others pin waits until that is written back.)
 //! - **G3** Reservations together are at most [`usable`]: while all volumes are within theirs the pool is not low. So when it is, somebody
-//!   gives.
+//!   gives, unless all who hold more have a tail that is held (C5 of `log::reclaim`).
 //! - **G4** Nobody has less than [`RESERVED_MIN`]: others with a dead backing device do not stop it. For the same reason each log has a part
 //!   of the pool for its own notes (P3 of `append`). Where others pin what was reserved later, or for a volume that came later, that may be
 //!   used up: then whoever holds more than [`RESERVED_MIN`], clean, gives, reserved or not.
