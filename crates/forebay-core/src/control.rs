@@ -221,6 +221,9 @@ impl Engine {
             self.segments.put_free(at);
         }
         self.ahead_void(index);
+        self.ahead.streams.forget(index);
+        self.reads.forget(index);
+        self.writes.forget(index);
         self.leave_disk(index);
         self.volumes[usize::from(index.0)] = None;
         self.reserves_settle();

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Volumes that come and go while checkpoints are written.
+//! Volumes that come and go: while checkpoints are written, and to the place of another one.
 
 mod support;
 
+use forebay_core::format::superblock::Order;
 use forebay_core::request::Op;
 use forebay_sim::world::World;
-use support::{ask, settle, world_with};
+use support::{ask, read, settle, stats, world_with};
 
 fn write(world: &mut World, volume: usize) {
     ask(world, volume, Op::Write { fua: true }, 0, 1);
@@ -57,4 +58,28 @@ fn a_checkpoint_ends_when_a_volume_comes_to_where_another_was() {
         assert!(checkpoint_ends(&mut world), "attached after {steps} steps");
     }
     assert!(came_between > 3, "{came_between}");
+}
+
+/// A volume came to where another one had been, and its first requests were taken for the next of that one's: they were read ahead, and
+/// went around the log.
+#[test]
+fn who_comes_to_a_place_goes_on_no_run_of_who_was_there() {
+    let mut world = world_with(64, |setup| {
+        setup.config.ahead_blocks = 256;
+        setup.config.fill_run_max = 0;
+        (setup.volumes[0].order, setup.volumes[0].cutoff) = (Order::Relaxed, 4);
+        setup.volumes.push(setup.volumes[0].clone());
+    });
+    for first in [0, 2] {
+        for block in first..first + 2 {
+            read(&mut world, block).expect("as the model says");
+            ask(&mut world, 0, Op::Write { fua: false }, 32 + block, 1);
+            settle(&mut world);
+        }
+        let stats = stats(&world);
+        assert_eq!((stats.ahead_blocks, stats.bypassed_writes), (0, 0), "from {first}");
+        world.detach(0).expect("it goes on");
+        assert!(!world.volumes[0].attached);
+        world.attach(0).expect("it goes on");
+    }
 }

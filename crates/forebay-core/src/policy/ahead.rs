@@ -292,6 +292,15 @@ impl Streams {
         *need = (*need - 1).max(NEED_MIN);
     }
 
+    /// A volume ends, of which no request is under way: another one may come to its place.
+    pub(crate) fn forget(&mut self, volume: VolumeIndex) {
+        for stream in self.rows.iter_mut().filter(|stream| stream.volume == volume) {
+            // The name of one that was there is not given again.
+            *stream = Stream { life: stream.life, ..NOTHING };
+        }
+        self.need[usize::from(volume.0)] = NEED_MIN;
+    }
+
     /// Some of a piece that was read ahead was not used, and does not stay (U3).
     pub(crate) fn was_unused(&mut self, volume: VolumeIndex, id: StreamId) {
         let need = &mut self.need[usize::from(volume.0)];
@@ -470,6 +479,23 @@ mod tests {
         for at in 0..3 {
             assert_eq!(read(&mut streams, (1 << 20) + at * 8, 8).is_empty(), at < 2);
         }
+    }
+
+    #[test]
+    fn who_comes_to_a_place_is_believed_as_anybody_and_goes_on_no_stream() {
+        let mut streams = Streams::default();
+        let id = streams.touch(V, Lba(0), 8);
+        streams.was_unused(V, id);
+        streams.end(id);
+        assert_eq!(read(&mut streams, 8, 8), []);
+        assert_eq!(read_of(&mut streams, W, 0, 8, MOST), []);
+        assert_eq!(read_of(&mut streams, W, 8, 8, MOST), []);
+        streams.forget(V);
+        assert_eq!(streams.get(id).map(|stream| stream.blocks), Some(0));
+        for at in 2..5 {
+            assert_eq!(read(&mut streams, at * 8, 8).is_empty(), at < 4, "{at}");
+        }
+        assert_ne!(read_of(&mut streams, W, 16, 8, MOST), [], "another's stays");
     }
 
     /// A device has enough to do with them, and a stride that ends was read ahead for nothing.

@@ -77,6 +77,12 @@ impl Streams {
         (run, ago)
     }
 
+    /// Forgets the runs of a volume: another one may come to its place.
+    pub fn forget(&mut self, volume: VolumeIndex) {
+        let ends = self.sets.as_flattened_mut().iter_mut();
+        ends.filter(|end| is_of(end.key, volume)).for_each(|end| *end = NO_END);
+    }
+
     fn set(&mut self, key: u64) -> &mut [End; WAYS] {
         let mixed = key.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         &mut self.sets[(mixed >> 58) as usize]
@@ -85,6 +91,10 @@ impl Streams {
 
 fn key(volume: VolumeIndex, lba: u64) -> u64 {
     (u64::from(volume.0) + 1) << 48 | lba
+}
+
+fn is_of(key: u64, volume: VolumeIndex) -> bool {
+    key >> 48 == u64::from(volume.0) + 1
 }
 
 const _: () = assert!(SETS == 1 << (64 - 58));
@@ -106,6 +116,17 @@ mod tests {
         assert_eq!(streams.touch(A, Lba(366), 8), 8, "a block is missing");
         assert_eq!(streams.touch(A, Lba(365), 1), 266);
         assert_eq!(streams.touch(A, Lba(365), 1), 1, "that end was gone on from");
+    }
+
+    #[test]
+    fn who_comes_to_a_place_goes_on_no_run_of_who_was_there() {
+        let mut streams = Streams::default();
+        for volume in [A, B] {
+            streams.touch(volume, Lba(100), 8);
+        }
+        streams.forget(A);
+        assert_eq!(streams.touch(A, Lba(108), 1), 1);
+        assert_eq!(streams.touch(B, Lba(108), 1), 9, "another volume's stays");
     }
 
     #[test]
