@@ -118,7 +118,7 @@ impl Kind {
         let _ = cache;
         match self {
             #[cfg(feature = "ublk")]
-            Kind::Ublk => ublk::left(volumes),
+            Kind::Ublk => ublk::left(cache, volumes),
             Kind::Nbd => nbd::left(volumes),
             #[cfg(feature = "fuse")]
             Kind::Fuse => fuse::left(cache),

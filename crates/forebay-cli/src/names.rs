@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Which kernel block device is which volume: written down for udev's rule, which makes
-//! `/dev/forebay/NAME` of it (`forebay udev`).
+//! `/dev/forebay/NAME` of it (`forebay udev`), and for the next daemon, where a driver cannot be asked whose a device is.
 //!
 //! # Invariants
 //!
@@ -58,6 +58,24 @@ fn of_in(directory: &Path, node: &Node) -> Option<Name> {
     // A1: what nobody knows is not the same.
     let life = whole.attribute("diskseq")?;
     (name.diskseq.as_ref() == Some(&life)).then_some(name)
+}
+
+/// The devices that are volumes of a cache, each with its volume's name, of those whose own names begin so.
+#[cfg_attr(not(feature = "ublk"), allow(dead_code))]
+pub fn all_of(cache: &str, begin: &str) -> Vec<(String, PathBuf)> {
+    all_in(&directory(&Places::found().run), &Host::default(), cache, begin)
+}
+
+fn all_in(directory: &Path, host: &Host, cache: &str, begin: &str) -> Vec<(String, PathBuf)> {
+    // Where nothing was written down nothing can be read.
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let of = |entry: std::fs::DirEntry| {
+        let file = entry.file_name();
+        let node = host.node_named(file.to_str().filter(|file| file.starts_with(begin))?)?;
+        let name = of_in(directory, &node).filter(|name| name.cache == cache)?;
+        Some((name.volume, Path::new("/dev").join(&node.name)))
+    };
+    entries.filter_map(of).collect()
 }
 
 const DIRECTORY: &str = "devices";
@@ -138,6 +156,27 @@ mod tests {
         let unknown = Name { cache: "c".into(), volume: "v".into(), diskseq: None };
         std::fs::write(root.join("loop7"), serde_json::to_string(&unknown).unwrap()).unwrap();
         assert_eq!((found("loop7"), found("loop7p1")), (None, None));
+        std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_devices_of_a_cache_are_those_that_are_there_still() {
+        let root = room("all");
+        let host = machine(&root, "ublkb3");
+        let write = |file: &str, cache: &str, diskseq: &str| {
+            let (cache, diskseq) = (cache.to_owned(), Some(diskseq.to_owned()));
+            let name = Name { cache, volume: "v".into(), diskseq };
+            std::fs::write(root.join(file), serde_json::to_string(&name).unwrap()).unwrap();
+        };
+        let all = |cache: &str, begin: &str| all_in(&root, &host, cache, begin);
+        assert_eq!(all("c", "ublkb"), []);
+        write("ublkb3", "c", "12");
+        write("ublkb4", "c", "12");
+        assert_eq!(all("c", "ublkb"), [("v".to_owned(), "/dev/ublkb3".into())], "4 has gone");
+        assert_eq!((all("d", "ublkb"), all("c", "loop")), (vec![], vec![]));
+        write("ublkb3", "c", "11");
+        assert_eq!(all("c", "ublkb"), [], "another one has its number");
+        assert_eq!(all_in(&root.join("none"), &host, "c", "ublkb"), []);
         std::fs::remove_dir_all(root).unwrap();
     }
 }

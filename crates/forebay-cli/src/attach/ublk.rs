@@ -4,6 +4,7 @@
 use super::attached::chain;
 use super::left::{self, Known};
 use super::{Begun, Wanted};
+use crate::names;
 use anyhow::{Context, Result};
 use forebay_serve::attach::DeviceVolume;
 use forebay_serve::server::Server;
@@ -19,12 +20,13 @@ pub fn obstacle() -> Option<String> {
     Control::open().err().map(|error| chain(&error))
 }
 
-/// The devices of volumes that wait for the next daemon. Where the driver cannot be asked nobody can take one over.
-pub fn left(volumes: &[Known]) -> Result<Vec<(String, PathBuf)>> {
-    let mut control = match obstacle() {
-        None => Control::open()?,
-        Some(_) => return Ok(Vec::new()),
-    };
+/// The devices of volumes that wait for the next daemon. Where the driver cannot be asked nobody can take one over: those that are there
+/// as it was written down are in the way all the same (A1 of `left`).
+pub fn left(cache: &str, volumes: &[Known]) -> Result<Vec<(String, PathBuf)>> {
+    if obstacle().is_some() {
+        return Ok(names::all_of(cache, "ublkb"));
+    }
+    let mut control = Control::open()?;
     left::of_each(volumes, |uuid| Ok(attach::left(&mut control, uuid)?))
 }
 
