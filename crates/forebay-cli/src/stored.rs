@@ -19,7 +19,17 @@ static STORED: Mutex<Vec<(String, OwnedFd)>> = Mutex::new(Vec::new());
 
 /// Takes what the manager has kept. To be called once, before anything else opens a file.
 pub fn take_all() {
-    *STORED.lock().unwrap_or_else(PoisonError::into_inner) = given();
+    add(given());
+}
+
+/// What is there besides: the program before had it.
+pub fn add(more: Vec<(String, OwnedFd)>) {
+    STORED.lock().unwrap_or_else(PoisonError::into_inner).extend(more);
+}
+
+/// All that nobody has taken: for the next program, since the manager gives it to a start alone.
+pub fn take_rest() -> Vec<(String, OwnedFd)> {
+    std::mem::take(&mut *STORED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The one of that name.

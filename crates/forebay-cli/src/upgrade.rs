@@ -25,12 +25,15 @@
 //! - **G8** The program before goes on with the settings that it had, whatever its file says by then.
 //! - **G9** A signal that comes when nobody looks any more goes along: the program that serves next, whichever that is, ends as if it had come
 //!   then.
+//! - **G10** What the service manager has given for volumes that wait for their disks goes along, to the next program and back: the manager
+//!   gives it to a start alone.
 //!
 //! # Crash
 //!
 //! As everywhere: the next start recovers. What was left goes with the process.
 
 use crate::signals::Signals;
+use crate::stored;
 use anyhow::{Context, Error, Result, anyhow};
 use forebay::handover::Handed;
 use forebay::host::inherited::inherited;
@@ -81,6 +84,8 @@ pub struct Left {
     pub guests: Guests,
     /// What each volume was served from, and the cache.
     pub disks: Vec<Disk>,
+    /// What `stored.rs` has, by name (G10).
+    pub stored: Vec<(String, OwnedFd)>,
 }
 
 /// The cache's name among [`Left::disks`].
@@ -174,6 +179,8 @@ struct Numbers {
     nbd_devices: Option<GuestNumbers>,
     #[serde(default)]
     disks: Vec<Disk>,
+    #[serde(default)]
+    stored: Vec<NamedNumber>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -182,8 +189,10 @@ struct MapNumbers {
     tables: [RawFd; 2],
     lasts: [bool; 2],
     devices: Vec<RawFd>,
-    sockets: Vec<(String, RawFd)>,
+    sockets: Vec<NamedNumber>,
 }
+
+type NamedNumber = (String, RawFd);
 
 #[derive(Serialize, Deserialize)]
 struct GuestNumbers {
@@ -327,13 +336,16 @@ impl Left {
             Some(fd)
         };
         let mut left = Left { disks: numbers.disks, ..Left::default() };
+        let named = |numbers: Vec<NamedNumber>| {
+            let taken = numbers.into_iter().map(|(name, number)| Some((name, one(number)?)));
+            taken.collect::<Option<Vec<_>>>()
+        };
+        left.stored = named(numbers.stored)?;
         if let Some(map) = numbers.map {
             for number in map.devices {
                 left.devices.push(one(number)?);
             }
-            for (address, number) in map.sockets {
-                left.sockets.push((address, one(number)?));
-            }
+            left.sockets = named(map.sockets)?;
             let tables = [File::from(one(map.tables[0])?), File::from(one(map.tables[1])?)];
             let message = File::from(one(map.message)?);
             left.cache = Some(Handed { message, tables, lasts: map.lasts });
@@ -355,7 +367,8 @@ impl Left {
         let cache = self.cache.iter().flat_map(|it| [&it.message, &it.tables[0], &it.tables[1]]);
         let records = self.guests.all().map(|it| &it.message);
         let connected = self.guests.all().flat_map(|it| &it.descriptors);
-        let sockets = self.sockets.iter().map(|(_, fd)| fd).chain(connected);
+        let named = self.sockets.iter().chain(&self.stored);
+        let sockets = named.map(|(_, fd)| fd).chain(connected);
         let owned = self.devices.iter().chain(sockets).map(AsRawFd::as_raw_fd);
         cache.chain(records).map(AsRawFd::as_raw_fd).chain(owned).collect()
     }
@@ -367,16 +380,17 @@ impl Left {
             Ok::<_, Error>(fd.as_fd().as_raw_fd())
         };
         let keep_all = |fds: &[OwnedFd]| fds.iter().map(|fd| keep(fd)).collect::<Result<Vec<_>>>();
+        let keep_named = |all: &[(String, OwnedFd)]| {
+            let number = |(name, fd): &(String, OwnedFd)| Ok((name.clone(), keep(fd)?));
+            all.iter().map(number).collect::<Result<Vec<NamedNumber>>>()
+        };
         let map = |cache: &Handed| {
-            let sockets = self.sockets.iter();
             Ok::<_, Error>(MapNumbers {
                 message: keep(&cache.message)?,
                 tables: [keep(&cache.tables[0])?, keep(&cache.tables[1])?],
                 lasts: cache.lasts,
                 devices: keep_all(&self.devices)?,
-                sockets: sockets
-                    .map(|(address, fd)| Ok((address.clone(), keep(fd)?)))
-                    .collect::<Result<_>>()?,
+                sockets: keep_named(&self.sockets)?,
             })
         };
         let guests = |handed: &Option<carried::Handed>| {
@@ -388,12 +402,13 @@ impl Left {
         let connections = guests(&self.guests.connections)?;
         let machines = guests(&self.guests.machines)?;
         let nbd_devices = guests(&self.guests.nbd_devices)?;
-        let disks = self.disks.clone();
-        if map.is_none() && self.guests.all().next().is_none() && disks.is_empty() {
+        let (disks, stored) = (self.disks.clone(), keep_named(&self.stored)?);
+        let no_guests = self.guests.all().next().is_none();
+        if map.is_none() && no_guests && disks.is_empty() && stored.is_empty() {
             return Ok(None);
         }
         let process = std::process::id();
-        let numbers = Numbers { process, map, connections, machines, nbd_devices, disks };
+        let numbers = Numbers { process, map, connections, machines, nbd_devices, disks, stored };
         Ok(Some(serde_json::to_string(&numbers)?))
     }
 }
@@ -416,6 +431,7 @@ pub fn execute(
         Some(settings) => command.env(SETTINGS, settings),
         None => command.env_remove(SETTINGS),
     };
+    left.stored = stored::take_rest();
     match left.keep() {
         Ok(Some(numbers)) => command.env(LEFT, numbers),
         Ok(None) => &mut command,
@@ -427,6 +443,7 @@ pub fn execute(
     let error = command.exec();
     let guests = std::mem::take(&mut left.guests);
     *DISKS.lock().unwrap_or_else(PoisonError::into_inner) = std::mem::take(&mut left.disks);
+    stored::add(std::mem::take(&mut left.stored));
     // They would be open in the program before, and lock it out.
     drop(left);
     let error = anyhow!(error).context(format!("{}: cannot be executed", executable.display()));
@@ -455,6 +472,7 @@ impl Before {
             known.extend(program.iter().map(AsRawFd::as_raw_fd));
             close_all_but(&known);
         }
+        stored::add(to_take(|left| Some(std::mem::take(&mut left.stored))).unwrap_or_default());
         program.map(Before)
     }
 
@@ -483,7 +501,7 @@ fn go_back(before: &str, error: &Error, guests: Guests) -> Result<Infallible> {
     let mut command = again(Path::new(before));
     command.env(WHY_NOT, format!("{error:#}")).env_remove(BEFORE);
     let disks = DISKS.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let left = Left { guests, disks, ..Left::default() };
+    let left = Left { guests, disks, stored: stored::take_rest(), ..Left::default() };
     // Without them it goes on as well: they are closed then.
     if let Ok(Some(numbers)) = left.keep() {
         command.env(LEFT, numbers);

@@ -4,6 +4,8 @@
 use super::bench::{Bench, FOREBAY, compare, source};
 use super::machine::{run, stat_field, try_run};
 use super::manager::Manager;
+use crate::connections::broken;
+use crate::support::Scratch;
 use forebay_testing::{skip, wait_for};
 use std::fs;
 use std::path::Path;
@@ -79,7 +81,29 @@ fn a_service_manager_that_keeps_the_connection_is_enough() {
 #[test]
 fn a_volume_whose_disk_is_late_goes_on_with_what_the_manager_keeps() {
     requires!("mkfs.ext4", "sync");
-    let mut bench = Bench::new("late", 64 << 20);
+    a_disk_is_late("late", |_| ());
+}
+
+/// The manager gives that to a start alone, and an upgrade is none: the next program did not have it.
+#[test]
+fn a_volume_whose_disk_is_late_goes_on_behind_upgrades() {
+    requires!("mkfs.ext4", "sync");
+    a_disk_is_late("late-upgraded", |bench| {
+        let control = bench.control();
+        let upgrade =
+            |to: &str| try_run(&[FOREBAY, "upgrade", "--exec", to, "--control", &control]);
+        assert!(upgrade(FOREBAY).status.success());
+        // This one cannot serve, and the program before goes on.
+        let scratch = Scratch::new("late-upgraded");
+        assert!(!upgrade(broken(&scratch).to_str().unwrap()).status.success());
+        let said = bench.read("err");
+        assert!(said.contains("the program before goes on"), "{said}");
+    });
+}
+
+/// Its disk has not come yet when the service is started again; `then` comes before that.
+fn a_disk_is_late(name: &str, then: impl FnOnce(&Bench)) {
+    let mut bench = Bench::new(name, 64 << 20);
     bench.manager = Some(Manager::new(bench.path("notify")));
     fs::File::create(bench.path("more")).unwrap().set_len(64 << 20).unwrap();
     bench.more = vec!["--volume".into(), format!("w={}", bench.path("more"))];
@@ -113,6 +137,7 @@ fn a_volume_whose_disk_is_late_goes_on_with_what_the_manager_keeps() {
     fs::rename(bench.path("more"), bench.path("away")).unwrap();
     bench.more.clear();
     bench.serve();
+    then(&bench);
     fs::rename(bench.path("away"), bench.path("more")).unwrap();
     let said = run(&[FOREBAY, "attach", "w", "--control", &bench.control()]);
     assert!(said.contains(&format!("{device} (fuse), mounted at ")), "{said}");
