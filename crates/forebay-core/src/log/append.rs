@@ -48,8 +48,31 @@ fn part(left: u16, copies: bool, hurries: bool) -> u16 {
 pub(crate) const EAGER_BLOCKS: u32 = 512;
 
 impl Engine {
-    /// Makes room for one more entry with `slots` (0 or 1) blocks; says whether there is.
+    /// Makes room for one more entry of a guest with `slots` (0 or 1) blocks; says whether there is.
     pub(crate) fn room(
+        &mut self,
+        volume: VolumeIndex,
+        slots: u16,
+        payload: &mut impl Payload,
+    ) -> bool {
+        self.room_of(volume, slots, true, payload)
+    }
+
+    /// The same for what no guest asks for: no writer pays for it (H2 of `policy::delay`).
+    pub(crate) fn own_room(
+        &mut self,
+        volume: VolumeIndex,
+        slots: u16,
+        payload: &mut impl Payload,
+    ) -> bool {
+        let before = self.log_head(volume);
+        let found = self.room_of(volume, slots, false, payload);
+        let taken = self.log_head(volume) - before + u64::from(if found { slots } else { 0 });
+        self.volume(volume).delay.spare(taken);
+        found
+    }
+
+    fn room_of(
         &mut self,
         volume: VolumeIndex,
         slots: u16,
@@ -103,7 +126,7 @@ impl Engine {
             state.starved = true;
             state.extents_full = !state.extents.has_guest_room();
         }
-        room && self.room(volume, 0, true, payload)
+        room && self.room(volume, 0, payload)
     }
 
     /// Where the next block goes; there is room.

@@ -219,7 +219,7 @@ impl Engine {
         let unchecked = self.config.mutants.is(Mutant::SkipChanceChecksum);
         let good =
             valid && result.is_ok() && (unchecked || self.verify(segment, block, from, payload));
-        if !good || !self.room(volume, 1, true, payload) {
+        if !good || !self.room(volume, 1, payload) {
             return;
         }
         let (buffer, at) = self.next_slot(volume);

@@ -393,7 +393,7 @@ impl Engine {
             // Another reader's fill.
             return Ok(());
         }
-        if !self.may_fill(volume) || !self.room(volume, 1, true, payload) {
+        if !self.may_fill(volume) || !self.room(volume, 1, payload) {
             return Err(Refusal::NoRoom);
         }
         let (buffer, block) = self.next_slot(volume);

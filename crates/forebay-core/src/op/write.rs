@@ -350,7 +350,7 @@ impl Engine {
         let mut zeros = 0;
         let mut room = true;
         while block + zeros < active.blocks {
-            if !self.room(volume, 1, true, payload) {
+            if !self.room(volume, 1, payload) {
                 room = false;
                 break;
             }
@@ -448,11 +448,11 @@ impl Engine {
         block: u64,
         payload: &mut impl Payload,
     ) -> bool {
-        if !self.room(volume, 1, true, payload) || !self.extent_room(volume, payload) {
+        if !self.room(volume, 1, payload) || !self.extent_room(volume, payload) {
             return false;
         }
         // Looking for room for an extent may have closed the record.
-        if !self.room(volume, 1, true, payload) {
+        if !self.room(volume, 1, payload) {
             return false;
         }
         let lba = self.active(at).first + block;

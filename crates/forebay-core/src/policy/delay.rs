@@ -15,7 +15,8 @@
 //!
 //! - **H1** The delay is zero while no more than d₀ is dirty, and rises without a step from there.
 //! - **H2** One at a time: writes of a volume are let go in the order in which they came, each when the log space
-//!   that was taken before it is paid for. What was not used is not saved.
+//!   that was taken before it is paid for. What was not used is not saved. Nobody pays for notes, nor for what is appended again because its
+//!   backing device refuses it: that goes on while writers wait, and they would wait for ever.
 //! - **H3** What is taken at once is paid for in [`DELAY_MAX`], or in twice what write-back takes for it, if that is
 //!   longer. The log may be full in spite of all; then writes wait for room, as they always do.
 //! - **H4** Debts below [`GRAIN`] hold nobody: on a fast backing device there is no delay worth a timer.
@@ -97,6 +98,20 @@ impl Delay {
         let longest = DELAY_MAX.max(self.pace.saturating_mul(2 * blocks));
         let delay = self.gap.saturating_mul(blocks).min(longest);
         self.next = self.next.max(now).after(delay);
+    }
+
+    /// What the log has taken is charged, whose head is there now.
+    fn charge_to(&mut self, head: u64, now: Tick) {
+        let taken = head.saturating_sub(self.paid);
+        if taken > 0 {
+            self.charge(taken, now);
+            self.paid = head;
+        }
+    }
+
+    /// So many blocks of log were taken by what nobody writes.
+    pub(crate) fn spare(&mut self, blocks: u64) {
+        self.paid += blocks;
     }
 
     /// Whether the next write waits.
@@ -191,11 +206,7 @@ impl Engine {
     fn delay_is_due(&mut self, volume: VolumeIndex) -> bool {
         let (head, now) = (self.log_head(volume), self.now);
         let delay = &mut self.volume(volume).delay;
-        let taken = head.saturating_sub(delay.paid);
-        if taken > 0 {
-            delay.charge(taken, now);
-            delay.paid = head;
-        }
+        delay.charge_to(head, now);
         let holds = delay.holds(now);
         if holds {
             delay.held = now;
@@ -271,7 +282,7 @@ impl Engine {
     }
 
     /// Where the next block of a log goes, counted in blocks from its first segment on.
-    fn log_head(&self, volume: VolumeIndex) -> u64 {
+    pub(crate) fn log_head(&self, volume: VolumeIndex) -> u64 {
         let log = &self.volume_ref(volume).expect("it exists").log;
         let blocks = u64::from(self.geometry.segment_blocks);
         match log.head {
@@ -295,6 +306,23 @@ mod tests {
     use super::*;
 
     const PACE: u64 = 1_000_000;
+
+    /// Blocks that a disk refuses are appended again 100 times a second, in a log that is full of what is dirty: the guest who waits has one block
+    /// to pay for. The debt rose faster than time went by.
+    #[test]
+    fn nobody_pays_for_what_nobody_writes() {
+        let mut delay = Delay { gap: u64::MAX, pace: PACE, ..Delay::default() };
+        let (mut head, mut now) = (1, Tick(0));
+        delay.charge_to(head, now);
+        assert!(delay.holds(now));
+        for _ in 0..10 {
+            now = now.after(10_000_000);
+            head += 16;
+            delay.spare(16);
+            delay.charge_to(head, now);
+        }
+        assert!(!delay.holds(now), "{delay:?}");
+    }
 
     #[test]
     fn the_delay_rises_from_zero_without_a_step() {

@@ -320,7 +320,7 @@ impl Engine {
             self.refuse_writes(volume);
             return false;
         }
-        if !self.room(volume, 1, false, payload) {
+        if !self.own_room(volume, 1, payload) {
             self.lanes[lane].failed = true;
             return false;
         }
