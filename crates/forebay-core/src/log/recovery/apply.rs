@@ -187,11 +187,8 @@ impl<R: CacheReader> Recovery<'_, R> {
         if !self.mutants.is(Mutant::UnreadStaysUnread) {
             out.forgot = out.forgot.max(next.ordinal);
         }
-        // The watermark lies at the end of a record: it is not within the one that is missing. Or it is that one's first sequence, where
-        // a batch ended with a hole before it (`note_record`); which is its end as well if it held nothing.
-        let within = next.item_count > 0 && !self.mutants.is(Mutant::WatermarkWithinHole);
-        let first = next.previous.sequence;
-        let clean = first < out.log.watermark || first == out.log.watermark && !within;
+        // The watermark lies at the end of a record: it is not within the one that is missing.
+        let clean = next.previous.sequence <= out.log.watermark;
         // Sequences have no gap but between two openings: else more than one record is missing.
         let alone = out.log.closed.0 + 1 == next.previous.sequence.0
             || self.closed_generation != next.open_generation;
@@ -199,17 +196,20 @@ impl<R: CacheReader> Recovery<'_, R> {
             && alone
             && next.previous.segment == segment
             && next.previous.block == hole_block;
-        if !known && !clean {
-            out.frozen = true;
-            self.found.damage.push(Damage::Unknown { volume: index, segment, block: hole_block });
-            return;
-        }
         if !known {
-            // Something clean is missing that may have been newer than anything before it.
-            self.forget_all(index, out);
-            if self.mutants.is(Mutant::LostItemUnread) {
-                return;
+            if clean {
+                // Something clean is missing that may have been newer than anything before it.
+                self.forget_all(index, out);
+                self.found.damage.push(Damage::Clean { volume: index, segment, block: hole_block });
+            } else {
+                out.frozen = true;
+                self.found.damage.push(Damage::Unknown {
+                    volume: index,
+                    segment,
+                    block: hole_block,
+                });
             }
+            return;
         }
         // The next one is in the same segment, or the first of the one behind it.
         let ordinal = Ordinal(next.ordinal.0.saturating_sub(u64::from(segment != record.id)));
@@ -222,16 +222,12 @@ impl<R: CacheReader> Recovery<'_, R> {
                 break;
             };
             item += taken;
-            // Of several that are missing the last one is told of, and of that is not known yet what was lost in it.
-            if !known && !lost {
-                continue;
-            }
             // A fill is on the backing device, and so is what went around the log. What was lost is not, however clean it is.
             let is_there = (clean || backed) && !lost;
             let kind = if is_there { Kind::Bypassed } else { Kind::Lost };
             // Nothing keeps a clean segment until that is named again, but that it was lost there (C4 of `reclaim`).
             let position = match clean && lost {
-                true => Position::new(ordinal, next.previous.block),
+                true => Position::new(ordinal, hole_block),
                 false => Position::new(next.ordinal, record.block),
             };
             // What went around the log voids what is dirty of it: that is not written back over it (A5 of `op::around`).
@@ -269,15 +265,11 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// The flush epoch of the last record that the checkpoint has: whether the first one behind it begins another must
     /// be what it was, else a strict batch that is built again ends at the checkpoint.
     fn epoch_before(&mut self, index: VolumeIndex) -> Option<u64> {
-        let loose = self.mutants.is(Mutant::RecoveryBeginsEpoch);
-        let volume = self.image_of(index).filter(|_| !loose)?;
-        if let Some(epoch) = volume.last.as_ref().and_then(|last| last.epoch) {
-            return Some(epoch);
-        }
-        let last = volume.start.link;
+        let last = self.image_of(index)?.start.link;
         let address = self.address(last.segment, last.block);
         let mut head = [0; BLOCK_SIZE];
-        if last == Link::NONE || self.reader.read(address, &mut head).is_err() {
+        let loose = self.mutants.is(Mutant::RecoveryBeginsEpoch);
+        if loose || last == Link::NONE || self.reader.read(address, &mut head).is_err() {
             return None;
         }
         let (header, checksum) = self.decode(&head, address).ok()?;

@@ -47,19 +47,6 @@ impl<R: CacheReader> Recovery<'_, R> {
                 self.read_firsts_of(&[*newest], since, UNUSED_RUN);
             }
         }
-        // The record that told of a death may not be there any more: rot of a log's last one looks like a torn end. That all of a
-        // dead segment was on the backing device stands. One that was opened behind the beginning need not have died for that: a crash found
-        // no record in it.
-        for volume in &mut image.volumes {
-            let any = self.mutants.is(Mutant::UnusedCountsAsDead);
-            let has_record = |ordinal| ordinal <= volume.start.ordinal || any;
-            let mine = image.rows.iter().filter(|row| row.volume == volume.index);
-            let mine = mine.filter(|row| has_record(row.ordinal));
-            for row in mine.filter(|row| self.is_outlived(row.id, row.sequence)) {
-                volume.outlived = volume.outlived.max(Ordinal(row.ordinal.0 + 1));
-                volume.watermark = volume.watermark.max(row.last_sequence);
-            }
-        }
         self.image = Some(Rc::new(image));
     }
 
@@ -120,26 +107,16 @@ impl<R: CacheReader> Recovery<'_, R> {
         if volume.forgot && !self.mutants.is(Mutant::UnreadStaysUnread) {
             out.forgot = volume.start.ordinal;
         }
-        for extent in &volume.extents {
-            let (ordinal, mut extent) = (extent.position.ordinal(), *extent);
-            if ordinal < tail {
-                // What was lost there was named again by what told of the death, and that is not there.
-                let is_kept = extent.kind == Kind::Lost && ordinal >= out.log.tail;
-                if !is_kept || self.mutants.is(Mutant::OutlivedLostForgotten) {
-                    continue;
-                }
-                extent.position = Position::new(tail, 0);
-                out.unnamed_lost = out.unnamed_lost.max(Some(tail));
-            }
+        for extent in volume.extents.iter().filter(|it| it.position.ordinal() >= tail) {
             out.extents.make_room();
-            out.extents.insert(extent);
+            out.extents.insert(*extent);
         }
         let dirty = volume.pending.iter().filter(|pending| pending.sequence > watermark);
         out.pending_extents.extend(dirty.copied());
     }
 
     /// Whether the checkpoint has all it needs of a volume: the segments from the tail to its
-    /// beginning, and what the last record holds, which is kept: the next one must say it (checkpoint::T6).
+    /// beginning, and a last record that can be read. What that holds is kept: the next one must say it.
     pub(super) fn image_stands(
         &mut self,
         index: VolumeIndex,
@@ -158,12 +135,6 @@ impl<R: CacheReader> Recovery<'_, R> {
         let rows = image.rows.iter().filter(|row| {
             row.volume == index && row.ordinal >= tail && row.ordinal <= start.ordinal
         });
-        let whole = rows.count() as u64 == start.ordinal.0 - tail.0 + 1;
-        if let Some(last) = &volume.last {
-            last.items.iter().for_each(|item| out.log.previous_items.push(*item));
-            return whole;
-        }
-        // A program from before has left that to the record's header.
         let address = self.address(start.link.segment, start.link.block);
         let bytes = self.read_blocks(&[(start.link.segment, start.link.block)]);
         let header = self.decode(&bytes, address);
@@ -172,7 +143,8 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
         self.batch = bytes;
         let unchecked = self.mutants.is(Mutant::SkipLastHeader);
-        whole && header.is_ok_and(|(_, checksum)| checksum == start.link.checksum || unchecked)
+        rows.count() as u64 == start.ordinal.0 - tail.0 + 1
+            && header.is_ok_and(|(_, checksum)| checksum == start.link.checksum || unchecked)
     }
 
     /// A checkpoint holds what was lost, and not which of it no entry names: that is behind the
@@ -264,7 +236,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             }
             volume.next_sequence = volume.next_sequence.max(image.next_sequence);
             volume.watermark = volume.watermark.max(image.watermark);
-            volume.tail = volume.tail.max(image.tail).max(image.outlived);
+            volume.tail = volume.tail.max(image.tail);
             volume.flush_epoch = volume.flush_epoch.max(image.flush_epoch);
             volume.backing_as_of = volume.backing_as_of.max(image.backing_as_of);
         }
