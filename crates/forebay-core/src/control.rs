@@ -202,7 +202,6 @@ impl Engine {
     /// Gives all segments of a log to the pool, oldest first (T3 in `log/checkpoint.rs`), and ends the
     /// volume.
     fn end_log(&mut self, index: VolumeIndex, payload: &mut impl Payload) {
-        self.writeback_unbuild(index);
         let log = &mut self.volume(index).log;
         log.open = None;
         if log.head.is_some() {
@@ -257,7 +256,6 @@ impl Engine {
 
     /// Changes what a lost cache leaves, from the next batch and the next write on.
     pub fn set_order(&mut self, volume: VolumeIndex, order: Order, payload: &mut impl Payload) {
-        self.writeback_unbuild(volume); // K6
         let state = self.volume(volume);
         let (placed, built) = (state.log.placed, state.writeback.lane.is_some());
         if let Some(exposed) = &mut state.writeback.exposed

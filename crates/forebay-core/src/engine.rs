@@ -30,7 +30,6 @@ use crate::policy::history::History;
 use crate::policy::lane::Lane;
 use crate::policy::scrub::Scrub;
 use crate::policy::streams::Streams;
-use crate::policy::writeback::build::Builder;
 use crate::request::{Op, Request, RequestError};
 use crate::slab::Slab;
 use crate::units::{BLOCK_BYTES, BufferId, Lba, SegmentId, Sequence, Tick, VolumeIndex};
@@ -70,8 +69,6 @@ pub struct Config {
     pub lane_count: u8,
     /// Blocks one batch may hold.
     pub batch_blocks_max: u32,
-    /// Blocks of log, and then of the batch, that are looked at in one turn while it is built.
-    pub build_blocks: u32,
     /// Blocks that a batch of whoever served the cache before may have held.
     pub batch_blocks_most: u32,
     /// Writes in flight to one backing device.
@@ -113,7 +110,6 @@ impl Default for Config {
             window_blocks: 4096,
             lane_count: 4,
             batch_blocks_max: 32 << 10,
-            build_blocks: 1024,
             batch_blocks_most: 32 << 10,
             backing_in_flight: 32,
             dirty_age: 30_000_000_000,
@@ -242,7 +238,6 @@ pub struct Engine {
     /// But for requests that are inside: no other comes.
     pub(crate) answers_the_rest: bool,
     pub(crate) lanes: Vec<Lane>,
-    pub(crate) builder: Builder,
     /// Somebody left one to who asked before (N2 of `policy::lane`), who may not need it.
     pub(crate) lane_left: bool,
     /// Frames behind the window that no second chance is using.
@@ -318,7 +313,6 @@ impl Engine {
             health: CacheHealth::Healthy,
             stopping: false,
             answers_the_rest: false,
-            builder: Builder::new(&config),
             lane_left: false,
             lanes: (0..Lane::count(&config)).map(|_| Lane::new(&config)).collect(),
             chance_frames: (0..crate::log::reclaim::CHANCE_COUNT_MAX as u32)
@@ -527,8 +521,9 @@ impl Engine {
     }
 
     fn volumes_settle(&mut self, payload: &mut impl Payload) {
-        let first = usize::from(self.first.0).min(self.volume_end);
-        for index in (first..self.volume_end).chain(0..first) {
+        let end = self.volume_end;
+        for at in usize::from(self.first.0)..usize::from(self.first.0) + end {
+            let index = if at < end { at } else { at - end };
             if self.volumes[index].is_none() {
                 continue;
             }

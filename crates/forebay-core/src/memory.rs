@@ -20,7 +20,6 @@ use crate::policy::flushes::Flushes;
 use crate::policy::history::History;
 use crate::policy::lane::Lane;
 use crate::policy::streams::Streams;
-use crate::policy::writeback::build::Builder;
 use crate::slab::Slab;
 use crate::units::BLOCK_BYTES;
 use crate::volume::Volume;
@@ -67,7 +66,7 @@ impl Engine {
             ("volumes", volumes * Volume::memory_bytes(config)),
             ("write-back window", u64::from(work_frames(config)) * BLOCK_BYTES),
             ("read-ahead", u64::from(config.ahead_blocks) * BLOCK_BYTES),
-            ("batches", Lane::memory_bytes(config) + Builder::memory_bytes(config)),
+            ("batches", Lane::memory_bytes(config)),
             (
                 "segment buffers",
                 u64::from(config.buffer_count) * u64::from(segment_blocks) * BLOCK_BYTES,
@@ -98,10 +97,7 @@ impl Engine {
             ("segments", self.segments.held_bytes()),
             ("history of misses", self.history.held_bytes()),
             ("volumes", volumes.map(|volume| volume.held_bytes()).sum()),
-            (
-                "batches",
-                self.lanes.iter().map(Lane::held_bytes).sum::<u64>() + self.builder.held_bytes(),
-            ),
+            ("batches", self.lanes.iter().map(Lane::held_bytes).sum()),
             ("checkpoint stream", self.checkpoint.held_bytes()),
             ("requests and effects", requests),
         ]

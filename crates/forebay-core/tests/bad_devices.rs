@@ -8,7 +8,7 @@ mod support;
 use forebay_core::blank::{Nothing, VOLUME};
 use forebay_core::effect::{Effect, Fault, Token};
 use forebay_core::engine::{Config, Engine};
-use forebay_core::format::superblock::{Mode, Order};
+use forebay_core::format::superblock::Mode;
 use forebay_core::limits::{TOKEN_COUNT_MAX, VOLUME_COUNT_MAX};
 use forebay_core::payload::Place;
 use forebay_core::request::{Op, Request, RequestError};
@@ -97,12 +97,9 @@ impl Rig {
         self.take();
     }
 
-    /// Devices do all that they are asked, and what needs nothing but turns is done.
+    /// Devices do all that they are asked.
     fn settle(&mut self) {
-        while self.turn(|_| true, Ok(())) > 0
-            || !self.under_way.is_empty()
-            || self.engine.deadline().is_some_and(|due| due.0 == self.now + 1)
-        {}
+        while self.turn(|_| true, Ok(())) > 0 {}
     }
 
     /// How many were answered well, and how many not, since the last time.
@@ -526,64 +523,6 @@ fn as_many_writes_of_batches_as_there_can_be_leave_room_for_what_must_be_done() 
 #[test]
 fn as_many_bad_reads_of_batches_as_there_can_be_leave_room_as_well() {
     all_batches_at_once(1, Err(Fault));
-}
-
-/// 20 MiB are to be written back: what of it, and in which order, is found out in many turns. All of it was in one, and every guest waited meanwhile.
-#[test]
-fn a_batch_is_built_in_many_turns() {
-    let mut rig = Rig::new(1);
-    rig.write_all(0, 20);
-    assert!(rig.asks(VOLUME, Op::Flush, 0, 0));
-    rig.settle();
-    rig.answered();
-    rig.engine.drain(VOLUME, &mut Nothing);
-    rig.take();
-    let mut turns = 0;
-    while !writes_back(&rig, VOLUME) {
-        assert!(rig.asks(VOLUME, Op::Read, 0, BLOCK_BYTES));
-        rig.turn(|_| true, Ok(()));
-        turns += 1;
-        assert!(rig.engine.deadline().is_some_and(|due| due.0 <= rig.now + 1) || turns > 9);
-    }
-    // 5 of them for looking them up, as many for merging.
-    assert!((10..16).contains(&turns), "{turns}");
-    rig.settle();
-    assert_eq!(rig.answered(), (turns, 0));
-    assert!(rig.engine.is_clean(VOLUME));
-    assert_eq!(rig.engine.status(VOLUME).unwrap().stats.backing_blocks_written, 20 * MIB_BLOCKS);
-}
-
-/// There is memory for one batch, which is being built for a volume that is not served any more then, or has another order. It is thrown
-/// away, and the next one has the memory.
-#[test]
-fn a_batch_that_is_being_built_is_thrown_away_when_what_it_was_to_be_changes() {
-    for leaves in [true, false] {
-        let mut rig = Rig::with_lanes(2, 1);
-        let other = VolumeIndex(1);
-        rig.write_all(0, 20);
-        assert!(rig.asks(other, Op::Write { fua: true }, 0, MIB));
-        assert!(rig.asks(VOLUME, Op::Flush, 0, 0));
-        rig.settle();
-        for volume in [VOLUME, other] {
-            rig.engine.drain(volume, &mut Nothing);
-            rig.take();
-        }
-        rig.tick();
-        assert!(![VOLUME, other].iter().any(|volume| writes_back(&rig, *volume)));
-        if leaves {
-            rig.engine.serve(VOLUME, false);
-            rig.settle();
-            assert!(rig.engine.is_clean(other) && !rig.engine.is_clean(VOLUME));
-            rig.engine.serve(VOLUME, true);
-        } else {
-            rig.engine.set_order(VOLUME, Order::Strict, &mut Nothing);
-            rig.take();
-        }
-        rig.settle();
-        assert!(rig.engine.is_clean(VOLUME) && rig.engine.is_clean(other));
-        let written = rig.engine.status(VOLUME).unwrap().stats.backing_blocks_written;
-        assert_eq!(written, 20 * MIB_BLOCKS);
-    }
 }
 
 /// Each buffer that came back went to the volume that was looked at first, which had much to write; another one's guest waited for as

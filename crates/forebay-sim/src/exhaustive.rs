@@ -274,7 +274,6 @@ pub fn setup(scope: Scope) -> Setup {
         durable_bytes: NEVER,
         window_blocks: 16,
         lane_count: 4,
-        build_blocks: 1 << 10,
         batch_blocks_max: 16,
         batch_blocks_most: 16,
         backing_in_flight: 4,

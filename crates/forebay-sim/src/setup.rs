@@ -347,7 +347,6 @@ impl Setup {
             durable_bytes: random.between(64 << 10, 1 << 20),
             window_blocks: *random.pick(&[32, 64, 256, 512]),
             lane_count: *Random::new(key ^ 0x1A4E).pick(&[1, 2, 4]),
-            build_blocks: *Random::new(key ^ 0xB01D).pick(&[1, 16, 128, 1 << 20]),
             batch_blocks_max: *random.pick(&BATCHES),
             batch_blocks_most: 0,
             backing_in_flight: random.between(1, 32) as u16,

@@ -99,8 +99,7 @@ impl Engine {
         let closes = log.wanted > log.closed || log.note_wanted || !placed;
         let (dirty, idle) = (log.dirty_blocks, state.writeback.stage == Stage::Idle);
         let begins = state.writeback.dirty_since.is_none();
-        let wanted = || dirty >= self.dirty_limit() && !self.builder.is_for(volume);
-        !(waits || closes || begins || idle && wanted())
+        !(waits || closes || begins || idle && dirty >= self.dirty_limit())
     }
 
     /// Places what can be placed.

@@ -54,7 +54,7 @@ pub struct Stretch {
 /// The blocks and extents of a range of the log, and how far they have been given out.
 #[derive(Debug)]
 pub struct Batch {
-    /// Those of its dirty blocks that are written, ascending.
+    /// Its dirty blocks: in log order, once sealed those that are written, ascending.
     keys: Vec<u64>,
     /// What becomes of each, once sealed.
     fates: Vec<Fate>,
@@ -112,7 +112,7 @@ impl Batch {
 
     /// Whether the blocks and extents of one more record are sure to fit.
     pub fn has_room(&self, items: usize) -> bool {
-        self.slots.len() + items <= self.item_count_max
+        self.keys.len() + items <= self.item_count_max
     }
 
     /// Whether so many more extents are sure to fit.
@@ -120,37 +120,21 @@ impl Batch {
         self.extents.has_room_for(count)
     }
 
-    /// Blocks that it writes.
+    /// Blocks in it.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Blocks and versions of blocks that it was made of.
-    pub fn collected(&self) -> usize {
-        self.slots.len()
-    }
-
-    /// Whether it was made of nothing.
+    /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
-        self.slots.is_empty() && self.extents.is_empty()
+        self.keys.is_empty() && self.extents.is_empty()
     }
 
-    /// Notes where a block is; blocks come in log order. Gives the key that says which block it is, and which version.
+    /// Adds a block; blocks come in log order.
     #[inline]
-    pub fn push(&mut self, lba: Lba, slot: Slot) -> u64 {
-        let key = lba.0 << NUMBER_BITS | self.slots.len() as u64;
+    pub fn push(&mut self, lba: Lba, slot: Slot) {
+        self.keys.push(lba.0 << NUMBER_BITS | self.slots.len() as u64);
         self.slots.push(slot);
-        key
-    }
-
-    /// Adds a block, by its key: keys ascend. Of each block the newest version is left; `keep_oldest` is a deliberate fault.
-    #[inline]
-    pub fn add(&mut self, key: u64, keep_oldest: bool) {
-        match self.keys.last_mut().filter(|last| lba_of(**last) == lba_of(key)) {
-            None => self.keys.push(key),
-            Some(_) if keep_oldest => {}
-            Some(last) => *last = key,
-        }
     }
 
     /// Adds an extent; extents come in log order. What is older than one that went around the log is
@@ -200,8 +184,17 @@ impl Batch {
         first..first + count
     }
 
-    /// All is there: leaves out what an extent is newer than; `position` says where in the log a slot is.
-    pub fn seal(&mut self, position: impl Fn(Slot) -> Position) {
+    /// Sorts, and leaves of each block the newest version; `position` says where in the log a slot is. `keep_oldest`
+    /// is a deliberate fault.
+    pub fn seal(&mut self, keep_oldest: bool, position: impl Fn(Slot) -> Position) {
+        self.keys.sort_unstable();
+        self.keys.dedup_by(|next, kept| {
+            let is_same = lba_of(*next) == lba_of(*kept);
+            if is_same && !keep_oldest {
+                *kept = *next;
+            }
+            is_same
+        });
         let Batch { keys, slots, extents, .. } = self;
         if !extents.is_empty() {
             keys.retain(|key| match extents.get(lba_of(*key)) {
@@ -360,7 +353,6 @@ fn extent_room(extent_count_max: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::sorter::Sorter;
     use crate::units::Ordinal;
 
     #[test]
@@ -373,12 +365,11 @@ mod tests {
         let position = |step| Position::new(Ordinal(step + 1), 0);
         for round in 0..300 {
             let mut batch = Batch::new(4096, 300);
-            let mut sorter = Sorter::new(400, 64);
             let mut model = alloc::vec![None; 400];
             for step in 0..random(400) {
                 if random(4) > 0 {
                     let lba = random(390);
-                    sorter.push(batch.push(Lba(lba), Slot(step as u32)));
+                    batch.push(Lba(lba), Slot(step as u32));
                     model[lba as usize] = Some((Kind::Data, step));
                 } else {
                     let (start, count) = (random(390), 1 + random(9));
@@ -390,9 +381,7 @@ mod tests {
                     model[start as usize..(start + count) as usize].fill(what);
                 }
             }
-            sorter.sort(true);
-            core::iter::from_fn(|| sorter.pop()).for_each(|key| batch.add(key, false));
-            batch.seal(|slot| position(slot.0.into()));
+            batch.seal(false, |slot| position(slot.0.into()));
             let mut found = alloc::vec![None; 400];
             let mut last = Lba(0);
             while let Some(stretch) = batch.next_stretch(7) {

@@ -13,7 +13,6 @@ pub mod parked;
 pub mod reserve;
 pub mod scrub;
 pub mod slices;
-pub mod sorter;
 pub mod streams;
 pub mod target;
 pub mod writeback;

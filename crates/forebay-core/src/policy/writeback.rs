@@ -20,7 +20,7 @@
 //!
 //! | from     | to       | when |
 //! |----------|----------|------|
-//! | idle     | writing  | there is reason to, a lane is free, and the batch is built |
+//! | idle     | writing  | there is reason to, and a lane is free |
 //! | writing  | flushing | every run is written |
 //! | flushing | noting   | the backing device says it is durable |
 //! | noting   | idle     | the watermark is durable |
@@ -32,10 +32,9 @@
 //!
 //! The batch in flight is written again; nothing else is (P5).
 //!
-//! `build` and `begin` are a batch's beginning, `end` its end, `doubt` is about what it could not read, this file what is between them.
+//! `begin` and `end` are a batch's beginning and end, `doubt` is about what it could not read, this file what is between them.
 
 mod begin;
-pub(crate) mod build;
 mod doubt;
 mod end;
 
@@ -122,8 +121,8 @@ pub struct Writeback {
     pub(crate) failing: bool,
     /// No batch holds more than what could be noted if all of it were lost, but for one record.
     pub(crate) careful: bool,
-    /// A batch that is built and waits until it may begin (A6 and A7 of `around`).
-    pub(crate) built: Option<build::Built>,
+    /// The cursor passes what is clean, and has not come to what is dirty yet.
+    pub(crate) passing: bool,
     /// Not even one record could be written back: lost blocks have all the room there is.
     pub(crate) stuck: bool,
 }
@@ -158,7 +157,7 @@ impl Writeback {
             dirty_from: None,
             failing: false,
             careful: false,
-            built: None,
+            passing: false,
             stuck: false,
         }
     }
@@ -678,7 +677,7 @@ impl Engine {
                 let waits = lane.under_way == 0 && (lane.doubt == Doubt::Waits || self.stopping);
                 waits.then(|| lane.doubted.after(patience))
             }
-            Stage::Idle if self.builder.is_for(volume.index) => self.builder.deadline(volume.index),
+            Stage::Idle if volume.writeback.passing => Some(self.now),
             Stage::Idle if volume.serving => {
                 let due = volume.writeback.dirty_since?.after(self.config.dirty_age);
                 let again = (!volume.parked.is_empty()).then_some(volume.parked.due);

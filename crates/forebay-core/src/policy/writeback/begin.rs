@@ -1,119 +1,108 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A batch begins: when there is reason to, memory for it, and it is built.
+//! A batch begins: where it ends, and what of the log it holds.
 
-use super::build::{Built, Turn};
-use super::{Exposed, Stage};
+use super::{BATCH_BLOCKS_AFTER_OPENING, Cursor, Exposed, Stage};
 use crate::engine::Engine;
 use crate::format::entry::Kind;
 use crate::format::superblock::Order;
 use crate::log::lost::Noted;
+use crate::map::slots::Heading;
 use crate::mutant::Mutant;
 use crate::op::around::AroundState;
 use crate::payload::Payload;
 use crate::policy::lane::{Doubt, Lane, PATIENCE};
 use crate::policy::parked::TRIES;
-use crate::units::{Sequence, Tick, VolumeIndex};
+use crate::units::{SegmentId, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
+
+/// A record of the log.
+struct Record {
+    segment: SegmentId,
+    block: u16,
+    heading: Heading,
+    last: Sequence,
+    /// Behind it.
+    next: Cursor,
+}
 
 impl Engine {
     pub(super) fn writeback_begin(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
-        let asked = self.volume(volume).writeback.asks_since.take().unwrap_or(self.now);
-        if !self.may_begin(volume, payload) {
-            return self.writeback_unbuild(volume);
-        }
-        let Some(built) = self.built(volume, asked) else { return };
-        if !self.may_write(volume) {
-            // It does not lose its lane.
-            self.volume(volume).writeback.built = Some(built);
-            return;
-        }
-        self.begin_built(volume, built);
-        self.writeback_go_on(volume, payload);
-    }
-
-    /// Whether there is something that may be written back, and reason to.
-    fn may_begin(&mut self, volume: VolumeIndex, payload: &mut impl Payload) -> bool {
+        let writeback = &mut self.volume(volume).writeback;
+        writeback.passing = false;
+        let asked = writeback.asks_since.take().unwrap_or(self.now);
         let state = self.volume_ref(volume).expect("it exists");
         let waited_for = self.answers_the_rest && !self.requests.is_empty();
         let stops = self.stopping && !waited_for;
         if !state.serving || stops || self.health == crate::engine::CacheHealth::Failed {
-            return false;
+            return;
         }
         let log = &state.log;
         let clean = !log.is_dirty() && log.durable.through <= log.watermark;
         if clean && state.unnamed_lost.is_none() {
-            return false;
+            return;
         }
         let clean = !state.log.is_dirty();
         if clean && state.writeback.passed < log.durable.through {
             self.pass_clean(volume);
         }
         let state = self.volume_ref(volume).expect("it exists");
-        let begun = state.writeback.built.is_some() || self.builder.is_for(volume);
-        if !begun && !self.writeback_wanted(state) {
+        if !self.writeback_wanted(state) {
             self.volume(volume).around.held = false;
-            return false;
-        }
-        if clean {
-            self.note_clean_entries(volume, payload);
-            return false;
-        }
-        !(state.is_only_parked() && self.now < state.parked.due)
-    }
-
-    /// Entries that the backing device holds by their nature need no batch.
-    fn note_clean_entries(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
-        if self.name_lost(volume, payload) != Noted::Yes {
             return;
         }
-        let state = self.volume_ref(volume).expect("it exists");
-        let log = &state.log;
-        let (through, watermark) = (log.durable.through, log.watermark);
-        // A note at the end of the oldest segment holds it as any entry would.
-        let held = log.tail_segment.filter(|_| log.tail_segment != log.newest);
-        let held = held.is_some_and(|id| self.segments.get(id).last_sequence > watermark);
-        let state = self.volume(volume);
-        if through > watermark && (state.log.placed > watermark || held) {
-            state.log.watermark = through;
-            state.log.note_wanted = true;
-            self.skip_cursor(volume, through);
-            self.drop_pending(volume, through);
-        }
-    }
-
-    /// A batch of a volume that has waited for one since it `asked`, if it is built.
-    fn built(&mut self, volume: VolumeIndex, asked: Tick) -> Option<Built> {
-        if let Some(built) = self.volume(volume).writeback.built.take() {
-            return Some(built);
-        }
-        if !self.builder.is_for(volume) {
-            let lane = self.find_lane(volume, asked)?;
-            self.build_begin(volume, lane);
-        }
-        match self.build_go_on() {
-            Turn::Unfinished => return None,
-            Turn::Built(built) => {
-                let asks = |it: &Volume| it.writeback.asks_since.is_some();
-                let others_ask = self.all_volumes().any(asks);
-                self.lane_left |= others_ask;
-                return Some(built);
+        if clean {
+            if self.name_lost(volume, payload) != Noted::Yes {
+                return;
             }
-            Turn::Nothing => {}
+            // Entries that the backing device holds by their nature need no batch.
+            let state = self.volume_ref(volume).expect("it exists");
+            let log = &state.log;
+            let (through, watermark) = (log.durable.through, log.watermark);
+            // A note at the end of the oldest segment holds it as any entry would.
+            let held = log.tail_segment.filter(|_| log.tail_segment != log.newest);
+            let held = held.is_some_and(|id| self.segments.get(id).last_sequence > watermark);
+            let state = self.volume(volume);
+            if through > watermark && (state.log.placed > watermark || held) {
+                state.log.watermark = through;
+                state.log.note_wanted = true;
+                self.skip_cursor(volume, through);
+                self.drop_pending(volume, through);
+            }
+            return;
         }
-        self.lane_left = true;
-        let log = &mut self.volume(volume).log;
-        if log.wanted <= log.durable.through {
-            log.wanted = log.placed;
+        if state.is_only_parked() && self.now < state.parked.due {
+            return;
         }
-        None
+        let Some(lane) = self.find_lane(volume, asked) else { return };
+        if !self.may_build(volume) {
+            // It does not lose its turn.
+            self.volume(volume).writeback.asks_since = Some(asked);
+            return;
+        }
+        if !self.writeback_build(volume, lane) {
+            if self.volume(volume).writeback.passing {
+                self.volume(volume).writeback.asks_since = Some(asked);
+                return;
+            }
+            // All that is dirty is not durable yet.
+            let log = &mut self.volume(volume).log;
+            if log.wanted <= log.durable.through {
+                log.wanted = log.placed;
+            }
+            return;
+        }
+        let now = self.now;
+        self.lanes[lane].taken = true;
+        let state = self.volume(volume);
+        state.writeback.stage = Stage::Writing;
+        state.writeback.lane = Some(lane);
+        state.writeback.begun = now;
+        state.writeback.runs_before = state.stats.batch_runs;
+        self.writeback_go_on(volume, payload);
     }
 
     /// A lane for a batch of a volume that has waited for one since it `asked` (N2 of `lane`).
     fn find_lane(&mut self, volume: VolumeIndex, asked: Tick) -> Option<usize> {
-        if !self.builder.is_free() {
-            self.volume(volume).writeback.asks_since = Some(asked);
-            return None;
-        }
         let before = self.lanes_asked_before(volume, asked);
         let state = self.volume_ref(volume).expect("it exists");
         let hurries = state.is_waited_for() || self.now.since(asked) >= PATIENCE;
@@ -128,10 +117,12 @@ impl Engine {
         found
     }
 
-    /// How many volumes asked for a lane before this one did. Of what asks at once the first is the one with the lowest number.
+    /// How many volumes asked for a lane before this one did, and could begin now. Of what asks at once the first is the one with the
+    /// lowest number.
     fn lanes_asked_before(&self, volume: VolumeIndex, asked: Tick) -> usize {
         let before = |other: &&Volume| {
-            let since = other.writeback.asks_since;
+            let around = &other.around;
+            let since = other.writeback.asks_since.filter(|_| !around.flushing && !around.held);
             since.is_some_and(|since| (since, other.index) < (asked, volume))
         };
         self.all_volumes().filter(before).count()
@@ -145,8 +136,8 @@ impl Engine {
         self.skip_cursor(volume, through);
     }
 
-    /// Whether what goes around the log lets a batch begin (A5 to A7 of `around`).
-    fn may_write(&mut self, volume: VolumeIndex) -> bool {
+    /// Whether what goes around the log lets a batch be built (A5 to A7 of `around`).
+    fn may_build(&mut self, volume: VolumeIndex) -> bool {
         let early = self.config.mutants.is(Mutant::BatchBeforeFlush);
         let mixed = self.config.mutants.is(Mutant::BatchWhileOverDirty);
         let state = self.volume(volume);
@@ -174,22 +165,115 @@ impl Engine {
         self.drop_pending(volume, through);
     }
 
-    /// A batch that is built begins.
-    fn begin_built(&mut self, volume: VolumeIndex, built: Built) {
-        let Built { lane, end, cursor, extents, blocks } = built;
+    /// The record at a cursor.
+    fn record_at(&self, volume: VolumeIndex, cursor: Cursor) -> Option<Record> {
+        let log = &self.volume_ref(volume)?.log;
+        let mut id = cursor.segment.or(log.tail_segment)?;
+        let mut block = cursor.block;
+        // Two turns at most: a segment in a log has a record.
+        while block >= self.segments.get(id).used {
+            id = self.segments.get(id).next?;
+            block = 0;
+        }
+        let segment = self.segments.get(id);
+        let heading = self.slots.heading(self.segments.slot(id, block));
+        let first = segment.first_sequence.0 + u64::from(heading.sequence_offset);
+        let last = Sequence(first + u64::from(heading.entries));
+        let next = Cursor { segment: Some(id), block: block + heading.blocks };
+        Some(Record { segment: id, block, heading, last, next })
+    }
+
+    /// Builds a batch from the cursor on (K1); says whether there is anything to write.
+    fn writeback_build(&mut self, volume: VolumeIndex, lane: usize) -> bool {
+        let log = &self.volume_ref(volume).expect("it exists").log;
+        let beyond = self.config.mutants.is(Mutant::BatchBeyondDurable);
+        let durable = if beyond { log.closed } else { log.durable.through };
+        let space = self.batch_space(volume);
+        let state = self.volume_ref(volume).expect("it exists");
+        let watermark = state.log.watermark;
+        let mut cursor = state.writeback.cursor;
+        let begins_at = self.log_at(state, cursor);
+        // The first one covers what a crash broke off, every other what was given up (K7).
+        let first = state.writeback.batch_cap == BATCH_BLOCKS_AFTER_OPENING;
+        let space = if first { u64::MAX } else { space };
+        let short = self.config.mutants.is(Mutant::BatchShortOfGivenUp);
+        let given_up = state.writeback.exposed.filter(|_| !short);
+        let begun = given_up.map_or(watermark, |exposed| exposed.through);
+        let cap = state.writeback.batch_cap.min(self.config.batch_blocks_max) as usize;
+        let mut end = watermark;
+        let mut extent_at = 0;
+        let spans = self.config.mutants.is(Mutant::StrictSpansFlush);
+        let strict = state.order == Order::Strict && !spans; // K6
+        let safe = if state.writeback.careful { state.extents.room() / 2 } else { usize::MAX };
+        self.lanes[lane].batch.clear();
+        // Bounded by the batch's room, and by so many blocks of its range that are fills. Those before the first that is
+        // dirty do not count: a batch that a crash broke off may have begun behind them (`pass_clean`), and the one
+        // that is built again must not end earlier (`BATCH_BLOCKS_AFTER_OPENING`).
+        let mut fills_left = 4 * self.config.batch_blocks_max;
+        let (mut ahead_left, begin, mut passing) = (fills_left, cursor, false);
+        while let Some(record) = self.record_at(volume, cursor) {
+            let Record { segment: id, block, heading, last, next } = record;
+            let blocks = heading.blocks;
+            let segment = u64::from(self.geometry.segment_blocks);
+            let behind = self.segments.get(id).ordinal.0 * segment + u64::from(next.block);
+            let batch = &self.lanes[lane].batch;
+            let epoch_ends = strict && heading.begins_epoch && !batch.is_empty();
+            if last > durable
+                || epoch_ends
+                || !batch.has_room(usize::from(blocks))
+                || batch.len() >= cap && !batch.is_empty()
+                || behind - begins_at > space && last > begun && !batch.is_empty()
+                || fills_left < u32::from(blocks) && end > watermark
+                || batch.len() + usize::from(blocks) > safe && !batch.is_empty()
+            {
+                break;
+            }
+            if batch.is_empty() && ahead_left < u32::from(blocks) && cursor != begin {
+                passing = true;
+                break;
+            }
+            let state = self.volumes[usize::from(volume.0)].as_deref().expect("it exists");
+            let batch = &mut self.lanes[lane].batch;
+            let extents = state.pending_extents.iter().skip(extent_at);
+            let count = extents.clone().take_while(|extent| extent.sequence <= last).count();
+            if !batch.has_extent_room(count) {
+                break;
+            }
+            for extent in extents.take(count) {
+                batch.push_extent(extent.extent());
+            }
+            extent_at += count;
+            for at in block + 1..block + blocks {
+                let slot = self.segments.slot(id, at);
+                match self.slots.held(slot) {
+                    Some(held) if !held.fill => batch.push(held.lba, slot),
+                    _ if batch.is_empty() => ahead_left = ahead_left.saturating_sub(1),
+                    _ => fills_left = fills_left.saturating_sub(1),
+                }
+            }
+            end = last;
+            cursor = next;
+        }
+        if passing {
+            let writeback = &mut self.volume(volume).writeback;
+            (writeback.cursor, writeback.passing) = (cursor, true);
+            return false;
+        }
         // What newer entries void is not written, either (A5 of `around`).
+        let raw_blocks = self.lanes[lane].batch.len() as u32;
         if !self.config.mutants.is(Mutant::VoidedWrittenBack) {
             let state = self.volumes[usize::from(volume.0)].as_deref().expect("it exists");
             let batch = &mut self.lanes[lane].batch;
-            let newer = state.pending_extents.iter().skip(extents);
+            let newer = state.pending_extents.iter().skip(extent_at);
             for entry in newer.filter(|entry| entry.kind == Kind::Bypassed) {
                 batch.push_extent(entry.extent());
             }
         }
+        let keep_oldest = self.config.mutants.is(Mutant::BatchKeepsOldest);
         let lane_index = lane;
         let lane = &mut self.lanes[lane];
         let segments = &self.segments;
-        lane.batch.seal(|slot| {
+        lane.batch.seal(keep_oldest, |slot| {
             let (id, block) = segments.place(slot);
             segments.position(id, block)
         });
@@ -226,10 +310,7 @@ impl Engine {
         }
         state.writeback.end = end;
         state.writeback.end_cursor = cursor;
-        state.writeback.batch_blocks = blocks;
-        state.writeback.stage = Stage::Writing;
-        state.writeback.lane = Some(lane_index);
-        state.writeback.begun = now;
-        state.writeback.runs_before = state.stats.batch_runs;
+        state.writeback.batch_blocks = raw_blocks;
+        end > state.log.watermark
     }
 }
