@@ -107,6 +107,7 @@ faults! {
     CheckpointSweepSkipped,
     CheckpointKeepsExtents,
     CheckpointOfTwoMoments,
+    LastRecordUncaptured,
     UnreadCheckpointStays,
     EmptyHeadUnread,
     IdleHeadsStay,

@@ -16,6 +16,7 @@ pub const STORIES: [(Mutant, &str); 23] = [
     (Mutant::FrozenForgotten, "frozen.rs"),
     (Mutant::HoleVoidsNothing, "around.rs"),
     (Mutant::HolesShared, "across.rs"),
+    (Mutant::LastRecordUncaptured, "last_header.rs"),
     (Mutant::LeftoverFirst, "resize.rs"),
     (Mutant::LostItemUnmarked, "lost.rs"),
     (Mutant::PassedForgotten, "around.rs"),

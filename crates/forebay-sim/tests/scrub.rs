@@ -141,8 +141,8 @@ fn a_header_that_rots_beside_one_that_was_scrubbed_freezes_nothing() {
     );
 }
 
-/// No later header says what the last one held, and who opens from a checkpoint reads the last header before
-/// it: so a record is written behind the bad one before the checkpoint begins.
+/// No later header says what the last one held, and a checkpoint may have no room to say it: so a record is written behind the bad one before
+/// the checkpoint begins.
 #[test]
 fn a_checkpoint_that_saves_the_last_header_begins_behind_another() {
     assert!(!rotten(Mutants::default(), 19, None));

@@ -540,6 +540,21 @@ fn plain_item(
     checked_item(Item { count: wide, ..item }).map(|item| (item, 2))
 }
 
+/// Whether these can be the items of a header.
+pub fn are_items(items: &[u64]) -> bool {
+    if items.len() > RECORD_ITEMS_MAX {
+        return false;
+    }
+    let (mut head, count) = ([0; BLOCK_SIZE], items.len() as u16);
+    put_items(&mut head, items);
+    let mut index = 0;
+    while index < count {
+        let Ok((_, taken)) = item(&head, index, count) else { return false };
+        index += taken;
+    }
+    true
+}
+
 /// An item's extent lies within the largest volume: whoever adds the two need not look.
 fn checked_item(item: Item) -> Result<Item, FormatError> {
     let Item { lba, count, .. } = item;

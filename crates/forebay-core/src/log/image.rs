@@ -12,9 +12,11 @@ use crate::format::checkpoint::{
     SEGMENT_BYTES, Written,
 };
 use crate::format::entry::Kind;
-use crate::format::record::Link;
+use crate::format::record::{self, Link};
 use crate::format::superblock::{self, Superblock};
-use crate::limits::{ORDINAL_MAX, SEQUENCE_MAX, VOLUME_BLOCKS_MAX, VOLUME_COUNT_MAX};
+use crate::limits::{
+    ORDINAL_MAX, RECORD_ITEMS_MAX, SEQUENCE_MAX, VOLUME_BLOCKS_MAX, VOLUME_COUNT_MAX,
+};
 use crate::log::recovery::{CacheReader, Stretch};
 use crate::map::extent::{Extent, Position};
 use crate::map::index::{Index, MAP_WORDS, PACKED_WORDS_MAX, PAGE_CELLS};
@@ -71,6 +73,17 @@ pub(crate) struct ImageVolume {
     pub(crate) dirtied: Sequence,
     pub(crate) extents: Vec<Extent>,
     pub(crate) pending: Vec<PendingExtent>,
+    /// What the header of its last record says; none: a program from before captured it.
+    pub(crate) last: Option<LastRecord>,
+}
+
+/// What must be known of the last record before a checkpoint, so that nobody needs its header.
+#[derive(Debug)]
+pub(crate) struct LastRecord {
+    /// Its flush epoch, if that was known.
+    pub(crate) epoch: Option<u64>,
+    /// What it holds, as the next one's header says it.
+    pub(crate) items: Vec<u64>,
 }
 
 impl ImageVolume {
@@ -84,6 +97,7 @@ impl ImageVolume {
             && self.tail.0 < ORDINAL_MAX
             && self.flush_epoch < SEQUENCE_MAX
             && superblock.check_head(start).is_ok()
+            && self.last.as_ref().is_none_or(|last| record::are_items(&last.items))
             && self
                 .extents
                 .iter()
@@ -169,15 +183,20 @@ pub(crate) fn read<R: CacheReader>(
     let count = stream.u32().filter(|count| *count as usize <= VOLUME_COUNT_MAX)?;
     let mut volumes = Vec::new();
     for _ in 0..count {
-        let volume = stream.volume()?;
-        if !volume.is_sound(superblock) {
-            return None;
-        }
-        volumes.push(volume);
+        volumes.push(stream.volume()?);
     }
     let mut free = Vec::new();
     for _ in 0..stream.u32()? {
         free.push(SegmentId(stream.u32().filter(|id| *id < superblock.segment_count)?));
+    }
+    // A program from before ends here.
+    if !stream.bytes.is_empty() {
+        for volume in &mut volumes {
+            volume.last = Some(stream.last_record()?);
+        }
+    }
+    if !volumes.iter().all(|volume| volume.is_sound(superblock)) {
+        return None;
     }
     let segment_sequence = head.segment_sequence;
     Some(Image { layout, index_runs, slot_runs, rows, volumes, free, segment_sequence })
@@ -396,6 +415,14 @@ impl Stream<'_> {
         self.u64()?.try_into().ok()
     }
 
+    /// A volume's last record, as `capture_last` of [`super::checkpoint`] wrote it.
+    fn last_record(&mut self) -> Option<LastRecord> {
+        let epoch = Some(self.u64()?).filter(|epoch| *epoch != u64::MAX);
+        let count = self.u64().filter(|count| *count <= RECORD_ITEMS_MAX as u64)?;
+        let items = (0..count).map(|_| self.u64()).collect::<Option<_>>()?;
+        Some(LastRecord { epoch, items })
+    }
+
     /// A volume, as [`Engine::capture_volume`](crate::engine::Engine::capture_volume) wrote it.
     pub(crate) fn volume(&mut self) -> Option<ImageVolume> {
         let index = self.u64()?;
@@ -428,6 +455,7 @@ impl Stream<'_> {
             dirtied: Sequence(self.u64()?),
             extents: Vec::new(),
             pending: Vec::new(),
+            last: None,
         };
         let (extents, pending) = (self.u64()?, self.u64()?);
         for _ in 0..extents {

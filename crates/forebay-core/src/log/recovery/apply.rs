@@ -265,11 +265,15 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// The flush epoch of the last record that the checkpoint has: whether the first one behind it begins another must
     /// be what it was, else a strict batch that is built again ends at the checkpoint.
     fn epoch_before(&mut self, index: VolumeIndex) -> Option<u64> {
-        let last = self.image_of(index)?.start.link;
+        let loose = self.mutants.is(Mutant::RecoveryBeginsEpoch);
+        let volume = self.image_of(index).filter(|_| !loose)?;
+        if let Some(epoch) = volume.last.as_ref().and_then(|last| last.epoch) {
+            return Some(epoch);
+        }
+        let last = volume.start.link;
         let address = self.address(last.segment, last.block);
         let mut head = [0; BLOCK_SIZE];
-        let loose = self.mutants.is(Mutant::RecoveryBeginsEpoch);
-        if loose || last == Link::NONE || self.reader.read(address, &mut head).is_err() {
+        if last == Link::NONE || self.reader.read(address, &mut head).is_err() {
             return None;
         }
         let (header, checksum) = self.decode(&head, address).ok()?;

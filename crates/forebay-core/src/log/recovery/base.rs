@@ -116,7 +116,7 @@ impl<R: CacheReader> Recovery<'_, R> {
     }
 
     /// Whether the checkpoint has all it needs of a volume: the segments from the tail to its
-    /// beginning, and a last record that can be read. What that holds is kept: the next one must say it.
+    /// beginning, and what the last record holds, which is kept: the next one must say it (checkpoint::T6).
     pub(super) fn image_stands(
         &mut self,
         index: VolumeIndex,
@@ -135,6 +135,12 @@ impl<R: CacheReader> Recovery<'_, R> {
         let rows = image.rows.iter().filter(|row| {
             row.volume == index && row.ordinal >= tail && row.ordinal <= start.ordinal
         });
+        let whole = rows.count() as u64 == start.ordinal.0 - tail.0 + 1;
+        if let Some(last) = &volume.last {
+            last.items.iter().for_each(|item| out.log.previous_items.push(*item));
+            return whole;
+        }
+        // A program from before has left that to the record's header.
         let address = self.address(start.link.segment, start.link.block);
         let bytes = self.read_blocks(&[(start.link.segment, start.link.block)]);
         let header = self.decode(&bytes, address);
@@ -143,8 +149,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         }
         self.batch = bytes;
         let unchecked = self.mutants.is(Mutant::SkipLastHeader);
-        rows.count() as u64 == start.ordinal.0 - tail.0 + 1
-            && header.is_ok_and(|(_, checksum)| checksum == start.link.checksum || unchecked)
+        whole && header.is_ok_and(|(_, checksum)| checksum == start.link.checksum || unchecked)
     }
 
     /// A checkpoint holds what was lost, and not which of it no entry names: that is behind the
