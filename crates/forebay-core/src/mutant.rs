@@ -108,6 +108,8 @@ faults! {
     CheckpointKeepsExtents,
     CheckpointOfTwoMoments,
     LastRecordUncaptured,
+    OutlivedCounts,
+    OutlivedLostForgotten,
     UnreadCheckpointStays,
     EmptyHeadUnread,
     IdleHeadsStay,

@@ -436,7 +436,9 @@ impl Engine {
         put(log.next_sequence.0);
         // As in memory: both are true already, whatever the log says of them later.
         put(log.watermark.0);
-        put(log.tail.0);
+        // The one that is told may be lower: segments before the oldest have been used again.
+        let oldest = log.tail_segment.map(|id| self.segments.get(id).ordinal);
+        put(oldest.unwrap_or(log.tail).0);
         put(log.flush_epoch);
         put(log.backing_as_of);
         put(log.dirtied.0);

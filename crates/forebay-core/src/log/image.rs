@@ -68,6 +68,8 @@ pub(crate) struct ImageVolume {
     pub(crate) next_sequence: Sequence,
     pub(crate) watermark: Sequence,
     pub(crate) tail: Ordinal,
+    /// Below it segments have been used again, as recovery finds out: they were given back, whatever record told so.
+    pub(crate) outlived: Ordinal,
     pub(crate) flush_epoch: u64,
     pub(crate) backing_as_of: u64,
     pub(crate) dirtied: Sequence,
@@ -450,6 +452,7 @@ impl Stream<'_> {
             next_sequence: Sequence(self.u64()?),
             watermark: Sequence(self.u64()?),
             tail: Ordinal(self.u64()?),
+            outlived: Ordinal(0),
             flush_epoch: self.u64()?,
             backing_as_of: self.u64()?,
             dirtied: Sequence(self.u64()?),

@@ -26,7 +26,7 @@
 //!   checkpoint or the next head lies behind them.
 //! - **V8** Before the head, too, a record counts only if the one behind it links to it, and a header only if its
 //!   segment has none of a younger life: what a cut made void may lie in the place of a record whose write was lost,
-//!   valid but for that.
+//!   valid but for that. Whoever had a segment before the one that has it now had given it back, though no record tells so any more.
 //! - **V5** Sequences and segment sequences go on above everything seen, void or not.
 //!
 //! # Not here
@@ -320,7 +320,9 @@ impl<R: CacheReader> Recovery<'_, R> {
         out.clean = self.superblock.clean;
         out.frozen = behind.unknown_end || recorded.frozen; // V7
         out.log.watermark = behind.watermark;
-        out.log.tail = behind.tail;
+        // The tail itself moves only when what was lost before it has been named again (C4 of `reclaim`).
+        let before = self.image_of(index).map_or(recorded.tail, |it| recorded.tail.max(it.tail));
+        out.log.tail = behind.told_tail(before);
         out.log.backing_as_of = behind.backing_as_of;
         out.log.flush_epoch = behind.flush_epoch;
         self.base(index, behind.tail, &mut out);

@@ -47,6 +47,15 @@ impl<R: CacheReader> Recovery<'_, R> {
                 self.read_firsts_of(&[*newest], since, UNUSED_RUN);
             }
         }
+        // The record that told of a death may not be there any more: rot of a log's last one looks like a torn end. That all of a
+        // dead segment was on the backing device stands.
+        for volume in &mut image.volumes {
+            let mine = image.rows.iter().filter(|row| row.volume == volume.index);
+            for row in mine.filter(|row| self.is_outlived(row.id, row.sequence)) {
+                volume.outlived = volume.outlived.max(Ordinal(row.ordinal.0 + 1));
+                volume.watermark = volume.watermark.max(row.last_sequence);
+            }
+        }
         self.image = Some(Rc::new(image));
     }
 
@@ -107,9 +116,19 @@ impl<R: CacheReader> Recovery<'_, R> {
         if volume.forgot && !self.mutants.is(Mutant::UnreadStaysUnread) {
             out.forgot = volume.start.ordinal;
         }
-        for extent in volume.extents.iter().filter(|it| it.position.ordinal() >= tail) {
+        for extent in &volume.extents {
+            let (ordinal, mut extent) = (extent.position.ordinal(), *extent);
+            if ordinal < tail {
+                // What was lost there was named again by what told of the death, and that is not there.
+                let is_kept = extent.kind == Kind::Lost && ordinal >= out.log.tail;
+                if !is_kept || self.mutants.is(Mutant::OutlivedLostForgotten) {
+                    continue;
+                }
+                extent.position = Position::new(tail, 0);
+                out.unnamed_lost = out.unnamed_lost.max(Some(tail));
+            }
             out.extents.make_room();
-            out.extents.insert(*extent);
+            out.extents.insert(extent);
         }
         let dirty = volume.pending.iter().filter(|pending| pending.sequence > watermark);
         out.pending_extents.extend(dirty.copied());
@@ -241,7 +260,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             }
             volume.next_sequence = volume.next_sequence.max(image.next_sequence);
             volume.watermark = volume.watermark.max(image.watermark);
-            volume.tail = volume.tail.max(image.tail);
+            volume.tail = volume.tail.max(image.tail).max(image.outlived);
             volume.flush_epoch = volume.flush_epoch.max(image.flush_epoch);
             volume.backing_as_of = volume.backing_as_of.max(image.backing_as_of);
         }

@@ -27,6 +27,17 @@ pub(super) struct Behind {
     pub(super) damage: Vec<Damage>,
 }
 
+impl Behind {
+    /// The highest tail that a record tells, or that was told before them.
+    pub(super) fn told_tail(&self, before: Ordinal) -> Ordinal {
+        let told = self.steps.iter().map(|step| match step {
+            Step::Record { header, .. } => header.tail,
+            Step::Hole { .. } => before,
+        });
+        told.max().unwrap_or(before).max(before)
+    }
+}
+
 impl<R: CacheReader> Recovery<'_, R> {
     /// The records this opening appended behind the head it found.
     pub(super) fn behind_head(&mut self, index: VolumeIndex, volume: &Volume) -> Behind {

@@ -282,6 +282,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         let any = self.mutants.is(Mutant::IgnoreGeneration);
         self.belongs(header, index, wanted.ordinal)
             && !self.is_void(wanted.id, header)
+            && !self.is_outlived(wanted.id, header.segment_sequence)
             && wanted.generation.is_none_or(|it| any || header.open_generation == it)
     }
 
@@ -373,6 +374,13 @@ impl<R: CacheReader> Recovery<'_, R> {
         self.void.get(&id).is_some_and(|life| header.segment_sequence <= *life)
     }
 
+    /// Whether a segment has been used again since that life of it. It had been given back before, so nothing of that life is in a
+    /// log, whoever's it was (S6 of `log/segment`).
+    pub(super) fn is_outlived(&self, id: SegmentId, life: u64) -> bool {
+        let younger = |first: &First| first.header.segment_sequence > life;
+        !self.mutants.is(Mutant::OutlivedCounts) && self.firsts.get(&id).is_some_and(younger)
+    }
+
     /// Looks no more at what is of this life of a segment, or of one before (V8).
     pub(super) fn give_up(&mut self, index: VolumeIndex, wanted: Wanted, life: u64) {
         let Wanted { id, ordinal, .. } = wanted;
@@ -389,7 +397,9 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// A header of this place in this volume's log: the first one of its segment or, if that rotted, another.
     fn own_header(&mut self, index: VolumeIndex, id: SegmentId, ordinal: Ordinal) -> Option<First> {
         let own = |this: &Self, header: &Header| {
-            this.belongs(header, index, ordinal) && !this.is_void(id, header)
+            this.belongs(header, index, ordinal)
+                && !this.is_void(id, header)
+                && !this.is_outlived(id, header.segment_sequence)
         };
         let first = self.firsts.get(&id).filter(|first| own(self, &first.header)).copied();
         first.or_else(|| self.any_header(id, 0, own))
