@@ -88,6 +88,7 @@ faults! {
     LostForgotten,
     LostUnnamed,
     LostItemUnmarked,
+    LostItemUnread,
     HoleVoidsNothing,
     MarksBeforeDurable,
     FlushHeardAlone,

@@ -7,7 +7,7 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 25] = [
+pub const STORIES: [(Mutant, &str); 26] = [
     (Mutant::AgainTakenForDone, "again.rs"),
     (Mutant::CheckpointOfTwoMoments, "image.rs"),
     (Mutant::EmptyHeadUnread, "image.rs"),
@@ -19,6 +19,7 @@ pub const STORIES: [(Mutant, &str); 25] = [
     (Mutant::LastRecordUncaptured, "last_header.rs"),
     (Mutant::LeftoverFirst, "resize.rs"),
     (Mutant::LostItemUnmarked, "lost.rs"),
+    (Mutant::LostItemUnread, "lost.rs"),
     (Mutant::OutlivedCounts, "outlived.rs"),
     (Mutant::OutlivedLostForgotten, "outlived.rs"),
     (Mutant::PassedForgotten, "around.rs"),

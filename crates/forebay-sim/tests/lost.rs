@@ -319,3 +319,34 @@ fn others_give_while_a_tail_is_held_by_what_is_lost() {
     let waits = (0..LOST).any(|block| !is_written(&mut world, 1, block));
     assert!(waits, "else this shows nothing");
 }
+
+/// The header before that one rots as well: below the watermark all is forgotten then that came before, and so was what the second of them had named lost,
+/// though the record behind it says so.
+#[test]
+fn a_block_stays_lost_when_two_headers_rot_and_the_second_names_it() {
+    for mutants in [Mutants::default(), Mutants::with(Mutant::LostItemUnread)] {
+        let mut world = written_back_with(mutants, MOMENTS);
+        assert!(is_clean(&world));
+        let engine = world.engine.as_mut().expect("there is a process");
+        engine.set_mode(VOLUME, Mode::WriteBack, &mut world.memory);
+        for block in 30..34 {
+            write(&mut world, block, 1);
+        }
+        clean(&mut world, VOLUME);
+        write(&mut world, 34, 1);
+        let at = naming(&world);
+        let before =
+            headers(&world).into_iter().rfind(|header| *header < at).expect("there is one");
+        Rc::make_mut(&mut world.setup).rot = u64::MAX;
+        world.cache.rot(before, Block::zero());
+        world.cache.rot(at, Block::zero());
+        power_cut(&mut world);
+        if mutants.is(Mutant::LostItemUnread) {
+            assert!(read(&mut world, BLOCK).is_err(), "what is older is read");
+            continue;
+        }
+        is_lost(&mut world, BLOCK);
+        power_cut(&mut world);
+        is_lost(&mut world, BLOCK);
+    }
+}

@@ -196,20 +196,17 @@ impl<R: CacheReader> Recovery<'_, R> {
             && alone
             && next.previous.segment == segment
             && next.previous.block == hole_block;
-        if !known {
-            if clean {
-                // Something clean is missing that may have been newer than anything before it.
-                self.forget_all(index, out);
-                self.found.damage.push(Damage::Clean { volume: index, segment, block: hole_block });
-            } else {
-                out.frozen = true;
-                self.found.damage.push(Damage::Unknown {
-                    volume: index,
-                    segment,
-                    block: hole_block,
-                });
-            }
+        if !known && !clean {
+            out.frozen = true;
+            self.found.damage.push(Damage::Unknown { volume: index, segment, block: hole_block });
             return;
+        }
+        if !known {
+            // Something clean is missing that may have been newer than anything before it.
+            self.forget_all(index, out);
+            if self.mutants.is(Mutant::LostItemUnread) {
+                return;
+            }
         }
         // The next one is in the same segment, or the first of the one behind it.
         let ordinal = Ordinal(next.ordinal.0.saturating_sub(u64::from(segment != record.id)));
@@ -222,12 +219,16 @@ impl<R: CacheReader> Recovery<'_, R> {
                 break;
             };
             item += taken;
+            // Of several that are missing the last one is told of, and of that is not known yet what was lost in it.
+            if !known && !lost {
+                continue;
+            }
             // A fill is on the backing device, and so is what went around the log. What was lost is not, however clean it is.
             let is_there = (clean || backed) && !lost;
             let kind = if is_there { Kind::Bypassed } else { Kind::Lost };
             // Nothing keeps a clean segment until that is named again, but that it was lost there (C4 of `reclaim`).
             let position = match clean && lost {
-                true => Position::new(ordinal, hole_block),
+                true => Position::new(ordinal, next.previous.block),
                 false => Position::new(next.ordinal, record.block),
             };
             // What went around the log voids what is dirty of it: that is not written back over it (A5 of `op::around`).
