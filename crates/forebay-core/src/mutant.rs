@@ -89,6 +89,7 @@ faults! {
     LostUnnamed,
     LostItemUnmarked,
     LostItemUnread,
+    WatermarkWithinHole,
     HoleVoidsNothing,
     MarksBeforeDurable,
     FlushHeardAlone,

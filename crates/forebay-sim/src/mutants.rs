@@ -7,7 +7,7 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 26] = [
+pub const STORIES: [(Mutant, &str); 28] = [
     (Mutant::AgainTakenForDone, "again.rs"),
     (Mutant::CheckpointOfTwoMoments, "image.rs"),
     (Mutant::EmptyHeadUnread, "image.rs"),
@@ -35,6 +35,7 @@ pub const STORIES: [(Mutant, &str); 26] = [
     (Mutant::UnreadStaysUnread, "unread.rs"),
     (Mutant::VoidLifeCounts, "void.rs"),
     (Mutant::WaitsForHeldTail, "lost.rs"),
+    (Mutant::WatermarkWithinHole, "lost.rs"),
 ];
 
 /// The test (of `tests`) that finds a fault in the place of seeds.

@@ -6,13 +6,15 @@ mod support;
 use forebay_core::control::VolumeStatus;
 use forebay_core::format::entry::Kind;
 use forebay_core::format::record;
-use forebay_core::format::superblock::Mode;
+use forebay_core::format::superblock::{Mode, Order};
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::policy::reserve::Reserve;
 use forebay_core::policy::writeback::Stage;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use forebay_sim::block::Block;
+use forebay_sim::fate::{Choices, Fate};
+use forebay_sim::model::Stop;
 use forebay_sim::world::World;
 use std::panic::catch_unwind;
 use std::rc::Rc;
@@ -349,4 +351,51 @@ fn a_block_stays_lost_when_two_headers_rot_and_the_second_names_it() {
         power_cut(&mut world);
         is_lost(&mut world, BLOCK);
     }
+}
+
+/// The first record of a segment cannot be read, and with strict a batch ends there: so the watermark is where the record behind it begins. That
+/// one goes bad while it is dirty, and was taken for clean: its block was what the backing device had.
+#[test]
+fn a_record_is_dirty_that_begins_where_the_watermark_lies() {
+    let is_stale = |mutants, moments| {
+        let mut world = world_with(300, |setup| {
+            (setup.config.dirty_age, setup.config.mutants) = (1_000_000_000, mutants);
+            setup.volumes[0].order = Order::Strict;
+        });
+        for block in 0..20 {
+            write(&mut world, block, 1);
+        }
+        let first = headers(&world)[0];
+        // Of a segment of 16 blocks.
+        let is_first = |block: &u64| (place(&world, *block) - 1 - first).is_multiple_of(16);
+        let hidden = (8..12).find(is_first).expect("one is the first of a segment");
+        let at = place(&world, hidden) - 1;
+        let header = world.cache.read(at);
+        Rc::make_mut(&mut world.setup).rot = u64::MAX;
+        let now = world.moment();
+        for block in [hidden, hidden + 1] {
+            world.volumes[0].model.may_be_lost(block as usize, now);
+            world.volumes[0].prefix.as_mut().expect("nothing goes around").damaged(block as usize);
+        }
+        world.cache.rot(at, Block::zero());
+        power_cut(&mut world);
+        let engine = world.engine.as_mut().expect("there is a process");
+        engine.drain(VOLUME, &mut world.memory);
+        world.drain_effects().expect("it goes on");
+        for _ in 0..moments {
+            world.step().expect("it goes on");
+        }
+        // The first one was only not to be read, and the one behind it is bad now.
+        world.cache.rot(at, Block::of(header.bytes()));
+        let at = place(&world, hidden + 1) - 1;
+        world.cache.rot(at, Block::zero());
+        world.stop_by(Stop::Power, &mut Fate::Chosen(&mut Choices::default()));
+        match world.open(Some(Stop::Power)) {
+            Ok(()) => read(&mut world, hidden + 1).is_err(),
+            Err(_) => true,
+        }
+    };
+    let count = |mutants| (0..400).filter(|moments| is_stale(mutants, *moments)).count();
+    assert_eq!(count(Mutants::default()), 0);
+    assert!(count(Mutants::with(Mutant::WatermarkWithinHole)) > 0, "else this shows nothing");
 }

@@ -187,8 +187,11 @@ impl<R: CacheReader> Recovery<'_, R> {
         if !self.mutants.is(Mutant::UnreadStaysUnread) {
             out.forgot = out.forgot.max(next.ordinal);
         }
-        // The watermark lies at the end of a record: it is not within the one that is missing.
-        let clean = next.previous.sequence <= out.log.watermark;
+        // The watermark lies at the end of a record: it is not within the one that is missing. Or it is that one's first sequence, where
+        // a batch ended with a hole before it (`note_record`); which is its end as well if it held nothing.
+        let within = next.item_count > 0 && !self.mutants.is(Mutant::WatermarkWithinHole);
+        let first = next.previous.sequence;
+        let clean = first < out.log.watermark || first == out.log.watermark && !within;
         // Sequences have no gap but between two openings: else more than one record is missing.
         let alone = out.log.closed.0 + 1 == next.previous.sequence.0
             || self.closed_generation != next.open_generation;
