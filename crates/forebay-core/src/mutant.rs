@@ -96,6 +96,7 @@ faults! {
     UnflushedNotRewritten,
     DropUnlatched,
     EndNotedOnce,
+    OpeningEndsUnnoted,
     FlushFailureForgotten,
     FlushFailureUnnoted,
     FlushFailureDiesWithProcess,

@@ -20,6 +20,7 @@ pub const STORIES: [(Mutant, &str); 28] = [
     (Mutant::LeftoverFirst, "resize.rs"),
     (Mutant::LostItemUnmarked, "lost.rs"),
     (Mutant::LostItemUnread, "lost.rs"),
+    (Mutant::OpeningEndsUnnoted, "unflushed.rs"),
     (Mutant::OutlivedCounts, "outlived.rs"),
     (Mutant::OutlivedLostForgotten, "outlived.rs"),
     (Mutant::PassedForgotten, "around.rs"),

@@ -23,7 +23,8 @@ use forebay_core::format::checkpoint;
 use forebay_core::format::pair::{self, Pair, ReadCopy, Step};
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use forebay_core::log::recovery::{
-    CacheReader, Damage, LogEnd, Recovered, Writer, latch_dropped, recover, redo, reopen,
+    CacheReader, Damage, LogEnd, Recovered, Writer, ends_found, latch_dropped, recover, redo,
+    reopen,
 };
 use forebay_core::mutant::Mutant;
 use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Tick, VolumeIndex};
@@ -184,6 +185,7 @@ impl World {
                     if attempt.flushing && !self.powered {
                         writer = Writer::MayHaveLostPower;
                     }
+                    ends = attempt.ends;
                     self.evict_dropped(0xE02);
                 }
                 Err(Crashed(Stop::Power)) => {
@@ -433,6 +435,9 @@ impl World {
             }
         }
         let recovered = self.recover_anew(&superblock, attempt.writer);
+        if !mutants.is(Mutant::OpeningEndsUnnoted) {
+            attempt.ends = ends_found(&superblock, Some(&recovered), &attempt.ends);
+        }
         if !mutants.is(Mutant::OpeningUnflushed)
             && let Err(crashed) = self.open_flush(attempt)
         {
@@ -579,6 +584,12 @@ impl World {
             return Err(crashed);
         }
         let through = self.cache.flush_begin();
+        if self.flush_fails_next.is_some() {
+            // And it ends before it hears of that.
+            self.drop_unflushed(through);
+            attempt.flushing = true;
+            return Err(Crashed(Stop::Process));
+        }
         self.cache.flush_end(through);
         Ok(())
     }

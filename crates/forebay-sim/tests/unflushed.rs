@@ -103,6 +103,28 @@ fn a_log_whose_end_was_dropped_without_a_trace_answers_no_flush_well() {
     }
 }
 
+/// Segments that no memory holds any more were found whole, since the process had died alone. The opening flushes them, the device fails that and
+/// drops them, and the opening is killed before it hears of it. The next one finds a log that ends before them, and nobody else knows of them.
+#[test]
+fn what_is_dropped_at_an_opening_that_is_killed_is_told_to_be_lost() {
+    for (mutants, latches) in
+        [(Mutants::default(), true), (Mutants::with(Mutant::OpeningEndsUnnoted), false)]
+    {
+        let mut world = written(mutants, BLOCKS);
+        world.memory.forget_buffers();
+        world.stop(Stop::Process);
+        world.flush_fails_next = Some(true);
+        let opened = world.open(Some(Stop::Process));
+        assert_eq!(opened.is_ok(), latches, "{opened:?}");
+        if latches {
+            assert!(latched(&world));
+            ask(&mut world, 0, Op::Flush, 0, 0);
+            settle(&mut world);
+            assert_eq!(read(&mut world, 0), Ok(()), "what was flushed before is there");
+        }
+    }
+}
+
 /// The process was killed while its flush was under way, and nobody heard that it failed.
 #[test]
 fn a_flush_that_nobody_heard_of_is_not_trusted() {

@@ -172,12 +172,19 @@ pub(crate) fn note_flushing_at_opening(file: &File, is_under_way: bool) -> io::R
     file.write_all_at(&[u8::from(is_under_way)], FLUSHING_AT as u64)
 }
 
-/// The cache device has failed while what a process left was put in order: whoever tries again is told, and how far the logs came.
-pub(crate) fn note_failed_at_opening(file: &File, ends: &[LogEnd]) -> io::Result<()> {
+/// How far the logs came that a process left.
+pub(crate) fn note_ends_at_opening(file: &File, ends: &[LogEnd]) -> io::Result<()> {
     use std::os::unix::fs::FileExt;
     for (at, end) in ends.iter().enumerate().take(VOLUME_COUNT_MAX) {
         file.write_all_at(&end_bytes(end), (ENDS_AT + at * END_BYTES) as u64)?;
     }
+    Ok(())
+}
+
+/// The cache device has failed while what a process left was put in order: whoever tries again is told, and how far the logs came.
+pub(crate) fn note_failed_at_opening(file: &File, ends: &[LogEnd]) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    note_ends_at_opening(file, ends)?;
     file.write_all_at(&[1], CACHE_FAILED_AT as u64)
 }
 

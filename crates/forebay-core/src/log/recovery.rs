@@ -285,8 +285,8 @@ pub fn latch_dropped(
     count
 }
 
-/// Up to where logs must come for nothing to be missing, after an opening that found so much and failed, and what was known
-/// before it. Where it found nothing out, no end that can be found is enough.
+/// Up to where logs must come for nothing to be missing, for the opening after one that found so much and fails, or that ends while it flushes
+/// that; and what was known before it. Where it found nothing out, no end that can be found is enough.
 pub fn ends_found(
     superblock: &Superblock,
     found: Option<&Recovered>,

@@ -161,6 +161,8 @@ impl Opening {
         opened.rewritten_bytes = rewritten
             .map_err(system("write again what may not be durable"))
             .inspect_err(|_| failed(&superblock, Some(&recovered)))?;
+        note_ends(left_dir.as_ref(), &superblock, &recovered)
+            .map_err(system("write shared memory"))?;
         // What was read must not be lost once the generation is raised.
         let flush = || cache.sync().map_err(system("flush the cache device"));
         while_flushing(left_dir.as_ref(), &superblock, flush)
@@ -373,6 +375,18 @@ fn while_flushing<T>(
     let done = flush()?;
     note(false).map_err(system("write shared memory"))?;
     Ok(done)
+}
+
+/// Before a flush at an opening: if it drops what was found and this process does not hear of it, the next one is told what is missing (V10 of
+/// `log/recovery`).
+fn note_ends(
+    dir: Option<&RuntimeDir>,
+    superblock: &Superblock,
+    found: &Recovered,
+) -> io::Result<()> {
+    let Some((file, left)) = dir.and_then(|dir| left_notes(dir, superblock)) else { return Ok(()) };
+    let ends = recovery::ends_found(superblock, Some(found), &left.ends);
+    memory::note_ends_at_opening(&file, &ends)
 }
 
 /// The memory that was left, to be written to, and what it says.
