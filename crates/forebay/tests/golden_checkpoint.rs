@@ -30,7 +30,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use support::{BLOCK, Dir, Rig};
 
-const NAME: &str = "v1.checkpoint.hex";
+/// The second one was left by a program whose checkpoints say what the last record of each log held.
+const NAMES: [&str; 2] = ["v1.checkpoint.hex", "v1.checkpoint-last.hex"];
 const UUID: [u8; 16] = *b"golden log    v1";
 /// So many that nothing has to be written back.
 const SEGMENTS: u32 = 40;
@@ -316,11 +317,11 @@ fn append_last(path: &Path) {
 }
 
 /// The image: the backing devices, and the cache in a file.
-fn golden(dir: &Dir) -> (Vec<MemoryDevice>, PathBuf) {
-    if image::is_updating(NAME) {
-        std::fs::write(image::path(NAME), make(dir)).unwrap();
+fn golden(dir: &Dir, name: &str) -> (Vec<MemoryDevice>, PathBuf) {
+    if image::is_updating(name) {
+        std::fs::write(image::path(name), make(dir)).unwrap();
     }
-    let text = std::fs::read_to_string(image::path(NAME)).unwrap();
+    let text = std::fs::read_to_string(image::path(name)).unwrap();
     let mut backings = Vec::new();
     let mut cache = None;
     for part in text.split("= ").skip(1) {
@@ -355,8 +356,12 @@ fn read(rig: &mut Rig, volume: usize, lba: u64) -> Result<Vec<u8>, RequestError>
 
 #[test]
 fn a_killed_cache_of_version_1_with_a_checkpoint_is_opened_and_says_what_it_said() {
-    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "golden");
-    let (backings, path) = golden(&dir);
+    NAMES.iter().for_each(|name| opens(name));
+}
+
+fn opens(name: &str) {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), name);
+    let (backings, path) = golden(&dir, name);
 
     let inspection = Inspection::open(&path, &Places::found()).unwrap();
     assert_eq!(inspection.checkpoint_is_good(), Some(true));
