@@ -113,6 +113,7 @@ faults! {
     LastRecordUncaptured,
     OutlivedCounts,
     OutlivedLostForgotten,
+    UnusedCountsAsDead,
     UnreadCheckpointStays,
     EmptyHeadUnread,
     IdleHeadsStay,

@@ -7,7 +7,7 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 29] = [
+pub const STORIES: [(Mutant, &str); 30] = [
     (Mutant::AgainTakenForDone, "again.rs"),
     (Mutant::CheckpointOfTwoMoments, "image.rs"),
     (Mutant::EmptyHeadUnread, "image.rs"),
@@ -34,6 +34,7 @@ pub const STORIES: [(Mutant, &str); 29] = [
     (Mutant::SkipSizeChecksum, "resize.rs"),
     (Mutant::UnreadCheckpointStays, "image.rs"),
     (Mutant::UnreadStaysUnread, "unread.rs"),
+    (Mutant::UnusedCountsAsDead, "outlived.rs"),
     (Mutant::VoidLifeCounts, "void.rs"),
     (Mutant::WaitsForHeldTail, "lost.rs"),
     (Mutant::WatermarkWithinHole, "lost.rs"),

@@ -155,3 +155,54 @@ fn what_was_lost_in_a_segment_that_died_stays_so_though_the_record_of_its_death_
         }
     }
 }
+
+/// A checkpoint had a segment that was open, and a crash found no record in it: it went back to the pool as it was, and another log took it. Who took it
+/// for dead took all of its log before it for dead as well, and what that log has in its place since.
+#[test]
+fn a_segment_that_a_crash_left_empty_has_not_died() {
+    let is_whole = |blocks: u64, mutants: Mutants| {
+        let all = || {
+            let mut world = world_of(20, 400, |setup| {
+                setup.config.mutants = mutants;
+                setup.volumes.push(setup.volumes[0].clone());
+            });
+            world.faults_over = true;
+            Rc::make_mut(&mut world.setup).rot = u64::MAX;
+            world.volumes[0].device.failed = true;
+            // The same block again and again: few extents, many that are pending.
+            for _ in 0..world.setup.config.extent_count_max {
+                ask(&mut world, 0, Op::WriteZeroes { fua: false }, 300, 1);
+                settle(&mut world);
+            }
+            // So many blocks that the segment may be full.
+            for block in 0..blocks {
+                ask(&mut world, 0, Op::Write { fua: false }, block, 1);
+            }
+            settle(&mut world);
+            // Zeros have a new one opened, and wait for room among the extents.
+            Rc::make_mut(&mut world.setup).zeros = 1;
+            ask(&mut world, 0, Op::Write { fua: false }, 200, 1);
+            Rc::make_mut(&mut world.setup).zeros = 0;
+            checkpoint(&mut world);
+            power_cut(&mut world);
+            for block in 0..140 {
+                ask(&mut world, 1, FUA, block, 1);
+                settle(&mut world);
+                if block % 20 == 19 {
+                    clean(&mut world, VolumeIndex(1));
+                }
+            }
+            for block in 0..20 {
+                ask(&mut world, 0, FUA, block, 1);
+                settle(&mut world);
+            }
+            power_cut(&mut world);
+            world.volumes[0].device.failed = false;
+            (0..20).try_for_each(|block| read(&mut world, 0, block))
+        };
+        matches!(catch_unwind(AssertUnwindSafe(all)), Ok(Ok(())))
+    };
+    let broken = |mutants| (0..18).filter(|blocks| !is_whole(*blocks, mutants)).count();
+    assert_eq!(broken(Mutants::default()), 0);
+    assert!(broken(Mutants::with(Mutant::UnusedCountsAsDead)) > 0, "else this shows nothing");
+}

@@ -48,9 +48,13 @@ impl<R: CacheReader> Recovery<'_, R> {
             }
         }
         // The record that told of a death may not be there any more: rot of a log's last one looks like a torn end. That all of a
-        // dead segment was on the backing device stands.
+        // dead segment was on the backing device stands. One that was opened behind the beginning need not have died for that: a crash found
+        // no record in it.
         for volume in &mut image.volumes {
+            let any = self.mutants.is(Mutant::UnusedCountsAsDead);
+            let has_record = |ordinal| ordinal <= volume.start.ordinal || any;
             let mine = image.rows.iter().filter(|row| row.volume == volume.index);
+            let mine = mine.filter(|row| has_record(row.ordinal));
             for row in mine.filter(|row| self.is_outlived(row.id, row.sequence)) {
                 volume.outlived = volume.outlived.max(Ordinal(row.ordinal.0 + 1));
                 volume.watermark = volume.watermark.max(row.last_sequence);
