@@ -232,6 +232,17 @@ impl Model {
         !cell.values.iter().any(|value| whole(value) && value.is_durable(self.flushed))
     }
 
+    /// Writes may go around the log from now on; those too that were made before and wait.
+    pub fn goes_around(&mut self) {
+        if self.around {
+            return;
+        }
+        self.around = true;
+        for value in self.cells.iter_mut().flat_map(|cell| &mut cell.values) {
+            value.torn |= value.answered.is_none();
+        }
+    }
+
     /// The machine stopped: only what could be left is left.
     pub fn stopped(&mut self, stop: Stop, now: u64) {
         let flushed = self.flushed;

@@ -173,7 +173,8 @@ impl Volume {
 
     /// Writes may go around the log from now on.
     pub fn bypasses(&mut self) {
-        (self.model.around, self.around_used) = (true, true);
+        self.model.goes_around();
+        self.around_used = true;
         if self.order == Order::Relaxed {
             self.prefix = None;
         }
