@@ -91,6 +91,7 @@ faults! {
     LostItemUnread,
     WatermarkWithinHole,
     HoleVoidsNothing,
+    GoneEndsLog,
     MarksBeforeDurable,
     FlushHeardAlone,
     UnflushedNotRewritten,

@@ -7,13 +7,14 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 30] = [
+pub const STORIES: [(Mutant, &str); 31] = [
     (Mutant::AgainTakenForDone, "again.rs"),
     (Mutant::CheckpointOfTwoMoments, "image.rs"),
     (Mutant::EmptyHeadUnread, "image.rs"),
     (Mutant::EndNotedOnce, "unflushed.rs"),
     (Mutant::FailedOverNewer, "read_again.rs"),
     (Mutant::FrozenForgotten, "frozen.rs"),
+    (Mutant::GoneEndsLog, "shrink.rs"),
     (Mutant::HoleVoidsNothing, "around.rs"),
     (Mutant::HolesShared, "across.rs"),
     (Mutant::LastRecordUncaptured, "last_header.rs"),

@@ -217,13 +217,18 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// ordinal, which nothing a guest wrote can do. Where a log was cut the ordinal comes again, maybe
     /// in the same segment: what the cut left of it is of an older life, and void (V2).
     pub(super) fn read_segments(&mut self, index: VolumeIndex, all: &[Wanted]) -> Vec<Vec<Step>> {
-        let begin = |wanted: &Wanted| Progress {
-            wanted: *wanted,
-            end: wanted.used.unwrap_or(u16::MAX).min(self.superblock.segment_blocks()),
-            block: 0,
-            before: Sequence(0),
-            life: None,
-            steps: Vec::new(),
+        let begin = |wanted: &Wanted| {
+            let there = self.is_there(wanted.id);
+            let blocks = if there { self.superblock.segment_blocks() } else { 0 };
+            let hole = Step::Hole { ordinal: wanted.ordinal, id: wanted.id, block: 0 };
+            Progress {
+                wanted: *wanted,
+                end: wanted.used.unwrap_or(u16::MAX).min(blocks),
+                block: 0,
+                before: Sequence(0),
+                life: None,
+                steps: if there { Vec::new() } else { alloc::vec![hole] },
+            }
         };
         let mut all: Vec<Progress> = all.iter().map(begin).collect();
         for progress in &mut all {
@@ -402,7 +407,7 @@ impl<R: CacheReader> Recovery<'_, R> {
                 && !this.is_outlived(id, header.segment_sequence)
         };
         let first = self.firsts.get(&id).filter(|first| own(self, &first.header)).copied();
-        first.or_else(|| self.any_header(id, 0, own))
+        first.or_else(|| self.is_there(id).then(|| self.any_header(id, 0, own))?)
     }
 
     /// A segment that has records of a younger life than the header that told what is before it, and the life
@@ -490,10 +495,20 @@ impl<R: CacheReader> Recovery<'_, R> {
             .map(|first| (first.id, None))
     }
 
-    /// The segment before, as a header names it, and how much of it belongs to the log.
+    /// The segment before, as a header names it, and how much of it belongs to the log. It may be gone with a part of the cache: of a
+    /// log that has lost all the records in it, which nobody kept it for.
     pub(super) fn names(&self, header: &Header) -> Option<(SegmentId, Option<u16>)> {
-        let known = header.previous_segment.0 < self.superblock.segment_count;
-        known.then_some((header.previous_segment, Some(header.previous_segment_used)))
+        let there = self.is_there(header.previous_segment) || self.may_be_gone(header);
+        there.then_some((header.previous_segment, Some(header.previous_segment_used)))
+    }
+
+    fn may_be_gone(&self, header: &Header) -> bool {
+        header.previous_segment.0 != u32::MAX && !self.mutants.is(Mutant::GoneEndsLog)
+    }
+
+    /// Whether the cache has such a segment.
+    fn is_there(&self, id: SegmentId) -> bool {
+        id.0 < self.superblock.segment_count
     }
 }
 
