@@ -118,6 +118,7 @@ faults! {
     UnreadCheckpointStays,
     EmptyHeadUnread,
     IdleHeadsStay,
+    EmptyHeadStays,
     CheckpointRunInPlace,
     CheckpointRunChangeForgotten,
     HandOverRunChangeForgotten,

@@ -12,6 +12,7 @@ use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::world::{Failure, World};
+use std::rc::Rc;
 use support::world_of;
 
 const BLOCKS: u64 = 1000;
@@ -207,4 +208,40 @@ fn the_checker_finds_who_takes_what_is_reserved() {
     world.volumes[1].device.failed = true;
     let Failure(text) = fill(&mut world, 1, 3).expect_err("it pins what is reserved");
     assert!(text.contains("too many"), "{text}");
+}
+
+/// A volume with a dead backing device has no room for another extent, and so many blocks in its newest segment; then a block of zeros is written to it. Says
+/// whether another volume goes on.
+fn goes_on_beside(mutants: Mutants, blocks: u64) -> bool {
+    let mut world = world_of(32, BLOCKS, |setup| {
+        (setup.config.mutants, setup.config.buffer_count) = (mutants, 1);
+        setup.config.extent_count_max = 24;
+        setup.volumes.push(setup.volumes[0].clone());
+    });
+    world.volumes[1].device.failed = true;
+    for _ in 0..world.setup.config.extent_count_max {
+        support::ask(&mut world, 1, Op::WriteZeroes { fua: false }, 600, 1);
+        support::settle(&mut world);
+    }
+    for block in 0..blocks {
+        if !write(&mut world, 1, block, 1).expect("it goes on") {
+            break;
+        }
+    }
+    Rc::make_mut(&mut world.setup).zeros = 1;
+    let zeros = write(&mut world, 1, 700, 1).expect("it goes on");
+    assert!(!zeros, "there is room for an extent");
+    Rc::make_mut(&mut world.setup).zeros = 0;
+    write(&mut world, 0, 0, 1).expect("it goes on")
+}
+
+/// Whether a block is of zeros is known when it has been taken in, so a head was taken for it, and stayed empty where there was no room for an extent. There
+/// is nothing to end in such a head, and the others waited for its buffer. Found by seed 200570.
+#[test]
+fn who_has_no_room_for_an_extent_does_not_take_the_last_buffer() {
+    for blocks in 0..18 {
+        assert!(goes_on_beside(Mutants::default(), blocks), "{blocks}");
+    }
+    let loose = Mutants::with(Mutant::EmptyHeadStays);
+    assert!((0..18).any(|blocks| !goes_on_beside(loose, blocks)), "else this shows nothing");
 }

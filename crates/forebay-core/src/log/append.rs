@@ -7,7 +7,8 @@
 //! - **P2** An entry is whole in the buffer, its checksum included, before anyone is answered.
 //! - **P3** Guest data leaves each log [`SEGMENTS_RESERVED`] segments of the pool, and each other volume what it has reserved
 //!   (`policy::reserve`).
-//! - **P4** Whoever may have a segment gets a buffer for it: if the heads of other logs have all, the one that was begun first ends.
+//! - **P4** Whoever may have a segment gets a buffer for it: if the heads of other logs have all, the one that was begun first ends. The last
+//!   one is not taken by who may have nothing to put there: an empty head cannot be ended.
 //! - **P5** Who found no buffer goes before who had one: the first of them is put in order first.
 //!
 //! # Crash
@@ -113,8 +114,13 @@ impl Engine {
         true
     }
 
-    /// Room for an extent: in a record, in the map, in the list that write-back reads.
+    /// Room for an extent: in the map, in the list that write-back reads, in a record.
     pub(crate) fn extent_room(&mut self, volume: VolumeIndex, payload: &mut impl Payload) -> bool {
+        self.has_extent_room(volume) && self.room(volume, 0, payload)
+    }
+
+    /// The same but for the record.
+    pub(crate) fn has_extent_room(&mut self, volume: VolumeIndex) -> bool {
         let limit = self.config.extent_count_max as usize;
         let state = self.volume(volume);
         if state.log.durable.watermark >= state.log.watermark {
@@ -126,7 +132,7 @@ impl Engine {
             state.starved = true;
             state.extents_full = !state.extents.has_guest_room();
         }
-        room && self.room(volume, 0, payload)
+        room
     }
 
     /// Where the next block goes; there is room.

@@ -349,7 +349,7 @@ impl Engine {
         let mut zeros = 0;
         let mut room = true;
         while block + zeros < active.blocks {
-            if !self.room(volume, 1, payload) {
+            if self.may_stay_empty(volume) || !self.room(volume, 1, payload) {
                 room = false;
                 break;
             }
@@ -394,6 +394,15 @@ impl Engine {
         active.placed = block;
         active.sequence = sequence;
         room && block == active.blocks
+    }
+
+    /// Whether a block of zeros would leave a head empty that has the last buffer, for there is no room for its extent. Others would wait for that buffer
+    /// until there is: an empty head cannot be ended for them (P4 of `log::append`).
+    fn may_stay_empty(&mut self, volume: VolumeIndex) -> bool {
+        self.buffers.len() < 2
+            && self.volume(volume).log.head.is_none()
+            && !self.config.mutants.is(Mutant::EmptyHeadStays)
+            && !self.has_extent_room(volume)
     }
 
     /// A mutant takes a write whose first block the log holds for one that came again and was done.
@@ -447,11 +456,8 @@ impl Engine {
         block: u64,
         payload: &mut impl Payload,
     ) -> bool {
-        if !self.room(volume, 1, payload) || !self.extent_room(volume, payload) {
-            return false;
-        }
-        // Looking for room for an extent may have closed the record.
-        if !self.room(volume, 1, payload) {
+        // Room for the extent first: a head that is taken in vain stays empty.
+        if !self.has_extent_room(volume) || !self.room(volume, 1, payload) {
             return false;
         }
         let lba = self.active(at).first + block;
