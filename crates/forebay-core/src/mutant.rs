@@ -155,6 +155,7 @@ faults! {
     ScrubTicketLate,
     ScrubSavesNothing,
     ScrubSavesTooEarly,
+    BadHeaderStaysLast,
     ReclaimsWhatIsReserved,
     PinsWhatOthersReserved,
     WaitsForHeldTail,

@@ -203,6 +203,11 @@ impl Volume {
         .with_shares(recorded)
     }
 
+    /// Whether a scrub found the header of the last record bad.
+    pub(crate) fn ends_with_bad_header(&self) -> bool {
+        self.bad_header > Sequence(0) && self.log.last.sequence <= self.bad_header
+    }
+
     fn with_room(mut self, config: &Config, now: Tick) -> Volume {
         if self.log.is_dirty() {
             // The first batch takes all it can hold, and so covers it; with strict it may end earlier, and with less memory than

@@ -7,8 +7,9 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 32] = [
+pub const STORIES: [(Mutant, &str); 33] = [
     (Mutant::AgainTakenForDone, "again.rs"),
+    (Mutant::BadHeaderStaysLast, "scrub.rs"),
     (Mutant::CheckpointOfTwoMoments, "image.rs"),
     (Mutant::EmptyHeadStays, "reserve.rs"),
     (Mutant::EmptyHeadUnread, "image.rs"),

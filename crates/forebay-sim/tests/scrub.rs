@@ -9,7 +9,9 @@ use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
 use forebay_sim::block::Block;
 use forebay_sim::world::World;
-use support::{ask, clean, headers, place, power_cut, read, rot_header, settle, written};
+use support::{
+    ask, clean, headers, place, power_cut, read, rot_header, settle, world_with, written,
+};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 
@@ -147,6 +149,47 @@ fn a_header_that_rots_beside_one_that_was_scrubbed_freezes_nothing() {
 fn a_checkpoint_that_saves_the_last_header_begins_behind_another() {
     assert!(!rotten(Mutants::default(), 19, None));
     assert!(rotten(Mutants::with(Mutant::ScrubSavesTooEarly), 19, None), "else this shows nothing");
+}
+
+/// A scrub while the pool is as low as it is kept; the header of the last record of a log has rotted. Says whether it ends.
+fn ends_when_low(mutants: Mutants, volumes: usize) -> bool {
+    let mut world = world_with(64, |setup| {
+        (setup.config.mutants, setup.config.free_segments_kept) = (mutants, 1000);
+        setup.volumes.resize(volumes, setup.volumes[0].clone());
+    });
+    for block in 0..20 {
+        ask(&mut world, 0, Op::Write { fua: true }, block, 1);
+        settle(&mut world);
+    }
+    clean(&mut world, VOLUME);
+    while world.has_events() {
+        world.step().expect("it goes on");
+    }
+    power_cut(&mut world);
+    // What was noted last.
+    let at = *headers(&world).last().expect("there are some");
+    assert!(at > place(&world, 19));
+    world.cache.rot(at, Block::zero());
+    let engine = world.engine.as_mut().expect("there is a process");
+    engine.scrub(None, &mut world.memory).expect("none is running");
+    world.drain_effects().expect("it goes on");
+    while world.step().expect("it goes on") {}
+    let report = *world.engine.as_ref().expect("there is a process").scrub_report();
+    assert_eq!(report.bad_headers, 1);
+    report.outcome == Outcome::Completed && report.saved_headers == 1
+}
+
+/// Only another record makes a bad last header needless, and that needs a segment. None was taken for it while the pool was low, as it is in a cache that
+/// is full: the checkpoint waited until a guest wrote to that volume, the scrub for the checkpoint, and so did a stop. Nor does it wait for a volume that has
+/// no record at all.
+#[test]
+fn the_record_behind_a_bad_last_header_has_a_segment_of_those_that_are_kept() {
+    assert!(ends_when_low(Mutants::default(), 1));
+    assert!(ends_when_low(Mutants::default(), 2));
+    assert!(
+        !ends_when_low(Mutants::with(Mutant::BadHeaderStaysLast), 1),
+        "else this shows nothing"
+    );
 }
 
 /// What a bad header held is on the backing device soon, even where nothing else asks for write-back.

@@ -72,9 +72,12 @@ impl Engine {
     /// Writes a record of nothing but marks, and wants it durable.
     fn write_note(&mut self, volume: VolumeIndex, payload: &mut impl Payload) {
         let free = self.segments.free_count();
+        let stays = self.config.mutants.is(Mutant::BadHeaderStaysLast);
         let (kept, state) = (self.config.free_segments_kept, self.volume(volume));
-        // What fills the extents lies in the newest segment: only another one makes it reclaimable.
-        let goes_on = state.extents_full && state.log.newest == state.log.tail_segment;
+        // What fills the extents lies in the newest segment: only another one makes it reclaimable. And what a bad header held is safe
+        // behind another one only (H4 of `policy::scrub`): the superblock has no word for that.
+        let only = state.extents_full && state.log.newest == state.log.tail_segment;
+        let goes_on = only || state.ends_with_bad_header() && !stays;
         let few = free == 0 || free <= kept && !goes_on;
         let log = &state.log;
         let (open, head) = (log.open.is_some(), log.head.is_some());

@@ -522,16 +522,17 @@ impl Engine {
         }
     }
 
-    /// Whether a checkpoint that is wanted would begin behind every header that is known to be bad, or
-    /// nothing can be done about it.
+    /// Whether a checkpoint that is wanted would begin behind every header that is known to be bad, or nothing can be done about it.
     pub(crate) fn is_behind_bad_headers(&self) -> bool {
-        self.scrub.unsaved == 0 || self.all_volumes().all(|it| !it.log.note_wanted)
+        let waits = |it: &Volume| it.ends_with_bad_header() && it.log.note_wanted;
+        let stuck = self.stopping && self.segments.free_count() == 0;
+        self.scrub.unsaved == 0 || stuck || !self.all_volumes().any(waits)
     }
 
     /// A checkpoint begins: it saves what was found bad, if that is not the last header before it.
     pub(crate) fn scrub_checkpoint_begins(&mut self) {
-        let behind = self.all_volumes().all(|it| it.log.last.sequence > it.bad_header);
-        if behind || self.config.mutants.is(Mutant::ScrubSavesTooEarly) {
+        let early = self.config.mutants.is(Mutant::ScrubSavesTooEarly);
+        if early || !self.all_volumes().any(Volume::ends_with_bad_header) {
             self.scrub.saving += core::mem::take(&mut self.scrub.unsaved);
         }
     }
