@@ -94,7 +94,7 @@ fn key(volume: VolumeIndex, lba: u64) -> u64 {
 }
 
 fn is_of(key: u64, volume: VolumeIndex) -> bool {
-    key >> 48 == u64::from(volume.0) + 1
+    key >> 48 == self::key(volume, 0) >> 48
 }
 
 const _: () = assert!(SETS == 1 << (64 - 58));

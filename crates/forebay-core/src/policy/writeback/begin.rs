@@ -75,15 +75,13 @@ impl Engine {
         }
         let Some(lane) = self.find_lane(volume, asked) else { return };
         if !self.may_build(volume) {
-            // It does not lose its turn.
-            self.volume(volume).writeback.asks_since = Some(asked);
-            return;
+            return; // It does not lose its turn.
         }
         if !self.writeback_build(volume, lane) {
             if self.volume(volume).writeback.passing {
-                self.volume(volume).writeback.asks_since = Some(asked);
                 return;
             }
+            self.volume(volume).writeback.asks_since = None;
             // All that is dirty is not durable yet.
             let log = &mut self.volume(volume).log;
             if log.wanted <= log.durable.through {
@@ -94,6 +92,7 @@ impl Engine {
         let now = self.now;
         self.lanes[lane].taken = true;
         let state = self.volume(volume);
+        state.writeback.asks_since = None;
         state.writeback.stage = Stage::Writing;
         state.writeback.lane = Some(lane);
         state.writeback.begun = now;
@@ -101,7 +100,7 @@ impl Engine {
         self.writeback_go_on(volume, payload);
     }
 
-    /// A lane for a batch of a volume that has waited for one since it `asked` (N2 of `lane`).
+    /// A lane for a batch of a volume that has waited for one since it `asked` (N2 of `lane`), and does until that begins.
     fn find_lane(&mut self, volume: VolumeIndex, asked: Tick) -> Option<usize> {
         let before = self.lanes_asked_before(volume, asked);
         let state = self.volume_ref(volume).expect("it exists");
@@ -112,8 +111,8 @@ impl Engine {
         if found.is_none() {
             self.lane_left |=
                 before > 0 && Lane::find(lanes, volumes, config, 0, hurries).is_some();
-            self.volume(volume).writeback.asks_since = Some(asked);
         }
+        self.volume(volume).writeback.asks_since = Some(asked);
         found
     }
 
