@@ -22,7 +22,7 @@ const BLOCKS_MAX: u64 = 8;
 
 impl World {
     /// A backing device has more bytes from now on, and the engine is told.
-    pub(crate) fn begin_to_grow(&mut self, index: usize) -> Outcome {
+    pub fn begin_to_grow(&mut self, index: usize) -> Outcome {
         let volume = &self.volumes[index];
         let last = volume.blocks() - 1;
         let old = volume.size_bytes;
@@ -120,6 +120,11 @@ impl World {
     pub(crate) fn stop_growing(&mut self, random: &mut Random) -> bool {
         if self.cache_failed {
             // One copy may not be durable: nobody replaces the other (R5 of `format::pair`).
+            return false;
+        }
+        if self.memory.dead {
+            // It died within a call of the engine, and sizes are written between two. What that call made ready nobody has heard,
+            // no checker either.
             return false;
         }
         for index in 0..self.volumes.len() {
