@@ -423,8 +423,8 @@ impl<R: CacheReader> Recovery<'_, R> {
     }
 }
 
-/// The newest segment with another record in the place of the one that the log goes on from, and the
-/// life it is of. A slot is written once in a life of its segment, so none of that life is the log's own
+/// The newest segment with another record in the place of the one that the log goes on from, or an older one behind it, and the
+/// life that is of. A slot is written once in a life of its segment, so none of that life is the log's own
 /// (V8). Lives rise from segment to segment: if the header that links is the older one, it is the void one.
 fn unlinked(head: Link, wanted: &[Wanted], read: &[Vec<Step>]) -> Option<(Wanted, u64)> {
     let mut link = Some((head, None));
@@ -432,7 +432,10 @@ fn unlinked(head: Link, wanted: &[Wanted], read: &[Vec<Step>]) -> Option<(Wanted
         for step in steps {
             let Step::Record { id, block, header, checksum, .. } = step else { continue };
             let place = *block..*block + header.blocks;
-            let covers = |link: &Link| link.segment == *id && place.contains(&link.block);
+            // Sequences rise within a life: what lies behind the link and is older is of another one.
+            let behind = |link: &Link| *block > link.block && header.sequence < link.sequence;
+            let covers =
+                |link: &Link| link.segment == *id && (place.contains(&link.block) || behind(link));
             let Some((link, by)) = link.filter(|(link, _)| covers(link)) else { continue };
             let found = Link {
                 sequence: header.sequence,
