@@ -294,6 +294,12 @@ impl Engine {
         if self.health == CacheHealth::Failed {
             return;
         }
+        let between = self.checkpoint.stage == Stage::Pages { in_flight: false };
+        if between && self.checkpoint.spoiled {
+            // The next one begins at once: nothing else may happen that it could begin after.
+            self.checkpoint.stage = Stage::Idle;
+            self.checkpoint.wanted |= self.checkpoint.asked;
+        }
         match self.checkpoint.stage {
             Stage::Idle if self.checkpoint.held => {}
             Stage::Idle => {
@@ -302,10 +308,6 @@ impl Engine {
                 if (wanted || due) && self.tokens.room() > 256 {
                     self.checkpoint_begin(payload);
                 }
-            }
-            Stage::Pages { in_flight: false } if self.checkpoint.spoiled => {
-                self.checkpoint.stage = Stage::Idle;
-                self.checkpoint.wanted |= self.checkpoint.asked;
             }
             Stage::Pages { in_flight: false } => self.checkpoint_pages(payload),
             Stage::Flushing { in_flight: false } => self.checkpoint_flush(),
