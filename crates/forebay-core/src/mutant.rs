@@ -106,7 +106,6 @@ faults! {
     FlushesTogether,
     BatchShortOfGivenUp,
     CheckpointNotDurable,
-    CheckpointEndNotDurable,
     CheckpointUnflushed,
     CheckpointInPlace,
     CheckpointSweepSkipped,
