@@ -13,7 +13,7 @@ use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::world::{Failure, World};
 use std::rc::Rc;
-use support::world_of;
+use support::{ask, settle, world_of};
 
 const BLOCKS: u64 = 1000;
 
@@ -220,8 +220,8 @@ fn goes_on_beside(mutants: Mutants, blocks: u64) -> bool {
     });
     world.volumes[1].device.failed = true;
     for _ in 0..world.setup.config.extent_count_max {
-        support::ask(&mut world, 1, Op::WriteZeroes { fua: false }, 600, 1);
-        support::settle(&mut world);
+        ask(&mut world, 1, Op::WriteZeroes { fua: false }, 600, 1);
+        settle(&mut world);
     }
     for block in 0..blocks {
         if !write(&mut world, 1, block, 1).expect("it goes on") {

@@ -293,8 +293,7 @@ impl Engine {
         if self.health == CacheHealth::Failed {
             return;
         }
-        let between = self.checkpoint.stage == Stage::Pages { in_flight: false };
-        if between && self.checkpoint.spoiled {
+        if self.checkpoint.spoiled && self.checkpoint.stage == (Stage::Pages { in_flight: false }) {
             // The next one begins at once: nothing else may happen that it could begin after.
             self.checkpoint.stage = Stage::Idle;
             self.checkpoint.wanted |= self.checkpoint.asked;

@@ -152,7 +152,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         if start == Head::NONE || start.ordinal < tail {
             return true;
         }
-        if start.link.segment.0 >= self.superblock.segment_count {
+        if !self.is_there(start.link.segment) {
             return false;
         }
         let rows = image.rows.iter().filter(|row| {

@@ -8,7 +8,7 @@
 use super::{CacheReader, Recovery};
 use crate::format::bytes::FormatError;
 use crate::format::entry::Kind;
-use crate::format::record::{self, Header};
+use crate::format::record::{self, Header, Link};
 use crate::limits::RECORD_ENTRIES_MAX;
 use crate::map::slots::Held;
 use crate::mutant::Mutant;
@@ -194,6 +194,9 @@ impl<R: CacheReader> Recovery<'_, R> {
         from: u16,
         wanted: impl Fn(&Self, &Header) -> bool,
     ) -> Option<First> {
+        if !self.is_there(id) {
+            return None;
+        }
         self.load(id);
         (from..self.superblock.segment_blocks()).find_map(|block| {
             let at = usize::from(block) * BLOCK_SIZE;
@@ -407,7 +410,7 @@ impl<R: CacheReader> Recovery<'_, R> {
                 && !this.is_outlived(id, header.segment_sequence)
         };
         let first = self.firsts.get(&id).filter(|first| own(self, &first.header)).copied();
-        first.or_else(|| self.is_there(id).then(|| self.any_header(id, 0, own))?)
+        first.or_else(|| self.any_header(id, 0, own))
     }
 
     /// A segment that has records of a younger life than the header that told what is before it, and the life
@@ -498,16 +501,16 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// The segment before, as a header names it, and how much of it belongs to the log. It may be gone with a part of the cache: of a
     /// log that has lost all the records in it, which nobody kept it for.
     pub(super) fn names(&self, header: &Header) -> Option<(SegmentId, Option<u16>)> {
-        let there = self.is_there(header.previous_segment) || self.may_be_gone(header);
-        there.then_some((header.previous_segment, Some(header.previous_segment_used)))
-    }
-
-    fn may_be_gone(&self, header: &Header) -> bool {
-        header.previous_segment.0 != u32::MAX && !self.mutants.is(Mutant::GoneEndsLog)
+        let before = header.previous_segment;
+        let begins = match self.mutants.is(Mutant::GoneEndsLog) {
+            true => !self.is_there(before),
+            false => before == Link::NONE.segment,
+        };
+        (!begins).then_some((before, Some(header.previous_segment_used)))
     }
 
     /// Whether the cache has such a segment.
-    fn is_there(&self, id: SegmentId) -> bool {
+    pub(super) fn is_there(&self, id: SegmentId) -> bool {
         id.0 < self.superblock.segment_count
     }
 }
