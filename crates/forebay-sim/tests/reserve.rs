@@ -245,3 +245,23 @@ fn who_has_no_room_for_an_extent_does_not_take_the_last_buffer() {
     let loose = Mutants::with(Mutant::EmptyHeadStays);
     assert!((0..18).any(|blocks| !goes_on_beside(loose, blocks)), "else this shows nothing");
 }
+
+/// All that a volume holds is written back, a record at a time, and each time is noted in its log. Nothing else was placed behind it, so the
+/// watermark stayed before these notes; where all of the cache is reserved they pinned as much as the volume may pin, and its next write waited for
+/// ever. Found by seed 13 of a crowd of volumes.
+#[test]
+fn what_a_volume_notes_of_itself_does_not_take_its_room() {
+    for records in 10..16 {
+        let mut world = world_of(25, BLOCKS, |setup| {
+            (setup.config.batch_blocks_max, setup.config.dirty_age) = (1, u64::MAX);
+            setup.volumes[0].reserve = Reserve::Percent(0);
+            setup.volumes = vec![setup.volumes[0].clone(); 5];
+        });
+        for block in 0..records {
+            ask(&mut world, 0, Op::Write { fua: true }, block, 1);
+            settle(&mut world);
+        }
+        drain(&mut world, 0).expect("it goes on");
+        assert!(write(&mut world, 0, 0, 20).expect("it goes on"), "{records}");
+    }
+}

@@ -58,9 +58,9 @@ impl Engine {
             let state = self.volume_ref(volume).expect("it exists");
             let log = &state.log;
             let (through, watermark) = (log.durable.through, log.watermark);
-            // A note at the end of the oldest segment holds it as any entry would.
-            let held = log.tail_segment.filter(|_| log.tail_segment != log.newest);
-            let held = held.is_some_and(|id| self.segments.get(id).last_sequence > watermark);
+            // A note in a segment that is not the newest one pins it as any entry would.
+            let pinned = log.clean_end.or(log.tail_segment).filter(|id| log.newest != Some(*id));
+            let held = pinned.is_some_and(|id| self.segments.get(id).last_sequence > watermark);
             let state = self.volume(volume);
             if through > watermark && (state.log.placed > watermark || held) {
                 state.log.watermark = through;
