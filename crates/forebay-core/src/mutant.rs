@@ -106,6 +106,7 @@ faults! {
     FlushesTogether,
     BatchShortOfGivenUp,
     CheckpointNotDurable,
+    CheckpointEndNotDurable,
     CheckpointUnflushed,
     CheckpointInPlace,
     CheckpointSweepSkipped,

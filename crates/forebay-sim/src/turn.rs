@@ -169,7 +169,7 @@ impl World {
                 sequences_have_no_gap::check(&mut volume.closed, &header).map_err(Failure)?;
                 self.durable.record((segment, block), &header, lives).map_err(Failure)?;
             }
-            self.durable.issued(&effect, lives).map_err(Failure)?;
+            self.durable.issued(&effect, self.setup.watched, lives).map_err(Failure)?;
             self.watch_around(&effect)?;
             self.issue(effect);
         }

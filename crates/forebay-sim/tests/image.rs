@@ -273,3 +273,47 @@ fn a_stop_behind_a_log_that_cannot_be_read_leaves_a_superblock_that_can() {
     let mut bytes = next.encode(0);
     assert_eq!(Superblock::decode(&mut bytes, 0), Ok(next));
 }
+
+/// A record of nothing but marks is on its way when a checkpoint begins, which has it for the last of its log. It was named before that record was
+/// there. The power failed, and the next opening went by the checkpoint and put the end of the log where nothing is: for whoever cannot read the
+/// checkpoint later what was there has rotted, and nobody can say what it held.
+#[test]
+fn a_checkpoint_is_not_named_before_the_marks_are_written_that_it_begins_behind() {
+    let is_frozen = |blocks, mutants| {
+        let mut world = world_of(20, 64, |setup| setup.config.mutants = mutants);
+        quiet(&mut world);
+        for block in 0..blocks {
+            do_one(&mut world, FUA, block, 1);
+        }
+        world.engine.as_mut().expect("there is a process").drain(VOLUME, &mut world.memory);
+        world.drain_effects().expect("it goes on");
+        // The device is in no hurry with what says that all of it is written back.
+        let late = |world: &mut World, late: bool| {
+            let setup = Rc::make_mut(&mut world.setup);
+            (setup.steady, setup.late) = (!late, u64::from(late));
+        };
+        late(&mut world, true);
+        let status = |world: &World| {
+            world.engine.as_ref().and_then(|it| it.status(VOLUME)).expect("it is there")
+        };
+        while status(&world).watermark < status(&world).placed {
+            assert!(world.step().expect("it goes on"));
+        }
+        late(&mut world, false);
+        checkpoint(&mut world);
+        power_cut(&mut world);
+        assert!(world.marks.count("opened from a checkpoint") > 0);
+        let superblock = world.superblock.clone();
+        for area in 0..2 {
+            world.cache.rot(address(&superblock, area, 0) / BLOCK_BYTES, Block::zero());
+        }
+        power_cut(&mut world);
+        assert_eq!(world.superblock.checkpoint_sequence, 0, "it could not be read");
+        status(&world).frozen
+    };
+    for blocks in 1..20 {
+        assert!(!is_frozen(blocks, Mutants::default()), "{blocks}");
+        let early = is_frozen(blocks, Mutants::with(Mutant::CheckpointEndNotDurable));
+        assert!(early, "{blocks}: else this shows nothing");
+    }
+}

@@ -14,7 +14,8 @@
 //! # Invariants
 //!
 //! - **T1** A checkpoint is named only when its pages and every record placed before its last page
-//!   was copied are durable.
+//!   was copied are durable; those of nothing but marks, too: the next record links to the one that it names as the last, and the
+//!   superblock names that for the end of the log once a cache was opened by it, whatever becomes of the checkpoint.
 //! - **T2** Nothing that the checkpoint refers to which the superblock names is written: not its
 //!   area but for the places of runs of slots that it has in the other one, nor those.
 //! - **T4** What a checkpoint refers to of a run of slots is the run as it was when its turn came:
@@ -464,8 +465,11 @@ impl Engine {
                 // A volume that comes to this place before the naming is in no page.
                 *end = Sequence(0);
                 if let Some(volume) = volume {
-                    *end = volume.log.placed; // T1
-                    volume.log.wanted = volume.log.wanted.max(volume.log.placed);
+                    // T1: the last record may be one of nothing but marks.
+                    let log = &mut volume.log;
+                    let loose = self.config.mutants.is(Mutant::CheckpointEndNotDurable);
+                    *end = if loose { log.placed } else { log.placed.max(log.closed) };
+                    log.wanted = log.wanted.max(*end);
                 }
             }
             self.checkpoint.stage = Stage::Flushing { in_flight: false };

@@ -4,8 +4,8 @@
 //!
 //! - a segment is written anew when a durable record, or the superblock, names a tail above it (S6 of `log::segment`),
 //! - marks are put in the superblock when every record of their log is durable (D4 of `log::durable`),
-//! - a checkpoint is named when its pages are durable, and each entry that was there when the last of them was written (T1 of
-//!   `log::checkpoint`),
+//! - a checkpoint is named when its pages are durable, and each record that was there when the last of them was written (T1 of
+//!   `log::checkpoint`; one of nothing but marks where that is watched),
 //! - the superblock of another size names where a log ended when that is durable (Z4 of `log::resize`),
 //! - nothing becomes durable any more when a flush has failed (D5 of `log::durable`).
 
@@ -144,12 +144,13 @@ impl Durable {
     pub fn issued(
         &mut self,
         effect: &Effect,
+        watched: bool,
         lives: impl Fn(u16, u32) -> bool,
     ) -> Result<(), String> {
         match effect {
             Effect::WriteArea { .. } => {
-                let logs = self.logs.iter().map(|(id, log)| (*id, log.filled));
-                self.logs_at_page = logs.collect();
+                let end = |log: &Log| if watched { log.closed } else { log.filled };
+                self.logs_at_page = self.logs.iter().map(|(id, log)| (*id, end(log))).collect();
             }
             Effect::FlushCache { token } => {
                 let logs = self.logs.iter().map(|(id, log)| (*id, log.written)).collect();
