@@ -336,9 +336,6 @@ impl World {
 
     /// At a clean stop: a volume with nothing dirty leaves the cache.
     pub(crate) fn forget_volume(&mut self, superblock: &mut Superblock, index: usize) {
-        if self.late == Some(index) {
-            return;
-        }
         self.marks.hit("volume forgotten");
         superblock.volumes[index] = None;
         self.volumes[index].attached = false;

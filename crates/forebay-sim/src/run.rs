@@ -614,11 +614,11 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
     engine.note_heads(&mut superblock);
     superblock.sequence += 1;
     superblock.clean = true;
-    for index in 0..world.volumes.len() {
+    let mut forgotten = vec![false; world.volumes.len()];
+    for (index, forgotten) in forgotten.iter_mut().enumerate() {
         let clean = engine.is_clean(VolumeIndex(index as u8)) && world.setup.rot == 0;
-        if world.setup.operator > 0 && clean && world.random.one_in(4) {
-            world.forget_volume(&mut superblock, index);
-        }
+        *forgotten = world.setup.operator > 0 && clean && world.random.one_in(4);
+        *forgotten &= world.late != Some(index);
     }
     let mut lost = vec![false; world.volumes.len()];
     let wants = |index: usize| engine.wants_backing_flush(VolumeIndex(index as u8));
@@ -630,10 +630,8 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
             superblock.clean = false;
             continue;
         }
-        // Somebody who forgets it does that after the stop, when nothing of it has failed.
-        let is_forgotten = superblock.volumes[index].is_none();
         let through = world.volumes[index].device.flush_begin();
-        if is_forgotten || !fails || !world.random.one_in(3) {
+        if forgotten[index] || !fails || !world.random.one_in(3) {
             world.volumes[index].flushed(through);
             continue;
         }
@@ -649,6 +647,10 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
                 world.backing_flush_failed(other, through);
             }
         }
+    }
+    // Somebody who forgets one does that after the stop, when nothing of it has failed.
+    for index in (0..forgotten.len()).filter(|index| forgotten[*index] && !lost[*index]) {
+        world.forget_volume(&mut superblock, index);
     }
     for (index, recorded) in superblock.volumes.iter_mut().enumerate() {
         if let Some(recorded) = recorded
