@@ -265,3 +265,30 @@ fn what_a_volume_notes_of_itself_does_not_take_its_room() {
         assert!(write(&mut world, 0, 0, 20).expect("it goes on"), "{records}");
     }
 }
+
+/// What a disk refuses is placed again at the head with each batch, in segments of what is kept, and may lie in all that the volume may pin beside a dead
+/// one that has the rest. Its guests may have what is left of these segments; where nothing is, all of it is soon placed again. They waited for
+/// ever. Found by seed 2004159.
+#[test]
+fn who_may_pin_no_more_than_what_its_disk_refuses_goes_on() {
+    for refused in 1..=14 {
+        let mut world = two(Reserve::Percent(0), Mutants::default());
+        for block in 0..refused {
+            world.volumes[0].device.go_bad(2 * block);
+            assert!(write(&mut world, 0, 2 * block, 1).expect("it goes on"));
+        }
+        while status(&world, 0).parked_blocks < refused {
+            assert!(world.step().expect("it goes on"));
+        }
+        world.volumes[1].device.failed = true;
+        assert!(!fill(&mut world, 1, 3).expect("it goes on"), "it is held up");
+        for block in 500..550 {
+            let limit = world.now + 2 * world.setup.config.retry_after;
+            let mut answered = write(&mut world, 0, block, 1).expect("it goes on");
+            while !answered {
+                assert!(world.step().expect("it goes on") && world.now < limit, "{refused}");
+                answered = world.asked.values().all(|it| it.request.volume != VolumeIndex(0));
+            }
+        }
+    }
+}

@@ -26,7 +26,7 @@
 //!
 //! | a parked block | until | by |
 //! |---|---|---|
-//! | is kept: batches append it again without trying it | its pause is over | `writeback_write_run` |
+//! | is kept: batches append it again without trying it | its pause is over | `writeback_write_run`, `parked_due` |
 //! | is tried with the next batch | it is refused again: the pause doubles | `writeback_refused` |
 //! | is written | its batch is done: dirty no more | `writeback_took` |
 //! | is overwritten, zeroed, given up or lost | the new version is tried in its turn | `place_data`, `place_extent` |
@@ -175,6 +175,14 @@ impl Volume {
 }
 
 impl Engine {
+    /// When what is parked has its next batch, if nothing else is dirty: to be tried or, where a write was refused a segment meanwhile, to be
+    /// placed again, since it may lie in one segment instead of two then.
+    pub(super) fn parked_due(&self, volume: &Volume) -> Tick {
+        let due = volume.parked.due;
+        let again = volume.writeback.begun.after(self.config.retry_after);
+        if volume.refused { due.min(again) } else { due }
+    }
+
     /// The backing device took a part of a run.
     #[inline]
     pub(crate) fn writeback_took(&mut self, volume: VolumeIndex, lane: usize, part: Part) {

@@ -169,19 +169,21 @@ impl Engine {
         self.segments.count().saturating_sub(self.kept_segments() + claims)
     }
 
-    /// Whether a guest's data may have another segment of the pool (G2).
+    /// Whether a guest's data may have another segment of the pool (G2), or that of its log's head which is of what is kept: as if that were
+    /// still in the pool. Whoever has what is not guests' data in all that it may pin would else have no room between.
     ///
     /// What notes took of what is kept is given back late and, behind a backing device that fails for good, not at all. Who is
     /// below its reservation and finds nobody who could give takes all but one of it for each log: first who has least (G4).
     pub(crate) fn guest_may_take(&self, volume: VolumeIndex) -> bool {
         let Some(state) = self.volume_ref(volume) else { return false };
-        let free = self.segments.free_count();
+        let lent = u32::from(state.log.head.is_some_and(|head| head.reserve));
+        let free = self.segments.free_count() + lent;
         if free > self.kept_segments() {
-            return state.pinned() < state.reserved && state.serving
+            return state.pinned() - lent < state.reserved && state.serving
                 || self.unclaimed() > 0
                 || self.config.mutants.is(Mutant::PinsWhatOthersReserved);
         }
-        let has = state.log.segment_count;
+        let has = state.log.segment_count - lent;
         let owed = has < RESERVED_MIN || has < state.reserved && !self.somebody_waits_below();
         owed && free > self.all_volumes().count() as u32 && !self.somebody_gives()
     }

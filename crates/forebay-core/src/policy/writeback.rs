@@ -680,7 +680,7 @@ impl Engine {
             Stage::Idle if volume.writeback.passing => Some(self.now),
             Stage::Idle if volume.serving => {
                 let due = volume.writeback.dirty_since?.after(self.config.dirty_age);
-                let again = (!volume.parked.is_empty()).then_some(volume.parked.due);
+                let again = (!volume.parked.is_empty()).then(|| self.parked_due(volume));
                 let lane = volume.writeback.asks_since.map(|since| since.after(PATIENCE));
                 // Past that time it waits for something else than time.
                 let due = [Some(due), again, lane].into_iter().flatten();

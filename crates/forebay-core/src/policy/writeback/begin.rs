@@ -70,7 +70,7 @@ impl Engine {
             }
             return;
         }
-        if state.is_only_parked() && self.now < state.parked.due {
+        if state.is_only_parked() && self.now < self.parked_due(state) {
             return;
         }
         let Some(lane) = self.find_lane(volume, asked) else { return };
