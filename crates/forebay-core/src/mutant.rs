@@ -92,6 +92,7 @@ faults! {
     WatermarkWithinHole,
     HoleVoidsNothing,
     GoneEndsLog,
+    UnsaidEndCounts,
     MarksBeforeDurable,
     FlushHeardAlone,
     UnflushedNotRewritten,

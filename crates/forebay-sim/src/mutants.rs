@@ -7,7 +7,7 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 33] = [
+pub const STORIES: [(Mutant, &str); 34] = [
     (Mutant::AgainTakenForDone, "again.rs"),
     (Mutant::BadHeaderStaysLast, "scrub.rs"),
     (Mutant::CheckpointOfTwoMoments, "image.rs"),
@@ -37,6 +37,7 @@ pub const STORIES: [(Mutant, &str); 33] = [
     (Mutant::SkipSizeChecksum, "resize.rs"),
     (Mutant::UnreadCheckpointStays, "image.rs"),
     (Mutant::UnreadStaysUnread, "unread.rs"),
+    (Mutant::UnsaidEndCounts, "void.rs"),
     (Mutant::UnusedCountsAsDead, "outlived.rs"),
     (Mutant::VoidLifeCounts, "void.rs"),
     (Mutant::WaitsForHeldTail, "lost.rs"),

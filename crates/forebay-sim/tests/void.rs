@@ -5,14 +5,14 @@ mod support;
 
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
-use forebay_core::units::BLOCK_BYTES;
+use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use forebay_sim::block::Block;
 use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
 use std::panic::catch_unwind;
 use std::rc::Rc;
-use support::{ask, headers, settle, world_with};
+use support::{ask, clean, headers, settle, world_with};
 
 fn write(world: &mut World, block: u64, blocks: u64) {
     ask(world, 0, Op::Write { fua: false }, block, blocks);
@@ -165,4 +165,37 @@ fn a_void_header_before_younger_ones_does_not_say_where_the_log_was_cut() {
     let place = go_on(&mut world, &[(80, 1), (90, 13), (110, 1), (111, 1)]);
     lose_write(&mut world, place, 2, 80..81);
     check(&mut world, &[0, 10, 22, 30, 80, 90, 102, 110, 111]);
+}
+
+/// The log was cut in the middle of a segment, and the first record behind the cut fills all of one. It is written back, its header goes bad, and with it goes the
+/// only word on how far the segment before belongs to the log: what is void there came back, in place of the blocks as they are (seed 5001978).
+fn the_only_word_on_a_cut_goes_bad(mutants: Mutants) {
+    let mut world = world_with(128, |setup| setup.config.mutants = mutants);
+    write(&mut world, 0, 2);
+    write(&mut world, 30, 2);
+    flush(&mut world);
+    cut_behind(&mut world, 3, |world| {
+        for (block, blocks) in [(10, 2), (0, 1), (30, 1)] {
+            ask(world, 0, Op::Write { fua: true }, block, blocks);
+        }
+    });
+    let before = headers(&world);
+    write(&mut world, 80, 15);
+    flush(&mut world);
+    let place = *headers(&world).iter().find(|at| !before.contains(at)).expect("it is new");
+    for block in [100, 120, 121] {
+        write(&mut world, block, 1);
+        flush(&mut world);
+    }
+    clean(&mut world, VolumeIndex(0));
+    world.cache.rot(place, Block::zero());
+    check(&mut world, &[0, 1, 10, 30, 31, 80, 94, 100, 120, 121]);
+}
+
+#[test]
+fn what_is_void_does_not_come_back_when_the_only_word_on_a_cut_goes_bad() {
+    the_only_word_on_a_cut_goes_bad(Mutants::default());
+    let loose =
+        catch_unwind(|| the_only_word_on_a_cut_goes_bad(Mutants::with(Mutant::UnsaidEndCounts)));
+    assert!(loose.is_err(), "else this shows nothing");
 }

@@ -27,6 +27,8 @@
 //! - **V8** Before the head, too, a record counts only if the one behind it links to it, and a header only if its
 //!   segment has none of a younger life: what a cut made void may lie in the place of a record whose write was lost,
 //!   valid but for that. Whoever had a segment before the one that has it now had given it back, though no record tells so any more.
+//! - **V11** Where nothing is left of the segment behind an opening's border, nobody says how far the log goes in the one before it, which may end with
+//!   what is void: if all of it is clean it is forgotten with everything older. (What is dirty counts.)
 //! - **V5** Sequences and segment sequences go on above everything seen, void or not.
 //!
 //! # Not here

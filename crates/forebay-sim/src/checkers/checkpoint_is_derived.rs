@@ -4,8 +4,8 @@
 use crate::volume::Volume;
 use forebay_core::format::entry::Kind;
 use forebay_core::limits::VOLUME_COUNT_MAX;
-use forebay_core::log::recovery::Recovered;
-use forebay_core::units::{Lba, VolumeIndex};
+use forebay_core::log::recovery::{Damage, Recovered};
+use forebay_core::units::{Lba, Slot, VolumeIndex};
 use std::collections::BTreeSet;
 
 /// Compares where a guest's flush lies before a record, of those that both have: a strict batch may end there, and where none
@@ -38,6 +38,8 @@ pub fn compare(volumes: &[Volume], image: &Recovered, log: &Recovered) -> Result
                 log.last_items(of)
             ));
         }
+        let is_hole = |it: &Damage| matches!(it, Damage::Clean { volume, .. } if *volume == of);
+        let forgets = log.damage.iter().any(is_hole);
         for cell in 0..volume.cells() {
             let lba = Lba(volume.lba(cell));
             if volume.model.was_damaged(cell) {
@@ -52,6 +54,11 @@ pub fn compare(volumes: &[Volume], image: &Recovered, log: &Recovered) -> Result
             };
             if volume.clean_forgotten && one.is_none() && alike(image) == 0 {
                 // What was forgotten before is in the log still.
+                continue;
+            }
+            let passed = |(slot, _, _): &(Slot, _, _)| image.is_passed(of, *slot);
+            if forgets && two.is_none() && alike(log) == 0 && one.as_ref().is_some_and(passed) {
+                // With a clean record that is missing may go what was before it (V1, V11 of `recovery`).
                 continue;
             }
             if one != two || one.is_none() && alike(image) != alike(log) {

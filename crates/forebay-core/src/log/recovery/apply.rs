@@ -193,10 +193,16 @@ impl<R: CacheReader> Recovery<'_, R> {
         let first = next.previous.sequence;
         let clean = first < out.log.watermark || first == out.log.watermark && !within;
         // Sequences have no gap but between two openings: else more than one record is missing.
-        let alone = out.log.closed.0 + 1 == next.previous.sequence.0
-            || self.closed_generation != next.open_generation;
+        let one_opening = self.closed_generation == next.open_generation;
+        let alone = out.log.closed.0 + 1 == next.previous.sequence.0 || !one_opening;
+        // V11. Where a checkpoint begins is said by that.
+        let from_start = self.closed_generation == 0;
+        let said =
+            one_opening || from_start || hole_block > 0 || next.ordinal <= out.log.next_ordinal;
+        let loose = self.mutants.is(Mutant::UnsaidEndCounts);
         let known = holes == 1
             && alone
+            && (said || !clean || loose)
             && next.previous.segment == segment
             && next.previous.block == hole_block;
         if !known && !clean {

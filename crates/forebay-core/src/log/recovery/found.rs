@@ -186,6 +186,18 @@ impl Recovered {
         newer.then(|| (slot, self.slots.held(slot), segment.sequence))
     }
 
+    /// Whether the record that has a slot is on the backing device.
+    pub fn is_passed(&self, volume: VolumeIndex, slot: Slot) -> bool {
+        let (id, at) = self.segments.place(slot);
+        let heading = |block| self.slots.heading(self.segments.slot(id, block));
+        let mut block = 0;
+        while heading(block).end(block) <= at {
+            block = heading(block).end(block);
+        }
+        let offset = u64::from(heading(block).sequence_offset);
+        self.segments.get(id).first_sequence.0 + offset < self.watermark(volume).0
+    }
+
     /// Where the records of a volume's log begin, oldest first; a place among them may be a hole.
     pub fn records(&self, volume: VolumeIndex) -> Vec<(SegmentId, u16)> {
         let mut all = Vec::new();
