@@ -238,6 +238,8 @@ pub struct Engine {
     /// But for requests that are inside: no other comes.
     pub(crate) answers_the_rest: bool,
     pub(crate) lanes: Vec<Lane>,
+    /// Where a batch is sorted.
+    pub(crate) sort_room: Vec<u64>,
     /// Somebody left one to who asked before (N2 of `policy::lane`), who may not need it.
     pub(crate) lane_left: bool,
     /// Frames behind the window that no second chance is using.
@@ -315,6 +317,7 @@ impl Engine {
             answers_the_rest: false,
             lane_left: false,
             lanes: (0..Lane::count(&config)).map(|_| Lane::new(&config)).collect(),
+            sort_room: Vec::with_capacity(Lane::items(&config)),
             chance_frames: (0..crate::log::reclaim::CHANCE_COUNT_MAX as u32)
                 .map(|frame| config.window_blocks + frame)
                 .collect(),

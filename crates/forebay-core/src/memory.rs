@@ -91,13 +91,15 @@ impl Engine {
             + self.flushes.held_bytes()
             + self.ahead.held_bytes()
             + 2 * Streams::memory_bytes();
+        let batches =
+            self.lanes.iter().map(Lane::held_bytes).sum::<u64>() + vec_bytes(&self.sort_room);
         [
             ("index", self.index.held_bytes()),
             ("slots and checksums", self.slots.held_bytes()),
             ("segments", self.segments.held_bytes()),
             ("history of misses", self.history.held_bytes()),
             ("volumes", volumes.map(|volume| volume.held_bytes()).sum()),
-            ("batches", self.lanes.iter().map(Lane::held_bytes).sum()),
+            ("batches", batches),
             ("checkpoint stream", self.checkpoint.held_bytes()),
             ("requests and effects", requests),
         ]

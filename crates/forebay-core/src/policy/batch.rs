@@ -14,6 +14,7 @@ use crate::format::entry::Kind;
 use crate::limits::{RECORD_ENTRIES_MAX, VOLUME_BLOCKS_MAX};
 use crate::map::extent::{Extent, ExtentMap, Position};
 use crate::memory::vec_bytes;
+use crate::policy::radix;
 use crate::units::{Lba, Slot};
 use alloc::vec::Vec;
 
@@ -185,9 +186,14 @@ impl Batch {
     }
 
     /// Sorts, and leaves of each block the newest version; `position` says where in the log a slot is. `keep_oldest`
-    /// is a deliberate fault.
-    pub fn seal(&mut self, keep_oldest: bool, position: impl Fn(Slot) -> Position) {
-        self.keys.sort_unstable();
+    /// is a deliberate fault. `room` has room for as many blocks as this.
+    pub fn seal(
+        &mut self,
+        room: &mut Vec<u64>,
+        keep_oldest: bool,
+        position: impl Fn(Slot) -> Position,
+    ) {
+        radix::sort(&mut self.keys, room, NUMBER_BITS);
         self.keys.dedup_by(|next, kept| {
             let is_same = lba_of(*next) == lba_of(*kept);
             if is_same && !keep_oldest {
@@ -381,7 +387,7 @@ mod tests {
                     model[start as usize..(start + count) as usize].fill(what);
                 }
             }
-            batch.seal(false, |slot| position(slot.0.into()));
+            batch.seal(&mut Vec::new(), false, |slot| position(slot.0.into()));
             let mut found = alloc::vec![None; 400];
             let mut last = Lba(0);
             while let Some(stretch) = batch.next_stretch(7) {

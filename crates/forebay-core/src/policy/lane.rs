@@ -216,10 +216,7 @@ impl Lane {
     pub(crate) fn new(config: &Config) -> Lane {
         Lane {
             taken: false,
-            batch: Batch::new(
-                config.batch_blocks_max as usize + crate::limits::RECORD_ENTRIES_MAX,
-                config.extent_count_max as usize,
-            ),
+            batch: Batch::new(Lane::items(config), config.extent_count_max as usize),
             runs: Runs::new(),
             next_write: 0,
             next_read: 0,
@@ -310,11 +307,17 @@ impl Lane {
     }
 
     pub(crate) fn memory_bytes(config: &Config) -> u64 {
-        let items = config.batch_blocks_max as usize + crate::limits::RECORD_ENTRIES_MAX;
+        let items = Lane::items(config);
         let lane = size_of::<Lane>() + RUN_COUNT_MAX * size_of::<Run>();
         let parts = PARTS_MAX * (size_of::<Part>() + size_of::<Lba>());
         let batch = Batch::memory_bytes(items, config.extent_count_max as usize);
-        Lane::count(config) as u64 * (batch + (lane + parts) as u64)
+        let sort_room = (items * size_of::<u64>()) as u64;
+        Lane::count(config) as u64 * (batch + (lane + parts) as u64) + sort_room
+    }
+
+    /// Blocks that a batch has room for.
+    pub(crate) const fn items(config: &Config) -> usize {
+        config.batch_blocks_max as usize + crate::limits::RECORD_ENTRIES_MAX
     }
 
     /// Bytes of memory it takes.

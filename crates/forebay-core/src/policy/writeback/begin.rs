@@ -272,7 +272,7 @@ impl Engine {
         let lane_index = lane;
         let lane = &mut self.lanes[lane];
         let segments = &self.segments;
-        lane.batch.seal(keep_oldest, |slot| {
+        lane.batch.seal(&mut self.sort_room, keep_oldest, |slot| {
             let (id, block) = segments.place(slot);
             segments.position(id, block)
         });
