@@ -11,8 +11,10 @@
 # The emulator (QEMU without KVM) makes all CPU about ten times slower, and checksums more than that: only ratios within one boot mean
 # anything. Rounds are interleaved (A B C … A B C …); each figure is the median of ROUNDS. CPU is that of the whole guest.
 # With VM_ICOUNT=1 (one processor, an instruction takes 1 ns) others on the host do not count either, nor do caches and a second processor.
+# There fio waits for up to a tick of 4 ms whenever a target has much to do at once: FIRST=1 has it go before all else (chrt), as on a
+# processor of its own. That is for the tails; rates are of many requests taken at a time, which then are taken one by one.
 . ./targets.sh
-ROUNDS=${ROUNDS:-3} SECONDS_EACH=${SECONDS_EACH:-3}
+ROUNDS=${ROUNDS:-3} SECONDS_EACH=${SECONDS_EACH:-3} first=${FIRST:+chrt -f 1}
 targets=${TARGETS:-null null-copy loop forebay bcache dm-writecache dm-writeboost}
 [ -e ./dm-writeboost.ko ] || targets=${targets% dm-writeboost}
 
@@ -22,7 +24,7 @@ busy() { awk '/^cpu / {print $2 + $3 + $4 + $7 + $8}' /proc/stat; } # ticks of 1
 sample() {
     local before after
     before=$(busy)
-    fio --name=v --filename="$disk" --direct=1 --ioengine=libaio --numjobs="$2" --iodepth="$3" --bs="$4" --rw="$5" --size=256m \
+    $first fio --name=v --filename="$disk" --direct=1 --ioengine=libaio --numjobs="$2" --iodepth="$3" --bs="$4" --rw="$5" --size=256m \
         --time_based --runtime="$SECONDS_EACH" --group_reporting --randseed=7 --output-format=json >/run/fio 2>/dev/null
     after=$(busy)
     python3 - "$1" "$2x$3 $4" $((after - before)) >>/run/samples <<'END'
