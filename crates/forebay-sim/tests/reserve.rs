@@ -33,13 +33,17 @@ fn status(world: &World, volume: usize) -> VolumeStatus {
     engine.status(VolumeIndex(volume as u8)).expect("it is attached")
 }
 
+/// Whether requests of a volume wait.
+fn waits(world: &World, volume: usize) -> bool {
+    world.asked.values().any(|it| usize::from(it.request.volume.0) == volume)
+}
+
 /// Writes until a volume's requests are answered, or nothing more comes of it; says which.
 fn write(world: &mut World, volume: usize, block: u64, blocks: u64) -> Result<bool, Failure> {
     let (offset, length) = (block * BLOCK_BYTES, blocks * BLOCK_BYTES);
     assert!(world.ask(volume, Op::Write { fua: false }, offset, length)?);
     for _ in 0..300 {
-        let mine = |it: &forebay_sim::guest::Asked| usize::from(it.request.volume.0) == volume;
-        if !world.asked.values().any(mine) {
+        if !waits(world, volume) {
             return Ok(true);
         }
         if !world.step()? {
@@ -286,10 +290,9 @@ fn who_may_pin_no_more_than_what_its_disk_refuses_goes_on() {
         assert!(!fill(&mut world, 1, 3).expect("it goes on"), "it is held up");
         for block in 500..550 {
             let limit = world.now + 2 * world.setup.config.retry_after;
-            let mut answered = write(&mut world, 0, block, 1).expect("it goes on");
-            while !answered {
+            ask(&mut world, 0, Op::Write { fua: false }, block, 1);
+            while waits(&world, 0) {
                 assert!(world.step().expect("it goes on") && world.now < limit, "{refused}");
-                answered = world.asked.values().all(|it| it.request.volume != VolumeIndex(0));
             }
         }
     }

@@ -5,7 +5,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 use forebay_core::format::superblock::Mode;
-use forebay_core::mutant::Mutants;
+use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
 use forebay_core::stats::Stats;
 use forebay_core::units::{BLOCK_BYTES, Lba, VolumeIndex};
@@ -16,6 +16,7 @@ use forebay_sim::model::Stop;
 use forebay_sim::random::Random;
 use forebay_sim::setup::{Island, Setup, format};
 use forebay_sim::world::World;
+use std::panic::catch_unwind;
 use std::rc::Rc;
 
 /// One volume of so many blocks, or what `change` makes of that; a fresh cache of 16 segments of 16 blocks.
@@ -49,6 +50,13 @@ fn world_from(
     world.format();
     world.open(None).expect("a fresh cache");
     world
+}
+
+/// Tells a story that goes well, and does not with a deliberate fault.
+pub fn tell_with_and_without(mutant: Mutant, story: fn(Mutants)) {
+    story(Mutants::default());
+    let loose = catch_unwind(|| story(Mutants::with(mutant)));
+    assert!(loose.is_err(), "else this shows nothing");
 }
 
 /// Gives a request.

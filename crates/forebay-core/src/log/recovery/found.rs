@@ -188,14 +188,16 @@ impl Recovered {
 
     /// Whether the record that has a slot is on the backing device.
     pub fn is_passed(&self, volume: VolumeIndex, slot: Slot) -> bool {
-        let (id, at) = self.segments.place(slot);
-        let heading = |block| self.slots.heading(self.segments.slot(id, block));
-        let mut block = 0;
-        while heading(block).end(block) <= at {
-            block = heading(block).end(block);
-        }
-        let offset = u64::from(heading(block).sequence_offset);
-        self.segments.get(id).first_sequence.0 + offset < self.watermark(volume).0
+        let (id, block) = self.segments.place(slot);
+        let records = self.records(volume);
+        let mut before = records.into_iter().rev().filter(|it| it.0 == id && it.1 <= block);
+        before.next().is_some_and(|it| self.sequence_at(it) < self.watermark(volume))
+    }
+
+    /// The sequence of the record that begins there.
+    fn sequence_at(&self, (id, block): (SegmentId, u16)) -> Sequence {
+        let offset = self.slots.heading(self.segments.slot(id, block)).sequence_offset;
+        Sequence(self.segments.get(id).first_sequence.0 + u64::from(offset))
     }
 
     /// Where the records of a volume's log begin, oldest first; a place among them may be a hole.
@@ -218,11 +220,7 @@ impl Recovered {
     /// that (A5 of `op::around`). There is none.
     pub fn unvoided(&self, volume: VolumeIndex) -> Option<Lba> {
         let state = self.volume(volume).filter(|state| !state.frozen)?;
-        let would_be_written = |(id, block): &(SegmentId, u16)| {
-            let offset = self.slots.heading(self.segments.slot(*id, *block)).sequence_offset;
-            let first = self.segments.get(*id).first_sequence.0 + u64::from(offset);
-            Sequence(first) > state.log.watermark
-        };
+        let would_be_written = |at: &(SegmentId, u16)| self.sequence_at(*at) > state.log.watermark;
         let records = self.records(volume).into_iter().filter(would_be_written);
         let mut dirty = records.flat_map(|(id, begin)| {
             let end = self.slots.heading(self.segments.slot(id, begin)).end(begin);
