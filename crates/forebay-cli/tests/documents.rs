@@ -141,13 +141,25 @@ fn the_list_has_every_file_and_no_other() {
 /// Cargo looks for none by itself there.
 #[test]
 fn every_file_of_tests_is_a_module() {
-    let program = read("crates/forebay-cli/tests/program.rs");
-    for path in all_files() {
-        let name = path.strip_prefix("crates/forebay-cli/tests/").unwrap_or_default();
-        let name = name.strip_suffix(".rs").or_else(|| name.strip_suffix("/mod.rs"));
-        let Some(name) = name.filter(|name| !name.contains('/') && *name != "program") else {
-            continue;
-        };
-        assert!(program.contains(&format!("mod {name};")), "{path} is no module of program.rs");
+    let (mut found, all) = (0, all_files());
+    for (of, program) in [
+        ("forebay-core", "engine"),
+        ("forebay-sim", "simulated"),
+        ("forebay", "library"),
+        ("forebay-cli", "program"),
+    ] {
+        let folder = format!("crates/{of}/tests/");
+        let modules = read(&format!("{folder}{program}.rs"));
+        let programs = read(&format!("crates/{of}/Cargo.toml"));
+        for path in &all {
+            let Some(name) = path.strip_prefix(&folder) else { continue };
+            let name = name.strip_suffix(".rs").or_else(|| name.strip_suffix("/mod.rs"));
+            let Some(name) = name.filter(|name| !name.contains('/')) else { continue };
+            found += 1;
+            let is_program = programs.contains(&format!("path = \"tests/{name}.rs\""));
+            let is_module = modules.contains(&format!("mod {name};"));
+            assert!(is_program || is_module, "{path} is no module of {program}.rs");
+        }
     }
+    assert!(found > 90, "files are looked for: {found}");
 }

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a guest wrote and did not flush is on the cache device a second later, and durable five seconds later.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use forebay_core::blank::{Nothing, VOLUME};
 use forebay_core::effect::{Effect, Token};
 use forebay_core::engine::Engine;
@@ -39,7 +35,7 @@ struct Rig {
 impl Rig {
     fn new() -> Rig {
         Rig {
-            engine: support::engine(1, 256 * MIB, 256 * MIB, 512 << 10, 16),
+            engine: crate::support::engine(1, 256 * MIB, 256 * MIB, 512 << 10, 16),
             under_way: BTreeMap::new(),
             now: SECOND,
             number: 0,

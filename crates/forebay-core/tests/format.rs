@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The format: what is written is read back, and nothing that is not right is taken for right.
 
-#![allow(clippy::unwrap_used)]
-
 use forebay_core::format::bytes::{FormatError, crc32c};
 use forebay_core::format::checkpoint::{self, Head as CheckpointHead, Layout};
 use forebay_core::format::entry::{ENTRY_SIZE, Entry, Kind};

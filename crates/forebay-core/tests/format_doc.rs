@@ -3,8 +3,6 @@
 //!
 //! `UPDATE_DOCS=1 cargo test -p forebay-core --test format_doc` writes them anew.
 
-#![allow(clippy::unwrap_used)]
-
 use forebay_core::format::bytes::{COMMON_FIELDS, COMMON_SIZE, Field};
 use forebay_core::format::{checkpoint, entry, feature, record, superblock};
 use std::path::PathBuf;

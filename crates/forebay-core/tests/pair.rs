@@ -2,8 +2,6 @@
 //! The second copy of the superblock is found whatever one fault does to the first, on a device that is larger than the
 //! cache.
 
-#![allow(clippy::unwrap_used)]
-
 use forebay_core::format::FormatError;
 use forebay_core::format::pair::{Pair, ReadCopy};
 use forebay_core::format::superblock::{

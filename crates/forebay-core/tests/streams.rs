@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Many at once: readers of one block, and runs of writes side by side.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use forebay_core::blank::{Nothing, VOLUME};
 use forebay_core::effect::{Effect, Token};
 use forebay_core::engine::Engine;
@@ -21,7 +17,7 @@ fn stats(engine: &Engine) -> Stats {
 
 /// All that is written here fits into its cache, so that nobody waits for write-back.
 fn engine() -> Engine {
-    support::engine(1, 64 << 30, 2048 * MIB, 512 << 10, 64)
+    crate::support::engine(1, 64 << 30, 2048 * MIB, 512 << 10, 64)
 }
 
 fn ask(engine: &mut Engine, op: Op, offset: u64, length: u64, tag: u32) {

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Reads of the backing device across what the cache has (H1 and H2 of `op::across`).
 
-mod support;
-
+use crate::support::{ask, push_out, read, settle, stats, world_by, world_of, world_with};
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
 use forebay_core::stats::Stats;
 use forebay_sim::random::Random;
 use forebay_sim::setup::Island;
 use forebay_sim::world::World;
-use support::{ask, push_out, read, settle, stats, world_by, world_of, world_with};
 
 const WRITE: Op = Op::Write { fua: false };
 

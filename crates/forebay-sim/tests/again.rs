@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Requests that a process took and did not answer come again to the next one.
 
-mod support;
-
+use crate::support::{ask, read, settle, world_with};
 use forebay_core::format::superblock::Order;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
@@ -11,7 +10,6 @@ use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::setup::Setup;
 use forebay_sim::world::World;
-use support::{ask, read, settle, world_with};
 
 const FIRST: u64 = 8;
 const BLOCKS: u64 = 4;

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What is read ahead of a guest, and what happens to it meanwhile.
 
-mod support;
-
+use crate::support::{ask, push_out, read, settle, stats, world_with};
 use forebay_core::format::superblock::Order;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
 use forebay_core::stats::Stats;
 use forebay_core::units::VolumeIndex;
 use forebay_sim::world::World;
-use support::{ask, push_out, read, settle, stats, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const WRITE: Op = Op::Write { fua: false };

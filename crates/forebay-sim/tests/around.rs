@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What goes around the log, and what a power cut leaves of it.
 
-mod support;
-
+use crate::support::{ask, clean, headers, place, power_cut, read, settle, stats, world_with};
 use forebay_core::format::superblock::{Mode, Order};
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::op::grow::Growth;
@@ -16,7 +15,6 @@ use forebay_sim::model::Stop;
 use forebay_sim::world::World;
 use std::panic::catch_unwind;
 use std::rc::Rc;
-use support::{ask, clean, headers, place, power_cut, read, settle, stats, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = 7;

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A backing device that was changed by others: what the cache has of it that is clean is not read any more.
 
-mod support;
-
+use crate::support::{ask, is_in_log, read, settle, world_with};
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
-use support::{ask, is_in_log, read, settle, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = 7;

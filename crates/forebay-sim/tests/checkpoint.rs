@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Checkpoints where they were once wrong.
 
-mod support;
-
+use crate::support::{ask, checkpoint, headers, power_cut, settle, world_with, written};
 use forebay_core::format::checkpoint::{Layout, PAGE_HEAD, address};
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
@@ -13,7 +12,6 @@ use forebay_sim::model::Stop;
 use forebay_sim::world::World;
 use std::panic::catch_unwind;
 use std::rc::Rc;
-use support::{ask, checkpoint, headers, power_cut, settle, world_with, written};
 
 /// Bytes of a page for each slot.
 const SLOT_BYTES: usize = 9;

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Volumes that come and go: while checkpoints are written, and to the place of another one.
 
-mod support;
-
+use crate::support::{ask, read, settle, stats, world_with};
 use forebay_core::format::superblock::Order;
 use forebay_core::request::Op;
 use forebay_sim::world::World;
-use support::{ask, read, settle, stats, world_with};
 
 fn write(world: &mut World, volume: usize) {
     ask(world, volume, Op::Write { fua: true }, 0, 1);

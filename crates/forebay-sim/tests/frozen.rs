@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A volume of which dirty data was lost that nobody can name stays frozen (V7 of `log::recovery`).
 
-mod support;
-
+use crate::support::{checkpoint, power_cut, rot_header, written};
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::units::VolumeIndex;
 use forebay_sim::world::World;
-use support::{checkpoint, power_cut, rot_header, written};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 

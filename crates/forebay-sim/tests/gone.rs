@@ -4,15 +4,13 @@
 //! the next opening wrote them down: those blocks gave an error, for good, of which the device had every byte. And one that is there, takes
 //! flushes, and fails what is read for some moments.
 
-mod support;
-
+use crate::support::{power_cut, read, written};
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::units::VolumeIndex;
 use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
 use std::rc::Rc;
-use support::{power_cut, read, written};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCKS: u64 = 20;

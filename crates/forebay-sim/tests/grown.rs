@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A volume that grows, and a process that dies on the way.
 
-mod support;
-
+use crate::support::{ask, settle, world_with};
 use forebay_core::op::grow::Growth;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
-use support::{ask, settle, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 /// The last block, of which the volume has one sector.

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What one process knows and the next one must.
 
-mod support;
-
+use crate::support::{ask, clean, power_cut, read, settle, world_with};
 use forebay_core::format::superblock::Order;
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
 use forebay_sim::handover::hand_over;
 use forebay_sim::random::Random;
 use std::rc::Rc;
-use support::{ask, clean, power_cut, read, settle, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = 7;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What an opening goes by when a checkpoint is named: it is of one moment, and what came after it is found.
 
-mod support;
-
+use crate::support::{
+    ask, checkpoint, clean, headers, is_in_log, place, power_cut, push_out, read, settle, world_of,
+};
 use forebay_core::effect::Fault;
 use forebay_core::format::checkpoint::address;
 use forebay_core::format::superblock::{Order, Superblock};
@@ -16,9 +17,6 @@ use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
 use std::rc::Rc;
-use support::{
-    ask, checkpoint, clean, headers, is_in_log, place, power_cut, push_out, read, settle, world_of,
-};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const WRITE: Op = Op::Write { fua: false };

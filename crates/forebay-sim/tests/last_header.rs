@@ -2,8 +2,7 @@
 //! The last header before a checkpoint: what it says the checkpoint says as well, and where one from before does not, it is compared with the
 //! one that the checkpoint names.
 
-mod support;
-
+use crate::support::{ask, checkpoint, place, power_cut, read, rot_header, settle, world_with};
 use forebay_core::effect::Fault;
 use forebay_core::format::record;
 use forebay_core::log::recovery::{CacheReader, Recovered, Writer, recover};
@@ -14,7 +13,6 @@ use forebay_sim::device::Device;
 use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
-use support::{ask, checkpoint, place, power_cut, read, rot_header, settle, world_with};
 
 const LAST: u64 = 6;
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What was lost reads as an error, and never as what the backing device has in its place.
 
-mod support;
-
+use crate::support::{
+    ask, clean, headers, place, power_cut, read, settle, tell_with_and_without, world_of,
+    world_with, written,
+};
 use forebay_core::control::VolumeStatus;
 use forebay_core::format::entry::Kind;
 use forebay_core::format::record;
@@ -17,10 +19,6 @@ use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
 use std::rc::Rc;
-use support::{
-    ask, clean, headers, place, power_cut, read, settle, tell_with_and_without, world_of,
-    world_with, written,
-};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = 7;

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! P9 where it was once wrong: what a crash brings back must fit as well.
 
-mod support;
-
+use crate::support::{ask, headers, settle, world_with};
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
 use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
-use support::{ask, headers, settle, world_with};
 
 const BLOCKS: u64 = 512;
 

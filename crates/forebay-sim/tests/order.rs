@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The order of a volume is changed around a crash.
 
-mod support;
-
+use crate::support::{ask, clean, headers, place, power_cut, settle, world_with};
 use forebay_core::format::superblock::Order;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::policy::writeback::Stage;
@@ -11,7 +10,6 @@ use forebay_core::units::{Lba, Sequence, VolumeIndex};
 use forebay_sim::block::{Block, Tags};
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
-use support::{ask, clean, headers, place, power_cut, settle, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 

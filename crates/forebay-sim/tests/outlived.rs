@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A segment is in the log that has it now, though the record that told of its death is gone.
 
-mod support;
-
+use crate::support::{ask, checkpoint, clean, headers, place, power_cut, settle, world_of};
 use forebay_core::format::record;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::policy::reserve::Reserve;
@@ -15,7 +14,6 @@ use forebay_sim::world::{Failure, World};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
-use support::{ask, checkpoint, clean, headers, place, power_cut, settle, world_of};
 
 /// What the other log writes, and has written back, until it has had every segment that the first one gave.
 const ROUND: u64 = 260;

@@ -4,17 +4,15 @@
 //! Both were found by seed 679 and by looking for more of its kind: an older version was read from the backing device with a ticket of after the
 //! write, entered the log as a copy, and was the newest there.
 
-mod support;
-
+use crate::support::{
+    ask, clean, found, is_in_log, place, power_cut, read, settle, stats, world_of, world_with,
+};
 use forebay_core::format::superblock::Order;
 use forebay_core::map::extent::lost_room;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
 use forebay_sim::world::World;
-use support::{
-    ask, clean, found, is_in_log, place, power_cut, read, settle, stats, world_of, world_with,
-};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A backing device refuses a block while guests keep it busy.
 
-mod support;
-
+use crate::support::{ask, settle, world_with};
 use forebay_core::policy::writeback::Stage;
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
 use forebay_sim::world::World;
 use std::rc::Rc;
-use support::{ask, settle, world_with};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCKS: u64 = 64;

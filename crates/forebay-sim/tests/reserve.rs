@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a volume has reserved of the cache, beside one that takes all it can.
 
-mod support;
-
+use crate::support::{ask, settle, world_of};
 use forebay_core::control::VolumeStatus;
 use forebay_core::format::superblock::Order;
 use forebay_core::mutant::{Mutant, Mutants};
@@ -13,7 +12,6 @@ use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::world::{Failure, World};
 use std::rc::Rc;
-use support::{ask, settle, world_of};
 
 const BLOCKS: u64 = 1000;
 

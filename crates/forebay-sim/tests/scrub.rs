@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a scrub finds, and what it saves.
 
-mod support;
-
+use crate::support::{
+    ask, clean, headers, place, power_cut, read, rot_header, settle, world_with, written,
+};
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::policy::scrub::{Outcome, Report};
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
 use forebay_sim::block::Block;
 use forebay_sim::world::World;
-use support::{
-    ask, clean, headers, place, power_cut, read, rot_header, settle, world_with, written,
-};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 

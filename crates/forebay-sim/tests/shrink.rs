@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A cache becomes smaller while a guest writes, and the power fails as soon as the superblock may say so.
 
-mod support;
-
+use crate::support::{ask, clean, headers, place, power_cut, read, settle, world_of};
 use forebay_core::log::resize::Stage;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
@@ -13,7 +12,6 @@ use forebay_sim::model::Stop;
 use forebay_sim::random::Random;
 use forebay_sim::world::{Failure, World};
 use std::rc::Rc;
-use support::{ask, clean, headers, place, power_cut, read, settle, world_of};
 
 const BLOCKS: u64 = 64;
 const SEGMENTS: u32 = 30;

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The superblock is written while the other copy is not durable, and the power fails: none of the two may be left.
 
-mod support;
-
+use crate::support::world_by;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_sim::model::Stop;
 use forebay_sim::random::Random;
 use forebay_sim::world::World;
 use std::rc::Rc;
-use support::world_by;
 
 /// As many cuts by chance, each of which leaves other sectors: of a hundred one takes both copies.
 const CUTS: u64 = 1000;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A flush of the cache device fails, and the device drops what it should have covered: it says so once, later flushes succeed.
 
-mod support;
-
+use crate::support::{
+    ask, clean, headers, power_cut, read, settle, tell_with_and_without, world_of, world_with,
+};
 use forebay_core::engine::CacheHealth;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
@@ -11,9 +12,6 @@ use forebay_sim::block::Block;
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
 use std::panic::catch_unwind;
-use support::{
-    ask, clean, headers, power_cut, read, settle, tell_with_and_without, world_of, world_with,
-};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 /// They fill some segments, which no memory holds then.

@@ -2,18 +2,16 @@
 //! What the cache device could not read, and can again: a controller, a cable, a power supply. What is in the log then must not
 //! come back over what the guest wrote meanwhile.
 
-mod support;
-
+use crate::support::{
+    ask, checkpoint, clean, headers, is_in_log, place, power_cut, push_out, read, settle, stats,
+    world_with,
+};
 use forebay_core::format::superblock::Order;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
 use forebay_sim::block::origin;
 use forebay_sim::world::World;
-use support::{
-    ask, checkpoint, clean, headers, is_in_log, place, power_cut, push_out, read, settle, stats,
-    world_with,
-};
 
 const VOLUME: VolumeIndex = VolumeIndex(0);
 const BLOCK: u64 = 7;

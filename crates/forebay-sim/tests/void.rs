@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a cut made void stays so, wherever it lies.
 
-mod support;
-
+use crate::support::{ask, clean, headers, settle, tell_with_and_without, world_with};
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
@@ -11,7 +10,6 @@ use forebay_sim::fate::{Choices, Fate};
 use forebay_sim::model::Stop;
 use forebay_sim::world::World;
 use std::rc::Rc;
-use support::{ask, clean, headers, settle, tell_with_and_without, world_with};
 
 fn write(world: &mut World, block: u64, blocks: u64) {
     ask(world, 0, Op::Write { fua: false }, block, blocks);

@@ -3,10 +3,7 @@
 //! payload, writes to the backing device per run of adjacent dirty blocks, and the size of the
 //! pieces that long requests are split into. All of it is counted, none of it is timed.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{BLOCK, PATIENCE, Random, Rig, Void};
 use forebay::io::{
     Device, Layer, MemoryDevice, Operation, OperationKind, Reactor, ReactorKind, Use,
 };
@@ -18,7 +15,6 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use support::{BLOCK, PATIENCE, Random, Rig, Void};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -88,7 +84,7 @@ fn timeless() -> Config {
 }
 
 fn rig(cache: Box<dyn Device>, config: Config, memory: usize) -> Rig {
-    Rig::new(cache, &support::shared_options(ReactorKind::Threads, config), memory)
+    Rig::new(cache, &crate::support::shared_options(ReactorKind::Threads, config), memory)
 }
 
 /// Asks for all of `requests`, many at a time.

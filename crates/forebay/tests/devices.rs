@@ -2,8 +2,6 @@
 //! Devices stacked as a drill would stack them, driven as the runtime drives them: on both
 //! reactors, over a file and over memory.
 // Helpers of a test are tests to us, not to clippy.
-#![allow(clippy::unwrap_used)]
-
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 

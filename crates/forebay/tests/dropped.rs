@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A shard that is given up while its devices have writes: their bytes stay until no device has one.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{BLOCK, PATIENCE, Rig};
 use forebay::io::{Device, Layer, MemoryDevice, Operation, Reactor, ReactorKind, Span};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
 use forebay_core::request::Op;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use support::{BLOCK, PATIENCE, Rig};
 
 /// What of the last write was in memory, when it came and when the device ended.
 #[derive(Default)]
@@ -70,7 +66,7 @@ fn given_up(is_cache: bool) -> Arc<Mutex<Seen>> {
         true => [Box::new(slow()), Box::new(memory())],
         false => [Box::new(memory()), Box::new(slow())],
     };
-    let options = support::shared_options(ReactorKind::Auto, Config::default());
+    let options = crate::support::shared_options(ReactorKind::Auto, Config::default());
     let mut rig = Rig::new(cache, &options, BLOCK as usize);
     let volume = rig.add("v", Mode::WriteBack, backing);
     rig.memory.whole().copy_in(&[7; BLOCK as usize]);

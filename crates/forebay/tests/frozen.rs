@@ -3,10 +3,7 @@
 //! says which those were. Two in a row are dirty blocks that nobody can name, and then the volume is
 //! frozen, and stays so however often the cache is opened and closed.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{BLOCK, Dir, Rig};
 use forebay::io::{FileDevice, FileOptions, MemoryDevice, ReactorKind};
 use forebay::shard::CACHE_SOURCE;
 use forebay_core::engine::Config;
@@ -16,7 +13,6 @@ use forebay_core::request::{Op, RequestError};
 use forebay_core::units::VolumeIndex;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use support::{BLOCK, Dir, Rig};
 
 const CACHE_BYTES: u64 = 64 << 20;
 const BACKING_BYTES: u64 = 64 << 20;
@@ -48,7 +44,7 @@ impl Case {
 
     fn options(&self) -> forebay::shard::ShardOptions {
         let config = Config { dirty_age: 3_600_000_000_000, ..Config::default() };
-        support::options(ReactorKind::Threads, config)
+        crate::support::options(ReactorKind::Threads, config)
     }
 
     fn open(&self) -> Rig {

@@ -3,11 +3,7 @@
 //!
 //! To add an image for a new version or feature: `UPDATE_GOLDEN=1`; none is ever changed.
 
-#![allow(clippy::unwrap_used)]
-
-#[path = "support/image.rs"]
-mod image;
-
+use crate::support::image::{self, Image};
 use forebay_core::format::bytes::{Seed, block_checksum};
 use forebay_core::format::entry::{Entry, Kind};
 use forebay_core::format::feature::FeatureName;
@@ -20,7 +16,6 @@ use forebay_core::log::recovery::{Writer, recover};
 use forebay_core::mutant::Mutants;
 use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::*;
-use image::Image;
 
 const UUID: [u8; 16] = *b"golden image v1\0";
 const KEY: u64 = 0x0123_4567_89AB_CDEF;

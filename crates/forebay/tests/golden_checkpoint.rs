@@ -6,12 +6,8 @@
 //! are what the guests did then. `UPDATE_GOLDEN=1` makes the image if it is not there; it is never made
 //! anew.
 
-#![allow(clippy::unwrap_used)]
-
-#[path = "support/image.rs"]
-mod image;
-mod support;
-
+use crate::support::image::{self, Image, LINE};
+use crate::support::{BLOCK, Dir, Rig};
 use forebay::cache;
 use forebay::check::{Severity, check};
 use forebay::host::runtime_dir::Places;
@@ -25,10 +21,8 @@ use forebay_core::format::record::{self, Header, Link};
 use forebay_core::format::superblock::{Mode, NewCache, Superblock};
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::{BLOCK_SIZE, Lba, Sequence, VolumeIndex};
-use image::{Image, LINE};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use support::{BLOCK, Dir, Rig};
 
 /// The second one was left by a program whose checkpoints say what the last record of each log held.
 const NAMES: [&str; 2] = ["v1.checkpoint.hex", "v1.checkpoint-last.hex"];
@@ -159,7 +153,7 @@ fn config() -> Config {
 fn open<D: Device + 'static>(path: &Path, mut backing: impl FnMut(usize) -> Option<Box<D>>) -> Rig {
     let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
     let device = Box::new(FileDevice::open(path, &options).unwrap());
-    let options = support::options(ReactorKind::Threads, config());
+    let options = crate::support::options(ReactorKind::Threads, config());
     let mut rig = Rig::open(device, &options, 1 << 20);
     for (index, (name, ..)) in VOLUMES.iter().enumerate() {
         let volume = VolumeIndex(index as u8);

@@ -2,10 +2,7 @@
 //! Zeros and discards cost by the request and not by the byte, and memory is bounded by the cache
 //! and not by the volume.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{BLOCK, PATIENCE, Random, Rig, Void};
 use forebay::io::{Device, MemoryDevice, ReactorKind};
 use forebay::shard::Shard;
 use forebay_core::engine::Config;
@@ -14,13 +11,12 @@ use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::request::Op;
 use forebay_core::units::Lba;
 use std::time::{Duration, Instant};
-use support::{BLOCK, PATIENCE, Random, Rig, Void};
 
 const TIB: u64 = 1 << 40;
 const SHORT: Duration = Duration::from_millis(10);
 
 fn rig(cache: Box<MemoryDevice>) -> Rig {
-    let options = support::shared_options(ReactorKind::Threads, Config::default());
+    let options = crate::support::shared_options(ReactorKind::Threads, Config::default());
     Rig::new(cache, &options, 1 << 20)
 }
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! An engine with several volumes over a new cache, for tests of what it does with much at once.
 
-#![allow(unreachable_pub, dead_code, clippy::unwrap_used)]
-
 use forebay_core::blank;
 use forebay_core::engine::{Config, Engine};
 use forebay_core::format::superblock::{NewCache, Superblock, Volume};

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A small world that a test steers by hand.
 
-// Not every test uses all of it.
-#![allow(dead_code, unreachable_pub)]
-
 use forebay_core::format::superblock::Mode;
 use forebay_core::mutant::{Mutant, Mutants};
 use forebay_core::request::Op;

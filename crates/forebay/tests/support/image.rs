@@ -2,8 +2,6 @@
 //! Images that earlier programs wrote, as text: per line an offset and up to 64 bytes, what is zero
 //! left out.
 
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
-
 use forebay_core::effect::Fault;
 use forebay_core::log::recovery::CacheReader;
 use std::collections::BTreeMap;

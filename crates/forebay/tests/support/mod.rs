@@ -3,6 +3,8 @@
 
 #![allow(dead_code, unused_imports, unreachable_pub, clippy::unwrap_used)]
 
+pub mod image;
+
 use forebay::cache;
 use forebay::host::machine::DeviceNumber;
 use forebay::host::runtime_dir::RuntimeDir;

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Stories of simulated worlds, seeds and exhaustive histories. One test program, so that it is compiled and linked once: each file of
+//! this folder is a module of it (`documents.rs` of the program finds one that is not).
+
+// All of it is tests, helpers too.
+#![allow(clippy::unwrap_used, unreachable_pub)]
+
+mod across;
+mod again;
+mod ahead;
+mod around;
+mod changed;
+mod checkpoint;
+mod detached;
+mod exhaustive;
+mod frozen;
+mod gone;
+mod grown;
+mod handover;
+mod image;
+mod last_header;
+mod lost;
+mod memory;
+mod order;
+mod outlived;
+mod read_again;
+mod refused;
+mod reserve;
+mod resize;
+mod scrub;
+mod seeds;
+mod segments;
+mod shrink;
+mod superblock;
+mod support;
+mod unflushed;
+mod unread;
+mod void;
