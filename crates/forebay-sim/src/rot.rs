@@ -16,7 +16,7 @@ use crate::random::{Random, mix};
 use crate::world::World;
 use forebay_core::format::entry::{Entry, Kind};
 use forebay_core::format::record::{self, Header};
-use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, SegmentId, Sequence, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Ordinal, SegmentId, Sequence, VolumeIndex};
 use std::rc::Rc;
 
 /// A record on the cache device.
@@ -339,15 +339,40 @@ impl World {
         all
     }
 
-    /// The newest sequence of a log that something on the device calls durable.
+    /// The newest sequence of a log that something on the device calls durable, and still does after a power cut: what lies behind a record
+    /// that it takes back is not found.
     fn named(&self, records: &[Record], volume: u16) -> Sequence {
         if self.powered {
             return Sequence(u64::MAX);
         }
-        let mine = records.iter().filter(|record| record.header.volume == volume);
-        let by_records = mine.map(|record| record.header.durable_through).max().unwrap_or_default();
-        let recorded = self.superblock.volumes[usize::from(volume)].as_ref();
-        let by_superblock = recorded.map(|volume| volume.head.through).unwrap_or_default();
-        by_records.max(by_superblock)
+        let Some(recorded) = self.superblock.volumes[usize::from(volume)].as_ref() else {
+            return Sequence::default();
+        };
+        let attached = recorded.attach_generation;
+        let mut mine: Vec<&Header> = (records.iter().map(|record| &record.header))
+            .filter(|header| (header.volume, header.attach_generation) == (volume, attached))
+            .collect();
+        mine.sort_unstable_by_key(|header| header.sequence);
+        let tail = mine.iter().map(|header| header.tail).max().unwrap_or_default();
+        let (mut named, mut before) = (recorded.head.through, recorded.head.link.sequence);
+        let mut first = true;
+        let opening = self.superblock.open_generation;
+        for header in mine.iter().filter(|header| header.open_generation == opening) {
+            if header.ordinal < tail {
+                continue;
+            }
+            let is_bad = |ordinal: Ordinal| self.bad_headers.contains(&(volume, attached, ordinal));
+            let linked = header.previous.sequence <= before
+                // Or what was before it is reclaimed, or bad, not taken back.
+                || first && header.ordinal == tail
+                || is_bad(header.ordinal)
+                || is_bad(Ordinal(header.ordinal.0.saturating_sub(1)));
+            if !linked {
+                break;
+            }
+            named = named.max(header.durable_through);
+            (before, first) = (header.sequence, false);
+        }
+        named
     }
 }
