@@ -18,8 +18,7 @@ impl World {
 
     /// It is there.
     pub(crate) fn serve_late(&mut self) -> Outcome {
-        let Some(index) = self.late.take() else { return Ok(()) };
-        self.volumes[index].attached = true;
+        let Some(index) = self.late else { return Ok(()) };
         let volume = VolumeIndex(index as u8);
         let mut random = Random::new(mix(self.order ^ self.trace ^ 0x1A7F));
         let clean = self.engine.as_ref().is_some_and(|engine| engine.is_clean(volume));
@@ -28,6 +27,9 @@ impl World {
         } else if !self.cache_failed {
             self.forget_clean(index);
         }
+        // Until here it hears of flushes as one whose disk nobody knows.
+        self.late = None;
+        self.volumes[index].attached = true;
         self.join_disk(index);
         self.engine.as_mut().expect("there is a process").serve(volume, true);
         self.serve_again(index)

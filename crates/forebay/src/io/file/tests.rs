@@ -376,7 +376,7 @@ fn what_is_written_at_once_is_bounded() {
     let file = Temporary::new(&std::env::temp_dir(), 64 << 20);
     let mut device = FileDevice::open(&file.0, &options()).unwrap();
     let mut reactor = Reactor::new(ReactorKind::Threads, 8).unwrap();
-    let arena = Arena::anonymous(24 * MIB).unwrap();
+    let arena = Arena::anonymous(25 * MIB).unwrap();
     let now = Instant::now();
     let write = |length, offset| Operation::Write { span: arena.span(0, length), offset };
     // One that is longer than all there may be goes alone, and holds up no read.
@@ -384,7 +384,7 @@ fn what_is_written_at_once_is_bounded() {
     for (token, operation) in long.into_iter().enumerate() {
         device.submit(&mut reactor, operation, token as u64, now);
     }
-    let read = Operation::Read { span: arena.span(0, 4096), offset: 0 };
+    let read = Operation::Read { span: arena.span(24 * MIB, 4096), offset: 0 };
     device.submit(&mut reactor, read, 4, now);
     assert_eq!((device.writers, device.waiting.len(), reactor.in_flight()), (1, 3, 2));
     let (mut results, mut done) = (Vec::new(), Vec::new());
