@@ -163,3 +163,22 @@ fn every_file_of_tests_is_a_module() {
     }
     assert!(found > 90, "files are looked for: {found}");
 }
+
+#[test]
+fn the_list_of_files_with_unsafe_code_is_whole() {
+    let all = read("ARCHITECTURE.md");
+    let chapter = all.split("**Unsafe.**").nth(1).unwrap().split("\n\n").next().unwrap();
+    let named: BTreeSet<&str> =
+        chapter.split('`').skip(1).step_by(2).filter(|span| span.ends_with(".rs")).collect();
+    let opens = |path: &&String| {
+        // What tests share is no part of the product.
+        let source =
+            ["crates/forebay/src/", "crates/forebay-serve/src/", "crates/forebay-cli/src/"];
+        source.iter().any(|folder| path.starts_with(folder))
+            && read(path).contains("allow(unsafe_code)")
+    };
+    let files = all_files();
+    let there: BTreeSet<&str> =
+        files.iter().filter(opens).filter_map(|path| path.split("/src/").nth(1)).collect();
+    assert_eq!(named, there);
+}
