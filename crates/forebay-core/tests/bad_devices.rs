@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Whatever devices answer, and however much at once, the engine goes on.
 
+use crate::support;
 use forebay_core::blank::{Nothing, VOLUME};
 use forebay_core::effect::{Effect, Fault, Token};
 use forebay_core::engine::{Config, Engine};
@@ -31,7 +32,7 @@ impl Rig {
     /// With memory for so many batches.
     fn with_lanes(volumes: u8, lane_count: u8) -> Rig {
         let config = Config { buffer_count: 16, lane_count, ..Config::default() };
-        Rig::over(crate::support::chosen(volumes, 256 * MIB, 256 * MIB, 512 << 10, config))
+        Rig::over(support::chosen(volumes, 256 * MIB, 256 * MIB, 512 << 10, config))
     }
 
     fn over(engine: Engine) -> Rig {
@@ -465,7 +466,7 @@ fn who_asked_first_for_the_memory_of_a_batch_has_it_first() {
 fn all_batches_at_once(step: u64, result: Result<(), Fault>) {
     let count = VOLUME_COUNT_MAX as u8;
     let config = Config { buffer_count: 16, lane_count: count, ..Config::default() };
-    let engine = crate::support::chosen(count, 256 * MIB, 512 * MIB, 512 << 10, config);
+    let engine = support::chosen(count, 256 * MIB, 512 * MIB, 512 << 10, config);
     let mut rig = Rig::over(engine);
     // No two adjacent blocks lie together: a read of them all is so many effects.
     let scattered = |parity| (parity..16 * MIB_BLOCKS).step_by(2);

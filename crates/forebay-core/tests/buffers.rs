@@ -2,6 +2,7 @@
 //! More logs than there are segment buffers, and nearly more than there are segments. Each keeps one for its head until that is full, be its volume idle or not: with as many idle
 //! volumes as buffers all others waited for ever, and so did what write-back has to note.
 
+use crate::support;
 use forebay_core::blank::Nothing;
 use forebay_core::effect::{Effect, Token};
 use forebay_core::engine::Engine;
@@ -28,7 +29,7 @@ impl Rig {
     }
 
     fn over(volumes: u8, cache_bytes: u64, segment_bytes: u32, buffers: u16) -> Rig {
-        let engine = crate::support::engine(volumes, 64 * MIB, cache_bytes, segment_bytes, buffers);
+        let engine = support::engine(volumes, 64 * MIB, cache_bytes, segment_bytes, buffers);
         Rig { engine, under_way: VecDeque::new(), now: SECOND, answered: 0 }
     }
 

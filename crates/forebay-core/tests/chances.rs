@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Second chances at the tail: what was read is appended again, but no more than a quarter of each segment.
 
+use crate::support;
 use forebay_core::blank::{Nothing, VOLUME};
 use forebay_core::effect::Effect;
 use forebay_core::engine::Engine;
@@ -38,7 +39,7 @@ fn stats(engine: &Engine) -> Stats {
 /// The log goes round several times, and all that is in it was read: each segment keeps a quarter, so that writing on frees the rest.
 #[test]
 fn a_quarter_of_a_segment_gets_a_second_chance() {
-    let mut engine = crate::support::engine(1, 1 << 30, 8 << 20, SEGMENT_BYTES, 16);
+    let mut engine = support::engine(1, 1 << 30, 8 << 20, SEGMENT_BYTES, 16);
     for lba in 0..20_000 {
         ask(&mut engine, lba, Op::Write { fua: false }, lba);
         ask(&mut engine, lba, Op::Read, lba.saturating_sub(100));

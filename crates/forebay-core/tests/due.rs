@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a guest wrote and did not flush is on the cache device a second later, and durable five seconds later.
 
+use crate::support;
 use forebay_core::blank::{Nothing, VOLUME};
 use forebay_core::effect::{Effect, Token};
 use forebay_core::engine::Engine;
@@ -35,7 +36,7 @@ struct Rig {
 impl Rig {
     fn new() -> Rig {
         Rig {
-            engine: crate::support::engine(1, 256 * MIB, 256 * MIB, 512 << 10, 16),
+            engine: support::engine(1, 256 * MIB, 256 * MIB, 512 << 10, 16),
             under_way: BTreeMap::new(),
             now: SECOND,
             number: 0,

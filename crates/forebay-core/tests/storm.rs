@@ -2,6 +2,7 @@
 //! An engine of real size under as much as it takes, over devices that fail and rot as they like: it goes on, and answers all that it
 //! was asked. (What it answers the simulator compares, on small caches and with few requests.)
 
+use crate::support;
 use forebay_core::effect::{Effect, Fault, Token};
 use forebay_core::engine::{CacheHealth, Engine};
 use forebay_core::format::record::{Identity, Known};
@@ -96,7 +97,7 @@ struct Storm {
 
 impl Storm {
     fn new(seed: u64, faults: Faults, rot: u64) -> Storm {
-        let engine = crate::support::engine(VOLUMES, VOLUME_BYTES, 64 * MIB, 256 << 10, 12);
+        let engine = support::engine(VOLUMES, VOLUME_BYTES, 64 * MIB, 256 << 10, 12);
         let memory = Rotting { random: Random(seed ^ 0xF00D), rot, missing: faults.payload };
         let random = Random(seed);
         let under_way = Vec::new();

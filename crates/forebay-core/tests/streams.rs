@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Many at once: readers of one block, and runs of writes side by side.
 
+use crate::support;
 use forebay_core::blank::{Nothing, VOLUME};
 use forebay_core::effect::{Effect, Token};
 use forebay_core::engine::Engine;
@@ -17,7 +18,7 @@ fn stats(engine: &Engine) -> Stats {
 
 /// All that is written here fits into its cache, so that nobody waits for write-back.
 fn engine() -> Engine {
-    crate::support::engine(1, 64 << 30, 2048 * MIB, 512 << 10, 64)
+    support::engine(1, 64 << 30, 2048 * MIB, 512 << 10, 64)
 }
 
 fn ask(engine: &mut Engine, op: Op, offset: u64, length: u64, tag: u32) {

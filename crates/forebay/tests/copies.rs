@@ -2,7 +2,7 @@
 //! A copy of a cache (`dd`, a snapshot) on the machine where the cache itself is served. Both have one uuid, by which the memory is
 //! found that a killed process leaves.
 
-use crate::support::{BLOCK, Dir, Rig};
+use crate::support::{self, BLOCK, Dir, Rig};
 use forebay::io::{FileDevice, FileOptions, MemoryDevice, ReactorKind};
 use forebay::shard::{CACHE_SOURCE, OpenError, Opening, Shard};
 use forebay_core::engine::Config;
@@ -26,7 +26,7 @@ fn a_copy_is_refused_while_the_cache_is_served() {
     // What is written stays in memory.
     let hour = 3_600_000_000_000;
     let config = Config { close_after: hour, durable_after: hour, ..Config::default() };
-    let options = crate::support::shared_options(ReactorKind::Threads, config);
+    let options = support::shared_options(ReactorKind::Threads, config);
     let mut rig = Rig::new(open(&cache), &options, 1 << 20);
     if !rig.shard.is_shared() {
         forebay_testing::skip("copies: no memory outlives a process here");
@@ -43,7 +43,7 @@ fn a_copy_is_refused_while_the_cache_is_served() {
     assert!(matches!(refused, Some(OpenError::Copy { .. })), "{refused:?}");
     assert!(std::fs::read(&copy).unwrap() == before, "it was changed");
     // As if it was killed: what it has answered is there.
-    let alone = crate::support::options(ReactorKind::Threads, config);
+    let alone = support::options(ReactorKind::Threads, config);
     let Rig { shard, memory, .. } = &mut rig;
     let dead = std::mem::replace(shard, Shard::open(fresh(&dir), &alone).unwrap());
     drop(dead);
@@ -66,7 +66,7 @@ fn a_copy_is_refused_while_the_cache_is_served() {
 fn of_a_cache_and_its_copy_that_are_opened_at_once_one_is_refused() {
     let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "copies-at-once");
     let (cache, copy) = (dir.file("cache", 64 << 20), dir.file("copy", 64 << 20));
-    let options = crate::support::shared_options(ReactorKind::Threads, Config::default());
+    let options = support::shared_options(ReactorKind::Threads, Config::default());
     let rig = Rig::new(open(&cache), &options, 1 << 20);
     if !rig.shard.is_shared() {
         forebay_testing::skip("copies: no memory outlives a process here");
@@ -84,6 +84,6 @@ fn of_a_cache_and_its_copy_that_are_opened_at_once_one_is_refused() {
 /// Another cache.
 fn fresh(dir: &Dir) -> Box<FileDevice> {
     let device = open(&dir.file("other", 64 << 20));
-    forebay::cache::format(device.as_ref(), 64 << 20, crate::support::SEGMENT_BYTES, 1).unwrap();
+    forebay::cache::format(device.as_ref(), 64 << 20, support::SEGMENT_BYTES, 1).unwrap();
     device
 }

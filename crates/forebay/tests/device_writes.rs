@@ -3,7 +3,7 @@
 //! payload, writes to the backing device per run of adjacent dirty blocks, and the size of the
 //! pieces that long requests are split into. All of it is counted, none of it is timed.
 
-use crate::support::{BLOCK, PATIENCE, Random, Rig, Void};
+use crate::support::{self, BLOCK, PATIENCE, Random, Rig, Void};
 use forebay::io::{
     Device, Layer, MemoryDevice, Operation, OperationKind, Reactor, ReactorKind, Use,
 };
@@ -84,7 +84,7 @@ fn timeless() -> Config {
 }
 
 fn rig(cache: Box<dyn Device>, config: Config, memory: usize) -> Rig {
-    Rig::new(cache, &crate::support::shared_options(ReactorKind::Threads, config), memory)
+    Rig::new(cache, &support::shared_options(ReactorKind::Threads, config), memory)
 }
 
 /// Asks for all of `requests`, many at a time.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A shard that is given up while its devices have writes: their bytes stay until no device has one.
 
-use crate::support::{BLOCK, PATIENCE, Rig};
+use crate::support::{self, BLOCK, PATIENCE, Rig};
 use forebay::io::{Device, Layer, MemoryDevice, Operation, Reactor, ReactorKind, Span};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
@@ -66,7 +66,7 @@ fn given_up(is_cache: bool) -> Arc<Mutex<Seen>> {
         true => [Box::new(slow()), Box::new(memory())],
         false => [Box::new(memory()), Box::new(slow())],
     };
-    let options = crate::support::shared_options(ReactorKind::Auto, Config::default());
+    let options = support::shared_options(ReactorKind::Auto, Config::default());
     let mut rig = Rig::new(cache, &options, BLOCK as usize);
     let volume = rig.add("v", Mode::WriteBack, backing);
     rig.memory.whole().copy_in(&[7; BLOCK as usize]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Writes whose bytes did not come with them: they are read from a file of the kernel's, here one of the test's own.
 
-use crate::support::{BLOCK, Dir, PATIENCE, Rig};
+use crate::support::{self, BLOCK, Dir, PATIENCE, Rig};
 use forebay::elsewhere::{Bytes, Elsewhere};
 use forebay::io::{MemoryDevice, ReactorKind};
 use forebay_core::engine::Config;
@@ -34,7 +34,7 @@ impl Guest {
         file.write_all_at(&held, 0).unwrap();
         let hour = 3_600_000_000_000;
         let config = Config { close_after: hour, durable_after: hour, ..Config::default() };
-        let options = crate::support::shared_options(ReactorKind::Threads, config);
+        let options = support::shared_options(ReactorKind::Threads, config);
         let cache = Box::new(MemoryDevice::new(64 << 20, 4096).unwrap());
         let mut rig = Rig::new(cache, &options, 2 * SLOT);
         let volume = rig.add("v", mode, Box::new(MemoryDevice::new(64 << 20, 512).unwrap()));

@@ -2,7 +2,7 @@
 //! A cache device that fails, loses what was not flushed (a reset, a plug), and is there again when the program that served it is
 //! gone. The machine never stopped; but it is not only the program that died.
 
-use crate::support::{BLOCK, Dir, Rig};
+use crate::support::{self, BLOCK, Dir, Rig};
 use forebay::io::{
     Completion, Device, DeviceError, FaultDevice, FaultRule, FaultWhen, Faults, FileDevice,
     FileOptions, Layer, MemoryDevice, Operation, OperationKind, Reactor, ReactorKind, Use,
@@ -55,7 +55,7 @@ fn a_cache_that_failed_and_lost_what_was_not_flushed_keeps_what_was() {
         dirty_age: hour,
         ..Config::default()
     };
-    let options = crate::support::shared_options(ReactorKind::Threads, config);
+    let options = support::shared_options(ReactorKind::Threads, config);
     let faults = Faults::new();
     let device = Box::new(FaultDevice::new(open(&cache), faults.clone()));
     let mut rig = Rig::new(device, &options, 1 << 20);
@@ -80,9 +80,9 @@ fn a_cache_that_failed_and_lost_what_was_not_flushed_keeps_what_was() {
     assert_eq!(failed, Err(RequestError::Io));
     assert_eq!(rig.shard.engine().health(), CacheHealth::Failed);
     // The program is killed, and the device is as it was when it was flushed last.
-    let alone = crate::support::options(ReactorKind::Threads, config);
+    let alone = support::options(ReactorKind::Threads, config);
     let other = open(&dir.file("other", 64 << 20));
-    forebay::cache::format(other.as_ref(), 64 << 20, crate::support::SEGMENT_BYTES, 1).unwrap();
+    forebay::cache::format(other.as_ref(), 64 << 20, support::SEGMENT_BYTES, 1).unwrap();
     drop(std::mem::replace(&mut rig.shard, forebay::shard::Shard::open(other, &alone).unwrap()));
     std::fs::write(&cache, &flushed).unwrap();
     let mut next = Rig::open(open(&cache), &options, 1 << 20);
@@ -112,7 +112,7 @@ fn behind_a_failed_cache_a_dirty_volume_takes_only_what_its_order_lets_pass() {
         let (cache, disk) = (dir.file("cache", 64 << 20), dir.file("disk", 64 << 20));
         let hour = 3_600_000_000_000;
         let config = Config { dirty_age: hour, ..Config::default() };
-        let options = crate::support::options(ReactorKind::Threads, config);
+        let options = support::options(ReactorKind::Threads, config);
         let faults = Faults::new();
         let device = Box::new(FaultDevice::new(open(&cache), faults.clone()));
         let mut rig = Rig::new(device, &options, 1 << 20);
@@ -292,7 +292,7 @@ impl Place {
             dirty_age: hour,
             ..Config::default()
         };
-        let options = crate::support::shared_options(ReactorKind::Threads, config);
+        let options = support::shared_options(ReactorKind::Threads, config);
         let pages = Shared::default();
         pages.lock().unwrap().durable = vec![0; 64 << 20];
         let mut rig = Rig::new(Paged::open(&cache, &pages), &options, 1 << 20);
@@ -316,9 +316,9 @@ impl Place {
 
     /// The process is killed; its memory stays as long as `rig` does.
     fn kill(&self, rig: &mut Rig) {
-        let alone = crate::support::options(ReactorKind::Threads, self.options.config);
+        let alone = support::options(ReactorKind::Threads, self.options.config);
         let other = open(&self.dir.file("other", 64 << 20));
-        forebay::cache::format(other.as_ref(), 64 << 20, crate::support::SEGMENT_BYTES, 1).unwrap();
+        forebay::cache::format(other.as_ref(), 64 << 20, support::SEGMENT_BYTES, 1).unwrap();
         let other = forebay::shard::Shard::open(other, &alone).unwrap();
         drop(std::mem::replace(&mut rig.shard, other));
         (self.pages.lock().unwrap().under_way, self.pages.lock().unwrap().hangs) = (0, false);
@@ -494,7 +494,7 @@ fn one_flush_of_the_cache_device_is_under_way_at_a_time() {
 fn a_flush_that_fails_behind_a_new_size_is_heard_of_by_guests() {
     let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-size");
     let cache = dir.file("cache", 64 << 20);
-    let options = crate::support::shared_options(ReactorKind::Auto, Config::default());
+    let options = support::shared_options(ReactorKind::Auto, Config::default());
     let faults = Faults::new();
     let device = Box::new(FaultDevice::new(open(&cache), faults.clone()));
     let mut rig = Rig::new(device, &options, 1 << 20);

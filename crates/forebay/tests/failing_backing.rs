@@ -5,7 +5,7 @@
 //! flush that fails after writes around the log: no later one is answered as if it had not. And one
 //! that takes all and can be read no more.
 
-use crate::support::{BLOCK, Dir, PATIENCE, Random, Rig, Void};
+use crate::support::{self, BLOCK, Dir, PATIENCE, Random, Rig, Void};
 use forebay::cache::read_superblock;
 use forebay::host::machine::DeviceNumber;
 use forebay::io::{
@@ -101,7 +101,7 @@ fn two_guests(dir: &Dir, faults: &Faults) -> (Rig, Guest, Guest) {
         retry_after: second / 20,
         ..Config::default()
     };
-    let options = crate::support::shared_options(ReactorKind::Auto, config);
+    let options = support::shared_options(ReactorKind::Auto, config);
     let mut rig = Rig::new(device("cache", CACHE_BYTES, CACHE_SOURCE), &options, 1 << 20);
     let (good, bad) = (VolumeIndex(0), VolumeIndex(1));
     let backing = device("good", BACKING_BYTES, backing_source(good));
@@ -241,7 +241,7 @@ fn no_flush_is_answered_well_after_one_that_failed_over_writes_around_the_log() 
         let options = FileOptions { source, ..FileOptions::default() };
         Box::new(FileDevice::open(&dir.file(name, bytes), &options).unwrap())
     };
-    let options = crate::support::options(ReactorKind::Auto, Config::default());
+    let options = support::options(ReactorKind::Auto, Config::default());
     let mut rig = Rig::new(file("cache", CACHE_BYTES, CACHE_SOURCE), &options, 1 << 20);
     let volume = VolumeIndex(0);
     let faults = Faults::new();
@@ -289,7 +289,7 @@ impl Around {
     }
 
     fn options(&self) -> forebay::shard::ShardOptions {
-        crate::support::options(ReactorKind::Auto, Config::default())
+        support::options(ReactorKind::Auto, Config::default())
     }
 
     fn device(&self, name: &str, source: u16) -> Box<dyn forebay::io::Device> {
@@ -375,7 +375,7 @@ fn what_a_disk_drops_at_a_stop_is_noted_for_all_that_are_on_it() {
         let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-disk");
         let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
         let cache = FileDevice::open(&dir.file("cache", CACHE_BYTES), &options).unwrap();
-        let options = crate::support::options(ReactorKind::Auto, Config::default());
+        let options = support::options(ReactorKind::Auto, Config::default());
         let mut rig = Rig::new(Box::new(cache), &options, 1 << 20);
         let faults = Faults::new();
         for at in 0..2 {
@@ -407,7 +407,7 @@ fn a_stop_that_cannot_flush_what_a_dead_process_wrote_is_no_clean_one() {
     let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-late");
     let path = dir.file("cache", CACHE_BYTES);
     let cache = || cache_at(&path);
-    let options = crate::support::shared_options(ReactorKind::Auto, Config::default());
+    let options = support::shared_options(ReactorKind::Auto, Config::default());
     let mut rig = Rig::new(cache(), &options, 1 << 20);
     let volume = rig.add("v", Mode::WriteAround, Box::new(Void::new(BACKING_BYTES)));
     put_tag(&mut rig, volume, 0, 1).unwrap();
@@ -431,7 +431,7 @@ fn what_a_disk_drops_at_a_stop_is_noted_for_those_that_are_waited_for() {
         let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "failed-waiting");
         let path = dir.file("cache", CACHE_BYTES);
         let cache = || cache_at(&path);
-        let options = crate::support::shared_options(ReactorKind::Auto, Config::default());
+        let options = support::shared_options(ReactorKind::Auto, Config::default());
         let mut rig = Rig::new(cache(), &options, 1 << 20);
         let part = || Void::new(BACKING_BYTES).of(DeviceKind::Block);
         let volumes = ["v", "w"].map(|name| rig.add(name, Mode::WriteAround, Box::new(part())));
@@ -494,7 +494,7 @@ fn parking(dir: &Dir, mode: Mode) -> (Rig, VolumeIndex, Faults) {
         retry_after: 5 * milli,
         ..Config::default()
     };
-    let options = crate::support::options(ReactorKind::Auto, config);
+    let options = support::options(ReactorKind::Auto, config);
     let mut rig = Rig::new(device("cache", CACHE_BYTES, CACHE_SOURCE), &options, 1 << 20);
     let faults = Faults::new();
     faults.add(FaultRule::new(None, FaultWhen::From(0)));
@@ -565,7 +565,7 @@ fn one_refused_block_is_kept_and_the_rest_of_the_volume_drains() {
     let cache = Box::new(FileDevice::open(&dir.0.join("cache"), &options).unwrap());
     let soon = 50_000_000;
     let config = Config { dirty_age: soon, retry_after: soon / 10, ..Config::default() };
-    let mut rig = Rig::open(cache, &crate::support::options(ReactorKind::Auto, config), 1 << 20);
+    let mut rig = Rig::open(cache, &support::options(ReactorKind::Auto, config), 1 << 20);
     let options = FileOptions { source: backing_source(volume), ..FileOptions::default() };
     let below = Box::new(FileDevice::open(&dir.0.join("backing"), &options).unwrap());
     rig.shard.serve(volume, Box::new(FaultDevice::new(below, faults.clone())));

@@ -12,7 +12,7 @@
 //! Blocks are known by a tag in their first bytes, so what a record covers is seen in the bytes
 //! that reach the device and not believed.
 
-use crate::support::{BLOCK, Dir, PATIENCE, Random, Rig};
+use crate::support::{self, BLOCK, Dir, PATIENCE, Random, Rig};
 use forebay::io::{
     Device, FileDevice, FileOptions, Layer, MemoryDevice, Operation, OperationKind, Reactor,
     ReactorKind, RecordDevice, Recorded, Recorder, Span,
@@ -521,7 +521,7 @@ fn config() -> Config {
 #[test]
 fn flushes_come_in_order_on_memory() {
     for shared in [true, false] {
-        let options = crate::support::options(ReactorKind::Threads, config());
+        let options = support::options(ReactorKind::Threads, config());
         let options = ShardOptions { shared, ..options };
         let memory = |bytes| Box::new(MemoryDevice::new(bytes, 512).unwrap());
         let (cache, backing) = (memory(CACHE_BYTES), memory(BACKING_BYTES));
@@ -548,7 +548,7 @@ fn the_backing_device_is_flushed_before_the_answer_where_writes_go_to_it() {
         (around, GuestKind::Relaxed),
         (around, GuestKind::WritesAlone),
     ] {
-        let options = crate::support::options(ReactorKind::Threads, config());
+        let options = support::options(ReactorKind::Threads, config());
         let memory = |bytes| Box::new(MemoryDevice::new(bytes, 512).unwrap());
         let raised = run(memory(CACHE_BYTES), memory(BACKING_BYTES), &options, case, 6_000);
         println!("{case:?}: {raised} watermarks");
@@ -565,5 +565,5 @@ fn run_on_files(kind: ReactorKind, case: (Mode, GuestKind), requests: usize) -> 
     };
     let cache = open("cache", CACHE_BYTES, CACHE_SOURCE);
     let backing = open("backing", BACKING_BYTES, backing_source(VolumeIndex(0)));
-    run(cache, backing, &crate::support::shared_options(kind, config()), case, requests)
+    run(cache, backing, &support::shared_options(kind, config()), case, requests)
 }

@@ -3,7 +3,7 @@
 //! says which those were. Two in a row are dirty blocks that nobody can name, and then the volume is
 //! frozen, and stays so however often the cache is opened and closed.
 
-use crate::support::{BLOCK, Dir, Rig};
+use crate::support::{self, BLOCK, Dir, Rig};
 use forebay::io::{FileDevice, FileOptions, MemoryDevice, ReactorKind};
 use forebay::shard::CACHE_SOURCE;
 use forebay_core::engine::Config;
@@ -44,7 +44,7 @@ impl Case {
 
     fn options(&self) -> forebay::shard::ShardOptions {
         let config = Config { dirty_age: 3_600_000_000_000, ..Config::default() };
-        crate::support::options(ReactorKind::Threads, config)
+        support::options(ReactorKind::Threads, config)
     }
 
     fn open(&self) -> Rig {

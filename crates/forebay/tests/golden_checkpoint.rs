@@ -7,7 +7,7 @@
 //! anew.
 
 use crate::support::image::{self, Image, LINE};
-use crate::support::{BLOCK, Dir, Rig};
+use crate::support::{self, BLOCK, Dir, Rig};
 use forebay::cache;
 use forebay::check::{Severity, check};
 use forebay::host::runtime_dir::Places;
@@ -153,7 +153,7 @@ fn config() -> Config {
 fn open<D: Device + 'static>(path: &Path, mut backing: impl FnMut(usize) -> Option<Box<D>>) -> Rig {
     let options = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
     let device = Box::new(FileDevice::open(path, &options).unwrap());
-    let options = crate::support::options(ReactorKind::Threads, config());
+    let options = support::options(ReactorKind::Threads, config());
     let mut rig = Rig::open(device, &options, 1 << 20);
     for (index, (name, ..)) in VOLUMES.iter().enumerate() {
         let volume = VolumeIndex(index as u8);

@@ -2,7 +2,7 @@
 //! Zeros and discards cost by the request and not by the byte, and memory is bounded by the cache
 //! and not by the volume.
 
-use crate::support::{BLOCK, PATIENCE, Random, Rig, Void};
+use crate::support::{self, BLOCK, PATIENCE, Random, Rig, Void};
 use forebay::io::{Device, MemoryDevice, ReactorKind};
 use forebay::shard::Shard;
 use forebay_core::engine::Config;
@@ -16,7 +16,7 @@ const TIB: u64 = 1 << 40;
 const SHORT: Duration = Duration::from_millis(10);
 
 fn rig(cache: Box<MemoryDevice>) -> Rig {
-    let options = crate::support::shared_options(ReactorKind::Threads, Config::default());
+    let options = support::shared_options(ReactorKind::Threads, Config::default());
     Rig::new(cache, &options, 1 << 20)
 }
 

@@ -2,7 +2,7 @@
 //! More blocks of the cache rot than there is room to name them in: write-back makes room first, and
 //! what cannot be named holds back no more than it must.
 
-use crate::support::{BLOCK, Dir, Rig};
+use crate::support::{self, BLOCK, Dir, Rig};
 use forebay::io::{
     FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileOptions, MemoryDevice,
     OperationKind, ReactorKind,
@@ -50,7 +50,7 @@ fn rotten_for(data: u64, lost_after: u64) -> Case {
     };
     let (faults, below) = (Faults::new(), Faults::new());
     let cache = Box::new(FaultDevice::new(memory(CACHE_BYTES), faults.clone()));
-    let mut rig = Rig::new(cache, &crate::support::options(ReactorKind::Threads, config), 1 << 20);
+    let mut rig = Rig::new(cache, &support::options(ReactorKind::Threads, config), 1 << 20);
     let backing = Box::new(FaultDevice::new(memory(BACKING_BYTES), below.clone()));
     let volume = rig.add("v", Mode::WriteBack, backing);
     // Nothing is written back yet. The first flush is the backing device's, too.
@@ -199,7 +199,7 @@ fn a_log_with_more_extents_than_there_is_room_for_is_opened_with_room_for_them()
     let options = |extents| {
         let age = 3_600_000_000_000;
         let config = Config { extent_count_max: extents, dirty_age: age, ..Config::default() };
-        crate::support::options(ReactorKind::Threads, config)
+        support::options(ReactorKind::Threads, config)
     };
     let faults = Faults::new();
     let backing = || {
@@ -261,7 +261,7 @@ fn a_long_range_that_was_lost_stays_so_around_what_was_written_since() {
     };
     let backing = || Box::new(MemoryDevice::new(BACKING_BYTES, 4096).unwrap());
     let config = Config { dirty_age: 3_600_000_000_000, ..Config::default() };
-    let options = crate::support::options(ReactorKind::Threads, config);
+    let options = support::options(ReactorKind::Threads, config);
     let mut rig = Rig::new(open(), &options, 1 << 20);
     let volume = rig.add("v", Mode::WriteBack, backing());
     let write = |rig: &mut Rig, block: u64| {
@@ -350,7 +350,7 @@ fn what_rots_behind_a_dead_backing_device_takes_no_segment_of_other_volumes() {
         retry_after: soon,
         ..Config::default()
     };
-    let options = crate::support::options(ReactorKind::Threads, config);
+    let options = support::options(ReactorKind::Threads, config);
     let mut rig = Rig::new(open(), &options, 1 << 20);
     let bad = rig.add("bad", Mode::WriteBack, dead());
     let good = rig.add("good", Mode::WriteBack, memory());

@@ -2,7 +2,7 @@
 //! Requests whose bytes are a buffer of the ring as well: what goes straight to the backing device, and what is copied all the same. Of the ring
 //! there is nothing here: the device plays the kernel that holds the buffers.
 
-use crate::support::{BLOCK, Dir, PATIENCE, Rig};
+use crate::support::{self, BLOCK, Dir, PATIENCE, Rig};
 use forebay::elsewhere::{Bytes, Elsewhere};
 use forebay::io::{
     Completion, Device, DeviceError, DeviceInfo, MemoryDevice, Operation, Reactor, ReactorKind,
@@ -145,7 +145,7 @@ impl Guest {
         let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), name);
         let path = dir.file("driver", 0);
         let file = File::options().read(true).write(true).open(path).unwrap();
-        let options = crate::support::options(ReactorKind::Threads, config);
+        let options = support::options(ReactorKind::Threads, config);
         let cache = Box::new(MemoryDevice::new(64 << 20, 4096).unwrap());
         let mut rig = Rig::new(cache, &options, 4 * SLOT);
         let kernel = Kernel::default();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Volumes come and go while others are served, and what is recorded of them stays recorded.
 
-use crate::support::{BLOCK, Dir, PATIENCE, Rig};
+use crate::support::{self, BLOCK, Dir, PATIENCE, Rig};
 use forebay::cache::read_superblock;
 use forebay::io::{
     Completion, Device, FaultDevice, FaultRule, FaultWhen, Faults, FileDevice, FileOptions, Layer,
@@ -27,7 +27,7 @@ fn open(path: &Path, source: u16) -> FileDevice {
 }
 
 fn rig(cache: Box<dyn Device>, config: Config) -> Rig {
-    Rig::new(cache, &crate::support::options(ReactorKind::Auto, config), 1 << 20)
+    Rig::new(cache, &support::options(ReactorKind::Auto, config), 1 << 20)
 }
 
 fn write(rig: &mut Rig, volume: VolumeIndex, first: u64, blocks: u64, byte: u8) {
@@ -123,7 +123,7 @@ impl Pressed {
         first.shard.drain(gives);
         first.wait("a drain", |shard| shard.engine().is_clean(gives));
         assert!(first.shard.close(PATIENCE).unwrap());
-        let options = crate::support::options(ReactorKind::Auto, config);
+        let options = support::options(ReactorKind::Auto, config);
         let gate = Arc::<Gate>::default();
         let device = SlowFlushes {
             inner: open(cache, CACHE_SOURCE),
@@ -198,7 +198,7 @@ fn a_volume_that_gives_its_room_is_forgotten_as_it_is_then() {
     write(rig, gives, 100, 1, 9);
     rig.request(gives, Op::Flush, 0, 0, None).unwrap();
     drop(pressed); // as a power cut leaves it
-    let options = crate::support::options(ReactorKind::Auto, config);
+    let options = support::options(ReactorKind::Auto, config);
     let mut rig = Rig::open(Box::new(open(&cache, CACHE_SOURCE)), &options, 1 << 20);
     rig.shard.serve(gives, backing());
     assert_eq!(first_byte(&mut rig, gives, 100), 9);
@@ -257,7 +257,7 @@ fn a_volume_that_waits_gives_its_room_and_can_be_forgotten_then() {
     first.shard.drain(waits);
     first.wait("a drain", |shard| shard.engine().is_clean(waits));
     assert!(first.shard.close(Duration::from_secs(60)).unwrap());
-    let options = crate::support::options(ReactorKind::Auto, Config::default());
+    let options = support::options(ReactorKind::Auto, Config::default());
     let mut rig = Rig::open(Box::new(open(&cache, CACHE_SOURCE)), &options, 1 << 20);
     rig.shard.serve(served, backing());
     let held = |rig: &Rig| rig.shard.engine().status(waits).unwrap().segments;
@@ -363,7 +363,7 @@ fn one_volume_too_many_for_the_segments_is_refused() {
     };
     let device = MemoryDevice::new(128 << 20, 4096).unwrap();
     forebay::cache::format(&device, 128 << 20, SEGMENT, 1).unwrap();
-    let options = crate::support::options(ReactorKind::Auto, Config::default());
+    let options = support::options(ReactorKind::Auto, Config::default());
     let mut shard = Shard::open(Box::new(device), &options).unwrap();
     let segments = shard.superblock().segment_count;
     let most = (segments / SEGMENTS_EACH_MIN) as u8;
