@@ -159,7 +159,9 @@ impl Machine {
         let size = self.rings.first().map_or(0, |ring| ring.size);
         if self.in_flight.is_none() {
             let queue_count = self.rings.len() as u16;
-            let wanted = Inflight { queue_count, queue_size: size, ..Inflight::default() };
+            // For shorter ones than there are, as QEMU 10 does.
+            let queue_size = size.div_ceil(8);
+            let wanted = Inflight { queue_count, queue_size, ..Inflight::default() };
             self.in_flight = Some(link.region(&wanted)?);
         }
         if let Some((told, file)) = &self.in_flight {

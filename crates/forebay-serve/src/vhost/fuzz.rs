@@ -6,7 +6,7 @@ use super::carried::Carried;
 use super::device::carry::taken_and_left;
 use super::inflight::{QUEUE_COUNT_MAX, Region};
 use super::memory::Memory;
-use super::queue::{Chain, DESCRIPTOR_COUNT_MAX, Queue, Rings};
+use super::queue::{Chain, DESCRIPTOR_COUNT_MAX, Queue, Rings, SIZE_MAX};
 use super::wire::{self, FD_COUNT_MAX, HEADER_BYTES as HEAD, Header, Inflight, Message};
 use crate::carried::{Record, check_file, record_header};
 use rustix::event::{EventfdFlags, eventfd};
@@ -162,10 +162,15 @@ fn told_bytes(carried: &Carried) -> u64 {
     carried.config.first_chunk().map_or(0, |it| u64::from_le_bytes(*it)) * blk::SECTOR
 }
 
-/// Its memory is by the guest's address.
+/// Its memory is by the guest's address, and its region is for the queues that there is room for (I4 of `inflight.rs`).
 fn sorted(mut carried: Carried) -> Carried {
     if let Some(memory) = &mut carried.memory {
         memory.sort_by_key(|region| region.guest);
+    }
+    if let Some(told) = &mut carried.region
+        && Region::make(told).is_ok_and(|(made, _)| made.size == told.size)
+    {
+        told.queue_size = SIZE_MAX;
     }
     carried
 }

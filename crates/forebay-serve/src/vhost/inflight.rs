@@ -13,6 +13,8 @@
 //! - **I2** A kill stops our stores at one of them, in the order they stand here: each is a release.
 //! - **I3** Sizes and places come from the message, and are compared with what we would have made;
 //!   the file is sealed against being cut short.
+//! - **I4** There is room for the longest queue, whatever was asked for: QEMU 10 asks by its option `queue-size` (128), and its
+//!   guests have queues of up to 1024. A region that was made for what was asked, by a program from before, is taken as well.
 
 use super::memory::{file_of, map};
 use super::queue::SIZE_MAX;
@@ -66,6 +68,7 @@ pub enum InflightError {
 pub struct Region {
     mapping: MmapRegion<()>,
     queue_count: u16,
+    /// Of the longest queue that there is room for.
     queue_size: u16,
 }
 
@@ -73,8 +76,8 @@ fn stride(queue_size: u16) -> usize {
     (HEAD_BYTES + ENTRY_BYTES * usize::from(queue_size)).next_multiple_of(64)
 }
 
-fn bytes(wanted: &Inflight) -> usize {
-    stride(wanted.queue_size) * usize::from(wanted.queue_count) + TAIL_BYTES
+fn bytes(queue_count: u16, queue_size: u16) -> u64 {
+    (stride(queue_size) * usize::from(queue_count) + TAIL_BYTES) as u64
 }
 
 fn check(wanted: &Inflight) -> Result<(), InflightError> {
@@ -87,10 +90,10 @@ fn check(wanted: &Inflight) -> Result<(), InflightError> {
 }
 
 impl Region {
-    /// Makes a region, to be given to the front end: what it is, and its file.
+    /// Makes a region, to be given to the front end: what it is, and its file (I4).
     pub fn make(wanted: &Inflight) -> Result<(Inflight, OwnedFd), InflightError> {
         check(wanted)?;
-        let size = bytes(wanted) as u64;
+        let size = bytes(wanted.queue_count, SIZE_MAX);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("forebay-inflight", flags).map_err(io::Error::from)?;
         ftruncate(&file, size).map_err(io::Error::from)?;
@@ -103,11 +106,11 @@ impl Region {
     pub fn take(told: &Inflight, file: OwnedFd) -> Result<Region, InflightError> {
         check(told)?;
         let is_sealed = fcntl_get_seals(&file).is_ok_and(|it| it.contains(SealFlags::SHRINK));
-        if told.size != bytes(told) as u64 || !is_sealed {
-            return Err(InflightError::NotOurs);
-        }
+        let Inflight { queue_count, .. } = *told;
+        let is_for = |queue_size: &u16| told.size == bytes(queue_count, *queue_size);
+        let queue_size = [SIZE_MAX, told.queue_size].into_iter().find(is_for).filter(|_| is_sealed);
+        let queue_size = queue_size.ok_or(InflightError::NotOurs)?;
         let mapping = map(file, told.offset, told.size)?;
-        let Inflight { queue_count, queue_size, .. } = *told;
         let region = Region { mapping, queue_count, queue_size };
         for queue in 0..queue_count {
             let content = [region.get::<u16>(queue, VERSION_AT), region.get(queue, SIZE_AT)];
@@ -280,7 +283,7 @@ mod tests {
         let (told, file) = Region::make(&WANTED).expect("a region");
         let take = |told: &Inflight| Region::take(told, file.try_clone().expect("a copy"));
         assert!(take(&told).is_ok());
-        let larger = Inflight { queue_size: 16, ..told };
+        let larger = Inflight { size: told.size + 64, ..told };
         assert!(matches!(take(&larger), Err(InflightError::NotOurs)));
         let elsewhere = Inflight { offset: 4096, ..told };
         assert!(take(&elsewhere).is_err());
@@ -291,6 +294,32 @@ mod tests {
         assert!(matches!(Region::take(&told, plain), Err(InflightError::NotOurs)));
         take(&told).expect("ours").set(1, SIZE_AT, 4u16);
         assert!(matches!(take(&told), Err(InflightError::Content)));
+    }
+
+    /// QEMU 10 asks for queues of 128, and its guests have some of 1024.
+    #[test]
+    fn there_is_room_for_the_longest_queue_whatever_was_asked_for() {
+        let (region, again) = twice();
+        assert!(region.holds(1, SIZE_MAX) && !region.holds(2, 8));
+        region.begin(0, SIZE_MAX - 1, 5);
+        region.begin(1, 0, 6);
+        region.begin(1, SIZE_MAX - 1, 7);
+        assert_eq!(again().resume(0, 0), (vec![SIZE_MAX - 1], 6));
+        assert_eq!(again().resume(1, 0), (vec![0, SIZE_MAX - 1], 8));
+        // As the next program is told of it.
+        let (told, file) = region.told().expect("its file");
+        assert!(Region::take(&told, file).expect("ours").holds(1, SIZE_MAX));
+    }
+
+    #[test]
+    fn a_region_from_before_for_what_was_asked_is_taken() {
+        let size = bytes(2, 8);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("before", flags).expect("a memfd");
+        ftruncate(&file, size).expect("room");
+        fcntl_add_seals(&file, SealFlags::SHRINK).expect("sealed");
+        let region = Region::take(&Inflight { size, ..WANTED }, file).expect("ours");
+        assert!(region.holds(1, 8) && !region.holds(1, 16));
     }
 
     #[test]
