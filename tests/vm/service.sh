@@ -227,12 +227,11 @@ END
     check "narrowed: the unit allows no other block devices" bash -c '! systemctl show -P DeviceAllow forebay@data | grep -F "block-*"'
     check "narrowed: its processes can read the cache" reads_as_service /dev/disk/by-id/virtio-cache512
     check "narrowed: they can read no other disk" bash -c "! reads_as_service /dev/disk/by-id/virtio-backing512 && head -c 512 /dev/disk/by-id/virtio-backing512 | wc -c | grep -x 512"
-    # So that there is something dirty that a mount of the backing devices would lack.
-    for it in xfs lvm btrfs; do echo newest >"/srv/$it/newest"; sync -f "/srv/$it/."; done
     # What does not come need not be waited for long.
     sed -i 's/\(device-timeout[ ="]*\)500/\130/' /etc/fstab /etc/forebay/data.toml
-    sync -f /etc/fstab
-    finish
+    # So that there is something dirty that a mount of the backing devices would lack, however long a shutdown would take.
+    check "dirty data without a stop" wait_for 120 all_dirty
+    cut_power
     ;;
 4)
     check "without its cache: the machine comes up" systemctl is-active multi-user.target
