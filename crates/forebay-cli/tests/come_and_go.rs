@@ -366,3 +366,36 @@ fn a_detaching_is_answered_before_the_daemon_goes_on_as_another_program() {
     assert_eq!(scratch.volume_names(), ["first"]);
     daemon.stop("TERM");
 }
+
+/// It was recorded in both copies of the superblock as no program takes it, or ended the daemon: either way the other volumes were gone, too.
+#[test]
+fn a_volume_that_no_superblock_can_hold_is_refused() {
+    let scratch = Scratch::new("come-huge");
+    scratch.format("64M");
+    let first = scratch.file("first", 32 * MIB);
+    let daemon = scratch.serve(&["--volume", &format!("first={}", first.display())]);
+    // Where files may be so large.
+    let huge = format!("/dev/shm/forebay-huge-{}", std::process::id());
+    std::fs::File::create(&huge).unwrap().set_len(3 << 50).unwrap();
+    let done = scratch.ask(&["attach", &format!("huge={huge}")]);
+    std::fs::remove_file(&huge).unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    assert!(text(&done).contains("has 3 PiB; a volume has less than 2 PiB"), "{done:?}");
+
+    let deep = (0..3).fold(scratch.path("deep"), |path, _| path.join("d".repeat(200)));
+    std::fs::create_dir_all(&deep).unwrap();
+    let deep = deep.join("backing");
+    std::fs::write(&deep, vec![0; 1 << 20]).unwrap();
+    let done = scratch.ask(&["attach", &format!("deep={}", deep.display())]);
+    assert_eq!(done.status.code(), Some(1));
+    assert!(text(&done).contains("and a cache keeps 510 of one"), "{done:?}");
+    // As it says.
+    let link = scratch.path("link");
+    std::os::unix::fs::symlink(&deep, &link).unwrap();
+    let done = scratch.ask(&["attach", &format!("deep={}", link.display())]);
+    assert!(done.status.success(), "{done:?}");
+    daemon.stop("TERM");
+    let daemon = scratch.serve::<&str>(&[]);
+    assert_eq!(scratch.volume_names(), ["first", "deep"]);
+    daemon.stop("TERM");
+}

@@ -7,6 +7,9 @@ use crate::units::BLOCK_SIZE;
 pub const VOLUME_COUNT_MAX: usize = 60;
 /// Blocks in one volume: 2^39 blocks of 4 KiB are 2 PiB.
 pub const VOLUME_BLOCKS_MAX: u64 = 1 << 39;
+/// Bytes of one volume. The last of all numbers is no block's: a slot whose 64 bits are all set is empty, and an item of a
+/// record's list with that number says something else ([`crate::format::record::ITEM_LOST`]).
+pub const VOLUME_BYTES_MAX: u64 = (VOLUME_BLOCKS_MAX - 1) * BLOCK_SIZE as u64;
 /// Bytes of one read or write handed to the engine; a front end splits longer ones.
 pub const REQUEST_BYTES_MAX: u64 = 1 << 20;
 /// Blocks one such request can touch when it is not aligned.

@@ -32,7 +32,7 @@ use crate::latency::{Latency, LatencySummary};
 use crate::memory::{Memory, SharedIdentity};
 use forebay_core::effect::{Effect, Fault, Token};
 use forebay_core::engine::{CacheHealth, Config, Engine};
-use forebay_core::format::superblock::{Mode, Superblock};
+use forebay_core::format::superblock::{Mode, PATH_MAX, Superblock};
 use forebay_core::limits::{REQUEST_COUNT_MAX, VOLUME_COUNT_MAX};
 use forebay_core::log::recovery::Damage;
 use forebay_core::payload::Place;
@@ -122,6 +122,16 @@ pub enum OpenError {
     Copy {
         /// Of the cache.
         uuid: String,
+    },
+    /// Of another volume than a superblock can hold.
+    #[error(
+        "a volume of {size_bytes} bytes at a path of {path_bytes} cannot be recorded: less than 2 PiB, and a path of at most {PATH_MAX} bytes, can"
+    )]
+    Unrecordable {
+        /// How large it is.
+        size_bytes: u64,
+        /// How long its path.
+        path_bytes: usize,
     },
     /// All places are taken.
     #[error("a cache holds at most {VOLUME_COUNT_MAX} volumes; `forebay forget` one")]

@@ -2,12 +2,12 @@
 //! Zeros and discards cost by the request and not by the byte, and memory is bounded by the cache
 //! and not by the volume.
 
-use crate::support::{self, BLOCK, PATIENCE, Random, Rig, Void};
-use forebay::io::{Device, MemoryDevice, ReactorKind};
-use forebay::shard::Shard;
+use crate::support::{self, BLOCK, Dir, PATIENCE, Random, Rig, Void};
+use forebay::io::{Device, FileDevice, FileOptions, MemoryDevice, ReactorKind};
+use forebay::shard::{CACHE_SOURCE, NewVolume, Shard};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
-use forebay_core::limits::VOLUME_COUNT_MAX;
+use forebay_core::limits::{VOLUME_BYTES_MAX, VOLUME_COUNT_MAX};
 use forebay_core::request::Op;
 use forebay_core::units::Lba;
 use std::time::{Duration, Instant};
@@ -18,6 +18,57 @@ const SHORT: Duration = Duration::from_millis(10);
 fn rig(cache: Box<MemoryDevice>) -> Rig {
     let options = support::shared_options(ReactorKind::Threads, Config::default());
     Rig::new(cache, &options, 1 << 20)
+}
+
+/// The last number of all is no block's (`limits.rs`): a copy of that block was taken for an empty place, and reads of it failed when it had left the
+/// buffers.
+#[test]
+fn the_last_block_of_the_largest_volume_is_one_like_others() {
+    let mut rig = rig(Box::new(MemoryDevice::new(64 << 20, 4096).unwrap()));
+    let volume = rig.add("v", Mode::WriteBack, Box::new(Void::new(VOLUME_BYTES_MAX)));
+    let other = rig.add("w", Mode::WriteBack, Box::new(Void::new(TIB)));
+    let (span, data) = (rig.memory.span(0, 4096), rig.memory.span(8192, 1 << 19));
+    data.copy_in(&vec![7; 1 << 19]);
+    for _ in 0..3 {
+        rig.request(volume, Op::Read, VOLUME_BYTES_MAX - 4096, 4096, Some(span)).unwrap();
+        for at in 0..80 {
+            let write = Op::Write { fua: false };
+            rig.request(other, write, at << 20, 1 << 19, Some(data)).unwrap();
+        }
+        rig.request(other, Op::Flush, 0, 0, None).unwrap();
+    }
+}
+
+/// It was recorded in both copies of the superblock, which nobody could read then: all volumes of the cache were lost.
+#[test]
+fn what_no_superblock_can_hold_of_a_volume_is_not_recorded() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "unrecordable");
+    let cache = dir.file("cache", 64 << 20);
+    let options = support::options(ReactorKind::Threads, Config::default());
+    let open = || {
+        let how = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
+        Box::new(FileDevice::open(&cache, &how).unwrap())
+    };
+    let mut rig = Rig::new(open(), &options, 1 << 20);
+    let index = rig.shard.free_index().unwrap();
+    let volume = |size_bytes, path: &str| NewVolume {
+        name: "v".into(),
+        size_bytes,
+        logical_block: 512,
+        mode: Mode::WriteBack,
+        reserve: Default::default(),
+        path: path.into(),
+        fingerprint: [0; 64],
+    };
+    for size_bytes in [0, 1000, VOLUME_BYTES_MAX + 512, 2 << 50, u64::MAX] {
+        let refused = rig.shard.add(index, &volume(size_bytes, "v")).unwrap_err().to_string();
+        assert!(refused.contains("less than 2 PiB"), "{refused}");
+    }
+    assert!(rig.shard.add(index, &volume(TIB, &"x".repeat(511))).is_err());
+    rig.shard.add(index, &volume(VOLUME_BYTES_MAX, &"x".repeat(510))).unwrap();
+    rig.close();
+    let next = Shard::open(open(), &options).unwrap();
+    assert_eq!(next.find("v"), Some(index));
 }
 
 #[test]

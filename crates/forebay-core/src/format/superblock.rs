@@ -16,7 +16,7 @@ use super::record::{Identity, Link};
 use super::size_again;
 use crate::limits::{
     GENERATION_MAX, ORDINAL_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENT_COUNT_MIN,
-    SEQUENCE_MAX, VOLUME_BLOCKS_MAX, VOLUME_COUNT_MAX, segment_count_max,
+    SEQUENCE_MAX, VOLUME_BYTES_MAX, VOLUME_COUNT_MAX, segment_count_max,
 };
 use crate::policy::reserve::Reserve;
 use crate::units::{BLOCK_BYTES, Ordinal, SegmentId, Sequence};
@@ -157,7 +157,12 @@ pub const VOLUME_FIELDS: [Field; 31] = [
         meaning: "bit 0: drained, kept clean; bit 1: frozen; bit 2: flush failed",
     },
     Field { offset: 20, size: 4, name: "attach_generation", meaning: "raised at each attach" },
-    Field { offset: 24, size: 8, name: "volume_bytes", meaning: "a multiple of 512" },
+    Field {
+        offset: 24,
+        size: 8,
+        name: "volume_bytes",
+        meaning: "a multiple of 512, at most 2^51 - 4096",
+    },
     Field { offset: 32, size: 4, name: "logical_block", meaning: "512 or 4096" },
     Field { offset: 36, size: 2, name: "shard", meaning: "0" },
     Field { offset: 38, size: 2, name: "shard_count", meaning: "1" },
@@ -362,6 +367,11 @@ pub struct Volume {
 }
 
 impl Volume {
+    /// Whether a volume may have so many bytes.
+    pub fn may_have(size_bytes: u64) -> bool {
+        (512..=VOLUME_BYTES_MAX).contains(&size_bytes) && size_bytes.is_multiple_of(512)
+    }
+
     /// A volume with an empty log: write-back, blocks of 512 bytes, first attached.
     pub fn empty(uuid: [u8; 16], name: &str, size_bytes: u64) -> Volume {
         Volume {
@@ -756,6 +766,8 @@ impl Volume {
     fn encode(&self, bytes: &mut [u8]) {
         assert!(self.uuid != [0; 16]);
         assert!(self.name.len() <= NAME_MAX && self.path.len() <= PATH_MAX);
+        // Else nobody could ever open the cache again, for any of its volumes.
+        assert!(Volume::may_have(self.size_bytes));
         put(bytes, 0, &self.uuid);
         bytes[16] = self.mode as u8;
         bytes[17] = self.order as u8;
@@ -820,10 +832,7 @@ impl Volume {
             return value("flags", get_u16(bytes, 18).into());
         }
         let size_bytes = get_u64(bytes, 24);
-        if size_bytes == 0
-            || !size_bytes.is_multiple_of(512)
-            || size_bytes / BLOCK_BYTES >= VOLUME_BLOCKS_MAX
-        {
+        if !Volume::may_have(size_bytes) {
             return value("volume_bytes", size_bytes);
         }
         let logical_block = get_u32(bytes, 32);

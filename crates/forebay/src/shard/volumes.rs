@@ -7,7 +7,7 @@ use crate::host::machine::DeviceNumber;
 use crate::io::{Device, DeviceKind};
 use crate::latency::Latency;
 use forebay_core::engine::{CacheHealth, Engine};
-use forebay_core::format::superblock::{Head, Volume};
+use forebay_core::format::superblock::{Head, PATH_MAX, Volume};
 use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::{Ordinal, Sequence, VolumeIndex};
@@ -57,6 +57,10 @@ impl Shard {
 
     /// Records a new volume, with an empty log.
     pub fn add(&mut self, index: VolumeIndex, volume: &NewVolume) -> Result<(), OpenError> {
+        if !Volume::may_have(volume.size_bytes) || volume.path.len() > PATH_MAX {
+            let (size_bytes, path_bytes) = (volume.size_bytes, volume.path.len());
+            return Err(OpenError::Unrecordable { size_bytes, path_bytes });
+        }
         self.check_room(&[], &[volume.reserve])?;
         let mut uuid = [0; 16];
         cache::fill_random(&mut uuid).map_err(system("take random bytes"))?;

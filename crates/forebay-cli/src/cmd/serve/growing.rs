@@ -15,7 +15,7 @@ use crate::units::{count, size};
 use anyhow::{Context, Result, bail};
 use forebay::io::DeviceKind;
 use forebay_core::engine::CacheHealth;
-use forebay_core::limits::VOLUME_BLOCKS_MAX;
+use forebay_core::limits::VOLUME_BYTES_MAX;
 use forebay_core::units::{BLOCK_BYTES, Sequence, VolumeIndex};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -71,7 +71,7 @@ impl Daemon {
             self.desk.borrow_mut().answers.push_back((client, Reply::Told { lines }));
             return Ok(());
         }
-        if after / BLOCK_BYTES >= VOLUME_BLOCKS_MAX {
+        if after > VOLUME_BYTES_MAX {
             bail!("{backing}: has {}; a volume has less than 2 PiB", size(after));
         }
         let shard = &mut self.server.shard;

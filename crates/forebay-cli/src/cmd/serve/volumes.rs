@@ -19,7 +19,8 @@ use forebay::host::identity::{Fingerprint, Match, SuperblockKinds};
 use forebay::host::named::Named;
 use forebay::io::Device;
 use forebay::shard::{NewVolume, uuid_text};
-use forebay_core::format::superblock::{Mode, Volume};
+use forebay_core::format::superblock::{Mode, PATH_MAX, Volume};
+use forebay_core::limits::VOLUME_BYTES_MAX;
 use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use std::path::{Path, PathBuf};
@@ -291,6 +292,17 @@ impl Daemon {
         let others = self.others(&looked.path, &spec.name, without_cache, taken)?;
         self.mode_of(spec)?;
         spec.backing.path.to_str().context("the backing device's path is not UTF-8")?;
+        let path = looked.path.display();
+        let bytes = looked.device.info().size_bytes;
+        if bytes > VOLUME_BYTES_MAX {
+            bail!("{path}: has {}; a volume has less than 2 PiB", size(bytes));
+        }
+        let length = lasting(&spec.backing)?.to_string().len();
+        if length > PATH_MAX {
+            bail!(
+                "{path}: its path has {length} bytes, and a cache keeps {PATH_MAX} of one; give a link that has less"
+            );
+        }
         Ok(others)
     }
 
@@ -358,7 +370,8 @@ impl Daemon {
         let (device, stats) = backing::counted(backing::timed(device, address));
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
         let text = lasting(address)?.to_string();
-        let is_text = address.path.to_str().is_some();
+        // Else what is recorded stays: it is a hint.
+        let is_text = address.path.to_str().is_some() && text.len() <= PATH_MAX;
         let as_found = Volume {
             path: if is_text { text.clone() } else { recorded.path.clone() },
             // Before anything is written to it (I2 of `host/identity.rs`).
