@@ -637,3 +637,31 @@ fn a_flush_that_fails_on_a_file_is_its_own() {
     rig.settle();
     assert!(rig.engine.is_clean(other) && !rig.engine.is_clean(VOLUME));
 }
+
+/// A batch under way, and behind it a write that waits for the backing device.
+fn waits_behind_a_batch(rig: &mut Rig, offset: u64) {
+    while !rig.under_way.iter().any(|(_, it)| matches!(it, Effect::WriteBacking { .. })) {
+        rig.turn(|_| true, Ok(()));
+    }
+    assert!(rig.asks(VOLUME, Op::Write { fua: false }, offset, BLOCK_BYTES));
+}
+
+/// Its volume takes writes as it did again, and nothing asked for a batch before what is dirty was old: half a minute.
+#[test]
+fn who_waits_for_the_backing_device_does_so_no_longer_for_another_mode() {
+    let mut rig = Rig::new(1);
+    rig.engine.set_mode(VOLUME, Mode::WriteThrough, &mut Nothing);
+    rig.take();
+    rig.settle();
+    assert!(rig.asks(VOLUME, Op::Write { fua: false }, 0, BLOCK_BYTES));
+    waits_behind_a_batch(&mut rig, MIB);
+    rig.engine.set_mode(VOLUME, Mode::WriteBack, &mut Nothing);
+    rig.take();
+    rig.settle();
+    let begun = rig.now;
+    while rig.answers.len() < 2 {
+        rig.wait(100_000_000);
+        rig.settle();
+    }
+    assert!(rig.now - begun < 5_000_000_000, "{} ms", (rig.now - begun) / 1_000_000);
+}

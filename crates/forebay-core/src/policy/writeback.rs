@@ -295,6 +295,8 @@ impl Engine {
     fn writeback_wanted(&self, volume: &Volume) -> bool {
         let extents = volume.pending_extents.len() as u64;
         volume.is_through()
+            // Also if it has another mode by now.
+            || !volume.through_waiters.is_empty()
             || volume.starved
             || volume.settles_to_grow()
             || volume.log.going > 0
