@@ -15,6 +15,7 @@ use crate::payload::Payload;
 use crate::policy::reserve::Reserve;
 use crate::policy::slices::Sharing;
 use crate::policy::writeback::{Cursor, Exposed, Stage};
+use crate::request::RequestError;
 use crate::stats::Stats;
 use crate::units::{BLOCK_BYTES, Lba, Ordinal, SegmentId, Sequence, Tick, VolumeIndex};
 use crate::volume::Volume;
@@ -323,6 +324,20 @@ impl Engine {
     /// Ends write-back after the batch under way: the second step of a stop.
     pub fn stop_writeback(&mut self) {
         self.stopping = true;
+    }
+
+    /// Nobody hears of requests any more, the last step of a stop: no batch begins, so those that wait for one, or for the room that
+    /// it would make, are given up. What of them was placed stays. All others are done.
+    pub fn give_up_writes(&mut self, payload: &mut impl Payload) {
+        self.gives_up = true;
+        for index in 0..self.volumes.len() {
+            let waiter =
+                |it: &mut Self| it.volumes[index].as_deref_mut()?.through_waiters.pop_front();
+            while let Some(waiter) = waiter(self) {
+                self.answer(waiter.request, Err(RequestError::Closing));
+            }
+        }
+        self.put_in_order(payload);
     }
 
     /// No request comes any more: batches begin still, as long as there are requests inside, which may wait for one.

@@ -237,6 +237,8 @@ pub struct Engine {
     pub(crate) stopping: bool,
     /// But for requests that are inside: no other comes.
     pub(crate) answers_the_rest: bool,
+    /// Nobody hears of writes any more: none waits for a batch, or for the room that it would make.
+    pub(crate) gives_up: bool,
     pub(crate) lanes: Vec<Lane>,
     /// Where a batch is sorted.
     pub(crate) sort_room: Vec<u64>,
@@ -315,6 +317,7 @@ impl Engine {
             health: CacheHealth::Healthy,
             stopping: false,
             answers_the_rest: false,
+            gives_up: false,
             lane_left: false,
             lanes: (0..Lane::count(&config)).map(|_| Lane::new(&config)).collect(),
             sort_room: Vec::with_capacity(Lane::items(&config)),

@@ -55,6 +55,6 @@ pub enum RequestError {
     ReadOnly,
     /// The volume does not exist or its backing device is missing: ENXIO.
     NoVolume,
-    /// The volume is being closed: ESHUTDOWN.
+    /// The volume is being closed, and it was given up: ESHUTDOWN.
     Closing,
 }

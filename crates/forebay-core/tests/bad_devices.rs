@@ -665,3 +665,24 @@ fn who_waits_for_the_backing_device_does_so_no_longer_for_another_mode() {
     }
     assert!(rig.now - begun < 5_000_000_000, "{} ms", (rig.now - begun) / 1_000_000);
 }
+
+/// No batch begins for it any more, so a stop waited for it a whole minute, and was then no clean one.
+#[test]
+fn a_stop_does_not_wait_for_who_waits_for_the_backing_device() {
+    let mut rig = Rig::new(1);
+    rig.write_all(0, 4);
+    rig.answered();
+    rig.engine.drain(VOLUME, &mut Nothing);
+    rig.take();
+    waits_behind_a_batch(&mut rig, 100 * MIB);
+    rig.engine.stop_writeback();
+    rig.engine.sync(&mut Nothing);
+    rig.engine.give_up_writes(&mut Nothing);
+    rig.take();
+    // Nor is one taken that comes now.
+    assert!(rig.asks(VOLUME, Op::Write { fua: false }, 101 * MIB, BLOCK_BYTES));
+    rig.settle();
+    assert!(rig.engine.is_quiet());
+    let given_up = rig.answers.values().filter(|it| **it == Err(RequestError::Closing));
+    assert_eq!(given_up.count(), 2, "{:?}", rig.answers);
+}

@@ -204,7 +204,17 @@ impl World {
     pub(crate) fn answered(&mut self, tag: u32, result: Result<(), RequestError>) -> Outcome {
         let memory = self.memory.end(tag);
         let asked = self.asked.remove(&tag.into()).expect("it was asked");
-        if self.hears_not() {
+        let given_up = result == Err(RequestError::Closing);
+        if given_up && !self.is_ending {
+            return Err(Failure("a request was given up though guests hear of it".into()));
+        }
+        if given_up {
+            self.marks.hit("given up by a stop");
+        }
+        if given_up && !self.setup.comes_again {
+            return Ok(());
+        }
+        if given_up || self.hears_not() {
             self.unheard(&asked, memory);
             return Ok(());
         }

@@ -112,7 +112,7 @@ fn hand_over_whole(world: &mut World) -> Outcome {
 }
 
 /// A process that is to end waits no longer for the requests inside.
-pub(crate) fn die_with_requests(world: &mut World) -> Outcome {
+fn die_with_requests(world: &mut World) -> Outcome {
     world.marks.hit("ended with requests inside");
     (world.faults_over, world.is_ending) = (false, false);
     world.stop(Stop::Process);

@@ -176,6 +176,7 @@ pub const EXPECTED: &[&str] = &[
     "cache block unreadable",
     "checkpoint page rotted",
     "clean stop",
+    "given up by a stop",
     "handed over",
     "handed over and not taken",
     "opened from a checkpoint",

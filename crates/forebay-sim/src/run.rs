@@ -475,12 +475,9 @@ fn stop_and_open(world: &mut World, left: u64) -> Outcome {
                     return restart_failed(world);
                 }
             } else {
-                if clean_stop(world)? {
-                    world.marks.hit("clean stop");
-                    world.open(None)?;
-                } else {
-                    crate::handover::die_with_requests(world)?;
-                }
+                clean_stop(world)?;
+                world.marks.hit("clean stop");
+                world.open(None)?;
             }
         }
         kind @ (1 | 2) => {
@@ -580,8 +577,8 @@ pub(crate) fn read_all(world: &mut World) -> Outcome {
     settle(world)
 }
 
-/// Says whether it came to an end: requests may be inside that wait for room, which no batch makes any more.
-fn clean_stop(world: &mut World) -> Result<bool, Failure> {
+/// It comes to an end whatever is inside: what waits for a batch, or for the room that none makes any more, is given up.
+fn clean_stop(world: &mut World) -> Outcome {
     let fails = world.setup.backing_fault > 0 && !world.faults_over;
     world.faults_over = true;
     let outcome = clean_stop_whole(world, fails);
@@ -589,7 +586,7 @@ fn clean_stop(world: &mut World) -> Result<bool, Failure> {
     outcome
 }
 
-fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
+fn clean_stop_whole(world: &mut World, fails: bool) -> Outcome {
     let begun = world.now;
     world.cancel_resize()?;
     let engine = world.engine.as_mut().expect("there is a process");
@@ -598,6 +595,7 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
     }
     engine.sync(&mut world.memory);
     engine.stop_writeback();
+    engine.give_up_writes(&mut world.memory);
     world.is_ending = true;
     world.drain_effects()?;
     let quiet = |world: &World| {
@@ -606,9 +604,6 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
     };
     while !quiet(world) {
         if !world.step()? || world.now - begun > WAIT_MAX {
-            if !world.asked.is_empty() {
-                return Ok(false);
-            }
             return Err(Failure(format!("a stop does not end: {}", stuck(world).0)));
         }
     }
@@ -677,7 +672,7 @@ fn clean_stop_whole(world: &mut World, fails: bool) -> Result<bool, Failure> {
     for volume in &mut world.volumes {
         volume.around_used = !is_clean || volume.may_bypass();
     }
-    Ok(true)
+    Ok(())
 }
 
 /// At the end everything is drained: the backing device alone is the disk then (P3).
@@ -711,8 +706,7 @@ fn acknowledge(world: &mut World) -> Outcome {
     }
     // What came again to a volume that came late is answered, too.
     settle(world)?;
-    let ended = clean_stop(world)?;
-    assert!(ended, "no request is inside");
+    clean_stop(world)?;
     world.faults_over = true;
     world.open(None)
 }

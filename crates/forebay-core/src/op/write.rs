@@ -138,7 +138,7 @@ impl Engine {
                 if !logged && let Some(how) = self.bypass(volume, at) {
                     self.volume(volume).extents_full = false; // `extent_room` says it of this one
                     if !self.around_begin(volume, at, how, payload) {
-                        if self.write_refused(volume, at) {
+                        if self.write_refused(volume, at) || self.write_given_up(volume, at) {
                             continue;
                         }
                         self.write_starves(volume);
@@ -155,6 +155,9 @@ impl Engine {
                 }
                 // What is to pass soon takes no part of the room, nor waits for the rest of it.
                 if held || lacks && self.volume(volume).around.awaits {
+                    if self.write_given_up(volume, at) {
+                        continue;
+                    }
                     break;
                 }
                 let edges = self.edges(at);
@@ -182,6 +185,9 @@ impl Engine {
                 if self.write_past_full(volume, at, true, payload) {
                     continue;
                 }
+                if self.write_given_up(volume, at) {
+                    continue;
+                }
                 self.write_starves(volume);
                 break;
             }
@@ -200,6 +206,18 @@ impl Engine {
     /// back would only take the cache device from those who wait for it.
     fn lacks_buffer(&self, volume: VolumeIndex) -> bool {
         self.buffers.is_empty() && self.volume_ref(volume).is_some_and(|state| !state.refused)
+    }
+
+    /// Gives up a request that waits for room which no batch makes any more, or for a buffer; says whether it did.
+    fn write_given_up(&mut self, volume: VolumeIndex, at: u32) -> bool {
+        if !self.gives_up {
+            return false;
+        }
+        let state = self.volume(volume);
+        state.writes.pop_front();
+        state.unlock(at);
+        self.answer(at, Err(RequestError::Closing));
+        true
     }
 
     /// Refuses a request that waits for room for an extent, if lost blocks have it all: nobody makes
@@ -531,6 +549,9 @@ impl Engine {
     ) {
         let sequence = self.active(at).sequence;
         let waiter = Waiter { sequence, request: at };
+        if through && self.gives_up {
+            return self.answer(at, Err(RequestError::Closing));
+        }
         if through {
             self.active(at).backing_waited = true;
             // What a batch has written back is durable in the log before.

@@ -11,14 +11,16 @@ use forebay_core::units::VolumeIndex;
 use std::time::{Duration, Instant};
 
 impl Shard {
-    /// Lets what is under way end, the batch that is written back as well, and makes everything durable. Whether that
-    /// was done within `limit`; from then on no backing device is written to.
+    /// Lets what is under way end, the batch that is written back as well, and makes everything durable. Nobody hears of
+    /// requests any more: what waits for more than that is given up. Whether it was done within `limit`; from then on no backing device is written to.
     pub fn quiesce(&mut self, limit: Duration) -> Result<bool, OpenError> {
         let begun = Instant::now();
         self.cancel_resize();
         self.engine.stop_writeback();
         self.engine.want_checkpoint();
         self.engine.sync(&mut self.memory);
+        self.engine.give_up_writes(&mut self.memory);
+        self.run_effects();
         let mut foreign = Vec::new();
         while !(self.engine.is_quiet() && self.engine.is_checkpointed() && self.done.is_empty()) {
             if begun.elapsed() > limit {

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::{info, warn};
 
-/// How long front ends are waited for. What is inside by then is done all the same, and nobody is told.
+/// How long front ends are waited for. Nobody is told of what is inside by then: it is done, or given up where it waits for a batch.
 const FRONT_ENDS: Duration = Duration::from_secs(5);
 /// How long the last requests and flushes may take before a hand-over is given up.
 const REST: Duration = Duration::from_secs(10);
