@@ -300,6 +300,10 @@ impl Volume {
         self.locks.iter().any(|lock| lock.owner != owner && lock.start < end && start < lock.end)
     }
 
+    pub(crate) fn has_lock(&self, owner: u32) -> bool {
+        self.locks.iter().any(|lock| lock.owner == owner)
+    }
+
     pub(crate) fn unlock(&mut self, owner: u32) {
         self.locks.retain(|lock| lock.owner != owner);
     }

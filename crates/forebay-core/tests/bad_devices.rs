@@ -686,3 +686,32 @@ fn a_stop_does_not_wait_for_who_waits_for_the_backing_device() {
     let given_up = rig.answers.values().filter(|it| **it == Err(RequestError::Closing));
     assert_eq!(given_up.count(), 2, "{:?}", rig.answers);
 }
+
+/// Its last block was locked until the process ended, and all writes of the volume waited behind the first to touch it.
+#[test]
+fn a_growth_that_cannot_be_recorded_holds_up_nobody() {
+    for dirty in [false, true] {
+        let config = Config { buffer_count: 16, lane_count: 1, ..Config::default() };
+        let size = 64 * MIB + 512;
+        let mut rig = Rig::over(support::chosen(1, size, 256 * MIB, 512 << 10, config));
+        if dirty {
+            assert!(rig.asks(VOLUME, Op::Write { fua: true }, 0, BLOCK_BYTES));
+            rig.settle();
+        }
+        rig.answered();
+        rig.engine.begin_to_grow(VOLUME, 64 * MIB + 4096, &mut Nothing);
+        rig.take();
+        rig.settle();
+        assert!(rig.engine.may_grow_to(VOLUME).is_some());
+        rig.engine.cache_has_failed();
+        rig.tick();
+        rig.settle();
+        assert!(rig.asks(VOLUME, Op::Write { fua: false }, 64 * MIB, 512));
+        assert!(rig.asks(VOLUME, Op::Write { fua: false }, 8 * MIB, BLOCK_BYTES));
+        for _ in 0..100 {
+            rig.wait(1_000_000_000);
+            rig.settle();
+        }
+        assert_eq!(rig.answers.len(), 2, "dirty {dirty}: {:?}", rig.answers);
+    }
+}

@@ -125,6 +125,12 @@ impl Engine {
             // Its entry never becomes durable. What is ready may have been told to the superblock already.
             return self.growth_ends(volume, payload);
         }
+        if failed && state.has_lock(OWNER) {
+            // What is ready may wait for ever to be recorded. Nothing is placed for the block any more, and the entry that voids
+            // what was is durable.
+            state.unlock(OWNER);
+            return self.write_settle(volume, payload);
+        }
         let stage = match growing.stage {
             Growth::Settling => self.void_last(volume, payload),
             Growth::Voiding(entry) if state.log.durable.through >= entry => Growth::Ready,
