@@ -435,11 +435,7 @@ impl Engine {
                 .filter(|it| it.kind != Kind::Bypassed)
                 .count() as u64,
             dirty: log.is_dirty(),
-            // Behind the watermark there may be copies of what was read, far older than what is dirty.
-            dirty_since: log.is_dirty().then_some(()).and_then(|()| {
-                let placed = log.times.placed_since(log.watermark).or(state.writeback.dirty_since);
-                placed.max(state.writeback.dirty_from)
-            }),
+            dirty_since: state.dirty_since(),
             backing_as_of: log.backing_as_of,
             writeback: state.writeback.stage,
             backing_failing: state.writeback.failing,

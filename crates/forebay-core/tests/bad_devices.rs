@@ -715,3 +715,34 @@ fn a_growth_that_cannot_be_recorded_holds_up_nobody() {
         assert_eq!(rig.answers.len(), 2, "dirty {dirty}: {:?}", rig.answers);
     }
 }
+
+/// It is appended again at each try, so that what the log has of it is never old: `status` said that nothing was older than a minute,
+/// however long the backing device had refused it.
+#[test]
+fn what_the_backing_device_refuses_ages() {
+    let mut rig = Rig::new(1);
+    rig.write_all(0, 1);
+    let refused = |effect: &Effect| match effect {
+        Effect::WriteBacking { lba, blocks, .. } => lba.0 <= 7 && 7 < lba.0 + u64::from(*blocks),
+        _ => false,
+    };
+    let age = |rig: &Rig| {
+        let since = rig.engine.status(VOLUME).and_then(|it| it.dirty_since).expect("it is dirty");
+        (rig.now - since.0) / 1_000_000_000
+    };
+    for second in 0..1000 {
+        while rig.turn(refused, Err(Fault)) + rig.turn(|effect| !refused(effect), Ok(())) > 0 {}
+        rig.wait(1_000_000_000);
+        assert!(age(&rig) + 2 >= second, "{} s after {second}", age(&rig));
+    }
+    assert_eq!(rig.engine.status(VOLUME).map(|it| it.parked_blocks), Some(1));
+    while rig.engine.status(VOLUME).is_some_and(|it| it.parked_blocks > 0) {
+        rig.settle();
+        rig.wait(1_000_000_000);
+    }
+    rig.settle();
+    assert!(rig.engine.is_clean(VOLUME));
+    // What comes later is not as old.
+    rig.write_all(0, 1);
+    assert!(age(&rig) < 2, "{} s", age(&rig));
+}

@@ -165,8 +165,10 @@ impl Engine {
         log.head.as_mut().expect("there is room").next_block += 1;
         let sequence = self.place_entry(volume, entry, payload);
         if kind == Kind::Parked {
+            let now = self.now;
             let state = self.volume(volume);
-            state.parked.insert(lba);
+            let since = state.dirty_since().unwrap_or(now);
+            state.parked.insert(lba, since);
             state.log.dirtied = sequence;
             state.log.dirty_blocks += 1;
             state.stats.parked_blocks += 1;

@@ -71,6 +71,8 @@ const PAUSE_LAST: u64 = 64;
 pub struct Parked {
     /// In order.
     blocks: Vec<Lba>,
+    /// All that is parked was placed since then; while it is, the log has it again and again, and what is there is never old.
+    since: Tick,
     count_max: usize,
     /// Tries in a row in which the backing device refused something.
     pub(crate) tries: u32,
@@ -87,6 +89,7 @@ impl Parked {
         let count_max = usize::from(segment_blocks.saturating_sub(2)).min(COUNT_MAX);
         Parked {
             blocks: Vec::with_capacity(count_max),
+            since: Tick(0),
             count_max,
             tries: 0,
             due: Tick(0),
@@ -135,9 +138,15 @@ impl Parked {
         self.blocks.len() < self.count_max || self.contains(lba)
     }
 
-    /// A block is parked; there is room.
-    pub(crate) fn insert(&mut self, lba: Lba) {
+    /// Nothing of it was placed before.
+    pub(crate) fn since(&self) -> Option<Tick> {
+        (!self.is_empty()).then_some(self.since)
+    }
+
+    /// A block is parked that was not placed before `since`; there is room.
+    pub(crate) fn insert(&mut self, lba: Lba, since: Tick) {
         assert!(self.has_room(lba));
+        self.since = self.since().unwrap_or(since);
         if let Err(at) = self.blocks.binary_search(&lba) {
             self.blocks.insert(at, lba);
         }
@@ -166,6 +175,17 @@ impl Parked {
 }
 
 impl Volume {
+    /// Nothing that is dirty was placed before.
+    pub(crate) fn dirty_since(&self) -> Option<Tick> {
+        if !self.log.is_dirty() {
+            return None;
+        }
+        let placed = self.log.times.placed_since(self.log.watermark);
+        // Behind the watermark there may be copies of what was read, far older than what is dirty.
+        let placed = placed.or(self.writeback.dirty_since).max(self.writeback.dirty_from);
+        placed.into_iter().chain(self.parked.since()).min()
+    }
+
     /// Whether all that is dirty is parked.
     pub(crate) fn is_only_parked(&self) -> bool {
         !self.parked.is_empty()
@@ -367,7 +387,7 @@ mod tests {
     #[test]
     fn the_pause_doubles_up_to_its_end_and_begins_anew_when_nothing_is_parked() {
         let mut parked = Parked::new(16);
-        parked.insert(Lba(7));
+        parked.insert(Lba(7), Tick(0));
         let pauses: Vec<u64> = (0..5)
             .map(|_| {
                 parked.put_off(Tick(100), 10);
@@ -387,9 +407,9 @@ mod tests {
     #[test]
     fn one_segment_takes_all_of_them() {
         let mut parked = Parked::new(16);
-        (0..14).rev().for_each(|lba| parked.insert(Lba(2 * lba)));
+        (0..14).rev().for_each(|lba| parked.insert(Lba(2 * lba), Tick(0)));
         assert!(!parked.has_room(Lba(1)) && parked.has_room(Lba(2)));
-        parked.insert(Lba(2));
+        parked.insert(Lba(2), Tick(0));
         assert_eq!((parked.len(), parked.first()), (14, Some(Lba(0))));
         assert!(parked.overlaps(Lba(25), Lba(27)) && !parked.overlaps(Lba(27), Lba(90)));
         parked.remove(Lba(4), Lba(9));
