@@ -271,7 +271,10 @@ fn serve(
         End::Stop => info!("stops: `forebay stop` asked for it"),
         End::Upgrade(executable, against) => {
             info!("goes on as {}", executable.display());
-            daemon.quiesce_devices()?;
+            // Where new requests are not kept back meanwhile, they wait for the next program.
+            if let Err(error) = daemon.quiesce_devices() {
+                warn!("the block devices do not hold requests back: {error:#}");
+            }
             // The devices stay, and wait for it.
             daemon.attached.clear();
             let _ = sd_notify("RELOADING=1");
@@ -284,12 +287,14 @@ fn serve(
     daemon.is_ending = true;
     daemon.activity = "stops: waits until nobody holds its block devices";
     let _ = sd_notify("STOPPING=1");
-    daemon.release_devices(args.stop_timeout)?;
+    // What is in memory is made durable, whatever came of the devices.
+    let released = daemon.release_devices(args.stop_timeout);
+    daemon.attached.clear();
     daemon.stop_leaving();
     let desk = Rc::clone(&daemon.desk);
     let ended = daemon.end(args.stop_timeout, &control, unix_sockets(args));
     desk.borrow_mut().tell_end(&ended);
-    ended.map(|_| Next::Exit(ExitCode::SUCCESS))
+    ended.and(released).map(|()| Next::Exit(ExitCode::SUCCESS))
 }
 
 /// The sockets that are files, to be removed in the end.

@@ -156,7 +156,6 @@ impl Daemon {
                 _ => {}
             }
         }
-        self.attached.clear();
         Ok(())
     }
 }
