@@ -250,6 +250,8 @@ pub struct VolumeStatus {
     pub cache_bytes_per_written_byte: Option<f64>,
     pub backing_bytes_per_written_byte: Option<f64>,
     pub lost_blocks: u64,
+    #[serde(default)]
+    pub lost_blocks_now: u64,
     /// Dirty blocks that the backing device refuses: kept, and tried again now and then.
     pub parked_blocks: u64,
     pub repaired_blocks: u64,

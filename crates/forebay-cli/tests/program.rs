@@ -25,6 +25,7 @@ mod full;
 #[cfg(feature = "fuse")]
 mod fuse;
 mod kill;
+mod lost;
 mod main_job;
 mod media;
 mod metrics;

@@ -55,7 +55,8 @@ fn drain(socket: &Path, before: &VolumeStatus) -> Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&is_ended))
             .context("cannot catch signals")?;
     }
-    if !watch_until(socket, Some(&before.name), || is_ended.load(Ordering::Relaxed))? {
+    let done = watch_until(socket, Some(&before.name), || is_ended.load(Ordering::Relaxed));
+    if !done.with_context(|| format!("{}: not detached", before.name))? {
         bail!("{}: not detached: it was ended before all was written back", before.name);
     }
     Ok(())

@@ -43,6 +43,19 @@ pub fn watch_until(socket: &Path, name: Option<&str>, is_ended: impl Fn() -> boo
     }
 }
 
+/// What is said of a volume all of which was written back, where only the cache knows that so many blocks are lost.
+pub fn drained_but_for(lost: u64) -> String {
+    let (are, them, they_are, they_give) = match lost {
+        1 => ("is", "it", "it is", "it gives"),
+        _ => ("are", "them", "they are", "they give"),
+    };
+    format!(
+        "drained but for {} that {are} lost: reads of {them} fail until {they_are} written again; without the cache \
+         {they_give} old data; `forebay check` says where",
+        count(lost, "block")
+    )
+}
+
 /// How far draining is.
 pub struct Progress {
     line: Line,
@@ -62,8 +75,16 @@ impl Progress {
         let dirty: u64 = volumes.iter().map(|volume| volume.dirty_bytes).sum();
         if volumes.iter().all(|volume| !volume.dirty) {
             self.line.end()?;
-            for VolumeStatus { name, backing, .. } in volumes {
+            let (whole, lacking): (Vec<&VolumeStatus>, Vec<&VolumeStatus>) =
+                volumes.iter().partition(|volume| volume.lost_blocks_now == 0);
+            for VolumeStatus { name, backing, .. } in whole {
                 writeln!(std::io::stdout(), "{name}: drained; {backing} is the plain disk")?;
+            }
+            if !lacking.is_empty() {
+                let text = |it: &&VolumeStatus| {
+                    format!("{}: {}", it.name, drained_but_for(it.lost_blocks_now))
+                };
+                bail!(lacking.iter().map(text).collect::<Vec<_>>().join("; "));
             }
             // What can be drained is. The rest is not to be overlooked.
             let left = |volume: &&&VolumeStatus| volume.dirty || volume.state == "frozen";

@@ -12,6 +12,7 @@ use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions, uuid_text};
 use forebay_core::format::superblock::Superblock;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use std::io::{BufRead, IsTerminal};
+use std::path::Path;
 use std::process::ExitCode;
 
 pub fn run(args: &ForgetArgs) -> Result<ExitCode> {
@@ -35,13 +36,9 @@ fn forget(shard: &mut Shard, args: &ForgetArgs) -> Result<VolumeIndex> {
         let names: Vec<&str> = volumes.map(|volume| volume.name.as_str()).collect();
         bail!("{}: no such volume in this cache; it has: {}", args.name, names.join(", "));
     };
-    if let Some(dirty) = dirty_text(shard, index) {
+    if let Some(dirty) = dirty(shard, index) {
         if !args.lose_dirty {
-            bail!(
-                "{dirty}: not all of it is on its backing device; run `forebay drain --cache {}` \
-                 first, or give --lose-dirty",
-                args.cache.display()
-            );
+            bail!("{}: {}", dirty.text, advice([&dirty], &args.cache));
         }
         ask_for(&[dirty])?;
     }
@@ -69,37 +66,64 @@ pub fn release(
     done
 }
 
-/// `name (3.1 GiB)` if the volume has data that is not on its backing device, or has lost such data.
-fn dirty_text(shard: &Shard, index: VolumeIndex) -> Option<String> {
+/// A volume that has data which is not on its backing device, or has lost such data.
+pub struct Dirty {
+    /// `name (3.1 GiB)`.
+    pub text: String,
+    /// A drain would bring something to its backing device.
+    can_be_drained: bool,
+}
+
+fn dirty(shard: &Shard, index: VolumeIndex) -> Option<Dirty> {
     let status = shard.engine().status(index)?;
     let name = &shard.superblock().volumes[usize::from(index.0)].as_ref()?.name;
     let dirty = size(status.dirty_blocks * BLOCK_BYTES);
-    match status.lost_blocks_now {
+    let text = match status.lost_blocks_now {
         // The cache alone knows which: without it they would read as they were before.
-        1.. => Some(format!("{name} ({dirty}, {} lost)", count(status.lost_blocks_now, "block"))),
-        0 => (status.dirty || status.frozen).then(|| format!("{name} ({dirty})")),
+        1.. => format!("{name} ({dirty}, {} lost)", count(status.lost_blocks_now, "block")),
+        0 if status.dirty || status.frozen => format!("{name} ({dirty})"),
+        0 => return None,
+    };
+    Some(Dirty { text, can_be_drained: status.dirty && !status.frozen })
+}
+
+/// What to do before these are given up.
+pub fn advice<'a>(dirty: impl IntoIterator<Item = &'a Dirty>, cache: &Path) -> String {
+    match dirty.into_iter().any(|it| it.can_be_drained) {
+        true => format!(
+            "not all of it is on its backing device; run `forebay drain --cache {}` first, or give --lose-dirty",
+            cache.display()
+        ),
+        false => "only the cache knows what is lost of it, and a drain brings nothing back: write that again (a \
+                  frozen volume takes nothing), or give --lose-dirty"
+            .into(),
     }
 }
 
 /// The volumes of a cache that have data which is not on their backing devices, what a killed
 /// process left in memory included.
-pub fn dirty_volumes(device: FileDevice) -> Result<Vec<String>> {
+pub fn dirty_volumes(device: FileDevice) -> Result<Vec<Dirty>> {
     let shard = Shard::open(Box::new(device), &ShardOptions::default())?;
     let indexes = (0..shard.superblock().volumes.len() as u8).map(VolumeIndex);
-    let dirty = indexes.filter_map(|index| dirty_text(&shard, index)).collect();
+    let dirty = indexes.filter_map(|index| dirty(&shard, index)).collect();
     shard.close(DURABLE)?;
     Ok(dirty)
 }
 
+/// They, in a row.
+pub fn texts(dirty: &[Dirty]) -> String {
+    dirty.iter().map(|it| it.text.as_str()).collect::<Vec<_>>().join(", ")
+}
+
 /// Asks to type the names of what is given up; without a terminal that is refused.
-pub fn ask_for(dirty: &[String]) -> Result<()> {
+pub fn ask_for(dirty: &[Dirty]) -> Result<()> {
     if dirty.is_empty() {
         return Ok(());
     }
     if !std::io::stdin().is_terminal() {
-        bail!("giving up {} needs a terminal to confirm it", dirty.join(", "));
+        bail!("giving up {} needs a terminal to confirm it", texts(dirty));
     }
-    for text in dirty {
+    for Dirty { text, .. } in dirty {
         let name = text.split(" (").next().unwrap_or_default();
         out_part!("{text} will be lost. Type its name to go on: ");
         let mut line = String::new();

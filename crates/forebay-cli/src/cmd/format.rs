@@ -103,9 +103,9 @@ fn check_content(
     let dirty = super::forget::dirty_volumes(device)?;
     if !dirty.is_empty() && !args.lose_dirty {
         bail!(
-            "{path}: has data that is not on its backing devices: {}; run `forebay drain --cache \
-             {path}` first, or give --lose-dirty",
-            dirty.join(", ")
+            "{path}: has what its backing devices lack: {}: {}",
+            super::forget::texts(&dirty),
+            super::forget::advice(&dirty, &args.cache)
         );
     }
     super::forget::ask_for(&dirty)?;

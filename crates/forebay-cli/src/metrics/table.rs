@@ -193,6 +193,11 @@ pub const ROWS: &[Row] = &[
     row("volumes.cache_bytes_written", Counter, "Bytes written to the cache device."),
     row("volumes.backing_bytes_written", Counter, "Bytes written to the backing device."),
     row("volumes.lost_blocks", Counter, "Dirty blocks that were bad on the cache device."),
+    row(
+        "volumes.lost_blocks_now",
+        Gauge,
+        "Blocks that nothing has any more: reads of them fail until they are written again.",
+    ),
     row("volumes.parked_blocks", Gauge, "Dirty blocks that the backing device refuses."),
     row("volumes.repaired_blocks", Counter, "Clean blocks that were bad on the cache device."),
     row("volumes.backing_faults", Counter, "Failures of the backing device."),

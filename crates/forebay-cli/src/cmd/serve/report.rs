@@ -346,6 +346,7 @@ fn volume_status(
         cache_bytes_per_written_byte: ratio(cache_bytes, guest_bytes),
         backing_bytes_per_written_byte: ratio(written, guest_bytes),
         lost_blocks: stats.lost_blocks,
+        lost_blocks_now: now.lost_blocks_now,
         parked_blocks: now.parked_blocks,
         repaired_blocks: stats.repaired_blocks,
         backing_faults: stats.backing_faults,

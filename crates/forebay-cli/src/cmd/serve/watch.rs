@@ -2,6 +2,7 @@
 //! Seeing what has changed, twice a second, and telling it in the log.
 
 use super::Daemon;
+use crate::cmd::drain::drained_but_for;
 use crate::log::Limiter;
 use crate::units::{count, size};
 use forebay::io::{KindStats, OperationKind, Stats};
@@ -228,7 +229,10 @@ impl Daemon {
         seen.is_draining &= status.drained;
         if seen.is_draining && !status.dirty {
             seen.is_draining = false;
-            info!("{name}: drained: {backing} is the plain disk, and is kept so");
+            match status.lost_blocks_now {
+                0 => info!("{name}: drained: {backing} is the plain disk, and is kept so"),
+                lost => warn!("{name}: {}", drained_but_for(lost)),
+            }
         }
         let batches = status.stats.batches - seen.batches;
         if batches > 0 {

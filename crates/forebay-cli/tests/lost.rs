@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What commands say of a volume that has lost blocks: that they are lost, until they were written again, and no longer.
+
+use crate::bad::{Daemon, Done, Place, patch};
+use crate::support::wait_for;
+use serde_json::Value;
+
+/// The volume `v`, whose blocks 8 to 11 are lost, since the header of their record rotted, and `w`, which has all of its own.
+struct Lost {
+    place: Place,
+    cache: String,
+}
+
+impl Lost {
+    fn new(name: &str) -> Lost {
+        let place = Place::new(name);
+        let cache = place.cache();
+        let volumes = ["v", "w"].map(|name| format!("{name}={}", place.file(name, 8 << 20)));
+        let given = ["--cache", &cache, "--volume", &volumes[0], "--volume", &volumes[1]];
+        let daemon = place.serve(&given);
+        daemon.client("v").write(8 * 4096, &[0x5a; 4 * 4096], true).unwrap();
+        daemon.client("v").write(100 * 4096, &[0x5b; 4096], true).unwrap();
+        daemon.client("w").write(0, &[0x5c; 4096], true).unwrap();
+        // So much that what a killed process leaves in memory is of later segments. No checkpoint has what it held.
+        daemon.client("v").write(1 << 20, &[1; 1 << 20], true).unwrap();
+        daemon.kill();
+        let entries = ["inspect", &cache, "entries", "--volume", "v", "--lba", "8", "--json"];
+        let address = place.json(&entries)[0]["address"].as_u64().unwrap();
+        patch(&cache, address + 100, |bytes| bytes[0] ^= 1, 1);
+        Lost { place, cache }
+    }
+
+    fn serve(&self) -> Daemon {
+        self.place.serve(&["--cache", &self.cache])
+    }
+
+    fn ask(&self, command: &[&str]) -> Done {
+        self.place.run(&[command, &["--control", &self.place.text("control")]].concat())
+    }
+
+    fn of_v(&self, what: &str) -> Value {
+        let control = self.place.text("control");
+        self.place.json(&["status", "--json", "--control", &control])["volumes"][0][what].clone()
+    }
+}
+
+/// `drain` called its disk the plain disk, where reads that fail with the cache give old data without it.
+#[test]
+fn a_drain_says_what_is_lost_until_it_was_written_again() {
+    let it = Lost::new("lost-drain");
+    let says = "v: drained but for 4 blocks that are lost: reads of them fail until they are written again; without the \
+                cache they give old data; `forebay check` says where";
+    // Nobody serves it.
+    let done = it.place.run(&["drain", "--cache", &it.cache]);
+    done.refused(1, says);
+    assert!(done.stdout.contains("w: drained; ") && !done.stdout.contains("v: "), "{done:?}");
+
+    let daemon = it.serve();
+    assert_eq!(it.of_v("lost_blocks_now"), 4);
+    let done = it.ask(&["drain"]);
+    done.refused(1, says);
+    assert!(done.stdout.contains("w: drained; ") && !done.stdout.contains("v: "), "{done:?}");
+    let log = || std::fs::read_to_string(it.place.at("stderr")).unwrap();
+    wait_for("the log says so", || log().contains(says));
+    assert!(!log().contains("v: drained: "), "{}", log());
+    let done = it.ask(&["detach", "v"]);
+    done.refused(1, &format!("v: not detached: {says}"));
+    assert_eq!((done.stdout.as_str(), done.stderr.lines().count()), ("", 1), "{done:?}");
+    daemon.client("v").write(8 * 4096, &[1; 3 * 4096], true).unwrap();
+    let one = "v: drained but for 1 block that is lost: reads of it fail until it is written again; without the cache it \
+               gives old data; ";
+    it.ask(&["drain", "v"]).refused(1, one);
+    daemon.client("v").write(11 * 4096, &[1; 4096], true).unwrap();
+    let done = it.ask(&["drain", "v"]);
+    assert_eq!((done.code, it.of_v("lost_blocks_now")), (0, 0.into()), "{done:?}");
+    assert!(done.stdout.contains("v: drained; "), "{done:?}");
+    let done = it.ask(&["detach", "v"]);
+    assert!(done.code == 0 && done.stdout.contains("v: detached; "), "{done:?}");
+    daemon.stop(&it.place);
+    let disk = std::fs::read(it.place.at("v")).unwrap();
+    assert!(disk[8 * 4096..12 * 4096].iter().all(|byte| *byte == 1));
+    assert!(disk[100 * 4096..101 * 4096].iter().all(|byte| *byte == 0x5b));
+}
+
+/// They advised a drain, which had been done and could bring nothing back.
+#[test]
+fn forget_and_format_advise_a_drain_only_where_one_helps() {
+    let it = Lost::new("lost-forget");
+    let forget = ["forget", "--cache", &it.cache, "v"];
+    let format = ["format", &it.cache, "--force"];
+    let drain = format!("run `forebay drain --cache {}` first, or give --lose-dirty", it.cache);
+    it.place.run(&forget).refused(1, &drain);
+    it.place.run(&format).refused(1, &drain);
+    assert_eq!(it.place.run(&["drain", "--cache", &it.cache]).code, 1);
+    let again = "a drain brings nothing back: write that again (a frozen volume takes nothing), or give --lose-dirty";
+    for command in [&forget[..], &format] {
+        let done = it.place.run(command);
+        done.refused(1, again);
+        assert!(done.stderr.contains("v (0 B, 4 blocks lost)"), "{done:?}");
+    }
+}
