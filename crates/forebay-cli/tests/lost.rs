@@ -2,7 +2,7 @@
 //! What commands say of a volume that has lost blocks: that they are lost, until they were written again, and no longer.
 
 use crate::bad::{Daemon, Done, Place, patch};
-use crate::support::wait_for;
+use crate::support::{run, wait_for};
 use serde_json::Value;
 
 /// The volume `v`, whose blocks 8 to 11 are lost, since the header of their record rotted, and `w`, which has all of its own.
@@ -98,4 +98,35 @@ fn forget_and_format_advise_a_drain_only_where_one_helps() {
         done.refused(1, again);
         assert!(done.stderr.contains("v (0 B, 4 blocks lost)"), "{done:?}");
     }
+}
+
+/// They went by a count since the start: degraded after all was written again, and well after a start that did not find them itself.
+#[test]
+fn health_and_removal_go_by_what_is_lost_now() {
+    let it = Lost::new("lost-health");
+    let removal = || {
+        let mut command = it.place.command();
+        command.args(["removal", "--control", &it.place.text("control")]);
+        Done::new(&run(command.env("FOREBAY_STATE_DIR", it.place.at("state"))))
+    };
+    assert_eq!(it.place.run(&["drain", "--cache", &it.cache]).code, 1);
+    // The second opening after it was lost.
+    let daemon = it.serve();
+    assert_eq!(
+        (it.of_v("health"), it.of_v("troubles")[0].clone()),
+        ("degraded".into(), "blocks_lost".into())
+    );
+    let problems = || it.ask(&["status"]).stdout;
+    assert!(problems().contains("PROBLEM: v: lost 4 blocks on the cache device"), "{}", problems());
+    let done = removal();
+    assert_eq!(done.code, 1, "{done:?}");
+    assert!(done.stdout.contains("alone lacks what the cache knows to be lost"), "{done:?}");
+    daemon.client("v").write(8 * 4096, &[1; 4 * 4096], true).unwrap();
+    assert_eq!(it.ask(&["drain"]).code, 0);
+    assert_eq!((it.of_v("health"), it.of_v("lost_blocks_now")), ("healthy".into(), 0.into()));
+    assert!(problems().contains("nothing is wrong"), "{}", problems());
+    wait_for("nobody has it", || it.of_v("nbd_clients") == 0);
+    let done = removal();
+    assert_eq!((done.code, done.stdout.as_str()), (0, ""), "{done:?}");
+    daemon.stop(&it.place);
 }

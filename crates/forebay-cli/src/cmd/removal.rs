@@ -66,7 +66,7 @@ fn of_volume(status: &Status, volume: &VolumeStatus) -> Vec<String> {
     if volume.dirty {
         let dirty = size(volume.dirty_bytes);
         against.push(format!("{name}: {dirty} not yet on {backing}; forebay drain {name}"));
-    } else if volume.state == "frozen" || volume.lost_blocks > 0 {
+    } else if volume.state == "frozen" || volume.lost_blocks_now > 0 {
         let forget = "`forebay forget --lose-dirty` gives it up";
         against.push(format!(
             "{name}: {backing} alone lacks what the cache knows to be lost; {forget}"

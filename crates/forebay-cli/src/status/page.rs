@@ -24,7 +24,7 @@ Names stay; new ones may come, so pass over what you do not know. `_bytes` are b
 microseconds (metrics have seconds), `_at` and `backing_as_of` milliseconds since 1970 UTC (metrics have seconds, and end in
 `_timestamp_seconds`), `_ratio` parts of 1. Counters count since the daemon started. `or null` is what is not known, or does not apply.
 
-What to be warned of: `forebay_problems > 0` (something is wrong, and `forebay status` says what to do), `forebay_volume_lost_blocks_total` or
+What to be warned of: `forebay_problems > 0` (something is wrong, and `forebay status` says what to do), `forebay_volume_lost_blocks_now > 0`,
 `forebay_volume_backing_faults_total` rising, `forebay_volume_dirty_age_seconds` beyond what you can bear to find old on the disk alone, and
 `forebay_volume_delaying` that stays 1 (the cache is full of dirty data: writers are held to what the disk takes). No answer at all
 is exit code 5, or a scrape that fails.

@@ -116,11 +116,11 @@ const TROUBLES: [Trouble; 12] = [
     Trouble {
         what: "blocks_lost",
         health: Health::Degraded,
-        holds: |it| it.now.stats.lost_blocks > 0,
+        holds: |it| it.now.lost_blocks_now > 0,
         text: |it| {
             format!(
                 "lost {} on the cache device; reads there fail until it is written again",
-                count(it.now.stats.lost_blocks, "block")
+                count(it.now.lost_blocks_now, "block")
             )
         },
     },
