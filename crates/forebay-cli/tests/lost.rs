@@ -130,3 +130,42 @@ fn health_and_removal_go_by_what_is_lost_now() {
     assert_eq!((done.code, done.stdout.as_str()), (0, ""), "{done:?}");
     daemon.stop(&it.place);
 }
+
+/// It asked of each entry in the log that names lost blocks only whether its first one is still lost: the rest were passed over when that was
+/// written again, and a cache of which reads fail was sound. Blocks that a newer entry names again were told twice.
+#[test]
+fn check_names_each_lost_block_once_until_it_is_written_again() {
+    let it = Lost::new("lost-check");
+    let check = || it.place.run(&["check", &it.cache]);
+    let found = || {
+        let findings = it.place.json(&["check", &it.cache, "--json"])["findings"].take();
+        let of = |it: &Value| {
+            let blocks = (it["lba"].as_u64()?, it["blocks"].as_u64()?);
+            (it["severity"] == "dirty").then(|| (it["rule"].as_str().unwrap().to_owned(), blocks))
+        };
+        findings.as_array().unwrap().iter().filter_map(of).collect::<Vec<_>>()
+    };
+    // By the opening that finds the header.
+    let by_header = [8, 9, 10, 11].map(|lba| ("V1".to_owned(), (lba, 1)));
+    assert_eq!((check().code, found()), (4, by_header.to_vec()));
+    // Their names are in the log.
+    it.serve().stop(&it.place);
+    let drained = it.place.run(&["drain", "--cache", &it.cache]);
+    assert_eq!(drained.code, 1, "{drained:?}");
+    assert_eq!((check().code, found()), (4, vec![("P2".into(), (8, 4))]));
+    for (lba, left) in [(8, vec![(9, 3)]), (10, vec![(9, 1), (11, 1)])] {
+        let daemon = it.serve();
+        daemon.client("v").write(lba * 4096, &[1; 4096], true).unwrap();
+        daemon.stop(&it.place);
+        let left: Vec<_> = left.into_iter().map(|it| ("P2".to_owned(), it)).collect();
+        assert_eq!((check().code, found()), (4, left));
+        let text = check().stdout;
+        assert!(text.contains("lost before, and not written since: reads fail"), "{text}");
+    }
+    let daemon = it.serve();
+    daemon.client("v").write(8 * 4096, &[1; 4 * 4096], true).unwrap();
+    daemon.stop(&it.place);
+    // The header is still bad: of what the backing device has now.
+    let done = check();
+    assert_eq!((done.code, found()), (3, vec![]), "{done:?}");
+}

@@ -12,7 +12,7 @@ use forebay_core::format::entry::{Entry, Kind};
 use forebay_core::format::record;
 use forebay_core::format::superblock::Volume;
 use forebay_core::log::recovery::{Damage, Recovered};
-use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Sequence, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, BLOCK_SIZE, Lba, Sequence, VolumeIndex};
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -204,6 +204,7 @@ impl Checker<'_> {
                         served until it is given up (`forebay forget --lose-dirty`)";
             self.find(Severity::Dirty, "V7", text.to_owned()).volume = Some(volume.name.clone());
         }
+        self.check_lost(index, volume, recovered);
         for (segment, block) in recovered.records(index) {
             // A hole: recovery has said so.
             let Ok(record) = self.inspection.record(segment, block) else { continue };
@@ -211,6 +212,21 @@ impl Checker<'_> {
             checked.blocks += self.check_record(index, volume, &record, recovered);
         }
         self.volumes.push(checked);
+    }
+
+    /// What was lost before, and not written since. What this very recovery lost is told already.
+    fn check_lost(&mut self, index: VolumeIndex, volume: &Volume, recovered: &Recovered) {
+        let told = recovered.damage.iter().filter_map(|damage| match *damage {
+            Damage::Lost { volume, lba, count } if volume == index => Some((lba, count)),
+            _ => None,
+        });
+        for (lba, count) in without(recovered.lost(index), told.collect()) {
+            // It was dirty when it was lost.
+            let text = "lost before, and not written since: reads fail";
+            let finding = self.find(Severity::Dirty, "P2", text.to_owned());
+            finding.volume = Some(volume.name.clone());
+            (finding.lba, finding.blocks) = (Some(lba.0), count);
+        }
     }
 
     /// The blocks of a record; says how many there were.
@@ -235,11 +251,6 @@ impl Checker<'_> {
             let end = volume.size_bytes.div_ceil(BLOCK_BYTES);
             let problem = if entry.lba.0 + u64::from(entry.count) > end {
                 Some("the entry reaches past the volume's end".to_owned())
-            } else if entry.kind == Kind::Lost && recovered.is_lost(index, entry.lba) {
-                // It was dirty when it was lost.
-                let text = "lost before, and not written since: reads fail".to_owned();
-                self.find_block(Severity::Dirty, volume, &entry, place, text);
-                None
             } else if entry.kind.has_slot() && entry.kind != Kind::Void {
                 count += 1;
                 let slot = usize::from(entry.slot) * BLOCK_SIZE;
@@ -285,4 +296,54 @@ impl Checker<'_> {
 /// Whether an entry of this kind holds what a guest did, and the backing device may lack.
 fn is_guests(kind: Kind) -> bool {
     matches!(kind, Kind::Data | Kind::Parked | Kind::Zero | Kind::Discard)
+}
+
+/// What of ranges, in order, is in none of these others, which may be in any order and overlap.
+fn without(ranges: Vec<(Lba, u64)>, mut others: Vec<(Lba, u64)>) -> Vec<(Lba, u64)> {
+    others.sort_unstable();
+    let mut left = Vec::new();
+    let mut put = |from: Lba, end: Lba| {
+        if from < end {
+            left.push((from, end - from));
+        }
+    };
+    let mut others = others.into_iter().peekable();
+    for (start, count) in ranges {
+        let (mut from, end) = (start, start + count);
+        while let Some(&(first, count)) = others.peek().filter(|it| it.0 < end) {
+            put(from, first);
+            from = from.max(first + count);
+            // One that reaches further is in the way of the next range, too.
+            if first + count > end {
+                break;
+            }
+            others.next();
+        }
+        put(from, end);
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_already_is_left_out_of_ranges() {
+        let without = |ranges: &[(u64, u64)], others: &[(u64, u64)]| {
+            let of = |all: &[(u64, u64)]| all.iter().map(|it| (Lba(it.0), it.1)).collect();
+            let left = without(of(ranges), of(others));
+            left.into_iter().map(|it| (it.0.0, it.1)).collect::<Vec<_>>()
+        };
+        assert_eq!(without(&[(5, 10)], &[]), [(5, 10)]);
+        assert_eq!(without(&[(5, 10)], &[(20, 1), (0, 5), (15, 2)]), [(5, 10)]);
+        assert_eq!(without(&[(5, 10)], &[(9, 2), (6, 1)]), [(5, 1), (7, 2), (11, 4)]);
+        assert_eq!(without(&[(5, 10)], &[(0, 6), (14, 9)]), [(6, 8)]);
+        assert_eq!(without(&[(5, 10), (20, 10), (40, 1)], &[(8, 20)]), [(5, 3), (28, 2), (40, 1)]);
+        assert_eq!(without(&[(5, 10), (20, 10)], &[(5, 10), (7, 2), (1, 40)]), []);
+        // One inside another, with the end of the outer one behind it.
+        assert_eq!(without(&[(5, 10)], &[(6, 6), (7, 1)]), [(5, 1), (12, 3)]);
+        // One that begins in the first range hides nothing of one that begins before it and reaches further.
+        assert_eq!(without(&[(5, 2), (20, 10)], &[(4, 18), (6, 1)]), [(22, 8)]);
+    }
 }

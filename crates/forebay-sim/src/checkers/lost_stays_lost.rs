@@ -46,6 +46,17 @@ impl Lost {
                 extent.is_some_and(|(_, kind)| matches!(kind, Kind::Zero | Kind::Discard))
             }
         };
+        let ranges = found.lost(self.volume);
+        let is_in = |(first, count): &(Lba, u64), lba| *first <= lba && lba < *first + *count;
+        let is_listed = |lba| ranges.iter().any(|it| is_in(it, lba));
+        if let Some(lba) =
+            self.blocks.iter().find(|it| is_listed(**it) != found.is_lost(self.volume, **it))
+        {
+            return Err(format!(
+                "{lba:?} of {:?} is lost or not, and listed otherwise: {ranges:?}",
+                self.volume
+            ));
+        }
         match self.blocks.iter().find(|lba| !known(lba)) {
             None => Ok(()),
             Some(lba) => Err(format!(

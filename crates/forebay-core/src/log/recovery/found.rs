@@ -6,8 +6,9 @@ use crate::format::entry::Kind;
 use crate::format::superblock::Head;
 use crate::log::chain::{Log, Marks};
 use crate::log::image::Row;
+use crate::log::lost::each_held;
 use crate::log::segment::{Segments, State};
-use crate::map::extent::{ExtentMap, Position};
+use crate::map::extent::{Extent, ExtentMap, Position};
 use crate::map::index::Index;
 use crate::map::slots::{Held, Slots};
 use crate::policy::writeback::Cursor;
@@ -259,6 +260,41 @@ impl Recovered {
         extent.is_some_and(|extent| extent.kind == Kind::Lost) && self.newest(volume, lba).is_none()
     }
 
+    /// Ranges of blocks whose reads fail, because they were lost and not written since: in order, none touching the next.
+    pub fn lost(&self, volume: VolumeIndex) -> Vec<(Lba, u64)> {
+        let mut ranges: Vec<(Lba, u64)> = Vec::new();
+        let Some(state) = self.volume(volume) else { return ranges };
+        let written = self.written_since_lost(volume);
+        let mut written = written.iter().peekable();
+        for extent in state.extents.iter().filter(|extent| extent.kind == Kind::Lost) {
+            let mut from = extent.start;
+            while let Some(&lba) = written.next_if(|lba| **lba < extent.end) {
+                push(&mut ranges, from, lba);
+                from = lba + 1;
+            }
+            push(&mut ranges, from, extent.end);
+        }
+        ranges
+    }
+
+    /// Blocks under lost extents that have newer data, in order. By what the log holds: an extent may be far longer.
+    fn written_since_lost(&self, volume: VolumeIndex) -> Vec<Lba> {
+        let Some(state) = self.volume(volume).filter(|state| state.extents.lost_len() > 0) else {
+            return Vec::new();
+        };
+        let mut written = Vec::new();
+        let (index, extents) = (&self.index, &state.extents);
+        each_held(&self.segments, &self.slots, state.log.oldest, |lba, slot, position| {
+            let is_newer = |it: &Extent| it.kind == Kind::Lost && position >= it.position;
+            if index.get(volume, lba) == Some(slot) && extents.get(lba).is_some_and(is_newer) {
+                written.push(lba);
+            }
+            true
+        });
+        written.sort_unstable();
+        written
+    }
+
     /// What the last record of a volume's log holds, as items of the next one's header.
     pub fn last_items(&self, volume: VolumeIndex) -> &[u64] {
         self.volume(volume).map_or(&[], |volume| volume.log.previous_items.as_slice())
@@ -309,5 +345,14 @@ impl Recovered {
 
     fn volume(&self, volume: VolumeIndex) -> Option<&RecoveredVolume> {
         self.volumes.get(usize::from(volume.0))?.as_ref()
+    }
+}
+
+/// Puts `start..end` behind what is there, if anything is in it.
+fn push(ranges: &mut Vec<(Lba, u64)>, start: Lba, end: Lba) {
+    match ranges.last_mut() {
+        _ if start >= end => {}
+        Some((first, count)) if *first + *count == start => *count += end - start,
+        _ => ranges.push((start, end - start)),
     }
 }
