@@ -107,7 +107,7 @@ fn bytes_are_those_that_devices_were_given() {
 }
 
 #[test]
-fn times_to_full_and_to_drained_are_those_of_what_is_left() {
+fn times_are_of_what_grows_and_not_of_what_is_refused() {
     let (scratch, daemon) = serve("figures-times");
     limit(&daemon, Some(80 * MIB));
     let times = || {
@@ -136,19 +136,17 @@ fn times_to_full_and_to_drained_are_those_of_what_is_left() {
     let (_, drained, status) = times();
     let it = &status["volumes"][0];
     assert_eq!((drained, &it["writeback_bytes_per_second"]), (None, &0.0.into()), "{status}");
-    // What lies behind that holds the rest up.
+    // The disk takes a part of the batch, and refuses what lies behind that: there is a rate, and what is written now is written again and
+    // again. `status` said when that would be done.
     client.write(180 * MIB, &content(1, 180, MIB), false).unwrap();
     limit(&daemon, Some(150 * MIB));
     let mut drain = scratch.drain_command().spawn().unwrap();
-    wait_for("a rate", || {
+    wait_for("a rate, and a refusal", || {
         let (_, drained, status) = times();
         let it = &status["volumes"][0];
-        let (dirty, rate) = (count(it, "dirty_bytes"), it["writeback_bytes_per_second"].as_f64());
-        let expected = rate.filter(|rate| *rate > 0.0 && dirty > 0).map(|rate| dirty as f64 / rate);
-        let same = |a: f64, b: f64| (a - b).abs() <= b * 1e-9;
-        assert!(drained.zip(expected).is_none_or(|(a, b)| same(a, b)), "{status}");
-        assert_eq!(drained.is_some(), expected.is_some(), "{status}");
-        drained.is_some()
+        let is_refused = it["troubles"][0] == "backing_refuses_to_be_written";
+        assert!(!is_refused || drained.is_none(), "{status}");
+        is_refused && it["writeback_bytes_per_second"].as_f64() > Some(0.0)
     });
     limit(&daemon, None);
     drop(client);
@@ -156,4 +154,32 @@ fn times_to_full_and_to_drained_are_those_of_what_is_left() {
     let (_, drained, status) = times();
     assert_eq!(drained, None, "{status}");
     daemon.stop("TERM");
+}
+
+#[test]
+fn the_time_to_drained_is_that_of_what_is_left_at_its_rate() {
+    const SIZE: u64 = 256 << 30;
+    let scratch = Scratch::new("figures-drained");
+    scratch.format("64M");
+    let backing = scratch.file("backing", SIZE);
+    // So slow that what is dirty stays so for a while.
+    let disk = format!("v=sim+hdd:{}?model=7200.12", backing.display());
+    let mut daemon = scratch.serve(&["--volume", &disk]);
+    let mut client = scratch.connect("v");
+    for at in 0..2000 {
+        client.write(at * (SIZE / 2048), &content(1, at, BLOCK), false).unwrap();
+    }
+    let mut drain = scratch.drain_command().spawn().unwrap();
+    wait_for("a rate", || {
+        let it = volume(&scratch);
+        let (dirty, rate) = (count(&it, "dirty_bytes"), it["writeback_bytes_per_second"].as_f64());
+        let expected = rate.filter(|rate| *rate > 0.0 && dirty > 0).map(|rate| dirty as f64 / rate);
+        let drained = it["seconds_to_drained"].as_f64();
+        let same = |a: f64, b: f64| (a - b).abs() <= b * 1e-9;
+        assert!(drained.zip(expected).is_none_or(|(a, b)| same(a, b)), "{it}");
+        assert_eq!(drained.is_some(), expected.is_some(), "{it}");
+        drained.is_some()
+    });
+    daemon.kill();
+    assert!(!drain.wait().unwrap().success(), "it was not done");
 }

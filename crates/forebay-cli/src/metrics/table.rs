@@ -75,7 +75,11 @@ pub const ROWS: &[Row] = &[
         "The backing device holds what was written before (Unix time).",
     ),
     row("volumes.writeback_bytes_per_second", Gauge, "Rate of write-back."),
-    row("volumes.seconds_to_drained", Gauge, "Until nothing is dirty, at this rate."),
+    row(
+        "volumes.seconds_to_drained",
+        Gauge,
+        "Until nothing is dirty, at this rate; not told while the backing device refuses what is written back.",
+    ),
     row("volumes.cutoff_bytes", Gauge, "Runs of writes as long as this may go around the cache."),
     row(
         "volumes.weight",

@@ -10,6 +10,7 @@ use crate::why::{Bypass, Read, Why};
 use anyhow::{Result, bail};
 use forebay::io::{OperationKind, ReactorKind, Stats};
 use forebay::shard::{Shard, uuid_text, wall_now};
+use forebay_core::control::VolumeStatus as EngineStatus;
 use forebay_core::engine::{Acknowledge, CacheHealth};
 use forebay_core::format::superblock::Volume;
 use forebay_core::op::stale::Stale;
@@ -297,7 +298,7 @@ fn volume_status(
             Stage::Waiting { .. } => "waiting after a failure".into(),
         },
         writeback_bytes_per_second: rate,
-        seconds_to_drained: (rate > 0.0 && dirty_bytes > 0).then(|| dirty_bytes as f64 / rate),
+        seconds_to_drained: seconds_to_drained(&now, rate),
         exposed_first_block: now.exposed.map(|exposed| exposed.start.0),
         exposed_blocks: now.exposed.map_or(0, |exposed| exposed.end - exposed.start),
         exposed_seconds: stats.exposed_nanos as f64 / 1e9,
@@ -356,6 +357,13 @@ fn volume_status(
         vhost_user_sockets: Vec::new(),
         device: served.map_or_else(DeviceStatus::default, |it| device_status(&it.stats)),
     })
+}
+
+/// At this rate. What the disk refuses is written in years or never, and what it took of a batch that failed is written again.
+fn seconds_to_drained(now: &EngineStatus, rate: f64) -> Option<f64> {
+    let is_taken = !now.backing_failing && now.parked_blocks == 0;
+    let dirty_bytes = now.dirty_blocks * BLOCK_BYTES;
+    (is_taken && rate > 0.0 && dirty_bytes > 0).then(|| dirty_bytes as f64 / rate)
 }
 
 fn sharing(sharing: &Sharing) -> status::Sharing {
