@@ -125,12 +125,13 @@ fn sample(encoder: &mut MetricEncoder<'_>, row: &Row, value: &Value, unit: f64) 
         other => other.as_f64().unwrap_or(f64::NAN),
     };
     match row.kind {
-        // Not known now.
-        Kind::Gauge if value.is_null() => Ok(()),
-        Kind::Counter => {
-            let count = value.as_u64().unwrap_or_default();
-            encoder.encode_counter::<NoLabelSet, u64, f64>(&count, None)
-        }
+        // Not known now, or nothing that is counted.
+        Kind::Gauge | Kind::Counter if value.is_null() => Ok(()),
+        Kind::Counter => match value.as_u64() {
+            Some(count) => encoder.encode_counter::<NoLabelSet, u64, f64>(&count, None),
+            // Seconds, which are no whole number.
+            None => encoder.encode_counter::<NoLabelSet, f64, f64>(&(number * unit), None),
+        },
         Kind::Gauge | Kind::Count => encoder.encode_gauge(&(number * unit)),
         Kind::Histogram => histogram(encoder, value),
         Kind::Info => encoder.encode_info(&words(value)),
@@ -153,4 +154,76 @@ fn words(value: &Value) -> Vec<(String, String)> {
     let words = fields.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
     // The name is a label already; what kind of reply it was is the control socket's business.
     words.filter(|word| word.0 != "name" && word.0 != "reply").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Map, json};
+
+    /// The places of all counters in the JSON.
+    fn counters() -> Vec<String> {
+        let is_counter = |row: &&Row| row.kind == Kind::Counter;
+        let mut paths: Vec<String> =
+            ROWS.iter().filter(is_counter).map(|row| row.path.to_owned()).collect();
+        for device in ["cache.device", "volumes.device"] {
+            let rows = DEVICE_ROWS.iter().filter(is_counter);
+            paths.extend(rows.map(|row| format!("{device}.{}", row.path)));
+        }
+        paths
+    }
+
+    fn put(object: &mut Map<String, Value>, path: &str, value: Value) {
+        let Some((first, rest)) = path.split_once('.') else {
+            object.insert(path.to_owned(), value);
+            return;
+        };
+        let inner = object.entry(first).or_insert_with(|| json!({}));
+        put(inner.as_object_mut().expect("an object"), rest, value);
+    }
+
+    /// A status of one volume with nothing but counters, and what is made of it.
+    fn scraped(value: impl Fn(usize) -> Value) -> String {
+        let mut status = Map::new();
+        let mut volume = Map::new();
+        volume.insert("name".into(), json!("v"));
+        for (at, path) in counters().iter().enumerate() {
+            match path.strip_prefix("volumes.") {
+                Some(path) => put(&mut volume, path, value(at)),
+                None => put(&mut status, path, value(at)),
+            }
+        }
+        status.insert("volumes".into(), json!([volume]));
+        text(Value::Object(status)).expect("it is text")
+    }
+
+    fn sample(path: &str) -> String {
+        let label = if path.starts_with("volumes.") { "{volume=\"v\"}" } else { "" };
+        format!("forebay_{}_total{label} ", name(path).0)
+    }
+
+    /// Those that are no whole numbers were 0 for ever.
+    #[test]
+    fn every_counter_has_the_value_that_the_status_has() {
+        let whole = scraped(|at| json!(at + 1));
+        let parts = scraped(|at| json!(at as f64 + 0.5));
+        for (at, path) in counters().iter().enumerate() {
+            let sample = sample(path);
+            let is = |text: &str, value: String| {
+                let found = text.lines().find_map(|line| line.strip_prefix(&sample));
+                assert_eq!(found, Some(value.as_str()), "{path}");
+            };
+            is(&whole, (at + 1).to_string());
+            is(&parts, (at as f64 + 0.5).to_string());
+        }
+    }
+
+    /// No target was set, and all its reads were in time.
+    #[test]
+    fn a_counter_of_what_is_not_counted_is_left_out() {
+        let text = scraped(|_| Value::Null);
+        for path in counters() {
+            assert!(!text.contains(&sample(&path)), "{path}");
+        }
+    }
 }
