@@ -209,7 +209,7 @@ pub enum ConfigCommand {
 /// `forebay udev`
 #[derive(Debug, clap::Args)]
 pub struct UdevArgs {
-    /// The kernel's name of the device, as loop0
+    /// The name of the device as udev has it, as loop0 or cciss/c0d0
     pub name: String,
     /// Its links in /dev so far
     pub links: Vec<String>,

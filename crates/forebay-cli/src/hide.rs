@@ -115,6 +115,11 @@ pub fn erase(cache: &str, volume: &str) -> Result<()> {
     Ok(())
 }
 
+/// The device that udev calls so (`$name` of a rule): with `/` where the kernel's name of it has `!`.
+pub fn node_of(host: &Host, name: &str) -> Option<Node> {
+    host.node_named(&name.replace('/', "!"))
+}
+
 /// Whose backing device this is; true with it: the device is a partition of the backing device.
 pub fn of(node: &Node, partuuid: Option<String>) -> Option<(Backing, bool)> {
     of_in(Path::new(DIRECTORY), &Host::default(), node, partuuid)
@@ -237,7 +242,7 @@ mod tests {
         }
 
         fn of(&self, name: &str, partuuid: Option<&str>) -> Option<(String, bool)> {
-            let node = self.host.node_named(name).unwrap();
+            let node = node_of(&self.host, name).unwrap();
             let found = of_in(&self.root.join("etc"), &self.host, &node, partuuid.map(Into::into));
             found.map(|(backing, is_part)| (backing.volume, is_part))
         }
@@ -292,6 +297,24 @@ mod tests {
         assert_eq!(machine.of("vda1", Some("1-2")), Some(("part".into(), false)));
         assert_eq!(machine.of("vda1", Some("1-3")), None);
         assert_eq!(machine.of("vda1", None), None, "two unknowns are not the same");
+    }
+
+    /// udev's rule asked for `cciss/c0d0`, and was told that there is no such device.
+    #[test]
+    fn a_device_with_a_slash_in_its_name_is_hidden() {
+        let machine = Machine::new("hide-slash");
+        for (attribute, value) in [("dev", "104:0"), ("size", "16"), ("serial", "S9")] {
+            machine.attribute("cciss!c0d0", attribute, value);
+        }
+        machine.attribute("cciss!c0d0/cciss!c0d0p1", "dev", "104:1");
+        machine.attribute("cciss!c0d0/cciss!c0d0p1", "size", "8");
+        machine.attribute("cciss!c0d0/cciss!c0d0p1", "partition", "1");
+        machine.hide("cciss!c0d0", None, "disk");
+        assert_eq!(machine.of("cciss/c0d0", None), Some(("disk".into(), false)));
+        assert_eq!(machine.of("cciss/c0d0p1", None), Some(("disk".into(), true)));
+        for name in ["", "/", "..", "../cciss!c0d0", "cciss/c0d1"] {
+            assert!(node_of(&machine.host, name).is_none(), "{name}");
+        }
     }
 
     #[test]

@@ -9,7 +9,8 @@ use forebay::host::machine::Host;
 use std::process::ExitCode;
 
 pub fn run(args: &UdevArgs) -> Result<ExitCode> {
-    let Some(node) = Host::default().node_named(&args.name) else { return Ok(ExitCode::SUCCESS) };
+    let found = hide::node_of(&Host::default(), &args.name);
+    let Some(node) = found else { return Ok(ExitCode::SUCCESS) };
     if let Some(name) = names::of(&node) {
         out!("FOREBAY_VOLUME={}\nFOREBAY_CACHE={}", name.volume, name.cache);
         return Ok(ExitCode::SUCCESS);
