@@ -4,6 +4,9 @@
 use crate::support::model::content;
 use crate::support::terminal::{Terminal, is_running};
 use crate::support::{Daemon, Scratch, pause, run, signal, wait_for};
+use forebay::io::{FileDevice, FileOptions};
+use forebay::shard::{NewVolume, Shard, ShardOptions};
+use forebay_core::format::superblock::Mode;
 use forebay_testing::requires;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -398,4 +401,45 @@ fn a_volume_that_no_superblock_can_hold_is_refused() {
     let daemon = scratch.serve::<&str>(&[]);
     assert_eq!(scratch.volume_names(), ["first", "deep"]);
     daemon.stop("TERM");
+}
+
+/// Names that are refused now were taken before.
+#[test]
+fn a_volume_recorded_under_a_name_that_is_refused_now_is_served_by_its_cache_alone() {
+    let scratch = Scratch::new("come-named");
+    scratch.format("64M");
+    let backing = scratch.file("backing", 16 * MIB);
+    let options = ShardOptions { shared: false, ..ShardOptions::default() };
+    let cache = FileDevice::open(&scratch.cache(), &FileOptions::default()).unwrap();
+    let mut shard = Shard::open(Box::new(cache), &options).unwrap();
+    let index = shard.free_index().unwrap();
+    let volume = NewVolume {
+        name: "v-part1".into(),
+        size_bytes: 16 * MIB,
+        logical_block: 512,
+        mode: Mode::WriteBack,
+        reserve: Default::default(),
+        path: backing.to_str().unwrap().into(),
+        fingerprint: [0; 64],
+    };
+    shard.add(index, &volume).unwrap();
+    drop(shard);
+
+    let given = format!("v-part1={}", backing.display());
+    let refused =
+        Daemon::try_start(scratch.serve_command(&["--volume", &given]), &scratch.path("stderr"));
+    let (code, said) = refused.unwrap_err();
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("partitions are called so in /dev/forebay"), "{said}");
+
+    let daemon = scratch.serve::<&str>(&[]);
+    assert_eq!(scratch.volume_names(), ["v-part1"]);
+    scratch.connect("v-part1").write(MIB, &content(7, MIB, MIB), true).unwrap();
+    wait_for("no client", || scratch.status()["volumes"][0]["nbd_clients"] == 0);
+    let done = scratch.ask(&["detach", "v-part1"]);
+    assert!(done.status.success(), "{done:?}");
+    daemon.stop("TERM");
+    assert!(
+        std::fs::read(&backing).unwrap()[MIB as usize..][..MIB as usize] == content(7, MIB, MIB)
+    );
 }

@@ -51,10 +51,7 @@ pub const VOLUME_KEYS: [&str; 7] =
 
 pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
     let (name, rest) = text.split_once('=').ok_or("expected NAME=BACKING[,mode=...]")?;
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
-        return Err(format!("'{name}' is no volume name; use 1 to 64 of a-z A-Z 0-9 - _ ."));
-    }
+    check_name(name)?;
     let mut parts = rest.split(',');
     let backing = Address::parse(parts.next().unwrap_or_default())?;
     let mut spec = VolumeSpec {
@@ -85,6 +82,27 @@ pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
         }
     }
     Ok(spec)
+}
+
+/// Whether a volume may be given this name. What is recorded under another is served all the same.
+fn check_name(name: &str) -> Result<(), String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
+        return Err(format!("'{name}' is no volume name; use 1 to 64 of a-z A-Z 0-9 - _ ."));
+    }
+    // It names files and links.
+    if name.chars().all(|c| c == '.') {
+        return Err(format!(
+            "'{name}' is no volume name, but a directory's; use some of a-z A-Z 0-9 - _"
+        ));
+    }
+    let digits = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_digit());
+    if name.rsplit_once("-part").is_some_and(|(_, number)| digits(number)) {
+        return Err(format!(
+            "'{name}' is no volume name: partitions are called so in /dev/forebay"
+        ));
+    }
+    Ok(())
 }
 
 fn parse_mode(text: &str) -> Result<Mode, String> {
@@ -204,5 +222,26 @@ pub fn mode_name(mode: Mode) -> &'static str {
         Mode::WriteBack => "write-back",
         Mode::WriteThrough => "write-through",
         Mode::WriteAround => "write-around",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A volume `v-part1` and the first partition of `v` are one link in /dev/forebay, and `..` is no file of a directory.
+    #[test]
+    fn names_of_directories_and_partitions_are_refused() {
+        let parse = |name: &str| parse_volume(&format!("{name}=/b")).map(|spec| spec.name);
+        for name in [".", "..", "...", "v-part1", "v-part12", "-part0", "v-part1-part2"] {
+            let error = parse(name).unwrap_err();
+            assert!(error.starts_with(&format!("'{name}' is no volume name")), "{error}");
+        }
+        for name in [
+            "v", ".v", "v.", "a..b", "-", "v-part", "v-part1a", "v-part1.", "v-part-1", "part1",
+            "vpart1",
+        ] {
+            assert_eq!(parse(name).as_deref(), Ok(name));
+        }
     }
 }
