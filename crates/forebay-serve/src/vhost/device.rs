@@ -123,6 +123,9 @@ pub(super) struct Device {
     features: u64,
     protocol: u64,
     writeback: bool,
+    /// The front end has read the size that there is now, or was told that it is another. QEMU reads it only when it is started:
+    /// when it connects again it knows the one of before.
+    knows_size: bool,
     rings: Rings,
     requests: Requests,
     /// The back end's own way to the front end.
@@ -148,6 +151,7 @@ impl Device {
             features: 0,
             protocol: 0,
             writeback: true,
+            knows_size: false,
             rings: Rings::default(),
             requests: Requests::new(),
             back_end: None,
@@ -164,16 +168,20 @@ impl Device {
         size_of::<Device>() as u64 + requests::memory_bytes() + rings::memory_bytes()
     }
 
-    /// The volume's size, if it is another now: the guest is told. (It is asked for in each turn.)
+    /// The volume's size, if it is another now. (It is asked for in each turn.)
     pub(super) fn resize(&mut self, size_bytes: u64) {
-        if !self.disk.resize(size_bytes) {
-            return;
+        if self.disk.resize(size_bytes) {
+            self.knows_size = false;
+            self.tell(format!("is {size_bytes} bytes now"), false);
         }
-        if let Some(socket) = &self.back_end {
-            // A front end that does not listen reads the size when the guest starts.
+    }
+
+    /// Tells the guest of the size, whose queues run: QEMU does not listen before.
+    fn tell_size(&mut self) {
+        if let Some(socket) = self.back_end.as_ref().filter(|_| !self.knows_size) {
             let _ = send(socket.as_fd(), &wire::config_changed(), None);
+            self.knows_size = true;
         }
-        self.tell(format!("is {size_bytes} bytes now; the guest was told"), false);
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -347,6 +355,7 @@ impl Device {
                 u64::from(self.rings.stop(at)) << 32 | u64::from(queue)
             }
             Message::GetConfig(part) => {
+                self.knows_size |= part.offset == 0 && part.size >= 8;
                 self.say(request, &self.config(part), None)?;
                 return Ok(Answered::Fully);
             }
@@ -518,6 +527,9 @@ impl Device {
             self.receive(shard, pool);
         }
         self.take(shard, pool);
+        if self.life == Life::Open && self.rings.listens() {
+            self.tell_size();
+        }
         if self.life != Life::Over {
             self.rings.signal();
         }
@@ -587,25 +599,42 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    /// No volume of the engine changes its size yet, so this is asked of the device alone.
+    /// QEMU reads the size when it is started, not when it connects again, and hears of another only while the queues run: a guest
+    /// whose disk grew meanwhile never had it.
     #[test]
-    fn a_volume_that_grows_is_told_by_the_back_ends_own_way() {
+    fn a_size_that_the_front_end_has_not_read_is_told_once() {
         let (front, ours) = UnixStream::pair().expect("a pair of sockets");
         let (mut heard, back_end) = UnixStream::pair().expect("a pair of sockets");
+        heard.set_nonblocking(true).expect("it is a socket");
+        let mut told = || {
+            let mut message = [0; wire::HEADER_BYTES];
+            let is_told = heard.read_exact(&mut message).is_ok();
+            assert!(!is_told || message == [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+            is_told
+        };
         let names = Names { place: Place(0), device: 0 };
         let disk = Disk::new("v", 1 << 20, 512);
         let channel = Channel::new(ours.into());
         let mut device = Device::new(channel, names, disk, VolumeIndex(0));
         device.set(Message::SetBackendReqFd, vec![back_end.into()]).expect("taken");
+        // It connected again.
+        device.tell_size();
+        assert!(told());
         device.resize(1 << 20);
-        assert!(device.news.is_empty());
+        device.tell_size();
+        assert!(!told() && device.news.is_empty());
         device.resize((2 << 20) + 100);
-        let mut message = [0; wire::HEADER_BYTES];
-        heard.read_exact(&mut message).expect("a message");
-        assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(!device.rings.listens() && !told(), "its queues do not run");
+        device.tell_size();
+        assert!(told() && device.news.len() == 1);
         let config = device.config(ConfigPart { offset: 0, size: 8 });
         assert_eq!(config[12..], 4096u64.to_le_bytes());
-        assert_eq!(device.news.len(), 1);
+        // It reads the size by itself.
+        device.resize(3 << 20);
+        let part = ConfigPart { offset: 0, size: 60 };
+        device.obey(24, Message::GetConfig(part), Vec::new()).expect("there is an answer");
+        device.tell_size();
+        assert!(!told());
         drop(front);
     }
 }

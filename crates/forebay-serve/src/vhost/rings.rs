@@ -117,6 +117,11 @@ pub(super) struct Taken {
 
 impl Rings {
     /// A queue, known from now on; `None`: there may not be so many.
+    /// Whether the front end has the guest's driver running.
+    pub(super) fn listens(&self) -> bool {
+        self.vrings.iter().any(|vring| vring.is_running() && vring.is_enabled)
+    }
+
     pub(super) fn vring(&mut self, queue: u32) -> Option<&mut Vring> {
         let at = usize::try_from(queue).ok().filter(|at| *at < usize::from(QUEUE_COUNT_MAX))?;
         if self.vrings.len() <= at {

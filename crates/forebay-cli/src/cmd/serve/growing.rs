@@ -205,7 +205,10 @@ impl Daemon {
             lines.push(format!("{name}: {clients} will see it after connecting again"));
         }
         let machines = self.machines.iter().flat_map(|it| it.of(*index));
-        lines.extend(machines.map(|(path, _)| format!("{path}: the virtual machine was told")));
+        lines.extend(machines.map(|(path, is_connected)| match is_connected {
+            true => format!("{path}: the virtual machine was told"),
+            false => format!("{path}: a virtual machine hears of it when it connects"),
+        }));
         lines
     }
 
