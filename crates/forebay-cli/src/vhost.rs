@@ -95,7 +95,7 @@ fn qemu_line(path: &Path, name: &str) -> String {
     let path = path.display().to_string().replace(',', ",,");
     format!(
         "vhost-user {name}: -object memory-backend-memfd,id=mem,size=SIZE,share=on -numa \
-         node,memdev=mem -chardev socket,id={name},path={path},reconnect=1 -device \
-         vhost-user-blk-pci,chardev={name}"
+         node,memdev=mem -chardev socket,id={name},path={path},reconnect-ms=100 -device \
+         vhost-user-blk-pci,chardev={name} (QEMU before 9.2: reconnect=1)"
     )
 }
