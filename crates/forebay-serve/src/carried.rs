@@ -22,8 +22,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
-/// Descriptors at most, of all guests of a kind.
-pub const DESCRIPTOR_COUNT_MAX: usize = 4096;
+/// Descriptors at most, of all guests of a kind. A queue of a virtual machine has three, and QEMU makes one for each processor: that is 60
+/// machines of 64.
+pub const DESCRIPTOR_COUNT_MAX: usize = 12288;
 /// Bytes before the first record, and before each.
 pub(crate) const FILE_HEADER_BYTES: usize = 12;
 pub(crate) const RECORD_HEADER_BYTES: usize = 8;

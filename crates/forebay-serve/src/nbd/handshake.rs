@@ -41,13 +41,14 @@ use super::wire::{
     info, option, option_reply,
 };
 use crate::bytes::{Reader, Writer};
+use forebay_core::limits::VOLUME_COUNT_MAX;
 
 /// Bytes of an option's content that are looked at.
 pub const OPTION_BYTES_MAX: u32 = 64 << 10;
 /// Bytes of an option's content that are skipped before it is cheaper to close.
 pub const OPTION_SKIP_BYTES_MAX: u32 = 1 << 20;
-/// Options of one handshake.
-pub const OPTION_COUNT_MAX: u32 = 64;
+/// Options of one handshake: `qemu-nbd --list` asks three things about each export, and some before.
+pub const OPTION_COUNT_MAX: u32 = 4 * VOLUME_COUNT_MAX as u32 + 16;
 /// An input buffer of this size holds every message of a handshake.
 pub const INPUT_BYTES_MAX: usize = OptionHeader::BYTES + OPTION_BYTES_MAX as usize;
 /// A call that has written this much leaves the rest of the input for the next.

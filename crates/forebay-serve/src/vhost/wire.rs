@@ -317,10 +317,8 @@ pub fn decode(request: u32, body: &[u8], fd_count: usize) -> Result<Message<'_>,
         r::GET_QUEUE_NUM => (Some(Message::GetQueueNum), 0),
         r::SET_VRING_ENABLE => {
             let (queue, enable) = reader.state().ok_or(wrong_length)?;
-            if enable > 1 {
-                return Err(WireError::Value(request));
-            }
-            (Some(Message::SetVringEnable { queue, enable: enable == 1 }), 0)
+            // SPDK's initiator has said the queue's size here.
+            (Some(Message::SetVringEnable { queue, enable: enable != 0 }), 0)
         }
         r::SET_BACKEND_REQ_FD => {
             // Some say a number with it, which means nothing.
