@@ -176,3 +176,41 @@ fn the_log_tells_changes_of_state_at_the_level_asked_for() {
     assert!(debug.lines().any(batches), "{debug}");
     assert_eq!(life(&["--log-level", "error"]), "");
 }
+
+/// A drain that was under way looked on for ever, and a second attempt to attach a volume that could not be recorded ended the daemon.
+#[test]
+fn behind_a_failed_cache_device_a_drain_ends_and_a_volume_may_be_attached_in_vain_twice() {
+    let scratch = Scratch::new("full-drain");
+    scratch.format("64M");
+    let volume = format!("v={}", scratch.file("backing", 128 * MIB).display());
+    let other = format!("other={}", scratch.file("other", MIB).display());
+    let daemon = scratch.serve(&["--volume", &volume]);
+    let at = 100 * MIB;
+    scratch.connect("v").write(at, &content(4, at, MIB), true).unwrap();
+    // The cache file lies before the limit, and what is to be written back behind it.
+    limit(&daemon, Some(80 * MIB));
+    let mut drain = scratch.drain_command();
+    let drain = drain.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    wait_for("a refusal", || problems(&scratch).contains("refuses to be written"));
+    limit(&daemon, Some(2 * MIB));
+    let mut client = scratch.connect("v");
+    wait_for("the failure", || {
+        let _ = client.write(0, &content(5, 0, MIB), true);
+        scratch.status()["cache"]["health"] == "failed"
+    });
+    let drained = drain.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&drained.stderr);
+    assert_eq!(drained.status.code(), Some(1), "{said}");
+    assert!(said.contains("v: cannot be drained: the cache device has failed"), "{said}");
+    for _ in 0..2 {
+        let done = scratch.ask(&["attach", &other]);
+        assert_eq!(done.status.code(), Some(1), "{done:?}");
+        let done = scratch.ask(&["attach", "other"]);
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(said.contains("other: no such volume in this cache"), "{said}");
+    }
+    assert!(client.read(at, MIB as u32).unwrap() == content(4, at, MIB));
+    drop(client);
+    signal(daemon.id(), "TERM");
+    assert_eq!(daemon.ended().0, Some(1));
+}

@@ -73,6 +73,15 @@ impl Progress {
         let (volumes, others): (Vec<&VolumeStatus>, Vec<&VolumeStatus>) =
             status.volumes.iter().filter(mine).partition(|volume| volume.state == "serving");
         let dirty: u64 = volumes.iter().map(|volume| volume.dirty_bytes).sum();
+        if status.cache.health == "failed"
+            && let Some(volume) = volumes.iter().find(|volume| volume.dirty)
+        {
+            self.line.end()?;
+            bail!(
+                "{}: cannot be drained: the cache device has failed; `forebay status` says what is wrong",
+                volume.name
+            );
+        }
         if volumes.iter().all(|volume| !volume.dirty) {
             self.line.end()?;
             let (whole, lacking): (Vec<&VolumeStatus>, Vec<&VolumeStatus>) =

@@ -75,7 +75,11 @@ impl Shard {
             ..Volume::empty(uuid, &volume.name, volume.size_bytes)
         };
         self.superblock.volumes[usize::from(index.0)] = Some(recorded.clone());
-        self.write_superblock()?;
+        if let Err(error) = self.write_superblock() {
+            // The engine does not know of it.
+            self.superblock.volumes[usize::from(index.0)] = None;
+            return Err(error);
+        }
         self.engine.attach(index, &recorded);
         Ok(())
     }
