@@ -90,3 +90,23 @@ fn the_package_stays_while_a_volume_is_in_use_or_dirty() {
     let said = refused(&scratch, "remove", "").unwrap();
     assert!(said.contains("torn: cannot be read"), "{said}");
 }
+
+/// Its record said that it may be dirty, and nobody could ever drain it.
+#[test]
+fn a_cache_that_was_given_up_keeps_no_package() {
+    if !has("sh") {
+        return skip("no sh");
+    }
+    let scratch = Scratch::new("removal-lost");
+    scratch.format("64M");
+    let volume = format!("v={}", scratch.file("disk", 16 << 20).display());
+    let mut daemon = serve(&scratch, &["--volume", &volume]);
+    scratch.connect("v").write(0, &[1; 4096], true).unwrap();
+    daemon.kill();
+    std::fs::remove_file(scratch.cache()).unwrap();
+    assert!(refused(&scratch, "remove", "").unwrap().contains("may hold what is not yet on "));
+    scratch.format("64M");
+    let daemon = serve(&scratch, &["--volume", &volume, "--without-cache", "v"]);
+    daemon.stop("TERM");
+    assert_eq!(refused(&scratch, "remove", ""), None);
+}

@@ -44,7 +44,9 @@ pub fn run(args: &RemovalArgs) -> Result<ExitCode> {
     // Of caches that nobody serves.
     for dir in StateDir::there(of_files("state-dir")) {
         for record in dir.all()? {
-            if record.dirty && !served.contains(&record.cache) {
+            // One that was passed on purpose is given up already, whatever it has.
+            let passed = record.mark_for(record.attach_generation).is_some_and(|it| !it.is_kept);
+            if record.dirty && !passed && !served.contains(&record.cache) {
                 against.push(format!(
                     "{}: its cache, {}, may hold what is not yet on {}; forebay drain --cache {}",
                     record.name,
