@@ -179,6 +179,8 @@ impl Daemon {
         self.attached.iter_mut().for_each(|attached| attached.forget(index));
         self.forget_known(&served.uuid);
         self.watch_left(at);
+        let its_own = format!("{}: ", served.name);
+        self.problems.retain(|problem| !problem.starts_with(&its_own));
         let (name, backing) = (served.name, served.backing.display());
         info!("{name}: is detached");
         let mut lines = vec![format!("{name}: detached; {backing} is the plain disk")];
