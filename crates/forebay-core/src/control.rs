@@ -331,10 +331,8 @@ impl Engine {
     pub fn give_up_writes(&mut self, payload: &mut impl Payload) {
         self.gives_up = true;
         for index in 0..self.volumes.len() {
-            let waiter =
-                |it: &mut Self| it.volumes[index].as_deref_mut()?.through_waiters.pop_front();
-            while let Some(waiter) = waiter(self) {
-                self.answer(waiter.request, Err(RequestError::Closing));
+            if self.volumes[index].is_some() {
+                self.fail_through_waiters(VolumeIndex(index as u8), RequestError::Closing);
             }
         }
         self.put_in_order(payload);

@@ -117,9 +117,7 @@ impl Engine {
                 }
             }
             if self.health == CacheHealth::Failed || self.volume(volume).parked.full {
-                self.volume(volume).writes.pop_front();
-                self.volume(volume).unlock(at);
-                self.answer(at, Err(RequestError::Io));
+                self.write_fails(volume, at, RequestError::Io);
                 continue;
             }
             if !self.active(at).edges_read {
@@ -174,9 +172,7 @@ impl Engine {
             self.volume(volume).extents_full = false; // `extent_room` says it of this one
             if !self.write_place(volume, at, payload) {
                 if let Some(error) = self.active(at).failed {
-                    self.volume(volume).writes.pop_front();
-                    self.volume(volume).unlock(at);
-                    self.answer(at, Err(error)); // W3
+                    self.write_fails(volume, at, error); // W3
                     continue;
                 }
                 if self.write_refused(volume, at) {
@@ -210,14 +206,25 @@ impl Engine {
 
     /// Gives up a request that waits for room which no batch makes any more, or for a buffer; says whether it did.
     fn write_given_up(&mut self, volume: VolumeIndex, at: u32) -> bool {
-        if !self.gives_up {
-            return false;
+        if self.gives_up {
+            self.write_fails(volume, at, RequestError::Closing);
         }
+        self.gives_up
+    }
+
+    /// The first in the queue is answered with an error.
+    fn write_fails(&mut self, volume: VolumeIndex, at: u32, error: RequestError) {
         let state = self.volume(volume);
         state.writes.pop_front();
         state.unlock(at);
-        self.answer(at, Err(RequestError::Closing));
-        true
+        self.answer(at, Err(error));
+    }
+
+    /// Whoever waits for the backing device hears an error.
+    pub(crate) fn fail_through_waiters(&mut self, volume: VolumeIndex, error: RequestError) {
+        while let Some(waiter) = self.volume(volume).through_waiters.pop_front() {
+            self.answer(waiter.request, Err(error));
+        }
     }
 
     /// Refuses a request that waits for room for an extent, if lost blocks have it all: nobody makes
@@ -229,9 +236,7 @@ impl Engine {
             return false;
         }
         state.extents_full = false;
-        state.writes.pop_front();
-        state.unlock(at);
-        self.answer(at, Err(RequestError::Io));
+        self.write_fails(volume, at, RequestError::Io);
         true
     }
 

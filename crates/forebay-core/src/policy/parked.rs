@@ -374,9 +374,7 @@ impl Engine {
     /// More is refused than may be parked: whoever waits for the backing device hears so (Q4).
     fn refuse_writes(&mut self, volume: VolumeIndex) {
         self.volume(volume).parked.full = true;
-        while let Some(waiter) = self.volume(volume).through_waiters.pop_front() {
-            self.answer(waiter.request, Err(RequestError::Io));
-        }
+        self.fail_through_waiters(volume, RequestError::Io);
     }
 }
 

@@ -9,13 +9,13 @@
 //! | grown | told | the front ends have seen it: the kernel may send requests beyond the old end |
 //! | told | done | the kernel has made the block device larger, or cannot |
 
+use super::volumes::check_size;
 use super::{Daemon, Served};
 use crate::control::Reply;
 use crate::units::{count, size};
 use anyhow::{Context, Result, bail};
 use forebay::io::DeviceKind;
 use forebay_core::engine::CacheHealth;
-use forebay_core::limits::VOLUME_BYTES_MAX;
 use forebay_core::units::{BLOCK_BYTES, Sequence, VolumeIndex};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -71,9 +71,7 @@ impl Daemon {
             self.desk.borrow_mut().answers.push_back((client, Reply::Told { lines }));
             return Ok(());
         }
-        if after > VOLUME_BYTES_MAX {
-            bail!("{backing}: has {}; a volume has less than 2 PiB", size(after));
-        }
+        check_size(&backing, after)?;
         let shard = &mut self.server.shard;
         if shard.engine().health() == CacheHealth::Failed {
             bail!("{name}: the cache device has failed, so nothing new can be recorded in it");

@@ -23,6 +23,7 @@ use forebay_core::format::superblock::{Mode, PATH_MAX, Volume};
 use forebay_core::limits::VOLUME_BYTES_MAX;
 use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
@@ -293,10 +294,7 @@ impl Daemon {
         self.mode_of(spec)?;
         spec.backing.path.to_str().context("the backing device's path is not UTF-8")?;
         let path = looked.path.display();
-        let bytes = looked.device.info().size_bytes;
-        if bytes > VOLUME_BYTES_MAX {
-            bail!("{path}: has {}; a volume has less than 2 PiB", size(bytes));
-        }
+        check_size(&path, looked.device.info().size_bytes)?;
         let length = lasting(&spec.backing)?.to_string().len();
         if length > PATH_MAX {
             bail!(
@@ -441,6 +439,14 @@ impl Daemon {
 fn is_physical_volume(recorded: &Volume) -> bool {
     Fingerprint::decode(&recorded.fingerprint)
         .is_ok_and(|known| known.superblock_kinds.contains(SuperblockKinds::LVM))
+}
+
+/// Whether a volume may be as large as its backing device.
+pub(super) fn check_size(backing: &impl Display, bytes: u64) -> Result<()> {
+    if bytes > VOLUME_BYTES_MAX {
+        bail!("{backing}: has {}; a volume has less than 2 PiB", size(bytes));
+    }
+    Ok(())
 }
 
 /// What is recorded, to be found by next time: an identity as it is, a path from the root.
