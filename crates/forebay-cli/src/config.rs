@@ -20,7 +20,7 @@ pub mod show;
 
 pub use file::Mistake;
 
-use crate::args::{Args, Attach, Command, ServeArgs, VolumeSpec};
+use crate::args::{Args, Command, ServeArgs, VolumeSpec};
 use crate::upgrade;
 use anyhow::{Context, Result, bail};
 use clap::error::ErrorKind;
@@ -187,13 +187,12 @@ fn with_words(serve: &ServeArgs, words: &[OsString], given: Vec<OsString>) -> Re
 }
 
 /// What the next program of this daemon makes of its command line, and of its file as that is now: as this program understands both.
-pub fn next_attach() -> Result<Attach> {
-    let given: Vec<OsString> = std::env::args_os().collect();
+pub fn next(given: Vec<OsString>) -> Result<ServeArgs> {
     let args = Args::try_parse_from(&given)?;
-    let Command::Serve(serve) = &args.command else { bail!("it does not serve") };
-    let Some(path) = chosen(serve)? else { return Ok(serve.attach) };
-    match with_words(serve, &read(&path)?.words, given)?.command {
-        Command::Serve(both) => Ok(both.attach),
+    let Command::Serve(serve) = args.command else { bail!("it does not serve") };
+    let Some(path) = chosen(&serve)? else { return Ok(*serve) };
+    match with_words(&serve, &read(&path)?.words, given)?.command {
+        Command::Serve(both) => Ok(*both),
         _ => bail!("it does not serve"),
     }
 }

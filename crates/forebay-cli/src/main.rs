@@ -34,6 +34,7 @@ mod units;
 mod upgrade;
 mod vhost;
 mod why;
+mod words;
 
 use args::{Args, Command};
 use clap::Parser;

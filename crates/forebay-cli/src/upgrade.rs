@@ -27,6 +27,8 @@
 //!   then.
 //! - **G10** What the service manager has given for volumes that wait for their disks goes along, to the next program and back: the manager
 //!   gives it to a start alone.
+//! - **G11** The next program serves what this one does, whatever this one was told at its start: what has left since is not named again, and
+//!   what has come is (`Daemon::keep_words`).
 //!
 //! # Crash
 //!
@@ -43,6 +45,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -140,6 +143,10 @@ impl Disk {
         )))
     }
 
+    pub fn is_of(&self, volume: &str) -> bool {
+        self.volume == volume
+    }
+
     fn who(&self) -> &str {
         if self.volume == CACHE { "the cache" } else { &self.volume }
     }
@@ -208,6 +215,8 @@ static TO_TAKE: Mutex<Option<Left>> = Mutex::new(None);
 static DISKS: Mutex<Vec<Disk>> = Mutex::new(Vec::new());
 /// What this program has read from its file (G8).
 static HAD: Mutex<Option<Vec<String>>> = Mutex::new(None);
+/// The command line of the next program, and of this one if it goes on, where that is not this one's own.
+static WORDS: Mutex<Option<Vec<OsString>>> = Mutex::new(None);
 /// What tells of signals (G9).
 static SIGNALS: Mutex<Option<Signals>> = Mutex::new(None);
 
@@ -259,6 +268,23 @@ pub fn settings_before() -> Option<Vec<String>> {
 /// What this program has read from its file.
 pub fn keep_settings(words: Vec<String>) {
     *HAD.lock().unwrap_or_else(PoisonError::into_inner) = Some(words);
+}
+
+/// Volumes have come and gone since they were read.
+pub fn change_settings(change: impl FnOnce(&[String]) -> Vec<String>) {
+    let mut had = HAD.lock().unwrap_or_else(PoisonError::into_inner);
+    *had = had.take().map(|words| change(&words));
+}
+
+/// The command line that programs are executed with.
+pub fn words() -> Vec<OsString> {
+    let kept = WORDS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    kept.unwrap_or_else(|| std::env::args_os().collect())
+}
+
+/// The same from now on.
+pub fn keep_words(words: Vec<OsString>) {
+    *WORDS.lock().unwrap_or_else(PoisonError::into_inner) = Some(words);
 }
 
 /// Those that come from now on go along (G9).
@@ -413,7 +439,7 @@ impl Left {
     }
 }
 
-/// Executes the new program with this one's arguments, and leaves it what there is, or says why the map is
+/// Executes the new program with this one's arguments ([`words`]), and leaves it what there is, or says why the map is
 /// not. Gives why not, if neither it nor this program can be executed.
 pub fn execute(
     executable: &Path,
@@ -512,7 +538,7 @@ fn go_back(before: &str, error: &Error, guests: Guests) -> Result<Infallible> {
 
 fn again(executable: &Path) -> Command {
     let mut command = Command::new(executable);
-    command.args(std::env::args_os().skip(1));
+    command.args(words().into_iter().skip(1));
     command.env_remove(LEFT).env_remove(NOT_LEFT).env_remove(WHY_NOT);
     // What the service manager gave was taken, and its numbers are others' by now.
     command.env_remove("LISTEN_PID").env_remove("LISTEN_FDS").env_remove("LISTEN_FDNAMES");

@@ -7,7 +7,9 @@
 
 use crate::support::model::content;
 use crate::support::{Daemon, Scratch, signal, wait_for};
+use crate::upgrade::upgrade;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use std::path::Path;
 
 const MIB: u64 = 1 << 20;
 
@@ -209,6 +211,9 @@ fn behind_a_failed_cache_device_a_drain_ends_and_a_volume_may_be_attached_in_vai
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         assert!(said.contains("other: no such volume in this cache"), "{said}");
     }
+    // Nobody would serve any more if the device could not be opened again.
+    let refused = upgrade(&scratch, Path::new(env!("CARGO_BIN_EXE_forebay"))).unwrap_err();
+    assert!(refused.contains("the cache device has failed, and neither"), "{refused}");
     assert!(client.read(at, MIB as u32).unwrap() == content(4, at, MIB));
     drop(client);
     signal(daemon.id(), "TERM");

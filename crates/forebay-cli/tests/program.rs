@@ -48,6 +48,7 @@ mod support;
 mod unheard;
 mod unit_file;
 mod upgrade;
+mod upgrade_volumes;
 #[cfg(feature = "vhost")]
 mod vhost_kill;
 #[cfg(feature = "vhost")]

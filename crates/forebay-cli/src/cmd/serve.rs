@@ -17,6 +17,7 @@ mod rates;
 mod report;
 mod scrub;
 mod stale;
+mod upgrading;
 mod volumes;
 mod watch;
 
@@ -110,6 +111,8 @@ struct Daemon {
     is_ending: bool,
     /// What the next start is asked for again, and the file that says it, if one does.
     asked: Vec<VolumeSpec>,
+    /// Volumes that came since by what was said then, as it was said.
+    came: Vec<String>,
     config_file: Option<PathBuf>,
     /// What is known of caches outside of them, and marks that are being written there.
     state_dir: Option<StateDir>,

@@ -14,6 +14,7 @@
 use super::Daemon;
 use super::look::{Looked, logical_block};
 use super::plan::{Wanted, role};
+use super::upgrading::name_of;
 use crate::address::Address;
 use crate::args::{IfChanged, VolumeSpec, parse_if_changed, parse_volume};
 use crate::control::Reply;
@@ -38,8 +39,10 @@ pub(super) struct Coming {
     address: Address,
     if_changed: Option<IfChanged>,
     without_cache: bool,
-    /// As it was asked for; none: as it is recorded.
+    /// As it is asked for, now or at the start; none: as it is recorded.
     spec: Option<VolumeSpec>,
+    /// What was said of it now, beyond its name.
+    said: Option<String>,
     begun: Instant,
     looks: JoinHandle<Result<Looked>>,
 }
@@ -59,7 +62,7 @@ impl Daemon {
         without_cache: bool,
         client: usize,
     ) -> Result<()> {
-        let name = volume.split_once('=').map_or(volume, |(name, _)| name);
+        let name = name_of(volume);
         if self.volumes.iter().any(|served| served.name == name) {
             bail!("{name}: is served already");
         }
@@ -77,8 +80,11 @@ impl Daemon {
         let choice = |choice: &str| parse_if_changed(&format!("{name}={choice}"));
         let if_changed = if_changed.map(choice).transpose().map_err(Error::msg)?;
         let if_changed = if_changed.map(|choice| choice.1);
-        let spec = volume.contains('=').then(|| parse_volume(volume)).transpose();
-        let spec = spec.map_err(Error::msg)?;
+        let said = volume.contains('=').then(|| volume.to_owned());
+        let spec = match &said {
+            Some(text) => Some(parse_volume(text).map_err(Error::msg)?),
+            None => self.asked.iter().find(|spec| spec.name == name).cloned(),
+        };
         let recorded = self.server.shard.find(name);
         let recorded = recorded.and_then(|index| Some((index, self.recorded(index)?.clone())));
         let asked = spec.as_ref().and_then(|spec| spec.logical_block);
@@ -111,6 +117,7 @@ impl Daemon {
             if_changed,
             without_cache,
             spec,
+            said,
             begun,
             looks,
         });
@@ -138,7 +145,7 @@ impl Daemon {
 
     /// Serves one more volume, and says what a user should know of it.
     fn serve_coming(&mut self, coming: Coming) -> Result<Vec<String>> {
-        let Coming { name, index, address, spec, looks, .. } = coming;
+        let Coming { name, index, address, spec, said, looks, .. } = coming;
         let (if_changed, without_cache) = (coming.if_changed, coming.without_cache);
         if !looks.is_finished() {
             self.silent.push(looks);
@@ -162,6 +169,8 @@ impl Daemon {
                 }
             }
         }
+        self.came.retain(|text| name_of(text) != name);
+        self.came.extend(said);
         // What it waited for is there.
         let waited = format!("{name}: waits for its backing device: ");
         self.problems.retain(|problem| !problem.starts_with(&waited));

@@ -10,6 +10,7 @@
 //! | rest   | gone   | nothing of it is under way; the superblock does not name it any more |
 
 use super::Daemon;
+use super::upgrading::name_of;
 use crate::control::Reply;
 use crate::hide;
 use crate::units::{count, size};
@@ -179,6 +180,7 @@ impl Daemon {
         self.attached.iter_mut().for_each(|attached| attached.forget(index));
         self.forget_known(&served.uuid);
         self.watch_left(at);
+        self.came.retain(|text| name_of(text) != served.name);
         let its_own = format!("{}: ", served.name);
         self.problems.retain(|problem| !problem.starts_with(&its_own));
         let (name, backing) = (served.name, served.backing.display());

@@ -146,6 +146,7 @@ impl Daemon {
             room,
             is_ending: false,
             asked: args.volumes.clone(),
+            came: Vec::new(),
             config_file: args.config_file(),
             state_dir: None,
             marking: Vec::new(),

@@ -40,13 +40,14 @@ impl Planned<'_> {
         self.address.as_ref().map_err(|text| Error::msg(text.clone()))
     }
 
-    /// A file says what is to be; what of it can be is served, as is what was recorded. Who types a volume means it, unless it was
-    /// served until just now.
+    /// A file says what is to be; what of it can be is served, as is what was recorded. Who types a volume means it, at a
+    /// start; what the program before served, or waited for, does not end the next one.
     pub(super) fn may_wait(&self, args: &ServeArgs, error: &Error) -> bool {
         // Then the program before goes on, whose path may be another.
         let must_go_on = upgrade::is_tried() && error.is::<OtherDisk>();
-        !must_go_on
-            && (self.spec.is_none() || args.is_from_file() || upgrade::was_served(&self.name))
+        let waited = upgrade::is_executed() && self.recorded.is_some();
+        let is_meant = self.spec.is_some() && !args.is_from_file();
+        !must_go_on && (!is_meant || waited || upgrade::was_served(&self.name))
     }
 }
 
