@@ -166,6 +166,7 @@ faults! {
     AgainTakenForDone,
     GoneTakenForRot,
     UnreadTakenForRot,
+    FlushTakenForLife,
 }
 
 /// Which fault is on.

@@ -39,6 +39,8 @@ pub enum Place {
         /// Index of a block in the window.
         frame: u32,
     },
+    /// One block that nobody looks at: what is read is asked for to see whether it can be read. Several reads may go there at once.
+    Nowhere,
 }
 
 /// What [`Payload::ingest`] found in a block.

@@ -313,6 +313,7 @@ pub fn setup(scope: Scope) -> Setup {
         cache_fault: 0,
         flush_fault: 0,
         gone: 0,
+        write_through: false,
         mute: 0,
         apart: 0,
         operator: 0,

@@ -21,6 +21,11 @@ impl World {
             self.rot();
         }
         if self.cache_gone && flight.is_of_cache() {
+            if self.setup.write_through && matches!(effect, Effect::FlushCache { .. }) {
+                self.marks.hit("flush answered by a cache device that is gone");
+                self.cache.flush_end(flight.through);
+                return Ok(());
+            }
             if !matches!(effect, Effect::ReadCache { .. }) {
                 self.cache_failed("written to while it was gone");
             }
@@ -155,7 +160,10 @@ impl World {
                 if flight.failed {
                     return Err(Fault);
                 }
-                if self.backing_fails(volume, "backing flush failed") {
+                let gone = self.volumes[usize::from(volume.0)].device.failed;
+                if gone && self.setup.write_through {
+                    self.marks.hit("flush answered by a backing device that is gone");
+                } else if self.backing_fails(volume, "backing flush failed") {
                     self.disk_flush_failed(volume, flight.through);
                     return Err(Fault);
                 }

@@ -131,6 +131,8 @@ pub const EXPECTED: &[&str] = &[
     "checkpoint at a moment of chance",
     "clean cache failed",
     "cache device gone",
+    "flush answered by a cache device that is gone",
+    "flush answered by a backing device that is gone",
     "cache device unreadable for a while",
     "read to where nobody can look",
     "written to while it was gone",

@@ -213,6 +213,7 @@ impl Memory {
                 Rc::clone(edge.as_ref().expect("the edge was read"))
             }
             Place::Window { frame } => Rc::clone(&self.window[frame as usize]),
+            Place::Nowhere => unreachable!("nobody looks there"),
         }
     }
 
@@ -232,6 +233,7 @@ impl Memory {
                 self.request(tag).edges[usize::from(edge)] = Some(content);
             }
             Place::Window { frame } => self.window[frame as usize] = content,
+            Place::Nowhere => {}
         }
     }
 
@@ -270,6 +272,10 @@ pub fn behind(place: Place, blocks: u16) -> Place {
         Place::Edge { tag, edge } => {
             assert_eq!(blocks, 0, "an edge is one block");
             Place::Edge { tag, edge }
+        }
+        Place::Nowhere => {
+            assert_eq!(blocks, 0, "nowhere is one block");
+            Place::Nowhere
         }
     }
 }

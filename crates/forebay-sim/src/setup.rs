@@ -162,6 +162,8 @@ pub struct Setup {
     pub flush_fault: u64,
     /// One moment in so many the cache device goes away for a while; zero: none.
     pub gone: u64,
+    /// No device has a volatile cache: the kernel answers flushes of one that is gone.
+    pub write_through: bool,
     /// One moment in so many it cannot be read for a while; zero: none.
     pub mute: u64,
     /// Of one read in so many what backing devices have goes where nobody can look; zero: of none.
@@ -404,6 +406,7 @@ impl Setup {
             cache_fault: if random.one_in(6) { 2_000 } else { 0 },
             flush_fault: *Random::new(key ^ 0xF1A5).pick(&[0, 0, 0, 0, 100, 600]),
             gone: *Random::new(key ^ 0x60E).pick(&[0, 0, 0, 3_000]),
+            write_through: Random::new(key ^ 0x377).one_in(2),
             mute: *Random::new(key ^ 0x3074).pick(&[0, 0, 1_000]),
             apart: *Random::new(key ^ 0xA9A7).pick(&[0, 0, 2, 8]),
             operator,

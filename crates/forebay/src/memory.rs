@@ -225,6 +225,7 @@ pub struct Memory {
     window: Arena,
     edges: Arena,
     merge: Arena,
+    nowhere: Arena,
     pub(crate) requests: Vec<RequestMemory>,
     /// Blocks were stored past the caches, and nobody may rely on them yet (M3).
     streamed: bool,
@@ -261,6 +262,7 @@ impl Memory {
             window: Arena::anonymous(window_frames as usize * BLOCK_SIZE)?,
             edges: Arena::reserved(request_count * 2 * BLOCK_SIZE)?,
             merge: Arena::anonymous(BLOCK_SIZE)?,
+            nowhere: Arena::anonymous(BLOCK_SIZE)?,
             requests: vec![RequestMemory::NONE; request_count],
             streamed: false,
         })
@@ -317,6 +319,7 @@ impl Memory {
                 self.edges.span((tag as usize * 2 + usize::from(edge)) * BLOCK_SIZE, length)
             }
             Place::Window { frame } => self.window.span(frame as usize * BLOCK_SIZE, length),
+            Place::Nowhere => self.nowhere.span(0, length),
         }
     }
 

@@ -7,7 +7,7 @@ use forebay::io::{
     Completion, Device, DeviceError, FaultDevice, FaultRule, FaultWhen, Faults, FileDevice,
     FileOptions, Layer, MemoryDevice, Operation, OperationKind, Reactor, ReactorKind, Use,
 };
-use forebay::shard::{CACHE_SOURCE, ShardOptions, backing_source};
+use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions, backing_source};
 use forebay_core::engine::{CacheHealth, Config};
 use forebay_core::format::superblock::{Mode, Order};
 use forebay_core::request::{Op, RequestError};
@@ -29,6 +29,14 @@ fn write(rig: &mut Rig, volume: VolumeIndex, first: u64, blocks: u64, byte: u8) 
     span.copy_in(&vec![byte; (blocks * BLOCK) as usize]);
     let op = Op::Write { fua: false };
     rig.request(volume, op, first * BLOCK, blocks * BLOCK, Some(span)).unwrap();
+}
+
+/// The program is killed: what it had in memory is there, and it closes nothing.
+fn die(rig: &mut Rig, dir: &Dir) {
+    let other = open(&dir.file("other", 64 << 20));
+    forebay::cache::format(other.as_ref(), 64 << 20, support::SEGMENT_BYTES, 1).unwrap();
+    let alone = support::options(ReactorKind::Threads, Config::default());
+    drop(std::mem::replace(&mut rig.shard, Shard::open(other, &alone).unwrap()));
 }
 
 fn first_byte(rig: &mut Rig, volume: VolumeIndex, block: u64) -> Result<u8, RequestError> {
@@ -80,10 +88,7 @@ fn a_cache_that_failed_and_lost_what_was_not_flushed_keeps_what_was() {
     assert_eq!(failed, Err(RequestError::Io));
     assert_eq!(rig.shard.engine().health(), CacheHealth::Failed);
     // The program is killed, and the device is as it was when it was flushed last.
-    let alone = support::options(ReactorKind::Threads, config);
-    let other = open(&dir.file("other", 64 << 20));
-    forebay::cache::format(other.as_ref(), 64 << 20, support::SEGMENT_BYTES, 1).unwrap();
-    drop(std::mem::replace(&mut rig.shard, forebay::shard::Shard::open(other, &alone).unwrap()));
+    die(&mut rig, &dir);
     std::fs::write(&cache, &flushed).unwrap();
     let mut next = Rig::open(open(&cache), &options, 1 << 20);
     assert!(!next.shard.engine().is_frozen(volume), "{:?}", next.shard.opened());
@@ -507,4 +512,59 @@ fn a_flush_that_fails_behind_a_new_size_is_heard_of_by_guests() {
     faults.clear();
     assert_eq!(rig.shard.engine().health(), CacheHealth::Failed);
     assert!(rig.request(volume, Op::Flush, 0, 0, None).is_err());
+}
+
+/// A device without a volatile cache has nothing to flush, so the kernel answers that by itself when the device is gone: that was taken for a sign
+/// of life, and all that could not be read meanwhile was given up for lost, by names that the next opening wrote down.
+#[test]
+fn what_a_device_that_is_gone_and_answers_flushes_cannot_read_is_not_lost() {
+    const BLOCKS: u64 = 1024;
+    let hour = 3_600_000_000_000;
+    let lost_after = 500_000_000;
+    let config = Config {
+        buffer_count: 8,
+        dirty_age: hour,
+        dirty_percent: 100,
+        retry_after: 100_000_000,
+        lost_after,
+        ..Config::default()
+    };
+    let options = support::shared_options(ReactorKind::Auto, config);
+    for answers in [false, true] {
+        let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "gone");
+        let cache = dir.file("cache", 64 << 20);
+        let faults = Faults::new();
+        let device = Box::new(FaultDevice::new(open(&cache), faults.clone()));
+        let mut rig = Rig::new(device, &options, 1 << 20);
+        if !rig.shard.is_shared() {
+            forebay_testing::skip("failed_cache: no memory outlives a process here");
+            return;
+        }
+        let backing = || Box::new(MemoryDevice::new(64 << 20, 512).unwrap());
+        let volume = rig.add("v", Mode::WriteBack, backing());
+        (0..BLOCKS).step_by(256).for_each(|first| write(&mut rig, volume, first, 256, 7));
+        flush(&mut rig, volume).unwrap();
+        // Whatever is open is written and durable: nothing but write-back asks the device for anything.
+        let until = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < until {
+            rig.turn(Duration::from_millis(50), |_| {});
+        }
+        let mut fails = vec![OperationKind::Read, OperationKind::Write];
+        fails.extend((!answers).then_some(OperationKind::Flush));
+        let rule = |kind| FaultRule::new(Some(kind), FaultWhen::From(0));
+        fails.into_iter().for_each(|kind| faults.add(rule(kind)));
+        rig.shard.drain(volume);
+        let until = Instant::now() + 4 * Duration::from_nanos(lost_after);
+        while Instant::now() < until {
+            rig.turn(Duration::from_millis(50), |_| {});
+        }
+        assert_eq!(rig.shard.engine().health(), CacheHealth::Failed);
+        die(&mut rig, &dir);
+        faults.clear();
+        let mut next = Rig::open(open(&cache), &options, 1 << 20);
+        next.shard.serve(volume, backing());
+        let good = (0..BLOCKS).filter(|block| first_byte(&mut next, volume, *block) == Ok(7));
+        assert_eq!(good.count() as u64, BLOCKS, "flushes answered: {answers}");
+        next.close();
+    }
 }

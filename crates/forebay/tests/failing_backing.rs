@@ -629,3 +629,34 @@ fn a_volume_that_refuses_too_many_blocks_takes_no_writes_until_it_is_well() {
     rig.wait("drained", |shard| shard.engine().is_clean(volume));
     rig.close();
 }
+
+/// A device without a volatile cache has nothing to flush, so the kernel answers that by itself when the device is gone: a volume of which little is
+/// written took it for one that refuses some blocks, and after 126 of them its guests had errors.
+#[test]
+fn a_volume_whose_device_is_gone_and_answers_flushes_takes_writes_until_it_is_back() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "gone-backing");
+    let (mut rig, volume, faults) = parking(&dir, Mode::WriteBack);
+    faults.clear();
+    for kind in [OperationKind::Read, OperationKind::Write] {
+        faults.add(FaultRule::new(Some(kind), FaultWhen::From(0)));
+    }
+    let tries =
+        |shard: &forebay::shard::Shard| shard.engine().status(volume).unwrap().stats.backing_writes;
+    for block in 0..300 {
+        put_tag(&mut rig, volume, block * 7, block + 1).unwrap();
+        // Some of them in each batch.
+        if block % 6 == 0 {
+            let before = tries(&rig.shard);
+            rig.wait("a try", |shard| tries(shard) > before);
+        }
+    }
+    let state = rig.shard.engine().status(volume).unwrap();
+    assert!(!state.parked_full && state.parked_blocks == 0, "{state:?}");
+    faults.clear();
+    rig.shard.drain(volume);
+    rig.wait("drained", |shard| shard.engine().is_clean(volume));
+    for block in 0..300 {
+        assert_eq!(tag_of(&mut rig, volume, block * 7), block + 1);
+    }
+    rig.close();
+}

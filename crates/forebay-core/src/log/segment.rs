@@ -202,6 +202,17 @@ impl Segments {
         &self.all[id.0 as usize]
     }
 
+    /// Blocks that hold something, most of them far from each other: what is read there comes from the medium.
+    pub(crate) fn used_places(&self) -> [(SegmentId, u16); 4] {
+        let is_used = |segment: &Segment| segment.state == State::Sealed;
+        let last = self.all.len() - 1;
+        let first = self.all.iter().position(is_used).unwrap_or(0);
+        let ends = [first, self.all.iter().rposition(is_used).unwrap_or(last)];
+        let [first, last] = ends.map(|at| SegmentId(at as u32));
+        let middle = self.blocks / 2;
+        [(first, 0), (last, 0), (first, middle), (last, middle)]
+    }
+
     /// A segment, to be changed.
     #[inline]
     pub fn get_mut(&mut self, id: SegmentId) -> &mut Segment {

@@ -66,8 +66,8 @@ pub(crate) fn behind(place: Place, blocks: u16) -> Place {
         Place::Buffer { buffer, block } => Place::Buffer { buffer, block: block + blocks },
         Place::Request { tag, block } => Place::Request { tag, block: block + blocks },
         Place::Window { frame } => Place::Window { frame: frame + u32::from(blocks) },
-        Place::Edge { .. } => {
-            assert_eq!(blocks, 0, "an edge is one block");
+        Place::Edge { .. } | Place::Nowhere => {
+            assert_eq!(blocks, 0, "it is one block");
             place
         }
     }

@@ -200,14 +200,16 @@ pub(crate) struct Lane {
 pub(super) enum Doubt {
     /// It has not begun: all else is still being written.
     No,
-    /// The cache device is flushed: one that is gone fails that.
+    /// The cache device is flushed: most that are gone fail that.
     Asked,
     /// It has time.
     Waits,
-    /// What was bad is read once more, one block after the other; what is good then is written.
-    Looks,
-    /// The cache device is flushed behind that.
+    /// The cache device is asked whether it is there, ...
     AskedAgain,
+    /// ... what was bad is read once more, one block after the other, and what is good then is written, ...
+    Looks,
+    /// ... and it is asked behind that.
+    AskedBehind,
     /// What is still marked lost is.
     Over,
 }

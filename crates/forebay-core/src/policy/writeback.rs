@@ -9,8 +9,10 @@
 //! - **K3** No two writes to one backing device that overlap are in flight.
 //! - **K4** A block is verified before it is written back; a bad one is lost, and named when the rest
 //!   of its batch is on the backing device, before the watermark moves. A cache device that is gone, or out of order for a while, reads
-//!   nothing and has lost nothing: so what is bad is looked at once more, `lost_after` later, and the device must flush
-//!   well behind that. What can be read then is written, and the backing device flushed again.
+//!   nothing and has lost nothing: so what is bad is looked at once more, `lost_after` later, and before and behind that the device must read
+//!   something else, or has failed, and flush well. (A flush alone says nothing: the kernel answers that for a device without a volatile cache, gone
+//!   or not.)
+//!   What can be read then is written, and the backing device flushed again.
 //! - **K5** A batch during which any flush of its backing device failed is written again, all of it.
 //! - **K6** With order strict a batch holds nothing of two flush epochs: it ends where the guest flushed.
 //! - **K7** A batch that follows one that was given up ends where that did, or later: else the backing device would be
@@ -216,7 +218,10 @@ enum What {
     Flush {
         around: u64,
     },
-    /// A flush that only asks whether the backing device does anything at all.
+    /// A block of the backing device is read to see whether that does anything at all: nobody need do anything for a flush where nothing is to
+    /// be flushed, so one that is gone may answer that.
+    Touch,
+    /// A flush that asks the same, of one that reads.
     Probe,
     /// A block that could not be read is, once more.
     Look {
@@ -228,7 +233,12 @@ enum What {
     Mend {
         item: usize,
     },
-    /// A flush that only asks whether the cache device does, of which blocks could not be read.
+    /// A block of the cache device is read for the same reason, ...
+    TouchCache {
+        /// Which of some.
+        place: usize,
+    },
+    /// ... and then it is flushed.
     AskCache,
 }
 
@@ -351,6 +361,10 @@ impl Engine {
                 return;
             }
             if lane_state.given_out && lane_state.runs.is_empty() {
+                // The device is being asked still whether it does anything, and has done all meanwhile.
+                if lane_state.under_way > 0 {
+                    return;
+                }
                 if self.writeback_is_passed(volume) {
                     return;
                 }
@@ -603,14 +617,19 @@ impl Engine {
                 self.mended(volume, lane, item, result);
                 self.writeback_flushed(volume, lane, payload);
             }
-            What::AskCache => {
-                if !self.counts(result) {
-                    // The backing device has done nothing wrong.
-                    let state = &mut self.lanes[lane];
-                    (state.failed, state.broken_off) = (true, true);
-                }
-                self.writeback_flushed(volume, lane, payload);
+            What::AskCache => match self.counts(result) {
+                true => self.writeback_flushed(volume, lane, payload),
+                false => self.cache_silent(volume, lane, payload),
+            },
+            What::TouchCache { place } => {
+                self.touched_cache(volume, lane, place, result, payload);
             }
+            // It has written something meanwhile.
+            What::Touch if self.lanes[lane].works => {}
+            What::Touch => match result {
+                Ok(()) => self.flush_to_probe(volume, lane),
+                Err(Fault) => self.lanes[lane].failed = true,
+            },
             What::Probe => {
                 self.backing_flushed(volume, result, payload);
                 self.lanes[lane].works = result.is_ok();

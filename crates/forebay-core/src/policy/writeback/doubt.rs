@@ -42,13 +42,19 @@ impl Engine {
         }
         if state.doubt == Doubt::No {
             (state.doubt, state.doubts_since) = (Doubt::Asked, self.now);
-            return self.ask_cache(volume, lane);
+            self.flush_to_ask(volume, lane);
+            return true;
         }
         if matches!(state.doubt, Doubt::Asked | Doubt::Waits) {
             state.doubt = Doubt::Waits;
             if self.now < state.doubted.after(self.config.lost_after) && !at_once {
                 return true;
             }
+            state.doubt = Doubt::AskedAgain;
+            self.ask_cache(volume, lane);
+            return true;
+        }
+        if state.doubt == Doubt::AskedAgain {
             state.doubt = Doubt::Looks;
         }
         if self.lanes[lane].doubt == Doubt::Looks {
@@ -65,8 +71,9 @@ impl Engine {
                 return true;
             }
             if state.batch.lost_from(0).is_some() {
-                self.lanes[lane].doubt = Doubt::AskedAgain;
-                return self.ask_cache(volume, lane);
+                self.lanes[lane].doubt = Doubt::AskedBehind;
+                self.ask_cache(volume, lane);
+                return true;
             }
         }
         // The backing device took no part in it.
@@ -84,11 +91,61 @@ impl Engine {
         state.writeback.lane.is_some_and(|lane| self.lanes[lane].mends.is_some())
     }
 
-    fn ask_cache(&mut self, volume: VolumeIndex, lane: usize) -> bool {
+    /// Asks the cache device whether it is there (K4): so long behind the first that it could not read, it reads something else, or has failed.
+    fn ask_cache(&mut self, volume: VolumeIndex, lane: usize) {
+        match self.config.mutants.is(Mutant::FlushTakenForLife) {
+            true => self.flush_to_ask(volume, lane),
+            false => self.touch_cache(volume, lane, 0),
+        }
+    }
+
+    fn touch_cache(&mut self, volume: VolumeIndex, lane: usize, place: usize) {
+        self.lanes[lane].under_way += 1;
+        let (segment, block) = self.segments.used_places()[place];
+        let what = What::TouchCache { place };
+        let token = self.token(Pending::Writeback(Work { volume, what }));
+        let to = Place::Nowhere;
+        self.effects.push_back(Effect::ReadCache { token, segment, block, blocks: 1, to });
+    }
+
+    fn flush_to_ask(&mut self, volume: VolumeIndex, lane: usize) {
         self.lanes[lane].under_way += 1;
         let token = self.token(Pending::Writeback(Work { volume, what: What::AskCache }));
         self.effects.push_back(Effect::FlushCache { token });
-        true
+    }
+
+    /// The cache device has read one of those places, or not.
+    pub(super) fn touched_cache(
+        &mut self,
+        volume: VolumeIndex,
+        lane: usize,
+        place: usize,
+        result: Result<(), Fault>,
+        payload: &mut impl Payload,
+    ) {
+        let next = place + 1;
+        match result {
+            Ok(()) => self.flush_to_ask(volume, lane),
+            Err(Fault) if next < self.segments.used_places().len() => {
+                self.touch_cache(volume, lane, next);
+            }
+            Err(Fault) => {
+                self.fail_cache();
+                self.cache_silent(volume, lane, payload);
+            }
+        }
+    }
+
+    /// It is not there, and nothing is named: the backing device has done nothing wrong.
+    pub(super) fn cache_silent(
+        &mut self,
+        volume: VolumeIndex,
+        lane: usize,
+        payload: &mut impl Payload,
+    ) {
+        let state = &mut self.lanes[lane];
+        (state.failed, state.broken_off) = (true, true);
+        self.writeback_flushed(volume, lane, payload);
     }
 
     fn look(&mut self, volume: VolumeIndex, lane: usize, (item, slot): (usize, Slot)) -> bool {

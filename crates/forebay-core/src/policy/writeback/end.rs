@@ -5,12 +5,13 @@ use super::{
     BATCH_BLOCKS_AFTER_OPENING, BATCH_BLOCKS_FIRST, BATCH_BLOCKS_MIN, BATCH_TIME, Pace, Stage,
     What, Work,
 };
+use crate::effect::Effect;
 use crate::engine::{Engine, Pending};
 use crate::format::entry::Kind;
 use crate::format::superblock::Order;
 use crate::log::lost::Noted;
 use crate::mutant::Mutant;
-use crate::payload::Payload;
+use crate::payload::{Payload, Place};
 use crate::policy::delay::believed;
 use crate::policy::lane::Lane;
 use crate::request::RequestError;
@@ -55,8 +56,19 @@ impl Engine {
         self.flush_backing(volume, token);
     }
 
-    /// Asks the backing device whether it does anything at all: nothing of the batch is under way.
+    /// Asks the backing device whether it does anything at all: nothing of the batch is under way. Its first block is read: a file system's
+    /// or partition table's, so there is something.
     pub(crate) fn writeback_probe(&mut self, volume: VolumeIndex, lane: usize) {
+        if self.config.mutants.is(Mutant::FlushTakenForLife) {
+            return self.flush_to_probe(volume, lane);
+        }
+        self.lanes[lane].under_way += 1;
+        let token = self.token(Pending::Writeback(Work { volume, what: What::Touch }));
+        let (lba, to) = (Lba(0), Place::Nowhere);
+        self.effects.push_back(Effect::ReadBacking { token, volume, lba, blocks: 1, to });
+    }
+
+    pub(super) fn flush_to_probe(&mut self, volume: VolumeIndex, lane: usize) {
         self.lanes[lane].under_way += 1;
         let token = self.token(Pending::Writeback(Work { volume, what: What::Probe }));
         self.flush_backing(volume, token);
