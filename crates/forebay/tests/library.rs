@@ -5,6 +5,7 @@
 // All of it is tests, helpers too.
 #![allow(clippy::unwrap_used, unreachable_pub)]
 
+mod cache_size;
 mod copies;
 mod device_writes;
 mod devices;

@@ -80,7 +80,12 @@ impl Shard {
     /// nothing is appended any more: an opening finds the one size or the other.
     pub fn go_on_resizing(&mut self) -> Result<bool, OpenError> {
         let Some(size_bytes) = self.resizing else { return Ok(false) };
-        if !self.engine.may_resize() || self.naming.is_some() || !self.flushes.is_idle() {
+        if !self.engine.may_resize() {
+            return Ok(false);
+        }
+        // Beside two guests that commit there is always a flush under way: it is waited for, not looked whether there is none.
+        self.end_flushes()?;
+        if !self.engine.may_resize() {
             return Ok(false);
         }
         if self.engine.resize_stage() == Some(Stage::Unnaming) {
