@@ -57,6 +57,8 @@ use crate::host::allocate;
 
 /// Discards and zeroing go to the kernel in such pieces, so that none holds the file for long.
 const RANGE_BYTES_MAX: u64 = 64 << 30;
+/// The same of a block device, which may write every block of it.
+const BLOCK_RANGE_BYTES_MAX: u64 = 1 << 30;
 /// More than this is not written at once: a device may take all that it is given, and answer all of it together, at
 /// the end. If that were every buffer there is, it would have nothing to do while they are filled anew.
 const WRITE_BYTES_MAX: u64 = 16 << 20;
@@ -128,6 +130,8 @@ pub struct FileDevice {
     ready: Vec<Completion>,
     since: Option<Instant>,
     zero_way: ZeroWay,
+    /// It knows of discards. A block device that does not may take the kernel's call all the same, and write zeros.
+    asks_discards: bool,
     zeros: Option<Arena>,
     bounces: Bounces,
     /// Nobody else writes to it.
@@ -281,7 +285,7 @@ impl FileDevice {
         }
         let (offset, length) = left(flight);
         let transfer = length.min(sys::TRANSFER_BYTES_MAX as u64) as usize;
-        let range = length.min(RANGE_BYTES_MAX);
+        let range = self.range_of(flight);
         Ok(match flight.operation {
             _ if flight.syncing => {
                 let (offset, length) = left(&Flight { through: 0, ..*flight });
@@ -313,6 +317,15 @@ impl FileDevice {
                 ZeroWay::Fill => ReactorOp::Write { fd, span: self.zero_span(length)?, offset },
             },
         })
+    }
+
+    /// How long the piece is that goes to fallocate.
+    fn range_of(&self, flight: &Flight) -> u64 {
+        let most = match self.info.kind {
+            DeviceKind::Block => BLOCK_RANGE_BYTES_MAX,
+            _ => RANGE_BYTES_MAX,
+        };
+        left(flight).1.min(most)
     }
 
     /// Zeros to write, at most `length` of them.
@@ -347,9 +360,9 @@ impl FileDevice {
                 self.refuse_zero_way(index, result);
                 Verdict::Again
             }
-            Operation::Discard { .. } if result >= 0 => self.advance(index, range_of(&flight)),
+            Operation::Discard { .. } if result >= 0 => self.advance(index, self.range_of(&flight)),
             Operation::WriteZeroes { .. } if result >= 0 && flight.zero_way != ZeroWay::Fill => {
-                self.advance(index, range_of(&flight))
+                self.advance(index, self.range_of(&flight))
             }
             // The file wants more alignment than it said.
             _ if result == -libc::EINVAL && info_direct && flight.way < Way::Cached => {
@@ -504,11 +517,6 @@ fn up_to(length: u64) -> u32 {
     u32::try_from(length).unwrap_or(0)
 }
 
-/// How long the piece is that `issue` hands to fallocate.
-fn range_of(flight: &Flight) -> u64 {
-    left(flight).1.min(RANGE_BYTES_MAX)
-}
-
 const fn is_write(flight: &Flight) -> bool {
     !matches!(flight.operation.kind(), OperationKind::Read | OperationKind::Flush)
 }
@@ -555,6 +563,9 @@ impl Device for FileDevice {
         }
         let operation = self.trimmed(operation);
         let flush = operation == Operation::Flush;
+        if operation.kind() == OperationKind::Discard && !self.asks_discards {
+            return self.answer(token, Ok(()), now);
+        }
         if (operation.length() == 0 && !flush) || (flush && self.info.read_only) {
             return self.answer(token, Ok(()), now);
         }

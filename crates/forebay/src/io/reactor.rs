@@ -10,7 +10,8 @@
 //! - **R1** Every operation submitted is answered exactly once, by a later [`Reactor::wait`].
 //! - **R2** No operation reaches the kernel before [`Reactor::wait`], which submits all of them at
 //!   once. What ends in `_now` is no operation but a call that does not wait.
-//! - **R3** A reactor dropped on its thread has no disk operation under way: it waits for them.
+//! - **R3** A reactor dropped on its thread has no disk operation under way: it waits for them, for a minute at most: a disk that never answers
+//!   is given up, and nothing of an operation is touched any more.
 //!
 //! The descriptor and the span of an operation stay valid until it is answered; the submitter
 //! keeps this. Operations are not ordered among themselves, so a socket has at most one receive
@@ -34,6 +35,9 @@ use super::registered::Registered;
 use super::sys;
 use super::threads::ThreadsReactor;
 use super::uring::UringReactor;
+
+/// How long a drop waits for disk operations before it gives up on the disk.
+pub(super) const DROP_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Which back end, wished for or in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::accepted::Accepted;
 use super::bell::Bell;
-use super::reactor::ReactorOp;
+use super::reactor::{DROP_WAIT_MAX, ReactorOp};
 use super::slab::ROOM;
 use super::sys;
 
@@ -23,6 +23,7 @@ use super::sys;
 const WORKERS_EACH: usize = 4;
 /// And in all: there are at most 60 volumes and a cache.
 const WORKERS_MAX: usize = 256;
+const DROP_PAUSE: Duration = Duration::from_millis(1);
 /// They only make system calls; what locks memory locks all of their stacks.
 const STACK_BYTES: usize = 128 << 10;
 
@@ -297,16 +298,26 @@ impl ThreadsReactor {
 }
 
 impl Drop for ThreadsReactor {
-    /// Jobs not begun are forgotten, those at work are waited for (R3).
+    /// Jobs not begun are forgotten, those at work are waited for (R3), but not for ever: a device that never answers would keep the process
+    /// from its end, which ends some such calls. Its worker touches nothing else any more.
     fn drop(&mut self) {
         let mut jobs = lock(&self.shared.jobs);
         jobs.closed = true;
         jobs.queue.clear();
         drop(jobs);
         self.shared.work.notify_all();
-        for worker in self.workers.drain(..) {
-            let _ = worker.join(); // a worker that panicked is at no job
-        }
+        join_within(std::mem::take(&mut self.workers), DROP_WAIT_MAX);
+    }
+}
+
+/// Leaves those alone that have not ended by then.
+fn join_within(workers: Vec<JoinHandle<()>>, limit: Duration) {
+    let end = Instant::now() + limit;
+    while workers.iter().any(|worker| !worker.is_finished()) && Instant::now() < end {
+        std::thread::sleep(DROP_PAUSE);
+    }
+    for worker in workers.into_iter().filter(JoinHandle::is_finished) {
+        let _ = worker.join(); // a worker that panicked is at no job
     }
 }
 
@@ -402,6 +413,15 @@ mod tests {
 
     fn names(jobs: &mut Jobs) -> Vec<u64> {
         std::iter::from_fn(|| jobs.take()).map(|job| job.user_data).collect()
+    }
+
+    /// Whoever stopped the daemon heard nothing any more.
+    #[test]
+    fn a_worker_whose_file_never_answers_is_left() {
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let stuck = std::thread::spawn(move || drop(wait.recv()));
+        join_within(vec![std::thread::spawn(|| ()), stuck], Duration::from_millis(20));
+        drop(end);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 
 use super::accepted::Accepted;
 use super::buffer::Span;
-use super::reactor::ReactorOp;
+use super::reactor::{DROP_WAIT_MAX, ReactorOp};
 use super::registered::{DRIVERS_BUFFERS, DRIVERS_BUFFERS_AT};
 use super::slab::{ROOM, Slab};
 use super::sys::{TRANSFER_BYTES_MAX, WRITE_OUT};
@@ -32,9 +32,6 @@ const NOBODY: u64 = u64::MAX;
 const REGISTERED_MAX: u32 = DRIVERS_BUFFERS_AT as u32;
 /// Bytes to be written that do not wait for the next wait.
 const EARLY_BYTES: usize = 1 << 20;
-/// How long a drop waits for disk operations before it gives up on the disk.
-const DROP_WAIT_MAX: Duration = Duration::from_secs(60);
-
 #[derive(Debug)]
 struct Row {
     op: ReactorOp,

@@ -124,9 +124,9 @@ pub(super) fn close_shard(
     if clean {
         notes.write();
     }
+    left.iter().for_each(|text| warn!("{text}"));
     // From here on others may have the devices, and write down what they do with them.
     drop(shard);
-    left.iter().for_each(|text| warn!("{text}"));
     if clean {
         info!("stopped: everything is durable");
     } else if undurable.is_none() {

@@ -204,6 +204,7 @@ impl Opened {
             ready: Vec::with_capacity(ROOM),
             since: None,
             zero_way: ZeroWay::Range,
+            asks_discards: discards || !block,
             zeros: None,
             bounces: Bounces::new(),
             is_ours: options.exclusive && !options.read_only,

@@ -415,6 +415,16 @@ fn a_refused_discard_succeeds_and_a_broken_one_does_not() {
     assert!(!it.device.info().discards);
 }
 
+/// The kernel's call for a hole in a block device zeroes, which such a device may do by writing: hours of it for a file system that is made.
+#[test]
+fn a_device_that_knows_no_discards_is_asked_for_none() {
+    let mut it = ByHand::new();
+    it.device.asks_discards = false;
+    it.submit(Operation::Discard { offset: 0, length: 1 << 20 }, 1);
+    it.device.poll(&mut it.reactor, Instant::now(), &mut it.done);
+    assert_eq!(it.done, [Completion { token: 1, result: Ok(()) }]);
+}
+
 #[test]
 fn a_refused_zeroing_writes_zeros_instead() {
     let mut it = ByHand::new();
