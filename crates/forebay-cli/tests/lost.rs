@@ -169,3 +169,18 @@ fn check_names_each_lost_block_once_until_it_is_written_again() {
     let done = check();
     assert_eq!((done.code, found()), (3, vec![]), "{done:?}");
 }
+
+/// That an opening had found it stayed a problem as long as the daemon lived, and `status` never ended well.
+#[test]
+fn what_an_opening_found_lost_is_no_problem_when_it_was_written_again() {
+    let it = Lost::new("lost-healed");
+    let daemon = it.serve();
+    let problems = || {
+        let control = it.place.text("control");
+        it.place.json(&["status", "--json", "--control", &control])["problems"].to_string()
+    };
+    assert!(problems().contains("v: lost 4 blocks"), "{}", problems());
+    daemon.client("v").write(8 * 4096, &[1; 4 * 4096], true).unwrap();
+    wait_for("all to be well", || problems() == "[]");
+    daemon.stop(&it.place);
+}

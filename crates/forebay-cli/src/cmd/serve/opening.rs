@@ -218,7 +218,8 @@ impl Daemon {
         for damage in opened.damage {
             let text = self.damage_text(damage);
             warn!("{text}");
-            if !matches!(damage, Damage::Cut { .. } | Damage::Clean { .. }) {
+            // What is lost is told as long as it is (`health`).
+            if matches!(damage, Damage::Unknown { .. }) {
                 self.problems.push(text);
             }
         }
