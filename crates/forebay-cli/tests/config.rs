@@ -164,7 +164,15 @@ fn a_file_that_is_not_understood_ends_no_daemon_at_an_upgrade() {
     // Two volumes that change their disks: good for whoever reads the file, and not for those that are served.
     let swapped = table("one", &two) + &table("two", &one);
     file(&scratch, "it.toml", &swapped);
+    let begun = scratch.status()["started_at"].clone();
     let error = upgrade(&scratch, Path::new(FOREBAY)).unwrap_err();
+    assert!(error.starts_with("forebay: one: ") && error.contains("served from"), "{error}");
+    assert_eq!(scratch.status()["started_at"], begun);
+    // When it has been looked at.
+    let other = file(&scratch, "swapped.toml", &swapped);
+    file(&scratch, "it.toml", &volumes);
+    let swap = format!("cp {} {}", other.display(), path.display());
+    let error = upgrade(&scratch, &program(&scratch, "swaps", ":", &swap)).unwrap_err();
     assert!(error.contains("was not upgraded: one: ") && error.contains("served from"), "{error}");
     assert!(scratch.ask(&["drain"]).status.success());
     assert_eq!(std::fs::read(&one).unwrap()[..4096], [7; 4096]);
