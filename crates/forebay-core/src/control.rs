@@ -316,7 +316,7 @@ impl Engine {
     /// Wants everything placed so far durable: the first step of a stop.
     pub fn sync(&mut self, payload: &mut impl Payload) {
         for state in self.volumes.iter_mut().flatten() {
-            state.log.wanted = state.log.wanted.max(state.log.placed);
+            state.log.want(state.log.placed);
         }
         self.put_in_order(payload);
     }

@@ -22,6 +22,8 @@ struct Rig {
     answers: BTreeMap<u32, Result<(), RequestError>>,
     tag: u32,
     now: u64,
+    /// Milliseconds.
+    wall_ahead: u64,
 }
 
 impl Rig {
@@ -36,7 +38,14 @@ impl Rig {
     }
 
     fn over(engine: Engine) -> Rig {
-        Rig { engine, under_way: Vec::new(), answers: BTreeMap::new(), tag: 0, now: 0 }
+        Rig {
+            engine,
+            under_way: Vec::new(),
+            answers: BTreeMap::new(),
+            tag: 0,
+            now: 0,
+            wall_ahead: 0,
+        }
     }
 
     /// One volume, with so many of its first MiB in the cache and on the backing device.
@@ -90,7 +99,8 @@ impl Rig {
 
     fn wait(&mut self, nanos: u64) {
         self.now += nanos;
-        self.engine.tick(Tick(self.now), self.now / 1_000_000, &mut Nothing);
+        let wall = self.wall_ahead + self.now / 1_000_000;
+        self.engine.tick(Tick(self.now), wall, &mut Nothing);
         self.take();
     }
 
@@ -745,4 +755,91 @@ fn what_the_backing_device_refuses_ages() {
     // What comes later is not as old.
     rig.write_all(0, 1);
     assert!(age(&rig) < 2, "{} s", age(&rig));
+}
+
+/// All of it was written, and the write failed because what it replaced is lost: for ever, and a drain never ended well.
+#[test]
+fn a_lost_last_block_that_ends_within_it_is_written_again() {
+    let end = 8 * MIB + 512;
+    let config = Config { buffer_count: 16, ..Config::default() };
+    let lost = || {
+        let mut rig = Rig::over(support::chosen(1, end, 256 * MIB, 512 << 10, config));
+        assert!(rig.asks(VOLUME, Op::Write { fua: false }, 8 * MIB, 512));
+        rig.settle();
+        rig.write_all(0, 2);
+        rig.answered();
+        rig.engine.drain(VOLUME, &mut Nothing);
+        rig.take();
+        // Nothing but signs of life can be read of the cache device.
+        let lost =
+            |effect: &Effect| matches!(effect, Effect::ReadCache { to: Place::Window { .. }, .. });
+        for _ in 0..200 {
+            while rig.turn(lost, Err(Fault)) > 0 {}
+            rig.turn(|effect| !lost(effect), Ok(()));
+            rig.wait(1_000_000_000);
+        }
+        assert!(rig.engine.status(VOLUME).unwrap().lost_blocks_now > 0);
+        rig.engine.set_mode(VOLUME, Mode::WriteBack, &mut Nothing);
+        rig.settle();
+        rig
+    };
+    for (op, offset) in [
+        (Op::Write { fua: false }, 8 * MIB),
+        (Op::WriteZeroes { fua: false }, 8 * MIB),
+        (Op::Write { fua: true }, 8 * MIB - 4096),
+    ] {
+        let mut rig = lost();
+        let before = rig.engine.status(VOLUME).unwrap().lost_blocks_now;
+        // Not all that there is of it.
+        assert!(rig.asks(VOLUME, Op::Write { fua: false }, 4096, 512));
+        rig.settle();
+        assert_eq!(rig.answered(), (0, 1));
+        assert!(rig.asks(VOLUME, op, offset, end - offset));
+        rig.settle();
+        assert_eq!(rig.answered(), (1, 0), "{op:?}");
+        assert_eq!(rig.engine.status(VOLUME).unwrap().lost_blocks_now, before - 1);
+    }
+}
+
+/// One that came a moment later went around the log.
+#[test]
+fn a_write_of_part_of_a_block_goes_on_past_a_cache_that_fails_under_it() {
+    for under_way in [false, true] {
+        let mut rig = Rig::with_copies(4);
+        rig.engine.set_mode(VOLUME, Mode::WriteBack, &mut Nothing);
+        rig.settle();
+        // A copy of what is read is to be written to the cache device.
+        assert!(rig.asks(VOLUME, Op::Read, 100 * MIB, 4096));
+        rig.settle();
+        rig.answered();
+        rig.wait(1_100_000_000);
+        let write = Op::Write { fua: false };
+        if under_way {
+            assert!(rig.asks(VOLUME, write, 120 * MIB, 512));
+        }
+        assert!(rig.turn(|effect| matches!(effect, Effect::WriteCache { .. }), Err(Fault)) > 0);
+        if !under_way {
+            assert!(rig.asks(VOLUME, write, 120 * MIB, 512));
+        }
+        rig.settle();
+        assert_eq!(rig.answered(), (1, 0), "under way when it failed: {under_way}");
+    }
+}
+
+/// A clock that was wrong once said for years that the backing device has everything.
+#[test]
+fn what_the_backing_device_is_of_follows_the_clock_back() {
+    let mut rig = Rig::new(1);
+    let year = 365 * 24 * 3_600_000;
+    let as_of = |rig: &Rig| rig.engine.status(VOLUME).unwrap().backing_as_of;
+    rig.wall_ahead = year;
+    rig.write_all(0, 2);
+    rig.drain();
+    assert!(as_of(&rig) >= year);
+    rig.wall_ahead = 0;
+    rig.write_all(0, 2);
+    rig.settle();
+    rig.wait(1_000_000_000);
+    rig.settle();
+    assert!(rig.engine.is_clean(VOLUME) && as_of(&rig) < year, "{}", as_of(&rig));
 }

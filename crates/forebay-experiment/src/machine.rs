@@ -128,6 +128,10 @@ impl Machine {
         Some(self.status()?.dirty_since?.0)
     }
 
+    /// Blocks that were placed and are not durable on the cache device, copies of what was read included.
+    pub fn undurable_blocks(&self) -> u64 {
+        self.status().map_or(0, |status| status.placed.0 - status.durable.0)
+    }
     fn status(&self) -> Option<VolumeStatus> {
         self.cached.as_ref()?.engine.status(VOLUME)
     }

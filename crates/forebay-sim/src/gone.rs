@@ -40,6 +40,7 @@ pub(crate) fn cannot_be_read(world: &mut World) -> Outcome {
     world.marks.hit("cache device unreadable for a while");
     let until = world.now + world.chance(0x3074).between(1, patience - 1);
     world.mute_until = until;
+    world.mute_in_part = world.chance(0x3075).one_in(2);
     while world.is_mute() {
         if world.random.one_in(3) && operation(world)? {
             continue;

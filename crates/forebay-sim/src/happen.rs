@@ -10,6 +10,7 @@ use crate::random::{Random, mix};
 use crate::volume::Volume;
 use crate::world::World;
 use forebay_core::effect::{Effect, Fault};
+use forebay_core::payload::Place;
 use forebay_core::request::Op;
 use forebay_core::units::{BLOCK_BYTES, Lba, VolumeIndex};
 
@@ -31,7 +32,8 @@ impl World {
             }
             return Err(Fault);
         }
-        if self.is_mute() && matches!(effect, Effect::ReadCache { .. }) {
+        let asks = |to| self.mute_in_part && to == Place::Nowhere;
+        if self.is_mute() && matches!(effect, Effect::ReadCache { to, .. } if !asks(to)) {
             self.unread_at = self.moment();
             // Clean copies are forgotten, which the log does not say.
             self.volumes.iter_mut().for_each(|volume| volume.clean_forgotten = true);

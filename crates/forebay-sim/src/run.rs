@@ -123,7 +123,7 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
             continue;
         }
         if done >= restart_at {
-            // Not yet worth being called a run: what hinders may be a device that fails, or a latch.
+            // Not yet worth being called a run: what hinders may be a device that fails, a latch, or a cutoff.
             restart_at = done + RESTART_EVERY;
             world.insists = true;
             revive(world);
@@ -131,6 +131,11 @@ fn guest(world: &mut World) -> Result<u64, Failure> {
             for index in world.attached() {
                 if !world.cache_failed && !stays_dirty(world, index) {
                     world.change_mode(index, Mode::WriteBack)?;
+                }
+                // Where all goes around the log nothing is overwritten there.
+                if !world.cache_failed && world.volumes[index].cutoff > 0 {
+                    let order = world.volumes[index].order;
+                    world.set_order(index, order, 0)?;
                 }
             }
             continue;

@@ -77,6 +77,8 @@ pub struct World {
     pub cache_gone: bool,
     /// Until then nothing can be read of it ...
     pub mute_until: u64,
+    /// What it is asked for to see whether it is there can be read.
+    pub mute_in_part: bool,
     /// ... and this was the last moment at which somebody tried.
     pub unread_at: u64,
     /// A flush of it failed, and what it should have covered is gone, or goes.
@@ -179,6 +181,7 @@ impl World {
             cache_failed: false,
             cache_gone: false,
             mute_until: 0,
+            mute_in_part: true,
             unread_at: 0,
             cache_dropped: false,
             cache_unsure: false,
@@ -237,6 +240,7 @@ impl World {
             cache_failed: self.cache_failed,
             cache_gone: self.cache_gone,
             mute_until: self.mute_until,
+            mute_in_part: self.mute_in_part,
             unread_at: self.unread_at,
             cache_dropped: self.cache_dropped,
             cache_unsure: self.cache_unsure,

@@ -366,7 +366,7 @@ impl Engine {
         log.closed = header.last_sequence();
         if core::mem::take(&mut log.note_wanted) {
             // Here and nowhere else: a record may be closed for being full before anyone asks.
-            log.wanted = log.wanted.max(log.closed);
+            log.want(log.closed);
         }
         log.closed_bytes += u64::from(header.blocks) * BLOCK_BYTES;
         core::mem::swap(&mut log.items, &mut log.previous_items);

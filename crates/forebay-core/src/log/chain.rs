@@ -206,6 +206,8 @@ pub struct Log {
     pub durable: Marks,
     /// Someone waits for this to be durable.
     pub wanted: Sequence,
+    /// The first such wish that is not met, or that one.
+    pub(crate) wanted_first: Sequence,
     /// A record must be written for its marks' sake: the tail or the watermark has moved.
     pub note_wanted: bool,
     /// Everything up to it is on the backing device; `durable.watermark` is what a crash keeps.
@@ -235,6 +237,17 @@ pub struct Log {
 }
 
 impl Log {
+    /// Someone waits for this to be durable, too.
+    #[inline]
+    pub(crate) fn want(&mut self, through: Sequence) {
+        if through > self.wanted {
+            if self.wanted <= self.durable.through {
+                self.wanted_first = through;
+            }
+            self.wanted = through;
+        }
+    }
+
     /// A log that ends at sequence `through`, everything durable, and goes on at a higher one: what
     /// lies between was given to records that are void for ever.
     pub fn new(through: Sequence, next_sequence: Sequence) -> Log {
@@ -262,6 +275,7 @@ impl Log {
             flushing: marks,
             durable: marks,
             wanted: through,
+            wanted_first: through,
             note_wanted: false,
             watermark: Sequence(0),
             backing_as_of: 0,

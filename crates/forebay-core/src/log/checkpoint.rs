@@ -469,7 +469,7 @@ impl Engine {
                     let log = &mut volume.log;
                     let loose = self.config.mutants.is(Mutant::CheckpointEndNotDurable);
                     *end = if loose { log.placed } else { log.placed.max(log.closed) };
-                    log.wanted = log.wanted.max(*end);
+                    log.want(*end);
                 }
             }
             self.checkpoint.stage = Stage::Flushing { in_flight: false };

@@ -14,7 +14,8 @@
 //!   always to the one who should have covered it. A flush that ended well before has counted, so whoever runs the engine has only one of
 //!   the cache device under way at a time, the superblock's included, or tells all of them that overlap of a failure.
 //! - **D6** What was placed is on its way to the device `close_after` later and wanted durable `durable_after` later, whatever is placed
-//!   after it.
+//!   after it; and what is wanted durable is flushed when it is written, whatever is wanted after it: beside a guest that the device cannot keep up
+//!   with, the newest wish is never written.
 
 use crate::effect::{Effect, Fault, SuperblockChange, Token};
 use crate::engine::{Acknowledge, CacheHealth, Engine, Pending};
@@ -53,7 +54,7 @@ impl Engine {
             && (state.log.undurable_bytes() >= config.durable_bytes
                 || state.log.undurable_since().is_some_and(old))
         {
-            state.log.wanted = state.log.wanted.max(state.log.placed);
+            state.log.want(state.log.placed);
         }
         let log = &mut state.log;
         let open = log.open.filter(|open| open.entries > 0);
@@ -94,7 +95,7 @@ impl Engine {
         let loose = self.config.mutants.is(Mutant::MarksBeforeDurable);
         let log = &mut self.volume(volume).log;
         if log.durable.through < log.closed && !loose {
-            log.wanted = log.closed; // D4
+            log.want(log.closed); // D4
             return;
         }
         let news = log.watermark > log.durable.watermark || log.tail > log.durable.tail;
@@ -207,6 +208,9 @@ impl Engine {
             if let Some(state) = self.volumes[index].as_deref_mut() {
                 let log = &mut state.log;
                 log.durable = if later { log.written } else { log.flushing };
+                if log.wanted_first <= log.durable.through {
+                    log.wanted_first = log.wanted;
+                }
                 self.answer_durable(VolumeIndex(index as u8)); // D2
                 self.note_clean(VolumeIndex(index as u8));
                 self.free_retired(VolumeIndex(index as u8));
@@ -329,5 +333,5 @@ fn flush_helps(volume: &Volume, mutants: &crate::mutant::Mutants) -> bool {
         return false;
     }
     let waiter = volume.durable_waiters.front().is_some_and(|waiter| waiter.sequence <= written);
-    waiter || log.wanted > log.durable.through && log.wanted <= written
+    waiter || log.wanted > log.durable.through && log.wanted_first <= written
 }

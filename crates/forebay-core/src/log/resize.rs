@@ -199,7 +199,7 @@ impl Engine {
             log.mark = None;
             let Some(head) = log.end(state.index, &self.segments) else { continue };
             log.mark = Some(Mark { head, flush_epoch: log.flush_epoch });
-            log.wanted = log.wanted.max(log.closed);
+            log.want(log.closed);
         }
     }
 

@@ -195,7 +195,7 @@ impl Engine {
             How::EntryFirst if !late => {
                 self.around_void(at, payload);
                 let log = &mut self.volume(volume).log;
-                log.wanted = log.wanted.max(log.placed);
+                log.want(log.placed);
                 Some(log.placed)
             }
             How::Alone => self.entry_waits(volume), // A9

@@ -46,7 +46,7 @@ impl Engine {
             let settled = self.volume(volume).is_settled();
             return self.answer(at, if settled { Ok(()) } else { Err(RequestError::Io) });
         }
-        state.log.wanted = state.log.wanted.max(sequence);
+        state.log.want(sequence);
         state.durable_waiters.push_back(Waiter { sequence, request: at });
     }
 

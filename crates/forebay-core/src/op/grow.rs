@@ -167,7 +167,7 @@ impl Engine {
         let state = self.volume(volume);
         state.locks.push(Lock { owner: OWNER, start: last, end: last + 1 });
         let entry = state.log.placed;
-        state.log.wanted = state.log.wanted.max(entry);
+        state.log.want(entry);
         match self.config.mutants.is(Mutant::GrownBeforeEntryDurable) {
             true => Growth::Ready,
             false => Growth::Voiding(entry),

@@ -281,8 +281,13 @@ impl Engine {
         payload: &mut impl Payload,
     ) -> Past {
         let active = *self.active(at);
-        if active.edges_read || active.placed > 0 || active.around == Around::Logged {
+        if active.placed > 0 || active.around == Around::Logged {
             return Past::Refused;
+        }
+        if active.edges_read {
+            // Around the log nothing is needed of them.
+            self.volume(volume).unlock(at);
+            self.active(at).edges_read = false;
         }
         let state = self.volume_ref(volume).expect("it exists");
         let locked = state.is_locked(active.first, active.first + active.blocks, at);
@@ -330,13 +335,30 @@ impl Engine {
         // Keeps the request here until both are issued.
         self.active(at).remaining += 1;
         for (_, lba, edge) in wanted.into_iter().filter(|edge| edge.0) {
-            self.read_issue(at, volume, lba, 1, Place::Edge { tag, edge }, payload);
+            let to = Place::Edge { tag, edge };
+            if self.is_all_there_is(at, lba) {
+                payload.zero(to, 1);
+            } else {
+                self.read_issue(at, volume, lba, 1, to, payload);
+            }
         }
         self.active(at).remaining -= 1;
         if self.active(at).remaining == 0 {
             let result = self.active(at).failed.map_or(Ok(()), Err);
             self.edges_done(at, result);
         }
+    }
+
+    /// Whether a request writes all that there is of the volume's last block, which may end within it: what it held may be lost, or
+    /// not be readable, and is not needed.
+    fn is_all_there_is(&self, at: u32, lba: Lba) -> bool {
+        let request = self.requests.get(at).expect("it is under way").request;
+        let state = self.volume_ref(request.volume).expect("it exists");
+        let to_end = request.offset + request.length == state.size_bytes;
+        to_end
+            && request.offset <= lba.bytes()
+            && lba.0 + 1 == state.blocks()
+            && state.growing.is_none()
     }
 
     pub(crate) fn edges_done(&mut self, at: u32, result: Result<(), RequestError>) {
@@ -561,7 +583,7 @@ impl Engine {
             self.active(at).backing_waited = true;
             // What a batch has written back is durable in the log before.
             let state = self.volume(volume);
-            state.log.wanted = state.log.wanted.max(sequence);
+            state.log.want(sequence);
             return state.through_waiters.push_back(waiter);
         }
         if fua || acknowledge == Acknowledge::Durable {

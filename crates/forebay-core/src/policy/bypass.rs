@@ -200,7 +200,7 @@ impl Engine {
         let how = self.bypass_how(state, active);
         let state = self.volume(volume);
         if how == Err(Through::Undurable) {
-            state.log.wanted = state.log.wanted.max(state.log.placed); // Y5
+            state.log.want(state.log.placed); // Y5
             state.around.awaits = true;
         }
         // What is held is let go when those have ended.

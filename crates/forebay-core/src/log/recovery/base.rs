@@ -263,10 +263,12 @@ impl<R: CacheReader> Recovery<'_, R> {
                 volume.head = image.start;
             }
             volume.next_sequence = volume.next_sequence.max(image.next_sequence);
+            if image.watermark > volume.watermark {
+                volume.backing_as_of = image.backing_as_of;
+            }
             volume.watermark = volume.watermark.max(image.watermark);
             volume.tail = volume.tail.max(image.tail).max(image.outlived);
             volume.flush_epoch = volume.flush_epoch.max(image.flush_epoch);
-            volume.backing_as_of = volume.backing_as_of.max(image.backing_as_of);
         }
         volume
     }

@@ -223,9 +223,11 @@ impl<R: CacheReader> Recovery<'_, R> {
                 block: *block,
             };
             through = header.last_sequence();
+            if header.watermark >= behind.watermark {
+                behind.backing_as_of = header.backing_as_of;
+            }
             behind.watermark = behind.watermark.max(header.watermark);
             behind.tail = behind.tail.max(header.tail);
-            behind.backing_as_of = behind.backing_as_of.max(header.backing_as_of);
             behind.flush_epoch = behind.flush_epoch.max(header.flush_epoch);
             behind.steps.push(*step);
         }

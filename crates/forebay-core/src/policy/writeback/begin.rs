@@ -85,7 +85,7 @@ impl Engine {
             // All that is dirty is not durable yet.
             let log = &mut self.volume(volume).log;
             if log.wanted <= log.durable.through {
-                log.wanted = log.placed;
+                log.want(log.placed);
             }
             return;
         }

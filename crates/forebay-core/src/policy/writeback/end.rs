@@ -168,7 +168,8 @@ impl Engine {
         }
         // What the batch did not reach may be older than the batch.
         let as_of = if end >= state.log.placed { Some(wall) } else { state.log.times.as_of(end) };
-        state.log.backing_as_of = as_of.unwrap_or(0).max(state.log.backing_as_of);
+        // Not the latest of both: a clock that was wrong once would have it for ever.
+        state.log.backing_as_of = as_of.unwrap_or(state.log.backing_as_of);
         state.log.watermark = end;
         state.log.note_wanted = true;
         state.log.dirty_blocks = state.log.dirty_blocks.saturating_sub(blocks);
