@@ -183,8 +183,7 @@ pub fn choose(
     volumes: &[Known],
 ) -> Result<(Option<Kind>, Vec<LeftDevice>)> {
     let is_root = forebay::host::runtime_dir::Places::found().user_id == 0;
-    // Those of others end with their daemon.
-    let mut left = if is_root { left::find(cache, volumes)? } else { Vec::new() };
+    let mut left = left::find(cache, volumes)?;
     let (kind, says) = chosen(wanted, is_root, &left, Kind::obstacle)?;
     if let Some(says) = says {
         tracing::info!("{says}");

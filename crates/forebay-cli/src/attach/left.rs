@@ -5,10 +5,15 @@
 //!
 //! - **A1** A device that waits is no other's: where a volume has one, the cache is served by that kind or not at all. What else could be
 //!   had by now, or what is asked for since, does not count as long as it is there.
+//! - **A2** The kernel may hold what was written to such a device and what was read of it, and goes on with both. So nobody drains, forgets or
+//!   formats behind its back, and no other disk comes behind it unless somebody says that what was written counts.
 
 use super::{Kind, attached};
-use crate::args::Attach;
+use crate::args::{Attach, IfChanged};
 use anyhow::{Result, bail};
+use forebay::host::runtime_dir::Places;
+use forebay::shard::uuid_text;
+use forebay_core::format::superblock::Superblock;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -34,9 +39,51 @@ impl fmt::Display for LeftDevice {
     }
 }
 
-/// All that are there. `cache`: its identity.
+/// The volumes that a cache has recorded.
+pub fn recorded(superblock: &Superblock) -> Vec<Known> {
+    let volumes = superblock.volumes.iter().flatten();
+    volumes.map(|it| Known { name: it.name.clone(), uuid: it.uuid }).collect()
+}
+
+/// Refuses what is done to a cache that nobody serves while a volume of it, or the one of that name, has a device (A2).
+pub fn check_none(superblock: &Superblock, name: Option<&str>) -> Result<()> {
+    let left = find(&uuid_text(&superblock.uuid), &recorded(superblock))?;
+    match left.iter().find(|it| name.is_none_or(|name| it.volume == name)) {
+        Some(first) => bail!(
+            "{first}, left by a daemon that was killed: the kernel may hold what the cache has not got yet, and would write it \
+             later; serve the cache again, unmount that device, and stop the daemon (`forebay stop`, with --drain to drain it), or reboot if that may be lost; \
+             nothing was changed"
+        ),
+        None => Ok(()),
+    }
+}
+
+impl LeftDevice {
+    /// Refuses another disk, or one that others have changed, behind it (A2).
+    pub fn check_change(&self, what: &str, if_changed: Option<IfChanged>) -> Result<()> {
+        let Self { volume, .. } = self;
+        match if_changed {
+            Some(IfChanged::KeepDirty) => Ok(()),
+            Some(IfChanged::LoseDirty) => bail!(
+                "{self}, left by a daemon that was killed, and its backing device was changed ({what}): lose-dirty gives up what the \
+                 cache holds, but not what the kernel holds, which it would write over that change; take that device away first (a \
+                 reboot does)"
+            ),
+            None => bail!(
+                "{self}, left by a daemon that was killed, and its backing device was changed ({what}): what the kernel holds is of \
+                 that disk as it was, and would be written over it as it is now; put the disk back as it was, take that device away (a \
+                 reboot does), or give --if-changed {volume}=keep-dirty if what was written to the device counts"
+            ),
+        }
+    }
+}
+
+/// All that are there. `cache`: its identity. Those of others than root end with their daemon.
 pub(super) fn find(cache: &str, volumes: &[Known]) -> Result<Vec<LeftDevice>> {
     let mut all = Vec::new();
+    if Places::found().user_id != 0 {
+        return Ok(all);
+    }
     for kind in Kind::ALL {
         let left = kind.left(cache, volumes)?.into_iter();
         all.extend(left.map(|(volume, device)| LeftDevice { kind, device, volume }));

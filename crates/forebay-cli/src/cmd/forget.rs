@@ -3,6 +3,7 @@
 
 use super::serve::DURABLE;
 use crate::args::ForgetArgs;
+use crate::attach::left;
 use crate::state_dir::StateDir;
 use crate::units::{count, size};
 use crate::{backing, hide};
@@ -18,6 +19,7 @@ use std::process::ExitCode;
 pub fn run(args: &ForgetArgs) -> Result<ExitCode> {
     let state_dir = StateDir::open(args.state_dir.as_deref())?;
     let device = backing::open_exclusive(&args.cache, CACHE_SOURCE, None)?;
+    left::check_none(&forebay::cache::read_superblock(&device)?.superblock, Some(&args.name))?;
     let mut shard = Shard::open(Box::new(device), &ShardOptions::default())?;
     let before = shard.superblock().clone();
     let forgotten = forget(&mut shard, args);

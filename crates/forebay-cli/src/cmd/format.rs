@@ -2,6 +2,7 @@
 //! `forebay format`: makes a new, empty cache.
 
 use crate::args::FormatArgs;
+use crate::attach::left;
 use crate::state_dir::StateDir;
 use crate::units::size;
 use crate::{backing, memory};
@@ -100,6 +101,7 @@ fn check_content(
     if !args.force {
         bail!("{path}: is a forebay cache already; give --force to erase it");
     }
+    left::check_none(&cache::read_superblock(&device)?.superblock, None)?;
     let dirty = super::forget::dirty_volumes(device)?;
     if !dirty.is_empty() && !args.lose_dirty {
         bail!(

@@ -92,6 +92,8 @@ struct Daemon {
     problems: Vec<String>,
     /// What the kernel's devices are made by, if by anything.
     devices: Option<Kind>,
+    /// Those that a daemon before has left.
+    left: Vec<LeftDevice>,
     nbd_devices: NbdDevices,
     /// All that there were at the start, then one for each volume that came later.
     attached: Vec<Attached>,
@@ -191,7 +193,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     let next = thread::scope(|scope| {
         let serving = thread::Builder::new().name("serve".into());
         let serving = serving.spawn_scoped(scope, || {
-            serve(args, (cache, attaches, &left), (signals, &patience), before)
+            serve(args, (cache, attaches, left), (signals, &patience), before)
         })?;
         serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
@@ -205,7 +207,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
 
 fn serve(
     args: &ServeArgs,
-    (cache, attaches, left): (Opened, Option<Kind>, &[LeftDevice]),
+    (cache, attaches, left): (Opened, Option<Kind>, Vec<LeftDevice>),
     (signals, patience): (Signals, &Patience),
     before: &mut Option<Before>,
 ) -> Result<Next> {
@@ -213,6 +215,7 @@ fn serve(
         attach::protect();
     }
     let mut daemon = Daemon::open(cache, args, attaches)?;
+    daemon.left = left;
     daemon.hear(signals)?;
     let (control, metrics) = match daemon.begin(args, patience) {
         Ok(begun) => begun,
@@ -229,7 +232,7 @@ fn serve(
     daemon.print_exports();
     daemon.activity = "attaches the volumes";
     if let Some(kind) = attaches
-        && let Err(error) = daemon.attach_devices(kind, left)
+        && let Err(error) = daemon.attach_devices(kind)
     {
         // The program before has its devices, and goes on with them (G2).
         if args.attach != Attach::Auto || upgrade::is_tried() {

@@ -10,14 +10,14 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-fn failed(words: &[&str]) -> String {
+pub fn failed(words: &[&str]) -> String {
     let done = try_run(words);
     assert!(!done.status.success(), "{done:?}");
     String::from_utf8_lossy(&done.stderr).into_owned()
 }
 
 /// A volume whose device outlives its daemon, mounted, and a file on it; none: the kernel does not do that.
-fn mounted(name: &str) -> Option<(Bench, String)> {
+pub fn mounted(name: &str) -> Option<(Bench, String)> {
     let mut bench = Bench::new(name, 64 << 20);
     bench.serve();
     if bench.keeper().is_none() {
@@ -30,7 +30,7 @@ fn mounted(name: &str) -> Option<(Bench, String)> {
     Some((bench, note))
 }
 
-fn write(note: &str, text: &str) {
+pub fn write(note: &str, text: &str) {
     fs::write(note, text).unwrap();
     run(&["sync", "-f", note]);
 }

@@ -11,6 +11,7 @@ mod file_system;
 mod keeper;
 mod kept;
 mod larger;
+mod left;
 mod lost;
 mod manager;
 mod metadata;

@@ -2,7 +2,6 @@
 //! Kernel block devices: made while the loop runs, and given up before it ends.
 
 use super::{Daemon, SHORT_TURN, Served, TURN};
-use crate::attach::left::LeftDevice;
 use crate::attach::{Attached, Kind, Wanted};
 use crate::signals::Signals;
 use crate::{stored, upgrade};
@@ -22,7 +21,7 @@ const GIVE_UP_MAX: Duration = Duration::from_secs(5);
 impl Daemon {
     /// Makes a block device of each volume, or takes those over that a daemon before has left. The program before goes on if that cannot
     /// be done with one of its own (G2).
-    pub(super) fn attach_devices(&mut self, kind: Kind, left: &[LeftDevice]) -> Result<()> {
+    pub(super) fn attach_devices(&mut self, kind: Kind) -> Result<()> {
         let wanted = self.volumes.iter().filter_map(|served| self.wanted(served)).collect();
         let cache = uuid_text(&self.server.shard.superblock().uuid);
         let (apart, together): (Vec<Wanted>, Vec<Wanted>) = kind.split(&cache, wanted)?;
@@ -30,7 +29,7 @@ impl Daemon {
         for volume in apart {
             self.attach_group(kind, &cache_and_volume(&cache, &volume.uuid), vec![volume])?;
         }
-        match left.iter().find_map(|it| self.failure(&it.volume)) {
+        match self.left.iter().find_map(|it| self.failure(&it.volume)) {
             Some(text) if upgrade::is_tried() => bail!("{text}"),
             _ => Ok(()),
         }

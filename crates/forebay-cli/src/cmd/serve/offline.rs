@@ -26,7 +26,9 @@ pub fn drain_offline(
     let Command::Serve(args) = Args::parse_from(given).command else {
         unreachable!("the words above are a serve");
     };
-    let mut daemon = Daemon::open(Opened::open(Some(cache.to_owned()))?, &args, None)?;
+    let cache = Opened::open(Some(cache.to_owned()))?;
+    cache.check_none_left()?;
+    let mut daemon = Daemon::open(cache, &args, None)?;
     let drained = daemon.drain_to_the_end(&args, name);
     // However that went, the next start finds the cache closed.
     let closed = daemon.close(DURABLE);

@@ -5,7 +5,7 @@ use super::Daemon;
 use super::devices::uuid_of_bare;
 use super::watch::Watch;
 use crate::args::{IoChoice, SEGMENT_BYTES_LEAST, ServeArgs, VolumeSpec};
-use crate::attach::left::Known;
+use crate::attach::left::{self, Known};
 use crate::attach::{Kind, NbdDevices};
 use crate::late::Patience;
 use crate::state_dir::StateDir;
@@ -55,6 +55,11 @@ impl Opened {
         Ok(Opened { path, device, stats, found })
     }
 
+    /// Refuses it while a device waits for the next daemon.
+    pub(super) fn check_none_left(&self) -> Result<()> {
+        left::check_none(&self.found.superblock, None)
+    }
+
     /// Its identity.
     pub(super) fn uuid(&self) -> String {
         uuid_text(&self.found.superblock.uuid)
@@ -63,8 +68,7 @@ impl Opened {
     /// The volumes that may have a device already.
     pub(super) fn volumes(&self, args: &ServeArgs) -> Vec<Known> {
         if self.path.is_some() {
-            let recorded = self.found.superblock.volumes.iter().flatten();
-            return recorded.map(|it| Known { name: it.name.clone(), uuid: it.uuid }).collect();
+            return left::recorded(&self.found.superblock);
         }
         // A disk that is not there yet is none that was served.
         let of = |spec: &VolumeSpec| {
@@ -135,6 +139,7 @@ impl Daemon {
             desk: Rc::default(),
             problems: Vec::new(),
             devices,
+            left: Vec::new(),
             nbd_devices: NbdDevices::new(args.nbd_connections.into()),
             attached: Vec::new(),
             coming: None,

@@ -202,10 +202,16 @@ impl Daemon {
         let state = self.server.shard.engine().status(index);
         let dirty = state.is_some_and(|status| status.dirty);
         let mark = self.mark_of(&recorded)?;
-        let changed = match backing::compare_recorded(&recorded, &looked.found) {
+        let changed: Vec<String> = match backing::compare_recorded(&recorded, &looked.found) {
             Match::Changed { what } => what.iter().map(ToString::to_string).collect(),
             _ => Vec::new(),
         };
+        // Whether anything is dirty or not.
+        if let Some(left) = self.left.iter().find(|it| it.volume == *name)
+            && !changed.is_empty()
+        {
+            left.check_change(&changed.join(", "), wanted.if_changed)?;
+        }
         // Nobody has changed it since that was decided (M3 of `stale.rs`).
         let is_kept = mark.is_some_and(|mark| mark.is_kept) && changed.is_empty();
         let if_changed = wanted.if_changed.or(is_kept.then_some(IfChanged::KeepDirty));
