@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The block device itself: its sectors, its partitions, requests of any length, and its number.
 
-use super::bench::Bench;
+use super::bench::{Bench, FOREBAY};
 use super::machine::{run, try_run};
 use std::fs::{self, File};
 use std::io::Read;
@@ -213,5 +213,23 @@ fn a_loop_device_that_is_somebody_elses_by_now_is_left_alone() {
     bench.wait_for_end();
     let shown = run(&["losetup", "-n", "-O", "BACK-FILE", &device]);
     assert_eq!(shown.trim(), other);
+    bench.detach_own();
+}
+
+/// Such a disk can be opened for writing, so guests were answered what could never be written back.
+#[test]
+fn a_read_only_disk_is_no_backing_device_and_no_cache() {
+    requires!("losetup");
+    let mut bench = Bench::new("read-only", 64 << 20);
+    let device = run(&["losetup", "-r", "-f", "--show", &bench.path("back")]).trim().to_owned();
+    bench.own.push(device.clone());
+    let (cache, volume) = (bench.path("cache"), format!("v={device}"));
+    let serve = [FOREBAY, "serve", "--cache", &cache, "--attach", "none", "--volume", &volume];
+    for words in [&[&["timeout", "20"], &serve[..]].concat()[..], &[FOREBAY, "format", &device]] {
+        let done = try_run(words);
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        assert!(said.contains(&format!("{device}: is a read-only block device")), "{said}");
+    }
     bench.detach_own();
 }

@@ -235,6 +235,17 @@ pub(crate) fn block_logical(fd: BorrowedFd<'_>) -> io::Result<u32> {
     u32::try_from(size).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
+/// Whether a block device takes no writes. It can be opened for them all the same.
+pub(crate) fn block_is_read_only(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    // `_IO(0x12, 94)`, which libc lacks, beside `_IO(0x12, 104)`.
+    const BLKROGET: libc::Ioctl = libc::BLKSSZGET - 10;
+    let mut found: c_int = 0;
+    // SAFETY: the request writes one int to the pointer.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), BLKROGET, &raw mut found) };
+    checked(answer(i64::from(result)))?;
+    Ok(found != 0)
+}
+
 /// What O_DIRECT wants of memory and of offsets, if the kernel says so (since 6.1). An offset
 /// alignment of zero means that the file does not take O_DIRECT.
 pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> Option<(u32, u32)> {

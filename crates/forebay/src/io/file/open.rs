@@ -62,6 +62,20 @@ pub enum FileError {
         /// Which.
         path: PathBuf,
     },
+    /// It takes no writes.
+    #[error("{}: is a read-only block device, so nothing could ever be written to it; `blockdev --setrw {}` changes that where the \
+             disk itself takes writes", path.display(), path.display())]
+    ReadOnly {
+        /// Which.
+        path: PathBuf,
+    },
+    /// It takes writes in the order of their places only.
+    #[error("{}: is a host-managed zoned disk, which takes no writes but at the end of what a zone has; use another, or one that has the \
+             zones managed (dm-zoned)", path.display())]
+    Zoned {
+        /// Which.
+        path: PathBuf,
+    },
     /// Its logical block is larger than the one asked for, or not one we know.
     #[error("{}: has logical blocks of {found} bytes, not {wanted}; 512 and 4096 are known",
         path.display())]
@@ -146,6 +160,15 @@ impl Opened {
         let named = std::fs::metadata(path).map_err(system(path, "find"))?;
         if (status.dev(), status.ino()) != (named.dev(), named.ino()) {
             return Err(busy());
+        }
+        if block && !options.read_only {
+            // The kernel opens it and refuses each write.
+            if sys::block_is_read_only(file.as_fd()).map_err(system(path, "examine"))? {
+                return Err(FileError::ReadOnly { path: path.to_owned() });
+            }
+            if queue_says(status.rdev(), "zoned").is_some_and(|text| is_host_managed(&text)) {
+                return Err(FileError::Zoned { path: path.to_owned() });
+            }
         }
         Ok(Opened { file, direct, status })
     }
@@ -269,6 +292,11 @@ fn queue_says(device: u64, name: &str) -> Option<String> {
     // A partition's queue is its disk's.
     let own = std::fs::read_to_string(format!("{base}/queue/{name}"));
     own.or_else(|_| std::fs::read_to_string(format!("{base}/../queue/{name}"))).ok()
+}
+
+/// What a queue says of its zones, if its disk refuses what is written out of their order.
+fn is_host_managed(zoned: &str) -> bool {
+    zoned.trim() == "host-managed"
 }
 
 /// Whether a block device has a cache that a power cut empties, and whether it takes discards. A
