@@ -14,6 +14,8 @@ pub struct Checked {
     pub clean_stop: bool,
     /// Segments in memory, left by a process that was killed; the next `serve` writes them.
     pub left_segments: u64,
+    /// Whether it is a copy of a cache that is being served, whose memory was left aside.
+    pub is_copy: bool,
     /// Those recorded.
     pub volumes: Vec<VolumeChecked>,
     /// What is wrong, and what is worth knowing.
@@ -70,6 +72,7 @@ impl Checked {
             result,
             clean_stop: report.clean_stop,
             left_segments: report.left_segments,
+            is_copy: report.is_copy,
             volumes: volumes.collect(),
             findings: report.findings.into_iter().map(FindingTold::of).collect(),
         }

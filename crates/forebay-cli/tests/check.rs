@@ -45,6 +45,30 @@ fn a_bad_dirty_block_is_named_and_ends_with_4() {
     assert!(before == after, "a check changes nothing");
 }
 
+/// What the living daemon had in memory was put over the copy, and blocks were said to be lost.
+#[test]
+fn a_copy_of_a_cache_that_is_served_is_read_without_its_daemons_memory() {
+    let place = Place::new("checkcopy");
+    let (cache, backing) = (place.cache(), place.file("backing", 8 << 20));
+    let daemon = place.serve(&["--cache", &cache, "--volume", &format!("v={backing}")]);
+    let mut client = daemon.client("v");
+    client.write(8 * 4096, &[7; 4 * 4096], true).unwrap();
+    let copy = place.text("copy");
+    std::fs::copy(&cache, &copy).unwrap();
+    client.write(64 << 10, &vec![8; 4 << 20], false).unwrap();
+    let done = place.run(&["check", &copy]);
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(done.stdout.contains("a copy: another device with its identity"), "{done:?}");
+    assert!(done.stdout.contains("v: 1 record, 4 blocks checked"), "{done:?}");
+    assert_eq!(place.json(&["check", &copy, "--json"])["is_copy"], true);
+    let done = place.run(&["inspect", &copy, "segments"]);
+    assert!(done.stderr.contains("a copy: another device"), "{done:?}");
+    drop(client);
+    daemon.stop(&place);
+    let told = place.json(&["check", &copy, "--json"]);
+    assert_eq!((&told["is_copy"], &told["result"]), (&false.into(), &"sound".into()), "{told}");
+}
+
 #[test]
 fn a_bad_clean_block_ends_with_3() {
     let place = Place::new("checkclean");

@@ -73,6 +73,8 @@ pub struct Report {
     pub clean_stop: bool,
     /// Segments that a killed process left in memory.
     pub left_segments: u64,
+    /// It is a copy of a cache that is being served: what that one has in memory is not of this one.
+    pub is_copy: bool,
     /// Its volumes.
     pub volumes: Vec<VolumeChecked>,
     /// What is wrong, or worth saying.
@@ -107,6 +109,7 @@ pub fn check(inspection: &Inspection) -> Result<Report, InspectError> {
         uuid: uuid_text(&superblock.uuid),
         clean_stop: superblock.clean,
         left_segments: inspection.left_segments().len() as u64,
+        is_copy: inspection.is_copy(),
         volumes: checker.volumes,
         findings: checker.findings,
     })

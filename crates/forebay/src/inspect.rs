@@ -91,6 +91,8 @@ pub struct Inspection {
     left: Vec<LeftBehind>,
     /// As the next opening will take it.
     died_alone: bool,
+    /// A living process has memory of this cache's name: it serves another device, of which this one is a copy.
+    of_another: bool,
 }
 
 impl Inspection {
@@ -104,8 +106,14 @@ impl Inspection {
             Refused::Held(_) | Refused::Busy(_) => InspectError::Busy { path: path.to_owned() }, // I2
         })?;
         let found = cache::read_superblock(&device)?;
-        let (left, died_alone) = left_in_memory(&device, &found.superblock, places)?;
-        Ok(Inspection { device, found, left, died_alone })
+        let (left, died_alone, of_another) = left_in_memory(&device, &found.superblock, places)?;
+        Ok(Inspection { device, found, left, died_alone, of_another })
+    }
+
+    /// Whether another device with this cache's identity is being served, of which this one is a copy: what that has in memory is not
+    /// of this one.
+    pub fn is_copy(&self) -> bool {
+        self.of_another
     }
 
     /// The superblock's copies, and the newest good one.
@@ -239,21 +247,29 @@ impl CacheReader for Overlay<'_> {
     }
 }
 
-/// What a killed process left, ready to be written: the segments' first blocks; and whether it died alone.
+/// What a killed process left, ready to be written: the segments' first blocks; whether it died alone; and whether it lives, and has
+/// another device.
 fn left_in_memory(
     device: &dyn Device,
     superblock: &Superblock,
     places: &Places,
-) -> Result<(Vec<LeftBehind>, bool), InspectError> {
-    let nothing = || Ok((Vec::new(), false));
+) -> Result<(Vec<LeftBehind>, bool, bool), InspectError> {
+    let nothing = |of_another| Ok((Vec::new(), false, of_another));
     let dirs = LeftDirs::find(places, owner(device)).dirs;
+    let name = shared_name(superblock);
+    for dir in &dirs {
+        // The device is ours, so whoever has that has another one; or is just ending.
+        let free = || if dir.is_held(&name).unwrap_or(false) { Err(()) } else { Ok(()) };
+        if when_free(&dir.path().join(&name), |()| true, || (), free).is_err() {
+            return nothing(true);
+        }
+    }
     let Some(dir) = dirs.into_iter().find(|dir| has_left(dir, superblock)) else {
-        return nothing();
+        return nothing(false);
     };
-    let memory =
-        |source| InspectError::Memory { path: dir.path().join(shared_name(superblock)), source };
+    let memory = |source| InspectError::Memory { path: dir.path().join(&name), source };
     let left = left_behind(&dir, superblock).map_err(memory)?;
-    let Some(left) = left else { return nothing() };
+    let Some(left) = left else { return nothing(false) };
     let (died_alone, mut left) = (left.died_alone(), left.segments);
     left.retain_mut(|(segment, bytes)| {
         if segment.0 >= superblock.segment_count {
@@ -263,7 +279,7 @@ fn left_in_memory(
         bytes.truncate(usize::from(blocks) * BLOCK_SIZE);
         blocks > 0
     });
-    Ok((left, died_alone))
+    Ok((left, died_alone, false))
 }
 
 /// The fields of a structure; parts that have tables of their own are left out.

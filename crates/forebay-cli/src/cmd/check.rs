@@ -27,6 +27,9 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode> {
     })
 }
 
+/// What is said of a cache whose identity another one that is being served has.
+pub const COPY: &str = "a copy: another device with its identity is being served; what that daemon has in memory is not looked at";
+
 fn print(args: &CheckArgs, report: &Report) {
     out!("cache {} on {}", report.uuid, args.cache.display());
     if !report.clean_stop {
@@ -37,6 +40,9 @@ fn print(args: &CheckArgs, report: &Report) {
             "  {} in memory, left by a killed process for the next `serve` to write",
             count(report.left_segments, "segment")
         );
+    }
+    if report.is_copy {
+        out!("  {COPY}");
     }
     for volume in &report.volumes {
         out!(

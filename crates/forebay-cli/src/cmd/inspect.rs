@@ -20,6 +20,9 @@ pub fn run(args: &InspectArgs) -> Result<ExitCode> {
         return Err(Args::command().error(ErrorKind::ArgumentConflict, text).into());
     }
     let inspection = Inspection::open(&args.cache, &Places::found())?;
+    if inspection.is_copy() {
+        err!("forebay: {}: {}", args.cache.display(), super::check::COPY);
+    }
     let volumes = volumes(args, &inspection)?;
     let shown = match args.part {
         Part::Superblock => superblock(&inspection)?,
