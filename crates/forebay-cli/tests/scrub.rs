@@ -103,6 +103,14 @@ fn a_bad_dirty_block_is_named_and_ends_with_4() {
     assert_eq!(status(&it.place)["cache"]["scrub"]["lost"][0], "v 10");
     assert!(daemon.client("v").read(10 * 4096, 4096).is_err());
     assert_eq!(daemon.client("v").read(9 * 4096, 4096).unwrap(), [7; 4096]);
+    // It was "nothing is wrong" until write-back came to it.
+    let problems = || status(&it.place)["problems"].to_string();
+    let bad = "v: 1 block bad on the cache device that nothing else has, the first at byte 40960";
+    assert!(problems().contains(bad), "{}", problems());
+    assert_eq!(scrub(&it.place, &[]).code, 4);
+    assert!(problems().contains(bad), "{}", problems());
+    daemon.client("v").write(10 * 4096, &[8; 4096], true).unwrap();
+    assert_eq!(problems(), "[]");
     let said = daemon.stop(&it.place);
     assert!(
         said.contains(

@@ -36,6 +36,7 @@ impl Daemon {
         let parts = memory::parts(superblock, counts, config);
         let mut problems = self.problems.clone();
         problems.extend(self.attached.iter().flat_map(|it| it.problems().to_vec()));
+        problems.extend(self.bad_blocks());
         if engine.health() == CacheHealth::Failed {
             let what = if self.is_passed() { "it is left out" } else { "writes are refused" };
             problems.push(format!(

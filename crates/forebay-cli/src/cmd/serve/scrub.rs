@@ -3,10 +3,11 @@
 
 use super::Daemon;
 use crate::status::ScrubStatus;
-use crate::units::size;
+use crate::units::{count, size};
 use anyhow::{Context, Result, bail};
 use forebay_core::policy::scrub::{Outcome, Refused, Report};
-use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, Lba, VolumeIndex};
+use forebay_core::why::Place;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
@@ -15,12 +16,14 @@ pub(super) struct Scrubs {
     every: Duration,
     due: Instant,
     seen: Report,
+    /// Blocks that are bad on the cache device and that nothing else has, each with where it was found.
+    bad: Vec<(VolumeIndex, Lba, Place)>,
 }
 
 impl Scrubs {
     /// `every`: zero for never.
     pub(super) fn new(every: Duration) -> Scrubs {
-        Scrubs { every, due: Instant::now() + every, seen: Report::default() }
+        Scrubs { every, due: Instant::now() + every, seen: Report::default(), bad: Vec::new() }
     }
 }
 
@@ -66,6 +69,7 @@ impl Daemon {
         }
         let report = *self.server.shard.engine().scrub_report();
         let before = std::mem::replace(&mut self.scrubs.seen, report);
+        self.note_bad(&before, &report);
         let is_new = report.began_at != before.began_at || before.outcome != Outcome::Running;
         if report.outcome == before.outcome && !is_new || report == before {
             return self.tell_lost(&before, &report);
@@ -88,6 +92,54 @@ impl Daemon {
                 error!("scrub{of} ended: the cache device failed; {read} read, {found}");
             }
         }
+    }
+
+    /// Those that it has found. A scrub to the end says of all of its volumes which are bad.
+    fn note_bad(&mut self, before: &Report, now: &Report) {
+        if now == before && self.scrubs.bad.is_empty() {
+            return;
+        }
+        let mut bad = std::mem::take(&mut self.scrubs.bad);
+        for (index, lba) in now.lost.iter().flatten().copied() {
+            let is_noted = bad.iter().any(|it| (it.0, it.1) == (index, lba));
+            if let Some(place) = self.dirty_place(index, lba).filter(|_| !is_noted) {
+                bad.push((index, lba, place));
+            }
+        }
+        let found = |index: VolumeIndex, lba: Lba| {
+            let of_it = now.only.is_none_or(|only| only == index);
+            now.outcome != Outcome::Completed
+                || !of_it
+                || now.lost.iter().flatten().any(|it| *it == (index, lba))
+        };
+        bad.retain(|(index, lba, place)| {
+            self.dirty_place(*index, *lba) == Some(*place) && found(*index, *lba)
+        });
+        self.scrubs.bad = bad;
+    }
+
+    /// Where a block is that its backing device has not got.
+    fn dirty_place(&self, index: VolumeIndex, lba: Lba) -> Option<Place> {
+        let why = self.server.shard.engine().why(index, lba)?;
+        why.dirty.then_some(why.place)
+    }
+
+    /// What is said of each volume that has such blocks, as long as they are neither written again nor lost for good, which its health says.
+    pub(super) fn bad_blocks(&self) -> Vec<String> {
+        let bad = &self.scrubs.bad;
+        let of = |index: VolumeIndex| {
+            let mut its = bad
+                .iter()
+                .filter(|it| it.0 == index && self.dirty_place(index, it.1) == Some(it.2));
+            let first = its.next()?.1;
+            Some(format!(
+                "{}: {} bad on the cache device that nothing else has, the first at byte {}: reads of such fail until they are written again",
+                self.volume_name(index),
+                count(1 + its.count() as u64, "block"),
+                first.bytes()
+            ))
+        };
+        self.volumes.iter().filter_map(|served| of(served.index)).collect()
     }
 
     /// Each lost block is named as long as there is room for its name.
