@@ -68,6 +68,9 @@ fn main() -> ExitCode {
         Some(before) => before.go_on(&failed),
         None => failed,
     };
+    if let Some(say::Unheard(error)) = error.downcast_ref() {
+        say::unheard(error);
+    }
     match error.downcast_ref::<clap::Error>() {
         Some(error) => usage(error),
         None => failure(&error),

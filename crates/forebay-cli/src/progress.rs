@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A line that says how far something is: rewritten on a terminal, now and then a new one elsewhere.
 
+use crate::say::{Unheard, tell};
 use crate::units::size;
-use anyhow::Result;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 pub struct Line {
@@ -19,21 +19,16 @@ impl Line {
     }
 
     /// Shows it, if it is time for that.
-    pub fn show(&mut self, text: impl FnOnce() -> String) -> Result<()> {
+    pub fn show(&mut self, text: impl FnOnce() -> String) -> Result<(), Unheard> {
         let every = Duration::from_millis(if self.is_terminal { 200 } else { 5000 });
         if self.shown.is_some_and(|shown| shown.elapsed() < every) {
             return Ok(());
         }
         self.shown = Some(Instant::now());
-        // A terminal may be gone: that is an error, and no panic.
-        let mut out = std::io::stdout();
-        if self.is_terminal {
-            write!(out, "\r\x1b[K{}", text())?;
-            out.flush()?;
-        } else {
-            writeln!(out, "{}", text())?;
+        match self.is_terminal {
+            true => tell(format_args!("\r\x1b[K{}", text())),
+            false => tell(format_args!("{}\n", text())),
         }
-        Ok(())
     }
 
     /// How quick it is with so many bytes done since the beginning, and when the rest will be.
@@ -42,11 +37,11 @@ impl Line {
     }
 
     /// What comes next begins a line.
-    pub fn end(&self) -> Result<()> {
-        if self.is_terminal && self.shown.is_some() {
-            writeln!(std::io::stdout())?;
+    pub fn end(&self) -> Result<(), Unheard> {
+        match self.is_terminal && self.shown.is_some() {
+            true => tell(format_args!("\n")),
+            false => Ok(()),
         }
-        Ok(())
     }
 }
 

@@ -7,7 +7,7 @@
 
 use signal_hook::consts::SIGPIPE;
 use signal_hook::low_level::emulate_default_handler;
-use std::fmt::Arguments;
+use std::fmt::{self, Arguments};
 use std::io::{Error, ErrorKind, Write};
 
 /// A line on stdout for whoever runs a command.
@@ -32,10 +32,27 @@ macro_rules! err {
 
 /// Ends the command if it cannot be written.
 pub fn out(text: Arguments<'_>) {
-    let mut out = std::io::stdout().lock();
-    if let Err(error) = out.write_fmt(text).and_then(|()| out.flush()) {
+    if let Err(Unheard(error)) = tell(text) {
         unheard(&error);
     }
+}
+
+/// What is said to nobody: [`unheard`] is how the command ends, when it has put things in order.
+#[derive(Debug)]
+pub struct Unheard(pub Error);
+
+impl fmt::Display for Unheard {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "stdout cannot be written: {}", self.0)
+    }
+}
+
+impl std::error::Error for Unheard {}
+
+/// The same, where something is to be done before the command ends.
+pub fn tell(text: Arguments<'_>) -> Result<(), Unheard> {
+    let mut out = std::io::stdout().lock();
+    out.write_fmt(text).and_then(|()| out.flush()).map_err(Unheard)
 }
 
 /// Ends a command that nobody reads any more as the signal would, quietly: `forebay status | head -1`.

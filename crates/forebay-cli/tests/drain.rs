@@ -13,6 +13,7 @@ use forebay_testing::requires;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::fs::File;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 const MIB: u64 = 1 << 20;
 const AT: u64 = 100 * MIB;
@@ -62,6 +63,30 @@ fn on_a_terminal_one_line_is_rewritten_and_an_interrupt_ends_nothing_else() {
     wait_for("its end", || !is_running(process));
     assert_eq!(scratch.status()["volumes"][0]["drained"], true);
     ends_well(&scratch, daemon, &backing);
+}
+
+/// It ended with an error that looked like the disk's.
+#[test]
+fn a_detach_that_can_say_nothing_gives_the_mode_back_before_it_ends() {
+    let scratch = Scratch::new("drain-unheard");
+    let (daemon, backing) = held_up(&scratch);
+    let detach = |stdout: Stdio| {
+        let mut detach = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        detach.args(["detach", "v", "--control"]).arg(scratch.control()).stdout(stdout);
+        let done = detach.stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+        assert_eq!(scratch.status()["volumes"][0]["drained"], false, "{done:?}");
+        done
+    };
+    let done = detach(File::options().write(true).open("/dev/full").unwrap().into());
+    let told = String::from_utf8_lossy(&done.stderr);
+    assert!(told.starts_with("forebay: stdout cannot be written: No space left"), "{told}");
+    let (_, closed) = std::io::pipe().unwrap();
+    let done = detach(closed.into());
+    assert!(done.stderr.is_empty() && done.status.code().is_none(), "{done:?}");
+    let mut drain = scratch.drain_command().spawn().unwrap();
+    wait_for("the drain", || scratch.status()["volumes"][0]["drained"] == true);
+    ends_well(&scratch, daemon, &backing);
+    drain.wait().unwrap();
 }
 
 /// One volume can be written back, the other one not yet.

@@ -85,7 +85,17 @@ fn a_command_whose_reader_has_gone_ends_quietly_and_one_that_cannot_write_says_s
     check(&["status", "--control", control]);
     check(&["status", "--json", "--control", control]);
     check(&["set", "v", "mode=write-through", "--control", control]);
+    check(&["drain", "--control", control]);
+    check(&["scrub", "--control", control]);
+    check(&["stop", "--drain", "--control", control]);
     daemon.stop("TERM");
+    // Its log is on stderr.
+    let closes = said_to(closed_pipe(), &["drain", "--cache", cache]);
+    let told = String::from_utf8_lossy(&closes.stderr);
+    assert!(
+        closes.status.signal() == Some(SIGPIPE) && told.ends_with("everything is durable\n"),
+        "{told}"
+    );
     check(&["check", cache]);
     check(&["inspect", cache, "superblock"]);
 }

@@ -4,11 +4,11 @@
 use crate::args::DrainArgs;
 use crate::control::{self, Request};
 use crate::progress::Line;
+use crate::say::tell;
 use crate::status::{Status, VolumeStatus};
 use crate::units::{count, size};
 use anyhow::{Result, bail};
 use forebay_core::units::BLOCK_BYTES;
-use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -87,7 +87,7 @@ impl Progress {
             let (whole, lacking): (Vec<&VolumeStatus>, Vec<&VolumeStatus>) =
                 volumes.iter().partition(|volume| volume.lost_blocks_now == 0);
             for VolumeStatus { name, backing, .. } in whole {
-                writeln!(std::io::stdout(), "{name}: drained; {backing} is the plain disk")?;
+                tell(format_args!("{name}: drained; {backing} is the plain disk\n"))?;
             }
             if !lacking.is_empty() {
                 let text = |it: &&VolumeStatus| {
