@@ -25,6 +25,7 @@ mod memory;
 mod metrics;
 mod names;
 mod progress;
+mod quoted;
 mod signals;
 mod sockets;
 mod state_dir;

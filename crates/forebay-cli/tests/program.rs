@@ -45,6 +45,7 @@ mod stale;
 mod stall;
 mod status;
 mod support;
+mod typed;
 mod unheard;
 mod unit_file;
 mod upgrade;

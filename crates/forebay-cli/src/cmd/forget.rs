@@ -6,7 +6,7 @@ use crate::args::ForgetArgs;
 use crate::attach::left;
 use crate::state_dir::StateDir;
 use crate::units::{count, size};
-use crate::{backing, hide};
+use crate::{backing, hide, quoted};
 use anyhow::{Result, bail};
 use forebay::io::FileDevice;
 use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions, uuid_text};
@@ -94,7 +94,7 @@ pub fn advice<'a>(dirty: impl IntoIterator<Item = &'a Dirty>, cache: &Path) -> S
     match dirty.into_iter().any(|it| it.can_be_drained) {
         true => format!(
             "not all of it is on its backing device; run `forebay drain --cache {}` first, or give --lose-dirty",
-            cache.display()
+            quoted::shell(cache)
         ),
         false => "only the cache knows what is lost of it, and a drain brings nothing back: write that again (a \
                   frozen volume takes nothing), or give --lose-dirty"

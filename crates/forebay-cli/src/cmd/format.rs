@@ -5,7 +5,7 @@ use crate::args::FormatArgs;
 use crate::attach::left;
 use crate::state_dir::StateDir;
 use crate::units::size;
-use crate::{backing, memory};
+use crate::{backing, memory, quoted};
 use anyhow::{Context, Result, bail};
 use forebay::cache;
 use forebay::host::machine::Host;
@@ -147,6 +147,7 @@ fn print_result(args: &FormatArgs, superblock: &Superblock) -> Result<()> {
         "opening after a crash: about {:.1} s where it reads 2 GB/s; longer behind many small writes with a flush after each",
         opening_seconds(usable)
     );
-    out!("next: forebay serve --cache {path} --volume NAME=BACKING");
+    let cache = quoted::shell(&args.cache);
+    out!("next: forebay serve --cache {cache} --volume NAME=BACKING");
     Ok(())
 }

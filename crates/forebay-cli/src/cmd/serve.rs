@@ -36,7 +36,7 @@ use crate::state_dir::StateDir;
 use crate::status::NO_DEVICE;
 use crate::units::count;
 use crate::upgrade::{self, Before, Left};
-use crate::{metrics, sockets, stored, vhost};
+use crate::{metrics, quoted, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
 use coming::Coming;
 use forebay::host::notify::sd_notify;
@@ -491,8 +491,12 @@ impl Daemon {
 
     /// What NBD clients are to be given.
     fn addresses(&self, name: &str) -> Vec<String> {
+        let name = quoted::uri(name.as_bytes());
         let address = |listen: &Listen| match listen {
-            Listen::Unix(path) => Some(format!("nbd+unix:///{name}?socket={}", path.display())),
+            Listen::Unix(path) => {
+                let socket = quoted::uri(path.as_os_str().as_encoded_bytes());
+                Some(format!("nbd+unix:///{name}?socket={socket}"))
+            }
             Listen::Tcp(address) => Some(format!("nbd://{address}/{name}")),
             Listen::VhostUser { .. } => None,
         };

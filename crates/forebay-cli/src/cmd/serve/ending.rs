@@ -3,8 +3,8 @@
 
 use super::stale::LastNotes;
 use super::{Daemon, Served};
-use crate::backing;
 use crate::units::{clock, size};
+use crate::{backing, quoted};
 use anyhow::{Result, bail};
 use forebay::shard::Shard;
 use forebay_core::engine::CacheHealth;
@@ -141,7 +141,7 @@ pub(super) fn close_shard(
 
 /// What is not on which disk: of those, too, that wait for theirs.
 fn not_written_back(shard: &Shard, served: &[Served], cache: &str) -> Vec<String> {
-    let mut left = Vec::new();
+    let (mut left, cache) = (Vec::new(), quoted::shell(Path::new(cache)));
     for (at, recorded) in shard.superblock().volumes.iter().enumerate() {
         let index = VolumeIndex(at as u8);
         let Some(recorded) = recorded else { continue };
