@@ -38,3 +38,15 @@ fn commands_and_addresses_can_be_copied() {
     good(Command::new("sh").args(["-c", &format!("{FOREBAY} {drain}")]));
     assert!(std::fs::read(&backing).unwrap()[1 << 20..][..8192] == [7; 8192]);
 }
+
+#[test]
+fn a_port_that_nobody_can_be_told_of_is_refused() {
+    let scratch = Scratch::new("typed-port");
+    scratch.format("64M");
+    for more in [["--listen", "nbd://127.0.0.1:0"], ["--metrics", "127.0.0.1:0"]] {
+        let done = crate::support::run(scratch.serve_command(&more).arg("--volume").arg("v=/x"));
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(2), "{said}");
+        assert!(said.contains("port 0 is another one at each start"), "{said}");
+    }
+}

@@ -118,8 +118,9 @@ fn unit_allows_what_the_daemon_calls() {
     let mut used = BTreeSet::new();
     for io in ["auto", "threads"] {
         let config = scratch.path("it.toml");
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let text = format!(
-            "cache = '{}'\nlisten = ['{}', 'nbd://127.0.0.1:0']\ncontrol = '{}'\nattach = '{attach}'\nio = '{io}'\n\
+            "cache = '{}'\nlisten = ['{}', 'nbd://127.0.0.1:{port}']\ncontrol = '{}'\nattach = '{attach}'\nio = '{io}'\n\
              metrics = 'unix:{}'\n[volume.v]\nbacking = '{}'\n",
             scratch.cache().display(),
             scratch.listen(),

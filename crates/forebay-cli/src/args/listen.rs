@@ -43,7 +43,16 @@ pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
              volume, so it is refused"
         ));
     }
+    check_port(address)?;
     Ok(Listen::Tcp(address))
+}
+
+/// Another port at each start is none that anybody could be told of, nor the next program of an upgrade go on with.
+fn check_port(address: std::net::SocketAddr) -> Result<(), String> {
+    match address.port() {
+        0 => Err(format!("{address}: port 0 is another one at each start; choose one")),
+        _ => Ok(()),
+    }
 }
 
 fn parse_vhost_user(rest: &str) -> Result<Listen, String> {
@@ -86,12 +95,20 @@ pub(super) fn parse_metrics(text: &str) -> Result<MetricsAddress, String> {
              it is refused"
         ));
     }
+    check_port(address)?;
     Ok(MetricsAddress::Tcp(address))
 }
 
 #[cfg(all(test, feature = "vhost"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_is_chosen_by_who_gives_it() {
+        assert!(parse_listen("nbd://127.0.0.1:10809").is_ok());
+        assert!(parse_listen("nbd://127.0.0.1:0").unwrap_err().contains("port 0"));
+        assert!(parse_metrics("[::1]:0").unwrap_err().contains("port 0"));
+    }
 
     #[test]
     fn a_vhost_user_socket_names_its_volume_or_none() {
