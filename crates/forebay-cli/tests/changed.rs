@@ -66,6 +66,24 @@ fn dirty_data_for_a_changed_backing_device_is_refused_with_both_ways_on() {
     daemon.stop("TERM");
 }
 
+/// It named `forebay status`, though there is no daemon to be asked.
+#[test]
+fn a_drain_that_nobody_serves_says_how_a_changed_disk_is_drained() {
+    let (scratch, backing) = changed("changed-drain");
+    let cache = scratch.cache().display().to_string();
+    let serve = format!("`forebay serve --cache {cache} --if-changed v=keep-dirty`");
+    for more in [&[][..], &["v"]] {
+        let done = forebay([&["drain", "--cache", &cache], more].concat());
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(said.contains("was changed by others") && said.contains(&serve), "{said}");
+        assert!(!said.contains("forebay status"), "{said}");
+    }
+    let daemon = scratch.serve(&["--if-changed", "v=keep-dirty"]);
+    assert!(scratch.ask(&["drain", "v"]).status.success());
+    daemon.stop("TERM");
+    assert!(std::fs::read(&backing).unwrap()[MIB as usize..][..8192] == [7; 8192]);
+}
+
 #[test]
 fn keep_dirty_puts_the_cached_data_over_what_was_changed() {
     let (scratch, backing) = changed("changed-keep");

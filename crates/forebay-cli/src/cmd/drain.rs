@@ -4,12 +4,13 @@
 use crate::args::DrainArgs;
 use crate::control::{self, Request};
 use crate::progress::Line;
+use crate::quoted;
 use crate::say::tell;
 use crate::status::{Status, VolumeStatus};
 use crate::units::{count, size};
 use anyhow::{Result, bail};
 use forebay_core::units::BLOCK_BYTES;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -56,15 +57,41 @@ pub fn drained_but_for(lost: u64) -> String {
     )
 }
 
+/// What to do with a volume that nothing here can be said of.
+pub fn serve_first(cache: &Path, name: &str) -> String {
+    format!(
+        "if its disk is another one or was changed by others, `forebay serve --cache {} --if-changed {name}=keep-dirty` (or \
+         {name}=lose-dirty) says what counts, and `forebay drain {name}` drains it then",
+        quoted::shell(cache)
+    )
+}
+
 /// How far draining is.
 pub struct Progress {
     line: Line,
     first: Option<u64>,
+    /// That of nobody's daemon.
+    cache: Option<PathBuf>,
 }
 
 impl Progress {
     pub fn new() -> Progress {
-        Progress { line: Line::new(), first: None }
+        Progress { line: Line::new(), first: None, cache: None }
+    }
+
+    /// Of a cache that nobody serves, so that there is no daemon to be asked.
+    pub fn of_cache(cache: &Path) -> Progress {
+        Progress { cache: Some(cache.to_owned()), ..Progress::new() }
+    }
+
+    fn asks(&self) -> &'static str {
+        if self.cache.is_some() { "the log above" } else { "`forebay status`" }
+    }
+
+    /// Behind a volume that is not served.
+    fn why(&self, name: &str) -> String {
+        let advice = self.cache.as_deref().map(|cache| format!("; {}", serve_first(cache, name)));
+        format!("{} says why{}", self.asks(), advice.unwrap_or_default())
     }
 
     /// Shows how far the volumes are; says whether they are drained.
@@ -78,8 +105,9 @@ impl Progress {
         {
             self.line.end()?;
             bail!(
-                "{}: cannot be drained: the cache device has failed; `forebay status` says what is wrong",
-                volume.name
+                "{}: cannot be drained: the cache device has failed; {} says what is wrong",
+                volume.name,
+                self.asks()
             );
         }
         if volumes.iter().all(|volume| !volume.dirty) {
@@ -99,9 +127,10 @@ impl Progress {
             let left = |volume: &&&VolumeStatus| volume.dirty || volume.state == "frozen";
             if let Some(volume) = others.iter().find(left) {
                 bail!(
-                    "{}: cannot be drained while it is {}; `forebay status` says why",
+                    "{}: cannot be drained while it is {}; {}",
                     volume.name,
-                    volume.state
+                    volume.state,
+                    self.why(&volume.name)
                 );
             }
             return Ok(true);
@@ -116,11 +145,11 @@ impl Progress {
         {
             self.line.end()?;
             bail!(
-                "{}: drained but for {} that {} refuses: kept in the cache and tried again; `forebay \
-                 status` says where",
+                "{}: drained but for {} that {} refuses: kept in the cache and tried again; {} says where",
                 volume.name,
                 count(volume.parked_blocks, "block"),
-                volume.backing
+                volume.backing,
+                self.asks()
             );
         }
         let first = *self.first.get_or_insert(dirty);

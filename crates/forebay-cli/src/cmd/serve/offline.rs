@@ -4,8 +4,9 @@
 use super::opening::Opened;
 use super::{DURABLE, Daemon};
 use crate::args::{Args, Command, ServeArgs};
-use crate::cmd::drain::Progress;
+use crate::cmd::drain::{Progress, serve_first};
 use crate::late::Patience;
+use crate::quoted;
 use anyhow::{Result, bail};
 use clap::Parser;
 use std::path::Path;
@@ -26,10 +27,10 @@ pub fn drain_offline(
     let Command::Serve(args) = Args::parse_from(given).command else {
         unreachable!("the words above are a serve");
     };
-    let cache = Opened::open(Some(cache.to_owned()))?;
-    cache.check_none_left()?;
-    let mut daemon = Daemon::open(cache, &args, None)?;
-    let drained = daemon.drain_to_the_end(&args, name);
+    let opened = Opened::open(Some(cache.to_owned()))?;
+    opened.check_none_left()?;
+    let mut daemon = Daemon::open(opened, &args, None)?;
+    let drained = daemon.drain_to_the_end(&args, cache, name);
     // However that went, the next start finds the cache closed.
     let closed = daemon.close(DURABLE);
     drained?;
@@ -38,16 +39,27 @@ pub fn drain_offline(
 }
 
 impl Daemon {
-    fn drain_to_the_end(&mut self, args: &ServeArgs, name: Option<&str>) -> Result<()> {
+    fn drain_to_the_end(
+        &mut self,
+        args: &ServeArgs,
+        cache: &Path,
+        name: Option<&str>,
+    ) -> Result<()> {
         self.add_volumes(args, &Patience::none())?;
         if let Some(name) = name.filter(|name| self.volumes.iter().all(|it| it.name != *name)) {
+            if self.server.shard.find(name).is_some() {
+                bail!(
+                    "{name}: cannot be drained; the log above says why; {}",
+                    serve_first(cache, name)
+                );
+            }
             bail!(
-                "{name}: no such volume in this cache, or its backing device is missing (then the log above \
-                 says so); `forebay inspect CACHE volumes` lists them"
+                "{name}: no such volume in this cache; `forebay inspect {} volumes` lists them",
+                quoted::shell(cache)
             );
         }
         self.drain(name)?;
-        let mut progress = Progress::new();
+        let mut progress = Progress::of_cache(cache);
         while !progress.show(&self.status(), name)? {
             self.server.turn(Some(Duration::from_millis(100)))?;
         }
