@@ -147,6 +147,20 @@ fn two_bad_superblocks_are_refused_with_what_was_found() {
     }
 }
 
+/// A file of full size was left behind.
+#[test]
+fn a_format_that_is_refused_leaves_no_file() {
+    let place = Place::new("no-file");
+    let new = place.text("new");
+    let done = place.run(&["format", &new, "--size", "64M", "--segment-size", "4M"]);
+    done.refused(1, "are too few for a cache");
+    assert!(!std::path::Path::new(&new).exists());
+    // What was there stays.
+    let there = place.file("there", 64 << 20);
+    place.run(&["format", &there, "--segment-size", "4M"]).refused(1, "are too few for a cache");
+    assert!(std::path::Path::new(&there).exists());
+}
+
 #[test]
 fn another_version_is_refused_by_its_number() {
     let place = Place::new("version");

@@ -20,8 +20,17 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::process::ExitCode;
 
 pub fn run(args: &FormatArgs) -> Result<ExitCode> {
+    let is_made = make_file(args)?;
+    let done = format(args);
+    if done.is_err() && is_made {
+        // What was wrong is what matters.
+        let _ = std::fs::remove_file(&args.cache);
+    }
+    done
+}
+
+fn format(args: &FormatArgs) -> Result<ExitCode> {
     let path = args.cache.display();
-    make_file(args)?;
     let device = backing::open_exclusive(&args.cache, CACHE_SOURCE, None)?;
     let info = device.info().clone();
     let size_bytes = args.size.unwrap_or(info.size_bytes);
@@ -50,10 +59,10 @@ pub fn run(args: &FormatArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A file that is not there yet is made, all of its room taken.
-fn make_file(args: &FormatArgs) -> Result<()> {
+/// A file that is not there yet is made, all of its room taken; says whether it was.
+fn make_file(args: &FormatArgs) -> Result<bool> {
     if args.cache.exists() {
-        return Ok(());
+        return Ok(false);
     }
     let path = args.cache.display();
     let Some(size) = args.size else {
@@ -67,7 +76,7 @@ fn make_file(args: &FormatArgs) -> Result<()> {
         let _ = std::fs::remove_file(&args.cache);
         return Err(error).with_context(|| format!("{path}: there is no room for it"));
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Refuses to erase what somebody may want. `unknown`: why there is no cache that can be read.
