@@ -48,6 +48,7 @@ fn volumes_come_and_go_while_others_are_served() {
     assert!(text(&done).contains("second: has 1 NBD client"), "{done:?}");
     let volume = &scratch.status()["volumes"][1];
     assert_eq!((&volume["drained"], &volume["mode"]), (&false.into(), &"write-back".into()));
+    assert_ne!(volume["dirty_bytes"], 0, "that was known before anything was written back");
     drop(client);
     wait_for("the client to be gone", || scratch.status()["volumes"][1]["nbd_clients"] == 0);
 

@@ -5,6 +5,7 @@ use super::drain::watch_until;
 use crate::args::DetachArgs;
 use crate::control::{self, Reply, Request};
 use crate::status::{Status, VolumeStatus};
+use crate::units::count;
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::Path;
@@ -19,6 +20,10 @@ pub fn run(args: &DetachArgs) -> Result<ExitCode> {
     // Told before anything is written back; the daemon looks again.
     if let Some(device) = before.attached.iter().find(|device| device.contains(", mounted at ")) {
         bail!("{}: not detached: {device}; unmount it first", args.name);
+    }
+    let machine = before.vhost_user_sockets.first().map(String::as_str);
+    if let Some(text) = in_use(&args.name, before.nbd_clients, machine) {
+        bail!(text);
     }
     // What is served bare has nothing to be written back, and waits for nobody.
     let drains = before.state == "serving" && !status.cache.is_none();
@@ -40,6 +45,17 @@ pub fn run(args: &DetachArgs) -> Result<ExitCode> {
         lines.iter().for_each(|line| out!("{line}"));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What stands against it that somebody has the volume.
+pub fn in_use(name: &str, nbd_clients: u32, machine: Option<&str>) -> Option<String> {
+    if let Some(path) = machine {
+        return Some(format!(
+            "{name}: is the disk of a virtual machine by {path}; serve again without that"
+        ));
+    }
+    let clients = || count(nbd_clients.into(), "NBD client");
+    (nbd_clients > 0).then(|| format!("{name}: has {}; end them first", clients()))
 }
 
 fn volume<'s>(status: &'s Status, name: &str) -> Result<&'s VolumeStatus> {

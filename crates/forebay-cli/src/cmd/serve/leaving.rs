@@ -11,9 +11,10 @@
 
 use super::Daemon;
 use super::upgrading::name_of;
+use crate::cmd::detach::in_use;
 use crate::control::Reply;
 use crate::hide;
-use crate::units::{count, size};
+use crate::units::size;
 use anyhow::{Context, Result, bail};
 use forebay::shard::uuid_text;
 use forebay_core::control::VolumeStatus;
@@ -107,12 +108,10 @@ impl Daemon {
                 bail!("{name}: {}", lost(&status));
             }
         }
-        if let Some((path, _)) = self.machines.iter().flat_map(|it| it.of(index)).next() {
-            bail!("{name}: is the disk of a virtual machine by {path}; serve again without that");
-        }
+        let machine = self.machines.iter().flat_map(|it| it.of(index)).next();
         let clients = self.nbd_clients.as_ref().map_or(0, |it| it[usize::from(index.0)].get());
-        if clients > 0 {
-            bail!("{name}: has {}; end them first", count(clients.into(), "NBD client"));
+        if let Some(text) = in_use(name, clients, machine.as_ref().map(|it| it.0.as_str())) {
+            bail!(text);
         }
         Ok(index)
     }
