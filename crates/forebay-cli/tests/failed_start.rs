@@ -51,11 +51,20 @@ fn a_mistake_anywhere_records_no_volume_and_leaves_no_socket() {
     let _other = UnixListener::bind(&busy).unwrap();
     let before = volumes(&scratch);
     let long = format!("nbd+unix:///tmp/{}", "long".repeat(30));
-    let mistakes: [(&[&str], &str); 10] = [
+    let mistakes: [(&[&str], &str); 12] = [
         (&["--listen", &long], "has 125 bytes, and the path of a socket at most 107"),
         (&["--listen", &format!("nbd+unix://{missing}/nbd")], "missing/nbd: cannot be listened on"),
         (&["--listen", &format!("nbd+unix://{}", busy.display())], "another daemon listens there"),
-        (&["--listen", "nbd://127.0.0.1:1", "--listen", "nbd://127.0.0.1:1"], "127.0.0.1:1"),
+        (
+            &["--listen", "nbd://127.0.0.1:1", "--listen", "nbd://127.0.0.1:1"],
+            "127.0.0.1:1: is given twice, by --listen and --listen",
+        ),
+        // It was called another daemon's.
+        (&["--listen", &scratch.listen()], "nbd: is given twice, by --listen and --listen"),
+        (
+            &["--metrics", &format!("unix:{}", scratch.nbd().display())],
+            "nbd: is given twice, by --listen and --metrics",
+        ),
         (&["--metrics", &format!("unix:{missing}/metrics")], "missing/metrics: cannot be listened"),
         (
             &["--listen", &format!("vhost-user://{missing}.vm?volume=w")],

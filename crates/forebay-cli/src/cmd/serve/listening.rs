@@ -13,10 +13,10 @@ use super::{Daemon, unix_sockets};
 use crate::args::{Listen, MetricsAddress, ServeArgs};
 use crate::sockets::Probe;
 use crate::vhost;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use forebay::host::runtime_dir::RuntimeDir;
 use forebay::shard::uuid_text;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Addresses that are chosen by what the cache says.
 pub(super) struct Addresses {
@@ -36,7 +36,7 @@ impl Daemon {
                 RuntimeDir::open()?.path().join(format!("{uuid}.sock"))
             }
         };
-        // All of them at once: one that is given twice is busy.
+        check_once(args, &control)?;
         let mut probe = Probe::default();
         unix_sockets(args).try_for_each(|path| probe.unix(&path))?;
         for listen in &args.listen {
@@ -60,4 +60,28 @@ impl Daemon {
         names.dedup();
         names
     }
+}
+
+/// Refuses an address that two are to have: the second would find the first there, and take it for another daemon's.
+fn check_once(args: &ServeArgs, control: &Path) -> Result<()> {
+    let listen = args.listen.iter().map(|it| match it {
+        Listen::Unix(path) | Listen::VhostUser { path, .. } => ("--listen", path_text(path)),
+        Listen::Tcp(address) => ("--listen", address.to_string()),
+    });
+    let metrics = args.metrics.iter().map(|it| match it {
+        MetricsAddress::Unix(path) => ("--metrics", path_text(path)),
+        MetricsAddress::Tcp(address) => ("--metrics", address.to_string()),
+    });
+    let mut seen: Vec<(&str, String)> = Vec::new();
+    for (option, address) in listen.chain(metrics).chain([("--control", path_text(control))]) {
+        if let Some((before, _)) = seen.iter().find(|it| it.1 == address) {
+            bail!("{address}: is given twice, by {before} and {option}; each needs its own");
+        }
+        seen.push((option, address));
+    }
+    Ok(())
+}
+
+fn path_text(path: &Path) -> String {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
