@@ -57,7 +57,8 @@ pub struct ServeArgs {
     /// Take the settings from /etc/forebay/NAME.toml
     ///
     /// In a file, each option of this command is a key of the same name, and a volume is a table:
-    /// [volume.NAME] with backing and the keys of --volume. What the command line says besides wins.
+    /// [volume.NAME] with backing and the keys of --volume. What the command line says besides
+    /// wins; addresses (--listen) are added to those of the file.
     pub name: Option<String>,
     /// Take the settings from this file
     #[arg(long, value_name = "PATH", conflicts_with = "name")]
