@@ -128,7 +128,11 @@ fn row(path: &str) -> Option<&'static Row> {
 /// What Prometheus calls it.
 fn metric(path: &str, row: &Row) -> String {
     let (name, _) = metric_name(path);
-    let end = if row.kind == Kind::Counter { "_total" } else { "" };
+    let end = match row.kind {
+        Kind::Counter => "_total",
+        Kind::Info => "_info",
+        _ => "",
+    };
     format!("`forebay_{name}{end}`")
 }
 
@@ -155,6 +159,11 @@ impl Page<'_> {
         let about = words(&found.attrs);
         if !about.is_empty() {
             write!(self.text, "\n{about}\n").unwrap();
+        }
+        let its_words = ROWS.iter().find(|row| row.path == path && row.kind == Kind::Info);
+        if let Some(row) = its_words.filter(|_| self.root.has_metrics) {
+            let name = metric(path, row);
+            write!(self.text, "\nIts words are labels of {name}, which is always 1.\n").unwrap();
         }
         let (head, line) = if self.root.has_metrics { (" metric |", "---|") } else { ("", "") };
         write!(self.text, "\n| name | is | meaning |{head}\n|---|---|---|{line}\n").unwrap();
@@ -234,7 +243,7 @@ fn the_page_for_programs_is_what_the_types_say() {
     let there = std::fs::read_to_string(Path::new(PAGE)).unwrap();
     assert!(made == there, "docs/monitoring.md is behind the types: run with UPDATE_DOCS=1");
     // All metrics are on it: the names are those of places in the JSON.
-    for row in ROWS.iter().filter(|row| row.kind != Kind::Info) {
+    for row in ROWS {
         assert!(there.contains(&metric(row.path, row)), "{}", row.path);
     }
 }
