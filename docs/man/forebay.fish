@@ -52,7 +52,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand format" -l segment-size 
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l state-dir -d 'The state directory, if not the usual one (`forebay serve --state-dir`): what it has of the erased cache is removed' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l force -d 'Erase what is recognised there: a file system, a partition table, another cache'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l lose-dirty -d 'With --force: erase a cache although it has data that is not on its backing device, or one that cannot be read and may have'
-complete -c forebay -n "__fish_forebay_using_subcommand format" -s h -l help -d 'Print help'
+complete -c forebay -n "__fish_forebay_using_subcommand format" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l config -d 'Take the settings from this file' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l cache -d 'The formatted cache device or file; without it the volumes are their bare backing devices' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l volume -d 'A volume to add, or to change; those that the cache remembers are served without it' -r
@@ -120,7 +120,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand why" -s h -l help -d 'Pr
 complete -c forebay -n "__fish_forebay_using_subcommand forget" -l cache -d 'The cache device or file' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand forget" -l state-dir -d 'The state directory, if not the usual one (`forebay serve --state-dir`)' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand forget" -l lose-dirty -d 'Give up data that is not on its backing device'
-complete -c forebay -n "__fish_forebay_using_subcommand forget" -s h -l help -d 'Print help'
+complete -c forebay -n "__fish_forebay_using_subcommand forget" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand check" -l json -d 'Print JSON, for programs'
 complete -c forebay -n "__fish_forebay_using_subcommand check" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand inspect" -l lba -d 'Only entries for this block of 4096 bytes' -r

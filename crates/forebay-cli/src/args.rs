@@ -241,6 +241,8 @@ pub struct FormatArgs {
     #[arg(long)]
     pub force: bool,
     /// With --force: erase a cache although it has data that is not on its backing device, or one that cannot be read and may have
+    ///
+    /// What is known to be lost by that has to be confirmed on a terminal, by typing each volume's name; without a terminal it is refused.
     #[arg(long)]
     pub lose_dirty: bool,
     /// The state directory, if not the usual one (`forebay serve --state-dir`): what it has of the erased cache is removed
@@ -452,6 +454,8 @@ pub struct ForgetArgs {
     /// The volume
     pub name: String,
     /// Give up data that is not on its backing device
+    ///
+    /// It has to be confirmed on a terminal, by typing the volume's name; without a terminal it is refused.
     #[arg(long)]
     pub lose_dirty: bool,
     /// The state directory, if not the usual one (`forebay serve --state-dir`)
