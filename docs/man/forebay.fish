@@ -49,7 +49,7 @@ complete -c forebay -n "__fish_forebay_needs_command" -f -a "layout" -d 'Say how
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "removal" -d 'Say what stands against taking the program off this machine; its package asks'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l size -d 'Bytes of the device to use (512M, 1G, 1T), all if it is not given; needed for a new file' -r
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l segment-size -d 'Bytes of a segment: a power of two, 256K to 4M' -r
-complete -c forebay -n "__fish_forebay_using_subcommand format" -l state-dir -d 'The state directory, if not the usual one (`forebay serve --state-dir`): what it has of the erased cache is removed' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand format" -l state-dir -d 'The state directory, if neither the file in /etc/forebay that names the cache says which, nor it is the usual one (`forebay serve --state-dir`): what it has of the erased cache is removed' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l force -d 'Erase what is recognised there: a file system, a partition table, another cache'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l lose-dirty -d 'With --force: erase a cache although it has data that is not on its backing device, or one that cannot be read and may have'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -s h -l help -d 'Print help (see more with \'--help\')'
@@ -96,7 +96,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -l process -d '
 complete -c forebay -n "__fish_forebay_using_subcommand upgrade" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -l cache -d 'Drain a cache that no daemon serves: its device or file' -r -F
-complete -c forebay -n "__fish_forebay_using_subcommand drain" -l state-dir -d 'The state directory, if not the usual one (`forebay serve --state-dir`)' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand drain" -l state-dir -d 'The state directory, if neither the file in /etc/forebay that names the cache says which, nor it is the usual one (`forebay serve --state-dir`)' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand drain" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand scrub" -l control -d 'The daemon\'s control socket; needed if several run, or if it is not in the usual place' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand scrub" -l stop -d 'End the scrub that is running'
@@ -118,7 +118,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand why" -l control -d 'The 
 complete -c forebay -n "__fish_forebay_using_subcommand why" -l json -d 'Print JSON, for programs'
 complete -c forebay -n "__fish_forebay_using_subcommand why" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand forget" -l cache -d 'The cache device or file' -r -F
-complete -c forebay -n "__fish_forebay_using_subcommand forget" -l state-dir -d 'The state directory, if not the usual one (`forebay serve --state-dir`)' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand forget" -l state-dir -d 'The state directory, if neither the file in /etc/forebay that names the cache says which, nor it is the usual one (`forebay serve --state-dir`)' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand forget" -l lose-dirty -d 'Give up data that is not on its backing device'
 complete -c forebay -n "__fish_forebay_using_subcommand forget" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand check" -l json -d 'Print JSON, for programs'

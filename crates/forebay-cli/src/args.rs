@@ -245,7 +245,8 @@ pub struct FormatArgs {
     /// What is known to be lost by that has to be confirmed on a terminal, by typing each volume's name; without a terminal it is refused.
     #[arg(long)]
     pub lose_dirty: bool,
-    /// The state directory, if not the usual one (`forebay serve --state-dir`): what it has of the erased cache is removed
+    /// The state directory, if neither the file in /etc/forebay that names the cache says which, nor it is the usual one (`forebay
+    /// serve --state-dir`): what it has of the erased cache is removed
     #[arg(long, value_name = "PATH")]
     pub state_dir: Option<PathBuf>,
 }
@@ -319,7 +320,8 @@ pub struct DrainArgs {
     /// Drain a cache that no daemon serves: its device or file
     #[arg(long)]
     pub cache: Option<PathBuf>,
-    /// The state directory, if not the usual one (`forebay serve --state-dir`)
+    /// The state directory, if neither the file in /etc/forebay that names the cache says which, nor it is the usual one (`forebay
+    /// serve --state-dir`)
     #[arg(long, value_name = "PATH", requires = "cache")]
     pub state_dir: Option<PathBuf>,
 }
@@ -458,7 +460,8 @@ pub struct ForgetArgs {
     /// It has to be confirmed on a terminal, by typing the volume's name; without a terminal it is refused.
     #[arg(long)]
     pub lose_dirty: bool,
-    /// The state directory, if not the usual one (`forebay serve --state-dir`)
+    /// The state directory, if neither the file in /etc/forebay that names the cache says which, nor it is the usual one (`forebay
+    /// serve --state-dir`)
     #[arg(long, value_name = "PATH")]
     pub state_dir: Option<PathBuf>,
 }

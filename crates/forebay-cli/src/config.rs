@@ -13,12 +13,14 @@
 //!
 //! # Not here
 //!
-//! What a file says: `file`. Where files are, and the commands: `cmd/config`.
+//! What a file says: `file`. Which state directory a cache has by them: `state`. Where files are, and the commands: `cmd/config`.
 
 mod file;
 pub mod show;
+mod state;
 
 pub use file::Mistake;
+pub use state::state_dir_of;
 
 use crate::args::{Args, Command, ServeArgs, VolumeSpec};
 use crate::upgrade;

@@ -179,6 +179,15 @@ impl StateDir {
         found.into_iter().filter(|path| may_be_there(path)).map(|path| StateDir { path }).collect()
     }
 
+    /// What a command has to be told of it, with a space before: nothing where it would look there by itself, whatever is in its environment.
+    pub fn option(&self) -> String {
+        let found = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
+        match usual_of(|name| name != ENVIRONMENT) == Some(found.clone()) {
+            true => String::new(),
+            false => format!(" --state-dir {}", found.display()),
+        }
+    }
+
     /// What is known of a volume (N2).
     pub fn read(&self, cache: &str, volume: &str) -> Result<Option<Record>> {
         read(&self.path.join(file_name(cache, volume)))
@@ -257,9 +266,16 @@ fn may_be_there(path: &Path) -> bool {
 }
 
 fn usual() -> Option<PathBuf> {
+    usual_of(|_| true)
+}
+
+/// As far as these variables say where it is.
+fn usual_of(is_heeded: impl Fn(&str) -> bool) -> Option<PathBuf> {
     let is_root = rustix::process::geteuid().is_root();
-    let of =
-        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let of = |name: &str| {
+        let path = std::env::var_os(name).filter(|_| is_heeded(name)).map(PathBuf::from);
+        path.filter(|path| path.is_absolute())
+    };
     chosen(is_root, of)
 }
 

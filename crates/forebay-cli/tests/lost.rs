@@ -2,7 +2,7 @@
 //! What commands say of a volume that has lost blocks: that they are lost, until they were written again, and no longer.
 
 use crate::bad::{Daemon, Done, Place, patch};
-use crate::support::{run, wait_for};
+use crate::support::{run, state_option, wait_for};
 use serde_json::Value;
 
 /// The volume `v`, whose blocks 8 to 11 are lost, since the header of their record rotted, and `w`, which has all of its own.
@@ -88,7 +88,8 @@ fn forget_and_format_advise_a_drain_only_where_one_helps() {
     let it = Lost::new("lost-forget");
     let forget = ["forget", "--cache", &it.cache, "v"];
     let format = ["format", &it.cache, "--force"];
-    let drain = format!("run `forebay drain --cache {}` first, or give --lose-dirty", it.cache);
+    let cache = format!("{}{}", it.cache, state_option());
+    let drain = format!("run `forebay drain --cache {cache}` first, or give --lose-dirty");
     it.place.run(&forget).refused(1, &drain);
     it.place.run(&format).refused(1, &drain);
     assert_eq!(it.place.run(&["drain", "--cache", &it.cache]).code, 1);

@@ -3,7 +3,7 @@
 
 use crate::support;
 use crate::support::model::content;
-use crate::support::{Daemon, Random, Scratch, forebay, good, wait_for};
+use crate::support::{Daemon, Random, Scratch, forebay, good, state_option, wait_for};
 use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -158,8 +158,9 @@ fn what_is_left_at_a_stop_is_told_with_its_size_and_the_time_of_the_disk() {
     let time = format!("{:02}:{:02}:{:02} UTC", as_of / 3600 % 24, as_of / 60 % 60, as_of % 60);
     let begins = format!(" WARN v: 3.1 MiB not yet on {disk}, whose content is of ");
     let ends = format!(
-        "{time}. Do not mount {disk}. To get it plain: forebay drain --cache {}",
-        cache.display()
+        "{time}. Do not mount {disk}. To get it plain: forebay drain --cache {}{}",
+        cache.display(),
+        state_option()
     );
     assert_eq!(left.len(), 1, "{said}");
     assert!(left[0].contains(&begins) && left[0].ends_with(&ends), "{}\n{begins}\n{ends}", left[0]);

@@ -43,6 +43,7 @@ mod scrub;
 mod set_why;
 mod stale;
 mod stall;
+mod state_file;
 mod status;
 mod support;
 mod typed;

@@ -6,8 +6,9 @@ use crate::args::ForgetArgs;
 use crate::attach::left;
 use crate::state_dir::StateDir;
 use crate::units::{count, size};
-use crate::{backing, hide, quoted};
+use crate::{backing, config, hide, quoted};
 use anyhow::{Result, bail};
+use forebay::cache;
 use forebay::io::FileDevice;
 use forebay::shard::{CACHE_SOURCE, Shard, ShardOptions, uuid_text};
 use forebay_core::format::superblock::Superblock;
@@ -17,22 +18,29 @@ use std::path::Path;
 use std::process::ExitCode;
 
 pub fn run(args: &ForgetArgs) -> Result<ExitCode> {
-    let state_dir = StateDir::open(args.state_dir.as_deref())?;
     let device = backing::open_exclusive(&args.cache, CACHE_SOURCE, None)?;
-    left::check_none(&forebay::cache::read_superblock(&device)?.superblock, Some(&args.name))?;
+    let superblock = cache::read_superblock(&device)?.superblock;
+    left::check_none(&superblock, Some(&args.name))?;
+    let uuid = uuid_text(&superblock.uuid);
+    let state_dir = config::state_dir_of(&args.cache, &uuid, args.state_dir.as_deref())?;
+    let state_dir = StateDir::open(state_dir.as_deref())?.ok();
     let mut shard = Shard::open(Box::new(device), &ShardOptions::default())?;
     let before = shard.superblock().clone();
-    let forgotten = forget(&mut shard, args);
+    let forgotten = forget(&mut shard, args, state_dir.as_ref());
     // Also if nothing came of it: the next start finds it as this one did.
     let closed = shard.close(DURABLE);
     let index = forgotten?;
     closed?;
     out!("{}: forgotten", args.name);
-    release(&before, Some(index), state_dir.ok().as_ref())?;
+    release(&before, Some(index), state_dir.as_ref())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn forget(shard: &mut Shard, args: &ForgetArgs) -> Result<VolumeIndex> {
+fn forget(
+    shard: &mut Shard,
+    args: &ForgetArgs,
+    state_dir: Option<&StateDir>,
+) -> Result<VolumeIndex> {
     let Some(index) = shard.find(&args.name) else {
         let volumes = shard.superblock().volumes.iter().flatten();
         let names: Vec<&str> = volumes.map(|volume| volume.name.as_str()).collect();
@@ -40,7 +48,7 @@ fn forget(shard: &mut Shard, args: &ForgetArgs) -> Result<VolumeIndex> {
     };
     if let Some(dirty) = dirty(shard, index) {
         if !args.lose_dirty {
-            bail!("{}: {}", dirty.text, advice([&dirty], &args.cache));
+            bail!("{}: {}", dirty.text, advice([&dirty], &args.cache, state_dir));
         }
         ask_for(&[dirty])?;
     }
@@ -90,11 +98,16 @@ fn dirty(shard: &Shard, index: VolumeIndex) -> Option<Dirty> {
 }
 
 /// What to do before these are given up.
-pub fn advice<'a>(dirty: impl IntoIterator<Item = &'a Dirty>, cache: &Path) -> String {
+pub fn advice<'a>(
+    dirty: impl IntoIterator<Item = &'a Dirty>,
+    cache: &Path,
+    state_dir: Option<&StateDir>,
+) -> String {
     match dirty.into_iter().any(|it| it.can_be_drained) {
         true => format!(
-            "not all of it is on its backing device; run `forebay drain --cache {}` first, or give --lose-dirty",
-            quoted::shell(cache)
+            "not all of it is on its backing device; run `forebay drain --cache {}{}` first, or give --lose-dirty",
+            quoted::shell(cache),
+            state_dir.map_or_else(String::new, StateDir::option)
         ),
         false => "only the cache knows what is lost of it, and a drain brings nothing back: write that again (a \
                   frozen volume takes nothing), or give --lose-dirty"

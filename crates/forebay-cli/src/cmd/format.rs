@@ -5,7 +5,7 @@ use crate::args::FormatArgs;
 use crate::attach::left;
 use crate::state_dir::StateDir;
 use crate::units::size;
-use crate::{backing, memory, quoted};
+use crate::{backing, config, memory, quoted};
 use anyhow::{Context, Result, bail};
 use forebay::cache;
 use forebay::host::machine::Host;
@@ -46,11 +46,15 @@ fn format(args: &FormatArgs) -> Result<ExitCode> {
     let found = cache::read_superblock(&device).map(|found| found.superblock);
     let unknown = found.as_ref().err().map(ToString::to_string);
     let before = found.ok();
-    let state_dir = match before {
-        Some(_) => StateDir::open(args.state_dir.as_deref())?.ok(),
+    let state_dir = match &before {
+        Some(before) => {
+            let (uuid, given) = (uuid_text(&before.uuid), args.state_dir.as_deref());
+            let path = config::state_dir_of(&args.cache, &uuid, given)?;
+            StateDir::open(path.as_deref())?.ok()
+        }
         None => None,
     };
-    let device = check_content(args, device, unknown)?;
+    let device = check_content(args, device, unknown, state_dir.as_ref())?;
     let superblock = cache::format(&device, size_bytes, args.segment_size, wall_now())?;
     print_result(args, &superblock)?;
     if let Some(before) = before {
@@ -84,6 +88,7 @@ fn check_content(
     args: &FormatArgs,
     device: FileDevice,
     unknown: Option<String>,
+    state_dir: Option<&StateDir>,
 ) -> Result<FileDevice> {
     let path = args.cache.display();
     let size_bytes = device.info().size_bytes;
@@ -116,7 +121,7 @@ fn check_content(
         bail!(
             "{path}: has what its backing devices lack: {}: {}",
             super::forget::texts(&dirty),
-            super::forget::advice(&dirty, &args.cache)
+            super::forget::advice(&dirty, &args.cache, state_dir)
         );
     }
     super::forget::ask_for(&dirty)?;

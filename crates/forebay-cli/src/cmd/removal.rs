@@ -48,11 +48,12 @@ pub fn run(args: &RemovalArgs) -> Result<ExitCode> {
             let passed = record.mark_for(record.attach_generation).is_some_and(|it| !it.is_kept);
             if record.dirty && !passed && !served.contains(&record.cache) {
                 against.push(format!(
-                    "{}: its cache, {}, may hold what is not yet on {}; forebay drain --cache {}",
+                    "{}: its cache, {}, may hold what is not yet on {}; forebay drain --cache {}{}",
                     record.name,
                     record.cache_path,
                     record.backing.path.display(),
-                    record.cache_path
+                    record.cache_path,
+                    dir.option()
                 ));
             }
         }

@@ -51,6 +51,15 @@ pub fn words(text: &str) -> Result<Vec<OsString>, Vec<Mistake>> {
     if mistakes.is_empty() { Ok(words) } else { Err(mistakes) }
 }
 
+/// The cache that it names, also where something else in it is wrong; none where that cannot be said.
+pub fn cache_in(text: &str) -> Option<String> {
+    let (table, errors) = DeTable::parse_recoverable(text);
+    match table.get_ref().get("cache")?.get_ref() {
+        DeValue::String(cache) if errors.is_empty() => Some(cache.to_string()),
+        _ => None,
+    }
+}
+
 struct Reader<'a> {
     text: &'a str,
     serve: clap::Command,

@@ -187,6 +187,12 @@ impl Drop for Scratch {
     }
 }
 
+/// What a command has to be told of the state directory of these tests, with a space before.
+pub fn state_option() -> String {
+    let state = std::env::var("FOREBAY_STATE_DIR").unwrap_or_default();
+    if state.is_empty() { state } else { format!(" --state-dir {state}") }
+}
+
 /// Runs the program to its end.
 pub fn forebay<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
     run(Command::new(env!("CARGO_BIN_EXE_forebay")).args(args))

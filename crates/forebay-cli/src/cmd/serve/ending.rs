@@ -112,7 +112,7 @@ pub(super) fn close_shard(
             ),
         }
     }
-    let left = not_written_back(&shard, volumes, cache);
+    let left = not_written_back(&shard, volumes, &format!("{cache}{}", notes.option()));
     notes.look(shard.engine());
     let (clean, undurable) = match quiet && shard.engine().health() != CacheHealth::Failed {
         false => (false, Some(Undurable::Cache)),
@@ -139,7 +139,7 @@ pub(super) fn close_shard(
     Ok(Closed { undurable, left })
 }
 
-/// What is not on which disk: of those, too, that wait for theirs.
+/// What is not on which disk: of those, too, that wait for theirs. `cache`: as `drain` is told of it.
 fn not_written_back(shard: &Shard, served: &[Served], cache: &str) -> Vec<String> {
     let (mut left, cache) = (Vec::new(), quoted::shell(Path::new(cache)));
     for (at, recorded) in shard.superblock().volumes.iter().enumerate() {

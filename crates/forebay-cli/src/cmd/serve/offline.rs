@@ -5,6 +5,7 @@ use super::opening::Opened;
 use super::{DURABLE, Daemon};
 use crate::args::{Args, Command, ServeArgs};
 use crate::cmd::drain::{Progress, serve_first};
+use crate::config;
 use crate::late::Patience;
 use crate::quoted;
 use anyhow::{Result, bail};
@@ -19,15 +20,16 @@ pub fn drain_offline(
     name: Option<&str>,
     state_dir: Option<&Path>,
 ) -> Result<ExitCode> {
+    let opened = Opened::open(Some(cache.to_owned()))?;
+    let state_dir = config::state_dir_of(cache, &opened.uuid(), state_dir)?;
     let mut given =
         vec!["forebay".into(), "serve".into(), "--cache".into(), cache.as_os_str().to_owned()];
-    if let Some(path) = state_dir {
+    if let Some(path) = &state_dir {
         given.extend(["--state-dir".into(), path.as_os_str().to_owned()]);
     }
     let Command::Serve(args) = Args::parse_from(given).command else {
         unreachable!("the words above are a serve");
     };
-    let opened = Opened::open(Some(cache.to_owned()))?;
     opened.check_none_left()?;
     let mut daemon = Daemon::open(opened, &args, None)?;
     let drained = daemon.drain_to_the_end(&args, cache, name);

@@ -48,6 +48,11 @@ impl LastNotes {
         }
     }
 
+    /// What a command that finds them has to be told.
+    pub(super) fn option(&self) -> String {
+        self.dir.as_ref().map_or_else(String::new, StateDir::option)
+    }
+
     /// Everything is durable.
     pub(super) fn write(&mut self) {
         for (_, record) in &mut self.records {
@@ -156,8 +161,9 @@ impl Daemon {
                 // Formatted anew behind our back, or on another device that has this name now.
                 true => format!("this cache is at that path now; if that one is gone, {anyway}"),
                 false => format!(
-                    "serve it with --cache {0}, or `forebay drain --cache {0} {volume}` first; if the cache is gone, {anyway}",
-                    record.cache_path
+                    "serve it with --cache {0}{1}, or `forebay drain --cache {0} {volume}{1}` first; if the cache is gone, {anyway}",
+                    record.cache_path,
+                    dir.option()
                 ),
             };
             if is_own {
