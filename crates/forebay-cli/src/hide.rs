@@ -7,7 +7,8 @@
 //!
 //! # Invariants
 //!
-//! - **K1** A record is there from the first time a volume is served until `forebay forget`, or a `format` of its cache.
+//! - **K1** A record is there from the first time a volume is served until `forebay forget`, a `format` of its cache, or until another cache
+//!   that is served with its device has passed it.
 //! - **K2** A device is known by its serial number, or by its partition's identity, and its size, which may have
 //!   grown: never by a name that another may have after the next boot.
 //! - **K3** Records are in `/etc`: the rule must know them before `/var` is mounted.
@@ -113,6 +114,18 @@ pub fn erase(cache: &str, volume: &str) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Another cache is served with the device, and has passed this one's volume, which hides it no more: that cache may never come again, and
+/// nobody could forget it there.
+pub fn pass(device: &Path, cache: &str, volume: &str) -> Result<()> {
+    let known = read(&Path::new(DIRECTORY).join(format!("{cache}.{volume}")));
+    // The volume may be on another device since.
+    let found = known.zip(Backing::found(device));
+    match found.is_some_and(|(known, found)| known.is_same_device(&found)) {
+        true => erase(cache, volume),
+        false => Ok(()),
+    }
 }
 
 /// The device that udev calls so (`$name` of a rule): with `/` where the kernel's name of it has `!`.

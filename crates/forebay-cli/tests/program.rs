@@ -24,6 +24,7 @@ mod forget;
 mod full;
 #[cfg(feature = "fuse")]
 mod fuse;
+mod hide;
 mod kill;
 mod lost;
 mod main_job;

@@ -11,6 +11,7 @@
 //!   serves that without the cache voids it.
 
 use super::{Daemon, Served};
+use crate::hide;
 use crate::state_dir::{Known, Mark, Record, StateDir, Why};
 use anyhow::{Context, Result, bail};
 use forebay::shard::{StaleWanted, uuid_text, wall_now};
@@ -32,6 +33,10 @@ pub(super) struct Marking {
 /// Whose a backing device is besides, with words for it.
 #[derive(Default)]
 pub(super) struct Others(Vec<(Record, String)>);
+
+/// Volumes that are stale from now on: of which cache, and its name there.
+#[derive(Default)]
+pub(super) struct Passed(Vec<(String, String)>);
 
 /// Records of the volumes that were served.
 pub(super) struct LastNotes {
@@ -198,8 +203,9 @@ impl Daemon {
     }
 
     /// They are stale from now on (M1). That cannot be taken back: it comes when nothing stands against serving any more.
-    pub(super) fn pass(&self, others: Others, backing: &Path, name: &str) -> Result<()> {
-        let Some(dir) = &self.state_dir else { return Ok(()) };
+    pub(super) fn pass(&self, others: Others, backing: &Path, name: &str) -> Result<Passed> {
+        let mut passed = Passed::default();
+        let Some(dir) = &self.state_dir else { return Ok(passed) };
         let shown = backing.display();
         for (mut record, of) in others.0 {
             let mark = record.mark_for(record.attach_generation);
@@ -215,8 +221,19 @@ impl Daemon {
                      is served again"
                 );
             }
+            passed.0.push((record.cache, record.name));
         }
-        Ok(())
+        Ok(passed)
+    }
+
+    /// The volume that has passed these is served, and hides its backing device itself. Without a cache nobody hides it, and the cache
+    /// that was passed may come again.
+    pub(super) fn unhide(&self, Passed(passed): Passed, backing: &Path) {
+        for (cache, volume) in passed.iter().filter(|_| self.cache_path.is_some()) {
+            if let Err(error) = hide::pass(backing, cache, volume) {
+                warn!("{volume}: {error:#}");
+            }
+        }
     }
 
     /// Goes on with marks that the engine wants because the cache device has failed.

@@ -258,7 +258,7 @@ impl Daemon {
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
         let Looked { path, device, found } = looked;
         let (path, name) = (&path, &recorded.name);
-        self.pass(others, path, name)?;
+        let passed = self.pass(others, path, name)?;
         match change {
             Change::None => {}
             Change::Kept { what, note } => {
@@ -285,7 +285,9 @@ impl Daemon {
                 self.server.shard.forget_data(index)?;
             }
         }
-        self.serve_volume(index, address, path, device, Some(found))
+        self.serve_volume(index, address, path, device, Some(found))?;
+        self.unhide(passed, path);
+        Ok(())
     }
 
     /// Whether a backing device that is open can be that of a new volume. Changes nothing.
@@ -340,9 +342,11 @@ impl Daemon {
             fingerprint: found.without_content().encode(),
         };
         self.server.shard.check_room(&[], &[volume.reserve])?;
-        self.pass(others, backing, &spec.name)?;
+        let passed = self.pass(others, backing, &spec.name)?;
         self.server.shard.add(index, &volume)?;
-        self.serve_volume(index, &spec.backing, backing, device, Some(found))
+        self.serve_volume(index, &spec.backing, backing, device, Some(found))?;
+        self.unhide(passed, backing);
+        Ok(())
     }
 
     /// Without a cache there is one mode only.
