@@ -167,6 +167,26 @@ fn the_package_lets_go_after_a_drain_and_a_forget_by_the_path_alone() {
     assert!(!place.scratch.path("usual").exists(), "nobody asked for it");
 }
 
+/// A mistake in a file switched off all that its state directory has against a removal.
+#[test]
+fn a_file_with_a_mistake_keeps_the_package() {
+    let Some(place) = Place::new("state-typo") else { return skip("no mount namespace") };
+    place.file("data.toml", "a", "");
+    assert_eq!(place.removal(), (Some(0), String::new()));
+    let daemon = place.serve(&[]);
+    place.write(1);
+    daemon.stop("TERM");
+    place.file("data.toml", "a", "atach = 'none'");
+    let (code, said) = place.removal();
+    assert_eq!(code, Some(1), "{said}");
+    for part in [
+        "/etc/forebay/data.toml: what it serves is not known",
+        "atach is not known here; did you mean attach?",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+}
+
 #[test]
 fn a_file_that_may_name_the_cache_is_not_passed_over() {
     let Some(place) = Place::new("state-mistake") else { return skip("no mount namespace") };

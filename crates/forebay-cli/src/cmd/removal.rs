@@ -21,11 +21,19 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub fn run(args: &RemovalArgs) -> Result<ExitCode> {
-    // One that is not understood serves nothing that is not found in the usual places.
-    let paths = config::paths()?;
-    let configs: Vec<Config> = paths.iter().filter_map(|path| config::read(path).ok()).collect();
-    let of_files = |option| configs.iter().filter_map(move |config| config.path_of(option));
     let (mut against, mut served) = (Vec::new(), BTreeSet::new());
+    let mut configs: Vec<Config> = Vec::new();
+    for path in config::paths()? {
+        match config::read(&path) {
+            Ok(config) => configs.push(config),
+            // Its state directory and its daemon's socket may be where nobody looks.
+            Err(error) => against.push(format!(
+                "{}: what it serves is not known: mend or remove it: {error:#}",
+                path.display()
+            )),
+        }
+    }
+    let of_files = |option| configs.iter().filter_map(move |config| config.path_of(option));
     let sockets: BTreeSet<PathBuf> = match &args.control {
         Some(socket) => {
             UnixStream::connect(socket).is_ok().then(|| socket.clone()).into_iter().collect()
