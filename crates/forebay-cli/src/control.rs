@@ -6,9 +6,13 @@ use crate::status::Status;
 use crate::why::Why;
 use anyhow::{Context, Result, anyhow, bail};
 use forebay::host::runtime_dir::RuntimeDir;
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Error, ErrorKind, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,6 +20,9 @@ use std::time::{Duration, Instant};
 /// How long nobody may answer while a daemon goes on as another program, and how often it is asked meanwhile.
 const ABSENT_MAX: Duration = Duration::from_secs(10);
 const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// How long an answer is waited for where one daemon of several must not hold up what is meant for others.
+const SILENT_MAX: Duration = Duration::from_secs(10);
 
 /// Where the control sockets of root's daemons are.
 const ROOTS: &str = "/run/forebay";
@@ -112,16 +119,35 @@ fn sockets() -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir.path())? {
         let path = entry?.path();
-        if is_control(&path) && UnixStream::connect(&path).is_ok() {
+        if is_control(&path) && is_listened_at(&path) {
             found.push(path);
         }
     }
     Ok(found)
 }
 
+/// Whether a daemon is there. One that is silent, with as many who wait for it as there may be, is.
+fn is_listened_at(path: &Path) -> bool {
+    connect_now(path).map_or_else(|error| error == Errno::AGAIN, |_| true)
+}
+
+/// A connection that nobody is waited for.
+fn connect_now(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// The process that listens at a socket, as the kernel has it. A daemon stays the same one when it goes on as another program.
+fn process_at(path: &Path) -> Option<u32> {
+    let peer = socket_peercred(connect_now(path).ok()?).ok()?;
+    u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+}
+
 /// The same, and those of these that somebody listens at.
 pub fn listening(more: impl Iterator<Item = PathBuf>) -> Result<BTreeSet<PathBuf>> {
-    let more = more.filter(|path| UnixStream::connect(path).is_ok());
+    let more = more.filter(|path| is_listened_at(path));
     Ok(sockets()?.into_iter().chain(more).collect())
 }
 
@@ -167,8 +193,14 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
 
 /// The socket of the daemon that is this process.
 pub fn find_process(process: u32) -> Result<PathBuf> {
-    let is_it = |socket: &PathBuf| status(socket).is_ok_and(|status| status.pid == process);
-    sockets()?.into_iter().find(is_it).ok_or_else(|| {
+    // The others are not asked: one that does not answer would keep this one from being found.
+    let its_own = sockets()?.into_iter().filter(|socket| process_at(socket) == Some(process));
+    let mut found: Vec<PathBuf> = its_own.collect();
+    if found.len() > 1 {
+        // Without a cache each program has another socket, and the one before may not have closed its own yet.
+        found.sort_by_key(|socket| status_within(socket, ASK_AGAIN).is_err());
+    }
+    found.into_iter().next().ok_or_else(|| {
         let text = format!("process {process} answers on no control socket in the usual place");
         NoDaemon(text + "; if it has one elsewhere, give --control").into()
     })
@@ -176,7 +208,7 @@ pub fn find_process(process: u32) -> Result<PathBuf> {
 
 /// Asks, and waits for the answer.
 pub fn ask(socket: &Path, request: &Request) -> Result<Reply> {
-    ask_first(socket, request).map(|(reply, _)| reply)
+    ask_first(socket, request, None).map(|(reply, _)| reply)
 }
 
 /// Asks the daemon to stop, and waits until it says how that ended, with what a user should know. None: it did not say, as one of
@@ -185,7 +217,7 @@ pub fn stop(socket: &Path, drain: bool, process: u32) -> Result<Option<Vec<Strin
     let (mut socket, process_dir) = (socket.to_owned(), PathBuf::from(format!("/proc/{process}")));
     // Bounded by the life of the process.
     let mut more = loop {
-        match ask_first(&socket, &Request::Stop { drain }) {
+        match ask_first(&socket, &Request::Stop { drain }, None) {
             Err(error) if is_for_now(&error) && process_dir.exists() => {
                 std::thread::sleep(ASK_AGAIN);
                 // Without a cache each program has another socket.
@@ -205,10 +237,25 @@ pub fn stop(socket: &Path, drain: bool, process: u32) -> Result<Option<Vec<Strin
     }
 }
 
-/// The first answer, and where others may come from.
-fn ask_first(socket: &Path, request: &Request) -> Result<(Reply, BufReader<UnixStream>)> {
-    let mut stream = UnixStream::connect(socket).map_err(|error| {
-        let shown = socket.display();
+/// The first answer, if it comes within `limit`, and where others may come from.
+fn ask_first(
+    socket: &Path,
+    request: &Request,
+    limit: Option<Duration>,
+) -> Result<(Reply, BufReader<UnixStream>)> {
+    let shown = socket.display();
+    let silent = |process: Option<u32>| {
+        let process = process.map_or(String::new(), |it| format!(", process {it},"));
+        anyhow!("{shown}: the daemon there{process} does not answer")
+    };
+    let connected = match limit {
+        // It would wait for its place.
+        Some(_) if connect_now(socket).is_err_and(|error| error == Errno::AGAIN) => {
+            return Err(silent(None));
+        }
+        _ => UnixStream::connect(socket),
+    };
+    let mut stream = connected.map_err(|error| {
         match error.kind() {
             // One may be there and serve.
             ErrorKind::PermissionDenied => {
@@ -219,6 +266,8 @@ fn ask_first(socket: &Path, request: &Request) -> Result<(Reply, BufReader<UnixS
             _ => NoDaemon(format!("{shown}: no daemon answers there: {error}")).into(),
         }
     })?;
+    stream.set_read_timeout(limit)?;
+    stream.set_write_timeout(limit)?;
     let mut line = serde_json::to_string(request)?;
     line.push('\n');
     // One that ends resets whom it has not heard, and may leave an answer unfinished.
@@ -229,6 +278,9 @@ fn ask_first(socket: &Path, request: &Request) -> Result<(Reply, BufReader<UnixS
     let read = stream.read_line(&mut answer);
     if !answer.ends_with('\n') {
         let error = sent.err().or(read.err());
+        if error.as_ref().is_some_and(|error| error.kind() == ErrorKind::WouldBlock) {
+            return Err(silent(process_at(socket)));
+        }
         return Err(went(&error.map_or(String::new(), |error| format!(": {error}"))).into());
     }
     match serde_json::from_str(&answer).context("the daemon's answer is not understood")? {
@@ -265,6 +317,27 @@ pub fn status(socket: &Path) -> Result<Status> {
 /// The same of whoever serves ([`ask_again`]).
 pub fn status_again(socket: &Path) -> Result<Status> {
     of(ask_again(socket, &Request::Status)?)
+}
+
+/// The same, of one that may not answer at all, which is an error then.
+fn status_within(socket: &Path, limit: Duration) -> Result<Status> {
+    of(ask_first(socket, &Request::Status, Some(limit))?.0)
+}
+
+/// How each of these is, of whoever serves ([`ask_again`]). One that does not answer holds up none.
+pub fn status_of_each(sockets: BTreeSet<PathBuf>) -> Vec<Result<Status>> {
+    let ask = |socket: PathBuf| {
+        let begun = Instant::now();
+        loop {
+            match status_within(&socket, SILENT_MAX) {
+                Err(error) if is_for_now(&error) && begun.elapsed() < ABSENT_MAX => {
+                    std::thread::sleep(ASK_AGAIN);
+                }
+                status => return status,
+            }
+        }
+    };
+    sockets.into_iter().map(ask).collect()
 }
 
 fn of(reply: Reply) -> Result<Status> {

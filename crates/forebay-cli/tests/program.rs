@@ -46,6 +46,7 @@ mod stale;
 mod stall;
 mod state_file;
 mod status;
+mod stopped;
 mod support;
 mod typed;
 mod unheard;

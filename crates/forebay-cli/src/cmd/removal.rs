@@ -40,8 +40,8 @@ pub fn run(args: &RemovalArgs) -> Result<ExitCode> {
         }
         None => control::listening(of_files("control"))?,
     };
-    for socket in sockets {
-        match control::status_again(&socket) {
+    for status in control::status_of_each(sockets) {
+        match status {
             Ok(status) => {
                 against.extend(status.volumes.iter().flat_map(|it| of_volume(&status, it)));
                 served.insert(status.cache.uuid);
