@@ -196,12 +196,12 @@ pub enum ConfigCommand {
     ///
     /// No device is looked at. Two files that claim the same device or address are told, too.
     Check {
-        /// Paths, or names of files in /etc/forebay; all files there if none is given
+        /// Names, as data for /etc/forebay/data.toml, or paths, which have a slash or end in .toml; all files there if none is given
         paths: Vec<PathBuf>,
     },
     /// Show the settings that hold, with the defaults of all that a file does not say
     Show {
-        /// Paths, or names of files in /etc/forebay; all files there if none is given
+        /// Names, as data for /etc/forebay/data.toml, or paths, which have a slash or end in .toml; all files there if none is given
         paths: Vec<PathBuf>,
     },
 }

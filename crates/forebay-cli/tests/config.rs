@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Configuration files: checked, shown, and served from.
 
-use crate::support::{Daemon, Scratch, forebay};
+use crate::support::{Daemon, Scratch, forebay, run};
 use crate::upgrade::{program, upgrade};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -42,6 +42,29 @@ fn example_in_the_package_is_good() {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/example.toml");
     let done = config("check", &[&example]);
     assert!(done.status.success(), "{}", text(&done.stderr));
+}
+
+/// What lay in the directory where it was typed was checked in its place, and `serve data` took the other.
+#[test]
+fn a_name_is_one_as_serve_has_it() {
+    let scratch = Scratch::new("config-name");
+    std::fs::create_dir(scratch.path("none-of-it")).unwrap();
+    file(&scratch, "none-such", "[volume.v]\nbacking = '/b'\n");
+    file(&scratch, "here.toml", "[volume.v]\nbacking = '/b'\n");
+    let done = |action: &str, name: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        run(command.args(["config", action, name]).current_dir(&scratch.dir))
+    };
+    for action in ["check", "show"] {
+        for name in ["none-of-it", "none-such", "no.such"] {
+            let done = done(action, name);
+            let said = text(&done.stderr);
+            assert!(said.contains(&format!("/etc/forebay/{name}.toml: no such file")), "{said}");
+        }
+        for path in ["./none-such", "here.toml"] {
+            assert!(done(action, path).status.success(), "{path}");
+        }
+    }
 }
 
 #[test]

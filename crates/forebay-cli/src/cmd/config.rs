@@ -66,8 +66,9 @@ fn chosen(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
         }
         return Ok(all);
     }
-    let by_name = |path: &PathBuf| match path.to_str().filter(|text| !text.contains(['/', '.'])) {
-        Some(name) if !path.exists() => config::path_of(name),
+    // As `serve` has it: what lies in this directory is no file of a name.
+    let by_name = |path: &PathBuf| match path.to_str() {
+        Some(name) if !name.contains('/') && !name.ends_with(".toml") => config::path_of(name),
         _ => Ok(path.clone()),
     };
     given.iter().map(by_name).collect()
