@@ -194,7 +194,7 @@ pub struct ConfigArgs {
 pub enum ConfigCommand {
     /// Say whether files are right, and if not, what to change at which line and column
     ///
-    /// No device is looked at. Two files that claim the same device or address are told, too.
+    /// No device is looked at. Two files that claim the same device, volume name or address are told, too.
     Check {
         /// Names, as data for /etc/forebay/data.toml, or paths, which have a slash or end in .toml; all files there if none is given
         paths: Vec<PathBuf>,

@@ -39,6 +39,9 @@ const NOT_IN_FILES: [&str; 4] = ["config", "if-changed", "without-cache", "help"
 /// How long devices are waited for when a file says nothing else: at boot they come late.
 const DEVICE_TIMEOUT: &str = "60s";
 
+/// Of what two files cannot both have: `/dev/forebay/NAME` leads to one device.
+pub const VOLUME_NAME: &str = "the volume name";
+
 /// A file that is understood.
 pub struct Config {
     pub path: PathBuf,
@@ -47,16 +50,23 @@ pub struct Config {
 }
 
 impl Config {
-    /// What no other file may have as well, with the option that says so.
+    /// What no other file may have as well, with what it is.
     pub fn claims(&self) -> Vec<(&'static str, String)> {
         let words = self.words.iter().filter_map(|word| word.to_str()?.strip_prefix("--"));
-        let claims = words.filter_map(|word| match word.split_once('=')? {
-            ("cache", path) => Some(("device", path.into())),
-            ("volume", spec) => Some(("device", spec.split_once('=')?.1.split(',').next()?.into())),
-            ("listen" | "metrics" | "control", place) => Some(("address", place.into())),
-            _ => None,
-        });
-        claims.collect()
+        let mut claims = Vec::new();
+        for (option, value) in words.filter_map(|word| word.split_once('=')) {
+            match option {
+                "cache" => claims.push(("device", value.into())),
+                "volume" => {
+                    let (name, spec) = value.split_once('=').unwrap_or_default();
+                    claims.push((VOLUME_NAME, name.into()));
+                    claims.push(("device", spec.split(',').next().unwrap_or_default().into()));
+                }
+                "listen" | "metrics" | "control" => claims.push(("address", value.into())),
+                _ => {}
+            }
+        }
+        claims
     }
 
     /// The path that it gives for an option.

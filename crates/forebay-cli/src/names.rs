@@ -60,6 +60,17 @@ fn of_in(directory: &Path, node: &Node) -> Option<Name> {
     (name.diskseq.as_ref() == Some(&life)).then_some(name)
 }
 
+/// The devices by which other caches have a volume of this name: `/dev/forebay/NAME` leads to one of them.
+pub fn of_others(cache: &str, volume: &str) -> Vec<PathBuf> {
+    others_in(&directory(&Places::found().run), &Host::default(), cache, volume)
+}
+
+fn others_in(directory: &Path, host: &Host, cache: &str, volume: &str) -> Vec<PathBuf> {
+    let names = live_in(directory, host, "");
+    let others = names.filter(|(name, _)| name.cache != cache && name.volume == volume);
+    others.map(|(_, device)| device).collect()
+}
+
 /// The devices that are volumes of a cache, each with its volume's name, of those whose own names begin so.
 #[cfg_attr(not(feature = "ublk"), allow(dead_code))]
 pub fn all_of(cache: &str, begin: &str) -> Vec<(String, PathBuf)> {
@@ -67,15 +78,23 @@ pub fn all_of(cache: &str, begin: &str) -> Vec<(String, PathBuf)> {
 }
 
 fn all_in(directory: &Path, host: &Host, cache: &str, begin: &str) -> Vec<(String, PathBuf)> {
+    let its_own = live_in(directory, host, begin).filter(|(name, _)| name.cache == cache);
+    its_own.map(|(name, device)| (name.volume, device)).collect()
+}
+
+/// What is written down and holds still (A1).
+fn live_in<'a>(
+    directory: &'a Path,
+    host: &'a Host,
+    begin: &'a str,
+) -> impl Iterator<Item = (Name, PathBuf)> + use<'a> {
     // Where nothing was written down nothing can be read.
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let of = |entry: std::fs::DirEntry| {
+    entries.filter_map(move |entry| {
         let file = entry.file_name();
         let node = host.node_named(file.to_str().filter(|file| file.starts_with(begin))?)?;
-        let name = of_in(directory, &node).filter(|name| name.cache == cache)?;
-        Some((name.volume, Path::new("/dev").join(&node.name)))
-    };
-    entries.filter_map(of).collect()
+        Some((of_in(directory, &node)?, Path::new("/dev").join(&node.name)))
+    })
 }
 
 const DIRECTORY: &str = "devices";
@@ -174,6 +193,9 @@ mod tests {
         write("ublkb4", "c", "12");
         assert_eq!(all("c", "ublkb"), [("v".to_owned(), "/dev/ublkb3".into())], "4 has gone");
         assert_eq!((all("d", "ublkb"), all("c", "loop")), (vec![], vec![]));
+        let others = |cache: &str, volume: &str| others_in(&root, &host, cache, volume);
+        assert_eq!(others("d", "v"), [PathBuf::from("/dev/ublkb3")]);
+        assert_eq!((others("c", "v"), others("d", "w")), (vec![], vec![]));
         write("ublkb3", "c", "11");
         assert_eq!(all("c", "ublkb"), [], "another one has its number");
         assert_eq!(all_in(&root.join("none"), &host, "c", "ublkb"), []);

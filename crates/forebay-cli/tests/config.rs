@@ -94,6 +94,13 @@ fn check_tells_each_mistake_with_its_place_and_exit_code_2() {
     assert_eq!(done.status.code(), Some(2));
     let said = text(&done.stderr);
     assert!(said.contains("twin.toml: device /b is that of "), "{said}");
+    assert!(!said.contains("the volume name"), "{said}");
+    let namesake = file(&scratch, "namesake.toml", "[volume.v]\nbacking = '/c'\n");
+    let done = config("check", &[&good, &namesake]);
+    assert_eq!(done.status.code(), Some(2));
+    let said = text(&done.stderr);
+    assert!(said.contains("namesake.toml: the volume name v is that of "), "{said}");
+    assert!(said.contains("(/dev/forebay/v leads to one of them); use another"), "{said}");
 
     // What `serve` says of it is the same.
     let (code, said) = Daemon::try_start(serve_command(&bad), &scratch.path("stderr")).unwrap_err();

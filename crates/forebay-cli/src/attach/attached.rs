@@ -73,6 +73,14 @@ impl Attached {
                             device.display()
                         );
                     }
+                    for other in names::of_others(&self.cache, self.name(volume)) {
+                        tracing::warn!(
+                            "{0}: {1} is a volume of another cache with this name: /dev/forebay/{0} leads to one of them; \
+                             give them different names",
+                            self.name(volume),
+                            other.display()
+                        );
+                    }
                     tracing::info!("{}: attached as {}", self.name(volume), device.display());
                     if let Some(text) = warning {
                         tracing::warn!("{}: {text}", device.display());

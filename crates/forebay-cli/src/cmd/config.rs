@@ -37,13 +37,19 @@ fn check(given: &[PathBuf]) -> Result<ExitCode> {
     Ok(ExitCode::from(if all_good { 0 } else { 2 }))
 }
 
-/// What two files cannot both have: the cache and backing devices, and places to listen at.
+/// What two files cannot both have: the cache and backing devices, names of volumes, and places to listen at.
 fn shared(others: &[Config], config: &Config) -> Vec<String> {
     let mut found = Vec::new();
-    for (key, value) in config.claims() {
-        for other in others.iter().filter(|other| other.claims().iter().any(|it| it.1 == value)) {
-            let (path, other) = (config.path.display(), other.path.display());
-            found.push(format!("{path}: {key} {value} is that of {other} already; use another"));
+    for claim in config.claims() {
+        for other in others.iter().filter(|other| other.claims().contains(&claim)) {
+            let (path, other, (key, value)) = (config.path.display(), other.path.display(), &claim);
+            let why = match *key {
+                config::VOLUME_NAME => format!(" (/dev/forebay/{value} leads to one of them)"),
+                _ => String::new(),
+            };
+            found.push(format!(
+                "{path}: {key} {value} is that of {other} already{why}; use another"
+            ));
         }
     }
     found
