@@ -23,6 +23,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 const DIRECTORY: &str = "/etc/forebay/backings";
+/// Where udev has what its rules made of a device.
+const UDEV_DATA: &str = "/run/udev/data";
+
 /// Where the package has the rule, and where an operator would put it.
 const RULES: [&str; 2] =
     ["/usr/lib/udev/rules.d/61-forebay.rules", "/etc/udev/rules.d/61-forebay.rules"];
@@ -95,10 +98,21 @@ pub fn record(device: &Path, cache: &str, volume: &str) -> Result<()> {
             device.display()
         );
     }
-    if write(Path::new(DIRECTORY), &backing)? {
-        look_again(&node);
+    record_in(Path::new(DIRECTORY), Path::new(UDEV_DATA), &node, &backing)
+}
+
+fn record_in(directory: &Path, udev_data: &Path, node: &Node, backing: &Backing) -> Result<()> {
+    // Without the rule, as while the package was removed, udev has looked at it in vain.
+    if write(directory, backing)? || !is_hidden(udev_data, node) {
+        look_again(node);
     }
     Ok(())
+}
+
+/// Whether udev has made of the device what its rule says.
+fn is_hidden(udev_data: &Path, node: &Node) -> bool {
+    let text = std::fs::read_to_string(udev_data.join(format!("b{}", node.number)));
+    text.is_ok_and(|text| text.lines().any(|line| line.starts_with("E:FOREBAY_BACKING_OF=")))
 }
 
 /// A volume is forgotten: its device is everybody's again.
@@ -287,6 +301,27 @@ mod tests {
         machine.hide("vda1", None, "part");
         assert_eq!(machine.of("vda", None), None);
         assert_eq!(machine.of("vda1", None), Some(("part".into(), false)));
+    }
+
+    /// The package was removed and installed again: the record was there, and udev had forgotten.
+    #[test]
+    fn udev_looks_again_until_it_hides_the_device() {
+        let machine = Machine::new("hide-again");
+        let (etc, data) = (machine.root.join("etc"), machine.root.join("udev"));
+        std::fs::create_dir(&data).unwrap();
+        let node = machine.host.node_named("vda").unwrap();
+        let mut backing = Backing::of(&machine.host, &node, None);
+        (backing.cache, backing.volume) = ("c".into(), "disk".into());
+        let looks_again = || {
+            let _ = std::fs::remove_file(node.directory.join("uevent"));
+            record_in(&etc, &data, &node, &backing).unwrap();
+            node.directory.join("uevent").exists()
+        };
+        assert!(looks_again(), "it is new");
+        std::fs::write(data.join("b254:0"), "S:disk/by-id/x\nE:FOREBAY_BACKING_OF=disk\n").unwrap();
+        assert!(!looks_again());
+        std::fs::write(data.join("b254:0"), "S:disk/by-id/x\nE:ID_FS_TYPE=ext4\n").unwrap();
+        assert!(looks_again(), "udev shows it");
     }
 
     #[test]

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the package's scripts do when it comes and goes (`packaging/debian`). When it may go: `removal.rs`.
+
+use crate::support::apart::Apart;
+use crate::support::{Scratch, good};
+use forebay_testing::skip;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Command;
+
+/// What a script asks of udev, on a machine with an `/etc` and a `/run` of its own.
+fn asked(apart: &Apart, scratch: &Scratch, script: &str, words: &[&str]) -> Vec<String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/debian").join(script);
+    let log = scratch.path("asked");
+    let _ = std::fs::remove_file(&log);
+    let bin = scratch.sockets.join("bin");
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let mut command = apart.command("sh");
+    good(command.arg(script).args(words).env("PATH", path).env("LOG", &log));
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+/// Disks that a cache was in front of were in sight after the package had been removed and installed again, and stayed hidden after a
+/// removal.
+#[test]
+fn udev_looks_at_backing_devices_when_the_package_comes_and_goes() {
+    let scratch = Scratch::new("package");
+    let places = [(scratch.path("etc"), "/etc"), (scratch.sockets.join("run"), "/run")];
+    let places = places.each_ref().map(|(folder, place)| (folder.as_path(), *place));
+    let is_root = rustix::process::geteuid().is_root();
+    let Some(apart) = is_root.then(|| Apart::with(&places)).flatten() else {
+        return skip("no mount namespace");
+    };
+    let bin = scratch.sockets.join("bin");
+    std::fs::create_dir(&bin).unwrap();
+    // Written by another process, as what `upgrade.rs` executes.
+    let write = "printf '#!/bin/sh\\necho \"$*\" >>\"$LOG\"\\n' >\"$0\" && chmod 755 \"$0\"";
+    good(Command::new("sh").args(["-c", write]).arg(bin.join("udevadm")));
+    let asked = |script: &str, words: &[&str]| asked(&apart, &scratch, script, words);
+
+    assert!(asked("postinst", &["configure"]).is_empty(), "there is no udev");
+    std::fs::create_dir(scratch.sockets.join("run/udev")).unwrap();
+    let _udev = UnixListener::bind(scratch.sockets.join("run/udev/control")).unwrap();
+    let reload = "control --reload";
+    assert_eq!(asked("postinst", &["configure"]), [reload], "nothing is hidden");
+    let backings = scratch.path("etc/forebay/backings");
+    std::fs::create_dir_all(&backings).unwrap();
+    assert_eq!(asked("postinst", &["configure"]), [reload], "nothing is hidden");
+    std::fs::write(backings.join("c.v"), "{}").unwrap();
+    let again = [reload, "trigger --action=change --subsystem-match=block"];
+    assert_eq!(asked("postinst", &["configure", "0.1.0"]), again);
+
+    assert_eq!(asked("postrm", &["upgrade", "0.2.0"]), [reload]);
+    let shown =
+        "trigger --action=add --subsystem-match=block --property-match=FOREBAY_BACKING_OF=*";
+    assert_eq!(asked("postrm", &["remove"]), [reload, shown]);
+    assert_eq!(asked("postrm", &["purge"]), [reload]);
+    assert!(!backings.exists());
+}
