@@ -2,7 +2,7 @@
 //! What the package's scripts do when it comes and goes (`packaging/debian`). When it may go: `removal.rs`.
 
 use crate::support::apart::Apart;
-use crate::support::{Scratch, good};
+use crate::support::{Scratch, good, has};
 use forebay_testing::skip;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -57,4 +57,26 @@ fn udev_looks_at_backing_devices_when_the_package_comes_and_goes() {
     assert_eq!(asked("postrm", &["remove"]), [reload, shown]);
     assert_eq!(asked("postrm", &["purge"]), [reload]);
     assert!(!backings.exists());
+}
+
+/// After an upgrade of a library needrestart restarted the daemon, and systemd unmounted what was mounted from its volumes for that.
+#[test]
+fn needrestart_leaves_the_daemons_alone() {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifest = std::fs::read_to_string(own.join("Cargo.toml")).unwrap();
+    let asset =
+        "[\"../../packaging/needrestart.conf\", \"etc/needrestart/conf.d/forebay.conf\", \"644\"]";
+    assert!(manifest.contains(asset));
+    if !has("perl") {
+        return skip("no perl");
+    }
+    // As it reads such files.
+    let asks = "our %nrconf; $/ = undef; eval <STDIN>; die $@ if $@; my ($it) = keys %{$nrconf{override_rc}}; \
+                print join ' ', grep { /$it/ and !$nrconf{override_rc}{$it} } @ARGV";
+    let units = ["forebay@data.service", "forebay-ready@data.service", "getty@tty1.service"];
+    let mut perl = Command::new("perl");
+    perl.arg("-e").arg(asks).args(units);
+    let file = std::fs::File::open(own.join("../../packaging/needrestart.conf")).unwrap();
+    let done = perl.stdin(file).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&done.stdout), units[0], "{done:?}");
 }
