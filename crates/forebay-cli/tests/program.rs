@@ -33,6 +33,7 @@ mod metrics;
 mod nbd_cache;
 mod nbd_clients;
 mod nbd_zeroes;
+mod notified;
 mod open_files;
 mod package;
 mod pages;

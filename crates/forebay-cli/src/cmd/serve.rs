@@ -292,7 +292,7 @@ fn serve(
     }
     daemon.is_ending = true;
     daemon.activity = "stops: waits until nobody holds its block devices";
-    let _ = sd_notify("STOPPING=1");
+    let _ = sd_notify(&ending::stopping(args.stop_timeout));
     // What is in memory is made durable, whatever came of the devices.
     let released = daemon.release_devices(args.stop_timeout);
     daemon.attached.clear();

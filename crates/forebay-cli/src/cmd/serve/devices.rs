@@ -16,7 +16,7 @@ use tracing::warn;
 /// How long an upgrade waits for the kernel to keep requests back.
 const QUIESCE_MAX: Duration = Duration::from_secs(5);
 /// How long a stop that waits no more for holders waits for what is under way.
-const GIVE_UP_MAX: Duration = Duration::from_secs(5);
+pub(super) const GIVE_UP_MAX: Duration = Duration::from_secs(5);
 
 impl Daemon {
     /// Makes a block device of each volume, or takes those over that a daemon before has left. The program before goes on if that cannot

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The end: everything durable, and what is not on which disk.
 
+use super::devices::GIVE_UP_MAX;
 use super::stale::LastNotes;
 use super::{Daemon, Served};
 use crate::units::{clock, size};
@@ -17,6 +18,17 @@ use tracing::{info, warn};
 pub(super) const FRONT_ENDS: Duration = Duration::from_secs(5);
 /// How long everything may take to become durable, at least: however short devices are waited for (`--stop-timeout`).
 pub(in crate::cmd) const DURABLE: Duration = Duration::from_secs(60);
+
+/// What is written in the end, and what nobody has counted.
+const REST: Duration = Duration::from_secs(30);
+
+/// What the service manager is told of a stop: that it has begun, and how long it may last. It kills what takes longer than its own
+/// `TimeoutStopSec`, which knows nothing of `limit` (`--stop-timeout`).
+pub(super) fn stopping(limit: Duration) -> String {
+    let release = limit.saturating_add(GIVE_UP_MAX);
+    let close = limit.max(DURABLE).saturating_add(FRONT_ENDS + REST);
+    format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", release.saturating_add(close).as_micros())
+}
 
 impl Daemon {
     /// Stops taking work, makes everything durable, and says what is not on which disk. An error where that could not be done.

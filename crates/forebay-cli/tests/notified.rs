@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a service manager is told, besides what it keeps (`fuse/manager.rs`).
+
+use crate::support::{Daemon, Scratch};
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+
+/// A manager that only listens.
+struct Manager {
+    socket: UnixDatagram,
+    path: PathBuf,
+}
+
+impl Manager {
+    fn new(scratch: &Scratch) -> Manager {
+        let path = scratch.sockets.join("notify");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        Manager { socket, path }
+    }
+
+    /// All that it was told until now, line by line.
+    fn told(&self) -> Vec<String> {
+        let (mut lines, mut bytes) = (Vec::new(), [0; 4096]);
+        while let Ok(length) = self.socket.recv(&mut bytes) {
+            lines.extend(String::from_utf8_lossy(&bytes[..length]).lines().map(str::to_owned));
+        }
+        lines
+    }
+}
+
+/// With `stop-timeout = "300s"` the unit's 180 s were over first, and the daemon was killed while it waited for who held its devices.
+#[test]
+fn the_manager_is_told_how_long_a_stop_may_last() {
+    for (timeout, expected) in [("300s", 300 + 5 + 5 + 300 + 30), ("0s", 5 + 5 + 60 + 30)] {
+        let scratch = Scratch::new("notified-stop");
+        scratch.format("64M");
+        let manager = Manager::new(&scratch);
+        let volume = format!("v={}", scratch.file("backing", 16 << 20).display());
+        let mut command = scratch.serve_command(&["--volume", &volume, "--stop-timeout", timeout]);
+        command.env("NOTIFY_SOCKET", &manager.path);
+        let daemon = Daemon::start(command, &scratch.path("stderr"));
+        daemon.stop("TERM");
+        let told = manager.told();
+        let at = told.iter().position(|line| line == "STOPPING=1").unwrap();
+        let extend = format!("EXTEND_TIMEOUT_USEC={}", expected * 1_000_000);
+        assert_eq!(told[at + 1], extend, "{told:?}");
+    }
+}
