@@ -75,7 +75,7 @@ complete -c forebay -n "__fish_forebay_using_subcommand serve" -l io -d 'How rea
 uring\t'io_uring, or not at all'
 threads\t'A few threads that read and write'"
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l stop-timeout -d 'How long a stop waits until nobody holds the kernel block devices' -r
-complete -c forebay -n "__fish_forebay_using_subcommand serve" -l device-timeout -d 'How long devices that are not there yet are waited for; 60s if a file has the settings' -r
+complete -c forebay -n "__fish_forebay_using_subcommand serve" -l device-timeout -d 'How long devices that are not there yet are waited for; 60s if a file has the settings, and then 5s at least under a service manager' -r
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l log-level -d 'What is logged on stderr' -r -f -a "error\t'What needs somebody now'
 warn\t'What somebody should know'
 info\t'Each change of state'

@@ -4,6 +4,8 @@
 use crate::support::{Daemon, Scratch};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// A manager that only listens.
 struct Manager {
@@ -46,4 +48,34 @@ fn the_manager_is_told_how_long_a_stop_may_last() {
         let extend = format!("EXTEND_TIMEOUT_USEC={}", expected * 1_000_000);
         assert_eq!(told[at + 1], extend, "{told:?}");
     }
+}
+
+/// With `device-timeout = "1s"` a cache that came late was given up for good: 20 starts within a minute are what systemd allows.
+#[test]
+fn a_start_from_a_file_waits_long_enough_for_the_manager_to_begin_it_anew() {
+    let scratch = Scratch::new("notified-late");
+    let manager = Manager::new(&scratch);
+    let config = scratch.path("it.toml");
+    let text = format!(
+        "cache = '{}'\nattach = 'none'\ndevice-timeout = '10ms'\n[volume.v]\nbacking = '{}'\n",
+        scratch.cache().display(),
+        scratch.path("backing").display()
+    );
+    std::fs::write(&config, text).unwrap();
+    let start = |is_managed: bool| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.arg("serve").arg("--config").arg(&config).env_remove("NOTIFY_SOCKET");
+        if is_managed {
+            command.env("NOTIFY_SOCKET", &manager.path);
+        }
+        let begun = Instant::now();
+        let (code, said) = Daemon::try_start(command, &scratch.path("stderr")).unwrap_err();
+        assert_eq!(code, Some(1), "{said}");
+        (begun.elapsed(), said)
+    };
+    let (took, said) = start(true);
+    assert!(took >= Duration::from_secs(5) && said.contains("up to 5s"), "{said}");
+    // By hand it is as it was said.
+    let (_, said) = start(false);
+    assert!(said.contains("up to 10ms"), "{said}");
 }

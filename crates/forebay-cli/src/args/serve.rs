@@ -157,7 +157,8 @@ pub struct ServeArgs {
     /// What it holds is made durable after that in any case, for which it has as long again, or 60 s if that is more.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
     pub stop_timeout: Duration,
-    /// How long devices that are not there yet are waited for; 60s if a file has the settings
+    /// How long devices that are not there yet are waited for; 60s if a file has the settings, and then 5s at least under a service
+    /// manager
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "0s")]
     pub device_timeout: Duration,
     /// What is logged on stderr

@@ -39,7 +39,7 @@ use crate::upgrade::{self, Before, Left};
 use crate::{metrics, quoted, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
 use coming::Coming;
-use forebay::host::notify::sd_notify;
+use forebay::host::notify::{self, sd_notify};
 use forebay::host::protect::allow_open_files;
 use forebay::io::{ReactorKind, Stats};
 use forebay::shard::uuid_text;
@@ -67,6 +67,9 @@ use watch::Watch;
 /// How long a turn of the loop waits for something to happen, and while a volume is on its way out or grows.
 const TURN: Duration = Duration::from_millis(500);
 const SHORT_TURN: Duration = Duration::from_millis(10);
+/// Devices are waited for at least so long where a service manager begins the daemon anew when they are missing: starts that fail sooner would be
+/// too many for it, and it would give up (`StartLimitBurst` of `packaging/forebay@.service`).
+const DEVICES_LEAST: Duration = Duration::from_secs(5);
 /// How long batches and checkpoints may take to end before a hand-over waits for them with guests waiting.
 const PREPARATION: Duration = Duration::from_secs(5);
 /// NBD clients who have come in and agreed on nothing yet have so long for it before an upgrade; guests are served meanwhile.
@@ -181,8 +184,12 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     allow_open_files();
     let signals = Signals::catch()?;
     upgrade::carry_signals(signals.clone());
-    // What was served until just now is there, and guests wait.
-    let timeout = if upgrade::is_executed() { Duration::ZERO } else { args.device_timeout };
+    let timeout = match args.is_from_file() && notify::is_managed() {
+        // What was served until just now is there, and guests wait.
+        _ if upgrade::is_executed() => Duration::ZERO,
+        true => args.device_timeout.max(DEVICES_LEAST),
+        false => args.device_timeout,
+    };
     let patience = Patience::new(timeout, Some(signals.clone()));
     let backings: Vec<&Path> = args.volumes.iter().map(|it| it.backing.path.as_path()).collect();
     let find = |name| patience.find_holding(name, "cache device", &backings);

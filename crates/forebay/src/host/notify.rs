@@ -43,6 +43,11 @@ pub fn sd_notify(state: &str) -> Result<bool, NotifyError> {
     }
 }
 
+/// Whether a manager asked to be told.
+pub fn is_managed() -> bool {
+    std::env::var_os("NOTIFY_SOCKET").is_some_and(|socket| !socket.is_empty())
+}
+
 /// Has `$NOTIFY_SOCKET` keep a descriptor for the next start of this service (`FDSTORE=1`), which gets it by
 /// its name ([`super::inherited::given`]); `Ok(false)` when there is no manager.
 pub fn store(name: &str, descriptor: BorrowedFd<'_>) -> Result<bool, NotifyError> {
