@@ -660,3 +660,22 @@ fn a_volume_whose_device_is_gone_and_answers_flushes_takes_writes_until_it_is_ba
     }
     rig.close();
 }
+
+/// What is asked to see whether a device does anything may be bad itself: a drain never ended.
+#[test]
+fn a_device_whose_first_block_is_bad_is_not_gone() {
+    let dir = Dir::new(env!("CARGO_TARGET_TMPDIR"), "bad-first");
+    let (mut rig, volume, faults) = parking(&dir, Mode::WriteBack);
+    faults.clear();
+    for kind in [OperationKind::Read, OperationKind::Write] {
+        let when = FaultWhen::Over { offset: 0, length: BLOCK };
+        faults.add(FaultRule::new(Some(kind), when));
+    }
+    put_tag(&mut rig, volume, 0, 1).unwrap();
+    rig.wait("parked", |shard| shard.engine().status(volume).unwrap().parked_blocks == 1);
+    assert_eq!(tag_of(&mut rig, volume, 0), 1);
+    faults.clear();
+    rig.shard.drain(volume);
+    rig.wait("drained", |shard| shard.engine().is_clean(volume));
+    rig.close();
+}

@@ -220,7 +220,10 @@ enum What {
     },
     /// A block of the backing device is read to see whether that does anything at all: nobody need do anything for a flush where nothing is to
     /// be flushed, so one that is gone may answer that.
-    Touch,
+    Touch {
+        /// Which of three.
+        place: usize,
+    },
     /// A flush that asks the same, of one that reads.
     Probe,
     /// A block that could not be read is, once more.
@@ -625,9 +628,11 @@ impl Engine {
                 self.touched_cache(volume, lane, place, result, payload);
             }
             // It has written something meanwhile.
-            What::Touch if self.lanes[lane].works => {}
-            What::Touch => match result {
+            What::Touch { .. } if self.lanes[lane].works => {}
+            What::Touch { place } => match result {
                 Ok(()) => self.flush_to_probe(volume, lane),
+                // That block may be bad itself.
+                Err(Fault) if place < 2 => self.touch_backing(volume, lane, place + 1),
                 Err(Fault) => self.lanes[lane].failed = true,
             },
             What::Probe => {

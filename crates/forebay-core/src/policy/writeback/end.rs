@@ -56,15 +56,20 @@ impl Engine {
         self.flush_backing(volume, token);
     }
 
-    /// Asks the backing device whether it does anything at all: nothing of the batch is under way. Its first block is read: a file system's
-    /// or partition table's, so there is something.
+    /// Asks the backing device whether it does anything at all: nothing of the batch is under way.
     pub(crate) fn writeback_probe(&mut self, volume: VolumeIndex, lane: usize) {
-        if self.config.mutants.is(Mutant::FlushTakenForLife) {
-            return self.flush_to_probe(volume, lane);
+        match self.config.mutants.is(Mutant::FlushTakenForLife) {
+            true => self.flush_to_probe(volume, lane),
+            false => self.touch_backing(volume, lane, 0),
         }
+    }
+
+    /// Reads its first block (a file system's or partition table's, so there is something), one in the middle, or its last.
+    pub(super) fn touch_backing(&mut self, volume: VolumeIndex, lane: usize, place: usize) {
         self.lanes[lane].under_way += 1;
-        let token = self.token(Pending::Writeback(Work { volume, what: What::Touch }));
-        let (lba, to) = (Lba(0), Place::Nowhere);
+        let last = self.volume(volume).blocks() - 1;
+        let token = self.token(Pending::Writeback(Work { volume, what: What::Touch { place } }));
+        let (lba, to) = (Lba([0, last / 2, last][place]), Place::Nowhere);
         self.effects.push_back(Effect::ReadBacking { token, volume, lba, blocks: 1, to });
     }
 
