@@ -234,11 +234,6 @@ fn disk(volume: &str) -> Option<Disk> {
     disks.iter().find(|disk| disk.volume == volume).cloned()
 }
 
-/// Whether the program before served it, and nothing else was done since.
-pub fn was_served(volume: &str) -> bool {
-    disk(volume).is_some()
-}
-
 /// Refuses a path that leads to another disk than the volume had in the program before (G7).
 pub fn check_disk(volume: &str, path: &Path) -> Result<(), OtherDisk> {
     disk(volume).map_or(Ok(()), |disk| disk.check(path))

@@ -225,3 +225,27 @@ fn a_volume_that_waited_comes_as_it_was_asked_for() {
     assert_eq!(scratch.status()["volumes"][1]["weight"], 7);
     daemon.stop("TERM");
 }
+
+/// Nothing records what is served bare: one that waited was forgotten by the upgrade after that.
+#[test]
+fn a_volume_that_waits_for_a_bare_daemon_is_known_behind_upgrades() {
+    let scratch = Scratch::new("upgrade-bare-waits");
+    let (a, b, away) =
+        (scratch.file("a", 16 * MIB), scratch.file("b", 16 * MIB), scratch.path("away"));
+    let mut command = Command::new(FOREBAY);
+    command.args(["serve", "--attach", "none", "--volume", &volume("a", &a)]);
+    command.args(["--volume", &volume("b", &b), "--listen"]).arg(scratch.listen());
+    command.arg("--control").arg(scratch.control());
+    let daemon = Daemon::start(command, &scratch.path("stderr"));
+    fill(&scratch, "b", 2);
+    std::fs::rename(&b, &away).unwrap();
+    for _ in 0..2 {
+        upgrade(&scratch, Path::new(FOREBAY)).unwrap();
+        assert_eq!(scratch.volume_names(), ["a"]);
+        assert!(scratch.status()["problems"].to_string().contains("b: waits for its backing"));
+    }
+    std::fs::rename(&away, &b).unwrap();
+    ask(&scratch, &["attach", "b"]);
+    assert_is(&scratch, "b", 2);
+    daemon.stop("TERM");
+}

@@ -118,6 +118,8 @@ struct Daemon {
     asked: Vec<VolumeSpec>,
     /// Volumes that came since by what was said then, as it was said.
     came: Vec<String>,
+    /// Volumes that have left since.
+    gone: Vec<String>,
     config_file: Option<PathBuf>,
     /// What is known of caches outside of them, and marks that are being written there.
     state_dir: Option<StateDir>,

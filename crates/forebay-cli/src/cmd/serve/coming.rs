@@ -170,6 +170,7 @@ impl Daemon {
             }
         }
         self.came.retain(|text| name_of(text) != name);
+        self.gone.retain(|gone| *gone != name);
         self.came.extend(said);
         // What it waited for is there.
         let waited = format!("{name}: waits for its backing device: ");

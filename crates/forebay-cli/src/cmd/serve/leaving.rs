@@ -180,6 +180,7 @@ impl Daemon {
         self.forget_known(&served.uuid);
         self.watch_left(at);
         self.came.retain(|text| name_of(text) != served.name);
+        self.gone.push(served.name.clone());
         let its_own = format!("{}: ", served.name);
         self.problems.retain(|problem| !problem.starts_with(&its_own));
         let (name, backing) = (served.name, served.backing.display());

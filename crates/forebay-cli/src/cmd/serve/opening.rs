@@ -152,6 +152,7 @@ impl Daemon {
             is_ending: false,
             asked: args.volumes.clone(),
             came: Vec::new(),
+            gone: Vec::new(),
             config_file: args.config_file(),
             state_dir: None,
             marking: Vec::new(),

@@ -45,9 +45,8 @@ impl Planned<'_> {
     pub(super) fn may_wait(&self, args: &ServeArgs, error: &Error) -> bool {
         // Then the program before goes on, whose path may be another.
         let must_go_on = upgrade::is_tried() && error.is::<OtherDisk>();
-        let waited = upgrade::is_executed() && self.recorded.is_some();
         let is_meant = self.spec.is_some() && !args.is_from_file();
-        !must_go_on && (!is_meant || waited || upgrade::was_served(&self.name))
+        !must_go_on && (!is_meant || upgrade::is_executed())
     }
 }
 

@@ -11,6 +11,8 @@ use crate::units::count;
 use crate::upgrade::{CACHE, Disk, Left};
 use crate::{config, upgrade, words};
 use anyhow::{Context, Result, bail};
+use forebay::host::machine::Host;
+use forebay::host::named::Named;
 use forebay_core::engine::CacheHealth;
 use forebay_serve::carried::Handed;
 use forebay_serve::passage::Passage;
@@ -88,28 +90,37 @@ impl Daemon {
         let Some(served) = self.volumes.iter().find(|served| served.name == spec.name) else {
             return Ok(());
         };
-        let path = &spec.backing.path;
+        let named = &spec.backing.path;
         logical_block(&spec.name, spec.logical_block, self.recorded(served.index))?;
-        if let Some((disk, _)) = self.disks().find(|(disk, _)| disk.is_of(&spec.name)) {
-            disk.check(path)?;
+        let found = match Named::parse(named)? {
+            Named::Path(path) if !path.exists() => {
+                if std::path::absolute(&path)? == served.backing {
+                    return Ok(());
+                }
+                bail!(
+                    "{}: {} is not there, and the volume is served from {}; an upgrade changes no disk: name that one again",
+                    spec.name,
+                    path.display(),
+                    served.backing.display()
+                );
+            }
+            // What cannot be found by what is on it may be found by the next program.
+            named => named.find(&Host::default()).ok().flatten(),
+        };
+        let disk = self.disks().map(|disk| disk.0).find(|disk| disk.is_of(&spec.name));
+        match disk.zip(found) {
+            Some((disk, found)) => Ok(disk.check(&found)?),
+            None => Ok(()),
         }
-        if std::path::absolute(path)? != served.backing && !path.exists() {
-            bail!(
-                "{}: {} is not there, and the volume is served from {}; an upgrade changes no disk: name that one again",
-                spec.name,
-                path.display(),
-                served.backing.display()
-            );
-        }
-        Ok(())
     }
 
     /// Words of this program's as the next one is to have them (`crate::words`).
     fn next_words<W: AsRef<OsStr> + Clone>(&self, given: &[W]) -> Vec<W> {
         let is_over = |option: &str, value: &str| {
             let name = name_of(value);
-            let is_gone = self.server.shard.find(name).is_none();
-            is_gone || option == "--volume" && self.came.iter().any(|text| name_of(text) == name)
+            let came = || self.came.iter().any(|text| name_of(text) == name);
+            // One that is new, and waits, is recorded nowhere.
+            self.gone.iter().any(|gone| gone == name) || option == "--volume" && came()
         };
         words::without(given, is_over)
     }
