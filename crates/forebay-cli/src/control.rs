@@ -249,11 +249,17 @@ fn ask_first(
         anyhow!("{shown}: the daemon there{process} does not answer")
     };
     let connected = match limit {
-        // It would wait for its place.
-        Some(_) if connect_now(socket).is_err_and(|error| error == Errno::AGAIN) => {
-            return Err(silent(None));
-        }
-        _ => UnixStream::connect(socket),
+        Some(_) => match connect_now(socket) {
+            // It would wait for its place.
+            Err(Errno::AGAIN) => return Err(silent(None)),
+            Ok(stream) => {
+                let stream = UnixStream::from(stream);
+                stream.set_nonblocking(false)?;
+                Ok(stream)
+            }
+            Err(error) => Err(error.into()),
+        },
+        None => UnixStream::connect(socket),
     };
     let mut stream = connected.map_err(|error| {
         match error.kind() {

@@ -18,6 +18,7 @@
 //! - **N5** Whoever writes a record, but to remove it, has its backing device locked: nobody's mark is overwritten.
 
 use crate::hide::Backing;
+use crate::quoted;
 use anyhow::{Context, Result};
 use forebay::host::identity::Serial;
 use forebay::host::machine::{Host, Target};
@@ -184,7 +185,7 @@ impl StateDir {
         let found = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
         match usual_of(|name| name != ENVIRONMENT) == Some(found.clone()) {
             true => String::new(),
-            false => format!(" --state-dir {}", found.display()),
+            false => format!(" --state-dir {}", quoted::shell(&found)),
         }
     }
 

@@ -31,10 +31,10 @@ fn commands_and_addresses_can_be_copied() {
     let said = daemon.stop("TERM");
     let (_, drain) = said.split_once("To get it plain: forebay ").expect("it is dirty");
     let drain = drain.lines().next().unwrap();
-    assert_eq!(drain, format!("drain --cache {quoted}"));
+    assert!(drain.starts_with(&format!("drain --cache {quoted}")), "{drain}");
     let refused = forebay(["forget", "--cache", cache.to_str().unwrap(), "v"]);
     let text = String::from_utf8_lossy(&refused.stderr);
-    assert!(text.contains(&format!("run `forebay drain --cache {quoted}` first")), "{text}");
+    assert!(text.contains(&format!("run `forebay drain --cache {quoted}")), "{text}");
     good(Command::new("sh").args(["-c", &format!("{FOREBAY} {drain}")]));
     assert!(std::fs::read(&backing).unwrap()[1 << 20..][..8192] == [7; 8192]);
 }

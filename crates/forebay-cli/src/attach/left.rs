@@ -58,6 +58,12 @@ pub fn check_none(superblock: &Superblock, name: Option<&str>) -> Result<()> {
     }
 }
 
+/// The device of one volume, if it is there still.
+pub fn of_volume(superblock: &Superblock, name: &str) -> Result<Option<LeftDevice>> {
+    let left = find(&uuid_text(&superblock.uuid), &recorded(superblock))?;
+    Ok(left.into_iter().find(|it| it.volume == name))
+}
+
 impl LeftDevice {
     /// Refuses another disk, or one that others have changed, behind it (A2).
     pub fn check_change(&self, what: &str, if_changed: Option<IfChanged>) -> Result<()> {
@@ -72,7 +78,8 @@ impl LeftDevice {
             None => bail!(
                 "{self}, left by a daemon that was killed, and its backing device was changed ({what}): what the kernel holds is of \
                  that disk as it was, and would be written over it as it is now; put the disk back as it was, take that device away (a \
-                 reboot does), or give --if-changed {volume}=keep-dirty if what was written to the device counts"
+                 reboot does), or give --if-changed {volume}=keep-dirty (`forebay attach`: keep-dirty alone) if what was written to the device \
+                 counts"
             ),
         }
     }

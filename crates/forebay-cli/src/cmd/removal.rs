@@ -7,10 +7,10 @@
 
 use crate::args::RemovalArgs;
 use crate::config::{self, Config};
-use crate::control;
 use crate::state_dir::StateDir;
 use crate::status::{Status, VolumeStatus};
 use crate::units::{count, size};
+use crate::{control, quoted};
 use anyhow::Result;
 use forebay::host::loop_device::{Holder, holders};
 use forebay::host::machine::Host;
@@ -60,7 +60,7 @@ pub fn run(args: &RemovalArgs) -> Result<ExitCode> {
                     record.name,
                     record.cache_path,
                     record.backing.path.display(),
-                    record.cache_path,
+                    quoted::shell(Path::new(&record.cache_path)),
                     dir.option()
                 ));
             }

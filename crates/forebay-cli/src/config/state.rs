@@ -22,7 +22,10 @@ pub fn state_dir_of(cache: &Path, uuid: &str, given: Option<&Path>) -> Result<Op
     if let Some(given) = given {
         return Ok(Some(given.to_owned()));
     }
-    let paths = paths().context("whether a file names the cache is not known; give --state-dir")?;
+    let paths = match paths() {
+        Err(error) if error.downcast_ref().is_some_and(is_not_ours) => return Ok(None),
+        paths => paths.context("whether a file names the cache is not known; give --state-dir")?,
+    };
     let is_it = |name: &Path| is_named(name, cache, uuid);
     let mut found = BTreeSet::new();
     for path in &paths {
@@ -44,6 +47,11 @@ pub fn state_dir_of(cache: &Path, uuid: &str, given: Option<&Path>) -> Result<Op
     Ok(found.into_iter().flatten().next())
 }
 
+/// A file that root alone may read is of a daemon of root's, whose directory is not this user's.
+fn is_not_ours(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::PermissionDenied && !rustix::process::geteuid().is_root()
+}
+
 /// What a file says of the directory, if it names the cache.
 fn of_file(path: &Path, is_it: impl Fn(&Path) -> bool) -> Result<Option<Option<PathBuf>>> {
     let config = match read(path) {
@@ -55,6 +63,7 @@ fn of_file(path: &Path, is_it: impl Fn(&Path) -> bool) -> Result<Option<Option<P
                 Ok(text) => file::cache_in(text),
                 // Gone meanwhile.
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+                Err(error) if is_not_ours(error) => return Ok(None),
                 Err(_) => None,
             };
             if named.is_some_and(|named| !is_it(Path::new(&named))) {

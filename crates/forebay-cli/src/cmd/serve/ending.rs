@@ -124,7 +124,7 @@ pub(super) fn close_shard(
             ),
         }
     }
-    let left = not_written_back(&shard, volumes, &format!("{cache}{}", notes.option()));
+    let left = not_written_back(&shard, volumes, cache, &notes.option());
     notes.look(shard.engine());
     let (clean, undurable) = match quiet && shard.engine().health() != CacheHealth::Failed {
         false => (false, Some(Undurable::Cache)),
@@ -151,8 +151,8 @@ pub(super) fn close_shard(
     Ok(Closed { undurable, left })
 }
 
-/// What is not on which disk: of those, too, that wait for theirs. `cache`: as `drain` is told of it.
-fn not_written_back(shard: &Shard, served: &[Served], cache: &str) -> Vec<String> {
+/// What is not on which disk: of those, too, that wait for theirs. `option`: what `drain` is told besides the cache.
+fn not_written_back(shard: &Shard, served: &[Served], cache: &str, option: &str) -> Vec<String> {
     let (mut left, cache) = (Vec::new(), quoted::shell(Path::new(cache)));
     for (at, recorded) in shard.superblock().volumes.iter().enumerate() {
         let index = VolumeIndex(at as u8);
@@ -165,7 +165,7 @@ fn not_written_back(shard: &Shard, served: &[Served], cache: &str) -> Vec<String
         };
         left.push(format!(
             "{}: {} not yet on {backing}, whose content is of {}. Do not mount {backing}. To get it plain: forebay \
-             drain --cache {cache}",
+             drain --cache {cache}{option}",
             recorded.name,
             size(status.dirty_blocks * BLOCK_BYTES),
             clock(status.backing_as_of)

@@ -11,8 +11,8 @@
 //!   serves that without the cache voids it.
 
 use super::{Daemon, Served};
-use crate::hide;
 use crate::state_dir::{Known, Mark, Record, StateDir, Why};
+use crate::{hide, quoted};
 use anyhow::{Context, Result, bail};
 use forebay::shard::{StaleWanted, uuid_text, wall_now};
 use forebay_core::engine::{CacheHealth, Engine};
@@ -167,7 +167,7 @@ impl Daemon {
                 true => format!("this cache is at that path now; if that one is gone, {anyway}"),
                 false => format!(
                     "serve it with --cache {0}{1}, or `forebay drain --cache {0} {volume}{1}` first; if the cache is gone, {anyway}",
-                    record.cache_path,
+                    quoted::shell(Path::new(&record.cache_path)),
                     dir.option()
                 ),
             };

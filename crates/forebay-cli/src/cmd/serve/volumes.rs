@@ -8,7 +8,7 @@ use super::stale::Others;
 use super::{Daemon, Served};
 use crate::address::Address;
 use crate::args::{IfChanged, ServeArgs, Setting, VolumeSpec, mode_name, parse_setting};
-use crate::attach::Kind;
+use crate::attach::{Kind, left};
 use crate::cmd::set::until_next_start;
 use crate::late::Patience;
 use crate::state_dir::Why;
@@ -207,8 +207,9 @@ impl Daemon {
             _ => Vec::new(),
         };
         // Whether anything is dirty or not.
-        if let Some(left) = self.left.iter().find(|it| it.volume == *name)
-            && !changed.is_empty()
+        if !changed.is_empty()
+            && self.left.iter().any(|it| it.volume == *name)
+            && let Some(left) = left::of_volume(self.server.shard.superblock(), name)?
         {
             left.check_change(&changed.join(", "), wanted.if_changed)?;
         }
