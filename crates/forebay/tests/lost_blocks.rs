@@ -12,7 +12,7 @@ use forebay_core::engine::{Config, Engine};
 use forebay_core::format::superblock::Mode;
 use forebay_core::map::extent::lost_room;
 use forebay_core::request::{Op, RequestError};
-use forebay_core::units::VolumeIndex;
+use forebay_core::units::{SegmentId, VolumeIndex};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ struct Case {
 }
 
 /// So much data, dirty and on the cache device, each block by itself, with zeros in between that
-/// nearly fill the extents; and from now on the cache device reads nothing.
+/// nearly fill the extents; and from now on the cache device reads nothing but the first block of a segment.
 fn rotten(data: u64) -> Case {
     rotten_for(data, SECOND / 5)
 }
@@ -69,7 +69,14 @@ fn rotten_for(data: u64, lost_after: u64) -> Case {
     rig.request(volume, Op::Flush, 0, 0, None).unwrap();
     let state = rig.shard.engine().status(volume).unwrap();
     assert_eq!((state.dirty_extents, state.stats.lost_blocks), (ZERO_COUNT, 0));
-    faults.add(FaultRule::new(Some(OperationKind::Read), FaultWhen::From(0)));
+    // Of a device that reads nothing nothing would be lost: it would be gone.
+    let superblock = rig.shard.superblock();
+    for segment in (0..superblock.segment_count).map(SegmentId) {
+        let offset = superblock.address(segment, 1);
+        let length = u64::from(superblock.segment_bytes) - BLOCK;
+        let when = FaultWhen::Over { offset, length };
+        faults.add(FaultRule::new(Some(OperationKind::Read), when));
+    }
     below.clear();
     Case { rig, volume, faults }
 }
