@@ -25,7 +25,7 @@ fn the_digits_are_the_same_on_every_machine() {
     let row = misses::row(name, &zipf(mix, 500_000), 1);
     let digits = row.misses.map(|it| format!("{it:.4}"));
     assert_eq!((name, row.blocks), ("zipf 1.0", 411));
-    assert_eq!(digits, ["0.5443", "0.5878", "0.4433", "0.5022"], "{row:?}");
+    assert_eq!(digits, ["0.5443", "0.5878", "0.4433", "0.5014"], "{row:?}");
 }
 
 /// A guest's own disk: the trace of `FOREBAY_TRACE` (0.999, 0.958, 0.893, 0.813), or one that is made up like it (1.000, 0.980, 0.947, 0.948).
