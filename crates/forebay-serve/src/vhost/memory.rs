@@ -18,7 +18,7 @@
 #![allow(unsafe_code)]
 
 use super::wire::Region;
-use rustix::fs::fstat;
+use rustix::fs::{fstat, fstatfs};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -57,8 +57,16 @@ pub struct Memory {
     regions: Vec<Mapped>,
 }
 
-/// A shared mapping of a part of a file, all of which is there now.
+/// File systems that are memory: no page of theirs is waited for (but for swap).
+const IN_MEMORY: [u64; 3] = [0x0102_1994, 0x9584_58f6, 0x8584_58f6];
+
+/// A shared mapping of a part of a file, all of which is there now. A page of a file on a disk may be waited for: that may be one of ours, and
+/// who waits is who serves all.
 pub(super) fn map(file: OwnedFd, offset: u64, size: u64) -> io::Result<MmapRegion<()>> {
+    let kind = fstatfs(&file)?.f_type as u64 & 0xffff_ffff;
+    if !IN_MEMORY.contains(&kind) {
+        return Err(io::Error::other("it is a file on a disk; memory-backend-memfd has none"));
+    }
     let there = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
     let end = offset.checked_add(size).filter(|end| *end <= there);
     let (Some(_), Ok(size)) = (end, usize::try_from(size)) else {
