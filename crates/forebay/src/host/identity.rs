@@ -39,7 +39,7 @@
 //! machines; an external XFS log; a writer that puts everything back. A serial tells apart two
 //! devices only as well as their makers do, and many virtual disks have none.
 
-use super::machine::{Host, Node, Target};
+use super::machine::{Host, Mount, Node, Target};
 use super::signature::{
     Ends, ProbeError, ReadAt, field, is_md, md_offsets, read_aligned, u16_le, u32_be, u32_le,
     u64_be, u64_le,
@@ -643,6 +643,13 @@ fn serial_of_node_whole(host: &Host, node: &Node) -> Option<String> {
         }
     }
     let binding = host.loops().into_iter().find(|binding| binding.node.number == node.number)?;
+    // To look at one of ours is to ask the daemon behind it, which may be who looks, or be dead.
+    let is_ours = |mount: &Mount| {
+        mount.mount_source == "forebay" && binding.backing_file.starts_with(&mount.mount_point)
+    };
+    if host.mounts().is_ok_and(|mounts| mounts.iter().any(is_ours)) {
+        return None;
+    }
     let file = Target::of(&binding.backing_file).ok()?;
     Some(format!("{}+{}", serial_of_file(&file), binding.offset_bytes))
 }
