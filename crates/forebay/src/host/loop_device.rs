@@ -10,6 +10,7 @@
 
 use super::machine::{DeviceNumber, Host, LoopBinding, Mount, Node, Target};
 use super::sys;
+use crate::io::sys::block_size_bytes;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
@@ -221,11 +222,24 @@ pub fn refresh_size(device: &Path) -> Result<(), LoopError> {
     // The driver goes by what the kernel remembers of the file: asked so, it looks.
     let flags = rustix::fs::AtFlags::STATX_FORCE_SYNC;
     let size = rustix::fs::StatxFlags::SIZE;
-    rustix::fs::statx(rustix::fs::CWD, &bound.backing_file, flags, size)
-        .map_err(|error| failed(error.into()))?;
     let file = open(device, true, false)?;
-    sys::loop_set_capacity(file.as_fd()).map_err(failed)
+    // FUSE does not keep what it was told while requests to the same file were answered meanwhile.
+    for _ in 0..RESIZE_TRIES {
+        let asked = rustix::fs::statx(rustix::fs::CWD, &bound.backing_file, flags, size);
+        let bytes = asked.map_err(|error| failed(error.into()))?.stx_size;
+        sys::loop_set_capacity(file.as_fd()).map_err(failed)?;
+        let wanted = bytes.saturating_sub(bound.offset_bytes) / 512 * 512;
+        if block_size_bytes(file.as_fd()).map_err(failed)? >= wanted {
+            return Ok(());
+        }
+        std::thread::sleep(RESIZE_PAUSE);
+    }
+    Err(failed(io::Error::other("it stays smaller than the volume; `forebay resize` tries again")))
 }
+
+/// So often, with so long between, a device is asked to be as large as its file.
+const RESIZE_TRIES: usize = 100;
+const RESIZE_PAUSE: Duration = Duration::from_millis(20);
 
 /// The number of the file (`stat` calls it inode) that a loop device is over.
 pub fn backing_inode(device: &Path) -> Result<u64, LoopError> {

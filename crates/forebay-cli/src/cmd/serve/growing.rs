@@ -38,6 +38,12 @@ pub(super) struct Growing {
     step: Step,
 }
 
+impl Growing {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Step {
     Asked,
@@ -65,6 +71,14 @@ impl Daemon {
         let after = self.usable(index, measured, before);
         if after < before {
             bail!(self.shrunk(index, name, &backing, (before, after)));
+        }
+        let has_device = self.attached.iter().any(|attached| attached.has_device(index));
+        if after == before && has_device {
+            // It may have stayed smaller.
+            let (name, since, watermark) = (name.to_owned(), Instant::now(), None);
+            let step = Step::Grown;
+            self.growing = Some(Growing { client, index, name, before, watermark, since, step });
+            return Ok(());
         }
         if after == before {
             let lines = vec![format!("{name}: has {before} bytes, as {backing} has")];
@@ -192,8 +206,15 @@ impl Daemon {
     fn grown(&mut self, growing: &Growing) -> Vec<String> {
         let Growing { index, name, before, .. } = growing;
         let after = self.server.shard.engine().volume_bytes(*index).unwrap_or(0);
-        info!("{name}: has {after} bytes now, {before} before");
-        let mut lines = vec![format!("{name}: {} now, {} before", size(after), size(*before))];
+        let mut lines = Vec::new();
+        if after == *before {
+            let served = self.volumes.iter().find(|served| served.index == *index);
+            let backing = served.map_or_else(String::new, |it| it.backing.display().to_string());
+            lines.push(format!("{name}: has {before} bytes, as {backing} has"));
+        } else {
+            info!("{name}: has {after} bytes now, {before} before");
+            lines.push(format!("{name}: {} now, {} before", size(after), size(*before)));
+        }
         for attached in &mut self.attached {
             lines.extend(attached.resized(*index));
         }
@@ -214,7 +235,13 @@ impl Daemon {
     pub(super) fn stop_growing(&mut self) {
         let Some(growing) = self.growing.take() else { return };
         self.server.shard.cancel_growth(growing.index);
-        let text = format!("{}: not made larger: the daemon is being stopped", growing.name);
+        let text = match growing.step {
+            Step::Asked => "not made larger: the daemon is being stopped",
+            Step::Grown | Step::Told => {
+                "its block device may not be larger yet: the daemon is being stopped"
+            }
+        };
+        let text = format!("{}: {text}", growing.name);
         self.desk.borrow_mut().answers.push_back((growing.client, Reply::Error { text }));
     }
 

@@ -44,6 +44,9 @@ impl Daemon {
         if let Some(leaving) = &self.leaving {
             bail!("{}: is being detached; upgrade after that", leaving.name());
         }
+        if let Some(growing) = &self.growing {
+            bail!("{}: is being made larger; upgrade after that", growing.name());
+        }
         // The kernel waits for answers meanwhile, and a thread for the kernel.
         if self.attached.iter().any(Attached::is_resizing) {
             bail!("a block device is being made larger; upgrade after that");
