@@ -216,3 +216,21 @@ fn every_part_is_shown_with_the_names_of_the_manual() {
     let superblock = place.json(&["inspect", &cache, "superblock", "--json"]);
     assert_eq!(superblock[0]["key"], "not shown");
 }
+
+/// It was read as if there were no checkpoint: the volume was called frozen, and `--lose-dirty` the way out, where the next start lost nothing.
+#[test]
+fn a_record_that_rotted_before_a_checkpoint_is_nothing_lost() {
+    let place = Place::new("checkcheckpoint");
+    let (cache, _, _) = written(&place);
+    let records = place.json(&["inspect", &cache, "entries", "--json"]);
+    let address =
+        records.as_array().unwrap().iter().map(|it| it["address"].as_u64().unwrap()).max();
+    patch(&cache, address.unwrap() + 100, |bytes| bytes[0] ^= 1, 1);
+    let done = place.run(&["check", &cache]);
+    assert_eq!(done.code, 3, "{done:?}");
+    assert!(!done.stdout.contains("frozen") && !done.stdout.contains("dirty ["), "{done:?}");
+    assert!(done.stdout.contains("the checkpoint has what it says"), "{done:?}");
+    let daemon = place.serve(&["--cache", &cache]);
+    assert_eq!(daemon.client("v").read(8 * 4096, 4 * 4096).unwrap(), [7; 4 * 4096]);
+    daemon.stop(&place);
+}

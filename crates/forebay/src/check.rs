@@ -93,16 +93,17 @@ pub fn check(inspection: &Inspection) -> Result<Report, InspectError> {
     let superblock = inspection.superblock();
     let mut checker = Checker { inspection, findings: Vec::new(), volumes: Vec::new() };
     checker.check_copies();
-    if inspection.checkpoint_is_good() == Some(false) {
+    let opened = inspection.recover_as_opening();
+    if superblock.checkpoint_sequence != 0 && !opened.from_checkpoint {
         let text =
             "the checkpoint is damaged; opening reads all records instead, which takes longer";
         checker.find(Severity::Clean, "checkpoint", text.into());
     }
-    let recovered = inspection.recover();
-    checker.check_damage(&recovered);
+    let by_log = inspection.recover();
+    checker.check_damage(&opened, &by_log);
     for (index, volume) in superblock.volumes.iter().enumerate() {
         if let Some(volume) = volume {
-            checker.check_volume(VolumeIndex(index as u8), volume, &recovered);
+            checker.check_volume(VolumeIndex(index as u8), volume, &opened, &by_log);
         }
     }
     Ok(Report {
@@ -148,9 +149,19 @@ impl Checker<'_> {
         }
     }
 
-    fn check_damage(&mut self, recovered: &Recovered) {
-        for damage in &recovered.damage {
+    /// What the next opening will find, and what only the records alone tell: a checkpoint has what rotted before it.
+    fn check_damage(&mut self, opened: &Recovered, by_log: &Recovered) {
+        let hidden = by_log.damage.iter().filter(|damage| !opened.damage.contains(damage));
+        let hidden = hidden.map(|damage| (damage, opened.from_checkpoint));
+        for (damage, is_hidden) in opened.damage.iter().map(|it| (it, false)).chain(hidden) {
             let (index, severity, rule, text) = match *damage {
+                Damage::Lost { volume, .. } | Damage::Unknown { volume, .. } if is_hidden => (
+                    volume,
+                    Severity::Clean,
+                    "V1",
+                    "a record rotted; the checkpoint has what it says, so nothing is lost as long as that is good"
+                        .to_owned(),
+                ),
                 Damage::Lost { volume, .. } => (
                     volume,
                     Severity::Dirty,
@@ -195,24 +206,30 @@ impl Checker<'_> {
         }
     }
 
-    fn check_volume(&mut self, index: VolumeIndex, volume: &Volume, recovered: &Recovered) {
+    fn check_volume(
+        &mut self,
+        index: VolumeIndex,
+        volume: &Volume,
+        opened: &Recovered,
+        by_log: &Recovered,
+    ) {
         let mut checked = VolumeChecked {
             name: volume.name.clone(),
             records: 0,
             blocks: 0,
-            dirty_blocks: recovered.dirty_blocks(index),
+            dirty_blocks: opened.dirty_blocks(index),
         };
-        if recovered.is_frozen(index) {
+        if opened.is_frozen(index) {
             let text = "dirty blocks were lost that nobody can name; the volume is frozen: it is not \
                         served until it is given up (`forebay forget --lose-dirty`)";
             self.find(Severity::Dirty, "V7", text.to_owned()).volume = Some(volume.name.clone());
         }
-        self.check_lost(index, volume, recovered);
-        for (segment, block) in recovered.records(index) {
+        self.check_lost(index, volume, opened);
+        for (segment, block) in by_log.records(index) {
             // A hole: recovery has said so.
             let Ok(record) = self.inspection.record(segment, block) else { continue };
             checked.records += 1;
-            checked.blocks += self.check_record(index, volume, &record, recovered);
+            checked.blocks += self.check_record(index, volume, &record, opened);
         }
         self.volumes.push(checked);
     }

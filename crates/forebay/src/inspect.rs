@@ -139,11 +139,16 @@ impl Inspection {
         self.recover_by(&superblock)
     }
 
+    /// Every log as the next opening reads it: from the checkpoint on, if that is good.
+    pub fn recover_as_opening(&self) -> Recovered {
+        self.recover_by(self.superblock())
+    }
+
     /// Whether the next opening will use the checkpoint that the superblock names; none: it names
     /// none.
     pub fn checkpoint_is_good(&self) -> Option<bool> {
         let named = self.superblock().checkpoint_sequence != 0;
-        named.then(|| self.recover_by(self.superblock()).from_checkpoint)
+        named.then(|| self.recover_as_opening().from_checkpoint)
     }
 
     fn recover_by(&self, superblock: &Superblock) -> Recovered {
