@@ -32,6 +32,9 @@ pub struct Status {
     pub config_file: Option<PathBuf>,
 }
 
+/// What a daemon does from when it is upgraded.
+pub const GOES_ON: &str = "goes on as another program";
+
 /// What stands for the path of a cache where volumes are served bare.
 pub const NO_DEVICE: &str = "no device";
 

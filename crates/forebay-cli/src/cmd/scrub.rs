@@ -4,7 +4,7 @@
 use crate::args::ScrubArgs;
 use crate::control::{self, Request};
 use crate::progress::Line;
-use crate::status::ScrubStatus;
+use crate::status::{GOES_ON, ScrubStatus};
 use crate::units::size;
 use anyhow::{Result, bail};
 use std::path::Path;
@@ -51,7 +51,8 @@ fn watch(socket: &Path) -> Result<ScrubStatus> {
                 "the daemon was upgraded or started again, which ended the scrub; begin it anew: `forebay scrub`"
             );
         }
-        if scrub.state != "running" {
+        // Who begins to go on as another program has stopped it, and is not that program yet.
+        if scrub.state != "running" && !status.activity.starts_with(GOES_ON) {
             progress.end()?;
             return Ok(scrub);
         }

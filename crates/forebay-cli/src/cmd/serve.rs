@@ -33,7 +33,7 @@ use crate::late::Patience;
 use crate::signals::Signals;
 use crate::sockets::Made;
 use crate::state_dir::StateDir;
-use crate::status::NO_DEVICE;
+use crate::status::{GOES_ON, NO_DEVICE};
 use crate::units::count;
 use crate::upgrade::{self, Before, Left};
 use crate::{metrics, quoted, sockets, stored, vhost};
@@ -661,6 +661,7 @@ impl Daemon {
                             passage.hold();
                         }
                         let since = Instant::now();
+                        self.activity = GOES_ON;
                         self.upgrading = Some(Upgrading { executable, since, against });
                         Reply::Done
                     }
