@@ -99,11 +99,13 @@ pub fn check(inspection: &Inspection) -> Result<Report, InspectError> {
             "the checkpoint is damaged; opening reads all records instead, which takes longer";
         checker.find(Severity::Clean, "checkpoint", text.into());
     }
-    let by_log = inspection.recover();
-    checker.check_damage(&opened, &by_log);
+    // Where no checkpoint is named that is what the opening reads.
+    let read = (superblock.checkpoint_sequence != 0).then(|| inspection.recover());
+    let by_log = read.as_ref().unwrap_or(&opened);
+    checker.check_damage(&opened, by_log);
     for (index, volume) in superblock.volumes.iter().enumerate() {
         if let Some(volume) = volume {
-            checker.check_volume(VolumeIndex(index as u8), volume, &opened, &by_log);
+            checker.check_volume(VolumeIndex(index as u8), volume, &opened, by_log);
         }
     }
     Ok(Report {

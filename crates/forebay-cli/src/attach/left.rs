@@ -47,8 +47,7 @@ pub fn recorded(superblock: &Superblock) -> Vec<Known> {
 
 /// Refuses what is done to a cache that nobody serves while a volume of it, or the one of that name, has a device (A2).
 pub fn check_none(superblock: &Superblock, name: Option<&str>) -> Result<()> {
-    let left = find(&uuid_text(&superblock.uuid), &recorded(superblock))?;
-    match left.iter().find(|it| name.is_none_or(|name| it.volume == name)) {
+    match of_cache(superblock)?.iter().find(|it| name.is_none_or(|name| it.volume == name)) {
         Some(first) => bail!(
             "{first}, left by a daemon that was killed: the kernel may hold what the cache has not got yet, and would write it \
              later; serve the cache again, unmount that device, and stop the daemon (`forebay stop`, with --drain to drain it), or reboot if that may be lost; \
@@ -60,8 +59,11 @@ pub fn check_none(superblock: &Superblock, name: Option<&str>) -> Result<()> {
 
 /// The device of one volume, if it is there still.
 pub fn of_volume(superblock: &Superblock, name: &str) -> Result<Option<LeftDevice>> {
-    let left = find(&uuid_text(&superblock.uuid), &recorded(superblock))?;
-    Ok(left.into_iter().find(|it| it.volume == name))
+    Ok(of_cache(superblock)?.into_iter().find(|it| it.volume == name))
+}
+
+fn of_cache(superblock: &Superblock) -> Result<Vec<LeftDevice>> {
+    find(&uuid_text(&superblock.uuid), &recorded(superblock))
 }
 
 impl LeftDevice {
