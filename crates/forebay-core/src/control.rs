@@ -480,14 +480,14 @@ impl Engine {
     }
 
     /// What a range would read as without looking at data: runs of (blocks, reads as zeros), until `run` wants no more or so much was
-    /// looked at that others would wait for it. One run is told in any case.
+    /// looked at that others would wait for it. One run is told in any case. Gives how many blocks and runs it looked at.
     pub fn zero_runs(
         &mut self,
         volume: VolumeIndex,
         first: crate::units::Lba,
         blocks: u64,
         mut run: impl FnMut(u64, bool) -> bool,
-    ) {
+    ) -> u64 {
         let state = self.volume_ref(volume).expect("it exists");
         let end = first + blocks;
         let (mut at, mut looked) = (first, 0);
@@ -506,10 +506,11 @@ impl Engine {
             };
             looked += 1;
             if !run(to - at, zero) {
-                return;
+                break;
             }
             at = to;
         }
+        looked
     }
 
     fn is_all_zero(&self, volume: VolumeIndex, extent: &crate::map::extent::Extent) -> bool {

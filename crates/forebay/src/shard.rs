@@ -249,6 +249,7 @@ pub struct Shard {
     stale_wanted: Vec<StaleWanted>,
     /// What came for others while a naming was waited for.
     kept: Vec<(u64, i32)>,
+    turns_again: bool,
     /// Places that volumes have had in this opening: front ends may still use the old names.
     had: [bool; VOLUME_COUNT_MAX],
     naming_memory: Arena,
@@ -427,6 +428,11 @@ impl Shard {
         !self.answers.is_empty()
     }
 
+    /// The next turn waits for nothing: somebody has more to do than one turn is for.
+    pub fn turn_again(&mut self) {
+        self.turns_again = true;
+    }
+
     /// One turn of the loop: waits at most `timeout` (`None`: for as long as it takes) for
     /// something to happen, does it, and hands on what is not a device's.
     pub fn turn(
@@ -446,7 +452,8 @@ impl Shard {
     ) -> io::Result<()> {
         self.run_effects();
         // What could not be asked of any device is done already.
-        let is_idle = self.answers.is_empty() && self.done.is_empty();
+        let goes_on = std::mem::take(&mut self.turns_again);
+        let is_idle = self.answers.is_empty() && self.done.is_empty() && !goes_on;
         let timeout = if is_idle { self.timeout(timeout) } else { Duration::ZERO.into() };
         let first = foreign.len();
         self.reactor.wait(timeout, foreign)?;
@@ -714,15 +721,15 @@ impl Shard {
         self.engine.stop_scrub();
     }
 
-    /// What a range reads as without looking at data.
+    /// What a range reads as without looking at data. Gives how many blocks were looked at.
     pub fn zero_runs(
         &mut self,
         volume: VolumeIndex,
         first: forebay_core::units::Lba,
         blocks: u64,
         run: impl FnMut(u64, bool) -> bool,
-    ) {
-        self.engine.zero_runs(volume, first, blocks, run);
+    ) -> u64 {
+        self.engine.zero_runs(volume, first, blocks, run)
     }
 }
 

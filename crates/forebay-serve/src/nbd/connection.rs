@@ -19,20 +19,23 @@
 
 mod aside;
 pub(in crate::nbd) mod carry;
+mod status;
+#[cfg(test)]
+mod tests;
 
 use super::error::{CloseReason, NbdError};
 use super::export::{Export, Session};
 use super::handshake::{Handshake, INPUT_BYTES_MAX, Step};
 use super::output::{Found, Output};
 use super::pool::{Pool, Run};
-use super::reply::{ReplyHead, StatusExtent, StatusReply};
+use super::reply::ReplyHead;
 use super::transmission::{Command, Decoded, Kind, ReplyForm, decode};
 use super::wire::{RequestHeader, SimpleReplyHeader, TRANSFER_BYTES_MAX};
 use forebay::io::{Arena, ReactorOp, Span};
 use forebay::shard::Shard;
 use forebay_core::limits::REQUEST_BYTES_MAX;
 use forebay_core::request::{Op, RequestError};
-use forebay_core::units::{BLOCK_BYTES, Lba, Tick, VolumeIndex};
+use forebay_core::units::{BLOCK_BYTES, Tick, VolumeIndex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
@@ -178,6 +181,8 @@ pub(super) struct Connection {
     output: Output,
     /// What was put aside and is being read again: memory, and what of that it will fill.
     again: Option<(Run, Span, u64)>,
+    /// Blocks looked at in this turn, for its questions (`status`).
+    looked: u64,
     /// It wants memory that others have; since when, without having had any since.
     is_waiting: bool,
     waiting_since: Option<Tick>,
@@ -246,6 +251,7 @@ impl Connection {
             unfinished: Vec::with_capacity(COMMAND_COUNT_MAX),
             output: Output::new(room.ring),
             again: None,
+            looked: 0,
             is_waiting: false,
             waiting_since: None,
             is_recalled: false,
@@ -271,6 +277,7 @@ impl Connection {
             && !self.is_receiving
             && !self.output.is_sending
             && self.again.is_none()
+            && !self.has_looked_enough()
             && (self.is_broken || self.output.is_empty())
     }
 
@@ -387,10 +394,14 @@ impl Connection {
         pool: &mut Pool,
     ) {
         self.is_waiting = false;
+        self.looked = 0;
         self.take(exports, shard, pool);
         self.go_on_sending(shard, pool);
         if self.receive_now(are_sound, shard) {
             self.take(exports, shard, pool);
+        }
+        if self.has_looked_enough() {
+            shard.turn_again();
         }
         // With answers there the next turn comes at once, and looks again.
         if !shard.has_answers() {
@@ -589,6 +600,7 @@ impl Connection {
                 self.close(shard);
                 return false;
             }
+            Kind::BlockStatus { .. } if self.has_looked_enough() => return false,
             Kind::BlockStatus { .. } => {
                 self.start += RequestHeader::BYTES;
                 self.block_status(&command, shard, pool);
@@ -836,27 +848,6 @@ impl Connection {
 
     fn push_bytes(&mut self, bytes: &[u8], shard: &mut Shard, pool: &mut Pool) {
         if !self.is_broken && !self.output.push(bytes) {
-            self.broken(shard, pool);
-        }
-    }
-
-    fn block_status(&mut self, command: &Command, shard: &mut Shard, pool: &mut Pool) {
-        let Phase::Transmission { volume, .. } = self.phase else { return };
-        let mut bytes = pool.take_bytes();
-        let mut reply = StatusReply::start(command, &mut bytes);
-        let first = command.offset / BLOCK_BYTES;
-        let end = (command.offset + u64::from(command.length)).div_ceil(BLOCK_BYTES);
-        let mut skip = command.offset % BLOCK_BYTES;
-        shard.zero_runs(volume, Lba(first), end - first, |blocks, zero| {
-            let length = (blocks * BLOCK_BYTES - skip).min(u64::from(u32::MAX)) as u32;
-            skip = 0;
-            // A hole that reads as zeros, or data.
-            reply.push(StatusExtent { length, flags: if zero { 3 } else { 0 } })
-        });
-        reply.finish();
-        let is_taken = self.output.push(&bytes);
-        pool.give_bytes(bytes);
-        if !is_taken {
             self.broken(shard, pool);
         }
     }

@@ -288,6 +288,7 @@ impl Opening {
             marks_stale,
             stale_wanted: Vec::with_capacity(VOLUME_COUNT_MAX),
             kept: Vec::new(),
+            turns_again: false,
             had: [false; VOLUME_COUNT_MAX],
             naming_bytes: vec![0; SUPERBLOCK_SIZE],
             naming_memory: Arena::anonymous(2 * SUPERBLOCK_SIZE).map_err(system("take memory"))?,

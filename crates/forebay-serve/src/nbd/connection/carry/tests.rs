@@ -50,6 +50,11 @@ impl Program {
         self.server.turn(Some(Duration::ZERO)).unwrap();
     }
 
+    /// Waits for something to happen.
+    pub(in crate::nbd::connection) fn wait(&mut self) {
+        self.server.turn(Some(LIMIT)).unwrap();
+    }
+
     /// Another program goes on. Gives how many connections it was left.
     fn upgraded(self) -> (Program, usize) {
         let Program { server, passage, lasting } = self;
