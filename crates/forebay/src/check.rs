@@ -227,6 +227,7 @@ impl Checker<'_> {
             self.find(Severity::Dirty, "V7", text.to_owned()).volume = Some(volume.name.clone());
         }
         self.check_lost(index, volume, opened);
+        self.check_end(index, volume, opened);
         for (segment, block) in by_log.records(index) {
             // A hole: recovery has said so.
             let Ok(record) = self.inspection.record(segment, block) else { continue };
@@ -248,6 +249,19 @@ impl Checker<'_> {
             let finding = self.find(Severity::Dirty, "P2", text.to_owned());
             finding.volume = Some(volume.name.clone());
             (finding.lba, finding.blocks) = (Some(lba.0), count);
+        }
+    }
+
+    /// What was answered and is not there, nor in what a killed process left, though that says of it.
+    fn check_end(&mut self, index: VolumeIndex, volume: &Volume, recovered: &Recovered) {
+        let (found, left) = (recovered.end_of(index), self.inspection.left_end(index));
+        if found < left {
+            let text = format!(
+                "writes of its last moments are gone: the log ends at sequence {}, and had come to {} that is on no \
+                 backing device; its first flush will fail, so that its guests hear of it",
+                found.0, left.0
+            );
+            self.find(Severity::Dirty, "V10", text).volume = Some(volume.name.clone());
         }
     }
 

@@ -23,9 +23,9 @@ use forebay_core::format::bytes::{COMMON_FIELDS, Field};
 use forebay_core::format::record::{self, Header};
 use forebay_core::format::superblock::{self, SUPERBLOCK_SIZE, Superblock};
 use forebay_core::format::{FormatError, checkpoint, entry, feature};
-use forebay_core::log::recovery::{self, CacheReader, Recovered, Writer};
+use forebay_core::log::recovery::{self, CacheReader, LogEnd, Recovered, Writer};
 use forebay_core::mutant::Mutants;
-use forebay_core::units::{BLOCK_SIZE, SegmentId};
+use forebay_core::units::{BLOCK_SIZE, SegmentId, Sequence, VolumeIndex};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -88,11 +88,20 @@ pub struct RecordFound {
 pub struct Inspection {
     device: FileDevice,
     found: Found,
-    left: Vec<LeftBehind>,
+    left: LeftInMemory,
+}
+
+/// What a killed process left in memory.
+#[derive(Default)]
+struct LeftInMemory {
+    /// Ready to be written: the segments' first blocks.
+    segments: Vec<LeftBehind>,
     /// As the next opening will take it.
     died_alone: bool,
-    /// A living process has memory of this cache's name: it serves another device, of which this one is a copy.
-    of_another: bool,
+    /// Up to where each log had come that is on no backing device.
+    ends: Vec<LogEnd>,
+    /// It is not of this device: a living process has memory of this cache's name, so this one is a copy of what that serves.
+    is_of_another: bool,
 }
 
 impl Inspection {
@@ -106,14 +115,14 @@ impl Inspection {
             Refused::Held(_) | Refused::Busy(_) => InspectError::Busy { path: path.to_owned() }, // I2
         })?;
         let found = cache::read_superblock(&device)?;
-        let (left, died_alone, of_another) = left_in_memory(&device, &found.superblock, places)?;
-        Ok(Inspection { device, found, left, died_alone, of_another })
+        let left = left_in_memory(&device, &found.superblock, places)?;
+        Ok(Inspection { device, found, left })
     }
 
     /// Whether another device with this cache's identity is being served, of which this one is a copy: what that has in memory is not
     /// of this one.
     pub fn is_copy(&self) -> bool {
-        self.of_another
+        self.left.is_of_another
     }
 
     /// The superblock's copies, and the newest good one.
@@ -128,7 +137,16 @@ impl Inspection {
 
     /// Segments that a killed process had not finished, which the next opening will write.
     pub fn left_segments(&self) -> Vec<SegmentId> {
-        self.left.iter().map(|(segment, _)| *segment).collect()
+        self.left.segments.iter().map(|(segment, _)| *segment).collect()
+    }
+
+    /// Up to where a volume's log had come, by what a killed process left; 0: nothing says so, or all of it was durable.
+    pub(crate) fn left_end(&self, volume: VolumeIndex) -> Sequence {
+        let at = usize::from(volume.0);
+        let recorded = self.superblock().volumes[at].as_ref();
+        let generation = recorded.map(|volume| volume.attach_generation);
+        let end = self.left.ends.get(at).filter(|end| Some(end.attach_generation) == generation);
+        end.map_or(Sequence(0), |end| end.through)
     }
 
     /// Every log, read from its records alone: what a checkpoint says is not needed, and would
@@ -154,7 +172,7 @@ impl Inspection {
     fn recover_by(&self, superblock: &Superblock) -> Recovered {
         let config = Config::default();
         let mut reader = Overlay { inspection: self };
-        let writer = match self.died_alone {
+        let writer = match self.left.died_alone {
             true => Writer::DiedAlone,
             false => Writer::MayHaveLostPower,
         };
@@ -174,7 +192,7 @@ impl Inspection {
     /// Reads what the log holds at an address: memory first, then the device.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.device.read_at(address, bytes)?;
-        for (segment, left) in &self.left {
+        for (segment, left) in &self.left.segments {
             let first = self.superblock().address(*segment, 0);
             let from = first.max(address);
             let to = (first + left.len() as u64).min(address + bytes.len() as u64);
@@ -252,31 +270,28 @@ impl CacheReader for Overlay<'_> {
     }
 }
 
-/// What a killed process left, ready to be written: the segments' first blocks; whether it died alone; and whether it lives, and has
-/// another device.
 fn left_in_memory(
     device: &dyn Device,
     superblock: &Superblock,
     places: &Places,
-) -> Result<(Vec<LeftBehind>, bool, bool), InspectError> {
-    let nothing = |of_another| Ok((Vec::new(), false, of_another));
+) -> Result<LeftInMemory, InspectError> {
     let dirs = LeftDirs::find(places, owner(device)).dirs;
     let name = shared_name(superblock);
     for dir in &dirs {
         // The device is ours, so whoever has that has another one; or is just ending.
         let free = || if dir.is_held(&name).unwrap_or(false) { Err(()) } else { Ok(()) };
         if when_free(&dir.path().join(&name), |()| true, || (), free).is_err() {
-            return nothing(true);
+            return Ok(LeftInMemory { is_of_another: true, ..LeftInMemory::default() });
         }
     }
     let Some(dir) = dirs.into_iter().find(|dir| has_left(dir, superblock)) else {
-        return nothing(false);
+        return Ok(LeftInMemory::default());
     };
     let memory = |source| InspectError::Memory { path: dir.path().join(&name), source };
     let left = left_behind(&dir, superblock).map_err(memory)?;
-    let Some(left) = left else { return nothing(false) };
-    let (died_alone, mut left) = (left.died_alone(), left.segments);
-    left.retain_mut(|(segment, bytes)| {
+    let Some(left) = left else { return Ok(LeftInMemory::default()) };
+    let (died_alone, ends, mut segments) = (left.died_alone(), left.ends, left.segments);
+    segments.retain_mut(|(segment, bytes)| {
         if segment.0 >= superblock.segment_count {
             return false;
         }
@@ -284,7 +299,7 @@ fn left_in_memory(
         bytes.truncate(usize::from(blocks) * BLOCK_SIZE);
         blocks > 0
     });
-    Ok((left, died_alone, false))
+    Ok(LeftInMemory { segments, died_alone, ends, is_of_another: false })
 }
 
 /// The fields of a structure; parts that have tables of their own are left out.

@@ -3,6 +3,9 @@
 //! gone. The machine never stopped; but it is not only the program that died.
 
 use crate::support::{self, BLOCK, Dir, Rig};
+use forebay::check::{Finding, Severity, check};
+use forebay::host::runtime_dir::Places;
+use forebay::inspect::Inspection;
 use forebay::io::{
     Completion, Device, DeviceError, FaultDevice, FaultRule, FaultWhen, Faults, FileDevice,
     FileOptions, Layer, MemoryDevice, Operation, OperationKind, Reactor, ReactorKind, Use,
@@ -335,6 +338,16 @@ impl Place {
         next
     }
 
+    /// Volumes of which a check says that the end of their log is gone.
+    fn lost_ends(&self) -> usize {
+        let inspection = Inspection::open(&self.cache, &Places::found()).unwrap();
+        let report = check(&inspection).unwrap();
+        let lost = |finding: &&Finding| finding.rule == "V10";
+        let lost: Vec<&Finding> = report.findings.iter().filter(lost).collect();
+        assert!(lost.iter().all(|it| it.severity == Severity::Dirty && it.volume.is_some()));
+        lost.len()
+    }
+
     /// What no flush covered is gone, and memory with it.
     fn power_cut(&self, rig: Rig) {
         drop(rig);
@@ -365,6 +378,7 @@ fn what_a_failed_flush_left_in_the_page_cache_is_written_again() {
     assert_eq!(flush(&mut rig, volume), Err(RequestError::Io), "the device would flush again");
     assert_eq!(rig.shard.engine().health(), CacheHealth::Failed);
     place.kill(&mut rig);
+    assert_eq!(place.lost_ends(), 0);
     let mut next = place.next(volume);
     assert!(next.shard.opened().rewritten_bytes > 0 && next.shard.opened().dropped_ends == 0);
     assert_eq!(flush(&mut next, volume), Ok(()), "nothing is lost");
@@ -392,6 +406,7 @@ fn a_log_whose_end_a_failed_flush_dropped_answers_no_flush_well() {
         .write_all_at(&vec![0; count as usize], 4096)
         .unwrap();
     place.kill(&mut rig);
+    assert_eq!(place.lost_ends(), 1, "a check says so before");
     let mut next = place.next(volume);
     assert_eq!(next.shard.opened().dropped_ends, 1, "{:?}", next.shard.opened());
     assert!(!next.shard.engine().is_frozen(volume));
