@@ -235,7 +235,7 @@ impl UblkAttachments {
     ) -> io::Result<()> {
         let is_one = |it: &&Served| devices.contains(&block_path(it.number));
         let all = Arc::clone(&self.served);
-        let served = lock(&all).iter().filter(is_one).cloned().collect();
+        let served: Vec<Served> = lock(&all).iter().filter(is_one).cloned().collect();
         let teller = self.teller.clone();
         let bell = teller.bell();
         spawn_apart("detach", &[bell.as_fd()], move || {
@@ -246,6 +246,13 @@ impl UblkAttachments {
                 source,
             };
             let result = Control::open().and_then(|mut control| {
+                let is_there = |it: &Served| control.has(it.number, it.mark);
+                let (served, gone): (Vec<_>, Vec<_>) = served.into_iter().partition(is_there);
+                for device in gone {
+                    // Others have removed it: its file is gone, or is another's.
+                    lock(&all).retain(|it| (it.number, it.mark) != (device.number, device.mark));
+                    teller.tell(Report::Detached { device: path(&device) });
+                }
                 detach_each(served, path, (&teller, &is_given_up), refused, |device, claim| {
                     end(&mut control, device, claim)?;
                     lock(&all).retain(|it| (it.number, it.mark) != (device.number, device.mark));

@@ -29,6 +29,7 @@ use crate::nbd::pool::Pool;
 use forebay::io::{ReactorOp, user_data};
 use forebay::shard::{Answer, Shard};
 use forebay_core::units::VolumeIndex;
+use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Chains of a device that are taken in one turn.
@@ -179,8 +180,9 @@ impl Device {
     /// Tells the guest of the size, whose queues run: QEMU does not listen before.
     fn tell_size(&mut self) {
         if let Some(socket) = self.back_end.as_ref().filter(|_| !self.knows_size) {
-            let _ = send(socket.as_fd(), &wire::config_changed(), None);
-            self.knows_size = true;
+            // One who has much else to read is told in a later turn; one who cannot be told any more, never.
+            let told = send(socket.as_fd(), &wire::config_changed(), None);
+            self.knows_size = told != Err(Errno::AGAIN);
         }
     }
 
