@@ -38,7 +38,7 @@ pub struct Cloud {
 }
 
 impl Cloud {
-    /// A volume that has saved all it can.
+    /// A volume that has saved nothing yet: it does from time 0 on.
     pub fn new(spec: Spec) -> Cloud {
         let random = spec.seed;
         let (operations_paid, bytes_paid, written) = (0, 0, 0);

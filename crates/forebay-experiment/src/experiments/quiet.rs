@@ -126,14 +126,15 @@ impl Arrivals {
     }
 }
 
-/// A time of this mean: minus its logarithm, in steps of a sixteenth of it, so that no library is asked.
+/// A time of this mean: geometric in steps, and even within one, which is near an exponential one and asks no library.
 fn exponential(random: &mut Random, mean: Nanos) -> Nanos {
-    // Of 16 chances of 15/16 each to go on the mean number is 16.
+    // With a chance of 15/16 each to go on there are 15 on average; the last, half of one, makes it 31 halves.
     let mut steps = 0;
     while random.below(16) != 0 {
         steps += 1;
     }
-    steps * (mean / 15) + random.below(mean / 15 + 1)
+    let step = mean * 2 / 31;
+    steps * step + random.below(step + 1)
 }
 
 /// Runs the load of `rates` for so long; `also` gives what others ask for, told how much of theirs is under way.
@@ -261,5 +262,17 @@ fn progress(machine: &Machine, doing: Doing) -> u64 {
         Doing::WriteBack => stats.backing_blocks_written,
         Doing::Reclaim => stats.reclaimed_segments,
         Doing::Fills => stats.fill_blocks,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_the_mean_that_they_are_to_have() {
+        let (mut random, mean, count) = (Random::new(3), 1_000_000, 200_000);
+        let sum: Nanos = (0..count).map(|_| exponential(&mut random, mean)).sum();
+        assert!((sum / count).abs_diff(mean) < mean / 100, "{}", sum / count);
     }
 }
