@@ -11,7 +11,8 @@
 //!
 //! - **N1** The payload of a write stays where it was received until the engine has answered.
 //! - **N2** A command is answered once, after all its pieces are.
-//! - **N3** A connection is gone only when nothing of it is under way.
+//! - **N3** A connection is gone only when nothing of it is under way, and nothing is left to do of what was received whole: a client may
+//!   end behind what it has asked for.
 //! - **N4** When its turn ends it waits for input, unless it takes none or another turn is sure to
 //!   come: the reactor, the engine or an answer brings it. So a call that does not wait must not be
 //!   what another command waits for.
@@ -183,6 +184,8 @@ pub(super) struct Connection {
     again: Option<(Run, Span, u64)>,
     /// Blocks looked at in this turn, for its questions (`status`).
     looked: u64,
+    /// What was received goes on in a later turn: there was no memory, no room, or it has looked enough.
+    is_held_back: bool,
     /// It wants memory that others have; since when, without having had any since.
     is_waiting: bool,
     waiting_since: Option<Tick>,
@@ -252,6 +255,7 @@ impl Connection {
             output: Output::new(room.ring),
             again: None,
             looked: 0,
+            is_held_back: false,
             is_waiting: false,
             waiting_since: None,
             is_recalled: false,
@@ -277,7 +281,7 @@ impl Connection {
             && !self.is_receiving
             && !self.output.is_sending
             && self.again.is_none()
-            && !self.has_looked_enough()
+            && (self.is_broken || !self.is_held_back)
             && (self.is_broken || self.output.is_empty())
     }
 
@@ -517,8 +521,15 @@ impl Connection {
         shard: &mut Shard,
         pool: &mut Pool,
     ) -> bool {
-        if self.is_over || self.is_resting || self.available() == 0 || !self.output.has_room() {
+        if self.is_resting {
             return false;
+        }
+        self.is_held_back = false;
+        if self.is_over || self.available() == 0 {
+            return false;
+        }
+        if !self.output.has_room() {
+            return self.hold_back();
         }
         if self.skip_bytes > 0 {
             let bytes = self.available().min(self.skip_bytes as usize);
@@ -531,6 +542,12 @@ impl Connection {
             Phase::Transmission { .. } if self.streaming.is_some() => self.take_piece(shard),
             Phase::Transmission { .. } => self.take_command(shard, pool),
         }
+    }
+
+    /// What is next goes on later, also if its client ends meanwhile: all of it was received.
+    fn hold_back(&mut self) -> bool {
+        self.is_held_back = true;
+        false
     }
 
     fn take_handshake(&mut self, exports: &[(Export, VolumeIndex)], shard: &mut Shard) -> bool {
@@ -558,8 +575,11 @@ impl Connection {
 
     fn take_command(&mut self, shard: &mut Shard, pool: &mut Pool) -> bool {
         let Phase::Transmission { session, .. } = &self.phase else { return false };
-        if self.available() < RequestHeader::BYTES || self.free.is_empty() {
+        if self.available() < RequestHeader::BYTES {
             return false;
+        }
+        if self.free.is_empty() {
+            return self.hold_back();
         }
         let mut header = [0; RequestHeader::BYTES];
         self.input.span(self.start, RequestHeader::BYTES).copy_out(&mut header);
@@ -600,7 +620,7 @@ impl Connection {
                 self.close(shard);
                 return false;
             }
-            Kind::BlockStatus { .. } if self.has_looked_enough() => return false,
+            Kind::BlockStatus { .. } if self.has_looked_enough() => return self.hold_back(),
             Kind::BlockStatus { .. } => {
                 self.start += RequestHeader::BYTES;
                 self.block_status(&command, shard, pool);
@@ -615,23 +635,24 @@ impl Connection {
             }
             Kind::Read { .. } | Kind::Cache => {
                 if self.output.has_aside() {
-                    return false; // A2
+                    return self.hold_back(); // A2
                 }
                 let first = command.offset / BLOCK_BYTES;
                 let end = (command.offset + u64::from(command.length)).div_ceil(BLOCK_BYTES);
-                let blocks = (end - first) as usize;
+                let mut blocks = (end - first) as usize;
                 let owner = self.names.owner;
                 let memory = if command.kind == Kind::Cache {
                     // All of it goes through the memory of one piece, which reads of others may want. It is a hint: of what is
                     // longer than any read the rest is left out.
                     begun.command.length = command.length.min(TRANSFER_BYTES_MAX);
-                    pool.take_spare(owner, blocks.min((REQUEST_BYTES_MAX / BLOCK_BYTES) as usize))
+                    blocks = blocks.min((REQUEST_BYTES_MAX / BLOCK_BYTES) as usize);
+                    pool.take_spare(owner, blocks)
                 } else {
                     pool.take_share(owner, blocks)
                 };
                 if memory.is_none() {
                     self.is_waiting |= pool.others_have(owner, blocks);
-                    return false;
+                    return self.hold_back();
                 }
                 self.waiting_since = None;
                 begun.memory = memory;

@@ -144,6 +144,7 @@ impl Connection {
         self.input.span(0, self.end).copy_in(&carried.input);
         self.skip_bytes = carried.skip_bytes;
         (self.is_closing, self.is_over) = (carried.is_closing, carried.is_over);
+        self.is_held_back = self.end > 0; // until it has been looked at (N3)
         Ok(())
     }
 }

@@ -148,3 +148,42 @@ fn each_request_is_done_and_answered_once_whatever_is_put_aside() {
     let count = MARK.with(|it| it.get());
     assert!(count > 8, "{count} times something was put aside");
 }
+
+/// A client whose reads have half of the memory and are not received, and another.
+fn beside_who_does_not_receive() -> (Program, UnixStream, UnixStream) {
+    let (mut program, mut streams) = begun_with(ReactorKind::Auto, &fresh(), 2);
+    let (mut other, mut deaf) = (streams.remove(0), streams.remove(0));
+    fill(&mut program, &mut other, &content());
+    deaf.write_all(&read(1, 0, 32 << 20)).unwrap();
+    (0..50).for_each(|_| program.turn());
+    (program, other, deaf)
+}
+
+fn ask(command: u16, length: u64) -> [u8; RequestHeader::BYTES] {
+    let length = length as u32;
+    RequestHeader { flags: 0, command, cookie: 9, offset: 0, length }.encode()
+}
+
+/// Memory was asked for as much as was to be cached, and only a piece of that taken: where it was more than there is at all, nobody gave
+/// way, and all that was asked for behind it waited as well.
+#[test]
+fn caching_more_than_there_is_memory_for_waits_no_longer_than_a_read() {
+    for length in [32 << 20, SIZE] {
+        let (mut program, mut other, _deaf) = beside_who_does_not_receive();
+        let all = [ask(command::CACHE, length), ask(command::FLUSH, 0)].concat();
+        other.write_all(&all).unwrap();
+        hear_out(&mut program, &mut other, 2 * SimpleReplyHeader::BYTES as u64, &mut Vec::new());
+    }
+}
+
+/// It ended its side behind what it had asked for: what waited for memory then was forgotten with the connection, without a word.
+#[test]
+fn what_waits_for_memory_is_done_although_its_client_sends_no_more() {
+    for length in [4 << 20, 64 << 10] {
+        let (mut program, mut other, _deaf) = beside_who_does_not_receive();
+        let (asked, end) = (read(2, 0, length), ask(command::DISCONNECT, 0));
+        other.write_all(&[asked, asked, end].concat()).unwrap();
+        other.shutdown(std::net::Shutdown::Write).unwrap();
+        hear_out(&mut program, &mut other, 2 * (16 + length), &mut Vec::new());
+    }
+}
