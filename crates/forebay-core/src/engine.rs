@@ -52,7 +52,7 @@ pub enum Acknowledge {
 /// What can be chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Segment-sized buffers.
+    /// Segment-sized buffers, at most 256: an opening that goes by a checkpoint looks no further than so many segments that were not used.
     pub buffer_count: u16,
     /// When a plain write is answered.
     pub acknowledge: Acknowledge,
@@ -276,6 +276,7 @@ impl Geometry {
 impl Engine {
     /// An engine over what recovery found. `superblock` is the one written for this opening.
     pub fn new(superblock: &Superblock, recovered: Recovered, config: Config, now: Tick) -> Engine {
+        assert!(usize::from(config.buffer_count) <= crate::log::recovery::UNUSED_RUN);
         let mut volumes = Vec::with_capacity(VOLUME_COUNT_MAX);
         volumes.resize_with(VOLUME_COUNT_MAX, || None);
         let mut engine = Engine {

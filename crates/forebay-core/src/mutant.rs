@@ -165,6 +165,7 @@ faults! {
     LessMemoryUntold,
     AgainTakenForDone,
     GoneTakenForRot,
+    GapStays,
     UnreadTakenForRot,
     FlushTakenForLife,
 }

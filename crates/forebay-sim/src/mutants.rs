@@ -7,7 +7,7 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 34] = [
+pub const STORIES: [(Mutant, &str); 35] = [
     (Mutant::AgainTakenForDone, "again.rs"),
     (Mutant::BadHeaderStaysLast, "scrub.rs"),
     (Mutant::CheckpointOfTwoMoments, "image.rs"),
@@ -16,6 +16,7 @@ pub const STORIES: [(Mutant, &str); 34] = [
     (Mutant::EndNotedOnce, "unflushed.rs"),
     (Mutant::FailedOverNewer, "read_again.rs"),
     (Mutant::FrozenForgotten, "frozen.rs"),
+    (Mutant::GapStays, "image.rs"),
     (Mutant::GoneEndsLog, "shrink.rs"),
     (Mutant::HoleVoidsNothing, "around.rs"),
     (Mutant::HolesShared, "across.rs"),

@@ -243,10 +243,8 @@ fn what_came_into_an_empty_head_behind_a_checkpoint_is_found() {
     assert!(shown > 0, "else this shows nothing");
 }
 
-/// A checkpoint begins before the tail, and of the log behind it nothing can be read: the volume is frozen. A clean stop notes no end of it, which would be in
-/// a segment that is free, or of another log: nobody could read such a superblock.
-#[test]
-fn a_stop_behind_a_log_that_cannot_be_read_leaves_a_superblock_that_can() {
+/// A checkpoint begins before the tail, and of the log behind it nothing can be read: the volume is frozen.
+fn frozen_behind_its_checkpoint() -> World {
     let mut world = world_of(20, 700, |_| ());
     quiet(&mut world);
     do_one(&mut world, WRITE, 0, 1);
@@ -265,6 +263,15 @@ fn a_stop_behind_a_log_that_cannot_be_read_leaves_a_superblock_that_can() {
     stop_and_open(&mut world, Stop::Power);
     let engine = world.engine.as_ref().expect("there is a process");
     assert!(engine.is_frozen(VOLUME));
+    world
+}
+
+/// A clean stop notes no end of it, which would be in
+/// a segment that is free, or of another log: nobody could read such a superblock.
+#[test]
+fn a_stop_behind_a_log_that_cannot_be_read_leaves_a_superblock_that_can() {
+    let world = frozen_behind_its_checkpoint();
+    let engine = world.engine.as_ref().expect("there is a process");
     let mut next = world.superblock.clone();
     engine.note_heads(&mut next);
     next.sequence += 1;
@@ -314,4 +321,100 @@ fn a_checkpoint_is_not_named_before_the_marks_are_written_that_it_begins_behind(
         let early = is_frozen(blocks, Mutants::with(Mutant::CheckpointEndNotDurable));
         assert!(early, "{blocks}: else this shows nothing");
     }
+}
+
+/// A volume of which nothing could be read is frozen. Each checkpoint from then on told where its log had ended, which was in no segment of it: none
+/// could be gone by, for any volume, until somebody gave that one up.
+#[test]
+fn a_checkpoint_behind_a_log_that_cannot_be_read_can_be_gone_by() {
+    let mut world = frozen_behind_its_checkpoint();
+    let named = world.superblock.checkpoint_sequence;
+    checkpoint(&mut world);
+    rest(&mut world);
+    assert!(world.superblock.checkpoint_sequence > named);
+    let before = world.marks.count("opened from a checkpoint");
+    power_cut(&mut world);
+    assert!(world.marks.count("opened from a checkpoint") > before);
+    assert!(world.engine.as_ref().expect("there is a process").is_frozen(VOLUME));
+}
+
+/// Six records that fill a segment each, and one more. The header of the third can be read no more, as an opening has found.
+fn a_segment_is_missing(mutants: Mutants) -> World {
+    let mut world = world_of(20, 700, |setup| setup.config.mutants = mutants);
+    quiet(&mut world);
+    for at in 0..6 {
+        do_one(&mut world, WRITE, at * 15, 15);
+        do_one(&mut world, Op::Flush, 0, 0);
+    }
+    do_one(&mut world, FUA, 600, 1);
+    power_cut(&mut world);
+    for block in 30..45 {
+        world.volumes[0].model.copy_damaged(block);
+        world.volumes[0].prefix.as_mut().expect("nothing goes around").damaged(block);
+    }
+    let header = place(&world, 30) - 1;
+    world.cache.rot(header, Block::zero());
+    power_cut(&mut world);
+    let engine = world.engine.as_ref().expect("there is a process");
+    assert!(!engine.is_frozen(VOLUME), "the next header says what is lost");
+    world
+}
+
+/// Its place was missing in the log from then on, so each checkpoint was taken for one that lacks something: every opening read the whole log, and what
+/// a checkpoint has when the last header rots was not believed.
+#[test]
+fn a_checkpoint_behind_a_segment_that_is_missing_can_be_gone_by() {
+    let used = |mutants| {
+        let mut world = a_segment_is_missing(mutants);
+        let uses = |turn: u64| {
+            do_one(&mut world, FUA, 601 + turn, 1);
+            checkpoint(&mut world);
+            rest(&mut world);
+            let before = world.marks.count("opened from a checkpoint");
+            power_cut(&mut world);
+            usize::from(world.marks.count("opened from a checkpoint") > before)
+        };
+        (0..4).map(uses).sum::<usize>()
+    };
+    assert_eq!(used(Mutants::default()), 4);
+    assert_eq!(used(Mutants::with(Mutant::GapStays)), 0, "else this shows nothing");
+}
+
+#[test]
+fn behind_a_segment_that_is_missing_a_checkpoint_has_what_the_last_header_held() {
+    let is_frozen = |mutants| {
+        let mut world = a_segment_is_missing(mutants);
+        do_one(&mut world, FUA, 601, 1);
+        power_cut(&mut world);
+        checkpoint(&mut world);
+        rest(&mut world);
+        world.volumes[0].model.copy_damaged(601);
+        let header = place(&world, 601) - 1;
+        world.cache.rot(header, Block::zero());
+        power_cut(&mut world);
+        world.engine.as_ref().expect("there is a process").is_frozen(VOLUME)
+    };
+    assert!(!is_frozen(Mutants::default()));
+    assert!(is_frozen(Mutants::with(Mutant::GapStays)), "else this shows nothing");
+}
+
+/// The tail comes past it like past any other, and it is used again.
+#[test]
+fn a_segment_that_is_missing_comes_free_when_the_tail_has_passed_it() {
+    let mut world = a_segment_is_missing(Mutants::default());
+    let status = |world: &World| {
+        world.engine.as_ref().and_then(|it| it.status(VOLUME)).expect("it is there")
+    };
+    assert_eq!(status(&world).segments, 7, "with the one of nothing");
+    for turn in 0..4 {
+        for at in 10..40 {
+            do_one(&mut world, WRITE, at * 15, 15);
+        }
+        do_one(&mut world, Op::Flush, 0, 0);
+        clean(&mut world, VOLUME);
+        rest(&mut world);
+        power_cut(&mut world);
+        assert!(status(&world).segments <= 20, "{turn}");
+    }
+    assert_eq!(status(&world).lost_blocks_now, 15, "not written since");
 }

@@ -61,8 +61,8 @@ fn where_a_log_ends_is_durable_before_the_superblock_says_so() {
     assert!(failed > 0, "else this shows nothing");
 }
 
-/// Of a segment in a log all the records have rotted, which the next one tells of; nobody keeps it then, and it goes with the end of the cache. What is
-/// before it is found.
+/// Of a segment in a log all the records have rotted, which the next one tells of; a program from before did not keep it then, and it went with the end
+/// of the cache. What is before it is found.
 fn opened_without(mutants: Mutants) -> Result<(), String> {
     const LOST: u64 = 8;
     let write = |world: &mut World, volume, block| {
@@ -70,7 +70,7 @@ fn opened_without(mutants: Mutants) -> Result<(), String> {
         settle(world);
     };
     let mut world = world_of(20, BLOCKS, |setup| {
-        setup.config.mutants = mutants;
+        setup.config.mutants = Mutants::with(Mutant::GapStays);
         (setup.config.dirty_age, setup.config.dirty_percent) = (1 << 60, 100);
         setup.volumes.push(setup.volumes[0].clone());
     });
@@ -119,6 +119,7 @@ fn opened_without(mutants: Mutants) -> Result<(), String> {
         world.engine.as_ref().is_some_and(|engine| !engine.is_clean(VolumeIndex(0)))
     };
     assert!(is_dirty(&world), "else nobody reads what is before it");
+    Rc::make_mut(&mut world.setup).config.mutants = mutants;
     world.stop_by(Stop::Power, &mut Fate::Chosen(&mut Choices::default()));
     world.open(Some(Stop::Power)).map_err(|failure| failure.0)?;
     (0..LOST).try_for_each(|block| read(&mut world, block))

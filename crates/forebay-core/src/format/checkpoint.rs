@@ -12,6 +12,7 @@
 use super::bytes::{Field, FormatError, Seed, block_checksum, get_u32, get_u64, put};
 use super::record::Identity;
 use super::superblock::Superblock;
+use crate::limits::SEQUENCE_MAX;
 use crate::map::index::{PACKED_WORDS_MAX, PAGE_CELLS, PAGE_LOAD};
 use crate::map::slots;
 use crate::units::{BLOCK_BYTES, BLOCK_SIZE};
@@ -283,8 +284,14 @@ impl Head {
         };
         let room = u64::from(head.stream_pages) * PAGE_BYTES as u64;
         let pages = u64::from(layout.stream_page()) + u64::from(head.stream_pages);
-        if pages * BLOCK_BYTES > superblock.checkpoint_bytes || head.stream_bytes > room {
+        let is_longer = head.stream_pages > stream_pages_max(superblock.segment_count);
+        let is_outside = pages * BLOCK_BYTES > superblock.checkpoint_bytes;
+        if is_longer || is_outside || head.stream_bytes > room {
             return value("stream_bytes", head.stream_bytes);
+        }
+        // An opening counts on from it, and its superblock must be one that can be read.
+        if head.segment_sequence >= SEQUENCE_MAX {
+            return value("segment_sequence", head.segment_sequence);
         }
         super::bytes::zeros(bytes, 68, BLOCK_SIZE)?;
         Ok(head)

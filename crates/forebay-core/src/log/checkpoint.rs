@@ -36,7 +36,7 @@ use crate::format::checkpoint::{
     self, Areas, Head, Layout, PAGE_BYTES, PAGE_HEAD, PAGE_SEGMENTS, PAGE_SLOTS, PAGE_WORDS,
     SEGMENT_BYTES, Written,
 };
-use crate::format::superblock::{SUPERBLOCK_SIZE, Superblock};
+use crate::format::superblock::{self, SUPERBLOCK_SIZE, Superblock};
 use crate::log::chain::Log;
 use crate::log::image;
 use crate::log::segment::State;
@@ -423,18 +423,18 @@ impl Engine {
     /// A volume, as [`super::image::Stream::volume`] reads it.
     pub(crate) fn capture_volume(&self, volume: &Volume, stream: &mut Vec<u8>) {
         let log = &volume.log;
-        let (used, ordinal) =
-            log.end(volume.index, &self.segments).map_or((0, 0), |end| (end.used, end.ordinal.0));
+        // Of a log of which nothing could be read none is there: what was its end is in no segment of it.
+        let end = log.end(volume.index, &self.segments).unwrap_or(superblock::Head::NONE);
         let mut put = |value: u64| stream.extend_from_slice(&value.to_le_bytes());
         put(u64::from(volume.index.0) | if volume.has_forgotten() { image::FORGOT } else { 0 });
         put(u64::from(volume.attach_generation));
-        put(log.last.sequence.0);
-        put(u64::from(log.last.checksum));
-        put(u64::from(log.last.segment.0));
-        put(u64::from(log.last.block));
-        put(log.closed.0);
-        put(u64::from(used));
-        put(ordinal);
+        put(end.link.sequence.0);
+        put(u64::from(end.link.checksum));
+        put(u64::from(end.link.segment.0));
+        put(u64::from(end.link.block));
+        put(end.through.0);
+        put(u64::from(end.used));
+        put(end.ordinal.0);
         put(log.next_sequence.0);
         // As in memory: both are true already, whatever the log says of them later.
         put(log.watermark.0);

@@ -29,6 +29,7 @@
 //!   valid but for that. Whoever had a segment before the one that has it now had given it back, though no record tells so any more.
 //! - **V11** Where nothing is left of the segment behind an opening's border, nobody says how far the log goes in the one before it, which may end with
 //!   what is void: if all of it is clean it is forgotten with everything older. (What is dirty counts.)
+//! - **V12** A segment that is missing between two that are there keeps its place (`gap`).
 //! - **V5** Sequences and segment sequences go on above everything seen, void or not.
 //!
 //! # Not here
@@ -39,6 +40,7 @@ mod apply;
 mod base;
 mod end;
 mod found;
+mod gap;
 mod read;
 mod redo;
 mod source;
@@ -60,7 +62,9 @@ use crate::units::{BLOCK_SIZE, Ordinal, SegmentId, Sequence, VolumeIndex};
 use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
+pub(crate) use base::UNUSED_RUN;
 use end::Behind;
+use gap::Gap;
 use read::{First, Step, TOGETHER, Wanted};
 
 /// Sequences left out at each opening, for records that were void and not seen.
@@ -111,6 +115,8 @@ struct Recovery<'a, R> {
     closed_generation: u32,
     /// Flush epoch of the record before, if that is known.
     epoch: Option<u64>,
+    /// Where segments are missing.
+    gaps: Vec<Gap>,
 }
 
 /// Reads the log of every volume: from the newest checkpoint on, or all of it where there is none
@@ -185,6 +191,7 @@ fn recover_from<R: CacheReader>(
         extent_count_max,
         closed_generation: 0,
         epoch: None,
+        gaps: Vec::new(),
     };
     match image {
         Some(image) => recovery.use_image(image),
@@ -203,6 +210,8 @@ fn recover_from<R: CacheReader>(
         let index = usize::from(volume.index.0);
         recovery.found.volumes[index] = Some(recovery.end_volume(volume));
     }
+    // Behind all volumes: what a log has for sure is not taken for another's.
+    recovery.fill_gaps();
     let Recovery { mut found, image, .. } = recovery;
     if let Some(image) = &image {
         found.slot_runs.clone_from(&image.slot_runs);

@@ -74,7 +74,7 @@ fn put_checkpoint(
         layout,
         stream_pages: stream.len().div_ceil(PAGE_BYTES) as u32,
         stream_bytes: stream.len() as u64,
-        segment_sequence: random.below(20),
+        segment_sequence: number(random, odd),
     };
     let own = Written::new(superblock.checkpoint_sequence, superblock.checkpoint_sequence);
     let mut put = |by: Written, number: u32, mut page: [u8; BLOCK_SIZE]| {

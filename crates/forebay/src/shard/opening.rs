@@ -223,6 +223,9 @@ impl Opening {
         } = self;
         let mut superblock = recovery::reopen(&superblock, &recovered, config.mutants);
         superblock.written_at = wall_now();
+        // Whatever was found in the log: both copies are about to be written, and nobody could open the cache by such a one.
+        Superblock::decode(&mut superblock.encode(0), 0)
+            .map_err(|error| system("count on from what the log says")(io::Error::other(error)))?;
         cache::write_superblock(cache.as_ref(), &superblock)?;
         identity.open_generation = superblock.open_generation;
         let name = shared_name(&superblock);

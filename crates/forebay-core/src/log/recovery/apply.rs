@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A chain of records, applied in order to index, slots, segments and extents.
 
+use super::gap::Gap;
 use super::read::{BATCH, Step};
 use super::{CacheReader, Damage, Recovered, RecoveredVolume, Recovery};
 use crate::format::entry::{Entry, Kind};
@@ -394,6 +395,11 @@ impl<R: CacheReader> Recovery<'_, R> {
         if segment.state == State::Sealed {
             return;
         }
+        let is_next = header.ordinal == out.log.next_ordinal;
+        if let Some(before) = out.log.newest.filter(|_| !is_next) {
+            self.gaps.push(Gap { index, before, id, header: *header, at: out.log.closed });
+        }
+        let segment = self.found.segments.get_mut(id);
         segment.become_state(State::Open);
         segment.become_state(State::Sealed);
         let segment = self.found.segments.get_mut(id);

@@ -15,8 +15,8 @@ use alloc::rc::Rc;
 use alloc::vec::Vec;
 
 /// So many segments in a row that were not used again since a checkpoint: none behind them was.
-/// More than can be open or on their way at once.
-const UNUSED_RUN: usize = 256;
+/// As many as can be open or on their way at once (`Config::buffer_count`).
+pub(crate) const UNUSED_RUN: usize = 256;
 
 impl<R: CacheReader> Recovery<'_, R> {
     /// Takes a checkpoint, and looks for what came after it: in the pool it captured, from the
