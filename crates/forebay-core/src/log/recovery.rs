@@ -44,6 +44,7 @@ mod gap;
 mod read;
 mod redo;
 mod source;
+mod steps;
 
 pub use found::{Damage, Found, Recovered, RecoveredVolume};
 pub use redo::redo;
@@ -66,6 +67,7 @@ pub(crate) use base::UNUSED_RUN;
 use end::Behind;
 use gap::Gap;
 use read::{First, Step, TOGETHER, Wanted};
+use steps::Steps;
 
 /// Sequences left out at each opening, for records that were void and not seen.
 pub(crate) const SEQUENCE_GAP: u64 = 1 << 24;
@@ -86,7 +88,7 @@ pub enum Writer {
 /// A volume whose log has been found and not been applied.
 struct Begun {
     index: VolumeIndex,
-    chain: Vec<Step>,
+    chain: Steps,
     /// The newest sequence seen, void or not.
     sequence_max: Sequence,
     out: RecoveredVolume,
@@ -359,13 +361,11 @@ impl<R: CacheReader> Recovery<'_, R> {
     }
 
     /// The whole log, tail to end: what stood when the cache was opened, then what came since.
-    fn chain(&mut self, index: VolumeIndex, volume: &Volume, behind: &Behind) -> Vec<Step> {
+    fn chain(&mut self, index: VolumeIndex, volume: &Volume, behind: &Behind) -> Steps {
         // What a checkpoint holds need not be read again.
         let start = self.image_of(index).map_or(Head::NONE, |volume| volume.start);
         let tail = behind.tail.max(start.ordinal);
-        let mut steps = self.stood(index, volume, tail);
-        steps.extend_from_slice(&behind.steps);
-        steps.retain(|step| match step {
+        let is_wanted = |step: &Step| match step {
             Step::Record { header, .. } => {
                 header.ordinal >= tail && header.sequence > start.link.sequence
             }
@@ -375,12 +375,20 @@ impl<R: CacheReader> Recovery<'_, R> {
                     || *ordinal == start.ordinal && *block > start.link.block
                     || start == Head::NONE
             }
-        });
-        steps
+        };
+        let (whole, stood) = self.stood(index, volume, tail);
+        let stood = whole.into_iter().chain(stood.iter().flat_map(Steps::iter));
+        stood.chain(behind.steps.iter()).filter(is_wanted).collect()
     }
 
-    /// What stood when the cache was opened: from the tail to the head that the superblock names.
-    fn stood(&mut self, index: VolumeIndex, volume: &Volume, tail: Ordinal) -> Vec<Step> {
+    /// What stood when the cache was opened: from the tail to the head that the superblock names; and before it a hole, if older segments
+    /// should be there and cannot be found.
+    fn stood(
+        &mut self,
+        index: VolumeIndex,
+        volume: &Volume,
+        tail: Ordinal,
+    ) -> (Option<Step>, Vec<Steps>) {
         // Bounded: each turn but the last gives up a life of a segment.
         loop {
             let (wanted, whole) = self.down_from_head(index, volume, tail);
@@ -395,15 +403,10 @@ impl<R: CacheReader> Recovery<'_, R> {
                 self.give_up(index, wanted, life);
                 continue;
             }
-            let mut steps = Vec::new();
-            if !whole {
-                // Older segments that should be there cannot be found.
-                let before = |first: &Wanted| Ordinal(first.ordinal.0 - 1);
-                let ordinal = wanted.first().map_or(volume.head.ordinal, before);
-                steps.push(Step::Hole { ordinal, id: SegmentId(u32::MAX), block: 0 });
-            }
-            steps.extend(read.into_iter().flatten());
-            return steps;
+            let before = |first: &Wanted| Ordinal(first.ordinal.0 - 1);
+            let ordinal = wanted.first().map_or(volume.head.ordinal, before);
+            let hole = Step::Hole { ordinal, id: SegmentId(u32::MAX), block: 0 };
+            return ((!whole).then_some(hole), read);
         }
     }
 
@@ -437,11 +440,11 @@ impl<R: CacheReader> Recovery<'_, R> {
 /// The newest segment with another record in the place of the one that the log goes on from, or an older one behind it, and the
 /// life that is of. A slot is written once in a life of its segment, so none of that life is the log's own
 /// (V8). Lives rise from segment to segment: if the header that links is the older one, it is the void one.
-fn unlinked(head: Link, wanted: &[Wanted], read: &[Vec<Step>]) -> Option<(Wanted, u64)> {
+fn unlinked(head: Link, wanted: &[Wanted], read: &[Steps]) -> Option<(Wanted, u64)> {
     let mut link = Some((head, None));
     for (wanted, steps) in wanted.iter().zip(read).rev() {
-        for step in steps {
-            let Step::Record { id, block, header, checksum, .. } = step else { continue };
+        for step in steps.iter() {
+            let Step::Record { id, block, header, checksum, .. } = &step else { continue };
             let place = *block..*block + header.blocks;
             // Sequences rise within a life: what lies behind the link and is older is of another one.
             let behind = |link: &Link| *block > link.block && header.sequence < link.sequence;

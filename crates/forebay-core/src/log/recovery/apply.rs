@@ -3,6 +3,7 @@
 
 use super::gap::Gap;
 use super::read::{BATCH, Step};
+use super::steps::Steps;
 use super::{CacheReader, Damage, Recovered, RecoveredVolume, Recovery};
 use crate::format::entry::{Entry, Kind};
 use crate::format::record::{self, Header, Item, Link};
@@ -34,7 +35,7 @@ const PLAIN_COUNT: usize = 1 << 15;
 
 impl<R: CacheReader> Recovery<'_, R> {
     /// Applies a chain in order to index, slots, extents and segments.
-    pub(super) fn apply(&mut self, index: VolumeIndex, chain: &[Step], out: &mut RecoveredVolume) {
+    pub(super) fn apply(&mut self, index: VolumeIndex, chain: &Steps, out: &mut RecoveredVolume) {
         self.closed_generation = 0;
         self.epoch = self.epoch_before(index);
         let mut hole: Option<(SegmentId, u16)> = None;
@@ -42,14 +43,22 @@ impl<R: CacheReader> Recovery<'_, R> {
         let mut plain: Vec<(SegmentId, u16, u16)> = Vec::new();
         let mut items_known = true;
         let mut alone = [0; BLOCK_SIZE];
-        for steps in chain.chunks(BATCH) {
+        let mut chain = chain.iter();
+        let mut steps = Vec::with_capacity(BATCH);
+        // Bounded: each turn takes some of what there is.
+        loop {
+            steps.clear();
+            steps.extend(chain.by_ref().take(BATCH));
+            if steps.is_empty() {
+                break;
+            }
             let records = steps.iter().filter_map(|step| match step {
                 Step::Record { id, block, held: false, .. } => Some((*id, *block)),
                 Step::Record { .. } | Step::Hole { .. } => None,
             });
             let bytes = self.read_blocks(&records.collect::<Vec<_>>());
             let mut heads = bytes.as_chunks::<BLOCK_SIZE>().0.iter();
-            for step in steps {
+            for step in &steps {
                 let mut place = match step {
                     Step::Hole { id, block, .. } | Step::Record { id, block, .. } => (*id, *block),
                 };

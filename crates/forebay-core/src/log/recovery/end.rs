@@ -3,6 +3,7 @@
 //! not be durable (V9).
 
 use super::read::{First, Step, TOGETHER, Wanted};
+use super::steps::Steps;
 use super::{CacheReader, Damage, Recovery, Writer};
 use crate::format::bytes::{Seed, block_checksum};
 use crate::format::entry::Kind;
@@ -16,7 +17,7 @@ use alloc::vec::Vec;
 /// What is known of the log behind the head.
 #[derive(Clone)]
 pub(super) struct Behind {
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Steps,
     pub(super) watermark: Sequence,
     pub(super) tail: Ordinal,
     pub(super) backing_as_of: u64,
@@ -42,7 +43,7 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// The records this opening appended behind the head it found.
     pub(super) fn behind_head(&mut self, index: VolumeIndex, volume: &Volume) -> Behind {
         let mut behind = Behind {
-            steps: Vec::new(),
+            steps: Steps::default(),
             watermark: volume.watermark,
             tail: volume.tail.max(Ordinal(1)),
             backing_as_of: volume.backing_as_of,
@@ -74,10 +75,10 @@ impl<R: CacheReader> Recovery<'_, R> {
         // each names the one before it.
         let bottom = Ordinal(volume.head.ordinal.0 + 1);
         let top = current.last_key_value().map_or(Ordinal(0), |(ordinal, _)| *ordinal);
-        let mut found: Vec<(Ordinal, Vec<Step>)> = Vec::new();
+        let mut found: Vec<(Ordinal, Steps)> = Vec::new();
         let mut tails: Vec<Ordinal> = alloc::vec![behind.tail];
         let mut named: Option<(SegmentId, Option<u16>)> = None;
-        let mut ahead: VecDeque<(Wanted, Vec<Step>)> = VecDeque::new();
+        let mut ahead: VecDeque<(Wanted, Steps)> = VecDeque::new();
         let mut ordinal = top;
         // Bounded: a log has no more segments than the cache.
         for _ in 0..self.superblock.segment_count {
@@ -96,13 +97,16 @@ impl<R: CacheReader> Recovery<'_, R> {
                     }
                     ahead.pop_front().map(|ahead| ahead.1).unwrap_or_default()
                 }
-                None => alloc::vec![Step::Hole { ordinal, id: SegmentId(u32::MAX), block: 0 }],
+                None => {
+                    let hole = Step::Hole { ordinal, id: SegmentId(u32::MAX), block: 0 };
+                    Steps::from_iter([hole])
+                }
             };
             named = steps.iter().find_map(|step| match step {
-                Step::Record { header, .. } => self.names(header),
+                Step::Record { header, .. } => self.names(&header),
                 Step::Hole { .. } => None,
             });
-            for step in &steps {
+            for step in steps.iter() {
                 if let Step::Record { header, .. } = step {
                     tails.push(header.tail);
                     let last = header.last_sequence();
@@ -116,17 +120,11 @@ impl<R: CacheReader> Recovery<'_, R> {
         // segments may be gone; below the tail of a record that does not stand they are all there.
         tails.sort_unstable();
         tails.dedup();
-        let mut steps: Vec<Step> = Vec::new();
-        let mut begins: Vec<(Ordinal, usize)> = Vec::with_capacity(found.len());
-        for (ordinal, of_segment) in found.into_iter().rev() {
-            begins.push((ordinal, steps.len()));
-            steps.extend_from_slice(&of_segment);
-        }
+        found.reverse();
         while let Some(tail) = tails.pop() {
             let first = bottom.max(tail);
-            let at = begins.partition_point(|(ordinal, _)| *ordinal < first);
-            let from = begins.get(at).map_or(steps.len(), |(_, from)| *from);
-            let judged = self.judge(index, volume, &steps[from..], first == bottom, &behind);
+            let at = found.partition_point(|(ordinal, _)| *ordinal < first);
+            let judged = self.judge(index, volume, &found[at..], first == bottom, &behind);
             if judged.tail >= tail || tails.is_empty() {
                 return judged;
             }
@@ -165,12 +163,13 @@ impl<R: CacheReader> Recovery<'_, R> {
         &mut self,
         index: VolumeIndex,
         volume: &Volume,
-        steps: &[Step],
+        segments: &[(Ordinal, Steps)],
         links_to_head: bool,
         before: &Behind,
     ) -> Behind {
         let mut behind = before.clone();
-        let headers = steps.iter().filter_map(|step| match step {
+        let steps = || segments.iter().flat_map(|(_, steps)| steps.iter());
+        let headers = steps().filter_map(|step| match step {
             Step::Record { header, .. } => Some(header),
             Step::Hole { .. } => None,
         });
@@ -186,10 +185,12 @@ impl<R: CacheReader> Recovery<'_, R> {
         let mut through = volume.head.through;
         let mut held = false;
         let mut first = !links_to_head;
-        for step in steps {
-            let Step::Record { id, block, header, checksum, .. } = step else {
+        // Those at the end do not count.
+        let mut holes = Vec::new();
+        for step in steps() {
+            let Step::Record { id, block, header, checksum, .. } = &step else {
                 held = true;
-                behind.steps.push(*step);
+                holes.push(step);
                 continue;
             };
             let linked = header.previous == last || first && !held && *block == 0;
@@ -203,7 +204,7 @@ impl<R: CacheReader> Recovery<'_, R> {
                 cut = !rot || !later || torn_end;
                 if !held {
                     let ordinal = header.ordinal;
-                    behind.steps.push(Step::Hole { ordinal, id: *id, block: *block });
+                    holes.push(Step::Hole { ordinal, id: *id, block: *block });
                 }
             }
             let unsure = header.last_sequence() > durable;
@@ -229,12 +230,10 @@ impl<R: CacheReader> Recovery<'_, R> {
             behind.watermark = behind.watermark.max(header.watermark);
             behind.tail = behind.tail.max(header.tail);
             behind.flush_epoch = behind.flush_epoch.max(header.flush_epoch);
-            behind.steps.push(*step);
+            behind.steps.extend(holes.drain(..));
+            behind.steps.push(step);
         }
         self.rewrite_unflushed();
-        while matches!(behind.steps.last(), Some(Step::Hole { .. })) {
-            behind.steps.pop();
-        }
         if durable > through {
             // What is missing was durable: the end of the log rotted. Nothing says what it held.
             let (segment, block) = (last.segment, last.block);

@@ -5,6 +5,7 @@
 //! than one. And they are read once: what a record holds goes into the slot table when its header is seen, whatever
 //! comes of the record. Rows of blocks that are in no log mean nothing.
 
+use super::steps::Steps;
 use super::{CacheReader, Recovery};
 use crate::format::bytes::FormatError;
 use crate::format::entry::Kind;
@@ -74,7 +75,7 @@ struct Progress {
     before: Sequence,
     /// The life of the segment that its records are of, once one was seen.
     life: Option<u64>,
-    steps: Vec<Step>,
+    steps: Steps,
 }
 
 impl Progress {
@@ -219,7 +220,7 @@ impl<R: CacheReader> Recovery<'_, R> {
     /// That is safe: a header proves itself by its address, the cache's key and its segment's
     /// ordinal, which nothing a guest wrote can do. Where a log was cut the ordinal comes again, maybe
     /// in the same segment: what the cut left of it is of an older life, and void (V2).
-    pub(super) fn read_segments(&mut self, index: VolumeIndex, all: &[Wanted]) -> Vec<Vec<Step>> {
+    pub(super) fn read_segments(&mut self, index: VolumeIndex, all: &[Wanted]) -> Vec<Steps> {
         let begin = |wanted: &Wanted| {
             let there = self.is_there(wanted.id);
             let blocks = if there { self.superblock.segment_blocks() } else { 0 };
@@ -230,7 +231,7 @@ impl<R: CacheReader> Recovery<'_, R> {
                 block: 0,
                 before: Sequence(0),
                 life: None,
-                steps: if there { Vec::new() } else { alloc::vec![hole] },
+                steps: (!there).then_some(hole).into_iter().collect(),
             }
         };
         let mut all: Vec<Progress> = all.iter().map(begin).collect();
@@ -252,7 +253,7 @@ impl<R: CacheReader> Recovery<'_, R> {
             self.read_next(index, now);
             core::mem::swap(&mut now, &mut then);
         }
-        all.into_iter().map(|progress| progress.steps).collect()
+        all.into_iter().map(|progress| progress.steps.shrunk()).collect()
     }
 
     /// Reads the next header of each.
@@ -326,7 +327,7 @@ impl<R: CacheReader> Recovery<'_, R> {
         self.load(id);
         let life = self.youngest_life(index, progress);
         if life > progress.life {
-            progress.steps.clear();
+            progress.steps = Steps::default();
             (progress.block, progress.before, progress.life) = (0, Sequence(0), life);
         }
         let mut hole = None;
@@ -419,9 +420,9 @@ impl<R: CacheReader> Recovery<'_, R> {
         &mut self,
         index: VolumeIndex,
         wanted: &[Wanted],
-        read: &[Vec<Step>],
+        read: &[Steps],
     ) -> Option<(Wanted, u64)> {
-        let headless = |steps: &[Step]| matches!(steps.first(), Some(Step::Hole { .. }));
+        let headless = |steps: &Steps| matches!(steps.first(), Some(Step::Hole { .. }));
         let mut all = wanted.iter().zip(read).filter(|(_, steps)| headless(steps));
         all.find_map(|(wanted, steps)| {
             let life = steps.iter().find_map(|step| match step {
