@@ -40,6 +40,8 @@ pub enum Why {
     ServedWithout,
     /// The backing device was changed by others, and what was dirty was kept.
     Changed,
+    /// The cache is an older state of itself.
+    OlderCache,
 }
 
 impl Why {
@@ -49,6 +51,7 @@ impl Why {
             Why::CacheFailed => "was written when the cache had failed",
             Why::ServedWithout => "was served without this cache",
             Why::Changed => "was changed by others",
+            Why::OlderCache => "was served with a later state of this cache",
         }
     }
 }
@@ -83,6 +86,9 @@ pub struct Record {
     /// When it was left at the last clean stop, in milliseconds since 1970; none while it is served.
     #[serde(default)]
     pub left_at: Option<u64>,
+    /// The cache's generation when it was served; 0: a program from before has not told.
+    #[serde(default)]
+    pub generation: u32,
 }
 
 impl Record {
@@ -313,6 +319,7 @@ mod tests {
             dirty: true,
             stale: None,
             left_at: None,
+            generation: 3,
         }
     }
 

@@ -34,6 +34,7 @@ mod nbd_cache;
 mod nbd_clients;
 mod nbd_zeroes;
 mod notified;
+mod older;
 mod open_files;
 mod package;
 mod pages;

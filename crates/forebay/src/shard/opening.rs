@@ -198,6 +198,11 @@ impl Opening {
         &self.config
     }
 
+    /// Whether the cache holds what is not on a volume's backing device.
+    pub fn is_dirty(&self, volume: VolumeIndex) -> bool {
+        self.recovered.is_dirty(volume)
+    }
+
     /// Goes on with another configuration, which has at least that room.
     pub fn set_config(&mut self, config: Config) {
         assert!(config.extent_count_max >= self.config.extent_count_max);

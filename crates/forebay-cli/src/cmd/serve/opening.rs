@@ -3,6 +3,7 @@
 
 use super::Daemon;
 use super::devices::uuid_of_bare;
+use super::older::Older;
 use super::watch::Watch;
 use crate::args::{IoChoice, SEGMENT_BYTES_LEAST, ServeArgs, VolumeSpec};
 use crate::attach::left::{self, Known};
@@ -86,6 +87,7 @@ impl Daemon {
         let state_dir = StateDir::open(args.state_dir.as_deref())?;
         let mut options = options(args);
         let Opened { path: cache, device, stats: cache_stats, found } = cache;
+        let older = Older::find(state_dir.as_ref().ok(), &found.superblock)?;
         if cache.is_none() {
             // Nothing is ever in it, so nothing has to outlive the process.
             (options.shared, options.lasting) = (false, false);
@@ -130,6 +132,7 @@ impl Daemon {
             tell(&config);
             opening.set_config(config);
         }
+        older.check(&found.superblock, &opening, args)?;
         let shard = opening.finish()?;
         let mut daemon = Daemon {
             server: Server::new(shard),
@@ -155,6 +158,7 @@ impl Daemon {
             gone: Vec::new(),
             config_file: args.config_file(),
             state_dir: None,
+            older,
             marking: Vec::new(),
             watch: Watch::new(),
             scrubs: super::scrub::Scrubs::new(args.scrub_every),

@@ -81,8 +81,13 @@ impl Daemon {
         }
     }
 
-    /// Whether a backing device was written without this cache.
+    /// Whether a backing device was written without this cache, or with a later state of it.
     pub(super) fn mark_of(&self, recorded: &Volume) -> Result<Option<Mark>> {
+        let known = self.known_mark(recorded)?;
+        Ok(known.or_else(|| self.older.mark(recorded)))
+    }
+
+    fn known_mark(&self, recorded: &Volume) -> Result<Option<Mark>> {
         let known = self.known_of(&uuid_text(&recorded.uuid))?;
         Ok(known.and_then(|known| known.mark_for(recorded.attach_generation)))
     }
@@ -102,12 +107,13 @@ impl Daemon {
     pub(super) fn note_known(&mut self, recorded: &Volume, backing: &Path) {
         let Some(dir) = &self.state_dir else { return };
         let mut record = self.record_of(recorded, backing, true);
-        let noted = self.mark_of(recorded).and_then(|mark| {
+        let noted = self.known_mark(recorded).and_then(|mark| {
             record.stale = mark;
             dir.write(&record)
         });
-        if let Err(error) = noted {
-            self.problem(format!("{}: {error:#}", recorded.name));
+        match noted {
+            Ok(()) => self.older.is_noted(&uuid_text(&recorded.uuid)),
+            Err(error) => self.problem(format!("{}: {error:#}", recorded.name)),
         }
     }
 
@@ -290,6 +296,7 @@ impl Daemon {
             dirty,
             stale: None,
             left_at: None,
+            generation: self.server.shard.superblock().open_generation,
         }
     }
 

@@ -331,6 +331,11 @@ impl Recovered {
         self.volume(volume).is_some_and(|volume| volume.frozen)
     }
 
+    /// Whether something of a volume is not on its backing device.
+    pub fn is_dirty(&self, volume: VolumeIndex) -> bool {
+        self.volume(volume).is_some_and(|volume| volume.log.is_dirty())
+    }
+
     /// Blocks of a volume that are not on its backing device, superseded versions included.
     pub fn dirty_blocks(&self, volume: VolumeIndex) -> u64 {
         self.volume(volume).map_or(0, |volume| volume.log.dirty_blocks)
