@@ -83,7 +83,7 @@ impl VolumeStatus {
         out!("  has {held} of the cache, {reserved} reserved");
         if let Some(first) = self.exposed_first_block {
             out!(
-                "  if the cache were lost now, blocks {first} to {} of the backing device would be of two states",
+                "  if the cache were lost now, blocks {first} to {} of the backing device may be of two states",
                 first + self.exposed_blocks - 1
             );
         }
