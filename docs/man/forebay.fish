@@ -49,9 +49,9 @@ complete -c forebay -n "__fish_forebay_needs_command" -f -a "layout" -d 'Say how
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "removal" -d 'Say what stands against taking the program off this machine; its package asks'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l size -d 'Bytes of the device to use (512M, 1G, 1T), all if it is not given; needed for a new file' -r
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l segment-size -d 'Bytes of a segment: a power of two, 256K to 4M' -r
-complete -c forebay -n "__fish_forebay_using_subcommand format" -l state-dir -d 'The state directory, if neither the file in /etc/forebay that names the cache says which, nor it is the usual one (`forebay serve --state-dir`): what it has of the erased cache is removed' -r -F
-complete -c forebay -n "__fish_forebay_using_subcommand format" -l force -d 'Erase what is recognised there: a file system, a partition table, another cache'
-complete -c forebay -n "__fish_forebay_using_subcommand format" -l lose-dirty -d 'With --force: erase a cache although it has data that is not on its backing device, or one that cannot be read and may have'
+complete -c forebay -n "__fish_forebay_using_subcommand format" -l state-dir -d 'The state directory, if neither the file in /etc/forebay that names the cache says which, nor it is the usual one (`forebay serve --state-dir`): what it has of the erased cache is removed, and a disk that it has noted is asked about' -r -F
+complete -c forebay -n "__fish_forebay_using_subcommand format" -l force -d 'Erase what is there: a file system, a partition table, another cache, a file that is not empty, or a disk that a cache holds something of'
+complete -c forebay -n "__fish_forebay_using_subcommand format" -l lose-dirty -d 'With --force: erase a cache although it has data that is not on its backing device, or one that cannot be read and may have, or the backing device of a cache that may hold newer data'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l config -d 'Take the settings from this file' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand serve" -l cache -d 'The formatted cache device or file; without it the volumes are their bare backing devices' -r -F

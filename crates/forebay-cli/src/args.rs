@@ -237,16 +237,17 @@ pub struct FormatArgs {
     /// Bytes of a segment: a power of two, 256K to 4M
     #[arg(long, value_parser = parse_segment_size, default_value = "512K")]
     pub segment_size: u32,
-    /// Erase what is recognised there: a file system, a partition table, another cache
+    /// Erase what is there: a file system, a partition table, another cache, a file that is not empty, or a disk that a cache holds something of
     #[arg(long)]
     pub force: bool,
-    /// With --force: erase a cache although it has data that is not on its backing device, or one that cannot be read and may have
+    /// With --force: erase a cache although it has data that is not on its backing device, or one that cannot be read and may have, or the
+    /// backing device of a cache that may hold newer data
     ///
     /// What is known to be lost by that has to be confirmed on a terminal, by typing each volume's name; without a terminal it is refused.
     #[arg(long)]
     pub lose_dirty: bool,
     /// The state directory, if neither the file in /etc/forebay that names the cache says which, nor it is the usual one (`forebay
-    /// serve --state-dir`): what it has of the erased cache is removed
+    /// serve --state-dir`): what it has of the erased cache is removed, and a disk that it has noted is asked about
     #[arg(long, value_name = "PATH")]
     pub state_dir: Option<PathBuf>,
 }

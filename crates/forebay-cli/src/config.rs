@@ -20,7 +20,7 @@ pub mod show;
 mod state;
 
 pub use file::Mistake;
-pub use state::state_dir_of;
+pub use state::{state_dir_of, state_dirs};
 
 use crate::args::{Args, Command, ServeArgs, VolumeSpec};
 use crate::upgrade;

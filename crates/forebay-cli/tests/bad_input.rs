@@ -261,6 +261,17 @@ fn format_erases_nothing_that_it_knows_unless_told_to() {
         assert!(std::fs::read(&file).unwrap() == before, "{name}: something was written");
         assert_eq!(place.run(&["format", &file, "--force"]).code, 0);
     }
+    // An archive, the disk of a virtual machine: files that nobody takes for empty, whatever is in them.
+    let place = Place::new("unknown");
+    let file = place.file("file", 64 << 20);
+    patch(&file, (64 << 20) - 1, |place| place[0] = 1, 1);
+    place.run(&["format", &file]).refused(1, "is a file with something in it");
+    assert_eq!(std::fs::read(&file).unwrap().last(), Some(&1));
+    assert_eq!(place.run(&["format", &file, "--force"]).code, 0);
+    // Zeros are what `dd` makes of a file that is to be a cache.
+    let file = place.text("zeros");
+    std::fs::write(&file, vec![0; 64 << 20]).unwrap();
+    assert_eq!(place.run(&["format", &file]).code, 0);
     let place = Place::new("twice");
     let cache = place.cache();
     place.run(&["format", &cache]).refused(1, "is a forebay cache already; give --force");

@@ -472,3 +472,52 @@ fn refused(mut command: Command) -> String {
 fn names(path: &Path) -> usize {
     std::fs::read_dir(path).unwrap().count()
 }
+
+/// The disk's own superblock may be in the cache alone: nothing on the disk says that it is somebody's.
+#[test]
+fn a_disk_that_belongs_to_a_cache_is_not_formatted_unless_told_to() {
+    let place = Place::new("stale-format");
+    place.scratch.file("disk", 64 * MIB);
+    let format = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.arg("format").arg(&place.disk).args(more);
+        run(&mut place.with_state(command))
+    };
+    let refused = |more: &[&str], says: &[&str]| {
+        let done = format(more);
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{done:?}");
+        for says in says {
+            assert!(said.contains(says), "{says}: {said}");
+        }
+    };
+    let mut daemon = place.serve_first();
+    place.write("v", 0, 7);
+    daemon.kill();
+    let cache = place.scratch.cache();
+    let cache = cache.to_str().unwrap();
+    let named = ["belongs to volume v of the cache ", cache, "which may hold newer data"];
+    refused(&[], &named);
+    refused(&["--force"], &named);
+    refused(&["--force"], &["give --force and --lose-dirty"]);
+    // All of it is on the disk now, whose it still is.
+    place.offline(&["drain"]);
+    refused(&[], &["belongs to volume v of the cache ", "`forebay forget --cache", "give --force"]);
+    assert_eq!(place.on_disk(0), 7);
+    // Dirty again, and given up: then the cache must not be served with what it holds of that disk.
+    let mut daemon = place.serve_first();
+    assert!(place.scratch.ask(&["set", "v", "mode=write-back"]).status.success());
+    place.write("v", 0, 8);
+    daemon.kill();
+    refused(&["--force"], &named);
+    let done = format(&["--force", "--lose-dirty"]);
+    assert!(done.status.success(), "{done:?}");
+    place.scratch.note_cache(&String::from_utf8_lossy(&done.stdout));
+    let records = std::fs::read_dir(place.state()).unwrap();
+    let texts = records.map(|it| std::fs::read_to_string(it.unwrap().path()).unwrap());
+    assert!(texts.into_iter().all(|it| it.contains("\"changed\"")), "the cache is not stale");
+    // That was given up: it is asked for once.
+    let done = format(&["--force"]);
+    assert!(done.status.success(), "{done:?}");
+    place.scratch.note_cache(&String::from_utf8_lossy(&done.stdout));
+}

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay format`: makes a new, empty cache.
 
+mod content;
+
 use crate::args::FormatArgs;
-use crate::attach::left;
 use crate::state_dir::StateDir;
 use crate::units::size;
 use crate::{backing, config, memory, quoted};
 use anyhow::{Context, Result, bail};
 use forebay::cache;
-use forebay::host::machine::Host;
-use forebay::host::signature::{self, Kind};
-use forebay::io::{Device, FileDevice};
+use forebay::io::Device;
 use forebay::shard::{CACHE_SOURCE, uuid_text, wall_now};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Superblock;
@@ -54,7 +53,10 @@ fn format(args: &FormatArgs) -> Result<ExitCode> {
         }
         None => None,
     };
-    let device = check_content(args, device, unknown, state_dir.as_ref())?;
+    let owners = content::Owners::of(args)?;
+    let device = content::check(args, device, unknown, state_dir.as_ref())?;
+    // Nothing stands against it any more.
+    owners.pass()?;
     let superblock = cache::format(&device, size_bytes, args.segment_size, wall_now())?;
     print_result(args, &superblock)?;
     if let Some(before) = before {
@@ -81,51 +83,6 @@ fn make_file(args: &FormatArgs) -> Result<bool> {
         return Err(error).with_context(|| format!("{path}: there is no room for it"));
     }
     Ok(true)
-}
-
-/// Refuses to erase what somebody may want. `unknown`: why there is no cache that can be read.
-fn check_content(
-    args: &FormatArgs,
-    device: FileDevice,
-    unknown: Option<String>,
-    state_dir: Option<&StateDir>,
-) -> Result<FileDevice> {
-    let path = args.cache.display();
-    let size_bytes = device.info().size_bytes;
-    let mut read = |offset: u64, bytes: &mut [u8]| device.read_at(offset, bytes);
-    let found = signature::probe(&mut read, size_bytes)
-        .with_context(|| format!("{path}: cannot be read, so what is on it is unknown"))?;
-    let model = Host::default().model_of(&args.cache).map_or(String::new(), |it| format!("{it}, "));
-    out!("{path}: {model}{}", size(size_bytes));
-    for signature in &found {
-        out!("  holds {signature}");
-    }
-    if let Some(why) = unknown {
-        if !found.is_empty() && !args.force {
-            bail!("{path}: would erase what is listed above; give --force if that is meant");
-        }
-        if found.iter().any(|it| it.kind == Kind::Forebay) && !args.lose_dirty {
-            bail!(
-                "{path}: is a forebay cache that cannot be read, and may have data that is not on its backing devices: {why}; \
-                 give --lose-dirty as well to erase it all the same"
-            );
-        }
-        return Ok(device);
-    }
-    if !args.force {
-        bail!("{path}: is a forebay cache already; give --force to erase it");
-    }
-    left::check_none(&cache::read_superblock(&device)?.superblock, None)?;
-    let dirty = super::forget::dirty_volumes(device)?;
-    if !dirty.is_empty() && !args.lose_dirty {
-        bail!(
-            "{path}: has what its backing devices lack: {}: {}",
-            super::forget::texts(&dirty),
-            super::forget::advice(&dirty, &args.cache, state_dir)
-        );
-    }
-    super::forget::ask_for(&dirty)?;
-    backing::open_exclusive(&args.cache, CACHE_SOURCE, None)
 }
 
 /// What an opening after a crash took on the machine of `bench/results/opening.jsonl` (two processors): 0.28, 0.32, 0.37 and 5.8 s at

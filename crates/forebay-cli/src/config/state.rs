@@ -47,6 +47,22 @@ pub fn state_dir_of(cache: &Path, uuid: &str, given: Option<&Path>) -> Result<Op
     Ok(found.into_iter().flatten().next())
 }
 
+/// The directory that was given, or those of all files: for who asks whose a device is (F1).
+pub fn state_dirs(given: Option<&Path>) -> Result<Vec<PathBuf>> {
+    if let Some(given) = given {
+        return Ok(vec![given.to_owned()]);
+    }
+    let paths = match paths() {
+        Err(error) if error.downcast_ref().is_some_and(is_not_ours) => return Ok(Vec::new()),
+        paths => paths.context("give --state-dir")?,
+    };
+    let mut found = Vec::new();
+    for path in &paths {
+        found.extend(of_file(path, |_| true)?.flatten());
+    }
+    Ok(found)
+}
+
 /// A file that root alone may read is of a daemon of root's, whose directory is not this user's.
 fn is_not_ours(error: &std::io::Error) -> bool {
     error.kind() == ErrorKind::PermissionDenied && !rustix::process::geteuid().is_root()
