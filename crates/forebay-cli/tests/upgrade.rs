@@ -445,7 +445,7 @@ fn a_volume_keeps_its_disk_whatever_its_path_names_by_then() {
 fn how_long_a_write_waits() {
     for gib in [1, 64] {
         let scratch = Scratch::new("upgrade-stall");
-        // A file that is there may be sparse.
+        // `format` takes all of its room: 64 GiB.
         let cache = scratch.file("cache", gib << 30);
         let done = forebay([OsStr::new("format"), cache.as_ref()]);
         scratch.note_cache(&String::from_utf8_lossy(&done.stdout));

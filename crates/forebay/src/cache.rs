@@ -51,22 +51,30 @@ pub enum CacheError {
         needed: u64,
     },
     /// The device failed.
-    #[error("{device}: cannot be {attempted}: {source}")]
+    #[error("{device}: cannot be {attempted}: {why}{}", advice(why))]
     Device {
         /// The device.
         device: String,
         /// `read` or `written`.
         attempted: &'static str,
-        /// Why.
-        source: io::Error,
+        /// Why. It is said above, so it is no source, which would be told once more.
+        why: io::Error,
     },
 }
 
-fn failed<'a>(
+/// What to do about it, where that is known.
+fn advice(why: &io::Error) -> &'static str {
+    match why.kind() {
+        io::ErrorKind::StorageFull => "; make room on its file system, then serve it again",
+        _ => "",
+    }
+}
+
+pub(crate) fn failed<'a>(
     device: &'a dyn Device,
     attempted: &'static str,
 ) -> impl FnOnce(io::Error) -> CacheError + 'a {
-    move |source| CacheError::Device { device: device.info().name.clone(), attempted, source }
+    move |why| CacheError::Device { device: device.info().name.clone(), attempted, why }
 }
 
 /// Writes both copies of a superblock, one after the other, each flushed: at every moment one is

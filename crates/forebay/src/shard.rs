@@ -107,12 +107,12 @@ pub enum OpenError {
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// Memory, the reactor, the runtime directory.
-    #[error("{what}: {source}")]
+    #[error("{what}: {why}")]
     System {
         /// What was attempted.
         what: &'static str,
-        /// Why not.
-        source: io::Error,
+        /// Why not. It is said above, so it is no source, which would be told once more.
+        why: io::Error,
     },
     /// A process has the memory of this cache's last opening: it serves it.
     #[error(
@@ -167,7 +167,7 @@ pub enum OpenError {
 }
 
 fn system(what: &'static str) -> impl Fn(io::Error) -> OpenError {
-    move |source| OpenError::System { what, source }
+    move |why| OpenError::System { what, why }
 }
 
 /// What opening found.

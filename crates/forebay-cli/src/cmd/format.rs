@@ -9,11 +9,13 @@ use crate::units::size;
 use crate::{backing, config, memory, quoted};
 use anyhow::{Context, Result, bail};
 use forebay::cache;
-use forebay::io::Device;
+use forebay::io::{Device, DeviceKind, FileDevice};
 use forebay::shard::{CACHE_SOURCE, uuid_text, wall_now};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Superblock;
 use forebay_core::limits::CACHE_BYTES_MIN;
+use rustix::fs::{SeekFrom, ftruncate, seek};
+use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::ExitCode;
@@ -55,6 +57,7 @@ fn format(args: &FormatArgs) -> Result<ExitCode> {
     };
     let owners = content::Owners::of(args)?;
     let device = content::check(args, device, unknown, state_dir.as_ref())?;
+    take_room(args, &device, size_bytes)?;
     // Nothing stands against it any more.
     owners.pass()?;
     let superblock = cache::format(&device, size_bytes, args.segment_size, wall_now())?;
@@ -63,6 +66,23 @@ fn format(args: &FormatArgs) -> Result<ExitCode> {
         super::forget::release(&before, None, state_dir.as_ref())?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A file may have holes, which would be filled when guests write: then there may be no room left.
+fn take_room(args: &FormatArgs, device: &FileDevice, size_bytes: u64) -> Result<()> {
+    let Some(file) = device.descriptor().filter(|_| device.info().kind == DeviceKind::File) else {
+        return Ok(());
+    };
+    if let Err(error) = forebay::host::allocate(file, size_bytes) {
+        if seek(file, SeekFrom::Data(0)) == Err(Errno::NXIO) {
+            // A file of holes, as it was, gives back what there was of room.
+            let length = device.info().size_bytes;
+            let _ = ftruncate(file, 0).and_then(|()| ftruncate(file, length));
+        }
+        let path = args.cache.display();
+        return Err(error).with_context(|| format!("{path}: there is no room for it"));
+    }
+    Ok(())
 }
 
 /// A file that is not there yet is made, all of its room taken; says whether it was.

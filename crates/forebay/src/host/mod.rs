@@ -42,11 +42,14 @@ pub mod runtime_dir;
 pub mod signature;
 mod sys;
 
-/// Takes room for all of a file at once, so that it cannot run out later.
-pub fn allocate(file: &std::fs::File, size_bytes: u64) -> std::io::Result<()> {
+/// Takes room for so much of a file at once, so that it cannot run out later; a longer one stays as long.
+pub fn allocate(file: impl std::os::fd::AsFd, size_bytes: u64) -> std::io::Result<()> {
     let flags = rustix::fs::FallocateFlags::empty();
-    match rustix::fs::fallocate(file, flags, 0, size_bytes) {
-        Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(size_bytes),
+    match rustix::fs::fallocate(&file, flags, 0, size_bytes) {
+        Err(rustix::io::Errno::OPNOTSUPP) => {
+            let is_shorter = (rustix::fs::fstat(&file)?.st_size as u64) < size_bytes;
+            if is_shorter { Ok(rustix::fs::ftruncate(file, size_bytes)?) } else { Ok(()) }
+        }
         other => other.map_err(Into::into),
     }
 }

@@ -360,9 +360,9 @@ fn put_back(
         let blocks = recovery::redo(superblock, segment, &mut bytes, Mutants::default());
         if blocks > 0 {
             let length = usize::from(blocks) * BLOCK_BYTES as usize;
-            cache
-                .write_at(superblock.address(segment, 0), &bytes[..length])
-                .map_err(system("write what a killed process left in memory"))?;
+            cache.write_at(superblock.address(segment, 0), &bytes[..length]).map_err(
+                cache::failed(cache, "written with what a killed process left in memory"),
+            )?;
             segments += 1;
         }
     }

@@ -39,8 +39,12 @@ impl Daemon {
         problems.extend(self.bad_blocks());
         if engine.health() == CacheHealth::Failed {
             let what = if self.is_passed() { "it is left out" } else { "writes are refused" };
+            let full = match is_full(&self.cache_stats) {
+                true => " (no room on its file system: make some before that)",
+                false => "",
+            };
             problems.push(format!(
-                "{}: the cache device failed; {what} until the daemon is restarted",
+                "{}: the cache device failed; {what} until the daemon is restarted{full}",
                 self.cache_text()
             ));
         }
@@ -237,6 +241,13 @@ fn fills_refused(stats: &Counters) -> FillsRefused {
         no_room: of(Refusal::NoRoom),
         raced: of(Refusal::Raced),
     }
+}
+
+/// Whether the device had no room for something.
+fn is_full(stats: &Stats) -> bool {
+    let all = stats.snapshot();
+    let errors = OperationKind::ALL.iter().filter_map(|kind| all.kind(*kind).last_error);
+    errors.map(std::io::Error::from).any(|it| it.kind() == std::io::ErrorKind::StorageFull)
 }
 
 fn volume_status(
