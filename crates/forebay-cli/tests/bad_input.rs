@@ -9,6 +9,7 @@ use forebay_core::format::feature::FeatureName;
 use forebay_core::format::superblock::{SUPERBLOCK_SIZE, Superblock};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::process::Stdio;
 
 const CACHE_BYTES: u64 = 64 << 20;
 const SECOND: u64 = CACHE_BYTES - SUPERBLOCK_SIZE as u64;
@@ -155,10 +156,42 @@ fn a_format_that_is_refused_leaves_no_file() {
     let done = place.run(&["format", &new, "--size", "64M", "--segment-size", "4M"]);
     done.refused(1, "are too few for a cache");
     assert!(!std::path::Path::new(&new).exists());
+    // A name that is mistyped makes no file, in RAM.
+    for typed in ["/dev/no-such-disk", "/dev/disk/by-id/no-such-disk", "/dev/../dev/no-such-disk"] {
+        let says = "no such device; `ls -l /dev/disk/by-id` shows those there are";
+        place.run(&["format", typed, "--size", "64M"]).refused(1, says);
+        assert!(!std::path::Path::new(typed).exists());
+    }
     // What was there stays.
     let there = place.file("there", 64 << 20);
     place.run(&["format", &there, "--segment-size", "4M"]).refused(1, "are too few for a cache");
     assert!(std::path::Path::new(&there).exists());
+}
+
+/// Who is ended while a file is made leaves no file of the cache's name, for which scripts look; what is left is in nobody's way.
+#[test]
+fn a_new_file_gets_its_name_when_it_is_a_cache() {
+    let place = Place::new("new-file");
+    let (new, left) = (place.text("new"), place.file("new.forebay-format", 3));
+    let format = ["format", &new, "--size", "64M"];
+    let other = std::fs::File::open(&left).unwrap();
+    rustix::fs::flock(&other, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    place.run(&format).refused(1, "new: is being made by another process");
+    assert!(std::path::Path::new(&left).exists() && !std::path::Path::new(&new).exists());
+    drop(other);
+    // A signal on the way, which a file of this size takes its time for: it ends with all, or with nothing.
+    let mut child = place.command().args(format).stdout(Stdio::null()).spawn().unwrap();
+    support::wait_for("its beginning", || {
+        std::fs::metadata(&left).map_or(true, |it| it.len() != 3)
+    });
+    support::signal(child.id(), "INT");
+    let is_made = child.wait().unwrap().success();
+    assert_eq!(std::path::Path::new(&new).exists(), is_made);
+    assert!(!std::path::Path::new(&left).exists());
+    if !is_made {
+        assert_eq!(place.run(&format).code, 0);
+    }
+    assert_eq!(place.run(&["check", &new]).code, 0);
 }
 
 #[test]

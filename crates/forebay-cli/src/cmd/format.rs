@@ -2,6 +2,7 @@
 //! `forebay format`: makes a new, empty cache.
 
 mod content;
+mod new_file;
 
 use crate::args::FormatArgs;
 use crate::state_dir::StateDir;
@@ -14,25 +15,23 @@ use forebay::shard::{CACHE_SOURCE, uuid_text, wall_now};
 use forebay_core::engine::Config;
 use forebay_core::format::superblock::Superblock;
 use forebay_core::limits::CACHE_BYTES_MIN;
-use rustix::fs::{SeekFrom, ftruncate, seek};
+use new_file::NewFile;
+use rustix::fs::{SeekFrom, fstatfs, ftruncate, seek};
 use rustix::io::Errno;
-use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
 use std::process::ExitCode;
+use tracing::warn;
 
 pub fn run(args: &FormatArgs) -> Result<ExitCode> {
-    let is_made = make_file(args)?;
-    let done = format(args);
-    if done.is_err() && is_made {
-        // What was wrong is what matters.
-        let _ = std::fs::remove_file(&args.cache);
+    if args.cache.exists() {
+        return format(args, None);
     }
-    done
+    format(args, Some(&NewFile::make(args)?))
 }
 
-fn format(args: &FormatArgs) -> Result<ExitCode> {
+fn format(args: &FormatArgs, new: Option<&NewFile>) -> Result<ExitCode> {
     let path = args.cache.display();
-    let device = backing::open_exclusive(&args.cache, CACHE_SOURCE, None)?;
+    let at = new.map_or(args.cache.as_path(), NewFile::path);
+    let device = backing::open_exclusive(at, CACHE_SOURCE, None)?;
     let info = device.info().clone();
     let size_bytes = args.size.unwrap_or(info.size_bytes);
     if size_bytes > info.size_bytes {
@@ -55,12 +54,19 @@ fn format(args: &FormatArgs) -> Result<ExitCode> {
         }
         None => None,
     };
-    let owners = content::Owners::of(args)?;
+    let owners = match new {
+        Some(_) => content::Owners::default(),
+        None => content::Owners::of(args)?,
+    };
     let device = content::check(args, device, unknown, state_dir.as_ref())?;
     take_room(args, &device, size_bytes)?;
+    if is_in_ram(&device) {
+        warn!("{path}: is in RAM: what is in it is gone when the machine stops");
+    }
     // Nothing stands against it any more.
     owners.pass()?;
     let superblock = cache::format(&device, size_bytes, args.segment_size, wall_now())?;
+    new.map_or(Ok(()), |new| new.show(&args.cache))?;
     print_result(args, &superblock)?;
     if let Some(before) = before {
         super::forget::release(&before, None, state_dir.as_ref())?;
@@ -85,24 +91,11 @@ fn take_room(args: &FormatArgs, device: &FileDevice, size_bytes: u64) -> Result<
     Ok(())
 }
 
-/// A file that is not there yet is made, all of its room taken; says whether it was.
-fn make_file(args: &FormatArgs) -> Result<bool> {
-    if args.cache.exists() {
-        return Ok(false);
-    }
-    let path = args.cache.display();
-    let Some(size) = args.size else {
-        bail!("{path}: does not exist; give --size to make a file of that size");
-    };
-    // It will hold what guests have written, which not everybody may read.
-    let file = File::options().write(true).create_new(true).mode(0o600).open(&args.cache);
-    let file = file.with_context(|| format!("{path}: cannot be made"))?;
-    if let Err(error) = forebay::host::allocate(&file, size) {
-        // Nothing is left of a file that has no room.
-        let _ = std::fs::remove_file(&args.cache);
-        return Err(error).with_context(|| format!("{path}: there is no room for it"));
-    }
-    Ok(true)
+/// Whether a file is on a tmpfs (devtmpfs is one), or a ramfs.
+fn is_in_ram(device: &FileDevice) -> bool {
+    let file = device.descriptor().filter(|_| device.info().kind == DeviceKind::File);
+    let found = file.and_then(|file| fstatfs(file).ok());
+    found.is_some_and(|found| [0x0102_1994, 0x8584_58f6].contains(&(found.f_type as u32)))
 }
 
 /// What an opening after a crash took on the machine of `bench/results/opening.jsonl` (two processors): 0.28, 0.32, 0.37 and 5.8 s at

@@ -23,6 +23,7 @@ use rustix::fs::{FileType, SeekFrom, fstat, seek};
 use std::path::Path;
 
 /// Caches that the device is known to belong to, as a volume's backing device.
+#[derive(Default)]
 pub struct Owners(Vec<(StateDir, Record)>);
 
 impl Owners {
