@@ -8,12 +8,14 @@
 //! ```
 
 use super::{NOT_IN_FILES, clash, options, serve_command};
+use crate::address::Address;
 use crate::args::{VOLUME_KEYS, VolumeSpec, parse_volume};
 use clap::error::{ContextKind, ContextValue};
+use forebay::host::named::Named;
 use std::error::Error;
 use std::ffi::OsString;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -107,6 +109,10 @@ impl Reader<'_> {
         };
         for value in values {
             let Some(text) = self.plain(name, value) else { continue };
+            if self.is_path(name) && is_relative(Path::new(&text)) {
+                self.relative(name, &text, value);
+                continue;
+            }
             if name == "cache" {
                 self.cache = Some(text.clone().into());
             }
@@ -152,6 +158,10 @@ impl Reader<'_> {
                 let text = format!("{key_name}: a comma is not possible here; use a link to it");
                 self.wrong(value.span(), text);
             } else if key_name == "backing" {
+                // What is no address is told below.
+                if Address::parse(&text).is_ok_and(|it| is_relative(&it.path)) {
+                    self.relative(key_name, &text, value);
+                }
                 word = format!("{text}{word}");
             } else {
                 let option = format!(",{key_name}={text}");
@@ -216,6 +226,13 @@ impl Reader<'_> {
         }
     }
 
+    fn relative(&mut self, name: &str, text: &str, value: &Spanned<DeValue<'_>>) {
+        let text = format!(
+            "{name}: '{text}' is no path from the root, and a service has / as its folder; write all of it, as /dev/…"
+        );
+        self.wrong(value.span(), text);
+    }
+
     fn unknown(&mut self, key: &Key<'_>, name: &str, known: &[&str]) {
         let of_volume = VOLUME_KEYS.contains(&name) || name == "backing";
         let advice = match nearest(name, known) {
@@ -233,6 +250,11 @@ impl Reader<'_> {
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
         self.mistakes.push(Mistake { line, column, text });
     }
+}
+
+/// Whether it is a path from where somebody is. `UUID=…` and the like are none.
+fn is_relative(name: &Path) -> bool {
+    matches!(Named::parse(name), Ok(Named::Path(path)) if !path.is_absolute())
 }
 
 /// As they are written; the table itself is sorted by name.
@@ -327,7 +349,24 @@ mod tests {
         let told = at("memory = 192");
         assert!(told.starts_with("2:10: memory: '192' is 192 B of memory"), "{told}");
         assert!(at("x = ").starts_with("2:5: this is not TOML: "), "{}", at("x = "));
-        assert!(at("cache = 'b'").contains("duplicate key"), "{}", at("cache = 'b'"));
+        assert!(at("cache = '/b'").contains("duplicate key"), "{}", at("cache = '/b'"));
+    }
+
+    /// It was called good, and the service waited for it in its own folder.
+    #[test]
+    fn a_path_from_elsewhere_is_pointed_at() {
+        let says = |name: &str, text: &str| format!("{name}: '{text}' is no path from the root");
+        let told = one("cache = 'cache.img'\n");
+        assert!(told.starts_with(&format!("1:9: {}", says("cache", "cache.img"))), "{told}");
+        for backing in ["disk.img", "./disk.img", "sim+hdd:disk.img"] {
+            let told = one(&format!("cache = '/a'\n[volume.d]\nbacking = '{backing}'\n"));
+            let expected = format!("3:11: {}", says("backing", backing));
+            assert!(told.starts_with(&expected), "{told}");
+        }
+        let told = one("cache = '/a'\nstate-dir = 'state'\n");
+        assert!(told.starts_with("2:13: state-dir: 'state' is no path"), "{told}");
+        let text = "cache = 'UUID=1-2'\n[volume.d]\nbacking = 'PARTUUID=1-3'\n";
+        assert!(words(text).is_ok(), "{:?}", words(text));
     }
 
     #[test]
@@ -352,23 +391,23 @@ mod tests {
         assert!(at("backing = 5").starts_with("3:11: backing: expected a text in quotes"));
         // A value cannot bring an option with it.
         assert!(at("backing = '/dev/b,mode=write-around'").starts_with("3:11: backing: a comma"));
-        assert!(one("cache = 'a'\nvolume.d = '/dev/b'\n").contains("write [volume.d]"));
-        let name = one("cache = 'a'\n[volume.'ä b']\nbacking = '/dev/b'\n");
+        assert!(one("cache = '/a'\nvolume.d = '/dev/b'\n").contains("write [volume.d]"));
+        let name = one("cache = '/a'\n[volume.'ä b']\nbacking = '/dev/b'\n");
         assert_eq!(name, "2:9: 'ä b' is no volume name; use 1 to 64 of a-z A-Z 0-9 - _ .");
     }
 
     #[test]
     fn columns_are_characters() {
-        let told = one("cache = 'ä'\n'äö' = 1\n");
+        let told = one("cache = '/ä'\n'äö' = 1\n");
         assert!(told.starts_with("2:1: äö is not known here; known are: cache, volume"), "{told}");
-        let told = one("cache = 'a'\nx = { 'ä' = 1 }\n");
+        let told = one("cache = '/a'\nx = { 'ä' = 1 }\n");
         assert!(told.starts_with("2:1: x is not known"), "{told}");
     }
 
     #[test]
     fn no_bytes_make_it_panic() {
         let mut state = 1u64;
-        let text = "cache = '/a'\n[volume.d]\nbacking = 'b'\nmode = 'write-back'\n";
+        let text = "cache = '/a'\n[volume.d]\nbacking = '/b'\nmode = 'write-back'\n";
         for _ in 0..2000 {
             let mut bytes = text.as_bytes().to_vec();
             for _ in 0..3 {
