@@ -6,15 +6,16 @@ use crate::address::Address;
 use crate::upgrade;
 use anyhow::{Context, Result, anyhow, bail};
 use forebay::host::guard::{self, GuardError};
-use forebay::host::holder::{LOCK_WAIT, Refused, when_free};
+use forebay::host::holder::{Holder, LOCK_WAIT, Refused, when_free};
 use forebay::host::identity::{self, Fingerprint, Geometry, Match, Serial, compare};
 use forebay::host::machine::{Host, Target};
 use forebay::io::{
     Device, FileDevice, FileError, FileOptions, SimulatedDevice, Stats, StatsDevice,
 };
 use forebay_core::format::superblock::Volume;
+use std::fmt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The open file that the program before had of a volume's device, or of the cache ([`upgrade::CACHE`]), if it was left. Nobody
 /// else can have had it meanwhile: it is the same disk. A path that leads to another one is refused, left or not.
@@ -33,6 +34,22 @@ pub fn take_left(
     Ok(Some(FileDevice::over(file, path, &options)?))
 }
 
+/// A living process has it.
+#[derive(Debug)]
+pub struct Held {
+    path: PathBuf,
+    pub holder: Holder,
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Held { path, holder } = self;
+        write!(out, "{}: is in use by {holder}; stop that one, or use another", path.display())
+    }
+}
+
+impl std::error::Error for Held {}
+
 /// Opens a device or file for us alone. Who lives and has it is named at once; who is ending is
 /// waited for.
 pub fn open_exclusive(path: &Path, source: u16, logical_block: Option<u32>) -> Result<FileDevice> {
@@ -46,7 +63,7 @@ pub fn open_exclusive(path: &Path, source: u16, logical_block: Option<u32>) -> R
     };
     when_free(path, is_busy, tell, || attempt(path, &options)).map_err(|refused| match refused {
         Refused::Held(holder) => {
-            anyhow!("{}: is in use by {holder}; stop that one, or use another", path.display())
+            anyhow!(Held { path: path.to_owned(), holder })
         }
         Refused::Busy(error) => anyhow!("{error}; it was waited for, for {wait} s"),
         Refused::Other(error) => error,

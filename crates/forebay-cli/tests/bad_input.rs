@@ -379,6 +379,7 @@ fn a_second_daemon_and_a_check_of_a_served_cache_are_refused() {
     for (args, says) in [
         (&["format", &cache, "--force"][..], "is in use by process "),
         (&["serve", "--cache", &cache], "(forebay); stop that one"),
+        (&["drain", "--cache", &cache], "(forebay); `forebay drain` without --cache drains it"),
     ] {
         let done = place.run(args);
         done.refused(1, says);

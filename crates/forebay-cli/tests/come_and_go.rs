@@ -257,14 +257,33 @@ fn a_volume_whose_disk_was_missing_is_attached_by_its_name_alone() {
     let daemon = scratch.serve::<&str>(&[]);
     let waits = |status: serde_json::Value| status["problems"].to_string().contains("waits for");
     assert!(waits(scratch.status()));
+    // As `status` has it, too.
+    let says = "if it has another name now, `forebay serve --volume second=BACKING` (or `forebay attach second=BACKING`) serves it";
+    assert!(scratch.status()["problems"].to_string().contains(says));
     let done = scratch.ask(&["attach", "second"]);
     assert_eq!(done.status.code(), Some(1), "{done:?}");
+    assert!(text(&done).contains(says), "{done:?}");
     let done = scratch.ask(&["detach", "second"]);
     assert!(text(&done).contains("second: waits for its backing device"), "{done:?}");
     std::fs::rename(&away, &second).unwrap();
     let done = scratch.ask(&["attach", "second"]);
     assert!(done.status.success(), "{done:?}");
     assert!(!waits(scratch.status()));
+    assert_eq!(scratch.connect("second").read(0, MIB as u32).unwrap(), content(5, 0, MIB));
+    daemon.stop("TERM");
+    // What is said does it.
+    std::fs::rename(&second, &away).unwrap();
+    let cache = scratch.cache();
+    let done = crate::support::forebay([
+        "drain".as_ref(),
+        "second".as_ref(),
+        "--cache".as_ref(),
+        cache.as_os_str(),
+    ]);
+    assert!(text(&done).contains("--volume second=BACKING` serves it"), "{done:?}");
+    let daemon = scratch.serve::<&str>(&[]);
+    let done = scratch.ask(&["attach", &volume("second", &away)]);
+    assert!(done.status.success(), "{done:?}");
     assert_eq!(scratch.connect("second").read(0, MIB as u32).unwrap(), content(5, 0, MIB));
     daemon.stop("TERM");
 }

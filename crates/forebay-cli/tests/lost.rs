@@ -48,16 +48,18 @@ impl Lost {
 #[test]
 fn a_drain_says_what_is_lost_until_it_was_written_again() {
     let it = Lost::new("lost-drain");
-    let says = "v: drained but for 4 blocks that are lost: reads of them fail until they are written again; without the \
-                cache they give old data; `forebay check` says where";
+    let lost = "v: drained but for 4 blocks that are lost: reads of them fail until they are written again; without the \
+                cache they give old data; ";
     // Nobody serves it.
     let done = it.place.run(&["drain", "--cache", &it.cache]);
-    done.refused(1, says);
+    done.refused(1, &format!("{lost}`forebay check` says where"));
     assert!(done.stdout.contains("w: drained; ") && !done.stdout.contains("v: "), "{done:?}");
 
     let daemon = it.serve();
     assert_eq!(it.of_v("lost_blocks_now"), 4);
     let done = it.ask(&["drain"]);
+    // That refuses a cache that is served.
+    let says = &format!("{lost}`forebay stop`, then `forebay check` says where");
     done.refused(1, says);
     assert!(done.stdout.contains("w: drained; ") && !done.stdout.contains("v: "), "{done:?}");
     let log = || std::fs::read_to_string(it.place.at("stderr")).unwrap();

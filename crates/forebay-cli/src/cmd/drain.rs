@@ -44,15 +44,17 @@ pub fn watch_until(socket: &Path, name: Option<&str>, is_ended: impl Fn() -> boo
     }
 }
 
-/// What is said of a volume all of which was written back, where only the cache knows that so many blocks are lost.
-pub fn drained_but_for(lost: u64) -> String {
+/// What is said of a volume all of which was written back, where only the cache knows that so many blocks are lost. `check` is refused
+/// as long as the cache is served.
+pub fn drained_but_for(lost: u64, is_served: bool) -> String {
+    let stop = if is_served { "`forebay stop`, then " } else { "" };
     let (are, them, they_are, they_give) = match lost {
         1 => ("is", "it", "it is", "it gives"),
         _ => ("are", "them", "they are", "they give"),
     };
     format!(
         "drained but for {} that {are} lost: reads of {them} fail until {they_are} written again; without the cache \
-         {they_give} old data; `forebay check` says where",
+         {they_give} old data; {stop}`forebay check` says where",
         count(lost, "block")
     )
 }
@@ -60,8 +62,9 @@ pub fn drained_but_for(lost: u64) -> String {
 /// What to do with a volume that nothing here can be said of.
 pub fn serve_first(cache: &Path, name: &str) -> String {
     format!(
-        "if its disk is another one or was changed by others, `forebay serve --cache {} --if-changed {name}=keep-dirty` (or \
-         {name}=lose-dirty) says what counts, and `forebay drain {name}` drains it then",
+        "if its disk has another name now, `forebay serve --cache {0} --volume {name}=BACKING` serves it; if it was changed by others, \
+         `forebay serve --cache {0} --if-changed {name}=keep-dirty` (or {name}=lose-dirty) says what counts; then `forebay drain \
+         {name}` drains it",
         quoted::shell(cache)
     )
 }
@@ -119,7 +122,11 @@ impl Progress {
             }
             if !lacking.is_empty() {
                 let text = |it: &&VolumeStatus| {
-                    format!("{}: {}", it.name, drained_but_for(it.lost_blocks_now))
+                    format!(
+                        "{}: {}",
+                        it.name,
+                        drained_but_for(it.lost_blocks_now, self.cache.is_none())
+                    )
                 };
                 bail!(lacking.iter().map(text).collect::<Vec<_>>().join("; "));
             }

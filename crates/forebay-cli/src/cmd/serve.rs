@@ -332,7 +332,8 @@ impl Daemon {
     fn not_served(&self, name: &str) -> String {
         match self.server.shard.find(name).and_then(|index| self.recorded(index)) {
             Some(volume) => format!(
-                "{name}: waits for its backing device, {}; when that is there, `forebay attach {name}` serves it",
+                "{name}: waits for its backing device, {}; when that is there, `forebay attach {name}` serves it, and \
+                 `forebay attach {name}=BACKING` if it has another name now",
                 volume.path
             ),
             None => format!("{name}: no such volume is served; `forebay status` lists them"),

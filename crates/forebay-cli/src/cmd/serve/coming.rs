@@ -12,7 +12,7 @@
 //! [`SILENT_MAX`] of them at most.
 
 use super::Daemon;
-use super::look::{Looked, logical_block};
+use super::look::{Looked, by_another_name, logical_block};
 use super::plan::{Wanted, role};
 use super::upgrading::name_of;
 use crate::address::Address;
@@ -151,7 +151,13 @@ impl Daemon {
             self.silent.push(looks);
             bail!("{name}: not attached: {} does not answer", address.path.display());
         }
-        let looked = looks.join().unwrap_or_else(|_| Err(anyhow::anyhow!("it broke off")))?;
+        let looked = looks.join().unwrap_or_else(|_| Err(anyhow::anyhow!("it broke off")));
+        let advice = || match &said {
+            // Where it was given, that is what to look at.
+            Some(_) => String::new(),
+            None => by_another_name(&name, &address.path),
+        };
+        let looked = looked.map_err(|error| anyhow::anyhow!("{error:#}{}", advice()))?;
         self.check_stays().with_context(|| format!("{name}: not attached"))?;
         match spec {
             Some(spec) if self.server.shard.find(&name).is_none() => {

@@ -10,6 +10,8 @@ use crate::state_dir::Known;
 use crate::upgrade::OtherDisk;
 use anyhow::{Result, bail};
 use forebay::host::identity::Fingerprint;
+use forebay::host::machine::Host;
+use forebay::host::named::Named;
 use forebay::io::{Device, FileDevice};
 use forebay::shard::backing_source;
 use forebay_core::format::superblock::Volume;
@@ -46,6 +48,18 @@ pub(super) fn logical_block(
              drain and forget the volume first"
         ))),
         _ => Ok(known.or(asked)),
+    }
+}
+
+/// What to do with a volume whose backing device is not where it was.
+pub(super) fn by_another_name(name: &str, path: &Path) -> String {
+    let found =
+        Named::parse(path).is_ok_and(|it| it.find(&Host::default()).is_ok_and(|it| it.is_some()));
+    match found {
+        true => String::new(),
+        false => format!(
+            "; if it has another name now, `forebay serve --volume {name}=BACKING` (or `forebay attach {name}=BACKING`) serves it"
+        ),
     }
 }
 

@@ -4,15 +4,19 @@
 use super::opening::Opened;
 use super::{DURABLE, Daemon};
 use crate::args::{Args, Command, ServeArgs};
+use crate::backing::Held;
 use crate::cmd::drain::{Progress, serve_first};
 use crate::config;
 use crate::late::Patience;
 use crate::quoted;
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::Parser;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
+
+/// What the kernel calls a process of this program.
+const OWN_NAME: &str = "forebay";
 
 /// `forebay drain --cache`: opens the cache, drains, and closes it; nobody is served.
 pub fn drain_offline(
@@ -20,7 +24,14 @@ pub fn drain_offline(
     name: Option<&str>,
     state_dir: Option<&Path>,
 ) -> Result<ExitCode> {
-    let opened = Opened::open(Some(cache.to_owned()))?;
+    let opened =
+        Opened::open(Some(cache.to_owned())).map_err(|error| match error.downcast_ref() {
+            Some(Held { holder, .. }) if holder.name == OWN_NAME => anyhow!(
+                "{}: is being served by {holder}; `forebay drain` without --cache drains it",
+                cache.display()
+            ),
+            _ => error,
+        })?;
     let state_dir = config::state_dir_of(cache, &opened.uuid(), state_dir)?;
     let mut given =
         vec!["forebay".into(), "serve".into(), "--cache".into(), cache.as_os_str().to_owned()];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The volumes: each gets its backing device if that is the one it was.
 
-use super::look::Looked;
+use super::look::{Looked, by_another_name};
 use super::plan::{Change, Planned, Ready, Verdict, Wanted};
 use super::rates::Rates;
 use super::stale::Others;
@@ -61,7 +61,7 @@ impl Daemon {
                     taken.push((planned.name.clone(), found.path().to_owned()));
                     ready.push((planned, found));
                 }
-                Err(error) if planned.may_wait(args, &error) => self.waits(&planned.name, &error),
+                Err(error) if planned.may_wait(args, &error) => self.waits(&planned, &error),
                 Err(error) => return Err(error),
             }
         }
@@ -70,7 +70,7 @@ impl Daemon {
             match self.serve_planned(&planned, found) {
                 Ok(()) => {}
                 Err(error) if planned.may_wait(args, &error) => {
-                    self.waits(&planned.name, &error);
+                    self.waits(&planned, &error);
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -183,8 +183,10 @@ impl Daemon {
         served.map(|served| served.index).with_context(|| self.not_served(name))
     }
 
-    fn waits(&mut self, name: &str, error: &anyhow::Error) {
-        self.problem(format!("{name}: waits for its backing device: {error:#}"));
+    fn waits(&mut self, planned: &Planned<'_>, error: &anyhow::Error) {
+        let name = &planned.name;
+        let advice = planned.address().map_or(String::new(), |it| by_another_name(name, &it.path));
+        self.problem(format!("{name}: waits for its backing device: {error:#}{advice}"));
     }
 
     /// Whether a recorded volume can be served from a backing device that is open: if that is the one it was, or was said to count.

@@ -212,7 +212,7 @@ impl Daemon {
         if lost > 0 {
             let text = format!(
                 "{name}: lost {}, bad on the cache device: reads there fail until it is written again; \
-                 `forebay check` says where",
+                 `forebay stop`, then `forebay check` says where",
                 count(lost, "dirty block")
             );
             self.watch.warn(Cause::Lost(index), text, 1, now);
@@ -231,7 +231,7 @@ impl Daemon {
             seen.is_draining = false;
             match status.lost_blocks_now {
                 0 => info!("{name}: drained: {backing} is the plain disk, and is kept so"),
-                lost => warn!("{name}: {}", drained_but_for(lost)),
+                lost => warn!("{name}: {}", drained_but_for(lost, true)),
             }
         }
         let batches = status.stats.batches - seen.batches;
