@@ -406,7 +406,7 @@ pub enum CacheSize {
 fn parse_cache_size(text: &str) -> Result<CacheSize, String> {
     match text {
         "max" => Ok(CacheSize::Max),
-        text => parse_size(text).map(CacheSize::Bytes),
+        text => parse_size_of_cache(text).map(CacheSize::Bytes),
     }
 }
 

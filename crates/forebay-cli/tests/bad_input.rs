@@ -35,7 +35,7 @@ fn destroy(cache: &str, address: u64) {
 fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
     let place = Place::new("absurd");
     let (cache, new) = (place.cache(), place.text("new"));
-    let usage: [(&[&str], &str); 28] = [
+    let usage: [(&[&str], &str); 30] = [
         (&["format"], "<CACHE>"),
         (&["format", &new, "--size", "x"], "'x' is no size; try 512K or 1G"),
         (&["format", &new, "--size", ""], "is no size"),
@@ -44,6 +44,8 @@ fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
         (&["format", &new, "--size", "99999999999999999999"], "is no size"),
         (&["format", &new, "--size", "9999999P"], "larger than any device"),
         (&["format", &new, "--size", "1M"], "at least 64 MiB"),
+        (&["resize", "--cache-size", "10M"], "at least 64 MiB"),
+        (&["resize", "--cache-size", "0"], "at least 64 MiB"),
         (&["format", &new, "--size", "64M", "--segment-size", "3M"], "power of two"),
         (&["format", &new, "--size", "64M", "--segment-size", "8M"], "256K to 4M"),
         (&["inspect", &cache, "superblock", "--lba", "1"], "only entries have an LBA"),
