@@ -55,15 +55,16 @@ pub enum Command {
     ///
     /// The daemon becomes the new program with the same arguments. What it holds in memory is handed over,
     /// so that nothing is read again; requests wait meanwhile. Where the two lay it out differently, the cache
-    /// is closed and opened again. If the new program cannot serve, the one before goes on, with the settings that it
-    /// had. NBD clients, kernel NBD devices and virtual machines stay connected. A configuration file with mistakes, or a path that
+    /// is closed and opened again. If the new program says that it cannot serve, the one before goes on, with the settings that it
+    /// had; one that crashes takes the daemon with it, which is then as after a kill. NBD clients, kernel NBD devices and virtual machines stay connected. A configuration file with mistakes, or a path that
     /// leads to another disk than its volume is served from, is refused, and nothing changes.
     Upgrade(UpgradeArgs),
     /// Write everything back, so that the backing device is the plain disk, and keep it so
     ///
     /// What is written to a drained volume is answered when it is on the backing device, until the
     /// volume is given a mode again (`forebay set NAME mode=write-back`). Ending this
-    /// command ends the watching: the daemon drains on.
+    /// command ends the watching: the daemon drains on. With --cache there is no daemon, and it ends the draining: what is not
+    /// written back by then stays in the cache.
     Drain(DrainArgs),
     /// Have the daemon read all that its cache holds, and heal what is bad
     ///

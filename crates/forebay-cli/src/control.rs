@@ -181,7 +181,10 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
              (sudo), or start one with `forebay serve`"
         ))
         .into()),
-        0 => Err(NoDaemon("no daemon is running; start one with `forebay serve`".into()).into()),
+        0 => Err(NoDaemon(
+            "no daemon is running, or it still waits for its devices, as its log says; start one with `forebay serve`".into(),
+        )
+        .into()),
         1 => Ok(found.remove(0)),
         _ => {
             let list: Vec<String> =

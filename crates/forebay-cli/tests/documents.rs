@@ -68,6 +68,32 @@ fn every_link_leads_to_a_file() {
     }
 }
 
+/// As docs/monitoring.md has them, which is made from what is served.
+#[test]
+fn every_metric_that_a_document_names_is_served() {
+    let made = read("docs/monitoring.md");
+    let rows = made.lines().filter(|line| line.starts_with('|') || line.starts_with("Its words"));
+    let served: BTreeSet<String> =
+        rows.flat_map(spans).filter(|span| span.starts_with("forebay_")).collect();
+    assert!(served.len() > 100, "{served:?}");
+    for document in documents() {
+        for span in spans(&read(&document)) {
+            let name = span.split([' ', '{']).next().unwrap();
+            // A table's names go on behind the first part; crates are called so, too.
+            let others = ["forebay_core", "forebay_serve"];
+            let is_other = name.ends_with('_') || others.iter().any(|it| name.starts_with(it));
+            if !name.starts_with("forebay_") || is_other {
+                continue;
+            }
+            let there = match name.strip_suffix('*') {
+                Some(prefix) => served.iter().any(|it| it.starts_with(prefix)),
+                None => served.contains(name),
+            };
+            assert!(there, "{document}: {name} is no metric of docs/monitoring.md");
+        }
+    }
+}
+
 #[test]
 fn every_file_and_test_that_a_document_names_is_there() {
     let all = all_files();
