@@ -510,12 +510,17 @@ fn a_disk_that_belongs_to_a_cache_is_not_formatted_unless_told_to() {
     place.write("v", 0, 8);
     daemon.kill();
     refused(&["--force"], &named);
+    let marked = || {
+        let records = std::fs::read_dir(place.state()).unwrap();
+        let mut texts = records.map(|it| std::fs::read_to_string(it.unwrap().path()).unwrap());
+        texts.all(|it| it.contains("\"changed\""))
+    };
+    refused(&["--force", "--lose-dirty", "--segment-size", "4M"], &["too few for a cache"]);
+    assert!(!marked(), "nothing was erased");
     let done = format(&["--force", "--lose-dirty"]);
     assert!(done.status.success(), "{done:?}");
     place.scratch.note_cache(&String::from_utf8_lossy(&done.stdout));
-    let records = std::fs::read_dir(place.state()).unwrap();
-    let texts = records.map(|it| std::fs::read_to_string(it.unwrap().path()).unwrap());
-    assert!(texts.into_iter().all(|it| it.contains("\"changed\"")), "the cache is not stale");
+    assert!(marked(), "the cache is not stale");
     // That was given up: it is asked for once.
     let done = format(&["--force"]);
     assert!(done.status.success(), "{done:?}");

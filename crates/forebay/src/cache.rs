@@ -204,14 +204,28 @@ pub fn format(
     let mut key = [0; 8];
     key.copy_from_slice(&random[16..]);
     let new = NewCache { uuid, key: u64::from_le_bytes(key), size_bytes, segment_bytes, now };
-    let superblock = Superblock::format(&new).map_err(|_| CacheError::TooSmall {
-        device: device.info().name.clone(),
-        found: size_bytes,
-        needed: size_needed(&new),
-    })?;
+    let superblock = planned(device, &new)?;
     wipe_end(device, &superblock)?;
     write_superblock(device, &superblock)?;
     Ok(superblock)
+}
+
+/// Refuses a size that is too small for segments of so many bytes, as [`format`] does, before anything is done.
+pub fn check_size(
+    device: &dyn Device,
+    size_bytes: u64,
+    segment_bytes: u32,
+) -> Result<(), CacheError> {
+    planned(device, &NewCache { uuid: [0; 16], key: 0, size_bytes, segment_bytes, now: 0 })
+        .map(drop)
+}
+
+fn planned(device: &dyn Device, new: &NewCache) -> Result<Superblock, CacheError> {
+    Superblock::format(new).map_err(|_| CacheError::TooSmall {
+        device: device.info().name.clone(),
+        found: new.size_bytes,
+        needed: size_needed(new),
+    })
 }
 
 /// The last copy of a larger cache that was there before must not be taken for ours (R3 of `format/pair.rs`).

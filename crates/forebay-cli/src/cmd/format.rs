@@ -59,6 +59,7 @@ fn format(args: &FormatArgs, new: Option<&NewFile>) -> Result<ExitCode> {
         None => content::Owners::of(args)?,
     };
     let device = content::check(args, device, unknown, state_dir.as_ref())?;
+    cache::check_size(&device, size_bytes, args.segment_size)?;
     take_room(args, &device, size_bytes)?;
     if is_in_ram(&device) {
         warn!("{path}: is in RAM: what is in it is gone when the machine stops");
