@@ -513,6 +513,59 @@ fn indexes_wrap() {
     link.stop_queue(0).unwrap();
 }
 
+/// Its file was cut short, or its file system is full: the daemon was ended by SIGBUS, and after each restart again, since what is in flight
+/// is taken first. No byte of a write that could not be copied whole may reach the volume.
+#[test]
+fn a_machine_whose_memory_cannot_be_had_ends_alone_and_its_requests_wait() {
+    let daemon = Daemon::start("lost", 512);
+    let mut other = Machine::new(1, 16).unwrap();
+    let _other = other.connect(&daemon.silent_path, PATIENCE).unwrap();
+    let mut machine = Machine::new(1, 16).unwrap();
+    let mut look = Machine::new(1, 16).unwrap();
+    let mut link = daemon.connect(&mut machine);
+    let mut holds = pattern(1, 8192);
+    written(&mut machine, 8, &holds);
+    let data = machine.slot_at(0, 3) + 4096;
+    for (round, asked) in (2..).zip([kind::OUT, kind::IN, kind::OUT]) {
+        // The first half of it is there.
+        machine.cut(Some(data + 4096)).unwrap();
+        machine.offer_at(0, 0, (asked, 8), (data, 8192), asked == kind::IN);
+        wait_for("its end", || daemon.told("the guest's memory cannot be had"));
+        assert!(link.number(request::GET_FEATURES).is_err());
+        daemon.news.lock().unwrap().clear();
+        assert_eq!(machine.used(0), Ok(None), "nobody has answered");
+        written(&mut other, 8, &holds);
+        assert!(read(&mut other, 8, 8192) == holds);
+        {
+            let _looks = daemon.connect(&mut look);
+            assert!(read(&mut look, 8, 8192) == holds, "nothing of it is there");
+        }
+        // What was in flight is done when there is room again.
+        wait_for("the place is free", || daemon.told("disconnected"));
+        machine.cut(None).unwrap();
+        let new = pattern(round, 8192);
+        machine.memory.write(data, &new).unwrap();
+        link = daemon.connect(&mut machine);
+        assert_eq!(answer(&mut machine, 0).status, 0);
+        if asked == kind::OUT {
+            holds = new;
+        } else {
+            let mut bytes = vec![0; 8192];
+            machine.memory.read(data, &mut bytes).unwrap();
+            assert!(bytes == holds);
+        }
+        assert!(read(&mut machine, 8, 8192) == holds);
+        daemon.news.lock().unwrap().clear();
+    }
+    // Also the queues, of one who asks for nothing.
+    machine.cut(Some(machine.table_at(0))).unwrap();
+    machine.kick(0);
+    wait_for("its end", || daemon.told("the guest's memory cannot be had"));
+    assert!(!daemon.told("is left alone"));
+    written(&mut other, 8, &holds);
+    assert!(read(&mut other, 8, 8192) == holds);
+}
+
 #[test]
 fn a_second_machine_is_sent_away_and_the_first_goes_on() {
     let daemon = Daemon::start("vhost-second", 512);

@@ -13,13 +13,15 @@
 //! - **D4** Bad words of the front end end the connection; bad words of the guest break one queue
 //!   or fail one request.
 //! - **D5** The loop sleeps only if nothing can be done: a kick, a message or an answer wakes it.
+//! - **D6** If the guest's memory, or the region, cannot be had any more the connection ends before the loop sleeps: nothing that was read since is
+//!   believed. The front end may connect again.
 
 pub(super) mod carry;
 
 use super::blk::{self, CONFIG_BYTES, Disk, WRITEBACK_AT, feature};
 use super::channel::{Channel, Received, send};
 use super::inflight::{InflightError, QUEUE_COUNT_MAX, Region};
-use super::memory::Memory as Guest;
+use super::memory::{Memory as Guest, Unreached};
 use super::queue::{QueueError, SIZE_MAX};
 use super::requests::{self, Around, Requests};
 use super::rings::{self, Event, Rings};
@@ -81,12 +83,14 @@ pub(super) enum Refusal {
     Config,
     #[error("it takes no answers")]
     Deaf,
+    #[error(transparent)]
+    Lost(Unreached),
 }
 
 impl Refusal {
     /// What was said is understood, and the next message will be.
     fn leaves_it_open(&self) -> bool {
-        !matches!(self, Refusal::Wire(_) | Refusal::Deaf)
+        !matches!(self, Refusal::Wire(_) | Refusal::Deaf | Refusal::Lost(_))
     }
 }
 
@@ -303,6 +307,8 @@ impl Device {
             Ok(message) => self.obey(header.request, message, fds),
             Err(error) => Err(error.into()),
         };
+        let is_lost = self.rings.is_lost();
+        let done = if is_lost { Err(Refusal::Lost(Unreached::Lost)) } else { done }; // D6
         let acknowledges = header.needs_reply && self.protocol & protocol::REPLY_ACK != 0;
         let done = match done {
             Ok(Answered::Fully) => return,
@@ -535,6 +541,9 @@ impl Device {
         if self.life != Life::Over {
             self.rings.signal();
         }
+        if self.life != Life::Over && self.rings.is_lost() {
+            self.end(Some(Refusal::Lost(Unreached::Lost)), shard, pool); // D6
+        }
         if self.life == Life::Stopping && self.requests.is_empty() {
             self.end(None, shard, pool);
         }
@@ -550,7 +559,7 @@ impl Device {
         let took = requests.run(&mut around, count);
         match took {
             Ok(took) if took == count && is_open => self.wake(shard),
-            Ok(_) => {}
+            Ok(_) | Err((_, QueueError::Lost)) => {}
             Err((queue, error)) => {
                 self.rings.broken(queue);
                 self.tell(format!("queue {queue} is left alone: {error}"), true);

@@ -128,6 +128,13 @@ impl Machine {
         Ok(Machine { file, region, memory, rings, features, is_indirect, in_flight, interrupts })
     }
 
+    /// Cuts the file of its memory short behind an address, or makes it whole again with zeros. What is cut off is not to be touched by the
+    /// guest until then.
+    pub fn cut(&self, behind: Option<u64>) -> io::Result<()> {
+        let bytes = behind.map_or(self.region.size, |end| end - GUEST_AT);
+        Ok(ftruncate(&self.file, bytes)?)
+    }
+
     /// Connects as QEMU does, and starts the queues.
     pub fn connect(&mut self, path: &Path, patience: Duration) -> io::Result<Link> {
         let mut link = Link::new(path, patience)?;

@@ -15,8 +15,10 @@
 //!   the file is sealed against being cut short.
 //! - **I4** There is room for the longest queue, whatever was asked for: QEMU 10 asks by its option `queue-size` (128), and its
 //!   guests have queues of up to 1024. A region that was made for what was asked, by a program from before, is taken as well.
+//! - **I5** Memory that cannot be had any more reads as nothing in flight, and keeps nothing: what is found, and what is noted, counts only
+//!   when [`Region::check`] has said so behind that.
 
-use super::memory::{file_of, map};
+use super::mapping::{Mapping, Unreached};
 use super::queue::SIZE_MAX;
 use super::wire::Inflight;
 use rustix::fs::{
@@ -25,7 +27,7 @@ use rustix::fs::{
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
-use vm_memory::{AtomicAccess, Bytes, MmapRegion, VolatileMemory};
+use vm_memory::AtomicAccess;
 
 /// Queues at most.
 pub const QUEUE_COUNT_MAX: u16 = 128;
@@ -66,7 +68,7 @@ pub enum InflightError {
 /// The region.
 #[derive(Debug)]
 pub struct Region {
-    mapping: MmapRegion<()>,
+    mapping: Mapping,
     queue_count: u16,
     /// Of the longest queue that there is room for.
     queue_size: u16,
@@ -110,7 +112,7 @@ impl Region {
         let is_for = |queue_size: &u16| told.size == bytes(queue_count, *queue_size);
         let queue_size = [SIZE_MAX, told.queue_size].into_iter().find(is_for).filter(|_| is_sealed);
         let queue_size = queue_size.ok_or(InflightError::NotOurs)?;
-        let mapping = map(file, told.offset, told.size)?;
+        let mapping = Mapping::new(file, told.offset, told.size)?;
         let region = Region { mapping, queue_count, queue_size };
         for queue in 0..queue_count {
             let content = [region.get::<u16>(queue, VERSION_AT), region.get(queue, SIZE_AT)];
@@ -123,12 +125,13 @@ impl Region {
                 _ => return Err(InflightError::Content),
             }
         }
+        region.check().map_err(io::Error::other)?;
         Ok(region)
     }
 
     /// What it is, and another descriptor of its file.
     pub fn told(&self) -> io::Result<(Inflight, OwnedFd)> {
-        let (offset, file) = file_of(&self.mapping)?;
+        let (offset, file) = self.mapping.file()?;
         let Region { mapping, queue_count, queue_size } = self;
         let size = mapping.size() as u64;
         let (queue_count, queue_size) = (*queue_count, *queue_size);
@@ -140,9 +143,14 @@ impl Region {
         queue < self.queue_count && size <= self.queue_size
     }
 
+    /// Whether all that was noted and found until now was (I5).
+    pub fn check(&self) -> Result<(), Unreached> {
+        if self.mapping.is_lost() { Err(Unreached::Lost) } else { Ok(()) }
+    }
+
     /// What a queue had in flight when the last daemon ended, oldest first, and the counter to go
     /// on with. `used` is the used ring's index.
-    pub fn resume(&self, queue: u16, used: u16) -> (Vec<u16>, u64) {
+    pub fn resume(&self, queue: u16, used: u16) -> Result<(Vec<u16>, u64), Unreached> {
         let batch = used.wrapping_sub(self.get(queue, USED_AT));
         // The used ring has a last batch that may still be noted here (I1). Bounded: more than
         // there are entries is another ring's index.
@@ -163,7 +171,8 @@ impl Region {
             .collect();
         found.sort_unstable();
         let counter = found.last().map_or(0, |last| last.0.wrapping_add(1));
-        (found.into_iter().map(|it| it.1).collect(), counter)
+        self.check()?; // I5
+        Ok((found.into_iter().map(|it| it.1).collect(), counter))
     }
 
     /// A head is in flight from now on.
@@ -212,12 +221,13 @@ impl Region {
     }
 
     fn load<T: AtomicAccess + Default>(&self, at: usize) -> T {
-        self.mapping.as_volatile_slice().load(at, Ordering::Acquire).unwrap_or_default()
+        // Always inside, and no word of it counts if it is lost (I5).
+        self.mapping.load(at, Ordering::Acquire).unwrap_or_default()
     }
 
     fn store<T: AtomicAccess>(&self, value: T, at: usize) {
-        let stored = self.mapping.as_volatile_slice().store(value, at, Ordering::Release);
-        debug_assert!(stored.is_ok(), "inside the region");
+        let stored = self.mapping.store(value, at, Ordering::Release);
+        debug_assert!(stored != Err(Unreached::Outside), "inside the region");
     }
 }
 
@@ -245,8 +255,8 @@ mod tests {
         }
         region.using(1, 0);
         region.end(1, 0, 1);
-        assert_eq!(again().resume(1, 1), (vec![3, 5], 10));
-        assert_eq!(again().resume(0, 0), (vec![], 0));
+        assert_eq!(again().resume(1, 1), Ok((vec![3, 5], 10)));
+        assert_eq!(again().resume(0, 0), Ok((vec![], 0)));
     }
 
     /// All places at which the daemon can be killed while it answers one head.
@@ -273,8 +283,12 @@ mod tests {
                 region.set(0, entry(4) + IN_FLIGHT_AT, 0u8);
             }
             let left = if stop_after < 3 { vec![2, 4] } else { vec![2] };
-            assert_eq!(again().resume(0, used).0, left, "killed after store {stop_after}");
-            assert_eq!(again().resume(0, used).0, left, "and once more");
+            assert_eq!(
+                again().resume(0, used).expect("there").0,
+                left,
+                "killed after store {stop_after}"
+            );
+            assert_eq!(again().resume(0, used).expect("there").0, left, "and once more");
         }
     }
 
@@ -304,8 +318,8 @@ mod tests {
         region.begin(0, SIZE_MAX - 1, 5);
         region.begin(1, 0, 6);
         region.begin(1, SIZE_MAX - 1, 7);
-        assert_eq!(again().resume(0, 0), (vec![SIZE_MAX - 1], 6));
-        assert_eq!(again().resume(1, 0), (vec![0, SIZE_MAX - 1], 8));
+        assert_eq!(again().resume(0, 0), Ok((vec![SIZE_MAX - 1], 6)));
+        assert_eq!(again().resume(1, 0), Ok((vec![0, SIZE_MAX - 1], 8)));
         // As the next program is told of it.
         let (told, file) = region.told().expect("its file");
         assert!(Region::take(&told, file).expect("ours").holds(1, SIZE_MAX));
@@ -327,9 +341,26 @@ mod tests {
         let (region, again) = twice();
         region.begin(0, 1, u64::MAX);
         region.set(0, LAST_BATCH_AT, 0xFFFFu16);
-        assert_eq!(again().resume(0, 3).0, [1]);
+        assert_eq!(again().resume(0, 3).expect("there").0, [1]);
         region.set(0, LAST_BATCH_AT, 1u16);
         region.set(0, entry(1) + NEXT_AT, 1u16);
-        assert_eq!(again().resume(0, 9).0, [] as [u16; 0]);
+        assert_eq!(again().resume(0, 9).expect("there").0, [] as [u16; 0]);
+    }
+
+    /// It would be taken for one with nothing in flight, and a guest's requests would never be answered.
+    #[test]
+    fn a_region_that_cannot_be_had_is_not_taken_for_an_empty_one() {
+        let size = bytes(2, SIZE_MAX);
+        let file = memfd_create("lost", MemfdFlags::CLOEXEC).expect("a memfd");
+        ftruncate(&file, size).expect("room");
+        // One that is sealed may be on a page that rots.
+        let again = file.try_clone().expect("a copy");
+        let mapping = Mapping::new(again, 0, size).expect("mapped");
+        let region = Region { mapping, queue_count: 2, queue_size: SIZE_MAX };
+        region.begin(0, 3, 1);
+        assert_eq!(region.resume(0, 0), Ok((vec![3], 2)));
+        ftruncate(&file, 0).expect("cut short");
+        assert_eq!(region.resume(0, 0), Err(Unreached::Lost));
+        assert_eq!(region.check(), Err(Unreached::Lost));
     }
 }

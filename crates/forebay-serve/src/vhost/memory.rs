@@ -3,33 +3,23 @@
 //!
 //! # Invariants
 //!
-//! - **G1** Every address and length comes from the guest: what is not all inside is [`Outside`],
+//! - **G1** Every address and length comes from the guest: what is not all inside is [`Unreached::Outside`],
 //!   never a panic and never another's memory.
 //! - **G2** The guest may change its memory at any time. So nothing here lends it out: bytes are
 //!   copied, and only the copy is looked at, summed or believed.
 //! - **G3** Whether its pages stay in memory is for whoever gave them to say: a daemon that locks its own (`host/protect.rs`) would lock
 //!   each that it touches, and in time the whole guest.
-//!
-//! # Limits
-//!
-//! Whoever gave us the memory could cut its file short while it is mapped, and the next touch would
-//! end the daemon. The guest itself cannot; the front end could also just send a signal.
+//! - **G4** Memory that cannot be had any more, since its file was cut short or its file system is full, is [`Unreached::Lost`] from then on, and nobody
+//!   else's loss (`gone.rs`).
 
-#![allow(unsafe_code)]
+pub use super::mapping::Unreached;
 
+use super::mapping::Mapping;
 use super::wire::Region;
-use rustix::fs::{fstat, fstatfs};
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
-use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{AtomicAccess, Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
-
-/// The range is not all in the guest's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an address outside the guest's memory")]
-pub struct Outside;
+use vm_memory::AtomicAccess;
 
 /// Why memory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +37,7 @@ pub enum MemoryError {
 struct Mapped {
     guest: u64,
     user: u64,
-    mapping: MmapRegion<()>,
+    mapping: Mapping,
 }
 
 /// The memory of one guest.
@@ -56,45 +46,6 @@ pub struct Memory {
     /// By guest address, apart from each other.
     regions: Vec<Mapped>,
 }
-
-/// File systems that are memory: no page of theirs is waited for (but for swap).
-const IN_MEMORY: [u64; 3] = [0x0102_1994, 0x9584_58f6, 0x8584_58f6];
-
-/// A shared mapping of a part of a file, all of which is there now. A page of a file on a disk may be waited for: that may be one of ours, and
-/// who waits is who serves all.
-pub(super) fn map(file: OwnedFd, offset: u64, size: u64) -> io::Result<MmapRegion<()>> {
-    let kind = fstatfs(&file)?.f_type as u64 & 0xffff_ffff;
-    if !IN_MEMORY.contains(&kind) {
-        return Err(io::Error::other("it is a file on a disk; memory-backend-memfd has none"));
-    }
-    let there = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
-    let end = offset.checked_add(size).filter(|end| *end <= there);
-    let (Some(_), Ok(size)) = (end, usize::try_from(size)) else {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file is shorter"));
-    };
-    MmapRegionBuilder::<()>::new(size)
-        .with_file_offset(FileOffset::new(File::from(file), offset))
-        .with_mmap_prot(PROT_READ_WRITE)
-        .with_mmap_flags(MAP_SHARED)
-        .build()
-        .map_err(io::Error::other)
-}
-
-/// A mapping is locked from its beginning where all that comes is to be (G3).
-fn unlock(mapping: &MmapRegion<()>) {
-    // One that stays locked is as good, and takes the host's memory.
-    // SAFETY: the range is this mapping, which is there, and no byte of it changes.
-    let _ = unsafe { rustix::mm::munlock(mapping.as_ptr().cast(), mapping.size()) };
-}
-
-/// Where in its file a mapping begins, and another descriptor of that.
-pub(super) fn file_of(mapping: &MmapRegion<()>) -> io::Result<(u64, OwnedFd)> {
-    let file = mapping.file_offset().ok_or(io::ErrorKind::NotFound)?;
-    Ok((file.start(), file.file().try_clone()?.into()))
-}
-
-const PROT_READ_WRITE: i32 = 3;
-const MAP_SHARED: i32 = 1;
 
 impl Memory {
     /// Maps regions, each of its file.
@@ -106,8 +57,8 @@ impl Memory {
             if ends.contains(&None) {
                 return Err(MemoryError::Overlap);
             }
-            let mapping = map(file, offset, size)?;
-            unlock(&mapping);
+            let mapping = Mapping::new(file, offset, size)?;
+            mapping.unlock(); // G3
             regions.push(Mapped { guest, user, mapping });
         }
         regions.sort_by_key(|region| region.guest);
@@ -123,7 +74,7 @@ impl Memory {
         let mut files = Vec::with_capacity(self.regions.len());
         let mut table = Vec::with_capacity(self.regions.len());
         for Mapped { guest, user, mapping } in &self.regions {
-            let (offset, file) = file_of(mapping)?;
+            let (offset, file) = mapping.file()?;
             table.push(Region { guest: *guest, size: mapping.size() as u64, user: *user, offset });
             files.push(file);
         }
@@ -131,12 +82,12 @@ impl Memory {
     }
 
     /// The guest's address of a front end's.
-    pub fn guest_of_user(&self, user: u64) -> Result<u64, Outside> {
+    pub fn guest_of_user(&self, user: u64) -> Result<u64, Unreached> {
         let found = self.regions.iter().find_map(|region| {
             let at = user.checked_sub(region.user)?;
             (at < region.mapping.size() as u64).then(|| region.guest + at)
         });
-        found.ok_or(Outside)
+        found.ok_or(Unreached::Outside)
     }
 
     /// Whether a range is all there.
@@ -154,32 +105,31 @@ impl Memory {
     }
 
     /// Copies from the guest.
-    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Outside> {
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Unreached> {
         let mut done = 0;
         while done < bytes.len() {
-            let rest = &mut bytes[done..];
-            let slice = self.slice(address.checked_add(done as u64).ok_or(Outside)?, rest.len())?;
-            done += slice.copy_to(rest);
+            let next = address.checked_add(done as u64).ok_or(Unreached::Outside)?;
+            let (mapping, at) = self.place(next)?;
+            done += mapping.read(at, &mut bytes[done..])?;
         }
         Ok(())
     }
 
     /// Copies to the guest.
-    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Outside> {
+    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Unreached> {
         let mut done = 0;
         while done < bytes.len() {
-            let rest = &bytes[done..];
-            let slice = self.slice(address.checked_add(done as u64).ok_or(Outside)?, rest.len())?;
-            let there = slice.len();
-            slice.copy_from(&rest[..there]);
-            done += there;
+            let next = address.checked_add(done as u64).ok_or(Unreached::Outside)?;
+            let (mapping, at) = self.place(next)?;
+            done += mapping.write(at, &bytes[done..])?;
         }
         Ok(())
     }
 
     /// Loads a number that the guest's processors may store at the same time.
-    pub fn load<T: AtomicAccess>(&self, address: u64, order: Ordering) -> Result<T, Outside> {
-        self.slice(address, size_of::<T>())?.load(0, order).map_err(|_| Outside)
+    pub fn load<T: AtomicAccess>(&self, address: u64, order: Ordering) -> Result<T, Unreached> {
+        let (mapping, at) = self.place(address)?;
+        mapping.load(at, order)
     }
 
     /// Stores a number that the guest's processors may load at the same time.
@@ -188,21 +138,25 @@ impl Memory {
         value: T,
         address: u64,
         order: Ordering,
-    ) -> Result<(), Outside> {
-        self.slice(address, size_of::<T>())?.store(value, 0, order).map_err(|_| Outside)
+    ) -> Result<(), Unreached> {
+        let (mapping, at) = self.place(address)?;
+        mapping.store(value, at, order)
     }
 
-    /// What is there of a range, in the region that it begins in: at least a byte.
-    fn slice(&self, address: u64, length: usize) -> Result<VolatileSlice<'_>, Outside> {
-        let (region, at, there) = self.find(address)?;
-        let length = there.min(length as u64) as usize;
-        region.mapping.get_slice(at as usize, length).map_err(|_| Outside)
+    /// Whether a part of it cannot be had any more.
+    pub fn is_lost(&self) -> bool {
+        self.regions.iter().any(|region| region.mapping.is_lost())
+    }
+
+    fn place(&self, address: u64) -> Result<(&Mapping, usize), Unreached> {
+        let (region, at, _) = self.find(address)?;
+        Ok((&region.mapping, at as usize))
     }
 
     /// The region of an address, where in it that is, and how many bytes are there.
-    fn find(&self, address: u64) -> Result<(&Mapped, u64, u64), Outside> {
+    fn find(&self, address: u64) -> Result<(&Mapped, u64, u64), Unreached> {
         let region = self.regions.iter().rev().find(|region| region.guest <= address);
-        let region = region.filter(|region| address < region.end()).ok_or(Outside)?;
+        let region = region.filter(|region| address < region.end()).ok_or(Unreached::Outside)?;
         Ok((region, address - region.guest, region.end() - address))
     }
 }
@@ -243,12 +197,12 @@ mod tests {
         assert!(!memory.holds(0x1000, 0x3001));
         assert!(!memory.holds(0xfff, 2));
         assert!(!memory.holds(0x1000, u64::MAX));
-        assert_eq!(memory.write(0x3fff, &[1, 2]), Err(Outside));
-        assert_eq!(memory.read(u64::MAX, &mut back), Err(Outside));
-        assert_eq!(memory.load::<u16>(0x3fff, Ordering::Relaxed), Err(Outside));
-        assert_eq!(memory.load::<u16>(0x1001, Ordering::Relaxed), Err(Outside));
+        assert_eq!(memory.write(0x3fff, &[1, 2]), Err(Unreached::Outside));
+        assert_eq!(memory.read(u64::MAX, &mut back), Err(Unreached::Outside));
+        assert_eq!(memory.load::<u16>(0x3fff, Ordering::Relaxed), Err(Unreached::Outside));
+        assert_eq!(memory.load::<u16>(0x1001, Ordering::Relaxed), Err(Unreached::Outside));
         assert_eq!(memory.guest_of_user(0x7000_3004), Ok(0x3004));
-        assert_eq!(memory.guest_of_user(0x7000_4000), Err(Outside));
+        assert_eq!(memory.guest_of_user(0x7000_4000), Err(Unreached::Outside));
     }
 
     /// Kilobytes of the mapping at an address that are locked.
@@ -273,12 +227,12 @@ mod tests {
         let later = MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
         rustix::mm::mlockall(later).expect("root may");
         let table = [region(0, size)];
-        let ours = map(memfd(size), 0, size).expect("mapped");
+        let ours = Mapping::new(memfd(size), 0, size).expect("mapped");
         let memory = Memory::map(&table, vec![memfd(size)]).expect("mapped");
         let bytes = vec![7; size as usize];
         memory.write(0, &bytes).expect("inside");
-        ours.get_slice(0, bytes.len()).expect("inside").copy_from(&bytes);
-        let at = |mapping: &MmapRegion<()>| locked_kib(mapping.as_ptr() as u64);
+        ours.write(0, &bytes).expect("inside");
+        let at = |mapping: &Mapping| locked_kib(mapping.address() as u64);
         let found = (at(&ours), at(&memory.regions[0].mapping));
         rustix::mm::munlockall().expect("root may");
         assert_eq!(found, (64, 0), "what is not a guest's, and what is");

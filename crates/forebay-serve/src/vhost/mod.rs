@@ -12,6 +12,8 @@
 //! | [`wire`] | the messages, as a pure codec |
 //! | [`blk`] | virtio-blk: the configuration space, and what a request asks for; pure |
 //! | [`memory`] | the guest's memory, which may change under us |
+//! | `mapping` | a part of a file that others gave us |
+//! | `gone` | what is done when that cannot be had any more |
 //! | [`queue`] | a split virtqueue |
 //! | [`inflight`] | what is in flight, where it outlives us |
 //! | `channel` | the socket |
@@ -34,7 +36,9 @@ mod device;
 pub mod driver;
 pub mod front_end;
 pub mod fuzz;
+mod gone;
 pub mod inflight;
+mod mapping;
 pub mod memory;
 pub mod queue;
 mod requests;

@@ -11,7 +11,7 @@
 //! - **Q3** A head is under way once: one that is offered again before it was used is an error.
 //! - **Q4** Before the loop may sleep, the guest is told to kick, and looked at once more.
 
-use super::memory::{Memory, Outside};
+use super::memory::{Memory, Unreached};
 use std::sync::atomic::{Ordering, fence};
 
 /// The longest queue.
@@ -64,11 +64,17 @@ pub enum QueueError {
     /// Nowhere to put the status.
     #[error("a chain has no byte for its status")]
     NoStatus,
+    /// Not the queue's fault.
+    #[error("{}", Unreached::Lost)]
+    Lost,
 }
 
-impl From<Outside> for QueueError {
-    fn from(_: Outside) -> QueueError {
-        QueueError::Rings
+impl From<Unreached> for QueueError {
+    fn from(why: Unreached) -> QueueError {
+        match why {
+            Unreached::Outside => QueueError::Rings,
+            Unreached::Lost => QueueError::Lost,
+        }
     }
 }
 
@@ -129,14 +135,14 @@ impl Chain {
     }
 
     /// Copies from what may be read, from its byte `offset` on.
-    pub fn read(&self, memory: &Memory, offset: u64, bytes: &mut [u8]) -> Result<(), Outside> {
+    pub fn read(&self, memory: &Memory, offset: u64, bytes: &mut [u8]) -> Result<(), Unreached> {
         walk(self.part(false), offset, bytes.len(), |address, from, to| {
             memory.read(address, &mut bytes[from..to])
         })
     }
 
     /// Copies to what may be written, from its byte `offset` on.
-    pub fn write(&self, memory: &Memory, offset: u64, bytes: &[u8]) -> Result<(), Outside> {
+    pub fn write(&self, memory: &Memory, offset: u64, bytes: &[u8]) -> Result<(), Unreached> {
         walk(self.part(true), offset, bytes.len(), |address, from, to| {
             memory.write(address, &bytes[from..to])
         })
@@ -147,8 +153,8 @@ fn walk(
     segments: &[Segment],
     offset: u64,
     length: usize,
-    mut each: impl FnMut(u64, usize, usize) -> Result<(), Outside>,
-) -> Result<(), Outside> {
+    mut each: impl FnMut(u64, usize, usize) -> Result<(), Unreached>,
+) -> Result<(), Unreached> {
     let (mut skip, mut done) = (offset, 0);
     for segment in segments {
         let there = u64::from(segment.length);
@@ -157,13 +163,13 @@ fn walk(
             continue;
         }
         let taken = ((there - skip) as usize).min(length - done);
-        each(segment.address.checked_add(skip).ok_or(Outside)?, done, done + taken)?;
+        each(segment.address.checked_add(skip).ok_or(Unreached::Outside)?, done, done + taken)?;
         (skip, done) = (0, done + taken);
         if done == length {
             return Ok(());
         }
     }
-    if done == length { Ok(()) } else { Err(Outside) }
+    if done == length { Ok(()) } else { Err(Unreached::Outside) }
 }
 
 /// A queue that runs.

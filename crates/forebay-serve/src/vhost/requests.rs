@@ -9,13 +9,15 @@
 //!
 //! - **A1** Each chain that is taken is given back once, with a status, unless its device ends
 //!   first: then the guest's memory is not touched any more, and the next daemon finds the chain
-//!   in flight.
+//!   in flight. So it is with all of a device whose memory, or region, cannot be had any more.
 //! - **A2** A piece is the engine's from `submit` to the answer: its memory is neither read, nor
 //!   written, nor given to another.
 //! - **A3** Requests go to the engine in the order in which they were taken; one that finds no room
 //!   holds up those behind it, and none of another device: each has its share of the memory (M1 and M4 of `nbd/pool.rs`).
 //! - **A4** Without a write cache (the guest has chosen so, or knows none) a write is answered when
 //!   it is durable.
+//! - **A5** A write goes to the engine only if all of its bytes are the guest's: what was copied from memory that cannot be had any more
+//!   is zeros of no one.
 
 use super::blk::{Ask, Disk, HEADER_BYTES, RANGE_BYTES, RANGE_COUNT_MAX, Range, Status};
 use super::queue::{Chain, DESCRIPTOR_COUNT_MAX, QueueError, Segment};
@@ -199,11 +201,14 @@ impl Requests {
 
     fn finish(&mut self, at: usize, status: Status, around: &mut Around<'_>) {
         let request = &self.all[at];
-        if let Some(taken) = request.taken {
+        // Its end is near, and another daemon finds the chain in flight (A1).
+        let taken = request.taken.filter(|_| !around.rings.is_lost());
+        if let Some(taken) = taken {
             let written = request.give_status(status, around);
-            if let Err(error) = around.rings.give_back(taken, written) {
-                let _: QueueError = error;
-                around.rings.broken(taken.queue);
+            match around.rings.give_back(taken, written) {
+                // The device ends soon.
+                Ok(()) | Err(QueueError::Lost) => {}
+                Err(_) => around.rings.broken(taken.queue),
             }
         }
         self.release(at, around);
@@ -303,7 +308,7 @@ impl Request {
         let guest = around.rings.memory.as_ref().ok_or(Status::IoError)?;
         let from = HEADER_BYTES + self.done;
         let copied = lend_to_fill(span, |bytes| self.chain.read(guest, from, bytes));
-        copied.map_err(|_| Status::IoError)
+        copied.map_err(|_| Status::IoError) // A5
     }
 
     /// A piece is done; says whether that was the last.

@@ -152,7 +152,7 @@ impl Rings {
         let mut left = VecDeque::new();
         match &self.region {
             Some(region) if region.holds(at as u16, vring.size) => {
-                let (heads, counter) = region.resume(at as u16, queue.next_used());
+                let (heads, counter) = region.resume(at as u16, queue.next_used())?;
                 // What was taken is what was used and what is in flight.
                 let taken = queue.next_used().wrapping_add(heads.len() as u16);
                 queue.set_next_available(taken);
@@ -251,6 +251,12 @@ impl Rings {
         }
     }
 
+    /// Whether the guest's memory, or the region, cannot be had any more.
+    pub(super) fn is_lost(&self) -> bool {
+        self.memory.as_ref().is_some_and(Memory::is_lost)
+            || self.region.as_ref().is_some_and(|region| region.check().is_err())
+    }
+
     /// A queue's guest cannot be understood any more: it is left alone.
     pub(super) fn broken(&mut self, at: usize) {
         if let Some(vring) = self.vrings.get_mut(at) {
@@ -306,6 +312,8 @@ impl Rings {
         let (queue, head) = (taken.queue as u16, taken.head);
         if let Some(region) = &self.region {
             region.using(queue, head);
+            // Else what the used ring has would be done again.
+            region.check()?;
         }
         running.queue.put_used(memory, head, length)?;
         if let Some(region) = &self.region {
@@ -374,7 +382,8 @@ impl Running {
                 }
                 let Some(head) = head else { return Ok(None) };
                 if let Some(region) = region {
-                    region.begin(number, head, *counter); // K1
+                    region.begin(number, head, *counter);
+                    region.check()?; // K1
                     *counter = counter.wrapping_add(1);
                 }
                 head
