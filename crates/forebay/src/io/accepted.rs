@@ -6,9 +6,25 @@
 //! - **T1** A connection that nobody can have is taken and closed: its client sees the end. Left where it is it would be tried again at
 //!   once, and for ever, by a loop that has others to serve.
 //! - **T2** Nobody is waited for: the kernel asks for a descriptor before it looks whether somebody has come.
+//! - **T3** T1 takes a spare descriptor, which another thread may get hold of while it is given up. Without it an accept is tried again after
+//!   [`PAUSE`], and what the next descriptor is had for is the spare.
 
+use super::reactor::ReactorOp;
 use super::sys;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// Until an accept is tried again for which there is no descriptor, nor a spare one.
+pub(crate) const PAUSE: Duration = Duration::from_millis(100);
+
+/// Whether that is so.
+pub(crate) fn is_to_pause(op: ReactorOp, result: i32) -> bool {
+    matches!(op, ReactorOp::Accept { .. }) && is_full(result)
+}
+
+const fn is_full(result: i32) -> bool {
+    result == -libc::EMFILE || result == -libc::ENFILE
+}
 
 /// Connections.
 #[derive(Debug)]
@@ -27,13 +43,28 @@ impl Accepted {
     /// What an accept gave; what its operation has come to. `-EAGAIN`: it goes on waiting.
     pub(crate) fn take(&mut self, listener: RawFd, result: i32) -> i32 {
         match result {
-            0.. => self.waiting.push(sys::accepted(result)),
-            _ if result == -libc::EMFILE || result == -libc::ENFILE => {
-                return self.send_away(listener).unwrap_or(result);
+            0.. => {
+                let connection = sys::accepted(result);
+                self.refill();
+                if self.spare.is_none() {
+                    // There was one descriptor (T3).
+                    drop(connection);
+                    self.sent_away += 1;
+                    self.refill();
+                    return -libc::ECONNABORTED;
+                }
+                self.waiting.push(connection);
+                result
             }
-            _ => {}
+            _ if is_full(result) => self.send_away(listener).unwrap_or(result),
+            _ => result,
         }
-        result
+    }
+
+    fn refill(&mut self) {
+        if self.spare.is_none() {
+            self.spare = sys::eventfd().ok();
+        }
     }
 
     /// The one that came first, if one has (T1, T2). None: not even that can be done.
@@ -47,7 +78,7 @@ impl Accepted {
             drop(sys::accepted(result));
             self.sent_away += 1;
         }
-        self.spare = sys::eventfd().ok();
+        self.refill();
         match -result {
             // Who asks again does so in another turn of the loop: others are served in between.
             ..=0 => Some(-libc::ECONNABORTED),
@@ -60,6 +91,12 @@ impl Accepted {
     pub(crate) fn fetch(&mut self, number: i32) -> Option<OwnedFd> {
         let place = self.waiting.iter().position(|it| it.as_raw_fd() == number)?;
         Some(self.waiting.swap_remove(place))
+    }
+
+    /// As if another thread had got hold of it.
+    #[cfg(test)]
+    pub(crate) fn lose_spare(&mut self) {
+        self.spare = None;
     }
 
     /// How many were sent away so far.

@@ -133,7 +133,8 @@ pub enum ReactorOp {
         span: Span,
     },
     /// Accept a connection. The result is a new descriptor, non-blocking and closed on exec, to
-    /// be fetched with [`Reactor::accepted`]. The listener becomes non-blocking.
+    /// be fetched with [`Reactor::accepted`]. The listener becomes non-blocking. `-ECONNABORTED`: somebody was sent away,
+    /// since there was no descriptor; as long as not even that can be done it goes on waiting.
     Accept {
         /// The listener.
         fd: RawFd,

@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::accepted::Accepted;
+use super::accepted::{Accepted, PAUSE, is_to_pause};
 use super::bell::Bell;
 use super::reactor::{DROP_WAIT_MAX, ReactorOp};
 use super::slab::ROOM;
@@ -81,6 +81,23 @@ struct Parked {
     user_data: u64,
     /// Not tried yet, so poll need not be asked first.
     fresh: bool,
+    /// Not tried before (T3 of `accepted.rs`).
+    pauses_until: Option<Instant>,
+}
+
+impl Parked {
+    /// Tries it; what it has come to, if it has.
+    fn attempt(&mut self, accepted: &mut Accepted) -> Option<i32> {
+        let result = attempt(self.op, accepted);
+        let pauses = is_to_pause(self.op, result);
+        self.pauses_until = pauses.then(|| Instant::now() + PAUSE);
+        (result != -libc::EAGAIN && !pauses).then_some(result)
+    }
+
+    /// How long it is not to be tried.
+    fn pause(&self, now: Instant) -> Option<Duration> {
+        self.pauses_until.and_then(|end| end.checked_duration_since(now)).filter(|it| !it.is_zero())
+    }
 }
 
 #[derive(Debug)]
@@ -137,7 +154,9 @@ impl ThreadsReactor {
             ReactorOp::Recv { .. }
             | ReactorOp::Send { .. }
             | ReactorOp::Accept { .. }
-            | ReactorOp::PollIn { .. } => self.parked.push(Parked { op, user_data, fresh: true }),
+            | ReactorOp::PollIn { .. } => {
+                self.parked.push(Parked { op, user_data, fresh: true, pauses_until: None })
+            }
         }
     }
 
@@ -182,8 +201,9 @@ impl ThreadsReactor {
             if left == Some(Duration::ZERO) && self.parked.is_empty() {
                 return Ok(()); // nothing to ask the kernel
             }
-            self.list_fds();
-            match sys::checked(sys::poll(&mut self.fds, left)) {
+            let pause = self.list_fds();
+            let limit = [left, pause].into_iter().flatten().min();
+            match sys::checked(sys::poll(&mut self.fds, limit)) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
                 Err(error) => return Err(error),
@@ -250,47 +270,46 @@ impl ThreadsReactor {
             let older = &self.parked[..index];
             let first = fresh && older.iter().all(|older| wish(older.op) != wanted);
             self.parked[index].fresh = false;
-            if first {
-                let result = attempt(self.parked[index].op, &mut self.accepted);
-                if result != -libc::EAGAIN {
-                    self.parked.remove(index);
-                    done.push((user_data, result));
-                    continue;
-                }
+            if first && let Some(result) = self.parked[index].attempt(&mut self.accepted) {
+                self.parked.remove(index);
+                done.push((user_data, result));
+                continue;
             }
             index += 1;
         }
     }
 
-    /// The bell, then one row for each parked operation.
-    fn list_fds(&mut self) {
+    /// The bell, then one row for each parked operation. Gives how long the first pause lasts.
+    fn list_fds(&mut self) -> Option<Duration> {
+        let now = Instant::now();
         let bell = libc::pollfd { fd: self.shared.bell.fd(), events: libc::POLLIN, revents: 0 };
         self.fds.clear();
         self.fds.push(bell);
         self.fds.extend(self.parked.iter().map(|parked| {
             let (fd, events) = wish(parked.op);
+            // The kernel passes over a negative one.
+            let fd = if parked.pause(now).is_some() { -1 } else { fd };
             libc::pollfd { fd, events, revents: 0 }
         }));
+        self.parked.iter().filter_map(|parked| parked.pause(now)).min()
     }
 
     /// Tries the parked operations that `poll(2)` called ready, in the order of submission.
     fn try_ready(&mut self, done: &mut Vec<(u64, i32)>) {
         let mut row = 0;
         let (fds, accepted) = (&self.fds, &mut self.accepted);
-        self.parked.retain(|parked| {
+        self.parked.retain_mut(|parked| {
             row += 1; // row 0 is the bell
             let revents = fds[row].revents;
             if revents == 0 {
                 return true;
             }
             let result = match parked.op {
-                ReactorOp::PollIn { .. } if revents & libc::POLLNVAL != 0 => -libc::EBADF,
-                ReactorOp::PollIn { .. } => i32::from(revents),
-                op => attempt(op, accepted),
+                ReactorOp::PollIn { .. } if revents & libc::POLLNVAL != 0 => Some(-libc::EBADF),
+                ReactorOp::PollIn { .. } => Some(i32::from(revents)),
+                _ => parked.attempt(accepted),
             };
-            if result == -libc::EAGAIN {
-                return true;
-            }
+            let Some(result) = result else { return true };
             done.push((parked.user_data, result));
             false
         });

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-use super::accepted::Accepted;
+use super::accepted::{Accepted, PAUSE, is_to_pause};
 use super::buffer::Span;
 use super::reactor::{DROP_WAIT_MAX, ReactorOp};
 use super::registered::{DRIVERS_BUFFERS, DRIVERS_BUFFERS_AT};
@@ -39,11 +39,24 @@ struct Row {
     generation: u32,
     /// In `queue`, so the kernel does not know it.
     waiting: bool,
-    /// The kernel polls for readiness, the operation itself comes after.
-    polling: bool,
+    step: Step,
     /// It is not to go on: the kernel may be done with it before it hears that.
     cancelled: bool,
 }
+
+/// What the kernel is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The operation itself.
+    Itself,
+    /// To poll for readiness, the operation itself comes after.
+    Poll,
+    /// To wait, and then the same (T3 of `accepted.rs`).
+    Pause,
+}
+
+/// Read when it is submitted.
+static PAUSE_LENGTH: types::Timespec = types::Timespec::new().nsec(PAUSE.as_nanos() as u32);
 
 #[derive(Clone, Copy, Debug)]
 enum Queued {
@@ -155,8 +168,8 @@ impl UringReactor {
     pub(crate) fn submit(&mut self, op: ReactorOp, user_data: u64) {
         self.generation = self.generation.wrapping_add(1) & 0x7fff_ffff; // never NOBODY
         let generation = self.generation;
-        let row =
-            Row { op, user_data, generation, waiting: true, polling: false, cancelled: false };
+        let (waiting, step, cancelled) = (true, Step::Itself, false);
+        let row = Row { op, user_data, generation, waiting, step, cancelled };
         let index = self.rows.insert(row);
         let key = (u64::from(generation) << 32) | u64::from(index);
         self.queue.push_back(Queued::Row(key));
@@ -260,9 +273,11 @@ impl UringReactor {
             Queued::Cancel(key) => opcode::AsyncCancel::new(key).build().user_data(NOBODY),
             Queued::Row(key) => {
                 let row = self.rows.get_mut(key as u32).expect("a queued row is in the table");
-                let polling = row.polling;
-                let entry =
-                    if polling { poll_of(row.op) } else { entry_of(row.op, &self.registered) };
+                let entry = match row.step {
+                    Step::Itself => entry_of(row.op, &self.registered),
+                    Step::Poll => poll_of(row.op),
+                    Step::Pause => opcode::Timeout::new(&raw const PAUSE_LENGTH).build(),
+                };
                 entry.user_data(key)
             }
         };
@@ -310,17 +325,21 @@ impl UringReactor {
             let index = key as u32;
             let row = self.rows.get_mut(index).expect("the kernel answers once");
             assert_eq!(u64::from(row.generation), key >> 32); // R1
-            if let ReactorOp::Accept { fd } = row.op
-                && !row.polling
-            {
+            if let (ReactorOp::Accept { fd }, Step::Itself) = (row.op, row.step) {
                 result = self.accepted.take(fd, result);
             }
-            let again = if row.polling { result >= 0 } else { result == -libc::EAGAIN };
-            if again && row.cancelled {
-                result = -libc::ECANCELED;
-            } else if again && is_socket(row.op) {
+            let next = match row.step {
                 // A non-blocking socket: the kernel does not wait for it by itself everywhere.
-                row.polling = !row.polling;
+                Step::Itself if result == -libc::EAGAIN => Some(Step::Poll),
+                Step::Itself if is_to_pause(row.op, result) => Some(Step::Pause),
+                Step::Poll if result >= 0 => Some(Step::Itself),
+                Step::Pause if result == -libc::ETIME => Some(Step::Itself),
+                _ => None,
+            };
+            if next.is_some() && row.cancelled {
+                result = -libc::ECANCELED;
+            } else if let Some(next) = next.filter(|_| is_socket(row.op)) {
+                row.step = next;
                 row.waiting = true;
                 self.queue.push_back(Queued::Row(key));
                 continue;

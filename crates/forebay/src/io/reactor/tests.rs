@@ -9,7 +9,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::io::sys;
 use crate::io::{Bell, DRIVERS_BUFFERS_AT};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Runs a test on each back end the machine has.
 fn each(entries: u32, test: impl Fn(&mut Reactor)) {
@@ -277,6 +279,77 @@ fn connections_are_accepted_one_by_one() {
         assert_eq!(answers(reactor, 1), [(1, -libc::ECANCELED)]);
         std::fs::remove_file(&path).unwrap();
     });
+}
+
+/// In a process of its own, whose table of descriptors is full.
+///
+/// The spare one was lost for good when another thread got hold of it: each accept was answered at once, its caller asked again at once, and
+/// nobody who came was ever told.
+#[test]
+fn without_a_spare_descriptor_an_accept_waits_and_the_next_one_is_the_spare() {
+    const ALONE: &str = "FOREBAY_TEST_DESCRIPTORS";
+    if std::env::var_os(ALONE).is_some() {
+        return each(8, lose_the_spare);
+    }
+    let module = module_path!().split_once("::").unwrap().1;
+    let name = format!(
+        "{module}::without_a_spare_descriptor_an_accept_waits_and_the_next_one_is_the_spare"
+    );
+    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+    let done = alone.args(["--exact", &name]).env(ALONE, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success() && said.contains("1 passed"), "{said}");
+}
+
+fn lose_the_spare(reactor: &mut Reactor) {
+    let name = format!("forebay-spare-{}-{:?}", std::process::id(), reactor.kind());
+    let path = std::env::temp_dir().join(name);
+    let listener = UnixListener::bind(&path).unwrap();
+    let fd = listener.as_raw_fd();
+    let mut clients = [(); 4].map(|()| UnixStream::connect(&path).unwrap());
+    match &mut reactor.back_end {
+        BackEnd::Uring(uring) => uring.accepted.lose_spare(),
+        BackEnd::Threads(threads) => threads.accepted.lose_spare(),
+    }
+    let before = getrlimit(Resource::Nofile);
+    // The limit is one of numbers: none below it is free.
+    let free = sys::eventfd().unwrap().as_raw_fd() as u64;
+    let may_have = |count| {
+        let current = Some(free + count);
+        setrlimit(Resource::Nofile, Rlimit { current, ..before }).unwrap();
+    };
+    may_have(0);
+    for cancels in [true, false] {
+        reactor.submit(ReactorOp::Accept { fd }, 1);
+        let mut done = Vec::new();
+        let cpu = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        let begun = cpu();
+        reactor.wait(Some(Duration::from_millis(300)), &mut done).unwrap();
+        assert_eq!(done, []);
+        let used = cpu() - begun;
+        assert!(used.tv_sec == 0 && used.tv_nsec < 150_000_000, "it turns round: {used:?}");
+        if cancels {
+            reactor.cancel(1);
+            assert_eq!(answers(reactor, 1), [(1, -libc::ECANCELED)]);
+        }
+    }
+    // One is free: whoever is the first is told, and it is the spare for the next.
+    may_have(1);
+    assert_eq!(answers(reactor, 1), [(1, -libc::ECONNABORTED)]);
+    for number in [2, 3] {
+        reactor.submit(ReactorOp::Accept { fd }, number);
+        assert_eq!(answers(reactor, 1), [(number, -libc::ECONNABORTED)]);
+    }
+    assert_eq!(reactor.sent_away(), 3);
+    for client in &mut clients[..3] {
+        assert_eq!(client.read(&mut [0; 8]).unwrap(), 0, "it was closed");
+    }
+    setrlimit(Resource::Nofile, before).unwrap();
+    reactor.submit(ReactorOp::Accept { fd }, 4);
+    let done = answers(reactor, 1);
+    assert!(reactor.accepted(done[0].1).is_some());
+    assert_eq!(reactor.sent_away(), 3);
+    std::fs::remove_file(&path).unwrap();
 }
 
 #[test]
