@@ -2,13 +2,19 @@
 //! The cache is given another size beside guests who commit: between any two looks a flush of the cache device had ended and the next one had
 //! begun, and the new size waited for a moment without one for ever.
 
-use crate::support::{self, Rig, Void, options};
+use crate::support::{self, Dir, Rig, Void, options};
 use forebay::cache;
-use forebay::io::{Completion, Device, Layer, MemoryDevice, Operation, Reactor, ReactorKind};
-use forebay_core::engine::Config;
+use forebay::io::{
+    Completion, Device, FileDevice, FileOptions, Layer, MemoryDevice, Operation, Reactor,
+    ReactorKind,
+};
+use forebay::shard::{CACHE_SOURCE, ShardOptions};
+use forebay_core::engine::{CacheHealth, Config};
 use forebay_core::format::superblock::Mode;
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -81,5 +87,65 @@ fn a_cache_is_given_another_size_beside_guests_who_commit() {
                 commit(&mut rig, volume, answer.cookie, count * 7919);
             }
         }
+    }
+}
+
+/// In a process of its own, which has no more memory than it has by then.
+///
+/// The daemon was ended, and its guests with it: whoever asks for more than there is hears of it instead.
+#[test]
+fn a_size_whose_map_there_is_no_memory_for_is_refused_and_guests_go_on() {
+    const ALONE: &str = "FOREBAY_TEST_NO_MEMORY";
+    if std::env::var_os(ALONE).is_some() {
+        return resize_without_memory();
+    }
+    let module = module_path!().split_once("::").unwrap().1;
+    let name =
+        format!("{module}::a_size_whose_map_there_is_no_memory_for_is_refused_and_guests_go_on");
+    let mut alone = Command::new(std::env::current_exe().unwrap());
+    let done = alone.args(["--exact", &name]).env(ALONE, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    let end = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success() && said.contains("1 passed"), "{said}{end}");
+}
+
+fn resize_without_memory() {
+    let dir = Dir::new(std::env::temp_dir(), "fb-no-memory");
+    let path = dir.file("cache", 64 << 30);
+    let file = FileOptions { source: CACHE_SOURCE, ..FileOptions::default() };
+    let open = || Box::new(FileDevice::open(&path, &file).unwrap());
+    for lasting in [false, true] {
+        cache::format(open().as_ref(), 96 * MIB, support::SEGMENT_BYTES, 1).unwrap();
+        let options = options(ReactorKind::Threads, Config::default());
+        let options = ShardOptions { lasting, ..options };
+        let mut rig = Rig::open(open(), &options, MIB as usize);
+        let volume = rig.add("v", Mode::WriteBack, Box::new(Void::new(1 << 30)));
+        let write = |rig: &mut Rig| {
+            let span = rig.span(0, 4096);
+            rig.request(volume, Op::Write { fua: true }, 0, 4096, Some(span)).unwrap();
+        };
+        write(&mut rig);
+        rig.shard.begin_to_resize(64 << 30).unwrap();
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+        let before = getrlimit(Resource::As);
+        let limit = Rlimit { current: Some(pages * 4096 + 50 * MIB), ..before };
+        setrlimit(Resource::As, limit).unwrap();
+        let begun = Instant::now();
+        let error = loop {
+            assert!(begun.elapsed() < support::PATIENCE);
+            match rig.shard.go_on_resizing() {
+                Ok(is_done) => assert!(!is_done),
+                Err(error) => break error.to_string(),
+            }
+            rig.turn(Duration::from_millis(10), |_| ());
+        };
+        assert!(error.starts_with("take memory for the map of another size"), "{error}");
+        rig.shard.cancel_resize();
+        write(&mut rig);
+        assert_eq!(rig.shard.superblock().size_bytes, 96 * MIB);
+        assert_eq!(rig.shard.engine().health(), CacheHealth::Healthy);
+        setrlimit(Resource::As, before).unwrap();
+        rig.close();
     }
 }

@@ -16,6 +16,7 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
     fsopen,
 };
+use std::alloc::{Layout, alloc_zeroed};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -36,16 +37,32 @@ unsafe impl Plain for [u8; 9] {}
 /// A list, and the file that its memory is, if it lasts.
 pub type Kept<T> = (Vec<T>, Option<File>);
 
-/// A list of `count` zeros, which lasts where that costs nothing (L2).
+/// A list of `count` zeros, which lasts where that costs nothing (L2). As with any other list the program ends if there is no memory.
 pub fn zeros<T: Plain>(count: usize) -> Kept<T> {
-    let bytes = count * size_of::<T>();
-    if bytes >= HUGE_PAGE_BYTES
+    if_memory(count, true).unwrap_or_else(|_| (vec![T::default(); count], None))
+}
+
+/// A list of `count` zeros, if there is memory for it. It lasts if it is to and that costs nothing (L2).
+pub fn if_memory<T: Plain>(count: usize, lasts: bool) -> io::Result<Kept<T>> {
+    let bytes = count.checked_mul(size_of::<T>()).ok_or(io::ErrorKind::OutOfMemory)?;
+    if lasts
+        && bytes >= HUGE_PAGE_BYTES
         && let Some(file) = file(bytes.next_multiple_of(PAGE_BYTES) as u64)
         && let Some(list) = mapped(&file, count)
     {
-        return (list, Some(file));
+        return Ok((list, Some(file)));
     }
-    (vec![T::default(); count], None)
+    let layout = Layout::array::<T>(count).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    if layout.size() == 0 {
+        return Ok((Vec::new(), None));
+    }
+    // SAFETY: the size is not zero.
+    let memory = unsafe { alloc_zeroed(layout) };
+    if memory.is_null() {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    // SAFETY: it was allocated with the layout of a list of so many, and zeros are values.
+    Ok((unsafe { Vec::from_raw_parts(memory.cast(), count, count) }, None))
 }
 
 /// The list that another program had in this file: its memory if it is to last, else a copy.
@@ -81,8 +98,9 @@ fn mapped<T: Plain>(file: &File, count: usize) -> Option<Vec<T>> {
     if (count * size_of::<T>()) < HUGE_PAGE_BYTES {
         return None;
     }
-    let (mut list, is_in_it) = heap::with_file(file.as_fd(), || Vec::<T>::with_capacity(count));
-    if !is_in_it {
+    let mut list = Vec::<T>::new();
+    let (had, is_in_it) = heap::with_file(file.as_fd(), || list.try_reserve_exact(count));
+    if had.is_err() || !is_in_it {
         return None;
     }
     // SAFETY: there is room for `count`, and all of it are bytes of the file (L1), so values.
@@ -158,6 +176,20 @@ mod tests {
         let (copy, _) = taken::<u64>(copied(&list).unwrap(), count, false).unwrap();
         assert_eq!(copy, list);
         assert!(taken::<u64>(copied(&list[..9]).unwrap(), count, true).is_err());
+    }
+
+    #[test]
+    fn a_list_that_there_is_no_memory_for_is_an_error() {
+        for lasts in [false, true] {
+            let kind = |list: io::Result<Kept<u64>>| list.map_err(|error| error.kind()).err();
+            let none = Some(io::ErrorKind::OutOfMemory);
+            assert_eq!(kind(if_memory(usize::MAX, lasts)), none);
+            // More than there are addresses.
+            assert_eq!(kind(if_memory(1 << 45, lasts)), none);
+            let (list, _) = if_memory::<u64>(HUGE_PAGE_BYTES / 4, lasts).unwrap();
+            assert!(list.len() == HUGE_PAGE_BYTES / 4 && list.iter().all(|it| *it == 0));
+            assert!(if_memory::<u64>(0, lasts).unwrap().0.is_empty());
+        }
     }
 
     #[test]

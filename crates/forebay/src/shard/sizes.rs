@@ -11,6 +11,8 @@ use forebay_core::map::slots::ROW_BYTES;
 use forebay_core::units::VolumeIndex;
 use std::io;
 
+const MAP: &str = "take memory for the map of another size";
+
 impl Shard {
     /// How large a volume's backing device is now.
     pub fn measure(&mut self, volume: VolumeIndex) -> io::Result<u64> {
@@ -76,8 +78,8 @@ impl Shard {
     }
 
     /// Does what can be done now to give the cache another size; says whether it has it. Guests wait for the
-    /// flushes of the superblock's copies, and while the map is put into other tables. After an error
-    /// nothing is appended any more: an opening finds the one size or the other.
+    /// flushes of the superblock's copies, and while the map is put into other tables. After an error of the
+    /// cache device nothing is appended any more: an opening finds the one size or the other. After one of memory it has the size of before.
     pub fn go_on_resizing(&mut self) -> Result<bool, OpenError> {
         let Some(size_bytes) = self.resizing else { return Ok(false) };
         if !self.engine.may_resize() {
@@ -99,10 +101,10 @@ impl Shard {
             self.superblock.resized(size_bytes).expect("it was looked whether it can be");
         self.engine.note_ends(&mut next);
         let (cells, rows) = Tables::counts(&next);
-        let (cells, rows) = match self.lasting {
-            true => (lasting::zeros(cells), lasting::zeros(rows)),
-            false => ((vec![0; cells], None), (vec![[0; ROW_BYTES]; rows], None)),
-        };
+        // Before anything is written: what there is no memory for is not begun.
+        let cells = lasting::if_memory(cells, self.lasting).map_err(system(MAP))?;
+        let rows =
+            lasting::if_memory::<[u8; ROW_BYTES]>(rows, self.lasting).map_err(system(MAP))?;
         next.sequence += 1;
         next.written_at = wall_now();
         self.flush_alone(|device, superblock| cache::write_resized(device, superblock, &next))?;
