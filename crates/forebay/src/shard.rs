@@ -274,6 +274,15 @@ pub struct StaleWanted {
     token: Token,
 }
 
+/// Whose turn of the loop one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum For {
+    /// Of everybody: answers are taken behind it.
+    All,
+    /// The shard's own, in the midst of something that waits.
+    Itself,
+}
+
 impl Shard {
     /// Opens a cache: redoes what a killed process left in memory, recovers the log, raises the
     /// generation. No volume is served yet. If the log holds more extents than `options` have room for,
@@ -344,7 +353,7 @@ impl Shard {
     /// A turn in the middle of something else: what came for others is kept for the next one.
     fn turn_for_itself(&mut self, timeout: Option<Duration>) -> Result<(), OpenError> {
         let mut kept = std::mem::take(&mut self.kept);
-        let waited = self.turn_on(timeout, &mut kept);
+        let waited = self.turn_on(timeout, For::Itself, &mut kept);
         self.kept = kept;
         waited.map_err(system("wait for the devices"))
     }
@@ -442,18 +451,23 @@ impl Shard {
     ) -> io::Result<()> {
         let timeout = if self.kept.is_empty() { timeout } else { Some(Duration::ZERO) };
         foreign.append(&mut self.kept);
-        self.turn_on(timeout, foreign)
+        self.turn_on(timeout, For::All, foreign)
     }
 
     fn turn_on(
         &mut self,
         timeout: Option<Duration>,
+        whom: For,
         foreign: &mut Vec<(u64, i32)>,
     ) -> io::Result<()> {
         self.run_effects();
+        // Nobody else does anything in a turn of the shard's own: answers lie there until it is over, and so do wishes to go on.
+        let others_go_on = match whom {
+            For::Itself => false,
+            For::All => std::mem::take(&mut self.turns_again) || !self.answers.is_empty(),
+        };
         // What could not be asked of any device is done already.
-        let goes_on = std::mem::take(&mut self.turns_again);
-        let is_idle = self.answers.is_empty() && self.done.is_empty() && !goes_on;
+        let is_idle = self.done.is_empty() && !others_go_on;
         let timeout = if is_idle { self.timeout(timeout) } else { Duration::ZERO.into() };
         let first = foreign.len();
         self.reactor.wait(timeout, foreign)?;

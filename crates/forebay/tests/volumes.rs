@@ -328,6 +328,34 @@ fn what_is_recorded_while_a_checkpoint_is_named_stays_recorded() {
     assert!(found.bad_copy().is_none());
 }
 
+/// An answer that lay there, which nobody takes meanwhile, had each of its turns wait for nothing: a flush of a second was a second of a processor.
+#[test]
+fn who_waits_for_the_superblock_waits_without_turning_round() {
+    for has_answer in [false, true] {
+        let dir = Dir::new(std::env::temp_dir(), "fb-waits");
+        let inner = open(&dir.file("cache", CACHE_BYTES), CACHE_SOURCE);
+        let gate = Arc::<Gate>::default();
+        let device = SlowFlushes { inner, gate: Arc::clone(&gate), waiting: Vec::new() };
+        let mut rig = rig(Box::new(device), Config::default());
+        let backing = Box::new(MemoryDevice::new(BACKING_BYTES, 512).unwrap());
+        let volume = rig.add("v", Mode::WriteBack, backing);
+        let until = Instant::now() + Duration::from_secs(1);
+        *gate.until.lock().unwrap() = Some(until);
+        let (first, second) = (rig.span(0, BLOCK as usize), rig.span(1, BLOCK as usize));
+        rig.shard.submit(volume, Op::Write { fua: true }, 0, BLOCK, Some(first), 0).unwrap();
+        rig.wait("a flush", |_| gate.held.load(Ordering::Relaxed) > 0);
+        if has_answer {
+            rig.shard.submit(volume, Op::Read, 8 * BLOCK, BLOCK, Some(second), 1).unwrap();
+        }
+        let cpu = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        let begun = cpu();
+        rig.shard.set_weight(volume, 2).unwrap();
+        let used = cpu() - begun;
+        assert!(Instant::now() >= until && (!has_answer || rig.shard.has_answers()));
+        assert!(used.tv_sec == 0 && used.tv_nsec < 400_000_000, "{used:?}");
+    }
+}
+
 /// The flush of a superblock's copy is a flush of the cache device like any other: it may have dropped what others have written since
 /// the one before, and says so once.
 #[test]
