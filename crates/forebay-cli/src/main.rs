@@ -58,9 +58,12 @@ impl std::fmt::Display for NoDaemon {
 
 impl std::error::Error for NoDaemon {}
 
+#[allow(unsafe_code)]
 fn main() -> ExitCode {
-    stored::take_all();
-    let mut before = upgrade::Before::left();
+    // SAFETY: once, and nobody has opened a file.
+    unsafe { stored::take_all() };
+    // SAFETY: once, and nobody has opened a file: the manager gives some to a start alone, which is none of these.
+    let mut before = unsafe { upgrade::Before::left() };
     let failed = match run(&mut before) {
         Ok(code) => return code,
         Err(error) => error,

@@ -18,8 +18,14 @@ const BARRIER_LIMIT: Duration = Duration::from_secs(10);
 static STORED: Mutex<Vec<(String, OwnedFd)>> = Mutex::new(Vec::new());
 
 /// Takes what the manager has kept. To be called once, before anything else opens a file.
-pub fn take_all() {
-    add(given());
+///
+/// # Safety
+///
+/// It is.
+#[allow(unsafe_code)]
+pub unsafe fn take_all() {
+    // SAFETY: the caller's word.
+    add(unsafe { given() });
 }
 
 /// What is there besides: the program before had it.

@@ -350,9 +350,15 @@ impl Guests {
 
 impl Left {
     /// What the program before left, as numbers say: all of it or nothing.
-    fn of(numbers: Numbers) -> Option<Left> {
+    ///
+    /// # Safety
+    ///
+    /// Nothing in this program owns a descriptor of one of them.
+    #[allow(unsafe_code)]
+    unsafe fn of(numbers: Numbers) -> Option<Left> {
         let one = |number: RawFd| {
-            let fd = inherited(number)?;
+            // SAFETY: the caller's word, and the program before has named each once.
+            let fd = unsafe { inherited(number) }?;
             rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC).ok()?; // G4
             Some(fd)
         };
@@ -367,9 +373,10 @@ impl Left {
                 left.devices.push(one(number)?);
             }
             left.sockets = named(map.sockets)?;
-            let tables = [File::from(one(map.tables[0])?), File::from(one(map.tables[1])?)];
-            let message = File::from(one(map.message)?);
-            left.cache = Some(Handed { message, tables, lasts: map.lasts });
+            let [cells, rows] = map.tables;
+            let files = [one(map.message)?, one(cells)?, one(rows)?].map(File::from);
+            // SAFETY: the program before has become this one, and its memory is gone.
+            left.cache = Some(unsafe { Handed::of(files, map.lasts) });
         }
         let guests = |numbers: Option<GuestNumbers>| {
             let Some(GuestNumbers { record, sockets, count }) = numbers else { return Some(None) };
@@ -385,7 +392,7 @@ impl Left {
     }
 
     fn numbers(&self) -> Vec<RawFd> {
-        let cache = self.cache.iter().flat_map(|it| [&it.message, &it.tables[0], &it.tables[1]]);
+        let cache = self.cache.iter().flat_map(Handed::files);
         let records = self.guests.all().map(|it| &it.message);
         let connected = self.guests.all().flat_map(|it| &it.descriptors);
         let named = self.sockets.iter().chain(&self.stored);
@@ -406,10 +413,11 @@ impl Left {
             all.iter().map(number).collect::<Result<Vec<NamedNumber>>>()
         };
         let map = |cache: &Handed| {
+            let [message, cells, rows] = cache.files();
             Ok::<_, Error>(MapNumbers {
-                message: keep(&cache.message)?,
-                tables: [keep(&cache.tables[0])?, keep(&cache.tables[1])?],
-                lasts: cache.lasts,
+                message: keep(message)?,
+                tables: [keep(cells)?, keep(rows)?],
+                lasts: cache.lasts(),
                 devices: keep_all(&self.devices)?,
                 sockets: keep_named(&self.sockets)?,
             })
@@ -475,23 +483,32 @@ pub fn execute(
 pub struct Before(OwnedFd);
 
 impl Before {
-    /// If there was one, and what it left. To be asked once, first of all.
-    pub fn left() -> Option<Before> {
+    /// If there was one, and what it left.
+    ///
+    /// # Safety
+    ///
+    /// It is asked once, first of all: nobody else of this program has opened a file.
+    #[allow(unsafe_code)]
+    pub unsafe fn left() -> Option<Before> {
         let program = std::env::var(BEFORE).ok();
         let program = program.and_then(|text| text.strip_prefix(OPEN_FILES)?.parse().ok());
-        let program = program.and_then(inherited);
+        // SAFETY: the caller's word.
+        let program = program.and_then(|number| unsafe { inherited(number) });
         let numbers = std::env::var(LEFT).ok();
         let numbers = numbers.and_then(|text| serde_json::from_str::<Numbers>(&text).ok());
         let ours = numbers.filter(|numbers| numbers.process == std::process::id()); // G4
         if let Some(numbers) = ours {
             // Also if nothing of the rest can be taken.
             *DISKS.lock().unwrap_or_else(PoisonError::into_inner) = numbers.disks.clone();
-            *TO_TAKE.lock().unwrap_or_else(PoisonError::into_inner) = Left::of(numbers);
+            // SAFETY: the caller's word.
+            let left = unsafe { Left::of(numbers) };
+            *TO_TAKE.lock().unwrap_or_else(PoisonError::into_inner) = left;
         }
         if program.is_some() || std::env::var_os(WHY_NOT).is_some() {
             let mut known = to_take(|left| Some(left.numbers())).unwrap_or_default();
             known.extend(program.iter().map(AsRawFd::as_raw_fd));
-            close_all_but(&known);
+            // SAFETY: the caller's word; what was taken just now is all that there is.
+            unsafe { close_all_but(&known) };
         }
         stored::add(to_take(|left| Some(std::mem::take(&mut left.stored))).unwrap_or_default());
         program.map(Before)
@@ -508,12 +525,18 @@ impl Before {
 }
 
 /// Closes what the program before left and nobody can name: it may be locked (G4).
-fn close_all_but(known: &[RawFd]) {
+///
+/// # Safety
+///
+/// All that this program itself owns is known.
+#[allow(unsafe_code)]
+unsafe fn close_all_but(known: &[RawFd]) {
     let Ok(open) = std::fs::read_dir(OPEN_FILES) else { return };
     let numbers: Vec<RawFd> =
         open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     for number in numbers.into_iter().filter(|number| !known.contains(number)) {
-        drop(inherited(number));
+        // SAFETY: the caller's word; the directory is closed by now.
+        drop(unsafe { inherited(number) });
     }
 }
 

@@ -25,11 +25,11 @@ const MESSAGE_BYTES_MAX: u64 = 1 << 32;
 #[derive(Debug)]
 pub struct Handed {
     /// What is small.
-    pub message: File,
+    pub(crate) message: File,
     /// The index's cells, and the slots' rows.
-    pub tables: [File; 2],
+    pub(crate) tables: [File; 2],
     /// The memory itself is to be used, not a copy of it.
-    pub lasts: [bool; 2],
+    pub(crate) lasts: [bool; 2],
 }
 
 /// What was taken.
@@ -52,6 +52,27 @@ pub(crate) fn file_of(bytes: &[u8]) -> io::Result<File> {
 }
 
 impl Handed {
+    /// What a program has left by [`Handed::files`] and [`Handed::lasts`].
+    ///
+    /// # Safety
+    ///
+    /// The files of tables that last become memory of this program: nobody else has them mapped, or writes to them, nor does this
+    /// program by another descriptor.
+    #[allow(unsafe_code)]
+    pub unsafe fn of([message, cells, rows]: [File; 3], lasts: [bool; 2]) -> Handed {
+        Handed { message, tables: [cells, rows], lasts }
+    }
+
+    /// The message, and the tables.
+    pub fn files(&self) -> [&File; 3] {
+        [&self.message, &self.tables[0], &self.tables[1]]
+    }
+
+    /// Whether the memory of a table itself is to be used, not a copy of it.
+    pub fn lasts(&self) -> [bool; 2] {
+        self.lasts
+    }
+
     /// Takes it, if it is this cache's as the superblock says.
     pub(crate) fn take(
         self,

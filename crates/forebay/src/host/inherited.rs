@@ -4,9 +4,13 @@
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// The descriptor of that number, if one is open. To be asked at most once for each number, and
-/// before anything else opens a file: the number is known only from the program before.
-pub fn inherited(number: RawFd) -> Option<OwnedFd> {
+/// The descriptor of that number, if one is open.
+///
+/// # Safety
+///
+/// Nothing in this program owns a descriptor of that number: it was open when the program began, or is not open at all, and this is not
+/// asked for it again. So it is asked before anything else opens a file.
+pub unsafe fn inherited(number: RawFd) -> Option<OwnedFd> {
     // 0 to 2 have owners of their own.
     if number <= 2 {
         return None;
@@ -22,8 +26,12 @@ pub fn inherited(number: RawFd) -> Option<OwnedFd> {
 const GIVEN_FIRST: RawFd = 3;
 const GIVEN_MAX: RawFd = 1024;
 
-/// What the service manager gives this process, by name (`LISTEN_FDS`). To be asked as [`inherited`] is.
-pub fn given() -> Vec<(String, OwnedFd)> {
+/// What the service manager gives this process, by name (`LISTEN_FDS`).
+///
+/// # Safety
+///
+/// As of [`inherited`], for all that the manager gives.
+pub unsafe fn given() -> Vec<(String, OwnedFd)> {
     let number = |name| std::env::var(name).ok()?.parse::<i64>().ok();
     if number("LISTEN_PID") != Some(i64::from(std::process::id())) {
         return Vec::new();
@@ -33,7 +41,8 @@ pub fn given() -> Vec<(String, OwnedFd)> {
     let mut names = names.split(':');
     let all = (GIVEN_FIRST..GIVEN_FIRST + count).filter_map(|number| {
         let name = names.next().unwrap_or_default().to_owned();
-        let descriptor = inherited(number)?;
+        // SAFETY: the caller's word.
+        let descriptor = unsafe { inherited(number) }?;
         // Not for the programs that this one starts.
         rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC).ok()?;
         Some((name, descriptor))
@@ -51,11 +60,13 @@ mod tests {
     fn what_is_open_is_taken_and_what_is_not_is_not() {
         let left = std::fs::File::open("/proc/self/comm").expect("this process").into_raw_fd();
         let mut text = String::new();
-        let taken = inherited(left).expect("it is open");
+        // SAFETY: its owner has just given it up.
+        let taken = unsafe { inherited(left) }.expect("it is open");
         std::fs::File::from(taken).read_to_string(&mut text).expect("readable");
         assert!(!text.is_empty());
         for number in [-1, 0, 2, RawFd::MAX] {
-            assert!(inherited(number).is_none());
+            // SAFETY: no descriptor comes of it.
+            assert!(unsafe { inherited(number) }.is_none());
         }
     }
 }

@@ -27,7 +27,7 @@ use std::os::unix::fs::FileExt;
 /// # Safety
 ///
 /// Just that.
-pub unsafe trait Plain: Copy + Default + Send {}
+pub(crate) unsafe trait Plain: Copy + Default + Send {}
 
 // SAFETY: a number.
 unsafe impl Plain for u64 {}
@@ -35,15 +35,15 @@ unsafe impl Plain for u64 {}
 unsafe impl Plain for [u8; 9] {}
 
 /// A list, and the file that its memory is, if it lasts.
-pub type Kept<T> = (Vec<T>, Option<File>);
+pub(crate) type Kept<T> = (Vec<T>, Option<File>);
 
 /// A list of `count` zeros, which lasts where that costs nothing (L2). As with any other list the program ends if there is no memory.
-pub fn zeros<T: Plain>(count: usize) -> Kept<T> {
+pub(crate) fn zeros<T: Plain>(count: usize) -> Kept<T> {
     if_memory(count, true).unwrap_or_else(|_| (vec![T::default(); count], None))
 }
 
 /// A list of `count` zeros, if there is memory for it. It lasts if it is to and that costs nothing (L2).
-pub fn if_memory<T: Plain>(count: usize, lasts: bool) -> io::Result<Kept<T>> {
+pub(crate) fn if_memory<T: Plain>(count: usize, lasts: bool) -> io::Result<Kept<T>> {
     let bytes = count.checked_mul(size_of::<T>()).ok_or(io::ErrorKind::OutOfMemory)?;
     if lasts
         && bytes >= HUGE_PAGE_BYTES
@@ -66,7 +66,7 @@ pub fn if_memory<T: Plain>(count: usize, lasts: bool) -> io::Result<Kept<T>> {
 }
 
 /// The list that another program had in this file: its memory if it is to last, else a copy.
-pub fn taken<T: Plain>(file: File, count: usize, lasts: bool) -> io::Result<Kept<T>> {
+pub(crate) fn taken<T: Plain>(file: File, count: usize, lasts: bool) -> io::Result<Kept<T>> {
     let bytes = (count * size_of::<T>()) as u64;
     if file.metadata()?.len() < bytes {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -80,7 +80,7 @@ pub fn taken<T: Plain>(file: File, count: usize, lasts: bool) -> io::Result<Kept
 }
 
 /// A file with a copy of a list, for [`taken`].
-pub fn copied<T: Plain>(list: &[T]) -> io::Result<File> {
+pub(crate) fn copied<T: Plain>(list: &[T]) -> io::Result<File> {
     let file = File::from(memfd_create("forebay-table", MemfdFlags::CLOEXEC)?);
     // SAFETY: plain values are their bytes, and the list is borrowed.
     let bytes = unsafe { std::slice::from_raw_parts(list.as_ptr().cast(), size_of_val(list)) };

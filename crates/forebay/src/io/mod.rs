@@ -17,7 +17,7 @@ mod device;
 mod fault;
 mod file;
 mod heap;
-pub mod lasting;
+pub(crate) mod lasting;
 mod layer;
 mod memory;
 mod reactor;
