@@ -60,7 +60,7 @@ pub struct Reader<'a> {
     /// Bytes that were written again, and why that failed.
     rewritten: u64,
     refused: Option<io::Error>,
-    /// What the device said last that was not well.
+    /// Why the last of `rewrite` and `read` failed.
     error: Option<io::Error>,
 }
 
@@ -143,7 +143,10 @@ impl<'a> Reader<'a> {
             self.under_way[of] -= 1;
             if let Err(error) = answer.result {
                 self.failed[of].push(at);
-                self.error = Some(error.into());
+                // What was read ahead and failed is told when it is wanted.
+                if of == FILL {
+                    self.error = Some(error.into());
+                }
             }
             if of == FILL {
                 self.filled.push(at);
@@ -466,7 +469,8 @@ impl Drop for Reader<'_> {
 mod tests {
     use super::*;
     use crate::io::{
-        FaultDevice, FaultRule, FaultWhen, Faults, MemoryDevice, OperationKind, ReactorKind,
+        DeviceError, FaultDevice, FaultRule, FaultWhen, Faults, Layer, MemoryDevice, OperationKind,
+        ReactorKind,
     };
 
     fn device(bytes: usize) -> MemoryDevice {
@@ -587,6 +591,58 @@ mod tests {
         assert!(reader.rewritten().is_err(), "nothing is believed after one that was refused");
         reader.read(4096, &mut bytes[..4096]).expect("it can be read");
         assert_eq!(bytes[0], 1, "nor written");
+    }
+
+    /// Refuses writes, and gives the errors of reads it was told of behind that.
+    struct Refuses {
+        below: MemoryDevice,
+        fails_from: u64,
+        reads: Vec<u64>,
+        writes: Vec<u64>,
+    }
+
+    impl Layer for Refuses {
+        fn below(&self) -> &dyn Device {
+            &self.below
+        }
+
+        fn below_mut(&mut self) -> &mut dyn Device {
+            &mut self.below
+        }
+
+        fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
+            match operation {
+                Operation::Write { .. } => self.writes.push(token),
+                Operation::Read { offset, .. } if offset >= self.fails_from => {
+                    self.reads.push(token);
+                }
+                _ => self.below.submit(reactor, operation, token, now),
+            }
+        }
+
+        fn turn(&mut self, _: &mut Reactor, _: Instant, done: &mut Vec<Completion>) {
+            let Some(write) = self.writes.pop() else { return };
+            let answer = |token, error| Completion { token, result: Err(error) };
+            done.push(answer(write, DeviceError::READ_ONLY));
+            done.extend(self.reads.drain(..).map(|read| answer(read, DeviceError::IO)));
+        }
+    }
+
+    /// What was read ahead fails in the same turn.
+    #[test]
+    fn a_write_that_is_refused_is_told_by_its_own_error() {
+        let (reads, writes) = (Vec::new(), Vec::new());
+        let below = device(1 << 20);
+        let mut device = Refuses { below, fails_from: 512 << 10, reads, writes };
+        let mut reactor = Reactor::new(ReactorKind::Auto, 64).expect("a reactor");
+        let mut reader = Reader::new(&mut device, &mut reactor).expect("memory");
+        let mut bytes = vec![0; 4096];
+        reader.will_read(&[512 << 10], 4096);
+        reader.read_each(&[4096], &mut bytes);
+        assert_eq!(bytes, [1; 4096]);
+        reader.rewrite(0, &[78; 4096]);
+        let error = reader.rewritten().expect_err("it was refused");
+        assert_eq!(error.raw_os_error(), Some(DeviceError::READ_ONLY.errno));
     }
 
     #[test]
