@@ -9,6 +9,12 @@
 //! - **K2** What was in flight when a queue starts is taken before anything new, oldest first.
 //! - **K3** A queue runs if it has rings, memory and a kick; it is looked at if it is enabled and
 //!   not broken.
+//!
+//! # Limits
+//!
+//! That calls on an eventfd do not wait is a flag of what the front end has open as well: it can take it away, and fill the counter of
+//! an interrupt, whose next write then waits, and the loop with it. (A kick is read without waiting whatever the flag says, and no write can
+//! be.) Who may connect is trusted not to.
 
 use super::carried::{self, Ring};
 use super::inflight::{QUEUE_COUNT_MAX, Region};
@@ -17,8 +23,9 @@ use super::queue::{Chain, Queue, QueueError, Rings as Places, SIZE_MAX};
 use super::wire::VringAddr;
 use crate::carried::CarriedError;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, readlink};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use std::collections::VecDeque;
+use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Something that is signalled, or signals.
@@ -26,7 +33,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 pub(super) struct Event(OwnedFd);
 
 impl Event {
-    /// Only of an eventfd: calls on it do not wait.
+    /// Only of an eventfd: calls on it do not wait (see Limits).
     pub(super) fn new(fd: OwnedFd) -> Option<Event> {
         let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
         let is_eventfd =
@@ -47,7 +54,13 @@ impl Event {
 
     pub(super) fn clear(&self) {
         // One that was silent stays so.
-        let _: Result<usize, Errno> = rustix::io::read(&self.0, &mut [0; 8]);
+        let mut count = [0; 8];
+        let parts = &mut [IoSliceMut::new(&mut count)];
+        // At the current position, which it does not have.
+        let read = preadv2(&self.0, parts, u64::MAX, ReadWriteFlags::NOWAIT);
+        if matches!(read, Err(Errno::OPNOTSUPP | Errno::NOSYS)) {
+            let _: Result<usize, Errno> = rustix::io::read(&self.0, &mut count);
+        }
     }
 }
 
@@ -391,5 +404,32 @@ impl Running {
         };
         self.queue.chain(memory, head, chain)?;
         Ok(Some(head))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_testing::wait_for;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    /// The flag is the description's, which the front end has open as well: the loop waited for a kick, with everybody.
+    #[test]
+    fn a_kick_that_is_silent_is_not_waited_for_whatever_the_front_end_does() {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+        let theirs = fd.try_clone().expect("a copy");
+        let event = Event::new(fd).expect("it is one");
+        let flags = fcntl_getfl(&theirs).expect("it is open");
+        fcntl_setfl(&theirs, flags - OFlags::NONBLOCK).expect("it may");
+        let clears = std::thread::spawn(move || {
+            event.clear();
+            event.ring();
+            event.clear();
+            event.clear();
+        });
+        wait_for("the loop goes on", || clears.is_finished());
+        clears.join().expect("it ends");
+        fcntl_setfl(&theirs, flags | OFlags::NONBLOCK).expect("it may");
+        assert_eq!(rustix::io::read(&theirs, &mut [0; 8]), Err(Errno::AGAIN), "it was read");
     }
 }
