@@ -237,8 +237,8 @@ impl Device {
     fn kicked(&mut self, queue: usize, result: i32, shard: &mut Shard) {
         let Some(vring) = self.rings.vrings.get_mut(queue) else { return };
         vring.is_polled = false;
-        if result < 0 {
-            // Cancelled, and looked at again when there is no rest any more.
+        if result < 0 || self.life == Life::Over {
+            // Cancelled, and looked at again when there is no rest any more. Or the end came in the same turn (D2).
             return;
         }
         if let Some(kick) = &vring.kick {
@@ -607,8 +607,14 @@ const _: () = assert!(QUEUE_COUNT_MAX <= 1 << 8);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shards::shard;
+    use crate::vhost::wire::VringAddr;
+    use forebay::io::ReactorKind;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::io::Read;
     use std::os::unix::net::UnixStream;
+    use std::sync::atomic::Ordering;
 
     /// QEMU reads the size when it is started, not when it connects again, and hears of another only while the queues run: a guest
     /// whose disk grew meanwhile never had it.
@@ -647,5 +653,50 @@ mod tests {
         device.tell_size();
         assert!(!told());
         drop(front);
+    }
+
+    const USED: u64 = 0x3000;
+
+    /// A device whose guest has one queue that runs, as a front end says it.
+    fn with_queue() -> (UnixStream, Device) {
+        let (front, ours) = UnixStream::pair().expect("a pair of sockets");
+        let names = Names { place: Place(0), device: 0 };
+        let disk = Disk::new("v", 1 << 20, 512);
+        let mut device = Device::new(Channel::new(ours.into()), names, disk, VolumeIndex(0));
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd");
+        ftruncate(&file, 0x4000).expect("room");
+        let mut regions = [wire::Region::default(); wire::FD_COUNT_MAX];
+        regions[0].size = 0x4000;
+        let table = Message::SetMemTable { regions, count: 1 };
+        device.set(table, vec![file]).expect("mapped");
+        add_queue(&mut device, 0).expect("it runs");
+        (front, device)
+    }
+
+    fn add_queue(device: &mut Device, queue: u32) -> Result<(), Refusal> {
+        device.set(Message::SetVringNum { queue, size: 8 }, Vec::new())?;
+        let addresses =
+            VringAddr { queue, flags: 0, descriptors: 0x1000, available: 0x2000, used: USED };
+        device.set(Message::SetVringAddr(addresses), Vec::new())?;
+        let kick = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+        let message = Message::SetVringKick { queue: queue as u8, has_fd: true };
+        device.set(message, vec![kick])
+    }
+
+    /// D2: the end of a connection and a kick may come in one turn, and the guest's memory may be another daemon's by then.
+    #[test]
+    fn a_kick_behind_the_end_touches_nothing() {
+        for life in [Life::Open, Life::Over] {
+            let (_front, mut device) = with_queue();
+            let (mut shard, _) = shard(ReactorKind::Threads, 1 << 20);
+            device.life = life;
+            // The reactor has answered the poll of before.
+            device.rings.vrings[0].is_polled = true;
+            device.kicked(0, 1, &mut shard);
+            let memory = device.rings.memory.as_ref().expect("mapped");
+            let wants_no_kicks = memory.load::<u16>(USED, Ordering::Relaxed).expect("inside") == 1;
+            assert_eq!(wants_no_kicks, life == Life::Open);
+            assert_eq!(device.is_at_rest(), life == Life::Over);
+        }
     }
 }
