@@ -608,7 +608,7 @@ const _: () = assert!(QUEUE_COUNT_MAX <= 1 << 8);
 mod tests {
     use super::*;
     use crate::shards::shard;
-    use crate::vhost::wire::VringAddr;
+    use crate::vhost::wire::{Inflight, VringAddr};
     use forebay::io::ReactorKind;
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -698,5 +698,17 @@ mod tests {
             assert_eq!(wants_no_kicks, life == Life::Open);
             assert_eq!(device.is_at_rest(), life == Life::Over);
         }
+    }
+
+    /// It was told to have a size of no power of two, which it had.
+    #[test]
+    fn a_queue_that_the_region_has_no_room_for_is_told_so() {
+        let (_front, mut device) = with_queue();
+        let wanted = Inflight { queue_count: 1, queue_size: 8, ..Inflight::default() };
+        let (told, file) = Region::make(&wanted).expect("a region");
+        device.set(Message::SetInflightFd(told), vec![file]).expect("ours");
+        let refused = add_queue(&mut device, 1).expect_err("it is one more");
+        let text = "queue 1: the region for what is in flight has no room for it with 8 entries";
+        assert_eq!(refused.to_string(), text);
     }
 }

@@ -58,12 +58,15 @@ pub enum QueueError {
     /// Bytes to be read behind bytes to be written.
     #[error("a chain has bytes to read behind bytes to write")]
     Order,
-    /// Nested, empty, too long, or followed by others.
+    /// Nested, empty, too long, followed by others, or outside the guest's memory.
     #[error("a chain has a bad indirect table")]
     Indirect,
     /// Nowhere to put the status.
     #[error("a chain has no byte for its status")]
     NoStatus,
+    /// It is longer than any that was to be noted, or one more.
+    #[error("the region for what is in flight has no room for it with {0} entries")]
+    Noted(u16),
     /// Not the queue's fault.
     #[error("{}", Unreached::Lost)]
     Lost,
@@ -291,7 +294,10 @@ impl Queue {
                 return Err(QueueError::Long);
             }
             seen += 1;
-            let it = Descriptor::read(memory, table, number)?;
+            let it = Descriptor::read(memory, table, number).map_err(|error| match error {
+                QueueError::Rings if is_indirect => QueueError::Indirect,
+                error => error,
+            })?;
             if it.flags & INDIRECT != 0 {
                 let entries = it.length / DESCRIPTOR_BYTES as u32;
                 let is_whole = it.length.is_multiple_of(DESCRIPTOR_BYTES as u32);

@@ -175,7 +175,7 @@ impl Rings {
                     left.push_back(head);
                 }
             }
-            Some(_) => return Err(QueueError::Size(u32::from(vring.size))),
+            Some(_) => return Err(QueueError::Noted(vring.size)),
             None => queue.set_next_available(vring.base),
         }
         // The guest may not have been told of what was used last.
