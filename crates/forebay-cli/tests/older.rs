@@ -41,9 +41,8 @@ fn put_back(scratch: &Scratch, copy: &Path) {
 fn what_is_dirty_in_an_older_copy_is_not_put_over_newer_data_unasked() {
     let (scratch, backing, copy) = copied("older-dirty", true);
     put_back(&scratch, &copy);
-    let start = |more: &[&str]| {
-        Daemon::try_start(scratch.serve_command(more), &scratch.path("stderr"))
-    };
+    let start =
+        |more: &[&str]| Daemon::try_start(scratch.serve_command(more), &scratch.path("stderr"));
     // However often: a refusal makes it no younger.
     for _ in 0..4 {
         let (code, said) = start(&[]).unwrap_err();
