@@ -82,8 +82,11 @@ pub(super) fn parse_metrics(text: &str) -> Result<MetricsAddress, String> {
     if let Some(path) = text.strip_prefix("unix:") {
         // `unix:///run/x` is how some write it.
         let path = path.strip_prefix("//").unwrap_or(path);
-        if path.is_empty() {
-            return Err("expected unix:PATH".into());
+        if !path.starts_with('/') {
+            // A service has / as its folder.
+            return Err(format!(
+                "'{text}': expected unix:PATH with all of the path, from the root"
+            ));
         }
         return Ok(MetricsAddress::Unix(PathBuf::from(path)));
     }
