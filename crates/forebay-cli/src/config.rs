@@ -20,7 +20,7 @@ pub mod show;
 mod state;
 
 pub use file::Mistake;
-pub use state::{state_dir_of, state_dirs};
+pub use state::{is_not_ours, state_dir_of, state_dirs};
 
 use crate::args::{Args, Command, ServeArgs, VolumeSpec};
 use crate::upgrade;

@@ -63,8 +63,8 @@ pub fn state_dirs(given: Option<&Path>) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// A file that root alone may read is of a daemon of root's, whose directory is not this user's.
-fn is_not_ours(error: &std::io::Error) -> bool {
+/// A file or directory that root alone may read is of a daemon of root's, whose devices are not this user's.
+pub fn is_not_ours(error: &std::io::Error) -> bool {
     error.kind() == ErrorKind::PermissionDenied && !rustix::process::geteuid().is_root()
 }
 

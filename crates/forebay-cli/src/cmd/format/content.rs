@@ -34,9 +34,11 @@ impl Owners {
         let dirs = config::state_dirs(args.state_dir.as_deref())
             .with_context(|| format!("{path}: whose it is is not known"))?;
         for dir in StateDir::there(dirs.into_iter()) {
-            for record in dir.of_backing(&args.cache)? {
-                owners.push((dir.clone(), record));
-            }
+            let known = match dir.of_backing(&args.cache) {
+                Err(error) if error.downcast_ref().is_some_and(config::is_not_ours) => continue,
+                known => known?,
+            };
+            owners.extend(known.into_iter().map(|record| (dir.clone(), record)));
         }
         // What was given up before is not asked about again.
         owners.retain(|(_, it)| it.mark_for(it.attach_generation).is_none_or(|mark| mark.is_kept));

@@ -51,9 +51,10 @@ impl NewFile {
         let new = NewFile { path, signals };
         // Nobody takes it for left.
         lock(&file, &args.cache)?;
-        forebay::host::allocate(&file, size)
-            .with_context(|| format!("{cache}: there is no room for it"))?;
+        let done = forebay::host::allocate(&file, size);
+        // What was interrupted has room all the same.
         new.check_signals(&args.cache)?;
+        done.with_context(|| format!("{cache}: there is no room for it"))?;
         Ok(new)
     }
 
