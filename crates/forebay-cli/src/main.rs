@@ -24,6 +24,7 @@ mod log;
 mod memory;
 mod metrics;
 mod names;
+mod older;
 mod progress;
 mod quoted;
 mod signals;

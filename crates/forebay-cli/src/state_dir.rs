@@ -61,7 +61,7 @@ impl Why {
 pub struct Mark {
     /// For what the cache holds of this attach generation, and of older ones.
     pub attach_generation: u32,
-    /// Milliseconds since 1970.
+    /// Milliseconds since 1970; 0: nobody knows.
     pub since: u64,
     pub why: Why,
     /// What was dirty is kept: the operator has decided, of the backing device as it was then.
@@ -89,6 +89,9 @@ pub struct Record {
     /// The cache's generation when it was served; 0: a program from before has not told.
     #[serde(default)]
     pub generation: u32,
+    /// That of its superblock at the last clean stop; 0 while it is served.
+    #[serde(default)]
+    pub sequence: u64,
 }
 
 impl Record {
@@ -320,6 +323,7 @@ mod tests {
             stale: None,
             left_at: None,
             generation: 3,
+            sequence: 9,
         }
     }
 

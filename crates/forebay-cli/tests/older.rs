@@ -46,7 +46,7 @@ fn what_is_dirty_in_an_older_copy_is_not_put_over_newer_data_unasked() {
     // However often: a refusal makes it no younger.
     for _ in 0..4 {
         let (code, said) = start(&[]).unwrap_err();
-        let text = "this cache is older than it was when v was served last (";
+        let text = "this cache is older than it was when v was served last until ";
         assert!(code == Some(1) && said.contains(text), "{said}");
         assert!(said.contains("v=keep-dirty or v=lose-dirty"), "{said}");
         let drained = forebay(["drain", "--cache", &scratch.cache().display().to_string()]);
@@ -55,12 +55,70 @@ fn what_is_dirty_in_an_older_copy_is_not_put_over_newer_data_unasked() {
     }
     assert_eq!(second_mib(&backing), 2);
 
+    // What was decided is not forgotten by a start that fails behind the opening, nor taken for a choice of the next one.
+    let taken = format!("nbd+unix://{}/none/s", scratch.path("x").display());
+    let (_, said) = start(&["--if-changed", "v=lose-dirty", "--listen", &taken]).unwrap_err();
+    assert!(!said.contains("is older than"), "{said}");
+    let (code, said) = start(&[]).unwrap_err();
+    let text = "it was served with a later state of this cache since ";
+    assert!(code == Some(1) && said.contains(text), "{said}");
+    assert_eq!(second_mib(&backing), 2);
+
     let daemon = start(&["--if-changed", "v=lose-dirty"]).unwrap();
-    assert!(daemon.said().contains("was served with a later state of this cache"));
+    assert!(daemon.said().contains(text), "{}", daemon.said());
     assert_eq!(scratch.connect("v").read(MIB, 4096).unwrap(), [2; 4096]);
     daemon.stop("TERM");
     // It is the one that counts from now on.
     scratch.serve::<&str>(&[]).stop("TERM");
+}
+
+/// The later one, when the older one was served in its place.
+#[test]
+fn what_was_the_cache_before_an_older_copy_took_its_place_is_none_any_more() {
+    let (scratch, backing, copy) = copied("older-fork", true);
+    let later = scratch.path("later");
+    std::fs::copy(scratch.cache(), &later).unwrap();
+    put_back(&scratch, &copy);
+    let daemon = scratch.serve(&["--if-changed", "v=lose-dirty"]);
+    scratch.connect("v").write(MIB, &[3; 4096], true).unwrap();
+    assert!(scratch.ask(&["drain"]).status.success());
+    daemon.stop("TERM");
+    put_back(&scratch, &later);
+    let daemon = scratch.serve::<&str>(&[]);
+    assert!(daemon.said().contains("starts empty"), "{}", daemon.said());
+    assert_eq!(scratch.connect("v").read(MIB, 4096).unwrap(), [3; 4096]);
+    daemon.stop("TERM");
+    assert_eq!(second_mib(&backing), 3);
+}
+
+/// A snapshot of the last opening has its generation.
+#[test]
+fn a_copy_that_was_made_while_the_cache_was_served_is_older_than_its_stop() {
+    let scratch = Scratch::new("older-live");
+    scratch.format("64M");
+    let backing = scratch.file("backing", 16 * MIB);
+    let daemon = scratch.serve(&["--volume", &format!("v={}", backing.display())]);
+    let mut client = scratch.connect("v");
+    client.write(MIB, &[1; 4096], true).unwrap();
+    let copy = scratch.path("copy");
+    std::fs::copy(scratch.cache(), &copy).unwrap();
+    client.write(MIB, &[2; 4096], true).unwrap();
+    drop(client);
+    assert!(scratch.ask(&["drain"]).status.success());
+    daemon.stop("TERM");
+    put_back(&scratch, &copy);
+    let refused = Daemon::try_start(scratch.serve_command::<&str>(&[]), &scratch.path("stderr"));
+    let (code, said) = refused.unwrap_err();
+    assert!(code == Some(1) && said.contains("this cache is older than it was"), "{said}");
+    assert_eq!(second_mib(&backing), 2);
+    // Giving up another volume, or looking whether it may be erased, makes it no younger.
+    let cache = scratch.cache().display().to_string();
+    for command in [&["format", &cache, "--force"][..], &["forget", "--cache", &cache, "w"]] {
+        assert!(!forebay(command.to_vec()).status.success());
+        let start = scratch.serve_command::<&str>(&[]);
+        let (code, said) = Daemon::try_start(start, &scratch.path("stderr")).unwrap_err();
+        assert!(code == Some(1) && said.contains("later state of this cache"), "{said}");
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use super::serve::DURABLE;
 use crate::args::ForgetArgs;
 use crate::attach::left;
+use crate::older::Older;
 use crate::state_dir::StateDir;
 use crate::units::{count, size};
 use crate::{backing, config, hide, quoted};
@@ -24,6 +25,7 @@ pub fn run(args: &ForgetArgs) -> Result<ExitCode> {
     let uuid = uuid_text(&superblock.uuid);
     let state_dir = config::state_dir_of(&args.cache, &uuid, args.state_dir.as_deref())?;
     let state_dir = StateDir::open(state_dir.as_deref())?.ok();
+    Older::find(state_dir.as_ref(), &superblock)?.mark_all()?;
     let mut shard = Shard::open(Box::new(device), &ShardOptions::default())?;
     let before = shard.superblock().clone();
     let forgotten = forget(&mut shard, args, state_dir.as_ref());
@@ -117,7 +119,8 @@ pub fn advice<'a>(
 
 /// The volumes of a cache that have data which is not on their backing devices, what a killed
 /// process left in memory included.
-pub fn dirty_volumes(device: FileDevice) -> Result<Vec<Dirty>> {
+pub fn dirty_volumes(device: FileDevice, state_dir: Option<&StateDir>) -> Result<Vec<Dirty>> {
+    Older::find(state_dir, &cache::read_superblock(&device)?.superblock)?.mark_all()?;
     let shard = Shard::open(Box::new(device), &ShardOptions::default())?;
     let indexes = (0..shard.superblock().volumes.len() as u8).map(VolumeIndex);
     let dirty = indexes.filter_map(|index| dirty(&shard, index)).collect();

@@ -11,7 +11,6 @@ mod leaving;
 mod listening;
 mod look;
 mod offline;
-mod older;
 mod opening;
 mod plan;
 mod rates;
@@ -124,7 +123,6 @@ struct Daemon {
     config_file: Option<PathBuf>,
     /// What is known of caches outside of them, and marks that are being written there.
     state_dir: Option<StateDir>,
-    older: older::Older,
     marking: Vec<stale::Marking>,
     watch: Watch,
     scrubs: scrub::Scrubs,

@@ -203,6 +203,11 @@ impl Opening {
         self.recovered.is_dirty(volume)
     }
 
+    /// Has this opening count on from at least that generation: of a later state of the cache, which is older from then on.
+    pub fn count_from(&mut self, generation: u32) {
+        self.superblock.open_generation = self.superblock.open_generation.max(generation);
+    }
+
     /// Goes on with another configuration, which has at least that room.
     pub fn set_config(&mut self, config: Config) {
         assert!(config.extent_count_max >= self.config.extent_count_max);

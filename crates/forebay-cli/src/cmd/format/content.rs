@@ -118,7 +118,7 @@ pub fn check(
         bail!("{path}: is a forebay cache already; give --force to erase it");
     }
     left::check_none(&cache::read_superblock(&device)?.superblock, None)?;
-    let dirty = forget::dirty_volumes(device)?;
+    let dirty = forget::dirty_volumes(device, state_dir)?;
     if !dirty.is_empty() && !args.lose_dirty {
         bail!(
             "{path}: has what its backing devices lack: {}: {}",

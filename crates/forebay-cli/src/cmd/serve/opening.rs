@@ -3,12 +3,12 @@
 
 use super::Daemon;
 use super::devices::uuid_of_bare;
-use super::older::Older;
 use super::watch::Watch;
 use crate::args::{IoChoice, SEGMENT_BYTES_LEAST, ServeArgs, VolumeSpec};
 use crate::attach::left::{self, Known};
 use crate::attach::{Kind, NbdDevices};
 use crate::late::Patience;
+use crate::older::Older;
 use crate::state_dir::StateDir;
 use crate::units::{count, size};
 use crate::{backing, memory, upgrade};
@@ -87,7 +87,12 @@ impl Daemon {
         let state_dir = StateDir::open(args.state_dir.as_deref())?;
         let mut options = options(args);
         let Opened { path: cache, device, stats: cache_stats, found } = cache;
-        let older = Older::find(state_dir.as_ref().ok(), &found.superblock)?;
+        let handed = upgrade::take_cache();
+        let older = match &handed {
+            // Nobody else had it meanwhile.
+            Some(_) => Older::default(),
+            None => Older::find(state_dir.as_ref().ok(), &found.superblock)?,
+        };
         if cache.is_none() {
             // Nothing is ever in it, so nothing has to outlive the process.
             (options.shared, options.lasting) = (false, false);
@@ -121,7 +126,7 @@ impl Daemon {
             }
         };
         tell(&options.config);
-        let mut opening = Opening::go_on(device, &options, upgrade::take_cache())?;
+        let mut opening = Opening::go_on(device, &options, handed)?;
         let extents = opening.config().extent_count_max;
         if extents > options.config.extent_count_max {
             let fitted = memory::fit(&wanted, extents, &found.superblock, counts, args.memory);
@@ -132,7 +137,7 @@ impl Daemon {
             tell(&config);
             opening.set_config(config);
         }
-        older.check(&found.superblock, &opening, args)?;
+        older.decide(&mut opening, args)?;
         let shard = opening.finish()?;
         let mut daemon = Daemon {
             server: Server::new(shard),
@@ -158,7 +163,6 @@ impl Daemon {
             gone: Vec::new(),
             config_file: args.config_file(),
             state_dir: None,
-            older,
             marking: Vec::new(),
             watch: Watch::new(),
             scrubs: super::scrub::Scrubs::new(args.scrub_every),

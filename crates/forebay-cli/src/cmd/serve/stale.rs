@@ -58,10 +58,10 @@ impl LastNotes {
         self.dir.as_ref().map_or_else(String::new, StateDir::option)
     }
 
-    /// Everything is durable.
-    pub(super) fn write(&mut self) {
+    /// Everything is durable, by a superblock of that sequence.
+    pub(super) fn write(&mut self, sequence: u64) {
         for (_, record) in &mut self.records {
-            record.left_at = Some(wall_now());
+            (record.left_at, record.sequence) = (Some(wall_now()), sequence);
             if let Some(Err(error)) = self.dir.as_ref().map(|dir| dir.write(record)) {
                 warn!("{}: {error:#}", record.name);
             }
@@ -83,11 +83,6 @@ impl Daemon {
 
     /// Whether a backing device was written without this cache, or with a later state of it.
     pub(super) fn mark_of(&self, recorded: &Volume) -> Result<Option<Mark>> {
-        let known = self.known_mark(recorded)?;
-        Ok(known.or_else(|| self.older.mark(recorded)))
-    }
-
-    fn known_mark(&self, recorded: &Volume) -> Result<Option<Mark>> {
         let known = self.known_of(&uuid_text(&recorded.uuid))?;
         Ok(known.and_then(|known| known.mark_for(recorded.attach_generation)))
     }
@@ -107,13 +102,12 @@ impl Daemon {
     pub(super) fn note_known(&mut self, recorded: &Volume, backing: &Path) {
         let Some(dir) = &self.state_dir else { return };
         let mut record = self.record_of(recorded, backing, true);
-        let noted = self.known_mark(recorded).and_then(|mark| {
+        let noted = self.mark_of(recorded).and_then(|mark| {
             record.stale = mark;
             dir.write(&record)
         });
-        match noted {
-            Ok(()) => self.older.is_noted(&uuid_text(&recorded.uuid)),
-            Err(error) => self.problem(format!("{}: {error:#}", recorded.name)),
+        if let Err(error) = noted {
+            self.problem(format!("{}: {error:#}", recorded.name));
         }
     }
 
@@ -297,6 +291,7 @@ impl Daemon {
             stale: None,
             left_at: None,
             generation: self.server.shard.superblock().open_generation,
+            sequence: 0,
         }
     }
 

@@ -218,7 +218,10 @@ impl Daemon {
         // Nobody has changed it since that was decided (M3 of `stale.rs`).
         let is_kept = mark.is_some_and(|mark| mark.is_kept) && changed.is_empty();
         let if_changed = wanted.if_changed.or(is_kept.then_some(IfChanged::KeepDirty));
-        let marked = mark.map(|mark| format!("it {} since {}", mark.why.text(), clock(mark.since)));
+        let marked = mark.map(|mark| match mark.since {
+            0 => format!("it {}", mark.why.text()),
+            since => format!("it {} since {}", mark.why.text(), clock(since)),
+        });
         let what: Vec<String> = marked.into_iter().chain(changed).collect();
         let what = (!what.is_empty()).then(|| what.join(", "));
         if let Some(what) = &what
