@@ -22,6 +22,7 @@ use crate::quoted;
 use anyhow::{Context, Result};
 use forebay::host::identity::Serial;
 use forebay::host::machine::{Host, Target};
+use forebay::shard::wall_now;
 use serde::{Deserialize, Serialize};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -67,6 +68,13 @@ pub struct Mark {
     /// What was dirty is kept: the operator has decided, of the backing device as it was then.
     #[serde(default)]
     pub is_kept: bool,
+}
+
+impl Mark {
+    /// From now on.
+    pub fn new(attach_generation: u32, why: Why) -> Mark {
+        Mark { attach_generation, since: wall_now(), why, is_kept: false }
+    }
 }
 
 /// A volume of a cache.

@@ -18,7 +18,7 @@ use forebay::cache;
 use forebay::host::machine::Host;
 use forebay::host::signature::{self, Kind};
 use forebay::io::{Device, FileDevice};
-use forebay::shard::{CACHE_SOURCE, wall_now};
+use forebay::shard::CACHE_SOURCE;
 use rustix::fs::{FileType, SeekFrom, fstat, seek};
 use std::path::Path;
 
@@ -68,12 +68,7 @@ impl Owners {
     /// They are stale from now on (E2). The device is locked (N5 of `state_dir`).
     pub fn pass(self) -> Result<()> {
         for (dir, mut record) in self.0 {
-            record.stale = Some(Mark {
-                attach_generation: record.attach_generation,
-                since: wall_now(),
-                why: Why::Changed,
-                is_kept: false,
-            });
+            record.stale = Some(Mark::new(record.attach_generation, Why::Changed));
             dir.write(&record)?;
         }
         Ok(())

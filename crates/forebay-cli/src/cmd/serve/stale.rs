@@ -125,7 +125,7 @@ impl Daemon {
     pub(super) fn note_kept(&self, recorded: &Volume, backing: &Path, why: Why) -> Result<()> {
         let dir = self.check_notes(&recorded.name)?;
         let mut record = self.record_of(recorded, backing, true);
-        record.stale = Some(Mark { is_kept: true, ..marked(recorded.attach_generation, why) });
+        record.stale = Some(Mark { is_kept: true, ..Mark::new(recorded.attach_generation, why) });
         dir.write(&record)
     }
 
@@ -211,7 +211,7 @@ impl Daemon {
             let mark = record.mark_for(record.attach_generation);
             let is_new = mark.is_none_or(|mark| mark.is_kept); // M3
             if is_new {
-                record.stale = Some(marked(record.attach_generation, Why::ServedWithout));
+                record.stale = Some(Mark::new(record.attach_generation, Why::ServedWithout));
             }
             // One that is there may not be durable yet.
             dir.write(&record).with_context(|| format!("{shown}: is not served"))?;
@@ -268,7 +268,7 @@ impl Daemon {
         };
         // X2: all of it is on the backing device.
         let mut record = self.record_of(recorded, backing, false);
-        record.stale = Some(marked(recorded.attach_generation, Why::CacheFailed));
+        record.stale = Some(Mark::new(recorded.attach_generation, Why::CacheFailed));
         let name = name.clone();
         match std::thread::Builder::new().spawn(move || dir.write(&record)) {
             Ok(thread) => self.marking.push(Marking { wanted, name, thread }),
@@ -320,8 +320,4 @@ impl Daemon {
     fn cache_uuid(&self) -> String {
         uuid_text(&self.server.shard.superblock().uuid)
     }
-}
-
-fn marked(attach_generation: u32, why: Why) -> Mark {
-    Mark { attach_generation, since: wall_now(), why, is_kept: false }
 }
