@@ -12,6 +12,7 @@ mod due;
 mod format;
 mod format_doc;
 mod pair;
+mod slow_disk;
 mod storm;
 mod streams;
 mod support;

@@ -22,6 +22,8 @@
 //! - **H4** Debts below [`GRAIN`] hold nobody: on a fast backing device there is no delay worth a timer.
 //! - **H5** Who waits here holds nothing: no place in the log, no range, no buffer. Flushes and reads do not wait,
 //!   nor do writes that go around the log but for their turn in the queue, nor those that would but for the batch under way.
+//! - **H6** A debt does not outlive its cause: nobody waits longer for what is owed than it would cost at this moment, and a device that
+//!   stood for a while, and did nothing at all, has not become slower.
 //!
 //! # Not here
 //!
@@ -62,6 +64,8 @@ pub(crate) struct Delay {
     paid: u64,
     /// When it will be.
     next: Tick,
+    /// So many blocks it is for that this is so.
+    owed: u64,
     /// What was placed when the delay was looked at last.
     seen: Sequence,
     holding: bool,
@@ -95,9 +99,26 @@ impl Delay {
 
     /// So many blocks of log were taken (H2, H3).
     fn charge(&mut self, blocks: u64, now: Tick) {
+        if self.next <= now {
+            self.owed = 0;
+        }
+        self.owed += blocks;
+        self.next = self.next.max(now).after(self.price(blocks));
+    }
+
+    /// What so many blocks cost now (H3).
+    fn price(&self, blocks: u64) -> u64 {
         let longest = DELAY_MAX.max(self.pace.saturating_mul(2 * blocks));
-        let delay = self.gap.saturating_mul(blocks).min(longest);
-        self.next = self.next.max(now).after(delay);
+        self.gap.saturating_mul(blocks).min(longest)
+    }
+
+    /// They cost so much from now on, and what is owed no more than that (H6).
+    fn set_price(&mut self, gap: u64, pace: u64, now: Tick) {
+        let falls = gap < self.gap;
+        (self.gap, self.pace) = (gap, pace);
+        if falls {
+            self.next = self.next.min(now.after(self.price(self.owed)));
+        }
     }
 
     /// What the log has taken is charged, whose head is there now.
@@ -127,7 +148,7 @@ impl Delay {
     }
 
     fn end(&mut self) {
-        (self.gap, self.holding, self.next) = (0, false, Tick(0));
+        (self.gap, self.holding, self.next, self.owed) = (0, false, Tick(0), 0);
     }
 
     /// When what waits may go on; past that time it waits for something else.
@@ -182,7 +203,7 @@ impl Engine {
             return;
         }
         if state.log.is_dirty() {
-            let gap = self.delay_gap(volume);
+            let (gap, pace) = self.delay_gap(volume);
             let now = self.now;
             let head = self.log_head(volume);
             let delay = &mut self.volume(volume).delay;
@@ -191,7 +212,7 @@ impl Engine {
             } else if delay.gap == 0 {
                 (delay.paid, delay.next) = (head, now);
             }
-            delay.gap = gap;
+            delay.set_price(gap, pace, now);
         } else if state.delay.gap > 0 {
             self.volume(volume).delay.end();
         }
@@ -214,29 +235,31 @@ impl Engine {
         holds
     }
 
-    fn delay_gap(&mut self, volume: VolumeIndex) -> u64 {
+    /// For each block of log, and what write-back takes for one.
+    fn delay_gap(&mut self, volume: VolumeIndex) -> (u64, u64) {
         let (room, space) = (self.log_room(volume), self.batch_space(volume));
         let state = self.volume_ref(volume).expect("it exists");
         let (head, cursor) = (self.log_head(volume), self.log_at(state, state.writeback.cursor));
         let dirty = head.saturating_sub(cursor);
         let room = room - space.min(self.config.batch_blocks_max.into());
         if 100 * dirty <= BEGINS_PERCENT * room {
-            return 0;
+            return (0, 0);
         }
         // What waits to be read after all is no matter of the device's speed.
         let writing = matches!(state.writeback.stage, Stage::Writing | Stage::Flushing)
             && !self.is_finding(state);
-        let mut written = 0;
+        let (mut written, mut batch) = (0, None);
         if let Some(lane) = state.writeback.lane.filter(|_| writing) {
             let range = self.log_at(state, state.writeback.end_cursor).saturating_sub(cursor);
-            let (done, all) = self.lanes[lane].progress();
+            let lane = &self.lanes[lane];
+            let (done, all) = lane.progress();
             written = range * done / all.max(1);
+            let elapsed = self.now.since(state.writeback.begun);
+            batch = Some((elapsed.saturating_sub(lane.has_stood(self.now)), written));
         }
-        let batch = writing.then(|| (self.now.since(state.writeback.begun), written));
         let pace = pace(state.writeback.pace.map(|pace| pace.space), batch);
-        self.volume(volume).delay.pace = pace;
         // That much is dirty is said (`is_felt`) before the first batch has shown what it costs.
-        Delay::gap(pace, dirty - written, room).max(1)
+        (Delay::gap(pace, dirty - written, room).max(1), pace)
     }
 
     /// Blocks of log that one batch of the volume may cover.

@@ -31,6 +31,8 @@ const SMALL_FRAMES: u32 = 128;
 pub(super) const PATIENCE: u64 = 1_000_000_000;
 /// With fewer blocks that are there and not yet written the backing device is about to have nothing to write.
 const READ_LEAST: u32 = 256;
+/// A device that ends no write for longer stands, in nanoseconds: disks that are at work do not.
+const STAND: u64 = 2_000_000_000;
 /// Runs of one batch that may be under way at once.
 const RUN_COUNT_MAX: usize = 256;
 
@@ -141,6 +143,8 @@ pub(crate) struct Lane {
     pub(super) runs: Runs,
     /// Number of the next run to be written.
     pub(super) next_write: u32,
+    /// Blocks of it that are zeroed or discarded, or are being so.
+    pub(super) next_piece: u64,
     /// Number of the run whose blocks are read next, and how many of them are asked for.
     pub(super) next_read: u32,
     pub(super) next_read_block: u16,
@@ -155,6 +159,11 @@ pub(crate) struct Lane {
     /// Effects under way.
     pub(super) under_way: u32,
     pub(super) writes_under_way: u16,
+    /// While writes are under way: when the last one ended, or the first began.
+    pub(super) moved: Tick,
+    /// For so long, in nanoseconds, no write ended though some were under way, but for [`STAND`] each time: an outage says nothing of
+    /// what the device takes for a write.
+    pub(super) stood: u64,
     pub(super) given_out: bool,
     /// Blocks of the batch that are written.
     pub(super) written: u64,
@@ -221,6 +230,7 @@ impl Lane {
             batch: Batch::new(Lane::items(config), config.extent_count_max as usize),
             runs: Runs::new(),
             next_write: 0,
+            next_piece: 0,
             next_read: 0,
             next_read_block: 0,
             reading: 0,
@@ -231,6 +241,8 @@ impl Lane {
             frames_used: 0,
             under_way: 0,
             writes_under_way: 0,
+            moved: Tick(0),
+            stood: 0,
             given_out: false,
             written: 0,
             seen: 0,
@@ -274,6 +286,28 @@ impl Lane {
         let frames = free_parts(lanes, 0, parts, count).nth(before).or_else(small)?;
         (lanes[at].frame_base, lanes[at].frame_count) = frames;
         Some(at)
+    }
+
+    /// A write begins.
+    pub(super) fn write_begins(&mut self, now: Tick) {
+        if self.writes_under_way == 0 {
+            self.moved = now;
+        }
+        self.under_way += 1;
+        self.writes_under_way += 1;
+    }
+
+    /// A write ends.
+    pub(super) fn write_ends(&mut self, now: Tick) {
+        self.stood = self.has_stood(now);
+        self.moved = now;
+        self.writes_under_way -= 1;
+    }
+
+    /// For how long the device did nothing of its batch, in nanoseconds.
+    pub(super) fn has_stood(&self, now: Tick) -> u64 {
+        let stands = if self.writes_under_way > 0 { now.since(self.moved) } else { 0 };
+        self.stood + stands.saturating_sub(STAND)
     }
 
     /// Whether it is taken and has any of so many frames.

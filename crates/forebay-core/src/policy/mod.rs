@@ -10,6 +10,7 @@ pub(crate) mod flushes;
 pub(crate) mod history;
 pub(crate) mod lane;
 pub mod parked;
+pub(crate) mod pieces;
 mod radix;
 pub mod reserve;
 pub mod scrub;

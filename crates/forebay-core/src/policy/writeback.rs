@@ -50,9 +50,10 @@ use crate::payload::{Payload, Place};
 use crate::policy::batch::{RUN_BLOCKS_MAX, Stretch};
 use crate::policy::lane::{Doubt, PATIENCE, Part, Run, RunState};
 use crate::policy::parked::{PROBES_MAX, PROBES_WIDE};
+use crate::policy::pieces::Pieces;
 use crate::policy::slices::Side;
 use crate::units::{Lba, SegmentId, Sequence, Tick, VolumeIndex};
-use crate::volume::Volume;
+use crate::volume::{PendingExtent, Volume};
 
 /// What a batch should take, in nanoseconds (P4). Where the device is shared with readers, less makes
 /// batches smaller, hence less dense, hence slower, and so on.
@@ -127,6 +128,8 @@ pub struct Writeback {
     pub(crate) passing: bool,
     /// Not even one record could be written back: lost blocks have all the room there is.
     pub(crate) stuck: bool,
+    zeros: Pieces,
+    discards: Pieces,
 }
 
 impl Writeback {
@@ -161,7 +164,24 @@ impl Writeback {
             careful: false,
             passing: false,
             stuck: false,
+            zeros: Pieces::new(),
+            discards: Pieces::new(),
         }
+    }
+
+    /// What an extent takes, in nanoseconds.
+    fn takes(&self, extent: &PendingExtent) -> u64 {
+        let blocks = extent.count.into();
+        match extent.kind {
+            Kind::Zero => self.zeros.takes(blocks),
+            Kind::Discard => self.discards.takes(blocks),
+            _ => 0,
+        }
+    }
+
+    /// How much of that kind may be under way.
+    fn pieces(&mut self, kind: Kind) -> &mut Pieces {
+        if kind == Kind::Zero { &mut self.zeros } else { &mut self.discards }
     }
 }
 
@@ -513,8 +533,16 @@ impl Engine {
                 state.failed |= held && state.writes_under_way == 0 && !state.parts.is_empty();
                 return;
             };
-            if run.remaining > 0 || !self.slices(volume).may_write_back(volume, now) && !ignored {
+            // What remains of zeros that are being written is not to come from the cache.
+            let is_read = run.remaining == 0 || run.state == RunState::Writing;
+            if !is_read || !self.slices(volume).may_write_back(volume, now) && !ignored {
                 return;
+            }
+            if run.stretch.kind != Kind::Data {
+                if !self.writeback_write_piece(volume, lane, number, run) {
+                    return;
+                }
+                continue;
             }
             let state = &mut self.lanes[lane];
             state.next_write = number.wrapping_add(1);
@@ -523,12 +551,37 @@ impl Engine {
         }
     }
 
+    /// Has as much zeroed or discarded of a run as may be now (Z1 of `pieces`); says whether that is anything.
+    fn writeback_write_piece(
+        &mut self,
+        volume: VolumeIndex,
+        lane: usize,
+        number: u32,
+        run: Run,
+    ) -> bool {
+        let Stretch { kind, blocks, .. } = run.stretch;
+        let from = self.lanes[lane].next_piece;
+        let state = self.volume(volume);
+        let Some(piece) = state.writeback.pieces(kind).next(blocks - from) else { return false };
+        state.stats.batch_runs += u64::from(from == 0);
+        let state = &mut self.lanes[lane];
+        state.next_piece = from + piece;
+        if state.next_piece == blocks {
+            (state.next_write, state.next_piece) = (number.wrapping_add(1), 0);
+        }
+        let run = state.run(number);
+        run.state = RunState::Writing;
+        run.remaining += 1;
+        self.writeback_write_part(volume, lane, Part { run: number, from, blocks: piece });
+        true
+    }
+
     fn writeback_write_run(&mut self, volume: VolumeIndex, lane: usize, number: u32, run: Run) {
-        let Stretch { kind, lba, blocks, item } = run.stretch;
+        let Stretch { lba, blocks, item, .. } = run.stretch;
         let parked = &self.volumes[usize::from(volume.0)].as_deref().expect("it exists").parked;
         let state = &mut self.lanes[lane];
         state.run(number).state = RunState::Writing;
-        if kind != Kind::Data || parked.is_empty() && state.batch.is_whole() {
+        if parked.is_empty() && state.batch.is_whole() {
             state.run(number).remaining += 1;
             return self.writeback_write_part(volume, lane, Part { run: number, from: 0, blocks });
         }
@@ -562,12 +615,15 @@ impl Engine {
 
     fn writeback_write_part(&mut self, volume: VolumeIndex, lane: usize, part: Part) {
         let Part { run, from, blocks } = part;
+        let now = self.now;
         let state = &mut self.lanes[lane];
-        state.under_way += 1;
-        state.writes_under_way += 1;
+        state.write_begins(now);
         let Run { stretch, frame, .. } = *state.run(run);
         let lba = stretch.lba + from;
         self.slices(volume).begin(Side::WriteBack);
+        if stretch.kind != Kind::Data {
+            self.volume(volume).writeback.pieces(stretch.kind).begin(blocks, now);
+        }
         let token = self.token(Pending::Writeback(Work { volume, what: What::Write { part } }));
         let effect = match stretch.kind {
             Kind::Data => {
@@ -596,18 +652,26 @@ impl Engine {
             What::Write { part } => {
                 let now = self.now;
                 self.slices(volume).end(Side::WriteBack, now);
-                self.lanes[lane].writes_under_way -= 1;
-                if result.is_ok() && self.lanes[lane].run(part.run).stretch.kind == Kind::Data {
-                    self.volume(volume).stats.backing_blocks_written += part.blocks;
+                self.lanes[lane].write_ends(now);
+                let kind = self.lanes[lane].run(part.run).stretch.kind;
+                let state = self.volume(volume);
+                if kind != Kind::Data {
+                    // A refused discard counts as one that is done (`writeback_refused`).
+                    let tells = result.is_ok() || kind == Kind::Discard;
+                    state.writeback.pieces(kind).end(part.blocks, tells, now);
+                } else if result.is_ok() {
+                    state.stats.backing_blocks_written += part.blocks;
                 }
                 let counts = self.config.mutants.is(Mutant::RefusedWriteCounts);
                 match result.is_ok() || counts {
                     true => self.writeback_took(volume, lane, part),
                     false => self.writeback_refused(volume, lane, part),
                 }
+                // Of zeros there may be more to come.
+                let is_given = part.run != self.lanes[lane].next_write;
                 let run = self.lanes[lane].run(part.run);
                 run.remaining -= 1;
-                if run.remaining == 0 {
+                if run.remaining == 0 && is_given {
                     run.state = RunState::Done;
                     self.around_behind(volume);
                 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A batch begins: where it ends, and what of the log it holds.
 
-use super::{BATCH_BLOCKS_AFTER_OPENING, Cursor, Exposed, Stage};
+use super::{BATCH_BLOCKS_AFTER_OPENING, BATCH_TIME, Cursor, Exposed, Stage};
 use crate::engine::Engine;
 use crate::format::entry::Kind;
 use crate::format::superblock::Order;
@@ -210,6 +210,7 @@ impl Engine {
         // that is built again must not end earlier (`BATCH_BLOCKS_AFTER_OPENING`).
         let mut fills_left = 4 * self.config.batch_blocks_max;
         let (mut ahead_left, begin, mut passing) = (fills_left, cursor, false);
+        let mut zeroing = 0u64;
         while let Some(record) = self.record_at(volume, cursor) {
             let Record { segment: id, block, heading, last, next } = record;
             let blocks = heading.blocks;
@@ -224,6 +225,7 @@ impl Engine {
                 || behind - begins_at > space && last > begun && !batch.is_empty()
                 || fills_left < u32::from(blocks) && end > watermark
                 || batch.len() + usize::from(blocks) > safe && !batch.is_empty()
+                || zeroing >= BATCH_TIME && last > begun && !first
             {
                 break;
             }
@@ -240,6 +242,7 @@ impl Engine {
             }
             for extent in extents.take(count) {
                 batch.push_extent(extent.extent());
+                zeroing = zeroing.saturating_add(state.writeback.takes(extent));
             }
             extent_at += count;
             for at in block + 1..block + blocks {
@@ -278,12 +281,13 @@ impl Engine {
         });
         let bounds = lane.batch.bounds();
         lane.runs.clear();
-        (lane.next_write, lane.frame_next, lane.frames_used) = (0, 0, 0);
+        (lane.next_write, lane.next_piece) = (0, 0);
+        (lane.frame_next, lane.frames_used) = (0, 0);
         (lane.next_read, lane.next_read_block, lane.read) = (0, 0, 0);
         (lane.given_out, lane.failed, lane.crowded) = (false, false, false);
         (lane.broken_off, lane.doubt, lane.looked) = (false, Doubt::No, 0);
         (lane.mends, lane.mended) = (None, false);
-        lane.written = 0;
+        (lane.written, lane.stood) = (0, 0);
         assert!(lane.under_way == 0, "a lane is free only when nothing of it is under way");
         lane.parts.clear();
         lane.zeros.clear();

@@ -127,6 +127,7 @@ impl Engine {
         self.lanes[lane].taken = false;
         let all_taken = self.lanes[lane].refusals == 0;
         let (now, wall) = (self.now, self.wall);
+        let stood = self.lanes[lane].has_stood(now);
         let state = self.volume(volume);
         state.parked.full = false;
         if all_taken {
@@ -145,7 +146,7 @@ impl Engine {
             .map(|since| state.log.times.placed_since(writeback.end).unwrap_or(since));
         writeback.careful &= !state.extents.has_guest_room();
         writeback.stuck = false;
-        let took = now.since(writeback.begun).max(1);
+        let took = now.since(writeback.begun).saturating_sub(stood).max(1);
         let blocks = u64::from(writeback.batch_blocks);
         if writeback.batch_cap == BATCH_BLOCKS_AFTER_OPENING {
             writeback.batch_cap = BATCH_BLOCKS_FIRST;
