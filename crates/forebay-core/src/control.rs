@@ -257,6 +257,7 @@ impl Engine {
 
     /// Changes what a lost cache leaves, from the next batch and the next write on.
     pub fn set_order(&mut self, volume: VolumeIndex, order: Order, payload: &mut impl Payload) {
+        let now = self.now;
         let state = self.volume(volume);
         let (placed, built) = (state.log.placed, state.writeback.lane.is_some());
         if let Some(exposed) = &mut state.writeback.exposed
@@ -265,6 +266,15 @@ impl Engine {
         {
             // What was broken off in the order before may be built again with an earlier end.
             exposed.through = exposed.through.max(placed);
+        }
+        let relaxed = state.order == Order::Relaxed && order != Order::Relaxed;
+        if relaxed && (state.log.is_dirty() || state.around.over_dirty > 0) {
+            // Writes have passed what is dirty: the backing device is ahead of it wherever they were, until all that was there then is
+            // written back.
+            let since = state.writeback.exposed.map_or(now, |exposed| exposed.since);
+            let through = state.writeback.exposed.map_or(placed, |it| it.through.max(placed));
+            let all = Exposed::all(state.blocks(), since, through);
+            state.writeback.exposed = Some(all);
         }
         state.order = order;
         self.put_in_order(payload);

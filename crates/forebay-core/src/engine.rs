@@ -25,6 +25,7 @@ use crate::op::around::Around;
 use crate::op::miss::{SHARED_MAX, Shared};
 use crate::payload::Payload;
 use crate::policy::ahead::StreamId;
+use crate::policy::bypass::Reason;
 use crate::policy::flushes::Flushes;
 use crate::policy::history::History;
 use crate::policy::lane::Lane;
@@ -153,6 +154,8 @@ pub(crate) struct Active {
     /// That may be a run by chance (`policy/bypass`).
     pub(crate) chance: bool,
     pub(crate) around: Around,
+    /// Why, if it goes around the log.
+    pub(crate) reason: Reason,
     /// Its answer waits, or waited, for the backing device.
     pub(crate) backing_waited: bool,
     /// Of reads that miss something: the stream that they go on.
@@ -423,6 +426,7 @@ impl Engine {
             run: 0,
             chance: false,
             around: Around::No,
+            reason: Reason::Mode,
             backing_waited: false,
             stream: None,
             backing_reads: 0,

@@ -170,14 +170,18 @@ fn outage(seconds: u64, written_before: u64) -> (u64, u64) {
     };
     let status = |rig: &Rig| rig.engine.status(VOLUME).unwrap();
     while !status(&rig).delaying || status(&rig).waiting == 0 {
-        (0..64).for_each(|_| drop(write(&mut rig, 1)));
+        for _ in 0..64 {
+            write(&mut rig, 1);
+        }
         rig.until(rig.now + 4 * MILLISECOND);
     }
     // What a batch takes is known, and one has begun.
     let (mut batches, mut before) = (u64::MAX, 0);
     loop {
         rig.until(rig.now + 50 * MILLISECOND);
-        (status(&rig).waiting..32).for_each(|_| drop(write(&mut rig, 1)));
+        for _ in status(&rig).waiting..32 {
+            write(&mut rig, 1);
+        }
         let stats = status(&rig).stats;
         if stats.batches >= 8 && batches == u64::MAX {
             batches = stats.batches;

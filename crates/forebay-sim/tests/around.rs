@@ -329,3 +329,23 @@ fn a_batch_is_given_up_if_what_passed_it_was_refused() {
     let loose = passes_a_batch_at_any_moment(loose, true, write_late);
     assert!(loose.is_err(), "else this shows nothing");
 }
+
+/// A write that the backing device refuses on its way around the log goes through the log: it counts as one that did, once.
+#[test]
+fn what_went_through_the_log_in_the_end_has_not_gone_around_it() {
+    let mut world = world_with(64, |setup| setup.volumes[0].order = Order::Relaxed);
+    ask(&mut world, 0, Op::Write { fua: true }, BLOCK, 1);
+    settle(&mut world);
+    go_around(&mut world);
+    let before = stats(&world);
+    world.volumes[0].device.failed = true;
+    ask(&mut world, 0, Op::Write { fua: false }, BLOCK, 1);
+    while stats(&world).backing_faults == before.backing_faults {
+        assert!(world.step().expect("it goes on"));
+    }
+    world.volumes[0].device.failed = false;
+    settle(&mut world);
+    let stats = stats(&world);
+    assert_eq!((stats.bypassed_writes, stats.bypassed_blocks), (0, 0));
+    assert_eq!(stats.written_blocks, before.written_blocks + 1);
+}

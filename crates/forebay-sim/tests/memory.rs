@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! P9 where it was once wrong: what a crash brings back must fit as well.
 
-use crate::support::{ask, headers, settle, world_with};
+use crate::support::{ask, headers, read, settle, stats, world_of, world_with};
+use forebay_core::format::superblock::Mode;
 use forebay_core::request::Op;
 use forebay_core::units::VolumeIndex;
 use forebay_sim::fate::{Choices, Fate};
@@ -101,4 +102,30 @@ fn no_crash_brings_back_more_extents_than_there_is_room_for() {
         (room / 2..=room).contains(&most),
         "{most} extents came back, there is room for {room}"
     );
+}
+
+/// Nothing is dirty, and a guest writes now and then so much at once that it goes around the log, over what it reads again: each time an
+/// entry voids the copy. While nothing was dirty these entries were forgotten, and the watermark stayed where it was: after a crash all of
+/// them were found, however many that were.
+#[test]
+fn entries_of_what_went_around_are_no_more_after_a_crash_than_before() {
+    let mut world = world_of(64, BLOCKS, |setup| {
+        setup.config.dirty_age = 1;
+        setup.config.extent_count_max = 24;
+        (setup.volumes[0].mode, setup.volumes[0].cutoff) = (Mode::WriteBack, 1);
+    });
+    world.volumes[0].bypasses();
+    make_durable(&mut world);
+    for round in 0..400 {
+        let block = 2 * (round % 8);
+        (0..2).for_each(|_| read(&mut world, block).expect("it is read"));
+        ask(&mut world, 0, Op::Write { fua: false }, block, 1);
+        settle(&mut world);
+        make_durable(&mut world);
+    }
+    assert!(stats(&world).bypassed_writes >= 100 && stats(&world).fill_blocks >= 100);
+    world.stop_by(Stop::Process, &mut Fate::Chosen(&mut Choices::default()));
+    world.open(Some(Stop::Process)).expect("it is opened");
+    let engine = world.engine.as_ref().expect("there is a process");
+    assert_eq!(engine.config().extent_count_max, 24);
 }

@@ -180,3 +180,21 @@ fn a_strict_batch_goes_over_a_checkpoint() {
     assert_eq!(built(Mutants::default()), Ok(()));
     assert!(built(Mutants::with(Mutant::RecoveryBeginsEpoch)).is_err(), "else this shows nothing");
 }
+
+/// With relaxed writes pass what is dirty, so that the backing device is a mixture wherever they were. When the order was changed to batch
+/// `status` said that it is what it was at its last batch.
+#[test]
+fn what_relaxed_left_is_named_until_it_is_written_back() {
+    let mut world = world_with(64, |setup| setup.volumes[0].order = Order::Relaxed);
+    ask(&mut world, 0, Op::Write { fua: true }, 1, 1);
+    settle(&mut world);
+    assert!(!look(&world).2, "no batch is under way");
+    change(&mut world, Order::Batch);
+    assert!(look(&world).2);
+    clean(&mut world, VOLUME);
+    assert!(!look(&world).2);
+    // Where nothing is dirty there is nothing to name.
+    change(&mut world, Order::Relaxed);
+    change(&mut world, Order::Strict);
+    assert!(!look(&world).2);
+}

@@ -175,6 +175,7 @@ impl Engine {
         self.tickets.void(volume, active.first, active.blocks); // A2
         let (first, blocks, run, now) = (active.first, active.blocks, active.run, self.now);
         let free = self.config.mutants.is(Mutant::AroundNotLocked);
+        self.active(at).reason = reason;
         let state = self.volume(volume);
         if state.around.passed.len() == PASSED_MAX {
             state.around.passed.pop_front();
@@ -183,11 +184,6 @@ impl Engine {
         if !free {
             state.locks.push(Lock { owner: at, start: active.first, end }); // A2
         }
-        state.stats.bypassed[reason as usize] += 1;
-        state.stats.bypassed_writes += 1;
-        state.stats.bypassed_blocks += active.blocks;
-        let writes = matches!(active.request.op, Op::Write { .. });
-        state.stats.written_blocks += if writes { active.blocks } else { 0 };
         state.around.over_dirty += u32::from(how == How::EntryLast);
         let token = self.token(Pending::Around { request: at, since: now });
         let late = self.config.mutants.is(Mutant::EntryAfterWrite);
@@ -297,6 +293,7 @@ impl Engine {
     }
 
     fn around_answer(&mut self, at: u32) {
+        self.around_counts(at);
         let active = *self.active(at);
         self.volume(active.request.volume).unlock(at);
         let durable = self.config.acknowledge == Acknowledge::Durable;
@@ -342,9 +339,18 @@ impl Engine {
         let active = *self.active(at);
         let state = self.volume(active.request.volume);
         state.unlock(at);
-        let writes = matches!(active.request.op, Op::Write { .. });
-        state.stats.written_blocks -= if writes { active.blocks } else { 0 };
         state.writes.push_front(at);
+    }
+
+    /// It has gone around the log: not before, since what fails goes through it (A8).
+    fn around_counts(&mut self, at: u32) {
+        let active = *self.active(at);
+        let stats = &mut self.volume(active.request.volume).stats;
+        stats.bypassed[active.reason as usize] += 1;
+        stats.bypassed_writes += 1;
+        stats.bypassed_blocks += active.blocks;
+        let writes = matches!(active.request.op, Op::Write { .. });
+        stats.written_blocks += if writes { active.blocks } else { 0 };
     }
 
     /// The backing device was flushed after a write over dirty versions: they are void now (A4).
@@ -354,6 +360,7 @@ impl Engine {
             return self.around_failed(at, false);
         }
         self.around_void(at, payload);
+        self.around_counts(at);
         let fua = self.active(at).request.op == (Op::Write { fua: true });
         let state = self.volume(volume);
         state.around.over_dirty -= 1;

@@ -284,6 +284,8 @@ impl Engine {
                 });
                 match whole {
                     false => Err(Through::Other),
+                    // No flush of the device is answered well any more: it would be written twice (A8 of `around`).
+                    true if state.around.lost => Err(Through::Other),
                     true if state.around.held => Err(Through::Held),
                     true if taken => Err(Through::Taken),
                     true if unsure => Err(Through::Undurable),

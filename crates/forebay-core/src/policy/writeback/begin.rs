@@ -128,7 +128,7 @@ impl Engine {
     }
 
     /// While nothing is dirty the cursor follows the log: else the first batch after hours of reads would look at
-    /// all that they copied.
+    /// all that they copied. The watermark stays where it is, and with it what a crash leaves of entries: those count on.
     fn pass_clean(&mut self, volume: VolumeIndex) {
         let through = self.volume(volume).log.durable.through;
         self.volume(volume).writeback.passed = through;
@@ -161,7 +161,6 @@ impl Engine {
             cursor = record.next;
         }
         self.volume(volume).writeback.cursor = cursor;
-        self.drop_pending(volume, through);
     }
 
     /// The record at a cursor.
