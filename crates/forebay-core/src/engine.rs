@@ -245,7 +245,7 @@ pub struct Engine {
     pub(crate) lanes: Vec<Lane>,
     /// Where a batch is sorted.
     pub(crate) sort_room: Vec<u64>,
-    /// Somebody left one to who asked before (N2 of `policy::lane`), who may not need it.
+    /// Somebody left one to who asked before (N2 of `policy::lane`), who may not need it; or one became free.
     pub(crate) lane_left: bool,
     /// Frames behind the window that no second chance is using.
     pub(crate) chance_frames: Vec<u32>,

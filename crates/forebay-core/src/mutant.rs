@@ -166,6 +166,7 @@ faults! {
     AgainTakenForDone,
     GoneTakenForRot,
     GapStays,
+    LaneLeftUntold,
     UnreadTakenForRot,
     FlushTakenForLife,
 }

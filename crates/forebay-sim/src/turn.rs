@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Turns: the next thing happens, the engine is told and puts itself in order, and what it wants done is taken.
 
-use crate::checkers::sequences_have_no_gap;
+use crate::checkers::{sequences_have_no_gap, time_alone};
 use crate::flight::{Done, Flight};
 use crate::world::{Failure, Outcome, World};
 use forebay_core::effect::{Effect, Fault, Token};
@@ -40,6 +40,7 @@ impl World {
         let alone = self.next_event().is_none();
         let resizes = self.go_on_resizing(alone)?;
         let Some(at) = self.next_event() else { return Ok(grows || resizes) };
+        time_alone::check(self, at).map_err(Failure)?;
         self.now = self.now.max(at);
         self.done = None;
         self.turn_began = self.volumes.iter().map(|it| it.device.flush_begin()).collect();

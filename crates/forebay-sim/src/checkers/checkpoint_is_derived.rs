@@ -5,7 +5,7 @@ use crate::volume::Volume;
 use forebay_core::format::entry::Kind;
 use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::log::recovery::{Damage, Recovered};
-use forebay_core::units::{Lba, Slot, VolumeIndex};
+use forebay_core::units::{Lba, VolumeIndex};
 use std::collections::BTreeSet;
 
 /// Compares where a guest's flush lies before a record, of those that both have: a strict batch may end there, and where none
@@ -56,8 +56,14 @@ pub fn compare(volumes: &[Volume], image: &Recovered, log: &Recovered) -> Result
                 // What was forgotten before is in the log still.
                 continue;
             }
-            let passed = |(slot, _, _): &(Slot, _, _)| image.is_passed(of, *slot);
-            if forgets && two.is_none() && alike(log) == 0 && one.as_ref().is_some_and(passed) {
+            // What was read from the backing device is clean wherever it lies.
+            let clean = match &one {
+                Some((slot, held, _)) => {
+                    held.is_some_and(|held| held.fill) || image.is_passed(of, *slot)
+                }
+                None => image.find(of, lba).extent.is_none_or(|it| image.has_passed(of, it.0)),
+            };
+            if forgets && two.is_none() && alike(log) == 0 && clean {
                 // With a clean record that is missing may go what was before it (V1, V11 of `recovery`).
                 continue;
             }

@@ -13,4 +13,5 @@ pub mod recovery_is_repeatable;
 pub mod reservations_are_kept;
 pub mod rests_on_what_is_durable;
 pub mod sequences_have_no_gap;
+pub mod time_alone;
 pub mod watermark_is_prefix;

@@ -190,9 +190,15 @@ impl Recovered {
     /// Whether the record that has a slot is on the backing device.
     pub fn is_passed(&self, volume: VolumeIndex, slot: Slot) -> bool {
         let (id, block) = self.segments.place(slot);
+        self.has_passed(volume, self.segments.position(id, block))
+    }
+
+    /// Whether the record that lies there in a volume's log is on the backing device, or lay there before the log's tail.
+    pub fn has_passed(&self, volume: VolumeIndex, position: Position) -> bool {
+        let begins = |(id, block): &(SegmentId, u16)| self.segments.position(*id, *block);
         let records = self.records(volume);
-        let mut before = records.into_iter().rev().filter(|it| it.0 == id && it.1 <= block);
-        before.next().is_some_and(|it| self.sequence_at(it) < self.watermark(volume))
+        let mut before = records.into_iter().rev().filter(|it| begins(it) <= position);
+        before.next().is_none_or(|it| self.sequence_at(it) < self.watermark(volume))
     }
 
     /// The sequence of the record that begins there.

@@ -124,7 +124,7 @@ impl Engine {
         let state = self.volume_ref(volume).expect("it exists");
         let [from, to] = [state.writeback.cursor, state.writeback.end_cursor]
             .map(|cursor| self.log_at(state, cursor));
-        self.lanes[lane].taken = false;
+        self.leave_lane(lane);
         let all_taken = self.lanes[lane].refusals == 0;
         let (now, wall) = (self.now, self.wall);
         let stood = self.lanes[lane].has_stood(now);
@@ -272,12 +272,19 @@ impl Engine {
         }
     }
 
+    /// A lane is free, and frames of the window: whoever waits for one may have looked in vain just before (N2 of `lane`).
+    fn leave_lane(&mut self, lane: usize) {
+        self.lanes[lane].taken = false;
+        let asks = self.all_volumes().any(|other| other.writeback.asks_since.is_some());
+        self.lane_left |= asks && !self.config.mutants.is(Mutant::LaneLeftUntold);
+    }
+
     /// Nothing is lost, the batch is built again: later, or at once if a smaller one may do.
     pub(super) fn writeback_give_up(&mut self, volume: VolumeIndex, lane: usize) -> bool {
         let now = self.now;
         let soon = now.after(self.config.retry_after);
         let Lane { crowded, refusals, broken_off, .. } = self.lanes[lane];
-        self.lanes[lane].taken = false;
+        self.leave_lane(lane);
         self.slices(volume).batch_wants(volume, false, now);
         let state = self.volume(volume);
         state.parked.tries = state.parked.tries.saturating_add(u32::from(refusals > 0));
