@@ -49,6 +49,9 @@ _forebay() {
             forebay,pages)
                 cmd="forebay__subcmd__pages"
                 ;;
+            forebay,rehearse)
+                cmd="forebay__subcmd__rehearse"
+                ;;
             forebay,removal)
                 cmd="forebay__subcmd__removal"
                 ;;
@@ -92,7 +95,7 @@ _forebay() {
 
     case "${cmd}" in
         forebay)
-            opts="-h -V --help --version format serve status stop upgrade drain scrub attach detach resize set why forget check inspect config udev pages keep layout removal"
+            opts="-h -V --help --version format serve status stop upgrade drain scrub attach detach resize set why forget check inspect config udev pages keep layout rehearse removal"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -326,6 +329,20 @@ _forebay() {
             return 0
             ;;
         forebay__subcmd__pages)
+            opts="-h --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        forebay__subcmd__rehearse)
             opts="-h --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )

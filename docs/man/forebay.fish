@@ -46,6 +46,7 @@ complete -c forebay -n "__fish_forebay_needs_command" -f -a "udev" -d 'Tell udev
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "pages" -d 'Write man pages and shell completions into a directory'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "keep" -d 'Hold a descriptor for the daemon that comes after a killed one; `serve` starts it'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "layout" -d 'Say how a map is laid out that is handed over; `upgrade` asks the new program'
+complete -c forebay -n "__fish_forebay_needs_command" -f -a "rehearse" -d 'Do what a start does, as far as that touches nothing; the daemon asks the new program before it becomes that'
 complete -c forebay -n "__fish_forebay_needs_command" -f -a "removal" -d 'Say what stands against taking the program off this machine; its package asks'
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l size -d 'Bytes of the device to use (512M, 1G, 1T), all if it is not given; needed for a new file' -r
 complete -c forebay -n "__fish_forebay_using_subcommand format" -l segment-size -d 'Bytes of a segment: a power of two, 256K to 4M' -r
@@ -136,5 +137,6 @@ complete -c forebay -n "__fish_forebay_using_subcommand udev" -s h -l help -d 'P
 complete -c forebay -n "__fish_forebay_using_subcommand pages" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand keep" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand layout" -s h -l help -d 'Print help'
+complete -c forebay -n "__fish_forebay_using_subcommand rehearse" -s h -l help -d 'Print help'
 complete -c forebay -n "__fish_forebay_using_subcommand removal" -l control -d 'Of this daemon alone' -r -F
 complete -c forebay -n "__fish_forebay_using_subcommand removal" -s h -l help -d 'Print help'

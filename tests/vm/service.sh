@@ -188,8 +188,15 @@ END
     check "in use, the package is not removed" bash -c '! dpkg --force-depends -r forebay 2>/run/removal && grep "not removed:" /run/removal && grep "^xfs: .*mounted at /srv/xfs" /run/removal && grep "^lvm: .*part of" /run/removal' || cat /run/removal
     check "in use, the package is not removed: the daemon serves" bash -c "test -x /usr/bin/forebay && systemctl is-active forebay@data && mountpoint -q /srv/xfs"
     load
-    # As an upgrade of the package replaces it: the program that runs has no name any more.
     process=$(main_process)
+    # One that cannot run where the daemon does, by the rules of its unit.
+    mv /usr/bin/forebay /usr/bin/forebay.good
+    printf '#!/bin/sh\n[ "$1" != rehearse ] || { echo "no library" >&2; exit 127; }\nexec /usr/bin/forebay.good "$@"\n' >/usr/bin/forebay && chmod 755 /usr/bin/forebay
+    check "reload: a program that cannot run is refused" bash -c '! systemctl reload forebay@data'
+    check "reload: it is said why" bash -c "journalctl -b -o cat --no-pager -u forebay@data | grep 'not upgraded: .*127: no library'"
+    check "reload: the program before serves" bash -c 'test "$(readlink "/proc/$1/exe")" = /usr/bin/forebay.good && systemctl is-active forebay@data' - "$process"
+    mv /usr/bin/forebay.good /usr/bin/forebay
+    # As an upgrade of the package replaces it: the program that runs has no name any more.
     cp /usr/bin/forebay /usr/bin/forebay.new && mv /usr/bin/forebay.new /usr/bin/forebay
     under_load "reload" systemctl reload forebay@data
     check "reload: the same process" test "$(main_process)" = "$process"

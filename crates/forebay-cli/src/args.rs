@@ -17,6 +17,7 @@ pub use volume::{
 use crate::units::{parse_size, parse_time};
 use clap::{Parser, Subcommand, ValueEnum};
 use forebay_core::limits::{CACHE_BYTES_MIN, SEGMENT_BYTES_MAX};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -53,10 +54,11 @@ pub enum Command {
     Stop(StopArgs),
     /// Have the daemon go on as another program, its block devices in use
     ///
-    /// The daemon becomes the new program with the same arguments. What it holds in memory is handed over,
-    /// so that nothing is read again; requests wait meanwhile. Where the two lay it out differently, the cache
+    /// The new program is tried first, as a child of the daemon, while guests are served: one that cannot run there, or does not understand
+    /// the daemon's arguments, is refused, and nothing changes. Then the daemon becomes the new program with the same arguments. What it
+    /// holds in memory is handed over, so that nothing is read again; requests wait meanwhile. Where the two lay it out differently, the cache
     /// is closed and opened again. If the new program says that it cannot serve, the one before goes on, with the settings that it
-    /// had; one that crashes takes the daemon with it, which is then as after a kill. NBD clients, kernel NBD devices and virtual machines stay connected. A configuration file with mistakes, or a path that
+    /// had; one that crashes at that takes the daemon with it, which is then as after a kill. NBD clients, kernel NBD devices and virtual machines stay connected. A configuration file with mistakes, or a path that
     /// leads to another disk than its volume is served from, is refused, and nothing changes.
     Upgrade(UpgradeArgs),
     /// Write everything back, so that the backing device is the plain disk, and keep it so
@@ -126,9 +128,20 @@ pub enum Command {
     /// Say how a map is laid out that is handed over; `upgrade` asks the new program
     #[command(hide = true)]
     Layout,
+    /// Do what a start does, as far as that touches nothing; the daemon asks the new program before it becomes that
+    #[command(hide = true)]
+    Rehearse(RehearseArgs),
     /// Say what stands against taking the program off this machine; its package asks
     #[command(hide = true)]
     Removal(RemovalArgs),
+}
+
+/// `forebay rehearse`
+#[derive(Debug, clap::Args)]
+pub struct RehearseArgs {
+    /// What the program is to be started with: `serve` and so on
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<OsString>,
 }
 
 /// `forebay removal`

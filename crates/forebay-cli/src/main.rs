@@ -32,6 +32,7 @@ mod sockets;
 mod state_dir;
 mod status;
 mod stored;
+mod trial;
 mod units;
 mod upgrade;
 mod vhost;
@@ -108,6 +109,7 @@ fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
         Command::Udev(args) => cmd::udev::run(args),
         Command::Pages(args) => cmd::pages::run(args),
         Command::Removal(args) => cmd::removal::run(args),
+        Command::Rehearse(args) => cmd::rehearse::run(args),
         Command::Keep => attach::keep().map(|()| ExitCode::SUCCESS),
         Command::Layout => {
             out!("{}", upgrade::layout());

@@ -227,9 +227,10 @@ fn a_failed_upgrade_leaves_them_connected() {
     let content = bytes(3, MIB);
     let write = [&header(command::WRITE, 1000, 0, MIB)[..], &content].concat();
     client.stream().write_all(&write[..400_000]).unwrap();
-    let (lost, broken) = (lost(&scratch), broken(&scratch));
-    for (program, wanted) in [(&lost, "cannot be executed"), (&broken, "no forebay superblock")] {
+    let (gone, broken) = (lost(&scratch), broken(&scratch));
+    for (program, wanted) in [(&gone, "cannot be executed"), (&broken, "no forebay superblock")] {
         for _ in 0..2 {
+            lost(&scratch);
             let problems = fails(&scratch, program);
             assert!(problems.contains("was not upgraded"), "{problems}");
             assert!(problems.contains(wanted), "{problems}");
@@ -268,11 +269,14 @@ pub fn fails(scratch: &Scratch, program: &Path) -> String {
     found.unwrap()
 }
 
-/// A program that cannot find its interpreter.
+/// A program that cannot find its interpreter any more when it has rehearsed. To be made anew for each upgrade.
 pub fn lost(scratch: &Scratch) -> PathBuf {
-    let lost = scratch.path("lost");
-    let text = "printf '#!/nowhere/at/all\\n' >\"$0\" && chmod 755 \"$0\"";
-    good(Command::new("sh").args(["-c", text]).arg(&lost));
+    let (lost, sh) = (scratch.path("lost"), scratch.path("sh"));
+    let sh = sh.display();
+    let text = format!("#!{sh}\n[ \"$1\" != rehearse ] || rm {sh}\nexec {FOREBAY} \"$@\"\n");
+    // As `program` writes.
+    let write = "ln -sf /bin/sh \"$2\" && printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
+    good(Command::new("sh").args(["-c", write]).arg(&lost).arg(text).arg(scratch.path("sh")));
     lost
 }
 

@@ -55,6 +55,7 @@ mod typed;
 mod unheard;
 mod unit_file;
 mod upgrade;
+mod upgrade_trial;
 mod upgrade_volumes;
 #[cfg(feature = "vhost")]
 mod vhost_kill;

@@ -2,7 +2,8 @@
 //! Volumes come and go, and then the daemon goes on as another program: that serves what is served, not what the
 //! command line named once.
 
-use crate::support::{Daemon, Scratch, good, wait_for};
+use crate::connections::lost;
+use crate::support::{Daemon, Scratch, wait_for};
 use crate::upgrade::{program, upgrade};
 use std::path::Path;
 use std::process::Command;
@@ -56,10 +57,7 @@ fn what_has_left_does_not_come_back_with_an_upgrade_nor_end_it() {
     assert_eq!(scratch.volume_names(), ["a"]);
     assert_is(&scratch, "a", 1);
     // The program before goes on with what it served as well.
-    let next = program(&scratch, "fails", &format!("rm {}", scratch.path("sh").display()), ":");
-    std::os::unix::fs::symlink("/bin/sh", scratch.path("sh")).unwrap();
-    let own_sh = format!("1s|/bin/sh|{}|", scratch.path("sh").display());
-    good(Command::new("sed").args(["-i", &own_sh]).arg(&next));
+    let next = lost(&scratch);
     let told = upgrade(&scratch, &next).unwrap_err();
     assert!(told.contains("was not upgraded"), "{told}");
     assert_eq!(scratch.volume_names(), ["a"]);

@@ -117,9 +117,10 @@ fn a_failed_upgrade_leaves_it_connected_to_the_program_before() {
     let daemon = rig.serve();
     let mut guest = Guest::new(6);
     let mut link = connect(&mut guest.machine, &rig.socket);
-    let (lost, broken) = (lost(&rig.scratch), broken(&rig.scratch));
-    for (program, why) in [(&lost, "cannot be executed"), (&broken, "no forebay superblock")] {
+    let (gone, broken) = (lost(&rig.scratch), broken(&rig.scratch));
+    for (program, why) in [(&gone, "cannot be executed"), (&broken, "no forebay superblock")] {
         for round in 0..2 {
+            lost(&rig.scratch);
             guest.work(100);
             let problems = std::thread::scope(|scope| {
                 let failing = scope.spawn(|| fails(&rig.scratch, program));

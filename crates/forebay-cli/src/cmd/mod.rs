@@ -10,6 +10,7 @@ pub mod forget;
 pub mod format;
 pub mod inspect;
 pub mod pages;
+pub mod rehearse;
 pub mod removal;
 pub mod resize;
 pub mod scrub;

@@ -17,6 +17,7 @@ mod rates;
 mod report;
 mod scrub;
 mod stale;
+mod trying;
 mod upgrading;
 mod volumes;
 mod watch;
@@ -33,7 +34,7 @@ use crate::late::Patience;
 use crate::signals::Signals;
 use crate::sockets::Made;
 use crate::state_dir::StateDir;
-use crate::status::{GOES_ON, NO_DEVICE};
+use crate::status::NO_DEVICE;
 use crate::units::count;
 use crate::upgrade::{self, Before, Left};
 use crate::{metrics, quoted, sockets, stored, vhost};
@@ -62,6 +63,7 @@ use std::rc::Rc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
+use trying::Trial;
 use watch::Watch;
 
 /// How long a turn of the loop waits for something to happen, and while a volume is on its way out or grows.
@@ -132,7 +134,8 @@ struct Daemon {
     upgrade: Option<String>,
     /// Where clients come in, for the next program.
     sockets: Vec<(String, OwnedFd)>,
-    /// The next program.
+    /// The next program, as it is tried, and as this one goes on as it.
+    trial: Option<Trial>,
     upgrading: Option<Upgrading>,
     /// What ends it besides `forebay stop`.
     signals: Option<Signals>,
@@ -281,6 +284,7 @@ fn serve(
     daemon.stop_growing();
     daemon.stop_resizing_cache();
     daemon.stop_coming("the daemon is being stopped");
+    daemon.stop_trial();
     match &end {
         End::Signal => info!("stops: a signal came"),
         End::Stop => info!("stops: `forebay stop` asked for it"),
@@ -544,6 +548,7 @@ impl Daemon {
         }
         self.attached.iter_mut().for_each(Attached::tell_news);
         self.come();
+        self.end_trial();
         self.leave();
         self.attached.iter_mut().for_each(Attached::end_if_left);
         self.attached.retain(|attached| !attached.is_over());
@@ -564,7 +569,8 @@ impl Daemon {
             let marks = !self.marking.is_empty();
             let resizes = self.server.shard.resizing().is_some();
             let moves = self.coming.is_some() || self.leaving.is_some() || self.growing.is_some();
-            let is_changing = moves || marks || resizes || self.upgrading.is_some();
+            let upgrades = self.upgrading.is_some() || self.trial.is_some();
+            let is_changing = moves || marks || resizes || upgrades;
             let answers = !self.desk.borrow().answers.is_empty();
             let wait = match is_changing {
                 // The next turn sends them.
@@ -652,22 +658,13 @@ impl Daemon {
                     end = Some(End::Stop);
                     Reply::Done
                 }
-                Request::Upgrade { executable, layout } => match self.check_upgrade(&executable) {
-                    Ok(()) => {
-                        let against = self.against_hand_over(layout);
-                        if against.is_none() {
-                            self.server.shard.prepare_hand_over();
-                        }
-                        if let Some(passage) = &self.passage {
-                            passage.hold();
-                        }
-                        let since = Instant::now();
-                        self.activity = GOES_ON;
-                        self.upgrading = Some(Upgrading { executable, since, against });
-                        Reply::Done
+                Request::Upgrade { executable, layout } => {
+                    match self.begin_trial(executable, layout, client) {
+                        // The answer comes when it has been tried.
+                        Ok(()) => continue,
+                        Err(error) => Reply::Error { text: format!("{error:#}") },
                     }
-                    Err(error) => Reply::Error { text: format!("{error:#}") },
-                },
+                }
             };
             self.desk.borrow_mut().answers.push_back((client, reply));
         }

@@ -3,6 +3,7 @@
 
 use crate::args::UpgradeArgs;
 use crate::control::{self, Request};
+use crate::trial;
 use crate::upgrade::FELL_BACK;
 use anyhow::{Context, Result, bail};
 use std::path::Path;
@@ -14,7 +15,7 @@ const POLL: Duration = Duration::from_millis(10);
 pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
     let executable = std::fs::canonicalize(&args.exec)
         .with_context(|| format!("{}: there is no such program", args.exec.display()))?;
-    let version = version(&executable)?;
+    let version = trial::version(&executable)?;
     let mut socket = match args.process {
         Some(process) => control::find_process(process)?,
         None => control::find(args.control.as_deref())?,
@@ -28,9 +29,10 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
         err!("forebay: not upgraded: the daemon goes on with the settings that it has");
         return Ok(ExitCode::from(2));
     }
-    let begun = Instant::now();
-    let layout = layout(&executable);
+    let layout = layout(&executable)?;
+    // Answered when the daemon has tried it and is about to become it: from then on guests may wait.
     control::ask(&socket, &Request::Upgrade { executable, layout })?;
+    let begun = Instant::now();
     // Bounded by --timeout.
     let after = loop {
         match control::status(&socket) {
@@ -60,33 +62,12 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
 
 /// What a program finds wrong in a configuration file.
 fn mistakes(executable: &Path, file: &Path) -> Result<Option<String>> {
-    let shown = executable.display();
-    let output = Command::new(executable).args(["config", "check"]).arg(file).output();
-    let output = output.with_context(|| format!("{shown}: cannot be run"))?;
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    Ok((!output.status.success()).then_some(text))
+    let said = trial::ask(Command::new(executable).args(["config", "check"]).arg(file))?;
+    Ok(said.out().is_none().then(|| said.err().to_owned()))
 }
 
 /// How a program lays out a map that is handed over; an older one does not know.
-fn layout(executable: &Path) -> Option<String> {
-    let output = Command::new(executable).arg("layout").output().ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    output.status.success().then(|| text.trim().to_owned())
-}
-
-/// What a program says that it is; it must be a forebay, or the daemon would end with it.
-fn version(executable: &Path) -> Result<String> {
-    let shown = executable.display();
-    let output = Command::new(executable)
-        .arg("--version")
-        .output()
-        .with_context(|| format!("{shown}: cannot be run"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    match text.trim().strip_prefix("forebay ") {
-        Some(version) if output.status.success() => Ok(version.to_owned()),
-        _ => {
-            let first = text.lines().next().unwrap_or_default();
-            bail!("{shown}: is no forebay; `--version` says '{first}'; give --exec another program")
-        }
-    }
+fn layout(executable: &Path) -> Result<Option<String>> {
+    let said = trial::ask(Command::new(executable).arg("layout"))?;
+    Ok(said.out().map(str::to_owned))
 }

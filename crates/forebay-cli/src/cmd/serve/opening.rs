@@ -169,6 +169,7 @@ impl Daemon {
             activity: "opens the cache",
             upgrade: None,
             sockets: Vec::new(),
+            trial: None,
             upgrading: None,
             signals: None,
             watchdog: watchdog_interval().map(|interval| (interval, Instant::now())),

@@ -16,7 +16,7 @@ use forebay::host::named::Named;
 use forebay_core::engine::CacheHealth;
 use forebay_serve::carried::Handed;
 use forebay_serve::passage::Passage;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -141,14 +141,19 @@ impl Daemon {
         cache.into_iter().chain(volumes)
     }
 
-    /// The next program, and this one if that cannot serve, serve what this one does.
-    fn keep_words(&self) {
+    /// The command line of the next program.
+    pub(super) fn words_for_next(&self) -> Vec<OsString> {
         let mut words = self.next_words(&upgrade::words());
         // Nothing records them.
         if self.cache_path.is_none() {
             words.extend(self.came.iter().flat_map(|text| ["--volume".into(), text.into()]));
         }
-        upgrade::keep_words(words);
+        words
+    }
+
+    /// The next program, and this one if that cannot serve, serve what this one does.
+    fn keep_words(&self) {
+        upgrade::keep_words(self.words_for_next());
         upgrade::change_settings(|settings| self.next_words(settings));
     }
 

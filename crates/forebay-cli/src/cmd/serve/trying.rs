@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The next program is tried before anything is given up for it: as a child of this one, so where the daemon is and by the rules that hold for
+//! it, on a thread of its own, while guests are served.
+//!
+//! # States
+//!
+//! | from | to | when |
+//! |---|---|---|
+//! | asked | goes on | a rehearsal of its start ended well (`crate::trial`), and nothing stands against an upgrade then |
+//! | asked | refused | something did before, or does; it failed, or did not end in time |
+
+use super::{Daemon, Upgrading};
+use crate::control::Reply;
+use crate::status::GOES_ON;
+use crate::trial;
+use anyhow::{Context, Result, anyhow, bail};
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+use std::time::Instant;
+use tracing::{info, warn};
+
+/// A program on trial.
+pub(super) struct Trial {
+    /// Who waits for the answer.
+    client: usize,
+    executable: PathBuf,
+    /// How it lays out the map, if it has said so.
+    layout: Option<String>,
+    tries: JoinHandle<Result<()>>,
+}
+
+impl Daemon {
+    /// Looks whether this daemon can go on as that program, and begins to try it. The answer comes when that is over.
+    pub(super) fn begin_trial(
+        &mut self,
+        executable: PathBuf,
+        layout: Option<String>,
+        client: usize,
+    ) -> Result<()> {
+        if let Some(other) = &self.trial {
+            bail!(
+                "{}: is being tried for another upgrade; one at a time",
+                other.executable.display()
+            );
+        }
+        if self.upgrading.is_some() {
+            bail!("the daemon goes on as another program already");
+        }
+        self.check_upgrade(&executable)?;
+        let words = self.words_for_next();
+        let tried = executable.clone();
+        let tries = std::thread::Builder::new().name("trial".into());
+        let tries = tries.spawn(move || trial::rehearse(&tried, &words));
+        let tries = tries.context("cannot start a thread")?;
+        info!("tries {}", executable.display());
+        self.trial = Some(Trial { client, executable, layout, tries });
+        Ok(())
+    }
+
+    /// Goes on as what has been tried.
+    pub(super) fn end_trial(&mut self) {
+        let Some(trial) = self.trial.take_if(|it| it.tries.is_finished()) else { return };
+        let client = trial.client;
+        let reply = match self.begin_upgrade(trial) {
+            Ok(()) => Reply::Done,
+            Err(error) => {
+                let text = format!("{error:#}");
+                warn!("not upgraded: {text}");
+                Reply::Error { text }
+            }
+        };
+        self.desk.borrow_mut().answers.push_back((client, reply));
+    }
+
+    /// Nobody waits for it any more. It touches nothing, and ends by itself.
+    pub(super) fn stop_trial(&mut self) {
+        let Some(trial) = self.trial.take() else { return };
+        let text = "not upgraded: the daemon is being stopped".into();
+        self.desk.borrow_mut().answers.push_back((trial.client, Reply::Error { text }));
+    }
+
+    fn begin_upgrade(&mut self, trial: Trial) -> Result<()> {
+        let Trial { executable, layout, tries, .. } = trial;
+        let tried = tries.join().unwrap_or_else(|_| Err(anyhow!("its trial broke off")));
+        tried.context("the daemon goes on as it is")?;
+        // Much may have happened meanwhile.
+        self.check_upgrade(&executable)?;
+        let against = self.against_hand_over(layout);
+        if against.is_none() {
+            self.server.shard.prepare_hand_over();
+        }
+        if let Some(passage) = &self.passage {
+            passage.hold();
+        }
+        self.activity = GOES_ON;
+        self.upgrading = Some(Upgrading { executable, since: Instant::now(), against });
+        Ok(())
+    }
+}
