@@ -196,6 +196,36 @@ fn a_new_file_gets_its_name_when_it_is_a_cache() {
     assert_eq!(place.run(&["check", &new]).code, 0);
 }
 
+/// One formatted what another had just made, or found that it was gone: "No such file".
+#[test]
+fn of_many_who_make_one_cache_at_once_one_does() {
+    let place = Place::new("at-once");
+    for round in 0..8 {
+        let new = place.text(&format!("new-{round}"));
+        let format = ["format", &new, "--size", "64M"];
+        let begin = |_| {
+            let mut command = place.command();
+            command.args(format).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let all: Vec<_> = (0..6).map(begin).collect();
+        let all = all.into_iter().map(|it| it.wait_with_output().unwrap());
+        let (made, refused): (Vec<_>, Vec<_>) = all.partition(|it| it.status.success());
+        assert_eq!(made.len(), 1, "{refused:?}");
+        for it in refused {
+            let said = String::from_utf8(it.stderr).unwrap();
+            let known = ["by another process", "is in use by", "is a forebay cache already"];
+            assert_eq!(it.status.code(), Some(1), "{said}");
+            assert!(known.iter().any(|text| said.contains(text)), "{said}");
+        }
+        let said = place.run(&["inspect", &new, "superblock"]).stdout;
+        let uuid = String::from_utf8_lossy(&made[0].stdout).into_owned();
+        let uuid = uuid.lines().find_map(|line| line.strip_prefix("cache ")).unwrap();
+        assert!(said.contains(uuid.split(' ').next().unwrap()), "{said}");
+        assert!(!std::path::Path::new(&format!("{new}.forebay-format")).exists());
+    }
+}
+
 #[test]
 fn another_version_is_refused_by_its_number() {
     let place = Place::new("version");

@@ -30,8 +30,10 @@ pub fn run(args: &FormatArgs) -> Result<ExitCode> {
 
 fn format(args: &FormatArgs, new: Option<&NewFile>) -> Result<ExitCode> {
     let path = args.cache.display();
-    let at = new.map_or(args.cache.as_path(), NewFile::path);
-    let device = backing::open_exclusive(at, CACHE_SOURCE, None)?;
+    let device = match new {
+        Some(new) => new.device()?,
+        None => backing::open_exclusive(&args.cache, CACHE_SOURCE, None)?,
+    };
     let info = device.info().clone();
     let size_bytes = args.size.unwrap_or(info.size_bytes);
     if size_bytes > info.size_bytes {

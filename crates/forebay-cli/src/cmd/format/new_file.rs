@@ -5,22 +5,32 @@
 //!
 //! - **L1** A file of the cache's name is there only with a whole cache in it: it is made under another name. Who is ended on the way may leave
 //!   that one, which the next `format` of the same cache replaces.
+//! - **L2** What has that other name is removed, or given the cache's, only by who has it locked and has found it to be that then. The lock of who
+//!   makes it lasts from its beginning until it has the cache's name. So of those who make one cache at once one does.
 
 use crate::args::FormatArgs;
 use crate::signals::Signals;
 use anyhow::{Context, Result, bail};
-use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use forebay::io::{FileDevice, FileOptions};
+use forebay::shard::CACHE_SOURCE;
+use rustix::fs::{CWD, FlockOperation, OFlags, RenameFlags};
+use rustix::fs::{fcntl_getfl, fcntl_setfl, flock, fstat, lstat, renameat_with};
 use rustix::io::Errno;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Behind the cache's name.
 const SUFFIX: &str = ".forebay-format";
+/// So often what others have left, or are just removing, is found in the way.
+const TRIES: usize = 10;
 
 /// It is removed unless it was given its name.
 pub struct NewFile {
     path: PathBuf,
+    /// Locked (L2).
+    file: File,
     /// It takes time to take room, and to give it back.
     signals: Signals,
 }
@@ -38,28 +48,23 @@ impl NewFile {
         let mut path = args.cache.clone().into_os_string();
         path.push(SUFFIX);
         let (path, signals) = (PathBuf::from(path), Signals::catch()?);
-        let failed = || format!("{cache}: cannot be made");
-        if path.symlink_metadata().is_ok_and(|it| it.is_file()) {
-            // Of one that was ended, unless somebody has it.
-            let left = File::open(&path).with_context(failed)?;
-            lock(&left, &args.cache)?;
-            std::fs::remove_file(&path).with_context(failed)?;
-        }
-        // It will hold what guests have written, which not everybody may read.
-        let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
-        let file = file.with_context(failed)?;
-        let new = NewFile { path, signals };
-        // Nobody takes it for left.
-        lock(&file, &args.cache)?;
-        let done = forebay::host::allocate(&file, size);
+        let file = locked(&path, &args.cache)?;
+        let new = NewFile { path, file, signals };
+        let done = forebay::host::allocate(&new.file, size);
         // What was interrupted has room all the same.
         new.check_signals(&args.cache)?;
         done.with_context(|| format!("{cache}: there is no room for it"))?;
         Ok(new)
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// As a device, with the lock that it has (L2).
+    pub fn device(&self) -> Result<FileDevice> {
+        // Where the file system knows no such thing it is done without.
+        let _ = fcntl_getfl(&self.file)
+            .and_then(|flags| fcntl_setfl(&self.file, flags | OFlags::DIRECT));
+        let options =
+            FileOptions { exclusive: true, source: CACHE_SOURCE, ..FileOptions::default() };
+        Ok(FileDevice::over(self.file.try_clone()?, &self.path, &options)?)
     }
 
     /// It is whole, and gets its name, for good (L1).
@@ -69,6 +74,9 @@ impl NewFile {
         match renameat_with(CWD, &self.path, CWD, cache, RenameFlags::NOREPLACE) {
             // The file system knows no such thing.
             Err(Errno::INVAL) if !cache.exists() => std::fs::rename(&self.path, cache),
+            Err(Errno::EXIST) => {
+                bail!("{}: was made by another process meanwhile", cache.display())
+            }
             done => done.map_err(Into::into),
         }
         .with_context(failed)?;
@@ -87,15 +95,68 @@ impl NewFile {
 
 impl Drop for NewFile {
     fn drop(&mut self) {
-        // What was wrong is what matters. One that was named is not there.
-        let _ = std::fs::remove_file(&self.path);
+        // What was wrong is what matters. One that was named is not there, and what is may be another's.
+        if leads_to(&self.path, &self.file) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
+/// A new file of that name, locked.
+fn locked(path: &Path, cache: &Path) -> Result<File> {
+    let failed = || format!("{}: cannot be made", cache.display());
+    for _ in 0..TRIES {
+        // It will hold what guests have written, which not everybody may read; and nobody else has it open.
+        let new = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
+        match new {
+            Ok(file) => {
+                lock(&file, cache)?;
+                // Somebody may have taken it for left before it was locked.
+                if !leads_to(path, &file) {
+                    bail!(being_made(cache));
+                }
+                return Ok(file);
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && is_file(path) => {
+                // Of one that was ended, unless somebody has it.
+                match File::open(path) {
+                    Ok(left) => {
+                        lock(&left, cache)?;
+                        if leads_to(path, &left) {
+                            std::fs::remove_file(path).with_context(failed)?;
+                        }
+                    }
+                    Err(error) if error.kind() == ErrorKind::NotFound => {}
+                    Err(error) => return Err(error).with_context(failed),
+                }
+            }
+            // It was there just now.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && !is_there(path) => {}
+            Err(error) => return Err(error).with_context(failed),
+        }
+    }
+    bail!(being_made(cache))
+}
+
+fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+fn is_file(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|it| it.is_file())
+}
+
+fn leads_to(path: &Path, file: &File) -> bool {
+    let of = |it: rustix::fs::Stat| (it.st_dev, it.st_ino);
+    matches!((lstat(path), fstat(file)), (Ok(named), Ok(open)) if of(named) == of(open))
+}
+
 fn lock(file: &File, cache: &Path) -> Result<()> {
-    let cache = cache.display();
-    flock(file, FlockOperation::NonBlockingLockExclusive)
-        .with_context(|| format!("{cache}: is being made by another process; wait for that one"))
+    flock(file, FlockOperation::NonBlockingLockExclusive).with_context(|| being_made(cache))
+}
+
+fn being_made(cache: &Path) -> String {
+    format!("{}: is being made by another process; wait for that one", cache.display())
 }
 
 /// Whether a device is meant. There, a file would be in RAM, and hardly anybody wants one, but in /dev/shm.
@@ -104,4 +165,83 @@ fn is_device_name(path: &Path) -> bool {
     let above = path.parent().unwrap_or(&path);
     let above = std::fs::canonicalize(above).unwrap_or_else(|_| above.to_owned());
     above.starts_with("/dev") && !above.starts_with("/dev/shm")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::args::{Args, Command};
+    use clap::Parser;
+
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new(name: &str) -> Place {
+            let dir = format!("forebay-new-file-{name}-{}", std::process::id());
+            let dir = std::env::temp_dir().join(dir);
+            std::fs::create_dir_all(&dir).unwrap();
+            Place(dir)
+        }
+
+        fn args(&self) -> FormatArgs {
+            let cache = self.0.join("cache").display().to_string();
+            let args = Args::parse_from(["forebay", "format", &cache, "--size", "64M"]);
+            let Command::Format(args) = args.command else { panic!("it was a format") };
+            args
+        }
+
+        fn other_name(&self) -> PathBuf {
+            self.0.join("cache.forebay-format")
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn refused(args: &FormatArgs) -> String {
+        NewFile::make(args).err().unwrap().to_string()
+    }
+
+    /// It was locked only while its room was taken: another `format` removed it then, and this one formatted that one's file, or found none.
+    #[test]
+    fn of_two_who_make_one_cache_the_first_does() {
+        let place = Place::new("two");
+        let args = place.args();
+        let first = NewFile::make(&args).unwrap();
+        let why = format!("{}: is being made by another process", args.cache.display());
+        assert!(refused(&args).starts_with(&why));
+        let device = first.device().unwrap();
+        assert!(refused(&args).starts_with(&why), "as a device, too");
+        first.show(&args.cache).unwrap();
+        assert!(leads_to(&args.cache, &first.file));
+        drop(device);
+        // One that had not seen it there yet.
+        let second = NewFile::make(&args).unwrap();
+        drop(first);
+        assert!(leads_to(&second.path, &second.file), "it is none of the first");
+        let late = second.show(&args.cache).unwrap_err().to_string();
+        assert!(late.ends_with("cache: was made by another process meanwhile"), "{late}");
+        drop(second);
+        assert!(args.cache.exists() && !place.other_name().exists());
+    }
+
+    #[test]
+    fn what_was_left_is_replaced_and_a_link_is_not_followed() {
+        let place = Place::new("left");
+        let args = place.args();
+        std::fs::write(place.other_name(), "of one that was ended").unwrap();
+        let left = File::open(place.other_name()).unwrap();
+        let new = NewFile::make(&args).unwrap();
+        assert!(!leads_to(&new.path, &left));
+        drop(new);
+        assert!(!place.other_name().exists());
+        std::fs::write(place.0.join("other"), "another's").unwrap();
+        std::os::unix::fs::symlink(place.0.join("other"), place.other_name()).unwrap();
+        assert!(refused(&args).ends_with("cache: cannot be made"));
+        assert_eq!(std::fs::read(place.0.join("other")).unwrap(), b"another's");
+    }
 }
