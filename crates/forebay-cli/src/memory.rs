@@ -14,6 +14,7 @@ use forebay_core::format::superblock::Superblock;
 use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::op::ahead::PIECE_BLOCKS;
 use forebay_serve::nbd::listen;
+use std::path::Path;
 
 /// The parts that grow with the cache and not with anything else.
 const MAP: [&str; 4] = ["index", "slots and checksums", "segments", HISTORY];
@@ -107,6 +108,46 @@ pub fn fit(
     );
 }
 
+/// Refuses what there is no memory for, before any of it is taken: a list that finds none ends the process. `has_map`: the map is
+/// there already.
+pub fn check(
+    (superblock, counts, config): (&Superblock, Counts, &Config),
+    has_map: bool,
+    cache: Option<&Path>,
+) -> Result<()> {
+    let parts = parts(superblock, counts, config);
+    let (all_else, map) = (fixed(&parts, superblock), map(&parts, superblock));
+    let needed = if has_map { all_else } else { all_else + map };
+    if can_be_had(needed) {
+        return Ok(());
+    }
+    let Some(cache) = cache else {
+        bail!(
+            "{} of memory are needed and cannot be had: give less by --memory, or have more",
+            size(needed)
+        );
+    };
+    bail!(
+        "{}: {} of memory are needed and cannot be had: {} for the map, which goes with the cache's size, and {} for all else, which --memory \
+         bounds: give less there, or have more memory (`ulimit -v` and vm.overcommit_memory bound it, too), or make the cache smaller where there \
+         is enough (`forebay resize --cache-size`)",
+        cache.display(),
+        size(needed),
+        size(map),
+        size(all_else)
+    );
+}
+
+/// Whether so much could be had at once. Nothing of it is touched.
+fn can_be_had(bytes: u64) -> bool {
+    let Ok(bytes) = usize::try_from(bytes) else { return false };
+    let mut memory = Vec::<u8>::new();
+    let had = memory.try_reserve_exact(bytes);
+    // It is not left out as what nobody looks at.
+    std::hint::black_box(&memory);
+    had.is_ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,6 +175,15 @@ mod tests {
                 assert!(history <= bound, "{gib} GiB: {history} of {bound} bytes");
             }
         }
+    }
+
+    #[test]
+    fn what_there_is_no_memory_for_is_found_before_it_is_taken() {
+        let superblock = cache(64 << 20, 512 << 10);
+        let all = (&superblock, Counts::volumes(1), &Config::default());
+        assert!(check(all, false, None).is_ok());
+        // No processor has so many addresses.
+        assert!(!can_be_had(1 << 47) && !can_be_had(u64::MAX) && can_be_had(1 << 20));
     }
 
     #[test]

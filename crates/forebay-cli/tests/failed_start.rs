@@ -193,3 +193,24 @@ fn a_new_volume_that_does_not_fit_holds_up_no_other() {
     assert!(problems.contains("b: waits") && problems.contains("reserve"), "{problems}");
     daemon.stop("TERM");
 }
+
+/// What found no memory ended the process by a signal, or said that memory cannot be allocated, after the generation was raised.
+#[test]
+fn a_start_without_memory_says_how_much_it_needs() {
+    let scratch = Scratch::new("no-memory");
+    scratch.format("64M");
+    let volume = format!("v={}", scratch.file("disk", 16 * MIB).display());
+    let before = volumes(&scratch);
+    let serve = command(&scratch, &["--volume".into(), volume.clone()]);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -v 180000 && exec \"$0\" \"$@\""]);
+    limited.arg(serve.get_program()).args(serve.get_args());
+    let (code, said) = Daemon::try_start(limited, &scratch.path("stderr")).unwrap_err();
+    assert_eq!(code, Some(1), "{said}");
+    let last = said.lines().last().unwrap();
+    assert!(last.contains(" MiB of memory are needed and cannot be had: "), "{last}");
+    assert!(last.contains("for all else, which --memory bounds: give less there"), "{last}");
+    assert_eq!(volumes(&scratch), before);
+    Daemon::start(command(&scratch, &["--volume".into(), volume]), &scratch.path("stderr"))
+        .stop("TERM");
+}

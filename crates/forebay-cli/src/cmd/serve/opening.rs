@@ -126,6 +126,8 @@ impl Daemon {
             }
         };
         tell(&options.config);
+        let needs = (&found.superblock, counts, &options.config);
+        memory::check(needs, handed.is_some(), cache.as_deref())?;
         let mut opening = Opening::go_on(device, &options, handed)?;
         let extents = opening.config().extent_count_max;
         if extents > options.config.extent_count_max {
