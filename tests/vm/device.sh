@@ -63,7 +63,7 @@ comes_and_goes() {
     check "ten volumes that came and went left no thread and no descriptor: $before" wait_for 30 has_again "$before" || has_open
     resident=$(($(memory_of VmRSS) - resident)) locked=$(($(memory_of VmLck) - locked))
     check "they left $resident KiB resident and $locked KiB locked" test $resident -lt 8192 -a $locked -lt $((2 * 65536 + 8192))
-    check "nobody else is said to have disconnected them" bash -c '! grep "somebody has disconnected" /run/u.err'
+    check "nobody else is said to have disconnected them" bash -c '! grep -E "somebody has (disconnected|removed)" /run/u.err'
 }
 
 # The last sectors, unaligned ranges, zeroing, discards, FUA; the daemon is killed between writing and reading.

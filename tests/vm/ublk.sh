@@ -19,6 +19,19 @@ for it in $odd $big; do
     check "$it: no scheduler, and a tag to spare" is "$(queue "$it" scheduler | tr -d ' ') $(queue "$it" nr_requests)" "[none] 127"
 done
 comes_and_goes
+# Others remove a device: they stop and delete it, or stop it alone.
+removed_by_others() { # stop|delete TIMES
+    local it
+    check "$1 by others: there is a device" $FOREBAY attach guest=/run/guest.img --control "$(control u)"
+    it=$(attached guest)
+    check "$1 by others" timeout 60 python3 ./ublk_remove.py "$1" "${it#ublkb}"
+    check "$1 by others: it is told" wait_for 30 bash -c '[ "$(grep -c "guest: somebody has removed its block device" /run/u.err)" = "$1" ]' - "$2"
+    check "$1 by others: so does status, which has no device of it" bash -c "$FOREBAY status --control $(control u) >/run/said; grep 'guest: somebody has removed its block device' /run/said && ! grep '/dev/$it' /run/said"
+    check "$1 by others: nothing is left" wait_for 30 test ! -e "/dev/ublkc${it#ublkb}"
+    check "$1 by others: the volume is detached" $FOREBAY detach guest --control "$(control u)"
+}
+removed_by_others delete 1
+removed_by_others stop 2
 bytes_are_exact
 check "odd: what was discarded reads as zeros" cmp -n 2097152 <(dd if="/dev/$odd" bs=1M skip=8 count=2 iflag=direct status=none) /dev/zero
 

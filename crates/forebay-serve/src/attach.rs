@@ -330,6 +330,12 @@ pub trait Attachments {
         Ok(false)
     }
 
+    /// Looks whether others have taken a device away, and reports [`Report::Disconnected`] and [`Report::Detached`] when it is known. Waits for
+    /// nothing.
+    fn look(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Ends the wait for those who hold devices: what becomes of these when the process ends says
     /// [`Attachments::outlive`].
     fn give_up(&self);

@@ -62,6 +62,8 @@ impl Attached {
 
     /// Says what happened.
     pub fn tell_news(&mut self) {
+        // Where there is no thread to be had now, it is tried again.
+        let _ = self.attachments.look();
         for report in self.reports.take() {
             match report {
                 Report::Attached { volume, device, warning } => {
@@ -134,7 +136,11 @@ impl Attached {
                 Report::Disconnected { volume } if self.leaving == Some(volume) => {}
                 Report::Disconnected { volume } => {
                     self.forget_waiting(volume);
-                    let text = format!("{}: somebody has disconnected it", self.name(volume));
+                    let how = match self.kind {
+                        Kind::Ublk => "somebody has removed its block device",
+                        _ => "somebody has disconnected it",
+                    };
+                    let text = format!("{}: {how}", self.name(volume));
                     tracing::warn!("{text}");
                     self.problems.push(text);
                 }

@@ -13,6 +13,7 @@
 //! | quiesced | live     | [`begin`] of the next process, then its thread `attach`     |
 //! | live     | dead     | the thread `detach`, when nobody holds the block device     |
 //! | dead     | none     | the same, when the front end has let go of it               |
+//! | live     | none     | others, and maybe the thread `gone` on the last bit of the way |
 
 use super::control::{Control, UblkError, block_path, open_serving};
 use super::front_end::{Device, UblkFrontEnd};
@@ -34,6 +35,9 @@ use std::time::{Duration, Instant};
 const SECTOR_BYTES: u64 = 512;
 /// Longest discard and longest zeroing, as the kernel splits them for most disks.
 const RANGE_SECTORS_MAX: u32 = u32::MAX / SECTOR_BYTES as u32;
+/// How long others may take to remove a device that they have stopped.
+const REMOVING: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How long the front end may take to let go of a stopped device.
 const LET_GO: Duration = Duration::from_secs(60);
 
@@ -72,12 +76,15 @@ struct Prepared {
 /// A device that is served.
 #[derive(Clone)]
 struct Served {
+    volume: VolumeIndex,
     number: u32,
     /// What it is known by: others have the number when it is gone.
     mark: u64,
     logical_block: u32,
     /// The front end has closed it.
     is_let_go: Arc<AtomicBool>,
+    /// That is known, or meant: this process ends it, or has its requests kept back for the next.
+    is_ending: Arc<AtomicBool>,
 }
 
 /// The devices.
@@ -104,7 +111,8 @@ pub fn begin(
                 devices.push(device);
                 let logical_block = volume.logical_block;
                 let mark = mark(&volume.uuid);
-                served.push(Served { number: it.number, mark, logical_block, is_let_go });
+                let (volume, number, is_ending) = (volume.index, it.number, Arc::default());
+                served.push(Served { volume, number, mark, logical_block, is_let_go, is_ending });
                 prepared.push(it);
             }
             Err(error) => {
@@ -299,6 +307,7 @@ impl Attachments for UblkAttachments {
 
     fn quiesce(&mut self) -> io::Result<bool> {
         let served = lock(&self.served).clone();
+        served.iter().for_each(|it| it.is_ending.store(true, Ordering::Relaxed));
         let teller = self.teller.clone();
         spawn("quiesce", move || {
             // One that cannot be kept back is taken over all the same: its requests come again.
@@ -314,6 +323,26 @@ impl Attachments for UblkAttachments {
         Ok(true)
     }
 
+    fn look(&mut self) -> io::Result<()> {
+        let is_gone = |it: &&Served| {
+            it.is_let_go.load(Ordering::Acquire) && !it.is_ending.load(Ordering::Relaxed)
+        };
+        let gone: Vec<Served> = lock(&self.served).iter().filter(is_gone).cloned().collect();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let (all, teller, its) = (Arc::clone(&self.served), self.teller.clone(), gone.clone());
+        spawn("gone", move || {
+            for device in its.into_iter().filter(is_removed) {
+                lock(&all).retain(|it| (it.number, it.mark) != (device.number, device.mark));
+                teller.tell(Report::Disconnected { volume: device.volume });
+                teller.tell(Report::Detached { device: block_path(device.number) });
+            }
+        })?;
+        gone.iter().for_each(|it| it.is_ending.store(true, Ordering::Relaxed));
+        Ok(())
+    }
+
     fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
     }
@@ -323,11 +352,29 @@ impl Attachments for UblkAttachments {
     }
 }
 
+/// Whether others have removed a device that was let go of; what they have stopped and left is removed. One that waits for another process stays.
+fn is_removed(device: &Served) -> bool {
+    // The driver may have gone with it.
+    let Ok(mut control) = Control::open() else { return true };
+    let begun = Instant::now();
+    while control.has(device.number, device.mark) {
+        if begun.elapsed() >= REMOVING {
+            return control.is_dead(device.number) && control.delete(device.number).is_ok();
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    true
+}
+
 fn end(control: &mut Control, device: &Served, claim: File) -> Result<(), UblkError> {
     if !control.has(device.number, device.mark) {
         return Ok(());
     }
-    control.stop(device.number)?;
+    device.is_ending.store(true, Ordering::Relaxed);
+    // It stays then, and others may remove it.
+    control
+        .stop(device.number)
+        .inspect_err(|_| device.is_ending.store(false, Ordering::Relaxed))?;
     drop(claim);
     let begun = Instant::now();
     while !device.is_let_go.load(Ordering::Acquire) && begun.elapsed() < LET_GO {
@@ -337,6 +384,7 @@ fn end(control: &mut Control, device: &Served, claim: File) -> Result<(), UblkEr
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -363,6 +411,50 @@ mod tests {
         assert_eq!((found.logical_shift, found.physical_shift), (12, 12));
         assert_eq!(of(&volume(size, 512)).logical_shift, 9);
         assert_eq!(found.request_sectors_max, 2048);
+    }
+
+    /// It was found when the volume was detached, and until then `status` told of a device that was not there.
+    #[test]
+    fn a_device_that_others_have_removed_is_told_once() {
+        let (teller, mut reports) = Teller::new(Arc::new(Bell::new().unwrap()));
+        // No machine has so many.
+        let device = |number: u32| Served {
+            volume: VolumeIndex(number as u8),
+            number: (1 << 30) + number,
+            mark: 1,
+            logical_block: 512,
+            is_let_go: Arc::default(),
+            is_ending: Arc::default(),
+        };
+        let served: Vec<Served> = (0..3).map(device).collect();
+        for it in &served {
+            let (volume, device) = (it.volume, block_path(it.number));
+            teller.tell(Report::Attached { volume, device, warning: None });
+        }
+        let (served, is_given_up) = (Arc::new(Mutex::new(served)), Arc::default());
+        let mut all = UblkAttachments { served, teller, is_given_up, outlive: true };
+        all.look().unwrap();
+        assert_eq!(reports.take().len(), 3, "all are served");
+        // One is gone, and one is let go of since this process ends it.
+        let known = lock(&all.served).clone();
+        known[0].is_let_go.store(true, Ordering::Release);
+        known[2].is_ending.store(true, Ordering::Relaxed);
+        known[2].is_let_go.store(true, Ordering::Release);
+        let mut told = Vec::new();
+        forebay_testing::wait_for("it is told", || {
+            all.look().unwrap();
+            told.extend(reports.take());
+            told.len() >= 2
+        });
+        all.look().unwrap();
+        told.extend(reports.take());
+        let path = block_path(1 << 30);
+        let [Report::Disconnected { volume }, Report::Detached { device }] = &told[..] else {
+            panic!("{told:?}")
+        };
+        assert_eq!((*volume, device), (VolumeIndex(0), &path));
+        assert!(reports.device(VolumeIndex(0)).is_none() && reports.devices().len() == 2);
+        assert_eq!(lock(&all.served).len(), 2);
     }
 
     #[test]

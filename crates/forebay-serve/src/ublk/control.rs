@@ -218,6 +218,11 @@ impl Control {
         matches!(self.info(number), Ok(Some(info)) if info.mark == mark)
     }
 
+    /// Whether a device is stopped, or was never started.
+    pub(super) fn is_dead(&mut self, number: u32) -> bool {
+        matches!(self.info(number), Ok(Some(info)) if info.state == State::Dead)
+    }
+
     fn info(&mut self, number: u32) -> io::Result<Option<DeviceInfo>> {
         let mut bytes = [0; wire::DEVICE_INFO_BYTES];
         self.ring.exchange(wire::GET_DEVICE_INFO, number, &mut bytes)?;
