@@ -55,6 +55,32 @@ struct Begun {
     problems: Vec<String>,
 }
 
+/// What is done on the loop's thread when a kind's devices are prepared.
+type Rest = Box<dyn FnOnce(&mut Server, &NbdDevices) -> Result<Begun> + Send>;
+
+/// Devices that are made, or are being taken over, and that nobody serves yet.
+pub struct Prepared {
+    kind: Kind,
+    names: Vec<(VolumeIndex, String)>,
+    rest: Rest,
+}
+
+impl Prepared {
+    /// Begins to serve them, for the volumes of this cache.
+    pub fn begin(
+        self,
+        server: &mut Server,
+        cache: &str,
+        nbd_devices: &NbdDevices,
+    ) -> Result<Attached> {
+        let begun = (self.rest)(server, nbd_devices)?;
+        for text in &begun.problems {
+            tracing::warn!("{text}");
+        }
+        Ok(Attached::new(self.kind, begun, cache, self.names))
+    }
+}
+
 /// What block devices are made by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -137,35 +163,22 @@ impl Kind {
         Ok((Vec::new(), wanted))
     }
 
-    /// Begins to make a device of each volume. `place` is unlike that of others that are not ended.
-    pub fn begin(
-        self,
-        server: &mut Server,
-        (cache, place): (&str, &str),
-        wanted: Vec<Wanted>,
-        nbd_devices: &NbdDevices,
-    ) -> Result<Attached> {
+    /// Begins to make a device of each volume. `place` is unlike that of others that are not ended. It may have to wait for a driver, or for
+    /// a process that ends.
+    pub fn prepare(self, place: &str, wanted: Vec<Wanted>) -> Result<Prepared> {
         let names = wanted.iter().map(|volume| (volume.index, volume.name.clone())).collect();
-        let begun: Result<Begun> = match self {
+        let _ = place;
+        let rest: Result<Rest> = match self {
             #[cfg(feature = "ublk")]
-            Kind::Ublk => ublk::begin(server, &wanted),
-            Kind::Nbd => nbd::begin(server, &wanted, nbd_devices),
+            Kind::Ublk => ublk::prepare(&wanted),
+            Kind::Nbd => nbd::prepare(&wanted),
             #[cfg(feature = "fuse")]
-            Kind::Fuse => fuse::begin(server, place, wanted),
+            Kind::Fuse => fuse::prepare(place, wanted),
             #[cfg(not(all(feature = "fuse", feature = "ublk")))]
-            _ => Err(missing(server, place)),
+            _ => Err(anyhow::anyhow!("this program was built without it")),
         };
-        let begun = begun?;
-        for text in &begun.problems {
-            tracing::warn!("{text}");
-        }
-        Ok(Attached::new(self, begun, cache, names))
+        Ok(Prepared { kind: self, names, rest: rest? })
     }
-}
-
-#[cfg(not(all(feature = "fuse", feature = "ublk")))]
-fn missing(_: &mut Server, _: &str) -> anyhow::Error {
-    anyhow::anyhow!("this program was built without it")
 }
 
 /// `forebay keep`: holds what the kernel closes with the last descriptor.

@@ -2,7 +2,7 @@
 //! FUSE and loop: whether they can be used here, what is left of a killed daemon, and the beginning.
 
 use super::attached::{chain, holders_text};
-use super::{Begun, Wanted};
+use super::{Begun, Rest, Wanted};
 use crate::stored;
 use anyhow::{Context, Result};
 use forebay::host::keeper;
@@ -12,7 +12,6 @@ use forebay::host::runtime_dir::RuntimeDir;
 use forebay::shard::uuid_text;
 use forebay_serve::fuse::attach::FuseAttachments;
 use forebay_serve::fuse::mount::{FuseMount, FuseVolume, Kept, clear_stale, is_unmounted};
-use forebay_serve::server::Server;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -81,7 +80,7 @@ fn is_kept(runtime: &Path, place: &str) -> bool {
 }
 
 /// Goes on with what a killed daemon left; or clears it away, mounts, and begins to attach.
-pub fn begin(server: &mut Server, place: &str, wanted: Vec<Wanted>) -> Result<Begun> {
+pub fn prepare(place: &str, wanted: Vec<Wanted>) -> Result<Rest> {
     let runtime = RuntimeDir::open()?;
     let directory = runtime.path().join(format!("{place}.fuse"));
     let keeper = runtime.path().join(format!("{place}.keeper"));
@@ -93,7 +92,7 @@ pub fn begin(server: &mut Server, place: &str, wanted: Vec<Wanted>) -> Result<Be
     let found = FuseMount::take_over(&directory, volumes.clone(), before, &store)
         .with_context(|| format!("{shown}: cannot be taken over"))?;
     let mut problems = Vec::new();
-    let (mount, front_end) = match found {
+    let waiting = match found {
         Some(taken) => {
             tracing::info!("goes on with the devices of the daemon before");
             taken
@@ -102,18 +101,22 @@ pub fn begin(server: &mut Server, place: &str, wanted: Vec<Wanted>) -> Result<Be
             let held = clear_stale(&directory)
                 .with_context(|| format!("{shown}: cannot be cleared away"))?;
             problems.extend(held.iter().map(stale_text));
-            let (mount, front_end, unkept) =
-                FuseMount::new(&directory, volumes, &keeper, keeper_program(), &store)
+            let (waiting, unkept) =
+                FuseMount::mount(&directory, volumes, &keeper, keeper_program(), &store)
                     .with_context(|| format!("{shown}: cannot be mounted on"))?;
             if let Some(why) = unkept {
                 tracing::warn!("the block devices will not outlive this process: {why}");
             }
-            (mount, front_end)
+            waiting
         }
     };
-    server.add(Box::new(front_end))?;
-    let (attachments, reports) = FuseAttachments::begin(mount).context("cannot start a thread")?;
-    Ok(Begun { attachments: Box::new(attachments), reports, problems })
+    Ok(Box::new(move |server, _| {
+        let (mount, front_end) = waiting.front_end().context("cannot start")?;
+        server.add(Box::new(front_end))?;
+        let begun = FuseAttachments::begin(mount).context("cannot start a thread")?;
+        let (attachments, reports) = begun;
+        Ok(Begun { attachments: Box::new(attachments), reports, problems })
+    }))
 }
 
 /// This program, as a keeper.

@@ -3,14 +3,13 @@
 
 use super::attached::chain;
 use super::left::{self, Known};
-use super::{Begun, Wanted};
+use super::{Begun, Rest, Wanted};
 use crate::upgrade;
 use anyhow::{Context, Result};
 use forebay_serve::attach::DeviceVolume;
 use forebay_serve::nbd::device::attach;
 use forebay_serve::nbd::device::control::Control;
 use forebay_serve::passage::Passage;
-use forebay_serve::server::Server;
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -38,13 +37,16 @@ pub fn left(volumes: &[Known]) -> Result<Vec<(String, PathBuf)>> {
     left::of_each(volumes, |uuid| Ok(attach::left(uuid)?))
 }
 
-/// Begins to connect the devices, or to take over those of a daemon that is gone.
-pub fn begin(server: &mut Server, wanted: &[Wanted], devices: &NbdDevices) -> Result<Begun> {
+/// Begins to connect the devices, or to take over those of a daemon that is gone. The driver is waited for behind that only.
+pub fn prepare(wanted: &[Wanted]) -> Result<Rest> {
     let volumes: Vec<DeviceVolume> = wanted.iter().map(Wanted::device_volume).collect();
-    let (connections, passage) = (devices.connections, Rc::clone(&devices.passage));
-    let expected = upgrade::expected_nbd_devices();
-    let begun = attach::begin(Control::open()?, &volumes, connections, passage, &expected);
-    let (attachments, front_end, reports) = begun.context("cannot start")?;
-    server.add(Box::new(front_end))?;
-    Ok(Begun { attachments: Box::new(attachments), reports, problems: Vec::new() })
+    let control = Control::open()?;
+    Ok(Box::new(move |server, devices| {
+        let (connections, passage) = (devices.connections, Rc::clone(&devices.passage));
+        let expected = upgrade::expected_nbd_devices();
+        let begun = attach::begin(control, &volumes, connections, passage, &expected);
+        let (attachments, front_end, reports) = begun.context("cannot start")?;
+        server.add(Box::new(front_end))?;
+        Ok(Begun { attachments: Box::new(attachments), reports, problems: Vec::new() })
+    }))
 }

@@ -3,11 +3,10 @@
 
 use super::attached::chain;
 use super::left::{self, Known};
-use super::{Begun, Wanted};
+use super::{Begun, Rest, Wanted};
 use crate::names;
 use anyhow::{Context, Result};
 use forebay_serve::attach::DeviceVolume;
-use forebay_serve::server::Server;
 use forebay_serve::ublk::attach;
 use forebay_serve::ublk::control::Control;
 use std::path::{Path, PathBuf};
@@ -30,11 +29,13 @@ pub fn left(cache: &str, volumes: &[Known]) -> Result<Vec<(String, PathBuf)>> {
     left::of_each(volumes, |uuid| Ok(attach::left(&mut control, uuid)?))
 }
 
-/// Makes the devices, or takes over those of a daemon that is gone, and begins to start them.
-pub fn begin(server: &mut Server, wanted: &[Wanted]) -> Result<Begun> {
+/// Makes the devices, or takes over those of a daemon that is gone; then begins to start them.
+pub fn prepare(wanted: &[Wanted]) -> Result<Rest> {
     let volumes: Vec<DeviceVolume> = wanted.iter().map(Wanted::device_volume).collect();
-    let (attachments, front_end, reports) =
-        attach::begin(Control::open()?, &volumes).context("cannot start")?;
-    server.add(Box::new(front_end))?;
-    Ok(Begun { attachments: Box::new(attachments), reports, problems: Vec::new() })
+    let ready = attach::prepare(Control::open()?, volumes);
+    Ok(Box::new(move |server, _| {
+        let (attachments, front_end, reports) = attach::begin(ready).context("cannot start")?;
+        server.add(Box::new(front_end))?;
+        Ok(Begun { attachments: Box::new(attachments), reports, problems: Vec::new() })
+    }))
 }

@@ -52,7 +52,6 @@ use forebay_serve::server::Server;
 use growing::Growing;
 use leaving::Leaving;
 use listening::Addresses;
-use look::Looked;
 use opening::Opened;
 use rates::Rates;
 use std::cell::{Cell, RefCell};
@@ -60,7 +59,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use trying::Trial;
@@ -104,8 +103,8 @@ struct Daemon {
     attached: Vec<Attached>,
     /// A volume on its way in.
     coming: Option<Coming>,
-    /// Those that look at devices which were to be attached and do not answer.
-    silent: Vec<JoinHandle<Result<Looked>>>,
+    /// Whether a thread is over, of those that wait for devices which were to be attached, or for drivers, and do not answer.
+    silent: Vec<Box<dyn Fn() -> bool>>,
     /// A volume on its way out.
     leaving: Option<Leaving>,
     /// A volume that grows.

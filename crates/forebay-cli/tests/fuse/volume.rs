@@ -3,7 +3,12 @@
 
 use super::bench::{Bench, FOREBAY};
 use super::machine::{run, try_run};
+use forebay_testing::wait_for;
 use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// A volume comes, gets a device of its own, is used, outlives the daemon and goes, while another one is
 /// mounted.
@@ -57,4 +62,48 @@ fn volumes_with_devices_come_and_go() {
     let left = fs::read_dir("/run/forebay").unwrap().flatten();
     let mut left = left.map(|entry| entry.file_name().to_str().unwrap_or_default().to_owned());
     assert_eq!(left.find(|name| name.starts_with(&bench.uuid)), None);
+}
+
+/// Those who were served waited for the driver, or for the keeper of a mount, of a volume that came: here for one that is silent.
+#[test]
+fn nobody_waits_for_what_is_prepared_for_a_volume_that_comes() {
+    requires!("dd");
+    let mut bench = Bench::new("prepared", 64 << 20);
+    let (more, away) = (bench.path("more"), bench.path("away"));
+    File::create(&more).unwrap().set_len(64 << 20).unwrap();
+    bench.more = vec!["--volume".into(), format!("w={more}")];
+    bench.serve();
+    let places = || fs::read_dir("/run/forebay").unwrap().flatten();
+    let mut names = places().filter_map(|entry| entry.file_name().into_string().ok());
+    let its_own = format!("{}.", bench.uuid);
+    let is_of_w = |name: &String| name.starts_with(&its_own) && name.matches('.').count() == 2;
+    let place = names.find(|name| is_of_w(name) && name.ends_with(".fuse")).expect("its mount");
+    let keeper = Path::new("/run/forebay").join(place.replace(".fuse", ".keeper"));
+    bench.stop();
+    bench.more.clear();
+    fs::rename(&more, &away).unwrap();
+    bench.serve();
+    fs::rename(&away, &more).unwrap();
+    let listener = UnixListener::bind(&keeper).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let mut attach = Command::new(FOREBAY);
+    attach.args(["attach", "w", "--control", &bench.control()]);
+    let attach = attach.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut asked = None;
+    wait_for("the keeper is asked", || {
+        asked = listener.accept().ok();
+        asked.is_some()
+    });
+    let (mut asked, _) = asked.unwrap();
+    asked.set_nonblocking(true).unwrap();
+    let target = format!("of={}", bench.device);
+    run(&["dd", "if=/dev/zero", &target, "bs=4k", "count=2", "oflag=direct", "status=none"]);
+    let waits = asked.read(&mut [0; 1]).map_err(|error| error.kind());
+    assert_eq!(waits, Err(ErrorKind::WouldBlock), "it is waited for still");
+    drop((asked, listener));
+    let done = attach.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success() && said.contains(" (fuse)"), "{done:?}");
+    run(&[FOREBAY, "detach", "w", "--control", &bench.control()]);
+    bench.stop();
 }

@@ -43,18 +43,39 @@ pub struct Kept<'a> {
 /// Why there is no keeper.
 pub type Unkept = io::Error;
 
+/// A mount whose requests wait for a front end.
+pub struct Waiting {
+    mount: FuseMount,
+    channel: Channel,
+}
+
+impl Waiting {
+    /// The front end, on the loop's thread.
+    pub fn front_end(self) -> io::Result<(FuseMount, FuseFrontEnd)> {
+        let Waiting { mount, channel } = self;
+        let files = Files::new(mount.volumes.clone());
+        match FuseFrontEnd::new(channel, files, mount.bell(), mount.lease.is_some()) {
+            Ok(front_end) => Ok((mount, front_end)),
+            Err(error) => {
+                let _ = mount.abandon(); // the error is what matters
+                Err(error)
+            }
+        }
+    }
+}
+
 impl FuseMount {
-    /// Mounts the volumes as files in `directory`, which is made. Requests wait until the front
-    /// end is part of a running server. If the kernel can give a request to two processes, one
+    /// Mounts the volumes as files in `directory`, which is made. That may wait for the kernel and the keeper; not on the loop's thread (K1
+    /// in [`crate::attach`]). Requests wait until the front end is part of a running server. If the kernel can give a request to two processes, one
     /// after the other, a keeper is started, which is `program` with its socket at `keeper`, and the
     /// connection is given to `store`, too.
-    pub fn new(
+    pub fn mount(
         directory: &Path,
         volumes: Vec<FuseVolume>,
         keeper: &Path,
         program: Command,
         store: &dyn Fn(BorrowedFd<'_>),
-    ) -> io::Result<(FuseMount, FuseFrontEnd, Option<Unkept>)> {
+    ) -> io::Result<(Waiting, Option<Unkept>)> {
         fs::DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
         let (channel, resends) = Channel::mount(directory)?;
         let kept = match resends {
@@ -68,8 +89,7 @@ impl FuseMount {
             Ok(lease) => (Some(lease), None),
             Err(error) => (None, Some(error)),
         };
-        let (mount, front_end) = FuseMount::with(directory, volumes, channel, lease, store)?;
-        Ok((mount, front_end, unkept))
+        Ok((FuseMount::with(directory, volumes, channel, lease, store)?, unkept))
     }
 
     /// Goes on with what a killed daemon had mounted at `directory`, if its keeper is there; or if the
@@ -79,7 +99,7 @@ impl FuseMount {
         volumes: Vec<FuseVolume>,
         before: Kept<'_>,
         store: &dyn Fn(BorrowedFd<'_>),
-    ) -> io::Result<Option<(FuseMount, FuseFrontEnd)>> {
+    ) -> io::Result<Option<Waiting>> {
         let (descriptor, lease) = match (keeper::take(before.keeper), before.stored) {
             (Ok(taken), _) => taken,
             (Err(_), None) => return Ok(None),
@@ -104,22 +124,13 @@ impl FuseMount {
         channel: Channel,
         lease: Option<Lease>,
         store: &dyn Fn(BorrowedFd<'_>),
-    ) -> io::Result<(FuseMount, FuseFrontEnd)> {
+    ) -> io::Result<Waiting> {
         if lease.is_some() {
             store(channel.descriptor()?.as_fd());
         }
         let bell = Arc::new(Bell::new()?);
-        let is_kept = lease.is_some();
-        let ears = Arc::clone(&bell);
         let mount = FuseMount { directory: directory.into(), volumes, bell, lease };
-        let files = Files::new(mount.volumes.clone());
-        match FuseFrontEnd::new(channel, files, ears, is_kept) {
-            Ok(front_end) => Ok((mount, front_end)),
-            Err(error) => {
-                let _ = mount.abandon(); // the error is what matters
-                Err(error)
-            }
-        }
+        Ok(Waiting { mount, channel })
     }
 
     /// The files in it.

@@ -7,10 +7,10 @@
 //!
 //! | from     | to       | by                                                          |
 //! |----------|----------|-------------------------------------------------------------|
-//! | none     | dead     | [`begin`]: added, and its parameters set                    |
+//! | none     | dead     | [`prepare`]: added, and its parameters set                  |
 //! | dead     | live     | the thread `attach`, while the loop fetches                 |
 //! | live     | quiesced | the process ends: killed, or without a release              |
-//! | quiesced | live     | [`begin`] of the next process, then its thread `attach`     |
+//! | quiesced | live     | [`prepare`] of the next process, then its thread `attach`   |
 //! | live     | dead     | the thread `detach`, when nobody holds the block device     |
 //! | dead     | none     | the same, when the front end has let go of it               |
 //! | live     | none     | others, and maybe the thread `gone` on the last bit of the way |
@@ -95,17 +95,33 @@ pub struct UblkAttachments {
     outlive: bool,
 }
 
-/// Makes a device of each volume, or takes the one over that it has, and begins to start them: that
-/// ends when the front end is part of a running server.
-pub fn begin(
-    mut control: Control,
-    volumes: &[DeviceVolume],
-) -> io::Result<(UblkAttachments, UblkFrontEnd, Reports)> {
+type Made = Result<(Prepared, Queue), UblkError>;
+
+/// Devices that are made, or are being taken over, and that nobody serves yet.
+pub struct Ready {
+    control: Control,
+    devices: Vec<(DeviceVolume, Made)>,
+}
+
+/// Makes a device of each volume, or takes the one over that it has. That may wait for the driver, and for a process that is ending; not on the
+/// loop's thread (K1).
+pub fn prepare(mut control: Control, volumes: Vec<DeviceVolume>) -> Ready {
+    let one = |volume: DeviceVolume| {
+        let prepared = prepare_one(&mut control, &volume);
+        (volume, prepared)
+    };
+    let devices = volumes.into_iter().map(one).collect();
+    Ready { control, devices }
+}
+
+/// Begins to start them: that ends when the front end is part of a running server.
+pub fn begin(ready: Ready) -> io::Result<(UblkAttachments, UblkFrontEnd, Reports)> {
     let bell = Arc::new(Bell::new()?);
     let (teller, reports) = Teller::new(Arc::clone(&bell));
     let (mut prepared, mut served, mut devices) = (Vec::new(), Vec::new(), Vec::new());
-    for volume in volumes {
-        match prepare(&mut control, volume) {
+    let Ready { mut control, devices: made } = ready;
+    for (volume, made) in made {
+        match made {
             Ok((it, queue)) => {
                 let (device, is_let_go) = Device::new(queue, volume.index);
                 devices.push(device);
@@ -140,7 +156,7 @@ pub fn left(control: &mut Control, uuid: &[u8; 16]) -> Result<Option<PathBuf>, U
     Ok(found.map(|found| block_path(found.number)))
 }
 
-fn prepare(control: &mut Control, volume: &DeviceVolume) -> Result<(Prepared, Queue), UblkError> {
+fn prepare_one(control: &mut Control, volume: &DeviceVolume) -> Made {
     let found = match control.find(mark(&volume.uuid))? {
         // Made, and never started: its process was killed in between.
         Some(DeviceInfo { state: State::Dead, number, .. }) => {

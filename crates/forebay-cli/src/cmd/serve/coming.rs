@@ -70,7 +70,7 @@ impl Daemon {
             bail!("{}: is being attached; one at a time", other.name);
         }
         self.check_stays().with_context(|| format!("{name}: not attached"))?;
-        self.silent.retain(|thread| !thread.is_finished());
+        self.silent.retain(|is_over| !is_over());
         if self.silent.len() >= SILENT_MAX {
             bail!(
                 "{name}: not attached: {} were to be attached and do not answer",
@@ -148,7 +148,7 @@ impl Daemon {
         let Coming { name, index, address, spec, said, looks, .. } = coming;
         let (if_changed, without_cache) = (coming.if_changed, coming.without_cache);
         if !looks.is_finished() {
-            self.silent.push(looks);
+            self.silent.push(Box::new(move || looks.is_finished()));
             bail!("{name}: not attached: {} does not answer", address.path.display());
         }
         let looked = looks.join().unwrap_or_else(|_| Err(anyhow::anyhow!("it broke off")));

@@ -2,7 +2,7 @@
 //! Kernel block devices: made while the loop runs, and given up before it ends.
 
 use super::{Daemon, SHORT_TURN, Served, TURN};
-use crate::attach::{Attached, Kind, Wanted};
+use crate::attach::{Attached, Kind, Prepared, Wanted};
 use crate::signals::Signals;
 use crate::{stored, upgrade};
 use anyhow::{Context, Result, bail};
@@ -10,9 +10,12 @@ use forebay::shard::uuid_text;
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
 use std::path::Path;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
+/// How long a driver may take to make a device, or to let go of one whose process is ending: it is given a minute for that itself.
+const PREPARE_MAX: Duration = Duration::from_secs(90);
 /// How long an upgrade waits for the kernel to keep requests back.
 const QUIESCE_MAX: Duration = Duration::from_secs(5);
 /// How long a stop that waits no more for holders waits for what is under way.
@@ -85,21 +88,51 @@ impl Daemon {
         })
     }
 
-    /// The kernel reads the devices meanwhile, so the loop runs.
+    /// Those who are served already wait for no driver, and the kernel reads the devices meanwhile, so the loop runs.
     fn attach_group(&mut self, kind: Kind, place: &str, wanted: Vec<Wanted>) -> Result<()> {
         if wanted.is_empty() {
             return Ok(());
         }
+        let prepared = self.prepare_devices(kind, place.to_owned(), wanted)?;
         let cache = uuid_text(&self.server.shard.superblock().uuid);
-        let (server, nbd_devices) = (&mut self.server, &self.nbd_devices);
-        let mut attached = kind.begin(server, (&cache, place), wanted, nbd_devices)?;
+        let mut attached = prepared.begin(&mut self.server, &cache, &self.nbd_devices)?;
         while !attached.is_ready() && !self.is_signalled() {
-            self.server.turn(Some(TURN))?;
+            self.turn_for_devices(TURN)?;
             attached.tell_news();
-            // Guests of a daemon before have their devices already.
-            self.mark_stale();
         }
         self.attached.push(attached);
+        Ok(())
+    }
+
+    fn prepare_devices(
+        &mut self,
+        kind: Kind,
+        place: String,
+        wanted: Vec<Wanted>,
+    ) -> Result<Prepared> {
+        let (teller, told) = channel();
+        let thread = std::thread::Builder::new().name("prepare".into());
+        let thread = thread.spawn(move || {
+            // Where nobody waits any more it is left, as by a process that is killed.
+            let _ = teller.send(kind.prepare(&place, wanted));
+        });
+        let thread = thread.context("cannot start a thread")?;
+        let begun = Instant::now();
+        while !thread.is_finished() {
+            let limit = if self.is_signalled() { GIVE_UP_MAX } else { PREPARE_MAX };
+            if begun.elapsed() >= limit {
+                self.silent.push(Box::new(move || thread.is_finished()));
+                bail!("the driver does not answer");
+            }
+            self.turn_for_devices(SHORT_TURN)?;
+        }
+        told.recv().context("it broke off")?
+    }
+
+    /// A turn of the loop for guests, who may have their devices already: of a daemon before, or of other volumes.
+    fn turn_for_devices(&mut self, wait: Duration) -> Result<()> {
+        self.server.turn(Some(wait))?;
+        self.mark_stale();
         Ok(())
     }
 

@@ -52,8 +52,8 @@ impl Daemon {
             bail!("a block device is being made larger; upgrade after that");
         }
         // A program is executed when all threads of the one before have ended.
-        if self.silent.iter().any(|thread| !thread.is_finished()) {
-            bail!("a backing device that was to be attached does not answer");
+        if self.silent.iter().any(|is_over| !is_over()) {
+            bail!("a device that was to be attached, or its driver, does not answer");
         }
         if self.server.shard.resizing().is_some() {
             bail!("the cache is being given another size; `forebay resize --stop` ends that");
