@@ -41,7 +41,7 @@ use forebay::handover::Handed;
 use forebay::host::inherited::inherited;
 use forebay_serve::carried;
 use forebay_serve::nbd::device::carried::Expected;
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::fs::{FileType, Mode, OFlags, Stat, major, minor};
 use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
@@ -141,6 +141,31 @@ impl Disk {
             self.it(),
             self.shown
         )))
+    }
+
+    /// The same, and it has to lead there.
+    pub fn check_found(&self, path: &Path) -> Result<(), OtherDisk> {
+        match rustix::fs::stat(path) {
+            Ok(_) => self.check(path),
+            Err(error) => Err(OtherDisk(format!(
+                "{}: {} cannot be examined ({error}), and {} is served from {}; the next program looks for it there: let that name lead to \
+                 it again",
+                self.who(),
+                path.display(),
+                self.it(),
+                self.shown
+            ))),
+        }
+    }
+
+    /// The same, unless the machine has the disk no more.
+    pub fn check_stays(&self, path: &Path) -> Result<(), OtherDisk> {
+        let [number, _] = self.numbers;
+        let known = format!("/sys/dev/block/{}:{}", major(number), minor(number));
+        match self.is_block && !Path::new(&known).exists() {
+            true => Ok(()),
+            false => self.check_found(path),
+        }
     }
 
     pub fn is_of(&self, volume: &str) -> bool {

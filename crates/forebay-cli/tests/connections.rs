@@ -373,11 +373,12 @@ fn a_volume_that_is_gone_ends_its_connections_alone() {
     v.write(0, &[1; 4096], false).unwrap();
     w.write(0, &[2; 4096], false).unwrap();
     write(&["v"]);
-    std::fs::rename(&paths[1], scratch.path("elsewhere")).unwrap();
-    let told = upgrade(&scratch, Path::new(FOREBAY)).unwrap();
+    let away = format!("mv {} {}", paths[1].display(), scratch.path("elsewhere").display());
+    let told = upgrade(&scratch, &program(&scratch, "moves", ":", &away)).unwrap_err();
+    assert!(told.contains("w: waits for its backing device"), "{told}");
     let said = daemon.said();
     assert!(said.contains("w: an NBD connection cannot go on: the volume is not served"), "{said}");
-    assert!(told.contains("by a hand-over"), "{told}");
+    assert_eq!(scratch.status()["upgrade"], "by a hand-over");
     w.read(0, 4096).unwrap_err();
     assert_eq!(v.read(0, 4096).unwrap(), [1; 4096]);
     daemon.stop("TERM");

@@ -33,6 +33,7 @@ mod metrics;
 mod nbd_cache;
 mod nbd_clients;
 mod nbd_zeroes;
+mod next_start;
 mod notified;
 mod older;
 mod open_files;

@@ -4,6 +4,7 @@
 use crate::args::UpgradeArgs;
 use crate::control::{self, Request};
 use crate::trial;
+use crate::status::{Status, VolumeStatus};
 use crate::upgrade::FELL_BACK;
 use anyhow::{Context, Result, bail};
 use std::path::Path;
@@ -54,6 +55,23 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
     let took = begun.elapsed().as_secs_f64();
     if let Some(problem) = after.problems.iter().find(|text| text.contains(FELL_BACK)) {
         bail!("{problem}");
+    }
+    // What it served is what it is to serve.
+    let is_served = |status: &Status, name: &str| {
+        status.volumes.iter().any(|it| it.name == name && it.state == "serving")
+    };
+    for VolumeStatus { name, .. } in &before.volumes {
+        let waits = format!("{name}: waits for its backing device: ");
+        let problem = after.problems.iter().find(|text| text.starts_with(&waits));
+        if let Some(problem) = problem
+            && is_served(&before, name)
+            && !is_served(&after, name)
+        {
+            bail!(
+                "{} to {version}, which does not serve all that was served: {problem}",
+                before.version
+            );
+        }
     }
     let how = after.upgrade.as_deref().unwrap_or("by stop and recovery");
     out!("{} to {version} {how}: it took {took:.2} s", before.version);

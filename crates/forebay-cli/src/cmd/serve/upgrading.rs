@@ -5,7 +5,7 @@
 use super::Daemon;
 use super::ending::{FRONT_ENDS, close_shard};
 use super::look::logical_block;
-use crate::args::VolumeSpec;
+use crate::args::{ServeArgs, VolumeSpec};
 use crate::attach::{self, Attached};
 use crate::units::count;
 use crate::upgrade::{CACHE, Disk, Left};
@@ -72,11 +72,16 @@ impl Daemon {
         for disk in self.disks() {
             disk.0.check(disk.1)?;
         }
+        if let Some((disk, path)) = self.disks().find(|it| it.0.is_of(CACHE)) {
+            // Neither program could serve without.
+            disk.check_found(path)?;
+        }
         // What this program does not understand the next one may; if not, that refuses.
         if let Ok(next) = config::next(self.next_words(&upgrade::words())) {
             let left: Vec<_> = self.attached.iter().flat_map(Attached::left).collect();
             attach::left::kept(next.attach, &left)?;
             next.volumes.iter().try_for_each(|spec| self.check_next(spec))?;
+            self.check_next_start(&next)?;
         }
         match self.attached.iter().find(|attached| !attached.outlive()) {
             Some(attached) => bail!(
@@ -86,6 +91,34 @@ impl Daemon {
             ),
             None => Ok(()),
         }
+    }
+
+    /// Whether anything else stands against what the next program is to serve.
+    fn check_next_start(&self, next: &ServeArgs) -> Result<()> {
+        if let Some((path, (disk, _))) =
+            next.cache.as_ref().zip(self.disks().find(|it| it.0.is_of(CACHE)))
+        {
+            match Named::parse(path)? {
+                Named::Path(path) => disk.check_found(&path)?,
+                named => {
+                    let found = named.find(&Host::default())?;
+                    let found = found
+                        .with_context(|| format!("{named}: no device carries that identity"))?;
+                    disk.check_found(&found)?;
+                }
+            }
+        }
+        for (disk, path) in self.disks().filter(|it| !it.0.is_of(CACHE)) {
+            // One that is named otherwise by now was looked for there.
+            let is_elsewhere = |spec: &VolumeSpec| {
+                let named = std::path::absolute(&spec.backing.path);
+                disk.is_of(&spec.name) && named.is_ok_and(|named| named != path)
+            };
+            if !next.volumes.iter().any(is_elsewhere) {
+                disk.check_stays(path)?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether the next program would find a volume that is served where it is told to.

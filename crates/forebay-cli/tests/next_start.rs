@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What is changed while a daemon serves, and what its file says by then, ends neither the next program nor the next start: what neither
+//! could serve is refused before anything is touched, and a start from a file serves what it can, and says what it cannot.
+
+use crate::support::Scratch;
+use crate::upgrade::upgrade;
+use std::path::Path;
+
+const MIB: u64 = 1 << 20;
+const FOREBAY: &str = env!("CARGO_BIN_EXE_forebay");
+
+/// The daemon serves on as it did.
+fn assert_not_upgraded(scratch: &Scratch, why: &str) {
+    let begun = scratch.status()["started_at"].clone();
+    let told = upgrade(scratch, Path::new(FOREBAY)).unwrap_err();
+    assert!(told.contains(why) && !told.contains("was not upgraded"), "{told}");
+    assert_eq!(scratch.status()["started_at"], begun);
+}
+
+/// Neither program could open what it served, so both ended; and a volume whose disk had another name by then was dropped without a word.
+#[test]
+fn disks_that_are_not_where_they_were_end_no_daemon_at_an_upgrade() {
+    let scratch = Scratch::new("next-disks");
+    scratch.format("64M");
+    let (v, away) = (scratch.file("v", 16 * MIB), scratch.path("away"));
+    let daemon = scratch.serve(&["--volume", &format!("v={}", v.display())]);
+    scratch.connect("v").write(0, &[7; 4096], true).unwrap();
+    for (path, who) in [(scratch.cache(), "the cache"), (v, "v")] {
+        std::fs::rename(&path, &away).unwrap();
+        let why = format!("{who}: {} cannot be examined (No such file", path.display());
+        assert_not_upgraded(&scratch, &why);
+        std::fs::rename(&away, &path).unwrap();
+    }
+    upgrade(&scratch, Path::new(FOREBAY)).unwrap();
+    assert_eq!(scratch.connect("v").read(0, 4096).unwrap(), [7; 4096]);
+    daemon.stop("TERM");
+}
