@@ -19,7 +19,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// A file for the cache and sockets of this place.
-fn file(scratch: &Scratch, name: &str, more: &str) -> PathBuf {
+pub fn file(scratch: &Scratch, name: &str, more: &str) -> PathBuf {
     let path = scratch.path(name);
     let text = format!(
         "cache = '{}'\nlisten = '{}'\ncontrol = '{}'\nattach = 'none'\n{more}",
@@ -31,7 +31,7 @@ fn file(scratch: &Scratch, name: &str, more: &str) -> PathBuf {
     path
 }
 
-fn serve_command(config: &Path) -> Command {
+pub fn serve_command(config: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     command.arg("serve").arg("--config").arg(config);
     command
@@ -158,7 +158,7 @@ fn served(scratch: &Scratch, path: &Path) -> Daemon {
     daemon
 }
 
-fn table(name: &str, backing: &Path) -> String {
+pub fn table(name: &str, backing: &Path) -> String {
     format!("[volume.{name}]\nbacking = '{}'\n", backing.display())
 }
 

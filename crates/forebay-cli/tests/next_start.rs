@@ -2,12 +2,26 @@
 //! What is changed while a daemon serves, and what its file says by then, ends neither the next program nor the next start: what neither
 //! could serve is refused before anything is touched, and a start from a file serves what it can, and says what it cannot.
 
-use crate::support::Scratch;
+use crate::config::{file, serve_command, table};
+use crate::support::{Daemon, Scratch};
 use crate::upgrade::upgrade;
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
 const FOREBAY: &str = env!("CARGO_BIN_EXE_forebay");
+
+fn ask(scratch: &Scratch, words: &[&str]) {
+    let done = scratch.ask(words);
+    assert!(done.status.success(), "{words:?}: {done:?}");
+}
+
+fn serve(scratch: &Scratch, path: &Path) -> Daemon {
+    Daemon::start(serve_command(path), &scratch.path("stderr"))
+}
+
+fn problems(scratch: &Scratch) -> String {
+    scratch.status()["problems"].to_string()
+}
 
 /// The daemon serves on as it did.
 fn assert_not_upgraded(scratch: &Scratch, why: &str) {
@@ -15,6 +29,34 @@ fn assert_not_upgraded(scratch: &Scratch, why: &str) {
     let told = upgrade(scratch, Path::new(FOREBAY)).unwrap_err();
     assert!(told.contains(why) && !told.contains("was not upgraded"), "{told}");
     assert_eq!(scratch.status()["started_at"], begun);
+}
+
+/// Nothing was served any more, by this program or the next one, until somebody changed the file.
+#[test]
+fn reserves_that_have_no_room_by_now_end_nothing() {
+    let scratch = Scratch::new("next-reserves");
+    scratch.format("64M");
+    let [x, y] = ["x", "y"].map(|name| table(name, &scratch.file(name, 16 * MIB)));
+    let path = file(&scratch, "it.toml", &format!("{x}reserve = '60%'\n{y}"));
+    let mut daemon = serve(&scratch, &path);
+    let reserves = || {
+        let status = scratch.status();
+        [0, 1].map(|at| status["volumes"][at]["reserve"].as_str().unwrap().to_owned())
+    };
+    ask(&scratch, &["set", "x", "reserve=10%"]);
+    ask(&scratch, &["set", "y", "reserve=70%"]);
+    assert_not_upgraded(&scratch, "lower the reserve of one");
+    daemon.kill();
+    let daemon = serve(&scratch, &path);
+    assert_eq!(reserves(), ["10%", "70%"]);
+    let kept =
+        "volumes keep what they had reserved of the cache, since what is asked for has no room";
+    assert!(problems(&scratch).contains(kept));
+    ask(&scratch, &["set", "y", "reserve=20%"]);
+    assert_eq!(problems(&scratch), "[]");
+    upgrade(&scratch, Path::new(FOREBAY)).unwrap();
+    assert_eq!(reserves(), ["60%", "20%"]);
+    daemon.stop("TERM");
 }
 
 /// Neither program could open what it served, so both ended; and a volume whose disk had another name by then was dropped without a word.

@@ -211,6 +211,12 @@ impl ServeArgs {
         std::path::absolute(path).ok()
     }
 
+    /// True when they were typed for this start. What a file says, and what was said to the program before, does not end a start where it
+    /// cannot be: the rest is served, and that is told.
+    pub fn is_typed(&self) -> bool {
+        !self.is_from_file() && !crate::upgrade::is_executed()
+    }
+
     /// True when a file has the settings: it says what is to be, not what was just typed.
     pub fn is_from_file(&self) -> bool {
         self.name.is_some() || self.config.is_some()

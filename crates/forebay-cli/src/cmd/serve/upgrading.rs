@@ -95,6 +95,7 @@ impl Daemon {
 
     /// Whether anything else stands against what the next program is to serve.
     fn check_next_start(&self, next: &ServeArgs) -> Result<()> {
+        let shard = &self.server.shard;
         if let Some((path, (disk, _))) =
             next.cache.as_ref().zip(self.disks().find(|it| it.0.is_of(CACHE)))
         {
@@ -118,6 +119,7 @@ impl Daemon {
                 disk.check_stays(path)?;
             }
         }
+        shard.check_room(&self.reserves_asked(&next.volumes), &[])?;
         Ok(())
     }
 

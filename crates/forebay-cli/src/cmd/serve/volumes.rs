@@ -27,6 +27,9 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
+/// How it is told that what is asked for was not set.
+const RESERVES_KEPT: &str = "volumes keep what they had reserved of the cache";
+
 impl Daemon {
     /// Gives every recorded volume its backing device, and adds what is new. All that can be wrong is looked for before anything is
     /// changed: a start that fails is as if it had not been.
@@ -41,8 +44,7 @@ impl Daemon {
                 "--without-cache {name}: no such volume is asked for or in this cache; nothing was changed"
             );
         }
-        let reserves = self.reserves_asked(&args.volumes);
-        self.server.shard.check_room(&reserves, &[])?;
+        let reserves = self.reserves_that_fit(args)?;
         let (mut ready, mut taken) = (Vec::new(), Vec::new());
         let mut new: Vec<Reserve> = Vec::new();
         for planned in self.plan(args) {
@@ -65,7 +67,7 @@ impl Daemon {
                 Err(error) => return Err(error),
             }
         }
-        self.reserve_as_asked(&args.volumes)?;
+        self.set_reserves(&reserves)?;
         for (planned, found) in ready {
             match self.serve_planned(&planned, found) {
                 Ok(()) => {}
@@ -100,6 +102,22 @@ impl Daemon {
         }
     }
 
+    /// What recorded volumes are asked to have of the cache. What a file says, or was said to the program before, does not end this one
+    /// where there is no room for it: then they keep what is recorded.
+    fn reserves_that_fit(&mut self, args: &ServeArgs) -> Result<Vec<(VolumeIndex, Reserve)>> {
+        let reserves = self.reserves_asked(&args.volumes);
+        match self.server.shard.check_room(&reserves, &[]) {
+            Ok(()) => Ok(reserves),
+            Err(error) if args.is_typed() => Err(error.into()),
+            Err(error) => {
+                self.problem(format!(
+                    "{RESERVES_KEPT}, since what is asked for has no room: {error}"
+                ));
+                Ok(Vec::new())
+            }
+        }
+    }
+
     /// Sets what is asked for, but for what is set already: what volumes have of the cache, all at once, and the mode of one
     /// that was recorded with it.
     pub(super) fn set_as_asked(
@@ -119,14 +137,18 @@ impl Daemon {
 
     /// What recorded volumes are to have of the cache, all at once: some have more only because others have less.
     pub(super) fn reserve_as_asked(&mut self, specs: &[VolumeSpec]) -> Result<()> {
-        let asked = self.reserves_asked(specs);
+        self.set_reserves(&self.reserves_asked(specs))
+    }
+
+    fn set_reserves(&mut self, asked: &[(VolumeIndex, Reserve)]) -> Result<()> {
         if !asked.is_empty() {
-            self.server.shard.set_reserves(&asked)?;
+            self.server.shard.set_reserves(asked)?;
         }
         Ok(())
     }
 
-    fn reserves_asked(&self, specs: &[VolumeSpec]) -> Vec<(VolumeIndex, Reserve)> {
+    /// Of volumes that are recorded.
+    pub(super) fn reserves_asked(&self, specs: &[VolumeSpec]) -> Vec<(VolumeIndex, Reserve)> {
         let of =
             |spec: &VolumeSpec| Some((self.server.shard.find(&spec.name)?, self.reserve_of(spec)?));
         specs.iter().filter_map(of).collect()
@@ -167,6 +189,9 @@ impl Daemon {
         for (setting, text) in asked {
             self.set_one(index, setting)?;
             info!("{name}: set {text}");
+            if matches!(setting, Setting::Reserve(_)) {
+                self.problems.retain(|problem| !problem.starts_with(RESERVES_KEPT));
+            }
             if self.asked.iter().any(|spec| spec.name == name && spec.is_against(setting)) {
                 let by = match &self.config_file {
                     Some(path) => path.display().to_string(),
