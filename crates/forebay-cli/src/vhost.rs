@@ -18,6 +18,9 @@ mod none;
 #[cfg(not(feature = "vhost"))]
 pub use none::{Machines, SOCKET_COUNT_MAX, memory_parts};
 
+/// A socket for a virtual machine, with the name of its volume.
+pub type Named = (PathBuf, String);
+
 /// A socket for a virtual machine, and its volume.
 #[cfg_attr(not(feature = "vhost"), allow(dead_code))]
 #[derive(Debug)]
@@ -37,35 +40,37 @@ pub struct Volume {
     pub logical_block: u32,
 }
 
-/// The sockets for virtual machines, each with the name of its volume. `names`: of all volumes there can be.
-pub fn named(args: &ServeArgs, names: &[&str]) -> Result<Vec<(PathBuf, String)>> {
+/// The sockets for virtual machines, each with the name of its volume, and what stands against the others. `names`: of all
+/// volumes there can be.
+pub fn named(args: &ServeArgs, names: &[&str]) -> Result<(Vec<Named>, Vec<String>)> {
     if socket_count(args) > SOCKET_COUNT_MAX {
         bail!("--listen vhost-user: at most {SOCKET_COUNT_MAX} sockets");
     }
-    let mut named = Vec::new();
+    let (mut named, mut problems) = (Vec::new(), Vec::new());
     for listen in &args.listen {
         let Listen::VhostUser { path, volume } = listen else { continue };
         let shown = path.display();
-        let volume = match (volume, names) {
-            (None, [only]) => (*only).to_owned(),
-            (None, _) => bail!(
+        match (volume, names) {
+            (None, [only]) => named.push((path.clone(), (*only).to_owned())),
+            (None, _) => problems.push(format!(
                 "vhost-user://{shown}: which volume? give vhost-user://{shown}?volume=NAME ({})",
                 names.join(", ")
-            ),
-            (Some(name), _) if names.contains(&name.as_str()) => name.clone(),
-            (Some(name), _) => bail!(
+            )),
+            (Some(name), _) if names.contains(&name.as_str()) => {
+                named.push((path.clone(), name.clone()));
+            }
+            (Some(name), _) => problems.push(format!(
                 "vhost-user://{shown}?volume={name}: no such volume; there are: {}",
                 names.join(", ")
-            ),
-        };
-        named.push((path.clone(), volume));
+            )),
+        }
     }
-    Ok(named)
+    Ok((named, problems))
 }
 
 /// Binds those whose volumes are served; and what stands against the others.
 pub fn bind(
-    named: Vec<(PathBuf, String)>,
+    named: Vec<Named>,
     served: &[Volume],
     made: &mut Made,
 ) -> Result<(Vec<Wanted>, Vec<String>)> {

@@ -15,6 +15,12 @@ fn ask(scratch: &Scratch, words: &[&str]) {
     assert!(done.status.success(), "{words:?}: {done:?}");
 }
 
+fn refused(scratch: &Scratch, words: &[&str]) -> String {
+    let done = scratch.ask(words);
+    assert!(!done.status.success(), "{words:?}: {done:?}");
+    String::from_utf8(done.stderr).unwrap()
+}
+
 fn serve(scratch: &Scratch, path: &Path) -> Daemon {
     Daemon::start(serve_command(path), &scratch.path("stderr"))
 }
@@ -57,6 +63,63 @@ fn reserves_that_have_no_room_by_now_end_nothing() {
     upgrade(&scratch, Path::new(FOREBAY)).unwrap();
     assert_eq!(reserves(), ["60%", "20%"]);
     daemon.stop("TERM");
+}
+
+/// Which volume was meant by a socket that names none nobody knew at the next start, once there were two; neither program served then.
+#[cfg(feature = "vhost")]
+#[test]
+fn sockets_of_virtual_machines_end_no_start_when_volumes_come_and_go() {
+    let scratch = Scratch::new("next-sockets");
+    scratch.format("64M");
+    let [x, y] = ["x", "y"].map(|name| scratch.file(name, 16 * MIB));
+    let socket = format!("vhost-user://{}", scratch.sockets.join("vm").display());
+    let volume = |name: &str, path: &Path| format!("{name}={}", path.display());
+    let daemon = scratch.serve(&["--volume", &volume("x", &x), "--listen", &socket]);
+    let said = refused(&scratch, &["attach", &volume("y", &y)]);
+    assert!(said.contains("y: not attached: ") && said.contains("names no volume"), "{said}");
+    assert!(said.contains(&format!("{socket}?volume=x")), "{said}");
+    upgrade(&scratch, Path::new(FOREBAY)).unwrap();
+    daemon.stop("TERM");
+
+    // A volume that came late, and by which no machine could come in.
+    scratch.serve(&["--volume", &volume("y", &y)]).stop("TERM");
+    let away = scratch.path("away");
+    std::fs::rename(&x, &away).unwrap();
+    let named = format!("{socket}?volume=x");
+    let daemon = scratch.serve(&["--listen", &named]);
+    assert!(problems(&scratch).contains("x: not listened for on "));
+    std::fs::rename(&away, &x).unwrap();
+    ask(&scratch, &["attach", "x"]);
+    let said = refused(&scratch, &["detach", "x"]);
+    assert!(said.contains("x: is the disk of a virtual machine by "), "{said}");
+    upgrade(&scratch, Path::new(FOREBAY)).unwrap();
+    assert_eq!(scratch.volume_names(), ["x", "y"]);
+    daemon.stop("TERM");
+
+    // By a file.
+    let both = table("x", &x) + &table("y", &y);
+    let path = file(&scratch, "it.toml", &both);
+    let listen = |listen: &str| {
+        let text = std::fs::read_to_string(file(&scratch, "it.toml", &both)).unwrap();
+        let (nbd, own) = (format!("'{}'", scratch.listen()), scratch.listen());
+        std::fs::write(&path, text.replace(&nbd, &format!("['{own}', '{listen}']"))).unwrap();
+    };
+    listen(&named);
+    let daemon = serve(&scratch, &path);
+    let cases =
+        [(socket.clone(), "which volume?"), (format!("{socket}?volume=z"), "no such volume")];
+    for (wrong, why) in &cases {
+        listen(wrong);
+        assert_not_upgraded(&scratch, why);
+    }
+    daemon.stop("TERM");
+    for (wrong, why) in &cases {
+        listen(wrong);
+        let daemon = serve(&scratch, &path);
+        assert_eq!(scratch.volume_names(), ["x", "y"]);
+        assert!(problems(&scratch).contains(why));
+        daemon.stop("TERM");
+    }
 }
 
 /// Neither program could open what it served, so both ended; and a volume whose disk had another name by then was dropped without a word.

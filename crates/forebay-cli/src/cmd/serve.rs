@@ -352,7 +352,8 @@ impl Daemon {
         {
             bail!("the cache has no volume yet; give --volume NAME=BACKING");
         }
-        let Addresses { control, machines } = self.check_addresses(args)?;
+        let Addresses { control, machines, problems } = self.check_addresses(args)?;
+        problems.into_iter().for_each(|text| self.problem(text));
         self.add_volumes(args, patience)?;
         for at in 0..self.volumes.len() {
             self.export(at)?;

@@ -16,7 +16,7 @@ use super::look::{Looked, by_another_name, logical_block};
 use super::plan::{Wanted, role};
 use super::upgrading::name_of;
 use crate::address::Address;
-use crate::args::{IfChanged, VolumeSpec, parse_if_changed, parse_volume};
+use crate::args::{IfChanged, Listen, VolumeSpec, parse_if_changed, parse_volume};
 use crate::control::Reply;
 use crate::late::Patience;
 use crate::units::count;
@@ -98,6 +98,7 @@ impl Daemon {
             // It waited for its backing device.
             Some((index, known)) => (index, Some(known)),
             None => {
+                self.check_sockets(name)?;
                 self.find_room()?;
                 (self.server.shard.free_index()?, None)
             }
@@ -199,6 +200,24 @@ impl Daemon {
                 self.problem(text.clone());
                 Some(text)
             }
+        }
+    }
+
+    /// A socket that names no volume is that of the only one there is: the next start would not know whose it is.
+    fn check_sockets(&self, name: &str) -> Result<()> {
+        let nameless = self.listen.iter().find_map(|listen| match listen {
+            Listen::VhostUser { path, volume: None } => Some(path.display()),
+            _ => None,
+        });
+        let recorded = self.server.shard.superblock().volumes.iter().flatten().next();
+        match (nameless, recorded) {
+            // Asked for already: that changes nothing.
+            _ if self.asked.iter().any(|spec| spec.name == name) => Ok(()),
+            (Some(path), Some(only)) => bail!(
+                "{name}: not attached: vhost-user://{path} names no volume, and the next start would not know which of the two is meant;                  serve again with vhost-user://{path}?volume={}",
+                only.name
+            ),
+            _ => Ok(()),
         }
     }
 

@@ -11,6 +11,7 @@
 
 use super::Daemon;
 use super::upgrading::name_of;
+use crate::args::Listen;
 use crate::cmd::detach::in_use;
 use crate::control::Reply;
 use crate::hide;
@@ -108,9 +109,17 @@ impl Daemon {
                 bail!("{name}: {}", lost(&status));
             }
         }
-        let machine = self.machines.iter().flat_map(|it| it.of(index)).next();
+        // Also one that was not listened at, since the volume came later: the next start would look for it.
+        let machine = self.listen.iter().find_map(|listen| match listen {
+            Listen::VhostUser { path, volume: Some(named) } if named == name => {
+                Some(path.display().to_string())
+            }
+            _ => None,
+        });
+        let mut bound = self.machines.iter().flat_map(|it| it.of(index));
+        let machine = machine.or_else(|| bound.next().map(|it| it.0));
         let clients = self.nbd_clients.as_ref().map_or(0, |it| it[usize::from(index.0)].get());
-        if let Some(text) = in_use(name, clients, machine.as_ref().map(|it| it.0.as_str())) {
+        if let Some(text) = in_use(name, clients, machine.as_deref()) {
             bail!(text);
         }
         Ok(index)

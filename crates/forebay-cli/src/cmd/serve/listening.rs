@@ -21,14 +21,18 @@ use std::path::{Path, PathBuf};
 /// Addresses that are chosen by what the cache says.
 pub(super) struct Addresses {
     pub(super) control: PathBuf,
-    /// Of sockets for virtual machines, each with the name of its volume.
-    pub(super) machines: Vec<(PathBuf, String)>,
+    pub(super) machines: Vec<vhost::Named>,
+    /// What stands against other sockets for virtual machines.
+    pub(super) problems: Vec<String>,
 }
 
 impl Daemon {
     /// Refuses addresses that cannot be had (L1).
     pub(super) fn check_addresses(&self, args: &ServeArgs) -> Result<Addresses> {
-        let machines = vhost::named(args, &self.names(args))?;
+        let (machines, problems) = vhost::named(args, &self.names(args))?;
+        if let Some(text) = problems.first().filter(|_| args.is_typed()) {
+            bail!("{text}");
+        }
         let control = match &args.control {
             Some(path) => path.clone(),
             None => {
@@ -48,11 +52,11 @@ impl Daemon {
             probe.tcp(address, &format!("--metrics {address}"))?;
         }
         probe.unix(&control)?;
-        Ok(Addresses { control, machines })
+        Ok(Addresses { control, machines, problems })
     }
 
     /// Of all volumes that are recorded or asked for.
-    fn names<'a>(&'a self, args: &'a ServeArgs) -> Vec<&'a str> {
+    pub(super) fn names<'a>(&'a self, args: &'a ServeArgs) -> Vec<&'a str> {
         let recorded = self.server.shard.superblock().volumes.iter().flatten();
         let asked = args.volumes.iter().map(|spec| spec.name.as_str());
         let mut names: Vec<&str> = recorded.map(|it| it.name.as_str()).chain(asked).collect();

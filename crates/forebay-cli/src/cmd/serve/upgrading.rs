@@ -9,7 +9,7 @@ use crate::args::{ServeArgs, VolumeSpec};
 use crate::attach::{self, Attached};
 use crate::units::count;
 use crate::upgrade::{CACHE, Disk, Left};
-use crate::{config, upgrade, words};
+use crate::{config, upgrade, vhost, words};
 use anyhow::{Context, Result, bail};
 use forebay::host::machine::Host;
 use forebay::host::named::Named;
@@ -120,6 +120,10 @@ impl Daemon {
             }
         }
         shard.check_room(&self.reserves_asked(&next.volumes), &[])?;
+        let (_, problems) = vhost::named(next, &self.names(next))?;
+        if let Some(text) = problems.into_iter().next() {
+            bail!(text);
+        }
         Ok(())
     }
 
