@@ -140,3 +140,27 @@ fn disks_that_are_not_where_they_were_end_no_daemon_at_an_upgrade() {
     assert_eq!(scratch.connect("v").read(0, 4096).unwrap(), [7; 4096]);
     daemon.stop("TERM");
 }
+
+/// `resize` took it, and no program could serve a cache of that size with that memory.
+#[test]
+fn a_cache_grows_only_as_the_next_start_has_memory_for() {
+    let scratch = Scratch::new("next-memory");
+    scratch.format("64M");
+    let volumes = table("v", &scratch.file("v", 16 * MIB));
+    let with = |memory: &str| file(&scratch, "it.toml", &format!("memory = '{memory}'\n{volumes}"));
+    let path = with("1M");
+    let (_, said) = Daemon::try_start(serve_command(&path), &scratch.path("stderr")).unwrap_err();
+    let least = said.split("at least ").nth(1).unwrap().split('M').next().unwrap();
+    let least: u64 = least.parse().unwrap();
+    // What a file can be has its bound elsewhere.
+    with(&format!("{}M", least + 1));
+    let daemon = serve(&scratch, &path);
+    let said = refused(&scratch, &["resize", "--cache-size", "16G"]);
+    assert!(said.contains("stays as large as it is") && said.contains(": at least "), "{said}");
+    assert_eq!(scratch.cache().metadata().unwrap().len(), 64 * MIB);
+    with(&format!("{}M", least - 1));
+    assert_not_upgraded(&scratch, ": at least ");
+    with(&format!("{}M", least + 1));
+    upgrade(&scratch, Path::new(FOREBAY)).unwrap();
+    daemon.stop("TERM");
+}

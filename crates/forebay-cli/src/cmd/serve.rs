@@ -111,8 +111,9 @@ struct Daemon {
     growing: Option<Growing>,
     exports: Exports,
     listen: Vec<Listen>,
-    /// For so many volumes memory was taken.
+    /// For so many volumes memory was taken, and so much of it may be, but for the map's.
     room: usize,
+    memory: u64,
     /// It takes no more volumes, and lets none go.
     is_ending: bool,
     /// What the next start is asked for again, and the file that says it, if one does.

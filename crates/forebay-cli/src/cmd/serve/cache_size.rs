@@ -60,6 +60,11 @@ impl Daemon {
             return Ok(Reply::Told { lines });
         }
         let next = shard.superblock().resized(after).map_err(|why| unfit(&path, after, why))?;
+        if after > before {
+            // What is taken now stays, but for the map; it is the next start that has to get by.
+            self.check_memory(&next, &self.asked, self.vhost_sockets, self.memory)
+                .with_context(|| format!("{path}: stays as large as it is: {}", size(after)))?;
+        }
         if after < before {
             self.check_smaller(&next)?;
         }

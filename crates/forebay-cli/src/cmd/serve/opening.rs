@@ -18,6 +18,7 @@ use forebay::host::notify::watchdog_interval;
 use forebay::io::{Device, MemoryDevice, OperationKind, ReactorKind, Stats};
 use forebay::shard::{CACHE_SOURCE, Opening, ShardOptions, uuid_text, wall_now};
 use forebay_core::engine::{Acknowledge, Config};
+use forebay_core::format::superblock::Superblock;
 use forebay_core::limits::CACHE_BYTES_MIN;
 use forebay_core::log::recovery::Damage;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
@@ -97,13 +98,11 @@ impl Daemon {
             // Nothing is ever in it, so nothing has to outlive the process.
             (options.shared, options.lasting) = (false, false);
         }
-        let recorded = || found.superblock.volumes.iter().flatten();
-        let is_new = |wanted: &&VolumeSpec| recorded().all(|volume| volume.name != wanted.name);
-        let volumes = recorded().count() + args.volumes.iter().filter(is_new).count();
+        let volumes = volume_count(&found.superblock, &args.volumes);
         let vhost_sockets = crate::vhost::socket_count(args);
         let wanted = options.config;
         let fit = |spare: usize| {
-            let volumes = volumes.max(1) + spare;
+            let volumes = volumes + spare;
             let counts = memory::Counts { volumes, vhost_sockets, devices };
             let config = memory::fit(&wanted, 0, &found.superblock, counts, args.memory)?;
             anyhow::Ok((counts, config))
@@ -159,6 +158,7 @@ impl Daemon {
             exports: Rc::default(),
             listen: args.listen.clone(),
             room,
+            memory: args.memory,
             is_ending: false,
             asked: args.volumes.clone(),
             came: Vec::new(),
@@ -185,6 +185,21 @@ impl Daemon {
         daemon.tell_opened();
         daemon.use_state_dir(state_dir);
         Ok(daemon)
+    }
+
+    /// Refuses what the next start on a cache with that superblock would not have memory enough for.
+    pub(super) fn check_memory(
+        &self,
+        superblock: &Superblock,
+        asked: &[VolumeSpec],
+        vhost_sockets: usize,
+        memory: u64,
+    ) -> Result<()> {
+        let volumes = volume_count(superblock, asked);
+        let counts = memory::Counts { volumes, vhost_sockets, devices: self.devices };
+        // The log may hold as many as there is room for now.
+        let extents = self.server.shard.engine().config().extent_count_max;
+        memory::fit(&Config::default(), extents, superblock, counts, memory).map(drop)
     }
 
     /// Says what opening found.
@@ -270,6 +285,13 @@ impl Daemon {
             }
         }
     }
+}
+
+/// So many volumes there are to be, those that are recorded and those that are asked for: memory is taken for one at least.
+fn volume_count(superblock: &Superblock, asked: &[VolumeSpec]) -> usize {
+    let recorded = || superblock.volumes.iter().flatten();
+    let is_new = |wanted: &&VolumeSpec| recorded().all(|volume| volume.name != wanted.name);
+    (recorded().count() + asked.iter().filter(is_new).count()).max(1)
 }
 
 /// What stands for the cache where volumes are served bare: the log is empty and stays so, since all of them are

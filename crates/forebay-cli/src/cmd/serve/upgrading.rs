@@ -124,7 +124,8 @@ impl Daemon {
         if let Some(text) = problems.into_iter().next() {
             bail!(text);
         }
-        Ok(())
+        let sockets = vhost::socket_count(next);
+        self.check_memory(shard.superblock(), &next.volumes, sockets, next.memory)
     }
 
     /// Whether the next program would find a volume that is served where it is told to.
