@@ -119,20 +119,29 @@ impl Daemon {
     }
 
     /// Sets what is asked for, but for what is set already: what volumes have of the cache, all at once, and the mode of one
-    /// that was recorded with it.
+    /// that has it, which may be drained: that lasts until it is given another one.
     pub(super) fn set_as_asked(
         &mut self,
         index: VolumeIndex,
         spec: &VolumeSpec,
         is_new: bool,
     ) -> Result<()> {
+        let recorded = self.recorded(index).cloned();
         let is_set = |setting: &Setting| match setting {
             Setting::Reserve(_) => true,
-            Setting::Mode(_) => is_new,
+            Setting::Mode(mode) => is_new || recorded.as_ref().is_some_and(|it| it.mode == *mode),
             _ => false,
         };
-        let mut left = spec.settings().filter(|it| !is_set(it));
-        left.try_for_each(|setting| self.set_one(index, setting))
+        let left: Vec<Setting> = spec.settings().filter(|it| !is_set(it)).collect();
+        for setting in left {
+            if let (Setting::Mode(mode), Some(Volume { name, drained: true, .. })) =
+                (setting, &recorded)
+            {
+                info!("{name}: is to be {} now, so it is drained no more", mode_name(mode));
+            }
+            self.set_one(index, setting)?;
+        }
+        Ok(())
     }
 
     /// What recorded volumes are to have of the cache, all at once: some have more only because others have less.
