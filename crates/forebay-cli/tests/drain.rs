@@ -65,6 +65,32 @@ fn on_a_terminal_one_line_is_rewritten_and_an_interrupt_ends_nothing_else() {
     ends_well(&scratch, daemon, &backing);
 }
 
+/// It was watched for ever.
+#[test]
+fn a_drain_that_somebody_ends_is_not_watched_any_more() {
+    let scratch = Scratch::new("drain-ended");
+    let (daemon, backing) = held_up(&scratch);
+    for words in [&["drain"][..], &["stop", "--drain"]] {
+        let mut watching = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        watching.args(words).arg("--control").arg(scratch.control());
+        watching.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut watching = watching.spawn().unwrap();
+        // When it has seen it.
+        let mut line = [0; 1];
+        std::io::Read::read_exact(watching.stdout.as_mut().unwrap(), &mut line).unwrap();
+        let done = scratch.ask(&["set", "v", "mode=write-back"]);
+        assert!(done.status.success(), "{done:?}");
+        let done = watching.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{words:?}: {said}");
+        assert!(said.contains("v: is not drained any more: it was given a mode"), "{said}");
+    }
+    let mut drain = scratch.drain_command().spawn().unwrap();
+    wait_for("the drain", || scratch.status()["volumes"][0]["drained"] == true);
+    ends_well(&scratch, daemon, &backing);
+    drain.wait().unwrap();
+}
+
 /// It ended with an error that looked like the disk's.
 #[test]
 fn a_detach_that_can_say_nothing_gives_the_mode_back_before_it_ends() {

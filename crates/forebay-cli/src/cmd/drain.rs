@@ -10,6 +10,7 @@ use crate::status::{Status, VolumeStatus};
 use crate::units::{count, size};
 use anyhow::{Result, bail};
 use forebay_core::units::BLOCK_BYTES;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -73,13 +74,15 @@ pub fn serve_first(cache: &Path, name: &str) -> String {
 pub struct Progress {
     line: Line,
     first: Option<u64>,
+    /// Volumes that are kept clean: all that there were at the first look, and more since.
+    drained: Option<BTreeSet<String>>,
     /// That of nobody's daemon.
     cache: Option<PathBuf>,
 }
 
 impl Progress {
     pub fn new() -> Progress {
-        Progress { line: Line::new(), first: None, cache: None }
+        Progress { line: Line::new(), first: None, drained: None, cache: None }
     }
 
     /// Of a cache that nobody serves, so that there is no daemon to be asked.
@@ -97,11 +100,26 @@ impl Progress {
         format!("{} says why{}", self.asks(), advice.unwrap_or_default())
     }
 
+    /// One that was kept clean, and is not now.
+    fn no_more(&mut self, volumes: &[&VolumeStatus]) -> Option<String> {
+        let is_first = self.drained.is_none();
+        let known = self.drained.get_or_insert_default();
+        let kept = volumes.iter().filter(|volume| is_first || volume.drained);
+        known.extend(kept.map(|volume| volume.name.clone()));
+        let mut others = volumes.iter().filter(|volume| !volume.drained);
+        others.find_map(|volume| known.get(&volume.name)).cloned()
+    }
+
     /// Shows how far the volumes are; says whether they are drained.
     pub fn show(&mut self, status: &Status, name: Option<&str>) -> Result<bool> {
         let mine = |volume: &&VolumeStatus| name.is_none_or(|name| name == volume.name);
         let (volumes, others): (Vec<&VolumeStatus>, Vec<&VolumeStatus>) =
             status.volumes.iter().filter(mine).partition(|volume| volume.state == "serving");
+        // Its dirty data may come and go for ever.
+        if let Some(name) = self.no_more(&volumes) {
+            self.line.end()?;
+            bail!("{name}: is not drained any more: it was given a mode");
+        }
         let dirty: u64 = volumes.iter().map(|volume| volume.dirty_bytes).sum();
         if status.cache.health == "failed"
             && let Some(volume) = volumes.iter().find(|volume| volume.dirty)
