@@ -140,7 +140,7 @@ fn connect_now(path: &Path) -> Result<OwnedFd, Errno> {
 }
 
 /// The process that listens at a socket, as the kernel has it. A daemon stays the same one when it goes on as another program.
-fn process_at(path: &Path) -> Option<u32> {
+pub fn process_at(path: &Path) -> Option<u32> {
     let peer = socket_peercred(connect_now(path).ok()?).ok()?;
     u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
 }

@@ -362,6 +362,10 @@ pub fn take_guests() -> Guests {
 pub fn close_left() {
     to_take(|left| {
         let guests = std::mem::take(&mut left.guests);
+        // Nobody listens there any more. A socket that is no file has an address that begins with its protocol.
+        for (path, _) in left.sockets.iter().filter(|it| it.0.starts_with('/')) {
+            let _ = std::fs::remove_file(path);
+        }
         *left = Left { guests, ..Left::default() };
         Some(())
     });

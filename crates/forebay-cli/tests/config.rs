@@ -213,6 +213,26 @@ fn a_file_that_is_not_understood_ends_no_daemon_at_an_upgrade() {
     daemon.stop("TERM");
 }
 
+/// It said that the upgrade had failed: nobody answers any more where the daemon before did. And what had been listened at stayed behind.
+#[test]
+fn an_upgrade_finds_the_daemon_where_the_file_has_it_by_now() {
+    let scratch = Scratch::new("config-moved");
+    scratch.format("64M");
+    let one = scratch.file("one", 16 * MIB);
+    let path = file(&scratch, "it.toml", &table("one", &one));
+    let daemon = served(&scratch, &path);
+    let (control, nbd) = (scratch.sockets.join("control2"), scratch.sockets.join("nbd2"));
+    let moved = std::fs::read_to_string(&path).unwrap();
+    let moved = moved.replace(&scratch.control().display().to_string(), control.to_str().unwrap());
+    let moved = moved.replace(&scratch.nbd().display().to_string(), nbd.to_str().unwrap());
+    std::fs::write(&path, moved).unwrap();
+    let told = upgrade(&scratch, Path::new(FOREBAY)).unwrap();
+    assert!(told.contains("by a hand-over"), "{told}");
+    assert!(control.exists() && nbd.exists());
+    assert!(!scratch.control().exists() && !scratch.nbd().exists(), "nobody listens there");
+    daemon.stop("TERM");
+}
+
 /// Many change the file first, and were told that it says something else.
 #[test]
 fn what_a_file_says_by_now_is_what_a_setting_is_compared_with() {

@@ -2,12 +2,13 @@
 //! `forebay upgrade`: asks the daemon to go on as another program, and waits until it does.
 
 use crate::args::UpgradeArgs;
+use crate::config;
 use crate::control::{self, Request};
 use crate::trial;
 use crate::status::{Status, VolumeStatus};
 use crate::upgrade::FELL_BACK;
 use anyhow::{Context, Result, bail};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -48,7 +49,8 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
             Err(_) => {
                 std::thread::sleep(POLL);
                 // Without a cache there is nothing to name it after: each start has another socket. The process stays.
-                socket = control::find_process(before.pid).unwrap_or(socket);
+                socket =
+                    control::find_process(before.pid).or_else(|_| named(&before)).unwrap_or(socket);
             }
         }
     };
@@ -76,6 +78,16 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
     let how = after.upgrade.as_deref().unwrap_or("by stop and recovery");
     out!("{} to {version} {how}: it took {took:.2} s", before.version);
     Ok(ExitCode::SUCCESS)
+}
+
+/// The socket that the file names by now, if the daemon is there.
+fn named(before: &Status) -> Result<PathBuf> {
+    let file = before.config_file.as_deref().context("it has no file")?;
+    let control = config::read(file)?.path_of("control").context("the file names none")?;
+    match control::process_at(&control) == Some(before.pid) {
+        true => Ok(control),
+        false => bail!("another one is there"),
+    }
 }
 
 /// What a program finds wrong in a configuration file.
