@@ -51,7 +51,11 @@ fn say(mut client: UnixStream, reply: &Reply) {
 }
 
 fn line(reply: &Reply) -> Vec<u8> {
-    let mut line = serde_json::to_vec(reply).unwrap_or_default();
+    let written = serde_json::to_vec(reply).or_else(|error| {
+        let text = format!("the answer cannot be written: {error}");
+        serde_json::to_vec(&Reply::Error { text })
+    });
+    let mut line = written.unwrap_or_default();
     line.push(b'\n');
     line
 }

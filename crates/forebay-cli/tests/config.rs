@@ -233,6 +233,26 @@ fn an_upgrade_finds_the_daemon_where_the_file_has_it_by_now() {
     daemon.stop("TERM");
 }
 
+/// Nothing was answered to any command.
+#[test]
+fn a_file_whose_path_is_no_text_keeps_no_command_from_its_daemon() {
+    use std::os::unix::ffi::OsStrExt;
+    let scratch = Scratch::new("config-bytes");
+    scratch.format("64M");
+    let path = file(&scratch, "it.toml", &table("one", &scratch.file("one", 16 * MIB)));
+    let odd = scratch.dir.join(OsStr::from_bytes(b"\xff.toml"));
+    std::fs::rename(path, &odd).unwrap();
+    let daemon = served(&scratch, &odd);
+    let named = scratch.status()["config_file"].as_str().unwrap().to_owned();
+    assert!(named.ends_with("\u{fffd}.toml"), "{named}");
+    for words in [&["set", "one", "weight=2"][..], &["drain"], &["upgrade", "--exec", FOREBAY]] {
+        let done = scratch.ask(words);
+        assert!(done.status.success(), "{words:?}: {done:?}");
+    }
+    assert!(scratch.ask(&["stop"]).status.success());
+    assert_eq!(daemon.ended().0, Some(0));
+}
+
 /// Many change the file first, and were told that it says something else.
 #[test]
 fn what_a_file_says_by_now_is_what_a_setting_is_compared_with() {

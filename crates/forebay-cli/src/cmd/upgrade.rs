@@ -25,6 +25,8 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
     let before = control::status(&socket)?;
     // Nothing is given up for a file with which no program could serve.
     if let Some(file) = &before.config_file
+        // Where its path is no text it is told for people, and only the daemon can read it.
+        && !file.to_string_lossy().contains(char::REPLACEMENT_CHARACTER)
         && let Some(mistakes) = mistakes(&executable, file)?
     {
         err!("{}", mistakes.trim_end());

@@ -94,7 +94,11 @@ impl Daemon {
             pid: std::process::id(),
             started_at: self.started_at,
             upgrade: self.upgrade.clone(),
-            config_file: self.config_file.clone(),
+            // For people, where it is no text.
+            config_file: self
+                .config_file
+                .as_ref()
+                .map(|it| it.to_string_lossy().into_owned().into()),
             activity: self.activity_text(&volumes),
             cache,
             volumes,
