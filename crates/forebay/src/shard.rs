@@ -136,6 +136,16 @@ pub enum OpenError {
     /// All places are taken.
     #[error("a cache holds at most {VOLUME_COUNT_MAX} volumes; `forebay forget` one")]
     TooManyVolumes,
+    /// Volumes have had the rest of the places in this opening.
+    #[error(
+        "all {VOLUME_COUNT_MAX} places of a cache are taken, {} of them by what was detached since it was opened: those are free again \
+         after `forebay upgrade`, or another start",
+        VOLUME_COUNT_MAX - recorded
+    )]
+    PlacesInUse {
+        /// Volumes that are recorded.
+        recorded: usize,
+    },
     /// The cache is too small for so many volumes.
     #[error(
         "a cache of {segments} segments of {} KiB holds at most {} volumes, and this would be {volumes}: `forebay resize --cache-size` makes it \

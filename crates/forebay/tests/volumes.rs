@@ -10,6 +10,7 @@ use forebay::io::{
 use forebay::shard::{CACHE_SOURCE, NewVolume, OpenError, Shard, backing_source};
 use forebay_core::engine::{CacheHealth, Config};
 use forebay_core::format::superblock::Mode;
+use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::policy::reserve::SEGMENTS_EACH_MIN;
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::VolumeIndex;
@@ -377,6 +378,23 @@ fn a_superblock_that_could_not_be_written_fails_the_cache() {
 
 /// With one more than a third of its segments all volumes of a cache could wait for each other. That is asked of the size that it is to have,
 /// if it is becoming smaller.
+/// It was said to hold 60, one of which was to be forgotten, and held one.
+#[test]
+fn places_that_are_free_at_the_next_opening_are_told_as_such() {
+    let cache = Box::new(MemoryDevice::new(CACHE_BYTES, 4096).unwrap());
+    let mut rig = rig(cache, Config::default());
+    let disk = || Box::new(MemoryDevice::new(BACKING_BYTES, 512).unwrap());
+    rig.add("stays", Mode::WriteBack, disk());
+    for _ in 1..VOLUME_COUNT_MAX {
+        let leaves = rig.add("leaves", Mode::WriteBack, disk());
+        detach(&mut rig, leaves);
+    }
+    let error = rig.shard.free_index().unwrap_err();
+    assert!(matches!(error, OpenError::PlacesInUse { recorded: 1 }), "{error}");
+    let text = "all 60 places of a cache are taken, 59 of them by what was detached";
+    assert!(error.to_string().contains(text), "{error}");
+}
+
 #[test]
 fn one_volume_too_many_for_the_segments_is_refused() {
     const SEGMENT: u32 = 4 << 20;

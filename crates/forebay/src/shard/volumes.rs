@@ -27,7 +27,11 @@ impl Shard {
 
     /// A free place for a new volume, where none was detached from in this opening.
     pub fn free_index(&self) -> Result<VolumeIndex, OpenError> {
-        self.free_indexes().next().ok_or(OpenError::TooManyVolumes)
+        let recorded = self.superblock.volumes.iter().flatten().count();
+        self.free_indexes().next().ok_or(match recorded {
+            VOLUME_COUNT_MAX => OpenError::TooManyVolumes,
+            _ => OpenError::PlacesInUse { recorded },
+        })
     }
 
     /// All of them.
