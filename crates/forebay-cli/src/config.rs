@@ -209,6 +209,15 @@ pub fn next(given: Vec<OsString>) -> Result<ServeArgs> {
     }
 }
 
+/// What `serve` makes of a file alone.
+pub fn of(config: &Config) -> Result<ServeArgs> {
+    let matches = file_command().try_get_matches_from(line(&config.words))?;
+    match Args::from_arg_matches(&matches)?.command {
+        Command::Serve(args) => Ok(*args),
+        _ => bail!("it does not serve"),
+    }
+}
+
 /// No volume and no device comes twice: one that is served already cannot begin anew.
 fn once(args: &ServeArgs) -> Result<()> {
     let volumes = &args.volumes;

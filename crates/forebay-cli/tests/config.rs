@@ -253,6 +253,20 @@ fn a_file_whose_path_is_no_text_keeps_no_command_from_its_daemon() {
     assert_eq!(daemon.ended().0, Some(0));
 }
 
+/// `serve` refused what was called good.
+#[test]
+fn an_address_that_a_file_gives_twice_is_told() {
+    let scratch = Scratch::new("config-twice");
+    let volume = "[volume.v]\nbacking = '/b'\n";
+    let metrics = format!("metrics = 'unix:{}'\n", scratch.control().display());
+    let path = file(&scratch, "it.toml", &format!("{metrics}{volume}"));
+    let done = config("check", &[&path]);
+    assert_eq!(done.status.code(), Some(2), "{done:?}");
+    let said = text(&done.stderr);
+    let twice = "control: is given twice, by --metrics and --control; each needs its own";
+    assert!(said.contains("it.toml: ") && said.contains(twice), "{said}");
+}
+
 /// Many change the file first, and were told that it says something else.
 #[test]
 fn what_a_file_says_by_now_is_what_a_setting_is_compared_with() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay config`: whether configuration files are right, and what they mean.
 
+use super::serve::check_once;
 use crate::args::{ConfigArgs, ConfigCommand};
 use crate::config::{self, Config};
 use anyhow::{Result, bail};
@@ -20,7 +21,8 @@ fn check(given: &[PathBuf]) -> Result<ExitCode> {
     for path in chosen(given)? {
         match config::read(&path) {
             Ok(config) => {
-                let shared = shared(&good, &config);
+                let mut shared = shared(&good, &config);
+                shared.extend(twice(&config));
                 match shared.is_empty() {
                     true => out!("{}: good", path.display()),
                     false => all_good = false,
@@ -53,6 +55,13 @@ fn shared(others: &[Config], config: &Config) -> Vec<String> {
         }
     }
     found
+}
+
+/// An address that it gives twice, if it does: `serve` refuses that.
+fn twice(config: &Config) -> Option<String> {
+    let args = config::of(config).ok()?;
+    let error = check_once(&args, args.control.as_deref()).err()?;
+    Some(format!("{}: {error:#}", config.path.display()))
 }
 
 fn show(given: &[PathBuf]) -> Result<ExitCode> {
