@@ -4,7 +4,7 @@
 //! answered is missing.
 
 use crate::support::model::{CHUNK, Model, SECTOR, Sent, content, tag_of};
-use crate::support::{Daemon, PATIENCE, Random, Scratch, forebay};
+use crate::support::{Daemon, PATIENCE, Random, Scratch, forebay, wait_for};
 use forebay_serve::vhost::blk::feature;
 use forebay_serve::vhost::driver::{DATA_BYTES, Data, Done, Link, Machine, kind};
 use std::collections::BTreeMap;
@@ -324,6 +324,25 @@ fn writes_of_a_guest_without_a_write_cache_are_durable() {
     drop(_link);
     let _link = connect(&mut old, &socket);
     assert!(!write(&mut old, kind::OUT), "never known");
+}
+
+/// Two lines each time: a disk could be filled with them.
+#[test]
+fn who_comes_and_goes_all_the_time_fills_no_log() {
+    let scratch = Scratch::new("vhost-flood");
+    scratch.format("64M");
+    let socket = scratch.sockets.join("vm");
+    let volume = format!("v={}", scratch.file("backing", 16 << 20).display());
+    let listen = format!("vhost-user://{}", socket.display());
+    let daemon = scratch.serve(&["--volume", &volume, "--listen", &listen]);
+    for _ in 0..20 {
+        drop(std::os::unix::net::UnixStream::connect(&socket).unwrap());
+        wait_for("its end", || scratch.status()["volumes"][0]["vhost_user_clients"] == 0);
+    }
+    let said = daemon.stop("TERM");
+    let comes = format!(": process {} is connected", std::process::id());
+    assert_eq!(said.matches(&comes).count(), 1, "{said}");
+    assert!(said.matches("disconnected").count() <= 1, "{said}");
 }
 
 #[test]

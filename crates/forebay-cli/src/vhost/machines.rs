@@ -22,13 +22,22 @@ pub fn memory_parts(sockets: usize) -> Vec<(&'static str, u64)> {
     if sockets > 0 { parts.to_vec() } else { Vec::new() }
 }
 
+/// Who comes and goes does so as often as it likes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum What {
+    Comes,
+    Goes,
+    Else,
+}
+
 /// The sockets, and who is connected.
 pub struct Machines {
     sockets: Vec<(PathBuf, VolumeIndex, String)>,
     kept: Vec<(String, OwnedFd)>,
     watch: Rc<Watch>,
     passage: Rc<Passage>,
-    limiter: Limiter<usize>,
+    /// By socket, whether it is not as it should be, and what it is about.
+    limiter: Limiter<(usize, bool, What)>,
 }
 
 impl Machines {
@@ -71,14 +80,17 @@ impl Machines {
         for News { socket, text, is_bad } in self.watch.news.borrow_mut().drain(..) {
             let (path, _, name) = &self.sockets[socket];
             let text = format!("{name}: vhost-user {}: {text}", path.display());
-            if !is_bad {
-                tracing::info!("{text}");
-            } else if let Some(line) = self.limiter.tell(socket, text, 1, now) {
-                tracing::warn!("{line}");
+            let what = match &text {
+                text if text.ends_with(" connected") => What::Comes,
+                text if text.ends_with(" disconnected") => What::Goes,
+                _ => What::Else,
+            };
+            if let Some(line) = self.limiter.tell((socket, is_bad, what), text, 1, now) {
+                tell(is_bad, &line);
             }
         }
-        for (_, line) in self.limiter.due(now) {
-            tracing::warn!("{line}");
+        for ((_, is_bad, _), line) in self.limiter.due(now) {
+            tell(is_bad, &line);
         }
     }
 
@@ -87,5 +99,12 @@ impl Machines {
         let all = self.sockets.iter().zip(&self.watch.is_connected);
         let its = all.filter(|((_, index, _), _)| *index == volume);
         its.map(|((path, _, _), it)| (path.display().to_string(), it.get())).collect()
+    }
+}
+
+fn tell(is_bad: bool, line: &str) {
+    match is_bad {
+        true => tracing::warn!("{line}"),
+        false => tracing::info!("{line}"),
     }
 }
