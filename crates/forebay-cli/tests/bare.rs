@@ -80,6 +80,9 @@ fn a_bare_volume_is_read_from_its_device_each_time() {
         let it = &status["volumes"][0];
         assert_eq!((&it["device"]["reads"], &it["hit_blocks"]), (&times.into(), &0.into()), "{it}");
     }
+    let why = scratch.ask(&["why", "v", "256"]);
+    let why = String::from_utf8_lossy(&why.stdout).into_owned();
+    assert!(!why.contains("its next read"), "there is no cache: {why}");
     client.cache(MIB, 65536).unwrap();
     assert_eq!(scratch.status()["volumes"][0]["device"]["reads"], 3);
     daemon.stop("TERM");

@@ -131,6 +131,7 @@ impl Daemon {
             Place::Lost => ("lost", None),
         };
         let is_failed = engine.health() == CacheHealth::Failed;
+        let has_cache = self.cache_path.is_some();
         let served = self.volumes.iter().find(|served| served.index == index);
         Ok(Why {
             name: name.into(),
@@ -162,7 +163,7 @@ impl Daemon {
                 blocks: missed.blocks,
                 seconds_ago: self.server.shard.now().since(missed.at) as f64 / 1e9,
             }),
-            next_read: (why.place == Place::Backing && !is_failed).then(|| {
+            next_read: (why.place == Place::Backing && !is_failed && has_cache).then(|| {
                 match (why.room, why.full && !why.noted) {
                     (_, true) => "noted".into(),
                     (true, _) => "copied".into(),
