@@ -68,23 +68,27 @@ pub fn named(args: &ServeArgs, names: &[&str]) -> Result<(Vec<Named>, Vec<String
     Ok((named, problems))
 }
 
-/// Binds those whose volumes are served; and what stands against the others.
+/// Binds those whose volumes are served; and the others.
 pub fn bind(
     named: Vec<Named>,
     served: &[Volume],
     made: &mut Made,
-) -> Result<(Vec<Wanted>, Vec<String>)> {
-    let (mut wanted, mut problems) = (Vec::new(), Vec::new());
+) -> Result<(Vec<Wanted>, Vec<Named>)> {
+    let (mut wanted, mut waiting) = (Vec::new(), Vec::new());
     for (path, name) in named {
         if let Some(volume) = served.iter().find(|volume| volume.name == name) {
             let listener = sockets::bind(&path, made)?;
             wanted.push(Wanted { path, listener, volume: volume.clone() });
         } else {
-            let shown = path.display();
-            problems.push(format!("{name}: not listened for on {shown}: it is not served"));
+            waiting.push((path, name));
         }
     }
-    Ok((wanted, problems))
+    Ok((wanted, waiting))
+}
+
+/// What stands against one whose volume is not served.
+pub fn waiting_text(path: &Path, name: &str) -> String {
+    format!("{name}: not listened for on {}: it is not served", path.display())
 }
 
 /// How many sockets for virtual machines there are to be.

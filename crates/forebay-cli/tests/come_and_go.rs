@@ -288,6 +288,38 @@ fn a_volume_whose_disk_was_missing_is_attached_by_its_name_alone() {
     daemon.stop("TERM");
 }
 
+/// It was listened on from the next start on.
+#[cfg(feature = "vhost")]
+#[test]
+fn a_volume_that_waited_comes_with_its_virtual_machines_socket() {
+    let scratch = Scratch::new("come-socket");
+    scratch.format("64M");
+    let (a, b, away) =
+        (scratch.file("a", 16 * MIB), scratch.file("b", 16 * MIB), scratch.path("away"));
+    let volume = |name: &str, path: &std::path::Path| format!("{name}={}", path.display());
+    scratch.serve(&["--volume", &volume("a", &a), "--volume", &volume("b", &b)]).stop("TERM");
+    std::fs::rename(&b, &away).unwrap();
+    let socket = |name: &str| scratch.sockets.join(name);
+    let listen = |name: &str| format!("vhost-user://{}?volume={name}", socket(name).display());
+    for others in [&["a", "b"][..], &["b"]] {
+        let listen = others.iter().flat_map(|name| ["--listen".to_owned(), listen(name)]);
+        let daemon = scratch.serve(&listen.collect::<Vec<_>>());
+        let problems = scratch.status()["problems"].to_string();
+        assert!(problems.contains("b: not listened for on "), "{problems}");
+        assert!(!socket("b").exists());
+        std::fs::rename(&away, &b).unwrap();
+        let done = scratch.ask(&["attach", "b"]);
+        assert!(done.status.success() && text(&done).contains("vhost-user b: "), "{done:?}");
+        let _machine = UnixStream::connect(socket("b")).unwrap();
+        let is_connected = || scratch.status()["volumes"][1]["vhost_user_clients"] == 1;
+        wait_for("the machine", is_connected);
+        assert_eq!(scratch.status()["problems"].to_string(), "[]");
+        daemon.stop("TERM");
+        assert!(!socket("b").exists());
+        std::fs::rename(&b, &away).unwrap();
+    }
+}
+
 #[test]
 fn no_more_volumes_come_than_memory_was_taken_for() {
     let scratch = Scratch::new("come-room");

@@ -152,6 +152,8 @@ struct Daemon {
     /// Sockets for virtual machines that were asked for.
     vhost_sockets: usize,
     machines: Option<vhost::Machines>,
+    /// Sockets whose volumes are not served, with their names.
+    machines_waiting: Vec<vhost::Named>,
 }
 
 /// The daemon is to go on as another program.
@@ -374,18 +376,28 @@ impl Daemon {
         self.nbd_silent = Some(nbd.silent_count());
         self.passage = Some(nbd.passage());
         self.server.add(Box::new(nbd))?;
-        let (wanted, waiting) = vhost::bind(machines, &self.machines_volumes(), &mut made)?;
-        waiting.into_iter().for_each(|text| self.problem(text));
-        if !wanted.is_empty() {
-            let mut machines = vhost::Machines::begin(&mut self.server, wanted)?;
-            self.sockets.extend(machines.kept());
-            self.machines = Some(machines);
-        }
+        self.listen_for_machines(machines, &mut made)?;
         let listener = sockets::bind(&control, &mut made)?;
         self.sockets.extend(sockets::kept_unix(&listener));
         self.server.add(Box::new(ControlServer::new(listener, Rc::clone(&self.desk))))?;
         made.keep();
         Ok((control, metrics))
+    }
+
+    /// Listens on those sockets whose volumes are served; the others wait for them.
+    fn listen_for_machines(&mut self, named: Vec<vhost::Named>, made: &mut Made) -> Result<()> {
+        let (wanted, waiting) = vhost::bind(named, &self.machines_volumes(), made)?;
+        for (path, name) in waiting {
+            self.problem(vhost::waiting_text(&path, &name));
+            self.machines_waiting.push((path, name));
+        }
+        match &mut self.machines {
+            _ if wanted.is_empty() => {}
+            Some(machines) => wanted.into_iter().for_each(|it| machines.listen(it)),
+            None => self.machines = Some(vhost::Machines::begin(&mut self.server, wanted)?),
+        }
+        self.sockets.extend(self.machines.iter_mut().flat_map(vhost::Machines::kept));
+        Ok(())
     }
 
     /// Guests of the program before go on: it does not come back any more (G6 of `upgrade.rs`).
@@ -505,6 +517,13 @@ impl Daemon {
         Ok(())
     }
 
+    /// What those who reach a volume by its addresses are to be given.
+    fn lines(&self, served: &Served) -> Vec<String> {
+        let machines = self.machines.iter().flat_map(vhost::Machines::qemu_lines);
+        let its = machines.filter(|it| it.0 == served.index).map(|it| it.1);
+        self.addresses(&served.name).into_iter().chain(its).collect()
+    }
+
     /// What NBD clients are to be given.
     fn addresses(&self, name: &str) -> Vec<String> {
         let name = quoted::uri(name.as_bytes());
@@ -523,7 +542,7 @@ impl Daemon {
         for address in self.volumes.iter().flat_map(|served| self.addresses(&served.name)) {
             announce!("{address}");
         }
-        for line in self.machines.iter().flat_map(vhost::Machines::qemu_lines) {
+        for (_, line) in self.machines.iter().flat_map(vhost::Machines::qemu_lines) {
             announce!("{line}");
         }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The daemon's view of vhost-user: where it listens, who is connected, what is to be told.
 
-use super::{Wanted, qemu_line};
+use super::{Volume, Wanted, qemu_line};
 use crate::log::Limiter;
 use crate::{sockets, upgrade};
 use anyhow::{Context, Result};
@@ -30,6 +30,14 @@ enum What {
     Else,
 }
 
+impl Wanted {
+    fn into_socket(self) -> Socket {
+        let Wanted { listener, volume, .. } = self;
+        let disk = Disk::new(&volume.name, volume.size_bytes, volume.logical_block);
+        Socket { listener, volume: volume.index, disk }
+    }
+}
+
 /// The sockets, and who is connected.
 pub struct Machines {
     sockets: Vec<(PathBuf, VolumeIndex, String)>,
@@ -44,10 +52,9 @@ impl Machines {
     /// Listens.
     pub fn begin(server: &mut Server, wanted: Vec<Wanted>) -> Result<Machines> {
         let (mut listening, mut sockets) = (Vec::new(), Vec::new());
-        for Wanted { path, listener, volume } in wanted {
-            let disk = Disk::new(&volume.name, volume.size_bytes, volume.logical_block);
-            listening.push(Socket { listener, volume: volume.index, disk });
-            sockets.push((path, volume.index, volume.name));
+        for wanted in wanted {
+            sockets.push((wanted.path.clone(), wanted.volume.index, wanted.volume.name.clone()));
+            listening.push(wanted.into_socket());
         }
         let kept = listening.iter().filter_map(|it| sockets::kept_unix(&it.listener)).collect();
         let front_end = VhostFrontEnd::new(listening).context("cannot take memory")?;
@@ -57,6 +64,14 @@ impl Machines {
         }
         server.add(Box::new(front_end))?;
         Ok(Machines { sockets, kept, watch, passage, limiter: Limiter::new() })
+    }
+
+    /// Listens on one more, from the next turn of the loop on.
+    pub fn listen(&mut self, wanted: Wanted) {
+        self.kept.extend(sockets::kept_unix(&wanted.listener));
+        let Volume { index, name, .. } = &wanted.volume;
+        self.sockets.push((wanted.path.clone(), *index, name.clone()));
+        self.watch.coming.borrow_mut().push(wanted.into_socket());
     }
 
     /// Where they come in, for the next program.
@@ -69,9 +84,9 @@ impl Machines {
         Rc::clone(&self.passage)
     }
 
-    /// What QEMU is to be given for each.
-    pub fn qemu_lines(&self) -> impl Iterator<Item = String> {
-        self.sockets.iter().map(|(path, _, name)| qemu_line(path, name))
+    /// What QEMU is to be given for each, with its volume.
+    pub fn qemu_lines(&self) -> impl Iterator<Item = (VolumeIndex, String)> {
+        self.sockets.iter().map(|(path, volume, name)| (*volume, qemu_line(path, name)))
     }
 
     /// Says what happened.
@@ -96,9 +111,11 @@ impl Machines {
 
     /// The sockets of a volume, and whether a machine is connected to each.
     pub fn of(&self, volume: VolumeIndex) -> Vec<(String, bool)> {
-        let all = self.sockets.iter().zip(&self.watch.is_connected);
-        let its = all.filter(|((_, index, _), _)| *index == volume);
-        its.map(|((path, _, _), it)| (path.display().to_string(), it.get())).collect()
+        let is_connected = self.watch.is_connected.borrow();
+        let its = self.sockets.iter().enumerate().filter(|(_, it)| it.1 == volume);
+        // It may be heard of in the next turn.
+        let is = |at: usize| is_connected.get(at).is_some_and(|it| *it);
+        its.map(|(at, (path, _, _))| (path.display().to_string(), is(at))).collect()
     }
 }
 

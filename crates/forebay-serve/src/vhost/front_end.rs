@@ -19,7 +19,7 @@ use forebay::io::{ReactorOp, user_data};
 use forebay::shard::{Answer, Shard};
 use forebay_core::limits::REQUEST_BLOCKS_MAX;
 use forebay_core::units::VolumeIndex;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -60,7 +60,9 @@ pub struct News {
 #[derive(Debug, Default)]
 pub struct Watch {
     /// By socket: a virtual machine is connected.
-    pub is_connected: Vec<Cell<bool>>,
+    pub is_connected: RefCell<Vec<bool>>,
+    /// Sockets whose volumes have come since: they are behind the others from the next turn on.
+    pub coming: RefCell<Vec<Socket>>,
     /// What has happened since it was taken.
     pub news: RefCell<VecDeque<News>>,
 }
@@ -116,8 +118,8 @@ pub struct VhostFrontEnd {
 impl VhostFrontEnd {
     /// A front end on these sockets, at most [`SOCKET_COUNT_MAX`].
     pub fn new(sockets: Vec<Socket>) -> io::Result<VhostFrontEnd> {
-        let is_connected = sockets.iter().map(|_| Cell::new(false)).collect();
-        let watch = Rc::new(Watch { is_connected, news: RefCell::default() });
+        let is_connected = RefCell::new(vec![false; sockets.len()]);
+        let watch = Rc::new(Watch { is_connected, ..Watch::default() });
         Ok(VhostFrontEnd {
             place: Place(0),
             sockets: sockets.into_iter().map(Seat::of).collect(),
@@ -266,7 +268,7 @@ impl VhostFrontEnd {
     fn settle(&mut self, at: usize, shard: &mut Shard) {
         let Some(device) = &mut self.sockets[at].device else { return };
         let news = std::mem::take(&mut device.news);
-        self.watch.is_connected[at].set(device.is_open());
+        self.watch.is_connected.borrow_mut()[at] = device.is_open();
         if device.is_gone() {
             // The size may have changed under it.
             self.sockets[at].device = None;
@@ -316,6 +318,10 @@ impl FrontEnd for VhostFrontEnd {
     }
 
     fn turn(&mut self, shard: &mut Shard) {
+        for socket in self.watch.coming.take() {
+            self.sockets.push(Seat::of(socket));
+            self.watch.is_connected.borrow_mut().push(false);
+        }
         if let Some(handed) = self.passage.take_coming() {
             self.come(handed, shard);
         }

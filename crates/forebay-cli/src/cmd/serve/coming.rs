@@ -19,7 +19,9 @@ use crate::address::Address;
 use crate::args::{IfChanged, Listen, VolumeSpec, parse_if_changed, parse_volume};
 use crate::control::Reply;
 use crate::late::Patience;
+use crate::sockets::Made;
 use crate::units::count;
+use crate::vhost;
 use anyhow::{Context, Error, Result, bail};
 use forebay_core::units::VolumeIndex;
 use std::thread::JoinHandle;
@@ -184,9 +186,29 @@ impl Daemon {
         self.problems.retain(|problem| !problem.starts_with(&waited));
         let at = self.volumes.len() - 1;
         self.export(at)?;
-        let mut lines = self.addresses(&name);
+        self.come_with_sockets(&name);
+        let mut lines = self.lines(&self.volumes[at]);
         lines.extend(self.come_with_device(at));
         Ok(lines)
+    }
+
+    /// Virtual machines find it where they were to find it at the start.
+    fn come_with_sockets(&mut self, name: &str) {
+        let (its, others): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.machines_waiting).into_iter().partition(|it| it.1 == name);
+        self.machines_waiting = others;
+        let texts: Vec<String> = its.iter().map(|it| vhost::waiting_text(&it.0, name)).collect();
+        self.problems.retain(|problem| !texts.contains(problem));
+        if its.is_empty() {
+            return;
+        }
+        let mut made = Made::default();
+        let heard = self.listen_for_machines(its, &mut made);
+        // Who comes now is not to wait for the next turn.
+        match heard.and_then(|()| Ok(self.server.turn(Some(Duration::ZERO))?)) {
+            Ok(()) => made.keep(),
+            Err(error) => self.problem(format!("{name}: {error:#}")),
+        }
     }
 
     /// It is served, with or without a block device.

@@ -181,6 +181,7 @@ impl Daemon {
             passage: None,
             vhost_sockets,
             machines: None,
+            machines_waiting: Vec::new(),
         };
         daemon.tell_opened();
         daemon.use_state_dir(state_dir);

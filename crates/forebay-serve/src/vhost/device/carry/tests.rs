@@ -85,7 +85,7 @@ impl Program {
     /// Another program goes on, to which so many are left. It turns before they come, and once behind that.
     fn upgraded(self, count: usize) -> Program {
         let next = self.left_to_next(count);
-        assert_eq!(next.watch.is_connected[0].get(), count == 1);
+        assert_eq!(next.watch.is_connected.borrow()[0], count == 1);
         next
     }
 
@@ -358,7 +358,7 @@ fn what_an_earlier_connection_had_in_flight_is_still_the_first() {
         }
         program.turn();
         drop(link);
-        program.until("the end is heard", |it| !it.watch.is_connected[0].get());
+        program.until("the end is heard", |it| !it.watch.is_connected.borrow()[0]);
         guest.collect();
         let in_flight = guest.asked.len();
         assert!(in_flight > 0, "all was answered before the end");
