@@ -115,6 +115,12 @@ fn is_hidden(udev_data: &Path, node: &Node) -> bool {
     text.is_ok_and(|text| text.lines().any(|line| line.starts_with("E:FOREBAY_BACKING_OF=")))
 }
 
+/// Whether udev hides the device of a volume as soon as that comes.
+pub fn is_recorded(cache: &str, volume: &str) -> bool {
+    let has_rule = RULES.iter().any(|rule| Path::new(rule).exists());
+    has_rule && Path::new(DIRECTORY).join(format!("{cache}.{volume}")).exists()
+}
+
 /// A volume is forgotten: its device is everybody's again.
 pub fn erase(cache: &str, volume: &str) -> Result<()> {
     let path = Path::new(DIRECTORY).join(format!("{cache}.{volume}"));

@@ -3,11 +3,12 @@
 
 use crate::signals::Signals;
 use crate::stored;
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, anyhow, bail};
 use forebay::host::machine::Host;
 use forebay::host::named::Named;
 use forebay::host::notify::sd_notify;
 use rustix::fs::{Mode, OFlags};
+use std::fmt::Display;
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,8 @@ const HELD: &str = "waits-for-its-cache";
 /// How long all missing devices together are waited for.
 pub struct Patience {
     timeout: Duration,
+    /// The same where nobody is kept waiting by it.
+    late: Duration,
     begun: Instant,
     signals: Option<Signals>,
 }
@@ -31,7 +34,12 @@ pub struct Patience {
 impl Patience {
     /// A signal ends the wait.
     pub fn new(timeout: Duration, signals: Option<Signals>) -> Patience {
-        Patience { timeout, begun: Instant::now(), signals }
+        Patience { timeout, late: timeout, begun: Instant::now(), signals }
+    }
+
+    /// Guests wait already: nothing is waited for but what may come while they are served.
+    pub fn while_guests_wait(self) -> Patience {
+        Patience { timeout: Duration::ZERO, ..self }
     }
 
     /// Waits for nothing.
@@ -42,6 +50,52 @@ impl Patience {
     /// A signal has come.
     fn is_over(&self) -> bool {
         self.signals.as_ref().is_some_and(Signals::came)
+    }
+
+    /// How long what may come while others are served is waited for, from the same moment on.
+    pub fn late(&self) -> (Instant, Duration) {
+        (self.begun, self.late)
+    }
+
+    /// Waits until one of these devices is there, each with its role. Whether one is.
+    pub fn wait_for_any(&self, devices: &[(PathBuf, String)]) -> bool {
+        let retry = retry(devices.iter().map(|it| it.0.as_path())).min(self.timeout);
+        let mut told = false;
+        loop {
+            if devices.iter().any(|it| may_be_there(&it.0)) {
+                return true;
+            }
+            if !told && !self.timeout.is_zero() {
+                told = true;
+                devices.iter().for_each(|(name, role)| self.tell(&name.display(), role));
+            }
+            if self.begun.elapsed() >= self.timeout || self.is_over() {
+                return false;
+            }
+            self.pause(retry);
+        }
+    }
+
+    fn tell(&self, named: &dyn Display, role: &str) {
+        let text = format!("waits for {named}, the {role}, up to {:?}", self.timeout);
+        tracing::warn!("{text}: it is not there");
+        // Without a service manager there is nobody to tell.
+        let _ = sd_notify(&format!("STATUS={text}"));
+    }
+
+    fn pause(&self, retry: Duration) {
+        match &self.signals {
+            Some(signals) => signals.wait(retry),
+            None => std::thread::sleep(retry),
+        }
+    }
+
+    /// What is said of a device that has not come.
+    pub fn missing(&self, name: &Path, role: &str) -> Error {
+        match self.timeout.is_zero() {
+            true => anyhow!("{}: the {role} is not there", name.display()),
+            false => missing(&name.display(), role, self.begun),
+        }
     }
 
     /// Where the device of this name is. `role` says whose it is, for whoever waits.
@@ -55,8 +109,7 @@ impl Patience {
         let named = Named::parse(name)?;
         let others: Vec<Named> = others.iter().filter_map(|it| Named::parse(it).ok()).collect();
         let mut held: Vec<Option<File>> = others.iter().map(|_| None).collect();
-        let is_uuid = |named: &Named| matches!(named, Named::Uuid(_));
-        let retry = match is_uuid(&named) || others.iter().any(is_uuid) {
+        let retry = match others.iter().chain([&named]).any(is_uuid) {
             true => UUID_RETRY.min(self.timeout),
             false => PATH_RETRY,
         };
@@ -74,18 +127,12 @@ impl Patience {
             // Also if the time went by while the cache was opened.
             if !told && !self.timeout.is_zero() {
                 told = true;
-                let text = format!("waits for {named}, the {role}, up to {:?}", self.timeout);
-                tracing::warn!("{text}: it is not there");
-                // Without a service manager there is nobody to tell.
-                let _ = sd_notify(&format!("STATUS={text}"));
+                self.tell(&named, role);
             }
             if self.begun.elapsed() >= self.timeout || self.is_over() {
                 break;
             }
-            match &self.signals {
-                Some(signals) => signals.wait(retry),
-                None => std::thread::sleep(retry),
-            }
+            self.pause(retry);
         }
         if let (Named::Path(path), false) = (&named, told) {
             // Opening it says what is wrong with it.
@@ -98,12 +145,35 @@ impl Patience {
         if !told {
             bail!("{named}: the {role} is not there; no device carries that identity");
         }
-        bail!(
-            "{named}: the {role} is not there; it was waited for, for {:.0?}. Is it plugged in, and \
-             named right? See `ls -l /dev/disk/by-*`",
-            self.begun.elapsed()
-        )
+        Err(missing(&named, role, self.begun))
     }
+}
+
+/// What is said of a device that was waited for in vain.
+pub fn missing(named: &dyn Display, role: &str, since: Instant) -> Error {
+    anyhow!(
+        "{named}: the {role} is not there; it was waited for, for {:.0?}. Is it plugged in, and \
+         named right? See `ls -l /dev/disk/by-*`",
+        since.elapsed()
+    )
+}
+
+/// Whether it is there, or is named in a way that only an error can be made of.
+pub fn may_be_there(name: &Path) -> bool {
+    let found = Named::parse(name).map_err(Error::from).and_then(|named| find_now(&named));
+    found.map_or(true, |found| found.is_some())
+}
+
+/// How often one of these names is looked for.
+pub fn retry<'a>(mut names: impl Iterator<Item = &'a Path>) -> Duration {
+    match names.any(|name| Named::parse(name).is_ok_and(|named| is_uuid(&named))) {
+        true => UUID_RETRY,
+        false => PATH_RETRY,
+    }
+}
+
+fn is_uuid(named: &Named) -> bool {
+    matches!(named, Named::Uuid(_))
 }
 
 fn find_now(named: &Named) -> Result<Option<PathBuf>> {

@@ -8,13 +8,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// A manager that only listens.
-struct Manager {
+pub struct Manager {
     socket: UnixDatagram,
-    path: PathBuf,
+    pub path: PathBuf,
 }
 
 impl Manager {
-    fn new(scratch: &Scratch) -> Manager {
+    pub fn new(scratch: &Scratch) -> Manager {
         let path = scratch.sockets.join("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
         socket.set_nonblocking(true).unwrap();
@@ -22,7 +22,7 @@ impl Manager {
     }
 
     /// All that it was told until now, line by line.
-    fn told(&self) -> Vec<String> {
+    pub fn told(&self) -> Vec<String> {
         let (mut lines, mut bytes) = (Vec::new(), [0; 4096]);
         while let Ok(length) = self.socket.recv(&mut bytes) {
             lines.extend(String::from_utf8_lossy(&bytes[..length]).lines().map(str::to_owned));

@@ -26,6 +26,7 @@ mod full;
 mod fuse;
 mod hide;
 mod kill;
+mod late;
 mod lost;
 mod main_job;
 mod media;

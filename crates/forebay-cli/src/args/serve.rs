@@ -159,6 +159,11 @@ pub struct ServeArgs {
     pub stop_timeout: Duration,
     /// How long devices that are not there yet are waited for; 60s if a file has the settings, and then 5s at least under a service
     /// manager
+    ///
+    /// Volumes whose backing devices are there are served meanwhile, and the others when theirs come. Only what has no other way is
+    /// waited for before anything is served: the cache, the backing device of a --volume (not of a file's), and the first that comes.
+    /// `ready` is said when all have come or the time is over, or at once where there is no --listen, and udev keeps the missing
+    /// disks from everybody else.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "0s")]
     pub device_timeout: Duration,
     /// What is logged on stderr

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay serve`: opens a cache and serves its volumes until told to stop.
 
+mod awaited;
 mod cache_size;
 mod coming;
 mod devices;
@@ -40,6 +41,7 @@ use crate::units::count;
 use crate::upgrade::{self, Before, Left};
 use crate::{metrics, quoted, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
+use awaited::Awaited;
 use coming::Coming;
 use forebay::host::notify::{self, sd_notify};
 use forebay::host::protect::allow_open_files;
@@ -102,6 +104,8 @@ struct Daemon {
     nbd_devices: NbdDevices,
     /// All that there were at the start, then one for each volume that came later.
     attached: Vec<Attached>,
+    /// Those whose backing devices are not there yet.
+    awaited: Awaited,
     /// A volume on its way in.
     coming: Option<Coming>,
     /// Whether a thread is over, of those that wait for devices which were to be attached, or for drivers, and do not answer.
@@ -115,6 +119,8 @@ struct Daemon {
     /// For so many volumes memory was taken, and so much of it may be, but for the map's.
     room: usize,
     memory: u64,
+    /// Who waited for it to serve was told.
+    is_ready: bool,
     /// It takes no more volumes, and lets none go.
     is_ending: bool,
     /// What the next start is asked for again, and the file that says it, if one does.
@@ -193,12 +199,14 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     let signals = Signals::catch()?;
     upgrade::carry_signals(signals.clone());
     let timeout = match args.is_from_file() && notify::is_managed() {
-        // What was served until just now is there, and guests wait.
-        _ if upgrade::is_executed() => Duration::ZERO,
         true => args.device_timeout.max(DEVICES_LEAST),
         false => args.device_timeout,
     };
-    let patience = Patience::new(timeout, Some(signals.clone()));
+    let mut patience = Patience::new(timeout, Some(signals.clone()));
+    if upgrade::is_executed() {
+        // What was served until just now is there.
+        patience = patience.while_guests_wait();
+    }
     let backings: Vec<&Path> = args.volumes.iter().map(|it| it.backing.path.as_path()).collect();
     let find = |name| patience.find_holding(name, "cache device", &backings);
     let cache = Opened::open(args.cache.as_deref().map(find).transpose()?)?;
@@ -275,11 +283,10 @@ fn serve(
     upgrade::forget_disks();
     daemon.take_guests()?;
     announce!("control: {}", control.display());
-    announce!("ready");
     daemon.activity = "serves";
     daemon.tell_started();
-    // Without a service manager there is nobody to tell.
-    let _ = sd_notify(&format!("READY=1\nSTATUS={}", daemon.summary()));
+    daemon.tell_manager();
+    daemon.tell_ready();
     if upgrade::is_signalled() {
         daemon.signals.iter().for_each(Signals::raise);
     }
@@ -307,6 +314,11 @@ fn serve(
         }
     }
     daemon.is_ending = true;
+    daemon.awaited.clear();
+    if !daemon.is_ready {
+        // It has begun, and ends well: the manager is not to begin it anew.
+        let _ = sd_notify("READY=1");
+    }
     daemon.activity = "stops: waits until nobody holds its block devices";
     let _ = sd_notify(&ending::stopping(args.stop_timeout));
     // What is in memory is made durable, whatever came of the devices.
@@ -335,6 +347,9 @@ fn unix_sockets(args: &ServeArgs) -> impl Iterator<Item = PathBuf> {
 impl Daemon {
     /// Why a volume that somebody names is none that is served.
     fn not_served(&self, name: &str) -> String {
+        if self.awaited.has(name) {
+            return format!("{name}: waits for its backing device, and is served when that comes");
+        }
         match self.server.shard.find(name).and_then(|index| self.recorded(index)) {
             Some(volume) => format!(
                 "{name}: waits for its backing device, {}; when that is there, `forebay attach {name}` serves it, and \
@@ -547,6 +562,12 @@ impl Daemon {
         }
     }
 
+    /// The service manager is to know what it serves.
+    fn tell_manager(&self) {
+        // Without one there is nobody to tell.
+        let _ = sd_notify(&format!("STATUS={}", self.summary()));
+    }
+
     /// One line for the service manager.
     fn summary(&self) -> String {
         let names: Vec<&str> = self.volumes.iter().map(|served| served.name.as_str()).collect();
@@ -570,6 +591,7 @@ impl Daemon {
         self.attached.iter_mut().for_each(Attached::tell_news);
         self.come();
         self.end_trial();
+        self.come_late();
         self.leave();
         self.attached.iter_mut().for_each(Attached::end_if_left);
         self.attached.retain(|attached| !attached.is_over());
@@ -591,7 +613,8 @@ impl Daemon {
             let resizes = self.server.shard.resizing().is_some();
             let moves = self.coming.is_some() || self.leaving.is_some() || self.growing.is_some();
             let upgrades = self.upgrading.is_some() || self.trial.is_some();
-            let is_changing = moves || marks || resizes || upgrades;
+            let seeks = self.awaited.is_seeking();
+            let is_changing = moves || marks || resizes || seeks || upgrades;
             let answers = !self.desk.borrow().answers.is_empty();
             let wait = match is_changing {
                 // The next turn sends them.
@@ -599,7 +622,7 @@ impl Daemon {
                 // Heard while something else was waited for.
                 _ if self.is_signalled() => Duration::ZERO,
                 true => SHORT_TURN,
-                false => TURN,
+                false => self.awaited.turn().unwrap_or(TURN).min(TURN),
             };
             self.turn(wait)?;
             if self.is_signalled() {
@@ -613,7 +636,10 @@ impl Daemon {
                 let prepares = against.is_none() && !self.server.shard.is_prepared();
                 let agrees = self.passage.as_ref().is_some_and(|it| it.is_agreeing());
                 let ends = self.attached.iter().any(Attached::is_ending);
-                if !(prepares && waited < PREPARATION || (agrees || ends) && waited < AGREEMENT) {
+                // A program is executed when all threads of the one before have ended.
+                let seeks = self.awaited.is_seeking();
+                let soon = agrees || ends || seeks;
+                if !(prepares && waited < PREPARATION || soon && waited < AGREEMENT) {
                     return Ok(End::Upgrade(executable.clone(), against.clone()));
                 }
             }
@@ -638,7 +664,7 @@ impl Daemon {
                 },
                 Request::Attach { volume, if_changed, without_cache } => {
                     let if_changed = if_changed.as_deref();
-                    match self.begin_to_come(&volume, if_changed, without_cache, client) {
+                    match self.attach(&volume, if_changed, without_cache, client) {
                         // The answer comes when it is served.
                         Ok(()) => continue,
                         Err(error) => Reply::Error { text: format!("{error:#}") },

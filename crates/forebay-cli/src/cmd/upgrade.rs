@@ -4,8 +4,8 @@
 use crate::args::UpgradeArgs;
 use crate::config;
 use crate::control::{self, Request};
-use crate::trial;
 use crate::status::{Status, VolumeStatus};
+use crate::trial;
 use crate::upgrade::FELL_BACK;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};

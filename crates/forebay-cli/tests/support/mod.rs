@@ -259,6 +259,8 @@ pub struct Daemon {
     child: Child,
     /// What it printed up to `ready`.
     pub lines: Vec<String>,
+    /// What it prints after that.
+    later: Mutex<mpsc::Receiver<String>>,
     stderr: PathBuf,
     /// From its start until it was ready.
     pub took: Duration,
@@ -283,8 +285,21 @@ impl Daemon {
         child.wait().unwrap();
     }
 
+    /// Starts it and waits until it can be asked, ready or not.
+    pub fn begin(command: Command, stderr: &Path) -> Daemon {
+        Daemon::start_until(command, stderr, |line| line.starts_with("control: ")).unwrap()
+    }
+
     /// Starts it; if it ends without being ready, gives its exit code and what it said.
-    pub fn try_start(mut command: Command, stderr: &Path) -> Result<Daemon, (Option<i32>, String)> {
+    pub fn try_start(command: Command, stderr: &Path) -> Result<Daemon, (Option<i32>, String)> {
+        Daemon::start_until(command, stderr, |line| line == "ready")
+    }
+
+    fn start_until(
+        mut command: Command,
+        stderr: &Path,
+        is_enough: impl Fn(&str) -> bool,
+    ) -> Result<Daemon, (Option<i32>, String)> {
         let begun = Instant::now();
         driven(&mut command);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -301,7 +316,7 @@ impl Daemon {
         let mut lines = Vec::new();
         loop {
             match receiver.recv_timeout(PATIENCE) {
-                Ok(line) if line == "ready" => break,
+                Ok(line) if is_enough(&line) => break,
                 Ok(line) => lines.push(line),
                 Err(error) => {
                     if error == mpsc::RecvTimeoutError::Timeout {
@@ -312,11 +327,17 @@ impl Daemon {
                 }
             }
         }
-        Ok(Daemon { child, lines, stderr: stderr.to_owned(), took: begun.elapsed() })
+        let (stderr, took) = (stderr.to_owned(), begun.elapsed());
+        Ok(Daemon { child, lines, later: Mutex::new(receiver), stderr, took })
     }
 
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// What it prints next after [`Daemon::lines`], if it does so within this time.
+    pub fn next_line(&self, within: Duration) -> Option<String> {
+        self.later.lock().unwrap().recv_timeout(within).ok()
     }
 
     /// What it said on stderr until now.

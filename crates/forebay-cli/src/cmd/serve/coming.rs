@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `forebay attach`: a volume comes while others are served.
+//! `forebay attach`, and backing devices that come late (`awaited`): a volume comes while others are served.
 //!
 //! # States
 //!
@@ -15,8 +15,9 @@ use super::Daemon;
 use super::look::{Looked, by_another_name, logical_block};
 use super::plan::{Wanted, role};
 use super::upgrading::name_of;
+use super::volumes::waits_text;
 use crate::address::Address;
-use crate::args::{IfChanged, Listen, VolumeSpec, parse_if_changed, parse_volume};
+use crate::args::{Listen, VolumeSpec, parse_if_changed, parse_volume};
 use crate::control::Reply;
 use crate::late::Patience;
 use crate::sockets::Made;
@@ -34,13 +35,12 @@ const SILENT_MAX: usize = 8;
 
 /// A volume on its way in.
 pub(super) struct Coming {
-    /// Who waits for the answer.
-    client: usize,
+    /// Who waits for the answer; none: it was awaited.
+    client: Option<usize>,
     name: String,
     index: VolumeIndex,
     address: Address,
-    if_changed: Option<IfChanged>,
-    without_cache: bool,
+    wanted: Wanted,
     /// As it is asked for, now or at the start; none: as it is recorded.
     spec: Option<VolumeSpec>,
     /// What was said of it now, beyond its name.
@@ -53,16 +53,34 @@ impl Coming {
     pub(super) fn name(&self) -> &str {
         &self.name
     }
+
+    /// Its start has waited for it.
+    pub(super) fn is_late(&self) -> bool {
+        self.client.is_none()
+    }
 }
 
 impl Daemon {
-    /// Looks whether a volume may come, and begins. The answer comes when it is served.
-    pub(super) fn begin_to_come(
+    /// Somebody asks for a volume. The answer comes when it is served.
+    pub(super) fn attach(
         &mut self,
         volume: &str,
         if_changed: Option<&str>,
         without_cache: bool,
         client: usize,
+    ) -> Result<()> {
+        let choice = |choice: &str| parse_if_changed(&format!("{}={choice}", name_of(volume)));
+        let if_changed = if_changed.map(choice).transpose().map_err(Error::msg)?;
+        let if_changed = if_changed.map(|choice| choice.1);
+        self.begin_to_come(volume, Wanted { if_changed, without_cache }, Some(client))
+    }
+
+    /// Looks whether a volume may come, and begins.
+    pub(super) fn begin_to_come(
+        &mut self,
+        volume: &str,
+        wanted: Wanted,
+        client: Option<usize>,
     ) -> Result<()> {
         let name = name_of(volume);
         if self.volumes.iter().any(|served| served.name == name) {
@@ -79,9 +97,6 @@ impl Daemon {
                 count(self.silent.len() as u64, "backing device")
             );
         }
-        let choice = |choice: &str| parse_if_changed(&format!("{name}={choice}"));
-        let if_changed = if_changed.map(choice).transpose().map_err(Error::msg)?;
-        let if_changed = if_changed.map(|choice| choice.1);
         let said = volume.contains('=').then(|| volume.to_owned());
         let spec = match &said {
             Some(text) => Some(parse_volume(text).map_err(Error::msg)?),
@@ -112,18 +127,8 @@ impl Daemon {
             .spawn(move || Patience::none().find(&named, &role).and_then(|path| look.at(&path)))
             .context("cannot start a thread")?;
         let (name, begun) = (name.to_owned(), Instant::now());
-        self.coming = Some(Coming {
-            client,
-            name,
-            index,
-            address,
-            if_changed,
-            without_cache,
-            spec,
-            said,
-            begun,
-            looks,
-        });
+        self.coming =
+            Some(Coming { client, name, index, address, wanted, spec, said, begun, looks });
         Ok(())
     }
 
@@ -131,25 +136,39 @@ impl Daemon {
     pub(super) fn come(&mut self) {
         let is_due = |it: &mut Coming| it.looks.is_finished() || it.begun.elapsed() >= PATIENCE;
         let Some(coming) = self.coming.take_if(is_due) else { return };
-        let client = coming.client;
-        let reply = match self.serve_coming(coming) {
-            Ok(lines) => Reply::Told { lines },
-            Err(error) => Reply::Error { text: format!("{error:#}") },
+        let (client, name) = (coming.client, coming.name.clone());
+        let reply = match (self.serve_coming(coming), client) {
+            (Ok(_), None) => {
+                let served = self.volumes.iter().filter(|served| served.name == name);
+                for line in served.flat_map(|served| self.lines(served)) {
+                    announce!("{line}");
+                }
+                None
+            }
+            (Err(error), None) => {
+                self.comes_not(&name, &format!("{error:#}"));
+                None
+            }
+            (Ok(lines), Some(client)) => Some((client, Reply::Told { lines })),
+            (Err(error), Some(client)) => {
+                Some((client, Reply::Error { text: format!("{error:#}") }))
+            }
         };
-        self.desk.borrow_mut().answers.push_back((client, reply));
+        self.desk.borrow_mut().answers.extend(reply);
+        self.tell_ready();
     }
 
     /// Nothing comes any more.
     pub(super) fn stop_coming(&mut self, why: &str) {
         let Some(coming) = self.coming.take() else { return };
         let text = format!("{}: not attached: {why}", coming.name);
-        self.desk.borrow_mut().answers.push_back((coming.client, Reply::Error { text }));
+        let reply = coming.client.map(|client| (client, Reply::Error { text }));
+        self.desk.borrow_mut().answers.extend(reply);
     }
 
     /// Serves one more volume, and says what a user should know of it.
     fn serve_coming(&mut self, coming: Coming) -> Result<Vec<String>> {
-        let Coming { name, index, address, spec, said, looks, .. } = coming;
-        let (if_changed, without_cache) = (coming.if_changed, coming.without_cache);
+        let Coming { name, index, address, wanted, spec, said, looks, .. } = coming;
         if !looks.is_finished() {
             self.silent.push(Box::new(move || looks.is_finished()));
             bail!("{name}: not attached: {} does not answer", address.path.display());
@@ -164,12 +183,11 @@ impl Daemon {
         self.check_stays().with_context(|| format!("{name}: not attached"))?;
         match spec {
             Some(spec) if self.server.shard.find(&name).is_none() => {
-                let others = self.check_new(&spec, without_cache, &looked, &[])?;
+                let others = self.check_new(&spec, wanted.without_cache, &looked, &[])?;
                 self.add_checked(index, &spec, looked, others)?;
                 self.set_as_asked(index, &spec, true)?;
             }
             spec => {
-                let wanted = Wanted { if_changed, without_cache };
                 let verdict = self.check_recorded(index, &wanted, &looked, &[])?;
                 self.reserve_as_asked(spec.as_slice())?;
                 self.serve_checked(index, &address, looked, verdict)?;
@@ -182,13 +200,15 @@ impl Daemon {
         self.gone.retain(|gone| *gone != name);
         self.came.extend(said);
         // What it waited for is there.
-        let waited = format!("{name}: waits for its backing device: ");
+        let waited = waits_text(&name);
         self.problems.retain(|problem| !problem.starts_with(&waited));
+        self.awaited.forget(&name);
         let at = self.volumes.len() - 1;
         self.export(at)?;
         self.come_with_sockets(&name);
         let mut lines = self.lines(&self.volumes[at]);
         lines.extend(self.come_with_device(at));
+        self.tell_manager();
         Ok(lines)
     }
 

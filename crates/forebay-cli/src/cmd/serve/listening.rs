@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where others come in: looked at before any volume is changed, and listened to when all are served.
+//! Where others come in: looked at before any volume is changed, and listened to when all that are there are served.
 //!
 //! # Invariants
 //!

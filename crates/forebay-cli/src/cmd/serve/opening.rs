@@ -2,6 +2,7 @@
 //! Opening the cache, and saying what was found.
 
 use super::Daemon;
+use super::awaited::Awaited;
 use super::devices::uuid_of_bare;
 use super::watch::Watch;
 use crate::args::{IoChoice, SEGMENT_BYTES_LEAST, ServeArgs, VolumeSpec};
@@ -151,6 +152,7 @@ impl Daemon {
             left: Vec::new(),
             nbd_devices: NbdDevices::new(args.nbd_connections.into()),
             attached: Vec::new(),
+            awaited: Awaited::default(),
             coming: None,
             silent: Vec::new(),
             leaving: None,
@@ -159,6 +161,7 @@ impl Daemon {
             listen: args.listen.clone(),
             room,
             memory: args.memory,
+            is_ready: false,
             is_ending: false,
             asked: args.volumes.clone(),
             came: Vec::new(),

@@ -7,7 +7,9 @@ use super::look::{Looked, logical_block};
 use super::stale::Others;
 use crate::address::Address;
 use crate::args::{IfChanged, ServeArgs, VolumeSpec};
-use crate::late::Patience;
+use crate::attach::Kind;
+use crate::attach::left::LeftDevice;
+use crate::late::{self, Patience};
 use crate::state_dir::Why;
 use crate::upgrade::OtherDisk;
 use crate::{backing, upgrade};
@@ -40,13 +42,25 @@ impl Planned<'_> {
         self.address.as_ref().map_err(|text| Error::msg(text.clone()))
     }
 
+    /// What is said of its backing device if that has not come.
+    pub(super) fn missing(&self, patience: &Patience) -> Error {
+        match self.address() {
+            Ok(address) => patience.missing(&address.path, &role(&self.name)),
+            Err(error) => error,
+        }
+    }
+
     /// A file says what is to be; what of it can be is served, as is what was recorded. Who types a volume means it, at a
     /// start; what the program before served, or waited for, does not end the next one.
     pub(super) fn may_wait(&self, args: &ServeArgs, error: &Error) -> bool {
         // Then the program before goes on, whose path may be another.
         let must_go_on = upgrade::is_tried() && error.is::<OtherDisk>();
+        !must_go_on && self.may_be_missing(args)
+    }
+
+    fn may_be_missing(&self, args: &ServeArgs) -> bool {
         let is_meant = self.spec.is_some() && !args.is_from_file();
-        !must_go_on && (!is_meant || upgrade::is_executed())
+        !is_meant || upgrade::is_executed()
     }
 }
 
@@ -129,6 +143,20 @@ impl Daemon {
             });
         }
         planned
+    }
+
+    /// Whether its backing device is not there, and others are served meanwhile. Devices by FUSE + loop that a daemon before has left may
+    /// be together in one mount: they go on together.
+    pub(super) fn is_late(
+        &self,
+        planned: &Planned<'_>,
+        args: &ServeArgs,
+        patience: &Patience,
+    ) -> bool {
+        let is_fuse = |it: &LeftDevice| it.kind == Kind::Fuse && it.volume == planned.name;
+        let is_left = !upgrade::is_executed() && self.left.iter().any(is_fuse);
+        let may_come = planned.may_be_missing(args) && !is_left && !patience.late().1.is_zero();
+        may_come && planned.address().is_ok_and(|address| !late::may_be_there(&address.path))
     }
 
     /// Opens its backing device and looks at it. `taken`: those of others.

@@ -317,7 +317,7 @@ impl Daemon {
         path.map_or_else(|| self.cache_text(), |path| path.display().to_string())
     }
 
-    fn cache_uuid(&self) -> String {
+    pub(super) fn cache_uuid(&self) -> String {
         uuid_text(&self.server.shard.superblock().uuid)
     }
 }

@@ -37,6 +37,9 @@ impl Daemon {
         if self.is_ending {
             bail!("the daemon is being stopped");
         }
+        if !self.is_ready {
+            bail!("its start waits for a backing device (`forebay status`); upgrade after that");
+        }
         // Who waits for that would never be answered.
         if let Some(coming) = &self.coming {
             bail!("{}: is being attached; upgrade after that", coming.name());
@@ -54,6 +57,9 @@ impl Daemon {
         // A program is executed when all threads of the one before have ended.
         if self.silent.iter().any(|is_over| !is_over()) {
             bail!("a device that was to be attached, or its driver, does not answer");
+        }
+        if self.awaited.is_stuck() {
+            bail!("a device does not answer that was looked at for a volume that waits");
         }
         if self.server.shard.resizing().is_some() {
             bail!("the cache is being given another size; `forebay resize --stop` ends that");

@@ -2,7 +2,7 @@
 //! The volumes: each gets its backing device if that is the one it was.
 
 use super::look::{Looked, by_another_name};
-use super::plan::{Change, Planned, Ready, Verdict, Wanted};
+use super::plan::{Change, Planned, Ready, Verdict, Wanted, role};
 use super::rates::Rates;
 use super::stale::Others;
 use super::{Daemon, Served};
@@ -47,24 +47,34 @@ impl Daemon {
         let reserves = self.reserves_that_fit(args)?;
         let (mut ready, mut taken) = (Vec::new(), Vec::new());
         let mut new: Vec<Reserve> = Vec::new();
-        for planned in self.plan(args) {
-            let found = self.prepare(&planned, &taken, patience).and_then(|found| {
-                if let Ready::New(spec, _) = found {
-                    new.push(self.reserve_of(spec).unwrap_or_default());
-                    if let Err(error) = self.server.shard.check_room(&reserves, &new) {
-                        new.pop();
-                        return Err(error.into());
+        let (mut planned, mut late) = (self.plan(args), Vec::new());
+        loop {
+            for planned in planned.drain(..) {
+                if self.is_late(&planned, args, patience) {
+                    late.push(planned);
+                    continue;
+                }
+                let found = self.prepare(&planned, &taken, patience);
+                let found = found.and_then(|it| self.check_room_for(it, &reserves, &mut new));
+                match found {
+                    Ok(found) => {
+                        taken.push((planned.name.clone(), found.path().to_owned()));
+                        ready.push((planned, found));
                     }
+                    Err(error) if planned.may_wait(args, &error) => self.waits(&planned, &error),
+                    Err(error) => return Err(error),
                 }
-                Ok(found)
-            });
-            match found {
-                Ok(found) => {
-                    taken.push((planned.name.clone(), found.path().to_owned()));
-                    ready.push((planned, found));
-                }
-                Err(error) if planned.may_wait(args, &error) => self.waits(&planned, &error),
-                Err(error) => return Err(error),
+            }
+            if !ready.is_empty() || !wait_for_any(&late, patience) {
+                break;
+            }
+            std::mem::swap(&mut planned, &mut late);
+        }
+        for planned in late {
+            match ready.is_empty() {
+                false => self.await_device(&planned, patience),
+                // Nobody would be served meanwhile.
+                true => self.waits(&planned, &planned.missing(patience)),
             }
         }
         self.set_reserves(&reserves)?;
@@ -82,6 +92,23 @@ impl Daemon {
             }
         }
         Ok(())
+    }
+
+    /// What is new has room besides what is asked for and `new`, which it is then part of.
+    fn check_room_for<'a>(
+        &self,
+        found: Ready<'a>,
+        reserves: &[(VolumeIndex, Reserve)],
+        new: &mut Vec<Reserve>,
+    ) -> Result<Ready<'a>> {
+        if let Ready::New(spec, _) = found {
+            new.push(self.reserve_of(spec).unwrap_or_default());
+            if let Err(error) = self.server.shard.check_room(reserves, new) {
+                new.pop();
+                return Err(error.into());
+            }
+        }
+        Ok(found)
     }
 
     fn serve_planned(&mut self, planned: &Planned<'_>, ready: Ready<'_>) -> Result<()> {
@@ -220,7 +247,7 @@ impl Daemon {
     fn waits(&mut self, planned: &Planned<'_>, error: &anyhow::Error) {
         let name = &planned.name;
         let advice = planned.address().map_or(String::new(), |it| by_another_name(name, &it.path));
-        self.problem(format!("{name}: waits for its backing device: {error:#}{advice}"));
+        self.problem(format!("{}{error:#}{advice}", waits_text(name)));
     }
 
     /// Whether a recorded volume can be served from a backing device that is open: if that is the one it was, or was said to count.
@@ -483,6 +510,18 @@ impl Daemon {
             );
         }
     }
+}
+
+/// What is said of a volume that waits begins so.
+pub(super) fn waits_text(name: &str) -> String {
+    format!("{name}: waits for its backing device: ")
+}
+
+/// Waits until the backing device of one of them is there; whether one is.
+fn wait_for_any(late: &[Planned<'_>], patience: &Patience) -> bool {
+    let device = |it: &Planned<'_>| Some((it.address().ok()?.path.clone(), role(&it.name)));
+    let devices: Vec<(PathBuf, String)> = late.iter().filter_map(device).collect();
+    !devices.is_empty() && patience.wait_for_any(&devices)
 }
 
 /// As it was at the last clean close.
