@@ -4,6 +4,7 @@
 use crate::notified::Manager;
 use crate::support::{Daemon, PATIENCE, Scratch, forebay, wait_for};
 use crate::upgrade::upgrade;
+use crate::upgrade_volumes::assert_ends_waiting;
 use std::os::unix::fs::FileExt;
 #[cfg(feature = "vhost")]
 use std::os::unix::net::UnixStream;
@@ -212,9 +213,7 @@ fn the_next_program_waits_for_it_while_guests_go_on() {
     let daemon = rig.serve(&[]);
     ready(&daemon);
     let mut a = rig.scratch.connect("a");
-    std::fs::rename(&rig.b, &rig.away).unwrap();
-    let told = upgrade(&rig.scratch, Path::new(env!("CARGO_BIN_EXE_forebay"))).unwrap();
-    assert!(told.contains("by a hand-over"), "{told}");
+    assert_ends_waiting(&rig.scratch, &rig.b, &rig.away);
     assert_eq!(a.read(MIB, 4096).unwrap(), [b'a'; 4096]);
     assert_eq!(rig.state("b"), "waiting");
     // A second one while it waits.

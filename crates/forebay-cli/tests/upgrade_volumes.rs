@@ -170,7 +170,7 @@ fn what_came_to_a_bare_daemon_goes_along() {
 }
 
 /// Its disk goes when the daemon has looked. That it is not served any more was told by its log alone.
-fn assert_ends_waiting(scratch: &Scratch, b: &Path, away: &Path) {
+pub(crate) fn assert_ends_waiting(scratch: &Scratch, b: &Path, away: &Path) {
     let moves = format!("[ -e {1} ] || mv {0} {1}", b.display(), away.display());
     let told = upgrade(scratch, &program(scratch, "moves", ":", &moves)).unwrap_err();
     let expected = "which does not serve all that was served: b: waits for its backing device: ";
