@@ -14,6 +14,7 @@ pub use nbd::NbdDevices;
 
 use crate::args::Attach;
 use anyhow::{Result, bail};
+use forebay::shard::uuid_text;
 use forebay_core::units::VolumeIndex;
 use forebay_serve::attach::{Attachments, DeviceVolume, Reports};
 use forebay_serve::server::Server;
@@ -153,14 +154,29 @@ impl Kind {
         }
     }
 
-    /// Those that have a place of their own, and the others, which are together.
-    pub fn split(self, cache: &str, wanted: Vec<Wanted>) -> Result<(Vec<Wanted>, Vec<Wanted>)> {
+    /// Where devices of these volumes are made, those of a place together.
+    pub fn groups(self, cache: &str, wanted: Vec<Wanted>) -> Result<Vec<(String, Vec<Wanted>)>> {
         #[cfg(feature = "fuse")]
         if self == Kind::Fuse {
-            return fuse::split(cache, wanted);
+            return fuse::groups(cache, wanted);
         }
-        let _ = cache;
-        Ok((Vec::new(), wanted))
+        Ok(vec![(cache.to_owned(), wanted)])
+    }
+
+    /// Where the device of one volume waits, or is made while others are served.
+    pub fn place(
+        self,
+        cache: &str,
+        index: VolumeIndex,
+        name: &str,
+        uuid: &[u8; 16],
+    ) -> Result<String> {
+        #[cfg(feature = "fuse")]
+        if self == Kind::Fuse {
+            return fuse::place(cache, index, name, uuid);
+        }
+        let _ = (index, name);
+        Ok(format!("{cache}.{}", uuid_text(uuid)))
     }
 
     /// Begins to make a device of each volume. `place` is unlike that of others that are not ended. It may have to wait for a driver, or for

@@ -4,14 +4,16 @@
 use super::attached::{chain, holders_text};
 use super::{Begun, Rest, Wanted};
 use crate::stored;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use forebay::host::keeper;
 use forebay::host::loop_device::{Holder, LoopError};
 use forebay::host::machine::Host;
 use forebay::host::runtime_dir::RuntimeDir;
 use forebay::shard::uuid_text;
+use forebay_core::units::VolumeIndex;
 use forebay_serve::fuse::attach::FuseAttachments;
 use forebay_serve::fuse::mount::{FuseMount, FuseVolume, Kept, clear_stale, is_unmounted};
+use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -29,29 +31,71 @@ pub fn obstacle() -> Option<String> {
     None
 }
 
-/// Those that get a mount of their own, and the others, which are together in the cache's. The kernel gives a mount's requests one
-/// after the other, so a volume that waits would keep those behind it from being read: but for one, each has its own; unless a
-/// daemon before has left several in the cache's.
-pub fn split(cache: &str, wanted: Vec<Wanted>) -> Result<(Vec<Wanted>, Vec<Wanted>)> {
-    let runtime = RuntimeDir::open()?;
-    // By its name alone: who asks a mount anything waits until it is served.
-    let entries = std::fs::read_dir(runtime.path())?.flatten();
-    let names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
-    Ok(split_by_names(cache, wanted, |name| names.iter().any(|it| *it == *name)))
+/// Where the devices of these volumes wait, or are made. The kernel gives a mount's requests one after the other, so a volume that
+/// waits would keep those behind it from being read: but for one, which is in the cache's, each has a mount of its own; unless a daemon
+/// before has left several in the cache's. That is left to whoever waits there, be it for a disk that is late: who takes a mount
+/// over answers for all that is in it.
+pub fn groups(cache: &str, wanted: Vec<Wanted>) -> Result<Vec<(String, Vec<Wanted>)>> {
+    Ok(Found::now(cache)?.groups(cache, wanted))
 }
 
-fn split_by_names(
-    cache: &str,
-    wanted: Vec<Wanted>,
-    is_there: impl Fn(&str) -> bool,
-) -> (Vec<Wanted>, Vec<Wanted>) {
-    let place = |it: &Wanted| format!("{cache}.{}.fuse", uuid_text(&it.uuid));
-    let (mut apart, mut together): (Vec<_>, Vec<_>) =
-        wanted.into_iter().partition(|it| is_there(&place(it)));
-    if !is_there(&format!("{cache}.fuse")) && together.len() > 1 {
-        apart.extend(together.drain(1..));
+/// Where the device of one volume waits, or is made while others are served.
+pub fn place(cache: &str, index: VolumeIndex, name: &str, uuid: &[u8; 16]) -> Result<String> {
+    let found = Found::now(cache)?;
+    let place = found.place(cache, index, name, uuid);
+    if place == cache && found.together.len() > 1 {
+        bail!(
+            "{name}: its block device is in one mount with those of others: stop, and serve them all again"
+        );
     }
-    (apart, together)
+    Ok(place)
+}
+
+/// What there is of a cache, by names alone: who asks a mount anything waits until it is served.
+struct Found {
+    names: Vec<OsString>,
+    /// Of the files in the cache's mount, those with a device.
+    together: Vec<OsString>,
+}
+
+impl Found {
+    fn now(cache: &str) -> Result<Found> {
+        let runtime = RuntimeDir::open()?;
+        let entries = std::fs::read_dir(runtime.path())?.flatten();
+        let mount = runtime.path().join(format!("{cache}.fuse"));
+        let loops = Host::default().loops();
+        let of_it = loops.iter().filter_map(|it| it.backing_file.strip_prefix(&mount).ok());
+        Ok(Found {
+            names: entries.map(|entry| entry.file_name()).collect(),
+            together: of_it.map(|file| file.as_os_str().to_owned()).collect(),
+        })
+    }
+
+    fn groups(&self, cache: &str, wanted: Vec<Wanted>) -> Vec<(String, Vec<Wanted>)> {
+        let (mut together, mut apart): (Vec<_>, Vec<_>) = wanted
+            .into_iter()
+            .partition(|it| self.place(cache, it.index, &it.name, &it.uuid) == cache);
+        if together.is_empty() && self.together.is_empty() {
+            let is_new = |it: &Wanted| !self.is_mount(&own_place(cache, &it.uuid));
+            together.extend(apart.iter().position(is_new).map(|at| apart.remove(at)));
+        }
+        let apart = apart.into_iter().map(|it| (own_place(cache, &it.uuid), vec![it]));
+        std::iter::once((cache.to_owned(), together)).chain(apart).collect()
+    }
+
+    fn is_mount(&self, place: &str) -> bool {
+        self.names.iter().any(|it| *it == *format!("{place}.fuse"))
+    }
+
+    fn place(&self, cache: &str, index: VolumeIndex, name: &str, uuid: &[u8; 16]) -> String {
+        let (own, file) = (own_place(cache, uuid), file_name(name, index));
+        let is_there = !self.is_mount(&own) && self.together.iter().any(|it| *it == *file);
+        if is_there { cache.to_owned() } else { own }
+    }
+}
+
+fn own_place(cache: &str, uuid: &[u8; 16]) -> String {
+    format!("{cache}.{}", uuid_text(uuid))
 }
 
 /// The devices over a cache's mounts whose connections are kept for the next daemon. Others give errors only.
@@ -147,17 +191,20 @@ pub fn keep() -> Result<()> {
 
 fn file(wanted: Wanted) -> FuseVolume {
     let discards = wanted.discards && has_holes(&wanted.backing);
-    // A file cannot be called `.` or `..`.
-    let is_dots = wanted.name.bytes().all(|byte| byte == b'.');
-    let name = if is_dots { format!("volume-{}", wanted.index.0) } else { wanted.name };
     FuseVolume {
         index: wanted.index,
         uuid: wanted.uuid,
-        name,
+        name: file_name(&wanted.name, wanted.index),
         size_bytes: wanted.size_bytes,
         logical_block: wanted.logical_block,
         discards,
     }
+}
+
+/// A file cannot be called `.` or `..`.
+fn file_name(name: &str, index: VolumeIndex) -> String {
+    let is_dots = name.bytes().all(|byte| byte == b'.');
+    if is_dots { format!("volume-{}", index.0) } else { name.to_owned() }
 }
 
 /// A file has if it takes discards. A block device has if the kernel can have it zero ranges by itself: only then does it take a hole.
@@ -194,14 +241,13 @@ fn stale_text(error: &LoopError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_core::units::VolumeIndex;
 
     #[test]
     fn each_volume_but_one_has_a_mount_of_its_own_and_what_a_daemon_has_left_stays() {
         let volume = |number: u8| Wanted {
             index: VolumeIndex(number),
             uuid: [number; 16],
-            name: String::new(),
+            name: format!("v{number}"),
             size_bytes: 0,
             logical_block: 512,
             backing: "".into(),
@@ -209,15 +255,25 @@ mod tests {
             may_go_straight: false,
         };
         let own = |number: u8| format!("c.{}.fuse", uuid_text(&[number; 16]));
-        let split = |names: &[String]| {
-            let is_there = |name: &str| names.iter().any(|it| it == name);
-            let (apart, together) = split_by_names("c", (0..3).map(volume).collect(), is_there);
-            let numbers = |all: Vec<Wanted>| all.iter().map(|it| it.index.0).collect::<Vec<_>>();
-            (numbers(apart), numbers(together))
+        let split = |mounts: &[String], together: &[&str]| {
+            let names = mounts.iter().map(OsString::from).collect();
+            let found = Found { names, together: together.iter().map(OsString::from).collect() };
+            let groups = found.groups("c", (0..3).map(volume).collect());
+            let mut groups = groups
+                .into_iter()
+                .map(|(place, all)| (place, all.iter().map(|it| it.index.0).collect::<Vec<_>>()));
+            let first = groups.next().unwrap_or_default();
+            assert_eq!(first.0, "c");
+            (groups.flat_map(|it| it.1).collect::<Vec<_>>(), first.1)
         };
-        assert_eq!(split(&[]), (vec![1, 2], vec![0]));
-        assert_eq!(split(&["c.fuse".into(), own(1), own(2)]), (vec![1, 2], vec![0]));
-        assert_eq!(split(&["c.fuse".into()]), (vec![], vec![0, 1, 2]), "they were together");
-        assert_eq!(split(&[own(0), own(2)]), (vec![0, 2], vec![1]), "the first was detached");
+        assert_eq!(split(&[], &[]), (vec![1, 2], vec![0]));
+        let all = ["c.fuse".into(), own(1), own(2)];
+        assert_eq!(split(&all, &["v0"]), (vec![1, 2], vec![0]));
+        assert_eq!(split(&all, &["late"]), (vec![0, 1, 2], vec![]), "it is another's");
+        let common = ["c.fuse".into()];
+        assert_eq!(split(&common, &["v0", "v1", "v2"]), (vec![], vec![0, 1, 2]), "they were");
+        assert_eq!(split(&common, &["v1"]), (vec![0, 2], vec![1]));
+        assert_eq!(split(&common, &[]), (vec![1, 2], vec![0]), "it had no device yet");
+        assert_eq!(split(&[own(0), own(2)], &[]), (vec![0, 2], vec![1]), "the first was detached");
     }
 }

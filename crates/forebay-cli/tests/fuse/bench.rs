@@ -59,13 +59,23 @@ impl Bench {
 
     /// Serves until `ready`, and learns the device.
     pub fn serve(&mut self) {
+        let volume = format!("v={}{}", self.path("back"), self.options);
+        self.serve_some(&["--volume", &volume]);
+        let out = self.read("out");
+        let device = out.lines().find_map(|line| line.strip_suffix(" v")).expect("a device line");
+        assert!(device.starts_with("/dev/loop"), "{out}");
+        self.device = device.into();
+    }
+
+    /// The same, of what is recorded and these; a disk may be late.
+    pub fn serve_some(&mut self, volumes: &[&str]) {
         let (out, err) = (self.path("out"), self.path("err"));
         let mut command = Command::new(FOREBAY);
         command.stdin(Stdio::null());
         let mut command = self.manager.as_ref().map_or(command, Manager::command);
         command
             .args(["serve", "--cache", &self.path("cache"), "--attach", "fuse"])
-            .args(["--volume", &format!("v={}{}", self.path("back"), self.options)])
+            .args(volumes)
             .args(&self.more)
             .stdout(File::create(out).unwrap())
             .stderr(File::create(err).unwrap());
@@ -79,9 +89,6 @@ impl Bench {
             self.read("out").lines().any(|line| line == "ready")
         });
         let out = self.read("out");
-        let device = out.lines().find_map(|line| line.strip_suffix(" v")).expect("a device line");
-        assert!(device.starts_with("/dev/loop"), "{out}");
-        self.device = device.into();
         let control = out.lines().find_map(|line| line.strip_prefix("control: ")).unwrap();
         self.uuid = Path::new(control).file_stem().unwrap().to_str().unwrap().into();
     }
@@ -182,6 +189,14 @@ impl Drop for Bench {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("the daemon said:\n{}", self.read("err"));
+            // Else it is waited for where nobody answers.
+            for entry in fs::read_dir("/run/forebay").into_iter().flatten().flatten() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                if !self.uuid.is_empty() && name.starts_with(&self.uuid) && name.ends_with(".fuse")
+                {
+                    try_run(&["umount", "-f", entry.path().to_str().unwrap()]);
+                }
+            }
         }
         try_run(&["umount", "-l", &self.mount_point()]);
         if let Some(mut daemon) = self.daemon.take() {

@@ -15,6 +15,7 @@ mod left;
 mod lost;
 mod manager;
 mod metadata;
+mod place;
 mod silent;
 mod stop;
 mod undo;

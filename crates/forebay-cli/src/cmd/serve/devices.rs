@@ -27,10 +27,8 @@ impl Daemon {
     pub(super) fn attach_devices(&mut self, kind: Kind) -> Result<()> {
         let wanted = self.volumes.iter().filter_map(|served| self.wanted(served)).collect();
         let cache = uuid_text(&self.server.shard.superblock().uuid);
-        let (apart, together): (Vec<Wanted>, Vec<Wanted>) = kind.split(&cache, wanted)?;
-        self.attach_group(kind, &cache, together)?;
-        for volume in apart {
-            self.attach_group(kind, &cache_and_volume(&cache, &volume.uuid), vec![volume])?;
+        for (place, wanted) in kind.groups(&cache, wanted)? {
+            self.attach_group(kind, &place, wanted)?;
         }
         match self.left.iter().find_map(|it| self.failure(&it.volume)) {
             Some(text) if upgrade::is_tried() => bail!("{text}"),
@@ -57,7 +55,7 @@ impl Daemon {
         let served = self.volumes.iter().find(|served| served.index == index);
         let wanted = served.and_then(|served| self.wanted(served)).context("it is served")?;
         let cache = uuid_text(&self.server.shard.superblock().uuid);
-        let place = cache_and_volume(&cache, &wanted.uuid);
+        let place = kind.place(&cache, wanted.index, &wanted.name, &wanted.uuid)?;
         self.attach_group(kind, &place, vec![wanted])
     }
 
@@ -65,12 +63,15 @@ impl Daemon {
     pub(super) fn stored_for_later(&self) -> Vec<String> {
         let superblock = self.server.shard.superblock();
         let cache = uuid_text(&superblock.uuid);
-        let waits = |(at, recorded): (usize, &Option<Volume>)| {
-            let is_served = self.volumes.iter().any(|served| usize::from(served.index.0) == at);
-            let uuid = recorded.as_ref().filter(|_| !is_served)?.uuid;
-            Some(stored::of_mount(&cache_and_volume(&cache, &uuid)))
+        let waits = |recorded: &Volume| {
+            let index = self.server.shard.find(&recorded.name)?;
+            let is_served = self.volumes.iter().any(|served| served.index == index);
+            let place = Kind::Fuse.place(&cache, index, &recorded.name, &recorded.uuid);
+            // In one that it shares nobody is served, if it has not been taken.
+            (!is_served).then(|| place.unwrap_or_else(|_| cache.clone()))
         };
-        superblock.volumes.iter().enumerate().filter_map(waits).collect()
+        let places = superblock.volumes.iter().flatten().filter_map(waits);
+        places.map(|place| stored::of_mount(&place)).collect()
     }
 
     fn wanted(&self, served: &Served) -> Option<Wanted> {
@@ -202,9 +203,4 @@ pub(super) fn uuid_of_bare(backing: &Path) -> [u8; 16] {
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&hash.to_le_bytes());
     uuid
-}
-
-/// Where the device of a volume is made that came when the others had theirs.
-fn cache_and_volume(cache: &str, uuid: &[u8; 16]) -> String {
-    format!("{cache}.{}", uuid_text(uuid))
 }
