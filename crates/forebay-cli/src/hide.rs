@@ -22,6 +22,10 @@ use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+/// Names that udev makes of what is on a device: they lead to its volume as soon as that has it, too. Below `/dev`, each up to what is
+/// on it.
+pub const OF_CONTENT: [&str; 3] = ["disk/by-uuid/", "disk/by-label/", "disk/by-id/lvm-pv-uuid-"];
+
 const DIRECTORY: &str = "/etc/forebay/backings";
 /// Where udev has what its rules made of a device.
 const UDEV_DATA: &str = "/run/udev/data";

@@ -2,11 +2,13 @@
 //! A volume as it is written: `NAME=BACKING[,KEY=VALUE]...`, and what of it can be set.
 
 use crate::address::Address;
+use crate::hide::OF_CONTENT;
 use crate::units::{exact_size, parse_size, parse_time};
 use forebay_core::format::superblock::{CUTOFF_MAX, Mode, Order, WEIGHT_MAX};
 use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::BLOCK_BYTES;
 use std::mem::discriminant;
+use std::path::Path;
 
 /// A volume as it is asked for: `NAME=BACKING[,KEY=VALUE]...`.
 #[derive(Clone, Debug)]
@@ -54,6 +56,7 @@ pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
     check_name(name)?;
     let mut parts = rest.split(',');
     let backing = Address::parse(parts.next().unwrap_or_default())?;
+    check_leads_there(&backing.path)?;
     let mut spec = VolumeSpec {
         name: name.into(),
         backing,
@@ -82,6 +85,22 @@ pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
         }
     }
     Ok(spec)
+}
+
+/// Whether a path leads to the device whoever has it: one that udev makes of what is on it leads to the volume as soon as that is served,
+/// and to nothing when it is not.
+fn check_leads_there(path: &Path) -> Result<(), String> {
+    let below = path.strip_prefix("/dev").map(|it| it.to_string_lossy().into_owned());
+    let content = below.ok().and_then(|below| {
+        OF_CONTENT.iter().find_map(|it| below.strip_prefix(it).map(str::to_owned))
+    });
+    let Some(content) = content else { return Ok(()) };
+    let is_label = path.parent().is_some_and(|it| it.ends_with("by-label"));
+    Err(format!(
+        "{}: leads to the volume while that is served, and to nothing at the next boot; use UUID={}, or the device's own name in /dev/disk/by-id",
+        path.display(),
+        if is_label { "…" } else { &content }
+    ))
 }
 
 /// Whether a volume may be given this name. What is recorded under another is served all the same.
@@ -228,6 +247,35 @@ pub fn mode_name(mode: Mode) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// udev takes such a link away from a disk as soon as it belongs to a cache: at the next boot the volume waited for it for ever, and after a
+    /// crash it led to the volume's own device.
+    #[test]
+    fn a_name_that_goes_to_the_volume_is_refused() {
+        let parse = |path: &str| parse_volume(&format!("v={path}"));
+        for (path, uuid) in [
+            ("/dev/disk/by-uuid/12-ab", "UUID=12-ab,"),
+            ("/dev//disk/by-uuid/12-ab", "UUID=12-ab,"),
+            ("sim+hdd:/dev/disk/by-uuid/12-ab", "UUID=12-ab,"),
+            ("/dev/disk/by-id/lvm-pv-uuid-x-Y", "UUID=x-Y,"),
+            ("/dev/disk/by-label/home", "UUID=…,"),
+        ] {
+            let error = parse(path).unwrap_err();
+            assert!(error.contains(uuid) && error.contains("/dev/disk/by-id"), "{error}");
+        }
+        for path in [
+            "UUID=12-ab",
+            "PARTUUID=12-ab",
+            "/dev/disk/by-partuuid/12-ab",
+            "/dev/disk/by-partlabel/x",
+            "/dev/disk/by-id/wwn-1-part1",
+            "/dev/disk/by-id/md-uuid-1:2",
+            "/dev/sda",
+            "/srv/disk/by-uuid/1",
+        ] {
+            assert!(parse(path).is_ok(), "{path}");
+        }
+    }
 
     /// A volume `v-part1` and the first partition of `v` are one link in /dev/forebay, and `..` is no file of a directory.
     #[test]

@@ -388,6 +388,8 @@ mod tests {
             at("backing = '/dev/a'"),
             "3:11: --volume d=/dev/a: is the cache; the cache goes in front of another device"
         );
+        let told = at("backing = '/dev/disk/by-uuid/1-2'");
+        assert!(told.contains("use UUID=1-2, or"), "{told}");
         assert!(at("backing = 5").starts_with("3:11: backing: expected a text in quotes"));
         // A value cannot bring an option with it.
         assert!(at("backing = '/dev/b,mode=write-around'").starts_with("3:11: backing: a comma"));

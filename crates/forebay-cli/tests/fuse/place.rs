@@ -2,7 +2,7 @@
 //! The first volume's device is over the cache's own mount. While its disk is late, that is no other's.
 
 use super::bench::{Bench, FOREBAY};
-use super::kept::{mounted, write};
+use super::kept::{failed, mounted, write};
 use super::machine::run;
 use super::manager::Manager;
 use std::fs::{self, File};
@@ -32,6 +32,41 @@ fn what_the_manager_keeps_of_the_first_volume_waits_for_it() {
     lease.end();
     drop((descriptor, lease));
     its_disk_is_late(bench, &note);
+}
+
+/// Where a link led to the volume's own device by the next start, that waited for itself.
+#[test]
+fn a_volume_is_not_behind_its_own_device() {
+    requires!("mkfs.ext4", "sync");
+    let mut bench = Bench::new("own", 64 << 20);
+    let link = bench.path("link");
+    std::os::unix::fs::symlink(bench.path("back"), &link).unwrap();
+    let volume = format!("v={link}");
+    bench.serve();
+    if bench.keeper().is_none() {
+        return forebay_testing::skip("the kernel's FUSE does not resend requests");
+    }
+    let leads_to = |target: &str| {
+        fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(target, &link).unwrap();
+    };
+    leads_to(&bench.device);
+    let comes = |volume: &str| {
+        let attach = [FOREBAY, "attach", volume, "--control", &bench.control()];
+        let said = failed(&attach);
+        assert!(
+            said.contains(": leads to volume v of this cache, not to what is behind it"),
+            "{said}"
+        );
+    };
+    comes(&format!("w={link}"));
+    bench.kill();
+    let cache = bench.path("cache");
+    let serve = ["serve", "--cache", &cache, "--attach", "fuse", "--volume", &volume];
+    let said = failed(&[&["timeout", "60", FOREBAY], &serve[..]].concat());
+    assert!(said.contains(": leads to volume v of this cache, not to what is behind it"), "{said}");
+    bench.serve();
+    bench.stop();
 }
 
 fn its_disk_is_late(mut bench: Bench, note: &str) {

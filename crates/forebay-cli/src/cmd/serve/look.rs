@@ -6,17 +6,21 @@
 
 use super::Daemon;
 use crate::backing;
+use crate::names;
 use crate::state_dir::Known;
 use crate::upgrade::OtherDisk;
 use anyhow::{Result, bail};
 use forebay::host::identity::Fingerprint;
-use forebay::host::machine::Host;
+use forebay::host::machine::{Host, Node, Target};
 use forebay::host::named::Named;
 use forebay::io::{Device, FileDevice};
-use forebay::shard::backing_source;
+use forebay::shard::{backing_source, uuid_text};
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
 use std::path::{Path, PathBuf};
+
+/// How many devices one may be made of.
+const BENEATH_MAX: usize = 256;
 
 /// What is to be looked for.
 pub(super) struct Look {
@@ -25,6 +29,8 @@ pub(super) struct Look {
     /// Of a volume that is known.
     recorded: Option<Volume>,
     cache: Option<PathBuf>,
+    /// Of the cache.
+    identity: String,
     served: Vec<(String, PathBuf)>,
 }
 
@@ -79,6 +85,7 @@ impl Daemon {
             logical_block,
             recorded,
             cache: self.cache_path.clone(),
+            identity: uuid_text(&self.server.shard.superblock().uuid),
             served: served.collect(),
         }
     }
@@ -86,6 +93,7 @@ impl Daemon {
 
 impl Look {
     pub(super) fn at(&self, path: &Path) -> Result<Looked> {
+        self.check_not_ours(path)?;
         if let Some(cache) = &self.cache {
             backing::check_apart(cache, path)?;
         }
@@ -106,6 +114,26 @@ impl Look {
             None => backing::fingerprint(&device, path)?,
         };
         Ok(Looked { path: path.to_owned(), device, found })
+    }
+
+    /// Nobody answers for what this daemon serves, or is to go on with, while it waits itself.
+    fn check_not_ours(&self, path: &Path) -> Result<()> {
+        let host = Host::default();
+        let Ok(Target::Block { number, .. }) = Target::of(path) else { return Ok(()) };
+        let mut unseen: Vec<Node> = host.node(number).into_iter().collect();
+        for _ in 0..BENEATH_MAX {
+            let Some(node) = unseen.pop() else { break };
+            if let Some(name) = names::of(&node).filter(|name| name.cache == self.identity) {
+                bail!(
+                    "{}: leads to volume {} of this cache, not to what is behind it; name the backing device itself, by its path in /dev/disk/by-id",
+                    path.display(),
+                    name.volume
+                );
+            }
+            unseen.extend(node.slaves());
+            unseen.extend(node.parent());
+        }
+        Ok(())
     }
 
     /// Two volumes on one device would each know nothing of what the other writes.
