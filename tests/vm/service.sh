@@ -2,7 +2,7 @@
 # boot 4 without: cache512
 # processors: 1
 # A machine as an operator would have it: the package, a configuration, fstab by UUID; volumes with XFS, LVM and a btrfs
-# over two of them, all backing devices partitions. The service is reloaded and killed under load, the machine is shut down under load, its power
+# over two of them, all backing devices partitions but for one, an md array. The service is reloaded and killed under load, the machine is shut down under load, its power
 # is cut, it lacks its cache.
 #
 # XFS requires that the service has started in fstab. LVM and btrfs do not, so that nothing but udev's rule keeps their old state on the
@@ -12,6 +12,7 @@ boot=$(cat boot)
 attach=$(cat attach)
 P4=/dev/disk/by-id/virtio-backing4096-part
 P5=/dev/disk/by-id/virtio-backing512-part
+array() { cat /var/tmp/array; }
 
 mounted_from() { findmnt -n -o SOURCE "$1"; }
 # What a mount, or the volume group below it, rests on: the volumes by name, else the device.
@@ -45,12 +46,12 @@ journal() { journalctl -b -o cat --no-pager -u "$@"; }
 hidden() { # DEVICE
     udevadm info -q property "$1" >/run/properties
     grep -q '^FOREBAY_BACKING_OF=' /run/properties && grep -q '^SYSTEMD_READY=0' /run/properties &&
-        grep -q '^UDISKS_IGNORE=1' /run/properties && ! grep -qE '^ID_FS_TYPE=.|by-uuid' /run/properties || { cat /run/properties; return 1; }
+        grep -q '^UDISKS_IGNORE=1' /run/properties && ! grep -qE '^ID_FS_TYPE=.|by-(uuid|label)' /run/properties || { cat /run/properties; return 1; }
 }
-# Every volume has data that is not on its backing device. (Write-back goes on meanwhile.)
+# Every volume that is mounted has data that is not on its backing device. (Write-back goes on meanwhile.)
 all_dirty() {
     for it in xfs lvm btrfs; do dd if=/dev/urandom of="/srv/$it/fresh" bs=1M count=4 conv=fsync status=none; done
-    forebay status --json | python3 -c "import json, sys; sys.exit(min(v['dirty_bytes'] for v in json.load(sys.stdin)['volumes']) < 400000)"
+    forebay status --json | python3 -c "import json, sys; sys.exit(min(v['dirty_bytes'] for v in json.load(sys.stdin)['volumes'] if v['name'] != 'md') < 400000)"
 }
 # Writers as services that systemd ends before it unmounts. An error ends them.
 load() {
@@ -99,7 +100,7 @@ killed() {
 # From the next start on the service may open its own disks, and no other block devices (docs/service.md).
 narrow() {
     local of=/etc/systemd/system/forebay@data.service.d it
-    local disks=("/dev/disk/by-id/virtio-cache512" "${P4}1" "/dev/disk/by-partuuid/$(blkid -s PARTUUID -o value "${P4}2")" "${P5}1" "${P5}2")
+    local disks=("/dev/disk/by-id/virtio-cache512" "${P4}1" "/dev/disk/by-partuuid/$(blkid -s PARTUUID -o value "${P4}2")" "${P5}1" "${P5}2" "$(array)")
     local serve=("/dev/ublk-control" char-ublk-char block-blkext)
     [ "$attach" != fuse ] || serve=(/dev/fuse /dev/loop-control block-loop)
     mkdir -p "$of"
@@ -124,7 +125,10 @@ case $boot in
     check "man page, completion and example are there" bash -c "ls /usr/share/man/man1/forebay.1.gz /usr/share/bash-completion/completions/forebay /usr/share/doc/forebay/examples/example.toml"
     systemd-analyze verify --man=no forebay@x.service forebay-ready@x.service >/run/verify 2>&1
     check "systemd understands the units" bash -c '! grep forebay /run/verify'
-    check "partitions" bash -c "for it in backing4096 backing512; do sgdisk -o -n 1:0:+512M -n 2:0:+512M /dev/disk/by-id/virtio-\$it; partprobe /dev/disk/by-id/virtio-\$it 2>/dev/null || partx -u /dev/disk/by-id/virtio-\$it; done; udevadm settle; ls ${P4}2 ${P5}2" || finish
+    check "partitions" bash -c "for it in backing4096 backing512; do sgdisk -o -n 1:0:+512M -n 2:0:+512M -n 3:0:+128M -n 4:0:+128M /dev/disk/by-id/virtio-\$it; partprobe /dev/disk/by-id/virtio-\$it 2>/dev/null || partx -u /dev/disk/by-id/virtio-\$it; done; udevadm settle; ls ${P4}4 ${P5}4" || finish
+    check "an array" mdadm --create /dev/md0 --run --force --level=1 --raid-devices=2 --assume-clean --metadata=1.2 "${P4}3" "${P5}3" || finish
+    mdadm --detail --export /dev/md0 | sed -n 's|^MD_UUID=|/dev/disk/by-id/md-uuid-|p' >/var/tmp/array
+    check "the array has a name" wait_for 60 test -b "$(array)" || finish
     check "format" forebay format /dev/disk/by-id/virtio-cache512
     uuid=$(forebay inspect /dev/disk/by-id/virtio-cache512 superblock --json | grep -oE '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}' | head -1)
     part() { blkid -s PARTUUID -o value "$1"; }
@@ -141,6 +145,8 @@ backing = "PARTUUID=$(part "${P4}2")"
 backing = "${P5}1"
 [volume.b2]
 backing = "${P5}2"
+[volume.md]
+backing = "$(array)"
 END
     check "the configuration is good" forebay config check
     check "enable --now" systemctl enable --now forebay@data || { journal forebay@data; finish; }
@@ -150,6 +156,7 @@ END
     check "names in /dev/forebay" wait_for 20 test -b /dev/forebay/xfs -a -b /dev/forebay/lvm -a -b /dev/forebay/b1 -a -b /dev/forebay/b2 || finish
     check "mkfs.xfs" mkfs.xfs -q /dev/forebay/xfs
     check "LVM" bash -c "pvcreate -q /dev/forebay/lvm && vgcreate -q vg /dev/forebay/lvm && lvcreate -q -n lv -l 100%FREE vg && udevadm settle && mkfs.ext4 -q /dev/vg/lv"
+    check "mkfs.ext4 on the array's volume" mkfs.ext4 -q -L array /dev/forebay/md
     check "mkfs.btrfs over two volumes" mkfs.btrfs -q -d raid0 -m raid1 /dev/forebay/b1 /dev/forebay/b2
     # While udev looks at a device it does not notice that another writes to it.
     udevadm settle
@@ -170,9 +177,11 @@ END
     for it in xfs lvm btrfs; do mkdir "/srv/$it/synced"; fill "/srv/$it/synced" "/var/tmp/sums-$it"; done
     # The backing devices get a state that could be mounted, before what comes next.
     check "drain" forebay drain
-    for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2"; do check "hidden: ${it##*/}" hidden "$it"; done
+    udevadm trigger --settle --action=change "$(array)"
+    for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2" "$(array)"; do check "hidden: ${it##*/}" hidden "$it"; done
     check "the disks themselves are not hidden" bash -c "! udevadm info -q property /dev/disk/by-id/virtio-backing512 | grep FOREBAY"
-    check "by-uuid leads to the volumes" bash -c "for it in /dev/disk/by-uuid/*; do readlink -f \$it; done | grep -vE '^/dev/(vd|sr)' && ! ls -l /dev/disk/by-uuid | grep -E 'vd[a-z][0-9]'"
+    check "by-uuid leads to the volumes" bash -c "for it in /dev/disk/by-uuid/*; do readlink -f \$it; done | grep -vE '^/dev/(vd|sr)' && ! ls -l /dev/disk/by-uuid | grep -E 'vd[a-z][0-9]|md[0-9]'"
+    check "by-label leads to the array's volume" test "$(readlink -f /dev/disk/by-label/array)" = "$(readlink -f /dev/forebay/md)"
     systemctl stop srv-{lvm,btrfs}.mount
     vgchange -q -an vg
     systemctl stop forebay@data
@@ -249,7 +258,8 @@ END
     check "without its cache: the log names what is missing" wait_for 150 bash -c "journalctl -b -o cat -u forebay@data | grep -E 'UUID=[-0-9a-f]*: the cache device is not there'"
     check "without its cache: no old state can be mounted by hand" bash -c "! mount ${P4}1 /mnt 2>&1 && ! mount /srv/xfs && ! mountpoint /srv/xfs"
     check "without its cache: LVM has activated nothing" bash -c "! ls /dev/mapper/vg-lv"
-    for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2"; do check "without its cache, hidden: ${it##*/}" hidden "$it"; done
+    check "without its cache: the array is there" wait_for 60 test -b "$(array)"
+    for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2" "$(array)"; do check "without its cache, hidden: ${it##*/}" hidden "$it"; done
     # What only the lost cache has would never be missed by who mounts the disks.
     check "left dirty, the package is not removed" bash -c '! dpkg --force-depends -r forebay 2>/run/removal && grep "^xfs: its cache, .* may hold what is not yet on " /run/removal && grep "FOREBAY_REMOVE=anyway" /run/removal' || cat /run/removal
     check "left dirty, the package is not removed: the program is there" test -x /usr/bin/forebay

@@ -59,6 +59,30 @@ fn udev_looks_at_backing_devices_when_the_package_comes_and_goes() {
     assert!(!backings.exists());
 }
 
+/// An array was shown to everybody again by the rules of mdadm, which come behind ours and look into it once more.
+#[test]
+fn what_the_rules_hide_stays_hidden_until_somebody_would_act_on_it() {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifest = std::fs::read_to_string(own.join("Cargo.toml")).unwrap();
+    let read = |name: &str| {
+        assert!(manifest.contains(&format!(
+            "[\"../../packaging/{name}\", \"usr/lib/udev/rules.d/\", \"644\"]"
+        )));
+        std::fs::read_to_string(own.join("../../packaging").join(name)).unwrap()
+    };
+    let (first, again) = ("61-forebay.rules", "63-z-forebay-md.rules");
+    let order =
+        ["60-persistent-storage.rules", first, "63-md-raid-arrays.rules", again, "64-btrfs.rules"];
+    assert!(order.is_sorted(), "udev takes them by name");
+    let hides = |name: &str| {
+        let text = read(name);
+        let begin = text.find("OPTIONS+=\"string_escape=none\"").unwrap();
+        text[begin..].split_once("\n\n").unwrap().0.to_owned()
+    };
+    assert_eq!(hides(first), hides(again));
+    assert!(read(again).contains("KERNEL!=\"md*\", GOTO=\"forebay_md_end\""));
+}
+
 /// After an upgrade of a library needrestart restarted the daemon, and systemd unmounted what was mounted from its volumes for that.
 #[test]
 fn needrestart_leaves_the_daemons_alone() {

@@ -31,10 +31,8 @@ pub fn run(args: &UdevArgs) -> Result<ExitCode> {
 fn stays(link: &str, is_part: bool) -> bool {
     let link = link.strip_prefix("/dev/").unwrap_or(link);
     let is_in = |places: &[&str]| places.iter().any(|place| link.starts_with(place));
-    let of_content =
-        ["disk/by-uuid/", "disk/by-label/", "disk/by-id/lvm-pv-uuid-", "disk/by-id/md-"];
     let of_table = ["disk/by-partuuid/", "disk/by-partlabel/"];
-    let goes = is_in(&of_content) || (is_part && is_in(&of_table));
+    let goes = is_in(&hide::OF_CONTENT) || (is_part && is_in(&of_table));
     !goes
 }
 
@@ -44,9 +42,13 @@ mod tests {
 
     #[test]
     fn links_of_the_content_go_and_those_of_the_device_stay() {
-        for link in
-            ["/dev/disk/by-id/wwn-1-part2", "disk/by-path/pci-0", "/dev/disk/by-partuuid/1-2"]
-        {
+        for link in [
+            "/dev/disk/by-id/wwn-1-part2",
+            "disk/by-path/pci-0",
+            "/dev/disk/by-partuuid/1-2",
+            "/dev/disk/by-id/md-uuid-1:2",
+            "md/data",
+        ] {
             assert!(stays(link, false), "{link}");
         }
         for link in ["/dev/disk/by-uuid/1-2", "disk/by-label/home", "/dev/disk/by-id/lvm-pv-uuid-x"]
