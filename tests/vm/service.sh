@@ -97,16 +97,17 @@ killed() {
     return 1
 }
 
-# From the next start on the service may open its own disks, and no other block devices (docs/service.md).
+# From the next start on the service may open its cache and its kinds of disks, and no other block devices (docs/service.md).
 narrow() {
-    local of=/etc/systemd/system/forebay@data.service.d it
-    local disks=("/dev/disk/by-id/virtio-cache512" "${P4}1" "/dev/disk/by-partuuid/$(blkid -s PARTUUID -o value "${P4}2")" "${P5}1" "${P5}2" "$(array)")
+    local of=/etc/systemd/system/forebay@data.service.d
+    local disks=(block-virtblk block-md)
     local serve=("/dev/ublk-control" char-ublk-char block-blkext)
     [ "$attach" != fuse ] || serve=(/dev/fuse /dev/loop-control block-loop)
     mkdir -p "$of"
     {
         echo "[Unit]"
-        for it in "${disks[@]}"; do printf 'Wants=%s\nAfter=%s\n' "$(systemd-escape -p --suffix=device "$it")"{,}; done
+        echo "Wants=modprobe@virtio_blk.service modprobe@md_mod.service"
+        echo "After=modprobe@virtio_blk.service modprobe@md_mod.service"
         printf '[Service]\nDeviceAllow=\n'
         printf 'DeviceAllow=%s rw\n' "${disks[@]}" "${serve[@]}"
     } >"$of/devices.conf"
@@ -242,7 +243,9 @@ END
     intact_all "after a power cut"
     check "narrowed: the unit allows no other block devices" bash -c '! systemctl show -P DeviceAllow forebay@data | grep -F "block-*"'
     check "narrowed: its processes can read the cache" reads_as_service /dev/disk/by-id/virtio-cache512
-    check "narrowed: they can read no other disk" bash -c "! reads_as_service /dev/disk/by-id/virtio-backing512 && head -c 512 /dev/disk/by-id/virtio-backing512 | wc -c | grep -x 512"
+    check "narrowed: they can read no other kind of disk" bash -c "! reads_as_service /dev/vg/lv && head -c 512 /dev/vg/lv | wc -c | grep -x 512"
+    # Its backing devices are hidden from systemd, which would wait for them for 90 s.
+    check "narrowed: no disk was waited for in vain" bash -c '! journalctl -b -o cat | grep "Timed out waiting for device"'
     # What does not come need not be waited for long.
     sed -i 's/\(device-timeout[ ="]*\)500/\130/' /etc/fstab /etc/forebay/data.toml
     # So that there is something dirty that a mount of the backing devices would lack, however long a shutdown would take.
