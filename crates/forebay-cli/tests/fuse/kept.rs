@@ -82,6 +82,20 @@ fn a_mounted_device_is_left_to_no_other_kind() {
     assert_eq!(bench.loops(), Vec::<String>::new());
 }
 
+/// The next program had nothing to go on with: what was mounted gave errors from then on.
+#[test]
+fn a_daemon_whose_keeper_is_gone_does_not_go_on_as_another_program() {
+    requires!("mkfs.ext4", "sync");
+    let Some((mut bench, note)) = mounted("kept-no-keeper") else { return };
+    write(&note, "one");
+    run(&["kill", "-9", &bench.keeper().expect("it has one").to_string()]);
+    let said = failed(&[FOREBAY, "upgrade", "--exec", FOREBAY, "--control", &bench.control()]);
+    assert!(said.contains("block devices by fuse end with the process"), "{said}");
+    write(&note, "two");
+    bench.unmount();
+    bench.stop();
+}
+
 /// Somebody took a device's node away, and puts it back in the end.
 struct Away(String);
 

@@ -27,8 +27,6 @@ pub struct FuseAttachments {
     ended: Arc<Mutex<Option<FuseMount>>>,
     teller: Teller,
     is_given_up: Arc<AtomicBool>,
-    /// By a keeper, for the next process.
-    is_kept: bool,
 }
 
 impl FuseAttachments {
@@ -38,9 +36,7 @@ impl FuseAttachments {
         let (teller, reports) = Teller::new(mount.bell());
         let wanted: Vec<(FuseVolume, PathBuf)> =
             mount.volumes().iter().map(|volume| (volume.clone(), mount.file(volume))).collect();
-        let is_kept = mount.lease().is_some();
         let attachments = FuseAttachments {
-            is_kept,
             mount: Arc::new(Mutex::new(Some(mount))),
             ended: Arc::default(),
             teller: teller.clone(),
@@ -115,7 +111,8 @@ impl Attachments for FuseAttachments {
     }
 
     fn outlive(&self) -> bool {
-        self.is_kept
+        let mount = self.mount.lock().unwrap_or_else(PoisonError::into_inner);
+        mount.as_ref().is_some_and(FuseMount::is_kept)
     }
 }
 

@@ -157,6 +157,11 @@ impl FuseMount {
         self.lease.as_ref().map(AsFd::as_fd)
     }
 
+    /// By a keeper, for the next process. It may have been ended by somebody since it began.
+    pub(super) fn is_kept(&self) -> bool {
+        self.lease.as_ref().is_some_and(Lease::is_kept)
+    }
+
     /// Unmounts it and removes the directory. The server must be running.
     pub(super) fn end(&self) -> io::Result<()> {
         if unmount(&self.directory, UnmountFlags::empty()).is_err() {

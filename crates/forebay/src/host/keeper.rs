@@ -49,6 +49,13 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// Whether the keeper is there: it says nothing unasked, so what comes from it is its end.
+    pub fn is_kept(&self) -> bool {
+        let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut polled, Some(&now)), Ok(0))
+    }
+
     /// There is no next: the keeper ends, and its socket is gone (E4).
     pub fn end(&self) {
         // A keeper that is gone holds nothing.
@@ -213,6 +220,7 @@ mod tests {
             let (descriptor, lease) = take(&kept.path).unwrap();
             let found = std::fs::File::from(descriptor).metadata().unwrap();
             assert_eq!(found.rdev(), device);
+            assert!(lease.is_kept());
             drop(lease);
         }
         let (_, dying) = take(&kept.path).unwrap();
@@ -220,6 +228,7 @@ mod tests {
         drop(dying);
         next.end();
         kept.ended();
+        assert!(!next.is_kept());
     }
 
     #[test]
