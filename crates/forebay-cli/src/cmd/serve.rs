@@ -579,15 +579,20 @@ impl Daemon {
         text.replace('\n', " ")
     }
 
-    /// One turn of the loop, and all that goes on besides: as long as there are guests, also while they are waited for.
-    fn turn(&mut self, wait: Duration) -> Result<()> {
-        self.server.turn(Some(wait))?;
+    /// For the service manager's watchdog.
+    fn tell_alive(&mut self) {
         if let Some((interval, told)) = &mut self.watchdog
             && told.elapsed() >= *interval
         {
             *told = Instant::now();
             let _ = sd_notify("WATCHDOG=1");
         }
+    }
+
+    /// One turn of the loop, and all that goes on besides: as long as there are guests, also while they are waited for.
+    fn turn(&mut self, wait: Duration) -> Result<()> {
+        self.server.turn(Some(wait))?;
+        self.tell_alive();
         self.attached.iter_mut().for_each(Attached::tell_news);
         self.come();
         self.end_trial();

@@ -133,6 +133,7 @@ impl Daemon {
     /// A turn of the loop for guests, who may have their devices already: of a daemon before, or of other volumes.
     fn turn_for_devices(&mut self, wait: Duration) -> Result<()> {
         self.server.turn(Some(wait))?;
+        self.tell_alive();
         self.mark_stale();
         Ok(())
     }
