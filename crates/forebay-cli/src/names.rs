@@ -39,11 +39,21 @@ pub fn record(device: &Path, cache: &str, volume: &str) -> Result<()> {
     Ok(())
 }
 
-/// The device is no volume any more.
-pub fn erase(device: &Path) {
+/// The device is none of these volumes any more. Another one may have it by now.
+pub fn erase(device: &Path, cache: &str, is_its: impl Fn(&str) -> bool) {
     let Some(name) = device.file_name() else { return };
-    // What is not there needs no erasing; what cannot be erased is void by A1.
-    let _ = std::fs::remove_file(directory(&Places::found().run).join(name));
+    erase_in(&directory(&Places::found().run).join(name), cache, is_its);
+}
+
+fn erase_in(record: &Path, cache: &str, is_its: impl Fn(&str) -> bool) {
+    if read(record).is_some_and(|name| name.cache == cache && is_its(&name.volume)) {
+        // What cannot be erased is void by A1.
+        let _ = std::fs::remove_file(record);
+    }
+}
+
+fn read(record: &Path) -> Option<Name> {
+    serde_json::from_str(&std::fs::read_to_string(record).ok()?).ok()
 }
 
 /// The volume that a device, or the disk it is a partition of, is.
@@ -53,8 +63,7 @@ pub fn of(node: &Node) -> Option<Name> {
 
 fn of_in(directory: &Path, node: &Node) -> Option<Name> {
     let whole = node.parent().unwrap_or_else(|| node.clone());
-    let text = std::fs::read_to_string(directory.join(&whole.name)).ok()?;
-    let name: Name = serde_json::from_str(&text).ok()?;
+    let name = read(&directory.join(&whole.name))?;
     // A1: what nobody knows is not the same.
     let life = whole.attribute("diskseq")?;
     (name.diskseq.as_ref() == Some(&life)).then_some(name)
@@ -175,6 +184,22 @@ mod tests {
         let unknown = Name { cache: "c".into(), volume: "v".into(), diskseq: None };
         std::fs::write(root.join("loop7"), serde_json::to_string(&unknown).unwrap()).unwrap();
         assert_eq!((found("loop7"), found("loop7p1")), (None, None));
+        std::fs::remove_dir_all(root).unwrap();
+    }
+
+    /// The kernel gives a number again at once: the name of who had it by then was gone.
+    #[test]
+    fn a_name_is_erased_by_whose_it_is() {
+        let root = room("erase");
+        std::fs::create_dir_all(&root).unwrap();
+        let record = root.join("loop7");
+        let name = Name { cache: "c".into(), volume: "v".into(), diskseq: Some("1".into()) };
+        std::fs::write(&record, serde_json::to_string(&name).unwrap()).unwrap();
+        erase_in(&record, "d", |volume| volume == "v");
+        erase_in(&record, "c", |volume| volume == "w");
+        assert!(record.exists());
+        erase_in(&record, "c", |volume| volume == "v");
+        assert!(!record.exists());
         std::fs::remove_dir_all(root).unwrap();
     }
 

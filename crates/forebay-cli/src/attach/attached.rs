@@ -107,7 +107,8 @@ impl Attached {
                     holders_text(&holders)
                 ),
                 Report::Detached { device } => {
-                    names::erase(&device);
+                    let is_its = |name: &str| self.names.iter().any(|it| it.1 == name);
+                    names::erase(&device, &self.cache, is_its);
                     tracing::info!("{} is detached", device.display());
                 }
                 Report::Renewed { volume, device } => {
