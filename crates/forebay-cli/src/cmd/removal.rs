@@ -20,6 +20,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+const FSTAB: &str = "/etc/fstab";
+
 pub fn run(args: &RemovalArgs) -> Result<ExitCode> {
     let (mut against, mut served) = (Vec::new(), BTreeSet::new());
     let mut configs: Vec<Config> = Vec::new();
@@ -66,8 +68,33 @@ pub fn run(args: &RemovalArgs) -> Result<ExitCode> {
             }
         }
     }
+    // None, where there is none.
+    let fstab = std::fs::read_to_string(FSTAB).unwrap_or_default();
+    against.extend(needed_by(&fstab));
     against.iter().for_each(|line| out!("{line}"));
     Ok(if against.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The mounts without which a boot ends in emergency mode, and which require a unit that goes.
+fn needed_by(fstab: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for line in fstab.lines().filter(|line| !line.trim_start().starts_with('#')) {
+        let mut fields = line.split_whitespace().skip(1);
+        let (Some(place), Some(options)) = (fields.next(), fields.nth(1)) else { continue };
+        let options: Vec<&str> = options.split(',').collect();
+        if options.contains(&"nofail") || options.contains(&"noauto") {
+            continue;
+        }
+        let units = options.iter().filter_map(|it| it.strip_prefix("x-systemd.requires="));
+        let ours = |unit: &&str| unit.starts_with("forebay@") || unit.starts_with("forebay-ready@");
+        found.extend(units.filter(ours).map(|unit| {
+            format!(
+                "{place}: requires {unit} in {FSTAB}, without which the next boot would end in emergency mode; take that out of its line, \
+                 or add nofail"
+            )
+        }));
+    }
+    found
 }
 
 /// What stands against it of a volume that is served, or waits for its disk.
@@ -114,4 +141,25 @@ fn users_of(device: &Path, daemon: u32) -> Vec<String> {
         found.push("in use".into());
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The next boot ended in emergency mode.
+    #[test]
+    fn what_a_boot_needs_of_the_package_is_told() {
+        let told = needed_by(
+            "# UUID=0 /a xfs x-systemd.requires=forebay-ready@a.service 0 2\n\
+             UUID=1 /b xfs x-systemd.requires=forebay-ready@b.service,nofail 0 2\n\
+             UUID=2 /c xfs noauto,x-systemd.requires=forebay-ready@c.service 0 2\n\
+             UUID=3\t/d xfs defaults,x-systemd.requires=forebay-ready@d.service 0 2\n\
+             UUID=4 /e xfs x-systemd.requires=forebay@e.service\n\
+             UUID=5 /f xfs x-systemd.requires=other.service 0 2\n\n/dev/sda1 /\n",
+        );
+        let begins = ["/d: requires forebay-ready@d.service in ", "/e: requires forebay@e.service"];
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert!(told.iter().zip(begins).all(|(told, begin)| told.starts_with(begin)), "{told:?}");
+    }
 }
