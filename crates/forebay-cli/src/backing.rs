@@ -44,7 +44,15 @@ pub struct Held {
 impl fmt::Display for Held {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Held { path, holder } = self;
-        write!(out, "{}: is in use by {holder}; stop that one, or use another", path.display())
+        let path = path.display();
+        match holder.pid {
+            // What `late` has it keep.
+            1 => write!(
+                out,
+                "{path}: {holder} keeps it for a service that waits for its cache; `systemctl stop forebay@NAME`, or use another"
+            ),
+            _ => write!(out, "{path}: is in use by {holder}; stop that one, or use another"),
+        }
     }
 }
 
@@ -155,5 +163,21 @@ pub fn compare_recorded(recorded: &Volume, found: &Fingerprint) -> Match {
         }
         // Recorded by a newer version, or never: nothing to compare with.
         Err(_) => Match::Same,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// "Stop that one" was said of process 1.
+    #[test]
+    fn nobody_is_told_to_stop_the_service_manager() {
+        let says = |pid| {
+            let holder = Holder { pid, name: "it".into() };
+            Held { path: "/dev/sdb".into(), holder }.to_string()
+        };
+        assert!(says(1).contains("`systemctl stop forebay@NAME`"), "{}", says(1));
+        assert!(says(2).ends_with("process 2 (it); stop that one, or use another"), "{}", says(2));
     }
 }

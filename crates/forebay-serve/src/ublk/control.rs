@@ -79,7 +79,7 @@ pub enum UblkError {
     /// It is of the same volume, yet not alike.
     #[error(
         "{device}: was made for {found}, the volume has {expected}; \
-         close it and stop the daemon, and the next start makes it new"
+         close it; a reboot takes it away, and so does ublksrv's `ublk del`, and the next start makes it new"
     )]
     Differs {
         /// `/dev/ublkb3`.
