@@ -7,7 +7,7 @@ use forebay_core::mutant::{Mutant, Mutants};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Faults that no seed is sure to find: what they break takes a story, which a test tells.
-pub const STORIES: [(Mutant, &str); 35] = [
+pub const STORIES: [(Mutant, &str); 36] = [
     (Mutant::AgainTakenForDone, "again.rs"),
     (Mutant::BadHeaderStaysLast, "scrub.rs"),
     (Mutant::CheckpointOfTwoMoments, "image.rs"),
@@ -36,6 +36,7 @@ pub const STORIES: [(Mutant, &str); 35] = [
     (Mutant::SkipScrubChecksum, "scrub.rs"),
     (Mutant::SkipScrubHeader, "scrub.rs"),
     (Mutant::SkipSizeChecksum, "resize.rs"),
+    (Mutant::SuperblockSecondNotRenewed, "superblock.rs"),
     (Mutant::UnreadCheckpointStays, "image.rs"),
     (Mutant::UnreadStaysUnread, "unread.rs"),
     (Mutant::UnsaidEndCounts, "void.rs"),

@@ -4,6 +4,7 @@
 
 use crate::run::stuck;
 use crate::world::World;
+use forebay_core::limits::SEGMENTS_RESERVED;
 use forebay_core::units::VolumeIndex;
 
 /// What a slice is kept for without anything to do (`policy/slices.rs`).
@@ -19,11 +20,12 @@ pub fn check(world: &World, at: u64) -> Result<(), String> {
         return Ok(());
     }
     let waits = world.asked.values().any(|asked| {
-        let volume = &world.volumes[usize::from(asked.request.volume.0)];
+        let of = asked.request.volume;
+        let volume = &world.volumes[usize::from(of.0)];
         // The superblock is written as the simulator pleases.
-        !volume.device.failed && volume.growing.is_none()
+        !volume.device.failed && volume.growing.is_none() && !waits_for_parked(world, of)
     });
-    if waits && !is_parking(world) {
+    if waits {
         return Err(format!("no device does anything for {idle} ns: {}", stuck(world).0));
     }
     Ok(())
@@ -31,8 +33,11 @@ pub fn check(world: &World, at: u64) -> Result<(), String> {
 
 /// Blocks that a device refuses are tried again later and later (`policy/parked.rs`). What waits for the room of a log that is full of them, its own
 /// or another's that had more than its part when crash came upon crash, waits for that.
-fn is_parking(world: &World) -> bool {
-    let status = |index| world.engine.as_ref()?.status(VolumeIndex(index as u8));
+fn waits_for_parked(world: &World, volume: VolumeIndex) -> bool {
+    let Some(engine) = world.engine.as_ref() else { return false };
+    let status = |index| engine.status(VolumeIndex(index as u8));
     let parks = |index| status(index).is_some_and(|it| it.parked_blocks > 0 || it.parked_full);
-    (0..world.volumes.len()).any(parks)
+    let kept = SEGMENTS_RESERVED as usize * world.volumes.len();
+    parks(usize::from(volume.0))
+        || engine.free_segments().0 as usize <= kept && (0..world.volumes.len()).any(parks)
 }
