@@ -182,8 +182,18 @@ mod tests {
     #[test]
     fn who_does_not_end_is_killed_with_all_that_is_its() {
         let begun = Instant::now();
-        let text = "trap '' TERM; sleep 1000 & echo $!; wait";
-        let error = script(text, Duration::from_millis(300)).err().unwrap().to_string();
+        let file = std::env::temp_dir().join(format!("forebay-trial-{}", std::process::id()));
+        let text = format!("trap '' TERM; sleep 1000 & echo $! > {}; wait", file.display());
+        let error = script(&text, Duration::from_millis(300)).err().unwrap().to_string();
+        let sleeper = std::fs::read_to_string(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        let stat = format!("/proc/{}/stat", sleeper.trim());
+        // Nobody may be there to wait for it, but it does nothing any more.
+        let is_there = || std::fs::read_to_string(&stat).is_ok_and(|it| !it.contains(") Z "));
+        while is_there() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{stat}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
         assert_eq!(error, "/bin/sh: `-c` did not end within 0 s, and was killed");
         assert!(begun.elapsed() < Duration::from_secs(500));
     }

@@ -225,6 +225,38 @@ fn the_next_program_waits_for_it_while_guests_go_on() {
     daemon.stop("TERM");
 }
 
+/// With volumes of a file: name, backing device, what else it says of them.
+fn of_file(scratch: &Scratch, volumes: &[(&str, &Path, &str)]) -> Daemon {
+    let mut text = format!(
+        "cache = '{}'\nattach = 'none'\nlisten = '{}'\ncontrol = '{}'\ndevice-timeout = '3600s'\n",
+        scratch.cache().display(),
+        scratch.listen(),
+        scratch.control().display(),
+    );
+    for (name, path, more) in volumes {
+        text += &format!("[volume.{name}]\nbacking = '{}'\n{more}\n", path.display());
+    }
+    let file = scratch.path("it.toml");
+    std::fs::write(&file, text).unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["serve", "--config"]).arg(&file);
+    Daemon::begin(command, &scratch.path("stderr"))
+}
+
+/// A start keeps what is recorded where the file asks for more than there is; who came later was not served for it.
+#[test]
+fn what_a_file_asks_for_without_room_keeps_no_late_volume_away() {
+    let rig = Rig::new("late-reserve");
+    let (a, reserve) = (rig.scratch.path("a"), "reserve = '60%'");
+    let daemon = of_file(&rig.scratch, &[("a", &a, reserve), ("b", &rig.b, reserve)]);
+    assert_eq!(rig.state("b"), "waiting");
+    rig.comes();
+    ready(&daemon);
+    assert_eq!(rig.state("b"), "serving");
+    assert!(rig.problems().contains("has no room"), "{}", rig.problems());
+    daemon.stop("TERM");
+}
+
 /// New ones, as a file has them: the second finds the first there.
 #[test]
 fn two_that_wait_for_one_disk_do_not_both_get_it() {
@@ -233,22 +265,7 @@ fn two_that_wait_for_one_disk_do_not_both_get_it() {
     let (a, away) = (scratch.file("a", 16 * MIB), scratch.file("away", 16 * MIB));
     let (disk, link) = (scratch.path("disk"), scratch.path("link"));
     std::os::unix::fs::symlink(&disk, &link).unwrap();
-    let table =
-        |name: &str, path: &Path| format!("[volume.{name}]\nbacking = '{}'\n", path.display());
-    let text = format!(
-        "cache = '{}'\nattach = 'none'\nlisten = '{}'\ncontrol = '{}'\ndevice-timeout = '3600s'\n{}{}{}",
-        scratch.cache().display(),
-        scratch.listen(),
-        scratch.control().display(),
-        table("a", &a),
-        table("b", &disk),
-        table("c", &link)
-    );
-    let file = scratch.path("it.toml");
-    std::fs::write(&file, text).unwrap();
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
-    command.args(["serve", "--config"]).arg(&file);
-    let daemon = Daemon::begin(command, &scratch.path("stderr"));
+    let daemon = of_file(&scratch, &[("a", &a, ""), ("b", &disk, ""), ("c", &link, "")]);
     assert_eq!(scratch.volume_names(), ["a"]);
     std::fs::rename(away, &disk).unwrap();
     ready(&daemon);

@@ -43,7 +43,8 @@ pub fn groups(cache: &str, wanted: Vec<Wanted>) -> Result<Vec<(String, Vec<Wante
 pub fn place(cache: &str, index: VolumeIndex, name: &str, uuid: &[u8; 16]) -> Result<String> {
     let found = Found::now(cache)?;
     let place = found.place(cache, index, name, uuid);
-    if place == cache && found.together.len() > 1 {
+    let own = file_name(name, index);
+    if place == cache && found.together.iter().any(|file| *file != *own) {
         bail!(
             "{name}: its block device is in one mount with those of others: stop, and serve them all again"
         );

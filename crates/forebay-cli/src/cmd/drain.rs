@@ -120,6 +120,10 @@ impl Progress {
             self.line.end()?;
             bail!("{name}: is not drained any more: it was given a mode");
         }
+        // One that came since then, and was not told to be drained.
+        let known = self.drained.get_or_insert_default();
+        let (volumes, came): (Vec<&VolumeStatus>, Vec<&VolumeStatus>) =
+            volumes.into_iter().partition(|volume| known.contains(&volume.name));
         let dirty: u64 = volumes.iter().map(|volume| volume.dirty_bytes).sum();
         if status.cache.health == "failed"
             && let Some(volume) = volumes.iter().find(|volume| volume.dirty)
@@ -137,6 +141,12 @@ impl Progress {
                 volumes.iter().partition(|volume| volume.lost_blocks_now == 0);
             for VolumeStatus { name, backing, .. } in whole {
                 tell(format_args!("{name}: drained; {backing} is the plain disk\n"))?;
+            }
+            if let Some(volume) = came.iter().find(|volume| volume.dirty) {
+                bail!(
+                    "{0}: came meanwhile, and is not drained: `forebay drain {0}` drains it",
+                    volume.name
+                );
             }
             if !lacking.is_empty() {
                 let text = |it: &&VolumeStatus| {

@@ -641,7 +641,7 @@ impl Daemon {
                 let prepares = against.is_none() && !self.server.shard.is_prepared();
                 let agrees = self.passage.as_ref().is_some_and(|it| it.is_agreeing());
                 let ends = self.attached.iter().any(Attached::is_ending);
-                // A program is executed when all threads of the one before have ended.
+                // One that has begun is waited for; none begins any more.
                 let seeks = self.awaited.is_seeking();
                 let soon = agrees || ends || seeks;
                 if !(prepares && waited < PREPARATION || soon && waited < AGREEMENT) {

@@ -112,7 +112,8 @@ impl Attachments for FuseAttachments {
 
     fn outlive(&self) -> bool {
         let mount = self.mount.lock().unwrap_or_else(PoisonError::into_inner);
-        mount.as_ref().is_some_and(FuseMount::is_kept)
+        // Of one that has ended nothing ends with the process.
+        mount.as_ref().is_none_or(FuseMount::is_kept)
     }
 }
 

@@ -130,7 +130,10 @@ impl Daemon {
         if self.awaited.volumes.is_empty() {
             return;
         }
-        self.awaited.seek();
+        // A program is executed when all threads of the one before have ended.
+        if self.check_stays().is_ok() {
+            self.awaited.seek();
+        }
         let patience = self.awaited.patience.filter(|(since, limit)| since.elapsed() >= *limit);
         if self.check_stays().is_ok() && self.coming.is_none() {
             let volumes = &mut self.awaited.volumes;

@@ -189,7 +189,12 @@ impl Daemon {
             }
             spec => {
                 let verdict = self.check_recorded(index, &wanted, &looked, &[])?;
-                self.reserve_as_asked(spec.as_slice())?;
+                match self.reserve_as_asked(spec.as_slice()) {
+                    Err(error) if said.is_some() => return Err(error),
+                    // As at a start.
+                    Err(error) => self.reserves_kept(&error),
+                    Ok(()) => {}
+                }
                 self.serve_checked(index, &address, looked, verdict)?;
                 if let Some(spec) = spec {
                     self.set_as_asked(index, &spec, false)?;
@@ -256,7 +261,8 @@ impl Daemon {
             // Asked for already: that changes nothing.
             _ if self.asked.iter().any(|spec| spec.name == name) => Ok(()),
             (Some(path), Some(only)) => bail!(
-                "{name}: not attached: vhost-user://{path} names no volume, and the next start would not know which of the two is meant;                  serve again with vhost-user://{path}?volume={}",
+                "{name}: not attached: vhost-user://{path} names no volume, and the next start would not know which of the two is meant; \
+                 serve again with vhost-user://{path}?volume={}",
                 only.name
             ),
             _ => Ok(()),

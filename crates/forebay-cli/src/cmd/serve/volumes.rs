@@ -137,12 +137,15 @@ impl Daemon {
             Ok(()) => Ok(reserves),
             Err(error) if args.is_typed() => Err(error.into()),
             Err(error) => {
-                self.problem(format!(
-                    "{RESERVES_KEPT}, since what is asked for has no room: {error}"
-                ));
+                self.reserves_kept(&error.into());
                 Ok(Vec::new())
             }
         }
+    }
+
+    /// What they have stays as it is recorded.
+    pub(super) fn reserves_kept(&mut self, error: &anyhow::Error) {
+        self.problem(format!("{RESERVES_KEPT}, since what is asked for has no room: {error:#}"));
     }
 
     /// Sets what is asked for, but for what is set already: what volumes have of the cache, all at once, and the mode of one
@@ -225,7 +228,9 @@ impl Daemon {
         for (setting, text) in asked {
             self.set_one(index, setting)?;
             info!("{name}: set {text}");
-            if matches!(setting, Setting::Reserve(_)) {
+            let asked = self.reserves_asked(&self.asked);
+            let has_room = || self.server.shard.check_room(&asked, &[]).is_ok();
+            if matches!(setting, Setting::Reserve(_)) && has_room() {
                 self.problems.retain(|problem| !problem.starts_with(RESERVES_KEPT));
             }
             if self.asked.iter().any(|spec| spec.name == name && spec.is_against(setting)) {
