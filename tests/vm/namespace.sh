@@ -23,7 +23,7 @@ check "and held by nobody" e2fsck -f -p "$other"
 check "mounted later" mount -t tmpfs later /run/later
 truncate -s 64M /run/later/b.img
 check "a file there is a volume" $FOREBAY attach --control "$(control n)" later=/run/later/b.img
-refuses "what is mounted is no backing device" "mounted|in use|held|busy" $FOREBAY attach --control "$(control n)" bad="$device"
+refuses "what is mounted is no backing device" "mounted|in use|held|busy|leads to volume" $FOREBAY attach --control "$(control n)" bad="$device"
 fill /mnt/. /run/sums
 cp $FOREBAY /run/forebay.new
 check "upgrade" $FOREBAY upgrade --exec /run/forebay.new --control "$(control n)"

@@ -13,6 +13,7 @@ use crate::cmd::set::until_next_start;
 use crate::late::Patience;
 use crate::state_dir::Why;
 use crate::units::{clock, size};
+use crate::upgrade;
 use crate::{backing, hide};
 use anyhow::{Context, Result, bail};
 use forebay::host::identity::{Fingerprint, Match, SuperblockKinds};
@@ -148,8 +149,8 @@ impl Daemon {
         self.problem(format!("{RESERVES_KEPT}, since what is asked for has no room: {error:#}"));
     }
 
-    /// Sets what is asked for, but for what is set already: what volumes have of the cache, all at once, and the mode of one
-    /// that has it, which may be drained: that lasts until it is given another one.
+    /// Sets what is asked for, but for what is set already: what volumes have of the cache, all at once. The mode of one that is
+    /// drained ends that; but not behind an upgrade, at which nobody asks for anything that was not asked before.
     pub(super) fn set_as_asked(
         &mut self,
         index: VolumeIndex,
@@ -159,7 +160,10 @@ impl Daemon {
         let recorded = self.recorded(index).cloned();
         let is_set = |setting: &Setting| match setting {
             Setting::Reserve(_) => true,
-            Setting::Mode(mode) => is_new || recorded.as_ref().is_some_and(|it| it.mode == *mode),
+            Setting::Mode(mode) => {
+                let has = recorded.as_ref().is_some_and(|it| it.mode == *mode);
+                is_new || has && upgrade::is_executed()
+            }
             _ => false,
         };
         let left: Vec<Setting> = spec.settings().filter(|it| !is_set(it)).collect();
