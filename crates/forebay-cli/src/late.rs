@@ -107,12 +107,10 @@ impl Patience {
     /// that is missing have an old state. If it is not found, a service manager has them until the next start.
     pub fn find_holding(&self, name: &Path, role: &str, others: &[&Path]) -> Result<PathBuf> {
         let named = Named::parse(name)?;
+        let names = others.iter().copied().chain([name]);
         let others: Vec<Named> = others.iter().filter_map(|it| Named::parse(it).ok()).collect();
         let mut held: Vec<Option<File>> = others.iter().map(|_| None).collect();
-        let retry = match others.iter().chain([&named]).any(is_uuid) {
-            true => UUID_RETRY.min(self.timeout),
-            false => PATH_RETRY,
-        };
+        let retry = retry(names).min(self.timeout);
         let mut told = false;
         loop {
             if let Some(found) = find_now(&named)? {
@@ -166,14 +164,10 @@ pub fn may_be_there(name: &Path) -> bool {
 
 /// How often one of these names is looked for.
 pub fn retry<'a>(mut names: impl Iterator<Item = &'a Path>) -> Duration {
-    match names.any(|name| Named::parse(name).is_ok_and(|named| is_uuid(&named))) {
+    match names.any(|name| matches!(Named::parse(name), Ok(Named::Uuid(_)))) {
         true => UUID_RETRY,
         false => PATH_RETRY,
     }
-}
-
-fn is_uuid(named: &Named) -> bool {
-    matches!(named, Named::Uuid(_))
 }
 
 fn find_now(named: &Named) -> Result<Option<PathBuf>> {

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What `status` tells: made by the daemon, shown by the client. The names are stable.
 
+/// What is said among the problems of a volume that waits begins so.
+pub fn waits_text(name: &str) -> String {
+    format!("{name}: waits for its backing device: ")
+}
+
 #[cfg(test)]
 mod page;
 mod text;

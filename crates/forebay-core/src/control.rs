@@ -271,10 +271,8 @@ impl Engine {
         if relaxed && (state.log.is_dirty() || state.around.over_dirty > 0) {
             // Writes have passed what is dirty: the backing device is ahead of it wherever they were, until all that was there then is
             // written back.
-            let since = state.writeback.exposed.map_or(now, |exposed| exposed.since);
-            let through = state.writeback.exposed.map_or(placed, |it| it.through.max(placed));
-            let all = Exposed::all(state.blocks(), since, through);
-            state.writeback.exposed = Some(all);
+            let all = Exposed::all(state.blocks(), now, placed);
+            state.writeback.exposed = Some(all.with(state.writeback.exposed));
         }
         state.order = order;
         self.put_in_order(payload);

@@ -4,7 +4,7 @@
 use crate::args::UpgradeArgs;
 use crate::config;
 use crate::control::{self, Request};
-use crate::status::{Status, VolumeStatus};
+use crate::status::{Status, VolumeStatus, waits_text};
 use crate::trial;
 use crate::upgrade::FELL_BACK;
 use anyhow::{Context, Result, bail};
@@ -65,7 +65,7 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
         status.volumes.iter().any(|it| it.name == name && it.state == "serving")
     };
     for VolumeStatus { name, .. } in &before.volumes {
-        let waits = format!("{name}: waits for its backing device: ");
+        let waits = waits_text(name);
         let problem = after.problems.iter().find(|text| text.starts_with(&waits));
         if let Some(problem) = problem
             && is_served(&before, name)

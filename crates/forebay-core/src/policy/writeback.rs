@@ -212,6 +212,17 @@ impl Exposed {
     pub(crate) fn all(blocks: u64, now: Tick, through: Sequence) -> Exposed {
         Exposed { start: Lba(0), end: Lba(blocks), since: now, through }
     }
+
+    /// This and what was exposed before.
+    pub(crate) fn with(self, before: Option<Exposed>) -> Exposed {
+        let Some(before) = before else { return self };
+        Exposed {
+            start: before.start.min(self.start),
+            end: before.end.max(self.end),
+            since: before.since,
+            through: before.through.max(self.through),
+        }
+    }
 }
 
 /// An effect of a batch.

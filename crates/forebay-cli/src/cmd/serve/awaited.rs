@@ -20,8 +20,8 @@
 use super::Daemon;
 use super::coming::Coming;
 use super::plan::{Planned, Wanted, role};
-use super::volumes::waits_text;
 use crate::late::{self, Patience};
+use crate::status::waits_text;
 use crate::{hide, upgrade};
 use forebay::host::notify::sd_notify;
 use std::path::PathBuf;

@@ -12,6 +12,7 @@ use crate::attach::{Kind, left};
 use crate::cmd::set::until_next_start;
 use crate::late::Patience;
 use crate::state_dir::Why;
+use crate::status::waits_text;
 use crate::units::{clock, size};
 use crate::upgrade;
 use crate::{backing, hide};
@@ -519,11 +520,6 @@ impl Daemon {
             );
         }
     }
-}
-
-/// What is said of a volume that waits begins so.
-pub(super) fn waits_text(name: &str) -> String {
-    format!("{name}: waits for its backing device: ")
 }
 
 /// Waits until the backing device of one of them is there; whether one is.

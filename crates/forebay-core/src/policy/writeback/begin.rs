@@ -300,15 +300,7 @@ impl Engine {
         let state = self.volume(volume);
         if let Some((first, behind)) = bounds {
             let exposed = Exposed { start: first, end: behind, since: now, through: end };
-            state.writeback.exposed = Some(match state.writeback.exposed {
-                None => exposed,
-                Some(before) => Exposed {
-                    start: before.start.min(first),
-                    end: before.end.max(behind),
-                    since: before.since,
-                    through: before.through.max(end),
-                },
-            });
+            state.writeback.exposed = Some(exposed.with(state.writeback.exposed));
         }
         state.writeback.end = end;
         state.writeback.end_cursor = cursor;
