@@ -5,7 +5,7 @@
 RECORD is what recorder.py made, of the disks cache, ext4, xfs and words. They are put together as snapshots of the guest's disks; with
 DIRECTORY as copies of files there, behind loop devices, so that no guest is needed: SIZES is NAME=BYTES,... of the disks.
 
-COUNT cuts are spread over it, half of them at a flush and half where most is not covered by any. For each: what a flush of a disk covers is on that disk; of what came after, all, nothing,
+COUNT cuts are spread over it, half of them at a flush and half where most is not covered by any; with 0 there is one at each flush. For each: what a flush of a disk covers is on that disk; of what came after, all, nothing,
 any part, or any sectors survive. forebay opens it, both file systems are mounted (and replay their logs), every file must
 be as its last fsync left it, and fsck of one of the two, in turn, must find nothing. Every fifth time both volumes are drained,
 and the same must hold of both backing devices alone. Prints a line of PASS or FAIL for each cut.
@@ -249,6 +249,21 @@ def one_cut(disks, fate, draw, checked, is_drained):
     return compared
 
 
+def spread(entries, flushes, count, draw):
+    """One in each part of the record: a flush, and where most is not covered by any, in turn."""
+    # How many writes are not covered by a flush after each entry.
+    open_writes, uncovered = [0] * len(NAMES), []
+    for disk, kind, *_ in entries:
+        open_writes[disk] = 0 if kind == FLUSH else open_writes[disk] + 1
+        uncovered.append(sum(open_writes[:WORDS]))
+    for n in range(count):
+        begin, end = (flushes[len(flushes) * it // count] if it < count else len(entries) for it in (n, n + 1))
+        if n % 2 == 0:
+            yield draw.choice([it for it in range(begin, end) if entries[it][1] == FLUSH and entries[it][0] != WORDS])
+        else:
+            yield max(range(begin, end), key=lambda it: (uncovered[it], draw.random()))
+
+
 def main():
     record, count, seed = open(sys.argv[1], "rb"), int(sys.argv[2]), int(sys.argv[3])
     draw = random.Random(seed)
@@ -256,26 +271,16 @@ def main():
     first = next((n for n, it in enumerate(entries) if it[0] == WORDS and it[1] == WRITE), len(entries))
     flushes = [n for n, it in enumerate(entries) if n > first and it[1] == FLUSH and it[0] != WORDS]
     print(f"the record: {len(entries)} entries, {sum(it[2] for it in entries if it[1] == WRITE) >> 20} MiB written, "
-          f"{len(flushes)} flush points ({sum(1 for n in flushes if entries[n][0] == 0)} of the cache device); seed {seed}", flush=True)
-    if len(flushes) < count:
-        print(f"FAIL {len(flushes)} flush points are fewer than {count}")
+          f"{len(flushes)} flush points ({sum(1 for n in flushes if entries[n][0] == 0)} of the cache device); "
+          f"{count or len(flushes)} cuts; seed {seed}", flush=True)
+    if len(flushes) < max(count, 1):
+        print(f"FAIL {len(flushes)} flush points are fewer than {max(count, 1)}")
         return
     disks = Disks(record, Copies(*sys.argv[4:6]) if len(sys.argv) > 4 else Snapshots())
     for name in FSCK:
         os.makedirs(f"/mnt/{name}", exist_ok=True)
-    # How many writes are not covered by a flush after each entry.
-    open_writes, uncovered = [0] * len(NAMES), []
-    for disk, kind, *_ in entries:
-        open_writes[disk] = 0 if kind == FLUSH else open_writes[disk] + 1
-        uncovered.append(sum(open_writes[:WORDS]))
     done = 0
-    for n in range(count):
-        # One in each part of the record: a flush, or where most is not covered by any.
-        begin, end = (flushes[len(flushes) * it // count] if it < count else len(entries) for it in (n, n + 1))
-        if n % 2 == 0:
-            cut = draw.choice([it for it in range(begin, end) if entries[it][1] == FLUSH and entries[it][0] != WORDS])
-        else:
-            cut = max(range(begin, end), key=lambda it: (uncovered[it], draw.random()))
+    for n, cut in enumerate(spread(entries, flushes, count, draw) if count else flushes):
         fate = ["all", "none", "some", "sectors"][n // 2 % 4]
         for entry in entries[done:cut + 1]:
             disks.forward(entry)
