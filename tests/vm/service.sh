@@ -1,9 +1,9 @@
-# boots with systemd: 4
-# boot 4 without: cache512
+# boots with systemd: 5
+# boot 5 without: cache512
 # processors: 1
 # A machine as an operator would have it: the package, a configuration, fstab by UUID; volumes with XFS, LVM and a btrfs
 # over two of them, all backing devices partitions but for one, an md array. The service is reloaded and killed under load, the machine is shut down under load, its power
-# is cut, it lacks its cache.
+# is cut, one of its disks comes when all else has come, it lacks its cache.
 #
 # XFS requires that the service has started in fstab. LVM and btrfs do not, so that nothing but udev's rule keeps their old state on the
 # backing devices from being mounted.
@@ -119,6 +119,21 @@ reads_as_service() { # DEVICE
     bash -c 'echo $$ >"/sys/fs/cgroup/$(systemctl show -P ControlGroup forebay@data)/cgroup.procs" && head -c 512 "$1" | wc -c | grep -x 512' - "$1"
 }
 export -f reads_as_service
+
+# From the next boot on a disk is not there until somebody looks for it: it has gone before anybody looks at it.
+comes_late() { # SERIAL
+    cat >/usr/sbin/late <<'END'
+#!/bin/sh
+for it in /sys/block/vd*; do
+    [ "$(cat "$it/serial")" != "$1" ] || echo 1 >"$(readlink -f "$it/device/..")/remove"
+done
+END
+    chmod 755 /usr/sbin/late
+    printf '%s\n' "[Unit]" DefaultDependencies=no "Before=systemd-udevd.service systemd-udev-trigger.service" "[Service]" Type=oneshot \
+        "ExecStart=/usr/sbin/late $1" "[Install]" WantedBy=sysinit.target >/etc/systemd/system/late.service
+    systemctl -q enable late
+    sync -f /etc/systemd/system /usr/sbin/late
+}
 
 case $boot in
 1)
@@ -246,13 +261,32 @@ END
     check "narrowed: they can read no other kind of disk" bash -c "! reads_as_service /dev/vg/lv && head -c 512 /dev/vg/lv | wc -c | grep -x 512"
     # Its backing devices are hidden from systemd, which would wait for them for 90 s.
     check "narrowed: no disk was waited for in vain" bash -c '! journalctl -b -o cat | grep "Timed out waiting for device"'
+    comes_late backing512
+    check "dirty data at the second power cut" wait_for 120 all_dirty
+    cut_power
+    ;;
+4)
+    check "a late disk: it is not there" bash -c "! test -e ${P5}1"
+    check "a late disk: the service is ready without it" wait_for 300 systemctl is-active forebay@data
+    check "a late disk: what is on others is mounted meanwhile" wait_for 300 bash -c "mountpoint -q /srv/xfs && mountpoint -q /srv/lvm" || waits_for
+    for it in xfs lvm; do check "a late disk: $it has what was synced" intact "/srv/$it/synced" "/var/tmp/sums-$it"; done
+    check "a late disk: what is on it waits" bash -c '! mountpoint -q /srv/btrfs && systemctl list-jobs | grep -F srv-btrfs.mount'
+    check "a late disk: status says what waits for it" bash -c 'forebay status | grep -E "b1: waits for .*virtio-backing512-part1" && systemctl status forebay@data | grep "serves xfs, lvm"'
+    echo 1 >/sys/bus/pci/rescan
+    check "a late disk: when it comes everything is mounted" wait_for 300 mounted || { waits_for; journal forebay@data; }
+    all_mounted "a late disk"
+    intact_all "a late disk"
+    for it in "${P5}1" "${P5}2"; do check "a late disk, hidden: ${it##*/}" hidden "$it"; done
+    check "a late disk: nothing was waited for in vain" bash -c '! journalctl -b -o cat | grep "Timed out waiting for device"'
+    check "a late disk: nothing waits any more" bash -c '! forebay status | grep "waits for"'
+    systemctl -q disable late
     # What does not come need not be waited for long.
     sed -i 's/\(device-timeout[ ="]*\)500/\130/' /etc/fstab /etc/forebay/data.toml
     # So that there is something dirty that a mount of the backing devices would lack, however long a shutdown would take.
     check "dirty data without a stop" wait_for 120 all_dirty
     cut_power
     ;;
-4)
+5)
     check "without its cache: the machine comes up" systemctl is-active multi-user.target
     # Until systemd waits for none of them any more.
     wait_for 280 bash -c '! systemctl list-jobs --no-legend | grep -E "srv|by.x2duuid"'
@@ -261,7 +295,7 @@ END
     check "without its cache: the log names what is missing" wait_for 150 bash -c "journalctl -b -o cat -u forebay@data | grep -E 'UUID=[-0-9a-f]*: the cache device is not there'"
     check "without its cache: no old state can be mounted by hand" bash -c "! mount ${P4}1 /mnt 2>&1 && ! mount /srv/xfs && ! mountpoint /srv/xfs"
     check "without its cache: LVM has activated nothing" bash -c "! ls /dev/mapper/vg-lv"
-    check "without its cache: the array is there" wait_for 60 test -b "$(array)"
+    check "without its cache: the array is there" wait_for 120 test -b "$(array)"
     for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2" "$(array)"; do check "without its cache, hidden: ${it##*/}" hidden "$it"; done
     # What only the lost cache has would never be missed by who mounts the disks.
     check "left dirty, the package is not removed" bash -c '! dpkg --force-depends -r forebay 2>/run/removal && grep "^xfs: its cache, .* may hold what is not yet on " /run/removal && grep "FOREBAY_REMOVE=anyway" /run/removal' || cat /run/removal
