@@ -43,8 +43,8 @@ struct Arguments {
     /// Every history of so many steps, with every crash point
     #[arg(long, value_name = "STEPS", group = "what")]
     exhaustive: Option<usize>,
-    /// Of the longest histories only one in so many
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "exhaustive")]
+    /// Of the longest histories, or of the deliberate faults, only one in so many; of these from the one on whose number `--from` says
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     one_in: u64,
     /// Segments of so many KiB, with larger requests, batches and volumes, in the place of 64 KiB
     #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u32).range(128..=4096))]
@@ -122,10 +122,12 @@ fn main() -> ExitCode {
         return all_histories(length, one_in, jobs);
     }
     if let Some(name) = mutant {
-        return hunt(1000, shape, jobs, &name);
+        let named = |mutant: &Mutant| format!("{mutant:?}").contains(&name);
+        return hunt(1000, shape, jobs, mutant::ALL.iter().copied().filter(named).collect());
     }
     if let Some(seeds) = mutants {
-        return hunt(seeds, shape, jobs, "");
+        let some = mutant::ALL.iter().copied().skip((from % one_in) as usize);
+        return hunt(seeds, shape, jobs, some.step_by(one_in as usize).collect());
     }
     match seed.or(tell) {
         Some(seed) => run(seed, 1, shape, 1, tell.is_some()),
@@ -182,13 +184,10 @@ fn run(from: u64, seeds: u64, shape: Shape, jobs: usize, tell: bool) -> ExitCode
     if failed == 0 && missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The table of deliberate faults whose name has `part` in it, as `docs/mutants.md` has it: by which seed each is found, or by which
-/// test.
-fn hunt(seeds: u64, shape: Shape, jobs: usize, part: &str) -> ExitCode {
+/// The table of these deliberate faults, as `docs/mutants.md` has it: by which seed each is found, or by which test.
+fn hunt(seeds: u64, shape: Shape, jobs: usize, all: Vec<Mutant>) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = 0;
-    let named = |mutant: &Mutant| format!("{mutant:?}").contains(part);
-    let all: Vec<Mutant> = mutant::ALL.iter().copied().filter(named).collect();
     let find = |mutant| match (mutants::story(mutant), shape) {
         (Some(test), Shape::Small) => Some(format!("`{test}`")),
         _ => mutants::hunt(mutant, seeds, &|setup| shape.of(setup)).map(|seed| seed.to_string()),
@@ -201,6 +200,7 @@ fn hunt(seeds: u64, shape: Shape, jobs: usize, part: &str) -> ExitCode {
         let found = found.unwrap_or_else(|| format!("not found in {seeds}"));
         println!("| `{:?}` | {found} |", all[at as usize]);
     });
+    println!("\n{} passed, {missed} failed", all.len() as u64 - missed);
     if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
