@@ -218,11 +218,17 @@ pub fn of(config: &Config) -> Result<ServeArgs> {
     }
 }
 
-/// No volume and no device comes twice: one that is served already cannot begin anew.
+/// No volume and no device comes twice: one that is served already cannot begin anew. Nor does a choice that cannot be undone.
 fn once(args: &ServeArgs) -> Result<()> {
     let volumes = &args.volumes;
     let clashes = |(at, spec)| clash(spec, args.cache.as_deref(), &volumes[..at]);
-    match volumes.iter().enumerate().find_map(clashes) {
+    let choices = &args.if_changed;
+    let chosen = |(at, (name, _)): (usize, &(String, _))| {
+        let again = choices[..at].iter().any(|before| before.0 == *name);
+        again.then(|| format!("--if-changed {name}: given twice; neither choice can be undone"))
+    };
+    let twice = || choices.iter().enumerate().find_map(chosen);
+    match volumes.iter().enumerate().find_map(clashes).or_else(twice) {
         Some(text) => Err(Args::command().error(ErrorKind::ValueValidation, text).into()),
         None => Ok(()),
     }
@@ -359,6 +365,13 @@ mod tests {
             let error = with_file(Args::try_parse_from(line).unwrap(), Vec::new()).unwrap_err();
             assert!(error.to_string().contains(expected), "{error}");
         }
+        // The first was taken, and the other one said nothing of it.
+        let choices = ["--if-changed=data=lose-dirty", "--if-changed=data=keep-dirty"];
+        let line = ["forebay", "serve", "--cache=/dev/a"].into_iter().chain(choices);
+        let error = with_file(Args::try_parse_from(line).unwrap(), Vec::new()).unwrap_err();
+        assert!(error.to_string().contains("--if-changed data: given twice"), "{error}");
+        let error = crate::args::parse_volume("data=/dev/b,mode=write-back,mode=write-through");
+        assert_eq!(error.unwrap_err(), "mode is given twice");
         let text = "cache = '/dev/a'\n[volume.data]\nbacking = '/dev/b'\n[volume.more]\nbacking = '/dev/b'\n";
         let mistakes = file::words(text).unwrap_err();
         let [Mistake { line: 5, column: 11, text: error }] = &mistakes[..] else {

@@ -5,6 +5,7 @@
 use crate::support::{Daemon, Scratch, forebay, wait_for};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::time::{Duration, UNIX_EPOCH};
 
 const MIB: u64 = 1 << 20;
 
@@ -41,12 +42,17 @@ fn refused(scratch: &Scratch, more: &[&str]) -> String {
 fn dirty_data_for_a_changed_backing_device_is_refused_with_both_ways_on() {
     let (scratch, backing) = changed("changed-refused");
     let before = std::fs::read(&backing).unwrap();
+    // Opening it was a write to it, so it was always written last just now.
+    let file = std::fs::File::options().write(true).open(&backing).unwrap();
+    let day = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+    file.set_modified(day).unwrap();
     let said = refused(&scratch, &[]);
+    assert_eq!(file.metadata().unwrap().modified().unwrap(), day);
     let path = backing.display().to_string();
     for text in [
         path.as_str(),
         "was changed by others since forebay stopped (its first or last MiB was written to; left at ",
-        "; written last at ",
+        "; written last at 2023-11-14 22:13:20 UTC",
         "and the cache holds newer data for volume v; give --if-changed v=keep-dirty",
         "give --if-changed v=keep-dirty or v=lose-dirty",
         "no volume can be served",

@@ -68,7 +68,13 @@ pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
         reserve: None,
         logical_block: None,
     };
+    let mut given: Vec<&str> = Vec::new();
     for part in parts {
+        let key = part.split_once('=').map_or(part, |it| it.0);
+        if given.contains(&key) {
+            return Err(format!("{key} is given twice"));
+        }
+        given.push(key);
         match part.split_once('=') {
             Some(("mode", mode)) => spec.mode = Some(parse_mode(mode)?),
             Some(("order", order)) => spec.order = Some(parse_order(order)?),

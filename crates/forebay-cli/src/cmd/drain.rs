@@ -21,7 +21,12 @@ pub fn run(args: &DrainArgs) -> Result<ExitCode> {
         return super::serve::drain_offline(cache, args.name.as_deref(), state_dir);
     }
     let socket = control::find(args.control.as_deref())?;
-    watch(&socket, args.name.as_deref())?;
+    let name = args.name.as_deref();
+    watch(&socket, name)?;
+    let name = name.unwrap_or("NAME");
+    tell(format_args!(
+        "kept so, at later starts too, until `forebay set {name} mode=write-back`\n"
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 

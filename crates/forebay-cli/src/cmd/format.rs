@@ -101,10 +101,10 @@ fn is_in_ram(device: &FileDevice) -> bool {
     found.is_some_and(|found| [0x0102_1994, 0x8584_58f6].contains(&(found.f_type as u32)))
 }
 
-/// What an opening after a crash took on the machine of `bench/results/opening.jsonl` (two processors): 0.28, 0.32, 0.37 and 5.8 s at
-/// 1, 4, 16 and 1024 GiB. It is linear but for the first half second.
+/// What an opening after a crash took on the machine of `bench/results/opening.jsonl` (two processors, 6706e10): 0.42, 0.49, 0.52
+/// and 4.99 s at 1, 4, 16 and 1024 GiB. It is linear but for the first half second.
 fn opening_seconds(size_bytes: u64) -> f64 {
-    0.29 + 0.0054 * (size_bytes as f64 / f64::from(1 << 30))
+    0.45 + 0.00443 * (size_bytes as f64 / f64::from(1 << 30))
 }
 
 fn print_result(args: &FormatArgs, superblock: &Superblock) -> Result<()> {

@@ -140,7 +140,9 @@ mod tests {
     fn queue(buffer_bytes: Option<u32>) -> Queue {
         let path = std::env::temp_dir().join(format!("forebay-queue-{}", std::process::id()));
         std::fs::write(&path, [0; 4096]).unwrap();
-        Queue::map(File::open(path).unwrap(), 3, buffer_bytes).unwrap()
+        let table = File::open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        Queue::map(table, 3, buffer_bytes).unwrap()
     }
 
     #[test]

@@ -230,7 +230,9 @@ impl Daemon {
         if seen.is_draining && !status.dirty {
             seen.is_draining = false;
             match status.lost_blocks_now {
-                0 => info!("{name}: drained: {backing} is the plain disk, and is kept so"),
+                0 => info!(
+                    "{name}: drained: {backing} is the plain disk, and is kept so until `forebay set {name} mode=write-back`"
+                ),
                 lost => warn!("{name}: {}", drained_but_for(lost, true)),
             }
         }

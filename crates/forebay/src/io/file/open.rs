@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Opening a file or block device: kind, size, alignment, and the lock.
 
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, Timespec, Timestamps, UTIME_OMIT};
 use std::collections::VecDeque;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -239,8 +239,17 @@ impl Opened {
 
 /// Whether a file takes holes: it is asked for one behind its end, where nothing of it is. One that is open for reading takes none.
 fn takes_holes(file: &File) -> bool {
-    let Ok(end) = file.metadata().map(|it| it.len().next_multiple_of(4096)) else { return false };
-    sys::checked(sys::fallocate(file.as_raw_fd(), PUNCH, end, 4096)).is_ok()
+    let Ok(before) = file.metadata() else { return false };
+    let end = before.len().next_multiple_of(4096);
+    let takes = sys::checked(sys::fallocate(file.as_raw_fd(), PUNCH, end, 4096)).is_ok();
+    if takes {
+        // The kernel takes it for a write. When others wrote it last is asked for when it is not as it was left, and by backups.
+        let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let written = Timespec { tv_sec: before.mtime(), tv_nsec: before.mtime_nsec() as _ };
+        let times = Timestamps { last_access: omit, last_modification: written };
+        let _ = rustix::fs::futimens(file, &times);
+    }
+    takes
 }
 
 /// How large it is now.
