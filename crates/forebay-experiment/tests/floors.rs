@@ -272,6 +272,19 @@ fn who_flushes_is_no_slower_than_with_the_bare_disk() {
     floors.hold();
 }
 
+/// A flush after each write is what `strict` is slowest at: no less than is known.
+#[test]
+fn strict_with_a_flush_after_each_write_gives_what_it_gave() {
+    let mut floors = Floors::default();
+    floors.flushes(
+        "gp3",
+        Flushes::EachWrite,
+        &flushes::rows(Model::Cloud(GP3), Flushes::EachWrite),
+    );
+    assert_eq!(floors.known.len(), 1, "{:?}", floors.known);
+    floors.hold();
+}
+
 /// What strict promises costs: each flush of the guest ends a batch.
 #[test]
 fn with_strict_a_batch_ends_where_the_guest_flushes() {

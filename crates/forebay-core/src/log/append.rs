@@ -73,6 +73,14 @@ impl Engine {
         found
     }
 
+    /// The same for a note: writers pay for it, unless refused blocks may be what it is of (H2).
+    pub(crate) fn note_room(&mut self, volume: VolumeIndex, payload: &mut impl Payload) -> bool {
+        match self.volume(volume).parked.is_empty() {
+            true => self.room_of(volume, 0, false, payload),
+            false => self.own_room(volume, 0, payload),
+        }
+    }
+
     fn room_of(
         &mut self,
         volume: VolumeIndex,

@@ -82,7 +82,7 @@ impl Engine {
         let few = free == 0 || free <= kept && !goes_on;
         let log = &state.log;
         let (open, head) = (log.open.is_some(), log.head.is_some());
-        if open || (head || !few) && self.own_room(volume, 0, payload) {
+        if open || (head || !few) && self.note_room(volume, payload) {
             self.close_record(volume, payload);
         } else if few {
             self.note_in_superblock(volume);

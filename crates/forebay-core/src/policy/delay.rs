@@ -15,8 +15,9 @@
 //!
 //! - **H1** The delay is zero while no more than d₀ is dirty, and rises without a step from there.
 //! - **H2** One at a time: writes of a volume are let go in the order in which they came, each when the log space
-//!   that was taken before it is paid for. What was not used is not saved. Nobody pays for notes, nor for what is appended again because its
-//!   backing device refuses it: that goes on while writers wait, and they would wait for ever.
+//!   that was taken before it is paid for. What was not used is not saved. Nobody pays for what is appended again because its
+//!   backing device refuses it, nor for notes while there is such: that goes on while writers wait, and they would wait for ever. Other notes
+//!   are paid for: each tells of a batch, and where each write has one (`strict`, flushed one by one) they are half of the log.
 //! - **H3** What is taken at once is paid for in [`DELAY_MAX`], or in twice what write-back takes for it, if that is
 //!   longer. The log may be full in spite of all; then writes wait for room, as they always do.
 //! - **H4** Debts below [`GRAIN`] hold nobody: on a fast backing device there is no delay worth a timer.
