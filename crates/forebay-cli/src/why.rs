@@ -128,9 +128,11 @@ impl Why {
             "backing" if self.read.is_some() => {
                 "no write of it is remembered since it was last reclaimed, if ever".into()
             }
-            "backing" => "nothing is remembered of it: it was neither written since it was last \
-                          reclaimed, if ever, nor read lately"
-                .into(),
+            "backing" => {
+                "nothing is remembered of it: no write since it was last reclaimed, if ever, \
+                          and no read lately"
+                    .into()
+            }
             "lost" => "reads of it fail until it is written again".into(),
             _ if self.is_fill => {
                 let read = self.read.as_ref().filter(|read| read.is_copied());

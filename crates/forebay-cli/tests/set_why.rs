@@ -65,7 +65,7 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
         (&found["place"], &found["bypass"]["reason"]),
         (&"backing".into(), &"sequential".into())
     );
-    assert!(text.contains("it ended a run of 128 KiB"), "{text}");
+    assert!(text.contains("it ended a run of 512 KiB"), "{text}");
     let bytes = std::fs::read(&backing).unwrap();
     assert_eq!(bytes[32 * MIB as usize + 65536..][..7 * 65536], [2; 7 * 65536]);
 
@@ -81,7 +81,7 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
     assert_eq!(found["state"], "clean");
     let (found, text) = why(&scratch, 60 * 256);
     assert_eq!((&found["place"], &found["bypass"]), (&"backing".into(), &Value::Null));
-    assert!(text.contains("nothing is remembered of it: it was neither written"), "{text}");
+    assert!(text.contains("nothing is remembered of it: no write since it was"), "{text}");
     assert!(text.contains("its next read is copied into the cache"), "{text}");
 
     // What is wrong changes nothing.
@@ -108,7 +108,8 @@ fn what_is_set_holds_at_once_and_over_a_restart_and_why_tells_where_blocks_went(
     let said = String::from_utf8(set.stdout).unwrap();
     assert!(said.contains("weight 3, reads of the backing device to take up to 50 ms"), "{said}");
     let text = String::from_utf8(scratch.ask(&["status"]).stdout).unwrap();
-    let told = ["quick enough for guests and write-back at once", "backing device in turn, "];
+    let told =
+        ["quick enough, so far, for guests and write-back at once", "backing device in turn, "];
     assert!(told.iter().any(|told| text.contains(told)), "{text}");
     drop(client);
     daemon.stop("TERM");
@@ -183,5 +184,20 @@ fn a_volume_that_is_served_bare_has_nothing_to_set() {
     assert_eq!(refused.status.code(), Some(1));
     let said = String::from_utf8(refused.stderr).unwrap();
     assert!(said.contains("served bare"), "{said}");
+    let text = String::from_utf8(scratch.ask(&["status"]).stdout).unwrap();
+    assert!(text.contains("no cache: volumes are served bare"), "{text}");
+    assert!(text.contains("v: 16 MiB, serving, bare, healthy"), "{text}");
+    assert!(!text.contains("of the cache") && !text.contains("scrub"), "{text}");
     daemon.stop("TERM");
+    // Nor is anything taken at a start that would do nothing.
+    for key in ["order=strict", "cutoff=1M", "weight=3", "p99_target=50ms", "reserve=10%"] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["serve", "--attach", "none", "--volume", &format!("{volume},{key}")]);
+        command.args(["--listen", &scratch.listen(), "--control", &control]);
+        let (code, said) =
+            support::Daemon::try_start(command, &scratch.path("stderr")).unwrap_err();
+        assert_eq!(code, Some(1), "{said}");
+        let key = key.split_once('=').unwrap().0;
+        assert!(said.contains(&format!("v: {key} needs a cache; give --cache")), "{said}");
+    }
 }

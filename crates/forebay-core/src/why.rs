@@ -11,10 +11,10 @@ use crate::stats::Refusal;
 use crate::units::{Lba, SegmentId, Tick, VolumeIndex};
 use alloc::collections::VecDeque;
 
-/// Requests that went around the log of a volume and are remembered.
+/// Requests that went around the log of a volume, or ranges of such that went on, that are remembered.
 pub const PASSED_MAX: usize = 64;
 
-/// A request that went around the log.
+/// A request that went around the log, or several that went on where one before them ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passed {
     /// First block.
@@ -27,6 +27,23 @@ pub struct Passed {
     pub run: u64,
     /// When.
     pub at: Tick,
+}
+
+/// So many of the newest may be what the next one goes on with: several streams at once, each with several requests under way.
+const GOES_ON_WITH: usize = 8;
+
+/// Notes a request that goes around the log: one that goes on where another ended, for the same reason, is one with it.
+pub(crate) fn pass(list: &mut VecDeque<Passed>, new: Passed) {
+    let goes_on =
+        |old: &&mut Passed| old.reason == new.reason && old.first + old.blocks == new.first;
+    if let Some(old) = list.iter_mut().rev().take(GOES_ON_WITH).find(goes_on) {
+        *old = Passed { first: old.first, blocks: old.blocks + new.blocks, ..new };
+        return;
+    }
+    if list.len() == PASSED_MAX {
+        list.pop_front();
+    }
+    list.push_back(new);
 }
 
 /// Ranges of a volume that reads missed and that are remembered.
@@ -169,6 +186,7 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     #[test]
     fn adjacent_blocks_of_one_outcome_are_one_range_and_the_oldest_ranges_go() {
@@ -187,5 +205,30 @@ mod tests {
         }
         assert_eq!((list.len(), list.capacity()), (MISSED_MAX, room));
         assert_eq!(list[0].first, Lba(1000));
+    }
+
+    #[test]
+    fn requests_around_the_log_that_go_on_are_one_stretch_and_the_oldest_stretches_go() {
+        let mut list = VecDeque::with_capacity(PASSED_MAX);
+        let passed = |first, run, reason| Passed {
+            first: Lba(first),
+            blocks: 64,
+            reason,
+            run,
+            at: Tick(run),
+        };
+        // Two streams, one request of each in turn.
+        for at in 0..100 {
+            pass(&mut list, passed(64 * at, at, Reason::Sequential));
+            pass(&mut list, passed((1 << 20) + 64 * at, at, Reason::Sequential));
+        }
+        let all: Vec<_> = list.iter().map(|it| (it.first.0, it.blocks, it.run)).collect();
+        assert_eq!(all, [(0, 6400, 99), (1 << 20, 6400, 99)]);
+        pass(&mut list, passed(6400, 1, Reason::Full));
+        assert_eq!(list.len(), 3, "another reason");
+        for at in 0..PASSED_MAX as u64 {
+            pass(&mut list, passed((1 << 30) + 128 * at, 0, Reason::Mode));
+        }
+        assert_eq!((list.len(), list[0].first), (PASSED_MAX, Lba(1 << 30)));
     }
 }

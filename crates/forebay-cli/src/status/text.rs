@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay status` as people read it.
 
-use super::{FillsRefused, ScrubStatus, Sharing, Status, VolumeStatus};
+use super::{FillsRefused, NO_DEVICE, ScrubStatus, Sharing, Status, VolumeStatus};
 use crate::units::{clock, count, size};
 use forebay_core::units::BLOCK_BYTES;
 
@@ -10,15 +10,20 @@ impl Status {
     pub fn print(&self) {
         let cache = &self.cache;
         let used = cache.segments - cache.segments_free;
+        let bare = cache.path == NO_DEVICE;
         out!("forebay {}, process {}: {}", self.version, self.pid, self.activity);
-        out!(
-            "cache {} on {}: {}, {}, {} % of its segments in use",
-            cache.uuid,
-            cache.path,
-            size(cache.size_bytes),
-            cache.health,
-            u64::from(used) * 100 / u64::from(cache.segments.max(1)),
-        );
+        if bare {
+            out!("no cache: volumes are served bare");
+        } else {
+            out!(
+                "cache {} on {}: {}, {}, {} % of its segments in use",
+                cache.uuid,
+                cache.path,
+                size(cache.size_bytes),
+                cache.health,
+                u64::from(used) * 100 / u64::from(cache.segments.max(1)),
+            );
+        }
         if let Some(to) = cache.resizing_to_bytes {
             let left = match cache.vacating_bytes {
                 0 => String::new(),
@@ -35,9 +40,11 @@ impl Status {
             cache.io_refusal.as_ref().map_or(String::new(), |why| format!(" ({why})")),
             cache.acknowledge,
         );
-        cache.scrub.print();
+        if !bare {
+            cache.scrub.print();
+        }
         for volume in &self.volumes {
-            volume.print();
+            volume.print(bare);
         }
         let total: u64 = self.memory.iter().map(|part| part.bytes).sum();
         let parts: Vec<String> =
@@ -53,13 +60,14 @@ impl Status {
 }
 
 impl VolumeStatus {
-    fn print(&self) {
+    /// `bare`: without a cache, so there is nothing to be told of one.
+    fn print(&self, bare: bool) {
         out!(
             "{}: {}, {}, {}, {}",
             self.name,
             size(self.size_bytes),
             self.state,
-            self.settings_text(),
+            if bare { "bare".into() } else { self.settings_text() },
             self.health
         );
         let with = match self.sharing.shares_disk_with.as_slice() {
@@ -78,9 +86,11 @@ impl VolumeStatus {
         if let Some(seconds) = self.seconds_to_drained {
             dirty += &format!(", drained in {seconds:.0} s");
         }
-        out!("{dirty}");
-        let (held, reserved) = (size(self.held_bytes), size(self.reserved_bytes));
-        out!("  has {held} of the cache, {reserved} reserved");
+        if !bare {
+            out!("{dirty}");
+            let (held, reserved) = (size(self.held_bytes), size(self.reserved_bytes));
+            out!("  has {held} of the cache, {reserved} reserved");
+        }
         if let Some(first) = self.exposed_first_block {
             out!(
                 "  if the cache were lost now, blocks {first} to {} of the backing device may be of two states",
@@ -206,7 +216,9 @@ impl VolumeStatus {
         }
         let mut text = match sliced {
             true => format!("backing device in turn, {:.0} ms for write-back", slice_us / 1e3),
-            false => "backing device quick enough for guests and write-back at once".into(),
+            false => {
+                "backing device quick enough, so far, for guests and write-back at once".into()
+            }
         };
         if both > 0.0 {
             let percent = guests_seconds / both * 100.0;

@@ -58,7 +58,7 @@ use crate::policy::slices::Side;
 use crate::request::{Op, RequestError};
 use crate::units::{Sequence, Tick, VolumeIndex};
 use crate::volume::{Lock, Waiter};
-use crate::why::{PASSED_MAX, Passed};
+use crate::why::{self, PASSED_MAX, Passed};
 use alloc::collections::VecDeque;
 
 /// Where a write stands on its way around the log.
@@ -177,10 +177,7 @@ impl Engine {
         let free = self.config.mutants.is(Mutant::AroundNotLocked);
         self.active(at).reason = reason;
         let state = self.volume(volume);
-        if state.around.passed.len() == PASSED_MAX {
-            state.around.passed.pop_front();
-        }
-        state.around.passed.push_back(Passed { first, blocks, reason, run, at: now });
+        why::pass(&mut state.around.passed, Passed { first, blocks, reason, run, at: now });
         if !free {
             state.locks.push(Lock { owner: at, start: active.first, end }); // A2
         }

@@ -426,8 +426,23 @@ impl Daemon {
         Ok(())
     }
 
-    /// Without a cache there is one mode only.
+    /// Without a cache there is one mode only, and nothing else to be set.
     fn mode_of(&self, spec: &VolumeSpec) -> Result<Mode> {
+        let VolumeSpec { order, cutoff, weight, p99_target, reserve, .. } = spec;
+        let set = [
+            ("order", order.is_some()),
+            ("cutoff", cutoff.is_some()),
+            ("weight", weight.is_some()),
+            ("p99_target", p99_target.is_some()),
+            ("reserve", reserve.is_some()),
+        ];
+        let set = set.iter().find(|(_, is_set)| *is_set && self.cache_path.is_none());
+        if let Some((key, _)) = set {
+            let name = &spec.name;
+            bail!(
+                "{name}: {key} needs a cache; give --cache, or leave it out to serve the device bare"
+            );
+        }
         match (&self.cache_path, spec.mode) {
             (Some(_), mode) => Ok(mode.unwrap_or(Mode::WriteBack)),
             (None, None | Some(Mode::WriteAround)) => Ok(Mode::WriteAround),
