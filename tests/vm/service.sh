@@ -63,6 +63,27 @@ load() {
     done
     for it in xfs lvm btrfs; do wait_for 60 test "/srv/$it/load" -nt /run/before || fail "load-$it does not begin"; done
 }
+# A stop leaves what is dirty on the cache and the disks to nobody: by hand, too, nothing mounts their old state.
+stopped_with_dirty_data() {
+    local it
+    check "stopped: dirty data" wait_for 120 all_dirty
+    systemctl stop srv-{lvm,btrfs}.mount
+    vgchange -q -an vg
+    systemctl stop forebay@data
+    check "stopped: nothing is mounted" bash -c '! findmnt -n -o TARGET,SOURCE /srv/xfs /srv/lvm /srv/btrfs && ! findmnt -n /srv/xfs && ! findmnt -n /srv/btrfs'
+    check "stopped: a scan would find the disk" bash -c 'test "$(BLKID_CONF=/dev/null findfs "$(findmnt -n -s -o SOURCE /srv/xfs)")" = "$(readlink -f "$1")"' - "${P4}1"
+    # Of a line with nofail mount says nothing when it finds nothing.
+    for it in xfs lvm btrfs; do
+        check "stopped: mount by hand mounts nothing, $it" bash -c "mount /srv/$it; ! mountpoint /srv/$it"
+        refuses "stopped: mount by hand of the UUID, $it" "can't find UUID" mount "$(findmnt -n -s -o SOURCE "/srv/$it")" /mnt
+    done
+    # LVM activates a group by itself when it is complete for the first time in a boot.
+    rm -rf /run/lvm/vgs_online /run/lvm/pvs_online
+    check "started again" systemctl start forebay@data
+    check "started again: everything is mounted" timeout 540 systemctl start srv-xfs.mount srv-lvm.mount srv-btrfs.mount || waits_for
+    all_mounted "after a stop with dirty data"
+    intact_all "after a stop with dirty data"
+}
 main_process() { systemctl show -P MainPID forebay@data; }
 # WHAT COMMAND...: what the command does to the service, while trees of files are made beside the load; they are there afterwards.
 under_load() {
@@ -141,6 +162,8 @@ case $boot in
     check "man page, completion and example are there" bash -c "ls /usr/share/man/man1/forebay.1.gz /usr/share/bash-completion/completions/forebay /usr/share/doc/forebay/examples/example.toml"
     systemd-analyze verify --man=no forebay@x.service forebay-ready@x.service >/run/verify 2>&1
     check "systemd understands the units" bash -c '! grep forebay /run/verify'
+    echo EVALUATE=udev,scan >/run/others && cp /run/others /etc/blkid.conf
+    check "an /etc/blkid.conf of somebody else's is left alone" bash -c "/var/lib/dpkg/info/forebay.postinst configure && cmp /run/others /etc/blkid.conf && rm /etc/blkid.conf && /var/lib/dpkg/info/forebay.postinst configure && grep -x EVALUATE=udev /etc/blkid.conf"
     check "partitions" bash -c "for it in backing4096 backing512; do sgdisk -o -n 1:0:+512M -n 2:0:+512M -n 3:0:+128M -n 4:0:+128M /dev/disk/by-id/virtio-\$it; partprobe /dev/disk/by-id/virtio-\$it 2>/dev/null || partx -u /dev/disk/by-id/virtio-\$it; done; udevadm settle; ls ${P4}4 ${P5}4" || finish
     check "an array" mdadm --create /dev/md0 --run --force --level=1 --raid-devices=2 --assume-clean --metadata=1.2 "${P4}3" "${P5}3" || finish
     mdadm --detail --export /dev/md0 | sed -n 's|^MD_UUID=|/dev/disk/by-id/md-uuid-|p' >/var/tmp/array
@@ -245,6 +268,7 @@ END
     check "shutdown under load: ext4 has no journal to replay" bash -c '! journalctl -k -b -o cat | grep -E "EXT4-fs .*(recovery|orphan)"'
     intact_all "after a shutdown"
     for it in xfs lvm btrfs; do rm -rf "/srv/$it/synced"; mkdir "/srv/$it/synced"; fill "/srv/$it/synced" "/var/tmp/sums-$it"; sync -f "/srv/$it/."; done
+    stopped_with_dirty_data
     narrow
     load
     check "dirty data at the power cut" wait_for 120 all_dirty
@@ -293,7 +317,7 @@ END
     for it in xfs lvm btrfs; do check "without its cache: $it is not mounted" bash -c "! mountpoint -q /srv/$it"; done
     # It waits for half a minute before it gives up.
     check "without its cache: the log names what is missing" wait_for 150 bash -c "journalctl -b -o cat -u forebay@data | grep -E 'UUID=[-0-9a-f]*: the cache device is not there'"
-    check "without its cache: no old state can be mounted by hand" bash -c "! mount ${P4}1 /mnt 2>&1 && ! mount /srv/xfs && ! mountpoint /srv/xfs"
+    check "without its cache: no old state can be mounted by hand" bash -c "! mount ${P4}1 /mnt 2>&1 && { mount /srv/xfs; ! mountpoint /srv/xfs; }"
     check "without its cache: LVM has activated nothing" bash -c "! ls /dev/mapper/vg-lv"
     check "without its cache: the array is there" wait_for 120 test -b "$(array)"
     for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2" "$(array)"; do check "without its cache, hidden: ${it##*/}" hidden "$it"; done
@@ -301,6 +325,7 @@ END
     check "left dirty, the package is not removed" bash -c '! dpkg --force-depends -r forebay 2>/run/removal && grep "^xfs: its cache, .* may hold what is not yet on " /run/removal && grep "FOREBAY_REMOVE=anyway" /run/removal' || cat /run/removal
     check "left dirty, the package is not removed: the program is there" test -x /usr/bin/forebay
     check "not in use, the package is removed by whoever says so" env FOREBAY_REMOVE=anyway dpkg --force-depends -r forebay
+    check "not in use, the package is removed: so is its /etc/blkid.conf" bash -c "! test -e /etc/blkid.conf"
     check "not in use, the package is removed: nothing of it runs" bash -c "! test -e /usr/bin/forebay && ! pgrep -x forebay"
     finish
     ;;

@@ -4,6 +4,7 @@
 use crate::support::apart::Apart;
 use crate::support::{Scratch, good, has};
 use forebay_testing::skip;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
@@ -57,6 +58,41 @@ fn udev_looks_at_backing_devices_when_the_package_comes_and_goes() {
     assert_eq!(asked("postrm", &["remove"]), [reload, shown]);
     assert_eq!(asked("postrm", &["purge"]), [reload]);
     assert!(!backings.exists());
+}
+
+/// libblkid looks into all disks where udev has no name: `mount /srv/data` by UUID, with the service stopped, mounted the backing device. The package's
+/// file ends that; one that is there already, or was changed, is somebody else's.
+#[test]
+fn mount_asks_udev_alone_while_the_package_is_there() {
+    let scratch = Scratch::new("blkid");
+    let places = [(scratch.path("etc"), "/etc"), (scratch.sockets.join("run"), "/run")];
+    let places = places.each_ref().map(|(folder, place)| (folder.as_path(), *place));
+    let is_root = rustix::process::geteuid().is_root();
+    let Some(apart) = is_root.then(|| Apart::with(&places)).flatten() else {
+        return skip("no mount namespace");
+    };
+    let file = scratch.path("etc/blkid.conf");
+    let run = |script: &str, words: &[&str]| {
+        asked(&apart, &scratch, script, words);
+        std::fs::read_to_string(&file).ok()
+    };
+
+    let made = run("postinst", &["configure"]).expect("it is made");
+    let settings: Vec<_> = made.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(settings, ["EVALUATE=udev"]);
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o644);
+    assert_eq!(run("postinst", &["configure", "0.1.0"]).as_ref(), Some(&made));
+    assert_eq!(run("postrm", &["upgrade", "0.2.0"]).as_ref(), Some(&made));
+    assert_eq!(run("postrm", &["remove"]), None);
+    assert_eq!(run("postrm", &["purge"]), None);
+
+    for others in ["EVALUATE=scan\n".to_owned(), format!("{made}CACHE_FILE=/run/blkid\n")] {
+        std::fs::write(&file, &others).unwrap();
+        for (script, word) in [("postinst", "configure"), ("postrm", "remove"), ("postrm", "purge")]
+        {
+            assert_eq!(run(script, &[word]).as_ref(), Some(&others), "{script} {word}");
+        }
+    }
 }
 
 /// An array was shown to everybody again by the rules of mdadm, which come behind ours and look into it once more.
