@@ -46,8 +46,9 @@ journal() { journalctl -b -o cat --no-pager -u "$@"; }
 hidden() { # DEVICE
     udevadm info -q property "$1" >/run/properties
     grep -q '^FOREBAY_BACKING_OF=' /run/properties && grep -q '^SYSTEMD_READY=0' /run/properties &&
-        grep -q '^UDISKS_IGNORE=1' /run/properties && ! grep -qE '^ID_FS_TYPE=.|by-(uuid|label)' /run/properties || { cat /run/properties; return 1; }
+        grep -q '^UDISKS_IGNORE=1' /run/properties && ! grep -qE '^ID_FS_TYPE=.|by-(uuid|label|partlabel/forebay)' /run/properties || { cat /run/properties; return 1; }
 }
+leads_to_volume() { [ -b "/dev/disk/$1" ] && [ "$(readlink -f "/dev/disk/$1")" = "$(readlink -f /dev/forebay/md-part1)" ] || { ls -l "/dev/disk/$1" /dev/forebay; return 1; }; } # LINK
 # Every volume that is mounted has data that is not on its backing device. (Write-back goes on meanwhile.)
 all_dirty() {
     for it in xfs lvm btrfs; do dd if=/dev/urandom of="/srv/$it/fresh" bs=1M count=4 conv=fsync status=none; done
@@ -195,7 +196,8 @@ END
     check "names in /dev/forebay" wait_for 20 test -b /dev/forebay/xfs -a -b /dev/forebay/lvm -a -b /dev/forebay/b1 -a -b /dev/forebay/b2 || finish
     check "mkfs.xfs" mkfs.xfs -q /dev/forebay/xfs
     check "LVM" bash -c "pvcreate -q /dev/forebay/lvm && vgcreate -q vg /dev/forebay/lvm && lvcreate -q -n lv -l 100%FREE vg && udevadm settle && mkfs.ext4 -q /dev/vg/lv"
-    check "mkfs.ext4 on the array's volume" mkfs.ext4 -q -L array /dev/forebay/md
+    check "a partition with a name on the array's volume" bash -c "sgdisk -n 1:0:0 -c 1:forebay-part /dev/forebay/md; partprobe /dev/forebay/md 2>/dev/null || partx -u /dev/forebay/md; udevadm settle; test -b /dev/forebay/md-part1"
+    check "mkfs.ext4 on it" mkfs.ext4 -q -L array /dev/forebay/md-part1
     check "mkfs.btrfs over two volumes" mkfs.btrfs -q -d raid0 -m raid1 /dev/forebay/b1 /dev/forebay/b2
     # While udev looks at a device it does not notice that another writes to it.
     udevadm settle
@@ -220,7 +222,8 @@ END
     for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2" "$(array)"; do check "hidden: ${it##*/}" hidden "$it"; done
     check "the disks themselves are not hidden" bash -c "! udevadm info -q property /dev/disk/by-id/virtio-backing512 | grep FOREBAY"
     check "by-uuid leads to the volumes" bash -c "for it in /dev/disk/by-uuid/*; do readlink -f \$it; done | grep -vE '^/dev/(vd|sr)' && ! ls -l /dev/disk/by-uuid | grep -E 'vd[a-z][0-9]|md[0-9]'"
-    check "by-label leads to the array's volume" test "$(readlink -f /dev/disk/by-label/array)" = "$(readlink -f /dev/forebay/md)"
+    check "by-label leads to the array's volume" leads_to_volume by-label/array
+    check "by-partlabel leads to the array's volume" leads_to_volume by-partlabel/forebay-part
     systemctl stop srv-{lvm,btrfs}.mount
     vgchange -q -an vg
     systemctl stop forebay@data
@@ -263,6 +266,9 @@ END
     check "back without a hand: the service is active" wait_for 540 systemctl is-active forebay@data
     check "back without a hand: everything is mounted" wait_for 540 mounted || waits_for
     all_mounted "after a shutdown under load"
+    # The kernel has seen the partition of the array by now.
+    check "hidden: the array's partition" wait_for 120 hidden "$(array)-part1"
+    for it in by-label/array by-partlabel/forebay-part; do check "$it leads to the volume" wait_for 120 leads_to_volume $it; done
     check "shutdown under load: the cache was closed" bash -c '! journalctl -b -o cat -u forebay@data | grep "not a clean one"'
     check "shutdown under load: XFS has no log to replay" bash -c 'journalctl -k -b -o cat | grep "Ending clean mount" && ! journalctl -k -b -o cat | grep -i "Starting recovery"'
     check "shutdown under load: ext4 has no journal to replay" bash -c '! journalctl -k -b -o cat | grep -E "EXT4-fs .*(recovery|orphan)"'
@@ -320,7 +326,7 @@ END
     check "without its cache: no old state can be mounted by hand" bash -c "! mount ${P4}1 /mnt 2>&1 && { mount /srv/xfs; ! mountpoint /srv/xfs; }"
     check "without its cache: LVM has activated nothing" bash -c "! ls /dev/mapper/vg-lv"
     check "without its cache: the array is there" wait_for 120 test -b "$(array)"
-    for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2" "$(array)"; do check "without its cache, hidden: ${it##*/}" hidden "$it"; done
+    for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2" "$(array)" "$(array)-part1"; do check "without its cache, hidden: ${it##*/}" hidden "$it"; done
     # What only the lost cache has would never be missed by who mounts the disks.
     check "left dirty, the package is not removed" bash -c '! dpkg --force-depends -r forebay 2>/run/removal && grep "^xfs: its cache, .* may hold what is not yet on " /run/removal && grep "FOREBAY_REMOVE=anyway" /run/removal' || cat /run/removal
     check "left dirty, the package is not removed: the program is there" test -x /usr/bin/forebay

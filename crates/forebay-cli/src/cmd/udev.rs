@@ -56,6 +56,7 @@ mod tests {
             assert!(!stays(link, false), "{link}");
         }
         assert!(!stays("/dev/disk/by-partuuid/1-2", true));
+        assert!(!stays("/dev/disk/by-partlabel/home", true));
         assert!(stays("/dev/disk/by-id/wwn-1-part2", true));
     }
 }
