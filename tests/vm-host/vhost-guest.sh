@@ -49,14 +49,58 @@ for n in $(seq "$KILLS"); do
     # There is room for some.
     if [ "$n" -gt 10 ]; then compared $((n - 10)); rm -r "/mnt/tree$((n - 10))"; fi
 done
+goes_on "$v" "$w"
+end_work "$KILLS kills"
+begin_work
 for n in $(seq "$UPGRADES"); do
     goes_on "$v" "$w"
     alive || fail "upgrade $n: the work has ended before it"
     echo @upgrade
 done
-# QEMU connects again after 1 s.
 goes_on "$v" "$w"
-end_work "$KILLS kills, $UPGRADES upgrades"
+end_work "$UPGRADES upgrades"
+# How long requests wait, told by work that leaves the emulator time: 4 KiB random writes, one at a time, some 100 a second. What comes over it
+# comes at any moment, and TIMED_KILLS and TIMED_UPGRADES times.
+longest_wait() { # COMMAND TIMES: sets `longest`, in microseconds
+    local n writer
+    fio --name=w --filename="/dev/$w" --direct=1 --ioengine=libaio --iodepth=1 --rw=randwrite --bs=4k --size=32m --time_based --runtime=3600 \
+        --rate_iops=100 --output-format=terse --terse-version=3 >/run/fio.timed 2>&1 &
+    writer=$!
+    for n in $(seq "$2"); do
+        goes_on_slowly
+        kill -0 $writer 2>/dev/null || fail "$1 $n: the writes have ended before it"
+        echo "$1"
+    done
+    goes_on_slowly
+    kill -INT $writer
+    wait $writer
+    longest=$(awk -F';' 'NF > 100 && $5 == 0 {printf "%d", $56}' /run/fio.timed)
+    longest=${longest:-0}
+}
+goes_on_slowly() {
+    local before
+    before=$(answered "$w")
+    wait_for 120 eval "[ \$(answered $w) -gt $((before + 100)) ]" || fail "$w: nothing goes on"
+    sleep 0.$((RANDOM % 10))
+}
+longest_wait @nothing 4
+undisturbed=$longest
+check "the longest write without kills and upgrades took $undisturbed us" test "$undisturbed" -gt 0
+# Limits are those of stall.sh, which has another clock: as many times as long as the longest wait without any of it is here, by what it may be there.
+waited() { # WHAT LIMIT_MS
+    local limit=$(($2 * 1000))
+    [ "$undisturbed" -le 20000 ] || limit=$(($2 * undisturbed / 20))
+    check "$1: the longest write took $longest us of $limit (undisturbed $undisturbed)" test "$longest" -gt 0 -a "$longest" -le "$limit"
+}
+if [ "$TIMED_KILLS" != 0 ]; then
+    longest_wait @kill "$TIMED_KILLS"
+    if [ "$RECONNECT" = ,reconnect-ms=100 ]; then waited "$TIMED_KILLS kills" 1000
+    else pass "$TIMED_KILLS kills: the longest write took $longest us (undisturbed $undisturbed)"; fi
+fi
+if [ "$TIMED_UPGRADES" != 0 ]; then
+    longest_wait @upgrade "$TIMED_UPGRADES"
+    waited "$TIMED_UPGRADES upgrades" 200
+fi
 if [ "$DATABASE" = 1 ]; then
     database_is_sound "PostgreSQL"
     check "PostgreSQL stops" pg_is stop -m fast
