@@ -142,6 +142,28 @@ reads_as_service() { # DEVICE
 }
 export -f reads_as_service
 
+# The rule that the package has for a user without privileges, as it is.
+by_ublk_without_root() {
+    local of_rule=/usr/share/doc/forebay/examples/ublk-user.rules its
+    echo alice:x:1000:1000::/var/tmp/alice:/bin/sh >>/etc/passwd
+    mkdir -p /var/tmp/alice && chown 1000:1000 /var/tmp/alice
+    truncate -s 64M /var/tmp/alice/disk && chown 1000:1000 /var/tmp/alice/disk
+    printf '#!/bin/sh\nexec setpriv --reuid 1000 --regid 1000 --clear-groups env HOME=/var/tmp/alice XDG_RUNTIME_DIR=/var/tmp/alice /usr/bin/forebay "$@"\n' >/var/tmp/as-alice
+    chmod 755 /var/tmp/as-alice
+    FOREBAY=/var/tmp/as-alice
+    check "a user: format" $FOREBAY format --size 64M /var/tmp/alice/cache
+    cp "$of_rule" /etc/udev/rules.d/
+    check "a user: what the rule's head says" bash -c "$(sed -n 's/.*and then: //p' "$of_rule") && udevadm settle"
+    serve alice --cache /var/tmp/alice/cache --volume w=/var/tmp/alice/disk --attach ublk || { fail "a user: serve: $(tail -n 3 /run/alice.err)"; return; }
+    its=$(sed -n 's|^\(/dev/ublkb[0-9]*\) w$|\1|p' /run/alice.out)
+    check "a user: udev makes the device his" wait_for 60 bash -c '[ "$(stat -c %U "$1")" = alice ]' - "$its"
+    check "a user: he writes to it" setpriv --reuid 1000 --regid 1000 --clear-groups dd if=/dev/urandom of="$its" bs=1M count=4 oflag=direct conv=fdatasync
+    drain_and_stop "a user: drain and stop" alice
+    check "a user: his disk has it" bash -c '! cmp -n 4194304 /var/tmp/alice/disk /dev/zero'
+    FOREBAY=/job/forebay
+    rm /etc/udev/rules.d/ublk-user.rules && udevadm control --reload
+}
+
 # From the next boot on a disk is not there until somebody looks for it: it has gone before anybody looks at it.
 comes_late() { # SERIAL
     cat >/usr/sbin/late <<'END'
@@ -272,6 +294,7 @@ END
     check "shutdown under load: the cache was closed" bash -c '! journalctl -b -o cat -u forebay@data | grep "not a clean one"'
     check "shutdown under load: XFS has no log to replay" bash -c 'journalctl -k -b -o cat | grep "Ending clean mount" && ! journalctl -k -b -o cat | grep -i "Starting recovery"'
     check "shutdown under load: ext4 has no journal to replay" bash -c '! journalctl -k -b -o cat | grep -E "EXT4-fs .*(recovery|orphan)"'
+    check "shutdown under load: btrfs has no log tree to replay" bash -c 'journalctl -k -b -o cat | grep -E "BTRFS info.*first mount" && ! journalctl -k -b -o cat | grep "tree-log replay"'
     intact_all "after a shutdown"
     for it in xfs lvm btrfs; do rm -rf "/srv/$it/synced"; mkdir "/srv/$it/synced"; fill "/srv/$it/synced" "/var/tmp/sums-$it"; sync -f "/srv/$it/."; done
     stopped_with_dirty_data
@@ -324,9 +347,12 @@ END
     # It waits for half a minute before it gives up.
     check "without its cache: the log names what is missing" wait_for 150 bash -c "journalctl -b -o cat -u forebay@data | grep -E 'UUID=[-0-9a-f]*: the cache device is not there'"
     check "without its cache: no old state can be mounted by hand" bash -c "! mount ${P4}1 /mnt 2>&1 && { mount /srv/xfs; ! mountpoint /srv/xfs; }"
+    check "without its cache: nor after btrfs has looked at all disks" bash -c "btrfs device scan; mount /srv/btrfs; ! mountpoint /srv/btrfs && ! mount ${P5}1 /mnt && ! mountpoint /mnt"
     check "without its cache: LVM has activated nothing" bash -c "! ls /dev/mapper/vg-lv"
+    check "without its cache: nor does it by hand" bash -c "vgchange -ay; ! ls /dev/mapper/vg-lv"
     check "without its cache: the array is there" wait_for 120 test -b "$(array)"
     for it in "${P4}1" "${P4}2" "${P5}1" "${P5}2" "$(array)" "$(array)-part1"; do check "without its cache, hidden: ${it##*/}" hidden "$it"; done
+    by_ublk_without_root
     # What only the lost cache has would never be missed by who mounts the disks.
     check "left dirty, the package is not removed" bash -c '! dpkg --force-depends -r forebay 2>/run/removal && grep "^xfs: its cache, .* may hold what is not yet on " /run/removal && grep "FOREBAY_REMOVE=anyway" /run/removal' || cat /run/removal
     check "left dirty, the package is not removed: the program is there" test -x /usr/bin/forebay
