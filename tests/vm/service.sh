@@ -124,7 +124,10 @@ narrow() {
     local of=/etc/systemd/system/forebay@data.service.d
     local disks=(block-virtblk block-md)
     local serve=("/dev/ublk-control" char-ublk-char block-blkext)
-    [ "$attach" != fuse ] || serve=(/dev/fuse /dev/loop-control block-loop)
+    case $attach in
+    nbd) serve=(block-nbd) ;;
+    fuse) serve=(/dev/fuse /dev/loop-control block-loop) ;;
+    esac
     mkdir -p "$of"
     {
         echo "[Unit]"
