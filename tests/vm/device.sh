@@ -214,15 +214,16 @@ kills_under_work() {
     check "$KILLS kills: the kernel saw no I/O error" test ! -s /run/kernel.err
 }
 
-# Upgrades under the same work, UPGRADES times: the process stays, the program in it is another.
+# Upgrades under the same work, UPGRADES times: the process stays, the program in it is another. `next` may be what executes that.
+next=/run/forebay.new
 upgrades_under_work() {
     local n text took longest=0
-    cp "$FOREBAY" /run/forebay.new
+    cp --remove-destination "$FOREBAY" /run/forebay.new
     begin_work
     for n in $(seq "$UPGRADES"); do
         goes_on "$odd" "$big"
         alive || fail "upgrade $n: the work has ended before it"
-        text=$($FOREBAY upgrade --exec /run/forebay.new --control "$(control u)" 2>&1) || { fail "upgrade $n: $text"; break; }
+        text=$($FOREBAY upgrade --exec $next --control "$(control u)" 2>&1) || { fail "upgrade $n: $text"; break; }
         echo "upgrade $n: $text"
         check "upgrade $n: it goes on as it should" grep -qF "$goes_on_by" <<<"$text"
         check "upgrade $n: the new program serves in the same process" is "$(readlink /proc/$daemon/exe)" /run/forebay.new
