@@ -5,7 +5,7 @@ mod listen;
 mod serve;
 mod volume;
 
-pub use listen::{Listen, MetricsAddress};
+pub use listen::{Endpoint, Listen, MetricsAddress};
 pub use serve::{
     Attach, IfChanged, IoChoice, LogLevel, MEMORY_DEFAULT, ServeArgs, parse_if_changed,
 };
@@ -208,7 +208,9 @@ pub struct ConfigArgs {
 pub enum ConfigCommand {
     /// Say whether files are right, and if not, what to change at which line and column
     ///
-    /// No device is looked at. Two files that claim the same device, volume name or address are told, too.
+    /// What no start could do with a file alone is told, too (reservations that no cache has room for, less memory than any takes), and what another
+    /// file in /etc/forebay has already: a device, volume name or address. No device is looked at, so what only the cache, its disks or this machine
+    /// can say is for `serve` to tell: the size of the cache, other volumes that it has recorded, sockets that somebody has.
     Check {
         /// Names, as data for /etc/forebay/data.toml, or paths, which have a slash or end in .toml; all files there if none is given
         paths: Vec<PathBuf>,

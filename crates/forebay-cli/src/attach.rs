@@ -104,7 +104,7 @@ impl Kind {
     }
 
     /// The one that is asked for, if it is one.
-    fn asked(wanted: Attach) -> Option<Kind> {
+    pub fn asked(wanted: Attach) -> Option<Kind> {
         match wanted {
             Attach::None | Attach::Auto => None,
             Attach::Ublk => Some(Kind::Ublk),

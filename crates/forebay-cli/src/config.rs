@@ -13,13 +13,14 @@
 //!
 //! # Not here
 //!
-//! What a file says: `file`. Which state directory a cache has by them: `state`. Where files are, and the commands: `cmd/config`.
+//! What a file says: `file`. What of it no start could do, and what two files cannot both have: `whole`. Which state directory a cache has by them: `state`. Where files are, and the commands: `cmd/config`.
 
 mod file;
 pub mod show;
 mod state;
+pub mod whole;
 
-pub use file::Mistake;
+pub use file::{Mistake, Said};
 pub use state::{is_not_ours, state_dir_of, state_dirs};
 
 use crate::args::{Args, Command, ServeArgs, VolumeSpec};
@@ -27,6 +28,7 @@ use crate::upgrade;
 use anyhow::{Context, Result, bail};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
+use forebay::host::named::Named;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -39,36 +41,15 @@ const NOT_IN_FILES: [&str; 4] = ["config", "if-changed", "without-cache", "help"
 /// How long devices are waited for when a file says nothing else: at boot they come late.
 const DEVICE_TIMEOUT: &str = "60s";
 
-/// Of what two files cannot both have: `/dev/forebay/NAME` leads to one device.
-pub const VOLUME_NAME: &str = "the volume name";
-
 /// A file that is understood.
 pub struct Config {
     pub path: PathBuf,
     /// What `serve` would be called with.
     pub words: Vec<OsString>,
+    pub said: Vec<Said>,
 }
 
 impl Config {
-    /// What no other file may have as well, with what it is.
-    pub fn claims(&self) -> Vec<(&'static str, String)> {
-        let words = self.words.iter().filter_map(|word| word.to_str()?.strip_prefix("--"));
-        let mut claims = Vec::new();
-        for (option, value) in words.filter_map(|word| word.split_once('=')) {
-            match option {
-                "cache" => claims.push(("device", value.into())),
-                "volume" => {
-                    let (name, spec) = value.split_once('=').unwrap_or_default();
-                    claims.push((VOLUME_NAME, name.into()));
-                    claims.push(("device", spec.split(',').next().unwrap_or_default().into()));
-                }
-                "listen" | "metrics" | "control" => claims.push(("address", value.into())),
-                _ => {}
-            }
-        }
-        claims
-    }
-
     /// The path that it gives for an option.
     pub fn path_of(&self, option: &str) -> Option<PathBuf> {
         let mut words = self.words.iter().filter_map(|word| word.to_str()?.strip_prefix("--"));
@@ -153,7 +134,7 @@ pub fn read(path: &Path) -> Result<Config> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("{}: cannot be read", path.display()))?;
     match file::words(&text) {
-        Ok(words) => Ok(Config { path: path.to_owned(), words }),
+        Ok((words, said)) => Ok(Config { path: path.to_owned(), words, said }),
         Err(list) => Err(Mistakes { path: path.to_owned(), list }.into()),
     }
 }
@@ -209,9 +190,9 @@ pub fn next(given: Vec<OsString>) -> Result<ServeArgs> {
     }
 }
 
-/// What `serve` makes of a file alone.
-pub fn of(config: &Config) -> Result<ServeArgs> {
-    let matches = file_command().try_get_matches_from(line(&config.words))?;
+/// What `serve` makes of these words of a file alone.
+fn of(words: &[OsString]) -> Result<ServeArgs> {
+    let matches = file_command().try_get_matches_from(line(words))?;
     match Args::from_arg_matches(&matches)?.command {
         Command::Serve(args) => Ok(*args),
         _ => bail!("it does not serve"),
@@ -237,7 +218,7 @@ fn once(args: &ServeArgs) -> Result<()> {
 /// What a volume cannot have, since the cache or one before it has it.
 fn clash(spec: &VolumeSpec, cache: Option<&Path>, before: &[VolumeSpec]) -> Option<String> {
     let (name, path) = (&spec.name, &spec.backing.path);
-    if cache.is_some_and(|cache| cache == path) {
+    if cache.is_some_and(|cache| is_same(cache, path)) {
         let path = path.display();
         return Some(format!(
             "--volume {name}={path}: is the cache; the cache goes in front of another device"
@@ -246,9 +227,17 @@ fn clash(spec: &VolumeSpec, cache: Option<&Path>, before: &[VolumeSpec]) -> Opti
     if before.iter().any(|other| other.name == *name) {
         return Some(format!("--volume {name}: given twice; one volume has one backing device"));
     }
-    let other = &before.iter().find(|other| other.backing.path == *path)?.name;
+    let other = &before.iter().find(|other| is_same(&other.backing.path, path))?.name;
     let path = path.display();
     Some(format!("--volume {name}={path}: is the backing device of volume {other}; use another"))
+}
+
+/// Whether two names are the same, as far as they say.
+fn is_same(one: &Path, other: &Path) -> bool {
+    match (Named::parse(one), Named::parse(other)) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => one == other,
+    }
 }
 
 /// The file that `serve` was told to take its settings from.

@@ -101,11 +101,7 @@ pub fn fit(
         }
     }
     let needed = least.next_multiple_of(1 << 20) >> 20;
-    bail!(
-        "--memory {}: at least {needed}M are needed on this cache (volumes: {})",
-        size(memory),
-        counts.volumes
-    );
+    bail!("--memory {}: at least {needed}M are needed (volumes: {})", size(memory), counts.volumes);
 }
 
 /// Refuses what there is no memory for, before any of it is taken: a list that finds none ends the process. `has_map`: the map is

@@ -117,14 +117,20 @@ pub fn bind_tcp(address: &SocketAddr, name: &str) -> Result<TcpListener> {
     TcpListener::bind(address).with_context(|| format!("{name}: cannot be listened on"))
 }
 
-fn bind_file(path: &Path) -> Result<UnixListener> {
-    let shown = path.display();
-    let bytes = path.as_os_str().len();
+/// Refuses a path that no socket can have.
+pub fn check_path(path: &Path) -> Result<()> {
+    let (shown, bytes) = (path.display(), path.as_os_str().len());
     if bytes > PATH_BYTES_MAX {
         bail!(
             "{shown}: has {bytes} bytes, and the path of a socket at most {PATH_BYTES_MAX}; choose a shorter one"
         );
     }
+    Ok(())
+}
+
+fn bind_file(path: &Path) -> Result<UnixListener> {
+    check_path(path)?;
+    let shown = path.display();
     match bind_private(path) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {}
         other => return other.with_context(|| format!("{shown}: cannot be listened on")),

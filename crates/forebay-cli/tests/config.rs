@@ -93,13 +93,18 @@ fn check_tells_each_mistake_with_its_place_and_exit_code_2() {
     let done = config("check", &[&good, &twin]);
     assert_eq!(done.status.code(), Some(2));
     let said = text(&done.stderr);
-    assert!(said.contains("twin.toml: device /b is that of "), "{said}");
+    let path = good.display();
+    assert!(
+        said.contains(&format!("twin.toml:6:11: device /b is that of {path}:6:11 already")),
+        "{said}"
+    );
     assert!(!said.contains("the volume name"), "{said}");
     let namesake = file(&scratch, "namesake.toml", "[volume.v]\nbacking = '/c'\n");
     let done = config("check", &[&good, &namesake]);
     assert_eq!(done.status.code(), Some(2));
     let said = text(&done.stderr);
-    assert!(said.contains("namesake.toml: the volume name v is that of "), "{said}");
+    let expected = format!("namesake.toml:5:9: the volume name v is that of {path}:5:9 already");
+    assert!(said.contains(&expected), "{said}");
     assert!(said.contains("(/dev/forebay/v leads to one of them); use another"), "{said}");
 
     // What `serve` says of it is the same.
@@ -263,8 +268,43 @@ fn an_address_that_a_file_gives_twice_is_told() {
     let done = config("check", &[&path]);
     assert_eq!(done.status.code(), Some(2), "{done:?}");
     let said = text(&done.stderr);
-    let twice = "control: is given twice, by --metrics and --control; each needs its own";
-    assert!(said.contains("it.toml: ") && said.contains(twice), "{said}");
+    let control = scratch.control().display().to_string();
+    let twice =
+        format!("it.toml:5:11: metrics: {control}: is given twice, first by control at 3:11");
+    assert!(said.contains(&twice), "{said}");
+    // What `serve` says is the same, before it waits for the cache.
+    let (code, said) =
+        Daemon::try_start(serve_command(&path), &scratch.path("stderr")).unwrap_err();
+    assert_eq!(code, Some(2));
+    assert!(said.contains(&twice), "{said}");
+}
+
+/// They were called good. What the cache may know of is asked about, and is no mistake.
+#[test]
+fn what_no_start_could_serve_is_told() {
+    let scratch = Scratch::new("config-whole");
+    let volume = |name: &str, more: &str| format!("[volume.{name}]\nbacking = '/{name}'\n{more}");
+    let most = "reserve = '80%'\n";
+    let path = file(&scratch, "it.toml", &(volume("v", most) + &volume("w", most)));
+    let done = config("check", &[&path]);
+    let said = text(&done.stderr);
+    assert_eq!(done.status.code(), Some(2), "{said}");
+    assert!(said.contains("it.toml:10:11: reserve: no cache has room for it"), "{said}");
+
+    let machine = "metrics = '127.0.0.1:1'\n".to_owned() + &volume("v", "");
+    let path = file(&scratch, "it.toml", &machine);
+    let with_machine = std::fs::read_to_string(&path).unwrap();
+    let with_machine = with_machine
+        .replace("nbd+unix", "vhost-user")
+        .replace("'\ncontrol", "?volume=nope'\ncontrol");
+    std::fs::write(&path, with_machine).unwrap();
+    let done = config("check", &[&path]);
+    let said = text(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    assert!(
+        said.contains("it.toml:2:10: is this meant? listen: this file has no volume nope"),
+        "{said}"
+    );
 }
 
 /// Many change the file first, and were told that it says something else.

@@ -1,7 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Where others come in: guests, and who scrapes metrics.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// What is listened on.
+#[derive(Clone, Copy, Debug)]
+pub enum Endpoint<'a> {
+    Unix(&'a Path),
+    Tcp(std::net::SocketAddr),
+}
+
+impl fmt::Display for Endpoint<'_> {
+    /// The same for the same, however it is written.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Unix(path) => {
+                let whole = std::path::absolute(path).unwrap_or_else(|_| (*path).to_owned());
+                write!(f, "{}", whole.components().collect::<PathBuf>().display())
+            }
+            Endpoint::Tcp(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+impl PartialEq for Endpoint<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
 
 /// Where guests come in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +39,15 @@ pub enum Listen {
     Tcp(std::net::SocketAddr),
     /// One virtual machine, whose disk is a volume; the only one if none is named.
     VhostUser { path: PathBuf, volume: Option<String> },
+}
+
+impl Listen {
+    pub fn endpoint(&self) -> Endpoint<'_> {
+        match self {
+            Listen::Unix(path) | Listen::VhostUser { path, .. } => Endpoint::Unix(path),
+            Listen::Tcp(address) => Endpoint::Tcp(*address),
+        }
+    }
 }
 
 pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
@@ -76,6 +112,15 @@ fn parse_vhost_user(rest: &str) -> Result<Listen, String> {
 pub enum MetricsAddress {
     Unix(PathBuf),
     Tcp(std::net::SocketAddr),
+}
+
+impl MetricsAddress {
+    pub fn endpoint(&self) -> Endpoint<'_> {
+        match self {
+            MetricsAddress::Unix(path) => Endpoint::Unix(path),
+            MetricsAddress::Tcp(address) => Endpoint::Tcp(*address),
+        }
+    }
 }
 
 pub(super) fn parse_metrics(text: &str) -> Result<MetricsAddress, String> {

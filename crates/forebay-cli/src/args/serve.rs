@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What `forebay serve` is told.
 
-use super::listen::{Listen, MetricsAddress, parse_listen, parse_metrics};
+use super::listen::{Endpoint, Listen, MetricsAddress, parse_listen, parse_metrics};
 use super::volume::{VolumeSpec, parse_volume};
 use crate::units::{parse_size, parse_time, size};
 use clap::ValueEnum;
 use forebay_core::units::BLOCK_BYTES;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Which kernel block device is made of a volume.
@@ -197,6 +197,14 @@ fn parse_memory(text: &str) -> Result<u64, String> {
 }
 
 impl ServeArgs {
+    /// All that is listened on, each with its option. `control`: if it is known.
+    pub fn endpoints<'a>(&'a self, control: Option<&'a Path>) -> Vec<(&'static str, Endpoint<'a>)> {
+        let listen = self.listen.iter().map(|it| ("listen", it.endpoint()));
+        let metrics = self.metrics.iter().map(|it| ("metrics", it.endpoint()));
+        let control = control.map(|path| ("control", Endpoint::Unix(path)));
+        listen.chain(metrics).chain(control).collect()
+    }
+
     /// What is to be done with a volume's dirty data if its backing device was changed by others.
     pub fn if_changed(&self, volume: &str) -> Option<IfChanged> {
         self.if_changed.iter().find(|(name, _)| name == volume).map(|choice| choice.1)

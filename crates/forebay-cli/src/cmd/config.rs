@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay config`: whether configuration files are right, and what they mean.
 
-use super::serve::check_once;
 use crate::args::{ConfigArgs, ConfigCommand};
-use crate::config::{self, Config};
+use crate::config::whole::{self, Found};
+use crate::config::{self, Config, Mistake, Mistakes};
 use anyhow::{Result, bail};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub fn run(args: &ConfigArgs) -> Result<ExitCode> {
@@ -16,52 +16,43 @@ pub fn run(args: &ConfigArgs) -> Result<ExitCode> {
 }
 
 fn check(given: &[PathBuf]) -> Result<ExitCode> {
-    let mut good: Vec<Config> = Vec::new();
+    let paths = chosen(given)?;
+    let mut good = others(&paths);
     let mut all_good = true;
-    for path in chosen(given)? {
-        match config::read(&path) {
-            Ok(config) => {
-                let mut shared = shared(&good, &config);
-                shared.extend(twice(&config));
-                match shared.is_empty() {
-                    true => out!("{}: good", path.display()),
-                    false => all_good = false,
-                }
-                shared.iter().for_each(|text| err!("forebay: {text}"));
-                good.push(config);
-            }
+    for path in paths {
+        let config = match config::read(&path) {
+            Ok(config) => config,
             Err(error) => {
                 err!("forebay: {error:#}");
                 all_good = false;
+                continue;
             }
+        };
+        let Found { mistakes, doubts } = whole::look(&config, good.iter());
+        if mistakes.is_empty() {
+            out!("{}: good", path.display());
+        } else {
+            err!("forebay: {}", Mistakes { path: path.clone(), list: mistakes });
+            all_good = false;
         }
+        for Mistake { line, column, text } in doubts {
+            err!("forebay: {}:{line}:{column}: is this meant? {text}", path.display());
+        }
+        good.push(config);
     }
     Ok(ExitCode::from(if all_good { 0 } else { 2 }))
 }
 
-/// What two files cannot both have: the cache and backing devices, names of volumes, and places to listen at.
-fn shared(others: &[Config], config: &Config) -> Vec<String> {
-    let mut found = Vec::new();
-    for claim in config.claims() {
-        for other in others.iter().filter(|other| other.claims().contains(&claim)) {
-            let (path, other, (key, value)) = (config.path.display(), other.path.display(), &claim);
-            let why = match *key {
-                config::VOLUME_NAME => format!(" (/dev/forebay/{value} leads to one of them)"),
-                _ => String::new(),
-            };
-            found.push(format!(
-                "{path}: {key} {value} is that of {other} already{why}; use another"
-            ));
-        }
+/// The files in `/etc/forebay` beside these, where one of these is there: what they have cannot be had again.
+fn others(paths: &[PathBuf]) -> Vec<Config> {
+    let is_there = |path: &PathBuf| path.parent() == Some(Path::new(config::DIRECTORY));
+    if !paths.iter().any(is_there) {
+        return Vec::new();
     }
-    found
-}
-
-/// An address that it gives twice, if it does: `serve` refuses that.
-fn twice(config: &Config) -> Option<String> {
-    let args = config::of(config).ok()?;
-    let error = check_once(&args, args.control.as_deref()).err()?;
-    Some(format!("{}: {error:#}", config.path.display()))
+    // One that cannot be read, or has mistakes, is told when it is asked about.
+    let all = config::paths().unwrap_or_default();
+    let others = all.iter().filter(|path| !paths.contains(path));
+    others.filter_map(|path| config::read(path).ok()).collect()
 }
 
 fn show(given: &[PathBuf]) -> Result<ExitCode> {

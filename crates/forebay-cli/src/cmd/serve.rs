@@ -24,7 +24,6 @@ mod volumes;
 mod watch;
 
 pub(in crate::cmd) use ending::DURABLE;
-pub(in crate::cmd) use listening::check_once;
 pub use offline::drain_offline;
 
 use crate::args::{Attach, Listen, MetricsAddress, ServeArgs, VolumeSpec};

@@ -7,9 +7,10 @@
 //! backing = "/dev/disk/by-id/wwn-…"
 //! ```
 
-use super::{NOT_IN_FILES, clash, options, serve_command};
+use super::{NOT_IN_FILES, clash, of, options, serve_command};
 use crate::address::Address;
-use crate::args::{VOLUME_KEYS, VolumeSpec, parse_volume};
+use crate::args::{Endpoint, ServeArgs, VOLUME_KEYS, VolumeSpec, parse_volume};
+use crate::sockets;
 use clap::error::{ContextKind, ContextValue};
 use forebay::host::named::Named;
 use std::error::Error;
@@ -29,13 +30,47 @@ pub struct Mistake {
     pub text: String,
 }
 
-/// The words, or every mistake.
-pub fn words(text: &str) -> Result<Vec<OsString>, Vec<Mistake>> {
+/// What a file says, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Said {
+    /// Whose it is, if a volume's.
+    pub volume: Option<String>,
+    /// [`VOLUME`] of the name of a volume.
+    pub key: String,
+    pub value: String,
+    /// From 1, as those of a [`Mistake`].
+    pub line: usize,
+    pub column: usize,
+}
+
+/// The key of a volume's name.
+pub const VOLUME: &str = "volume";
+
+impl Said {
+    /// What is wrong with it.
+    pub fn mistake(&self, text: String) -> Mistake {
+        Mistake { line: self.line, column: self.column, text }
+    }
+}
+
+/// Every address to listen at, and where it stands.
+pub fn endpoints<'a>(args: &'a ServeArgs, said: &'a [Said]) -> Vec<(Endpoint<'a>, &'a Said)> {
+    let mut left: Vec<&Said> = said.iter().filter(|it| it.volume.is_none()).collect();
+    let with_place = |(key, endpoint)| {
+        let at = left.iter().position(|it| it.key == key)?;
+        Some((endpoint, left.remove(at)))
+    };
+    args.endpoints(args.control.as_deref()).into_iter().filter_map(with_place).collect()
+}
+
+/// The words and where each stands, or every mistake.
+pub fn words(text: &str) -> Result<(Vec<OsString>, Vec<Said>), Vec<Mistake>> {
     let (table, errors) = DeTable::parse_recoverable(text);
     let mut reader = Reader {
         text,
         serve: serve_command(),
         words: Vec::new(),
+        said: Vec::new(),
         cache: None,
         volumes: Vec::new(),
         mistakes: Vec::new(),
@@ -47,10 +82,11 @@ pub fn words(text: &str) -> Result<Vec<OsString>, Vec<Mistake>> {
     // What follows from a part that is not understood is no mistake of its own.
     if reader.mistakes.is_empty() {
         reader.file(table.get_ref());
+        reader.endpoints();
     }
-    let Reader { words, mut mistakes, .. } = reader;
+    let Reader { words, said, mut mistakes, .. } = reader;
     mistakes.sort_by_key(|mistake| (mistake.line, mistake.column));
-    if mistakes.is_empty() { Ok(words) } else { Err(mistakes) }
+    if mistakes.is_empty() { Ok((words, said)) } else { Err(mistakes) }
 }
 
 /// The cache that it names, also where something else in it is wrong; none where that cannot be said.
@@ -66,6 +102,7 @@ struct Reader<'a> {
     text: &'a str,
     serve: clap::Command,
     words: Vec<OsString>,
+    said: Vec<Said>,
     cache: Option<PathBuf>,
     volumes: Vec<VolumeSpec>,
     mistakes: Vec<Mistake>,
@@ -109,8 +146,7 @@ impl Reader<'_> {
         };
         for value in values {
             let Some(text) = self.plain(name, value) else { continue };
-            if self.is_path(name) && is_relative(Path::new(&text)) {
-                self.relative(name, &text, value);
+            if self.is_path(name) && !self.is_from_root(name, Path::new(&text), &text, value) {
                 continue;
             }
             if name == "cache" {
@@ -118,7 +154,11 @@ impl Reader<'_> {
             }
             let word = OsString::from(format!("--{name}={text}"));
             match self.check(&word) {
-                Ok(()) => self.words.push(word),
+                Ok(()) => {
+                    self.words.push(word);
+                    let said = self.said_at(value.span(), None, name, text);
+                    self.said.push(said);
+                }
                 Err(why) => self.wrong(value.span(), format!("{name}: {why}")),
             }
         }
@@ -146,6 +186,11 @@ impl Reader<'_> {
     fn volume(&mut self, name: &Key<'_>, volume: &DeTable<'_>) {
         let before = self.mistakes.len();
         let mut word = String::new();
+        let mut said = Vec::new();
+        let mut say = |reader: &Self, span, key: &str, value: String| {
+            said.push(reader.said_at(span, Some(name.get_ref()), key, value));
+        };
+        say(self, name.span(), VOLUME, name.get_ref().to_string());
         for (key, value) in in_order(volume) {
             let key_name = &**key.get_ref();
             if key_name != "backing" && !VOLUME_KEYS.contains(&key_name) {
@@ -154,13 +199,14 @@ impl Reader<'_> {
                 continue;
             }
             let Some(text) = self.plain(key_name, value) else { continue };
+            say(self, value.span(), key_name, text.clone());
             if text.contains(',') {
                 let text = format!("{key_name}: a comma is not possible here; use a link to it");
                 self.wrong(value.span(), text);
             } else if key_name == "backing" {
                 // What is no address is told below.
-                if Address::parse(&text).is_ok_and(|it| is_relative(&it.path)) {
-                    self.relative(key_name, &text, value);
+                if let Ok(address) = Address::parse(&text) {
+                    self.is_from_root(key_name, &address.path, &text, value);
                 }
                 word = format!("{text}{word}");
             } else {
@@ -191,7 +237,31 @@ impl Reader<'_> {
             return self.wrong(backing.span(), text);
         }
         self.words.push(format!("--volume={word}").into());
+        self.said.extend(said);
         self.volumes.push(spec);
+    }
+
+    /// No address comes twice, and each can be a socket's: `serve` would find that out when the cache is open.
+    fn endpoints(&mut self) {
+        let Ok(args) = of(&self.words) else { return };
+        let mut endpoints = endpoints(&args, &self.said);
+        endpoints.sort_by_key(|(_, said)| (said.line, said.column));
+        let mut found = Vec::new();
+        for (at, (endpoint, said)) in endpoints.iter().enumerate() {
+            let key = &said.key;
+            if let Endpoint::Unix(path) = endpoint
+                && let Err(error) = sockets::check_path(path)
+            {
+                found.push(said.mistake(format!("{key}: {error}")));
+            }
+            if let Some((_, first)) = endpoints[..at].iter().find(|it| it.0 == *endpoint) {
+                let Said { key: before, line, column, .. } = first;
+                found.push(said.mistake(format!(
+                    "{key}: {endpoint}: is given twice, first by {before} at {line}:{column}; each needs its own"
+                )));
+            }
+        }
+        self.mistakes.extend(found);
     }
 
     /// A value as it would be on the command line.
@@ -226,11 +296,23 @@ impl Reader<'_> {
         }
     }
 
-    fn relative(&mut self, name: &str, text: &str, value: &Spanned<DeValue<'_>>) {
-        let text = format!(
-            "{name}: '{text}' is no path from the root, and a service has / as its folder; write all of it, as /dev/…"
-        );
-        self.wrong(value.span(), text);
+    /// Whether it leads to the same wherever one is. `UUID=…` does.
+    fn is_from_root(
+        &mut self,
+        name: &str,
+        path: &Path,
+        text: &str,
+        value: &Spanned<DeValue<'_>>,
+    ) -> bool {
+        let wrong = match Named::parse(path) {
+            Ok(Named::Path(path)) if !path.is_absolute() => format!(
+                "{name}: '{text}' is no path from the root, and a service has / as its folder; write all of it, as /dev/…"
+            ),
+            Ok(_) => return true,
+            Err(error) => format!("{name}: {error}"),
+        };
+        self.wrong(value.span(), wrong);
+        false
     }
 
     fn unknown(&mut self, key: &Key<'_>, name: &str, known: &[&str]) {
@@ -244,17 +326,22 @@ impl Reader<'_> {
         self.wrong(key.span(), format!("{name} is not known here; {advice}"));
     }
 
+    fn said_at(&self, span: Range<usize>, volume: Option<&str>, key: &str, value: String) -> Said {
+        let (line, column) = self.place(&span);
+        Said { volume: volume.map(str::to_owned), key: key.into(), value, line, column }
+    }
+
     fn wrong(&mut self, span: Range<usize>, text: String) {
+        let (line, column) = self.place(&span);
+        self.mistakes.push(Mistake { line, column, text });
+    }
+
+    fn place(&self, span: &Range<usize>) -> (usize, usize) {
         let before = self.text.get(..span.start).unwrap_or(self.text);
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        self.mistakes.push(Mistake { line, column, text });
+        (line, column)
     }
-}
-
-/// Whether it is a path from where somebody is. `UUID=…` and the like are none.
-fn is_relative(name: &Path) -> bool {
-    matches!(Named::parse(name), Ok(Named::Path(path)) if !path.is_absolute())
 }
 
 /// As they are written; the table itself is sorted by name.
@@ -367,6 +454,37 @@ mod tests {
         assert!(told.starts_with("2:13: state-dir: 'state' is no path"), "{told}");
         let text = "cache = 'UUID=1-2'\n[volume.d]\nbacking = 'PARTUUID=1-3'\n";
         assert!(words(text).is_ok(), "{:?}", words(text));
+        // They were waited for, for ever.
+        let kind = |place: &str, key: &str| format!("{place}: {key}: LABEL=x: expected UUID=…, ");
+        let told = one("cache = 'LABEL=x'\n");
+        assert!(told.starts_with(&kind("1:9", "cache")), "{told}");
+        let told = one("cache = '/a'\n[volume.d]\nbacking = 'LABEL=x'\n");
+        assert!(told.starts_with(&kind("3:11", "backing")), "{told}");
+    }
+
+    /// Both were told when the cache was open, and the first by `config check` without a place.
+    #[test]
+    fn an_address_that_cannot_be_had_is_pointed_at() {
+        let text = "metrics = 'unix:/run/a'\nlisten = ['nbd://127.0.0.1:1', 'nbd://127.0.0.1:1', 'nbd+unix:///run//a']\n\
+                    cache = '/a'\ncontrol = '/run/a'\n";
+        let expected = |place: &str, key: &str, address: &str, first: &str| {
+            format!(
+                "{place}: {key}: {address}: is given twice, first by {first}; each needs its own"
+            )
+        };
+        let expected = [
+            expected("2:32", "listen", "127.0.0.1:1", "listen at 2:11"),
+            expected("2:53", "listen", "/run/a", "metrics at 1:11"),
+            expected("4:11", "control", "/run/a", "metrics at 1:11"),
+        ];
+        assert_eq!(told(text), expected);
+        let long = "long".repeat(30);
+        for (key, value) in [("listen", "vhost-user://"), ("metrics", "unix:"), ("control", "")] {
+            let told = one(&format!("cache = '/a'\n{key} = '{value}/tmp/{long}'\n"));
+            let column = key.len() + 4;
+            let expected = format!("2:{column}: {key}: /tmp/{long}: has 125 bytes, and the path");
+            assert!(told.starts_with(&expected), "{told}");
+        }
     }
 
     #[test]
@@ -387,6 +505,11 @@ mod tests {
         assert_eq!(
             at("backing = '/dev/a'"),
             "3:11: --volume d=/dev/a: is the cache; the cache goes in front of another device"
+        );
+        let text = "cache = 'UUID=AB'\n[volume.d]\nbacking = 'UUID=ab'\n";
+        assert_eq!(
+            one(text),
+            "3:11: --volume d=UUID=ab: is the cache; the cache goes in front of another device"
         );
         let told = at("backing = '/dev/disk/by-uuid/1-2'");
         assert!(told.contains("use UUID=1-2, or"), "{told}");

@@ -101,7 +101,8 @@ mod tests {
         let text = "cache = '/dev/a \"b'\nlisten = ['nbd://127.0.0.1:1', 'nbd+unix:///x']\n\
                     memory = '1G'\n[volume.'a.b']\nbacking = '/dev/c'\nmode = 'write-around'\n";
         let shown = |text: &str| {
-            effective(&Config { path: "x".into(), words: words(text).unwrap() }).unwrap()
+            let (words, said) = words(text).unwrap();
+            effective(&Config { path: "x".into(), words, said }).unwrap()
         };
         let first = shown(text);
         assert!(first.contains("memory = \"1G\"\n"), "{first}");

@@ -40,7 +40,7 @@ impl Daemon {
                 RuntimeDir::open()?.path().join(format!("{uuid}.sock"))
             }
         };
-        check_once(args, Some(&control))?;
+        check_once(args, &control)?;
         let mut probe = Probe::default();
         unix_sockets(args).try_for_each(|path| probe.unix(&path))?;
         for listen in &args.listen {
@@ -66,28 +66,13 @@ impl Daemon {
     }
 }
 
-/// Refuses an address that two are to have: the second would find the first there, and take it for another daemon's. `control`: if it is
-/// known.
-pub(in crate::cmd) fn check_once(args: &ServeArgs, control: Option<&Path>) -> Result<()> {
-    let listen = args.listen.iter().map(|it| match it {
-        Listen::Unix(path) | Listen::VhostUser { path, .. } => ("--listen", path_text(path)),
-        Listen::Tcp(address) => ("--listen", address.to_string()),
-    });
-    let metrics = args.metrics.iter().map(|it| match it {
-        MetricsAddress::Unix(path) => ("--metrics", path_text(path)),
-        MetricsAddress::Tcp(address) => ("--metrics", address.to_string()),
-    });
-    let mut seen: Vec<(&str, String)> = Vec::new();
-    let control = control.iter().map(|path| ("--control", path_text(path)));
-    for (option, address) in listen.chain(metrics).chain(control) {
-        if let Some((before, _)) = seen.iter().find(|it| it.1 == address) {
-            bail!("{address}: is given twice, by {before} and {option}; each needs its own");
+/// Refuses an address that two are to have: the second would find the first there, and take it for another daemon's.
+fn check_once(args: &ServeArgs, control: &Path) -> Result<()> {
+    let endpoints = args.endpoints(Some(control));
+    for (at, (option, endpoint)) in endpoints.iter().enumerate() {
+        if let Some((before, _)) = endpoints[..at].iter().find(|it| it.1 == *endpoint) {
+            bail!("{endpoint}: is given twice, by --{before} and --{option}; each needs its own");
         }
-        seen.push((option, address));
     }
     Ok(())
-}
-
-fn path_text(path: &Path) -> String {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
