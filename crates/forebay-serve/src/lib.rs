@@ -25,3 +25,8 @@ mod shards;
 pub mod ublk;
 #[cfg(feature = "vhost")]
 pub mod vhost;
+
+/// Front ends that others cannot make are counted by their own tests.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: forebay_testing::counting::Counting = forebay_testing::counting::Counting;

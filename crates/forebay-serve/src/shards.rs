@@ -19,10 +19,14 @@ pub(crate) fn shard(reactor: ReactorKind, size_bytes: u64) -> (Shard, VolumeInde
 
 /// Without any.
 pub(crate) fn empty(reactor: ReactorKind) -> Shard {
-    let device = MemoryDevice::new(CACHE_BYTES, 4096).unwrap();
-    format(&device, CACHE_BYTES, 512 << 10, 1).unwrap();
-    let options = ShardOptions { shared: false, reactor, ..ShardOptions::default() };
-    Shard::open(Box::new(device), &options).unwrap()
+    of(CACHE_BYTES, ShardOptions { reactor, ..ShardOptions::default() })
+}
+
+/// The same, with a cache of so many bytes.
+pub(crate) fn of(cache_bytes: u64, options: ShardOptions) -> Shard {
+    let device = MemoryDevice::new(cache_bytes, 4096).unwrap();
+    format(&device, cache_bytes, 512 << 10, 1).unwrap();
+    Shard::open(Box::new(device), &ShardOptions { shared: false, ..options }).unwrap()
 }
 
 /// One more volume, on this device.

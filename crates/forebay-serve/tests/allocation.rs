@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! No memory is allocated on the I/O path: after the first laps of the log the thread of the loop, with a front end and those who are
-//! connected to it, does what they ask with what it has. The loop alone, on files and by threads, is counted in the library's test of this name.
+//! connected to it, does what they ask with what it has. The loop alone, on files and by threads, is counted in the library's test of this name,
+//! ublk's front end in its own tests.
 
-#![cfg(feature = "vhost")]
+#![cfg(all(feature = "vhost", feature = "fuse"))]
 #![allow(clippy::unwrap_used)]
 
 use forebay::cache;
@@ -12,6 +13,7 @@ use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
 use forebay_core::units::VolumeIndex;
 use forebay_serve::frontend::FrontEnd;
+use forebay_serve::fuse::mount::{FuseMount, FuseVolume};
 use forebay_serve::nbd::client::{Client, Connect, Entry, Zeroes};
 use forebay_serve::nbd::listen::{Listener, NbdFrontEnd, export};
 use forebay_serve::nbd::reply::ByteRange;
@@ -20,12 +22,19 @@ use forebay_serve::vhost::blk::Disk;
 use forebay_serve::vhost::driver::{DATA_BYTES, Data, Machine, kind};
 use forebay_serve::vhost::front_end::{Socket, VhostFrontEnd};
 use forebay_testing::counting::{self, Counting};
-use forebay_testing::{Dir, PATIENCE, Random};
+use forebay_testing::{Dir, PATIENCE, Random, skip};
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::mount::{UnmountFlags, unmount};
 use std::cell::RefCell;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -240,4 +249,84 @@ fn a_virtual_machines_disk_allocates_nothing() {
         }
     });
     drop(link);
+}
+
+/// Does what a loop device may ask for, past the page cache; says how many bytes it writes.
+fn ask(file: &File, random: &mut Random, bytes: &mut [u8]) -> u64 {
+    // Some are longer than the kernel asks for at once.
+    let ByteRange { offset, length } = range(random, 600);
+    let (from, length) = (offset, u64::from(length));
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let zeros = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+    match random.below(100) {
+        0..3 => file.sync_data().unwrap(),
+        3..6 => fallocate(file, hole, from, length).unwrap(),
+        6..9 => fallocate(file, zeros, from, length).unwrap(),
+        9..40 => file.read_exact_at(&mut bytes[..length as usize], from).unwrap(),
+        _ => {
+            // What was read may be zeros, which are no block of the log.
+            bytes[..length as usize].chunks_mut(64).for_each(|it| it[0] = random.next() as u8 | 1);
+            file.write_all_at(&bytes[..length as usize], from).unwrap();
+            return length;
+        }
+    }
+    0
+}
+
+/// Unmounts, also where the test fails.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH); // nothing else can be done
+    }
+}
+
+#[test]
+fn a_mounted_file_allocates_nothing() {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+        return skip("no root, or no /dev/fuse");
+    }
+    let dir = Dir::new(std::env::temp_dir(), "fb-allocation-fuse");
+    let (mount_point, keeper) = (dir.0.join("mount"), dir.0.join("keeper"));
+    let (mounted, mounts) = mpsc::channel();
+    let its = mount_point.clone();
+    let daemon = Daemon::start(move |index| {
+        let (name, uuid) = ("v".to_owned(), [7; 16]);
+        let volume =
+            FuseVolume { index, uuid, name, size_bytes: SIZE, logical_block: 512, discards: true };
+        let none = Command::new("false");
+        let (waiting, _no_keeper) =
+            FuseMount::mount(&its, vec![volume], &keeper, none, &|_| {}).unwrap();
+        let (mount, front_end) = waiting.front_end().unwrap();
+        mounted.send(mount).unwrap();
+        Box::new(front_end)
+    });
+    let _mount = mounts.recv_timeout(PATIENCE).unwrap();
+    let _mounted = Mounted(mount_point.clone());
+    let direct = OFlags::DIRECT.bits() as i32;
+    let files: Vec<File> = (0..4)
+        .map(|_| {
+            let mut options = File::options();
+            options.read(true).write(true).custom_flags(direct);
+            options.open(mount_point.join("v")).unwrap()
+        })
+        .collect();
+    let mut seed = 3;
+    daemon.count("FUSE", 0, |wanted| {
+        let written = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for file in &files {
+                seed += 1;
+                let (mut random, written) = (Random(seed), &written);
+                scope.spawn(move || {
+                    let mut bytes = vec![0; 600 * SECTOR as usize];
+                    while written.load(Ordering::Relaxed) < wanted {
+                        let more = ask(file, &mut random, &mut bytes);
+                        written.fetch_add(more, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+    });
 }

@@ -5,9 +5,14 @@ use super::*;
 use crate::server::Server;
 use crate::shards;
 use forebay::io::{MemoryDevice, ReactorKind, Throttle, ThrottleDevice, ThrottleLimits};
+use forebay::shard::ShardOptions;
+use forebay_core::engine::Config;
 use forebay_core::format::superblock::Mode;
+use forebay_testing::{PATIENCE, Random, counting};
+use std::cell::Cell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::rc::Rc;
 use std::time::Duration;
 
 const SIZE: u64 = 64 << 20;
@@ -117,6 +122,121 @@ fn front_ends_of_one_loop_have_the_same_memory_one_beside_and_after_the_other() 
     let pool = std::rc::Rc::as_ptr(&first.pool);
     drop((first, second));
     assert_eq!(std::rc::Rc::as_ptr(&front_end().pool), pool);
+}
+
+/// A driver that has the next request for each tag that it is given: a file that knows no command answers at once.
+struct Driver {
+    front_end: UblkFrontEnd,
+    file: File,
+    random: Random,
+    written: Rc<Cell<u64>>,
+}
+
+impl Driver {
+    const BYTES_MAX: u64 = 150 << 10;
+
+    /// The front end of one device, the bytes of its writes, and how many are written. `buffer_bytes`: the kernel copies.
+    fn new(volume: VolumeIndex, buffer_bytes: Option<u32>) -> (Driver, Rc<Cell<u64>>) {
+        let dir = forebay_testing::Dir::new(std::env::temp_dir(), "forebay-driver");
+        let path = dir.file("ublkc0", 4096);
+        let file = File::options().write(true).read(true).open(path).unwrap();
+        let queue = Queue::map(file.try_clone().unwrap(), QUEUE_DEPTH, buffer_bytes).unwrap();
+        let mut random = Random(3);
+        let mut bytes = vec![0; Driver::BYTES_MAX as usize];
+        for tag in 0..QUEUE_DEPTH {
+            bytes.fill_with(|| random.next() as u8);
+            match queue.buffer(tag) {
+                Some(buffer) => buffer.part(0, bytes.len()).copy_in(&bytes),
+                None => file.write_all_at(&bytes, wire::bytes_at(tag)).unwrap(),
+            }
+        }
+        let device = Device::new(queue, volume).0;
+        let front_end = UblkFrontEnd::new(vec![device], Arc::new(Bell::new().unwrap())).unwrap();
+        let written = Rc::<Cell<u64>>::default();
+        (Driver { front_end, file, random, written: Rc::clone(&written) }, written)
+    }
+
+    /// Any request in whole sectors.
+    fn describe(&mut self, tag: u16) {
+        let random = &mut self.random;
+        let sectors = 1 + random.below(Driver::BYTES_MAX / 512);
+        let sector = random.below(SIZE / 512 - sectors);
+        let fua = if random.below(16) == 0 { 1 << 13 } else { 0 };
+        let word: u32 = match random.below(100) {
+            0..3 => 2,
+            3..6 => 3,
+            6..9 => 5 | fua,
+            9..40 => 0,
+            _ => {
+                self.written.set(self.written.get() + sectors * 512);
+                1 | fua
+            }
+        };
+        let mut bytes = [0; wire::DESCRIPTOR_BYTES];
+        bytes[..4].copy_from_slice(&word.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&(sectors as u32).to_ne_bytes());
+        bytes[8..16].copy_from_slice(&sector.to_ne_bytes());
+        self.file.write_all_at(&bytes, u64::from(tag) * bytes.len() as u64).unwrap();
+    }
+}
+
+impl FrontEnd for Driver {
+    fn start(&mut self, place: Place, shard: &mut Shard) {
+        self.front_end.start(place, shard);
+    }
+
+    fn event(&mut self, shard: &mut Shard, name: u64, result: i32) {
+        let number = name & (user_data(1, 0) - 1);
+        if number == BELL {
+            return self.front_end.event(shard, name, result);
+        }
+        self.describe(of_number(number).1);
+        self.front_end.event(shard, name, 0);
+    }
+
+    fn answer(&mut self, shard: &mut Shard, answer: Answer) {
+        assert_eq!(answer.result, Ok(()));
+        self.front_end.answer(shard, answer);
+    }
+
+    fn turn(&mut self, shard: &mut Shard) {
+        self.front_end.turn(shard);
+    }
+
+    fn stop(&mut self, shard: &mut Shard) -> bool {
+        self.front_end.stop(shard)
+    }
+}
+
+/// C4, as `tests/allocation.rs` has it of front ends that need no driver.
+#[test]
+fn a_ublk_device_allocates_nothing() {
+    const CACHE_BYTES: u64 = 64 << 20;
+    for buffer_bytes in [None, Some(Driver::BYTES_MAX as u32)] {
+        let config = Config { close_after: 5_000_000, dirty_age: 20_000_000, ..Config::default() };
+        let mut shard = shards::of(CACHE_BYTES, ShardOptions { config, ..ShardOptions::default() });
+        let memory = Box::new(MemoryDevice::new(SIZE, 512).unwrap());
+        let volume = shards::serve(&mut shard, Mode::WriteBack, memory);
+        let (driver, written) = Driver::new(volume, buffer_bytes);
+        let mut server = Server::new(shard);
+        server.add(Box::new(driver)).unwrap();
+        let mut write = || {
+            let until = written.get() + 2 * CACHE_BYTES;
+            while written.get() < until {
+                server.turn(Some(Duration::from_millis(20))).unwrap();
+            }
+            server.shard.engine().status(volume).unwrap().stats.batches
+        };
+        let batches = write();
+        let begun = counting::begin();
+        let batches = write() - batches;
+        let allocated = counting::end(begun);
+        println!("ublk, {buffer_bytes:?}: {allocated} allocations in 2 laps, {batches} batches");
+        assert!(batches > 0, "no write-back was under way");
+        assert_eq!(allocated, 0);
+        let (_unfinished, shard) = server.stop(PATIENCE).unwrap();
+        assert!(shard.close(PATIENCE).unwrap());
+    }
 }
 
 impl UblkFrontEnd {
