@@ -229,3 +229,20 @@ fn package_lists_what_the_unit_and_the_manual_name() {
     assert!(unit().contains("file:///usr/share/doc/forebay/service.md"));
     assert!(manifest.contains("\"../../docs/service.md\", \"usr/share/doc/forebay/\""));
 }
+
+/// It named both licences and had the text of one.
+#[test]
+fn package_has_both_licences() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifest = std::fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    assert!(manifest.contains("license-file = [\"../../packaging/copyright\""));
+    let copyright = std::fs::read_to_string(packaging("copyright")).unwrap();
+    assert!(copyright.contains("License: Apache-2.0 or Expat\n"));
+    assert!(copyright.contains(" /usr/share/common-licenses/Apache-2.0.\n"));
+    let mit = std::fs::read_to_string(root.join("../../LICENSE-MIT")).unwrap();
+    let (holder, text) = mit.split_once("\n\n").unwrap();
+    assert!(copyright.contains(&holder.replace("Copyright (c)", "Copyright:")), "{holder}");
+    let line = |line: &str| if line.is_empty() { " .\n".into() } else { format!(" {line}\n") };
+    let text: String = text.lines().map(line).collect();
+    assert!(copyright.ends_with(&format!("License: Expat\n{text}")), "{copyright}");
+}
