@@ -155,5 +155,30 @@ kill_daemon
 serve u --volume odd=/run/odd.img --attach nbd || fail "serve without a cache after kill -9"
 check "bare: the same device after kill -9" is "$(attached odd)" "$odd"
 check "bare: what was written is there" cmp -n $((64 * 512)) /run/random <(dd if="/dev/$odd" bs=512 skip=2049 count=64 iflag=direct status=none)
+
+# Nobody comes: requests fail when the time for that is over, which is 10 minutes, and 5 s here. Who comes even later serves the device again, and its
+# requests wait as long as ever.
+write_one=(dd if=/run/random of="/dev/$odd" bs=4k count=1 oflag=direct)
+check "late: the kernel is told to wait for 5 s" python3 ./nbd_netlink.py patience "${odd#nbd}" 5
+kill_daemon
+begun=$(date +%s%N)
+refuses "late: a write fails" "Input/output error" "${write_one[@]}"
+took=$((($(date +%s%N) - begun) / 1000000))
+check "late: it has waited: $took ms" test $took -ge 4900
+begun=$(date +%s%N)
+refuses "late: the next one fails" "Input/output error" "${write_one[@]}"
+took=$((($(date +%s%N) - begun) / 1000000))
+check "late: it waits for nobody: $took ms" test $took -lt 4900
+serve u --volume odd=/run/odd.img --attach nbd || fail "late: serve"
+check "late: the same device" is "$(attached odd)" "$odd"
+check "late: a write is served" "${write_one[@]}"
+kill_daemon
+"${write_one[@]}" 2>/run/said &
+writer=$!
+sleep 8
+check "late: a write waits for longer than that again" kill -0 $writer
+serve u --volume odd=/run/odd.img --attach nbd || fail "late: serve after a kill"
+wait $writer
+check "late: it is served" is $? 0
 stop "bare: stop" u
 finish

@@ -2,6 +2,7 @@
 
     nbd_netlink.py connect SOCKET EXPORT CONNECTIONS DEAD_SECONDS REQUEST_SECONDS
     nbd_netlink.py reconnect SOCKET EXPORT CONNECTIONS
+    nbd_netlink.py patience NUMBER SECONDS      how long requests of /dev/nbdNUMBER wait for another connection, from now on
 
 What nbd-client 3.24 cannot: with a time for dead connections, requests wait for NBD_CMD_RECONFIGURE instead of failing.
 Numbers are those of linux/nbd-netlink.h and of the NBD protocol.
@@ -13,6 +14,7 @@ import sys
 
 CONNECT, RECONFIGURE = 1, 3
 INDEX, SIZE_BYTES, BLOCK_SIZE_BYTES, TIMEOUT, SERVER_FLAGS, SOCKETS, DEAD_CONN_TIMEOUT = 1, 2, 3, 4, 5, 7, 8
+BACKEND_IDENTIFIER = 10
 GENL_CONTROL, GET_FAMILY, FAMILY_ID, FAMILY_NAME = 16, 3, 1, 2
 
 
@@ -86,7 +88,18 @@ def server(path, export):
             raise OSError(f"the server refuses: {kind:#x} {data!r}")
 
 
+def patience(device, seconds):
+    with open(f"/sys/block/nbd{device}/backend", "rb") as backend:
+        identifier = backend.read().rstrip(b"\n")
+    netlink = Netlink()
+    body = attribute(INDEX, struct.pack("I", device)) + number(DEAD_CONN_TIMEOUT, seconds)
+    body += attribute(BACKEND_IDENTIFIER, identifier + b"\0")
+    netlink.ask(netlink.family(b"nbd"), RECONFIGURE, body)
+
+
 def main():
+    if sys.argv[1] == "patience":
+        return patience(int(sys.argv[2]), int(sys.argv[3]))
     command, path, export, count = sys.argv[1], sys.argv[2], sys.argv[3].encode(), int(sys.argv[4])
     servers = [server(path, export) for _ in range(count)]
     _, size, flags = servers[0]

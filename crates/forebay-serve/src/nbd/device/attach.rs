@@ -13,6 +13,7 @@
 //! | waiting | live    | the thread `attach`, of the next process or of this one, which tries it until it is done ([`RENEW_AGAIN`]) |
 //! | live    | none    | the thread `detach`, when nobody holds the device; or `nbd-client -d` |
 //! | waiting | failing | nobody came for [`super::DEAD_CONNECTION`]                        |
+//! | failing | live    | as from waiting; what failed meanwhile is not done                |
 
 use super::CONNECTION_COUNT_MAX;
 use super::carried::{CarriedDevice, Expected};
