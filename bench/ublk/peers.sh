@@ -12,7 +12,8 @@
 # anything. Rounds are interleaved (A B C … A B C …); each figure is the median of ROUNDS. CPU is that of the whole guest.
 # With VM_ICOUNT=1 (one processor, an instruction takes 1 ns) others on the host do not count either, nor do caches and a second processor.
 # There fio waits for up to a tick of 4 ms whenever a target has much to do at once: FIRST=1 has it go before all else (chrt), as on a
-# processor of its own. That is for the tails; rates are of many requests taken at a time, which then are taken one by one.
+# processor of its own. That is for the tails; rates are judged without it. At (1, 32) the null target is woken for each request without
+# FIRST, and takes some 27 at a time with it; forebay takes many in both (part 6 of bench/results/ublk-peers.txt).
 . ./targets.sh
 ROUNDS=${ROUNDS:-3} SECONDS_EACH=${SECONDS_EACH:-3} first=${FIRST:+chrt -f 1}
 targets=${TARGETS:-null null-copy loop forebay bcache dm-writecache dm-writeboost}

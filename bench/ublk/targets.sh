@@ -16,6 +16,9 @@ wipe() { # DEVICE...
 }
 wipe $backing
 
+# There is no udev that makes names in /dev/mapper, and what opens one that is not there to write makes a file in memory.
+mapped() { echo "/dev/dm-$(dmsetup info -c --noheadings -o minor "$1")"; }
+
 begin() { # TARGET: sets `disk`
     disk=
     case $1 in
@@ -53,14 +56,14 @@ begin() { # TARGET: sets `disk`
         ;;
     dm-writecache)
         wipe $cache
-        dmsetup create wc --table "0 $(blockdev --getsz $backing) writecache s $backing $cache 4096 0" && disk=/dev/mapper/wc
+        dmsetup create wc --table "0 $(blockdev --getsz $backing) writecache s $backing $cache 4096 0" && disk=$(mapped wc)
         ;;
     dm-writeboost)
         wipe $cache
-        dmsetup create wb --table "0 $(blockdev --getsz $backing) writeboost $backing $cache" && disk=/dev/mapper/wb
+        dmsetup create wb --table "0 $(blockdev --getsz $backing) writeboost $backing $cache" && disk=$(mapped wb)
         ;;
     esac
-    [ -n "$disk" ] || { echo "$1 cannot be had"; return 1; }
+    [ -b "$disk" ] || { echo "$1 cannot be had"; return 1; }
 }
 
 end() { # TARGET
