@@ -2,9 +2,9 @@
 //! Which blocks are worth keeping: the share of the blocks read that have to come from the backing device, beside
 //! LRU, FIFO and S3-FIFO of as many blocks.
 //!
-//! forebay's log has as many blocks as the others have, and beside them what it always keeps free: the table says how
-//! much. What it holds twice, an older version of a block that was written again, counts against it. What that costs is told by an LRU
-//! that holds such versions, too.
+//! forebay's log has as many blocks as the others have, and beside them what it always keeps free (`Instant::new` adds it). What it holds
+//! twice, an older version of a block that was written again, counts against it. What that costs is told by an LRU that holds such
+//! versions, too.
 
 use crate::caches::{Cache, Fifo, LoggedLru, Lru, S3Fifo};
 use crate::instant::Instant;
