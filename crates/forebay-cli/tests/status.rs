@@ -162,7 +162,7 @@ fn every_part_of_the_memory_is_told_before_it_is_taken_and_bounded() {
     let map = of("index") + of("slots and checksums") + of("segments") + of("history of misses");
     let all: u64 = parts.iter().map(|part| part["bytes"].as_u64().unwrap()).sum();
     assert!(all - map <= 192 * MIB, "{parts:?}");
-    for name in ["NBD connections", "NBD reads", "unaligned edges", "checkpoint stream"] {
+    for name in ["NBD connections", "NBD transfers", "unaligned edges", "checkpoint stream"] {
         assert!(of(name) > 0);
         assert!(daemon.said().contains(name), "{}", daemon.said());
     }

@@ -9,17 +9,19 @@
 //!
 //! # Invariants
 //!
-//! - **N1** The payload of a write stays where it was received until the engine has answered.
+//! - **N1** The payload of a write stays where it was received until the engine has answered: the device may read it all that time. What
+//!   comes meanwhile goes elsewhere (`input`), so that the input is no bound of what is under way.
 //! - **N2** A command is answered once, after all its pieces are.
 //! - **N3** A connection is gone only when nothing of it is under way, and nothing is left to do of what was received whole: a client may
 //!   end behind what it has asked for.
 //! - **N4** When its turn ends it waits for input, unless it takes none or another turn is sure to
 //!   come: the reactor, the engine or an answer brings it. So a call that does not wait must not be
 //!   what another command waits for.
-//! - **N5** Who does not receive ends up with nothing of the memory that all share (`aside`).
+//! - **N5** Who does not receive, or does not send on, ends up with nothing of the memory that all share (`aside`, and I2 of `input`).
 
 mod aside;
 pub(in crate::nbd) mod carry;
+mod input;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -37,6 +39,7 @@ use forebay::shard::Shard;
 use forebay_core::limits::REQUEST_BYTES_MAX;
 use forebay_core::request::{Op, RequestError};
 use forebay_core::units::{BLOCK_BYTES, Tick, VolumeIndex};
+use input::{Input, Payload};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
@@ -44,11 +47,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Commands of one connection that may be under way.
 const COMMAND_COUNT_MAX: usize = 256;
+/// A buffer of input.
 pub(super) const INPUT_BYTES: usize = (1 << 20) + (192 << 10);
 /// A write above [`REQUEST_BYTES_MAX`] goes to the engine in pieces of this size, and so does what is read again.
 const PIECE_BYTES: u64 = 256 << 10;
 const _: () = assert!(INPUT_BYTES > INPUT_BYTES_MAX);
-const _: () = assert!(INPUT_BYTES as u64 > REQUEST_BYTES_MAX + RequestHeader::BYTES as u64);
 
 /// What an operation of a connection is for: the low byte of its number.
 pub(super) const RECEIVE: u64 = 1;
@@ -62,8 +65,8 @@ struct UnderWay {
     submitted: u64,
     /// All pieces are.
     is_submitted: bool,
-    /// Where the payload of a short write lies in the input.
-    payload_at: Option<usize>,
+    /// Of a short write.
+    payload: Option<Payload>,
     /// Pieces the engine has not answered.
     pieces: u32,
     error: Option<NbdError>,
@@ -79,7 +82,7 @@ impl UnderWay {
             form,
             submitted: 0,
             is_submitted: false,
-            payload_at: None,
+            payload: None,
             pieces: 0,
             error: None,
             memory: None,
@@ -118,9 +121,20 @@ impl Names {
         forebay::io::user_data(self.place.source(), u64::from(self.connection) << 8 | what)
     }
 
-    fn engine(self, slot: usize) -> u64 {
-        self.place.cookie(u64::from(self.connection) << 16 | slot as u64)
+    /// Of a command, or of a piece of a write whose payload is in that buffer.
+    fn engine(self, slot: usize, buffer: usize) -> u64 {
+        let number = (buffer as u64) << SLOT_BITS | slot as u64;
+        self.place.cookie(u64::from(self.connection) << 16 | number)
     }
+}
+
+/// Bits of such a number that are the command's: one more than commands is what is read again.
+const SLOT_BITS: u32 = 9;
+const _: () =
+    assert!(aside::AGAIN < 1 << SLOT_BITS && input::BUFFER_COUNT <= 1 << (16 - SLOT_BITS));
+
+const fn of_number(number: usize) -> (usize, usize) {
+    (number & ((1 << SLOT_BITS) - 1), number >> SLOT_BITS)
 }
 
 /// Whether a call that does not wait had to leave it to the reactor.
@@ -165,16 +179,13 @@ pub(super) struct Connection {
     socket: OwnedFd,
     names: Names,
     phase: Phase,
-    input: Arena,
-    start: usize,
-    end: usize,
+    input: Input,
+    /// The reactor waits for input: it receives it, or only says that it is there.
     is_receiving: bool,
+    is_told_only: bool,
     skip_bytes: u32,
     under_way: Vec<Option<UnderWay>>,
     free: Vec<usize>,
-    /// Short writes under way and pieces of long ones inside the engine: their bytes lie in the
-    /// input (N1).
-    payloads: usize,
     /// A long write whose payload is still coming.
     streaming: Option<usize>,
     /// Commands of which the engine did not take every piece yet.
@@ -213,9 +224,9 @@ impl Connection {
     }
 
     /// What it had, when it is gone.
-    pub(super) fn into_room(self) -> Room {
+    pub(super) fn into_room(self, pool: &mut Pool) -> Room {
         assert!(self.is_gone());
-        Room { input: self.input, ring: self.output.into_room() }
+        Room { input: self.input.into_own(pool), ring: self.output.into_room() }
     }
 
     /// One behind the handshake, which was done in another way.
@@ -242,14 +253,12 @@ impl Connection {
             socket,
             names,
             phase,
-            input: room.input,
-            start: 0,
-            end: 0,
+            input: Input::new(room.input),
             is_receiving: false,
+            is_told_only: false,
             skip_bytes: 0,
             under_way: vec![None; COMMAND_COUNT_MAX],
             free: (0..COMMAND_COUNT_MAX).rev().collect(),
-            payloads: 0,
             streaming: None,
             unfinished: Vec::with_capacity(COMMAND_COUNT_MAX),
             output: Output::new(room.ring),
@@ -271,7 +280,7 @@ impl Connection {
     /// Bytes of memory one takes at most.
     pub(super) const fn memory_bytes() -> u64 {
         let slot = size_of::<Option<UnderWay>>() + 2 * size_of::<usize>();
-        (INPUT_BYTES + Output::MEMORY_BYTES + COMMAND_COUNT_MAX * slot) as u64
+        (INPUT_BYTES + Input::TABLE_BYTES + Output::MEMORY_BYTES + COMMAND_COUNT_MAX * slot) as u64
     }
 
     /// Nothing of it is under way, and nothing will be (N3).
@@ -344,7 +353,8 @@ impl Connection {
         pool: &mut Pool,
     ) {
         self.is_receiving = false;
-        if !(self.is_resting && is_called_off(result)) {
+        let is_told_only = std::mem::take(&mut self.is_told_only);
+        if !(is_told_only || self.is_resting && is_called_off(result)) {
             self.note_received(result);
         }
         self.take(exports, shard, pool);
@@ -352,7 +362,7 @@ impl Connection {
 
     fn note_received(&mut self, result: i32) {
         match usize::try_from(result) {
-            Ok(bytes) if bytes > 0 => self.end += bytes,
+            Ok(bytes) if bytes > 0 => self.input.received(bytes),
             // The client is gone; what it asked for is done all the same.
             _ => self.is_closing = true,
         }
@@ -399,6 +409,9 @@ impl Connection {
     ) {
         self.is_waiting = false;
         self.looked = 0;
+        // Before others are tried that want its memory; and all answers that were there have been given.
+        self.input.come_back(pool);
+        self.go_on_elsewhere(pool);
         self.take(exports, shard, pool);
         self.go_on_sending(shard, pool);
         if self.receive_now(are_sound, shard) {
@@ -410,7 +423,7 @@ impl Connection {
         // With answers there the next turn comes at once, and looks again.
         if !shard.has_answers() {
             self.go_on_sending(shard, pool);
-            self.go_on_receiving(shard);
+            self.go_on_receiving(shard, pool);
         }
         self.give_up_streaming();
         self.note_waiting(shard);
@@ -434,7 +447,7 @@ impl Connection {
         }
         let state = self.under_way[slot].as_mut().expect("under way");
         let left = u64::from(state.command.length) - state.submitted;
-        if !self.is_broken && (self.end - self.start) as u64 >= left.min(PIECE_BYTES) {
+        if !self.is_broken && self.input.available() as u64 >= left.min(PIECE_BYTES) {
             return;
         }
         self.streaming = None;
@@ -480,38 +493,32 @@ impl Connection {
         true
     }
 
-    fn go_on_receiving(&mut self, shard: &mut Shard) {
+    fn go_on_receiving(&mut self, shard: &mut Shard, pool: &mut Pool) {
+        self.go_on_elsewhere(pool);
         let Some(span) = self.input_room() else { return };
-        self.is_receiving = true;
         let fd = self.socket.as_raw_fd();
-        shard.reactor.submit(ReactorOp::Recv { fd, span }, self.names.reactor(RECEIVE));
+        (self.is_receiving, self.is_told_only) = (true, !self.input.is_own());
+        let op = match self.is_told_only {
+            true => ReactorOp::PollIn { fd }, // I2
+            false => ReactorOp::Recv { fd, span },
+        };
+        shard.reactor.submit(op, self.names.reactor(RECEIVE));
+    }
+
+    fn may_receive(&self) -> bool {
+        !(self.is_receiving || self.is_closing || self.is_broken || self.is_resting)
+    }
+
+    /// Another buffer if this one is full of payload that waits, unless what is to be taken next is there: that waits for something else.
+    fn go_on_elsewhere(&mut self, pool: &mut Pool) {
+        if self.may_receive() && !self.is_held_back && self.unfinished.is_empty() {
+            self.input.go_on(pool);
+        }
     }
 
     /// Where the next bytes go, if any may come now.
     fn input_room(&mut self) -> Option<Span> {
-        if self.is_receiving || self.is_closing || self.is_broken || self.is_resting {
-            return None;
-        }
-        if self.payloads == 0 {
-            if self.start == self.end {
-                (self.start, self.end) = (0, 0);
-            } else if self.input_ends_soon() {
-                let left = self.input.span(self.start, self.end - self.start);
-                self.input.whole().copy_from(left);
-                (self.start, self.end) = (0, left.len());
-            }
-        }
-        (self.end < INPUT_BYTES).then(|| self.input.span(self.end, INPUT_BYTES - self.end))
-    }
-
-    /// Whether what is still to come of the front might not fit behind what is there.
-    fn input_ends_soon(&self) -> bool {
-        INPUT_BYTES - self.start < REQUEST_BYTES_MAX as usize + RequestHeader::BYTES
-            || INPUT_BYTES - self.end < 64 << 10
-    }
-
-    fn available(&self) -> usize {
-        self.end - self.start
+        if self.may_receive() { self.input.room() } else { None }
     }
 
     /// Takes one thing off the input; says whether it did.
@@ -525,16 +532,16 @@ impl Connection {
             return false;
         }
         self.is_held_back = false;
-        if self.is_over || self.available() == 0 {
+        if self.is_over || self.input.available() == 0 {
             return false;
         }
         if !self.output.has_room() {
             return self.hold_back();
         }
         if self.skip_bytes > 0 {
-            let bytes = self.available().min(self.skip_bytes as usize);
+            let bytes = self.input.available().min(self.skip_bytes as usize);
             self.skip_bytes -= bytes as u32;
-            self.start += bytes;
+            self.input.take(bytes);
             return true;
         }
         match &self.phase {
@@ -552,12 +559,12 @@ impl Connection {
 
     fn take_handshake(&mut self, exports: &[(Export, VolumeIndex)], shard: &mut Shard) -> bool {
         let Phase::Handshake { handshake, .. } = &mut self.phase else { return false };
-        let mut input = vec![0; (self.end - self.start).min(INPUT_BYTES_MAX)];
-        self.input.span(self.start, input.len()).copy_out(&mut input);
+        let mut input = vec![0; self.input.available().min(INPUT_BYTES_MAX)];
+        self.input.front(0, input.len()).copy_out(&mut input);
         let offered: Vec<Export> = exports.iter().map(|export| export.0.clone()).collect();
         let mut out = Vec::new();
         let (consumed, step) = handshake.advance(&input, &offered, &mut out);
-        self.start += consumed;
+        self.input.take(consumed);
         let room = self.output.push(&out);
         match step {
             Step::NeedMore if room => {}
@@ -575,19 +582,19 @@ impl Connection {
 
     fn take_command(&mut self, shard: &mut Shard, pool: &mut Pool) -> bool {
         let Phase::Transmission { session, .. } = &self.phase else { return false };
-        if self.available() < RequestHeader::BYTES {
+        if self.input.available() < RequestHeader::BYTES {
             return false;
         }
         if self.free.is_empty() {
             return self.hold_back();
         }
         let mut header = [0; RequestHeader::BYTES];
-        self.input.span(self.start, RequestHeader::BYTES).copy_out(&mut header);
+        self.input.front(0, RequestHeader::BYTES).copy_out(&mut header);
         match decode(session, &header) {
             Decoded::NeedMore => false,
             Decoded::Close(reason) => self.end_session(reason, shard),
             Decoded::Refuse { cookie, error, form, skip_bytes } => {
-                self.start += RequestHeader::BYTES;
+                self.input.take(RequestHeader::BYTES);
                 self.skip_bytes = skip_bytes;
                 self.push_head(&ReplyHead::failure(form, cookie, error), shard, pool);
                 true
@@ -615,21 +622,21 @@ impl Connection {
         let mut begun = UnderWay::new(command, form);
         match command.kind {
             Kind::Disconnect => {
-                self.start += RequestHeader::BYTES;
+                self.input.take(RequestHeader::BYTES);
                 self.is_over = true;
                 self.close(shard);
                 return false;
             }
             Kind::BlockStatus { .. } if self.has_looked_enough() => return self.hold_back(),
             Kind::BlockStatus { .. } => {
-                self.start += RequestHeader::BYTES;
+                self.input.take(RequestHeader::BYTES);
                 self.block_status(&command, shard, pool);
                 return true;
             }
             // All of it or none: a client that breaks off leaves no part of a write behind.
             Kind::Write { .. }
                 if u64::from(command.length) <= REQUEST_BYTES_MAX
-                    && self.available() < RequestHeader::BYTES + command.length as usize =>
+                    && self.input.available() < RequestHeader::BYTES + command.length as usize =>
             {
                 return false;
             }
@@ -659,7 +666,7 @@ impl Connection {
             }
             // In the log zeros are one entry. Nobody knows how long the backing device takes for them.
             Kind::WriteZeroes { fast_zero: true, .. } if self.waits_for_backing(shard) => {
-                self.start += RequestHeader::BYTES;
+                self.input.take(RequestHeader::BYTES);
                 let refusal = ReplyHead::failure(form, command.cookie, NbdError::NotSupported);
                 self.push_head(&refusal, shard, pool);
                 return true;
@@ -667,13 +674,14 @@ impl Connection {
             Kind::Trim { fua } => begun.flush_after = fua,
             _ => {}
         }
-        self.start += RequestHeader::BYTES;
+        self.input.take(RequestHeader::BYTES);
         let slot = self.free.pop().expect("looked");
         let is_write = matches!(command.kind, Kind::Write { .. });
         if is_write && !begun.is_long_write() {
-            self.payloads += 1;
-            begun.payload_at = Some(self.start);
-            self.start += command.length as usize;
+            let payload = self.input.payload(command.length as usize);
+            self.input.wait(payload.buffer);
+            self.input.take(command.length as usize);
+            begun.payload = Some(payload);
         }
         self.under_way[slot] = Some(begun);
         if is_write && begun.is_long_write() {
@@ -693,9 +701,9 @@ impl Connection {
     /// What the next command is about is fetched while this one is done.
     fn expect_next(&self, shard: &mut Shard) {
         let Phase::Transmission { volume, .. } = self.phase else { return };
-        if self.available() >= RequestHeader::BYTES {
+        if self.input.available() >= RequestHeader::BYTES {
             let mut offset = [0; 8];
-            self.input.span(self.start + RequestHeader::OFFSET_AT, 8).copy_out(&mut offset);
+            self.input.front(RequestHeader::OFFSET_AT, 8).copy_out(&mut offset);
             shard.expect(volume, u64::from_be_bytes(offset));
         }
     }
@@ -706,10 +714,10 @@ impl Connection {
         let state = self.under_way[slot].as_ref().expect("under way");
         let left = u64::from(state.command.length) - state.submitted;
         let bytes = left.min(PIECE_BYTES);
-        if (self.available() as u64) < bytes || !self.submit_piece(slot, shard) {
+        if (self.input.available() as u64) < bytes || !self.submit_piece(slot, shard) {
             return false;
         }
-        self.start += bytes as usize;
+        self.input.take(bytes as usize);
         if left == bytes {
             self.streaming = None;
         }
@@ -743,6 +751,7 @@ impl Connection {
         let (total, done) = (u64::from(command.length), state.submitted);
         let offset = command.offset + done;
         let rest = total - done;
+        let mut buffer = 0;
         let (op, length, span) = match command.kind {
             Kind::Read { .. } => {
                 let length = rest.min(REQUEST_BYTES_MAX - offset % BLOCK_BYTES);
@@ -756,13 +765,16 @@ impl Connection {
             }
             Kind::Write { fua } => {
                 let length = if state.is_long_write() { rest.min(PIECE_BYTES) } else { rest };
-                (Op::Write { fua }, length, Some(self.payload(state, length)))
+                // A short one's is known; of a long one the next piece is at the front.
+                let payload = state.payload.unwrap_or_else(|| self.input.payload(length as usize));
+                buffer = payload.buffer;
+                (Op::Write { fua }, length, Some(payload.span))
             }
             Kind::Trim { .. } => (Op::Discard, rest, None),
             Kind::WriteZeroes { fua, .. } => (Op::WriteZeroes { fua }, rest, None),
             _ => (Op::Flush, 0, None),
         };
-        let cookie = self.names.engine(slot);
+        let cookie = self.names.engine(slot, buffer);
         if shard.submit(volume, op, offset, length, span, cookie).is_err() {
             return false;
         }
@@ -773,30 +785,29 @@ impl Connection {
         if op == Op::Flush {
             state.flush_after = false;
         }
-        self.payloads += usize::from(state.is_long_write());
+        if state.is_long_write() {
+            self.input.wait(buffer);
+        }
         true
-    }
-
-    /// Where a write's bytes are: a short one's whole payload follows its header; of a long one
-    /// the next piece is at the front.
-    fn payload(&self, state: &UnderWay, length: u64) -> Span {
-        self.input.span(state.payload_at.unwrap_or(self.start), length as usize)
     }
 
     /// The engine has answered a piece.
     pub(super) fn answered(
         &mut self,
-        slot: usize,
+        number: usize,
         result: Result<(), RequestError>,
         shard: &mut Shard,
         pool: &mut Pool,
     ) {
+        let (slot, buffer) = of_number(number);
         if slot == aside::AGAIN {
             return self.answered_again(result, shard, pool);
         }
         let state = self.under_way[slot].as_mut().expect("under way");
         state.pieces -= 1;
-        self.payloads -= usize::from(state.is_long_write());
+        if matches!(state.command.kind, Kind::Write { .. }) {
+            self.input.answered(buffer, pool);
+        }
         if let Err(error) = result {
             state.error.get_or_insert(NbdError::from(error));
         }
@@ -818,7 +829,6 @@ impl Connection {
             (state.submitted, state.is_submitted) = (0, false);
             return self.submit_rest(slot, shard);
         }
-        self.payloads -= usize::from(state.payload_at.is_some());
         if state.error.is_none() && state.memory.is_none() {
             // Most answers are nothing but that it is done.
             let cookie = state.command.cookie;

@@ -31,7 +31,7 @@ use std::time::Duration;
 pub const CONNECTION_COUNT_MAX: usize = 68;
 /// How long one may agree on nothing while others want its place.
 pub const AGREE_MAX: Duration = Duration::from_secs(10);
-/// Bytes for what is read, over all connections; the longest read is 32 MiB and a block.
+/// Bytes for what is read, and for writes that wait, over all connections; the longest read is 32 MiB and a block.
 pub(super) const POOL_BYTES: usize = 34 << 20;
 const _: () = assert!(POOL_BYTES >= super::wire::TRANSFER_BYTES_MAX as usize + 4096);
 const ACCEPT: u64 = 0;
@@ -63,7 +63,8 @@ pub type Exports = Rc<RefCell<Vec<(Export, VolumeIndex)>>>;
 /// Bytes of memory the front end takes at most, by part.
 pub fn memory_parts() -> [(&'static str, u64); 2] {
     let connections = CONNECTION_COUNT_MAX as u64 * Connection::memory_bytes();
-    [("NBD connections", connections), ("NBD reads", (POOL_BYTES + STATUS_REPLY_BYTES_MAX) as u64)]
+    let transfers = (POOL_BYTES + STATUS_REPLY_BYTES_MAX) as u64;
+    [("NBD connections", connections), ("NBD transfers", transfers)]
 }
 
 /// An export of a volume, with everything the protocol offers.
@@ -206,7 +207,7 @@ impl NbdFrontEnd {
                 let text = "an NBD connection is closed: what it had yet to receive cannot be read any more";
                 self.passage.tell(format!("{name}: {text}"));
             }
-            self.rooms.push(gone.into_room());
+            self.rooms.push(gone.into_room(&mut self.pool));
         }
     }
 
@@ -351,9 +352,9 @@ impl FrontEnd for NbdFrontEnd {
     }
 
     fn answer(&mut self, shard: &mut Shard, answer: Answer) {
-        let (at, slot) = ((answer.cookie >> 16) as usize, (answer.cookie & 0xFFFF) as usize);
+        let (at, number) = ((answer.cookie >> 16) as usize, (answer.cookie & 0xFFFF) as usize);
         let Some(Some(connection)) = self.connections.get_mut(at) else { return };
-        connection.answered(slot, answer.result, shard, &mut self.pool);
+        connection.answered(number, answer.result, shard, &mut self.pool);
     }
 
     fn turn(&mut self, shard: &mut Shard) {

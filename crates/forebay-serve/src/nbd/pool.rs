@@ -13,6 +13,9 @@
 //! - **M4** Of a pool that keeps blocks back ([`Pool::among`]) these are for who has none, and only if there is no room behind them. So
 //!   what is with a device that does not answer keeps nobody else from one request of any length, however scattered it lies; and who
 //!   has some may take twice as much as he leaves.
+//! - **M5** What is taken beside requests ([`Pool::take_extra`]), by who can go on without, is of the second half alone, and no more than twice
+//!   what it leaves there to others; nobody takes more of it while somebody has waited too long (M3). So however much of that is with a device
+//!   that does not answer, the first half is there for reads.
 
 use super::reply::STATUS_REPLY_BYTES_MAX;
 use super::wire::TRANSFER_BYTES_MAX;
@@ -28,6 +31,8 @@ const BLOCK: usize = 4096;
 const LONGEST_COUNT: usize = TRANSFER_BYTES_MAX as usize / BLOCK + 1;
 /// Of what is nobody's share.
 const NOBODY: u32 = u32::MAX;
+/// Of what was taken beside requests (M5).
+const EXTRA: u32 = u32::MAX - 1;
 
 /// A run of blocks that was given out.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +51,8 @@ pub(crate) struct Pool {
     next: usize,
     /// Blocks that each owner has.
     held: Vec<usize>,
+    /// Blocks that were taken beside requests (M5).
+    extra_count: usize,
     /// The first so many are for who has none (M4).
     kept: usize,
     /// Who has waited too long: others take of the end alone, of what the longest read leaves free (M3).
@@ -99,6 +106,18 @@ impl Pool {
         self.held[owner as usize] += count;
         self.first = self.first.filter(|first| *first != owner);
         Some((Run { owner, ..run }, span))
+    }
+
+    /// Takes a run for who has so many blocks like it, and can go on without (M5).
+    pub(crate) fn take_extra(&mut self, has: usize, count: usize) -> Option<(Run, Span)> {
+        let half = self.taken.len().div_ceil(2);
+        let left = (self.taken.len() - half).checked_sub(self.extra_count + count)?;
+        if self.is_short || has + count > 2 * left {
+            return None;
+        }
+        let (run, span) = self.take_behind(half, count)?;
+        self.extra_count += count;
+        Some((Run { owner: EXTRA, ..run }, span))
     }
 
     /// Of a run in what is kept back: as long a one elsewhere for its owner, if there is room (M4).
@@ -157,6 +176,7 @@ impl Pool {
             taken,
             next: 0,
             held: Vec::new(),
+            extra_count: 0,
             kept: 0,
             first: None,
             is_short: false,
@@ -195,8 +215,10 @@ impl Pool {
         assert!(blocks.iter().all(|taken| *taken), "a run is given back once");
         blocks.fill(false);
         self.free_count += run.count;
-        if run.owner != NOBODY {
-            self.held[run.owner as usize] -= run.count;
+        match run.owner {
+            NOBODY => {}
+            EXTRA => self.extra_count -= run.count,
+            owner => self.held[owner as usize] -= run.count,
         }
         self.next = self.next.min(run.first);
     }
@@ -303,6 +325,32 @@ mod tests {
         assert!(pool.take_share(2, 16).is_none() && pool.take_share(2, 1).is_some());
         pool.give(long);
         assert!(pool.take_share(1, 16).is_none(), "he has some");
+    }
+
+    /// M5.
+    #[test]
+    fn what_is_taken_beside_requests_leaves_half_to_them_and_some_to_others() {
+        let mut pool = Pool::shared(200 * BLOCK, 2).expect("memory");
+        let (mut one, mut other) = (Vec::new(), Vec::new());
+        for taken in [&mut one, &mut other] {
+            while let Some((run, _)) = pool.take_extra(10 * taken.len(), 10) {
+                taken.push(run);
+            }
+        }
+        assert_eq!((one.len(), other.len()), (6, 2), "{one:?} {other:?}");
+        assert!(one.iter().chain(&other).all(|run| run.first >= 100));
+        let (long, _) = pool.take_share(1, 100).expect("the first half");
+        pool.give(other.remove(0));
+        assert!(pool.put_first(Some(0)));
+        assert!(pool.take_extra(10, 10).is_none(), "he waits");
+        assert!(pool.put_first(None));
+        assert!(pool.take_extra(10, 10).is_some_and(|it| {
+            pool.give(it.0);
+            true
+        }));
+        one.drain(..).chain(other.drain(..)).chain([long]).for_each(|run| pool.give(run));
+        assert_eq!((pool.free_count(), pool.extra_count), (200, 0));
+        assert!(pool.take_extra(0, 67).is_none() && pool.take_extra(0, 66).is_some());
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl Connection {
             self.is_waiting |= pool.others_have(owner, blocks);
             return;
         };
-        let cookie = self.names.engine(AGAIN);
+        let cookie = self.names.engine(AGAIN, 0);
         if shard.submit(volume, Op::Read, at, length, Some(span), cookie).is_err() {
             return pool.give(run);
         }

@@ -63,7 +63,7 @@ impl Connection {
         pool: &mut Pool,
     ) -> (OwnedFd, Carried) {
         assert!(self.is_at_rest()); // C1
-        assert!(self.payloads == 0);
+        assert!(!self.input.waits());
         let Phase::Transmission { session, .. } = &self.phase else {
             unreachable!("a handshake is broken off")
         };
@@ -75,7 +75,7 @@ impl Connection {
         };
         let output = self.output.unsent().map(piece).collect();
         // What comes after its end is no command.
-        let input = if self.is_over { 0 } else { self.end - self.start };
+        let input = if self.is_over { 0 } else { self.input.available() };
         let carried = Carried {
             volume,
             export_name: session.export_name.clone(),
@@ -87,10 +87,11 @@ impl Connection {
             is_over: self.is_over,
             skip_bytes: self.skip_bytes,
             long_write: self.streaming.map(|slot| self.long_write(slot)),
-            input: bytes_of(self.input.span(self.start, input)),
+            input: bytes_of(self.input.front(0, input)),
             output,
         };
         self.output.clear(pool);
+        let _own = self.input.into_own(pool);
         (self.socket, carried)
     }
 
@@ -140,11 +141,10 @@ impl Connection {
                 Piece::Bytes(_) => return Err(CarriedError::Field("bytes to be sent")),
             }
         }
-        self.end = carried.input.len();
-        self.input.span(0, self.end).copy_in(&carried.input);
+        self.input.fill(&carried.input);
         self.skip_bytes = carried.skip_bytes;
         (self.is_closing, self.is_over) = (carried.is_closing, carried.is_over);
-        self.is_held_back = self.end > 0; // until it has been looked at (N3)
+        self.is_held_back = self.input.available() > 0; // until it has been looked at (N3)
         Ok(())
     }
 }

@@ -273,7 +273,8 @@ impl NbdDeviceFrontEnd {
         for place in connections.iter_mut() {
             place.iter_mut().for_each(|it| it.close(shard));
             if let Some(gone) = place.take_if(|it| it.is_gone()) {
-                self.memory.borrow_mut().rooms.push(gone.into_room());
+                let Memory { pool, rooms } = &mut *self.memory.borrow_mut();
+                rooms.push(gone.into_room(pool));
             }
         }
         if connections.iter().all(Option::is_none) {

@@ -58,6 +58,6 @@ const LOOK_SEVERAL_MS: u32 = 30_000;
 pub const CONNECTION_COUNT_MAX: usize = 4;
 /// The kernel keeps to that when it is told ([`attach`]); longer ones are served as well.
 const REQUEST_KIB_MAX: u32 = 1024;
-/// Bytes for what is read; the longest read is 32 MiB and a block.
+/// Bytes for what is read, and for writes that wait; the longest read is 32 MiB and a block.
 const POOL_BYTES: usize = 34 << 20;
 const _: () = assert!(POOL_BYTES >= super::wire::TRANSFER_BYTES_MAX as usize + 4096);

@@ -55,6 +55,12 @@ impl Program {
         self.server.turn(Some(LIMIT)).unwrap();
     }
 
+    /// Whether a client that says more brings the next turn, or that comes at once.
+    pub(in crate::nbd::connection) fn listens(&self) -> bool {
+        let shard = &self.server.shard;
+        shard.has_answers() || shard.reactor.in_flight() > 0
+    }
+
     /// Another program goes on. Gives how many connections it was left.
     fn upgraded(self) -> (Program, usize) {
         let Program { server, passage, lasting } = self;
@@ -107,7 +113,15 @@ pub(in crate::nbd::connection) fn begun_with(
     carried: &Carried,
     count: usize,
 ) -> (Program, Vec<UnixStream>) {
-    let (shard, index) = shard(reactor, SIZE);
+    begun_on(shard(reactor, SIZE), carried, count)
+}
+
+/// The same with this volume.
+pub(in crate::nbd::connection) fn begun_on(
+    (shard, index): (Shard, VolumeIndex),
+    carried: &Carried,
+    count: usize,
+) -> (Program, Vec<UnixStream>) {
     let mut program = Program::new(shard, index);
     let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -240,9 +254,9 @@ impl Client {
 }
 
 /// Upgrades at any moment of what a client says and hears.
-fn many_upgrades(reactor: ReactorKind, seed: u64) {
-    let (mut program, theirs) = begun(reactor, &fresh());
-    let mut client = Client::new(theirs, seed);
+pub(in crate::nbd::connection) fn many_upgrades(volume: (Shard, VolumeIndex), seed: u64) {
+    let (mut program, mut theirs) = begun_on(volume, &fresh(), 1);
+    let mut client = Client::new(theirs.remove(0), seed);
     let mut upgrades = 0;
     for _ in 0..400 {
         match client.random.below(8) {
@@ -281,14 +295,14 @@ fn many_upgrades(reactor: ReactorKind, seed: u64) {
 #[test]
 fn each_request_is_done_and_answered_once_whenever_it_is_carried() {
     for seed in 0..8 {
-        many_upgrades(ReactorKind::Auto, seed);
+        many_upgrades(shard(ReactorKind::Auto, SIZE), seed);
     }
 }
 
 #[test]
 fn the_same_without_io_uring() {
     for seed in 100..104 {
-        many_upgrades(ReactorKind::Threads, seed);
+        many_upgrades(shard(ReactorKind::Threads, SIZE), seed);
     }
 }
 
