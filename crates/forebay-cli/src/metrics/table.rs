@@ -118,7 +118,7 @@ pub const ROWS: &[Row] = &[
     row(
         "volumes.bypassed_writes.too_large",
         Counter,
-        "Writes around the cache: long by themselves.",
+        "Writes around the cache: as long as the cutoff by themselves (pieces of 1 MiB at most).",
     ),
     row("volumes.bypassed_writes.full", Counter, "Writes around the cache, which was too full."),
     row("volumes.bypassed_writes.cache_failed", Counter, "Writes around the cache that failed."),
