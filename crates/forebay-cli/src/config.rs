@@ -218,7 +218,7 @@ fn once(args: &ServeArgs) -> Result<()> {
 /// What a volume cannot have, since the cache or one before it has it.
 fn clash(spec: &VolumeSpec, cache: Option<&Path>, before: &[VolumeSpec]) -> Option<String> {
     let (name, path) = (&spec.name, &spec.backing.path);
-    if cache.is_some_and(|cache| is_same(cache, path)) {
+    if cache.is_some_and(|cache| compared(cache) == compared(path)) {
         let path = path.display();
         return Some(format!(
             "--volume {name}={path}: is the cache; the cache goes in front of another device"
@@ -227,16 +227,17 @@ fn clash(spec: &VolumeSpec, cache: Option<&Path>, before: &[VolumeSpec]) -> Opti
     if before.iter().any(|other| other.name == *name) {
         return Some(format!("--volume {name}: given twice; one volume has one backing device"));
     }
-    let other = &before.iter().find(|other| is_same(&other.backing.path, path))?.name;
+    let other = &before.iter().find(|other| compared(&other.backing.path) == compared(path))?.name;
     let path = path.display();
     Some(format!("--volume {name}={path}: is the backing device of volume {other}; use another"))
 }
 
-/// Whether two names are the same, as far as they say.
-fn is_same(one: &Path, other: &Path) -> bool {
-    match (Named::parse(one), Named::parse(other)) {
-        (Ok(one), Ok(other)) => one == other,
-        _ => one == other,
+/// The name of a device as it is compared: the same for the same, as far as names say.
+fn compared(name: &Path) -> String {
+    match Named::parse(name) {
+        Ok(Named::Path(path)) => path.components().collect::<PathBuf>().display().to_string(),
+        Ok(named) => named.to_string(),
+        Err(_) => name.display().to_string(),
     }
 }
 

@@ -22,17 +22,20 @@ fn asked(apart: &Apart, scratch: &Scratch, script: &str, words: &[&str]) -> Vec<
     text.lines().map(str::to_owned).collect()
 }
 
+/// With folders of the test as /etc and /run.
+fn apart(scratch: &Scratch) -> Option<Apart> {
+    let places = [(scratch.path("etc"), "/etc"), (scratch.sockets.join("run"), "/run")];
+    let places = places.each_ref().map(|(folder, place)| (folder.as_path(), *place));
+    let is_root = rustix::process::geteuid().is_root();
+    is_root.then(|| Apart::with(&places)).flatten()
+}
+
 /// Disks that a cache was in front of were in sight after the package had been removed and installed again, and stayed hidden after a
 /// removal.
 #[test]
 fn udev_looks_at_backing_devices_when_the_package_comes_and_goes() {
     let scratch = Scratch::new("package");
-    let places = [(scratch.path("etc"), "/etc"), (scratch.sockets.join("run"), "/run")];
-    let places = places.each_ref().map(|(folder, place)| (folder.as_path(), *place));
-    let is_root = rustix::process::geteuid().is_root();
-    let Some(apart) = is_root.then(|| Apart::with(&places)).flatten() else {
-        return skip("no mount namespace");
-    };
+    let Some(apart) = apart(&scratch) else { return skip("no mount namespace") };
     let bin = scratch.sockets.join("bin");
     std::fs::create_dir(&bin).unwrap();
     // Written by another process, as what `upgrade.rs` executes.
@@ -65,12 +68,7 @@ fn udev_looks_at_backing_devices_when_the_package_comes_and_goes() {
 #[test]
 fn mount_asks_udev_alone_while_the_package_is_there() {
     let scratch = Scratch::new("blkid");
-    let places = [(scratch.path("etc"), "/etc"), (scratch.sockets.join("run"), "/run")];
-    let places = places.each_ref().map(|(folder, place)| (folder.as_path(), *place));
-    let is_root = rustix::process::geteuid().is_root();
-    let Some(apart) = is_root.then(|| Apart::with(&places)).flatten() else {
-        return skip("no mount namespace");
-    };
+    let Some(apart) = apart(&scratch) else { return skip("no mount namespace") };
     let file = scratch.path("etc/blkid.conf");
     let run = |script: &str, words: &[&str]| {
         asked(&apart, &scratch, script, words);

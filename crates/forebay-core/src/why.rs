@@ -40,7 +40,12 @@ pub(crate) fn pass(list: &mut VecDeque<Passed>, new: Passed) {
         *old = Passed { first: old.first, blocks: old.blocks + new.blocks, ..new };
         return;
     }
-    if list.len() == PASSED_MAX {
+    remember(list, PASSED_MAX, new);
+}
+
+/// One more, in the place of the oldest if there are as many as there may be.
+fn remember<T>(list: &mut VecDeque<T>, most: usize, new: T) {
+    if list.len() == most {
         list.pop_front();
     }
     list.push_back(new);
@@ -89,10 +94,7 @@ pub(crate) fn note(list: &mut VecDeque<Missed>, first: Lba, outcome: Outcome, at
         (last.blocks, last.at) = (last.blocks + 1, at);
         return;
     }
-    if list.len() == MISSED_MAX {
-        list.pop_front();
-    }
-    list.push_back(Missed { first, blocks: 1, outcome, at });
+    remember(list, MISSED_MAX, Missed { first, blocks: 1, outcome, at });
 }
 
 /// Where a block is.

@@ -35,16 +35,16 @@ struct Arguments {
     #[arg(long, value_name = "SEED", group = "what")]
     tell: Option<u64>,
     /// Which of so many seeds finds each deliberate fault: a table
-    #[arg(long, value_name = "N", group = "what")]
+    #[arg(long, value_name = "N", groups = ["what", "tables"])]
     mutants: Option<u64>,
     /// The same with 1000 seeds, for those that have this in their name
     #[arg(long, value_name = "NAME", group = "what")]
     mutant: Option<String>,
     /// Every history of so many steps, with every crash point
-    #[arg(long, value_name = "STEPS", group = "what")]
+    #[arg(long, value_name = "STEPS", groups = ["what", "tables"])]
     exhaustive: Option<usize>,
     /// Of the longest histories, or of the deliberate faults, only one in so many; of these from the one on whose number `--from` says
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "tables", value_parser = clap::value_parser!(u64).range(1..))]
     one_in: u64,
     /// Segments of so many KiB, with larger requests, batches and volumes, in the place of 64 KiB
     #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u32).range(128..=4096))]

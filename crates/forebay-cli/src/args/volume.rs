@@ -70,12 +70,13 @@ pub fn parse_volume(text: &str) -> Result<VolumeSpec, String> {
     };
     let mut given: Vec<&str> = Vec::new();
     for part in parts {
-        let key = part.split_once('=').map_or(part, |it| it.0);
+        let pair = part.split_once('=');
+        let key = pair.map_or(part, |it| it.0);
         if given.contains(&key) {
             return Err(format!("{key} is given twice"));
         }
         given.push(key);
-        match part.split_once('=') {
+        match pair {
             Some(("mode", mode)) => spec.mode = Some(parse_mode(mode)?),
             Some(("order", order)) => spec.order = Some(parse_order(order)?),
             Some(("cutoff", cutoff)) => spec.cutoff = Some(parse_cutoff(cutoff)?),
@@ -222,6 +223,19 @@ pub enum Setting {
     /// In microseconds.
     P99Target(u32),
     Reserve(Reserve),
+}
+
+impl Setting {
+    pub fn key(&self) -> &'static str {
+        match self {
+            Setting::Mode(_) => "mode",
+            Setting::Order(_) => "order",
+            Setting::Cutoff(_) => "cutoff",
+            Setting::Weight(_) => "weight",
+            Setting::P99Target(_) => "p99_target",
+            Setting::Reserve(_) => "reserve",
+        }
+    }
 }
 
 /// Reads `KEY=VALUE`.

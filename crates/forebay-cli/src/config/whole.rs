@@ -4,20 +4,19 @@
 //! A start from such a file serves what can be (a volume without room waits, for one), so it is no mistake that refuses the file.
 
 use super::file::{self, VOLUME};
-use super::{Config, Mistake, Said, of};
+use super::{Config, Mistake, Said, compared, of};
 use crate::address::Address;
 use crate::args::{Listen, ServeArgs};
 use crate::attach::Kind;
 use crate::memory::{self, Counts};
 use crate::vhost::{self, SOCKET_COUNT_MAX};
-use forebay::host::named::Named;
 use forebay_core::engine;
 use forebay_core::format::superblock::{NewCache, Superblock};
 use forebay_core::limits::{
     CACHE_BYTES_MIN, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, VOLUME_COUNT_MAX,
 };
 use forebay_core::policy::reserve::{self, Reserve};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// More than any cache has.
 const CACHE_BYTES_MOST: u64 = 1 << 60;
@@ -133,9 +132,9 @@ fn claims<'a>(config: &'a Config, args: &'a ServeArgs) -> Vec<Claim<'a>> {
     let mut claims = Vec::new();
     for said in &config.said {
         let (what, value) = match (said.key.as_str(), &said.volume) {
-            ("cache", None) => ("device", device(Path::new(&said.value))),
+            ("cache", None) => ("device", compared(Path::new(&said.value))),
             ("backing", Some(_)) => match Address::parse(&said.value) {
-                Ok(address) => ("device", device(&address.path)),
+                Ok(address) => ("device", compared(&address.path)),
                 Err(_) => continue,
             },
             (VOLUME, Some(name)) => ("the volume name", name.clone()),
@@ -149,15 +148,6 @@ fn claims<'a>(config: &'a Config, args: &'a ServeArgs) -> Vec<Claim<'a>> {
         Claim { what: "address", value, said }
     }));
     claims
-}
-
-/// As it is compared.
-fn device(name: &Path) -> String {
-    match Named::parse(name) {
-        Ok(Named::Path(path)) => path.components().collect::<PathBuf>().display().to_string(),
-        Ok(named) => named.to_string(),
-        Err(_) => name.display().to_string(),
-    }
 }
 
 fn shared(claims: &[Claim<'_>], other: &Config, args: &ServeArgs) -> Vec<Mistake> {

@@ -428,16 +428,9 @@ impl Daemon {
 
     /// Without a cache there is one mode only, and nothing else to be set.
     fn mode_of(&self, spec: &VolumeSpec) -> Result<Mode> {
-        let VolumeSpec { order, cutoff, weight, p99_target, reserve, .. } = spec;
-        let set = [
-            ("order", order.is_some()),
-            ("cutoff", cutoff.is_some()),
-            ("weight", weight.is_some()),
-            ("p99_target", p99_target.is_some()),
-            ("reserve", reserve.is_some()),
-        ];
-        let set = set.iter().find(|(_, is_set)| *is_set && self.cache_path.is_none());
-        if let Some((key, _)) = set {
+        let is_of_cache = |it: &Setting| !matches!(it, Setting::Mode(_));
+        let set = spec.settings().find(is_of_cache).filter(|_| self.cache_path.is_none());
+        if let Some(key) = set.map(|it| it.key()) {
             let name = &spec.name;
             bail!(
                 "{name}: {key} needs a cache; give --cache, or leave it out to serve the device bare"
