@@ -229,6 +229,8 @@ pub struct Memory {
     pub(crate) requests: Vec<RequestMemory>,
     /// Blocks were stored past the caches, and nobody may rely on them yet (M3).
     streamed: bool,
+    /// Blocks whose checksum was asked for.
+    pub(crate) summed: u64,
 }
 
 impl Memory {
@@ -265,6 +267,7 @@ impl Memory {
             nowhere: Arena::anonymous(BLOCK_SIZE)?,
             requests: vec![RequestMemory::NONE; request_count],
             streamed: false,
+            summed: 0,
         })
     }
 
@@ -409,6 +412,7 @@ impl Payload for Memory {
     }
 
     fn checksum(&mut self, place: Place) -> u32 {
+        self.summed += 1;
         self.span(place, 1).block_checksum()
     }
 

@@ -21,4 +21,5 @@ mod huge_volume;
 mod lost_blocks;
 mod straight;
 mod support;
+mod turns;
 mod volumes;
