@@ -184,6 +184,10 @@ pub struct VolumeStatus {
     /// What it has of the cache.
     pub held_bytes: u64,
     pub drained: bool,
+    /// It is drained, and all that was written before it was told so is on the backing device. What is written since is answered when it is
+    /// there, so something may be dirty for as long as it is written to. A daemon from before does not say it.
+    #[serde(default)]
+    pub drained_through: bool,
     /// The cache failed and is left out: the volume is its backing device.
     pub cache_left_out: bool,
     pub dirty_bytes: u64,
@@ -273,6 +277,13 @@ pub struct VolumeStatus {
     /// Where they come in.
     pub vhost_user_sockets: Vec<String>,
     pub device: DeviceStatus,
+}
+
+impl VolumeStatus {
+    /// Whether a drain is not done yet.
+    pub fn is_left(&self) -> bool {
+        self.dirty && !self.drained_through
+    }
 }
 
 /// Why blocks that were missed were not copied into the log.

@@ -6,14 +6,18 @@
 //! test wants to look.
 
 use crate::support;
-use crate::support::model::content;
+use crate::support::load::{Habits, work};
+use crate::support::model::{Model, content};
 use crate::support::terminal::{Terminal, is_running};
-use crate::support::{Daemon, Scratch, wait_for};
+use crate::support::{Daemon, PATIENCE, Scratch, wait_for};
 use forebay_testing::requires;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const AT: u64 = 100 * MIB;
@@ -198,4 +202,67 @@ fn elsewhere_lines_are_plain_and_the_end_is_said() {
     assert!(shown.lines().collect::<Vec<_>>().ends_with(&last), "{shown}");
     assert!(!shown.contains(['\r', '\x1b']), "{shown:?}");
     ends_well(&scratch, daemon, &backing);
+}
+
+/// While guests write to a drained volume something is always on its way to the disk, and dirty: what they wait for. That is not what the
+/// drain is to wait for, which would not end as long as they write.
+#[test]
+fn a_drain_ends_while_guests_write() {
+    let scratch = Scratch::new("drain-busy");
+    scratch.format("64M");
+    let habits = Habits { size_bytes: 16 * MIB, hot_bytes: 4 * MIB, depth: 8 };
+    let backing = scratch.file("backing", habits.size_bytes);
+    let volume = format!("v=sim+hdd:{}?model=7200.12", backing.display());
+    let daemon = scratch.serve(&["--volume", &volume]);
+    let model = Mutex::new(Model::new(habits.size_bytes));
+    let over = AtomicBool::new(false);
+    let enough = |_: &Model| over.load(Ordering::Relaxed);
+    let done = std::thread::scope(|scope| {
+        for seed in 1..4 {
+            let (mut client, model) = (scratch.connect("v"), &model);
+            scope.spawn(move || work(&mut client, model, &habits, seed, enough).unwrap());
+        }
+        wait_for("work", || model.lock().unwrap().answered > 300);
+        let mut drain = scratch.drain_command().arg("v").spawn().unwrap();
+        let begun = Instant::now();
+        while drain.try_wait().unwrap().is_none() && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = drain.kill();
+        over.store(true, Ordering::Relaxed);
+        drain.wait().unwrap()
+    });
+    assert!(done.success(), "the drain had not ended: {done:?}");
+    // What was answered is on the disk, without any more being done.
+    let mut model = model.into_inner().unwrap();
+    model.compare(0, &std::fs::read(&backing).unwrap()).unwrap();
+    assert!(daemon.said().contains("v: drained: "), "{}", daemon.said());
+}
+
+/// What guests were still waiting for when they were cut off is nobody's newer version: the disk is plain, as it was asked for.
+#[test]
+fn a_stop_that_drains_leaves_the_plain_disk_though_guests_write() {
+    let scratch = Scratch::new("drain-stop-busy");
+    scratch.format("64M");
+    let habits = Habits { size_bytes: 16 * MIB, hot_bytes: 4 * MIB, depth: 8 };
+    let backing = scratch.file("backing", habits.size_bytes);
+    let volume = format!("v=sim+hdd:{}?model=7200.12", backing.display());
+    let daemon = scratch.serve(&["--volume", &volume]);
+    let model = Mutex::new(Model::new(habits.size_bytes));
+    let done = std::thread::scope(|scope| {
+        for seed in 1..4 {
+            let (mut client, model) = (scratch.connect("v"), &model);
+            scope.spawn(move || work(&mut client, model, &habits, seed, |_| false).unwrap());
+        }
+        wait_for("work", || model.lock().unwrap().answered > 300);
+        scratch.ask(&["stop", "--drain"])
+    });
+    assert!(done.status.success(), "{done:?}");
+    let (code, said) = daemon.ended();
+    assert_eq!(code, Some(0), "{said}");
+    let told = String::from_utf8_lossy(&done.stdout);
+    assert!(!told.contains("not yet on") && !said.contains("not yet on"), "{told}{said}");
+    let mut model = model.into_inner().unwrap();
+    model.crash();
+    model.compare(0, &std::fs::read(&backing).unwrap()).unwrap();
 }

@@ -34,7 +34,7 @@ impl Manager {
 /// With `stop-timeout = "300s"` the unit's 180 s were over first, and the daemon was killed while it waited for who held its devices.
 #[test]
 fn the_manager_is_told_how_long_a_stop_may_last() {
-    for (timeout, expected) in [("300s", 300 + 5 + 5 + 300 + 30), ("0s", 5 + 5 + 60 + 30)] {
+    for (timeout, expected) in [("300s", 300 + 5 + 5 + 300 + 60), ("0s", 5 + 5 + 60 + 60)] {
         let scratch = Scratch::new("notified-stop");
         scratch.format("64M");
         let manager = Manager::new(&scratch);

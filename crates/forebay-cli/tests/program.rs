@@ -31,6 +31,7 @@ mod lost;
 mod main_job;
 mod media;
 mod metrics;
+mod mixture;
 mod nbd_cache;
 mod nbd_clients;
 mod nbd_zeroes;

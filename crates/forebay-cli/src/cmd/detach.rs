@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay detach`: a volume is written back, and leaves the daemon and its cache.
 
-use super::drain::watch_until;
+use super::drain::watch_to_the_last;
 use crate::args::DetachArgs;
 use crate::control::{self, Reply, Request};
 use crate::status::{Status, VolumeStatus};
@@ -71,7 +71,7 @@ fn drain(socket: &Path, before: &VolumeStatus) -> Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&is_ended))
             .context("cannot catch signals")?;
     }
-    let done = watch_until(socket, Some(&before.name), || is_ended.load(Ordering::Relaxed));
+    let done = watch_to_the_last(socket, &before.name, || is_ended.load(Ordering::Relaxed));
     if !done.with_context(|| format!("{}: not detached", before.name))? {
         bail!("{}: not detached: it was ended before all was written back", before.name);
     }

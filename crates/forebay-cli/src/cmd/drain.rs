@@ -32,13 +32,21 @@ pub fn run(args: &DrainArgs) -> Result<ExitCode> {
 
 /// Has the daemon drain, and shows how far it is until it is done. Ending this ends nothing.
 pub fn watch(socket: &Path, name: Option<&str>) -> Result<()> {
-    watch_until(socket, name, || false).map(drop)
+    watch_until(socket, name, Progress::new(), || false).map(drop)
 }
 
-/// As [`watch`], or until `is_ended`; says whether it is done.
-pub fn watch_until(socket: &Path, name: Option<&str>, is_ended: impl Fn() -> bool) -> Result<bool> {
+/// The same of a volume that nobody uses, to the last of it, or until `is_ended`; says whether it is done.
+pub fn watch_to_the_last(socket: &Path, name: &str, is_ended: impl Fn() -> bool) -> Result<bool> {
+    watch_until(socket, Some(name), Progress { to_the_last: true, ..Progress::new() }, is_ended)
+}
+
+fn watch_until(
+    socket: &Path,
+    name: Option<&str>,
+    mut progress: Progress,
+    is_ended: impl Fn() -> bool,
+) -> Result<bool> {
     control::ask(socket, &Request::Drain { name: name.map(str::to_owned) })?;
-    let mut progress = Progress::new();
     loop {
         if progress.show(&control::status_again(socket)?, name)? {
             return Ok(true);
@@ -83,11 +91,13 @@ pub struct Progress {
     drained: Option<BTreeSet<String>>,
     /// That of nobody's daemon.
     cache: Option<PathBuf>,
+    /// It goes on as long as anything is dirty.
+    to_the_last: bool,
 }
 
 impl Progress {
     pub fn new() -> Progress {
-        Progress { line: Line::new(), first: None, drained: None, cache: None }
+        Progress { line: Line::new(), first: None, drained: None, cache: None, to_the_last: false }
     }
 
     /// Of a cache that nobody serves, so that there is no daemon to be asked.
@@ -130,8 +140,11 @@ impl Progress {
         let (volumes, came): (Vec<&VolumeStatus>, Vec<&VolumeStatus>) =
             volumes.into_iter().partition(|volume| known.contains(&volume.name));
         let dirty: u64 = volumes.iter().map(|volume| volume.dirty_bytes).sum();
+        let to_the_last = self.to_the_last;
+        let is_left =
+            |volume: &VolumeStatus| if to_the_last { volume.dirty } else { volume.is_left() };
         if status.cache.health == "failed"
-            && let Some(volume) = volumes.iter().find(|volume| volume.dirty)
+            && let Some(volume) = volumes.iter().find(|volume| is_left(volume))
         {
             self.line.end()?;
             bail!(
@@ -140,7 +153,7 @@ impl Progress {
                 self.asks()
             );
         }
-        if volumes.iter().all(|volume| !volume.dirty) {
+        if volumes.iter().all(|volume| !is_left(volume)) {
             self.line.end()?;
             let (whole, lacking): (Vec<&VolumeStatus>, Vec<&VolumeStatus>) =
                 volumes.iter().partition(|volume| volume.lost_blocks_now == 0);
@@ -180,7 +193,7 @@ impl Progress {
             let parked = volume.parked_blocks * BLOCK_BYTES;
             parked > 0 && parked == volume.dirty_bytes
         };
-        if volumes.iter().all(|volume| !volume.dirty || refused(&volume))
+        if volumes.iter().all(|volume| !is_left(volume) || refused(&volume))
             && let Some(volume) = volumes.iter().find(refused)
         {
             self.line.end()?;

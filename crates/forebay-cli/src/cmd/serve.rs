@@ -46,8 +46,9 @@ use forebay::host::notify::{self, sd_notify};
 use forebay::host::protect::allow_open_files;
 use forebay::io::{ReactorKind, Stats};
 use forebay::shard::uuid_text;
+use forebay_core::engine::Engine;
 use forebay_core::format::superblock::Volume;
-use forebay_core::units::VolumeIndex;
+use forebay_core::units::{Sequence, VolumeIndex};
 use forebay_serve::nbd::listen::{Counts, Exports, NbdFrontEnd, export};
 use forebay_serve::passage::Passage;
 use forebay_serve::server::Server;
@@ -86,6 +87,18 @@ struct Served {
     backing: PathBuf,
     stats: Stats,
     rates: Rates,
+    /// What was placed when it was last told to be drained, or since when it is served.
+    drained_from: Sequence,
+}
+
+impl Served {
+    /// Whether it is kept clean, and what was written before it was told so is on its backing device, for good. More may be
+    /// dirty: what guests wait for.
+    fn is_drained(&self, engine: &Engine) -> bool {
+        let through = engine.durable_watermark(self.index) >= Some(self.drained_from);
+        let status = engine.status(self.index).filter(|it| it.drained);
+        status.is_some_and(|it| !it.dirty || through && it.parked_blocks == 0)
+    }
 }
 
 struct Daemon {
@@ -741,6 +754,7 @@ impl Daemon {
             if name.is_none_or(|name| name == its) {
                 self.watch_drain(at);
                 self.server.shard.drain(index);
+                self.volumes[at].drained_from = self.server.shard.engine().placed(index);
                 self.server.shard.record(index, |volume| volume.drained = true)?;
             }
         }

@@ -62,6 +62,11 @@ pub const ROWS: &[Row] = &[
     row("volumes", Info, "Words about the volume."),
     row("volumes.size_bytes", Gauge, "Bytes of the volume."),
     row("volumes.drained", Gauge, "Whether the volume is kept clean."),
+    row(
+        "volumes.drained_through",
+        Gauge,
+        "Whether it is kept clean, and all that was written before is on the backing device.",
+    ),
     row("volumes.dirty", Gauge, "Whether anything is not on the backing device."),
     row("volumes.dirty_bytes", Gauge, "Bytes not on the backing device, superseded ones included."),
     row(

@@ -34,6 +34,32 @@ impl Shard {
         Ok(true)
     }
 
+    /// Nobody asks for anything any more: what is dirty of volumes that are kept clean, which is what guests were waiting for, goes
+    /// to their backing devices as far as they take it within `limit`.
+    pub fn settle_drained(&mut self, limit: Duration) -> Result<(), OpenError> {
+        let begun = Instant::now();
+        let mut foreign = Vec::new();
+        while self.has_unsettled() && begun.elapsed() < limit {
+            foreign.clear();
+            self.free_tags.extend(self.answers.drain(..).map(|(tag, _)| tag));
+            let wait = Some(Duration::from_millis(100));
+            self.turn(wait, &mut foreign).map_err(system("wait for the devices"))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a volume that is kept clean has something dirty that its backing device has not refused.
+    fn has_unsettled(&self) -> bool {
+        let is_unsettled = |index| {
+            let status = self.engine.status(VolumeIndex(index as u8));
+            status.is_some_and(|it| {
+                let refuses = it.parked_blocks > 0 || it.frozen || it.backing_failing;
+                it.drained && it.serving && it.dirty && !refuses
+            })
+        };
+        self.engine.health() != CacheHealth::Failed && (0..VOLUME_COUNT_MAX).any(is_unsettled)
+    }
+
     /// The next program goes on with the guests of this one, whether it is handed the cache or not: they are not to forget what
     /// failed (A3 in `op/around.rs`).
     pub fn keep_flush_failures(&mut self) {

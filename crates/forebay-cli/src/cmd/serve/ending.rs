@@ -19,14 +19,14 @@ pub(super) const FRONT_ENDS: Duration = Duration::from_secs(5);
 /// How long everything may take to become durable, at least: however short devices are waited for (`--stop-timeout`).
 pub(in crate::cmd) const DURABLE: Duration = Duration::from_secs(60);
 
-/// What is written in the end, and what nobody has counted.
+/// What is written in the end, and what nobody has counted; and how long a drained volume has for what its guests were waiting for.
 const REST: Duration = Duration::from_secs(30);
 
 /// What the service manager is told of a stop: that it has begun, and how long it may last. It kills what takes longer than its own
 /// `TimeoutStopSec`, which knows nothing of `limit` (`--stop-timeout`).
 pub(super) fn stopping(limit: Duration) -> String {
     let release = limit.saturating_add(GIVE_UP_MAX);
-    let close = limit.max(DURABLE).saturating_add(FRONT_ENDS + REST);
+    let close = limit.max(DURABLE).saturating_add(FRONT_ENDS + REST + REST);
     format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", release.saturating_add(close).as_micros())
 }
 
@@ -56,7 +56,8 @@ impl Daemon {
         let (is_passed, is_bare) = (self.is_passed(), self.cache_path.is_none());
         let Daemon { server, volumes, .. } = self;
         // As above.
-        let (_unfinished, shard) = server.stop(FRONT_ENDS)?;
+        let (_unfinished, mut shard) = server.stop(FRONT_ENDS)?;
+        shard.settle_drained(REST)?;
         let Closed { undurable, left } = close_shard(shard, &volumes, &cache, notes, limit)?;
         match undurable {
             _ if health == CacheHealth::Failed => bail!(

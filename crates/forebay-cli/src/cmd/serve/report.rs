@@ -180,7 +180,7 @@ impl Daemon {
                 volumes.iter().filter(|it| of(it)).map(|it| it.name.as_str()).collect();
             names.join(", ")
         };
-        let drained = names(|volume| volume.drained && volume.dirty);
+        let drained = names(|volume| volume.drained && volume.is_left());
         let written = names(|volume| !volume.drained && volume.writeback != "idle");
         let mut text = self.activity.to_owned();
         for (what, names) in [("drains", drained), ("writes back", written)] {
@@ -302,6 +302,7 @@ fn volume_status(
         reserved_bytes: segment_bytes * u64::from(now.reserved_segments),
         held_bytes: segment_bytes * u64::from(now.segments),
         drained: now.drained,
+        drained_through: served.is_some_and(|served| served.is_drained(shard.engine())),
         cache_left_out: now.stale == Stale::Passing,
         dirty_bytes,
         dirty: now.dirty,

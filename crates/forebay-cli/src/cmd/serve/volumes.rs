@@ -492,7 +492,9 @@ impl Daemon {
         let rates = Rates::default();
         let backing = std::path::absolute(path)?;
         let uuid = uuid_text(&recorded.uuid);
-        self.volumes.push(Served { index, name: recorded.name, uuid, backing, stats, rates });
+        let drained_from = self.server.shard.engine().placed(index);
+        let name = recorded.name;
+        self.volumes.push(Served { index, name, uuid, backing, stats, rates, drained_from });
         let others = self.disk_mates(index);
         if !others.is_empty() {
             info!(

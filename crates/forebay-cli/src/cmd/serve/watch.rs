@@ -227,7 +227,7 @@ impl Daemon {
         }
         // It may have been given a mode meanwhile.
         seen.is_draining &= status.drained;
-        if seen.is_draining && !status.dirty {
+        if seen.is_draining && self.volumes[at].is_drained(self.server.shard.engine()) {
             seen.is_draining = false;
             match status.lost_blocks_now {
                 0 => info!(
