@@ -49,7 +49,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 const COMMAND_COUNT_MAX: usize = 256;
 /// A buffer of input.
 pub(super) const INPUT_BYTES: usize = (1 << 20) + (192 << 10);
-/// A write above [`REQUEST_BYTES_MAX`] goes to the engine in pieces of this size, and so does what is read again.
+/// A write above [`REQUEST_BYTES_MAX`] goes to the engine in pieces of this size at most, and so does what is read again.
 const PIECE_BYTES: u64 = 256 << 10;
 const _: () = assert!(INPUT_BYTES > INPUT_BYTES_MAX);
 
@@ -94,6 +94,14 @@ impl UnderWay {
     fn is_long_write(&self) -> bool {
         matches!(self.command.kind, Kind::Write { .. })
             && u64::from(self.command.length) > REQUEST_BYTES_MAX
+    }
+
+    /// Of a long write, the bytes that are not handed to the engine, and those of them that are the next piece. It ends with a block: two pieces that
+    /// share one would wait for each other, and each have its old content read.
+    fn next_piece(&self) -> (u64, u64) {
+        let left = u64::from(self.command.length) - self.submitted;
+        let at = self.command.offset + self.submitted;
+        (left, left.min(PIECE_BYTES - at % BLOCK_BYTES))
     }
 
     /// What is to be cached goes piece by piece through the memory of one.
@@ -446,8 +454,8 @@ impl Connection {
             return;
         }
         let state = self.under_way[slot].as_mut().expect("under way");
-        let left = u64::from(state.command.length) - state.submitted;
-        if !self.is_broken && self.input.available() as u64 >= left.min(PIECE_BYTES) {
+        let (_, bytes) = state.next_piece();
+        if !self.is_broken && self.input.available() as u64 >= bytes {
             return;
         }
         self.streaming = None;
@@ -712,8 +720,7 @@ impl Connection {
     fn take_piece(&mut self, shard: &mut Shard) -> bool {
         let slot = self.streaming.expect("looked");
         let state = self.under_way[slot].as_ref().expect("under way");
-        let left = u64::from(state.command.length) - state.submitted;
-        let bytes = left.min(PIECE_BYTES);
+        let (left, bytes) = state.next_piece();
         if (self.input.available() as u64) < bytes || !self.submit_piece(slot, shard) {
             return false;
         }
@@ -764,7 +771,7 @@ impl Connection {
                 (Op::Fetch, length, state.memory.map(|(_, memory)| memory))
             }
             Kind::Write { fua } => {
-                let length = if state.is_long_write() { rest.min(PIECE_BYTES) } else { rest };
+                let length = if state.is_long_write() { state.next_piece().1 } else { rest };
                 // A short one's is known; of a long one the next piece is at the front.
                 let payload = state.payload.unwrap_or_else(|| self.input.payload(length as usize));
                 buffer = payload.buffer;

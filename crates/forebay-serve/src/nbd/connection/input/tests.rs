@@ -4,93 +4,36 @@
 use super::*;
 use crate::nbd::connection::carry::tests::{LIMIT, Program, SIZE, begun_on, fresh, many_upgrades};
 use crate::nbd::wire::{SimpleReplyHeader, command};
-use crate::shards::{empty, serve};
-use forebay::io::{
-    Completion, Device, Layer, MemoryDevice, Operation, Reactor, ReactorKind, Throttle,
-    ThrottleDevice, ThrottleLimits,
-};
+use crate::shards::{Gate, empty, serve};
+use forebay::io::{Device, MemoryDevice, ReactorKind, Throttle, ThrottleDevice, ThrottleLimits};
 use forebay::shard::Shard;
 use forebay_core::format::superblock::Mode;
 use forebay_core::units::VolumeIndex;
 use forebay_testing::Random;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
-/// While it is shut, writes wait.
-#[derive(Clone, Default)]
-struct Gate {
-    is_open: Arc<AtomicBool>,
-    /// Bytes that do.
-    waiting: Arc<AtomicU64>,
-}
-
-impl Gate {
-    fn waiting(&self) -> u64 {
-        self.waiting.load(Ordering::Relaxed)
-    }
-
-    fn open(&self, is_open: bool) {
-        self.is_open.store(is_open, Ordering::Relaxed);
-    }
-}
-
-struct Gated {
-    below: MemoryDevice,
-    gate: Gate,
-    held: Vec<(Operation, u64)>,
-}
-
-impl Layer for Gated {
-    fn below(&self) -> &dyn Device {
-        &self.below
-    }
-
-    fn below_mut(&mut self) -> &mut dyn Device {
-        &mut self.below
-    }
-
-    fn pass(&mut self, reactor: &mut Reactor, operation: Operation, token: u64, now: Instant) {
-        if let Operation::Write { span, .. } = operation {
-            self.gate.waiting.fetch_add(span.len() as u64, Ordering::Relaxed);
-            self.held.push((operation, token));
-        } else {
-            self.below.submit(reactor, operation, token, now);
-        }
-    }
-
-    fn due(&self) -> Option<Instant> {
-        let is_due = self.gate.is_open.load(Ordering::Relaxed) && !self.held.is_empty();
-        is_due.then(Instant::now)
-    }
-
-    /// The payload is read now, and not before.
-    fn turn(&mut self, reactor: &mut Reactor, now: Instant, _: &mut Vec<Completion>) {
-        if self.gate.is_open.load(Ordering::Relaxed) {
-            self.gate.waiting.store(0, Ordering::Relaxed);
-            for (operation, token) in self.held.drain(..) {
-                self.below.submit(reactor, operation, token, now);
-            }
-        }
-    }
-}
-
 /// A volume whose writes are answered when its device has them.
 fn around(reactor: ReactorKind, backing: Box<dyn Device>) -> (Shard, VolumeIndex) {
+    of(Mode::WriteAround, reactor, backing)
+}
+
+fn of(mode: Mode, reactor: ReactorKind, backing: Box<dyn Device>) -> (Shard, VolumeIndex) {
     let mut shard = empty(reactor);
-    let index = serve(&mut shard, Mode::WriteAround, backing);
+    let index = serve(&mut shard, mode, backing);
     (shard, index)
 }
 
 fn gated(reactor: ReactorKind, count: usize) -> (Gate, Program, Vec<UnixStream>) {
+    gated_of(Mode::WriteAround, reactor, count)
+}
+
+fn gated_of(mode: Mode, reactor: ReactorKind, count: usize) -> (Gate, Program, Vec<UnixStream>) {
     let gate = Gate::default();
-    let below = MemoryDevice::new(SIZE, 512).unwrap();
-    let device = Gated { below, gate: gate.clone(), held: Vec::new() };
-    let (program, streams) = begun_on(around(reactor, Box::new(device)), &fresh(), count);
+    let (program, streams) = begun_on(of(mode, reactor, gate.device(SIZE)), &fresh(), count);
     (gate, program, streams)
 }
 
@@ -197,6 +140,73 @@ fn more_is_under_way_than_a_connection_has_input() {
             }
             let written = &content[..(each * count) as usize];
             is_there(&mut program, &mut streams[0], 0, written);
+        }
+    }
+}
+
+/// Its pieces ended within blocks, so each waited until the one before it was done: 256 KiB were under way.
+#[test]
+fn a_long_write_that_begins_within_a_block_is_all_under_way() {
+    let content = content();
+    for reactor in [ReactorKind::Auto, ReactorKind::Threads] {
+        for (from, each) in [(512, 16 * MIB), (3584, 9 * MIB + 512), (1024, 8 * MIB + 3072)] {
+            let (gate, mut program, mut streams) = gated(reactor, 1);
+            let all = writes(&content, from, each, 1);
+            let mut rest = &all[..];
+            say_all(&mut program, &mut streams[0], &mut rest, each - 8 * MIB);
+            let waiting = gate.waiting();
+            assert!(waiting >= 8 * MIB, "{each} at {from}: {waiting} bytes are under way");
+            gate.open(true);
+            hear_answers(&mut program, &mut streams[0], &mut rest, 1);
+            let written = from as usize..(from + each) as usize;
+            is_there(&mut program, &mut streams[0], from, &content[written]);
+        }
+    }
+}
+
+/// Writes of two clients meet within blocks, and one of the clients ends within his: of a long write the pieces that came whole are there, in whole
+/// blocks; of a short one nothing is. What the other wrote beside them stays.
+#[test]
+fn who_ends_within_writes_that_share_blocks_with_others_leaves_whole_pieces() {
+    const FROM: u64 = 20 * MIB + 512;
+    const LENGTH: u64 = 5 * MIB + 1024;
+    const SHORT: u64 = 40 * MIB + 512;
+    let content = content();
+    for (mode, reactor) in [
+        (Mode::WriteAround, ReactorKind::Auto),
+        (Mode::WriteThrough, ReactorKind::Auto),
+        (Mode::WriteBack, ReactorKind::Auto),
+        (Mode::WriteBack, ReactorKind::Threads),
+    ] {
+        let (gate, mut program, mut streams) = gated_of(mode, reactor, 3);
+        let (mut stays, mut ends) = (streams.remove(0), streams);
+        let beside = [(FROM - 2 * MIB - 512, 2 * MIB + 512), (FROM + LENGTH, 3 * MIB - 512)];
+        let mut cut = [writes(&content, FROM, LENGTH, 1), writes(&content, SHORT, MIB, 1)];
+        for (stream, bytes) in std::iter::zip(&mut ends, &mut cut) {
+            bytes.truncate(bytes.len() - 100);
+            say_all(&mut program, stream, &mut &bytes[..], 0);
+        }
+        let all = beside.map(|(from, each)| writes(&content, from, each, 1));
+        for bytes in &all {
+            say_all(&mut program, &mut stays, &mut &bytes[..], 0);
+        }
+        drop(ends);
+        (0..50).for_each(|_| program.turn());
+        gate.open(true);
+        hear(&mut program, &mut stays, &mut &[][..], 2 * SimpleReplyHeader::BYTES as u64);
+        // The last piece begins with a block.
+        let end = (FROM + LENGTH - 100) / BLOCK_BYTES * BLOCK_BYTES;
+        let mut wanted = vec![0; SIZE as usize];
+        let pieces = (FROM + LENGTH - FROM / BLOCK_BYTES * BLOCK_BYTES - 1) / (256 << 10);
+        let came = FROM / BLOCK_BYTES * BLOCK_BYTES + pieces * (256 << 10);
+        assert!(came <= end && came > FROM + 4 * MIB);
+        for (from, length) in beside.into_iter().chain([(FROM, came - FROM)]) {
+            let range = from as usize..(from + length) as usize;
+            wanted[range.clone()].copy_from_slice(&content[range]);
+        }
+        for (from, length) in [(FROM - 3 * MIB, LENGTH + 8 * MIB), (SHORT - 512, MIB + 4096)] {
+            let wanted = &wanted[from as usize..(from + length) as usize];
+            is_there(&mut program, &mut stays, from, wanted);
         }
     }
 }
