@@ -66,6 +66,12 @@ impl Channel {
         Ok(Channel(descriptor))
     }
 
+    /// One to whom anybody is the kernel.
+    #[cfg(test)]
+    pub(super) fn of(descriptor: OwnedFd) -> Channel {
+        Channel(descriptor)
+    }
+
     /// The same, for another process.
     pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
         self.0.try_clone()

@@ -15,9 +15,9 @@
 //! - **C2** Slots and memory taken come back with the answer, once.
 //! - **C3** Each request is answered once, but for those that want no answer. Those that are never
 //!   taken are failed by the kernel when the connection is dropped, or come to the next process.
-//! - **C4** What requests are read to is in memory from the start. The kernel does not wait for a page of
+//! - **C4** What requests are read to is in memory before. The kernel does not wait for a page of
 //!   a process that is being killed: it would fail the request in the middle of being read.
-//! - **C5** All front ends of a loop share that memory, so volumes that come and go take no more of it. Who has no request to
+//! - **C5** All front ends of a loop share memory, so volumes that come and go take no more of it. Who has no request to
 //!   read has none of it but for what waits for its answer.
 //! - **C6** Each mount has its share of that memory (M1 and M4 of `nbd/pool.rs`), so requests that a device does not answer keep nobody
 //!   from reading his of another mount. One who has none may read to what is kept back, and leaves that as soon as there is room
@@ -28,6 +28,7 @@ use super::files::{Ask, Back, Files, Verdict};
 use super::wire::{self, HEAD_BYTES_MAX, Malformed, WRITE_HEAD_BYTES};
 use crate::ear::Ear;
 use crate::frontend::{FrontEnd, Place};
+use crate::nbd::beside::Memory;
 use crate::nbd::pool::{Kept, Pool, Run, Shared, shared_by_loop};
 use forebay::io::{Bell, ReactorOp, Span, user_data};
 use forebay::shard::{Answer, Shard};
@@ -46,7 +47,8 @@ const RECEIVE_COUNT_MAX: usize = 8;
 const BLOCK: usize = BLOCK_BYTES as usize;
 /// Of a request's memory: a block that ends with its head, so that payload begins with a block.
 const REQUEST_BLOCKS: usize = 1 + TRANSFER_BYTES_MAX as usize / BLOCK;
-/// Bytes for the payload of all; as much of it as one request takes is kept for who has none. One mount alone has two thirds.
+/// Bytes for the payload of all; as much of it as one request takes is kept for who has none. One mount alone has two thirds, and where that is not
+/// enough for a slow device it has what NBD clients leave besides (`nbd/beside.rs`).
 const POOL_BYTES: usize = 4 << 20;
 /// Reactor operations.
 const BELL: u64 = 0;
@@ -81,8 +83,8 @@ pub struct FuseFrontEnd {
     /// `None`: it was unmounted.
     channel: Option<Channel>,
     files: Files,
-    pool: Shared<Pool>,
-    /// In the pool: the first of its volumes (C6).
+    memory: Memory,
+    /// In it: the first of its volumes (C6).
     owner: u32,
     /// Where the next request is read to.
     room: Option<(Run, Span)>,
@@ -112,7 +114,7 @@ impl FuseFrontEnd {
             channel: Some(channel),
             owner: files.first_volume().0.into(),
             files,
-            pool: shared_pool()?,
+            memory: Memory::new(shared_pool()?),
             room: None,
             held: None,
             under_way,
@@ -157,10 +159,13 @@ impl FuseFrontEnd {
     }
 
     /// Looks for a request; `None`: there is no memory for one now.
-    fn receive(&mut self) -> Option<Received> {
+    fn receive(&mut self, shard: &Shard) -> Option<Received> {
         let Some(channel) = &self.channel else { return Some(Received::Over) };
         if self.room.is_none() {
-            self.room = self.pool.borrow_mut().take_share(self.owner, REQUEST_BLOCKS);
+            let room = self.memory.take_share(self.owner, REQUEST_BLOCKS);
+            let is_beside = room.is_none() && !shard.has_answers();
+            let mut beside = || self.memory.take_present_beside(self.owner, REQUEST_BLOCKS); // C4
+            self.room = if is_beside { beside() } else { room };
         }
         let (_, span) = self.room?;
         let span = span.skip(BLOCK - WRITE_HEAD_BYTES);
@@ -203,17 +208,16 @@ impl FuseFrontEnd {
             _ => return None,
         };
         let (run, span) = self.room.take().expect("it was read to there");
-        let (bytes, mut pool) =
-            (if from > 0 { length } else { blocks * BLOCK }, self.pool.borrow_mut());
-        let kept = (pool.cut(run, blocks), span.part(from, bytes));
+        let bytes = if from > 0 { length } else { blocks * BLOCK };
+        let kept = (self.memory.cut(self.owner, run, blocks), span.part(from, bytes));
         // C6
-        let moved = pool.take_instead(kept.0);
+        let moved = self.memory.take_instead(kept.0);
         let Some((run, span)) = moved else { return Some(kept) };
         let span = span.part(from, bytes);
         if from > 0 {
             span.copy_from(kept.1);
         }
-        pool.give(kept.0);
+        self.memory.give(self.owner, kept.0);
         Some((run, span))
     }
 
@@ -224,7 +228,7 @@ impl FuseFrontEnd {
             if !self.submit_held(shard) {
                 return;
             }
-            match self.receive() {
+            match self.receive(shard) {
                 Some(Received::Request(_)) => {}
                 Some(Received::Nothing) if shard.has_answers() => return,
                 Some(Received::Nothing) if has_yielded => break,
@@ -248,7 +252,7 @@ impl FuseFrontEnd {
 
     fn release(&mut self, pending: &Pending) {
         if let Some((run, _)) = pending.memory {
-            self.pool.borrow_mut().give(run);
+            self.memory.give(self.owner, run);
         }
     }
 }
@@ -299,7 +303,7 @@ impl FrontEnd for FuseFrontEnd {
         self.take_requests(shard);
         // C5
         if let Some((run, _)) = self.room.take() {
-            self.pool.borrow_mut().give(run);
+            self.memory.give(self.owner, run);
         }
     }
 
@@ -337,18 +341,5 @@ fn errno(error: RequestError) -> Errno {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn front_ends_of_one_loop_have_the_same_memory_one_beside_and_after_the_other() {
-        let (first, second) = (shared_pool().unwrap(), shared_pool().unwrap());
-        assert!(std::rc::Rc::ptr_eq(&first, &second));
-        let (run, _) = first.borrow_mut().take_share(0, REQUEST_BLOCKS).unwrap();
-        let pool = std::rc::Rc::as_ptr(&first);
-        drop(first);
-        second.borrow_mut().give(run);
-        drop(second);
-        assert_eq!(std::rc::Rc::as_ptr(&shared_pool().unwrap()), pool);
-    }
-}
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -14,7 +14,7 @@
 //! - **K4** A file's number in the kernel is made of its volume's uuid, so that what the kernel has
 //!   open means the same to the next process. A loop device is taken over by that number, and not by
 //!   a name.
-//! - **K3** What is not answered is bounded: `PLACE_COUNT` requests and `POOL_BYTES`.
+//! - **K3** What is not answered is bounded: `PLACE_COUNT` requests, and `POOL_BYTES` with what NBD clients leave of theirs (`nbd/beside.rs`).
 //!
 //! # Crash
 //!

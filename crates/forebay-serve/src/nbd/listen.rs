@@ -9,7 +9,7 @@
 use super::carried::Carried;
 use super::connection::{Connection, Names, RECEIVE, Room, SEND};
 use super::export::{Export, Features, LogicalBlock};
-use super::pool::Pool;
+use super::pool::{Pool, Shared};
 use super::reply::STATUS_REPLY_BYTES_MAX;
 use crate::carried::{CarriedError, Handed};
 use crate::frontend::{FrontEnd, Place};
@@ -31,7 +31,8 @@ use std::time::Duration;
 pub const CONNECTION_COUNT_MAX: usize = 68;
 /// How long one may agree on nothing while others want its place.
 pub const AGREE_MAX: Duration = Duration::from_secs(10);
-/// Bytes for what is read, and for writes that wait, over all connections; the longest read is 32 MiB and a block.
+/// Bytes for what is read, and for writes that wait, over all connections, and for block devices what those leave (`beside.rs`); the longest read is
+/// 32 MiB and a block.
 pub(super) const POOL_BYTES: usize = 34 << 20;
 const _: () = assert!(POOL_BYTES >= super::wire::TRANSFER_BYTES_MAX as usize + 4096);
 const ACCEPT: u64 = 0;
@@ -92,7 +93,7 @@ pub struct NbdFrontEnd {
     counted: Vec<Option<VolumeIndex>>,
     /// Of connections that are gone.
     rooms: Vec<Room>,
-    pool: Pool,
+    pool: Shared<Pool>,
     counts: Counts,
     /// Who came when all places were taken, and for each of whom another goes.
     coming: VecDeque<OwnedFd>,
@@ -111,7 +112,9 @@ impl NbdFrontEnd {
     pub fn new(listeners: Vec<Listener>, exports: Exports) -> io::Result<NbdFrontEnd> {
         let mut connections = Vec::new();
         connections.resize_with(CONNECTION_COUNT_MAX, || None);
-        let pool = Pool::shared(POOL_BYTES, CONNECTION_COUNT_MAX)?;
+        let pool = Rc::new(RefCell::new(Pool::shared(POOL_BYTES, CONNECTION_COUNT_MAX)?));
+        #[cfg(any(feature = "fuse", feature = "ublk"))]
+        super::beside::lend(&pool);
         let place = Place(0);
         let counts = Rc::new(std::array::from_fn(|_| Cell::new(0)));
         let is_stopping = false;
@@ -196,7 +199,7 @@ impl NbdFrontEnd {
         let Some(oldest) = silent.min_by_key(|it| it.agreeing_since().map(|since| since.0)) else {
             return false;
         };
-        oldest.broken(shard, &mut self.pool);
+        oldest.broken(shard, &mut self.pool.borrow_mut());
         self.silent_count.set(self.silent_count.get() + 1);
         true
     }
@@ -207,13 +210,13 @@ impl NbdFrontEnd {
                 let text = "an NBD connection is closed: what it had yet to receive cannot be read any more";
                 self.passage.tell(format!("{name}: {text}"));
             }
-            self.rooms.push(gone.into_room(&mut self.pool));
+            self.rooms.push(gone.into_room(&mut self.pool.borrow_mut()));
         }
     }
 
     fn turn_one(&mut self, at: usize, shard: &mut Shard) {
         if let Some(connection) = &mut self.connections[at] {
-            connection.turn(&self.exports.borrow(), shard, &mut self.pool);
+            connection.turn(&self.exports.borrow(), shard, &mut self.pool.borrow_mut());
             self.sweep(at);
         }
     }
@@ -226,18 +229,19 @@ impl NbdFrontEnd {
     /// `connection/aside.rs`). The loop turns often enough for that if it waits for half a second at most.
     fn make_way(&mut self, waiting: usize, shard: &mut Shard) {
         if waiting == 0 {
-            self.pool.put_first(None);
+            self.pool.borrow_mut().put_first(None);
             return;
         }
-        let (now, pool) = (shard.now(), &self.pool);
+        let (now, pool) = (shard.now(), self.pool.borrow());
         let connections = self.connections.iter().enumerate();
         let overdue =
-            connections.filter_map(|(at, it)| Some((it.as_ref()?.overdue_since(now, pool)?, at)));
+            connections.filter_map(|(at, it)| Some((it.as_ref()?.overdue_since(now, &pool)?, at)));
         let first = overdue.min().map(|(_, at)| at as u32);
-        let mut may_go_on = self.pool.put_first(first);
+        drop(pool);
+        let mut may_go_on = self.pool.borrow_mut().put_first(first);
         for connection in self.connections.iter_mut().flatten() {
             if waiting > usize::from(connection.is_waiting()) {
-                may_go_on |= connection.give_way(now, shard, &mut self.pool);
+                may_go_on |= connection.give_way(now, shard, &mut self.pool.borrow_mut());
             }
         }
         for at in 0..self.connections.len() {
@@ -308,7 +312,7 @@ impl NbdFrontEnd {
         let Some(lasting) = self.passage.lasting(volume) else {
             return self.passage.tell("an NBD connection is closed: its volume goes".into());
         };
-        let (socket, carried) = connection.into_carried(lasting, &mut self.pool);
+        let (socket, carried) = connection.into_carried(lasting, &mut self.pool.borrow_mut());
         if let Err(error) = self.passage.add(vec![socket], &carried) {
             let name = &carried.export_name;
             self.passage.tell(format!("{name}: an NBD connection is closed: {error}"));
@@ -343,8 +347,8 @@ impl FrontEnd for NbdFrontEnd {
         let Some(Some(connection)) = self.connections.get_mut(at) else { return };
         let exports = self.exports.borrow();
         match what {
-            RECEIVE => connection.received(result, &exports, shard, &mut self.pool),
-            SEND => connection.sent(result, shard, &mut self.pool),
+            RECEIVE => connection.received(result, &exports, shard, &mut self.pool.borrow_mut()),
+            SEND => connection.sent(result, shard, &mut self.pool.borrow_mut()),
             _ => {}
         }
         drop(exports);
@@ -354,7 +358,7 @@ impl FrontEnd for NbdFrontEnd {
     fn answer(&mut self, shard: &mut Shard, answer: Answer) {
         let (at, number) = ((answer.cookie >> 16) as usize, (answer.cookie & 0xFFFF) as usize);
         let Some(Some(connection)) = self.connections.get_mut(at) else { return };
-        connection.answered(number, answer.result, shard, &mut self.pool);
+        connection.answered(number, answer.result, shard, &mut self.pool.borrow_mut());
     }
 
     fn turn(&mut self, shard: &mut Shard) {
@@ -392,7 +396,7 @@ impl FrontEnd for NbdFrontEnd {
                 Some(connection) if self.passage.is_leaving() => {
                     let is_agreed = connection.volume().is_some() || connection.is_ending();
                     handshakes += usize::from(!is_agreed);
-                    connection.rest(shard, &mut self.pool);
+                    connection.rest(shard, &mut self.pool.borrow_mut());
                 }
                 Some(connection) => connection.close(shard),
                 None => {}

@@ -22,6 +22,8 @@
 //! [`connection`], which are no part of the codec; [`device`] is for the kernel as the client. TLS: nowhere;
 //! `NBD_OPT_STARTTLS` is answered as unsupported.
 
+#[cfg(any(feature = "fuse", feature = "ublk"))]
+pub(crate) mod beside;
 pub mod carried;
 pub mod client;
 pub mod connection;

@@ -42,6 +42,19 @@ pub(crate) struct Run {
     owner: u32,
 }
 
+#[cfg(any(feature = "fuse", feature = "ublk"))]
+impl Run {
+    /// It was taken beside requests (M5).
+    pub(crate) fn is_extra(self) -> bool {
+        self.owner == EXTRA
+    }
+
+    /// How many blocks it has.
+    pub(crate) fn count(self) -> usize {
+        self.count
+    }
+}
+
 /// An arena and which of its blocks are given out.
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -61,6 +74,9 @@ pub(crate) struct Pool {
     is_short: bool,
     /// For what is put together before it is sent, by one owner at a time.
     bytes: Vec<u8>,
+    /// Blocks whose pages are known to be there.
+    #[cfg(feature = "fuse")]
+    present: Vec<bool>,
 }
 
 impl Pool {
@@ -120,6 +136,16 @@ impl Pool {
         Some((Run { owner: EXTRA, ..run }, span))
     }
 
+    /// The pages of a run, which nobody else has, are there from now on.
+    #[cfg(feature = "fuse")]
+    pub(crate) fn make_present(&mut self, run: Run) {
+        for at in run.first..run.first + run.count {
+            if !std::mem::replace(&mut self.present[at], true) {
+                self.arena.span(at * BLOCK, BLOCK).copy_in(&[0]);
+            }
+        }
+    }
+
     /// Of a run in what is kept back: as long a one elsewhere for its owner, if there is room (M4).
     #[cfg(any(test, feature = "fuse"))]
     pub(crate) fn take_instead(&mut self, run: Run) -> Option<(Run, Span)> {
@@ -173,6 +199,8 @@ impl Pool {
         Pool {
             arena,
             free_count: taken.len(),
+            #[cfg(feature = "fuse")]
+            present: vec![false; taken.len()],
             taken,
             next: 0,
             held: Vec::new(),

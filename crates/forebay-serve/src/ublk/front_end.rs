@@ -14,7 +14,8 @@
 //! - **C3** After [`FrontEnd::stop`] nothing is asked any more; what was not asked is never committed
 //!   (U1).
 //! - **C4** Nothing is allocated after the start.
-//! - **C5** All front ends of a loop share the memory for bytes, so volumes that come and go take no more of it.
+//! - **C5** All front ends of a loop share the memory for bytes, so volumes that come and go take no more of it. Where a device is slow they have of
+//!   that of NBD clients besides (`nbd/beside.rs`).
 //! - **C6** It is over when each device is let go of, nobody makes or ends devices of it any more, and it hears no bell.
 
 use super::queue::Queue;
@@ -23,6 +24,7 @@ use super::wire;
 use super::{KEPT_BLOCKS, POOL_BYTES, QUEUE_DEPTH};
 use crate::ear::Ear;
 use crate::frontend::{FrontEnd, Place};
+use crate::nbd::beside::Memory;
 use crate::nbd::pool::{Kept, Pool, Run, Shared, shared_by_loop};
 use forebay::elsewhere::Bytes;
 use forebay::io::{Bell, ReactorOp, Registered, Span, user_data};
@@ -89,7 +91,7 @@ pub struct UblkFrontEnd {
     devices: Vec<Option<Device>>,
     /// Of which device a request is asked next.
     next: usize,
-    pool: Shared<Pool>,
+    memory: Memory,
     is_closing: bool,
 }
 
@@ -108,7 +110,7 @@ impl UblkFrontEnd {
             ear: Ear::new(bell),
             devices: devices.into_iter().map(Some).collect(),
             next: 0,
-            pool: shared_pool()?,
+            memory: Memory::new(shared_pool()?),
             is_closing: false,
         })
     }
@@ -153,9 +155,9 @@ impl UblkFrontEnd {
         }
     }
 
-    fn free_memory(&self, pending: &Pending) {
+    fn free_memory(&mut self, volume: VolumeIndex, pending: &Pending) {
         if let Some((Some(run), _)) = pending.memory {
-            self.pool.borrow_mut().give(run);
+            self.memory.give(volume.0.into(), run);
         }
     }
 
@@ -198,10 +200,12 @@ impl UblkFrontEnd {
                 None => {
                     let (owner, blocks) =
                         (u32::from(device.volume.0), bytes / BLOCK_BYTES as usize);
-                    match self.pool.borrow_mut().take_share(owner, blocks) {
-                        Some((run, span)) => (Some(run), span),
-                        None => return false,
-                    }
+                    let taken = match self.memory.take_share(owner, blocks) {
+                        None if !shard.has_answers() => self.memory.take_beside(owner, blocks),
+                        taken => taken,
+                    };
+                    let Some((run, span)) = taken else { return false };
+                    (Some(run), span)
                 }
             };
             pending.memory = Some(memory);
@@ -259,7 +263,8 @@ impl FrontEnd for UblkFrontEnd {
             }
             (Ok(()), ..) => pending.ask.done(),
         };
-        self.free_memory(&pending);
+        let volume = device.volume;
+        self.free_memory(volume, &pending);
         self.commit(at, tag, result, shard);
         self.advance(shard);
     }

@@ -17,7 +17,7 @@
 //!   kernel to the next process that serves the device.
 //! - **U2** Whose a device is, is kept by the kernel with the device: it has a mark made of its
 //!   volume's uuid. A device with the mark is taken over, and no other.
-//! - **U3** Memory is bounded: `QUEUE_DEPTH` requests a device, and `POOL_BYTES` for the bytes of all; or, where the kernel
+//! - **U3** Memory is bounded: `QUEUE_DEPTH` requests a device, and `POOL_BYTES` for the bytes of all, with what NBD clients leave of theirs (`nbd/beside.rs`); or, where the kernel
 //!   copies, `BUFFER_BYTES_MAX` and a block for each request.
 //! - **U4** K1 ([`crate::attach`]), and the process keeps none of these block devices open while it
 //!   serves: the kernel closes the files of a killed process one after the other, and would wait
@@ -52,7 +52,7 @@ const QUEUE_DEPTH: u16 = BUFFERS_EACH;
 /// Kept for the volumes that have nothing under way: the longest request.
 const KEPT_BLOCKS: usize = REQUEST_BLOCKS_MAX;
 /// Bytes for the payload of all requests under way, those included; more would not fit into the default `--memory`
-/// with the largest segments. One volume alone has two thirds of it, which keeps any device busy.
+/// with the largest segments. One volume alone has two thirds of it; where that does not keep a slow device busy it has what NBD clients leave besides.
 const POOL_BYTES: usize = 4 << 20;
 
 /// The longest request where each tag has a buffer.

@@ -2,6 +2,7 @@
 //! Devices whose driver's file is any file: what is asked of the engine, and in which order.
 
 use super::*;
+use crate::nbd::listen::NbdFrontEnd;
 use crate::server::Server;
 use crate::shards;
 use forebay::io::{MemoryDevice, ReactorKind, Throttle, ThrottleDevice, ThrottleLimits};
@@ -86,6 +87,46 @@ fn a_device_whose_volume_does_not_answer_holds_up_no_other() {
     assert_eq!((done[0], &asked(&front_end)[1..]), (0, &[0, 0][..]));
 }
 
+/// Two requests of 1 MiB were all that a device could have under way, half of what a disk needs. And what it has of NBD clients' memory keeps no other
+/// device from going on.
+#[test]
+fn more_is_under_way_at_a_slow_device_than_there_is_memory_of_ublk() {
+    let _clients = NbdFrontEnd::new(Vec::new(), Rc::default()).unwrap();
+    let mut shard = shards::empty(ReactorKind::Auto);
+    let silent = [0, 1].map(|_| serve(&mut shard, SILENT));
+    let other = serve(&mut shard, Duration::ZERO);
+    let devices = vec![
+        device("one", silent[0], 2048),
+        device("two", silent[1], 2048),
+        device("other", other, 2048),
+    ];
+    let mut front_end = UblkFrontEnd::new(devices, Arc::new(Bell::new().unwrap())).unwrap();
+    for at in [0, 1] {
+        for tag in 0..QUEUE_DEPTH {
+            front_end.fetched(at, tag, 0, &mut shard);
+        }
+        front_end.advance(&mut shard);
+    }
+    let [one, two, _] = asked(&front_end)[..] else { panic!("three devices") };
+    assert!(one >= 12 && two >= 4, "{one} and {two} MiB are asked");
+    let mut answers = Vec::new();
+    for tag in 0..QUEUE_DEPTH {
+        front_end.fetched(2, tag, 0, &mut shard);
+        front_end.advance(&mut shard);
+        forebay_testing::wait_for("it is answered", || {
+            shard.turn(Some(Duration::from_millis(10)), &mut Vec::new()).unwrap();
+            shard.take_answers(&mut answers);
+            !answers.is_empty()
+        });
+        for answer in answers.drain(..) {
+            let (_, number) = Place::of_cookie(answer.cookie);
+            assert_eq!(of_number(number), (2, tag));
+            front_end.given_back(number);
+        }
+    }
+    assert_eq!(asked(&front_end), [one, two, 0]);
+}
+
 /// It stayed with its bell for as long as the daemon lived. The driver gives each tag back, as any other file does that knows no such command.
 #[test]
 fn a_front_end_whose_devices_are_let_go_of_is_over_when_nobody_works_for_it() {
@@ -118,10 +159,10 @@ fn a_front_end_whose_devices_are_let_go_of_is_over_when_nobody_works_for_it() {
 fn front_ends_of_one_loop_have_the_same_memory_one_beside_and_after_the_other() {
     let front_end = || UblkFrontEnd::new(Vec::new(), Arc::new(Bell::new().unwrap())).unwrap();
     let (first, second) = (front_end(), front_end());
-    assert!(std::rc::Rc::ptr_eq(&first.pool, &second.pool));
-    let pool = std::rc::Rc::as_ptr(&first.pool);
+    assert!(std::rc::Rc::ptr_eq(first.memory.of_kind(), second.memory.of_kind()));
+    let pool = std::rc::Rc::as_ptr(first.memory.of_kind());
     drop((first, second));
-    assert_eq!(std::rc::Rc::as_ptr(&front_end().pool), pool);
+    assert_eq!(std::rc::Rc::as_ptr(front_end().memory.of_kind()), pool);
 }
 
 /// A driver that has the next request for each tag that it is given: a file that knows no command answers at once.
@@ -246,6 +287,7 @@ impl UblkFrontEnd {
         let device = self.devices[usize::from(at)].as_mut().unwrap();
         let pending = device.pending[usize::from(tag)].take().unwrap();
         device.asked -= 1;
-        self.free_memory(&pending);
+        let volume = device.volume;
+        self.free_memory(volume, &pending);
     }
 }
