@@ -20,7 +20,7 @@ use forebay_serve::vhost::wire::request;
 use forebay_testing::{Dir, PATIENCE, Random, wait_for};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -28,9 +28,9 @@ use std::time::{Duration, Instant};
 const SIZE: u64 = 16 << 20;
 const SILENT_SIZE: u64 = 64 << 20;
 
-/// While it is shut, a device does not answer.
+/// While it is shut, a device does not answer; and how many bytes of writes wait for it.
 #[derive(Clone, Default)]
-struct Gate(Arc<AtomicBool>);
+struct Gate(Arc<AtomicBool>, Arc<AtomicU64>);
 
 struct Silent {
     below: Box<dyn Device>,
@@ -48,6 +48,9 @@ impl Layer for Silent {
     }
 
     fn pass(&mut self, _: &mut Reactor, operation: Operation, token: u64, _: Instant) {
+        if let Operation::Write { span, .. } = operation {
+            self.gate.1.fetch_add(span.len() as u64, Ordering::Relaxed);
+        }
         self.held.push((operation, token));
     }
 
@@ -302,6 +305,32 @@ fn a_device_that_does_not_answer_holds_up_no_other_machine() {
     daemon.gate.0.store(false, Ordering::Relaxed);
     for _ in 0..ASKED {
         assert_eq!(answer(&mut waits, 0).status, 0);
+    }
+}
+
+/// One queue of one machine has as much under way as a disk needs.
+#[test]
+fn sixteen_mib_are_under_way_at_a_slow_device() {
+    const LONG: usize = 1 << 20;
+    const ASKED: u16 = 32;
+    let daemon = Daemon::start("vhost-slow", 512);
+    daemon.gate.0.store(true, Ordering::Relaxed);
+    let mut machine = Machine::new(1, 256).unwrap();
+    let _link = machine.connect(&daemon.silent_path, PATIENCE).unwrap();
+    let data = machine.slot_at(0, ASKED) + 4096;
+    let bytes = pattern(1, LONG);
+    machine.memory.write(data, &bytes).unwrap();
+    for slot in 0..ASKED {
+        // Two requests share no block.
+        let sector = u64::from(slot) * (LONG as u64 / 512 + 8) + 1;
+        machine.offer_at(0, slot, (kind::OUT, sector), (data, LONG), false);
+    }
+    machine.kick(0);
+    let waiting = || daemon.gate.1.load(Ordering::Relaxed);
+    wait_for("16 MiB are under way", || waiting() >= 16 << 20);
+    daemon.gate.0.store(false, Ordering::Relaxed);
+    for _ in 0..ASKED {
+        assert_eq!(answer(&mut machine, 0).status, 0);
     }
 }
 
