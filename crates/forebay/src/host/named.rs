@@ -14,12 +14,26 @@
 //! - **N3** An identity is looked for on disks, their partitions and what is made of them, not on loop, nbd and ublk devices, nor on what is
 //!   made of those: they may be volumes, which show what their backing devices have, or have lost the program that answers for them. That
 //!   may be the one that looks: it would wait for itself.
+//! - **N4** A device that does not answer is waited for once, for [`READ_MAX`], and passed over as long as it does not: a thread reads each,
+//!   and one that is stuck cannot be ended ([`silent`]).
 
 use super::machine::{Host, Node};
 use super::signature;
 use crate::io::{Device, FileDevice, FileOptions};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long a device may take to be read: a disk that stood still takes some ten seconds to turn.
+const READ_MAX: Duration = Duration::from_secs(30);
+/// More than reading takes.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Those that have not answered in time, by the kernel's names, and who waits for them.
+static SILENT: Mutex<Vec<(String, JoinHandle<()>)>> = Mutex::new(Vec::new());
 
 /// How somebody names a device or file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,9 +144,39 @@ fn carries(node: &Node, uuid: &str) -> bool {
     if node.attribute("size").is_none_or(|text| text == "0") || is_served(node) {
         return false; // N3
     }
-    let how = FileOptions { read_only: true, exclusive: false, ..FileOptions::default() };
-    let Ok(device) = FileDevice::open(&node.path(), &how) else { return false }; // N2
-    is_on(&device, uuid)
+    let (path, uuid) = (node.path(), uuid.to_owned());
+    within(&node.name, READ_MAX, move || {
+        let how = FileOptions { read_only: true, exclusive: false, ..FileOptions::default() };
+        FileDevice::open(&path, &how).is_ok_and(|device| is_on(&device, &uuid)) // N2
+    })
+}
+
+/// What is found on a device, if it answers (N4).
+fn within(name: &str, limit: Duration, read: impl FnOnce() -> bool + Send + 'static) -> bool {
+    if silent().iter().any(|silent| silent == name) {
+        return false;
+    }
+    let (sender, receiver) = channel();
+    let thread = std::thread::Builder::new().name("read".into()).stack_size(STACK_BYTES);
+    let thread = thread.spawn(move || {
+        // Where nobody waits any more nobody hears it.
+        let _ = sender.send(read());
+    });
+    let Ok(thread) = thread else { return false };
+    if let Ok(found) = receiver.recv_timeout(limit) {
+        let _ = thread.join();
+        return found;
+    }
+    SILENT.lock().unwrap_or_else(PoisonError::into_inner).push((name.to_owned(), thread));
+    false
+}
+
+/// Devices that were read for an identity and have not answered, by the kernel's names. A thread waits for each of them, and so would a
+/// program that this process executes.
+pub fn silent() -> Vec<String> {
+    let mut silent = SILENT.lock().unwrap_or_else(PoisonError::into_inner);
+    silent.retain(|(_, thread)| !thread.is_finished());
+    silent.iter().map(|(name, _)| name.clone()).collect()
 }
 
 fn is_on(device: &FileDevice, uuid: &str) -> bool {
@@ -203,6 +247,25 @@ mod tests {
         names.sort_unstable();
         assert_eq!(names, ["dm-0", "md0", "md0p1", "ublkb1"]);
         std::fs::remove_dir_all(root).unwrap();
+    }
+
+    /// All searches waited for it without end.
+    #[test]
+    fn a_device_that_does_not_answer_is_waited_for_once() {
+        let (answer, answers) = channel::<()>();
+        let read = move || answers.recv().is_ok();
+        assert!(!within("hangs", Duration::from_millis(10), read));
+        assert_eq!(silent(), ["hangs"]);
+        let long = Duration::from_secs(3600);
+        assert!(!within("hangs", long, || panic!("it is read again while it does not answer")));
+        assert!(within("other", long, || true));
+        answer.send(()).unwrap();
+        while !silent().is_empty() {
+            std::thread::yield_now();
+        }
+        assert!(within("hangs", long, || true));
+        assert!(!within("hangs", long, || false));
+        assert_eq!(silent(), [""; 0]);
     }
 
     #[test]
