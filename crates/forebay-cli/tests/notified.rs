@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a service manager is told, besides what it keeps (`fuse/manager.rs`).
 
-use crate::support::{Daemon, Scratch};
+use crate::support::{Daemon, Scratch, wait_for};
+use crate::upgrade::upgrade;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -48,6 +49,26 @@ fn the_manager_is_told_how_long_a_stop_may_last() {
         let extend = format!("EXTEND_TIMEOUT_USEC={}", expected * 1_000_000);
         assert_eq!(told[at + 1], extend, "{told:?}");
     }
+}
+
+/// Its watchdog killed a daemon that took longer than that to close its cache and open it again, with all that waited for it.
+#[test]
+fn the_manager_is_told_how_long_going_on_as_another_program_may_last() {
+    let scratch = Scratch::new("notified-upgrade");
+    scratch.format("64M");
+    let manager = Manager::new(&scratch);
+    let volume = format!("v={}", scratch.file("backing", 16 << 20).display());
+    let mut command = scratch.serve_command(&["--volume", &volume, "--stop-timeout", "300s"]);
+    command.env("NOTIFY_SOCKET", &manager.path).env("WATCHDOG_USEC", "2000000");
+    let daemon = Daemon::start(command, &scratch.path("stderr"));
+    upgrade(&scratch, Path::new(env!("CARGO_BIN_EXE_forebay"))).unwrap();
+    let told = manager.told();
+    let at = told.iter().position(|line| line == "RELOADING=1").unwrap();
+    let extend = |seconds: u64| format!("EXTEND_TIMEOUT_USEC={}", seconds * 1_000_000);
+    assert_eq!(told[at + 1..at + 3], [extend(300 + 5 + 30 + 600), extend(600)], "{told:?}");
+    // That ends with the first that the watchdog hears again.
+    wait_for("it says that it lives", || manager.told().contains(&"WATCHDOG=1".to_owned()));
+    daemon.stop("TERM");
 }
 
 /// With `device-timeout = "1s"` a cache that came late was given up for good: 20 starts within a minute are what systemd allows.

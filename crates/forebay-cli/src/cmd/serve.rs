@@ -216,6 +216,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     };
     let mut patience = Patience::new(timeout, Some(signals.clone()));
     if upgrade::is_executed() {
+        let _ = sd_notify(&ending::begins());
         // What was served until just now is there.
         patience = patience.while_guests_wait();
     }
@@ -318,7 +319,7 @@ fn serve(
             }
             // The devices stay, and wait for it.
             daemon.attached.clear();
-            let _ = sd_notify("RELOADING=1");
+            let _ = sd_notify(&ending::going_on(args.stop_timeout));
             let sockets = unix_sockets(args).chain([control]);
             let against = against.clone();
             let (left, why) = daemon.leave_to_next(against, args.stop_timeout, sockets)?;

@@ -30,6 +30,21 @@ pub(super) fn stopping(limit: Duration) -> String {
     format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", release.saturating_add(close).as_micros())
 }
 
+/// A start opens a cache in seconds, after a crash too; what takes longer than this has come to a halt.
+const START: Duration = Duration::from_secs(600);
+
+/// What the service manager is told of the way to another program, on which its watchdog (`WatchdogSec`) hears nothing: how long that may last, be
+/// it that the cache is closed for it.
+pub(super) fn going_on(limit: Duration) -> String {
+    let close = limit.max(DURABLE).saturating_add(FRONT_ENDS + REST);
+    format!("RELOADING=1\nEXTEND_TIMEOUT_USEC={}", close.saturating_add(START).as_micros())
+}
+
+/// The same, by the program that has begun.
+pub(super) fn begins() -> String {
+    format!("EXTEND_TIMEOUT_USEC={}", START.as_micros())
+}
+
 impl Daemon {
     /// Stops taking work, makes everything durable, and says what is not on which disk. An error where that could not be done.
     pub(super) fn end(
