@@ -2,7 +2,9 @@
 //! Backing devices that come while other volumes are served, or do not come.
 
 use crate::notified::Manager;
-use crate::support::{Daemon, PATIENCE, Scratch, forebay, wait_for};
+use crate::support::apart::Apart;
+use crate::support::silence::{LOOKUP, OPEN, Silence};
+use crate::support::{Daemon, PATIENCE, Scratch, forebay, skip, wait_for};
 use crate::upgrade::upgrade;
 use crate::upgrade_volumes::assert_ends_waiting;
 use std::os::unix::fs::FileExt;
@@ -214,6 +216,8 @@ fn the_next_program_waits_for_it_while_guests_go_on() {
     ready(&daemon);
     let mut a = rig.scratch.connect("a");
     assert_ends_waiting(&rig.scratch, &rig.b, &rig.away);
+    // Its socket holds so much and no more.
+    rig.manager.told();
     assert_eq!(a.read(MIB, 4096).unwrap(), [b'a'; 4096]);
     assert_eq!(rig.state("b"), "waiting");
     // A second one while it waits.
@@ -227,6 +231,15 @@ fn the_next_program_waits_for_it_while_guests_go_on() {
 
 /// With volumes of a file: name, backing device, what else it says of them.
 fn of_file(scratch: &Scratch, volumes: &[(&str, &Path, &str)]) -> Daemon {
+    of_file_by(std::process::Command::new(env!("CARGO_BIN_EXE_forebay")), scratch, volumes)
+}
+
+/// The same, of that program.
+pub fn of_file_by(
+    mut command: std::process::Command,
+    scratch: &Scratch,
+    volumes: &[(&str, &Path, &str)],
+) -> Daemon {
     let mut text = format!(
         "cache = '{}'\nattach = 'none'\nlisten = '{}'\ncontrol = '{}'\ndevice-timeout = '3600s'\n",
         scratch.cache().display(),
@@ -238,7 +251,6 @@ fn of_file(scratch: &Scratch, volumes: &[(&str, &Path, &str)]) -> Daemon {
     }
     let file = scratch.path("it.toml");
     std::fs::write(&file, text).unwrap();
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
     command.args(["serve", "--config"]).arg(&file);
     Daemon::begin(command, &scratch.path("stderr"))
 }
@@ -255,6 +267,56 @@ fn what_a_file_asks_for_without_room_keeps_no_late_volume_away() {
     assert_eq!(rig.state("b"), "serving");
     assert!(rig.problems().contains("has no room"), "{}", rig.problems());
     daemon.stop("TERM");
+}
+
+/// All waited behind one that did not answer when it was looked for, for ever, and for a minute behind one that did not when it was opened.
+#[test]
+fn a_late_disk_that_does_not_answer_holds_up_its_own_volume_alone() {
+    for unanswered in [LOOKUP, OPEN] {
+        let rig = Rig::new("late-silent");
+        let Some(apart) = Apart::with(&[]) else {
+            return skip("no mount namespace of its own");
+        };
+        let (a, place) = (rig.scratch.path("a"), rig.scratch.path("silent"));
+        std::fs::create_dir(&place).unwrap();
+        let volumes = [("a", &*a, ""), ("c", &*place.join("c"), ""), ("b", &*rig.b, "")];
+        let command = apart.command(env!("CARGO_BIN_EXE_forebay"));
+        let daemon = of_file_by(command, &rig.scratch, &volumes);
+        let Some(silence) = Silence::begin(&apart, &place, unanswered) else {
+            return skip("no FUSE");
+        };
+        silence.wait_until_asked();
+        rig.comes();
+        wait_for("b is served", || rig.state("b") == "serving");
+        assert!(rig.problems().contains("the backing device of c, up to 3600s: it is not there"));
+        rig.is_there("a");
+        rig.is_there("b");
+        if unanswered == LOOKUP {
+            // Whatever becomes of its volume, no program is executed while the thread cannot end.
+            let other = volume("c", &rig.scratch.file("other", 16 * MIB));
+            let done = rig.scratch.ask(&["attach", &other]);
+            assert!(done.status.success(), "{done:?}");
+            ready(&daemon);
+            let program = Path::new(env!("CARGO_BIN_EXE_forebay"));
+            let error = upgrade(&rig.scratch, program).unwrap_err();
+            assert!(error.contains("a device does not answer that was looked at"), "{error}");
+            drop(silence);
+            // The file names another disk than it has now.
+            let refused = || upgrade(&rig.scratch, program).unwrap_err();
+            wait_for("it is over", || refused().contains("an upgrade changes no disk"));
+            daemon.stop("TERM");
+            continue;
+        }
+        // The kernel keeps the process as long as a thread of it waits there. All else of it has ended: the next one serves.
+        let done = rig.scratch.ask(&["stop"]);
+        assert!(done.status.success(), "{done:?}");
+        let next = rig.scratch.serve(&["--device-timeout", "0s"]);
+        rig.is_there("a");
+        rig.is_there("b");
+        next.stop("TERM");
+        drop(silence);
+        assert_eq!(daemon.ended().0, Some(0));
+    }
 }
 
 /// New ones, as a file has them: the second finds the first there.

@@ -120,6 +120,8 @@ struct Daemon {
     awaited: Awaited,
     /// A volume on its way in.
     coming: Option<Coming>,
+    /// Awaited ones on their way in whose devices take their time.
+    slow: Vec<Coming>,
     /// Whether a thread is over, of those that wait for devices which were to be attached, or for drivers, and do not answer.
     silent: Vec<Box<dyn Fn() -> bool>>,
     /// A volume on its way out.
@@ -654,9 +656,7 @@ impl Daemon {
                 let prepares = against.is_none() && !self.server.shard.is_prepared();
                 let agrees = self.passage.as_ref().is_some_and(|it| it.is_agreeing());
                 let ends = self.attached.iter().any(Attached::is_ending);
-                // One that has begun is waited for; none begins any more.
-                let seeks = self.awaited.is_seeking();
-                let soon = agrees || ends || seeks;
+                let soon = agrees || ends;
                 if !(prepares && waited < PREPARATION || soon && waited < AGREEMENT) {
                     return Ok(End::Upgrade(executable.clone(), against.clone()));
                 }

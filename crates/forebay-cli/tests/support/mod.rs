@@ -13,6 +13,7 @@
 pub mod apart;
 pub mod load;
 pub mod model;
+pub mod silence;
 pub mod terminal;
 
 pub use forebay_testing::{PATIENCE, Random, has, skip, wait_for};

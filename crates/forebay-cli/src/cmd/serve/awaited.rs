@@ -8,6 +8,8 @@
 //! - **W2** Whoever is started behind this daemon finds what he would have found if it had waited. So `ready` is said when all have come, or are
 //!   waited for no more; earlier only where nobody but mounts of block devices can be meant, which wait for those themselves, and nobody can
 //!   take the disk behind one for the volume.
+//! - **W3** A device that does not answer holds up its own volume alone: a thread looks for each. One that is stuck cannot be ended, nor can a
+//!   program be executed as long as it is (`Daemon::check_upgrade`); it is known until it is over, whatever becomes of its volume.
 //!
 //! # States
 //!
@@ -28,8 +30,10 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a look for them may take before a device is taken for one that does not answer.
-const SEEK_MAX: Duration = Duration::from_secs(1);
+/// How long a device may take, to be looked for or looked at, before others are not held up for it any more.
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(1);
+/// More than a look takes.
+const STACK_BYTES: usize = 256 << 10;
 
 /// Those that are awaited.
 #[derive(Default)]
@@ -37,9 +41,21 @@ pub(super) struct Awaited {
     volumes: Vec<AwaitedVolume>,
     /// Since when, and for how long.
     patience: Option<(Instant, Duration)>,
-    /// Who looks for them.
-    seeker: Option<(Instant, JoinHandle<Vec<PathBuf>>)>,
-    sought: Option<Instant>,
+    /// Who looks for them, and for some that are awaited no more; at most one for each path (W3).
+    seekers: Vec<Seeker>,
+}
+
+/// A thread that looks whether a device is there.
+struct Seeker {
+    path: PathBuf,
+    since: Instant,
+    thread: JoinHandle<bool>,
+}
+
+impl Seeker {
+    fn is_stuck(&self) -> bool {
+        self.since.elapsed() >= ANSWER_MAX && !self.thread.is_finished()
+    }
 }
 
 struct AwaitedVolume {
@@ -48,6 +64,7 @@ struct AwaitedVolume {
     wanted: Wanted,
     /// It was seen.
     is_there: bool,
+    sought: Option<Instant>,
 }
 
 impl Awaited {
@@ -56,14 +73,14 @@ impl Awaited {
         (!self.volumes.is_empty()).then(|| self.retry())
     }
 
-    /// Somebody looks for them just now.
+    /// Somebody looks for them just now, and may be expected to answer.
     pub(super) fn is_seeking(&self) -> bool {
-        self.seeker.as_ref().is_some_and(|(_, thread)| !thread.is_finished())
+        self.seekers.iter().any(|it| !it.thread.is_finished() && !it.is_stuck())
     }
 
-    /// He has come to a device that does not answer.
+    /// Somebody has come to a device that does not answer.
     pub(super) fn is_stuck(&self) -> bool {
-        self.is_seeking() && self.seeker.as_ref().is_some_and(|it| it.0.elapsed() >= SEEK_MAX)
+        self.seekers.iter().any(Seeker::is_stuck)
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -84,27 +101,38 @@ impl Awaited {
         late::retry(self.volumes.iter().map(|it| it.path.as_path()))
     }
 
-    /// Which of them are there, now and then.
+    /// Hears which of them are there.
+    fn hear(&mut self) {
+        for Seeker { path, thread, .. } in self.seekers.extract_if(.., |it| it.thread.is_finished())
+        {
+            let is_there = thread.join().unwrap_or_default();
+            let its = self.volumes.iter_mut().filter(|volume| volume.path == path);
+            its.for_each(|volume| volume.is_there = is_there);
+        }
+    }
+
+    /// Looks for them, now and then.
     fn seek(&mut self) {
-        if let Some((_, thread)) = self.seeker.take_if(|it| it.1.is_finished()) {
-            let there = thread.join().unwrap_or_default();
-            for volume in &mut self.volumes {
-                volume.is_there = there.contains(&volume.path);
+        if self.volumes.iter().any(|it| it.is_there) {
+            return; // It comes first.
+        }
+        for volume in &mut self.volumes {
+            let retry = late::retry(std::iter::once(volume.path.as_path()));
+            let is_due = volume.sought.is_none_or(|at| at.elapsed() >= retry);
+            if !is_due || self.seekers.iter().any(|it| it.path == volume.path) {
+                continue;
             }
+            volume.sought = Some(Instant::now());
+            let path = volume.path.clone();
+            let seek = {
+                let path = path.clone();
+                move || late::may_be_there(&path)
+            };
+            // Devices are read for it (W1). If there is no thread the next one is tried.
+            let thread = std::thread::Builder::new().name("seek".into()).stack_size(STACK_BYTES);
+            let seeker = |thread| Seeker { path, since: Instant::now(), thread };
+            self.seekers.extend(thread.spawn(seek).ok().map(seeker));
         }
-        let is_due = self.sought.is_none_or(|at| at.elapsed() >= self.retry());
-        if self.seeker.is_some() || !is_due {
-            return;
-        }
-        self.sought = Some(Instant::now());
-        let mut paths: Vec<PathBuf> = self.volumes.iter().map(|it| it.path.clone()).collect();
-        let seek = move || {
-            paths.retain(|path| late::may_be_there(path));
-            paths
-        };
-        // Devices are read for it (W1). If there is no thread the next one is tried.
-        let thread = std::thread::Builder::new().name("seek".into()).spawn(seek).ok();
-        self.seeker = thread.map(|thread| (Instant::now(), thread));
     }
 }
 
@@ -122,22 +150,32 @@ impl Daemon {
         ));
         self.awaited.patience = Some((since, limit));
         let wanted = planned.wanted;
-        self.awaited.volumes.push(AwaitedVolume { name, path, wanted, is_there: false });
+        self.awaited.volumes.push(AwaitedVolume {
+            name,
+            path,
+            wanted,
+            is_there: false,
+            sought: None,
+        });
     }
 
     /// Goes on with those that are awaited.
     pub(super) fn come_late(&mut self) {
+        self.awaited.hear();
         if self.awaited.volumes.is_empty() {
             return;
         }
         // A program is executed when all threads of the one before have ended.
-        if self.check_stays().is_ok() {
+        if self.check_stays().is_ok() && self.trial.is_none() {
             self.awaited.seek();
         }
         let patience = self.awaited.patience.filter(|(since, limit)| since.elapsed() >= *limit);
         if self.check_stays().is_ok() && self.coming.is_none() {
+            let is_seeking = self.awaited.is_seeking();
             let volumes = &mut self.awaited.volumes;
-            if let Some(at) = volumes.iter().position(|it| it.is_there) {
+            // Of those that are there the first, so who may answer yet is waited for.
+            let is_first = |it: &AwaitedVolume| it.is_there && !is_seeking;
+            if let Some(at) = volumes.iter().position(is_first) {
                 let AwaitedVolume { name, wanted, .. } = volumes.remove(at);
                 if let Err(error) = self.begin_to_come(&name, wanted, None) {
                     self.comes_not(&name, &format!("{error:#}"));
@@ -172,7 +210,8 @@ impl Daemon {
     }
 
     fn may_be_ready(&self) -> bool {
-        let coming = self.coming.as_ref().filter(|it| it.is_late()).map(Coming::name);
+        let coming = self.coming.iter().chain(&self.slow).filter(|it| it.is_late());
+        let coming = coming.map(Coming::name);
         let mut awaited = self.awaited.volumes.iter().map(|it| it.name.as_str()).chain(coming);
         let cache = self.cache_uuid();
         let waits_itself = self.devices.is_some() && self.listen.is_empty();

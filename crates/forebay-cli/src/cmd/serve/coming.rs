@@ -6,15 +6,18 @@
 //! | from | to | when |
 //! |---|---|---|
 //! | asked | served | a thread has opened and looked at its backing device (`look`), which guests do not wait for |
-//! | asked | refused | it is not the one it was, or somebody has it, or it does not answer |
+//! | asked | slow | its start has waited for it, and its device has not answered yet: others come meanwhile |
+//! | asked, slow | refused | it is not the one it was, or somebody has it, or it does not answer |
+//! | slow | served | as above |
 //!
 //! A thread whose device does not answer cannot be ended. It keeps that device until it does; there are
 //! [`SILENT_MAX`] of them at most.
 
-use super::Daemon;
+use super::awaited::ANSWER_MAX;
 use super::look::{Looked, by_another_name, logical_block};
 use super::plan::{Wanted, role};
 use super::upgrading::name_of;
+use super::Daemon;
 use crate::address::Address;
 use crate::args::{Listen, VolumeSpec, parse_if_changed, parse_volume};
 use crate::control::Reply;
@@ -23,7 +26,8 @@ use crate::sockets::Made;
 use crate::status::waits_text;
 use crate::units::count;
 use crate::vhost;
-use anyhow::{Context, Error, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
+use forebay::shard::OpenError;
 use forebay_core::units::VolumeIndex;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -58,6 +62,10 @@ impl Coming {
     pub(super) fn is_late(&self) -> bool {
         self.client.is_none()
     }
+
+    fn is_due(&self) -> bool {
+        self.looks.is_finished() || self.begun.elapsed() >= PATIENCE
+    }
 }
 
 impl Daemon {
@@ -86,7 +94,8 @@ impl Daemon {
         if self.volumes.iter().any(|served| served.name == name) {
             bail!("{name}: is served already");
         }
-        if let Some(other) = &self.coming {
+        let slow = self.slow.iter().find(|other| other.name == name);
+        if let Some(other) = self.coming.as_ref().or(slow) {
             bail!("{}: is being attached; one at a time", other.name);
         }
         self.check_stays().with_context(|| format!("{name}: not attached"))?;
@@ -117,25 +126,49 @@ impl Daemon {
             None => {
                 self.check_sockets(name)?;
                 self.find_room()?;
-                (self.server.shard.free_index()?, None)
+                let is_free = |index: &VolumeIndex| self.slow.iter().all(|it| it.index != *index);
+                let mut free = self.server.shard.free_indexes().filter(is_free);
+                (free.next().ok_or(OpenError::TooManyVolumes)?, None)
             }
         };
         let look = self.look(index, logical_block, recorded, &[]);
-        let (named, role) = (address.path.clone(), role(name));
+        let (named, role, shown) = (address.path.clone(), role(name), name.to_owned());
+        // Where it was given, that is what to look at.
+        let is_recorded = said.is_none();
         let looks = std::thread::Builder::new().name("look".into());
-        let looks = looks
-            .spawn(move || Patience::none().find(&named, &role).and_then(|path| look.at(&path)))
-            .context("cannot start a thread")?;
+        let looks = looks.spawn(move || {
+            let found = Patience::none().find(&named, &role).and_then(|path| look.at(&path));
+            // Devices are read for it.
+            let advice = || match is_recorded {
+                true => by_another_name(&shown, &named),
+                false => String::new(),
+            };
+            found.map_err(|error| anyhow!("{error:#}{}", advice()))
+        });
+        let looks = looks.context("cannot start a thread")?;
         let (name, begun) = (name.to_owned(), Instant::now());
         self.coming =
             Some(Coming { client, name, index, address, wanted, spec, said, begun, looks });
         Ok(())
     }
 
-    /// Goes on with a volume that is on its way in.
+    /// Goes on with volumes that are on their way in.
     pub(super) fn come(&mut self) {
-        let is_due = |it: &mut Coming| it.looks.is_finished() || it.begun.elapsed() >= PATIENCE;
-        let Some(coming) = self.coming.take_if(is_due) else { return };
+        while let Some(coming) = self.take_due() {
+            self.end_coming(coming);
+        }
+        // Who waits for an answer has asked for one thing at a time.
+        let is_slow = |it: &mut Coming| it.is_late() && it.begun.elapsed() >= ANSWER_MAX;
+        self.slow.extend(self.coming.take_if(is_slow));
+    }
+
+    fn take_due(&mut self) -> Option<Coming> {
+        let slow = self.slow.iter().position(Coming::is_due);
+        let coming = self.coming.take_if(|it| it.is_due());
+        coming.or_else(|| slow.map(|at| self.slow.remove(at)))
+    }
+
+    fn end_coming(&mut self, coming: Coming) {
         let (client, name) = (coming.client, coming.name.clone());
         let reply = match (self.serve_coming(coming), client) {
             (Ok(_), None) => {
@@ -160,6 +193,7 @@ impl Daemon {
 
     /// Nothing comes any more.
     pub(super) fn stop_coming(&mut self, why: &str) {
+        self.slow.clear();
         let Some(coming) = self.coming.take() else { return };
         let text = format!("{}: not attached: {why}", coming.name);
         let reply = coming.client.map(|client| (client, Reply::Error { text }));
@@ -173,13 +207,7 @@ impl Daemon {
             self.silent.push(Box::new(move || looks.is_finished()));
             bail!("{name}: not attached: {} does not answer", address.path.display());
         }
-        let looked = looks.join().unwrap_or_else(|_| Err(anyhow::anyhow!("it broke off")));
-        let advice = || match &said {
-            // Where it was given, that is what to look at.
-            Some(_) => String::new(),
-            None => by_another_name(&name, &address.path),
-        };
-        let looked = looked.map_err(|error| anyhow::anyhow!("{error:#}{}", advice()))?;
+        let looked = looks.join().unwrap_or_else(|_| Err(anyhow!("it broke off")))?;
         self.check_stays().with_context(|| format!("{name}: not attached"))?;
         match spec {
             Some(spec) if self.server.shard.find(&name).is_none() => {
@@ -271,7 +299,9 @@ impl Daemon {
 
     fn find_room(&self) -> Result<()> {
         let recorded = self.server.shard.superblock().volumes.iter().flatten().count();
-        if recorded >= self.room {
+        let is_new = |it: &&Coming| self.server.shard.find(&it.name).is_none();
+        let coming = self.slow.iter().filter(is_new).count();
+        if recorded + coming >= self.room {
             bail!(
                 "memory was taken for {} when the daemon began, and there are as many; serve again with the \
                  new one",

@@ -154,6 +154,7 @@ impl Daemon {
             attached: Vec::new(),
             awaited: Awaited::default(),
             coming: None,
+            slow: Vec::new(),
             silent: Vec::new(),
             leaving: None,
             growing: None,

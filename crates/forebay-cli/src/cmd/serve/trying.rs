@@ -59,7 +59,10 @@ impl Daemon {
 
     /// Goes on as what has been tried.
     pub(super) fn end_trial(&mut self) {
-        let Some(trial) = self.trial.take_if(|it| it.tries.is_finished()) else { return };
+        // One that has begun is waited for; none begins meanwhile.
+        let seeks = self.awaited.is_seeking();
+        let is_over = |it: &mut Trial| it.tries.is_finished() && !seeks;
+        let Some(trial) = self.trial.take_if(is_over) else { return };
         let client = trial.client;
         let reply = match self.begin_upgrade(trial) {
             Ok(()) => Reply::Done,

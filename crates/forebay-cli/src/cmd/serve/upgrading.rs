@@ -12,7 +12,7 @@ use crate::upgrade::{CACHE, Disk, Left};
 use crate::{config, upgrade, vhost, words};
 use anyhow::{Context, Result, bail};
 use forebay::host::machine::Host;
-use forebay::host::named::Named;
+use forebay::host::named::{self, Named};
 use forebay_core::engine::CacheHealth;
 use forebay_serve::carried::Handed;
 use forebay_serve::passage::Passage;
@@ -41,7 +41,7 @@ impl Daemon {
             bail!("its start waits for a backing device (`forebay status`); upgrade after that");
         }
         // Who waits for that would never be answered.
-        if let Some(coming) = &self.coming {
+        if let Some(coming) = self.coming.iter().chain(&self.slow).next() {
             bail!("{}: is being attached; upgrade after that", coming.name());
         }
         if let Some(leaving) = &self.leaving {
@@ -60,6 +60,9 @@ impl Daemon {
         }
         if self.awaited.is_stuck() {
             bail!("a device does not answer that was looked at for a volume that waits");
+        }
+        if let Some(name) = named::silent().first() {
+            bail!("/dev/{name} was looked at for a UUID, and does not answer");
         }
         if self.server.shard.resizing().is_some() {
             bail!("the cache is being given another size; `forebay resize --stop` ends that");
