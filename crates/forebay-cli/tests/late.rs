@@ -377,3 +377,35 @@ fn a_virtual_machine_finds_the_socket_of_a_late_volume() {
     daemon.stop("TERM");
     assert!(!socket("b").exists());
 }
+
+/// It was served already, and its socket never listened on.
+#[cfg(feature = "vhost")]
+#[test]
+fn what_a_volume_could_not_have_when_it_came_it_has_when_it_is_asked_for_again() {
+    let rig = Rig::new("late-half");
+    let socket = rig.scratch.sockets.join("b");
+    let daemon = rig.serve(&["--listen", &format!("vhost-user://{}?volume=b", socket.display())]);
+    // Something else is in its place.
+    std::fs::create_dir(&socket).unwrap();
+    rig.comes();
+    ready(&daemon);
+    rig.is_there("b");
+    let why = format!("b: not listened for: {}", socket.display());
+    assert_eq!(rig.problems().matches(&why).count(), 1, "{}", rig.problems());
+    let attach = || {
+        let done = rig.scratch.ask(&["attach", "b"]);
+        (done.status.code(), String::from_utf8_lossy(&done.stderr).into_owned())
+    };
+    let (code, said) = attach();
+    assert!(code == Some(1) && said.contains(&why), "{said}");
+    assert_eq!(rig.problems().matches(&why).count(), 1, "{}", rig.problems());
+    std::fs::remove_dir(&socket).unwrap();
+    let (code, said) = attach();
+    assert_eq!(code, Some(0), "{said}");
+    let _machine = UnixStream::connect(&socket).unwrap();
+    assert_eq!(rig.problems(), "[]");
+    let (code, said) = attach();
+    assert!(code == Some(1) && said.contains("b: is served already"), "{said}");
+    daemon.stop("TERM");
+    assert!(!socket.exists());
+}

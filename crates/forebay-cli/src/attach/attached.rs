@@ -180,6 +180,11 @@ impl Attached {
         self.problems.retain(|problem| !problem.starts_with(&waiting));
     }
 
+    /// Whether it is to have a device for this volume, or has failed to.
+    pub fn is_for(&self, volume: VolumeIndex) -> bool {
+        self.names.iter().any(|it| it.0 == volume)
+    }
+
     /// Each volume is attached or has failed.
     pub fn is_ready(&self) -> bool {
         self.is_ready

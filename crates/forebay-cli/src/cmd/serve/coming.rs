@@ -9,6 +9,7 @@
 //! | asked | slow | its start has waited for it, and its device has not answered yet: others come meanwhile |
 //! | asked, slow | refused | it is not the one it was, or somebody has it, or it does not answer |
 //! | slow | served | as above |
+//! | served | served | it is asked for again, and has no block device or socket yet that it is to have: that is tried again |
 //!
 //! A thread whose device does not answer cannot be ended. It keeps that device until it does; there are
 //! [`SILENT_MAX`] of them at most.
@@ -17,7 +18,7 @@ use super::awaited::ANSWER_MAX;
 use super::look::{Looked, by_another_name, logical_block};
 use super::plan::{Wanted, role};
 use super::upgrading::name_of;
-use super::Daemon;
+use super::{Daemon, Served};
 use crate::address::Address;
 use crate::args::{Listen, VolumeSpec, parse_if_changed, parse_volume};
 use crate::control::Reply;
@@ -80,6 +81,11 @@ impl Daemon {
         let choice = |choice: &str| parse_if_changed(&format!("{}={choice}", name_of(volume)));
         let if_changed = if_changed.map(choice).transpose().map_err(Error::msg)?;
         let if_changed = if_changed.map(|choice| choice.1);
+        if let Some(at) = self.volumes.iter().position(|served| served.name == volume) {
+            let lines = self.complete(at)?;
+            self.desk.borrow_mut().answers.push_back((client, Reply::Told { lines }));
+            return Ok(());
+        }
         self.begin_to_come(volume, Wanted { if_changed, without_cache }, Some(client))
     }
 
@@ -238,42 +244,78 @@ impl Daemon {
         self.awaited.forget(&name);
         let at = self.volumes.len() - 1;
         self.export(at)?;
-        self.come_with_sockets(&name);
+        let sockets = self.come_with_sockets(&name);
         let mut lines = self.lines(&self.volumes[at]);
-        lines.extend(self.come_with_device(at));
+        lines.extend(sockets.err());
+        lines.extend(self.come_with_device(at).unwrap_or_else(Some));
         self.tell_manager();
         Ok(lines)
     }
 
-    /// Virtual machines find it where they were to find it at the start.
-    fn come_with_sockets(&mut self, name: &str) {
+    /// A volume that is served is given what it was to have and could not when it came.
+    fn complete(&mut self, at: usize) -> Result<Vec<String>> {
+        let Served { index, name, .. } = &self.volumes[at];
+        let (index, name) = (*index, name.clone());
+        if self.leaving.as_ref().is_some_and(|it| it.is(&name)) {
+            bail!("{name}: is being detached");
+        }
+        let has_device = || self.attached.iter().any(|it| it.is_for(index));
+        let lacks_device = self.devices.is_some() && !has_device();
+        let lacks_socket = self.machines_waiting.iter().any(|it| it.1 == name);
+        if !lacks_device && !lacks_socket {
+            bail!("{name}: is served already");
+        }
+        self.check_stays().with_context(|| format!("{name}: not attached"))?;
+        let heard = if lacks_socket { self.come_with_sockets(&name) } else { Ok(()) };
+        let device = if lacks_device { self.come_with_device(at) } else { Ok(None) };
+        self.tell_manager();
+        let mut lines = self.lines(&self.volumes[at]);
+        lines.extend(device.map_err(Error::msg)?);
+        heard.map_err(Error::msg)?;
+        Ok(lines)
+    }
+
+    /// Virtual machines find it where they were to find it at the start. Gives what is said of it if they do not.
+    fn come_with_sockets(&mut self, name: &str) -> Result<(), String> {
         let (its, others): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.machines_waiting).into_iter().partition(|it| it.1 == name);
         self.machines_waiting = others;
         let texts: Vec<String> = its.iter().map(|it| vhost::waiting_text(&it.0, name)).collect();
-        self.problems.retain(|problem| !texts.contains(problem));
+        let not_heard = format!("{name}: not listened for: ");
+        self.problems
+            .retain(|problem| !texts.contains(problem) && !problem.starts_with(&not_heard));
         if its.is_empty() {
-            return;
+            return Ok(());
         }
         let mut made = Made::default();
-        let heard = self.listen_for_machines(its, &mut made);
+        let heard = self.listen_for_machines(its.clone(), &mut made);
         // Who comes now is not to wait for the next turn.
         match heard.and_then(|()| Ok(self.server.turn(Some(Duration::ZERO))?)) {
-            Ok(()) => made.keep(),
-            Err(error) => self.problem(format!("{name}: {error:#}")),
+            Ok(()) => {
+                made.keep();
+                Ok(())
+            }
+            Err(error) => {
+                self.machines_waiting.extend(its);
+                let text = format!("{not_heard}{error:#}");
+                self.problem(text.clone());
+                Err(text)
+            }
         }
     }
 
-    /// It is served, with or without a block device.
-    fn come_with_device(&mut self, at: usize) -> Option<String> {
-        let (kind, index) = (self.devices?, self.volumes[at].index);
+    /// It is served, with or without a block device. Gives what is said of it.
+    fn come_with_device(&mut self, at: usize) -> Result<Option<String>, String> {
+        let Some(kind) = self.devices else { return Ok(None) };
+        let (index, name) = (self.volumes[at].index, &self.volumes[at].name);
+        let not_attached = format!("{name}: not attached by {}: ", kind.name());
+        self.problems.retain(|problem| !problem.starts_with(&not_attached));
         match self.attach_device(index, kind) {
-            Ok(()) => self.attached.iter().find_map(|it| it.text(index)),
+            Ok(()) => Ok(self.attached.iter().find_map(|it| it.text(index))),
             Err(error) => {
-                let name = &self.volumes[at].name;
-                let text = format!("{name}: not attached by {}: {error:#}", kind.name());
+                let text = format!("{not_attached}{error:#}");
                 self.problem(text.clone());
-                Some(text)
+                Err(text)
             }
         }
     }
