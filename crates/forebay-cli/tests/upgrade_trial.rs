@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The next program is tried before the daemon becomes it: one that cannot run leaves it, and all who are connected, as they were.
 
-use crate::support::{Daemon, Scratch, good, wait_for};
+use crate::late::of_file_by;
+use crate::support::apart::Apart;
+use crate::support::silence::{LOOKUP, Silence};
+use crate::support::{Daemon, Scratch, good, skip, wait_for};
 use crate::upgrade::upgrade;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -109,6 +112,38 @@ fn while_a_program_is_tried_all_goes_on() {
     });
     let told = upgrade(&scratch, Path::new(FOREBAY)).unwrap();
     assert!(told.contains("by a hand-over"), "{told}");
+    client.write(0, &[4; 4096], true).unwrap();
+    daemon.stop("TERM");
+}
+
+/// All stood still as long as a disk did not answer that the file names by then.
+#[test]
+fn while_a_disk_does_not_answer_that_the_next_program_is_to_have_all_goes_on() {
+    let scratch = Scratch::new("trial-silent");
+    scratch.format("64M");
+    let Some(apart) = Apart::with(&[]) else { return skip("no mount namespace of its own") };
+    let (disk, place) = (scratch.file("disk", 16 << 20), scratch.path("silent"));
+    std::fs::create_dir(&place).unwrap();
+    let daemon = of_file_by(apart.command(FOREBAY), &scratch, &[("v", &disk, "")]);
+    let file = scratch.path("it.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let other = place.join("disk");
+    let text = text.replace(disk.to_str().unwrap(), other.to_str().unwrap());
+    std::fs::write(&file, text).unwrap();
+    let Some(silence) = Silence::begin(&apart, &place, LOOKUP) else { return skip("no FUSE") };
+    let mut client = scratch.connect("v");
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| upgrade(&scratch, Path::new(FOREBAY)));
+        silence.wait_until_asked();
+        for _ in 0..100 {
+            client.write(0, &[3; 4096], true).unwrap();
+        }
+        assert_eq!(scratch.status()["activity"], "serves");
+        assert!(!asked.is_finished());
+        drop(silence);
+        let said = asked.join().unwrap().unwrap_err();
+        assert!(said.contains("is not there, and the volume is served from"), "{said}");
+    });
     client.write(0, &[4; 4096], true).unwrap();
     daemon.stop("TERM");
 }

@@ -6,18 +6,22 @@
 //!
 //! | from | to | when |
 //! |---|---|---|
-//! | asked | goes on | a rehearsal of its start ended well (`crate::trial`), and nothing stands against an upgrade then |
-//! | asked | refused | something did before, or does; it failed, or did not end in time |
+//! | asked | goes on | a rehearsal of its start ended well (`crate::trial`), its disks are those that there were, and nothing stands against an upgrade then |
+//! | asked | refused | something did before, or does; it failed, or did not end in time; a disk does not answer |
 
 use super::{Daemon, Upgrading};
+use crate::args::ServeArgs;
 use crate::control::Reply;
 use crate::status::GOES_ON;
 use crate::trial;
 use anyhow::{Context, Result, anyhow, bail};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
+
+/// How long it may take: the rehearsal is bounded itself, and devices that are asked for a UUID are.
+const TRIAL_MAX: Duration = trial::LIMIT.saturating_mul(3);
 
 /// A program on trial.
 pub(super) struct Trial {
@@ -26,7 +30,10 @@ pub(super) struct Trial {
     executable: PathBuf,
     /// How it lays out the map, if it has said so.
     layout: Option<String>,
-    tries: JoinHandle<Result<()>>,
+    begun: Instant,
+    /// What is served from what, as it was then.
+    backings: Vec<(String, PathBuf)>,
+    tries: JoinHandle<Result<Option<ServeArgs>>>,
 }
 
 impl Daemon {
@@ -47,13 +54,17 @@ impl Daemon {
             bail!("the daemon goes on as another program already");
         }
         self.check_upgrade(&executable)?;
-        let words = self.words_for_next();
-        let tried = executable.clone();
+        let (words, disks) = (self.words_for_next(), self.disks_now());
+        let (tried, backings) = (executable.clone(), disks.backings.clone());
         let tries = std::thread::Builder::new().name("trial".into());
-        let tries = tries.spawn(move || trial::rehearse(&tried, &words));
+        let tries = tries.spawn(move || {
+            trial::rehearse(&tried, &words)?;
+            disks.check()
+        });
         let tries = tries.context("cannot start a thread")?;
         info!("tries {}", executable.display());
-        self.trial = Some(Trial { client, executable, layout, tries });
+        let begun = Instant::now();
+        self.trial = Some(Trial { client, executable, layout, begun, backings, tries });
         Ok(())
     }
 
@@ -61,7 +72,10 @@ impl Daemon {
     pub(super) fn end_trial(&mut self) {
         // One that has begun is waited for; none begins meanwhile.
         let seeks = self.awaited.is_seeking();
-        let is_over = |it: &mut Trial| it.tries.is_finished() && !seeks;
+        let is_over = |it: &mut Trial| match it.tries.is_finished() {
+            true => !seeks,
+            false => it.begun.elapsed() >= TRIAL_MAX,
+        };
         let Some(trial) = self.trial.take_if(is_over) else { return };
         let client = trial.client;
         let reply = match self.begin_upgrade(trial) {
@@ -75,7 +89,7 @@ impl Daemon {
         self.desk.borrow_mut().answers.push_back((client, reply));
     }
 
-    /// Nobody waits for it any more. It touches nothing, and ends by itself.
+    /// Nobody waits for it any more. It touches nothing, and ends by itself if its disks answer.
     pub(super) fn stop_trial(&mut self) {
         let Some(trial) = self.trial.take() else { return };
         let text = "not upgraded: the daemon is being stopped".into();
@@ -83,11 +97,21 @@ impl Daemon {
     }
 
     fn begin_upgrade(&mut self, trial: Trial) -> Result<()> {
-        let Trial { executable, layout, tries, .. } = trial;
+        let Trial { executable, layout, backings, tries, .. } = trial;
+        if !tries.is_finished() {
+            self.silent.push(Box::new(move || tries.is_finished()));
+            bail!(
+                "the daemon goes on as it is: a disk that the next program is to have does not answer"
+            );
+        }
         let tried = tries.join().unwrap_or_else(|_| Err(anyhow!("its trial broke off")));
-        tried.context("the daemon goes on as it is")?;
+        let next = tried.context("the daemon goes on as it is")?;
         // Much may have happened meanwhile.
         self.check_upgrade(&executable)?;
+        if self.backings() != backings {
+            bail!("volumes have come or gone while it was tried; ask again");
+        }
+        next.map_or(Ok(()), |next| self.check_next(&next))?;
         let against = self.against_hand_over(layout);
         if against.is_none() {
             self.server.shard.prepare_hand_over();

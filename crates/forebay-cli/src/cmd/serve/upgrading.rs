@@ -26,7 +26,7 @@ use tracing::{info, warn};
 const REST: Duration = Duration::from_secs(10);
 
 impl Daemon {
-    /// Whether this daemon can go on as that program.
+    /// Whether this daemon can go on as that program, as far as no device is asked for that ([`Disks`]).
     pub(super) fn check_upgrade(&self, executable: &Path) -> Result<()> {
         let shown = executable.display();
         let found = executable.metadata().with_context(|| format!("{shown}: cannot be read"))?;
@@ -78,20 +78,6 @@ impl Daemon {
                  use `forebay stop`, and serve with the new program"
             );
         }
-        for disk in self.disks() {
-            disk.0.check(disk.1)?;
-        }
-        if let Some((disk, path)) = self.disks().find(|it| it.0.is_of(CACHE)) {
-            // Neither program could serve without.
-            disk.check_found(path)?;
-        }
-        // What this program does not understand the next one may; if not, that refuses.
-        if let Ok(next) = config::next(self.next_words(&upgrade::words())) {
-            let left: Vec<_> = self.attached.iter().flat_map(Attached::left).collect();
-            attach::left::kept(next.attach, &left)?;
-            next.volumes.iter().try_for_each(|spec| self.check_next(spec))?;
-            self.check_next_start(&next)?;
-        }
         match self.attached.iter().find(|attached| !attached.outlive()) {
             Some(attached) => bail!(
                 "block devices by {} end with the process (those of --attach ublk do not where root serves); use \
@@ -102,32 +88,16 @@ impl Daemon {
         }
     }
 
-    /// Whether anything else stands against what the next program is to serve.
-    fn check_next_start(&self, next: &ServeArgs) -> Result<()> {
+    /// Whether anything stands against what the next program is to serve, but for its disks.
+    pub(super) fn check_next(&self, next: &ServeArgs) -> Result<()> {
+        let left: Vec<_> = self.attached.iter().flat_map(Attached::left).collect();
+        attach::left::kept(next.attach, &left)?;
+        for spec in &next.volumes {
+            if let Some(served) = self.volumes.iter().find(|served| served.name == spec.name) {
+                logical_block(&spec.name, spec.logical_block, self.recorded(served.index))?;
+            }
+        }
         let shard = &self.server.shard;
-        if let Some((path, (disk, _))) =
-            next.cache.as_ref().zip(self.disks().find(|it| it.0.is_of(CACHE)))
-        {
-            match Named::parse(path)? {
-                Named::Path(path) => disk.check_found(&path)?,
-                named => {
-                    let found = named.find(&Host::default())?;
-                    let found = found
-                        .with_context(|| format!("{named}: no device carries that identity"))?;
-                    disk.check_found(&found)?;
-                }
-            }
-        }
-        for (disk, path) in self.disks().filter(|it| !it.0.is_of(CACHE)) {
-            // One that is named otherwise by now was looked for there.
-            let is_elsewhere = |spec: &VolumeSpec| {
-                let named = std::path::absolute(&spec.backing.path);
-                disk.is_of(&spec.name) && named.is_ok_and(|named| named != path)
-            };
-            if !next.volumes.iter().any(is_elsewhere) {
-                disk.check_stays(path)?;
-            }
-        }
         shard.check_room(&self.reserves_asked(&next.volumes), &[])?;
         let (_, problems) = vhost::named(next, &self.names(next))?;
         if let Some(text) = problems.into_iter().next() {
@@ -137,33 +107,16 @@ impl Daemon {
         self.check_memory(shard.superblock(), &next.volumes, sockets, next.memory)
     }
 
-    /// Whether the next program would find a volume that is served where it is told to.
-    fn check_next(&self, spec: &VolumeSpec) -> Result<()> {
-        let Some(served) = self.volumes.iter().find(|served| served.name == spec.name) else {
-            return Ok(());
-        };
-        let named = &spec.backing.path;
-        logical_block(&spec.name, spec.logical_block, self.recorded(served.index))?;
-        let found = match Named::parse(named)? {
-            Named::Path(path) if !path.exists() => {
-                if std::path::absolute(&path)? == served.backing {
-                    return Ok(());
-                }
-                bail!(
-                    "{}: {} is not there, and the volume is served from {}; an upgrade changes no disk: name that one again",
-                    spec.name,
-                    path.display(),
-                    served.backing.display()
-                );
-            }
-            // What cannot be found by what is on it may be found by the next program.
-            named => named.find(&Host::default()).ok().flatten(),
-        };
-        let disk = self.disks().map(|disk| disk.0).find(|disk| disk.is_of(&spec.name));
-        match disk.zip(found) {
-            Some((disk, found)) => Ok(disk.check(&found)?),
-            None => Ok(()),
-        }
+    /// What is served from what, as it is now.
+    pub(super) fn disks_now(&self) -> Disks {
+        let disks = self.disks().map(|(disk, path)| (disk, path.to_owned())).collect();
+        let words = self.next_words(&upgrade::words());
+        Disks { disks, backings: self.backings(), words }
+    }
+
+    /// Each volume, and where it is served from.
+    pub(super) fn backings(&self) -> Vec<(String, PathBuf)> {
+        self.volumes.iter().map(|served| (served.name.clone(), served.backing.clone())).collect()
     }
 
     /// Words of this program's as the next one is to have them (`crate::words`).
@@ -284,6 +237,82 @@ impl Daemon {
         left.sockets.clear();
         sockets.for_each(|path| drop(std::fs::remove_file(path)));
         Ok((left, Some(against)))
+    }
+}
+
+/// What is served from what: whether the next program would find it where it is told to. Devices, and file systems that files are on, are asked
+/// for that, and may not answer: a thread does it.
+pub(super) struct Disks {
+    disks: Vec<(Disk, PathBuf)>,
+    /// Of volumes.
+    pub(super) backings: Vec<(String, PathBuf)>,
+    /// Of the next program.
+    words: Vec<OsString>,
+}
+
+impl Disks {
+    /// Gives what the next program is told, where this one understands it.
+    pub(super) fn check(&self) -> Result<Option<ServeArgs>> {
+        for (disk, path) in &self.disks {
+            disk.check(path)?;
+        }
+        let cache = self.disks.iter().find(|it| it.0.is_of(CACHE));
+        if let Some((disk, path)) = cache {
+            // Neither program could serve without.
+            disk.check_found(path)?;
+        }
+        // What this program does not understand the next one may; if not, that refuses.
+        let Ok(next) = config::next(self.words.clone()) else { return Ok(None) };
+        next.volumes.iter().try_for_each(|spec| self.check_next(spec))?;
+        if let Some((path, (disk, _))) = next.cache.as_ref().zip(cache) {
+            match Named::parse(path)? {
+                Named::Path(path) => disk.check_found(&path)?,
+                named => {
+                    let found = named.find(&Host::default())?;
+                    let found = found
+                        .with_context(|| format!("{named}: no device carries that identity"))?;
+                    disk.check_found(&found)?;
+                }
+            }
+        }
+        for (disk, path) in self.disks.iter().filter(|it| !it.0.is_of(CACHE)) {
+            // One that is named otherwise by now was looked for there.
+            let is_elsewhere = |spec: &VolumeSpec| {
+                let named = std::path::absolute(&spec.backing.path);
+                disk.is_of(&spec.name) && named.is_ok_and(|named| named != *path)
+            };
+            if !next.volumes.iter().any(is_elsewhere) {
+                disk.check_stays(path)?;
+            }
+        }
+        Ok(Some(next))
+    }
+
+    /// Whether the next program would find a volume that is served where it is told to.
+    fn check_next(&self, spec: &VolumeSpec) -> Result<()> {
+        let Some((_, backing)) = self.backings.iter().find(|served| served.0 == spec.name) else {
+            return Ok(());
+        };
+        let found = match Named::parse(&spec.backing.path)? {
+            Named::Path(path) if !path.exists() => {
+                if std::path::absolute(&path)? == *backing {
+                    return Ok(());
+                }
+                bail!(
+                    "{}: {} is not there, and the volume is served from {}; an upgrade changes no disk: name that one again",
+                    spec.name,
+                    path.display(),
+                    backing.display()
+                );
+            }
+            // What cannot be found by what is on it may be found by the next program.
+            named => named.find(&Host::default()).ok().flatten(),
+        };
+        let disk = self.disks.iter().map(|disk| &disk.0).find(|disk| disk.is_of(&spec.name));
+        match disk.zip(found) {
+            Some((disk, found)) => Ok(disk.check(&found)?),
+            None => Ok(()),
+        }
     }
 }
 
