@@ -158,8 +158,12 @@ pub fn missing(named: &dyn Display, role: &str, since: Instant) -> Error {
 
 /// Whether it is there, or is named in a way that only an error can be made of.
 pub fn may_be_there(name: &Path) -> bool {
-    let found = Named::parse(name).map_err(Error::from).and_then(|named| find_now(&named));
-    found.map_or(true, |found| found.is_some())
+    find(name).map_or(true, |found| found.is_some())
+}
+
+/// Where it is now, if it is.
+pub fn find(name: &Path) -> Result<Option<PathBuf>> {
+    find_now(&Named::parse(name)?)
 }
 
 /// How often one of these names is looked for.

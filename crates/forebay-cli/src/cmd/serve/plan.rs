@@ -71,6 +71,15 @@ pub(super) struct Wanted {
     pub(super) without_cache: bool,
 }
 
+/// Where a backing device is: every device may be read for that, so it is looked for once.
+pub(super) enum Sought {
+    Found(PathBuf),
+    /// It is not there, and others are served meanwhile.
+    Late,
+    /// It is waited for, or it is an error that it is not there.
+    Needed,
+}
+
 /// A volume that nothing stands against.
 pub(super) enum Ready<'a> {
     /// The program before had it.
@@ -145,24 +154,32 @@ impl Daemon {
         planned
     }
 
-    /// Whether its backing device is not there, and others are served meanwhile. Devices by FUSE + loop that a daemon before has left may
+    /// Looks for its backing device where others may be served meanwhile. Devices by FUSE + loop that a daemon before has left may
     /// be together in one mount: they go on together.
-    pub(super) fn is_late(
+    pub(super) fn seek(
         &self,
         planned: &Planned<'_>,
         args: &ServeArgs,
         patience: &Patience,
-    ) -> bool {
+    ) -> Sought {
         let is_fuse = |it: &LeftDevice| it.kind == Kind::Fuse && it.volume == planned.name;
         let is_left = !upgrade::is_executed() && self.left.iter().any(is_fuse);
         let may_come = planned.may_be_missing(args) && !is_left && !patience.late().1.is_zero();
-        may_come && planned.address().is_ok_and(|address| !late::may_be_there(&address.path))
+        match planned.address() {
+            Ok(address) if may_come => match late::find(&address.path) {
+                Ok(Some(path)) => Sought::Found(path),
+                Ok(None) => Sought::Late,
+                Err(_) => Sought::Needed,
+            },
+            _ => Sought::Needed,
+        }
     }
 
-    /// Opens its backing device and looks at it. `taken`: those of others.
+    /// Opens its backing device and looks at it. `found`: where that is, if it was looked for. `taken`: those of others.
     pub(super) fn prepare<'a>(
         &self,
         planned: &Planned<'a>,
+        found: Option<PathBuf>,
         taken: &[(String, PathBuf)],
         patience: &Patience,
     ) -> Result<Ready<'a>> {
@@ -170,7 +187,8 @@ impl Daemon {
         let index = planned.index()?;
         let asked = planned.spec.and_then(|spec| spec.logical_block);
         let logical_block = logical_block(name, asked, recorded.as_ref())?;
-        let path = &patience.find(&planned.address()?.path, &role(name))?;
+        let find = || patience.find(&planned.address()?.path, &role(name));
+        let path = &found.map_or_else(find, Ok)?;
         if planned.recorded.is_some() {
             let source = backing_source(index);
             let left = backing::take_left(name, path, source, logical_block)?;

@@ -2,7 +2,7 @@
 //! The volumes: each gets its backing device if that is the one it was.
 
 use super::look::{Looked, by_another_name};
-use super::plan::{Change, Planned, Ready, Verdict, Wanted, role};
+use super::plan::{Change, Planned, Ready, Sought, Verdict, Wanted, role};
 use super::rates::Rates;
 use super::stale::Others;
 use super::{Daemon, Served};
@@ -52,11 +52,15 @@ impl Daemon {
         let (mut planned, mut late) = (self.plan(args), Vec::new());
         loop {
             for planned in planned.drain(..) {
-                if self.is_late(&planned, args, patience) {
-                    late.push(planned);
-                    continue;
-                }
-                let found = self.prepare(&planned, &taken, patience);
+                let found = match self.seek(&planned, args, patience) {
+                    Sought::Late => {
+                        late.push(planned);
+                        continue;
+                    }
+                    Sought::Found(path) => Some(path),
+                    Sought::Needed => None,
+                };
+                let found = self.prepare(&planned, found, &taken, patience);
                 let found = found.and_then(|it| self.check_room_for(it, &reserves, &mut new));
                 match found {
                     Ok(found) => {
