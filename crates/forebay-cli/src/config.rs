@@ -25,11 +25,12 @@ pub use state::{is_not_ours, state_dir_of, state_dirs};
 
 use crate::args::{Args, Command, ServeArgs, VolumeSpec};
 use crate::upgrade;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use forebay::host::named::Named;
 use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Where the files are.
@@ -94,7 +95,9 @@ pub fn path_of(name: &str) -> Result<PathBuf> {
     if !path.exists() {
         let names: Vec<String> = paths()?.iter().filter_map(|path| name_of(path)).collect();
         let there = match names.is_empty() {
-            true => "there is none".into(),
+            true => format!(
+                "there is none in {DIRECTORY}: `forebay serve --help` says at NAME what is written in one"
+            ),
             false => format!("there are: {}", names.join(", ")),
         };
         bail!("{}: no such file; {there}", path.display());
@@ -129,10 +132,20 @@ pub fn paths() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+fn advice(why: &io::Error) -> String {
+    match why.kind() {
+        io::ErrorKind::NotFound => {
+            format!("check the path; `ls {DIRECTORY}` lists those of services")
+        }
+        io::ErrorKind::PermissionDenied => "ask as root (sudo)".into(),
+        _ => "it is to be a text file".into(),
+    }
+}
+
 /// Reads a file and checks it.
 pub fn read(path: &Path) -> Result<Config> {
     let text = std::fs::read_to_string(path)
-        .with_context(|| format!("{}: cannot be read", path.display()))?;
+        .map_err(|why| anyhow!("{}: cannot be read: {why}; {}", path.display(), advice(&why)))?;
     match file::words(&text) {
         Ok((words, said)) => Ok(Config { path: path.to_owned(), words, said }),
         Err(list) => Err(Mistakes { path: path.to_owned(), list }.into()),

@@ -178,11 +178,12 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     match found.len() {
         0 if may_not_see_roots() => Err(NoDaemon(format!(
             "no daemon of this user is running, and root's may not be seen: permission is denied for {ROOTS}; ask as root \
-             (sudo), or start one with `forebay serve`"
+             (sudo), or start one with `forebay serve --cache CACHE`"
         ))
         .into()),
         0 => Err(NoDaemon(
-            "no daemon is running, or it still waits for its devices, as its log says; start one with `forebay serve`".into(),
+            "no daemon is running, or it still waits for its devices, as its log says; start one with `forebay serve --cache CACHE`, or \
+             `systemctl start forebay@NAME` where it is a service".into(),
         )
         .into()),
         1 => Ok(found.remove(0)),
@@ -249,7 +250,9 @@ fn ask_first(
     let shown = socket.display();
     let silent = |process: Option<u32>| {
         let process = process.map_or(String::new(), |it| format!(", process {it},"));
-        anyhow!("{shown}: the daemon there{process} does not answer")
+        anyhow!(
+            "{shown}: the daemon there{process} does not answer; its log may say what it waits for"
+        )
     };
     let connected = match limit {
         Some(_) => match connect_now(socket) {
@@ -272,7 +275,11 @@ fn ask_first(
                     "{shown}: permission denied; ask as root or the user that the daemon runs as"
                 )
             }
-            _ => NoDaemon(format!("{shown}: no daemon answers there: {error}")).into(),
+            _ => NoDaemon(format!(
+                "{shown}: no daemon answers there: {error}; leave --control out to find the one that runs, or start one with \
+                 `forebay serve --cache CACHE`"
+            ))
+            .into(),
         }
     })?;
     stream.set_read_timeout(limit)?;
@@ -280,7 +287,11 @@ fn ask_first(
     let mut line = serde_json::to_string(request)?;
     line.push('\n');
     // One that ends resets whom it has not heard, and may leave an answer unfinished.
-    let went = |why: &str| NoDaemon(format!("the daemon went away before it answered{why}"));
+    let went = |why: &str| {
+        NoDaemon(format!(
+            "the daemon went away before it answered{why}; its log says why, and `forebay status` whether one runs again"
+        ))
+    };
     // One that is busy answers before it is asked, and hears nothing.
     let sent = stream.write_all(line.as_bytes());
     let (mut stream, mut answer) = (BufReader::new(stream), String::new());

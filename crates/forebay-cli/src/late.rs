@@ -93,7 +93,10 @@ impl Patience {
     /// What is said of a device that has not come.
     pub fn missing(&self, name: &Path, role: &str) -> Error {
         match self.timeout.is_zero() {
-            true => anyhow!("{}: the {role} is not there", name.display()),
+            true => anyhow!(
+                "{}: the {role} is not there; connect it, or name another (`lsblk -po NAME,SIZE,UUID,PARTUUID` lists what is there)",
+                name.display()
+            ),
             false => missing(&name.display(), role, self.begun),
         }
     }
@@ -141,7 +144,10 @@ impl Patience {
             stored::keep_all(HELD, &held.into_iter().flatten().collect::<Vec<_>>());
         }
         if !told {
-            bail!("{named}: the {role} is not there; no device carries that identity");
+            bail!(
+                "{named}: the {role} is not there: no device carries that identity; connect it, or name another \
+                 (`lsblk -po NAME,SIZE,UUID,PARTUUID` lists what is there)"
+            );
         }
         Err(missing(&named, role, self.begun))
     }

@@ -101,7 +101,11 @@ pub fn fit(
         }
     }
     let needed = least.next_multiple_of(1 << 20) >> 20;
-    bail!("--memory {}: at least {needed}M are needed (volumes: {})", size(memory), counts.volumes);
+    bail!(
+        "--memory {}: at least {needed}M are needed (volumes: {}); give --memory {needed}M, or leave it out",
+        size(memory),
+        counts.volumes
+    );
 }
 
 /// Refuses what there is no memory for, before any of it is taken: a list that finds none ends the process. `has_map`: the map is
@@ -119,7 +123,7 @@ pub fn check(
     }
     let Some(cache) = cache else {
         bail!(
-            "{} of memory are needed and cannot be had: give less by --memory, or have more",
+            "{} of memory are needed and cannot be had; give less by --memory, or have more",
             size(needed)
         );
     };

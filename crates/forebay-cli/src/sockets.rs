@@ -2,8 +2,8 @@
 //! The sockets that clients come in by.
 
 use crate::args::Listen;
-use crate::upgrade;
-use anyhow::{Context, Result, bail};
+use crate::{quoted, upgrade};
+use anyhow::{Context, Result, anyhow, bail};
 use forebay::host::holder::LOCK_WAIT;
 use forebay::host::machine::Host;
 use forebay_serve::nbd::listen::Listener;
@@ -114,7 +114,10 @@ pub fn bind(path: &Path, made: &mut Made) -> Result<UnixListener> {
 
 /// Binds a port; `name` is its address as it is given.
 pub fn bind_tcp(address: &SocketAddr, name: &str) -> Result<TcpListener> {
-    TcpListener::bind(address).with_context(|| format!("{name}: cannot be listened on"))
+    TcpListener::bind(address).map_err(|why| {
+        let advice = tcp_advice(address, why.kind());
+        anyhow!("{name}: cannot be listened on: {why}; {advice}")
+    })
 }
 
 /// Refuses a path that no socket can have.
@@ -133,7 +136,7 @@ fn bind_file(path: &Path) -> Result<UnixListener> {
     let shown = path.display();
     match bind_private(path) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {}
-        other => return other.with_context(|| format!("{shown}: cannot be listened on")),
+        other => return other.map_err(|why| refused_path(path, &why)),
     }
     // A process that was killed may hold its sockets for a moment longer than its locks: io_uring
     // ends what was under way after it. One that lives is not waited for.
@@ -168,7 +171,34 @@ fn bind_file(path: &Path) -> Result<UnixListener> {
              remove it if nobody does"
         ),
     }
-    bind_private(path).with_context(|| format!("{shown}: cannot be listened on"))
+    bind_private(path).map_err(|why| refused_path(path, &why))
+}
+
+fn refused_path(path: &Path, why: &io::Error) -> anyhow::Error {
+    let directory = path.parent().map(quoted::shell);
+    let advice = match (why.kind(), directory) {
+        (ErrorKind::NotFound, Some(directory)) => {
+            format!("`mkdir -p {directory}` makes its directory")
+        }
+        (ErrorKind::PermissionDenied, Some(directory)) => {
+            format!(
+                "choose one in a directory that you may write to ({directory} is none), or run it as root (sudo)"
+            )
+        }
+        _ => "choose another path".into(),
+    };
+    anyhow!("{}: cannot be listened on: {why}; {advice}", path.display())
+}
+
+fn tcp_advice(address: &SocketAddr, why: ErrorKind) -> String {
+    match why {
+        ErrorKind::AddrInUse => format!(
+            "`ss -ltnp sport = :{}` (as root) names who has it: stop that one, or choose another port",
+            address.port()
+        ),
+        ErrorKind::PermissionDenied => "choose a port above 1023, or run it as root (sudo)".into(),
+        _ => "`ip -brief address` lists the addresses that there are".into(),
+    }
 }
 
 /// Nobody else may connect, not even between the binding and a change of its mode.

@@ -74,14 +74,28 @@ fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
     std::os::unix::fs::symlink(&cache, &link).unwrap();
     let small = place.file("small", 4096);
     let empty = place.file("empty", 0);
-    let could_not: [(&[&str], &str); 11] = [
+    let could_not: [(&[&str], &str); 19] = [
         (&["format", &new], "give --size"),
         (&["format", &small], "at least 64 MiB"),
         (&["format", &small, "--size", "64M"], "less than --size"),
         (&["format", "/dev/null"], "expected a block device or a regular file"),
         (&["format", "/nowhere/at/all", "--size", "64M"], "No such file"),
         (&["serve", "--cache", &small], "too few"),
-        (&["serve", "--cache", &new], "No such file"),
+        (
+            &["serve", "--cache", &new],
+            "No such file or directory (os error 2); check the path; `lsblk -p`",
+        ),
+        (&["check", &new], "No such file or directory (os error 2); check the path; `lsblk -p`"),
+        (&["check", "/tmp"], "nor a block device; `lsblk -p` lists"),
+        (&["drain", "--cache", &new], "No such file"),
+        (&["serve", "--config", &new], "(os error 2); check the path; `ls /etc/forebay`"),
+        (&["forget", "--cache", &cache, "v"], "no such volume in this cache; it has none"),
+        (
+            &["serve", "--cache", &cache, "--volume", "v=UUID=12-34"],
+            "; connect it, or name another",
+        ),
+        (&["upgrade", "--exec", &new], "; give --exec the path of one"),
+        (&["format", &format!("{cache}/x"), "--size", "64M"], "; choose another path"),
         (&["serve", "--cache", &cache, "--memory", "1M"], "--memory 1 MiB: at least "),
         (&["serve", "--cache", &cache], "give --volume NAME=BACKING"),
         (&["serve", "--cache", &cache, "--volume", &format!("v={empty}")], "is empty"),
@@ -91,7 +105,8 @@ fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
         place.run(args).refused(1, says);
         assert!(!place.at("new").exists(), "{args:?} left a file");
     }
-    place.run(&["status", "--control", &place.text("none")]).refused(5, "no daemon");
+    place.run(&["status", "--control", &place.text("none")]).refused(5, "; leave --control out");
+    place.run(&["drain"]).refused(5, "start one with `forebay serve --cache CACHE`");
 }
 
 #[test]
@@ -356,9 +371,10 @@ fn dirty_data_is_not_erased_or_forgotten_by_mistake() {
     assert!(check.stdout.contains("left by a killed process"), "{check:?}");
     place.run(&["format", &cache]).refused(1, "--force");
     place.run(&["format", &cache, "--force"]).refused(1, "lose-dirty");
-    place.run(&["format", &cache, "--force", "--lose-dirty"]).refused(1, "needs a terminal");
+    let confirm = "needs a terminal to confirm it; run it in one";
+    place.run(&["format", &cache, "--force", "--lose-dirty"]).refused(1, confirm);
     place.run(&["forget", "--cache", &cache, "v"]).refused(1, "--lose-dirty");
-    place.run(&["forget", "--cache", &cache, "v", "--lose-dirty"]).refused(1, "needs a terminal");
+    place.run(&["forget", "--cache", &cache, "v", "--lose-dirty"]).refused(1, confirm);
     place.run(&["forget", "--cache", &cache, "w"]).refused(1, "no such volume");
     let daemon = place.serve(&["--cache", &cache]);
     assert_eq!(daemon.client("v").read(0, 8192).unwrap(), [7; 8192]);

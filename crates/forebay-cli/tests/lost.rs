@@ -95,7 +95,7 @@ fn forget_and_format_advise_a_drain_only_where_one_helps() {
     it.place.run(&forget).refused(1, &drain);
     it.place.run(&format).refused(1, &drain);
     assert_eq!(it.place.run(&["drain", "--cache", &it.cache]).code, 1);
-    let again = "a drain brings nothing back: write that again (a frozen volume takes nothing), or give --lose-dirty";
+    let again = "a drain brings nothing back; write that again (a frozen volume takes nothing), or give --lose-dirty";
     for command in [&forget[..], &format] {
         let done = it.place.run(command);
         done.refused(1, again);

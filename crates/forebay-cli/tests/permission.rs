@@ -2,6 +2,7 @@
 //! Who may read what is cached, and what somebody is told who may not.
 
 use crate::support::{Scratch, good, run, skip};
+use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -38,6 +39,37 @@ fn who_may_not_see_a_daemon_hears_that() {
     assert_eq!(mode, 0);
     let (code, said) = status(&[]);
     assert!(code == Some(5) && said.contains("permission is denied for /run/forebay"), "{said}");
+}
+
+/// They heard what the system had said, and no more.
+#[test]
+fn who_may_not_open_a_file_is_told_who_may() {
+    let scratch = Scratch::new("not-opened");
+    if std::fs::metadata(&scratch.dir).unwrap().uid() != 0 {
+        return skip("permission: only root can ask as another user");
+    }
+    scratch.format("64M");
+    let program = scratch.program_for_all();
+    let private = scratch.sockets.join("private");
+    std::fs::create_dir(&private).unwrap();
+    std::fs::set_permissions(&private, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let cache = scratch.sockets.join("cache");
+    std::fs::copy(scratch.cache(), &cache).unwrap();
+    let refused = |args: &[&OsStr]| {
+        let mut command = Command::new(&program);
+        command.args(args).env("XDG_RUNTIME_DIR", &private).uid(NOBODY).gid(NOBODY);
+        let done = run(&mut command);
+        assert_eq!(done.status.code(), Some(1), "{done:?}");
+        String::from_utf8(done.stderr).unwrap()
+    };
+    let said = refused(&["check".as_ref(), cache.as_ref()]);
+    let advice = "cannot open it: Permission denied (os error 13); run it as root (sudo), or as a user who may";
+    assert!(said.contains(advice), "{said}");
+    let new = private.join("new");
+    let said = refused(&["format".as_ref(), new.as_ref(), "--size".as_ref(), "64M".as_ref()]);
+    let advice =
+        format!("that you may write to ({} is none), or run it as root", private.display());
+    assert!(said.contains(&advice), "{said}");
 }
 
 /// It holds what guests have written.

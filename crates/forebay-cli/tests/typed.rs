@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What is printed to be typed, or given to a client, means what it says, whatever paths there are.
 
-use crate::support::{Daemon, Scratch, forebay, good};
+use crate::support::{Daemon, Scratch, forebay, good, run};
+use std::net::TcpListener;
 use std::process::Command;
 
 const FOREBAY: &str = env!("CARGO_BIN_EXE_forebay");
@@ -49,4 +50,76 @@ fn a_port_that_nobody_can_be_told_of_is_refused() {
         assert_eq!(done.status.code(), Some(2), "{said}");
         assert!(said.contains("port 0 is another one at each start"), "{said}");
     }
+}
+
+/// What stands between backticks behind the `;` of an error's last line.
+fn advice(said: &str) -> String {
+    let last = said.lines().last().unwrap_or_default();
+    let (_, advice) = last.rsplit_once("; ").unwrap_or_else(|| panic!("{last}"));
+    advice.split('`').nth(1).unwrap_or_else(|| panic!("{last}")).to_owned()
+}
+
+/// Such errors ended with what the system had said.
+#[test]
+fn what_an_error_says_to_type_helps() {
+    let scratch = Scratch::new("helps");
+    let type_it = |command: &str| good(Command::new("sh").args(["-c", command]));
+
+    let cache = scratch.path("no/such/cache");
+    let format = || {
+        let mut command = Command::new(FOREBAY);
+        command.arg("format").arg(&cache).args(["--size", "64M"]);
+        run(&mut command)
+    };
+    let refused = String::from_utf8(format().stderr).unwrap();
+    assert!(refused.contains("cannot be made: No such file or directory"), "{refused}");
+    type_it(&advice(&refused));
+    assert!(format().status.success());
+
+    scratch.format("64M");
+    let serve = |more: &[&str]| {
+        let mut command = scratch.serve_command(more);
+        command.arg("--state-dir").arg(scratch.path("state"));
+        Daemon::try_start(command, &scratch.path("stderr"))
+    };
+    let refused = |more: &[&str]| {
+        let (code, said) = serve(more).unwrap_err();
+        assert_eq!(code, Some(1), "{said}");
+        said
+    };
+    let volume = format!("v={}", scratch.file("backing", 0).display());
+    let mut args = vec!["--volume", &volume];
+    let said = refused(&args);
+    assert!(
+        said.contains("is empty, so there is nothing to be a volume of; name another"),
+        "{said}"
+    );
+    type_it(&advice(&said));
+
+    let socket = format!("nbd+unix://{}", scratch.path("not/there/nbd").display());
+    args.extend(["--listen", &socket]);
+    let said = refused(&args);
+    assert!(said.contains("cannot be listened on: No such file or directory"), "{said}");
+    type_it(&advice(&said));
+
+    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let number = port.local_addr().unwrap().port();
+    let address = format!("nbd://127.0.0.1:{number}");
+    args.extend(["--listen", &address]);
+    let said = refused(&args);
+    assert!(said.contains("cannot be listened on: Address already in use"), "{said}");
+    let command = advice(&said);
+    assert_eq!(command, format!("ss -ltnp sport = :{number}"));
+    if Command::new("ss").arg("-V").output().is_ok() {
+        let who = type_it(&command);
+        assert!(who.contains(&format!("127.0.0.1:{number} ")), "{who}");
+    }
+    drop(port);
+
+    let said = refused(&[&args[..], &["--memory", "1M"]].concat());
+    let (_, more) =
+        said.trim_end().rsplit_once("; give --memory ").unwrap_or_else(|| panic!("{said}"));
+    let more = more.split(',').next().unwrap();
+    args.extend(["--memory", more]);
+    serve(&args).unwrap().stop("TERM");
 }

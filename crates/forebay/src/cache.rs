@@ -41,7 +41,9 @@ pub enum CacheError {
         found: u64,
     },
     /// The device is too small for a cache.
-    #[error("{device}: {found} bytes are too few for a cache; at least {needed} are needed")]
+    #[error(
+        "{device}: {found} bytes are too few for a cache; at least {needed} are needed; is it the cache's device? `forebay format --help` says how one is made"
+    )]
     TooSmall {
         /// The device.
         device: String,

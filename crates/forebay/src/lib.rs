@@ -68,6 +68,7 @@
 //! # }
 //! ```
 
+pub mod advice;
 pub mod cache;
 pub mod check;
 mod checksum;

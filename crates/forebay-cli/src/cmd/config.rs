@@ -68,7 +68,10 @@ fn chosen(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
     if given.is_empty() {
         let all = config::paths()?;
         if all.is_empty() {
-            bail!("{}: there is no configuration file", config::DIRECTORY);
+            bail!(
+                "{}: there is no configuration file; name one by its path, or write one (`forebay serve --help` says at NAME what is in it)",
+                config::DIRECTORY
+            );
         }
         return Ok(all);
     }

@@ -73,7 +73,10 @@ fn drain(socket: &Path, before: &VolumeStatus) -> Result<()> {
     }
     let done = watch_to_the_last(socket, &before.name, || is_ended.load(Ordering::Relaxed));
     if !done.with_context(|| format!("{}: not detached", before.name))? {
-        bail!("{}: not detached: it was ended before all was written back", before.name);
+        bail!(
+            "{0}: not detached: it was ended before all was written back; `forebay detach {0}` goes on with it",
+            before.name
+        );
     }
     Ok(())
 }

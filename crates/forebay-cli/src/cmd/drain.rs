@@ -133,7 +133,9 @@ impl Progress {
         // Its dirty data may come and go for ever.
         if let Some(name) = self.no_more(&volumes) {
             self.line.end()?;
-            bail!("{name}: is not drained any more: it was given a mode");
+            bail!(
+                "{name}: is not drained any more: it was given a mode; `forebay drain {name}` begins again"
+            );
         }
         // One that came since then, and was not told to be drained.
         let known = self.drained.get_or_insert_default();

@@ -46,7 +46,11 @@ fn forget(
     let Some(index) = shard.find(&args.name) else {
         let volumes = shard.superblock().volumes.iter().flatten();
         let names: Vec<&str> = volumes.map(|volume| volume.name.as_str()).collect();
-        bail!("{}: no such volume in this cache; it has: {}", args.name, names.join(", "));
+        let has = match names.is_empty() {
+            true => "it has none, so there is nothing to forget".into(),
+            false => format!("it has: {}", names.join(", ")),
+        };
+        bail!("{}: no such volume in this cache; {has}", args.name);
     };
     if let Some(dirty) = dirty(shard, index) {
         if !args.lose_dirty {
@@ -111,7 +115,7 @@ pub fn advice<'a>(
             quoted::shell(cache),
             state_dir.map_or_else(String::new, StateDir::option)
         ),
-        false => "only the cache knows what is lost of it, and a drain brings nothing back: write that again (a \
+        false => "only the cache knows what is lost of it, and a drain brings nothing back; write that again (a \
                   frozen volume takes nothing), or give --lose-dirty"
             .into(),
     }
@@ -139,7 +143,10 @@ pub fn ask_for(dirty: &[Dirty]) -> Result<()> {
         return Ok(());
     }
     if !std::io::stdin().is_terminal() {
-        bail!("giving up {} needs a terminal to confirm it", texts(dirty));
+        bail!(
+            "giving up {} needs a terminal to confirm it; run it in one, without `<` and `|` before it (over ssh: `ssh -t`)",
+            texts(dirty)
+        );
     }
     for Dirty { text, .. } in dirty {
         let name = text.split(" (").next().unwrap_or_default();

@@ -8,7 +8,7 @@ use crate::args::FormatArgs;
 use crate::state_dir::StateDir;
 use crate::units::size;
 use crate::{backing, config, memory, quoted};
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use forebay::cache;
 use forebay::io::{Device, DeviceKind, FileDevice};
 use forebay::shard::{CACHE_SOURCE, uuid_text, wall_now};
@@ -89,7 +89,9 @@ fn take_room(args: &FormatArgs, device: &FileDevice, size_bytes: u64) -> Result<
             let _ = ftruncate(file, 0).and_then(|()| ftruncate(file, length));
         }
         let path = args.cache.display();
-        return Err(error).with_context(|| format!("{path}: there is no room for it"));
+        bail!(
+            "{path}: there is no room for it: {error}; make room on its file system (`df -h` shows it), or use another"
+        );
     }
     Ok(())
 }

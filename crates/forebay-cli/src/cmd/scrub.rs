@@ -24,7 +24,7 @@ pub fn run(args: &ScrubArgs) -> Result<ExitCode> {
         out!("nothing else has: {lost}");
     }
     if !args.stop && scrub.state != "completed" {
-        bail!("the scrub was {}", scrub.state);
+        bail!("the scrub was {}; `forebay scrub` begins another", scrub.state);
     }
     // What newer blocks have replaced is bad until its segment is used again, and nobody reads it.
     Ok(match (scrub.lost_blocks, scrub.healed_blocks + scrub.bad_headers) {

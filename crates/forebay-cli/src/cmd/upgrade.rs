@@ -7,7 +7,7 @@ use crate::control::{self, Request};
 use crate::status::{Status, VolumeStatus, waits_text};
 use crate::trial;
 use crate::upgrade::FELL_BACK;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 const POLL: Duration = Duration::from_millis(10);
 
 pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
-    let executable = std::fs::canonicalize(&args.exec)
-        .with_context(|| format!("{}: there is no such program", args.exec.display()))?;
+    let executable = std::fs::canonicalize(&args.exec).map_err(|why| {
+        let shown = args.exec.display();
+        anyhow!("{shown}: there is no such program: {why}; give --exec the path of one")
+    })?;
     let version = trial::version(&executable)?;
     let mut socket = match args.process {
         Some(process) => control::find_process(process)?,

@@ -100,12 +100,13 @@ impl Done {
         }
     }
 
-    /// It ended with this code, and the last line on stderr has the form of an error and says this.
+    /// It ended with this code, and the last line on stderr has the form of an error (what: why; what to do) and says this.
     pub fn refused(&self, code: i32, says: &str) {
         assert_eq!(self.code, code, "{self:?}");
         let last = self.stderr.lines().last().unwrap_or_default();
         assert!(last.starts_with("forebay: "), "{self:?}");
         assert!(last.contains(says), "expected '{says}' in {self:?}");
+        assert!(last.contains("; "), "it does not say what to do: {self:?}");
     }
 }
 

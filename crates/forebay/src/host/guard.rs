@@ -22,6 +22,7 @@
 
 use super::loop_device::same_file;
 use super::machine::{DeviceNumber, Host, Link, LoopBinding, Mount, Node, Target, TargetError};
+use crate::advice::of_path;
 use rustix::fs::{Mode, OFlags};
 use std::fmt;
 use std::io;
@@ -121,12 +122,12 @@ pub enum GuardError {
         path: PathBuf,
     },
     /// The device cannot be opened at all.
-    #[error("{path}: cannot be opened for reading")]
+    #[error("{path}: cannot be opened for reading: {why}; {}", of_path(why))]
     Open {
         /// As given.
         path: PathBuf,
-        /// Why.
-        source: io::Error,
+        /// Why. It is said above, so it is no source, which would be told once more.
+        why: io::Error,
     },
 }
 
@@ -333,7 +334,7 @@ fn check_exclusive(path: PathBuf) -> Result<(), GuardError> {
     match rustix::fs::open(&path, flags, Mode::empty()) {
         Ok(_) => Ok(()),
         Err(rustix::io::Errno::BUSY) => Err(GuardError::Busy { path }), // G2
-        Err(error) => Err(GuardError::Open { path, source: error.into() }),
+        Err(error) => Err(GuardError::Open { path, why: error.into() }),
     }
 }
 

@@ -9,6 +9,7 @@
 //! What other mount namespaces have mounted is not in `/proc/self/mountinfo`. The exclusive open
 //! in `guard` is what finds those. A process that has left its namespace ([`super::namespace`]) asks process 1.
 
+use crate::advice::of_path;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
@@ -91,15 +92,17 @@ pub enum Target {
 #[non_exhaustive]
 pub enum TargetError {
     /// The path cannot be looked at.
-    #[error("{path}: cannot be examined; check the path and its permissions")]
+    #[error("{path}: cannot be examined: {why}; {}", of_path(why))]
     Stat {
         /// As given.
         path: PathBuf,
-        /// Why.
-        source: io::Error,
+        /// Why. It is said above, so it is no source, which would be told once more.
+        why: io::Error,
     },
     /// A directory, socket, character device …
-    #[error("{path}: expected a block device or a regular file, found a {found}")]
+    #[error(
+        "{path}: expected a block device or a regular file, found a {found}; `lsblk -p` lists the disks that are there"
+    )]
     NotStorage {
         /// As given.
         path: PathBuf,
@@ -111,8 +114,8 @@ pub enum TargetError {
 impl Target {
     /// Looks at `path`, following symbolic links.
     pub fn of(path: &Path) -> Result<Self, TargetError> {
-        let found = fs::metadata(path)
-            .map_err(|source| TargetError::Stat { path: path.to_owned(), source })?;
+        let found =
+            fs::metadata(path).map_err(|why| TargetError::Stat { path: path.to_owned(), why })?;
         let kind = found.file_type();
         let path = path.to_owned();
         if kind.is_block_device() {

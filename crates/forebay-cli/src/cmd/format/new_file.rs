@@ -9,15 +9,16 @@
 //!   makes it lasts from its beginning until it has the cache's name. So of those who make one cache at once one does.
 
 use crate::args::FormatArgs;
+use crate::quoted;
 use crate::signals::Signals;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use forebay::io::{FileDevice, FileOptions};
 use forebay::shard::CACHE_SOURCE;
 use rustix::fs::{CWD, FlockOperation, OFlags, RenameFlags};
 use rustix::fs::{fcntl_getfl, fcntl_setfl, flock, fstat, lstat, renameat_with};
 use rustix::io::Errno;
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -53,7 +54,9 @@ impl NewFile {
         let done = forebay::host::allocate(&new.file, size);
         // What was interrupted has room all the same.
         new.check_signals(&args.cache)?;
-        done.with_context(|| format!("{cache}: there is no room for it"))?;
+        done.map_err(|why| {
+            anyhow!("{cache}: there is no room for it: {why}; give a smaller --size, or make room (`df -h` shows it)")
+        })?;
         Ok(new)
     }
 
@@ -75,7 +78,10 @@ impl NewFile {
             // The file system knows no such thing.
             Err(Errno::INVAL) if !cache.exists() => std::fs::rename(&self.path, cache),
             Err(Errno::EXIST) => {
-                bail!("{}: was made by another process meanwhile", cache.display())
+                bail!(
+                    "{}: was made by another process meanwhile; choose another name",
+                    cache.display()
+                )
             }
             done => done.map_err(Into::into),
         }
@@ -87,7 +93,7 @@ impl NewFile {
 
     fn check_signals(&self, cache: &Path) -> Result<()> {
         if self.signals.came() {
-            bail!("{}: is not made: a signal ended it", cache.display());
+            bail!("{}: is not made: a signal ended it; nothing is left of it", cache.display());
         }
         Ok(())
     }
@@ -99,6 +105,20 @@ impl Drop for NewFile {
         if leads_to(&self.path, &self.file) {
             let _ = std::fs::remove_file(&self.path);
         }
+    }
+}
+
+/// What to do about a name that cannot be had.
+fn directory_advice(why: &io::Error, cache: &Path) -> String {
+    match (why.kind(), std::path::absolute(cache).ok().as_deref().and_then(Path::parent)) {
+        (ErrorKind::NotFound, Some(directory)) => {
+            format!("`mkdir -p {}` makes its directory", quoted::shell(directory))
+        }
+        (ErrorKind::PermissionDenied, Some(directory)) => format!(
+            "choose a directory that you may write to ({} is none), or run it as root (sudo)",
+            quoted::shell(directory)
+        ),
+        _ => "choose another path".into(),
     }
 }
 
@@ -132,7 +152,7 @@ fn locked(path: &Path, cache: &Path) -> Result<File> {
             }
             // It was there just now.
             Err(error) if error.kind() == ErrorKind::AlreadyExists && !is_there(path) => {}
-            Err(error) => return Err(error).with_context(failed),
+            Err(error) => bail!("{}: {error}; {}", failed(), directory_advice(&error, cache)),
         }
     }
     bail!(being_made(cache))
@@ -224,7 +244,7 @@ mod tests {
         drop(first);
         assert!(leads_to(&second.path, &second.file), "it is none of the first");
         let late = second.show(&args.cache).unwrap_err().to_string();
-        assert!(late.ends_with("cache: was made by another process meanwhile"), "{late}");
+        assert!(late.contains("cache: was made by another process meanwhile; "), "{late}");
         drop(second);
         assert!(args.cache.exists() && !place.other_name().exists());
     }
@@ -241,7 +261,7 @@ mod tests {
         assert!(!place.other_name().exists());
         std::fs::write(place.0.join("other"), "another's").unwrap();
         std::os::unix::fs::symlink(place.0.join("other"), place.other_name()).unwrap();
-        assert!(refused(&args).ends_with("cache: cannot be made"));
+        assert!(refused(&args).contains("cache: cannot be made: File exists"));
         assert_eq!(std::fs::read(place.0.join("other")).unwrap(), b"another's");
     }
 }

@@ -9,7 +9,7 @@ use super::Daemon;
 use crate::control::Reply;
 use crate::memory;
 use crate::units::{count, size};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use forebay::io::DeviceKind;
 use forebay_core::engine::CacheHealth;
 use forebay_core::format::resize::Unfit;
@@ -27,7 +27,9 @@ impl Daemon {
     pub(super) fn begin_to_resize_cache(&mut self, wanted: Option<u64>) -> Result<Reply> {
         let path = self.cache_text();
         if self.cache_path.is_none() {
-            bail!("there is no cache to be resized: the volumes are served bare");
+            bail!(
+                "there is no cache to be resized: the volumes are served bare; `serve` with --cache has one"
+            );
         }
         self.check_stays().with_context(|| format!("{path}: stays as large as it is"))?;
         if let Some(other) = self.server.shard.resizing() {
@@ -37,7 +39,9 @@ impl Daemon {
             );
         }
         if self.server.shard.engine().health() == CacheHealth::Failed {
-            bail!("{path}: the cache device has failed, so nothing new can be recorded in it");
+            bail!(
+                "{path}: the cache device has failed, so nothing new can be recorded in it; `forebay status` says what to do"
+            );
         }
         let shard = &mut self.server.shard;
         let found = shard.measure_cache().with_context(|| format!("{path}: cannot be measured"))?;
@@ -83,9 +87,11 @@ impl Daemon {
             size(total)
         );
         if after > found {
-            shard
-                .set_cache_file_size(after)
-                .with_context(|| format!("{path}: there is no room for {}", size(after)))?;
+            shard.set_cache_file_size(after).map_err(|why| {
+                let advice =
+                    "make room on its file system (`df -h` shows it), or choose a smaller size";
+                anyhow!("{path}: there is no room for {}: {why}; {advice}", size(after))
+            })?;
         }
         shard.begin_to_resize(after).map_err(|why| unfit(&path, after, why))?;
         Ok(Reply::Done)
@@ -210,7 +216,9 @@ fn unfit(path: &str, after: u64, why: Unfit) -> anyhow::Error {
     let after = size(after);
     match why {
         Unfit::Same => anyhow::anyhow!("{path}: has {after} already"),
-        Unfit::TooSmall => anyhow::anyhow!("{path}: {after} are too few for a cache"),
+        Unfit::TooSmall => anyhow::anyhow!(
+            "{path}: {after} are too few for a cache with segments of this size; choose more"
+        ),
         Unfit::NoMore { needed } => anyhow::anyhow!(
             "{path}: would hold no more with {after}, since it needs room for larger checkpoints; {} are the least \
              that are worth it",

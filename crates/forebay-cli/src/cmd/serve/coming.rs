@@ -98,7 +98,9 @@ impl Daemon {
     ) -> Result<()> {
         let name = name_of(volume);
         if self.volumes.iter().any(|served| served.name == name) {
-            bail!("{name}: is served already");
+            bail!(
+                "{name}: is served already; `forebay detach {name}` lets it go, or choose another name"
+            );
         }
         let slow = self.slow.iter().find(|other| other.name == name);
         if let Some(other) = self.coming.as_ref().or(slow) {
@@ -108,7 +110,7 @@ impl Daemon {
         self.silent.retain(|is_over| !is_over());
         if self.silent.len() >= SILENT_MAX {
             bail!(
-                "{name}: not attached: {} were to be attached and do not answer",
+                "{name}: not attached: {} were to be attached and do not answer; `dmesg` may say what is wrong with them",
                 count(self.silent.len() as u64, "backing device")
             );
         }

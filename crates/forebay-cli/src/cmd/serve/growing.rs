@@ -88,7 +88,9 @@ impl Daemon {
         check_size(&backing, after)?;
         let shard = &mut self.server.shard;
         if shard.engine().health() == CacheHealth::Failed {
-            bail!("{name}: the cache device has failed, so nothing new can be recorded in it");
+            bail!(
+                "{name}: the cache device has failed, so nothing new can be recorded in it; `forebay status` says what to do"
+            );
         }
         // One that was ready, and could not be recorded then, is tried again.
         if shard.engine().growth(index).is_none() {

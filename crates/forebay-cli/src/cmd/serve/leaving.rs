@@ -63,7 +63,9 @@ impl Daemon {
         }
         self.check_stays().with_context(|| format!("{name}: not detached"))?;
         if self.growing.is_some() {
-            bail!("{name}: not detached while a volume is made larger");
+            bail!(
+                "{name}: not detached while a volume is made larger; try again when it is (`forebay status`)"
+            );
         }
         let index = self.find_leaving(name)?;
         // Where that cannot begin the volume is served as before.
@@ -91,7 +93,9 @@ impl Daemon {
         };
         let index = served.index;
         if shard.engine().health() == CacheHealth::Failed {
-            bail!("{name}: the cache device has failed, so nothing can be taken out of it");
+            bail!(
+                "{name}: the cache device has failed, so nothing can be taken out of it; `forebay status` says what to do"
+            );
         }
         if let Some(status) = shard.engine().status(index) {
             if status.frozen {

@@ -7,6 +7,7 @@
 use super::Daemon;
 use crate::backing;
 use crate::names;
+use crate::quoted;
 use crate::state_dir::Known;
 use crate::upgrade::OtherDisk;
 use anyhow::{Result, bail};
@@ -109,7 +110,11 @@ impl Look {
             ),
             Some(recorded) => backing::fingerprint_as_recorded(&device, path, recorded)?,
             None if size_bytes < u64::from(device.info().logical_block) => {
-                bail!("{}: is empty, so there is nothing to be a volume of", path.display())
+                bail!(
+                    "{0}: is empty, so there is nothing to be a volume of; name another, or give it a size (`truncate -s 8G {1}`)",
+                    path.display(),
+                    quoted::shell(path)
+                )
             }
             None => backing::fingerprint(&device, path)?,
         };
@@ -141,7 +146,10 @@ impl Look {
         let found = Known::of(path);
         match self.served.iter().find(|it| Known::of(&it.1).is_same(&found)) {
             Some((other, _)) => {
-                bail!("{}: is the backing device of volume {other}", path.display())
+                bail!(
+                    "{}: is the backing device of volume {other}; a device can be behind one volume only, name another",
+                    path.display()
+                )
             }
             None => Ok(()),
         }

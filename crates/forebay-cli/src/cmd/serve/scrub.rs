@@ -31,7 +31,9 @@ impl Daemon {
     /// Begins or ends a scrub.
     pub(super) fn scrub(&mut self, name: Option<&str>, stop: bool) -> Result<()> {
         if self.cache_path.is_none() {
-            bail!("there is no cache to be scrubbed: the volumes are served bare");
+            bail!(
+                "there is no cache to be scrubbed: the volumes are served bare; `serve` with --cache has one"
+            );
         }
         let shard = &mut self.server.shard;
         if stop {
@@ -48,7 +50,9 @@ impl Daemon {
             Err(Refused::Running) => {
                 bail!("a scrub of something else is running; `forebay scrub --stop` ends it");
             }
-            Err(Refused::Failed) => bail!("the cache device has failed"),
+            Err(Refused::Failed) => {
+                bail!("the cache device has failed; `forebay status` says what to do")
+            }
             Err(Refused::NotServed) => bail!(self.not_served(name.context("all are asked for")?)),
         }
         self.watch_scrub();

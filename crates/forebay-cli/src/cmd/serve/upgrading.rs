@@ -35,7 +35,7 @@ impl Daemon {
             bail!("{shown}: expected the absolute path of a program");
         }
         if self.is_ending {
-            bail!("the daemon is being stopped");
+            bail!("the daemon is being stopped; serve with the new program when it is gone");
         }
         if !self.is_ready {
             bail!("its start waits for a backing device (`forebay status`); upgrade after that");
@@ -56,10 +56,14 @@ impl Daemon {
         }
         // A program is executed when all threads of the one before have ended.
         if self.silent.iter().any(|is_over| !is_over()) {
-            bail!("a device that was to be attached, or its driver, does not answer");
+            bail!(
+                "a device that was to be attached, or its driver, does not answer; `dmesg` may say why: upgrade when it has answered, or use `forebay stop`"
+            );
         }
         if self.awaited.is_stuck() {
-            bail!("a device does not answer that was looked at for a volume that waits");
+            bail!(
+                "a device does not answer that was looked at for a volume that waits; `dmesg` may say why: upgrade when it has answered, or use `forebay stop`"
+            );
         }
         if let Some(name) = named::silent().first() {
             bail!("/dev/{name} was looked at for a UUID, and does not answer");
@@ -69,7 +73,7 @@ impl Daemon {
         }
         if self.volumes.is_empty() {
             bail!(
-                "no volume is served, so nobody waits: use `forebay stop`, and serve with the new program"
+                "no volume is served, so nobody waits; use `forebay stop`, and serve with the new program"
             );
         }
         if self.server.shard.engine().health() == CacheHealth::Failed {

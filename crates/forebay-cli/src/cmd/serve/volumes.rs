@@ -227,7 +227,9 @@ impl Daemon {
         let parsed: Result<Vec<Setting>, String> =
             settings.iter().map(|text| parse_setting(text)).collect();
         if self.cache_path.is_none() {
-            bail!("{name}: is served bare: without a cache there is nothing to set");
+            bail!(
+                "{name}: is served bare, and without a cache there is nothing to set; `serve` with --cache has one"
+            );
         }
         let parsed = parsed.map_err(anyhow::Error::msg)?;
         let mut asked: Vec<_> = parsed.into_iter().zip(settings).collect();

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use super::bounce::Bounces;
 use super::{FileDevice, PUNCH, ZeroWay};
+use crate::advice::of_path;
 use crate::io::buffer::Arena;
 use crate::io::device::{DeviceInfo, DeviceKind};
 use crate::io::slab::{ROOM, Slab};
@@ -57,7 +58,7 @@ pub enum FileError {
         path: PathBuf,
     },
     /// It is neither a regular file nor a block device.
-    #[error("{}: is neither a regular file nor a block device", path.display())]
+    #[error("{}: is neither a regular file nor a block device; `lsblk -p` lists the disks that are there", path.display())]
     Kind {
         /// Which.
         path: PathBuf,
@@ -88,14 +89,14 @@ pub enum FileError {
         wanted: u32,
     },
     /// The system refused something.
-    #[error("{}: cannot {what} it", path.display())]
+    #[error("{}: cannot {what} it: {why}; {}", path.display(), of_path(why))]
     System {
         /// Which.
         path: PathBuf,
         /// What was tried.
         what: &'static str,
-        /// Why not.
-        source: io::Error,
+        /// Why not. It is said above, so it is no source, which would be told once more.
+        why: io::Error,
     },
 }
 
@@ -319,5 +320,5 @@ fn block_promises(device: u64) -> (bool, bool) {
 
 fn system(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> FileError {
     let path = path.to_owned();
-    move |source| FileError::System { path, what, source }
+    move |why| FileError::System { path, what, why }
 }
