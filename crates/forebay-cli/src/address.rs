@@ -76,6 +76,12 @@ impl Address {
         self.simulated.as_ref().map(|it| it.model.write_cache(it.write_cache))
     }
 
+    /// How that is told.
+    pub fn model_text(&self) -> Option<String> {
+        let Simulated { name, write_cache, .. } = self.simulated.as_ref()?;
+        Some(if *write_cache { name.clone() } else { format!("{name}, write cache off") })
+    }
+
     /// The same, from wherever one looks.
     pub fn absolute(&self) -> std::io::Result<Address> {
         Ok(Address { path: std::path::absolute(&self.path)?, ..self.clone() })
@@ -123,6 +129,11 @@ mod tests {
         assert_eq!(usual.to_string(), "sim+ssd:x?model=nvme");
         assert!(usual.model().is_some());
         assert_eq!(Address::parse("/dev/sdb").unwrap().model(), None);
+        let told = |text: &str| Address::parse(text).unwrap().model_text();
+        assert_eq!(told("/dev/sdb"), None);
+        assert_eq!(told("sim+hdd:x").as_deref(), Some("7200.12"));
+        let off = "sim+hdd:x?model=st3500641as&write_cache=off";
+        assert_eq!(told(off).as_deref(), Some("st3500641as, write cache off"));
     }
 
     #[test]

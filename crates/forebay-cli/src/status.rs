@@ -159,6 +159,9 @@ pub struct VolumeStatus {
     pub size_bytes: u64,
     /// Its backing device.
     pub backing: String,
+    /// Whose times that has, where they are simulated.
+    #[serde(default)]
+    pub model: Option<String>,
     /// `serving`, `waiting` (no backing device), `frozen`.
     pub state: String,
     /// `healthy`, `degraded` (works, and something is wrong), `failed` (writes are refused).

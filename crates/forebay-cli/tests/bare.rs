@@ -142,11 +142,38 @@ fn a_simulated_disk_stays_one_behind_a_cache() {
     daemon.stop("TERM");
     let daemon = scratch.serve::<&str>(&[]);
     assert!(std::fs::read_to_string(scratch.path("stderr")).unwrap().contains(&address));
+    assert_eq!(scratch.status()["volumes"][0]["model"], "st3500641as, write cache off");
     assert!(scratch.ask(&["drain"]).status.success());
     daemon.stop("TERM");
     let mut bytes = [0; 4096];
     std::fs::File::open(&disk).unwrap().read_exact_at(&mut bytes, MIB).unwrap();
     assert_eq!(bytes, [8; 4096]);
+}
+
+/// `status` named the file alone, and who had given a volume more than the disk has measured something else than the disk.
+#[test]
+fn whose_times_a_disk_has_is_told_and_where_they_end() {
+    let scratch = Scratch::new("bare-model");
+    let of_7200_12 = 533_420_000_000;
+    for (bytes, is_beyond) in [(of_7200_12 / MIB * MIB, false), (1 << 40, true)] {
+        let disk = scratch.file("disk", bytes);
+        let volume = format!("v=sim+hdd:{}?model=7200.12", disk.display());
+        let daemon = Daemon::start(serve(&scratch, &volume), &scratch.path("stderr"));
+        let it = &scratch.status()["volumes"][0];
+        let backing = disk.to_str().unwrap();
+        assert_eq!((&it["backing"], &it["model"]), (&backing.into(), &"7200.12".into()));
+        let text = String::from_utf8(scratch.ask(&["status"]).stdout).unwrap();
+        let line = format!("  backing {backing}, simulated as 7200.12, as of ");
+        assert!(text.contains(&line), "{text}");
+        let said = daemon.stop("TERM");
+        let warning = " WARN v: has 1 TiB, and the simulated disk 497 GiB: what is behind its end takes the times of its last sector";
+        assert_eq!(said.contains("the simulated disk"), is_beyond, "{said}");
+        assert_eq!(said.contains(warning), is_beyond, "{said}");
+    }
+    let plain = format!("v={}", scratch.file("plain", MIB).display());
+    let daemon = Daemon::start(serve(&scratch, &plain), &scratch.path("stderr"));
+    assert_eq!(scratch.status()["volumes"][0]["model"], serde_json::Value::Null);
+    daemon.stop("TERM");
 }
 
 /// It was told that there is nothing to set, which it had not asked for, in the place of what was wrong.

@@ -129,6 +129,15 @@ impl Model {
         }
     }
 
+    /// The bytes of a disk of this model; those of SSDs and cloud volumes take the same times wherever they lie. A hard disk that is
+    /// to have more has all that is behind its end in one place, its last sector (`hdd/geometry.rs`).
+    pub fn size_bytes(self) -> Option<u64> {
+        match self {
+            Model::Hdd(spec) => Some(Hdd::new(spec).size_bytes()),
+            Model::Ssd(_) | Model::Cloud(_) => None,
+        }
+    }
+
     /// A disk of this model, at rest.
     pub fn disk(self) -> Box<dyn Disk> {
         match self {

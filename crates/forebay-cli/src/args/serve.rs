@@ -94,7 +94,8 @@ pub struct ServeArgs {
     ///
     /// BACKING is a device or file, or sim+hdd:PATH?model=7200.12 (also st3500641as; sim+ssd: with 840pro or
     /// nvme; sim+cloud: with gp3; &write_cache=off for a hard disk): the data is in PATH, and it is as
-    /// slow as that disk.
+    /// slow as that disk. A hard disk that is larger than its model (482 GiB of st3500641as, 496 GiB of 7200.12) is
+    /// too quick behind the model's end, and the log says so.
     #[arg(long = "volume", value_name = "NAME=BACKING[,...]", value_parser = parse_volume)]
     pub volumes: Vec<VolumeSpec>,
     /// Where guests come in: nbd+unix:///PATH, nbd://127.0.0.1:PORT or vhost-user:///PATH; may be

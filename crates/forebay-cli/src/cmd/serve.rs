@@ -26,6 +26,7 @@ mod watch;
 pub(in crate::cmd) use ending::DURABLE;
 pub use offline::drain_offline;
 
+use crate::address::Address;
 use crate::args::{Attach, Listen, MetricsAddress, ServeArgs, VolumeSpec};
 use crate::attach::left::LeftDevice;
 use crate::attach::{self, Attached, Kind, NbdDevices};
@@ -85,6 +86,8 @@ struct Served {
     name: String,
     uuid: String,
     backing: PathBuf,
+    /// By which that was found, and whose times it has.
+    address: Address,
     stats: Stats,
     rates: Rates,
     /// What was placed when it was last told to be drained, or since when it is served.

@@ -74,7 +74,8 @@ impl VolumeStatus {
             [] => String::new(),
             others => format!(", one disk with {}", others.join(", ")),
         };
-        out!("  backing {}{with}, as of {}", self.backing, clock(self.backing_as_of));
+        let model = self.model.as_ref().map_or(String::new(), |it| format!(", simulated as {it}"));
+        out!("  backing {}{model}{with}, as of {}", self.backing, clock(self.backing_as_of));
         let mut dirty = format!("  dirty {}", size(self.dirty_bytes));
         if let Some(age) = self.dirty_age_seconds {
             dirty += &format!(", the oldest for {age:.0} s");

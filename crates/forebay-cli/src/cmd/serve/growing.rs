@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail};
 use forebay::io::DeviceKind;
 use forebay_core::engine::CacheHealth;
 use forebay_core::units::{BLOCK_BYTES, Sequence, VolumeIndex};
+use forebay_disk::Model;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -215,6 +216,9 @@ impl Daemon {
             lines.push(format!("{name}: has {before} bytes, as {backing} has"));
         } else {
             info!("{name}: has {after} bytes now, {before} before");
+            if let Some(at) = self.volumes.iter().position(|served| served.index == *index) {
+                self.tell_beyond_model(at);
+            }
             lines.push(format!("{name}: {} now, {} before", size(after), size(*before)));
         }
         for attached in &mut self.attached {
@@ -282,6 +286,20 @@ impl Daemon {
             self.problem(format!(
                 "{larger}: {after} bytes, and the volume has {before}; `forebay resize {name}` makes it as large"
             ));
+        }
+    }
+
+    /// Says so if a volume goes on behind the end of the disk whose times it has.
+    pub(super) fn tell_beyond_model(&self, at: usize) {
+        let Served { index, name, address, .. } = &self.volumes[at];
+        let has = self.server.shard.engine().volume_bytes(*index).unwrap_or(0);
+        if let Some(end) = address.model().and_then(Model::size_bytes).filter(|end| *end < has) {
+            warn!(
+                "{name}: has {}, and the simulated disk {}: what is behind its end takes the times of its last sector, which are too short; \
+                 give it a device of {end} bytes at most to measure by",
+                size(has),
+                size(end)
+            );
         }
     }
 }

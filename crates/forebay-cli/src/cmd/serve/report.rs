@@ -3,6 +3,7 @@
 
 use super::health::{Patient, health};
 use super::{Daemon, Served};
+use crate::address::Address;
 use crate::args::{mode_name, order_name, reserve_name};
 use crate::memory;
 use crate::status::{self, DeviceStatus, FillsRefused, Status, VolumeStatus};
@@ -265,7 +266,14 @@ fn volume_status(
     let now = shard.engine().status(index)?;
     let stats = now.stats;
     let name = &recorded.name;
-    let backing = served.map_or(recorded.path.clone(), |it| it.backing.display().to_string());
+    let (backing, model) = match served {
+        Some(it) => (it.backing.display().to_string(), it.address.model_text()),
+        None => match Address::parse(&recorded.path) {
+            Ok(it) => (it.path.display().to_string(), it.model_text()),
+            // As a newer program may have written it.
+            Err(_) => (recorded.path.clone(), None),
+        },
+    };
     let written = (stats.backing_blocks_written + stats.bypassed_blocks) * BLOCK_BYTES;
     let dirty_bytes = now.dirty_blocks * BLOCK_BYTES;
     let [reads, writes] = shard.latencies(index);
@@ -285,6 +293,7 @@ fn volume_status(
         name: name.clone(),
         size_bytes: shard.engine().volume_bytes(index)?,
         backing,
+        model,
         state: match (now.frozen, now.serving) {
             (true, _) => "frozen".into(),
             (false, true) => "serving".into(),

@@ -499,8 +499,17 @@ impl Daemon {
         let backing = std::path::absolute(path)?;
         let uuid = uuid_text(&recorded.uuid);
         let drained_from = self.server.shard.engine().placed(index);
-        let name = recorded.name;
-        self.volumes.push(Served { index, name, uuid, backing, stats, rates, drained_from });
+        let (name, address) = (recorded.name, address.clone());
+        self.volumes.push(Served {
+            index,
+            name,
+            uuid,
+            backing,
+            address,
+            stats,
+            rates,
+            drained_from,
+        });
         let others = self.disk_mates(index);
         if !others.is_empty() {
             info!(
@@ -510,6 +519,7 @@ impl Daemon {
             );
         }
         self.tell_larger(self.volumes.len() - 1);
+        self.tell_beyond_model(self.volumes.len() - 1);
         Ok(())
     }
 }
