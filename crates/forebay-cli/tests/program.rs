@@ -9,6 +9,7 @@ mod auto;
 mod bad;
 mod bad_input;
 mod bare;
+mod bypassed;
 mod cache_size;
 mod changed;
 mod check;
