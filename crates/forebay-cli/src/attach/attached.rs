@@ -22,6 +22,10 @@ pub struct Attached {
     /// Of its volumes: those that have left are not there any more.
     names: Vec<(VolumeIndex, String)>,
     problems: Vec<String>,
+    /// A process keeps them for the next daemon.
+    is_kept: bool,
+    /// It has died.
+    is_keeper_gone: bool,
     /// Who said why not when one device was to be detached.
     refusal: Option<String>,
     /// Of a volume on its way out, or the last that has gone: it is no problem that its device goes.
@@ -43,6 +47,7 @@ impl Attached {
     ) -> Attached {
         let Begun { attachments, reports, problems } = begun;
         let cache = cache.to_owned();
+        let is_kept = kind == Kind::Fuse && attachments.outlive();
         Attached {
             kind,
             attachments,
@@ -50,6 +55,8 @@ impl Attached {
             cache,
             names,
             problems,
+            is_kept,
+            is_keeper_gone: false,
             refusal: None,
             leaving: None,
             resizing: None,
@@ -207,9 +214,34 @@ impl Attached {
         self.is_quiesced
     }
 
-    /// What went wrong.
-    pub fn problems(&self) -> &[String] {
-        &self.problems
+    /// What is wrong.
+    pub fn problems(&self) -> impl Iterator<Item = String> {
+        self.problems.iter().cloned().chain(self.keeper_problem())
+    }
+
+    /// Sees whether who keeps them for the next daemon has died, which is told once: another is begun with a new mount only.
+    pub fn watch_keeper(&mut self) {
+        // At their end it ends, too.
+        let is_ending = self.is_released || self.leaving.is_some_and(|it| self.has_device(it));
+        if self.is_kept && !self.is_keeper_gone && !is_ending && !self.outlive() {
+            self.is_keeper_gone = true;
+            self.keeper_problem().into_iter().for_each(|text| tracing::warn!("{text}"));
+        }
+    }
+
+    fn keeper_problem(&self) -> Option<String> {
+        let has_device = |it: &&(VolumeIndex, String)| self.has_device(it.0);
+        let names: Vec<&str> =
+            self.names.iter().filter(has_device).map(|it| it.1.as_str()).collect();
+        if !self.is_keeper_gone || names.is_empty() {
+            return None;
+        }
+        Some(format!(
+            "{}: the process that keeps its block device for the next daemon has died: after a kill of this daemon what is mounted \
+             there gets I/O errors (but where the service manager keeps it, too), and an upgrade is refused; unmount it, \
+             `forebay stop`, and serve again",
+            names.join(", ")
+        ))
     }
 
     /// Begins to detach everything, once it is ready.
@@ -312,7 +344,7 @@ impl Attached {
     pub fn text(&self, volume: VolumeIndex) -> Option<String> {
         let device = self.reports.device(volume)?;
         let mut text = device_text(device, self.kind);
-        if self.kind == Kind::Ublk && !self.outlive() {
+        if !self.outlive() {
             text += ", ends with the daemon";
         }
         Some(text)

@@ -44,6 +44,41 @@ fn the_keeper_has_three_descriptors_and_a_session_of_its_own() {
     wait_for("it has ended", || !bench.keeper_socket().exists());
 }
 
+/// Nobody was told that a kill would not be survived any more, until an upgrade was refused.
+#[test]
+fn a_keeper_that_has_died_is_what_status_says() {
+    requires!("mkfs.ext4");
+    let mut bench = Bench::new("keeper-gone", 64 << 20);
+    bench.serve();
+    let Some(keeper) = bench.keeper() else {
+        skip("the kernel's FUSE does not resend requests");
+        return;
+    };
+    let control = bench.control();
+    let status = || run(&[FOREBAY, "status", "--control", &control]);
+    let device = bench.device.clone();
+    let attached = format!("  attached: {device} (fuse)");
+    let ends = ", ends with the daemon";
+    let before = status();
+    assert!(before.contains(&attached) && !before.contains(ends), "{before}");
+    run(&["kill", "-9", &keeper.to_string()]);
+    let wrong = "v: the process that keeps its block device for the next daemon has died: ";
+    wait_for("it is said", || status().contains(wrong));
+    assert!(status().contains(&format!("{attached}{ends}")), "{}", status());
+    let said = bench.read("err");
+    assert_eq!(said.matches(wrong).count(), 1, "{said}");
+    assert!(said.contains("; unmount it, `forebay stop`, and serve again"), "{said}");
+    let refused = try_run(&[FOREBAY, "upgrade", "--exec", FOREBAY, "--control", &control]);
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && text.contains("fuse end with the process"), "{text}");
+    run(&[FOREBAY, "stop", "--control", &control]);
+    bench.wait_for_end();
+    bench.serve();
+    let after = status();
+    assert!(after.contains("(fuse)") && !after.contains(ends) && !after.contains(wrong), "{after}");
+    bench.stop();
+}
+
 /// What is left of a failed service is ended before it is started again, the keeper too.
 #[test]
 fn a_service_manager_that_keeps_the_connection_is_enough() {

@@ -5,6 +5,7 @@ use super::health::{Patient, health};
 use super::{Daemon, Served};
 use crate::address::Address;
 use crate::args::{mode_name, order_name, reserve_name};
+use crate::attach::Attached;
 use crate::memory;
 use crate::status::{self, DeviceStatus, FillsRefused, Status, VolumeStatus};
 use crate::why::{Bypass, Read, Why};
@@ -36,7 +37,7 @@ impl Daemon {
         };
         let parts = memory::parts(superblock, counts, config);
         let mut problems = self.problems.clone();
-        problems.extend(self.attached.iter().flat_map(|it| it.problems().to_vec()));
+        problems.extend(self.attached.iter().flat_map(Attached::problems));
         problems.extend(self.bad_blocks());
         if engine.health() == CacheHealth::Failed {
             let what = if self.is_passed() { "it is left out" } else { "writes are refused" };

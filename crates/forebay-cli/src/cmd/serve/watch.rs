@@ -2,6 +2,7 @@
 //! Seeing what has changed, twice a second, and telling it in the log.
 
 use super::Daemon;
+use crate::attach::Attached;
 use crate::cmd::drain::drained_but_for;
 use crate::log::Limiter;
 use crate::units::{count, size};
@@ -139,6 +140,7 @@ impl Daemon {
         let passages = [self.passage.clone(), self.machines_passage(), self.devices_passage()];
         let passages = passages.into_iter().flatten();
         passages.flat_map(|passage| passage.told()).for_each(|text| warn!("{text}"));
+        self.attached.iter_mut().for_each(Attached::watch_keeper);
         for at in 0..self.volumes.len() {
             self.watch_volume(at, now);
         }
