@@ -10,11 +10,20 @@ use forebay_core::format::superblock::Mode;
 use forebay_core::limits::{VOLUME_BYTES_MAX, VOLUME_COUNT_MAX};
 use forebay_core::request::Op;
 use forebay_core::units::Lba;
+use rustix::time::{ClockId, clock_gettime};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 const TIB: u64 = 1 << 40;
 const SHORT: Duration = Duration::from_millis(10);
+/// How much longer 100 TiB may take than a MiB, at most: what goes by the byte, or by the TiB, takes a hundred times as long and more.
+const TIMES_MAX: u32 = 4;
+
+/// What the shard's thread, which is this one, has had of a processor: who else wants one does not count.
+fn processor_time() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
 
 fn rig(cache: Box<MemoryDevice>) -> Rig {
     let options = support::shared_options(ReactorKind::Threads, Config::default());
@@ -83,23 +92,30 @@ fn a_hundred_tebibytes_are_discarded_and_zeroed_at_once() {
     }
     rig.request(volume, Op::Flush, 0, 0, None).unwrap();
     for op in [Op::Discard, Op::WriteZeroes { fua: false }] {
-        // The shortest of some: another process may have the processor for a while.
         let written = |rig: &Rig| {
             rig.shard.engine().status(volume).unwrap().stats.cache_blocks_written * BLOCK
         };
-        let mut best = (Duration::MAX, 0);
+        // The shortest of some: what others do to the processor's caches counts all the same. Of the log it is a header, and
+        // never more than two, since what is written back is noted in one.
+        let mut spent = [Duration::MAX; 2];
+        let mut log = [(u64::MAX, 0); 2];
+        let is_short = |spent: [Duration; 2]| spent[1] <= SHORT.min(spent[0] * TIMES_MAX);
         for turn in 0..500 {
-            if turn >= 5 && best.0 <= SHORT {
+            if turn >= 5 && is_short(spent) {
                 break;
             }
-            let (before, begun) = (written(&rig), Instant::now());
-            rig.request(volume, op, 0, 100 * TIB, None).unwrap();
-            rig.request(volume, Op::Flush, 0, 0, None).unwrap();
-            best = (best.0.min(begun.elapsed()), best.1.max(written(&rig) - before));
+            for (at, length) in [1 << 20, 100 * TIB].into_iter().enumerate() {
+                let (before, begun) = (written(&rig), processor_time());
+                rig.request(volume, op, 0, length, None).unwrap();
+                rig.request(volume, Op::Flush, 0, 0, None).unwrap();
+                spent[at] = spent[at].min(processor_time() - begun);
+                let more = written(&rig) - before;
+                log[at] = (log[at].0.min(more), log[at].1.max(more));
+            }
         }
-        println!("{op:?} of 100 TiB and a flush: {:?}, {} bytes of log", best.0, best.1);
-        assert!(best.1 <= 8 << 10, "{op:?} took {} bytes of log", best.1);
-        assert!(best.0 <= SHORT, "{op:?} took {:?}", best.0);
+        println!("{op:?} of 1 MiB and of 100 TiB, and a flush: {spent:?}, {log:?} bytes of log");
+        assert!(log.iter().all(|log| log.0 == BLOCK && log.1 <= 2 * BLOCK), "{op:?}: {log:?}");
+        assert!(is_short(spent), "{op:?} took {spent:?}");
         for at in [0, 50 * TIB, 100 * TIB - (1 << 20)] {
             rig.request(volume, Op::Read, at, 1 << 20, Some(span)).unwrap();
             assert!(span.is_zero(), "{op:?}: {at} does not read as zeros");

@@ -2,7 +2,7 @@
 //! File systems stay mounted while the daemon is killed, and are whole on the backing device alone.
 
 use super::bench::{Bench, FOREBAY, compare, source};
-use super::machine::{has_file_system, memory_kib, run};
+use super::machine::{has_file_system, memory_kib, run, stat_field};
 use super::verify::Verify;
 use forebay_testing::{skip, wait_for};
 use std::fs;
@@ -122,6 +122,48 @@ fn a_kill_of_daemon_and_keeper_is_survived_by_a_new_mount() {
     bench.stop();
 }
 
+/// What the daemon was asked for, and took, until now.
+#[derive(Debug)]
+struct Cost {
+    discards: u64,
+    written_bytes: u64,
+    log_bytes: u64,
+    /// Of its threads, in hundredths of a second: who else wants the processor does not count.
+    processor_ticks: u64,
+}
+
+impl Cost {
+    fn now(bench: &Bench) -> Cost {
+        let status = run(&[FOREBAY, "status", "--json", "--control", &bench.control()]);
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        let of = |name: &str| status["volumes"][0][name].as_u64().unwrap();
+        let daemon = bench.daemon.as_ref().unwrap().id();
+        let ticks = |at| u64::from(stat_field(daemon, at).unwrap());
+        Cost {
+            discards: of("discards"),
+            written_bytes: of("written_bytes"),
+            log_bytes: of("cache_bytes_written"),
+            processor_ticks: ticks(11) + ticks(12),
+        }
+    }
+
+    fn until(&self, later: &Cost) -> Cost {
+        Cost {
+            discards: later.discards - self.discards,
+            written_bytes: later.written_bytes - self.written_bytes,
+            log_bytes: later.log_bytes - self.log_bytes,
+            processor_ticks: later.processor_ticks - self.processor_ticks,
+        }
+    }
+}
+
+/// As the kernel splits them.
+fn discard_bytes_max(bench: &Bench) -> u64 {
+    let name = bench.device.strip_prefix("/dev/").unwrap();
+    let path = format!("/sys/block/{name}/queue/discard_max_bytes");
+    fs::read_to_string(path).unwrap().trim().parse().unwrap()
+}
+
 /// A volume's size costs neither memory nor, where it is discarded or zeroed, time.
 #[test]
 fn a_volume_of_sixteen_tebibytes_is_formatted_and_discarded_within_the_memory_told() {
@@ -131,11 +173,16 @@ fn a_volume_of_sixteen_tebibytes_is_formatted_and_discarded_within_the_memory_to
     let daemon = bench.daemon.as_ref().unwrap().id();
     // Each within the time that any command of these tests has.
     let timed = |words: &[&str]| {
-        let begun = Instant::now();
+        let (before, begun) = (Cost::now(&bench), Instant::now());
         run(&[words, &[bench.device.as_str()]].concat());
         let (took, told) = (begun.elapsed().as_secs_f64(), "of 16 TiB before 1 GiB of cache");
+        let cost = before.until(&Cost::now(&bench));
         // Past the test harness, which would keep it to itself.
-        let _ = writeln!(std::io::stderr(), "NOTE {} {told}: {took:.2} s", words[0]);
+        let _ = writeln!(std::io::stderr(), "NOTE {} {told}: {took:.2} s, {cost:?}", words[0]);
+        // What went by the byte would be GiB of log, and minutes of a processor; the kernel asks for discards of 4 GiB.
+        assert!(cost.log_bytes <= cost.written_bytes * 5 / 4 + 4096 * cost.discards, "{cost:?}");
+        assert!(cost.discards <= 2 * (16 << 40) / discard_bytes_max(&bench) + 1000, "{cost:?}");
+        assert!(cost.processor_ticks <= 1000, "{cost:?}");
     };
     timed(&["mkfs.ext4", "-q"]);
     timed(&["blkdiscard"]);
