@@ -119,3 +119,35 @@ pub(crate) fn run(disk: &mut dyn Disk, pattern: Pattern, places: &[u64]) -> Took
     }
     Took { count: places.len() as u64, bytes: places.len() as u64 * bytes, nanos: now }
 }
+
+/// How long each of so many commands takes that come at this distance, sorted.
+pub(crate) fn services(model: Model, kind: Kind, count: u64, distance: Nanos) -> Vec<Nanos> {
+    let mut disk = model.disk();
+    let mut done: Vec<Done> = Vec::new();
+    for id in 0..count {
+        disk.advance(id * distance, &mut done);
+        disk.submit(id * distance, Command { id, kind, offset: id * 4096, bytes: 4096 });
+    }
+    disk.advance(Nanos::MAX, &mut done);
+    let mut took: Vec<Nanos> = done.iter().map(|done| done.at - done.id * distance).collect();
+    took.sort_unstable();
+    took
+}
+
+/// Random writes of 4 KiB a second by one that has each flushed before the next.
+pub(crate) fn flushed_writes(model: Model) -> f64 {
+    let mut disk = model.disk();
+    let (mut now, mut done) = (0, Vec::new());
+    let count = 500;
+    for at in 0..count {
+        for (id, kind, bytes) in [(2 * at, Kind::Write, 4096), (2 * at + 1, Kind::Flush, 0)] {
+            let offset = at * 7_919 % 1_000_000 * bytes;
+            disk.submit(now, Command { id, kind, offset, bytes });
+            while done.len() as u64 <= id {
+                now = disk.next().expect("it is under way");
+                disk.advance(now, &mut done);
+            }
+        }
+    }
+    count as f64 * 1e9 / now as f64
+}
