@@ -13,6 +13,7 @@ pub mod quiet;
 pub mod quotas;
 pub mod reads;
 pub mod records;
+pub mod write_cache;
 
 use crate::machine::Setup;
 use forebay_core::engine::Config;

@@ -6,7 +6,9 @@
 use crate::experiments::flushes::Flushes;
 use crate::experiments::records::Load;
 use crate::experiments::records::Start::{self, Brim, BrimOfFile};
-use crate::experiments::{cliff, drained, fair, flushes, misses, parts, quiet, reads, records};
+use crate::experiments::{
+    cliff, drained, fair, flushes, misses, parts, quiet, reads, records, write_cache,
+};
 
 /// Tests of a file that are known to have less than 0.98 of the bare disk's rate, all of the cache dirty and no batch ended yet, and what was seen
 /// (why: docs/decisions/0032).
@@ -145,6 +147,19 @@ impl Floors {
             let over = |bare: &drained::Row| bare.total() / row.total();
             self.least(&format!("{name}, {depth} at a time, over one at a time"), over(one), 2.5);
             self.least(&format!("{name}, {depth} at a time, over NCQ-32"), over(queued), 1.5);
+        }
+    }
+
+    /// Writes to a disk with its write cache off or on, from an empty cache: never slower, live and drained (P6).
+    pub fn write_cache(&mut self, disk: &str, row: &write_cache::Row) {
+        let write_cache::Row { depth, write_cache, .. } = row;
+        let cache = if *write_cache { "on" } else { "off" };
+        let name = format!("{disk}, write cache {cache}, {}, {depth} at a time", row.load.name());
+        for (order, (rate, whole)) in
+            ["batch", "relaxed"].into_iter().zip(row.rates().into_iter().zip(row.wholes()))
+        {
+            self.least(&format!("{name}, {order}"), rate, 0.98);
+            self.most(&format!("{name}, {order}, the whole history"), whole, 1.02);
         }
     }
 

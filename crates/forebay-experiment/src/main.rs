@@ -8,7 +8,7 @@ use forebay_disk::model::{BARRACUDA_7200_12, NVME, SSD_840PRO, ST3500641AS};
 use forebay_experiment::experiments::records::Load;
 use forebay_experiment::experiments::{
     SECOND, ahead, cliff, disks, drained, fair, flushes, misses, one_disk, parts, quiet, quotas,
-    reads, records,
+    reads, records, write_cache,
 };
 use forebay_experiment::floors::Floors;
 use forebay_experiment::plot::{self, Frame};
@@ -63,6 +63,8 @@ enum Table {
     Shares,
     /// Readers against writers of other sizes, on a volume behind a network
     Sizes,
+    /// Writes to disks whose write cache is on or off
+    WriteCache,
 }
 
 fn main() -> ExitCode {
@@ -111,6 +113,7 @@ fn print(arguments: &Arguments) -> Result<Floors, Box<dyn Error>> {
             Table::Records => print_records(it),
             Table::Shares => print_shares(),
             Table::Sizes => print_sizes(it),
+            Table::WriteCache => print_write_cache(it),
         }
         println!();
     }
@@ -505,6 +508,48 @@ fn print_sizes(floors: &mut Floors) {
             row.sides.efficiency(),
             row.read_p99[1]
         );
+    }
+}
+
+fn print_write_cache(floors: &mut Floors) {
+    println!(
+        "writes to the whole of a disk whose write cache is off or on, flushed at the end, then drained; cache 256 MiB"
+    );
+    println!(
+        "seconds until they are answered and until all is on the disk; rate: that of answers over the bare disk's; whole: the time of all over the bare disk's"
+    );
+    println!(
+        "{:12} {:11} {:26} {:>5} {:>8} {:>9} {:>8} {:>8} {:>6} {:>9} {:>8} {:>8} {:>6}",
+        "disk",
+        "write cache",
+        "writes",
+        "depth",
+        "bare",
+        "batch",
+        "all",
+        "rate",
+        "whole",
+        "relaxed",
+        "all",
+        "rate",
+        "whole"
+    );
+    for (disk, spec) in [("st3500641as", ST3500641AS), ("7200.12", BARRACUDA_7200_12)] {
+        for row in write_cache::table(spec) {
+            let [bare, through @ ..] = row.took;
+            print!(
+                "{disk:12} {:11} {:26} {:5} {:8.2}",
+                if row.write_cache { "on" } else { "off" },
+                row.load.name(),
+                row.depth,
+                bare.total()
+            );
+            for (it, (rate, whole)) in through.iter().zip(row.rates().iter().zip(row.wholes())) {
+                print!(" {:9.2} {:8.2} {rate:8.2} {whole:6.3}", it.answered, it.total());
+            }
+            println!();
+            floors.write_cache(disk, &row);
+        }
     }
 }
 
