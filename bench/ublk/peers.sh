@@ -2,7 +2,7 @@
 # ones to the block devices of forebay (ublk), bcache, dm-writecache and dm-writeboost over the same two RAM disks; of a ublk target that
 # does nothing, of one that fetches the bytes and drops them, and of a plain loop device, which are floors. In the guest machine:
 #   cargo build --release -p forebay-serve --example ublk_null && bench/ublk/writeboost.sh target/writeboost
-#   VM_MEMORY=4G VM_TIMEOUT=3600 scripts/vm run bench/ublk/peers.sh tests/vm/lib.sh bench/ublk/targets.sh \
+#   VM_MEMORY=4G VM_TIMEOUT=3600 scripts/vm run bench/ublk/peers.sh tests/vm/lib.sh bench/ublk/targets.sh bench/ublk/aims.py \
 #     target/release/examples/ublk_null target/writeboost/dm-writeboost.ko
 # Without that last file dm-writeboost is left out. A file `settings` beside them may have ROUNDS=…, TARGETS="…", LOADS="1x32x4k …", and so on. forebay writes back from
 # a quarter of its cache on: with RAM_MIB=3072 (of a RAM disk) and one load it does not. What a
@@ -14,10 +14,12 @@
 # There fio waits for up to a tick of 4 ms whenever a target has much to do at once: FIRST=1 has it go before all else (chrt), as on a
 # processor of its own. That is for the tails; rates are judged without it. At (1, 32) the null target is woken for each request without
 # FIRST, and takes some 27 at a time with it; forebay takes many in both (part 6 of bench/results/ublk-peers.txt).
+# It ends with a line for each aim (aims.py), and fails if one is missed by more than noise that is recorded as met in bench/README.md.
 . ./targets.sh
 ROUNDS=${ROUNDS:-3} SECONDS_EACH=${SECONDS_EACH:-3} first=${FIRST:+chrt -f 1}
 targets=${TARGETS:-null null-copy loop forebay bcache dm-writecache dm-writeboost}
 [ -e ./dm-writeboost.ko ] || targets=${targets% dm-writeboost}
+loads=${LOADS:-1x4x4k 1x32x4k 4x4x4k 4x32x4k 1x4x1m}
 
 busy() { awk '/^cpu / {print $2 + $3 + $4 + $7 + $8}' /proc/stat; } # ticks of 10 ms, all processors
 
@@ -44,7 +46,7 @@ for round in $(seq "$ROUNDS"); do
         begin "$target" || { fail "round $round: $target"; continue; }
         # The region is written once before, so that no target is measured on empty tables.
         fio --name=fill --filename="$disk" --direct=1 --ioengine=libaio --iodepth=4 --bs=1m --rw=write --size=256m >/dev/null 2>&1
-        for load in ${LOADS:-1x4x4k 1x32x4k 4x4x4k 4x32x4k 1x4x1m}; do
+        for load in $loads; do
             IFS=x read -r jobs depth block <<<"$load"
             how=randwrite
             [ "$block" = 4k ] || how=write
@@ -54,7 +56,7 @@ for round in $(seq "$ROUNDS"); do
         echo "round $round: $target"
     done
 done
-python3 - <<'END'
+python3 - <<'END' | tee /run/table
 import collections, statistics
 samples = collections.defaultdict(list)
 for line in open("/run/samples"):
@@ -77,4 +79,13 @@ one = lambda target, load: median((load, "4k", target), 0)
 if all((it, "4k", "forebay") in samples for it in ("1x32", "4x32")):
     print(f"forebay (4, 32) / (1, 32): {one('forebay', '4x32') / one('forebay', '1x32'):.2f}")
 END
+[ "${PIPESTATUS[0]}" = 0 ] || fail "the table"
+mode=written-back
+[ "${RAM_MIB:-640}" -ge 3072 ] && [ "$loads" = "${loads% *}" ] && mode=absorbed
+if [ -n "$first" ]; then
+    echo "aims are not judged where fio goes first"
+else
+    echo "aims, $mode:"
+    python3 ./aims.py "$mode" </run/table || fail "an aim that is recorded as met is missed"
+fi
 finish

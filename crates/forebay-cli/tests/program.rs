@@ -56,6 +56,7 @@ mod status;
 mod stopped;
 mod support;
 mod typed;
+mod ublk_aims;
 mod unheard;
 mod unit_file;
 mod upgrade;
