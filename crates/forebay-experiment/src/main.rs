@@ -99,19 +99,19 @@ fn print(arguments: &Arguments) -> Result<Floors, Box<dyn Error>> {
     let it = &mut floors;
     for table in tables {
         match table {
-            Table::Ahead => print_ahead(),
+            Table::Ahead => print_ahead(it),
             Table::Cliff => print_cliff(plots.as_deref(), *seconds, it)?,
             Table::Drained => print_drained(it),
             Table::Fair => print_fair(plots.as_deref(), it)?,
             Table::Flushes => print_flushes(it),
             Table::Misses => print_misses(it)?,
-            Table::OneDisk => print_one_disk(),
+            Table::OneDisk => print_one_disk(it),
             Table::Quiet => print_quiet(it),
-            Table::Quotas => print_quotas(),
+            Table::Quotas => print_quotas(it),
             Table::Parts => print_parts(it),
             Table::Reads => print_reads(it),
             Table::Records => print_records(it),
-            Table::Shares => print_shares(),
+            Table::Shares => print_shares(it),
             Table::Sizes => print_sizes(it),
             Table::WriteCache => print_write_cache(it),
         }
@@ -120,7 +120,7 @@ fn print(arguments: &Arguments) -> Result<Floors, Box<dyn Error>> {
     Ok(floors)
 }
 
-fn print_ahead() {
+fn print_ahead(floors: &mut Floors) {
     println!("one who reads a file that is not in the cache, one record at a time; MiB a second");
     println!(
         "{:12} {:8} {:>5} {:>8} {:>8} {:>8} {:>7}",
@@ -129,7 +129,9 @@ fn print_ahead() {
     for (disk, model) in disks() {
         for way in ahead::WAYS {
             for record in ahead::RECORDS {
-                let [bare, through, without] = ahead::rates(model, way, record);
+                let rates = ahead::rates(model, way, record);
+                floors.ahead(disk, way, record, rates);
+                let [bare, through, without] = rates;
                 println!(
                     "{disk:12} {:8} {:5} {bare:8.1} {through:8.1} {without:8.1} {:7.2}",
                     format!("{way:?}").to_lowercase(),
@@ -151,7 +153,9 @@ fn print_ahead() {
         for way in ahead::WAYS {
             for record in ahead::RECORDS {
                 print!("{disk:12} {:8} {:5}", format!("{way:?}").to_lowercase(), record >> 10);
-                for ahead::Beside { rate, random, p99 } in ahead::beside(model, way, record) {
+                let sides = ahead::beside(model, way, record);
+                floors.beside(disk, way, record, &sides);
+                for ahead::Beside { rate, random, p99 } in sides {
                     print!("   {rate:8.1} {random:8.1} {p99:7.1}");
                 }
                 println!();
@@ -236,7 +240,7 @@ fn plot_cliff(
     plot::bars(&folder.join(format!("cliff-latency-{disk}-{kib}k.svg")), frame, &THROUGH, &groups)
 }
 
-fn print_quotas() {
+fn print_quotas(floors: &mut Floors) {
     println!(
         "a volume with popular blocks beside another that asks for {} times as much; cache of a quarter of its blocks",
         quotas::BUSY
@@ -246,6 +250,7 @@ fn print_quotas() {
         "other", "reserve", "has", "hits", "alone, hits", "other has"
     );
     for row in quotas::table() {
+        floors.quotas(&row);
         println!(
             "{:8} {:>8} {:7.1} % {:7.1} % {:9.1} % {:7.1} %",
             row.other,
@@ -399,7 +404,7 @@ fn print_flushes(floors: &mut Floors) {
     }
 }
 
-fn print_one_disk() {
+fn print_one_disk(floors: &mut Floors) {
     println!(
         "two volumes on one disk, random 4 KiB readers against 32 random 4 KiB writers, cache full of dirty data"
     );
@@ -419,6 +424,7 @@ fn print_one_disk() {
     );
     for (disk, model) in fair::disks().into_iter().take(2) {
         for row in one_disk::table(model) {
+            floors.one_disk(disk, &row);
             println!(
                 "{disk:12} {:6} {:7} {:9} {} {:5.2} {:5.2} {:9.0}",
                 format!("{:?}", row.load).to_lowercase(),
@@ -433,7 +439,7 @@ fn print_one_disk() {
     }
 }
 
-fn print_shares() {
+fn print_shares(floors: &mut Floors) {
     println!("the same with weights of guests: shares of the device, reads over writes");
     println!(
         "{:12} {:>7} {:>6} {:>7} {:>7} {:>7} {:>5} {:>9}",
@@ -441,6 +447,7 @@ fn print_shares() {
     );
     for (disk, model, _) in fair::shared() {
         for row in fair::weighted(model) {
+            floors.weight(disk, &row);
             println!(
                 "{disk:12} {:7} {:6} {:7.2} {:7.2} {:7.2} {:5.2} {:9.0}",
                 row.readers,
@@ -463,6 +470,7 @@ fn print_shares() {
     );
     for (disk, model, targets) in fair::shared() {
         for row in fair::targeted(model, &targets) {
+            floors.target(disk, &row);
             println!(
                 "{disk:12} {:7} {:6} {:9.1} {:9.1} {:6.3} {:8.1} {:5.2} {:5.2}",
                 row.readers,

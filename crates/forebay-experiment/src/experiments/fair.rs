@@ -261,6 +261,11 @@ pub fn sized() -> Vec<([u64; 2], Row)> {
     sizes.into_iter().flat_map(rows).collect()
 }
 
+/// One row of it.
+pub fn sized_row(bytes: [u64; 2], readers: usize) -> Row {
+    alone(Model::Cloud(GP3), false, &[readers], bytes)[0].row(1, 0)
+}
+
 /// One row: so many readers, a weight of guests and a target for reads, in milliseconds.
 pub fn row(backing: Model, readers: usize, weight: u8, target: u32) -> Row {
     alone(backing, false, &[readers], SMALL)[0].row(weight, target)

@@ -39,6 +39,8 @@ pub struct Row {
     pub other: &'static str,
     /// What is reserved for the one.
     pub reserve: String,
+    /// The same as a part of what can be reserved.
+    pub reserved: f64,
     /// Parts of the cache that the one and the other had in the end.
     pub has: [f64; 2],
     /// Of the blocks that the one read, those that the cache had.
@@ -85,7 +87,14 @@ pub fn run(other: Other, reserve: Reserve) -> Row {
     let (read, missed) =
         (stats.read_blocks - before.read_blocks, stats.miss_blocks - before.miss_blocks);
     let part = |volume| f64::from(engine.status_of(volume).segments) / f64::from(engine.segments());
+    let reserved = match reserve {
+        // A quarter for both.
+        Reserve::Share => 0.125,
+        Reserve::Percent(percent) => f64::from(percent) / 100.0,
+        Reserve::Blocks(blocks) => blocks as f64 / CACHE as f64,
+    };
     Row {
+        reserved,
         other: match other {
             Other::Rests => "rests",
             Other::Reads => "reads",
