@@ -516,6 +516,7 @@ mod tests {
             target: 0,
             sides: sides(0.5, 0.5),
             missed: [1.0, 0.5],
+            read_p50: 10.0,
             read_p99: [9.0, 100.0],
             read_longest: [20.0, 150.0],
             write_p99: 30.0,

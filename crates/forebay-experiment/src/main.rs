@@ -223,7 +223,8 @@ fn plot_cliff(
     let title = format!(
         "{disk}: random writes of {kib} KiB at 1.5 x the drain rate; the worst second of every ten"
     );
-    let frame = Frame { title: &title, x: "time (s)", y: "writes answered in a second" };
+    let y = "writes answered in the worst second of every ten";
+    let frame = Frame { title: &title, x: "time (s)", y };
     let lines: Vec<plot::Line> = THROUGH
         .iter()
         .zip(courses)
@@ -297,17 +298,40 @@ fn print_drained(floors: &mut Floors) {
     }
 }
 
-fn plot_fair(folder: &Path, rows: &[(&str, fair::Row)]) -> Result<(), Box<dyn Error>> {
-    let frame = Frame {
-        title: "Random readers against 32 random writers: what each side keeps of its rate alone",
-        x: "disk, readers",
-        y: "rate / rate alone",
-    };
-    let groups: Vec<(String, Vec<f64>)> = rows
-        .iter()
-        .map(|(disk, row)| (format!("{disk}, {}", row.readers), row.sides.shares().to_vec()))
-        .collect();
-    plot::bars(&folder.join("fair.svg"), frame, &["reads", "writes"], &groups)
+/// Hard disks and volumes behind a network each by themselves: what they take differs by ten times.
+fn plot_fair(folder: &Path, rows: &[(&str, fair::Bare, fair::Row)]) -> Result<(), Box<dyn Error>> {
+    for (suffix, is_cloud) in [("", false), ("-gp3", true)] {
+        let rows = || rows.iter().filter(|(disk, ..)| disk.starts_with("gp3") == is_cloud);
+        let group = |disk: &str, readers| match readers {
+            1 => format!("{disk}, 1 reader"),
+            _ => format!("{disk}, {readers} readers"),
+        };
+        let frame = Frame {
+            title: "Random readers against 32 random writers: what each side keeps of its rate alone",
+            x: "disk, readers (each has one read under way)",
+            y: "rate / rate alone",
+        };
+        let share = |(disk, bare, row): &(&str, fair::Bare, fair::Row)| {
+            let ([a, c], [b, d]) = (bare.sides.shares(), row.sides.shares());
+            (group(disk, row.readers), vec![a, b, c, d])
+        };
+        let names = ["reads, bare disk", "reads, forebay", "writes, bare disk", "writes, forebay"];
+        let groups: Vec<_> = rows().map(share).collect();
+        plot::bars(&folder.join(format!("fair{suffix}.svg")), frame, &names, &groups)?;
+        let frame = Frame {
+            title: "Random readers against 32 random writers: how long reads take",
+            y: "latency of reads (ms)",
+            ..frame
+        };
+        let latency = |(disk, bare, row): &(&str, fair::Bare, fair::Row)| {
+            let ([a, c], b, d) = (bare.read_latencies, row.read_p50, row.read_p99[1]);
+            (group(disk, row.readers), vec![a, b, c, d])
+        };
+        let names = ["p50, bare disk", "p50, forebay", "p99, bare disk", "p99, forebay"];
+        let groups: Vec<_> = rows().map(latency).collect();
+        plot::bars(&folder.join(format!("fair-latency{suffix}.svg")), frame, &names, &groups)?;
+    }
+    Ok(())
 }
 
 fn print_fair(plots: Option<&Path>, floors: &mut Floors) -> Result<(), Box<dyn Error>> {
@@ -319,7 +343,7 @@ fn print_fair(plots: Option<&Path>, floors: &mut Floors) -> Result<(), Box<dyn E
         "by device: x_r of the reads that the disk answers; copies: what is read is copied into the cache; bare: the disk alone, the same workers"
     );
     println!(
-        "{:12} {:7} {:>7} {:>8} {:>9} {:>8} {:>9} {:>5} {:>5} {:>5} {:>5} {:>9} {:>9}  {:>9} {:>5} {:>5} {:>12} {:>5}",
+        "{:12} {:7} {:>7} {:>8} {:>9} {:>8} {:>9} {:>5} {:>5} {:>5} {:>5} {:>8} {:>8} {:>9}  {:>9} {:>5} {:>5} {:>12} {:>5}",
         "disk",
         "through",
         "readers",
@@ -331,6 +355,7 @@ fn print_fair(plots: Option<&Path>, floors: &mut Floors) -> Result<(), Box<dyn E
         "x_w",
         "F",
         "U",
+        "r p50 ms",
         "r p99 ms",
         "w p99 ms",
         "by device",
@@ -339,23 +364,24 @@ fn print_fair(plots: Option<&Path>, floors: &mut Floors) -> Result<(), Box<dyn E
         "longest r ms",
         "alone"
     );
-    let print = |disk, through, readers, sides: &fair::Sides, p99: f64| {
+    let print = |disk, through, readers, sides: &fair::Sides, [p50, p99]: [f64; 2]| {
         let [reads, writes] = sides.shares();
         print!(
-            "{disk:12} {through:7} {readers:7} {} {reads:5.2} {writes:5.2} {:5.2} {:5.2} {p99:9.0}",
+            "{disk:12} {through:7} {readers:7} {} {reads:5.2} {writes:5.2} {:5.2} {:5.2} {p50:8.1} {p99:8.0}",
             sides.rates(),
             sides.fairness(),
             sides.efficiency(),
         );
     };
     for (disk, model) in fair::disks() {
-        for (readers, sides, p99) in fair::bare_table(model) {
-            print(disk, "bare", readers, &sides, p99);
+        let bare = fair::bare_table(model);
+        for row in &bare {
+            print(disk, "bare", row.readers, &row.sides, row.read_latencies);
             println!();
         }
         for (through, copies) in [("forebay", false), ("copies", true)] {
-            for row in fair::table(model, copies) {
-                print(disk, through, row.readers, &row.sides, row.read_p99[1]);
+            for (row, bare) in fair::table(model, copies).into_iter().zip(&bare) {
+                print(disk, through, row.readers, &row.sides, [row.read_p50, row.read_p99[1]]);
                 let [shared, used] = row.by_device();
                 let reads = row.device_share();
                 let [alone, longest] = row.read_longest;
@@ -365,7 +391,7 @@ fn print_fair(plots: Option<&Path>, floors: &mut Floors) -> Result<(), Box<dyn E
                 );
                 floors.fair(disk, &row);
                 if !copies {
-                    rows.push((disk, row));
+                    rows.push((disk, *bare, row));
                 }
             }
         }

@@ -10,6 +10,9 @@ use std::path::Path;
 /// In the order of what is drawn.
 const COLOURS: [RGBColor; 4] =
     [RGBColor(120, 120, 120), RGBColor(0, 90, 180), RGBColor(215, 90, 0), RGBColor(20, 130, 60)];
+/// Of four bars that are two pairs.
+const PAIRS: [RGBColor; 4] =
+    [RGBColor(150, 190, 230), RGBColor(0, 90, 180), RGBColor(245, 190, 140), RGBColor(215, 90, 0)];
 const SIZE: (u32, u32) = (900, 480);
 const FONT: &str = "sans-serif";
 
@@ -55,18 +58,23 @@ pub fn lines(path: &Path, frame: Frame<'_>, lines: &[Line]) -> Result<(), Box<dy
     Ok(())
 }
 
-/// Bars side by side for each group, each with its value above it; `names` are those of the bars, in the order of a group's values.
+/// Bars side by side for each group, each with its value above it; `names` are those of the bars, in the order of a group's values. Four of them
+/// are two pairs.
 pub fn bars(
     path: &Path,
     frame: Frame<'_>,
     names: &[&str],
     groups: &[(String, Vec<f64>)],
 ) -> Result<(), Box<dyn Error>> {
-    // As wide as the names below need.
-    let size = (SIZE.0.max(100 + 120 * groups.len() as u32), SIZE.1);
+    // As wide as the names below and the figures above need.
+    let group = (42 * names.len() as u32).max(120);
+    let size = (SIZE.0.max(100 + group * groups.len() as u32), SIZE.1);
+    let colours = if names.len() == PAIRS.len() { PAIRS } else { COLOURS };
     let root = SVGBackend::new(path, size).into_drawing_area();
     root.fill(&WHITE)?;
-    let top = groups.iter().flat_map(|(_, values)| values).copied().fold(0.0, f64::max) * 1.35;
+    // The names of the bars have their place above the highest.
+    let room = 1.05 + 0.1 * names.len() as f64;
+    let top = groups.iter().flat_map(|(_, values)| values).copied().fold(0.0, f64::max) * room;
     let right = groups.len() as f64;
     let mut chart = builder(&root, frame).build_cartesian_2d(0.0..right, 0.0..top)?;
     let label = |x: &f64| {
@@ -89,7 +97,7 @@ pub fn bars(
     let above = Pos::new(HPos::Center, VPos::Bottom);
     let text = (FONT, 13).into_text_style(&root).pos(above);
     for (bar, name) in names.iter().enumerate() {
-        let colour = COLOURS[bar % COLOURS.len()];
+        let colour = colours[bar % colours.len()];
         let from = |at: usize| at as f64 + 0.1 + width * bar as f64;
         let rectangle = |(at, (_, values)): (usize, &(String, Vec<f64>))| {
             let end = (from(at) + width * 0.92, values[bar]);

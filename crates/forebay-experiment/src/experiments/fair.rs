@@ -72,6 +72,8 @@ pub struct Row {
     pub sides: Sides,
     /// Reads of the backing device a second, alone and together.
     pub missed: [f64; 2],
+    /// Half of the reads take no longer, together, in milliseconds.
+    pub read_p50: f64,
     /// Of reads, alone and together, in milliseconds.
     pub read_p99: [f64; 2],
     /// The longest of them.
@@ -114,6 +116,7 @@ impl Row {
 struct Run {
     rates: [f64; 2],
     missed: f64,
+    read_p50: f64,
     p99: [f64; 2],
     longest: f64,
     sharing: [Sharing; 2],
@@ -159,10 +162,11 @@ fn measure(setup: &Setup, workers: [usize; 2], bytes: [u64; 2]) -> Run {
     let (before, missed) = (sharing(&machine), machine.stats().miss_blocks);
     let tally = run(&mut machine, all(workers, bytes, Turn::Measured), warm + MEASURED);
     let p99 = [0, 1].map(|class| tally.classes[class].percentile(0.99));
+    let read_p50 = tally.classes[0].percentile(0.5);
     let missed = (machine.stats().miss_blocks - missed) as f64 / (MEASURED / SECOND) as f64;
     let rates = [tally.rate(0), tally.rate(1)];
     let longest = tally.classes[0].percentile(1.0);
-    Run { rates, missed, p99, longest, sharing: [before, sharing(&machine)] }
+    Run { rates, missed, read_p50, p99, longest, sharing: [before, sharing(&machine)] }
 }
 
 /// What a side has alone.
@@ -193,6 +197,7 @@ impl Alone {
             target,
             sides: Sides { alone: [reads.rates[0], *writes], together: run.rates },
             missed: [reads.missed, run.missed],
+            read_p50: run.read_p50,
             read_p99: [reads.p99[0], read_p99],
             read_longest: [reads.longest, run.longest],
             write_p99,
@@ -233,8 +238,19 @@ pub fn table(backing: Model, copies: bool) -> Vec<Row> {
     alone(backing, copies, &[1, 4, 16], SMALL).iter().map(|alone| alone.row(1, 0)).collect()
 }
 
-/// The same workers on the bare disk: for so many readers rates, and reads' p99 together.
-pub fn bare_table(backing: Model) -> Vec<(usize, Sides, f64)> {
+/// The same workers on the bare disk.
+#[derive(Clone, Copy, Debug)]
+pub struct Bare {
+    /// Readers.
+    pub readers: usize,
+    /// Reads and writes.
+    pub sides: Sides,
+    /// Of reads, together, in milliseconds: half of them take no longer, 99 of 100.
+    pub read_latencies: [f64; 2],
+}
+
+/// The table of a bare disk.
+pub fn bare_table(backing: Model) -> Vec<Bare> {
     let measure = |readers, writers| {
         let mut machine = Machine::new(&bare(backing, SPAN));
         run(&mut machine, all([readers, writers], SMALL, Turn::Warm), WARM);
@@ -245,7 +261,8 @@ pub fn bare_table(backing: Model) -> Vec<(usize, Sides, f64)> {
         let reads = measure(readers, 0).rate(0);
         let both = measure(readers, WRITERS);
         let sides = Sides { alone: [reads, writes], together: [both.rate(0), both.rate(1)] };
-        (readers, sides, both.classes[0].percentile(0.99))
+        let read_latencies = [0.5, 0.99].map(|share| both.classes[0].percentile(share));
+        Bare { readers, sides, read_latencies }
     };
     [1, 4, 16].map(row).into()
 }
