@@ -50,7 +50,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Stop the daemon; everything answered is durable then
     ///
-    /// Exit code 1: it has ended, and not everything could be made durable; the reason, and what is to be done, is on stderr.
+    /// Exit code 1: it has ended, and not everything could be made durable; the reason, and what is to be done, is on stderr. With
+    /// --drain also if something is not on its disk.
     Stop(StopArgs),
     /// Have the daemon go on as another program, its block devices in use
     ///

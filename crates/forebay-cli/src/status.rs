@@ -187,8 +187,9 @@ pub struct VolumeStatus {
     /// What it has of the cache.
     pub held_bytes: u64,
     pub drained: bool,
-    /// It is drained, and all that was written before it was told so is on the backing device. What is written since is answered when it is
-    /// there, so something may be dirty for as long as it is written to. A daemon from before does not say it.
+    /// It is drained, and all that was answered before it was told so is on the backing device. What is written since is answered when it is
+    /// there, so something may be dirty for as long as it is written to. Never said while a block is refused or lost; where one was since,
+    /// only when nothing is dirty. A daemon from before does not say it.
     #[serde(default)]
     pub drained_through: bool,
     /// The cache failed and is left out: the volume is its backing device.

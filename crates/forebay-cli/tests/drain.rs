@@ -204,6 +204,35 @@ fn elsewhere_lines_are_plain_and_the_end_is_said() {
     ends_well(&scratch, daemon, &backing);
 }
 
+/// A refused block is parked, behind the watermark, and no more when a guest writes it again: the disk has neither version until the new one
+/// was tried. That was told as drained.
+#[test]
+fn a_refused_block_that_is_written_again_is_not_drained() {
+    let scratch = Scratch::new("drain-refused");
+    scratch.format("64M");
+    let backing = scratch.file("backing", 128 * MIB);
+    let daemon = scratch.serve(&["--volume", &format!("v={}", backing.display())]);
+    let mut client = scratch.connect("v");
+    // A block that is refused, and others, so that not all of a batch is.
+    client.write(AT, &content(1, AT, 4096), true).unwrap();
+    client.write(MIB, &content(2, MIB, MIB), true).unwrap();
+    limit(&daemon, Some(80 * MIB));
+    let mut drain = scratch.drain_command().arg("v").stderr(Stdio::null()).spawn().unwrap();
+    let volume = || scratch.status()["volumes"][0].clone();
+    wait_for("a block to be refused", || volume()["parked_blocks"] == 1);
+    for tag in 3..300 {
+        // Nobody waits for the answer: it comes when the disk has it, or has refused it.
+        client.send_write(AT, &content(tag, AT, 4096), false).unwrap();
+        let told = volume();
+        assert!(told["dirty"] == true && told["drained_through"] == false, "{told}");
+    }
+    let ended = drain.try_wait().unwrap();
+    assert!(ended.is_none_or(|it| !it.success()), "{ended:?}");
+    assert!(!daemon.said().contains("v: drained: "), "{}", daemon.said());
+    let _ = drain.kill();
+    drain.wait().unwrap();
+}
+
 /// While guests write to a drained volume something is always on its way to the disk, and dirty: what they wait for. That is not what the
 /// drain is to wait for, which would not end as long as they write.
 #[test]

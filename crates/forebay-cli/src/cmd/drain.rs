@@ -210,7 +210,11 @@ impl Progress {
         let first = *self.first.get_or_insert(dirty);
         let Progress { line, .. } = self;
         let rate = line.rate(first.saturating_sub(dirty), dirty);
-        line.show(|| format!("{} of {} left, {rate}", size(dirty), size(first)))?;
+        let refusing = volumes.iter().find(|volume| volume.parked_blocks > 0);
+        let refuses = refusing.map_or_else(String::new, |volume| {
+            format!("; {} refuses {}", volume.backing, count(volume.parked_blocks, "block"))
+        });
+        line.show(|| format!("{} of {} left, {rate}{refuses}", size(dirty), size(first)))?;
         Ok(false)
     }
 }

@@ -45,7 +45,7 @@ use awaited::Awaited;
 use coming::Coming;
 use forebay::host::notify::{self, sd_notify};
 use forebay::host::protect::allow_open_files;
-use forebay::io::{ReactorKind, Stats};
+use forebay::io::{OperationKind, ReactorKind, Stats};
 use forebay::shard::uuid_text;
 use forebay_core::engine::Engine;
 use forebay_core::format::superblock::Volume;
@@ -90,17 +90,45 @@ struct Served {
     address: Address,
     stats: Stats,
     rates: Rates,
-    /// What was placed when it was last told to be drained, or since when it is served.
-    drained_from: Sequence,
+    /// When it was last told to be drained, or since when it is served.
+    drained_at: Mark,
+}
+
+/// A moment of a volume.
+#[derive(Clone, Copy, Default)]
+struct Mark {
+    placed: Sequence,
+    troubles: Option<u64>,
 }
 
 impl Served {
-    /// Whether it is kept clean, and what was written before it was told so is on its backing device, for good. More may be
-    /// dirty: what guests wait for.
+    /// Whether it is kept clean, and what was answered before it was told so is on its backing device, for good. More may be dirty: what
+    /// guests wait for. Where the device has refused anything since, or a block is lost, an older version may lie behind what is told
+    /// here, and the new one is nobody's yet: then nothing may be dirty.
     fn is_drained(&self, engine: &Engine) -> bool {
-        let through = engine.durable_watermark(self.index) >= Some(self.drained_from);
         let status = engine.status(self.index).filter(|it| it.drained);
-        status.is_some_and(|it| !it.dirty || through && it.parked_blocks == 0)
+        let through = || {
+            let is_calm =
+                self.troubles(engine).is_some_and(|it| Some(it) == self.drained_at.troubles);
+            is_calm && engine.durable_watermark(self.index) >= Some(self.drained_at.placed)
+        };
+        status.is_some_and(|it| !it.dirty || through())
+    }
+
+    /// It is to be drained, from now on.
+    fn drains(&mut self, engine: &Engine) {
+        let troubles = self.troubles(engine);
+        self.drained_at = Mark { placed: engine.placed(self.index), troubles };
+    }
+
+    /// What its devices have failed so far; `None` while blocks are refused or lost.
+    fn troubles(&self, engine: &Engine) -> Option<u64> {
+        let status = engine.status(self.index)?;
+        let all = self.stats.snapshot();
+        let errors: u64 = OperationKind::ALL.iter().map(|kind| all.kind(*kind).errors).sum();
+        let stats = &status.stats;
+        let is_calm = status.parked_blocks == 0 && status.lost_blocks_now == 0;
+        is_calm.then(|| errors + stats.backing_faults + stats.parked_blocks + stats.lost_blocks)
     }
 }
 
@@ -758,7 +786,7 @@ impl Daemon {
             if name.is_none_or(|name| name == its) {
                 self.watch_drain(at);
                 self.server.shard.drain(index);
-                self.volumes[at].drained_from = self.server.shard.engine().placed(index);
+                self.volumes[at].drains(self.server.shard.engine());
                 self.server.shard.record(index, |volume| volume.drained = true)?;
             }
         }

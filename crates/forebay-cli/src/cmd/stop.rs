@@ -41,5 +41,6 @@ pub fn run(args: &StopArgs) -> Result<ExitCode> {
         );
     };
     lines.iter().for_each(|line| out!("{line}"));
-    Ok(ExitCode::SUCCESS)
+    // What was asked for is plain disks.
+    Ok(if args.drain && !lines.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -65,7 +65,7 @@ pub const ROWS: &[Row] = &[
     row(
         "volumes.drained_through",
         Gauge,
-        "Whether it is kept clean, and all that was written before is on the backing device.",
+        "Whether it is kept clean, and all that was answered before is on the backing device.",
     ),
     row("volumes.dirty", Gauge, "Whether anything is not on the backing device."),
     row("volumes.dirty_bytes", Gauge, "Bytes not on the backing device, superseded ones included."),

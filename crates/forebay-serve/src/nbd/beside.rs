@@ -8,7 +8,8 @@
 //!
 //! - **B1** A device whose requests find room waits for nobody: of the memory of its kind it can have a request's worth (M4 of `pool.rs`), whatever NBD
 //!   clients have. So what is taken beside is never waited for, and none is taken while answers are there that will give some back.
-//! - **B2** What is beside is with the engine or its device until it is given back, so that it comes back by itself (M2).
+//! - **B2** What is beside is with the engine or its device until it is given back, or with a request that the engine has no room for just now, so that it
+//!   comes back by itself (M2).
 
 use super::pool::{Pool, Run, Shared};
 use forebay::io::Span;

@@ -5,6 +5,7 @@ use super::{OpenError, Shard, system};
 use crate::handover::{self, Handed};
 use crate::host::identity::Fingerprint;
 use crate::io::{DeviceKind, lasting};
+use forebay_core::control::VolumeStatus;
 use forebay_core::engine::CacheHealth;
 use forebay_core::limits::VOLUME_COUNT_MAX;
 use forebay_core::units::VolumeIndex;
@@ -34,12 +35,12 @@ impl Shard {
         Ok(true)
     }
 
-    /// Nobody asks for anything any more: what is dirty of volumes that are kept clean, which is what guests were waiting for, goes
-    /// to their backing devices as far as they take it within `limit`.
-    pub fn settle_drained(&mut self, limit: Duration) -> Result<(), OpenError> {
+    /// Nobody asks for anything any more: what is dirty of these volumes, which are drained, is what guests were waiting for. It goes to
+    /// their backing devices as far as they take it within `limit`.
+    pub fn settle(&mut self, drained: &[VolumeIndex], limit: Duration) -> Result<(), OpenError> {
         let begun = Instant::now();
         let mut foreign = Vec::new();
-        while self.has_unsettled() && begun.elapsed() < limit {
+        while drained.iter().any(|index| self.is_unsettled(*index)) && begun.elapsed() < limit {
             foreign.clear();
             self.free_tags.extend(self.answers.drain(..).map(|(tag, _)| tag));
             let wait = Some(Duration::from_millis(100));
@@ -48,16 +49,11 @@ impl Shard {
         Ok(())
     }
 
-    /// Whether a volume that is kept clean has something dirty that its backing device has not refused.
-    fn has_unsettled(&self) -> bool {
-        let is_unsettled = |index| {
-            let status = self.engine.status(VolumeIndex(index as u8));
-            status.is_some_and(|it| {
-                let refuses = it.parked_blocks > 0 || it.frozen || it.backing_failing;
-                it.drained && it.serving && it.dirty && !refuses
-            })
-        };
-        self.engine.health() != CacheHealth::Failed && (0..VOLUME_COUNT_MAX).any(is_unsettled)
+    /// Whether something is dirty that the backing device may take.
+    fn is_unsettled(&self, index: VolumeIndex) -> bool {
+        let status = self.engine.status(index).filter(|it| it.serving && it.dirty);
+        let refuses = |it: &VolumeStatus| it.parked_blocks > 0 || it.frozen || it.backing_failing;
+        self.engine.health() != CacheHealth::Failed && status.is_some_and(|it| !refuses(&it))
     }
 
     /// The next program goes on with the guests of this one, whether it is handed the cache or not: they are not to forget what

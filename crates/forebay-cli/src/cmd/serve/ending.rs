@@ -70,9 +70,12 @@ impl Daemon {
         let health = self.server.shard.engine().health();
         let (is_passed, is_bare) = (self.is_passed(), self.cache_path.is_none());
         let Daemon { server, volumes, .. } = self;
+        let engine = server.shard.engine();
+        let drained = volumes.iter().filter(|it| it.is_drained(engine)).map(|it| it.index);
+        let drained: Vec<VolumeIndex> = drained.collect();
         // As above.
         let (_unfinished, mut shard) = server.stop(FRONT_ENDS)?;
-        shard.settle_drained(REST)?;
+        shard.settle(&drained, REST)?;
         let Closed { undurable, left } = close_shard(shard, &volumes, &cache, notes, limit)?;
         match undurable {
             _ if health == CacheHealth::Failed => bail!(

@@ -5,7 +5,7 @@ use super::look::{Looked, by_another_name};
 use super::plan::{Change, Planned, Ready, Sought, Verdict, Wanted, role};
 use super::rates::Rates;
 use super::stale::Others;
-use super::{Daemon, Served};
+use super::{Daemon, Mark, Served};
 use crate::address::Address;
 use crate::args::{IfChanged, ServeArgs, Setting, VolumeSpec, mode_name, parse_setting};
 use crate::attach::{Kind, left};
@@ -498,18 +498,11 @@ impl Daemon {
         let rates = Rates::default();
         let backing = std::path::absolute(path)?;
         let uuid = uuid_text(&recorded.uuid);
-        let drained_from = self.server.shard.engine().placed(index);
         let (name, address) = (recorded.name, address.clone());
-        self.volumes.push(Served {
-            index,
-            name,
-            uuid,
-            backing,
-            address,
-            stats,
-            rates,
-            drained_from,
-        });
+        let drained_at = Mark::default();
+        let mut served = Served { index, name, uuid, backing, address, stats, rates, drained_at };
+        served.drains(self.server.shard.engine());
+        self.volumes.push(served);
         let others = self.disk_mates(index);
         if !others.is_empty() {
             info!(
