@@ -111,6 +111,19 @@ impl Awaited {
         }
     }
 
+    /// Of those that are there the first, so who may answer yet is waited for.
+    fn take_first(&mut self) -> Option<AwaitedVolume> {
+        let at = self.volumes.iter().position(|it| it.is_there)?;
+        (!self.is_seeking()).then(|| self.volumes.remove(at))
+    }
+
+    /// All, and since when they were waited for, if that is over. While one is there it is to come first: nobody may say of it that it is not.
+    fn take_missing(&mut self) -> Option<(Vec<AwaitedVolume>, Instant)> {
+        let (since, limit) = self.patience?;
+        let is_over = since.elapsed() >= limit && !self.volumes.iter().any(|it| it.is_there);
+        is_over.then(|| (std::mem::take(&mut self.volumes), since))
+    }
+
     /// Looks for them, now and then.
     fn seek(&mut self) {
         if self.volumes.iter().any(|it| it.is_there) {
@@ -169,19 +182,13 @@ impl Daemon {
         if self.check_stays().is_ok() && self.trial.is_none() {
             self.awaited.seek();
         }
-        let patience = self.awaited.patience.filter(|(since, limit)| since.elapsed() >= *limit);
         if self.check_stays().is_ok() && self.coming.is_none() {
-            let is_seeking = self.awaited.is_seeking();
-            let volumes = &mut self.awaited.volumes;
-            // Of those that are there the first, so who may answer yet is waited for.
-            let is_first = |it: &AwaitedVolume| it.is_there && !is_seeking;
-            if let Some(at) = volumes.iter().position(is_first) {
-                let AwaitedVolume { name, wanted, .. } = volumes.remove(at);
+            if let Some(AwaitedVolume { name, wanted, .. }) = self.awaited.take_first() {
                 if let Err(error) = self.begin_to_come(&name, wanted, None) {
                     self.comes_not(&name, &format!("{error:#}"));
                 }
-            } else if let Some((since, _)) = patience {
-                for AwaitedVolume { name, path, .. } in std::mem::take(volumes) {
+            } else if let Some((volumes, since)) = self.awaited.take_missing() {
+                for AwaitedVolume { name, path, .. } in volumes {
                     let error = late::missing(&path.display(), &role(&name), since);
                     self.comes_not(&name, &format!("{error:#}"));
                 }
@@ -218,5 +225,49 @@ impl Daemon {
         // The program before was.
         upgrade::is_executed()
             || awaited.all(|name| waits_itself && hide::is_recorded(&cache, name))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    fn awaited(name: &str) -> AwaitedVolume {
+        let wanted = Wanted { if_changed: None, without_cache: false };
+        let path = format!("/dev/{name}").into();
+        AwaitedVolume { name: name.into(), path, wanted, is_there: false, sought: None }
+    }
+
+    fn seeker(name: &str, seek: impl FnOnce() -> bool + Send + 'static) -> Seeker {
+        // It is not taken for stuck, however slow the machine.
+        let since = Instant::now() + Duration::from_secs(3600);
+        Seeker { path: format!("/dev/{name}").into(), since, thread: std::thread::spawn(seek) }
+    }
+
+    /// It was told that it is not there, and its guest went without.
+    #[test]
+    fn one_that_is_there_is_not_given_up_while_another_is_looked_for() {
+        let volumes = vec![awaited("b"), awaited("c")];
+        let patience = Some((Instant::now(), Duration::ZERO));
+        let mut all = Awaited { volumes, patience, seekers: Vec::new() };
+        let (answer, answers) = channel::<bool>();
+        all.seekers.push(seeker("b", || true));
+        while !all.seekers[0].thread.is_finished() {
+            std::thread::yield_now();
+        }
+        all.seekers.push(seeker("c", move || answers.recv().unwrap()));
+        all.hear();
+        assert!(all.take_first().is_none(), "c may be there as well");
+        assert!(all.take_missing().is_none(), "b is there");
+        answer.send(false).unwrap();
+        while !all.seekers[0].thread.is_finished() {
+            std::thread::yield_now();
+        }
+        all.hear();
+        assert_eq!(all.take_first().unwrap().name, "b");
+        let missing = all.take_missing().unwrap().0;
+        assert_eq!(missing.iter().map(|it| it.name.as_str()).collect::<Vec<_>>(), ["c"]);
     }
 }
