@@ -5,7 +5,7 @@ use crate::signals::Signals;
 use crate::stored;
 use anyhow::{Error, Result, anyhow, bail};
 use forebay::host::machine::Host;
-use forebay::host::named::Named;
+use forebay::host::named::{Named, NamedError};
 use forebay::host::notify::sd_notify;
 use rustix::fs::{Mode, OFlags};
 use std::fmt::Display;
@@ -106,9 +106,24 @@ impl Patience {
         self.find_holding(name, role, &[])
     }
 
+    /// The same of one about which nothing is recorded that a copy would be told by ([`find_new`]).
+    pub fn find_new(&self, name: &Path, role: &str) -> Result<PathBuf> {
+        self.search(name, role, &[], find_surely)
+    }
+
     /// As [`find`](Self::find), and nobody can mount the devices of `others` meanwhile: those behind a cache
     /// that is missing have an old state. If it is not found, a service manager has them until the next start.
     pub fn find_holding(&self, name: &Path, role: &str, others: &[&Path]) -> Result<PathBuf> {
+        self.search(name, role, others, find_now)
+    }
+
+    fn search(
+        &self,
+        name: &Path,
+        role: &str,
+        others: &[&Path],
+        look: fn(&Named) -> Result<Option<PathBuf>>,
+    ) -> Result<PathBuf> {
         let named = Named::parse(name)?;
         let names = others.iter().copied().chain([name]);
         let others: Vec<Named> = others.iter().filter_map(|it| Named::parse(it).ok()).collect();
@@ -116,7 +131,7 @@ impl Patience {
         let retry = retry(names).min(self.timeout);
         let mut told = false;
         loop {
-            if let Some(found) = find_now(&named)? {
+            if let Some(found) = look(&named)? {
                 stored::let_go(HELD);
                 return Ok(found);
             }
@@ -172,6 +187,11 @@ pub fn find(name: &Path) -> Result<Option<PathBuf>> {
     find_now(&Named::parse(name)?)
 }
 
+/// The same, and an error if a device that does not answer may be the other of two copies: nobody may choose between them but the user.
+pub fn find_new(name: &Path) -> Result<Option<PathBuf>> {
+    find_surely(&Named::parse(name)?)
+}
+
 /// How often one of these names is looked for.
 pub fn retry<'a>(mut names: impl Iterator<Item = &'a Path>) -> Duration {
     match names.any(|name| matches!(Named::parse(name), Ok(Named::Uuid(_)))) {
@@ -180,8 +200,22 @@ pub fn retry<'a>(mut names: impl Iterator<Item = &'a Path>) -> Duration {
     }
 }
 
+fn find_surely(named: &Named) -> Result<Option<PathBuf>> {
+    Ok(named.find_surely(&Host::default())?)
+}
+
 fn find_now(named: &Named) -> Result<Option<PathBuf>> {
-    Ok(named.find(&Host::default())?)
+    match named.find_surely(&Host::default()) {
+        Err(NamedError::Unsure { name, found, silent }) => {
+            tracing::warn!(
+                "{name}: {} carries it; {} may as well, but does not answer (`dmesg` may say why)",
+                found.display(),
+                silent.display()
+            );
+            Ok(Some(found))
+        }
+        found => Ok(found?),
+    }
 }
 
 /// A block device that is there and that nobody has; nothing is read or written.

@@ -15,12 +15,13 @@
 //!   made of those: they may be volumes, which show what their backing devices have, or have lost the program that answers for them. That
 //!   may be the one that looks: it would wait for itself.
 //! - **N4** A device that does not answer is waited for once, for [`READ_MAX`], and passed over as long as it does not: a thread reads each,
-//!   and one that is stuck cannot be ended ([`silent`]).
+//!   and one that is stuck cannot be ended ([`silent`]). What is found meanwhile may have a copy there, which is told ([`Named::find_surely`]).
 
 use super::machine::{Host, Node};
 use super::signature;
 use crate::io::{Device, FileDevice, FileOptions};
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, PoisonError};
@@ -68,6 +69,42 @@ pub enum NamedError {
         /// Another.
         second: PathBuf,
     },
+    /// N4
+    #[error(
+        "{name}: {} carries it, and {} may carry it as well, but does not answer (`dmesg` may say why); if the former is the right one, name it by its path in /dev/disk/by-id",
+        found.display(),
+        silent.display()
+    )]
+    Unsure {
+        /// As given.
+        name: Named,
+        /// The only one that answers and carries it.
+        found: PathBuf,
+        /// One that does not answer.
+        silent: PathBuf,
+    },
+    /// Nobody could look there, so it is not known where it is.
+    #[error(
+        "{name}: {} cannot be looked at: no thread can be started: {why}; allow more of them (`TasksMax=` of the service, `ulimit -u`), or free memory",
+        device.display()
+    )]
+    NoThread {
+        /// As given.
+        name: Named,
+        /// What was to be read.
+        device: PathBuf,
+        /// What the system says.
+        why: io::Error,
+    },
+}
+
+/// What reading a device for an identity gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Carries,
+    CarriesNot,
+    /// None (N4).
+    Silent,
 }
 
 impl fmt::Display for Named {
@@ -96,6 +133,14 @@ impl Named {
 
     /// Where it is now; `None`: nowhere.
     pub fn find(&self, host: &Host) -> Result<Option<PathBuf>, NamedError> {
+        match self.find_surely(host) {
+            Err(NamedError::Unsure { found, .. }) => Ok(Some(found)),
+            answer => answer,
+        }
+    }
+
+    /// The same where nobody may choose for the user: it is an error if a device that does not answer may carry it as well.
+    pub fn find_surely(&self, host: &Host) -> Result<Option<PathBuf>, NamedError> {
         let uuid = match self {
             Self::Path(path) => return Ok(path.exists().then(|| path.clone())),
             Self::PartUuid(uuid) => {
@@ -104,18 +149,35 @@ impl Named {
             }
             Self::Uuid(uuid) => uuid,
         };
-        let mut found: Option<PathBuf> = None;
-        for node in host.nodes() {
-            if !carries(&node, uuid) {
-                continue;
+        self.only(host.nodes().iter().map(|node| (node.path(), look(node, uuid))))
+    }
+
+    /// The only device that carries it.
+    fn only(
+        &self,
+        answers: impl Iterator<Item = (PathBuf, io::Result<Answer>)>,
+    ) -> Result<Option<PathBuf>, NamedError> {
+        let (mut found, mut silent) = (None, None);
+        for (path, answer) in answers {
+            let name = || self.clone();
+            match (answer, found.take()) {
+                (Err(why), _) => {
+                    return Err(NamedError::NoThread { name: name(), device: path, why });
+                }
+                (Ok(Answer::Carries), Some(first)) => {
+                    return Err(NamedError::Ambiguous { name: name(), first, second: path });
+                }
+                (Ok(Answer::Carries), None) => found = Some(path),
+                (Ok(Answer::CarriesNot), before) => found = before,
+                (Ok(Answer::Silent), before) => (found, silent) = (before, Some(path)),
             }
-            let path = node.path();
-            if let Some(first) = found {
-                return Err(NamedError::Ambiguous { name: self.clone(), first, second: path });
-            }
-            found = Some(path);
         }
-        Ok(found)
+        match (found, silent) {
+            (Some(found), Some(silent)) => {
+                Err(NamedError::Unsure { name: self.clone(), found, silent })
+            }
+            (found, _) => Ok(found),
+        }
     }
 }
 
@@ -140,35 +202,43 @@ fn is_served(node: &Node) -> bool {
 }
 
 /// Whether this identity is on the device.
-fn carries(node: &Node, uuid: &str) -> bool {
+fn look(node: &Node, uuid: &str) -> io::Result<Answer> {
     if node.attribute("size").is_none_or(|text| text == "0") || is_served(node) {
-        return false; // N3
+        return Ok(Answer::CarriesNot); // N3
     }
     let (path, uuid) = (node.path(), uuid.to_owned());
-    within(&node.name, READ_MAX, move || {
+    within(&node.name, READ_MAX, STACK_BYTES, move || {
         let how = FileOptions { read_only: true, exclusive: false, ..FileOptions::default() };
         FileDevice::open(&path, &how).is_ok_and(|device| is_on(&device, &uuid)) // N2
     })
 }
 
 /// What is found on a device, if it answers (N4).
-fn within(name: &str, limit: Duration, read: impl FnOnce() -> bool + Send + 'static) -> bool {
+fn within(
+    name: &str,
+    limit: Duration,
+    stack_bytes: usize,
+    read: impl FnOnce() -> bool + Send + 'static,
+) -> io::Result<Answer> {
     if silent().iter().any(|silent| silent == name) {
-        return false;
+        return Ok(Answer::Silent);
     }
     let (sender, receiver) = channel();
-    let thread = std::thread::Builder::new().name("read".into()).stack_size(STACK_BYTES);
+    let thread = std::thread::Builder::new().name("read".into()).stack_size(stack_bytes);
     let thread = thread.spawn(move || {
         // Where nobody waits any more nobody hears it.
         let _ = sender.send(read());
-    });
-    let Ok(thread) = thread else { return false };
-    if let Ok(found) = receiver.recv_timeout(limit) {
-        let _ = thread.join();
-        return found;
+    })?;
+    match receiver.recv_timeout(limit) {
+        Ok(is_there) => {
+            let _ = thread.join();
+            Ok(if is_there { Answer::Carries } else { Answer::CarriesNot })
+        }
+        Err(_) => {
+            SILENT.lock().unwrap_or_else(PoisonError::into_inner).push((name.to_owned(), thread));
+            Ok(Answer::Silent)
+        }
     }
-    SILENT.lock().unwrap_or_else(PoisonError::into_inner).push((name.to_owned(), thread));
-    false
 }
 
 /// Devices that were read for an identity and have not answered, by the kernel's names. A thread waits for each of them, and so would a
@@ -254,18 +324,56 @@ mod tests {
     fn a_device_that_does_not_answer_is_waited_for_once() {
         let (answer, answers) = channel::<()>();
         let read = move || answers.recv().is_ok();
-        assert!(!within("hangs", Duration::from_millis(10), read));
+        let of = |name: &str, limit, read: Box<dyn FnOnce() -> bool + Send>| {
+            within(name, limit, STACK_BYTES, read).unwrap()
+        };
+        assert_eq!(of("hangs", Duration::from_millis(10), Box::new(read)), Answer::Silent);
         assert_eq!(silent(), ["hangs"]);
         let long = Duration::from_secs(3600);
-        assert!(!within("hangs", long, || panic!("it is read again while it does not answer")));
-        assert!(within("other", long, || true));
+        assert_eq!(
+            of("hangs", long, Box::new(|| panic!("it is read again while it does not answer"))),
+            Answer::Silent
+        );
+        assert_eq!(of("other", long, Box::new(|| true)), Answer::Carries);
         answer.send(()).unwrap();
         while !silent().is_empty() {
             std::thread::yield_now();
         }
-        assert!(within("hangs", long, || true));
-        assert!(!within("hangs", long, || false));
+        assert_eq!(of("hangs", long, Box::new(|| true)), Answer::Carries);
+        assert_eq!(of("hangs", long, Box::new(|| false)), Answer::CarriesNot);
         assert_eq!(silent(), [""; 0]);
+    }
+
+    /// It was said that no device carries it.
+    #[test]
+    fn what_nobody_could_look_for_is_not_known_to_be_nowhere() {
+        // No machine has as much memory.
+        let unread = within("sda", Duration::ZERO, usize::MAX / 4, || unreachable!());
+        let uuid = Named::Uuid("ab".into());
+        let said = uuid.only([("/dev/sda".into(), unread)].into_iter()).unwrap_err().to_string();
+        assert!(said.starts_with("UUID=ab: /dev/sda cannot be looked at: no thread"), "{said}");
+    }
+
+    /// The other of two copies was taken without a word.
+    #[test]
+    fn a_device_that_does_not_answer_may_be_the_other_of_two() {
+        use Answer::{Carries, CarriesNot, Silent};
+        let of = |answers: &[Answer]| {
+            let paths = ["/dev/a", "/dev/b", "/dev/c"].map(PathBuf::from);
+            let answers = answers.iter().map(|answer| Ok(*answer));
+            Named::Uuid("ab".into()).only(paths.into_iter().zip(answers))
+        };
+        assert_eq!(of(&[CarriesNot, Silent]).unwrap(), None);
+        assert_eq!(of(&[CarriesNot, Carries, CarriesNot]).unwrap(), Some("/dev/b".into()));
+        for (answers, silent) in
+            [([Carries, CarriesNot, Silent], "c"), ([Silent, CarriesNot, Carries], "a")]
+        {
+            let said = of(&answers).unwrap_err().to_string();
+            let silent = format!("/dev/{silent} may carry it as well, but does not answer");
+            assert!(said.contains(&silent) && said.contains("/dev/disk/by-id"), "{said}");
+        }
+        let said = of(&[Carries, Silent, Carries]).unwrap_err().to_string();
+        assert!(said.contains("/dev/a and /dev/c both carry it"), "{said}");
     }
 
     #[test]

@@ -139,13 +139,19 @@ impl Daemon {
                 (free.next().ok_or(OpenError::TooManyVolumes)?, None)
             }
         };
+        let is_known = recorded.is_some();
         let look = self.look(index, logical_block, recorded, &[]);
         let (named, role, shown) = (address.path.clone(), role(name), name.to_owned());
         // Where it was given, that is what to look at.
         let is_recorded = said.is_none();
         let looks = std::thread::Builder::new().name("look".into());
         let looks = looks.spawn(move || {
-            let found = Patience::none().find(&named, &role).and_then(|path| look.at(&path));
+            let patience = Patience::none();
+            let found = match is_known {
+                true => patience.find(&named, &role),
+                false => patience.find_new(&named, &role),
+            };
+            let found = found.and_then(|path| look.at(&path));
             // Devices are read for it.
             let advice = || match is_recorded {
                 true => by_another_name(&shown, &named),

@@ -58,6 +58,16 @@ impl Planned<'_> {
         !must_go_on && self.may_be_missing(args)
     }
 
+    /// A copy of its disk would be told from it.
+    fn is_known(&self) -> bool {
+        // The program before says what it is.
+        self.recorded.is_some() || upgrade::is_executed()
+    }
+
+    fn find(&self, path: &Path) -> Result<Option<PathBuf>> {
+        if self.is_known() { late::find(path) } else { late::find_new(path) }
+    }
+
     fn may_be_missing(&self, args: &ServeArgs) -> bool {
         let is_meant = self.spec.is_some() && !args.is_from_file();
         !is_meant || upgrade::is_executed()
@@ -166,7 +176,7 @@ impl Daemon {
         let is_left = !upgrade::is_executed() && self.left.iter().any(is_fuse);
         let may_come = planned.may_be_missing(args) && !is_left && !patience.late().1.is_zero();
         match planned.address() {
-            Ok(address) if may_come => match late::find(&address.path) {
+            Ok(address) if may_come => match planned.find(&address.path) {
                 Ok(Some(path)) => Sought::Found(path),
                 Ok(None) => Sought::Late,
                 Err(_) => Sought::Needed,
@@ -187,7 +197,13 @@ impl Daemon {
         let index = planned.index()?;
         let asked = planned.spec.and_then(|spec| spec.logical_block);
         let logical_block = logical_block(name, asked, recorded.as_ref())?;
-        let find = || patience.find(&planned.address()?.path, &role(name));
+        let find = || {
+            let (path, role) = (&planned.address()?.path, role(name));
+            match planned.is_known() {
+                true => patience.find(path, &role),
+                false => patience.find_new(path, &role),
+            }
+        };
         let path = &found.map_or_else(find, Ok)?;
         if planned.recorded.is_some() {
             let source = backing_source(index);
