@@ -66,7 +66,9 @@ impl Daemon {
             );
         }
         if let Some(name) = named::silent().first() {
-            bail!("/dev/{name} was looked at for a UUID, and does not answer");
+            bail!(
+                "/dev/{name} was looked at for a UUID, and does not answer; `dmesg` may say why: upgrade when it has answered, or use `forebay stop`"
+            );
         }
         if self.server.shard.resizing().is_some() {
             bail!("the cache is being given another size; `forebay resize --stop` ends that");
