@@ -9,7 +9,9 @@
 //! | asked | slow | its start has waited for it, and its device has not answered yet: others come meanwhile |
 //! | asked, slow | refused | it is not the one it was, or somebody has it, or it does not answer |
 //! | slow | served | as above |
-//! | served | served | it is asked for again, and has no block device or socket yet that it is to have: that is tried again |
+//! | served | served | it is asked for again, and lacks a socket that it is to have, or a block device whose preparation failed: that is tried again |
+//!
+//! A block device that failed after its preparation is not tried again, for what it stood on ends by a thread of its own: the next start does that.
 //!
 //! A thread whose device does not answer cannot be ended. It keeps that device until it does; there are
 //! [`SILENT_MAX`] of them at most.
