@@ -265,7 +265,7 @@ fn a_drain_ends_while_guests_write() {
     // What was answered is on the disk, without any more being done.
     let mut model = model.into_inner().unwrap();
     model.compare(0, &std::fs::read(&backing).unwrap()).unwrap();
-    assert!(daemon.said().contains("v: drained: "), "{}", daemon.said());
+    wait_for("the log to say so", || daemon.said().contains("v: drained: "));
 }
 
 /// What guests were still waiting for when they were cut off is nobody's newer version: the disk is plain, as it was asked for.

@@ -15,6 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+/// How long, and how often at most, one waits for who holds a device and is not to be seen.
+const MOMENT: Duration = Duration::from_millis(50);
+const MOMENTS: u32 = 40;
+
 /// How often it is looked whether a device is still held.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Between two such looks, how often those who hold it are sought; that reads all of `/proc`.
@@ -217,12 +221,21 @@ fn is_over(directory: &Path, device: &Path) -> bool {
         .any(|found| is_it(found) && found.backing_file.starts_with(directory))
 }
 
-/// The claim ends before the device does: who takes it in between keeps it until they close it.
+/// The claim ends before the device does: who takes it in between keeps it until they close it. Whoever looks what is on a device has it
+/// open for a moment, and is gone when one looks who that was: that is waited for.
 fn try_detach(device: PathBuf) -> Report {
-    match claim(&device) {
-        Ok(Claim::Ours(claimed)) => drop(claimed),
-        Ok(Claim::Held(holders)) => return Report::Held { device, holders },
-        Err(error) => return Report::Kept { device, error: error.into() },
+    for looks_left in (0..MOMENTS).rev() {
+        match claim(&device) {
+            Ok(Claim::Ours(claimed)) => {
+                drop(claimed);
+                break;
+            }
+            Ok(Claim::Held(holders)) if holders.is_empty() && looks_left > 0 => {
+                std::thread::sleep(MOMENT);
+            }
+            Ok(Claim::Held(holders)) => return Report::Held { device, holders },
+            Err(error) => return Report::Kept { device, error: error.into() },
+        }
     }
     match loop_device::detach(&device) {
         Ok(()) => Report::Detached { device },
