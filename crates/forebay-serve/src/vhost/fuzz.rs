@@ -120,13 +120,18 @@ fn check(disk: &Disk, range: Range) {
 
 /// A region that holds anything: what comes back are heads of its queue, each once.
 pub fn fuzz_inflight(bytes: &[u8]) {
-    let Some((choice, content)) = bytes.split_first_chunk::<4>() else { return };
+    let _ = is_taken(bytes);
+}
+
+/// Whether it is a region at all.
+fn is_taken(bytes: &[u8]) -> bool {
+    let Some((choice, content)) = bytes.split_first_chunk::<4>() else { return false };
     let queue_size = u16::from(choice[0] % 64) + 1;
     let wanted = Inflight { queue_count: 2, queue_size, ..Inflight::default() };
     let (told, file) = Region::make(&wanted).expect("a region");
     let length = content.len().min(told.size as usize);
     rustix::io::pwrite(&file, &content[..length], 0).expect("room");
-    let Ok(region) = Region::take(&told, file) else { return };
+    let Ok(region) = Region::take(&told, file) else { return false };
     for queue in 0..2 {
         let used = u16::from_le_bytes([choice[1], choice[2]]);
         let (mut heads, _) = region.resume(queue, used).expect("it is there");
@@ -139,6 +144,7 @@ pub fn fuzz_inflight(bytes: &[u8]) {
         let again = region.resume(queue, used).expect("it is there");
         assert_eq!(again.0.len(), count, "again it is the same");
     }
+    true
 }
 
 /// Any bytes for a machine that the program before left: what can be taken is put down in the same bytes, and goes on as it was
@@ -275,20 +281,26 @@ mod tests {
         for seed in 0..ROUNDS {
             let mut random = Random(seed);
             let mut bytes = vec![7, random.below(12) as u8, 0, 0];
-            let mut content = vec![0; 2 * 192 + 64];
+            // For the longest queue, whatever was asked for (I4 of `inflight.rs`).
+            let stride = (16 + 16 * usize::from(SIZE_MAX)).next_multiple_of(64);
+            let mut content = vec![0; 2 * stride + 64];
+            let word = |at: &mut [u8], value: u16| at[..2].copy_from_slice(&value.to_le_bytes());
+            // At either end of the queue, and behind it.
+            let near = |number: u64| number as u16 + if number < 6 { 0 } else { SIZE_MAX - 10 };
             for queue in 0..2 {
-                let part = &mut content[queue * 192..][..16 + 16 * 8];
-                (part[8], part[10]) = (1, 8);
-                part[12] = random.below(10) as u8;
-                part[14] = random.below(12) as u8;
-                for head in 0..8 {
+                let part = &mut content[queue * stride..][..16 + 16 * usize::from(SIZE_MAX)];
+                word(&mut part[8..], 1);
+                word(&mut part[10..], SIZE_MAX);
+                word(&mut part[12..], near(random.below(12)));
+                word(&mut part[14..], random.below(12) as u16);
+                for head in (0..6).chain(SIZE_MAX - 6..SIZE_MAX).map(usize::from) {
                     part[16 + head * 16] = random.below(2) as u8;
-                    part[16 + head * 16 + 6] = random.below(9) as u8;
+                    word(&mut part[16 + head * 16 + 6..], near(random.below(12)));
                     part[16 + head * 16 + 8] = random.below(20) as u8;
                 }
             }
             bytes.extend(content);
-            fuzz_inflight(&bytes);
+            assert!(is_taken(&bytes), "seed {seed}: no region, so nothing was looked at");
         }
     }
 
