@@ -14,6 +14,10 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+/// What to do about one that is not there.
+const CONNECT: &str =
+    "connect it, or name another (`lsblk -po NAME,SIZE,UUID,PARTUUID` lists what is there)";
+
 /// How often a path is looked for.
 const PATH_RETRY: Duration = Duration::from_millis(200);
 /// How often an identity is: every device is read for it.
@@ -93,10 +97,7 @@ impl Patience {
     /// What is said of a device that has not come.
     pub fn missing(&self, name: &Path, role: &str) -> Error {
         match self.timeout.is_zero() {
-            true => anyhow!(
-                "{}: the {role} is not there; connect it, or name another (`lsblk -po NAME,SIZE,UUID,PARTUUID` lists what is there)",
-                name.display()
-            ),
+            true => anyhow!("{}: the {role} is not there; {CONNECT}", name.display()),
             false => missing(&name.display(), role, self.begun),
         }
     }
@@ -159,10 +160,7 @@ impl Patience {
             stored::keep_all(HELD, &held.into_iter().flatten().collect::<Vec<_>>());
         }
         if !told {
-            bail!(
-                "{named}: the {role} is not there: no device carries that identity; connect it, or name another \
-                 (`lsblk -po NAME,SIZE,UUID,PARTUUID` lists what is there)"
-            );
+            bail!("{named}: the {role} is not there: no device carries that identity; {CONNECT}");
         }
         Err(missing(&named, role, self.begun))
     }

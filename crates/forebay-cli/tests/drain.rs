@@ -9,7 +9,7 @@ use crate::support;
 use crate::support::load::{Habits, work};
 use crate::support::model::{Model, content};
 use crate::support::terminal::{Terminal, is_running};
-use crate::support::{Daemon, PATIENCE, Scratch, wait_for};
+use crate::support::{Daemon, Scratch, ended, wait_for};
 use forebay_testing::requires;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::fs::File;
@@ -17,7 +17,6 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const AT: u64 = 100 * MIB;
@@ -233,65 +232,73 @@ fn a_refused_block_that_is_written_again_is_not_drained() {
     drain.wait().unwrap();
 }
 
+/// Guests that write to a simulated disk, and what happens to it meanwhile.
+struct Busy {
+    scratch: Scratch,
+    daemon: Daemon,
+    backing: PathBuf,
+    model: Mutex<Model>,
+}
+
+impl Busy {
+    const HABITS: Habits = Habits { size_bytes: 16 * MIB, hot_bytes: 4 * MIB, depth: 8 };
+
+    fn new(name: &str) -> Busy {
+        let scratch = Scratch::new(name);
+        scratch.format("64M");
+        let backing = scratch.file("backing", Busy::HABITS.size_bytes);
+        let volume = format!("v=sim+hdd:{}?model=7200.12", backing.display());
+        let daemon = scratch.serve(&["--volume", &volume]);
+        let model = Mutex::new(Model::new(Busy::HABITS.size_bytes));
+        Busy { scratch, daemon, backing, model }
+    }
+
+    /// They write until this is over, or the daemon is.
+    fn meanwhile<T>(&self, then: impl FnOnce() -> T) -> T {
+        let Busy { scratch, model, .. } = self;
+        let over = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for seed in 1..4 {
+                let mut client = scratch.connect("v");
+                let enough = |_: &Model| over.load(Ordering::Relaxed);
+                scope.spawn(move || work(&mut client, model, &Busy::HABITS, seed, enough).unwrap());
+            }
+            wait_for("work", || model.lock().unwrap().answered > 300);
+            let done = then();
+            over.store(true, Ordering::Relaxed);
+            done
+        })
+    }
+
+    /// What was answered is on the disk, without any more being done.
+    fn compare_backing(&self) {
+        let mut model = self.model.lock().unwrap();
+        model.compare(0, &std::fs::read(&self.backing).unwrap()).unwrap();
+    }
+}
+
 /// While guests write to a drained volume something is always on its way to the disk, and dirty: what they wait for. That is not what the
 /// drain is to wait for, which would not end as long as they write.
 #[test]
 fn a_drain_ends_while_guests_write() {
-    let scratch = Scratch::new("drain-busy");
-    scratch.format("64M");
-    let habits = Habits { size_bytes: 16 * MIB, hot_bytes: 4 * MIB, depth: 8 };
-    let backing = scratch.file("backing", habits.size_bytes);
-    let volume = format!("v=sim+hdd:{}?model=7200.12", backing.display());
-    let daemon = scratch.serve(&["--volume", &volume]);
-    let model = Mutex::new(Model::new(habits.size_bytes));
-    let over = AtomicBool::new(false);
-    let enough = |_: &Model| over.load(Ordering::Relaxed);
-    let done = std::thread::scope(|scope| {
-        for seed in 1..4 {
-            let (mut client, model) = (scratch.connect("v"), &model);
-            scope.spawn(move || work(&mut client, model, &habits, seed, enough).unwrap());
-        }
-        wait_for("work", || model.lock().unwrap().answered > 300);
-        let mut drain = scratch.drain_command().arg("v").spawn().unwrap();
-        let begun = Instant::now();
-        while drain.try_wait().unwrap().is_none() && begun.elapsed() < PATIENCE {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let _ = drain.kill();
-        over.store(true, Ordering::Relaxed);
-        drain.wait().unwrap()
-    });
-    assert!(done.success(), "the drain had not ended: {done:?}");
-    // What was answered is on the disk, without any more being done.
-    let mut model = model.into_inner().unwrap();
-    model.compare(0, &std::fs::read(&backing).unwrap()).unwrap();
-    wait_for("the log to say so", || daemon.said().contains("v: drained: "));
+    let busy = Busy::new("drain-busy");
+    let drained = busy.meanwhile(|| ended(busy.scratch.drain_command().arg("v").spawn().unwrap()));
+    let done = drained.expect("the drain had not ended");
+    assert!(done.status.success(), "{done:?}");
+    busy.compare_backing();
+    wait_for("the log to say so", || busy.daemon.said().contains("v: drained: "));
 }
 
 /// What guests were still waiting for when they were cut off is nobody's newer version: the disk is plain, as it was asked for.
 #[test]
 fn a_stop_that_drains_leaves_the_plain_disk_though_guests_write() {
-    let scratch = Scratch::new("drain-stop-busy");
-    scratch.format("64M");
-    let habits = Habits { size_bytes: 16 * MIB, hot_bytes: 4 * MIB, depth: 8 };
-    let backing = scratch.file("backing", habits.size_bytes);
-    let volume = format!("v=sim+hdd:{}?model=7200.12", backing.display());
-    let daemon = scratch.serve(&["--volume", &volume]);
-    let model = Mutex::new(Model::new(habits.size_bytes));
-    let done = std::thread::scope(|scope| {
-        for seed in 1..4 {
-            let (mut client, model) = (scratch.connect("v"), &model);
-            scope.spawn(move || work(&mut client, model, &habits, seed, |_| false).unwrap());
-        }
-        wait_for("work", || model.lock().unwrap().answered > 300);
-        scratch.ask(&["stop", "--drain"])
-    });
+    let busy = Busy::new("drain-stop-busy");
+    let done = busy.meanwhile(|| busy.scratch.ask(&["stop", "--drain"]));
     assert!(done.status.success(), "{done:?}");
-    let (code, said) = daemon.ended();
+    busy.model.lock().unwrap().crash();
+    busy.compare_backing();
+    let (code, said) = busy.daemon.ended();
     assert_eq!(code, Some(0), "{said}");
     let told = String::from_utf8_lossy(&done.stdout);
     assert!(!told.contains("not yet on") && !said.contains("not yet on"), "{told}{said}");
-    let mut model = model.into_inner().unwrap();
-    model.crash();
-    model.compare(0, &std::fs::read(&backing).unwrap()).unwrap();
 }

@@ -8,7 +8,7 @@
 
 use crate::support::load::{Habits, work};
 use crate::support::model::{CHUNK, Model, SECTOR};
-use crate::support::{Daemon, PATIENCE, Random, Scratch, forebay, signal, wait_for};
+use crate::support::{Daemon, PATIENCE, Random, Scratch, ended, forebay, signal, wait_for};
 use forebay_serve::nbd::client::Client;
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -16,7 +16,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -55,7 +55,6 @@ fn what_an_administrator_does_in_any_order_loses_nothing() {
 struct Counts {
     rounds: u64,
     kills: u64,
-    kills_while_something_was_done: u64,
     stops: u64,
     upgrades: u64,
     detached: u64,
@@ -291,7 +290,8 @@ impl Life {
         };
         let before = answered(&self.volumes);
         let (over, volumes) = (&AtomicBool::new(false), &self.volumes);
-        let output = std::thread::scope(|scope| {
+        let daemon = self.daemon.as_ref().unwrap().id();
+        let done = std::thread::scope(|scope| {
             let workers: Vec<_> = guests
                 .iter_mut()
                 .map(|(at, client, seed)| {
@@ -308,35 +308,23 @@ impl Life {
             let command = self.begin(wish);
             if let Some(after) = kill {
                 std::thread::sleep(after);
-                counts.kills += 1;
-                counts.kills_while_something_was_done += 1;
+                signal(daemon, "KILL");
+            } else if ending {
+                std::thread::sleep(Duration::from_millis(some / 4));
+                // Gone by itself meanwhile, or it is asked to go.
+                let id = command.id().to_string();
+                let _ = Command::new("kill").args(["-s", "INT", &id]).output();
             }
-            let output = match kill {
-                Some(_) => {
-                    let id = self.daemon.as_ref().unwrap().id();
-                    signal(id, "KILL");
-                    None
-                }
-                None if ending => {
-                    std::thread::sleep(Duration::from_millis(some / 4));
-                    // Gone by itself meanwhile, or it is asked to go.
-                    let _ = Command::new("kill")
-                        .args(["-s", "INT", &command.id().to_string()])
-                        .output();
-                    None
-                }
-                None => Some(()),
-            };
             let done = ended(command);
             over.store(true, Ordering::Relaxed);
             for worker in workers {
                 worker.join().unwrap().unwrap();
             }
-            let done = done.unwrap_or_else(|| panic!("{:?} does not end", wish.words));
-            output.map(|()| done)
+            done.unwrap_or_else(|| panic!("{:?} does not end", wish.words))
         });
         counts.changes += answered(&self.volumes) - before;
         if kill.is_some() {
+            counts.kills += 1;
             let mut daemon = self.daemon.take().unwrap();
             daemon.kill();
         } else {
@@ -347,7 +335,8 @@ impl Life {
         }
         drop(guests);
         self.volumes.iter().for_each(|it| it.model.lock().unwrap().crash());
-        if let Some(done) = &output {
+        // Who was cut off says what it likes.
+        if kill.is_none() && !ending {
             let text = String::from_utf8_lossy(&[&done.stdout[..], &done.stderr[..]].concat())
                 .into_owned();
             self.told(format!("  {:?}: {}", done.status.code(), text.trim().replace('\n', " | ")));
@@ -470,17 +459,4 @@ impl Life {
             assert!(done.status.success(), "{done:?}");
         }
     }
-}
-
-/// What a command has said when it has ended, if it does.
-fn ended(mut command: Child) -> Option<Output> {
-    let begun = Instant::now();
-    while command.try_wait().unwrap().is_none() {
-        if begun.elapsed() > PATIENCE {
-            command.kill().unwrap();
-            return None;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Some(command.wait_with_output().unwrap())
 }

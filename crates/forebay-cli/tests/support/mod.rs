@@ -217,6 +217,19 @@ pub fn run(command: &mut Command) -> Output {
     }
 }
 
+/// What a command has said when it has ended, if it does.
+pub fn ended(mut command: Child) -> Option<Output> {
+    let begun = Instant::now();
+    while command.try_wait().unwrap().is_none() {
+        if begun.elapsed() > PATIENCE {
+            command.kill().unwrap();
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Some(command.wait_with_output().unwrap())
+}
+
 /// Runs a command that must succeed and gives what it printed.
 pub fn good(command: &mut Command) -> String {
     let done = run(command);

@@ -22,29 +22,28 @@ impl Shard {
         self.engine.sync(&mut self.memory);
         self.engine.give_up_writes(&mut self.memory);
         self.run_effects();
-        let mut foreign = Vec::new();
         while !(self.engine.is_quiet() && self.engine.is_checkpointed() && self.done.is_empty()) {
             if begun.elapsed() > limit {
                 return Ok(false);
             }
-            foreign.clear();
-            self.free_tags.extend(self.answers.drain(..).map(|(tag, _)| tag));
-            let wait = Some(Duration::from_millis(100));
-            self.turn(wait, &mut foreign).map_err(system("wait for the devices"))?;
+            self.turn_unheard()?;
         }
         Ok(true)
+    }
+
+    /// A turn of which nobody hears.
+    fn turn_unheard(&mut self) -> Result<(), OpenError> {
+        self.free_tags.extend(self.answers.drain(..).map(|(tag, _)| tag));
+        let wait = Some(Duration::from_millis(100));
+        self.turn(wait, &mut Vec::new()).map_err(system("wait for the devices"))
     }
 
     /// Nobody asks for anything any more: what is dirty of these volumes, which are drained, is what guests were waiting for. It goes to
     /// their backing devices as far as they take it within `limit`.
     pub fn settle(&mut self, drained: &[VolumeIndex], limit: Duration) -> Result<(), OpenError> {
         let begun = Instant::now();
-        let mut foreign = Vec::new();
         while drained.iter().any(|index| self.is_unsettled(*index)) && begun.elapsed() < limit {
-            foreign.clear();
-            self.free_tags.extend(self.answers.drain(..).map(|(tag, _)| tag));
-            let wait = Some(Duration::from_millis(100));
-            self.turn(wait, &mut foreign).map_err(system("wait for the devices"))?;
+            self.turn_unheard()?;
         }
         Ok(())
     }
