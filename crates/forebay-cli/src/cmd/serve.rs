@@ -47,7 +47,7 @@ use forebay::host::notify::{self, sd_notify};
 use forebay::host::protect::allow_open_files;
 use forebay::io::{OperationKind, ReactorKind, Stats};
 use forebay::shard::uuid_text;
-use forebay_core::engine::Engine;
+use forebay_core::engine::{CacheHealth, Engine};
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::{Sequence, VolumeIndex};
 use forebay_serve::nbd::listen::{Counts, Exports, NbdFrontEnd, export};
@@ -773,6 +773,16 @@ impl Daemon {
         }
         if self.upgrading.is_some() {
             bail!("the daemon goes on as another program; ask that one");
+        }
+        Ok(())
+    }
+
+    /// `what` is to be recorded with another size, which a cache that has failed does not take.
+    fn check_records(&self, what: &str) -> Result<()> {
+        if self.server.shard.engine().health() == CacheHealth::Failed {
+            bail!(
+                "{what}: the cache device has failed, so nothing new can be recorded in it; `forebay status` says what to do"
+            );
         }
         Ok(())
     }

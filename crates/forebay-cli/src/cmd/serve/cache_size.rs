@@ -38,11 +38,7 @@ impl Daemon {
                 size(other)
             );
         }
-        if self.server.shard.engine().health() == CacheHealth::Failed {
-            bail!(
-                "{path}: the cache device has failed, so nothing new can be recorded in it; `forebay status` says what to do"
-            );
-        }
+        self.check_records(&path)?;
         let shard = &mut self.server.shard;
         let found = shard.measure_cache().with_context(|| format!("{path}: cannot be measured"))?;
         let is_file = shard.cache().info().kind == DeviceKind::File;

@@ -15,7 +15,6 @@ use crate::control::Reply;
 use crate::units::{count, size};
 use anyhow::{Context, Result, bail};
 use forebay::io::DeviceKind;
-use forebay_core::engine::CacheHealth;
 use forebay_core::units::{BLOCK_BYTES, Sequence, VolumeIndex};
 use forebay_disk::Model;
 use std::time::{Duration, Instant};
@@ -87,12 +86,8 @@ impl Daemon {
             return Ok(());
         }
         check_size(&backing, after)?;
+        self.check_records(name)?;
         let shard = &mut self.server.shard;
-        if shard.engine().health() == CacheHealth::Failed {
-            bail!(
-                "{name}: the cache device has failed, so nothing new can be recorded in it; `forebay status` says what to do"
-            );
-        }
         // One that was ready, and could not be recorded then, is tried again.
         if shard.engine().growth(index).is_none() {
             shard.begin_to_grow(index, after);

@@ -22,6 +22,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::{info, warn};
 
+/// What to do about a device that does not answer: a thread is stuck with it.
+const SILENT: &str = "`dmesg` may say why: upgrade when it has answered, or use `forebay stop`";
+
 /// How long the last requests and flushes may take before a hand-over is given up.
 const REST: Duration = Duration::from_secs(10);
 
@@ -56,19 +59,13 @@ impl Daemon {
         }
         // A program is executed when all threads of the one before have ended.
         if self.silent.iter().any(|is_over| !is_over()) {
-            bail!(
-                "a device that was to be attached, or its driver, does not answer; `dmesg` may say why: upgrade when it has answered, or use `forebay stop`"
-            );
+            bail!("a device that was to be attached, or its driver, does not answer; {SILENT}");
         }
         if self.awaited.is_stuck() {
-            bail!(
-                "a device does not answer that was looked at for a volume that waits; `dmesg` may say why: upgrade when it has answered, or use `forebay stop`"
-            );
+            bail!("a device does not answer that was looked at for a volume that waits; {SILENT}");
         }
         if let Some(name) = named::silent().first() {
-            bail!(
-                "/dev/{name} was looked at for a UUID, and does not answer; `dmesg` may say why: upgrade when it has answered, or use `forebay stop`"
-            );
+            bail!("/dev/{name} was looked at for a UUID, and does not answer; {SILENT}");
         }
         if self.server.shard.resizing().is_some() {
             bail!("the cache is being given another size; `forebay resize --stop` ends that");
