@@ -1,10 +1,10 @@
 # The guest's second half of tests/vm-host/powercut.sh: what a power cut would have left, at many points of the record.
 . ./lib.sh
 . ./settings
-modprobe -a ublk_drv xfs ext4 loop dm-mod dm-snapshot
+modprobe -a ublk_drv xfs ext4 btrfs loop dm-mod dm-snapshot
 export DM_DISABLE_UDEV=1
 # Those of the rig are not of these sizes.
-for it in cache ext4 xfs record; do
+for it in cache ext4 xfs btrfs record; do
     for disk in /sys/block/vd*; do [ "$(cat "$disk/serial")" != "r-$it" ] || ln -sfn "../${disk##*/}" "/dev/scratch/$it"; done
 done
 python3 ./replay.py /dev/scratch/record "$points" "$seed" >/run/replay 2>/run/replay.err &

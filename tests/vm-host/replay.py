@@ -2,13 +2,13 @@
 
     replay.py RECORD COUNT SEED [DIRECTORY SIZES]
 
-RECORD is what recorder.py made, of the disks cache, ext4, xfs and words. They are put together as snapshots of the guest's disks; with
+RECORD is what recorder.py made, of the disks cache, ext4, xfs, btrfs and words. They are put together as snapshots of the guest's disks; with
 DIRECTORY as copies of files there, behind loop devices, so that no guest is needed: SIZES is NAME=BYTES,... of the disks.
 
 COUNT cuts are spread over it, half of them at a flush and half where most is not covered by any; with 0 there is one at each flush. For each: what a flush of a disk covers is on that disk; of what came after, all, nothing,
-any part, or any sectors survive. forebay opens it, both file systems are mounted (and replay their logs), every file must
-be as its last fsync left it, and fsck of one of the two, in turn, must find nothing. Every fifth time both volumes are drained,
-and the same must hold of both backing devices alone. Prints a line of PASS or FAIL for each cut.
+any part, or any sectors survive. forebay opens it, the file systems are mounted (and replay their logs), every file must
+be as its last fsync left it, and fsck must find nothing: of each of them without a guest, of one in turn in it, where that takes long.
+Every fifth time the volumes are drained, and the same must hold of the backing devices alone. Prints a line of PASS or FAIL for each cut.
 """
 import json
 import os
@@ -23,11 +23,11 @@ from fsync_work import differences, expect
 
 HEADER = struct.Struct("<BBHIQ")
 WRITE, FLUSH, ZERO = 0, 1, 2
-NAMES = ["cache", "ext4", "xfs", "words"]
-WORDS = 3
+NAMES = ["cache", "ext4", "xfs", "btrfs", "words"]
+WORDS = 4
 SECTOR = 512
 FOREBAY = os.environ.get("FOREBAY", "/job/forebay")
-FSCK = {"ext4": ["e2fsck", "-f", "-n"], "xfs": ["xfs_repair", "-n"]}
+FSCK = {"ext4": ["e2fsck", "-f", "-n"], "xfs": ["xfs_repair", "-n"], "btrfs": ["btrfs", "check", "--readonly"]}
 
 
 class Broken(Exception):
@@ -60,6 +60,7 @@ def entries_of(file):
 class Snapshots:
     """Of the guest's disks, by device-mapper."""
 
+    checked_at_once = 1
     attach = "ublk"
     home = "/run"
 
@@ -86,6 +87,7 @@ class Snapshots:
 class Copies:
     """Of files in a directory, behind loop devices."""
 
+    checked_at_once = len(FSCK)
     attach = "fuse"
 
     def __init__(self, home, sizes):
@@ -110,8 +112,6 @@ class Copies:
     def drop(self):
         while self.loops:
             run("losetup", "-d", self.loops.pop())
-        # What the machine knows of this cache belongs to this cut.
-        shutil.rmtree(f"{self.home}/state", ignore_errors=True)
 
 
 class Disks:
@@ -170,8 +170,8 @@ class Daemon:
         self.log = open(f"{self.home}/r.err", "w+")
         at = disks.devices
         self.process = subprocess.Popen(
-            [FOREBAY, "serve", "--cache", at["cache"], "--attach", disks.place.attach, "--volume", f"ext4={at['ext4']}",
-             "--volume", f"xfs={at['xfs']}", "--state-dir", f"{self.home}/state"], stdout=self.out, stderr=self.log)
+            [FOREBAY, "serve", "--cache", at["cache"], "--attach", disks.place.attach, "--state-dir", f"{self.home}/state",
+             *(word for name in FSCK for word in ("--volume", f"{name}={at[name]}"))], stdout=self.out, stderr=self.log)
         end = time.monotonic() + 60
         while "\nready" not in self.said():
             if self.process.poll() is not None or time.monotonic() > end:
@@ -214,6 +214,9 @@ def look(devices, expected, checked):
     for name, device in devices.items():
         # As it was when what is expected was told.
         directory = f"/mnt/{name}"
+        if name == "btrfs":
+            # Else the kernel takes it for an older state of a device that it saw at another cut.
+            run("btrfs", "device", "scan", "--forget")
         run("mount", device, directory)
         try:
             found = differences(directory, expected)
@@ -241,6 +244,8 @@ def one_cut(disks, fate, draw, checked, is_drained):
     finally:
         daemon.end()
         disks.place.drop()
+        # What the machine knows of this cache belongs to this cut.
+        shutil.rmtree(f"{disks.place.home}/state", ignore_errors=True)
     log = daemon.complaints()
     if any(word in log for word in ("ERROR", "frozen", "PROBLEM", "not readable")):
         raise Broken(log)
@@ -289,7 +294,8 @@ def main():
         what = f"cut {n + 1} at entry {cut}, {unflushed} writes without a flush, of which {fate} survive"
         begun = time.monotonic()
         try:
-            compared = one_cut(disks, fate, draw, list(FSCK)[n // 2 % 2:][:1], n % 5 == 4)
+            checked = [list(FSCK)[(n // 2 + it) % len(FSCK)] for it in range(disks.place.checked_at_once)]
+            compared = one_cut(disks, fate, draw, checked, n % 5 == 4)
             print(f"PASS {what}: {compared} files as they were synced, {time.monotonic() - begun:.1f} s", flush=True)
         except (Broken, OSError, subprocess.TimeoutExpired) as error:
             print(f"FAIL {what}: {error}".replace("\n", "|"), flush=True)
