@@ -1,20 +1,16 @@
 # What stands between a guest's write and the cache device, beside what others have there: 4 KiB random writes and 1 MiB sequential
 # ones to the block devices of forebay (ublk), bcache, dm-writecache and dm-writeboost over the same two RAM disks; of a ublk target that
 # does nothing, of one that fetches the bytes and drops them, and of a plain loop device, which are floors. In the guest machine:
-#   cargo build --release -p forebay-serve --example ublk_null && bench/ublk/writeboost.sh target/writeboost
-#   VM_MEMORY=4G VM_TIMEOUT=3600 scripts/vm run bench/ublk/peers.sh tests/vm/lib.sh bench/ublk/targets.sh bench/ublk/aims.py \
-#     target/release/examples/ublk_null target/writeboost/dm-writeboost.ko
-# Without that last file dm-writeboost is left out. A file `settings` beside them may have ROUNDS=…, TARGETS="…", LOADS="1x32x4k …", and so on. forebay writes back from
-# a quarter of its cache on: with RAM_MIB=3072 (of a RAM disk) and one load it does not. What a
-# build gives whose sums of blocks are all the same (forebay has no such switch: bench/README.md) is measured as target
-# `forebay-unsummed`, if there is a file of that name.
+# bench/ublk-peers, which judges it, too. Without dm-writeboost.ko beside it dm-writeboost is left out, and `forebay-NAME` is another
+# build of forebay, in a file of that name.
+# A file `settings` beside it may have ROUNDS=…, TARGETS="…", LOADS="1x32x4k …", and so on. forebay writes back from a quarter of its
+# cache on: with RAM_MIB=3072 (of a RAM disk) and one load it does not.
 # The emulator (QEMU without KVM) makes all CPU about ten times slower, and checksums more than that: only ratios within one boot mean
 # anything. Rounds are interleaved (A B C … A B C …); each figure is the median of ROUNDS. CPU is that of the whole guest.
 # With VM_ICOUNT=1 (one processor, an instruction takes 1 ns) others on the host do not count either, nor do caches and a second processor.
 # There fio waits for up to a tick of 4 ms whenever a target has much to do at once: FIRST=1 has it go before all else (chrt), as on a
 # processor of its own. That is for the tails; rates are judged without it. At (1, 32) the null target is woken for each request without
 # FIRST, and takes some 27 at a time with it; forebay takes many in both (part 6 of bench/results/ublk-peers.txt).
-# It ends with a line for each aim (aims.py), and fails if one is missed by more than noise that is recorded as met in bench/README.md.
 . ./targets.sh
 ROUNDS=${ROUNDS:-3} SECONDS_EACH=${SECONDS_EACH:-3} first=${FIRST:+chrt -f 1}
 targets=${TARGETS:-null null-copy loop forebay bcache dm-writecache dm-writeboost}
@@ -80,12 +76,4 @@ if all((it, "4k", "forebay") in samples for it in ("1x32", "4x32")):
     print(f"forebay (4, 32) / (1, 32): {one('forebay', '4x32') / one('forebay', '1x32'):.2f}")
 END
 [ "${PIPESTATUS[0]}" = 0 ] || fail "the table"
-mode=written-back
-[ "${RAM_MIB:-640}" -ge 3072 ] && [ "$loads" = "${loads% *}" ] && mode=absorbed
-if [ -n "$first" ]; then
-    echo "aims are not judged where fio goes first"
-else
-    echo "aims, $mode:"
-    python3 ./aims.py "$mode" </run/table || fail "an aim that is recorded as met is missed"
-fi
 finish
