@@ -12,6 +12,8 @@ use std::fmt::Display;
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// What to do about one that is not there.
@@ -23,10 +25,18 @@ const PATH_RETRY: Duration = Duration::from_millis(200);
 /// How often an identity is: every device is read for it.
 const UUID_RETRY: Duration = Duration::from_secs(2);
 
+/// How long a device may take that is asked before others are, and how often it is looked whether it has answered.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(2);
+/// How long something may take before it is said what is waited for, and how often it is said.
+const TELL_AFTER: Duration = Duration::from_secs(2);
+const TELL_EVERY: Duration = Duration::from_secs(30);
+
 /// What the service manager calls the disks that it holds for the next start.
 const HELD: &str = "waits-for-its-cache";
 
 /// How long all missing devices together are waited for.
+#[derive(Clone)]
 pub struct Patience {
     timeout: Duration,
     /// The same where nobody is kept waiting by it.
@@ -52,7 +62,7 @@ impl Patience {
     }
 
     /// A signal has come.
-    fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         self.signals.as_ref().is_some_and(Signals::came)
     }
 
@@ -61,23 +71,21 @@ impl Patience {
         (self.begun, self.late)
     }
 
-    /// Waits until one of these devices is there, each with its role. Whether one is.
-    pub fn wait_for_any(&self, devices: &[(PathBuf, String)]) -> bool {
-        let retry = retry(devices.iter().map(|it| it.0.as_path())).min(self.timeout);
-        let mut told = false;
-        loop {
-            if devices.iter().any(|it| may_be_there(&it.0)) {
-                return true;
-            }
-            if !told && !self.timeout.is_zero() {
-                told = true;
-                devices.iter().for_each(|(name, role)| self.tell(&name.display(), role));
-            }
-            if self.begun.elapsed() >= self.timeout || self.is_over() {
-                return false;
-            }
-            self.pause(retry);
+    /// Whether there is time left for devices that are not there, each with its role. It is said once that they are waited for.
+    pub fn lasts_for(&self, devices: &[(PathBuf, String)], told: &mut bool) -> bool {
+        if devices.is_empty() || self.begun.elapsed() >= self.timeout || self.is_over() {
+            return false;
         }
+        if !std::mem::replace(told, true) {
+            devices.iter().for_each(|(name, role)| self.tell(&name.display(), role));
+        }
+        true
+    }
+
+    /// Waits until they are to be looked for again.
+    pub fn pause_for(&self, devices: &[(PathBuf, String)]) {
+        let retry = retry(devices.iter().map(|it| it.0.as_path()));
+        self.pause(retry.min(self.timeout.max(PATH_RETRY)));
     }
 
     fn tell(&self, named: &dyn Display, role: &str) {
@@ -128,7 +136,7 @@ impl Patience {
         let named = Named::parse(name)?;
         let names = others.iter().copied().chain([name]);
         let others: Vec<Named> = others.iter().filter_map(|it| Named::parse(it).ok()).collect();
-        let mut held: Vec<Option<File>> = others.iter().map(|_| None).collect();
+        let mut held: Vec<Hold> = others.into_iter().map(Hold::new).collect();
         let retry = retry(names).min(self.timeout);
         let mut told = false;
         loop {
@@ -136,11 +144,7 @@ impl Patience {
                 stored::let_go(HELD);
                 return Ok(found);
             }
-            for (held, other) in held.iter_mut().zip(&others) {
-                if held.is_none() {
-                    *held = hold(other);
-                }
-            }
+            held.iter_mut().for_each(Hold::attempt);
             // Also if the time went by while the cache was opened.
             if !told && !self.timeout.is_zero() {
                 told = true;
@@ -157,12 +161,54 @@ impl Patience {
         }
         if !self.is_over() {
             // What the manager holds already could not be held here, and stays with it.
-            stored::keep_all(HELD, &held.into_iter().flatten().collect::<Vec<_>>());
+            stored::keep_all(HELD, &held.into_iter().filter_map(|it| it.file).collect::<Vec<_>>());
         }
         if !told {
             bail!("{named}: the {role} is not there: no device carries that identity; {CONNECT}");
         }
         Err(missing(&named, role, self.begun))
+    }
+}
+
+/// Does what nothing can be served without, and says that it is waited for if that takes long. Nothing else can be done about a device that does
+/// not answer; a signal ends the process, if there is one to hear of. Who is stuck in the kernel hears none, and the first thread is the one
+/// that is told: another opens it.
+pub fn telling<T: Send>(
+    what: &str,
+    signals: Option<&Signals>,
+    wait: impl FnOnce() -> T + Send,
+) -> std::io::Result<T> {
+    std::thread::scope(|scope| {
+        let (end, ends) = channel::<()>();
+        let thread = std::thread::Builder::new().name("open".into());
+        let thread = thread.spawn_scoped(scope, move || {
+            let _end = end;
+            wait()
+        })?;
+        tell_until(what, signals, &ends);
+        Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
+fn tell_until(what: &str, signals: Option<&Signals>, ends: &Receiver<()>) {
+    let (begun, mut next) = (Instant::now(), TELL_AFTER);
+    while ends.recv_timeout(PATH_RETRY) != Err(RecvTimeoutError::Disconnected) {
+        let waited = begun.elapsed();
+        if waited >= TELL_AFTER && signals.is_some_and(Signals::came) {
+            tracing::warn!("{what}: does not answer, and a signal came");
+            // Nothing was changed, and its thread cannot be ended otherwise.
+            std::process::exit(1);
+        }
+        if waited < next {
+            continue;
+        }
+        next = waited + TELL_EVERY;
+        let text = format!(
+            "waits for {what}, for {waited:.0?} so far: it does not answer; nothing can be served without it. `dmesg` may say why"
+        );
+        tracing::warn!("{text}");
+        // Without a service manager there is nobody to tell.
+        let _ = sd_notify(&format!("STATUS={text}"));
     }
 }
 
@@ -216,14 +262,48 @@ fn find_now(named: &Named) -> Result<Option<PathBuf>> {
     }
 }
 
+/// A device that is to be held, by a thread: one that does not answer keeps nothing else waiting.
+struct Hold {
+    named: Named,
+    file: Option<File>,
+    opens: Option<JoinHandle<Option<File>>>,
+}
+
+impl Hold {
+    fn new(named: Named) -> Hold {
+        Hold { named, file: None, opens: None }
+    }
+
+    /// Opens it, if it can be had. One that does not answer is waited for once.
+    fn attempt(&mut self) {
+        if self.file.is_some() {
+            return;
+        }
+        if self.opens.is_none() {
+            let named = self.named.clone();
+            let thread = std::thread::Builder::new().name("hold".into());
+            self.opens = thread.spawn(move || hold(&named)).ok();
+            let (begun, is_open) = (Instant::now(), |it: &JoinHandle<_>| it.is_finished());
+            while self.opens.as_ref().is_some_and(|it| !is_open(it)) && begun.elapsed() < ANSWER_MAX
+            {
+                std::thread::sleep(LOOK);
+            }
+        }
+        let ended = self.opens.take_if(|it| it.is_finished());
+        self.file = ended.and_then(|it| it.join().ok().flatten());
+    }
+}
+
 /// A block device that is there and that nobody has; nothing is read or written.
 fn hold(named: &Named) -> Option<File> {
     let path = find_now(named).ok()??;
-    let is_block = std::fs::metadata(&path).ok()?.file_type().is_block_device();
+    if !std::fs::metadata(&path).ok()?.file_type().is_block_device() {
+        return None;
+    }
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
     // Who has it already is told when the cache is there.
     let file = rustix::fs::open(path, flags, Mode::empty());
-    is_block.then_some(File::from(file.ok()?))
+    Some(File::from(file.ok()?))
 }
 
 #[cfg(test)]

@@ -264,6 +264,11 @@ pub fn check_disk(volume: &str, path: &Path) -> Result<(), OtherDisk> {
     disk(volume).map_or(Ok(()), |disk| disk.check(path))
 }
 
+/// Whether the program before served that volume.
+pub fn had_disk(volume: &str) -> bool {
+    disk(volume).is_some()
+}
+
 /// From now on volumes come and go as ever.
 pub fn forget_disks() {
     DISKS.lock().unwrap_or_else(PoisonError::into_inner).clear();

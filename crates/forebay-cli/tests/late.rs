@@ -4,9 +4,10 @@
 use crate::notified::Manager;
 use crate::support::apart::Apart;
 use crate::support::silence::{LOOKUP, OPEN, Silence};
-use crate::support::{Daemon, PATIENCE, Scratch, forebay, skip, wait_for};
+use crate::support::{Daemon, PATIENCE, Scratch, forebay, signal, skip, wait_for};
 use crate::upgrade::upgrade;
 use crate::upgrade_volumes::assert_ends_waiting;
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 #[cfg(feature = "vhost")]
 use std::os::unix::net::UnixStream;
@@ -316,6 +317,94 @@ fn a_late_disk_that_does_not_answer_holds_up_its_own_volume_alone() {
         next.stop("TERM");
         drop(silence);
         assert_eq!(daemon.ended().0, Some(0));
+    }
+}
+
+/// Nobody was served before it answered: neither one that could not be opened, nor one that could not even be seen.
+#[test]
+fn a_disk_that_does_not_answer_at_the_start_holds_up_its_own_volume_alone() {
+    let rig = Rig::new("silent-start");
+    rig.comes();
+    let Some(apart) = Apart::with(&[]) else {
+        return skip("no mount namespace of its own");
+    };
+    let of = |name: &str, unanswered: u32| {
+        let place = rig.scratch.path(name);
+        std::fs::create_dir(&place).unwrap();
+        Silence::begin(&apart, &place, unanswered)
+    };
+    let (Some(mut opened), Some(seen)) = (of("opened", OPEN), of("seen", LOOKUP)) else {
+        return skip("no FUSE");
+    };
+    let disk = |name: &str| rig.scratch.path(name).join("disk");
+    let (c, d, a) = (disk("opened"), disk("seen"), rig.scratch.path("a"));
+    let volumes = [("c", &*c, ""), ("a", &*a, ""), ("d", &*d, ""), ("b", &*rig.b, "")];
+    // It is waited for while the disks are held, of which one does not answer.
+    let (cache, away) = (rig.scratch.cache(), rig.scratch.path("cache-away"));
+    std::fs::rename(&cache, &away).unwrap();
+    let daemon = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            seen.wait_until_asked();
+            std::fs::rename(&away, &cache).unwrap();
+        });
+        let command = apart.command(env!("CARGO_BIN_EXE_forebay"));
+        of_file_by(command, &rig.scratch, &volumes)
+    });
+    assert_eq!(rig.scratch.volume_names(), ["a", "b"]);
+    for (name, path) in [("c", &c), ("d", &d)] {
+        let text = format!(
+            "{name}: waits for its backing device: {}, the backing device of {name}: it does not answer",
+            path.display()
+        );
+        assert!(rig.problems().contains(&text), "{}", rig.problems());
+    }
+    rig.is_there("a");
+    rig.is_there("b");
+    // It is another disk that comes by hand, and one at a time.
+    let other = volume("e", &rig.scratch.file("other", 16 * MIB));
+    let done = rig.scratch.ask(&["attach", &other]);
+    assert!(done.status.success(), "{done:?}");
+    opened.answers();
+    wait_for("c is served", || rig.scratch.volume_names().contains(&"c".to_owned()));
+    assert_eq!(rig.scratch.connect("c").read(MIB, 4096).unwrap(), [0; 4096]);
+    drop(seen);
+    ready(&daemon);
+    let problems = rig.problems();
+    assert!(!problems.contains("c: waits") && problems.contains("d: waits"), "{problems}");
+    daemon.stop("TERM");
+}
+
+/// Nothing said what a start waited for, and no signal but the one that cannot be caught ended it.
+#[test]
+fn a_cache_that_does_not_answer_is_named_and_a_signal_ends_the_start() {
+    for stops in [false, true] {
+        let scratch = Scratch::new("silent-cache");
+        let Some(apart) = Apart::with(&[]) else {
+            return skip("no mount namespace of its own");
+        };
+        let place = scratch.path("silent");
+        std::fs::create_dir(&place).unwrap();
+        let Some(mut silence) = Silence::begin(&apart, &place, OPEN) else {
+            return skip("no FUSE");
+        };
+        let cache = place.join("cache");
+        let mut command = apart.command(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["serve", "--attach=none", "--cache"]).arg(&cache);
+        command.args(["--volume", &volume("a", &scratch.file("a", 16 * MIB))]);
+        let file = scratch.path("stderr");
+        let mut daemon = command.stderr(File::create(&file).unwrap()).spawn().unwrap();
+        let said = || std::fs::read_to_string(&file).unwrap();
+        let text = format!("waits for {}, the cache device, for ", cache.display());
+        wait_for("it says so", || said().contains(&text));
+        if stops {
+            signal(daemon.id(), "TERM");
+            wait_for("it ends", || said().contains("does not answer, and a signal came"));
+        } else {
+            silence.answers();
+            wait_for("it goes on", || said().contains("forebay: "));
+        }
+        drop(silence);
+        assert_eq!(daemon.wait().unwrap().code(), Some(1), "{}", said());
     }
 }
 

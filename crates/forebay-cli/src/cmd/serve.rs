@@ -17,6 +17,7 @@ mod plan;
 mod rates;
 mod report;
 mod scrub;
+mod searching;
 mod stale;
 mod trying;
 mod upgrading;
@@ -35,11 +36,11 @@ use crate::control_server::{ControlServer, Desk};
 use crate::late::Patience;
 use crate::signals::Signals;
 use crate::sockets::Made;
-use crate::state_dir::StateDir;
+use crate::state_dir::{Known, StateDir};
 use crate::status::NO_DEVICE;
 use crate::units::count;
 use crate::upgrade::{self, Before, Left};
-use crate::{metrics, quoted, sockets, stored, vhost};
+use crate::{late, metrics, quoted, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
 use awaited::Awaited;
 use coming::Coming;
@@ -86,6 +87,8 @@ struct Served {
     name: String,
     uuid: String,
     backing: PathBuf,
+    /// That, as others would find it.
+    known: Known,
     /// By which that was found, and whose times it has.
     address: Address,
     stats: Stats,
@@ -255,7 +258,12 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     }
     let backings: Vec<&Path> = args.volumes.iter().map(|it| it.backing.path.as_path()).collect();
     let find = |name| patience.find_holding(name, "cache device", &backings);
-    let cache = Opened::open(args.cache.as_deref().map(find).transpose()?)?;
+    let cache = args.cache.as_deref().map(find).transpose()?;
+    // The program before would go on.
+    let ends = (!upgrade::is_executed()).then_some(&signals);
+    let shown = cache.as_deref().unwrap_or(Path::new(NO_DEVICE)).display().to_string();
+    let cache =
+        late::telling(&format!("{shown}, the cache device"), ends, || Opened::open(cache))??;
     // Only who has the cache may say what becomes of its volumes' devices.
     let (attaches, left) = attach::choose(args.attach, &cache.uuid(), &cache.volumes(args))?;
     attaches.into_iter().for_each(attach::leave_mounts);

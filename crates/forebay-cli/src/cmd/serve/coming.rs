@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | asked | served | a thread has opened and looked at its backing device (`look`), which guests do not wait for |
 //! | asked | slow | its start has waited for it, and its device has not answered yet: others come meanwhile |
+//! | looked for | slow | a start has looked at its device, which did not answer (`searching`): others are served meanwhile |
 //! | asked, slow | refused | it is not the one it was, or somebody has it, or it does not answer |
 //! | slow | served | as above |
 //! | served | served | it is asked for again, and lacks a socket that it is to have, or a block device whose preparation failed: that is tried again |
@@ -17,8 +18,9 @@
 //! [`SILENT_MAX`] of them at most.
 
 use super::awaited::ANSWER_MAX;
-use super::look::{Looked, by_another_name, logical_block};
-use super::plan::{Wanted, role};
+use super::look::{by_another_name, logical_block};
+use super::plan::{Planned, Wanted, role};
+use super::searching::{Found, ended};
 use super::upgrading::name_of;
 use super::{Daemon, Served};
 use crate::address::Address;
@@ -36,7 +38,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a backing device may take to be opened and looked at: longer than a lock is waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// Devices that do not answer, before no more are looked at.
 const SILENT_MAX: usize = 8;
 
@@ -53,10 +55,22 @@ pub(super) struct Coming {
     /// What was said of it now, beyond its name.
     said: Option<String>,
     begun: Instant,
-    looks: JoinHandle<Result<Looked>>,
+    looks: JoinHandle<Result<Found>>,
 }
 
 impl Coming {
+    /// One that a start has begun to look at.
+    pub(super) fn slow(
+        planned: Planned<'_>,
+        begun: Instant,
+        looks: JoinHandle<Result<Found>>,
+    ) -> Result<Coming> {
+        let (index, address) = (planned.index()?, planned.address()?.clone());
+        let Planned { name, wanted, spec, .. } = planned;
+        let spec = spec.cloned();
+        Ok(Coming { client: None, name, index, address, wanted, spec, said: None, begun, looks })
+    }
+
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -109,7 +123,6 @@ impl Daemon {
             bail!("{}: is being attached; one at a time", other.name);
         }
         self.check_stays().with_context(|| format!("{name}: not attached"))?;
-        self.silent.retain(|is_over| !is_over());
         if self.silent.len() >= SILENT_MAX {
             bail!(
                 "{name}: not attached: {} were to be attached and do not answer; `dmesg` may say what is wrong with them",
@@ -153,7 +166,7 @@ impl Daemon {
                 true => patience.find(&named, &role),
                 false => patience.find_new(&named, &role),
             };
-            let found = found.and_then(|path| look.at(&path));
+            let found = found.and_then(|path| look.at(&path)).map(Found::Looked);
             // Devices are read for it.
             let advice = || match is_recorded {
                 true => by_another_name(&shown, &named),
@@ -170,6 +183,8 @@ impl Daemon {
 
     /// Goes on with volumes that are on their way in.
     pub(super) fn come(&mut self) {
+        // What they have found in the end is nobody's.
+        self.silent.retain(|is_over| !is_over());
         while let Some(coming) = self.take_due() {
             self.end_coming(coming);
         }
@@ -223,8 +238,11 @@ impl Daemon {
             self.silent.push(Box::new(move || looks.is_finished()));
             bail!("{name}: not attached: {} does not answer", address.path.display());
         }
-        let looked = looks.join().unwrap_or_else(|_| Err(anyhow!("it broke off")))?;
+        let Found::Looked(looked) = ended(looks)? else {
+            bail!("{}: the {} is not there", address.path.display(), role(&name));
+        };
         self.check_stays().with_context(|| format!("{name}: not attached"))?;
+        self.check_not_taken(&looked, &[])?;
         match spec {
             Some(spec) if self.server.shard.find(&name).is_none() => {
                 let others = self.check_new(&spec, wanted.without_cache, &looked, &[])?;

@@ -32,12 +32,13 @@ pub(super) struct Look {
     cache: Option<PathBuf>,
     /// Of the cache.
     identity: String,
-    served: Vec<(String, PathBuf)>,
+    served: Vec<(String, Known)>,
 }
 
 /// A backing device that is ours, and what it is.
 pub(super) struct Looked {
     pub(super) path: PathBuf,
+    pub(super) known: Known,
     pub(super) device: FileDevice,
     pub(super) found: Fingerprint,
 }
@@ -77,9 +78,10 @@ impl Daemon {
         index: VolumeIndex,
         logical_block: Option<u32>,
         recorded: Option<Volume>,
-        taken: &[(String, PathBuf)],
+        taken: &[(String, Known)],
     ) -> Look {
-        let served = self.volumes.iter().map(|it| (it.name.clone(), it.backing.clone()));
+        // Nobody asks their devices, which may not answer.
+        let served = self.volumes.iter().map(|it| (it.name.clone(), it.known.clone()));
         let served = served.chain(taken.iter().cloned());
         Look {
             source: backing_source(index),
@@ -90,6 +92,16 @@ impl Daemon {
             served: served.collect(),
         }
     }
+
+    /// Whether another volume has the device by now: nobody knew that when it was looked at. `taken`: as above.
+    pub(super) fn check_not_taken(&self, looked: &Looked, taken: &[(String, Known)]) -> Result<()> {
+        let served = self.volumes.iter().map(|it| (&it.name, &it.known));
+        check_apart(
+            &looked.path,
+            &looked.known,
+            served.chain(taken.iter().map(|it| (&it.0, &it.1))),
+        )
+    }
 }
 
 impl Look {
@@ -98,7 +110,8 @@ impl Look {
         if let Some(cache) = &self.cache {
             backing::check_apart(cache, path)?;
         }
-        self.check_not_served(path)?;
+        let known = Known::of(path);
+        check_apart(path, &known, self.served.iter().map(|it| (&it.0, &it.1)))?;
         let device = backing::open_exclusive(path, self.source, self.logical_block)?;
         let size_bytes = device.info().size_bytes;
         let found = match &self.recorded {
@@ -118,7 +131,7 @@ impl Look {
             }
             None => backing::fingerprint(&device, path)?,
         };
-        Ok(Looked { path: path.to_owned(), device, found })
+        Ok(Looked { path: path.to_owned(), known, device, found })
     }
 
     /// Nobody answers for what this daemon serves, or is to go on with, while it waits itself.
@@ -140,18 +153,21 @@ impl Look {
         }
         Ok(())
     }
+}
 
-    /// Two volumes on one device would each know nothing of what the other writes.
-    fn check_not_served(&self, path: &Path) -> Result<()> {
-        let found = Known::of(path);
-        match self.served.iter().find(|it| Known::of(&it.1).is_same(&found)) {
-            Some((other, _)) => {
-                bail!(
-                    "{}: is the backing device of volume {other}; a device can be behind one volume only, name another",
-                    path.display()
-                )
-            }
-            None => Ok(()),
+/// Two volumes on one device would each know nothing of what the other writes.
+fn check_apart<'a>(
+    path: &Path,
+    found: &Known,
+    mut others: impl Iterator<Item = (&'a String, &'a Known)>,
+) -> Result<()> {
+    match others.find(|it| it.1.is_same(found)) {
+        Some((other, _)) => {
+            bail!(
+                "{}: is the backing device of volume {other}; a device can be behind one volume only, name another",
+                path.display()
+            )
         }
+        None => Ok(()),
     }
 }

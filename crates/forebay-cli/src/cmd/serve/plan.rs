@@ -1,24 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a start is to serve: every volume that is asked for or recorded, with its backing device open and looked at, before
-//! anything is changed of any.
+//! What a start is to serve: every volume that is asked for or recorded, and whether it can be served from the device that was found
+//! for it (`searching`), before anything is changed of any.
 
 use super::Daemon;
-use super::look::{Looked, logical_block};
+use super::look::Looked;
 use super::stale::Others;
 use crate::address::Address;
 use crate::args::{IfChanged, ServeArgs, VolumeSpec};
-use crate::attach::Kind;
-use crate::attach::left::LeftDevice;
-use crate::late::{self, Patience};
-use crate::state_dir::Why;
+use crate::late::Patience;
+use crate::state_dir::{Known, Why};
+use crate::upgrade;
 use crate::upgrade::OtherDisk;
-use crate::{backing, upgrade};
 use anyhow::{Error, Result};
 use forebay::io::FileDevice;
-use forebay::shard::{OpenError, backing_source};
+use forebay::shard::OpenError;
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// A volume that is to be served.
 pub(super) struct Planned<'a> {
@@ -42,6 +40,11 @@ impl Planned<'_> {
         self.address.as_ref().map_err(|text| Error::msg(text.clone()))
     }
 
+    /// What is waited for, with its role.
+    pub(super) fn device(&self) -> Option<(PathBuf, String)> {
+        Some((self.address().ok()?.path.clone(), role(&self.name)))
+    }
+
     /// What is said of its backing device if that has not come.
     pub(super) fn missing(&self, patience: &Patience) -> Error {
         match self.address() {
@@ -59,16 +62,12 @@ impl Planned<'_> {
     }
 
     /// A copy of its disk would be told from it.
-    fn is_known(&self) -> bool {
+    pub(super) fn is_known(&self) -> bool {
         // The program before says what it is.
         self.recorded.is_some() || upgrade::is_executed()
     }
 
-    fn find(&self, path: &Path) -> Result<Option<PathBuf>> {
-        if self.is_known() { late::find(path) } else { late::find_new(path) }
-    }
-
-    fn may_be_missing(&self, args: &ServeArgs) -> bool {
+    pub(super) fn may_be_missing(&self, args: &ServeArgs) -> bool {
         let is_meant = self.spec.is_some() && !args.is_from_file();
         !is_meant || upgrade::is_executed()
     }
@@ -81,15 +80,6 @@ pub(super) struct Wanted {
     pub(super) without_cache: bool,
 }
 
-/// Where a backing device is: every device may be read for that, so it is looked for once.
-pub(super) enum Sought {
-    Found(PathBuf),
-    /// It is not there, and others are served meanwhile.
-    Late,
-    /// It is waited for, or it is an error that it is not there.
-    Needed,
-}
-
 /// A volume that nothing stands against.
 pub(super) enum Ready<'a> {
     /// The program before had it.
@@ -99,10 +89,10 @@ pub(super) enum Ready<'a> {
 }
 
 impl Ready<'_> {
-    pub(super) fn path(&self) -> &Path {
+    pub(super) fn known(&self) -> Known {
         match self {
-            Ready::HandedOver(path, _) => path,
-            Ready::Recorded(looked) | Ready::New(_, looked) => &looked.path,
+            Ready::HandedOver(path, _) => Known::of(path),
+            Ready::Recorded(looked) | Ready::New(_, looked) => looked.known.clone(),
         }
     }
 }
@@ -164,67 +154,22 @@ impl Daemon {
         planned
     }
 
-    /// Looks for its backing device where others may be served meanwhile. Devices by FUSE + loop that a daemon before has left may
-    /// be together in one mount: they go on together.
-    pub(super) fn seek(
-        &self,
-        planned: &Planned<'_>,
-        args: &ServeArgs,
-        patience: &Patience,
-    ) -> Sought {
-        let is_fuse = |it: &LeftDevice| it.kind == Kind::Fuse && it.volume == planned.name;
-        let is_left = !upgrade::is_executed() && self.left.iter().any(is_fuse);
-        let may_come = planned.may_be_missing(args) && !is_left && !patience.late().1.is_zero();
-        match planned.address() {
-            Ok(address) if may_come => match planned.find(&address.path) {
-                Ok(Some(path)) => Sought::Found(path),
-                Ok(None) => Sought::Late,
-                Err(_) => Sought::Needed,
-            },
-            _ => Sought::Needed,
-        }
-    }
-
-    /// Opens its backing device and looks at it. `found`: where that is, if it was looked for. `taken`: those of others.
-    pub(super) fn prepare<'a>(
+    /// Whether it can be served from what was found. `taken`: the devices of others.
+    pub(super) fn check_found<'a>(
         &self,
         planned: &Planned<'a>,
-        found: Option<PathBuf>,
-        taken: &[(String, PathBuf)],
-        patience: &Patience,
+        looked: Looked,
+        taken: &[(String, Known)],
     ) -> Result<Ready<'a>> {
-        let Planned { name, wanted, recorded, .. } = planned;
-        let index = planned.index()?;
-        let asked = planned.spec.and_then(|spec| spec.logical_block);
-        let logical_block = logical_block(name, asked, recorded.as_ref())?;
-        let find = || {
-            let (path, role) = (&planned.address()?.path, role(name));
-            match planned.is_known() {
-                true => patience.find(path, &role),
-                false => patience.find_new(path, &role),
-            }
-        };
-        let path = &found.map_or_else(find, Ok)?;
-        if planned.recorded.is_some() {
-            let source = backing_source(index);
-            let left = backing::take_left(name, path, source, logical_block)?;
-            if let Some(device) = left
-                && self.server.shard.opened().handed_over
-            {
-                return Ok(Ready::HandedOver(path.clone(), device));
-            }
-            // It is looked at as ever.
-        } else {
-            upgrade::check_disk(name, path)?;
-        }
-        let looked = self.look(index, logical_block, planned.recorded.clone(), taken).at(path)?;
+        let wanted = &planned.wanted;
+        self.check_not_taken(&looked, taken)?;
         match (planned.spec, &planned.recorded) {
             (Some(spec), None) => {
                 self.check_new(spec, wanted.without_cache, &looked, taken)?;
                 Ok(Ready::New(spec, looked))
             }
             _ => {
-                self.check_recorded(index, wanted, &looked, taken)?;
+                self.check_recorded(planned.index()?, wanted, &looked, taken)?;
                 Ok(Ready::Recorded(looked))
             }
         }

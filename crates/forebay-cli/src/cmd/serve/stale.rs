@@ -19,7 +19,7 @@ use forebay_core::engine::{CacheHealth, Engine};
 use forebay_core::format::superblock::Volume;
 use forebay_core::op::stale::Stale;
 use forebay_core::units::VolumeIndex;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread::JoinHandle;
 use tracing::{error, warn};
 
@@ -145,7 +145,7 @@ impl Daemon {
         backing: &Path,
         name: &str,
         without_cache: bool,
-        taken: &[(String, PathBuf)],
+        taken: &[(String, Known)],
     ) -> Result<Others> {
         let mut others = Others::default();
         let Some(dir) = &self.state_dir else { return Ok(others) };

@@ -2,8 +2,9 @@
 //! The volumes: each gets its backing device if that is the one it was.
 
 use super::look::{Looked, by_another_name};
-use super::plan::{Change, Planned, Ready, Sought, Verdict, Wanted, role};
+use super::plan::{Change, Planned, Ready, Verdict, Wanted};
 use super::rates::Rates;
+use super::searching::Searched;
 use super::stale::Others;
 use super::{Daemon, Mark, Served};
 use crate::address::Address;
@@ -11,7 +12,7 @@ use crate::args::{IfChanged, ServeArgs, Setting, VolumeSpec, mode_name, parse_se
 use crate::attach::{Kind, left};
 use crate::cmd::set::until_next_start;
 use crate::late::Patience;
-use crate::state_dir::Why;
+use crate::state_dir::{Known, Why};
 use crate::status::waits_text;
 use crate::units::{clock, size};
 use crate::upgrade;
@@ -26,7 +27,7 @@ use forebay_core::limits::VOLUME_BYTES_MAX;
 use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tracing::{info, warn};
 
 /// How it is told that what is asked for was not set.
@@ -47,40 +48,18 @@ impl Daemon {
             );
         }
         let reserves = self.reserves_that_fit(args)?;
-        let (mut ready, mut taken) = (Vec::new(), Vec::new());
-        let mut new: Vec<Reserve> = Vec::new();
-        let (mut planned, mut late) = (self.plan(args), Vec::new());
-        loop {
-            for planned in planned.drain(..) {
-                let found = match self.seek(&planned, args, patience) {
-                    Sought::Late => {
-                        late.push(planned);
-                        continue;
-                    }
-                    Sought::Found(path) => Some(path),
-                    Sought::Needed => None,
-                };
-                let found = self.prepare(&planned, found, &taken, patience);
-                let found = found.and_then(|it| self.check_room_for(it, &reserves, &mut new));
-                match found {
-                    Ok(found) => {
-                        taken.push((planned.name.clone(), found.path().to_owned()));
-                        ready.push((planned, found));
-                    }
-                    Err(error) if planned.may_wait(args, &error) => self.waits(&planned, &error),
-                    Err(error) => return Err(error),
-                }
-            }
-            if !ready.is_empty() || !wait_for_any(&late, patience) {
-                break;
-            }
-            std::mem::swap(&mut planned, &mut late);
-        }
+        let Searched { ready, late, silent, .. } = self.search_all(args, patience, &reserves)?;
         for planned in late {
             match ready.is_empty() {
                 false => self.await_device(&planned, patience),
                 // Nobody would be served meanwhile.
                 true => self.waits(&planned, &planned.missing(patience)),
+            }
+        }
+        for search in silent {
+            match ready.is_empty() {
+                false => self.comes_slowly(search, args)?,
+                true => self.gives_up(search, args)?,
             }
         }
         self.set_reserves(&reserves)?;
@@ -101,7 +80,7 @@ impl Daemon {
     }
 
     /// What is new has room besides what is asked for and `new`, which it is then part of.
-    fn check_room_for<'a>(
+    pub(super) fn check_room_for<'a>(
         &self,
         found: Ready<'a>,
         reserves: &[(VolumeIndex, Reserve)],
@@ -260,7 +239,7 @@ impl Daemon {
         served.map(|served| served.index).with_context(|| self.not_served(name))
     }
 
-    fn waits(&mut self, planned: &Planned<'_>, error: &anyhow::Error) {
+    pub(super) fn waits(&mut self, planned: &Planned<'_>, error: &anyhow::Error) {
         let name = &planned.name;
         let advice = planned.address().map_or(String::new(), |it| by_another_name(name, &it.path));
         self.problem(format!("{}{error:#}{advice}", waits_text(name)));
@@ -273,7 +252,7 @@ impl Daemon {
         index: VolumeIndex,
         wanted: &Wanted,
         looked: &Looked,
-        taken: &[(String, PathBuf)],
+        taken: &[(String, Known)],
     ) -> Result<Verdict> {
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
         let (path, name) = (&looked.path, &recorded.name);
@@ -339,7 +318,7 @@ impl Daemon {
         Verdict { others, change }: Verdict,
     ) -> Result<()> {
         let recorded = self.recorded(index).context("the volume is recorded")?.clone();
-        let Looked { path, device, found } = looked;
+        let Looked { path, device, found, .. } = looked;
         let (path, name) = (&path, &recorded.name);
         let passed = self.pass(others, path, name)?;
         match change {
@@ -379,7 +358,7 @@ impl Daemon {
         spec: &VolumeSpec,
         without_cache: bool,
         looked: &Looked,
-        taken: &[(String, PathBuf)],
+        taken: &[(String, Known)],
     ) -> Result<Others> {
         let others = self.others(&looked.path, &spec.name, without_cache, taken)?;
         self.mode_of(spec)?;
@@ -403,7 +382,7 @@ impl Daemon {
         looked: Looked,
         others: Others,
     ) -> Result<()> {
-        let Looked { path: backing, device, found } = looked;
+        let Looked { path: backing, device, found, .. } = looked;
         let backing = &backing;
         let info = device.info().clone();
         let left = info.size_bytes % u64::from(info.logical_block);
@@ -500,7 +479,9 @@ impl Daemon {
         let uuid = uuid_text(&recorded.uuid);
         let (name, address) = (recorded.name, address.clone());
         let drained_at = Mark::default();
-        let mut served = Served { index, name, uuid, backing, address, stats, rates, drained_at };
+        let known = Known::of(path);
+        let mut served =
+            Served { index, name, uuid, backing, known, address, stats, rates, drained_at };
         served.drains(self.server.shard.engine());
         self.volumes.push(served);
         let others = self.disk_mates(index);
@@ -539,13 +520,6 @@ impl Daemon {
             );
         }
     }
-}
-
-/// Waits until the backing device of one of them is there; whether one is.
-fn wait_for_any(late: &[Planned<'_>], patience: &Patience) -> bool {
-    let device = |it: &Planned<'_>| Some((it.address().ok()?.path.clone(), role(&it.name)));
-    let devices: Vec<(PathBuf, String)> = late.iter().filter_map(device).collect();
-    !devices.is_empty() && patience.wait_for_any(&devices)
 }
 
 /// As it was at the last clean close.
