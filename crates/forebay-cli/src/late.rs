@@ -221,9 +221,22 @@ pub fn missing(named: &dyn Display, role: &str, since: Instant) -> Error {
     )
 }
 
-/// Whether it is there, or is named in a way that only an error can be made of.
-pub fn may_be_there(name: &Path) -> bool {
-    find(name).map_or(true, |found| found.is_some())
+/// Whether each of them is there, or is named in a way that only an error can be made of. Devices are read once for all.
+pub fn may_be_there(names: &[PathBuf]) -> Vec<bool> {
+    let parsed: Result<Vec<Named>, _> = names.iter().map(|name| Named::parse(name)).collect();
+    let Ok(parsed) = parsed else {
+        return match names {
+            [_] => vec![true],
+            _ => names.iter().flat_map(|name| may_be_there(std::slice::from_ref(name))).collect(),
+        };
+    };
+    let found = Named::find_each_surely(&parsed, &Host::default());
+    found.into_iter().map(|found| !matches!(found, Ok(None))).collect()
+}
+
+/// Whether every device is read for that name.
+pub fn is_identity(name: &Path) -> bool {
+    matches!(Named::parse(name), Ok(Named::Uuid(_)))
 }
 
 /// Where it is now, if it is.
@@ -238,7 +251,7 @@ pub fn find_new(name: &Path) -> Result<Option<PathBuf>> {
 
 /// How often one of these names is looked for.
 pub fn retry<'a>(mut names: impl Iterator<Item = &'a Path>) -> Duration {
-    match names.any(|name| matches!(Named::parse(name), Ok(Named::Uuid(_)))) {
+    match names.any(is_identity) {
         true => UUID_RETRY,
         false => PATH_RETRY,
     }

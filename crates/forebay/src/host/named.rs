@@ -107,6 +107,27 @@ enum Answer {
     Silent,
 }
 
+/// What reading a device has shown.
+#[derive(Debug, PartialEq, Eq)]
+enum Seen {
+    /// The identities on it.
+    Uuids(Vec<String>),
+    /// Nothing (N4).
+    Silent,
+}
+
+impl Seen {
+    fn of(&self, uuid: &str) -> Answer {
+        match self {
+            Seen::Silent => Answer::Silent,
+            Seen::Uuids(all) if all.iter().any(|it| it.eq_ignore_ascii_case(uuid)) => {
+                Answer::Carries
+            }
+            Seen::Uuids(_) => Answer::CarriesNot,
+        }
+    }
+}
+
 impl fmt::Display for Named {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -149,7 +170,35 @@ impl Named {
             }
             Self::Uuid(uuid) => uuid,
         };
-        self.only(host.nodes().iter().map(|node| (node.path(), look(node, uuid))))
+        // Who finds two need look no further.
+        self.only(host.nodes().iter().map(|node| (node.path(), look(node).map(|it| it.of(uuid)))))
+    }
+
+    /// The same of several. Devices are read once, for all that are named by what is on them.
+    pub fn find_each_surely(
+        names: &[Named],
+        host: &Host,
+    ) -> Vec<Result<Option<PathBuf>, NamedError>> {
+        let is_uuid = |name: &Named| matches!(name, Named::Uuid(_));
+        let nodes = if names.iter().any(is_uuid) { host.nodes() } else { Vec::new() };
+        let seen: Vec<_> = nodes.iter().map(|node| (node.path(), look(node))).collect();
+        let find = |name: &Named| match name {
+            Named::Uuid(uuid) => name.among(uuid, &seen),
+            _ => name.find_surely(host),
+        };
+        names.iter().map(find).collect()
+    }
+
+    /// The only device that carries it, of those that were read.
+    fn among(
+        &self,
+        uuid: &str,
+        seen: &[(PathBuf, io::Result<Seen>)],
+    ) -> Result<Option<PathBuf>, NamedError> {
+        self.only(seen.iter().map(|(path, seen)| {
+            let again = |why: &io::Error| io::Error::new(why.kind(), why.to_string());
+            (path.clone(), seen.as_ref().map(|it| it.of(uuid)).map_err(again))
+        }))
     }
 
     /// The only device that carries it.
@@ -201,15 +250,15 @@ fn is_served(node: &Node) -> bool {
     true
 }
 
-/// Whether this identity is on the device.
-fn look(node: &Node, uuid: &str) -> io::Result<Answer> {
+/// Which identities are on the device.
+fn look(node: &Node) -> io::Result<Seen> {
     if node.attribute("size").is_none_or(|text| text == "0") || is_served(node) {
-        return Ok(Answer::CarriesNot); // N3
+        return Ok(Seen::Uuids(Vec::new())); // N3
     }
-    let (path, uuid) = (node.path(), uuid.to_owned());
+    let path = node.path();
     within(&node.name, READ_MAX, STACK_BYTES, move || {
         let how = FileOptions { read_only: true, exclusive: false, ..FileOptions::default() };
-        FileDevice::open(&path, &how).is_ok_and(|device| is_on(&device, &uuid)) // N2
+        FileDevice::open(&path, &how).map_or_else(|_| Vec::new(), |device| uuids_on(&device)) // N2
     })
 }
 
@@ -218,10 +267,10 @@ fn within(
     name: &str,
     limit: Duration,
     stack_bytes: usize,
-    read: impl FnOnce() -> bool + Send + 'static,
-) -> io::Result<Answer> {
+    read: impl FnOnce() -> Vec<String> + Send + 'static,
+) -> io::Result<Seen> {
     if silent().iter().any(|silent| silent == name) {
-        return Ok(Answer::Silent);
+        return Ok(Seen::Silent);
     }
     let (sender, receiver) = channel();
     let thread = std::thread::Builder::new().name("read".into()).stack_size(stack_bytes);
@@ -230,13 +279,13 @@ fn within(
         let _ = sender.send(read());
     })?;
     match receiver.recv_timeout(limit) {
-        Ok(is_there) => {
+        Ok(uuids) => {
             let _ = thread.join();
-            Ok(if is_there { Answer::Carries } else { Answer::CarriesNot })
+            Ok(Seen::Uuids(uuids))
         }
         Err(_) => {
             SILENT.lock().unwrap_or_else(PoisonError::into_inner).push((name.to_owned(), thread));
-            Ok(Answer::Silent)
+            Ok(Seen::Silent)
         }
     }
 }
@@ -249,11 +298,11 @@ pub fn silent() -> Vec<String> {
     silent.iter().map(|(name, _)| name.clone()).collect()
 }
 
-fn is_on(device: &FileDevice, uuid: &str) -> bool {
+fn uuids_on(device: &FileDevice) -> Vec<String> {
     let mut read = |offset: u64, bytes: &mut [u8]| device.read_at(offset, bytes);
     let size_bytes = device.info().size_bytes;
     let found = signature::probe(&mut read, size_bytes).unwrap_or_default();
-    found.iter().any(|it| it.uuid.as_deref().is_some_and(|it| it.eq_ignore_ascii_case(uuid)))
+    found.into_iter().filter_map(|it| it.uuid).collect()
 }
 
 #[cfg(test)]
@@ -325,7 +374,8 @@ mod tests {
         let (answer, answers) = channel::<()>();
         let read = move || answers.recv().is_ok();
         let of = |name: &str, limit, read: Box<dyn FnOnce() -> bool + Send>| {
-            within(name, limit, STACK_BYTES, read).unwrap()
+            let read = move || if read() { vec!["AB".to_owned()] } else { Vec::new() };
+            within(name, limit, STACK_BYTES, read).unwrap().of("ab")
         };
         assert_eq!(of("hangs", Duration::from_millis(10), Box::new(read)), Answer::Silent);
         assert_eq!(silent(), ["hangs"]);
@@ -350,7 +400,7 @@ mod tests {
         // No machine has as much memory.
         let unread = within("sda", Duration::ZERO, usize::MAX / 4, || unreachable!());
         let uuid = Named::Uuid("ab".into());
-        let said = uuid.only([("/dev/sda".into(), unread)].into_iter()).unwrap_err().to_string();
+        let said = uuid.among("ab", &[("/dev/sda".into(), unread)]).unwrap_err().to_string();
         assert!(said.starts_with("UUID=ab: /dev/sda cannot be looked at: no thread"), "{said}");
     }
 
@@ -376,6 +426,28 @@ mod tests {
         assert!(said.contains("/dev/a and /dev/c both carry it"), "{said}");
     }
 
+    /// All devices were read for each name.
+    #[test]
+    fn what_was_read_once_answers_for_several_names() {
+        let of = |uuids: &[&str]| Ok(Seen::Uuids(uuids.iter().map(|it| (*it).into()).collect()));
+        let seen = [
+            ("/dev/a".into(), of(&["AB", "cd"])),
+            ("/dev/b".into(), of(&["ef"])),
+            ("/dev/c".into(), of(&[])),
+            ("/dev/d".into(), of(&["EF"])),
+        ];
+        let find = |uuid: &str| Named::Uuid(uuid.into()).among(uuid, &seen);
+        assert_eq!(find("ab").unwrap(), Some("/dev/a".into()));
+        assert_eq!(find("cd").unwrap(), Some("/dev/a".into()));
+        assert_eq!(find("00").unwrap(), None);
+        assert!(find("ef").unwrap_err().to_string().contains("/dev/b and /dev/d both carry it"));
+        let host = Host { proc: "/nonexistent".into(), sys: "/nonexistent".into() };
+        let names = ["UUID=0", "/dev/null", "PARTUUID=none-such", "/nonexistent/x"];
+        let names = names.map(|name| Named::parse(Path::new(name)).unwrap());
+        let found = Named::find_each_surely(&names, &host).into_iter().map(Result::unwrap);
+        assert_eq!(found.collect::<Vec<_>>(), [None, Some("/dev/null".into()), None, None]);
+    }
+
     #[test]
     fn an_identity_is_read_from_the_device() {
         let path = std::env::temp_dir().join(format!("forebay-named-{}", std::process::id()));
@@ -386,8 +458,7 @@ mod tests {
         let how = FileOptions { read_only: true, exclusive: false, ..FileOptions::default() };
         let device = FileDevice::open(&path, &how).unwrap();
         let uuid = "abababab-abab-abab-abab-abababababab";
-        assert!(is_on(&device, uuid));
-        assert!(!is_on(&device, "abababab-abab-abab-abab-ababababab00"));
+        assert_eq!(uuids_on(&device), [uuid]);
         std::fs::remove_file(path).unwrap();
     }
 }

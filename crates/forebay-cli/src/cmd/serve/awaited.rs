@@ -8,7 +8,8 @@
 //! - **W2** Whoever is started behind this daemon finds what he would have found if it had waited. So `ready` is said when all have come, or are
 //!   waited for no more; earlier only where nobody but mounts of block devices can be meant, which wait for those themselves, and nobody can
 //!   take the disk behind one for the volume.
-//! - **W3** A device that does not answer holds up its own volume alone: a thread looks for each. One that is stuck cannot be ended, nor can a
+//! - **W3** A device that does not answer holds up its own volume alone: a thread looks for each, and one for all that are sought by what is on them:
+//!   that passes over what does not answer (N4 of `host/named.rs`), and reads each device once for all. One that is stuck cannot be ended, nor can a
 //!   program be executed as long as it is (`Daemon::check_upgrade`); it is known until it is over, whatever becomes of its volume.
 //!
 //! # States
@@ -45,11 +46,12 @@ pub(super) struct Awaited {
     seekers: Vec<Seeker>,
 }
 
-/// A thread that looks whether a device is there.
+/// A thread that looks whether devices are there.
 struct Seeker {
-    path: PathBuf,
+    paths: Vec<PathBuf>,
     since: Instant,
-    thread: JoinHandle<bool>,
+    /// Whether each is.
+    thread: JoinHandle<Vec<bool>>,
 }
 
 impl Seeker {
@@ -103,11 +105,14 @@ impl Awaited {
 
     /// Hears which of them are there.
     fn hear(&mut self) {
-        for Seeker { path, thread, .. } in self.seekers.extract_if(.., |it| it.thread.is_finished())
-        {
-            let is_there = thread.join().unwrap_or_default();
-            let its = self.volumes.iter_mut().filter(|volume| volume.path == path);
-            its.for_each(|volume| volume.is_there = is_there);
+        let ended = self.seekers.extract_if(.., |it| it.thread.is_finished());
+        for Seeker { paths, thread, .. } in ended {
+            // Of one that broke off nothing is known.
+            let are_there = thread.join().unwrap_or_default();
+            for (path, is_there) in paths.into_iter().zip(are_there) {
+                let its = self.volumes.iter_mut().filter(|volume| volume.path == path);
+                its.for_each(|volume| volume.is_there = is_there);
+            }
         }
     }
 
@@ -129,21 +134,30 @@ impl Awaited {
         if self.volumes.iter().any(|it| it.is_there) {
             return; // It comes first.
         }
+        let (mut by_path, mut by_identity) = (Vec::new(), Vec::new());
         for volume in &mut self.volumes {
-            let retry = late::retry(std::iter::once(volume.path.as_path()));
+            let path = &volume.path;
+            let retry = late::retry(std::iter::once(path.as_path()));
             let is_due = volume.sought.is_none_or(|at| at.elapsed() >= retry);
-            if !is_due || self.seekers.iter().any(|it| it.path == volume.path) {
+            if !is_due || self.seekers.iter().any(|it| it.paths.contains(path)) {
                 continue;
             }
             volume.sought = Some(Instant::now());
-            let path = volume.path.clone();
+            let sought = if late::is_identity(path) { &mut by_identity } else { &mut by_path };
+            // Two that wait for one device are both told by who looks for it.
+            if !sought.contains(path) {
+                sought.push(path.clone());
+            }
+        }
+        let each = by_path.into_iter().map(|path| vec![path]);
+        for paths in each.chain((!by_identity.is_empty()).then_some(by_identity)) {
             let seek = {
-                let path = path.clone();
-                move || late::may_be_there(&path)
+                let paths = paths.clone();
+                move || late::may_be_there(&paths)
             };
             // Devices are read for it (W1). If there is no thread the next one is tried.
             let thread = std::thread::Builder::new().name("seek".into()).stack_size(STACK_BYTES);
-            let seeker = |thread| Seeker { path, since: Instant::now(), thread };
+            let seeker = |thread| Seeker { paths, since: Instant::now(), thread };
             self.seekers.extend(thread.spawn(seek).ok().map(seeker));
         }
     }
@@ -243,7 +257,27 @@ mod tests {
     fn seeker(name: &str, seek: impl FnOnce() -> bool + Send + 'static) -> Seeker {
         // It is not taken for stuck, however slow the machine.
         let since = Instant::now() + Duration::from_secs(3600);
-        Seeker { path: format!("/dev/{name}").into(), since, thread: std::thread::spawn(seek) }
+        let paths = vec![format!("/dev/{name}").into()];
+        Seeker { paths, since, thread: std::thread::spawn(|| vec![seek()]) }
+    }
+
+    /// Each of those that are known by what is on them had all disks read for it.
+    #[test]
+    fn who_looks_for_one_identity_looks_for_all() {
+        let of = |path: String| AwaitedVolume { path: path.into(), ..awaited("x") };
+        let uuids = (0..20).map(|number| of(format!("UUID=none-such-{number}")));
+        let volumes: Vec<_> = uuids.chain([of("/nonexistent/x".into()), of("/".into())]).collect();
+        let mut all = Awaited { volumes, patience: None, seekers: Vec::new() };
+        all.seek();
+        assert_eq!(all.seekers.iter().map(|it| it.paths.len()).collect::<Vec<_>>(), [1, 1, 20]);
+        all.seek();
+        assert_eq!(all.seekers.len(), 3, "they are being looked for");
+        while !all.seekers.is_empty() {
+            all.hear();
+            std::thread::yield_now();
+        }
+        let there = all.volumes.iter().filter(|it| it.is_there).map(|it| it.path.as_path());
+        assert_eq!(there.collect::<Vec<_>>(), [std::path::Path::new("/")]);
     }
 
     /// It was told that it is not there, and its guest went without.
