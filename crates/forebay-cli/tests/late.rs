@@ -308,9 +308,14 @@ fn a_late_disk_that_does_not_answer_holds_up_its_own_volume_alone() {
             daemon.stop("TERM");
             continue;
         }
+        // It has been put aside.
+        rig.is_there("b");
+        std::thread::sleep(Duration::from_secs(1));
         // The kernel keeps the process as long as a thread of it waits there. All else of it has ended: the next one serves.
         let done = rig.scratch.ask(&["stop"]);
         assert!(done.status.success(), "{done:?}");
+        let text = format!("{}: does not answer, and is not waited for", place.join("c").display());
+        assert!(daemon.said().contains(&text), "{}", daemon.said());
         let next = rig.scratch.serve(&["--device-timeout", "0s"]);
         rig.is_there("a");
         rig.is_there("b");

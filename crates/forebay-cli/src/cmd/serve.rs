@@ -345,6 +345,7 @@ fn serve(
         daemon.signals.iter().for_each(Signals::raise);
     }
     let end = daemon.serve()?;
+    let silent = daemon.silent_devices();
     daemon.stop_growing();
     daemon.stop_resizing_cache();
     daemon.stop_coming("the daemon is being stopped");
@@ -381,6 +382,12 @@ fn serve(
     daemon.stop_leaving();
     let desk = Rc::clone(&daemon.desk);
     let ended = daemon.end(args.stop_timeout, &control, unix_sockets(args));
+    for path in silent {
+        warn!(
+            "{}: does not answer, and is not waited for: all else has ended, but the kernel keeps this process until it does",
+            path.display()
+        );
+    }
     desk.borrow_mut().tell_end(&ended);
     ended.and(released).map(|()| Next::Exit(ExitCode::SUCCESS))
 }

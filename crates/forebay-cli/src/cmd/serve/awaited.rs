@@ -26,8 +26,9 @@ use super::plan::{Planned, Wanted, role};
 use crate::late::{self, Patience};
 use crate::status::waits_text;
 use crate::{hide, upgrade};
+use forebay::host::named;
 use forebay::host::notify::sd_notify;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -83,6 +84,11 @@ impl Awaited {
     /// Somebody has come to a device that does not answer.
     pub(super) fn is_stuck(&self) -> bool {
         self.seekers.iter().any(Seeker::is_stuck)
+    }
+
+    /// Those that do not answer.
+    fn stuck(&self) -> impl Iterator<Item = PathBuf> {
+        self.seekers.iter().filter(|it| it.is_stuck()).flat_map(|it| it.paths.iter().cloned())
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -228,6 +234,15 @@ impl Daemon {
         announce!("ready");
         // Without a service manager there is nobody to tell.
         let _ = sd_notify("READY=1");
+    }
+
+    /// Devices that a thread waits for which nobody can end.
+    pub(super) fn silent_devices(&self) -> Vec<PathBuf> {
+        let by_path = |path: &PathBuf| !late::is_identity(path);
+        // Those that were read for an identity are known themselves.
+        let read = named::silent().into_iter().map(|name| Path::new("/dev").join(name));
+        let looked = self.coming.iter().chain(&self.slow).filter_map(Coming::silent_device);
+        self.awaited.stuck().filter(by_path).chain(looked).chain(read).collect()
     }
 
     fn may_be_ready(&self) -> bool {

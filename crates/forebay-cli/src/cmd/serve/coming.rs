@@ -34,6 +34,7 @@ use crate::vhost;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use forebay::shard::OpenError;
 use forebay_core::units::VolumeIndex;
+use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -78,6 +79,12 @@ impl Coming {
     /// Its start has waited for it.
     pub(super) fn is_late(&self) -> bool {
         self.client.is_none()
+    }
+
+    /// Its device, if that has not answered for as long as one may take.
+    pub(super) fn silent_device(&self) -> Option<PathBuf> {
+        let is_silent = !self.looks.is_finished() && self.begun.elapsed() >= ANSWER_MAX;
+        is_silent.then(|| self.address.path.clone())
     }
 
     fn is_due(&self) -> bool {
