@@ -106,7 +106,6 @@ fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
         assert!(!place.at("new").exists(), "{args:?} left a file");
     }
     place.run(&["status", "--control", &place.text("none")]).refused(5, "; leave --control out");
-    place.run(&["drain"]).refused(5, "start one with `forebay serve --cache CACHE`");
 }
 
 #[test]

@@ -39,6 +39,7 @@ fn who_may_not_see_a_daemon_hears_that() {
     assert_eq!(mode, 0);
     let (code, said) = status(&[]);
     assert!(code == Some(5) && said.contains("permission is denied for /run/forebay"), "{said}");
+    assert!(said.contains("start one with `forebay serve --cache CACHE`"), "{said}");
 }
 
 /// They heard what the system had said, and no more.
