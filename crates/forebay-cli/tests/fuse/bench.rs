@@ -150,14 +150,27 @@ impl Bench {
         self.stop();
     }
 
-    /// Loop devices over files of the cache's mount or of this test.
+    /// What is there of the cache and its volumes.
+    fn left(&self, extension: &str) -> Vec<PathBuf> {
+        let all = fs::read_dir("/run/forebay").into_iter().flatten().flatten();
+        let is_its = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            !self.uuid.is_empty()
+                && name.starts_with(&format!("{}.", self.uuid))
+                && path.extension().is_some_and(|it| it == extension)
+        };
+        all.map(|entry| entry.path()).filter(is_its).collect()
+    }
+
+    /// Loop devices over files of the cache's mounts or of this test.
     pub fn loops(&self) -> Vec<String> {
+        let mounts = format!("/run/forebay/{}.", self.uuid);
         forebay::host::machine::Host::default()
             .loops()
             .into_iter()
             .filter(|it| {
-                it.backing_file.starts_with(self.fuse_directory())
-                    || it.backing_file.starts_with(&self.root)
+                let path = it.backing_file.to_string_lossy();
+                path.starts_with(&mounts) || it.backing_file.starts_with(&self.root)
             })
             .map(|it| format!("/dev/{}", it.node.name))
             .collect()
@@ -189,35 +202,29 @@ impl Drop for Bench {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("the daemon said:\n{}", self.read("err"));
-            // Else it is waited for where nobody answers.
-            for entry in fs::read_dir("/run/forebay").into_iter().flatten().flatten() {
-                let name = entry.file_name().to_string_lossy().into_owned();
-                if !self.uuid.is_empty() && name.starts_with(&self.uuid) && name.ends_with(".fuse")
-                {
-                    try_run(&["umount", "-f", entry.path().to_str().unwrap()]);
-                }
-            }
         }
-        try_run(&["umount", "-l", &self.mount_point()]);
         if let Some(mut daemon) = self.daemon.take() {
             // Best effort: it may have ended by itself.
             let _ = daemon.kill();
             let _ = daemon.wait();
         }
-        // What waits for a daemon would wait for ever.
-        if let Ok((_, lease)) = forebay::host::keeper::take(&self.keeper_socket()) {
-            lease.end();
+        // What waits for a daemon would wait for ever as long as anyone keeps its connection, and with it whoever unmounts.
+        self.manager = None;
+        for keeper in self.left("keeper") {
+            if let Ok((_, lease)) = forebay::host::keeper::take(&keeper) {
+                lease.end();
+            }
         }
+        try_run(&["umount", "-l", &self.mount_point()]);
         for device in self.loops() {
             try_run(&["losetup", "-d", &device]);
         }
-        if !self.uuid.is_empty() {
-            let directory = self.fuse_directory();
+        for directory in self.left("fuse") {
             try_run(&["umount", "-l", directory.to_str().unwrap()]);
             let _ = fs::remove_dir(directory);
-            let _ = fs::remove_file(self.control());
-            let _ = fs::remove_file(self.keeper_socket());
-            let _ = fs::remove_file(format!("/run/forebay/{}.buffers", self.uuid));
+        }
+        for extension in ["sock", "keeper", "buffers"] {
+            self.left(extension).iter().for_each(|it| drop(fs::remove_file(it)));
         }
         let _ = fs::remove_dir_all(&self.root);
     }

@@ -71,3 +71,12 @@ impl Manager {
         self.kept.lock().unwrap().as_ref().is_some_and(|(it, _)| it.starts_with(name))
     }
 }
+
+impl Drop for Manager {
+    /// The thread that hears outlives this, and what it keeps would, too.
+    fn drop(&mut self) {
+        if let Ok(mut kept) = self.kept.lock() {
+            *kept = None;
+        }
+    }
+}
