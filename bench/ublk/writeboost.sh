@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes dm-writeboost.ko for the guest's kernel, for bench/ublk/peers.sh: bench/ublk/writeboost.sh DIRECTORY. From Debian's packages
+# Makes dm-writeboost.ko for the guest's kernel, for bench/ublk-peers: bench/ublk/writeboost.sh DIRECTORY. From Debian's packages
 # alone (`scripts/vm build` before), unpacked in DIRECTORY. The module of Debian 12 is of Linux 6.1; two names that Linux 6.12
 # has otherwise are changed here.
 set -eu -o pipefail

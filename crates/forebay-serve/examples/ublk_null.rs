@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A ublk device that stores nothing: `ublk_null MEGABYTES [copy]`, as root, until its input ends.
 //!
-//! What `bench/ublk/peers.sh` measures the real one against: the driver and one ring, with the same queue depth, and
+//! What `bench/ublk-peers` measures the real one against: the driver and one ring, with the same queue depth, and
 //! nothing behind them. `copy`: the bytes of each write are fetched, as every target must that does anything with them.
 #![allow(unsafe_code, dead_code, clippy::unwrap_used)]
 
