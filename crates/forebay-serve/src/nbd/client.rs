@@ -431,7 +431,10 @@ impl Pending {
             return None;
         }
         self.filled.insert(start, end);
-        self.data.resize(self.range.length as usize, 0);
+        if self.data.is_empty() {
+            // Of the allocator, which has zeros without writing them.
+            self.data = vec![0; self.range.length as usize];
+        }
         self.data.get_mut(start as usize..end as usize)
     }
 
