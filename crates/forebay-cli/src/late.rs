@@ -161,7 +161,8 @@ impl Patience {
         }
         if !self.is_over() {
             // What the manager holds already could not be held here, and stays with it.
-            stored::keep_all(HELD, &held.into_iter().filter_map(|it| it.file).collect::<Vec<_>>());
+            let held: Vec<File> = held.into_iter().filter_map(Hold::end).collect();
+            stored::keep_all(HELD, &held);
         }
         if !told {
             bail!("{named}: the {role} is not there: no device carries that identity; {CONNECT}");
@@ -195,9 +196,9 @@ fn tell_until(what: &str, signals: Option<&Signals>, ends: &Receiver<()>) {
     while ends.recv_timeout(PATH_RETRY) != Err(RecvTimeoutError::Disconnected) {
         let waited = begun.elapsed();
         if waited >= TELL_AFTER && signals.is_some_and(Signals::came) {
-            tracing::warn!("{what}: does not answer, and a signal came");
-            // Nothing was changed, and its thread cannot be ended otherwise.
-            std::process::exit(1);
+            tracing::warn!("{what}: a signal came while it was being opened");
+            // It is as after a kill, and its thread cannot be ended otherwise.
+            std::process::exit(0);
         }
         if waited < next {
             continue;
@@ -302,8 +303,18 @@ impl Hold {
                 std::thread::sleep(LOOK);
             }
         }
+        self.take();
+    }
+
+    fn take(&mut self) {
         let ended = self.opens.take_if(|it| it.is_finished());
-        self.file = ended.and_then(|it| it.join().ok().flatten());
+        self.file = self.file.take().or_else(|| ended?.join().ok().flatten());
+    }
+
+    /// The device, if it could be had.
+    fn end(mut self) -> Option<File> {
+        self.take();
+        self.file
     }
 }
 

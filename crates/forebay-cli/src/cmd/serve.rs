@@ -43,7 +43,7 @@ use crate::upgrade::{self, Before, Left};
 use crate::{late, metrics, quoted, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
 use awaited::Awaited;
-use coming::Coming;
+use coming::{Coming, Silent};
 use forebay::host::notify::{self, sd_notify};
 use forebay::host::protect::allow_open_files;
 use forebay::io::{OperationKind, ReactorKind, Stats};
@@ -156,8 +156,8 @@ struct Daemon {
     coming: Option<Coming>,
     /// Awaited ones on their way in whose devices take their time.
     slow: Vec<Coming>,
-    /// Whether a thread is over, of those that wait for devices which were to be attached, or for drivers, and do not answer.
-    silent: Vec<Box<dyn Fn() -> bool>>,
+    /// Who waits for devices, or for drivers, that do not answer, and is not waited for.
+    silent: Vec<Silent>,
     /// A volume on its way out.
     leaving: Option<Leaving>,
     /// A volume that grows.
@@ -384,7 +384,7 @@ fn serve(
     let ended = daemon.end(args.stop_timeout, &control, unix_sockets(args));
     for path in silent {
         warn!(
-            "{}: does not answer, and is not waited for: all else has ended, but the kernel keeps this process until it does",
+            "{}: did not answer, and is not waited for: all else has ended, but the kernel keeps this process until it does",
             path.display()
         );
     }

@@ -21,13 +21,14 @@
 //! | awaited | waits | `--device-timeout` is over: the next start sees to it, or `forebay attach` |
 
 use super::Daemon;
-use super::coming::Coming;
+use super::coming::{Coming, Silent};
 use super::plan::{Planned, Wanted, role};
 use crate::late::{self, Patience};
 use crate::status::waits_text;
 use crate::{hide, upgrade};
 use forebay::host::named;
 use forebay::host::notify::sd_notify;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -174,7 +175,18 @@ impl Daemon {
     pub(super) fn await_device(&mut self, planned: &Planned<'_>, patience: &Patience) {
         let Ok(address) = planned.address() else { return };
         let (name, path) = (planned.name.clone(), address.path.clone());
-        let (since, limit) = patience.late();
+        self.await_path(name, path, planned.wanted, patience.late());
+    }
+
+    pub(super) fn await_path(
+        &mut self,
+        name: String,
+        path: PathBuf,
+        wanted: Wanted,
+        (since, limit): (Instant, Duration),
+    ) {
+        let waits = waits_text(&name);
+        self.problems.retain(|problem| !problem.starts_with(&waits));
         self.problem(format!(
             "{}{}, the {}, up to {limit:?}: it is not there; the others are served meanwhile",
             waits_text(&name),
@@ -182,7 +194,6 @@ impl Daemon {
             role(&name)
         ));
         self.awaited.patience = Some((since, limit));
-        let wanted = planned.wanted;
         self.awaited.volumes.push(AwaitedVolume {
             name,
             path,
@@ -242,7 +253,9 @@ impl Daemon {
         // Those that were read for an identity are known themselves.
         let read = named::silent().into_iter().map(|name| Path::new("/dev").join(name));
         let looked = self.coming.iter().chain(&self.slow).filter_map(Coming::silent_device);
-        self.awaited.stuck().filter(by_path).chain(looked).chain(read).collect()
+        let looked = looked.chain(self.silent.iter().filter_map(Silent::device));
+        let found = self.awaited.stuck().chain(looked).filter(by_path).chain(read);
+        found.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     fn may_be_ready(&self) -> bool {

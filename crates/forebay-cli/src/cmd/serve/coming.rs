@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 
 /// How long a backing device may take to be opened and looked at: longer than a lock is waited for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// Devices that do not answer, before no more are looked at.
+/// Devices that were to be attached and do not answer, before no more are.
 const SILENT_MAX: usize = 8;
 
 /// A volume on its way in.
@@ -56,20 +56,46 @@ pub(super) struct Coming {
     /// What was said of it now, beyond its name.
     said: Option<String>,
     begun: Instant,
+    /// How it is waited for if it turns out not to be there.
+    late: Option<(Instant, Duration)>,
     looks: JoinHandle<Result<Found>>,
 }
 
+/// A thread that waits for a device, or for a driver, and cannot be ended.
+pub(super) struct Silent {
+    device: Option<PathBuf>,
+    /// A user asked for it.
+    is_asked: bool,
+    is_over: Box<dyn Fn() -> bool>,
+}
+
+impl Silent {
+    pub(super) fn new(device: Option<PathBuf>, is_over: impl Fn() -> bool + 'static) -> Silent {
+        Silent { device, is_asked: false, is_over: Box::new(is_over) }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        (self.is_over)()
+    }
+
+    /// The device, if it has not answered yet.
+    pub(super) fn device(&self) -> Option<PathBuf> {
+        self.device.clone().filter(|_| !self.is_over())
+    }
+}
+
 impl Coming {
-    /// One that a start has begun to look at.
+    /// One that a start has begun to look at. `late`: since when it is waited for if it is not there, and how long.
     pub(super) fn slow(
         planned: Planned<'_>,
-        begun: Instant,
+        late: (Instant, Duration),
         looks: JoinHandle<Result<Found>>,
     ) -> Result<Coming> {
         let (index, address) = (planned.index()?, planned.address()?.clone());
         let Planned { name, wanted, spec, .. } = planned;
-        let spec = spec.cloned();
-        Ok(Coming { client: None, name, index, address, wanted, spec, said: None, begun, looks })
+        let (client, spec, said) = (None, spec.cloned(), None);
+        let (begun, late) = (Instant::now(), Some(late));
+        Ok(Coming { client, name, index, address, wanted, spec, said, begun, late, looks })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -130,10 +156,11 @@ impl Daemon {
             bail!("{}: is being attached; one at a time", other.name);
         }
         self.check_stays().with_context(|| format!("{name}: not attached"))?;
-        if self.silent.len() >= SILENT_MAX {
+        let silent = self.silent.iter().filter(|it| it.is_asked).count();
+        if client.is_some() && silent >= SILENT_MAX {
             bail!(
                 "{name}: not attached: {} were to be attached and do not answer; `dmesg` may say what is wrong with them",
-                count(self.silent.len() as u64, "backing device")
+                count(silent as u64, "backing device")
             );
         }
         let said = volume.contains('=').then(|| volume.to_owned());
@@ -182,16 +209,16 @@ impl Daemon {
             found.map_err(|error| anyhow!("{error:#}{}", advice()))
         });
         let looks = looks.context("cannot start a thread")?;
-        let (name, begun) = (name.to_owned(), Instant::now());
+        let (name, begun, late) = (name.to_owned(), Instant::now(), None);
         self.coming =
-            Some(Coming { client, name, index, address, wanted, spec, said, begun, looks });
+            Some(Coming { client, name, index, address, wanted, spec, said, begun, late, looks });
         Ok(())
     }
 
     /// Goes on with volumes that are on their way in.
     pub(super) fn come(&mut self) {
         // What they have found in the end is nobody's.
-        self.silent.retain(|is_over| !is_over());
+        self.silent.retain(|it| !it.is_over());
         while let Some(coming) = self.take_due() {
             self.end_coming(coming);
         }
@@ -240,13 +267,20 @@ impl Daemon {
 
     /// Serves one more volume, and says what a user should know of it.
     fn serve_coming(&mut self, coming: Coming) -> Result<Vec<String>> {
-        let Coming { name, index, address, wanted, spec, said, looks, .. } = coming;
+        let Coming { client, name, index, address, wanted, spec, said, late, looks, .. } = coming;
         if !looks.is_finished() {
-            self.silent.push(Box::new(move || looks.is_finished()));
+            let silent = Silent::new(Some(address.path.clone()), move || looks.is_finished());
+            self.silent.push(Silent { is_asked: client.is_some(), ..silent });
             bail!("{name}: not attached: {} does not answer", address.path.display());
         }
-        let Found::Looked(looked) = ended(looks)? else {
-            bail!("{}: the {} is not there", address.path.display(), role(&name));
+        let looked = match (ended(looks)?, late) {
+            (Found::Looked(looked), _) => looked,
+            // It was silent, and is not there: it may still come.
+            (_, Some(late)) => {
+                self.await_path(name, address.path, wanted, late);
+                return Ok(Vec::new());
+            }
+            (_, None) => bail!("{}: the {} is not there", address.path.display(), role(&name)),
         };
         self.check_stays().with_context(|| format!("{name}: not attached"))?;
         self.check_not_taken(&looked, &[])?;

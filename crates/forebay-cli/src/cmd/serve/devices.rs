@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Kernel block devices: made while the loop runs, and given up before it ends.
 
+use super::coming::Silent;
 use super::{Daemon, SHORT_TURN, Served, TURN};
 use crate::attach::{Attached, Kind, Prepared, Wanted};
 use crate::signals::Signals;
@@ -122,7 +123,7 @@ impl Daemon {
         while !thread.is_finished() {
             let limit = if self.is_signalled() { GIVE_UP_MAX } else { PREPARE_MAX };
             if begun.elapsed() >= limit {
-                self.silent.push(Box::new(move || thread.is_finished()));
+                self.silent.push(Silent::new(None, move || thread.is_finished()));
                 bail!("the driver does not answer");
             }
             self.turn_for_devices(SHORT_TURN)?;

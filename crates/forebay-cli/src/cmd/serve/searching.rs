@@ -3,17 +3,17 @@
 //!
 //! # Invariants
 //!
-//! - **B1** A device that does not answer holds up its own volume alone, and others for [`ANSWER_ALL_MAX`] at most, all such devices
-//!   together: a thread looks for each and at it. One that is stuck cannot be ended, so it goes on as that of a volume that comes
+//! - **B1** A device that does not answer when it is looked at holds up its own volume alone, and others for [`ANSWER_ALL_MAX`] at most, all such
+//!   devices together, and each that comes behind that for [`ANSWER_MAX`]: a thread looks for each and at it. One that is stuck cannot be ended, so it goes on as that of a volume that comes
 //!   (`coming`), and no other looks at that device meanwhile.
 //! - **B2** What only has no other way is waited for longer: where nobody would be served meanwhile, and where the start fails
-//!   without it. What the program before had is waited for without end: its guests wait for it.
+//!   without it. What the program before had, or a daemon before left in a mount, is waited for without end: its guests wait for it.
 //! - **B3** Nothing is changed by it: no thread of these writes to a device, and none is served but by the loop's thread, which looks
 //!   again whether another volume has the device by then (`look`).
 
 use super::Daemon;
 use super::awaited::ANSWER_MAX;
-use super::coming::{Coming, PATIENCE};
+use super::coming::{Coming, PATIENCE, Silent};
 use super::look::{Looked, logical_block};
 use super::plan::{Planned, Ready, role};
 use crate::args::ServeArgs;
@@ -55,6 +55,8 @@ pub(super) enum Found {
 pub(super) struct Search<'a> {
     planned: Planned<'a>,
     looking: Looking,
+    /// Its guests wait for it, in the kernel.
+    is_held: bool,
 }
 
 /// Somebody looks.
@@ -163,7 +165,7 @@ impl Silence {
     fn wait(&mut self, search: &Search<'_>, args: &ServeArgs, patience: &Patience) -> bool {
         let planned = &search.planned;
         let limit = match () {
-            () if upgrade::had_disk(&planned.name) => None,
+            () if search.is_held || upgrade::had_disk(&planned.name) => None,
             () if planned.may_be_missing(args) => Some(self.0.max(ANSWER_MAX)),
             () => Some(PATIENCE),
         };
@@ -193,7 +195,8 @@ impl Daemon {
                         continue;
                     }
                 };
-                let search = Search { planned, looking };
+                let is_held = self.is_left_in_a_mount(&planned);
+                let search = Search { planned, looking, is_held };
                 if silence.wait(&search, args, patience) {
                     let (planned, found) = search.end();
                     self.judge(planned, found, args, reserves, &mut all)?;
@@ -274,7 +277,10 @@ impl Daemon {
                 let is_asked = || asked.get_or_init(Instant::now);
                 let path = match may_come {
                     true => {
-                        is_asked();
+                        // To look for an identity is to read every disk, each for so long (N4 of `host/named.rs`): nobody says whose silence that is.
+                        if !late::is_identity(&path) {
+                            is_asked();
+                        }
                         let find = if is_known { late::find } else { late::find_new };
                         let Some(path) = find(&path)? else { return Ok(Found::Late) };
                         path
@@ -302,35 +308,45 @@ impl Daemon {
         Ok(Looking { begun: Instant::now(), asked, end, thread })
     }
 
-    /// Whether others may be served while it is not there. Devices by FUSE + loop that a daemon before has left may be together in one
-    /// mount: they go on together.
-    fn may_come(&self, planned: &Planned<'_>, args: &ServeArgs, patience: &Patience) -> bool {
+    /// Devices by FUSE + loop that a daemon before has left may be together in one mount: they go on together.
+    fn is_left_in_a_mount(&self, planned: &Planned<'_>) -> bool {
         let is_fuse = |it: &LeftDevice| it.kind == Kind::Fuse && it.volume == planned.name;
-        let is_left = !upgrade::is_executed() && self.left.iter().any(is_fuse);
+        !upgrade::is_executed() && self.left.iter().any(is_fuse)
+    }
+
+    /// Whether others may be served while it is not there.
+    fn may_come(&self, planned: &Planned<'_>, args: &ServeArgs, patience: &Patience) -> bool {
+        let is_left = self.is_left_in_a_mount(planned);
         planned.may_be_missing(args) && !is_left && !patience.late().1.is_zero()
     }
 
     /// Others are served, and it is when its device answers (B1).
-    pub(super) fn comes_slowly(&mut self, search: Search<'_>, args: &ServeArgs) -> Result<()> {
+    pub(super) fn comes_slowly(
+        &mut self,
+        search: Search<'_>,
+        args: &ServeArgs,
+        patience: &Patience,
+    ) -> Result<()> {
         let silence = search.silence();
         // Only who serves goes on with what comes.
         if self.signals.is_none() || !search.planned.may_wait(args, &silence) {
             return self.gives_up(search, args);
         }
-        let Search { planned, looking: Looking { begun, thread, .. } } = search;
+        let Search { planned, looking: Looking { thread, .. }, .. } = search;
         self.problem(format!(
             "{}{silence:#}; the others are served meanwhile",
             waits_text(&planned.name)
         ));
-        self.slow.push(Coming::slow(planned, begun, thread)?);
+        self.slow.push(Coming::slow(planned, patience.late(), thread)?);
         Ok(())
     }
 
     /// It waits until somebody sees to it, or the start fails.
     pub(super) fn gives_up(&mut self, search: Search<'_>, args: &ServeArgs) -> Result<()> {
         let silence = search.silence();
-        let Search { planned, looking: Looking { thread, .. } } = search;
-        self.silent.push(Box::new(move || thread.is_finished()));
+        let Search { planned, looking: Looking { thread, .. }, .. } = search;
+        let device = planned.address().map(|it| it.path.clone()).ok();
+        self.silent.push(Silent::new(device, move || thread.is_finished()));
         if !planned.may_wait(args, &silence) {
             return Err(silence);
         }

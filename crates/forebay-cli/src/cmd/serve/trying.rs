@@ -9,6 +9,7 @@
 //! | asked | goes on | a rehearsal of its start ended well (`crate::trial`), its disks are those that there were, and nothing stands against an upgrade then |
 //! | asked | refused | something did before, or does; it failed, or did not end in time; a disk does not answer |
 
+use super::coming::Silent;
 use super::{Daemon, Upgrading};
 use crate::args::ServeArgs;
 use crate::control::Reply;
@@ -99,7 +100,7 @@ impl Daemon {
     fn begin_upgrade(&mut self, trial: Trial) -> Result<()> {
         let Trial { executable, layout, backings, tries, .. } = trial;
         if !tries.is_finished() {
-            self.silent.push(Box::new(move || tries.is_finished()));
+            self.silent.push(Silent::new(None, move || tries.is_finished()));
             bail!(
                 "the daemon goes on as it is: a disk that the next program is to have does not answer"
             );

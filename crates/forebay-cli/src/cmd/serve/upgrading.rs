@@ -3,6 +3,7 @@
 //! this one does.
 
 use super::Daemon;
+use super::coming::Silent;
 use super::ending::{FRONT_ENDS, close_shard};
 use super::look::logical_block;
 use crate::args::{ServeArgs, VolumeSpec};
@@ -58,7 +59,7 @@ impl Daemon {
             bail!("a block device is being made larger; upgrade after that");
         }
         // A program is executed when all threads of the one before have ended.
-        if self.silent.iter().any(|is_over| !is_over()) {
+        if !self.silent.iter().all(Silent::is_over) {
             bail!("a device that was to be attached, or its driver, does not answer; {SILENT}");
         }
         if self.awaited.is_stuck() {

@@ -58,7 +58,7 @@ impl Daemon {
         }
         for search in silent {
             match ready.is_empty() {
-                false => self.comes_slowly(search, args)?,
+                false => self.comes_slowly(search, args, patience)?,
                 true => self.gives_up(search, args)?,
             }
         }
