@@ -23,7 +23,8 @@ waited() {
     local errors longest
     read -r errors longest < <(errors_and_longest)
     longest=${longest%.*}
-    check "$1: no error; the longest write took $longest us of $2" test "$errors" = 0 -a "$longest" -le "$2" -a "$longest" -gt 0
+    check "$1: no error; the longest write took $longest us of $2" test "$errors" = 0 -a "$longest" -le "$2" -a "$longest" -gt 0 ||
+        tail -n 20 /run/u.err
 }
 kill_limit=1000000 upgrade_limit=200000
 [ "$attach" = ublk ] || kill_limit=3000000
