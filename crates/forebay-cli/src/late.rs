@@ -25,8 +25,9 @@ const PATH_RETRY: Duration = Duration::from_millis(200);
 /// How often an identity is: every device is read for it.
 const UUID_RETRY: Duration = Duration::from_secs(2);
 
-/// How long a device may take that is asked before others are, and how often it is looked whether it has answered.
-const ANSWER_MAX: Duration = Duration::from_secs(1);
+/// How long a device may take, to be looked for or looked at, before others are not held up for it any more.
+pub const ANSWER_MAX: Duration = Duration::from_secs(1);
+/// How often it is looked whether one has answered.
 const LOOK: Duration = Duration::from_millis(2);
 /// How long something may take before it is said what is waited for, and how often it is said.
 const TELL_AFTER: Duration = Duration::from_secs(2);

@@ -23,7 +23,7 @@
 use super::Daemon;
 use super::coming::{Coming, Silent};
 use super::plan::{Planned, Wanted, role};
-use crate::late::{self, Patience};
+use crate::late::{self, ANSWER_MAX, Patience};
 use crate::status::waits_text;
 use crate::{hide, upgrade};
 use forebay::host::named;
@@ -33,8 +33,6 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a device may take, to be looked for or looked at, before others are not held up for it any more.
-pub(super) const ANSWER_MAX: Duration = Duration::from_secs(1);
 /// More than a look takes.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -185,14 +183,12 @@ impl Daemon {
         wanted: Wanted,
         (since, limit): (Instant, Duration),
     ) {
-        let waits = waits_text(&name);
-        self.problems.retain(|problem| !problem.starts_with(&waits));
-        self.problem(format!(
-            "{}{}, the {}, up to {limit:?}: it is not there; the others are served meanwhile",
-            waits_text(&name),
+        let why = format!(
+            "{}, the {}, up to {limit:?}: it is not there; the others are served meanwhile",
             path.display(),
             role(&name)
-        ));
+        );
+        self.waits_for(&name, &why);
         self.awaited.patience = Some((since, limit));
         self.awaited.volumes.push(AwaitedVolume {
             name,
@@ -230,10 +226,19 @@ impl Daemon {
 
     /// A volume that was awaited waits until somebody sees to it.
     pub(super) fn comes_not(&mut self, name: &str, why: &str) {
+        self.waits_for(name, why);
+        self.tell_manager();
+    }
+
+    /// What is said of a volume that waits, in place of what was.
+    pub(super) fn waits_for(&mut self, name: &str, why: &str) {
+        self.waits_no_more(name);
+        self.problem(waits_text(name) + why);
+    }
+
+    pub(super) fn waits_no_more(&mut self, name: &str) {
         let waits = waits_text(name);
         self.problems.retain(|problem| !problem.starts_with(&waits));
-        self.problem(waits + why);
-        self.tell_manager();
     }
 
     /// Says that it serves, once, when those may begin who have waited for that (W2).

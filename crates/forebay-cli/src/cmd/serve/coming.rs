@@ -17,7 +17,6 @@
 //! A thread whose device does not answer cannot be ended. It keeps that device until it does; there are
 //! [`SILENT_MAX`] of them at most.
 
-use super::awaited::ANSWER_MAX;
 use super::look::{by_another_name, logical_block};
 use super::plan::{Planned, Wanted, role};
 use super::searching::{Found, ended};
@@ -26,9 +25,8 @@ use super::{Daemon, Served};
 use crate::address::Address;
 use crate::args::{Listen, VolumeSpec, parse_if_changed, parse_volume};
 use crate::control::Reply;
-use crate::late::Patience;
+use crate::late::{ANSWER_MAX, Patience};
 use crate::sockets::Made;
-use crate::status::waits_text;
 use crate::units::count;
 use crate::vhost;
 use anyhow::{Context, Error, Result, anyhow, bail};
@@ -308,8 +306,7 @@ impl Daemon {
         self.gone.retain(|gone| *gone != name);
         self.came.extend(said);
         // What it waited for is there.
-        let waited = waits_text(&name);
-        self.problems.retain(|problem| !problem.starts_with(&waited));
+        self.waits_no_more(&name);
         self.awaited.forget(&name);
         let at = self.volumes.len() - 1;
         self.export(at)?;

@@ -12,16 +12,14 @@
 //!   again whether another volume has the device by then (`look`).
 
 use super::Daemon;
-use super::awaited::ANSWER_MAX;
 use super::coming::{Coming, PATIENCE, Silent};
 use super::look::{Looked, logical_block};
 use super::plan::{Planned, Ready, role};
 use crate::args::ServeArgs;
 use crate::attach::Kind;
 use crate::attach::left::LeftDevice;
-use crate::late::{self, Patience};
+use crate::late::{self, ANSWER_MAX, Patience};
 use crate::state_dir::Known;
-use crate::status::waits_text;
 use crate::{backing, upgrade};
 use anyhow::{Context, Error, Result, anyhow};
 use forebay::host::notify::sd_notify;
@@ -333,10 +331,7 @@ impl Daemon {
             return self.gives_up(search, args);
         }
         let Search { planned, looking: Looking { thread, .. }, .. } = search;
-        self.problem(format!(
-            "{}{silence:#}; the others are served meanwhile",
-            waits_text(&planned.name)
-        ));
+        self.waits_for(&planned.name, &format!("{silence:#}; the others are served meanwhile"));
         self.slow.push(Coming::slow(planned, patience.late(), thread)?);
         Ok(())
     }
@@ -350,7 +345,7 @@ impl Daemon {
         if !planned.may_wait(args, &silence) {
             return Err(silence);
         }
-        self.problem(format!("{}{silence:#}", waits_text(&planned.name)));
+        self.waits_for(&planned.name, &format!("{silence:#}"));
         Ok(())
     }
 }

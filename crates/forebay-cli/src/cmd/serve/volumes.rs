@@ -13,7 +13,6 @@ use crate::attach::{Kind, left};
 use crate::cmd::set::until_next_start;
 use crate::late::Patience;
 use crate::state_dir::{Known, Why};
-use crate::status::waits_text;
 use crate::units::{clock, size};
 use crate::upgrade;
 use crate::{backing, hide};
@@ -242,7 +241,7 @@ impl Daemon {
     pub(super) fn waits(&mut self, planned: &Planned<'_>, error: &anyhow::Error) {
         let name = &planned.name;
         let advice = planned.address().map_or(String::new(), |it| by_another_name(name, &it.path));
-        self.problem(format!("{}{error:#}{advice}", waits_text(name)));
+        self.waits_for(name, &format!("{error:#}{advice}"));
     }
 
     /// Whether a recorded volume can be served from a backing device that is open: if that is the one it was, or was said to count.
