@@ -286,6 +286,14 @@ impl FrontEnd for UblkFrontEnd {
     }
 }
 
+impl Drop for UblkFrontEnd {
+    /// The kernel may still write what guests send to the memory of tags that it has, until this thread has ended: it stays theirs.
+    fn drop(&mut self) {
+        let devices = self.devices.drain(..).flatten();
+        devices.filter(|device| device.fetched > 0).for_each(std::mem::forget);
+    }
+}
+
 const _: () = assert!(number_of(u16::MAX, QUEUE_DEPTH) < BELL);
 
 #[cfg(test)]

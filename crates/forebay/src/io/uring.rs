@@ -14,6 +14,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
@@ -65,7 +66,7 @@ enum Queued {
 }
 
 pub(crate) struct UringReactor {
-    ring: IoUring,
+    ring: ManuallyDrop<IoUring>,
     enabled: bool,
     rows: Slab<Row>,
     generation: u32,
@@ -116,7 +117,7 @@ impl UringReactor {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel is before 5.11"));
         }
         Ok(UringReactor {
-            ring,
+            ring: ManuallyDrop::new(ring),
             enabled,
             rows: Slab::new(),
             generation: 0,
@@ -358,8 +359,21 @@ enum Entered {
 }
 
 impl Drop for UringReactor {
-    /// Waits for the disk operations (R3); what waits for a peer is ended by closing the ring.
+    /// Waits for the disk operations (R3); what waits for a peer is ended by closing the ring. One in which a driver has commands is left open
+    /// for the kernel, which closes it with the process, or when that executes another program. Were it closed here, a worker of the kernel would cancel
+    /// those commands while the end of this thread does, and ublk before Linux 6.15 ends one for both: the kernel frees what
+    /// is freed already (`docs/decisions/0010-ublk.md`).
     fn drop(&mut self) {
+        self.wait_for_disks();
+        if !self.rows.iter().any(|(_, row)| matches!(row.op, ReactorOp::Command { .. })) {
+            // SAFETY: nobody uses it any more.
+            unsafe { ManuallyDrop::drop(&mut self.ring) };
+        }
+    }
+}
+
+impl UringReactor {
+    fn wait_for_disks(&mut self) {
         let end = Instant::now() + DROP_WAIT_MAX;
         let mut done = Vec::new();
         // What never reached the kernel never will.
