@@ -7,15 +7,17 @@
 //!
 //! # Invariants
 //!
-//! - **N1** A record is durable before its volume is served; if it cannot be, `status` tells it as a problem. A mark is
-//!   durable before anything is written that makes it true, without exception.
+//! - **N1** A record is durable before its volume is served; if it cannot be, `status` tells it as a problem. Where all but its
+//!   generation is known already, that is raised while the volume is served (`cmd/serve/noting.rs`). A mark is durable before anything
+//!   is written that makes it true, without exception.
 //! - **N2** A record that cannot be read may have a mark in it: the volume is not served. Nor is any where the directory
 //!   is there and cannot be looked at.
 //! - **N3** A mark counts for the attach generation that it names. A cache that has dropped what it held of the volume
 //!   has a higher one, durably, before the mark is taken away.
 //! - **N4** A record says `dirty: false` only where all of the volume was on its backing device, for good, when it was
 //!   last served.
-//! - **N5** Whoever writes a record, but to remove it, has its backing device locked: nobody's mark is overwritten.
+//! - **N5** Whoever writes a record, but to remove it, has its backing device locked, and the threads of one process write one after the
+//!   other: nobody's mark is overwritten.
 
 use crate::hide::Backing;
 use crate::quoted;
@@ -27,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Where it is, if neither the command line nor the user's own directories say otherwise.
 pub const ENVIRONMENT: &str = "FOREBAY_STATE_DIR";
@@ -108,6 +111,11 @@ impl Record {
         self.stale.filter(|mark| attach_generation <= mark.attach_generation)
     }
 
+    /// Whether that says the same, but for the generation.
+    pub fn is_but_generation(&self, known: &Record) -> bool {
+        Record { generation: known.generation, ..self.clone() } == *known
+    }
+
     fn file_name(&self) -> String {
         file_name(&self.cache, &self.volume)
     }
@@ -166,6 +174,8 @@ fn shown_by_loop(path: &Path) -> Option<PathBuf> {
 #[derive(Clone, Debug)]
 pub struct StateDir {
     path: PathBuf,
+    /// One at a time (N5).
+    writes: Arc<Mutex<()>>,
 }
 
 impl StateDir {
@@ -182,11 +192,12 @@ impl StateDir {
         if let Err(error) = made {
             return if may_be_there(&path) { Err(error) } else { Ok(Err(format!("{error:#}"))) };
         }
-        // Known to be there after a power cut, too.
-        if let Some(above) = path.parent() {
+        // Known to be there after a power cut, too. Where a record is in it this was done.
+        let is_new = std::fs::read_dir(&path).is_ok_and(|mut it| it.next().is_none());
+        if let Some(above) = path.parent().filter(|_| is_new) {
             let _ = std::fs::File::open(above).and_then(|it| it.sync_all());
         }
-        Ok(Ok(StateDir { path }))
+        Ok(Ok(StateDir::at(path)))
     }
 
     /// Those that are there, of the usual one and these.
@@ -194,7 +205,16 @@ impl StateDir {
         let mut found: Vec<PathBuf> = usual().into_iter().chain(more).collect();
         found.sort_unstable();
         found.dedup();
-        found.into_iter().filter(|path| may_be_there(path)).map(|path| StateDir { path }).collect()
+        found.into_iter().filter(|path| may_be_there(path)).map(StateDir::at).collect()
+    }
+
+    fn at(path: PathBuf) -> StateDir {
+        StateDir { path, writes: Arc::default() }
+    }
+
+    fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
+        // Files are whole or not there, whoever broke off.
+        self.writes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What a command has to be told of it, with a space before: nothing where it would look there by itself, whatever is in its environment.
@@ -237,23 +257,44 @@ impl StateDir {
 
     /// Writes a record, for good: whole or not at all.
     pub fn write(&self, record: &Record) -> Result<()> {
+        let _guard = self.one_at_a_time();
+        self.write_alone(record)
+    }
+
+    /// Raises the generation of a record, whatever else it says by now; one that was removed stays away.
+    pub fn raise_generation(&self, cache: &str, volume: &str, generation: u32) -> Result<()> {
+        let _guard = self.one_at_a_time();
+        match self.read(cache, volume)? {
+            Some(known) if known.generation < generation => {
+                self.write_alone(&Record { generation, ..known })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What is written is durable by its name, too: whoever wrote it may have died before that (N1).
+    pub fn settle(&self) -> Result<()> {
+        let sync = std::fs::File::open(&self.path).and_then(|it| it.sync_all());
+        sync.with_context(|| format!("{}: cannot be written", self.path.display()))
+    }
+
+    fn write_alone(&self, record: &Record) -> Result<()> {
         let path = self.path.join(record.file_name());
         let failed = || format!("{}: cannot be written", path.display());
-        let sync = || std::fs::File::open(&self.path).and_then(|it| it.sync_all());
         if read(&path).is_ok_and(|known| known.as_ref() == Some(record)) {
-            // Whoever wrote it may have died before its name was durable (N1).
-            return sync().with_context(failed);
+            return self.settle();
         }
         let new = self.path.join(format!(".{}.new", record.file_name()));
         let mut file = std::fs::File::create(&new).with_context(failed)?;
         file.write_all(serde_json::to_string_pretty(record)?.as_bytes()).with_context(failed)?;
         file.sync_all().with_context(failed)?;
         std::fs::rename(&new, &path).with_context(failed)?;
-        sync().with_context(failed)
+        self.settle()
     }
 
     /// A volume is no cache's any more.
     pub fn remove(&self, cache: &str, volume: &str) -> Result<()> {
+        let _guard = self.one_at_a_time();
         let path = self.path.join(file_name(cache, volume));
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -384,6 +425,26 @@ mod tests {
             "nothing can be there"
         );
         std::fs::remove_file(&path).unwrap();
+    }
+
+    /// A mark that was made meanwhile was lost with it.
+    #[test]
+    fn a_generation_is_raised_in_what_a_record_says_by_then() {
+        let path = scratch("state-generation");
+        let dir = open(&path);
+        let known = record(Path::new("/"));
+        dir.raise_generation("c", "v", 5).unwrap();
+        assert_eq!(dir.read("c", "v").unwrap(), None, "it was removed");
+        let stale = Some(Mark::new(7, Why::CacheFailed));
+        dir.write(&Record { stale, dirty: false, ..known.clone() }).unwrap();
+        dir.raise_generation("c", "v", 5).unwrap();
+        let raised = Record { stale, dirty: false, generation: 5, ..known.clone() };
+        assert_eq!(dir.read("c", "v").unwrap(), Some(raised.clone()));
+        dir.raise_generation("c", "v", 4).unwrap();
+        assert_eq!(dir.read("c", "v").unwrap(), Some(raised.clone()), "it is the later one");
+        assert!(!known.is_but_generation(&raised));
+        assert!(Record { generation: 9, ..raised.clone() }.is_but_generation(&raised));
+        std::fs::remove_dir_all(&path).unwrap();
     }
 
     /// The directory may be a file system's own.

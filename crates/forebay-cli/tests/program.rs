@@ -60,6 +60,7 @@ mod ublk_aims;
 mod unheard;
 mod unit_file;
 mod upgrade;
+mod upgrade_notes;
 mod upgrade_trial;
 mod upgrade_volumes;
 #[cfg(feature = "vhost")]

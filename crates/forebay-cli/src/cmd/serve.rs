@@ -11,6 +11,7 @@ mod health;
 mod leaving;
 mod listening;
 mod look;
+mod noting;
 mod offline;
 mod opening;
 mod plan;
@@ -181,6 +182,7 @@ struct Daemon {
     /// What is known of caches outside of them, and marks that are being written there.
     state_dir: Option<StateDir>,
     marking: Vec<stale::Marking>,
+    notes: noting::Notes,
     watch: Watch,
     scrubs: scrub::Scrubs,
     /// What it is doing now.
@@ -663,6 +665,7 @@ impl Daemon {
         self.attached.retain(|attached| !attached.is_over());
         self.grow();
         self.mark_stale();
+        self.write_notes();
         self.resize_cache();
         if let Some(machines) = &mut self.machines {
             machines.tell_news();
@@ -675,7 +678,7 @@ impl Daemon {
     /// Serves until told to end, and says how.
     fn serve(&mut self) -> Result<End> {
         loop {
-            let marks = !self.marking.is_empty();
+            let marks = !self.marking.is_empty() || !self.notes.are_written();
             let resizes = self.server.shard.resizing().is_some();
             let moves = self.coming.is_some() || self.leaving.is_some() || self.growing.is_some();
             let upgrades = self.upgrading.is_some() || self.trial.is_some();

@@ -170,6 +170,7 @@ impl Daemon {
             config_file: args.config_file(),
             state_dir: None,
             marking: Vec::new(),
+            notes: super::noting::Notes::default(),
             watch: Watch::new(),
             scrubs: super::scrub::Scrubs::new(args.scrub_every),
             activity: "opens the cache",

@@ -100,11 +100,14 @@ impl Daemon {
 
     /// Writes down that a volume's backing device belongs to this cache. A mark that still counts stays.
     pub(super) fn note_known(&mut self, recorded: &Volume, backing: &Path) {
-        let Some(dir) = &self.state_dir else { return };
+        let Some(dir) = self.state_dir.clone() else { return };
         let mut record = self.record_of(recorded, backing, true);
         let noted = self.mark_of(recorded).and_then(|mark| {
             record.stale = mark;
-            dir.write(&record)
+            match self.note_later(&dir, &record)? {
+                true => Ok(()),
+                false => dir.write(&record),
+            }
         });
         if let Err(error) = noted {
             self.problem(format!("{}: {error:#}", recorded.name));
@@ -290,7 +293,7 @@ impl Daemon {
             dirty,
             stale: None,
             left_at: None,
-            generation: self.server.shard.superblock().open_generation,
+            generation: self.generation(),
             sequence: 0,
         }
     }
@@ -299,7 +302,12 @@ impl Daemon {
     /// then may be served without the cache.
     pub(super) fn last_notes(&self) -> LastNotes {
         let served = self.volumes.iter().filter(|_| self.cache_path.is_some());
-        let read = |served: &Served| Some((served.index, self.known_of(&served.uuid).ok()??));
+        let read = |served: &Served| {
+            // Not yet raised, perhaps.
+            let record =
+                Record { generation: self.generation(), ..self.known_of(&served.uuid).ok()?? };
+            Some((served.index, record))
+        };
         LastNotes { dir: self.state_dir.clone(), records: served.filter_map(read).collect() }
     }
 

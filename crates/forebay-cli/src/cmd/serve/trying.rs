@@ -71,10 +71,11 @@ impl Daemon {
 
     /// Goes on as what has been tried.
     pub(super) fn end_trial(&mut self) {
-        // One that has begun is waited for; none begins meanwhile.
-        let seeks = self.awaited.is_seeking();
+        // What has begun is waited for; none begins meanwhile.
+        let is_busy =
+            self.awaited.is_seeking() || !self.notes.are_written() && self.notes.check().is_ok();
         let is_over = |it: &mut Trial| match it.tries.is_finished() {
-            true => !seeks,
+            true => !is_busy,
             false => it.begun.elapsed() >= TRIAL_MAX,
         };
         let Some(trial) = self.trial.take_if(is_over) else { return };

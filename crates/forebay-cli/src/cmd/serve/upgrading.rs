@@ -68,6 +68,7 @@ impl Daemon {
         if let Some(name) = named::silent().first() {
             bail!("/dev/{name} was looked at for a UUID, and does not answer; {SILENT}");
         }
+        self.notes.check()?;
         if self.server.shard.resizing().is_some() {
             bail!("the cache is being given another size; `forebay resize --stop` ends that");
         }

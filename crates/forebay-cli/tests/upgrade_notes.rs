@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Guests do not wait for the machine's own disk while the daemon becomes another program: what is written down there is
+//! written behind that.
+
+use crate::support::apart::Apart;
+use crate::support::{Daemon, Scratch, good, has, run, skip, wait_for};
+use crate::upgrade::upgrade;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const FOREBAY: &str = env!("CARGO_BIN_EXE_forebay");
+
+/// A state directory on a file system of its own, which does not take anything while it is frozen.
+struct State<'a> {
+    apart: &'a Apart,
+    place: PathBuf,
+}
+
+impl<'a> State<'a> {
+    /// None: it cannot be had here.
+    fn new(apart: &'a Apart, scratch: &Scratch) -> Option<State<'a>> {
+        let (image, place) = (scratch.file("state.img", 16 << 20), scratch.path("state"));
+        good(Command::new("mkfs.ext4").arg("-qF").arg(&image));
+        std::fs::create_dir(&place).unwrap();
+        let mut mount = apart.command("mount");
+        mount.args(["-o", "loop"]).args([&image, &place]).stderr(Stdio::null());
+        mount.status().is_ok_and(|it| it.success()).then_some(State { apart, place })
+    }
+
+    fn freeze(&self) -> Frozen<'_> {
+        good(self.apart.command("fsfreeze").arg("-f").arg(&self.place));
+        Frozen(self)
+    }
+
+    /// The generation that is written down of the only volume.
+    fn generation(&self) -> u64 {
+        // It is seen there alone.
+        let mut cat = self.apart.command("sh");
+        let said = good(cat.args(["-c", "cat \"$0\"/*.*"]).arg(&self.place));
+        let record: serde_json::Value = serde_json::from_str(&said).unwrap();
+        record["generation"].as_u64().unwrap()
+    }
+}
+
+/// As long as it is there: nobody could end who waits for it.
+struct Frozen<'a>(&'a State<'a>);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        let State { apart, place } = self.0;
+        let _ = run(apart.command("fsfreeze").arg("-u").arg(place));
+    }
+}
+
+/// The next program waited for it with all guests: as long as an installation that had just been made took to reach the disk.
+#[test]
+fn guests_do_not_wait_for_the_state_directory_in_an_upgrade() {
+    if !has("mkfs.ext4") || !has("fsfreeze") {
+        return skip("no mkfs.ext4 or no fsfreeze");
+    }
+    let scratch = Scratch::new("upgrade-notes");
+    scratch.format("64M");
+    let Some(apart) = Apart::with(&[]) else { return skip("no mount namespace of its own") };
+    let Some(state) = State::new(&apart, &scratch) else { return skip("no file system by loop") };
+    let volume = format!("v={}", scratch.file("backing", 1 << 20).display());
+    let mut serve = apart.command(FOREBAY);
+    let given = scratch.serve_command(&["--volume", &volume]);
+    serve.args(given.get_args()).arg("--state-dir").arg(&state.place);
+    let daemon = Daemon::start(serve, &scratch.path("stderr"));
+    let mut client = scratch.connect("v");
+    let first = state.generation();
+
+    let frozen = state.freeze();
+    let told = upgrade(&scratch, Path::new(FOREBAY)).unwrap();
+    assert!(told.contains("by a hand-over"), "{told}");
+    for at in 0..100 {
+        client.write(at % 16 * 4096, &[1; 4096], true).unwrap();
+    }
+    assert_eq!(state.generation(), first, "it is not written yet");
+    // A thread that waits for it would be waited for by the kernel, and guests with it.
+    let said = upgrade(&scratch, Path::new(FOREBAY)).unwrap_err();
+    assert!(said.contains("the state directory (--state-dir) does not answer"), "{said}");
+    client.write(0, &[2; 4096], true).unwrap();
+
+    drop(frozen);
+    wait_for("it is written", || state.generation() == first + 1);
+    let told = upgrade(&scratch, Path::new(FOREBAY)).unwrap();
+    assert!(told.contains("by a hand-over"), "{told}");
+    wait_for("it is written again", || state.generation() == first + 2);
+    client.write(0, &[3; 4096], true).unwrap();
+    daemon.stop("TERM");
+}
