@@ -17,6 +17,8 @@ use tracing::warn;
 
 /// How long a driver may take to make a device, or to let go of one whose process is ending: it is given a minute for that itself.
 const PREPARE_MAX: Duration = Duration::from_secs(90);
+/// How long the first turn waits for a driver: in an upgrade, in which guests wait, it is soon done.
+const FIRST_TURN: Duration = Duration::from_micros(100);
 /// How long an upgrade waits for the kernel to keep requests back.
 const QUIESCE_MAX: Duration = Duration::from_secs(5);
 /// How long a stop that waits no more for holders waits for what is under way.
@@ -119,14 +121,15 @@ impl Daemon {
             let _ = teller.send(kind.prepare(&place, wanted));
         });
         let thread = thread.context("cannot start a thread")?;
-        let begun = Instant::now();
+        let (begun, mut wait) = (Instant::now(), FIRST_TURN);
         while !thread.is_finished() {
             let limit = if self.is_signalled() { GIVE_UP_MAX } else { PREPARE_MAX };
             if begun.elapsed() >= limit {
                 self.silent.push(Silent::new(None, move || thread.is_finished()));
                 bail!("the driver does not answer");
             }
-            self.turn_for_devices(SHORT_TURN)?;
+            self.turn_for_devices(wait)?;
+            wait = SHORT_TURN.min(wait * 2);
         }
         told.recv().context("it broke off")?
     }
