@@ -84,7 +84,7 @@ fn attempt(path: &Path, options: &FileOptions) -> Result<FileDevice> {
 }
 
 fn is_busy(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(FileError::Busy { .. }))
+    error.downcast_ref().is_some_and(FileError::is_busy)
         || matches!(error.downcast_ref(), Some(GuardError::Busy { .. }))
 }
 

@@ -108,8 +108,8 @@ impl Inspection {
     /// Opens a cache that nobody serves, and looks for what a killed process left in memory.
     pub fn open(path: &Path, places: &Places) -> Result<Inspection, InspectError> {
         let options = FileOptions { read_only: true, ..FileOptions::default() };
-        let is_busy = |error: &FileError| matches!(error, FileError::Busy { .. });
-        let opened = when_free(path, is_busy, || {}, || FileDevice::open(path, &options));
+        let opened =
+            when_free(path, FileError::is_busy, || {}, || FileDevice::open(path, &options));
         let device = opened.map_err(|refused| match refused {
             Refused::Other(error) => InspectError::Open(error),
             Refused::Held(_) | Refused::Busy(_) => InspectError::Busy { path: path.to_owned() }, // I2

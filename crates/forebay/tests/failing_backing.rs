@@ -298,10 +298,10 @@ impl Around {
         // The kernel lets go of what a dead ring had open some time after.
         let mut opened = FileDevice::open(&path, &options);
         forebay_testing::wait_for("the device is free", || {
-            if matches!(opened, Err(FileError::Busy { .. })) {
+            if opened.as_ref().is_err_and(FileError::is_busy) {
                 opened = FileDevice::open(&path, &options);
             }
-            !matches!(opened, Err(FileError::Busy { .. }))
+            !opened.as_ref().is_err_and(FileError::is_busy)
         });
         Box::new(opened.unwrap())
     }

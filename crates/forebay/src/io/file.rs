@@ -14,8 +14,8 @@
 //!   nothing that a direct read would miss. Nothing is flushed for that: what a flush says is for all that was written before, and those who
 //!   must hear of it are those who asked for one (A3 of `op/around`, K5 of `policy/writeback`).
 //! - **F3** The lock belongs to the open file that does the I/O: it lasts as long as anything that
-//!   was started through it, even past the end of the process.
-//!
+//!   was started through it, even past the end of the process. What writes by the second has a lock of another kind, which is let go of before
+//!   the first: who opens it for its own use needs the one, and that nobody has the other.
 //! - **F4** Bytes that their owner may change while they are written, since nobody has copied them, go only to where that harms nothing but
 //!   them: not to a device that wants them to stay as they are (it has checksums or parity made of them), and not where nobody can tell.
 //! - **F5** Where there is O_DIRECT, nothing that is read, or written back beside a write, comes from the page cache if it can be had otherwise. What
@@ -107,10 +107,10 @@ struct Flight {
 #[derive(Debug)]
 pub struct FileDevice {
     info: DeviceInfo,
+    /// The second descriptor, there if `info.direct`. It is closed first (F3).
+    buffered: Option<File>,
     /// O_DIRECT if `info.direct`; holds the lock (F3).
     main: File,
-    /// The second descriptor, there if `info.direct`.
-    buffered: Option<File>,
     /// What O_DIRECT wants of offsets and lengths, and of memory.
     offset_align: u64,
     memory_align: usize,

@@ -215,6 +215,39 @@ pub(crate) fn lock_shared(fd: BorrowedFd<'_>) -> i32 {
     answer(i64::from(unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) }))
 }
 
+/// The byte that says of an open file that it may write, as [`mark_writing`] locks it: one that nothing else is known to lock, below what 32 bits
+/// hold. It need not be there.
+const WRITING_BYTE: libc::off_t = 0x666F_7265;
+
+fn writing_lock(kind: c_int) -> libc::flock {
+    // SAFETY: a lock is plain numbers for which zero is a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as _;
+    lock.l_whence = libc::SEEK_SET as _;
+    lock.l_start = WRITING_BYTE;
+    lock.l_len = 1;
+    lock
+}
+
+/// Marks an open file as one that may write, until the kernel has let go of it: whatever was begun through it has it, and the mark stands. It
+/// is beside `flock`, and many may have it.
+pub(crate) fn mark_writing(fd: BorrowedFd<'_>) -> i32 {
+    let lock = writing_lock(libc::F_RDLCK);
+    // SAFETY: the request reads one lock.
+    answer(i64::from(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }))
+}
+
+/// Whether another open file of the same file is marked so.
+pub(crate) fn is_marked_writing(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut lock = writing_lock(libc::F_WRLCK);
+    // SAFETY: the request writes one lock to the pointer.
+    let result = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+    checked(answer(i64::from(result)))?;
+    // What others lock besides is theirs.
+    let is_mark = lock.l_pid == -1 && (lock.l_start, lock.l_len) == (WRITING_BYTE, 1);
+    Ok(i32::from(lock.l_type) == libc::F_RDLCK && is_mark)
+}
+
 /// Size of a block device in bytes.
 pub(crate) fn block_size_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
     /// `_IOR(0x12, 114, size_t)`, which libc does not name.

@@ -57,6 +57,13 @@ pub enum FileError {
         /// Which.
         path: PathBuf,
     },
+    /// Nobody has it, but what was begun with it before may still be written.
+    #[error("{}: something was being written to it, by a process that has let go of it since, and the device has not answered: that could be \
+             written over what comes now; `dmesg` may say why. It can be had again when it has answered", path.display())]
+    Unanswered {
+        /// Which.
+        path: PathBuf,
+    },
     /// It is neither a regular file nor a block device.
     #[error("{}: is neither a regular file nor a block device; `lsblk -p` lists the disks that are there", path.display())]
     Kind {
@@ -98,6 +105,13 @@ pub enum FileError {
         /// Why not. It is said above, so it is no source, which would be told once more.
         why: io::Error,
     },
+}
+
+impl FileError {
+    /// Whether it may be had in a moment, or later.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, FileError::Busy { .. } | FileError::Unanswered { .. })
+    }
 }
 
 impl FileDevice {
@@ -156,6 +170,10 @@ impl Opened {
                 result => sys::checked(result).map_err(system(path, "lock"))?,
             };
         }
+        // Who marks it has it for itself (F3), so nobody does from here on.
+        if options.exclusive && sys::is_marked_writing(file.as_fd()).unwrap_or(false) {
+            return Err(FileError::Unanswered { path: path.to_owned() });
+        }
         let status = file.metadata().map_err(system(path, "examine"))?;
         // Replaced between looking, opening and locking: what we hold is not what the path names.
         let named = std::fs::metadata(path).map_err(system(path, "find"))?;
@@ -195,6 +213,11 @@ impl Opened {
             Some(_) => Some(reopened(&file, path, options).map_err(system(path, "reopen"))?),
             None => None,
         };
+        if let Some(second) = buffered.as_ref().filter(|_| options.exclusive && !options.read_only)
+        {
+            // Some network file systems know one kind of lock, which the other open file has: it is done without there.
+            let _ = sys::mark_writing(second.as_fd()); // F3
+        }
         if direct && alignment.is_none() {
             // The lock stays with the open file, so O_DIRECT is taken off instead of opening anew.
             sys::checked(sys::clear_direct(file.as_raw_fd())).map_err(system(path, "open"))?;

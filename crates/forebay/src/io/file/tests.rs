@@ -475,6 +475,54 @@ fn a_second_exclusive_open_is_refused_by_name() {
     FileDevice::open(&file.0, &options()).unwrap();
 }
 
+/// Somebody else had the device when what was begun by the second open file was written: only the first had a lock, and it may be let go of
+/// while the kernel has the second, for a device that does not answer.
+#[test]
+fn what_the_second_open_file_may_still_write_keeps_others_away() {
+    let file = Temporary::new(&std::env::temp_dir(), 1 << 20);
+    keeps_others_away(&file.0);
+}
+
+fn keeps_others_away(path: &Path) {
+    let open = |options: FileOptions| FileDevice::open(path, &options);
+    let is_free = || {
+        // A process that another test is about to begin has a copy for a moment.
+        forebay_testing::wait_for("it is free", || open(options()).is_ok());
+    };
+    is_free();
+    let mut device = open(options()).unwrap();
+    if device.buffered.is_none() {
+        return forebay_testing::skip("file: no O_DIRECT in the temporary directory");
+    }
+    // The next program goes on with what this one has, and has a second one beside it.
+    let main = device.main.try_clone().unwrap();
+    let next = FileDevice::over(main, path, &options()).unwrap();
+    let error = open(options()).unwrap_err();
+    assert!(matches!(error, FileError::Busy { .. }), "{error}");
+    let under_way = device.buffered.take();
+    drop((device, next));
+    for read_only in [false, true] {
+        let mut error = None;
+        forebay_testing::wait_for("nobody has the first", || {
+            error = open(FileOptions { read_only, ..options() }).err();
+            !matches!(error, Some(FileError::Busy { .. }))
+        });
+        let error = error.expect("it may still be written");
+        assert!(matches!(error, FileError::Unanswered { .. }), "{error}");
+        assert!(error.to_string().starts_with(&format!("{}: ", path.display())), "{error}");
+    }
+    // Who only looks is in nobody's way.
+    open(FileOptions { read_only: true, exclusive: false, ..options() }).unwrap();
+    drop(under_way);
+    is_free();
+    // What can write nothing keeps nobody away.
+    let mut reader = open(FileOptions { read_only: true, ..options() }).unwrap();
+    let under_way = reader.buffered.take();
+    drop(reader);
+    is_free();
+    drop(under_way);
+}
+
 #[test]
 fn opening_says_what_it_found() {
     let file = Temporary::new(&std::env::temp_dir(), 1_000_000);
@@ -577,6 +625,7 @@ fn a_block_device_does_what_a_file_does() {
     }
     let Some((file, device)) = attached("block", LoopOptions::default()) else { return };
     block_device_does_what_a_file_does(device.path());
+    keeps_others_away(device.path());
     device.detach().unwrap();
     std::fs::remove_file(file).unwrap();
 }
