@@ -119,6 +119,22 @@ pub fn fingerprint(device: &dyn Device, path: &Path) -> Result<Fingerprint> {
     fingerprint_up_to(device, path, device.info().size_bytes)
 }
 
+/// The same, to be had by another thread: the device may not answer. It reads through the open file that has the lock, so that lasts.
+pub fn fingerprint_apart(
+    device: &dyn Device,
+    path: &Path,
+) -> Result<impl FnOnce() -> Result<Fingerprint> + Send + use<>> {
+    let (info, path) = (device.info(), path.to_owned());
+    let file = device.descriptor().context("it is no file")?.try_clone_to_owned()?;
+    let (size_bytes, logical_block) = (info.size_bytes, Some(info.logical_block));
+    let options =
+        FileOptions { read_only: true, exclusive: false, logical_block, ..FileOptions::default() };
+    Ok(move || {
+        let device = FileDevice::over(file.into(), &path, &options)?;
+        fingerprint_up_to(&device, &path, size_bytes)
+    })
+}
+
 /// The same, to be compared with what was recorded of it: a device that has become larger is looked at as far as it
 /// went then.
 pub fn fingerprint_as_recorded(

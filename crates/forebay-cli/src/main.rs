@@ -11,6 +11,7 @@ mod say;
 
 mod address;
 mod args;
+mod asking;
 mod attach;
 mod backing;
 mod checked;

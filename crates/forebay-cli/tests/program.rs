@@ -49,6 +49,7 @@ mod reserve;
 mod resize;
 mod scrub;
 mod set_why;
+mod silent;
 mod stale;
 mod stall;
 mod state_file;

@@ -16,7 +16,7 @@ pub const LOOKUP: u32 = 1;
 pub const OPEN: u32 = 14;
 const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
-const READ: u32 = 15;
+pub const READ: u32 = 15;
 const INIT: u32 = 26;
 const INTERRUPT: u32 = 36;
 
@@ -67,6 +67,12 @@ impl<'a> Silence<'a> {
             // Who asked may have given up.
             let _ = self.fuse.write_all(&answer);
         }
+    }
+
+    /// From now on it says nothing to that, as at the beginning.
+    pub fn falls_silent(&mut self) {
+        self.is_asked.store(false, Ordering::SeqCst);
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
     }
 
     /// Somebody waits for what is not answered.

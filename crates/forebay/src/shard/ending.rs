@@ -4,7 +4,7 @@
 use super::{OpenError, Shard, system};
 use crate::handover::{self, Handed};
 use crate::host::identity::Fingerprint;
-use crate::io::{DeviceKind, lasting};
+use crate::io::{Device, DeviceKind, lasting};
 use forebay_core::control::VolumeStatus;
 use forebay_core::engine::CacheHealth;
 use forebay_core::limits::VOLUME_COUNT_MAX;
@@ -114,6 +114,11 @@ impl Shard {
     /// `limit`, which is then no clean stop, and loses nothing either.
     pub fn close(mut self, limit: Duration) -> Result<bool, OpenError> {
         Ok(self.quiesce(limit)? && self.finish()?)
+    }
+
+    /// Gives the backing device of a volume away, after [`Shard::quiesce`]: it does not answer, so it is not flushed, as one that is not there.
+    pub fn take_backing(&mut self, index: VolumeIndex) -> Option<Box<dyn Device>> {
+        self.backings[usize::from(index.0)].take()
     }
 
     /// Notes in the superblock that everything is durable: the end of a clean stop, after [`Shard::quiesce`]. The devices

@@ -1,17 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The end: everything durable, and what is not on which disk.
+//!
+//! # Invariants
+//!
+//! - **E1** Before it ends a stop looks at each backing device, so that the next start can tell whether others have changed it; threads do that, all at once,
+//!   and one that does not answer is waited for for [`ANSWER_ALL_MAX`]. What it holds is not noted then: what is recorded is what it was served
+//!   with, which device it is and no more (I2 of `host/identity.rs`), so the next start refuses no such device, and does not see a change. Nor is it flushed: if that
+//!   was wanted, the stop is no clean one, as with a device that is not there.
 
 use super::devices::GIVE_UP_MAX;
+use super::searching::ANSWER_ALL_MAX;
 use super::stale::LastNotes;
 use super::{Daemon, Served};
+use crate::asking::Asking;
 use crate::units::{clock, size};
 use crate::{backing, quoted};
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
+use forebay::io::Device;
 use forebay::shard::Shard;
 use forebay_core::engine::CacheHealth;
 use forebay_core::units::{BLOCK_BYTES, VolumeIndex};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 /// How long front ends are waited for. Nobody is told of what is inside by then: it is done, or given up where it waits for a batch.
@@ -19,7 +29,7 @@ pub(super) const FRONT_ENDS: Duration = Duration::from_secs(5);
 /// How long everything may take to become durable, at least: however short devices are waited for (`--stop-timeout`).
 pub(in crate::cmd) const DURABLE: Duration = Duration::from_secs(60);
 
-/// What is written in the end, and what nobody has counted; and how long a drained volume has for what its guests were waiting for.
+/// What is written in the end, devices that do not answer (E1), and what nobody has counted; and how long a drained volume has for what its guests were waiting for.
 const REST: Duration = Duration::from_secs(30);
 
 /// What the service manager is told of a stop: that it has begun, and how long it may last. It kills what takes longer than its own
@@ -132,16 +142,8 @@ pub(super) fn close_shard(
 ) -> Result<Closed> {
     // Only then is a fingerprint of what a backing device goes on with: a batch may have been under way.
     let quiet = shard.quiesce(limit.max(DURABLE))?;
-    for served in volumes {
-        let Some(device) = shard.backing(served.index).filter(|_| quiet) else { continue };
-        match backing::fingerprint(device, &served.backing) {
-            Ok(found) => shard.note(served.index, |volume| volume.fingerprint = found.encode()),
-            // The others are closed all the same.
-            Err(error) => warn!(
-                "{}: {error:#}; if others change it, the next start does not see that",
-                served.name
-            ),
-        }
+    if quiet {
+        note_fingerprints(&mut shard, volumes);
     }
     let left = not_written_back(&shard, volumes, cache, &notes.option());
     notes.look(shard.engine());
@@ -162,12 +164,45 @@ pub(super) fn close_shard(
         info!("stopped: everything is durable");
     } else if undurable.is_none() {
         info!(
-            "stopped: a backing device that is not there could not be flushed; the next start sees to that"
+            "stopped: a backing device that is not there, or does not answer, could not be flushed; the next start sees to that"
         );
     } else {
         warn!("not everything could be made durable; the next start recovers what it can");
     }
     Ok(Closed { undurable, left })
+}
+
+/// Notes what the backing devices hold, of those that say it (E1).
+fn note_fingerprints(shard: &mut Shard, volumes: &[Served]) {
+    let begin = |device: &dyn Device, path: &Path| {
+        Asking::begin("look", backing::fingerprint_apart(device, path)?)
+    };
+    let looks = volumes
+        .iter()
+        .filter_map(|served| Some((served, begin(shard.backing(served.index)?, &served.backing))));
+    let (looks, begun) = (looks.collect::<Vec<_>>(), Instant::now());
+    for (served, look) in looks {
+        let left = ANSWER_ALL_MAX.saturating_sub(begun.elapsed());
+        let found = match look {
+            Ok(look) if !look.wait(left) => {
+                // Its thread has it (T1 of `asking`), and to close a file may be to wait for an answer.
+                std::mem::forget(shard.take_backing(served.index));
+                let shown = served.backing.display();
+                Err(anyhow!(
+                    "{shown}: did not answer, and is not waited for: the kernel may keep this process until it does"
+                ))
+            }
+            look => look.and_then(Asking::result),
+        };
+        match found {
+            Ok(found) => shard.note(served.index, |volume| volume.fingerprint = found.encode()),
+            // The others are closed all the same.
+            Err(error) => warn!(
+                "{}: {error:#}; if others change it, the next start does not see that",
+                served.name
+            ),
+        }
+    }
 }
 
 /// What is not on which disk: of those, too, that wait for theirs. `option`: what `drain` is told besides the cache.

@@ -33,9 +33,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a start waits for devices that do not answer before it serves the others: longer than a lock is waited for, and than a
+/// How long a start waits for devices that do not answer before it serves the others, and a stop before it ends: longer than a lock is waited for, and than a
 /// disk that stood still takes to turn.
-const ANSWER_ALL_MAX: Duration = Duration::from_secs(12);
+pub(super) const ANSWER_ALL_MAX: Duration = Duration::from_secs(12);
 /// How often somebody who waits looks whether he is to go on waiting.
 const LOOK: Duration = Duration::from_millis(100);
 

@@ -223,15 +223,19 @@ impl Opened {
             sys::checked(sys::clear_direct(file.as_raw_fd())).map_err(system(path, "open"))?;
         }
         let (memory_align, offset_align) = alignment.unwrap_or((1, 1));
-        let (volatile_cache, discards) =
-            if block { block_promises(status.rdev()) } else { (true, takes_holes(&file)) };
+        let may_write = !options.read_only;
+        let (volatile_cache, discards) = if block {
+            block_promises(status.rdev())
+        } else {
+            (true, may_write && takes_holes(&file))
+        };
         let info = DeviceInfo {
             name: path.display().to_string(),
             size_bytes,
             logical_block,
             kind,
             volatile_cache,
-            discards: discards && !options.read_only,
+            discards: discards && may_write,
             direct: alignment.is_some(),
             read_only: options.read_only,
         };
@@ -261,7 +265,7 @@ impl Opened {
     }
 }
 
-/// Whether a file takes holes: it is asked for one behind its end, where nothing of it is. One that is open for reading takes none.
+/// Whether a file takes holes: it is asked for one behind its end, where nothing of it is.
 fn takes_holes(file: &File) -> bool {
     let Ok(before) = file.metadata() else { return false };
     let end = before.len().next_multiple_of(4096);

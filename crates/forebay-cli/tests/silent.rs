@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Backing devices that do not answer, and what does not wait for them (of those that come late: `late.rs`).
+
+use crate::late::of_file_by;
+use crate::support::apart::Apart;
+use crate::support::silence::{READ, Silence};
+use crate::support::{Daemon, Scratch, skip};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+const MIB: u64 = 1 << 20;
+
+/// A cache, and the file system of a disk that falls silent.
+struct Rig {
+    apart: Apart,
+    scratch: Scratch,
+}
+
+impl Rig {
+    fn new(name: &str) -> Option<Rig> {
+        let Some(apart) = Apart::with(&[]) else {
+            skip("no mount namespace of its own");
+            return None;
+        };
+        let scratch = Scratch::new(name);
+        scratch.format("64M");
+        Some(Rig { apart, scratch })
+    }
+
+    /// The disk `place/disk`, which says nothing to that.
+    fn silence(&self, place: &str, unanswered: u32) -> Option<(Silence<'_>, PathBuf)> {
+        let place = self.scratch.path(place);
+        std::fs::create_dir(&place).unwrap();
+        let silence = Silence::begin(&self.apart, &place, unanswered);
+        if silence.is_none() {
+            skip("no FUSE");
+        }
+        Some((silence?, place.join("disk")))
+    }
+
+    fn serve(&self, volumes: &[(&str, &Path)]) -> Daemon {
+        let volumes: Vec<_> = volumes.iter().map(|(name, path)| (*name, *path, "")).collect();
+        let mut command = self.apart.command(env!("CARGO_BIN_EXE_forebay"));
+        // Such a disk is known by a number that the kernel gives to others later: what a test left that failed is not to be found.
+        command.env("FOREBAY_STATE_DIR", self.scratch.path("state"));
+        of_file_by(command, &self.scratch, &volumes)
+    }
+}
+
+/// It waited for that without end, and the cache was not marked as cleanly stopped.
+#[test]
+fn a_stop_waits_for_no_disk_that_fell_silent() {
+    let Some(rig) = Rig::new("silent-stop") else { return };
+    let Some((mut silence, c)) = rig.silence("silent", READ) else { return };
+    silence.answers();
+    let a = rig.scratch.file("a", 16 * MIB);
+    let volumes = [("c", &*c), ("a", &*a)];
+    let daemon = rig.serve(&volumes);
+    assert_eq!(rig.scratch.volume_names(), ["c", "a"]);
+    rig.scratch.connect("a").write(MIB, &[b'a'; 4096], true).unwrap();
+    silence.falls_silent();
+    let done = rig.scratch.ask(&["stop"]);
+    assert!(done.status.success(), "{done:?}");
+    silence.wait_until_asked();
+    silence.answers();
+    let (code, said) = daemon.ended();
+    assert_eq!(code, Some(0), "{said}");
+    let text = format!("c: {}: did not answer, and is not waited for", c.display());
+    assert!(said.contains(&text) && said.contains("stopped: everything is durable"), "{said}");
+
+    // What the other holds is noted, and nothing of this one is refused.
+    let disk = std::fs::File::options().write(true).open(&a).unwrap();
+    disk.write_all_at(&[9; 4096], 0).unwrap();
+    let daemon = rig.serve(&volumes);
+    assert_eq!(rig.scratch.connect("c").read(MIB, 4096).unwrap(), [0; 4096]);
+    let problems = rig.scratch.status()["problems"].to_string();
+    assert!(problems.contains("a: ") && problems.contains("was changed by others"), "{problems}");
+    let said = daemon.stop("TERM");
+    assert!(!said.contains("the last stop was not a clean one"), "{said}");
+}
