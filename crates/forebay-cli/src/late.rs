@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Devices that are not there yet: at boot they come in any order, and late.
 
+use crate::asking::Asking;
 use crate::signals::Signals;
 use crate::stored;
 use anyhow::{Error, Result, anyhow, bail};
@@ -12,8 +13,6 @@ use std::fmt::Display;
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// What to do about one that is not there.
@@ -27,8 +26,6 @@ const UUID_RETRY: Duration = Duration::from_secs(2);
 
 /// How long a device may take, to be looked for or looked at, before others are not held up for it any more.
 pub const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// How often it is looked whether one has answered.
-const LOOK: Duration = Duration::from_millis(2);
 /// How long something may take before it is said what is waited for, and how often it is said.
 const TELL_AFTER: Duration = Duration::from_secs(2);
 const TELL_EVERY: Duration = Duration::from_secs(30);
@@ -175,26 +172,14 @@ impl Patience {
 /// Does what nothing can be served without, and says that it is waited for if that takes long. Nothing else can be done about a device that does
 /// not answer; a signal ends the process, if there is one to hear of. Who is stuck in the kernel hears none, and the first thread is the one
 /// that is told: another opens it.
-pub fn telling<T: Send>(
+pub fn telling<T: Send + 'static>(
     what: &str,
     signals: Option<&Signals>,
-    wait: impl FnOnce() -> T + Send,
-) -> std::io::Result<T> {
-    std::thread::scope(|scope| {
-        let (end, ends) = channel::<()>();
-        let thread = std::thread::Builder::new().name("open".into());
-        let thread = thread.spawn_scoped(scope, move || {
-            let _end = end;
-            wait()
-        })?;
-        tell_until(what, signals, &ends);
-        Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-    })
-}
-
-fn tell_until(what: &str, signals: Option<&Signals>, ends: &Receiver<()>) {
+    wait: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    let thread = Asking::begin("open", wait)?;
     let (begun, mut next) = (Instant::now(), TELL_AFTER);
-    while ends.recv_timeout(PATH_RETRY) != Err(RecvTimeoutError::Disconnected) {
+    while !thread.wait(PATH_RETRY) {
         let waited = begun.elapsed();
         if waited >= TELL_AFTER && signals.is_some_and(Signals::came) {
             tracing::warn!("{what}: a signal came while it was being opened");
@@ -212,6 +197,7 @@ fn tell_until(what: &str, signals: Option<&Signals>, ends: &Receiver<()>) {
         // Without a service manager there is nobody to tell.
         let _ = sd_notify(&format!("STATUS={text}"));
     }
+    Ok(thread.end().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
 /// What is said of a device that was waited for in vain.
@@ -281,7 +267,7 @@ fn find_now(named: &Named) -> Result<Option<PathBuf>> {
 struct Hold {
     named: Named,
     file: Option<File>,
-    opens: Option<JoinHandle<Option<File>>>,
+    opens: Option<Asking<Option<File>>>,
 }
 
 impl Hold {
@@ -296,20 +282,15 @@ impl Hold {
         }
         if self.opens.is_none() {
             let named = self.named.clone();
-            let thread = std::thread::Builder::new().name("hold".into());
-            self.opens = thread.spawn(move || hold(&named)).ok();
-            let (begun, is_open) = (Instant::now(), |it: &JoinHandle<_>| it.is_finished());
-            while self.opens.as_ref().is_some_and(|it| !is_open(it)) && begun.elapsed() < ANSWER_MAX
-            {
-                std::thread::sleep(LOOK);
-            }
+            self.opens = Asking::begin("hold", move || hold(&named)).ok();
+            self.opens.iter().for_each(|it| _ = it.wait(ANSWER_MAX));
         }
         self.take();
     }
 
     fn take(&mut self) {
-        let ended = self.opens.take_if(|it| it.is_finished());
-        self.file = self.file.take().or_else(|| ended?.join().ok().flatten());
+        let ended = self.opens.take_if(|it| it.is_over());
+        self.file = self.file.take().or_else(|| ended?.end().ok().flatten());
     }
 
     /// The device, if it could be had.

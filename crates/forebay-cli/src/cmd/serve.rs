@@ -265,7 +265,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     let ends = (!upgrade::is_executed()).then_some(&signals);
     let shown = cache.as_deref().unwrap_or(Path::new(NO_DEVICE)).display().to_string();
     let cache =
-        late::telling(&format!("{shown}, the cache device"), ends, || Opened::open(cache))??;
+        late::telling(&format!("{shown}, the cache device"), ends, move || Opened::open(cache))??;
     // Only who has the cache may say what becomes of its volumes' devices.
     let (attaches, left) = attach::choose(args.attach, &cache.uuid(), &cache.volumes(args))?;
     attaches.into_iter().for_each(attach::leave_mounts);

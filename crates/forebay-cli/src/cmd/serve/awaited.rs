@@ -23,6 +23,7 @@
 use super::Daemon;
 use super::coming::{Coming, Silent};
 use super::plan::{Planned, Wanted, role};
+use crate::asking::Asking;
 use crate::late::{self, ANSWER_MAX, Patience};
 use crate::status::waits_text;
 use crate::{hide, upgrade};
@@ -30,7 +31,7 @@ use forebay::host::named;
 use forebay::host::notify::sd_notify;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::thread::JoinHandle;
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// More than a look takes.
@@ -51,12 +52,12 @@ struct Seeker {
     paths: Vec<PathBuf>,
     since: Instant,
     /// Whether each is.
-    thread: JoinHandle<Vec<bool>>,
+    thread: Asking<Vec<bool>>,
 }
 
 impl Seeker {
     fn is_stuck(&self) -> bool {
-        self.since.elapsed() >= ANSWER_MAX && !self.thread.is_finished()
+        self.since.elapsed() >= ANSWER_MAX && !self.thread.is_over()
     }
 }
 
@@ -77,7 +78,7 @@ impl Awaited {
 
     /// Somebody looks for them just now, and may be expected to answer.
     pub(super) fn is_seeking(&self) -> bool {
-        self.seekers.iter().any(|it| !it.thread.is_finished() && !it.is_stuck())
+        self.seekers.iter().any(|it| !it.thread.is_over() && !it.is_stuck())
     }
 
     /// Somebody has come to a device that does not answer.
@@ -110,10 +111,10 @@ impl Awaited {
 
     /// Hears which of them are there.
     fn hear(&mut self) {
-        let ended = self.seekers.extract_if(.., |it| it.thread.is_finished());
+        let ended = self.seekers.extract_if(.., |it| it.thread.is_over());
         for Seeker { paths, thread, .. } in ended {
             // Of one that broke off nothing is known.
-            let are_there = thread.join().unwrap_or_default();
+            let are_there = thread.end().unwrap_or_default();
             for (path, is_there) in paths.into_iter().zip(are_there) {
                 let its = self.volumes.iter_mut().filter(|volume| volume.path == path);
                 its.for_each(|volume| volume.is_there = is_there);
@@ -161,9 +162,9 @@ impl Awaited {
                 move || late::may_be_there(&paths)
             };
             // Devices are read for it (W1). If there is no thread the next one is tried.
-            let thread = std::thread::Builder::new().name("seek".into()).stack_size(STACK_BYTES);
+            let thread = Builder::new().name("seek".into()).stack_size(STACK_BYTES);
             let seeker = |thread| Seeker { paths, since: Instant::now(), thread };
-            self.seekers.extend(thread.spawn(seek).ok().map(seeker));
+            self.seekers.extend(Asking::begin_as(thread, seek).ok().map(seeker));
         }
     }
 }
@@ -291,7 +292,7 @@ mod tests {
         // It is not taken for stuck, however slow the machine.
         let since = Instant::now() + Duration::from_secs(3600);
         let paths = vec![format!("/dev/{name}").into()];
-        Seeker { paths, since, thread: std::thread::spawn(|| vec![seek()]) }
+        Seeker { paths, since, thread: Asking::begin("seek", || vec![seek()]).unwrap() }
     }
 
     /// Each of those that are known by what is on them had all disks read for it.
@@ -321,7 +322,7 @@ mod tests {
         let mut all = Awaited { volumes, patience, seekers: Vec::new() };
         let (answer, answers) = channel::<bool>();
         all.seekers.push(seeker("b", || true));
-        while !all.seekers[0].thread.is_finished() {
+        while !all.seekers[0].thread.is_over() {
             std::thread::yield_now();
         }
         all.seekers.push(seeker("c", move || answers.recv().unwrap()));
@@ -329,7 +330,7 @@ mod tests {
         assert!(all.take_first().is_none(), "c may be there as well");
         assert!(all.take_missing().is_none(), "b is there");
         answer.send(false).unwrap();
-        while !all.seekers[0].thread.is_finished() {
+        while !all.seekers[0].thread.is_over() {
             std::thread::yield_now();
         }
         all.hear();

@@ -19,11 +19,12 @@
 
 use super::look::{by_another_name, logical_block};
 use super::plan::{Planned, Wanted, role};
-use super::searching::{Found, ended};
+use super::searching::Found;
 use super::upgrading::name_of;
 use super::{Daemon, Served};
 use crate::address::Address;
 use crate::args::{Listen, VolumeSpec, parse_if_changed, parse_volume};
+use crate::asking::Asking;
 use crate::control::Reply;
 use crate::late::{ANSWER_MAX, Patience};
 use crate::sockets::Made;
@@ -33,7 +34,6 @@ use anyhow::{Context, Error, Result, anyhow, bail};
 use forebay::shard::OpenError;
 use forebay_core::units::VolumeIndex;
 use std::path::PathBuf;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a backing device may take to be opened and looked at: longer than a lock is waited for.
@@ -56,7 +56,7 @@ pub(super) struct Coming {
     begun: Instant,
     /// How it is waited for if it turns out not to be there.
     late: Option<(Instant, Duration)>,
-    looks: JoinHandle<Result<Found>>,
+    looks: Asking<Result<Found>>,
 }
 
 /// A thread that waits for a device, or for a driver, and cannot be ended.
@@ -68,8 +68,8 @@ pub(super) struct Silent {
 }
 
 impl Silent {
-    pub(super) fn new(device: Option<PathBuf>, is_over: impl Fn() -> bool + 'static) -> Silent {
-        Silent { device, is_asked: false, is_over: Box::new(is_over) }
+    pub(super) fn new<T: Send + 'static>(device: Option<PathBuf>, thread: Asking<T>) -> Silent {
+        Silent { device, is_asked: false, is_over: Box::new(thread.let_go()) }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -87,7 +87,7 @@ impl Coming {
     pub(super) fn slow(
         planned: Planned<'_>,
         late: (Instant, Duration),
-        looks: JoinHandle<Result<Found>>,
+        looks: Asking<Result<Found>>,
     ) -> Result<Coming> {
         let (index, address) = (planned.index()?, planned.address()?.clone());
         let Planned { name, wanted, spec, .. } = planned;
@@ -107,12 +107,12 @@ impl Coming {
 
     /// Its device, if that has not answered for as long as one may take.
     pub(super) fn silent_device(&self) -> Option<PathBuf> {
-        let is_silent = !self.looks.is_finished() && self.begun.elapsed() >= ANSWER_MAX;
+        let is_silent = !self.looks.is_over() && self.begun.elapsed() >= ANSWER_MAX;
         is_silent.then(|| self.address.path.clone())
     }
 
     fn is_due(&self) -> bool {
-        self.looks.is_finished() || self.begun.elapsed() >= PATIENCE
+        self.looks.is_over() || self.begun.elapsed() >= PATIENCE
     }
 }
 
@@ -191,8 +191,7 @@ impl Daemon {
         let (named, role, shown) = (address.path.clone(), role(name), name.to_owned());
         // Where it was given, that is what to look at.
         let is_recorded = said.is_none();
-        let looks = std::thread::Builder::new().name("look".into());
-        let looks = looks.spawn(move || {
+        let looks = Asking::begin("look", move || {
             let patience = Patience::none();
             let found = match is_known {
                 true => patience.find(&named, &role),
@@ -205,8 +204,7 @@ impl Daemon {
                 false => String::new(),
             };
             found.map_err(|error| anyhow!("{error:#}{}", advice()))
-        });
-        let looks = looks.context("cannot start a thread")?;
+        })?;
         let (name, begun, late) = (name.to_owned(), Instant::now(), None);
         self.coming =
             Some(Coming { client, name, index, address, wanted, spec, said, begun, late, looks });
@@ -266,12 +264,12 @@ impl Daemon {
     /// Serves one more volume, and says what a user should know of it.
     fn serve_coming(&mut self, coming: Coming) -> Result<Vec<String>> {
         let Coming { client, name, index, address, wanted, spec, said, late, looks, .. } = coming;
-        if !looks.is_finished() {
-            let silent = Silent::new(Some(address.path.clone()), move || looks.is_finished());
+        if !looks.is_over() {
+            let silent = Silent::new(Some(address.path.clone()), looks);
             self.silent.push(Silent { is_asked: client.is_some(), ..silent });
             bail!("{name}: not attached: {} does not answer", address.path.display());
         }
-        let looked = match (ended(looks)?, late) {
+        let looked = match (looks.result()?, late) {
             (Found::Looked(looked), _) => looked,
             // It was silent, and is not there: it may still come.
             (_, Some(late)) => {

@@ -3,6 +3,7 @@
 
 use super::coming::Silent;
 use super::{Daemon, SHORT_TURN, Served, TURN};
+use crate::asking::Asking;
 use crate::attach::{Attached, Kind, Prepared, Wanted};
 use crate::signals::Signals;
 use crate::{stored, upgrade};
@@ -11,7 +12,6 @@ use forebay::shard::uuid_text;
 use forebay_core::format::superblock::Volume;
 use forebay_core::units::VolumeIndex;
 use std::path::Path;
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
@@ -114,24 +114,19 @@ impl Daemon {
         place: String,
         wanted: Vec<Wanted>,
     ) -> Result<Prepared> {
-        let (teller, told) = channel();
-        let thread = std::thread::Builder::new().name("prepare".into());
-        let thread = thread.spawn(move || {
-            // Where nobody waits any more it is left, as by a process that is killed.
-            let _ = teller.send(kind.prepare(&place, wanted));
-        });
-        let thread = thread.context("cannot start a thread")?;
+        let thread = Asking::begin("prepare", move || kind.prepare(&place, wanted))?;
         let (begun, mut wait) = (Instant::now(), FIRST_TURN);
-        while !thread.is_finished() {
+        while !thread.is_over() {
             let limit = if self.is_signalled() { GIVE_UP_MAX } else { PREPARE_MAX };
             if begun.elapsed() >= limit {
-                self.silent.push(Silent::new(None, move || thread.is_finished()));
+                // What it makes yet is left, as by a process that is killed.
+                self.silent.push(Silent::new(None, thread));
                 bail!("the driver does not answer");
             }
             self.turn_for_devices(wait)?;
             wait = SHORT_TURN.min(wait * 2);
         }
-        told.recv().context("it broke off")?
+        thread.result()
     }
 
     /// A turn of the loop for guests, who may have their devices already: of a daemon before, or of other volumes.

@@ -16,21 +16,20 @@ use super::coming::{Coming, PATIENCE, Silent};
 use super::look::{Looked, logical_block};
 use super::plan::{Planned, Ready, role};
 use crate::args::ServeArgs;
+use crate::asking::Asking;
 use crate::attach::Kind;
 use crate::attach::left::LeftDevice;
 use crate::late::{self, ANSWER_MAX, Patience};
 use crate::state_dir::Known;
 use crate::{backing, upgrade};
-use anyhow::{Context, Error, Result, anyhow};
+use anyhow::{Error, Result, anyhow};
 use forebay::host::notify::sd_notify;
 use forebay::io::FileDevice;
 use forebay::shard::backing_source;
 use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::VolumeIndex;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a start waits for devices that do not answer before it serves the others, and a stop before it ends: longer than a lock is waited for, and than a
@@ -62,14 +61,12 @@ struct Looking {
     begun: Instant,
     /// Since when the device is asked. Before that it was not there.
     asked: Arc<OnceLock<Instant>>,
-    /// Says nothing, and ends with the thread.
-    end: Receiver<()>,
-    thread: JoinHandle<Result<Found>>,
+    thread: Asking<Result<Found>>,
 }
 
 impl<'a> Search<'a> {
     fn is_over(&self) -> bool {
-        self.looking.thread.is_finished()
+        self.looking.thread.is_over()
     }
 
     fn silent_for(&self) -> Duration {
@@ -84,7 +81,7 @@ impl<'a> Search<'a> {
     /// Waits until it is over, or the device has not answered for so long. Whether it is.
     fn wait(&self, limit: Option<Duration>, patience: &Patience) -> bool {
         let mut told = false;
-        while self.looking.end.recv_timeout(LOOK) != Err(RecvTimeoutError::Disconnected) {
+        while !self.looking.thread.wait(LOOK) {
             let silent = self.silent_for();
             if silent >= ANSWER_MAX && !told {
                 told = true;
@@ -126,7 +123,7 @@ impl<'a> Search<'a> {
 
     /// What it has come to; it is over.
     fn end(self) -> (Planned<'a>, Result<Found>) {
-        (self.planned, ended(self.looking.thread))
+        (self.planned, self.looking.thread.result())
     }
 }
 
@@ -144,11 +141,6 @@ pub(super) struct Searched<'a> {
     pub(super) late: Vec<Planned<'a>>,
     /// What does not answer.
     pub(super) silent: Vec<Search<'a>>,
-}
-
-/// What a thread that looked has come to.
-pub(super) fn ended<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
-    thread.join().unwrap_or_else(|_| Err(anyhow!("it broke off")))
 }
 
 /// How long devices that do not answer are waited for before others are served.
@@ -266,12 +258,9 @@ impl Daemon {
         let handed_over = self.server.shard.opened().handed_over;
         let patience = patience.clone();
         let asked = Arc::<OnceLock<Instant>>::default();
-        let (ends, end) = channel();
-        let thread = std::thread::Builder::new().name("look".into());
-        let thread = thread.spawn({
+        let thread = Asking::begin("look", {
             let asked = Arc::clone(&asked);
             move || {
-                let _ends = ends;
                 let is_asked = || asked.get_or_init(Instant::now);
                 let path = match may_come {
                     true => {
@@ -301,9 +290,8 @@ impl Daemon {
                 }
                 look.at(&path).map(Found::Looked)
             }
-        });
-        let thread = thread.context("cannot start a thread")?;
-        Ok(Looking { begun: Instant::now(), asked, end, thread })
+        })?;
+        Ok(Looking { begun: Instant::now(), asked, thread })
     }
 
     /// Devices by FUSE + loop that a daemon before has left may be together in one mount: they go on together.
@@ -341,7 +329,7 @@ impl Daemon {
         let silence = search.silence();
         let Search { planned, looking: Looking { thread, .. }, .. } = search;
         let device = planned.address().map(|it| it.path.clone()).ok();
-        self.silent.push(Silent::new(device, move || thread.is_finished()));
+        self.silent.push(Silent::new(device, thread));
         if !planned.may_wait(args, &silence) {
             return Err(silence);
         }

@@ -11,6 +11,7 @@
 //!   serves that without the cache voids it.
 
 use super::{Daemon, Served};
+use crate::asking::Asking;
 use crate::state_dir::{Known, Mark, Record, StateDir, Why};
 use crate::{hide, quoted};
 use anyhow::{Context, Result, bail};
@@ -20,14 +21,13 @@ use forebay_core::format::superblock::Volume;
 use forebay_core::op::stale::Stale;
 use forebay_core::units::VolumeIndex;
 use std::path::Path;
-use std::thread::JoinHandle;
 use tracing::{error, warn};
 
 /// A mark that is being written, on a thread: the state directory may be as slow as what has just failed.
 pub(super) struct Marking {
     wanted: StaleWanted,
     name: String,
-    thread: JoinHandle<Result<()>>,
+    thread: Asking<Result<()>>,
 }
 
 /// Whose a backing device is besides, with words for it.
@@ -244,9 +244,9 @@ impl Daemon {
         while let Some(wanted) = self.server.shard.take_stale() {
             self.begin_marking(wanted);
         }
-        while let Some(at) = self.marking.iter().position(|it| it.thread.is_finished()) {
+        while let Some(at) = self.marking.iter().position(|it| it.thread.is_over()) {
             let Marking { wanted, name, thread } = self.marking.swap_remove(at);
-            let done = thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("it broke off")));
+            let done = thread.result();
             match &done {
                 Ok(()) => warn!(
                     "{name}: the cache is left out: all of the volume is on its backing device, which is read and \
@@ -273,10 +273,10 @@ impl Daemon {
         let mut record = self.record_of(recorded, backing, false);
         record.stale = Some(Mark::new(recorded.attach_generation, Why::CacheFailed));
         let name = name.clone();
-        match std::thread::Builder::new().spawn(move || dir.write(&record)) {
+        match Asking::begin("mark", move || dir.write(&record)) {
             Ok(thread) => self.marking.push(Marking { wanted, name, thread }),
             Err(error) => {
-                error!("{name}: the cache cannot be marked stale: {error}; writes are refused");
+                error!("{name}: the cache cannot be marked stale: {error:#}; writes are refused");
                 self.server.shard.stale_marked(wanted, false);
             }
         }

@@ -12,12 +12,12 @@
 use super::coming::Silent;
 use super::{Daemon, Upgrading};
 use crate::args::ServeArgs;
+use crate::asking::Asking;
 use crate::control::Reply;
 use crate::status::GOES_ON;
 use crate::trial;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -34,7 +34,7 @@ pub(super) struct Trial {
     begun: Instant,
     /// What is served from what, as it was then.
     backings: Vec<(String, PathBuf)>,
-    tries: JoinHandle<Result<Option<ServeArgs>>>,
+    tries: Asking<Result<Option<ServeArgs>>>,
 }
 
 impl Daemon {
@@ -57,12 +57,10 @@ impl Daemon {
         self.check_upgrade(&executable)?;
         let (words, disks) = (self.words_for_next(), self.disks_now());
         let (tried, backings) = (executable.clone(), disks.backings.clone());
-        let tries = std::thread::Builder::new().name("trial".into());
-        let tries = tries.spawn(move || {
+        let tries = Asking::begin("trial", move || {
             trial::rehearse(&tried, &words)?;
             disks.check()
-        });
-        let tries = tries.context("cannot start a thread")?;
+        })?;
         info!("tries {}", executable.display());
         let begun = Instant::now();
         self.trial = Some(Trial { client, executable, layout, begun, backings, tries });
@@ -74,7 +72,7 @@ impl Daemon {
         // What has begun is waited for; none begins meanwhile.
         let is_busy =
             self.awaited.is_seeking() || !self.notes.are_written() && self.notes.check().is_ok();
-        let is_over = |it: &mut Trial| match it.tries.is_finished() {
+        let is_over = |it: &mut Trial| match it.tries.is_over() {
             true => !is_busy,
             false => it.begun.elapsed() >= TRIAL_MAX,
         };
@@ -100,14 +98,13 @@ impl Daemon {
 
     fn begin_upgrade(&mut self, trial: Trial) -> Result<()> {
         let Trial { executable, layout, backings, tries, .. } = trial;
-        if !tries.is_finished() {
-            self.silent.push(Silent::new(None, move || tries.is_finished()));
+        if !tries.is_over() {
+            self.silent.push(Silent::new(None, tries));
             bail!(
                 "the daemon goes on as it is: a disk that the next program is to have does not answer"
             );
         }
-        let tried = tries.join().unwrap_or_else(|_| Err(anyhow!("its trial broke off")));
-        let next = tried.context("the daemon goes on as it is")?;
+        let next = tries.result().context("the daemon goes on as it is")?;
         // Much may have happened meanwhile.
         self.check_upgrade(&executable)?;
         if self.backings() != backings {
