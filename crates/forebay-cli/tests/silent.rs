@@ -3,7 +3,7 @@
 
 use crate::late::of_file_by;
 use crate::support::apart::Apart;
-use crate::support::silence::{READ, Silence};
+use crate::support::silence::{OPEN, READ, Silence};
 use crate::support::{Daemon, Scratch, skip};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -18,11 +18,15 @@ struct Rig {
 
 impl Rig {
     fn new(name: &str) -> Option<Rig> {
-        let Some(apart) = Apart::with(&[]) else {
+        Rig::with(Scratch::new(name), &[])
+    }
+
+    /// With a folder in each of these places.
+    fn with(scratch: Scratch, places: &[(&Path, &str)]) -> Option<Rig> {
+        let Some(apart) = Apart::with(places) else {
             skip("no mount namespace of its own");
             return None;
         };
-        let scratch = Scratch::new(name);
         scratch.format("64M");
         Some(Rig { apart, scratch })
     }
@@ -36,6 +40,10 @@ impl Rig {
             skip("no FUSE");
         }
         Some((silence?, place.join("disk")))
+    }
+
+    fn problems(&self) -> String {
+        self.scratch.status()["problems"].to_string()
     }
 
     fn serve(&self, volumes: &[(&str, &Path)]) -> Daemon {
@@ -73,8 +81,32 @@ fn a_stop_waits_for_no_disk_that_fell_silent() {
     disk.write_all_at(&[9; 4096], 0).unwrap();
     let daemon = rig.serve(&volumes);
     assert_eq!(rig.scratch.connect("c").read(MIB, 4096).unwrap(), [0; 4096]);
-    let problems = rig.scratch.status()["problems"].to_string();
+    let problems = rig.problems();
     assert!(problems.contains("a: ") && problems.contains("was changed by others"), "{problems}");
     let said = daemon.stop("TERM");
     assert!(!said.contains("the last stop was not a clean one"), "{said}");
+}
+
+/// All disks are read for an identity, each for half a minute. That was taken for the silence of the volume's own, so that a dead disk, which is
+/// nobody's, could end the start.
+#[test]
+fn a_dead_disk_that_is_nobodys_is_not_the_silence_of_a_volume() {
+    let scratch = Scratch::new("silent-other");
+    // The only disk that this machine has, by its name for the kernel, which has `!` for `/`.
+    let (disks, place) = (scratch.path("disks"), scratch.path("other"));
+    let name = format!("..{}!disk", place.to_str().unwrap().replace('/', "!"));
+    std::fs::create_dir_all(disks.join(&name)).unwrap();
+    std::fs::write(disks.join(&name).join("dev"), "259:1048575").unwrap();
+    std::fs::write(disks.join(&name).join("size"), "32768").unwrap();
+    let Some(rig) = Rig::with(scratch, &[(&disks, "/sys/class/block")]) else { return };
+    let Some((mut silence, _)) = rig.silence("other", OPEN) else { return };
+    let a = rig.scratch.file("a", 16 * MIB);
+    let daemon = rig.serve(&[("c", Path::new("UUID=none-such")), ("a", &a)]);
+    silence.wait_until_asked();
+    let (said, problems) = (daemon.said(), rig.problems());
+    silence.answers();
+    daemon.stop("TERM");
+    let text = "c: waits for its backing device: UUID=none-such, the backing device of c, up to 3600s: it is not there";
+    assert!(problems.contains(text), "{problems}");
+    assert!(!said.contains("the backing device of c: it does not answer"), "{said}");
 }

@@ -62,6 +62,50 @@ fn a_volume_whose_backing_device_does_not_answer_holds_up_no_other() {
     below.stop();
 }
 
+/// Where several are in one mount they go on together: the guests of one that is given up get errors. So a start waits for its disk without end.
+#[test]
+fn a_device_that_a_daemon_left_waits_for_its_silent_disk() {
+    requires!("dd", "losetup");
+    let mut below = Bench::new("left-below", 64 << 20);
+    below.serve();
+    let mut bench = Bench::new("left-silent", 64 << 20);
+    bench.more = vec!["--volume".into(), format!("w={}", below.device)];
+    bench.serve();
+    let out = bench.read("out");
+    let device = out.lines().find_map(|line| line.strip_suffix(" w")).expect("a device").to_owned();
+    bench.kill();
+    below.pause();
+    let mut guest = copy(&[&format!("if={device}"), "of=/dev/null", "iflag=direct"]);
+    bench.more.clear();
+    let what = format!("waits for {}, the backing device of w", below.device);
+    let mut said = String::new();
+    std::thread::scope(|scope| {
+        let err = bench.path("err");
+        let said = &mut said;
+        let below = &below;
+        scope.spawn(move || {
+            // Of a start that gives it up as well.
+            wait_for("it says so", || {
+                *said = fs::read_to_string(&err).unwrap_or_default();
+                said.contains(&what)
+            });
+            below.signal("-CONT");
+        });
+        // What is recorded, which may be missing.
+        bench.serve_some(&[]);
+    });
+    assert!(guest.wait().unwrap().success());
+    let without_end = format!("waits for {}, the backing device of w: it does not", below.device);
+    assert!(said.contains(&without_end), "{said}");
+    assert!(
+        !bench.read("err").contains("w: waits for its backing device"),
+        "{}",
+        bench.read("err")
+    );
+    bench.stop();
+    below.stop();
+}
+
 fn skip(number: usize) -> String {
     format!("skip={number}")
 }
