@@ -118,6 +118,16 @@ impl Patience {
         self.search(name, role, &[], find_surely)
     }
 
+    /// The same, by who looks for it.
+    pub fn find_by(
+        &self,
+        name: &Path,
+        role: &str,
+        look: impl Fn(&Path) -> Result<Option<PathBuf>>,
+    ) -> Result<PathBuf> {
+        self.search(name, role, &[], |_| look(name))
+    }
+
     /// As [`find`](Self::find), and nobody can mount the devices of `others` meanwhile: those behind a cache
     /// that is missing have an old state. If it is not found, a service manager has them until the next start.
     pub fn find_holding(&self, name: &Path, role: &str, others: &[&Path]) -> Result<PathBuf> {
@@ -129,7 +139,7 @@ impl Patience {
         name: &Path,
         role: &str,
         others: &[&Path],
-        look: fn(&Named) -> Result<Option<PathBuf>>,
+        look: impl Fn(&Named) -> Result<Option<PathBuf>>,
     ) -> Result<PathBuf> {
         let named = Named::parse(name)?;
         let names = others.iter().copied().chain([name]);

@@ -352,7 +352,9 @@ fn a_disk_that_does_not_answer_at_the_start_holds_up_its_own_volume_alone() {
             seen.wait_until_asked();
             std::fs::rename(&away, &cache).unwrap();
         });
-        let command = apart.command(env!("CARGO_BIN_EXE_forebay"));
+        let mut command = apart.command(env!("CARGO_BIN_EXE_forebay"));
+        // As in `silent.rs`.
+        command.env("FOREBAY_STATE_DIR", rig.scratch.path("state"));
         of_file_by(command, &rig.scratch, &volumes)
     });
     assert_eq!(rig.scratch.volume_names(), ["a", "b"]);

@@ -3,8 +3,9 @@
 
 use crate::late::of_file_by;
 use crate::support::apart::Apart;
-use crate::support::silence::{OPEN, READ, Silence};
-use crate::support::{Daemon, Scratch, skip};
+use crate::support::silence::{LOOKUP, OPEN, READ, Silence};
+use crate::support::{Daemon, Scratch, signal, skip, wait_for};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -77,7 +78,7 @@ fn a_stop_waits_for_no_disk_that_fell_silent() {
     assert!(said.contains(&text) && said.contains("stopped: everything is durable"), "{said}");
 
     // What the other holds is noted, and nothing of this one is refused.
-    let disk = std::fs::File::options().write(true).open(&a).unwrap();
+    let disk = File::options().write(true).open(&a).unwrap();
     disk.write_all_at(&[9; 4096], 0).unwrap();
     let daemon = rig.serve(&volumes);
     assert_eq!(rig.scratch.connect("c").read(MIB, 4096).unwrap(), [0; 4096]);
@@ -109,4 +110,31 @@ fn a_dead_disk_that_is_nobodys_is_not_the_silence_of_a_volume() {
     let text = "c: waits for its backing device: UUID=none-such, the backing device of c, up to 3600s: it is not there";
     assert!(problems.contains(text), "{problems}");
     assert!(!said.contains("the backing device of c: it does not answer"), "{said}");
+}
+
+/// The first thread looked whether it was there, and waited for it without a word, whatever signal came.
+#[test]
+fn a_start_names_the_disk_that_does_not_answer_of_a_volume_that_is_served_bare() {
+    let Some(rig) = Rig::new("silent-bare") else { return };
+    let Some((silence, c)) = rig.silence("silent", LOOKUP) else { return };
+    let a = rig.scratch.file("a", 16 * MIB);
+    let mut command = rig.apart.command(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["serve", "--attach=none", "--listen", &rig.scratch.listen(), "--control"]);
+    command.arg(rig.scratch.control());
+    for (name, path) in [("c", &c), ("a", &a)] {
+        command.args(["--volume", &format!("{name}={}", path.display())]);
+    }
+    command.env("FOREBAY_STATE_DIR", rig.scratch.path("state"));
+    let file = rig.scratch.path("stderr");
+    let mut daemon = command.stderr(File::create(&file).unwrap()).spawn().unwrap();
+    let said = || std::fs::read_to_string(&file).unwrap();
+    let what = format!("{}, the backing device of c", c.display());
+    wait_for("it says so", || {
+        said().contains(&format!("waits for {what}, up to 60s: it does not"))
+    });
+    signal(daemon.id(), "TERM");
+    // Who types a volume means it.
+    wait_for("it ends", || said().contains(&format!("forebay: {what}: it does not answer")));
+    drop(silence);
+    assert_eq!(daemon.wait().unwrap().code(), Some(1), "{}", said());
 }

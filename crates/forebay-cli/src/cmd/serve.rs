@@ -264,10 +264,11 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
     // The program before would go on.
     let ends = (!upgrade::is_executed()).then_some(&signals);
     let shown = cache.as_deref().unwrap_or(Path::new(NO_DEVICE)).display().to_string();
-    let cache =
+    let mut cache =
         late::telling(&format!("{shown}, the cache device"), ends, move || Opened::open(cache))??;
     // Only who has the cache may say what becomes of its volumes' devices.
-    let (attaches, left) = attach::choose(args.attach, &cache.uuid(), &cache.volumes(args))?;
+    let known = cache.volumes(args);
+    let (attaches, left) = attach::choose(args.attach, &cache.uuid(), &known)?;
     attaches.into_iter().for_each(attach::leave_mounts);
     let next = thread::scope(|scope| {
         let serving = thread::Builder::new().name("serve".into());

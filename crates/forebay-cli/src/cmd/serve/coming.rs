@@ -64,7 +64,7 @@ pub(super) struct Silent {
     device: Option<PathBuf>,
     /// A user asked for it.
     is_asked: bool,
-    is_over: Box<dyn Fn() -> bool>,
+    is_over: Box<dyn Fn() -> bool + Send>,
 }
 
 impl Silent {

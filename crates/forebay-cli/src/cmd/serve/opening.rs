@@ -3,18 +3,21 @@
 
 use super::Daemon;
 use super::awaited::Awaited;
+use super::coming::Silent;
 use super::devices::uuid_of_bare;
 use super::watch::Watch;
 use crate::args::{IoChoice, SEGMENT_BYTES_LEAST, ServeArgs, VolumeSpec};
+use crate::asking::Asking;
 use crate::attach::left::{self, Known};
 use crate::attach::{Kind, NbdDevices};
-use crate::late::Patience;
+use crate::late::{ANSWER_MAX, Patience};
 use crate::older::Older;
 use crate::state_dir::StateDir;
 use crate::units::{count, size};
 use crate::{backing, memory, upgrade};
 use anyhow::{Context, Result};
 use forebay::cache::Found;
+use forebay::host::named::Named;
 use forebay::host::notify::watchdog_interval;
 use forebay::io::{Device, MemoryDevice, OperationKind, ReactorKind, Stats};
 use forebay::shard::{CACHE_SOURCE, Opening, ShardOptions, uuid_text, wall_now};
@@ -40,6 +43,8 @@ pub(super) struct Opened {
     device: Box<dyn Device>,
     stats: Stats,
     found: Found,
+    /// What was looked for and has not answered.
+    silent: Vec<Silent>,
 }
 
 impl Opened {
@@ -55,7 +60,7 @@ impl Opened {
         };
         let (device, stats) = backing::counted(device);
         let found = forebay::cache::read_superblock(device.as_ref())?;
-        Ok(Opened { path, device, stats, found })
+        Ok(Opened { path, device, stats, found, silent: Vec::new() })
     }
 
     /// Refuses it while a device waits for the next daemon.
@@ -69,16 +74,32 @@ impl Opened {
     }
 
     /// The volumes that may have a device already.
-    pub(super) fn volumes(&self, args: &ServeArgs) -> Vec<Known> {
+    pub(super) fn volumes(&mut self, args: &ServeArgs) -> Vec<Known> {
         if self.path.is_some() {
             return left::recorded(&self.found.superblock);
         }
-        // A disk that is not there yet is none that was served.
-        let of = |spec: &VolumeSpec| {
-            let path = Patience::none().find(&spec.backing.path, "backing device").ok()?;
-            Some(Known { name: spec.name.clone(), uuid: uuid_of_bare(&path) })
+        let begin = |spec: &VolumeSpec| {
+            let path = spec.backing.path.clone();
+            Asking::begin("look", move || Patience::none().find(&path, "backing device").ok())
         };
-        args.volumes.iter().filter_map(of).collect()
+        let looks: Vec<_> = args.volumes.iter().map(|spec| (spec, begin(spec))).collect();
+        let begun = Instant::now();
+        let of = |(spec, look): (&VolumeSpec, Result<Asking<Option<PathBuf>>>)| {
+            let path = &spec.backing.path;
+            let is_path = matches!(Named::parse(path), Ok(Named::Path(_)));
+            let limit = ANSWER_MAX.saturating_sub(begun.elapsed());
+            let found = match look.ok()? {
+                // It may have been served. Others are not held up for it (B1 of `searching`).
+                look if is_path && !look.wait(limit) => {
+                    self.silent.push(Silent::new(Some(path.clone()), look));
+                    path.clone()
+                }
+                // One that is not there yet is none that was.
+                look => look.end().ok()??,
+            };
+            Some(Known { name: spec.name.clone(), uuid: uuid_of_bare(&found) })
+        };
+        looks.into_iter().filter_map(of).collect()
     }
 }
 
@@ -88,7 +109,7 @@ impl Daemon {
         // Before anything is changed: where it cannot be looked at nothing is served.
         let state_dir = StateDir::open(args.state_dir.as_deref())?;
         let mut options = options(args);
-        let Opened { path: cache, device, stats: cache_stats, found } = cache;
+        let Opened { path: cache, device, stats: cache_stats, found, silent } = cache;
         let handed = upgrade::take_cache();
         let older = match &handed {
             // Nobody else had it meanwhile.
@@ -155,7 +176,7 @@ impl Daemon {
             awaited: Awaited::default(),
             coming: None,
             slow: Vec::new(),
-            silent: Vec::new(),
+            silent,
             leaving: None,
             growing: None,
             exports: Rc::default(),

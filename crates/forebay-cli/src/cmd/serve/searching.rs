@@ -28,8 +28,8 @@ use forebay::io::FileDevice;
 use forebay::shard::backing_source;
 use forebay_core::policy::reserve::Reserve;
 use forebay_core::units::VolumeIndex;
-use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a start waits for devices that do not answer before it serves the others, and a stop before it ends: longer than a lock is waited for, and than a
@@ -59,9 +59,24 @@ pub(super) struct Search<'a> {
 /// Somebody looks.
 struct Looking {
     begun: Instant,
-    /// Since when the device is asked. Before that it was not there.
-    asked: Arc<OnceLock<Instant>>,
+    asked: Arc<Asked>,
     thread: Asking<Result<Found>>,
+}
+
+/// Since when the device is asked, if it is: it may not be there.
+#[derive(Default)]
+struct Asked(Mutex<Option<Instant>>);
+
+impl Asked {
+    fn set(&self, is_asked: bool) {
+        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *since = is_asked.then(|| since.unwrap_or_else(Instant::now));
+    }
+
+    fn elapsed(&self) -> Duration {
+        let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
 }
 
 impl<'a> Search<'a> {
@@ -70,7 +85,7 @@ impl<'a> Search<'a> {
     }
 
     fn silent_for(&self) -> Duration {
-        self.looking.asked.get().map_or(Duration::ZERO, Instant::elapsed)
+        self.looking.asked.elapsed()
     }
 
     /// It is not waited for any more, whatever waits for it.
@@ -257,25 +272,25 @@ impl Daemon {
         let (is_known, is_recorded) = (planned.is_known(), planned.recorded.is_some());
         let handed_over = self.server.shard.opened().handed_over;
         let patience = patience.clone();
-        let asked = Arc::<OnceLock<Instant>>::default();
+        let asked = Arc::<Asked>::default();
         let thread = Asking::begin("look", {
             let asked = Arc::clone(&asked);
             move || {
-                let is_asked = || asked.get_or_init(Instant::now);
+                let find = |path: &Path| {
+                    // To look for an identity is to read every disk, each for so long (N4 of `host/named.rs`): nobody says whose silence that is.
+                    asked.set(!late::is_identity(path));
+                    let found = if is_known { late::find } else { late::find_new }(path)?;
+                    asked.set(found.is_some());
+                    Ok(found)
+                };
                 let path = match may_come {
                     true => {
-                        // To look for an identity is to read every disk, each for so long (N4 of `host/named.rs`): nobody says whose silence that is.
-                        if !late::is_identity(&path) {
-                            is_asked();
-                        }
-                        let find = if is_known { late::find } else { late::find_new };
                         let Some(path) = find(&path)? else { return Ok(Found::Late) };
                         path
                     }
-                    false if is_known => patience.find(&path, &role(&name))?,
-                    false => patience.find_new(&path, &role(&name))?,
+                    false => patience.find_by(&path, &role(&name), find)?,
                 };
-                is_asked();
+                asked.set(true);
                 if is_recorded {
                     let left =
                         backing::take_left(&name, &path, backing_source(index), logical_block)?;
