@@ -6,9 +6,9 @@
 //! the two, and is put back, would not be seen to be older.
 
 use super::Daemon;
+use crate::asking::Asking;
 use crate::state_dir::{Record, StateDir};
-use anyhow::{Error, Result, anyhow, bail};
-use std::thread::JoinHandle;
+use anyhow::{Result, bail};
 use std::time::{Duration, Instant};
 
 /// A state directory that takes longer does not answer.
@@ -19,7 +19,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 pub(super) struct Notes {
     /// Volumes, by their names and their uuids.
     due: Vec<(String, String)>,
-    writes: Option<(JoinHandle<Result<()>>, Instant)>,
+    writes: Option<(Asking<Result<()>>, Instant)>,
 }
 
 impl Notes {
@@ -55,11 +55,10 @@ impl Daemon {
 
     /// Goes on with it, now that nobody waits to be served.
     pub(super) fn write_notes(&mut self) {
-        if let Some((thread, _)) = self.notes.writes.take_if(|it| it.0.is_finished()) {
-            let done = thread.join().unwrap_or_else(|_| Err(anyhow!("it broke off")));
-            if let Err(error) = done {
-                self.problem(format!("{error:#}"));
-            }
+        if let Some((thread, _)) = self.notes.writes.take_if(|it| it.0.is_over())
+            && let Err(error) = thread.result()
+        {
+            self.problem(format!("{error:#}"));
         }
         let Some(dir) = self.state_dir.clone().filter(|_| self.notes.writes.is_none()) else {
             return;
@@ -69,7 +68,7 @@ impl Daemon {
             return;
         }
         let (cache, generation) = (self.cache_uuid(), self.generation());
-        let writes = std::thread::Builder::new().name("notes".into()).spawn(move || {
+        let writes = Asking::begin("notes", move || {
             due.into_iter().try_for_each(|(name, volume)| {
                 let raised = dir.raise_generation(&cache, &volume, generation);
                 raised.map_err(|error| error.context(name))
@@ -77,10 +76,7 @@ impl Daemon {
         });
         match writes {
             Ok(thread) => self.notes.writes = Some((thread, Instant::now())),
-            Err(error) => self.problem(format!(
-                "{:#}",
-                Error::new(error).context("the state directory is not written")
-            )),
+            Err(error) => self.problem(format!("the state directory is not written: {error:#}")),
         }
     }
 
