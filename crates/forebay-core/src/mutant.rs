@@ -134,6 +134,7 @@ faults! {
     EntryAfterWrite,
     EntryBeforeFlush,
     AroundNotLocked,
+    MeetsWhatWaits,
     BatchWhileOverDirty,
     VoidedWrittenBack,
     PassedWrittenBack,

@@ -10,7 +10,9 @@
 //!
 //! - **A1** Over clean versions the entry is durable before the backing device is written: no crash can bring them
 //!   back. The record that holds it says the watermark, so what counts as clean is clean after that crash, too.
-//! - **A2** While it is under way nobody else writes these blocks, and nothing that is read for them enters the log.
+//! - **A2** While it is under way nobody else writes these blocks, and nothing that is read for them enters the log. But two such writes may
+//!   have a block together in which the one ends and the other begins: each writes its own bytes of it, none reads it, neither is over dirty versions, and the first is being written
+//!   when the other comes, so what it voids is void for good. Where a guest's blocks are not ours each would wait for the one before.
 //! - **A3** A flush of the backing device that fails while such writes are not flushed is latched:
 //!   the device may have dropped them, and would answer the next flush well. They are not in the
 //!   log, so no flush of this volume is answered well until it is opened again, by whoever knows: the superblock says that
@@ -207,6 +209,29 @@ impl Engine {
         state.durable_waiters.push_back(Waiter { sequence, request: at });
         self.active(at).around = Around::EntryFirst(token); // A1: tells `durable` that the write comes next.
         true
+    }
+
+    /// Whether those who have a write's blocks for themselves are all writes around the log that it only meets in a block, if it goes around as well (A2).
+    pub(crate) fn only_meets(&self, volume: VolumeIndex, at: u32) -> bool {
+        let bytes = |at: u32| {
+            let active = self.requests.get(at)?;
+            let request = &active.request;
+            Some((active, request.offset, request.offset + request.length))
+        };
+        let Some((write, first, end)) = bytes(at) else { return false };
+        let (start, behind) = (write.first, write.first + write.blocks);
+        let meets = |lock: &Lock| {
+            bytes(lock.owner).is_some_and(|(other, from, to)| {
+                let waits = matches!(other.around, Around::EntryFirst(_));
+                let is_written =
+                    matches!(other.around, Around::Writing(How::Alone | How::EntryFirst))
+                        || waits && self.config.mutants.is(Mutant::MeetsWhatWaits);
+                is_written && (to <= first || end <= from)
+            })
+        };
+        let state = self.volume_ref(volume).expect("it exists");
+        let mut others = state.locks.iter().filter(|it| it.owner != at);
+        others.all(|lock| lock.end <= start || behind <= lock.start || meets(lock))
     }
 
     /// What the last of the volume's writes around the log waits for, if it is its entry.

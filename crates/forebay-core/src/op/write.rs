@@ -18,7 +18,7 @@ use crate::format::superblock::Order;
 use crate::mutant::Mutant;
 use crate::op::around::Around;
 use crate::payload::{Ingested, Payload, Place};
-use crate::policy::bypass::{Reason, is_chance};
+use crate::policy::bypass::{How, Reason, is_chance};
 use crate::policy::writeback::Stage;
 use crate::request::{Op, RequestError};
 use crate::units::{BLOCK_BYTES, Lba, VolumeIndex};
@@ -123,12 +123,18 @@ impl Engine {
             if !self.active(at).edges_read {
                 let active = *self.active(at);
                 let end = active.first + active.blocks;
-                let state = self.volume(volume);
-                if state.is_locked(active.first, end, at) {
-                    state.around.awaits = true;
+                let locked = self.volume(volume).is_locked(active.first, end, at);
+                let logged = active.around == Around::Logged;
+                let meets = || {
+                    let how = self.bypass(volume, at).map(|it| it.1);
+                    !logged
+                        && how.is_some_and(|it| it != How::EntryLast)
+                        && self.only_meets(volume, at)
+                };
+                if locked && !meets() {
+                    self.volume(volume).around.awaits = true;
                     break;
                 }
-                let logged = self.active(at).around == Around::Logged;
                 if !logged && self.bypass_waits(volume, at) {
                     self.volume(volume).around.awaits = true;
                     break;
