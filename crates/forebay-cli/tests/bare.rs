@@ -44,6 +44,27 @@ fn a_bare_volume_is_its_device() {
     assert_eq!(bytes(3 * MIB - 1024, 2048), [[0; 512], [5; 512], [5; 512], [0; 512]].concat());
 }
 
+/// What the daemon before answered may be in the device's own cache. Without a cache nothing says that it was killed, and the next one
+/// answered a flush that never came to the device.
+#[test]
+fn the_first_flush_behind_a_killed_daemon_is_one_of_the_device() {
+    let scratch = Scratch::new("bare-flush");
+    let volume = format!("v={}", scratch.file("disk", 16 * MIB).display());
+    let flushes = || scratch.status()["volumes"][0]["device"]["flushes"].as_u64().unwrap();
+    let mut daemon = Daemon::start(serve(&scratch, &volume), &scratch.path("stderr"));
+    scratch.connect("v").write(MIB, &[7; 8192], false).unwrap();
+    daemon.kill();
+    std::fs::remove_file(scratch.nbd()).unwrap();
+    let daemon = Daemon::start(serve(&scratch, &volume), &scratch.path("stderr"));
+    let mut client = scratch.connect("v");
+    let before = flushes();
+    client.flush().unwrap();
+    assert_eq!(flushes(), before + 1);
+    client.flush().unwrap();
+    assert_eq!(flushes(), before + 1, "nothing was written since");
+    daemon.stop("TERM");
+}
+
 /// Its control socket has another name after each start, since there is no cache to name it after: `upgrade` waited for the one before until
 /// its time was over, and called that a failure.
 #[test]

@@ -86,13 +86,17 @@ impl Daemon {
         // As above.
         let (_unfinished, mut shard) = server.stop(FRONT_ENDS)?;
         shard.settle(&drained, REST)?;
-        let Closed { undurable, left } = close_shard(shard, &volumes, &cache, notes, limit)?;
+        let Closed { clean, undurable, left } = close_shard(shard, &volumes, &cache, notes, limit)?;
         match undurable {
             _ if health == CacheHealth::Failed => bail!(
                 "{cache}: the cache device failed while it was served, and {} since; what was \
                  answered before is there, some of it perhaps in the memory of this machine only: serve it again \
                  before the machine goes down, and it is recovered",
                 if is_passed { "was left out" } else { "writes were refused" }
+            ),
+            // Nothing is recorded that the next start could see to.
+            None if is_bare && !clean => bail!(
+                "not everything is durable: a backing device that is not there, or does not answer, could not be flushed"
             ),
             None => Ok(left),
             Some(Undurable::Cache) if is_bare => {
@@ -105,6 +109,7 @@ impl Daemon {
 
 /// How a cache was closed.
 pub(super) struct Closed {
+    clean: bool,
     pub(super) undurable: Option<Undurable>,
     /// What is not on which disk.
     left: Vec<String>,
@@ -164,12 +169,12 @@ pub(super) fn close_shard(
         info!("stopped: everything is durable");
     } else if undurable.is_none() {
         info!(
-            "stopped: a backing device that is not there, or does not answer, could not be flushed; the next start sees to that"
+            "a backing device that is not there, or does not answer, could not be flushed; where there is a cache the next start sees to that"
         );
     } else {
         warn!("not everything could be made durable; the next start recovers what it can");
     }
-    Ok(Closed { undurable, left })
+    Ok(Closed { clean, undurable, left })
 }
 
 /// Notes what the backing devices hold, of those that say it (E1).
