@@ -47,7 +47,7 @@ use awaited::Awaited;
 use coming::{Coming, Silent};
 use forebay::host::notify::{self, sd_notify};
 use forebay::host::protect::allow_open_files;
-use forebay::io::{OperationKind, ReactorKind, Stats};
+use forebay::io::{OperationKind, ReactorKind, Stats, close_left_rings};
 use forebay::shard::uuid_text;
 use forebay_core::engine::{CacheHealth, Engine};
 use forebay_core::format::superblock::Volume;
@@ -277,6 +277,7 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         })?;
         serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
+    close_left_rings();
     match next? {
         Next::Exit(code) => Ok(code),
         Next::Program(executable, left, why_no_map) => {
@@ -679,7 +680,7 @@ impl Daemon {
     /// Serves until told to end, and says how.
     fn serve(&mut self) -> Result<End> {
         loop {
-            let marks = !self.marking.is_empty() || !self.notes.are_written();
+            let marks = !self.marking.is_empty() || self.notes.are_being_written();
             let resizes = self.server.shard.resizing().is_some();
             let moves = self.coming.is_some() || self.leaving.is_some() || self.growing.is_some();
             let upgrades = self.upgrading.is_some() || self.trial.is_some();

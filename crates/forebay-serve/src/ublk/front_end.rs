@@ -287,10 +287,10 @@ impl FrontEnd for UblkFrontEnd {
 }
 
 impl Drop for UblkFrontEnd {
-    /// The kernel may still write what guests send to the memory of tags that it has, until this thread has ended: it stays theirs.
+    /// Until this thread has ended the kernel may still write what guests send to the memory of tags that it has: that stays.
     fn drop(&mut self) {
-        let devices = self.devices.drain(..).flatten();
-        devices.filter(|device| device.fetched > 0).for_each(std::mem::forget);
+        let devices = self.devices.iter_mut().flatten().filter(|device| device.fetched > 0);
+        devices.for_each(|device| device.queue.leave_buffers());
     }
 }
 

@@ -71,6 +71,11 @@ impl Queue {
         Some(Registered::new(first + tag, u32::try_from(length).ok()?))
     }
 
+    /// They are never given back.
+    pub(super) fn leave_buffers(&mut self) {
+        std::mem::forget(self.buffers.take());
+    }
+
     /// The buffer of a tag, if the kernel copies.
     pub(super) fn buffer(&self, tag: u16) -> Option<Span> {
         let buffers = self.buffers.as_ref()?;

@@ -50,3 +50,4 @@ pub use simulate::SimulatedDevice;
 pub use stats::{KindStats, Stats, StatsDevice, StatsSnapshot};
 pub(crate) use stream::fence;
 pub use throttle::{Throttle, ThrottleDevice, ThrottleLimits};
+pub use uring::close_left_rings;

@@ -16,6 +16,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, squeue, types};
@@ -359,17 +360,26 @@ enum Entered {
 }
 
 impl Drop for UringReactor {
-    /// Waits for the disk operations (R3); what waits for a peer is ended by closing the ring. One in which a driver has commands is left open
-    /// for the kernel, which closes it with the process, or when that executes another program. Were it closed here, a worker of the kernel would cancel
-    /// those commands while the end of this thread does, and ublk before Linux 6.15 ends one for both: the kernel frees what
-    /// is freed already (`docs/decisions/0010-ublk.md`).
+    /// Waits for the disk operations (R3); what waits for a peer is ended by closing the ring. One in which a driver has commands is left open:
+    /// were it closed here, a worker of the kernel would cancel those commands while the end of this thread does, and ublk before Linux 6.15 ends one
+    /// for both: the kernel frees what is freed already (`docs/decisions/0010-ublk.md`). It is closed by [`close_left_rings`], or when the process executes
+    /// another program.
     fn drop(&mut self) {
         self.wait_for_disks();
-        if !self.rows.iter().any(|(_, row)| matches!(row.op, ReactorOp::Command { .. })) {
-            // SAFETY: nobody uses it any more.
-            unsafe { ManuallyDrop::drop(&mut self.ring) };
+        // SAFETY: nobody uses it any more.
+        let ring = unsafe { ManuallyDrop::take(&mut self.ring) };
+        if self.rows.iter().any(|(_, row)| matches!(row.op, ReactorOp::Command { .. })) {
+            LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(ring);
         }
     }
+}
+
+/// Rings in which a driver has commands of threads that used them.
+static LEFT: Mutex<Vec<IoUring>> = Mutex::new(Vec::new());
+
+/// Closes them, when those threads have ended: the drivers have their commands back then, also if the process does not end, since a thread is stuck.
+pub fn close_left_rings() {
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
 impl UringReactor {
