@@ -7,8 +7,8 @@
 //!
 //! # Invariants
 //!
-//! - **N1** A record is durable before its volume is served; if it cannot be, `status` tells it as a problem. Where all but its
-//!   generation is known already, that is raised while the volume is served (`cmd/serve/noting.rs`). A mark is durable before anything
+//! - **N1** A record is durable before its volume is served; if it cannot be, `status` tells it as a problem. Behind a hand-over
+//!   its generation, where nothing else has changed, is raised while the volume is served (`cmd/serve/noting.rs`). A mark is durable before anything
 //!   is written that makes it true, without exception.
 //! - **N2** A record that cannot be read may have a mark in it: the volume is not served. Nor is any where the directory
 //!   is there and cannot be looked at.
@@ -188,7 +188,9 @@ impl StateDir {
         };
         let failed = || format!("{}: cannot be the state directory", path.display());
         let mut builder = std::fs::DirBuilder::new();
-        let made = builder.recursive(true).mode(0o700).create(&path).with_context(failed);
+        let mut make = || builder.recursive(true).mode(0o700).create(&path);
+        // To make what is there already is to wait for its file system all the same.
+        let made = if path.is_dir() { Ok(()) } else { make().with_context(failed) };
         if let Err(error) = made {
             return if may_be_there(&path) { Err(error) } else { Ok(Err(format!("{error:#}"))) };
         }
@@ -272,24 +274,20 @@ impl StateDir {
         }
     }
 
-    /// What is written is durable by its name, too: whoever wrote it may have died before that (N1).
-    pub fn settle(&self) -> Result<()> {
-        let sync = std::fs::File::open(&self.path).and_then(|it| it.sync_all());
-        sync.with_context(|| format!("{}: cannot be written", self.path.display()))
-    }
-
     fn write_alone(&self, record: &Record) -> Result<()> {
         let path = self.path.join(record.file_name());
         let failed = || format!("{}: cannot be written", path.display());
+        let sync = || std::fs::File::open(&self.path).and_then(|it| it.sync_all());
         if read(&path).is_ok_and(|known| known.as_ref() == Some(record)) {
-            return self.settle();
+            // Whoever wrote it may have died before its name was durable (N1).
+            return sync().with_context(failed);
         }
         let new = self.path.join(format!(".{}.new", record.file_name()));
         let mut file = std::fs::File::create(&new).with_context(failed)?;
         file.write_all(serde_json::to_string_pretty(record)?.as_bytes()).with_context(failed)?;
         file.sync_all().with_context(failed)?;
         std::fs::rename(&new, &path).with_context(failed)?;
-        self.settle()
+        sync().with_context(failed)
     }
 
     /// A volume is no cache's any more.

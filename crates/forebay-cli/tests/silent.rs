@@ -135,6 +135,6 @@ fn a_start_names_the_disk_that_does_not_answer_of_a_volume_that_is_served_bare()
     signal(daemon.id(), "TERM");
     // Who types a volume means it.
     wait_for("it ends", || said().contains(&format!("forebay: {what}: it does not answer")));
-    drop(silence);
+    drop(silence); // also of one that did not say so: its wait ends with this
     assert_eq!(daemon.wait().unwrap().code(), Some(1), "{}", said());
 }

@@ -13,22 +13,25 @@ const FOREBAY: &str = env!("CARGO_BIN_EXE_forebay");
 /// A state directory on a file system of its own, which does not take anything while it is frozen.
 struct State<'a> {
     apart: &'a Apart,
+    mount: PathBuf,
+    /// In it, as `/var/lib/forebay` is in `/`.
     place: PathBuf,
 }
 
 impl<'a> State<'a> {
     /// None: it cannot be had here.
     fn new(apart: &'a Apart, scratch: &Scratch) -> Option<State<'a>> {
-        let (image, place) = (scratch.file("state.img", 16 << 20), scratch.path("state"));
+        let (image, mount) = (scratch.file("state.img", 16 << 20), scratch.path("state"));
         good(Command::new("mkfs.ext4").arg("-qF").arg(&image));
-        std::fs::create_dir(&place).unwrap();
-        let mut mount = apart.command("mount");
-        mount.args(["-o", "loop"]).args([&image, &place]).stderr(Stdio::null());
-        mount.status().is_ok_and(|it| it.success()).then_some(State { apart, place })
+        std::fs::create_dir(&mount).unwrap();
+        let mut mounts = apart.command("mount");
+        mounts.args(["-o", "loop"]).args([&image, &mount]).stderr(Stdio::null());
+        let place = mount.join("lib").join("forebay");
+        mounts.status().is_ok_and(|it| it.success()).then_some(State { apart, mount, place })
     }
 
     fn freeze(&self) -> Frozen<'_> {
-        good(self.apart.command("fsfreeze").arg("-f").arg(&self.place));
+        good(self.apart.command("fsfreeze").arg("-f").arg(&self.mount));
         Frozen(self)
     }
 
@@ -47,8 +50,8 @@ struct Frozen<'a>(&'a State<'a>);
 
 impl Drop for Frozen<'_> {
     fn drop(&mut self) {
-        let State { apart, place } = self.0;
-        let _ = run(apart.command("fsfreeze").arg("-u").arg(place));
+        let State { apart, mount, .. } = self.0;
+        let _ = run(apart.command("fsfreeze").arg("-u").arg(mount));
     }
 }
 
@@ -81,9 +84,11 @@ fn guests_do_not_wait_for_the_state_directory_in_an_upgrade() {
     let said = upgrade(&scratch, Path::new(FOREBAY)).unwrap_err();
     assert!(said.contains("the state directory (--state-dir) does not answer"), "{said}");
     client.write(0, &[2; 4096], true).unwrap();
+    let is_told = || scratch.status()["problems"].to_string().contains("does not answer");
+    wait_for("status tells it", is_told);
 
     drop(frozen);
-    wait_for("it is written", || state.generation() == first + 1);
+    wait_for("it is written", || state.generation() == first + 1 && !is_told());
     let told = upgrade(&scratch, Path::new(FOREBAY)).unwrap();
     assert!(told.contains("by a hand-over"), "{told}");
     wait_for("it is written again", || state.generation() == first + 2);

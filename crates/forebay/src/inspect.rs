@@ -111,7 +111,9 @@ impl Inspection {
         let opened =
             when_free(path, FileError::is_busy, || {}, || FileDevice::open(path, &options));
         let device = opened.map_err(|refused| match refused {
-            Refused::Other(error) => InspectError::Open(error),
+            Refused::Other(error) | Refused::Busy(error @ FileError::Unanswered { .. }) => {
+                InspectError::Open(error)
+            }
             Refused::Held(_) | Refused::Busy(_) => InspectError::Busy { path: path.to_owned() }, // I2
         })?;
         let found = cache::read_superblock(&device)?;

@@ -215,7 +215,10 @@ impl Daemon {
     pub(super) fn come(&mut self) {
         // What they have found in the end is nobody's.
         self.silent.retain(|it| !it.is_over());
-        while let Some(coming) = self.take_due() {
+        // It would wait for them, with all guests.
+        while !self.notes.are_being_written()
+            && let Some(coming) = self.take_due()
+        {
             self.end_coming(coming);
         }
         // Who waits for an answer has asked for one thing at a time.

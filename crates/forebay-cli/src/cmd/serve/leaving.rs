@@ -132,6 +132,10 @@ impl Daemon {
     /// Goes on with a volume that is on its way out.
     pub(super) fn leave(&mut self) {
         let Some(Leaving { client, index, begun, .. }) = self.leaving else { return };
+        if self.notes.are_being_written() {
+            // To remove what is noted of it would be to wait for them, with all guests.
+            return;
+        }
         let refusal = self.attached.iter_mut().find_map(|attached| attached.take_refusal());
         let reply = match refusal {
             Some(text) => Err(text),

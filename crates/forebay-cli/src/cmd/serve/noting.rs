@@ -1,81 +1,110 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The generation of a cache in what is written down of its volumes (`state_dir`): raised by a thread where nothing else has changed.
+//! Behind a hand-over: the generation of the cache in what is written down of its volumes (`state_dir`), raised by a thread.
 //!
 //! The state directory is on the machine's own disk, which may be slow and busy, as behind the very installation of the program that a
-//! daemon goes on as: guests do not wait for that. What a record says without it is true; a cache that was copied between
-//! the two, and is put back, would not be seen to be older.
+//! daemon goes on as: guests do not wait for that. What a record says without it is true. If the machine dies before it is raised, a copy of
+//! the cache as the program before had it, put back then, is not seen to be older.
 
 use super::Daemon;
 use crate::asking::Asking;
 use crate::state_dir::{Record, StateDir};
 use anyhow::{Result, bail};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A state directory that takes longer does not answer.
-const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// A state directory that takes longer for one record does not answer.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+const SILENT: &str = "the state directory (--state-dir) does not answer; `dmesg` may say why";
 
 /// What of the records is to be raised, and is being raised.
 #[derive(Default)]
 pub(super) struct Notes {
     /// Volumes, by their names and their uuids.
     due: Vec<(String, String)>,
-    writes: Option<(Asking<Result<()>>, Instant)>,
+    writes: Option<(Asking<Result<()>>, Progress)>,
+    is_told: bool,
+}
+
+/// When the last record was begun.
+#[derive(Clone)]
+struct Progress(Arc<Mutex<Instant>>);
+
+impl Progress {
+    fn at(&self) -> Instant {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn goes_on(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
 }
 
 impl Notes {
-    /// Who executes another program would wait for it.
+    /// Who executes another program would wait for it, and who writes a record.
     pub(super) fn are_written(&self) -> bool {
         self.due.is_empty() && self.writes.is_none()
     }
 
-    /// An error where that takes too long.
+    /// Whether it is soon done.
+    pub(super) fn are_being_written(&self) -> bool {
+        !self.are_written() && !self.is_silent()
+    }
+
+    fn is_silent(&self) -> bool {
+        let writes = self.writes.as_ref();
+        writes.is_some_and(|(thread, last)| !thread.is_over() && last.at().elapsed() >= ANSWER_MAX)
+    }
+
+    /// An error where it does not come to an end.
     pub(super) fn check(&self) -> Result<()> {
-        match &self.writes {
-            Some((_, begun)) if begun.elapsed() >= ANSWER_MAX => bail!(
-                "the state directory (--state-dir) does not answer; `dmesg` may say why: upgrade when it has, or use `forebay stop`"
-            ),
-            _ => Ok(()),
+        if self.is_silent() {
+            bail!("{SILENT}: upgrade when it has, or use `forebay stop`");
         }
+        Ok(())
     }
 }
 
 impl Daemon {
-    /// Whether a record is there that says all this but for the generation, for good; then that is raised later.
+    /// Whether a record is there that says all this but for the generation, by the program that has handed the cache over; then that is raised later.
     pub(super) fn note_later(&mut self, dir: &StateDir, record: &Record) -> Result<bool> {
-        let known = dir.read(&record.cache, &record.volume)?;
-        if !known.is_some_and(|known| record.is_but_generation(&known)) {
-            return Ok(false);
+        let is_noted = |known: Record| record.is_but_generation(&known);
+        let later = self.server.shard.opened().handed_over
+            && dir.read(&record.cache, &record.volume)?.is_some_and(is_noted);
+        if later {
+            self.notes.due.push((record.name.clone(), record.volume.clone()));
         }
-        if !self.server.shard.opened().handed_over {
-            dir.settle()?;
-        }
-        self.notes.due.push((record.name.clone(), record.volume.clone()));
-        Ok(true)
+        Ok(later)
     }
 
-    /// Goes on with it, now that nobody waits to be served.
+    /// Goes on with it, when nobody waits to be served, and no program before that might go on.
     pub(super) fn write_notes(&mut self) {
-        if let Some((thread, _)) = self.notes.writes.take_if(|it| it.0.is_over())
-            && let Err(error) = thread.result()
-        {
-            self.problem(format!("{error:#}"));
+        if let Some((thread, _)) = self.notes.writes.take_if(|it| it.0.is_over()) {
+            self.notes.is_told = false;
+            self.problems.retain(|problem| problem != SILENT);
+            if let Err(error) = thread.result() {
+                self.problem(format!("{error:#}"));
+            }
         }
-        let Some(dir) = self.state_dir.clone().filter(|_| self.notes.writes.is_none()) else {
+        if self.notes.is_silent() && !std::mem::replace(&mut self.notes.is_told, true) {
+            self.problem(SILENT.to_owned());
+        }
+        let Some(dir) = self.state_dir.clone() else { return };
+        if !self.is_ready || self.notes.due.is_empty() || self.notes.writes.is_some() {
             return;
-        };
+        }
         let due = std::mem::take(&mut self.notes.due);
-        if due.is_empty() {
-            return;
-        }
         let (cache, generation) = (self.cache_uuid(), self.generation());
+        let progress = Progress(Arc::new(Mutex::new(Instant::now())));
+        let goes_on = progress.clone();
         let writes = Asking::begin("notes", move || {
             due.into_iter().try_for_each(|(name, volume)| {
+                goes_on.goes_on();
                 let raised = dir.raise_generation(&cache, &volume, generation);
                 raised.map_err(|error| error.context(name))
             })
         });
         match writes {
-            Ok(thread) => self.notes.writes = Some((thread, Instant::now())),
+            Ok(thread) => self.notes.writes = Some((thread, progress)),
             Err(error) => self.problem(format!("the state directory is not written: {error:#}")),
         }
     }

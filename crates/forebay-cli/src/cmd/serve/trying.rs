@@ -70,8 +70,7 @@ impl Daemon {
     /// Goes on as what has been tried.
     pub(super) fn end_trial(&mut self) {
         // What has begun is waited for; none begins meanwhile.
-        let is_busy =
-            self.awaited.is_seeking() || !self.notes.are_written() && self.notes.check().is_ok();
+        let is_busy = self.awaited.is_seeking() || self.notes.are_being_written();
         let is_over = |it: &mut Trial| match it.tries.is_over() {
             true => !is_busy,
             false => it.begun.elapsed() >= TRIAL_MAX,
