@@ -118,9 +118,9 @@ impl Engine {
             extents: ExtentMap::with_lost_room(self.config.extent_count_max as usize),
             pending_extents: VecDeque::new(),
             cursor: Cursor::default(),
-            // Where it is served without a cache each start adds it, and the process before may have been killed: what that answered, a
-            // flush of this one covers (A3 of `op/around` says it where it is recorded).
-            clean: false,
+            // Where one is served without a cache, and so around it, each start adds it, and the process before may have been killed: what that
+            // answered, a flush of this one covers. (Of one that is recorded the superblock tells, A3 of `op/around`.)
+            clean: recorded.mode != Mode::WriteAround,
             lost_blocks: 0,
             unnamed_lost: None,
             frozen: false,
