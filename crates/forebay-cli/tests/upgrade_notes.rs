@@ -83,6 +83,11 @@ fn guests_do_not_wait_for_the_state_directory_in_an_upgrade() {
     // A thread that waits for it would be waited for by the kernel, and guests with it.
     let said = upgrade(&scratch, Path::new(FOREBAY)).unwrap_err();
     assert!(said.contains("the state directory (--state-dir) does not answer"), "{said}");
+    // All guests would wait with who wants to have something written there.
+    let other = format!("w={}", scratch.file("other", 1 << 20).display());
+    let refused = scratch.ask(&["attach", &other]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("w: not attached: the state directory (--state-dir) does not"), "{said}");
     client.write(0, &[2; 4096], true).unwrap();
     let is_told = || scratch.status()["problems"].to_string().contains("does not answer");
     wait_for("status tells it", is_told);

@@ -275,9 +275,10 @@ pub fn run(args: &ServeArgs, before: &mut Option<Before>) -> Result<ExitCode> {
         let serving = serving.spawn_scoped(scope, || {
             serve(args, (cache, attaches, left), (signals, &patience), before)
         })?;
-        serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        anyhow::Ok(serving.join())
     });
     close_left_rings();
+    let next = next?.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     match next? {
         Next::Exit(code) => Ok(code),
         Next::Program(executable, left, why_no_map) => {
@@ -794,7 +795,7 @@ impl Daemon {
         if self.upgrading.is_some() {
             bail!("the daemon goes on as another program; ask that one");
         }
-        Ok(())
+        self.notes.check()
     }
 
     /// `what` is to be recorded with another size, which a cache that has failed does not take.

@@ -126,10 +126,10 @@ impl Engine {
                 let locked = self.volume(volume).is_locked(active.first, end, at);
                 let logged = active.around == Around::Logged;
                 let meets = || {
-                    let how = self.bypass(volume, at).map(|it| it.1);
+                    let how = || self.bypass(volume, at).map(|it| it.1);
                     !logged
-                        && how.is_some_and(|it| it != How::EntryLast)
                         && self.only_meets(volume, at)
+                        && how().is_some_and(|it| it != How::EntryLast)
                 };
                 if locked && !meets() {
                     self.volume(volume).around.awaits = true;

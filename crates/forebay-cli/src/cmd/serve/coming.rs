@@ -216,7 +216,7 @@ impl Daemon {
         // What they have found in the end is nobody's.
         self.silent.retain(|it| !it.is_over());
         // It would wait for them, with all guests.
-        while !self.notes.are_being_written()
+        while self.notes.are_written()
             && let Some(coming) = self.take_due()
         {
             self.end_coming(coming);

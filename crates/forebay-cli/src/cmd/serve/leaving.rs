@@ -132,11 +132,15 @@ impl Daemon {
     /// Goes on with a volume that is on its way out.
     pub(super) fn leave(&mut self) {
         let Some(Leaving { client, index, begun, .. }) = self.leaving else { return };
-        if self.notes.are_being_written() {
+        let refusal = match self.notes.check() {
             // To remove what is noted of it would be to wait for them, with all guests.
-            return;
-        }
-        let refusal = self.attached.iter_mut().find_map(|attached| attached.take_refusal());
+            Ok(()) if !self.notes.are_written() => {
+                self.leaving.iter_mut().for_each(|leaving| leaving.begun = Instant::now());
+                return;
+            }
+            Ok(()) => self.attached.iter_mut().find_map(|attached| attached.take_refusal()),
+            Err(error) => Some(error.to_string()),
+        };
         let reply = match refusal {
             Some(text) => Err(text),
             None if self.attached.iter().any(|attached| attached.has_device(index)) => return,

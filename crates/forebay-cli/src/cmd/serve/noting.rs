@@ -55,10 +55,10 @@ impl Notes {
         writes.is_some_and(|(thread, last)| !thread.is_over() && last.at().elapsed() >= ANSWER_MAX)
     }
 
-    /// An error where it does not come to an end.
+    /// An error where it does not come to an end: what waits for it would wait with all guests.
     pub(super) fn check(&self) -> Result<()> {
         if self.is_silent() {
-            bail!("{SILENT}: upgrade when it has, or use `forebay stop`");
+            bail!("{SILENT}; ask again when it has");
         }
         Ok(())
     }
@@ -97,11 +97,13 @@ impl Daemon {
         let progress = Progress(Arc::new(Mutex::new(Instant::now())));
         let goes_on = progress.clone();
         let writes = Asking::begin("notes", move || {
-            due.into_iter().try_for_each(|(name, volume)| {
+            let raise = |(name, volume): (String, String)| {
                 goes_on.goes_on();
                 let raised = dir.raise_generation(&cache, &volume, generation);
                 raised.map_err(|error| error.context(name))
-            })
+            };
+            // One that cannot be written keeps no other from it.
+            due.into_iter().map(raise).collect::<Vec<_>>().into_iter().collect()
         });
         match writes {
             Ok(thread) => self.notes.writes = Some((thread, progress)),

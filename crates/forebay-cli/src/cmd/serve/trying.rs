@@ -106,6 +106,9 @@ impl Daemon {
         let next = tries.result().context("the daemon goes on as it is")?;
         // Much may have happened meanwhile.
         self.check_upgrade(&executable)?;
+        if !self.notes.are_written() {
+            bail!("what is known of volumes is being written down; ask again");
+        }
         if self.backings() != backings {
             bail!("volumes have come or gone while it was tried; ask again");
         }
