@@ -7,13 +7,13 @@
 
 use super::Daemon;
 use crate::asking::Asking;
-use crate::state_dir::{Record, StateDir};
+use crate::state_dir::Record;
 use anyhow::{Result, bail};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A state directory that takes longer for one record does not answer.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+const RECORD_MAX: Duration = Duration::from_secs(10);
 const SILENT: &str = "the state directory (--state-dir) does not answer; `dmesg` may say why";
 
 /// What of the records is to be raised, and is being raised.
@@ -22,7 +22,6 @@ pub(super) struct Notes {
     /// Volumes, by their names and their uuids.
     due: Vec<(String, String)>,
     writes: Option<(Asking<Result<()>>, Progress)>,
-    is_told: bool,
 }
 
 /// When the last record was begun.
@@ -40,6 +39,11 @@ impl Progress {
 }
 
 impl Notes {
+    /// What the program that has handed the cache over wrote says the same, but for the generation: that is raised later.
+    pub(super) fn later(&mut self, record: &Record) {
+        self.due.push((record.name.clone(), record.volume.clone()));
+    }
+
     /// Who executes another program would wait for it, and who writes a record.
     pub(super) fn are_written(&self) -> bool {
         self.due.is_empty() && self.writes.is_none()
@@ -52,7 +56,7 @@ impl Notes {
 
     fn is_silent(&self) -> bool {
         let writes = self.writes.as_ref();
-        writes.is_some_and(|(thread, last)| !thread.is_over() && last.at().elapsed() >= ANSWER_MAX)
+        writes.is_some_and(|(thread, last)| !thread.is_over() && last.at().elapsed() >= RECORD_MAX)
     }
 
     /// An error where it does not come to an end: what waits for it would wait with all guests.
@@ -65,27 +69,15 @@ impl Notes {
 }
 
 impl Daemon {
-    /// Whether a record is there that says all this but for the generation, by the program that has handed the cache over; then that is raised later.
-    pub(super) fn note_later(&mut self, dir: &StateDir, record: &Record) -> Result<bool> {
-        let is_noted = |known: Record| record.is_but_generation(&known);
-        let later = self.server.shard.opened().handed_over
-            && dir.read(&record.cache, &record.volume)?.is_some_and(is_noted);
-        if later {
-            self.notes.due.push((record.name.clone(), record.volume.clone()));
-        }
-        Ok(later)
-    }
-
     /// Goes on with it, when nobody waits to be served, and no program before that might go on.
     pub(super) fn write_notes(&mut self) {
         if let Some((thread, _)) = self.notes.writes.take_if(|it| it.0.is_over()) {
-            self.notes.is_told = false;
             self.problems.retain(|problem| problem != SILENT);
             if let Err(error) = thread.result() {
                 self.problem(format!("{error:#}"));
             }
         }
-        if self.notes.is_silent() && !std::mem::replace(&mut self.notes.is_told, true) {
+        if self.notes.is_silent() && self.problems.iter().all(|problem| problem != SILENT) {
             self.problem(SILENT.to_owned());
         }
         let Some(dir) = self.state_dir.clone() else { return };

@@ -100,13 +100,18 @@ impl Daemon {
 
     /// Writes down that a volume's backing device belongs to this cache. A mark that still counts stays.
     pub(super) fn note_known(&mut self, recorded: &Volume, backing: &Path) {
-        let Some(dir) = self.state_dir.clone() else { return };
+        let Some(dir) = &self.state_dir else { return };
         let mut record = self.record_of(recorded, backing, true);
-        let noted = self.mark_of(recorded).and_then(|mark| {
-            record.stale = mark;
-            match self.note_later(&dir, &record)? {
-                true => Ok(()),
-                false => dir.write(&record),
+        let handed_over = self.server.shard.opened().handed_over;
+        let noted = self.known_of(&record.volume).and_then(|known| {
+            let is_stale = |known: &Record| known.mark_for(recorded.attach_generation);
+            record.stale = known.as_ref().and_then(is_stale);
+            match known {
+                Some(known) if handed_over && record.is_but_generation(&known) => {
+                    self.notes.later(&record);
+                    Ok(())
+                }
+                _ => dir.write(&record),
             }
         });
         if let Err(error) = noted {
