@@ -295,9 +295,20 @@ impl Volume {
         self.extents.lost_len() > 0 || self.unnamed_lost.is_some()
     }
 
+    /// What other requests have of `start..end` for themselves.
+    pub(crate) fn locks_of_others(
+        &self,
+        start: Lba,
+        end: Lba,
+        owner: u32,
+    ) -> impl Iterator<Item = &Lock> {
+        let is_in = move |lock: &&Lock| lock.owner != owner && lock.start < end && start < lock.end;
+        self.locks.iter().filter(is_in)
+    }
+
     /// Whether another request has any of `start..end` for itself.
     pub(crate) fn is_locked(&self, start: Lba, end: Lba, owner: u32) -> bool {
-        self.locks.iter().any(|lock| lock.owner != owner && lock.start < end && start < lock.end)
+        self.locks_of_others(start, end, owner).next().is_some()
     }
 
     pub(crate) fn has_lock(&self, owner: u32) -> bool {

@@ -219,7 +219,6 @@ impl Engine {
             Some((active, request.offset, request.offset + request.length))
         };
         let Some((write, first, end)) = bytes(at) else { return false };
-        let (start, behind) = (write.first, write.first + write.blocks);
         let meets = |lock: &Lock| {
             bytes(lock.owner).is_some_and(|(other, from, to)| {
                 let waits = matches!(other.around, Around::EntryFirst(_));
@@ -230,8 +229,7 @@ impl Engine {
             })
         };
         let state = self.volume_ref(volume).expect("it exists");
-        let mut others = state.locks.iter().filter(|it| it.owner != at);
-        others.all(|lock| lock.end <= start || behind <= lock.start || meets(lock))
+        state.locks_of_others(write.first, write.first + write.blocks, at).all(meets)
     }
 
     /// What the last of the volume's writes around the log waits for, if it is its entry.
