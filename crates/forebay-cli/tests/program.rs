@@ -37,6 +37,7 @@ mod nbd_cache;
 mod nbd_clients;
 mod nbd_zeroes;
 mod next_start;
+mod notes;
 mod notified;
 mod older;
 mod open_files;
@@ -61,7 +62,6 @@ mod ublk_aims;
 mod unheard;
 mod unit_file;
 mod upgrade;
-mod upgrade_notes;
 mod upgrade_trial;
 mod upgrade_volumes;
 #[cfg(feature = "vhost")]

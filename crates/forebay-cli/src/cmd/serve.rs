@@ -168,6 +168,8 @@ struct Daemon {
     /// For so many volumes memory was taken, and so much of it may be, but for the map's.
     room: usize,
     memory: u64,
+    /// There may be guests.
+    is_serving: bool,
     /// Who waited for it to serve was told.
     is_ready: bool,
     /// It takes no more volumes, and lets none go.
@@ -343,6 +345,7 @@ fn serve(
     daemon.take_guests()?;
     announce!("control: {}", control.display());
     daemon.activity = "serves";
+    daemon.is_serving = true;
     daemon.tell_started();
     daemon.tell_manager();
     daemon.tell_ready();

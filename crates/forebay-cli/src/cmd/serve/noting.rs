@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Behind a hand-over: the generation of the cache in what is written down of its volumes (`state_dir`), raised by a thread.
+//! What is written down of volumes (`state_dir`, and `hide` for udev) while guests are served: by a thread.
 //!
 //! The state directory is on the machine's own disk, which may be slow and busy, as behind the very installation of the program that a
-//! daemon goes on as: guests do not wait for that. What a record says without it is true. If the machine dies before it is raised, a copy of
-//! the cache as the program before had it, put back then, is not seen to be older.
+//! daemon goes on as: guests do not wait for that. Of a volume that comes, it is written before that is served, and guests of others are
+//! served meanwhile. Behind a hand-over the generation of the cache is raised in all records when guests are served again. What a record says
+//! without it is true. If the machine dies before it is raised, a copy of the cache as the program before had it, put back then, is not
+//! seen to be older.
 
-use super::Daemon;
+use super::{Daemon, SHORT_TURN};
 use crate::asking::Asking;
 use crate::state_dir::Record;
 use anyhow::{Result, bail};
@@ -14,7 +16,8 @@ use std::time::{Duration, Instant};
 
 /// A state directory that takes longer for one record does not answer.
 const RECORD_MAX: Duration = Duration::from_secs(10);
-const SILENT: &str = "the state directory (--state-dir) does not answer; `dmesg` may say why";
+const SILENT: &str =
+    "the state directory (--state-dir), or /etc/forebay, does not answer; `dmesg` may say why";
 
 /// What of the records is to be raised, and is being raised.
 #[derive(Default)]
@@ -29,6 +32,10 @@ pub(super) struct Notes {
 struct Progress(Arc<Mutex<Instant>>);
 
 impl Progress {
+    fn begins() -> Progress {
+        Progress(Arc::new(Mutex::new(Instant::now())))
+    }
+
     fn at(&self) -> Instant {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -71,12 +78,7 @@ impl Notes {
 impl Daemon {
     /// Goes on with it, when nobody waits to be served, and no program before that might go on.
     pub(super) fn write_notes(&mut self) {
-        if let Some((thread, _)) = self.notes.writes.take_if(|it| it.0.is_over()) {
-            self.problems.retain(|problem| problem != SILENT);
-            if let Err(error) = thread.result() {
-                self.problem(format!("{error:#}"));
-            }
-        }
+        self.end_notes();
         if self.notes.is_silent() && self.problems.iter().all(|problem| problem != SILENT) {
             self.problem(SILENT.to_owned());
         }
@@ -86,7 +88,7 @@ impl Daemon {
         }
         let due = std::mem::take(&mut self.notes.due);
         let (cache, generation) = (self.cache_uuid(), self.generation());
-        let progress = Progress(Arc::new(Mutex::new(Instant::now())));
+        let progress = Progress::begins();
         let goes_on = progress.clone();
         let writes = Asking::begin("notes", move || {
             let raise = |(name, volume): (String, String)| {
@@ -101,6 +103,45 @@ impl Daemon {
             Ok(thread) => self.notes.writes = Some((thread, progress)),
             Err(error) => self.problem(format!("the state directory is not written: {error:#}")),
         }
+    }
+
+    fn end_notes(&mut self) {
+        let Some((thread, _)) = self.notes.writes.take_if(|it| it.0.is_over()) else { return };
+        self.problems.retain(|problem| !problem.ends_with(SILENT));
+        if let Err(error) = thread.result() {
+            self.problem(format!("{error:#}"));
+        }
+    }
+
+    /// Has something written down before a volume is served, and serves the others meanwhile. An error where that takes too long: it may
+    /// still come to be written.
+    pub(super) fn write_down(
+        &mut self,
+        write: impl FnOnce() -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        if !self.is_serving {
+            return write();
+        }
+        while self.notes.writes.is_some() {
+            self.serve_meanwhile()?;
+            self.end_notes();
+        }
+        self.notes.writes = Some((Asking::begin("notes", write)?, Progress::begins()));
+        loop {
+            if let Some((thread, _)) = self.notes.writes.take_if(|it| it.0.is_over()) {
+                return thread.result();
+            }
+            self.serve_meanwhile()?;
+        }
+    }
+
+    fn serve_meanwhile(&mut self) -> Result<()> {
+        if self.notes.is_silent() {
+            bail!(SILENT);
+        }
+        self.server.turn(Some(SHORT_TURN))?;
+        self.tell_alive();
+        Ok(())
     }
 
     /// That of the cache, which each opening raises.

@@ -183,6 +183,7 @@ impl Daemon {
             listen: args.listen.clone(),
             room,
             memory: args.memory,
+            is_serving: false,
             is_ready: false,
             is_ending: false,
             asked: args.volumes.clone(),

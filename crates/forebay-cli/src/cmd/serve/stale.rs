@@ -100,7 +100,7 @@ impl Daemon {
 
     /// Writes down that a volume's backing device belongs to this cache. A mark that still counts stays.
     pub(super) fn note_known(&mut self, recorded: &Volume, backing: &Path) {
-        let Some(dir) = &self.state_dir else { return };
+        let Some(dir) = self.state_dir.clone() else { return };
         let mut record = self.record_of(recorded, backing, true);
         let handed_over = self.server.shard.opened().handed_over;
         let noted = self.known_of(&record.volume).and_then(|known| {
@@ -111,7 +111,7 @@ impl Daemon {
                     self.notes.later(&record);
                     Ok(())
                 }
-                _ => dir.write(&record),
+                _ => self.write_down(move || dir.write(&record)),
             }
         });
         if let Err(error) = noted {
@@ -130,11 +130,11 @@ impl Daemon {
     }
 
     /// Writes down that the cache is stale for a volume that is about to be served, and that what is dirty is kept (M3).
-    pub(super) fn note_kept(&self, recorded: &Volume, backing: &Path, why: Why) -> Result<()> {
-        let dir = self.check_notes(&recorded.name)?;
+    pub(super) fn note_kept(&mut self, recorded: &Volume, backing: &Path, why: Why) -> Result<()> {
+        let dir = self.check_notes(&recorded.name)?.clone();
         let mut record = self.record_of(recorded, backing, true);
         record.stale = Some(Mark { is_kept: true, ..Mark::new(recorded.attach_generation, why) });
-        dir.write(&record)
+        self.write_down(move || dir.write(&record))
     }
 
     /// A volume has left the cache.
@@ -211,9 +211,9 @@ impl Daemon {
     }
 
     /// They are stale from now on (M1). That cannot be taken back: it comes when nothing stands against serving any more.
-    pub(super) fn pass(&self, others: Others, backing: &Path, name: &str) -> Result<Passed> {
+    pub(super) fn pass(&mut self, others: Others, backing: &Path, name: &str) -> Result<Passed> {
         let mut passed = Passed::default();
-        let Some(dir) = &self.state_dir else { return Ok(passed) };
+        let Some(dir) = self.state_dir.clone() else { return Ok(passed) };
         let shown = backing.display();
         for (mut record, of) in others.0 {
             let mark = record.mark_for(record.attach_generation);
@@ -221,15 +221,17 @@ impl Daemon {
             if is_new {
                 record.stale = Some(Mark::new(record.attach_generation, Why::ServedWithout));
             }
+            passed.0.push((record.cache.clone(), record.name.clone()));
             // One that is there may not be durable yet.
-            dir.write(&record).with_context(|| format!("{shown}: is not served"))?;
+            let dir = dir.clone();
+            let written = self.write_down(move || dir.write(&record));
+            written.with_context(|| format!("{shown}: is not served"))?;
             if is_new {
                 warn!(
                     "{name}: {shown} belongs to {of}, which is stale from now on: what it holds is dropped when it \
                      is served again"
                 );
             }
-            passed.0.push((record.cache, record.name));
         }
         Ok(passed)
     }

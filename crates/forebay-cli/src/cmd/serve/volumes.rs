@@ -469,8 +469,8 @@ impl Daemon {
         let how = if self.cache_path.is_some() { "in front of" } else { "bare, on" };
         info!("{}: served: {} {how} {text}", recorded.name, size(recorded.size_bytes));
         if self.cache_path.is_some() {
-            self.hide_from_others(&recorded, path);
             self.note_known(&recorded, path);
+            self.hide_from_others(&recorded, path);
         }
         self.server.shard.serve_on(index, device, address.disk(path));
         let rates = Rates::default();
@@ -505,9 +505,10 @@ impl Daemon {
     }
 
     /// What is on the backing device is on the volume, newer.
-    pub(super) fn hide_from_others(&self, recorded: &Volume, device: &Path) {
-        let cache = uuid_text(&self.server.shard.superblock().uuid);
-        if let Err(error) = hide::record(device, &cache, &recorded.name) {
+    pub(super) fn hide_from_others(&mut self, recorded: &Volume, device: &Path) {
+        let (backing, cache, name) = (device.to_owned(), self.cache_uuid(), recorded.name.clone());
+        let hidden = self.write_down(move || hide::record(&backing, &cache, &name));
+        if let Err(error) = hidden {
             warn!("{}: {error:#}", recorded.name);
         }
         if is_physical_volume(recorded) {
