@@ -13,6 +13,8 @@ check "both disks are there" test -b "/dev/$v" -a -b "/dev/$w" || finish
 check "a write cache" is "$(queue "$v" write_cache)" "write back"
 check "blocks of 512 and 4096" is "$(queue "$v" logical_block_size) $(queue "$w" logical_block_size) $(queue "$v" physical_block_size)" "512 4096 4096"
 check "discards and zeroes" test "$(queue "$v" discard_max_bytes)" -gt 1000000 -a "$(queue "$v" write_zeroes_max_bytes)" -gt 1000000
+# VIRTIO_RING_F_EVENT_IDX: each side says when it wants to be woken.
+check "the guest's driver takes event-idx" is "$(cut -c30 "/sys/block/$v/device/features")" 1
 check "two queues" is "$(ls "/sys/block/$v/mq" | wc -l)" 2
 # No whole number of blocks.
 odd=$v big=$w odd_sectors=$((320 * 2048 + 1))

@@ -12,7 +12,10 @@ target=${CARGO_TARGET_DIR:-target}
 forebay=${FOREBAY:-$target/release/forebay}
 kills=${KILLS:-5} upgrades=${UPGRADES:-2}
 export VM_QEMU=${VM_QEMU-trixie}
-work=$(mktemp -d)
+# In memory, where there is room: a start and an upgrade flush the cache device, and the disk that /tmp is on may be busy with all else.
+if [ "$(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1)" -ge 1048576 ] 2>/dev/null; then place=/dev/shm; else place=/tmp; fi
+work=$(mktemp -d -p "$place")
+export FOREBAY_STATE_DIR=$work/state
 daemon= guest=
 finish() {
     # With its process group.

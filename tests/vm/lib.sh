@@ -94,7 +94,9 @@ stop() {
 # (prctl(PR_SET_IO_FLUSHER), as the kernel notes it: PF_MEMALLOC_NOIO and PF_LOCAL_THROTTLE).
 is_protected() {
     local it flags
-    [ "$(awk '/^VmLck:/ {print $2}' "/proc/$1/status")" -gt 1024 ] || { grep VmLck "/proc/$1/status"; return 1; }
+    # Nearly all that it has mapped: what it was given since (MCL_FUTURE), too.
+    awk '/^VmSize:/ {all = $2} /^VmLck:/ {locked = $2} END {exit !(locked >= all * 0.9 && locked > 1024)}' "/proc/$1/status" ||
+        { grep -e VmLck -e VmSize "/proc/$1/status"; return 1; }
     [ "$(cat "/proc/$1/oom_score_adj")" = -1000 ] || { echo "oom_score_adj $(cat "/proc/$1/oom_score_adj")"; return 1; }
     for it in "/proc/$1"/task/*; do
         # Of what follows the name in brackets the seventh.
