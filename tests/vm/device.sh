@@ -243,3 +243,17 @@ fails_to_upgrade() {
     check "the program before goes on" is "$(readlink /proc/$daemon/exe)" /run/forebay.new
     check "status tells it" bash -c "$FOREBAY status --control $(control u) | grep -F 'was not upgraded'"
 }
+
+# C4 of the program itself: what serves asks for no memory for requests. A thousand and more are served meanwhile; what it does once in a second
+# (rates, news of the devices) may ask for some. That it would be seen is looked at with `status`, which is many pieces.
+allocates_nothing() { # DEVICE [WHAT]
+    local it asked
+    asked=$(python3 ./allocations.py "$daemon" "$FOREBAY" status --control "$(control u)") || fail "allocations cannot be counted"
+    check "$1: an allocation is seen ($asked for status)" test "$asked" -gt 20
+    for it in randwrite randread; do
+        asked=$(python3 ./allocations.py "$daemon" fio --name=v --filename="/dev/$1" --direct=1 --ioengine=libaio --iodepth=32 --rw=$it --bs=4k \
+            --size=32m --number_ios=8000 --output=/run/fio.asked)
+        check "$1: 8000 times $it${2:+, $2}: $asked allocations" test "$asked" -lt 80 && grep -qE 'err= *0' /run/fio.asked ||
+            tail -n 5 /run/fio.asked
+    done
+}

@@ -21,6 +21,7 @@ go || { fail "serve"; finish; }
 both_are_there || finish
 queues_are_told
 bytes_are_exact
+allocates_nothing "$big"
 check "mkfs.xfs" mkfs.xfs -q -f "/dev/$odd"
 check "mount" mount "/dev/$odd" /mnt
 kills_under_work

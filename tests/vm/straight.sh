@@ -65,6 +65,9 @@ for it in "$odd" "$big"; do
     check "$it: bytes of memory that is aligned to $((mask + 1)) alone" python3 /run/misaligned.py "/dev/$it" $((mask + 1))
 done
 bytes_are_exact
+check "what is asked for is traced" mount -t tracefs tracefs /sys/kernel/tracing
+allocates_nothing "$big" "straight"
+allocates_nothing "$memory" "copied"
 
 check "mkfs.xfs" mkfs.xfs -q -f "/dev/$odd"
 check "mount" mount "/dev/$odd" /mnt

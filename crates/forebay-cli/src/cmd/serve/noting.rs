@@ -82,10 +82,10 @@ impl Daemon {
         if self.notes.is_silent() && self.problems.iter().all(|problem| problem != SILENT) {
             self.problem(SILENT.to_owned());
         }
-        let Some(dir) = self.state_dir.clone() else { return };
         if !self.is_ready || self.notes.due.is_empty() || self.notes.writes.is_some() {
             return;
         }
+        let Some(dir) = self.state_dir.clone() else { return };
         let due = std::mem::take(&mut self.notes.due);
         let (cache, generation) = (self.cache_uuid(), self.generation());
         let progress = Progress::begins();
