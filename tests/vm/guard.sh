@@ -1,4 +1,3 @@
-# processors: 1
 # Devices that somebody uses are refused as cache and as backing device, and the holder is named.
 . ./lib.sh
 modprobe -a loop xfs ext4 btrfs dm-mod raid1

@@ -1,6 +1,5 @@
 # boots with systemd: 5
 # boot 5 without: cache512
-# processors: 1
 # A machine as an operator would have it: the package, a configuration, fstab by UUID; volumes with XFS, LVM and a btrfs
 # over two of them, all backing devices partitions but for one, an md array. The service is reloaded and killed under load, the machine is shut down under load, its power
 # is cut, one of its disks comes when all else has come, it lacks its cache.

@@ -1,4 +1,3 @@
-# processors: 1
 # Partitions, md arrays and logical volumes as cache and as backing device, LVM of a disk that is served then, and LVM on a volume.
 . ./lib.sh
 . ./storage.sh

@@ -1,3 +1,4 @@
+# processors: 2
 # Block devices by ublk: what the kernel is told of them, file systems, discards and zeroing, odd sizes, and above all that
 # I/O waits and goes on when the daemon is killed or upgraded, also when the whole queue is full. How often: KILLS, UPGRADES.
 . ./lib.sh
