@@ -141,10 +141,14 @@ fn an_estimate_is_what_the_rest_takes_and_who_ends_the_drain_stops_nothing() {
     wait_for("a line", || text().lines().count() >= 1);
     assert_eq!(text().lines().next(), Some("12 MiB of 12 MiB left, 0 B/s, no estimate yet"));
     limit(&daemon, Some(140 * MIB));
-    wait_for("an estimate", || text().contains(" s left\n"));
+    wait_for("an estimate", || text().contains(" s left; "));
     let shown = text();
-    // `LEFT of ALL left, RATE/s, SECONDS s left`
-    let line = shown.lines().find(|line| line.ends_with(" s left")).unwrap();
+    // `LEFT of ALL left, RATE/s, SECONDS s left`, and what it waits for
+    let line = shown.lines().find(|line| line.contains(" s left; ")).unwrap();
+    let (line, waits) = line.split_once("; ").unwrap();
+    let refused =
+        format!("{} refuses to be written: `forebay status` says why", scratch.path("w").display());
+    assert_eq!(waits, refused);
     let (rate, seconds) = line
         .strip_prefix("4 MiB of 12 MiB left, ")
         .and_then(|rest| rest.strip_suffix(" s left")?.split_once("/s, "))

@@ -39,7 +39,8 @@ fn a_full_backing_device_is_named_and_loses_nothing() {
         // The cache file lies before the limit.
         limit(&daemon, Some(80 * MIB));
         let mut drain = scratch.drain_command().spawn().unwrap();
-        wait_for("a refusal", || problems(&scratch).contains("refuses to be written"));
+        let refusal = "refuses to be written (File too large (os error 27)); dirty data is kept";
+        wait_for("a refusal", || problems(&scratch).contains(refusal));
         // It is tried again each second, and told of once.
         let faults = || scratch.status()["volumes"][0]["backing_faults"].as_u64().unwrap();
         wait_for("more refusals", || faults() >= 3);

@@ -207,14 +207,28 @@ impl Progress {
                 self.asks()
             );
         }
-        let first = *self.first.get_or_insert(dirty);
+        // Guests may go on writing what it waits for.
+        let first = self.first.unwrap_or(dirty).max(dirty);
+        self.first = Some(first);
         let Progress { line, .. } = self;
         let rate = line.rate(first.saturating_sub(dirty), dirty);
-        let refusing = volumes.iter().find(|volume| volume.parked_blocks > 0);
-        let refuses = refusing.map_or_else(String::new, |volume| {
-            format!("; {} refuses {}", volume.backing, count(volume.parked_blocks, "block"))
-        });
-        line.show(|| format!("{} of {} left, {rate}{refuses}", size(dirty), size(first)))?;
+        let waits = volumes.iter().find_map(|it| waits_for(it)).unwrap_or_default();
+        line.show(|| format!("{} of {} left, {rate}{waits}", size(dirty), size(first)))?;
         Ok(false)
+    }
+}
+/// What keeps a volume from being drained, for now.
+fn waits_for(volume: &VolumeStatus) -> Option<String> {
+    let has = |trouble: &str| volume.troubles.iter().any(|it| it == trouble);
+    let VolumeStatus { name, backing, .. } = volume;
+    match volume.parked_blocks {
+        0 if has("blocks_unread") => Some(format!(
+            "; {name} waits half a minute for blocks that cannot be read from the cache device"
+        )),
+        0 if has("backing_refuses_to_be_written") => {
+            Some(format!("; {backing} refuses to be written: `forebay status` says why"))
+        }
+        0 => None,
+        parked => Some(format!("; {backing} refuses {}", count(parked, "block"))),
     }
 }

@@ -33,6 +33,8 @@ pub(super) struct Patient<'a> {
     pub(super) name: &'a str,
     pub(super) backing: &'a str,
     pub(super) now: &'a VolumeStatus,
+    /// What its backing device last failed a write with.
+    pub(super) refusal: Option<String>,
     pub(super) cache_failed: bool,
 }
 
@@ -65,7 +67,8 @@ const TROUBLES: [Trouble; 12] = [
         health: Health::Degraded,
         holds: |it| it.now.backing_failing,
         text: |it| {
-            format!("{} refuses to be written; dirty data is kept and tried again", it.backing)
+            let why = it.refusal.as_ref().map_or(String::new(), |error| format!(" ({error})"));
+            format!("{} refuses to be written{why}; dirty data is kept and tried again", it.backing)
         },
     },
     Trouble {

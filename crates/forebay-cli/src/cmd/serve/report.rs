@@ -257,6 +257,11 @@ fn is_full(stats: &Stats) -> bool {
     errors.map(std::io::Error::from).any(|it| it.kind() == std::io::ErrorKind::StorageFull)
 }
 
+/// What a device failed the last of its writes that it failed with.
+fn last_refusal(stats: &Stats) -> Option<String> {
+    Some(stats.snapshot().kind(OperationKind::Write).last_error?.to_string())
+}
+
 fn volume_status(
     shard: &Shard,
     index: VolumeIndex,
@@ -281,7 +286,8 @@ fn volume_status(
     let us = |nanos: u64| nanos as f64 / 1000.0;
     let age = |at| shard.now().since(at) as f64 / 1e9;
     let cache_failed = shard.engine().health() == CacheHealth::Failed;
-    let patient = Patient { name, backing: &backing, now: &now, cache_failed };
+    let refusal = served.and_then(|served| last_refusal(&served.stats));
+    let patient = Patient { name, backing: &backing, now: &now, refusal, cache_failed };
     let (health, troubles) = health(&patient, problems);
     let answered = stats.hit_blocks + stats.zero_blocks;
     let requests = stats.reads + stats.writes + stats.discards;
