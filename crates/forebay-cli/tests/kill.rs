@@ -6,9 +6,10 @@
 //! file alone must hold it all. Now and then the program is killed while it starts.
 
 use crate::support;
+use crate::support::apart::Apart;
 use crate::support::load::{Habits, work};
 use crate::support::model::{CHUNK, Model, SECTOR};
-use crate::support::{Daemon, Random, Scratch, forebay, skip};
+use crate::support::{Daemon, Random, Scratch, forebay, good, skip};
 use crate::upgrade::upgrade;
 use std::ffi::OsStr;
 use std::os::unix::fs::{FileExt, MetadataExt, chown};
@@ -224,6 +225,45 @@ fn who_does_not_find_what_a_process_left_in_memory_says_so() {
     // After a clean stop nothing is missing.
     let daemon = it.serve(Some(&it.runtime));
     assert!(!daemon.said().contains("was not found"), "{}", daemon.said());
+    daemon.stop("TERM");
+}
+
+/// A start that had no room for its memory had written everything back before, and the next one said that something may be lost.
+#[test]
+fn a_start_that_ended_before_it_served_is_no_loss() {
+    let scratch = Scratch::new("kill-opening");
+    scratch.format("64M");
+    let (shm, run) = (scratch.path("shm"), scratch.path("run"));
+    let Some(apart) = Apart::with(&[(&shm, "/dev/shm"), (&run, "/run")]) else {
+        return skip("kill: no mount namespace of its own");
+    };
+    let inside = |program: &str, args: &[&str]| {
+        good(apart.command(program).args(args));
+    };
+    inside("mount", &["-t", "tmpfs", "-o", "size=25M", "none", "/dev/shm"]);
+    let volume = format!("v={}", scratch.file("backing", 32 << 20).display());
+    let serve = || {
+        let named = scratch.serve_command(&["--volume", &volume, "--sync-after", "1h"]);
+        let mut command = apart.command(named.get_program());
+        command.args(named.get_args()).env_remove("XDG_RUNTIME_DIR");
+        command
+    };
+    let mut daemon = Daemon::start(serve(), &scratch.path("stderr"));
+    let bytes = support::model::content(1, 0, 6 << 20);
+    scratch.connect("v").write(0, &bytes, false).unwrap();
+    daemon.kill();
+    let fill = "dd if=/dev/zero of=/dev/shm/fill bs=64k 2>/dev/null; test -s /dev/shm/fill";
+    inside("sh", &["-c", fill]);
+    for _ in 0..2 {
+        let refused = support::run(&mut serve());
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && said.contains("take shared memory"), "{said}");
+        assert!(!said.contains("was not found"), "{said}");
+    }
+    inside("rm", &["/dev/shm/fill"]);
+    let daemon = Daemon::start(serve(), &scratch.path("stderr"));
+    assert!(!daemon.said().contains("was not found"), "{}", daemon.said());
+    assert!(scratch.connect("v").read(0, 6 << 20).unwrap() == bytes);
     daemon.stop("TERM");
 }
 

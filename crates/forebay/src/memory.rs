@@ -29,10 +29,12 @@ const VERSION: u32 = 1;
 const STREAMED_BYTES_MIN: u64 = 64 << 10;
 const TABLE_AT: usize = 4096;
 const BOOT_ID_BYTES: usize = 36;
-/// Behind all that is compared: whether the cache device failed ...
+/// Not compared: whether the cache device failed ...
 const CACHE_FAILED_AT: usize = 76;
 /// ... whether a flush of it is under way ...
 const FLUSHING_AT: usize = 77;
+/// ... which opening began last from what is here, or is the one that it was made for ...
+const OPENING_AT: usize = 84;
 /// ... of which volumes' backing devices a flush failed ...
 const FAILED_FLUSHES_AT: usize = 88;
 /// ... and, for each volume, up to where its log had come when a flush of the cache device was begun, or failed.
@@ -186,6 +188,23 @@ pub(crate) fn note_failed_at_opening(file: &File, ends: &[LogEnd]) -> io::Result
     use std::os::unix::fs::FileExt;
     note_ends_at_opening(file, ends)?;
     file.write_all_at(&[1], CACHE_FAILED_AT as u64)
+}
+
+/// The next opening begins. If it ends before it has memory of its own it has answered nothing, and who comes then is told so
+/// ([`began_last`]).
+pub(crate) fn note_opening(file: &File, generation: u32) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    file.write_all_at(&generation.to_le_bytes(), OPENING_AT as u64)
+}
+
+/// The opening that began last from this file, or for which it was made; 0: none.
+pub(crate) fn began_last(file: &File) -> u32 {
+    use std::os::unix::fs::FileExt;
+    let mut bytes = [0; 4];
+    match file.read_exact_at(&mut bytes, OPENING_AT as u64) {
+        Ok(()) => u32::from_le_bytes(bytes),
+        Err(_) => 0,
+    }
 }
 
 /// What a request brings along.

@@ -206,6 +206,8 @@ pub struct Opened {
     pub handed_over: bool,
     /// Why what was handed over was not taken.
     pub not_taken: Option<String>,
+    /// The opening before ended before it had memory for what it would have answered, as it had noted.
+    pub never_served: bool,
     /// Where memory that a process had in this boot was looked for and not found; empty: nothing is missing.
     pub not_left: Vec<PathBuf>,
 }

@@ -78,8 +78,10 @@ impl Opening {
                 .map_err(|_| OpenError::Copy { uuid })?;
         }
         let LeftDirs { dirs, looked } = left_dirs;
+        opened.never_served = dirs.iter().any(|dir| never_served(dir, &found.superblock));
         let left_dir = dirs.into_iter().find(|dir| has_left(dir, &found.superblock));
-        if left_dir.is_none() && options.shared && wrote_in_this_boot(&found.superblock) {
+        let may_be_missing = options.shared && wrote_in_this_boot(&found.superblock);
+        if left_dir.is_none() && may_be_missing && !opened.never_served {
             opened.not_left = looked;
         }
         let dir = left_dir.as_ref();
@@ -236,20 +238,44 @@ impl Opening {
         // Whatever was found in the log: both copies are about to be written, and nobody could open the cache by such a one.
         Superblock::decode(&mut superblock.encode(0), 0)
             .map_err(|error| system("count on from what the log says")(io::Error::other(error)))?;
-        cache::write_superblock(cache.as_ref(), &superblock)?;
-        identity.open_generation = superblock.open_generation;
+        let generation = superblock.open_generation;
         let name = shared_name(&superblock);
         let bytes = memory::shared_bytes(superblock.segment_bytes, config.buffer_count) as u64;
-        let shared = match &shared_dir {
-            Some(dir) => Some(dir.create_shared(&name, bytes).map_err(|error| match error {
+        // `left`: the opening that had answered nothing, if this one ends here.
+        let create = |dir: &RuntimeDir, left: Option<u32>| {
+            let note = |file: &File, generation| {
+                memory::note_opening(file, generation).map_err(system("write shared memory"))
+            };
+            match dir.create_shared(&name, bytes) {
+                Ok(file) => note(&file, generation).map(|()| file),
                 // Its opening began when this one had.
-                RuntimeDirError::Held { .. } => {
-                    OpenError::Copy { uuid: uuid_text(&superblock.uuid) }
+                Err(RuntimeDirError::Held { .. }) => {
+                    Err(OpenError::Copy { uuid: uuid_text(&superblock.uuid) })
                 }
-                error => system("take shared memory")(io::Error::other(error.to_string())),
-            })?),
+                Err(error) => {
+                    let file = left.and_then(|_| dir.create_shared(&name, BLOCK_BYTES).ok());
+                    let _ = file.zip(left).map(|(file, left)| note(&file, left));
+                    Err(system("take shared memory")(io::Error::other(error.to_string())))
+                }
+            }
+        };
+        // Whoever comes is to know that an opening which ended before it had memory has answered nothing: that stands in
+        // one of the two files, or in both, before the generation is raised.
+        let is_in_place =
+            |own: &&RuntimeDir| left_dir.as_ref().is_some_and(|left| left.path() == own.path());
+        let before = Some(identity.open_generation).filter(|_| opened.never_served);
+        let mut shared = match shared_dir.as_ref().filter(|own| !is_in_place(own)) {
+            Some(own) => Some(create(own, before)?),
             None => None,
         };
+        if let Some((file, _)) = left_dir.as_ref().and_then(|dir| left_at(dir, &name, &identity)) {
+            memory::note_opening(&file, generation).map_err(system("write shared memory"))?;
+        }
+        cache::write_superblock(cache.as_ref(), &superblock)?;
+        identity.open_generation = generation;
+        if let Some(own) = shared_dir.as_ref().filter(is_in_place) {
+            shared = Some(create(own, Some(generation))?);
+        }
         // All of it is on the cache device by now, under another generation.
         if let Some(left) = left_dir
             && shared_dir.as_ref().is_none_or(|own| own.path() != left.path())
@@ -336,6 +362,12 @@ pub(crate) fn has_left(dir: &RuntimeDir, superblock: &Superblock) -> bool {
     })
 }
 
+/// Whether the last opening ended before it had memory for what it answers, as far as is noted there: then there was nothing in it.
+fn never_served(dir: &RuntimeDir, superblock: &Superblock) -> bool {
+    let file = dir.open_left(&shared_name(superblock), false).ok().flatten();
+    file.is_some_and(|file| memory::began_last(&file) == superblock.open_generation)
+}
+
 /// Whether the last process that had the cache open ran since the machine started, as far as its clock says, and did not close it: then
 /// what it had in memory should be there.
 fn wrote_in_this_boot(superblock: &Superblock) -> bool {
@@ -405,8 +437,12 @@ fn note_ends(
 
 /// The memory that was left, to be written to, and what it says.
 fn left_notes(dir: &RuntimeDir, superblock: &Superblock) -> Option<(File, Left)> {
-    let file = dir.open_left(&shared_name(superblock), true).ok()??;
-    let left = memory::left_notes(&file, &shared_identity(superblock)).ok()??;
+    left_at(dir, &shared_name(superblock), &shared_identity(superblock))
+}
+
+fn left_at(dir: &RuntimeDir, name: &str, identity: &SharedIdentity) -> Option<(File, Left)> {
+    let file = dir.open_left(name, true).ok()??;
+    let left = memory::left_notes(&file, identity).ok()??;
     Some((file, left))
 }
 

@@ -258,11 +258,18 @@ impl Daemon {
         if !opened.not_left.is_empty() && !opened.handed_over {
             let looked: Vec<String> =
                 opened.not_left.iter().map(|path| path.display().to_string()).collect();
-            warn!(
-                "what the process before had in memory was not found: what it answered and no flush covered may be lost. It was looked \
-                 for in {}; all who open this cache need the same XDG_RUNTIME_DIR",
-                looked.join(", ")
-            );
+            let looked = looked.join(", ");
+            match self.server.shard.engine().config().acknowledge {
+                Acknowledge::Placed | Acknowledge::Durable => warn!(
+                    "what the process before had in memory was not found: what it answered and no flush covered may be lost. It was looked \
+                     for in {looked}; all who open this cache need the same XDG_RUNTIME_DIR"
+                ),
+                // Nor had that one, most likely.
+                Acknowledge::Written => info!(
+                    "there is no memory here that outlives a process (it was looked for in {looked}): if the process before had some, what it \
+                     answered and no flush covered may be lost; without it nothing is answered before the cache device has it"
+                ),
+            }
         }
         if opened.rewritten_bytes > 0 {
             let bytes = size(opened.rewritten_bytes);
