@@ -105,7 +105,8 @@ fn a_bad_dirty_block_is_named_and_ends_with_4() {
     assert_eq!(daemon.client("v").read(9 * 4096, 4096).unwrap(), [7; 4096]);
     // It was "nothing is wrong" until write-back came to it.
     let problems = || status(&it.place)["problems"].to_string();
-    let bad = "v: 1 block bad on the cache device that nothing else has, the first at byte 40960";
+    let bad =
+        "v: at least 1 block bad on the cache device that nothing else has, one at byte 40960";
     assert!(problems().contains(bad), "{}", problems());
     assert_eq!(scrub(&it.place, &[]).code, 4);
     assert!(problems().contains(bad), "{}", problems());
@@ -118,6 +119,29 @@ fn a_bad_dirty_block_is_named_and_ends_with_4() {
         ),
         "{said}"
     );
+}
+
+/// A guest's read failed, and nothing said why until write-back came to the block.
+#[test]
+fn a_bad_dirty_block_is_named_when_it_is_read() {
+    let it = Written::new("scrub-read");
+    patch(&it.cache, it.blocks[2], |bytes| bytes[0] ^= 1, 1);
+    let daemon = it.serve(&[]);
+    let mut client = daemon.client("v");
+    let problems = || status(&it.place)["problems"].to_string();
+    assert_eq!(problems(), "[]");
+    assert!(client.read(8 * 4096, 4 * 4096).is_err());
+    let bad =
+        "v: at least 1 block bad on the cache device that nothing else has, one at byte 40960";
+    wait_for("status tells it", || problems().contains(bad));
+    assert_eq!(scrub(&it.place, &[]).code, 4);
+    assert!(problems().contains(bad), "{}", problems());
+    client.write(10 * 4096, &[8; 4096], true).unwrap();
+    assert_eq!(problems(), "[]");
+    assert_eq!(scrub(&it.place, &[]).code, 0);
+    let said = daemon.stop(&it.place);
+    let named = "v: a read failed: block 10 (byte 40960) is bad on the cache device, and nothing else has it";
+    assert!(said.contains(named), "{said}");
 }
 
 /// The cache alone knows which blocks are lost, whatever is written back: without it they read as they were before.

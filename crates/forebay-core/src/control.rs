@@ -69,6 +69,8 @@ pub struct VolumeStatus {
     pub stale: Stale,
     /// Blocks that are lost now: their newest version rotted while it was dirty, and reads of them fail.
     pub lost_blocks_now: u64,
+    /// The last dirty block that was bad when a guest's request read it (R6).
+    pub bad_read: Option<Lba>,
     /// A batch has found blocks that cannot be read, and tries them again before it takes them for lost.
     pub in_doubt: bool,
     /// They have all the room there is for ranges: zeroing, discards and writes around the log are refused.
@@ -453,6 +455,7 @@ impl Engine {
             flush_failed: state.around.lost,
             stale: state.stale,
             lost_blocks_now: state.extents.lost_blocks(),
+            bad_read: state.bad_read,
             in_doubt: self.is_in_doubt(state),
             lost_full: state.writeback.stuck || state.extents.is_all_lost(),
             segments: log.segment_count,

@@ -81,6 +81,8 @@ pub struct Stats {
     pub second_chances: u64,
     /// Clean blocks whose checksum was wrong, answered from the backing device.
     pub repaired_blocks: u64,
+    /// Blocks that nothing else has and that were bad when a guest's request read them, each time counted (R6).
+    pub bad_blocks_read: u64,
     /// Dirty blocks that are lost: bad, and half a minute later still, or held by a bad header.
     pub lost_blocks: u64,
     /// Blocks appended again because the backing device refused them, each time counted.

@@ -81,6 +81,8 @@ pub struct Volume {
     pub(crate) given_to_itself: u64,
     /// Segments that it took of what is kept for notes.
     pub(crate) from_kept: u64,
+    /// The last dirty block that was bad when a guest's request read it (R6 of `op::read::bad`).
+    pub(crate) bad_read: Option<Lba>,
     /// Kept clean, as write-through, until write-back is asked for again.
     pub(crate) drained: bool,
     /// Its backing device is there and requests are taken.
@@ -163,6 +165,7 @@ impl Volume {
             reserved: RESERVED_MIN,
             given_to_itself: 0,
             from_kept: 0,
+            bad_read: None,
             drained: recorded.drained,
             serving: false,
             frozen: found.frozen,

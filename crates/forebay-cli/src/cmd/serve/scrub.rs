@@ -11,6 +11,9 @@ use forebay_core::why::Place;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
+/// Bad blocks that are kept by name, of all volumes.
+const BAD_NAMED: usize = 64;
+
 /// When the next one begins by itself, and what was seen of the last.
 pub(super) struct Scrubs {
     every: Duration,
@@ -98,11 +101,13 @@ impl Daemon {
         }
     }
 
-    /// Those that it has found. A scrub to the end says of all of its volumes which are bad.
+    /// Those that it has found. A scrub that has come to its end says of all of its volumes which are bad.
     fn note_bad(&mut self, before: &Report, now: &Report) {
         if now == before && self.scrubs.bad.is_empty() {
             return;
         }
+        let is_new = (now.outcome, now.began_at) != (before.outcome, before.began_at);
+        let ends = is_new && now.outcome == Outcome::Completed;
         let mut bad = std::mem::take(&mut self.scrubs.bad);
         for (index, lba) in now.lost.iter().flatten().copied() {
             let is_noted = bad.iter().any(|it| (it.0, it.1) == (index, lba));
@@ -112,14 +117,23 @@ impl Daemon {
         }
         let found = |index: VolumeIndex, lba: Lba| {
             let of_it = now.only.is_none_or(|only| only == index);
-            now.outcome != Outcome::Completed
-                || !of_it
-                || now.lost.iter().flatten().any(|it| *it == (index, lba))
+            !ends || !of_it || now.lost.iter().flatten().any(|it| *it == (index, lba))
         };
         bad.retain(|(index, lba, place)| {
             self.dirty_place(*index, *lba) == Some(*place) && found(*index, *lba)
         });
         self.scrubs.bad = bad;
+    }
+
+    /// One that a guest's read has found.
+    pub(super) fn note_bad_read(&mut self, index: VolumeIndex, lba: Lba) {
+        let is_noted = self.scrubs.bad.iter().any(|it| (it.0, it.1) == (index, lba));
+        if let Some(place) = self.dirty_place(index, lba)
+            && !is_noted
+            && self.scrubs.bad.len() < BAD_NAMED
+        {
+            self.scrubs.bad.push((index, lba, place));
+        }
     }
 
     /// Where a block is that its backing device has not got.
@@ -137,7 +151,7 @@ impl Daemon {
                 .filter(|it| it.0 == index && self.dirty_place(index, it.1) == Some(it.2));
             let first = its.next()?.1;
             Some(format!(
-                "{}: {} bad on the cache device that nothing else has, the first at byte {}: reads of such fail until they are written again",
+                "{}: at least {} bad on the cache device that nothing else has, one at byte {}: reads of such fail until they are written again",
                 self.volume_name(index),
                 count(1 + its.count() as u64, "block"),
                 first.bytes()
@@ -151,13 +165,7 @@ impl Daemon {
         let known =
             if now.began_at == before.began_at { before.lost.iter().flatten().count() } else { 0 };
         for (volume, lba) in now.lost.iter().flatten().skip(known) {
-            warn!(
-                "{}: block {} (byte {}) is bad on the cache device, and nothing else has it: reads of it fail; if it still is when it is \
-                 written back it is lost",
-                self.volume_name(*volume),
-                lba.0,
-                lba.0 * BLOCK_BYTES
-            );
+            warn!("{}: {}", self.volume_name(*volume), bad_block_text(*lba));
         }
     }
 
@@ -192,4 +200,14 @@ impl Daemon {
             saved_headers: report.saved_headers,
         }
     }
+}
+
+/// What is said of a dirty block.
+pub(super) fn bad_block_text(lba: Lba) -> String {
+    format!(
+        "block {} (byte {}) is bad on the cache device, and nothing else has it: reads of it fail; if it still is when it is \
+         written back it is lost",
+        lba.0,
+        lba.bytes()
+    )
 }

@@ -2,6 +2,7 @@
 //! Seeing what has changed, twice a second, and telling it in the log.
 
 use super::Daemon;
+use super::scrub::bad_block_text;
 use crate::attach::Attached;
 use crate::cmd::drain::drained_but_for;
 use crate::log::Limiter;
@@ -30,6 +31,8 @@ enum Cause {
     /// A volume's backing device does not take what is written back, or does again.
     Failing(VolumeIndex),
     Lost(VolumeIndex),
+    /// A guest's read failed, for what it reads is bad on the cache device and nowhere else.
+    Bad(VolumeIndex),
     Repaired(VolumeIndex),
 }
 
@@ -63,6 +66,7 @@ struct Seen {
     is_parked_full: bool,
     is_draining: bool,
     lost: u64,
+    bad: u64,
     repaired: u64,
     batches: u64,
 }
@@ -219,6 +223,14 @@ impl Daemon {
             );
             self.watch.warn(Cause::Lost(index), text, 1, now);
         }
+        let bad = status.stats.bad_blocks_read - seen.bad;
+        // Of a device that has failed nothing is bad.
+        let is_failed = self.server.shard.engine().health() == CacheHealth::Failed;
+        let bad_read = status.bad_read.filter(|_| bad > 0 && !is_failed);
+        if let Some(lba) = bad_read {
+            let text = format!("{name}: a read failed: {}", bad_block_text(lba));
+            self.watch.warn(Cause::Bad(index), text, bad, now);
+        }
         let repaired = status.stats.repaired_blocks.saturating_sub(seen.repaired);
         if repaired > 0 {
             let text = format!(
@@ -247,8 +259,10 @@ impl Daemon {
         seen.parked = parked;
         seen.is_parked_full = status.parked_full;
         seen.lost = status.stats.lost_blocks;
+        seen.bad = status.stats.bad_blocks_read;
         seen.repaired = status.stats.repaired_blocks;
         seen.batches = status.stats.batches;
+        bad_read.into_iter().for_each(|lba| self.note_bad_read(index, lba));
         self.watch.volumes[at] = seen;
         self.volumes[at].rates.sample(now, written, dirty);
     }

@@ -11,7 +11,8 @@
 //! - **R5** Of a piece one read of the cache device is under way at a time: its bad blocks are read again one after the
 //!   other. A device that fails all that it is asked at once finds as many reads under way as before, not one for each block.
 //! - **R6** A read names nothing lost: a device that is gone or out of order for a while has lost nothing, and what is named stays
-//!   an error when it is well again. Write-back finds out (K4 of `policy::writeback`), and until then each read looks anew.
+//!   an error when it is well again. Write-back finds out (K4 of `policy::writeback`), and until then each read looks anew. That one has failed is told
+//!   (`VolumeStatus::bad_read`).
 
 use super::{Piece, Source, behind};
 use crate::effect::Fault;
@@ -95,6 +96,9 @@ impl Engine {
         let is_newest = self.is_newest(piece.volume, lba, slot);
         if is_newest && self.is_dirty_slot(segment, block) {
             self.fail(piece.request, RequestError::Io); // R6
+            let state = self.volume(piece.volume);
+            state.stats.bad_blocks_read += 1;
+            state.bad_read = Some(lba);
             return false;
         }
         let stats = &mut self.volume(piece.volume).stats;
