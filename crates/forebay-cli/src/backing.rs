@@ -13,7 +13,9 @@ use forebay::io::{
     Device, FileDevice, FileError, FileOptions, SimulatedDevice, Stats, StatsDevice,
 };
 use forebay_core::format::superblock::Volume;
+use rustix::fs::FileType;
 use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -119,20 +121,29 @@ pub fn fingerprint(device: &dyn Device, path: &Path) -> Result<Fingerprint> {
     fingerprint_up_to(device, path, device.info().size_bytes)
 }
 
-/// The same, to be had by another thread: the device may not answer. It reads through the open file that has the lock, so that lasts.
+/// The same, and [`file_written_at`], to be had by another thread: the device may not answer. It reads through the open file that has the lock, so that lasts.
 pub fn fingerprint_apart(
     device: &dyn Device,
     path: &Path,
-) -> Result<impl FnOnce() -> Result<Fingerprint> + Send + use<>> {
+) -> Result<impl FnOnce() -> Result<(Fingerprint, Option<u64>)> + Send + use<>> {
     let (info, path) = (device.info(), path.to_owned());
     let file = device.descriptor().context("it is no file")?.try_clone_to_owned()?;
     let (size_bytes, logical_block) = (info.size_bytes, Some(info.logical_block));
     let options =
         FileOptions { read_only: true, exclusive: false, logical_block, ..FileOptions::default() };
     Ok(move || {
+        let written_at = file_written_at(file.as_fd());
         let device = FileDevice::over(file.into(), &path, &options)?;
-        fingerprint_up_to(&device, &path, size_bytes)
+        Ok((fingerprint_up_to(&device, &path, size_bytes)?, written_at))
     })
+}
+
+/// When a file was written last, in nanoseconds since 1970; none of a block device.
+pub fn file_written_at(file: BorrowedFd<'_>) -> Option<u64> {
+    let found = rustix::fs::fstat(file).ok()?;
+    let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+    let seconds = u64::try_from(found.st_mtime).ok().filter(|_| is_file)?;
+    Some(seconds * 1_000_000_000 + found.st_mtime_nsec as u64)
 }
 
 /// The same, to be compared with what was recorded of it: a device that has become larger is looked at as far as it

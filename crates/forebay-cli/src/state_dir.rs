@@ -97,6 +97,9 @@ pub struct Record {
     /// When it was left at the last clean stop, in milliseconds since 1970; none while it is served.
     #[serde(default)]
     pub left_at: Option<u64>,
+    /// When its backing file was written last, as it was then left, in nanoseconds since 1970; none while it is served, and of a block device.
+    #[serde(default)]
+    pub written_at: Option<u64>,
     /// The cache's generation when it was served; 0: a program from before has not told.
     #[serde(default)]
     pub generation: u32,
@@ -369,6 +372,7 @@ mod tests {
             dirty: true,
             stale: None,
             left_at: None,
+            written_at: None,
             generation: 3,
             sequence: 9,
         }

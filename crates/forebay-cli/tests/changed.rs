@@ -289,3 +289,48 @@ fn a_volume_keeps_its_logical_blocks_and_its_data_whatever_is_said_of_them() {
     assert_eq!(scratch.connect("v").read(MIB, 8192).unwrap(), [7; 8192]);
     daemon.stop("TERM");
 }
+
+/// A file says when it was written, wherever that was: in its middle nothing else tells.
+#[test]
+fn a_file_that_was_written_in_its_middle_is_a_changed_one() {
+    let scratch = Scratch::new("changed-middle");
+    scratch.format("64M");
+    let backing = scratch.file("backing", 16 * MIB);
+    let volume = format!("v={}", backing.display());
+    let write = |seconds: u64, byte: u8| {
+        let file = std::fs::File::options().write(true).open(&backing).unwrap();
+        let left = file.metadata().unwrap().modified().unwrap();
+        file.write_all_at(&[byte; 4096], 8 * MIB).unwrap();
+        file.set_modified(left + Duration::from_secs(seconds)).unwrap();
+    };
+    let daemon = scratch.serve(&["--volume", &volume]);
+    scratch.connect("v").write(8 * MIB, &[7; 4096], true).unwrap();
+    assert!(scratch.ask(&["drain"]).status.success());
+    daemon.stop("TERM");
+    // Whoever has written it to be as it was is not seen.
+    let daemon = scratch.serve(&["--volume", &format!("{volume},mode=write-back")]);
+    assert!(!daemon.said().contains("device changed"), "{}", daemon.said());
+    daemon.stop("TERM");
+    write(9, 9);
+    let daemon = scratch.serve(&["--volume", &volume]);
+    let said = daemon.said();
+    assert!(said.contains("backing device changed (the file was written to)"), "{said}");
+    assert_eq!(scratch.connect("v").read(8 * MIB, 4096).unwrap(), [9; 4096], "not of the cache");
+    scratch.connect("v").write(MIB, &[7; 4096], true).unwrap();
+    daemon.stop("TERM");
+    // What is dirty waits for the operator, however often it is tried.
+    write(9, 10);
+    for _ in 0..3 {
+        let said = refused(&scratch, &[]);
+        assert!(
+            said.contains("since forebay stopped (the file was written to; left at "),
+            "{said}"
+        );
+    }
+    let daemon = scratch.serve(&["--if-changed", "v=keep-dirty"]);
+    let mut client = scratch.connect("v");
+    assert_eq!(client.read(MIB, 4096).unwrap(), [7; 4096]);
+    assert_eq!(client.read(8 * MIB, 4096).unwrap(), [10; 4096]);
+    drop(client);
+    daemon.stop("TERM");
+}

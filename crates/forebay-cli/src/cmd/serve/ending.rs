@@ -148,7 +148,7 @@ pub(super) fn close_shard(
     // Only then is a fingerprint of what a backing device goes on with: a batch may have been under way.
     let quiet = shard.quiesce(limit.max(DURABLE))?;
     if quiet {
-        note_fingerprints(&mut shard, volumes);
+        note_fingerprints(&mut shard, volumes, &mut notes);
     }
     let left = not_written_back(&shard, volumes, cache, &notes.option());
     notes.look(shard.engine());
@@ -178,7 +178,7 @@ pub(super) fn close_shard(
 }
 
 /// Notes what the backing devices hold, of those that say it (E1).
-fn note_fingerprints(shard: &mut Shard, volumes: &[Served]) {
+fn note_fingerprints(shard: &mut Shard, volumes: &[Served], notes: &mut LastNotes) {
     let begin = |device: &dyn Device, path: &Path| {
         Asking::begin("look", backing::fingerprint_apart(device, path)?)
     };
@@ -200,7 +200,10 @@ fn note_fingerprints(shard: &mut Shard, volumes: &[Served]) {
             look => look.and_then(Asking::result),
         };
         match found {
-            Ok(found) => shard.note(served.index, |volume| volume.fingerprint = found.encode()),
+            Ok((found, written_at)) => {
+                notes.note_written(served.index, written_at);
+                shard.note(served.index, |volume| volume.fingerprint = found.encode());
+            }
             // The others are closed all the same.
             Err(error) => warn!(
                 "{}: {error:#}; if others change it, the next start does not see that",

@@ -13,8 +13,9 @@
 use super::{Daemon, Served};
 use crate::asking::Asking;
 use crate::state_dir::{Known, Mark, Record, StateDir, Why};
-use crate::{hide, quoted};
+use crate::{backing, hide, quoted};
 use anyhow::{Context, Result, bail};
+use forebay::io::Device;
 use forebay::shard::{StaleWanted, uuid_text, wall_now};
 use forebay_core::engine::{CacheHealth, Engine};
 use forebay_core::format::superblock::Volume;
@@ -22,6 +23,9 @@ use forebay_core::op::stale::Stale;
 use forebay_core::units::VolumeIndex;
 use std::path::Path;
 use tracing::{error, warn};
+
+/// Network file systems may say when they were told of a write, which is a little later.
+const WRITTEN_LATER_NANOS: u64 = 2_000_000_000;
 
 /// A mark that is being written, on a thread: the state directory may be as slow as what has just failed.
 pub(super) struct Marking {
@@ -42,6 +46,8 @@ pub(super) struct Passed(Vec<(String, String)>);
 pub(super) struct LastNotes {
     dir: Option<StateDir>,
     records: Vec<(VolumeIndex, Record)>,
+    /// Of volumes that were not served: nobody has been at their backing files for all that is known, in this opening either.
+    idle: Vec<Record>,
 }
 
 impl LastNotes {
@@ -51,6 +57,12 @@ impl LastNotes {
             let lost = engine.status(*index).is_none_or(|it| it.frozen || it.lost_blocks_now > 0);
             record.dirty = lost || !engine.is_clean(*index);
         }
+    }
+
+    /// When the backing file of a volume was written last.
+    pub(super) fn note_written(&mut self, index: VolumeIndex, at: Option<u64>) {
+        let its = self.records.iter_mut().find(|it| it.0 == index);
+        its.into_iter().for_each(|(_, record)| record.written_at = at);
     }
 
     /// What a command that finds them has to be told.
@@ -64,6 +76,12 @@ impl LastNotes {
             (record.left_at, record.sequence) = (Some(wall_now()), sequence);
             if let Some(Err(error)) = self.dir.as_ref().map(|dir| dir.write(record)) {
                 warn!("{}: {error:#}", record.name);
+            }
+        }
+        for Record { cache, volume, name, generation, .. } in &self.idle {
+            let raise = |dir: &StateDir| dir.raise_generation(cache, volume, *generation);
+            if let Some(Err(error)) = self.dir.as_ref().map(raise) {
+                warn!("{name}: {error:#}");
             }
         }
     }
@@ -90,6 +108,20 @@ impl Daemon {
     /// When a volume was left at its last stop, if that was a clean one on this machine.
     pub(super) fn left_at(&self, recorded: &Volume) -> Option<u64> {
         self.known_of(&uuid_text(&recorded.uuid)).ok()??.left_at
+    }
+
+    /// Whether somebody has written to a backing file since the last stop, if the cache was not opened elsewhere meanwhile, which would
+    /// know better. (Behind a power cut the file may have an older time.)
+    pub(super) fn is_written_since(&self, recorded: &Volume, device: &dyn Device) -> Result<bool> {
+        let Some(known) = self.known_of(&uuid_text(&recorded.uuid))? else { return Ok(false) };
+        let is_last = self.is_next_to(&known);
+        let times = known.written_at.zip(device.descriptor().and_then(backing::file_written_at));
+        Ok(is_last && times.is_some_and(|(left, now)| now > left + WRITTEN_LATER_NANOS))
+    }
+
+    /// Whether the opening before this one wrote that down.
+    fn is_next_to(&self, known: &Record) -> bool {
+        known.generation.wrapping_add(1) == self.generation()
     }
 
     /// What is written down of a volume.
@@ -300,6 +332,7 @@ impl Daemon {
             dirty,
             stale: None,
             left_at: None,
+            written_at: None,
             generation: self.generation(),
             sequence: 0,
         }
@@ -315,7 +348,17 @@ impl Daemon {
                 Record { generation: self.generation(), ..self.known_of(&served.uuid).ok()?? };
             Some((served.index, record))
         };
-        LastNotes { dir: self.state_dir.clone(), records: served.filter_map(read).collect() }
+        let records: Vec<(VolumeIndex, Record)> = served.filter_map(read).collect();
+        let recorded = self.server.shard.superblock().volumes.iter().flatten();
+        let known = recorded.filter_map(|it| self.known_of(&uuid_text(&it.uuid)).ok()?);
+        let is_idle = |it: &Record| {
+            it.written_at.is_some()
+                && self.is_next_to(it)
+                && records.iter().all(|served| served.1.volume != it.volume)
+        };
+        let raised = |it| Record { generation: self.generation(), ..it };
+        let idle = known.filter(is_idle).map(raised).collect();
+        LastNotes { dir: self.state_dir.clone(), records, idle }
     }
 
     /// Whether a failed cache is left out of all that is served.

@@ -259,10 +259,13 @@ impl Daemon {
         let state = self.server.shard.engine().status(index);
         let dirty = state.is_some_and(|status| status.dirty);
         let mark = self.mark_of(&recorded)?;
-        let changed: Vec<String> = match backing::compare_recorded(&recorded, &looked.found) {
+        let mut changed: Vec<String> = match backing::compare_recorded(&recorded, &looked.found) {
             Match::Changed { what } => what.iter().map(ToString::to_string).collect(),
             _ => Vec::new(),
         };
+        if changed.is_empty() && self.is_written_since(&recorded, &looked.device)? {
+            changed.push("the file was written to".into());
+        }
         // Whether anything is dirty or not.
         if !changed.is_empty()
             && self.left.iter().any(|it| it.volume == *name)
