@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The sockets that clients come in by.
+//!
+//! # Invariants
+//!
+//! - **S1** Only a file that was bound here is removed in the end: somebody may have removed it and another daemon be listening at its
+//!   path. A socket keeps its file's number from others as long as it is open, so it is closed after that.
 
 use crate::args::Listen;
 use crate::{quoted, upgrade};
@@ -10,16 +15,48 @@ use forebay_serve::nbd::listen::Listener;
 use rustix::fs::Mode;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::umask;
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Bytes of a socket's path, the zero behind it left out (unix(7)).
 const PATH_BYTES_MAX: usize = 107;
+
+/// The files that were bound here, by path: device and inode (S1).
+static FILES: Mutex<BTreeMap<PathBuf, [u64; 2]>> = Mutex::new(BTreeMap::new());
+
+fn files() -> MutexGuard<'static, BTreeMap<PathBuf, [u64; 2]>> {
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn numbers(path: &Path) -> Option<[u64; 2]> {
+    std::fs::symlink_metadata(path).ok().map(|it| [it.dev(), it.ino()])
+}
+
+/// All of them, for the next program.
+pub fn bound() -> Vec<(PathBuf, [u64; 2])> {
+    files().iter().map(|(path, numbers)| (path.clone(), *numbers)).collect()
+}
+
+/// What the program before has bound, and left.
+pub fn were_bound(before: Vec<(PathBuf, [u64; 2])>) {
+    files().extend(before);
+}
+
+/// Removes a socket's file, if it is the one that was bound here (S1).
+pub fn remove(path: &Path) {
+    let bound = files().remove(path);
+    if bound.is_some() && bound == numbers(path) {
+        // One that somebody else has removed is gone, too.
+        let _ = std::fs::remove_file(path);
+    }
+}
 
 /// Sockets that are files and were made here: gone with it, unless they are kept.
 #[derive(Default)]
@@ -34,10 +71,7 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        for path in &self.0 {
-            // One that somebody else has removed is gone, too.
-            let _ = std::fs::remove_file(path);
-        }
+        self.0.iter().for_each(|path| remove(path));
     }
 }
 
@@ -105,6 +139,11 @@ impl Probe {
 /// Binds a socket that is ours alone, unless the program before left it; a stale one is taken over, a live one is refused.
 pub fn bind(path: &Path, made: &mut Made) -> Result<UnixListener> {
     if let Some(left) = upgrade::take_socket(&path.display().to_string()) {
+        // A program from before does not say which file it is.
+        let mut files = files();
+        if let (false, Some(there)) = (files.contains_key(path), numbers(path)) {
+            files.insert(path.to_owned(), there);
+        }
         return Ok(left.into());
     }
     let listener = bind_file(path)?;
@@ -206,6 +245,9 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let before = umask(Mode::from_raw_mode(0o177));
     let bound = UnixListener::bind(path);
     umask(before);
+    if let (Ok(_), Some(there)) = (&bound, numbers(path)) {
+        files().insert(path.to_owned(), there);
+    }
     bound
 }
 

@@ -35,7 +35,7 @@
 //! As everywhere: the next start recovers. What was left goes with the process.
 
 use crate::signals::Signals;
-use crate::stored;
+use crate::{sockets, stored};
 use anyhow::{Context, Error, Result, anyhow};
 use forebay::handover::Handed;
 use forebay::host::inherited::inherited;
@@ -49,7 +49,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
@@ -222,6 +222,9 @@ struct MapNumbers {
     lasts: [bool; 2],
     devices: Vec<RawFd>,
     sockets: Vec<NamedNumber>,
+    /// Which files these are (S1 of `sockets.rs`).
+    #[serde(default)]
+    socket_files: Vec<(PathBuf, [u64; 2])>,
 }
 
 type NamedNumber = (String, RawFd);
@@ -369,7 +372,7 @@ pub fn close_left() {
         let guests = std::mem::take(&mut left.guests);
         // Nobody listens there any more. A socket that is no file has an address that begins with its protocol.
         for (path, _) in left.sockets.iter().filter(|it| it.0.starts_with('/')) {
-            let _ = std::fs::remove_file(path);
+            sockets::remove(Path::new(path));
         }
         *left = Left { guests, ..Left::default() };
         Some(())
@@ -407,6 +410,7 @@ impl Left {
                 left.devices.push(one(number)?);
             }
             left.sockets = named(map.sockets)?;
+            sockets::were_bound(map.socket_files);
             let [cells, rows] = map.tables;
             let files = [one(map.message)?, one(cells)?, one(rows)?].map(File::from);
             // SAFETY: the program before has become this one, and its memory is gone.
@@ -454,6 +458,7 @@ impl Left {
                 lasts: cache.lasts(),
                 devices: keep_all(&self.devices)?,
                 sockets: keep_named(&self.sockets)?,
+                socket_files: sockets::bound(),
             })
         };
         let guests = |handed: &Option<carried::Handed>| {

@@ -51,6 +51,7 @@ mod resize;
 mod scrub;
 mod set_why;
 mod silent;
+mod sockets;
 mod stale;
 mod stall;
 mod state_file;

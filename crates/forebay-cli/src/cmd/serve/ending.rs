@@ -14,7 +14,7 @@ use super::stale::LastNotes;
 use super::{Daemon, Served};
 use crate::asking::Asking;
 use crate::units::{clock, size};
-use crate::{backing, quoted};
+use crate::{backing, quoted, sockets};
 use anyhow::{Result, anyhow, bail};
 use forebay::io::Device;
 use forebay::shard::Shard;
@@ -66,11 +66,12 @@ impl Daemon {
         // The one who asked to stop hears that it was understood.
         self.server.turn(Some(Duration::ZERO))?;
         self.watch_ends();
+        let listening = std::mem::take(&mut self.sockets);
         let closed = self.close(limit);
         for path in sockets.chain([control.to_owned()]) {
-            // A socket that somebody else has removed is gone, too.
-            let _ = std::fs::remove_file(path);
+            sockets::remove(&path);
         }
+        drop(listening); // S1 of `sockets.rs`
         closed
     }
 

@@ -10,7 +10,7 @@ use crate::args::{ServeArgs, VolumeSpec};
 use crate::attach::{self, Attached};
 use crate::units::count;
 use crate::upgrade::{CACHE, Disk, Left};
-use crate::{config, upgrade, vhost, words};
+use crate::{config, sockets, upgrade, vhost, words};
 use anyhow::{Context, Result, bail};
 use forebay::host::machine::Host;
 use forebay::host::named::{self, Named};
@@ -226,7 +226,7 @@ impl Daemon {
                     }
                     for path in sockets {
                         if left.sockets.iter().all(|(kept, _)| Path::new(kept) != path) {
-                            let _ = std::fs::remove_file(path);
+                            sockets::remove(&path);
                         }
                     }
                     // The process goes on as another program: nothing is to be put in order. Above all not the ring: that ends
@@ -239,8 +239,8 @@ impl Daemon {
         // The next program recovers what was not made durable.
         let closed = close_shard(shard, &volumes, &cache, notes, limit)?;
         closed.undurable.iter().for_each(|why| warn!("{}", why.text()));
+        sockets.for_each(|path| sockets::remove(&path));
         left.sockets.clear();
-        sockets.for_each(|path| drop(std::fs::remove_file(path)));
         Ok((left, Some(against)))
     }
 }
