@@ -28,7 +28,7 @@ Exit codes:
   2  the command line or a configuration file is not understood
   3  `check` or `scrub` found damage that loses nothing
   4  `check` or `scrub` found damage in data that is not on its backing device
-  5  no daemon answers";
+  5  no daemon answers, or one that is there does not within 20 s";
 
 /// A fast device in front of a slow one: as large as the slow one, nearly as fast as the fast
 /// one, and safe.

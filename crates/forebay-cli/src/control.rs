@@ -21,7 +21,11 @@ use std::time::{Duration, Instant};
 const ABSENT_MAX: Duration = Duration::from_secs(10);
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// How long an answer is waited for where one daemon of several must not hold up what is meant for others.
+/// How long what is answered at once is waited for. A daemon may take ten seconds for a turn of its loop, while it waits for a state directory
+/// that is silent; what takes this long has come to a halt.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+
+/// The same where one daemon of several must not hold up what is meant for others.
 const SILENT_MAX: Duration = Duration::from_secs(10);
 
 /// Where the control sockets of root's daemons are.
@@ -41,6 +45,18 @@ impl std::fmt::Display for Busy {
 }
 
 impl std::error::Error for Busy {}
+
+/// A daemon is there and does not answer: exit code 5, as where there is none.
+#[derive(Debug)]
+pub struct Silent(String);
+
+impl std::fmt::Display for Silent {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Silent {}
 
 /// What can be asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -96,6 +112,24 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// It is answered when it is done, which may take as long as it takes.
+    fn is_long(&self) -> bool {
+        matches!(
+            self,
+            Request::Upgrade { .. }
+                | Request::Attach { .. }
+                | Request::Detach { .. }
+                | Request::Resize { .. }
+        )
+    }
+
+    /// It is a question, and changes nothing.
+    fn is_question(&self) -> bool {
+        matches!(self, Request::Status | Request::Why { .. })
+    }
+}
+
 /// What is answered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "kebab-case")]
@@ -126,8 +160,8 @@ fn sockets() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether a daemon is there. One that is silent, with as many who wait for it as there may be, is.
-fn is_listened_at(path: &Path) -> bool {
+/// Whether a daemon is there, which nobody waits for. One that is silent, with as many who wait for it as there may be, is.
+pub fn is_listened_at(path: &Path) -> bool {
     connect_now(path).map_or_else(|error| error == Errno::AGAIN, |_| true)
 }
 
@@ -210,12 +244,19 @@ pub fn find_process(process: u32) -> Result<PathBuf> {
     })
 }
 
-/// Asks, and waits for the answer.
+/// Asks, and waits for the answer, if it is one that takes its time: of a daemon that answers what is answered at once.
 pub fn ask(socket: &Path, request: &Request) -> Result<Reply> {
-    ask_first(socket, request, None).map(|(reply, _)| reply)
+    let limit = match request.is_long() {
+        true => {
+            status(socket)?;
+            None
+        }
+        false => Some(ANSWER_MAX),
+    };
+    ask_first(socket, request, limit).map(|(reply, _)| reply)
 }
 
-/// Asks the daemon to stop, and waits until it says how that ended, with what a user should know. None: it did not say, as one of
+/// Asks the daemon to stop, which has just answered something else, and waits until it says how that ended, with what a user should know. None: it did not say, as one of
 /// before it could. One that goes away without an answer may be on its way to another program: as long as its process is there, that is asked.
 pub fn stop(socket: &Path, drain: bool, process: u32) -> Result<Option<Vec<String>>> {
     let (mut socket, process_dir) = (socket.to_owned(), PathBuf::from(format!("/proc/{process}")));
@@ -248,22 +289,30 @@ fn ask_first(
     limit: Option<Duration>,
 ) -> Result<(Reply, BufReader<UnixStream>)> {
     let shown = socket.display();
-    let silent = |process: Option<u32>| {
+    let silent = |process: Option<u32>, is_asked: bool| {
         let process = process.map_or(String::new(), |it| format!(", process {it},"));
-        anyhow!(
-            "{shown}: the daemon there{process} does not answer; its log may say what it waits for"
-        )
+        let later = match is_asked && !request.is_question() {
+            true => "; it does what it was asked for if it goes on",
+            false => "",
+        };
+        Silent(format!(
+            "{shown}: the daemon there{process} does not answer; its log may say what it waits for{later}"
+        ))
     };
+    let begun = Instant::now();
     let connected = match limit {
-        Some(_) => match connect_now(socket) {
-            // It would wait for its place.
-            Err(Errno::AGAIN) => return Err(silent(None)),
-            Ok(stream) => {
-                let stream = UnixStream::from(stream);
-                stream.set_nonblocking(false)?;
-                Ok(stream)
+        Some(limit) => loop {
+            match connect_now(socket) {
+                // As many wait for it as there may be.
+                Err(Errno::AGAIN) if begun.elapsed() < limit => std::thread::sleep(ASK_AGAIN),
+                Err(Errno::AGAIN) => return Err(silent(None, false).into()),
+                Ok(stream) => {
+                    let stream = UnixStream::from(stream);
+                    stream.set_nonblocking(false)?;
+                    break Ok(stream);
+                }
+                Err(error) => break Err(error.into()),
             }
-            Err(error) => Err(error.into()),
         },
         None => UnixStream::connect(socket),
     };
@@ -299,7 +348,7 @@ fn ask_first(
     if !answer.ends_with('\n') {
         let error = sent.err().or(read.err());
         if error.as_ref().is_some_and(|error| error.kind() == ErrorKind::WouldBlock) {
-            return Err(silent(process_at(socket)));
+            return Err(silent(process_at(socket), true).into());
         }
         return Err(went(&error.map_or(String::new(), |error| format!(": {error}"))).into());
     }

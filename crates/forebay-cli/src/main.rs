@@ -125,7 +125,7 @@ fn failure(error: &anyhow::Error) -> ExitCode {
     err!("forebay: {}", causes.join(": "));
     ExitCode::from(match () {
         () if error.is::<config::Mistakes>() => 2,
-        () if error.is::<NoDaemon>() => 5,
+        () if error.is::<NoDaemon>() || error.is::<control::Silent>() => 5,
         () => 1,
     })
 }

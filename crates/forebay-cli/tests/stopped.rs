@@ -3,7 +3,7 @@
 
 use crate::support::apart::Apart;
 use crate::support::{Daemon, Scratch, good, pause, run, signal};
-use forebay_testing::skip;
+use forebay_testing::{skip, wait_for};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -75,4 +75,45 @@ fn a_daemon_that_does_not_answer_holds_up_no_other() {
     for daemon in daemons {
         daemon.stop("TERM");
     }
+}
+
+/// Commands waited for one without end, and so did whoever watches it by them.
+#[test]
+fn a_command_gives_up_a_daemon_that_does_not_answer() {
+    let scratch = Scratch::new("stopped-asked");
+    scratch.format("64M");
+    let volume = format!("v={}", scratch.file("disk", 16 << 20).display());
+    let more = format!("w={}", scratch.file("more", 16 << 20).display());
+    let daemon = scratch.serve(&["--volume", &volume]);
+    pause(daemon.id());
+    let commands: [&[&str]; 9] = [
+        &["status", "--json"],
+        &["why", "v", "0"],
+        &["set", "v", "mode=write-through"],
+        &["drain"],
+        &["scrub"],
+        &["attach", &more],
+        &["detach", "v"],
+        &["stop"],
+        &["upgrade", "--exec", FOREBAY],
+    ];
+    std::thread::scope(|scope| {
+        let asked = commands.map(|words| (words, scope.spawn(|| scratch.ask(words))));
+        for (words, asked) in asked {
+            let done = asked.join().unwrap();
+            let said = String::from_utf8_lossy(&done.stderr);
+            assert_eq!(done.status.code(), Some(5), "{words:?}: {said}");
+            let process = format!("process {}, does not answer", daemon.id());
+            assert!(said.contains(&process), "{words:?}: {said}");
+            // Who asks how things are is not told that anything comes of it, nor is who was not heard.
+            let is_sent = ["set", "drain", "scrub"].contains(&words[0]);
+            let is_told = said.contains("it does what it was asked for if it goes on");
+            assert_eq!(is_sent, is_told, "{words:?}: {said}");
+        }
+    });
+    signal(daemon.id(), "CONT");
+    // It goes on: nothing has stopped it, and what was asked for was heard.
+    wait_for("it drains", || scratch.status()["volumes"][0]["drained"] == true);
+    assert_eq!(scratch.volume_names(), ["v"]);
+    daemon.stop("TERM");
 }

@@ -16,7 +16,6 @@ use forebay::host::loop_device::{Holder, holders};
 use forebay::host::machine::Host;
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeSet;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -38,7 +37,7 @@ pub fn run(args: &RemovalArgs) -> Result<ExitCode> {
     let of_files = |option| configs.iter().filter_map(move |config| config.path_of(option));
     let sockets: BTreeSet<PathBuf> = match &args.control {
         Some(socket) => {
-            UnixStream::connect(socket).is_ok().then(|| socket.clone()).into_iter().collect()
+            control::is_listened_at(socket).then(|| socket.clone()).into_iter().collect()
         }
         None => control::listening(of_files("control"))?,
     };

@@ -4,7 +4,6 @@
 use crate::args::StopArgs;
 use crate::control;
 use anyhow::{Context, Result, bail};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -17,13 +16,13 @@ pub fn run(args: &StopArgs) -> Result<ExitCode> {
         super::drain::watch(&socket, None).context("the daemon was not stopped")?;
     }
     // Whoever listens and goes away may be on its way to another program.
-    let status = match UnixStream::connect(&socket) {
-        Ok(_) => control::status_again(&socket)?,
-        Err(_) => control::status(&socket)?,
+    let status = match control::is_listened_at(&socket) {
+        true => control::status_again(&socket)?,
+        false => control::status(&socket)?,
     };
     let process = PathBuf::from(format!("/proc/{}", status.pid));
     let told = control::stop(&socket, args.drain, status.pid)?;
-    while UnixStream::connect(&socket).is_ok() {
+    while control::is_listened_at(&socket) {
         std::thread::sleep(POLL);
     }
     // Nobody answers any more, but what is in memory is still on its way: the socket goes last.

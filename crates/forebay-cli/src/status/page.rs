@@ -27,7 +27,7 @@ microseconds (metrics have seconds), `_at` and `backing_as_of` milliseconds sinc
 What to be warned of: `forebay_problems > 0` (something is wrong, and `forebay status` says what to do), `forebay_volume_lost_blocks_now > 0`,
 `forebay_volume_backing_faults_total` rising, `forebay_volume_dirty_age_seconds` beyond what you can bear to find old on the disk alone, and
 `forebay_volume_delaying` that stays 1 (the cache is full of dirty data: writers are held to what the disk takes). No answer at all
-is exit code 5, or a scrape that fails.
+is exit code 5, after 20 s where a daemon is there and does not answer (it hangs, or was stopped by a signal), or a scrape that fails.
 ";
 
 /// The struct that a command prints, and where in its file.
