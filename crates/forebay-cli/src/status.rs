@@ -29,6 +29,9 @@ pub struct Status {
     pub memory: Vec<MemoryPart>,
     /// What is wrong, in words; empty: nothing.
     pub problems: Vec<String>,
+    /// NBD connections that were closed when they came, since all places were taken.
+    #[serde(default)]
+    pub nbd_refused: u64,
     /// How the daemon has come from the program before, if it was upgraded.
     #[serde(default)]
     pub upgrade: Option<String>,

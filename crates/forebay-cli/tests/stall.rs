@@ -281,6 +281,39 @@ fn who_agrees_on_nothing_makes_room_for_those_who_do() {
     daemon.stop("TERM");
 }
 
+/// It saw the end in the middle of its handshake, and nothing said why.
+#[test]
+fn who_finds_all_places_taken_is_sent_away_and_that_is_told() {
+    let scratch = Scratch::new("stall-places");
+    scratch.format("64M");
+    let volume = format!("v={}", scratch.file("backing", 64 * MIB).display());
+    let daemon = scratch.serve(&["--volume", &volume]);
+    assert_eq!(scratch.status()["nbd_refused"], 0);
+    let mut clients: Vec<_> = (0..CONNECTION_COUNT_MAX).map(|_| self::connect(&scratch)).collect();
+    for _ in 0..3 {
+        assert!(scratch.try_connect("v").is_err());
+    }
+    let told = "an NBD connection is closed as it comes: all 68 places are taken";
+    wait_for("it is told", || daemon.said().contains(told));
+    let status = scratch.status();
+    assert_eq!(status["nbd_refused"], 3);
+    assert_eq!(status["volumes"][0]["nbd_clients"], CONNECTION_COUNT_MAX);
+    let text = scratch.ask(&["status"]).stdout;
+    let text = String::from_utf8_lossy(&text);
+    let line = "NBD connections closed when they came, since all places were taken: 3";
+    assert!(text.contains(line), "{text}");
+    // One that ends makes room.
+    drop(clients.pop());
+    wait_for("there is room", || scratch.try_connect("v").is_ok());
+    drop(clients);
+    let said = daemon.stop("TERM");
+    assert_eq!(
+        said.lines().filter(|line| line.contains(told) && !line.contains("more in")).count(),
+        1,
+        "{said}"
+    );
+}
+
 /// p99 of reads, and the longest of all.
 fn reads(scratch: &Scratch, random: &mut Random, length: u32) -> [Duration; 2] {
     const ROUNDS: usize = 300;

@@ -48,6 +48,9 @@ pub enum LogLevel {
     Debug,
 }
 
+// The help of `--listen` has it.
+const _: () = assert!(forebay_serve::nbd::listen::CONNECTION_COUNT_MAX == 68);
+
 /// What `--memory` is when it is not given.
 pub const MEMORY_DEFAULT: u64 = 192 << 20;
 
@@ -101,7 +104,8 @@ pub struct ServeArgs {
     /// Where guests come in: nbd+unix:///PATH, nbd://127.0.0.1:PORT or vhost-user:///PATH; may be
     /// given again
     ///
-    /// NBD clients choose the volume. A vhost-user socket is the disk of one virtual machine at a
+    /// NBD clients choose the volume. There may be 68 of their connections at once, over all volumes and addresses (a client may make
+    /// several); one more is closed when it comes, and the log says so. A vhost-user socket is the disk of one virtual machine at a
     /// time (QEMU's vhost-user-blk-pci), of the volume that ?volume=NAME behind the path names; it
     /// may be left out if there is one volume. `serve` prints what QEMU is to be given.
     #[arg(long, value_name = "URI", value_parser = parse_listen)]

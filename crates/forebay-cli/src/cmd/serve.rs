@@ -205,6 +205,8 @@ struct Daemon {
     nbd_clients: Option<Counts>,
     /// How many made room for others, having agreed on nothing.
     nbd_silent: Option<Rc<Cell<u64>>>,
+    /// How many were closed when they came, for want of a place.
+    nbd_refused: Option<Rc<Cell<u64>>>,
     /// By which NBD clients' connections come from the program before, and go to the next. (Machines and devices have their own.)
     passage: Option<Rc<Passage>>,
     /// Sockets for virtual machines that were asked for.
@@ -458,6 +460,7 @@ impl Daemon {
         let nbd = NbdFrontEnd::new(nbd, Rc::clone(&self.exports))?;
         self.nbd_clients = Some(nbd.counts());
         self.nbd_silent = Some(nbd.silent_count());
+        self.nbd_refused = Some(nbd.refused_count());
         self.passage = Some(nbd.passage());
         self.server.add(Box::new(nbd))?;
         self.listen_for_machines(machines, &mut made)?;

@@ -39,6 +39,7 @@ pub const ROWS: &[Row] = &[
     row("pid", Gauge, "Process id of the daemon."),
     row("started_at", Gauge, "When the daemon started to serve (Unix time)."),
     row("problems", Count, "Things that are wrong now; `forebay status` names them."),
+    row("nbd_refused", Counter, "NBD connections closed when they came: all places were taken."),
     row("memory.bytes", Gauge, "Memory taken at start, by part."),
     row("", Info, "Words about the daemon."),
     row("cache", Info, "Words about the cache."),

@@ -50,6 +50,12 @@ impl Status {
         let parts: Vec<String> =
             self.memory.iter().map(|part| format!("{} {}", part.name, size(part.bytes))).collect();
         out!("memory {}: {}", size(total), parts.join(", "));
+        if self.nbd_refused > 0 {
+            out!(
+                "NBD connections closed when they came, since all places were taken: {}",
+                self.nbd_refused
+            );
+        }
         if self.problems.is_empty() {
             out!("nothing is wrong");
         }

@@ -99,6 +99,8 @@ pub struct NbdFrontEnd {
     coming: VecDeque<OwnedFd>,
     /// How many made room.
     silent_count: Rc<Cell<u64>>,
+    /// How many came for whom nobody did.
+    refused_count: Rc<Cell<u64>>,
     passage: Rc<Passage>,
     /// Listeners that take the next client.
     accepting_count: usize,
@@ -130,6 +132,7 @@ impl NbdFrontEnd {
             counts,
             coming: VecDeque::new(),
             silent_count: Rc::default(),
+            refused_count: Rc::default(),
             passage: Rc::new(Passage::of::<Carried>()),
             accepting_count: 0,
             is_held: false,
@@ -169,6 +172,7 @@ impl NbdFrontEnd {
         // Who came before has what is free.
         self.let_in(shard.now());
         if self.connections.iter().all(Option::is_some) && !self.make_room(shard) {
+            self.refused_count.set(self.refused_count.get() + 1);
             return;
         }
         self.coming.push_back(socket);
@@ -322,6 +326,11 @@ impl NbdFrontEnd {
     /// How many connections that had agreed on nothing for long made room for others.
     pub fn silent_count(&self) -> Rc<Cell<u64>> {
         Rc::clone(&self.silent_count)
+    }
+
+    /// How many were closed when they came, since all places were taken.
+    pub fn refused_count(&self) -> Rc<Cell<u64>> {
+        Rc::clone(&self.refused_count)
     }
 
     /// Connections to each volume, as of the last turn of the loop.

@@ -205,6 +205,7 @@ impl Daemon {
             started_at: wall_now(),
             nbd_clients: None,
             nbd_silent: None,
+            nbd_refused: None,
             passage: None,
             vhost_sockets,
             machines: None,

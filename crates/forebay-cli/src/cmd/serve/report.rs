@@ -95,6 +95,7 @@ impl Daemon {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             started_at: self.started_at,
+            nbd_refused: self.nbd_refused(),
             upgrade: self.upgrade.clone(),
             // For people, where it is no text.
             config_file: self

@@ -24,6 +24,8 @@ enum Cause {
     OpenFiles,
     /// An NBD client that had said too little made room for another.
     Silent,
+    /// One was sent away, for nobody did.
+    Places,
     /// The cache device failed an operation.
     Cache,
     /// A backing device did.
@@ -48,6 +50,8 @@ pub(super) struct Watch {
     sent_away: u64,
     /// NBD connections that made room until now.
     silent: u64,
+    /// Those that found no place until now.
+    refused: u64,
     cache: Device,
     is_failed: bool,
     volumes: Vec<Seen>,
@@ -80,6 +84,7 @@ impl Watch {
             cache_bytes: None,
             sent_away: 0,
             silent: 0,
+            refused: 0,
             cache: Device::default(),
             is_failed: false,
             volumes: Vec::new(),
@@ -141,6 +146,15 @@ impl Daemon {
             );
             self.watch.warn(Cause::Silent, text, news, now);
         }
+        let refused = self.nbd_refused();
+        let news = refused - std::mem::replace(&mut self.watch.refused, refused);
+        if news > 0 {
+            let text = format!(
+                "an NBD connection is closed as it comes: all {CONNECTION_COUNT_MAX} places are taken; end clients that nobody needs (`forebay \
+                 status` says how many each volume has)"
+            );
+            self.watch.warn(Cause::Places, text, news, now);
+        }
         let passages = [self.passage.clone(), self.machines_passage(), self.devices_passage()];
         let passages = passages.into_iter().flatten();
         passages.flat_map(|passage| passage.told()).for_each(|text| warn!("{text}"));
@@ -156,6 +170,11 @@ impl Daemon {
         for (_, line) in self.watch.limiter.due(now) {
             warn!("{line}");
         }
+    }
+
+    /// NBD connections that found no place until now.
+    pub(super) fn nbd_refused(&self) -> u64 {
+        self.nbd_refused.as_ref().map_or(0, |it| it.get())
     }
 
     fn watch_cache(&mut self, now: Instant) {
