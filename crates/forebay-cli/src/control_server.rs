@@ -18,7 +18,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-const CLIENT_COUNT_MAX: usize = 16;
+/// Who may ask at the same time.
+pub const CLIENT_COUNT_MAX: usize = 16;
 const LINE_BYTES_MAX: usize = 64 << 10;
 const SILENT_MAX: Duration = Duration::from_secs(5);
 const ACCEPT: u64 = 0;

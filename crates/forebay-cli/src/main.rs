@@ -26,6 +26,7 @@ mod memory;
 mod metrics;
 mod names;
 mod older;
+mod open_files;
 mod progress;
 mod quoted;
 mod signals;

@@ -13,7 +13,7 @@ mod server;
 mod table;
 mod text;
 
-pub use server::{Listener, start};
+pub use server::{CONNECTION_COUNT_MAX, Listener, start};
 #[cfg(test)]
 pub use {
     table::{DEVICE_ROWS, Kind, ROWS, Row},

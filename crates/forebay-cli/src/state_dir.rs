@@ -307,16 +307,18 @@ impl StateDir {
 }
 
 fn read(path: &Path) -> Result<Option<Record>> {
-    let failed = || {
-        format!(
-            "{}: cannot be read, and may say that a cache is stale; mend or remove it",
-            path.display()
-        )
+    let failed = |advice: &str| {
+        let shown = path.display();
+        format!("{shown}: cannot be read, and may say that a cache is stale; {advice}")
     };
+    let bad = || failed("mend or remove it");
     match std::fs::read_to_string(path) {
-        Ok(text) => serde_json::from_str(&text).with_context(failed).map(Some),
+        Ok(text) => serde_json::from_str(&text).with_context(bad).map(Some),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(failed),
+        Err(error) if error.kind() == ErrorKind::InvalidData => Err(error).with_context(bad),
+        // What it says may be well.
+        Err(error) => Err(error)
+            .with_context(|| failed("do not remove it, and see to what keeps it from being read")),
     }
 }
 
@@ -465,8 +467,14 @@ mod tests {
         let path = scratch("state-rubbish");
         let dir = open(&path);
         std::fs::write(path.join("c.v"), "{").unwrap();
-        assert!(dir.read("c", "v").is_err());
+        let told = |error: anyhow::Error| format!("{error:#}");
+        assert!(told(dir.read("c", "v").unwrap_err()).contains("; mend or remove it: "));
         assert!(dir.of_backing(Path::new("/")).is_err());
+        // Of what it says nothing is known then: to remove it was the advice.
+        std::os::unix::fs::symlink("c.w", path.join("c.w")).unwrap();
+        let error = told(dir.read("c", "w").unwrap_err());
+        assert!(error.contains("do not remove it") && !error.contains("mend or"), "{error}");
+        std::fs::remove_file(path.join("c.w")).unwrap();
         // What was being written when the power failed is nothing yet.
         std::fs::rename(path.join("c.v"), path.join(".c.v.new")).unwrap();
         assert_eq!(dir.read("c", "v").unwrap(), None);

@@ -26,7 +26,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Mutex, Semaphore};
 
-const CONNECTION_COUNT_MAX: usize = 16;
+/// Who may scrape at the same time.
+pub const CONNECTION_COUNT_MAX: usize = 16;
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// For a request's head to come in.

@@ -14,7 +14,7 @@ use crate::late::{ANSWER_MAX, Patience};
 use crate::older::Older;
 use crate::state_dir::StateDir;
 use crate::units::{count, size};
-use crate::{backing, memory, upgrade};
+use crate::{backing, memory, open_files, upgrade};
 use anyhow::{Context, Result};
 use forebay::cache::Found;
 use forebay::host::named::Named;
@@ -122,6 +122,7 @@ impl Daemon {
         }
         let volumes = volume_count(&found.superblock, &args.volumes);
         let vhost_sockets = crate::vhost::socket_count(args);
+        open_files::check(memory::Counts { volumes, vhost_sockets, devices }, args)?;
         let wanted = options.config;
         let fit = |spare: usize| {
             let volumes = volumes + spare;
