@@ -30,6 +30,7 @@ mod open_files;
 mod progress;
 mod quoted;
 mod signals;
+mod small_file;
 mod sockets;
 mod state_dir;
 mod status;

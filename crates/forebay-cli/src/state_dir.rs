@@ -20,7 +20,7 @@
 //!   other: nobody's mark is overwritten.
 
 use crate::hide::Backing;
-use crate::quoted;
+use crate::{quoted, small_file};
 use anyhow::{Context, Result};
 use forebay::host::identity::Serial;
 use forebay::host::machine::{Host, Target};
@@ -312,7 +312,7 @@ fn read(path: &Path) -> Result<Option<Record>> {
         format!("{shown}: cannot be read, and may say that a cache is stale; {advice}")
     };
     let bad = || failed("mend or remove it");
-    match std::fs::read_to_string(path) {
+    match small_file::read(path) {
         Ok(text) => serde_json::from_str(&text).with_context(bad).map(Some),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) if error.kind() == ErrorKind::InvalidData => Err(error).with_context(bad),

@@ -2,6 +2,7 @@
 //! A start that fails leaves everything as it was: what it would have changed, a corrected start would find changed.
 
 use crate::support::{Daemon, Scratch, forebay, wait_for};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::ffi::OsStr;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -213,4 +214,27 @@ fn a_start_without_memory_says_how_much_it_needs() {
     assert_eq!(volumes(&scratch), before);
     Daemon::start(command(&scratch, &["--volume".into(), volume]), &scratch.path("stderr"))
         .stop("TERM");
+}
+
+/// It was opened, and waited for whoever would write to it, with the cache's lock and whatever signal came.
+#[test]
+fn a_pipe_in_the_state_directory_is_no_record_and_nobody_waits_for_it() {
+    let scratch = Scratch::new("failed-start-pipe");
+    scratch.format("64M");
+    let volume = format!("v={}", scratch.file("disk", 16 * MIB).display());
+    let args = ["--volume".to_owned(), volume];
+    let start = || Daemon::start(command(&scratch, &args), &scratch.path("stderr"));
+    start().stop("TERM");
+    let state = scratch.path("state");
+    let record = state.join(&names(&state)[0]);
+    let text = std::fs::read(&record).unwrap();
+    std::fs::remove_file(&record).unwrap();
+    let pipe = |path: &Path| mknodat(CWD, path, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    pipe(&record);
+    let said = fails(&scratch, &args);
+    let told = "may say that a cache is stale; mend or remove it: it is no regular file";
+    assert!(said.contains(told), "{said}");
+    std::fs::remove_file(&record).unwrap();
+    std::fs::write(&record, text).unwrap();
+    start().stop("TERM");
 }
