@@ -317,6 +317,8 @@ pub struct UpgradeArgs {
     #[arg(long, value_name = "PROGRAM")]
     pub exec: PathBuf,
     /// How long it may take until the new program serves
+    ///
+    /// Before that it is tried, while guests are served: each step of that has as long, and 30 s at most.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
     pub timeout: Duration,
     /// The daemon's control socket; needed if several run, or if it is not in the usual place

@@ -79,6 +79,9 @@ pub enum Request {
         /// How it lays out a map that is handed over, if it says so.
         #[serde(default)]
         layout: Option<String>,
+        /// How long it may take to try it, if less than usual.
+        #[serde(default)]
+        limit: Option<Duration>,
     },
     /// `NAME=BACKING[,...]` as on the command line, its paths absolute, or `NAME` alone.
     Attach {
@@ -389,7 +392,7 @@ pub fn status_again(socket: &Path) -> Result<Status> {
 }
 
 /// The same, of one that may not answer at all, which is an error then.
-fn status_within(socket: &Path, limit: Duration) -> Result<Status> {
+pub fn status_within(socket: &Path, limit: Duration) -> Result<Status> {
     of(ask_first(socket, &Request::Status, Some(limit))?.0)
 }
 

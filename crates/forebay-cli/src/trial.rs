@@ -22,7 +22,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// A start of a program takes some hundredths of a second where nothing is slow.
+/// How long one is waited for, where nobody wants less. A start of a program takes some hundredths of a second where nothing is slow.
 pub const LIMIT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(5);
 /// Of what a program said, in an error.
@@ -59,12 +59,8 @@ impl Said {
     }
 }
 
-/// What a program says to this. One that is ended by a signal, or does not end, is an error.
-pub fn ask(command: &mut Command) -> Result<Said> {
-    ask_within(command, LIMIT)
-}
-
-fn ask_within(command: &mut Command, limit: Duration) -> Result<Said> {
+/// What a program says to this. One that is ended by a signal, or does not end within the limit, is an error.
+pub fn ask(command: &mut Command, limit: Duration) -> Result<Said> {
     let shown = Path::new(command.get_program()).display().to_string();
     let question = command.get_args().next().unwrap_or_default().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
@@ -74,7 +70,7 @@ fn ask_within(command: &mut Command, limit: Duration) -> Result<Said> {
     let (out, err) = (out.unwrap_or_default(), err.unwrap_or_default());
     let Some(status) = status? else {
         let limit = limit.as_secs_f64();
-        bail!("{shown}: `{question}` did not end within {limit:.0} s, and was killed");
+        bail!("{shown}: was tried with `{question}`, did not end within {limit} s, and was killed");
     };
     let said = Said { status, out, err };
     if status.signal().is_some() {
@@ -112,9 +108,9 @@ fn heard(mut pipe: impl Read + AsFd) -> String {
 }
 
 /// What a program says that it is; it must be a forebay, or the daemon would end with it.
-pub fn version(executable: &Path) -> Result<String> {
+pub fn version(executable: &Path, limit: Duration) -> Result<String> {
     let shown = executable.display();
-    let said = ask(Command::new(executable).arg("--version"))?;
+    let said = ask(Command::new(executable).arg("--version"), limit)?;
     let Some(out) = said.out() else {
         bail!("{shown}: `--version` ended with {}; give --exec another program", said.failure());
     };
@@ -129,7 +125,7 @@ pub fn version(executable: &Path) -> Result<String> {
 
 /// Whether a program can be expected to serve with this command line, where this process is: `cmd/rehearse`. One from before that says
 /// what it is.
-pub fn rehearse(executable: &Path, words: &[OsString]) -> Result<()> {
+pub fn rehearse(executable: &Path, words: &[OsString], limit: Duration) -> Result<()> {
     let mut command = Command::new(executable);
     command.arg("rehearse").args(words.iter().skip(1));
     // It is nobody's next program, and the service manager does not hear of it.
@@ -139,9 +135,9 @@ pub fn rehearse(executable: &Path, words: &[OsString]) -> Result<()> {
             command.env_remove(&name);
         }
     }
-    let said = ask(command.env_remove("NOTIFY_SOCKET"))?;
+    let said = ask(command.env_remove("NOTIFY_SOCKET"), limit)?;
     if said.status.code() == Some(NOT_UNDERSTOOD) {
-        return version(executable).map(drop);
+        return version(executable, limit).map(drop);
     }
     let shown = executable.display();
     match said.out() {
@@ -157,7 +153,7 @@ mod tests {
     use super::*;
 
     fn script(text: &str, limit: Duration) -> Result<Said> {
-        ask_within(Command::new("/bin/sh").args(["-c", text]), limit)
+        ask(Command::new("/bin/sh").args(["-c", text]), limit)
     }
 
     fn refused(text: &str) -> String {
@@ -194,7 +190,7 @@ mod tests {
             assert!(begun.elapsed() < Duration::from_secs(60), "{stat}");
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert_eq!(error, "/bin/sh: `-c` did not end within 0 s, and was killed");
+        assert_eq!(error, "/bin/sh: was tried with `-c`, did not end within 0.3 s, and was killed");
         assert!(begun.elapsed() < Duration::from_secs(500));
     }
 
@@ -209,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_run_is_told() {
-        let error = version(Path::new("/dev/null")).unwrap_err();
+        let error = version(Path::new("/dev/null"), LIMIT).unwrap_err();
         assert!(format!("{error:#}").starts_with("/dev/null: cannot be run: Permission denied"));
     }
 }

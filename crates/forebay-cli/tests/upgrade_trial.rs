@@ -8,6 +8,7 @@ use crate::support::{Daemon, Scratch, good, skip, wait_for};
 use crate::upgrade::upgrade;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 const FOREBAY: &str = env!("CARGO_BIN_EXE_forebay");
 
@@ -67,6 +68,30 @@ fn a_program_that_cannot_run_is_refused_and_nobody_notices() {
     let told = upgrade(&scratch, &older).unwrap();
     assert!(told.contains("by a hand-over"), "{told}");
     client.write(0, &[2; 4096], true).unwrap();
+    daemon.stop("TERM");
+}
+
+/// It had half a minute for each question, whatever was given.
+#[test]
+fn a_program_that_hangs_is_tried_as_long_as_the_timeout_says() {
+    let (scratch, daemon) = serve("trial-hangs");
+    let before = scratch.status()["started_at"].clone();
+    let hang =
+        |question: &str| format!("[ \"$1\" != {question} ] || sleep 1000\nexec {FOREBAY} \"$@\"");
+    for question in ["--version", "layout", "rehearse"] {
+        let program = script(&scratch, question.trim_matches('-'), &hang(question));
+        let begun = Instant::now();
+        let program = program.to_str().unwrap();
+        let done = scratch.ask(&["upgrade", "--exec", program, "--timeout", "2s"]);
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{question}: {said}");
+        let told = format!(
+            "the daemon goes on as it is: {program}: was tried with `{question}`, did not end within 2 s, and was killed"
+        );
+        assert!(said.contains(&told), "{question}: {said}");
+        assert!(begun.elapsed() < Duration::from_secs(20), "{question}: {:?}", begun.elapsed());
+    }
+    assert_eq!(scratch.status()["started_at"], before);
     daemon.stop("TERM");
 }
 

@@ -781,8 +781,8 @@ impl Daemon {
                     end = Some(End::Stop);
                     Reply::Done
                 }
-                Request::Upgrade { executable, layout } => {
-                    match self.begin_trial(executable, layout, client) {
+                Request::Upgrade { executable, layout, limit } => {
+                    match self.begin_trial(executable, layout, limit, client) {
                         // The answer comes when it has been tried.
                         Ok(()) => continue,
                         Err(error) => Reply::Error { text: format!("{error:#}") },

@@ -13,13 +13,18 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(10);
+/// A daemon that answers does so within this.
+const ASK_LEAST: Duration = Duration::from_secs(1);
+
+const STAYS: &str = "not upgraded: the daemon goes on as it is";
 
 pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
     let executable = std::fs::canonicalize(&args.exec).map_err(|why| {
         let shown = args.exec.display();
         anyhow!("{shown}: there is no such program: {why}; give --exec the path of one")
     })?;
-    let version = trial::version(&executable)?;
+    let limit = args.timeout.min(trial::LIMIT);
+    let version = trial::version(&executable, limit).context(STAYS)?;
     let mut socket = match args.process {
         Some(process) => control::find_process(process)?,
         None => control::find(args.control.as_deref())?,
@@ -29,19 +34,20 @@ pub fn run(args: &UpgradeArgs) -> Result<ExitCode> {
     if let Some(file) = &before.config_file
         // Where its path is no text it is told for people, and only the daemon can read it.
         && !file.to_string_lossy().contains(char::REPLACEMENT_CHARACTER)
-        && let Some(mistakes) = mistakes(&executable, file)?
+        && let Some(mistakes) = mistakes(&executable, file, limit).context(STAYS)?
     {
         err!("{}", mistakes.trim_end());
         err!("forebay: not upgraded: the daemon goes on with the settings that it has");
         return Ok(ExitCode::from(2));
     }
-    let layout = layout(&executable)?;
+    let layout = layout(&executable, limit).context(STAYS)?;
     // Answered when the daemon has tried it and is about to become it: from then on guests may wait.
-    control::ask(&socket, &Request::Upgrade { executable, layout })?;
+    control::ask(&socket, &Request::Upgrade { executable, layout, limit: Some(limit) })?;
     let begun = Instant::now();
     // Bounded by --timeout.
     let after = loop {
-        match control::status(&socket) {
+        let left = args.timeout.saturating_sub(begun.elapsed());
+        match control::status_within(&socket, left.max(ASK_LEAST)) {
             // It answers only when it serves.
             Ok(status) if status.started_at != before.started_at => break status,
             _ if begun.elapsed() > args.timeout => bail!(
@@ -95,13 +101,13 @@ fn named(before: &Status) -> Result<PathBuf> {
 }
 
 /// What a program finds wrong in a configuration file.
-fn mistakes(executable: &Path, file: &Path) -> Result<Option<String>> {
-    let said = trial::ask(Command::new(executable).args(["config", "check"]).arg(file))?;
+fn mistakes(executable: &Path, file: &Path, limit: Duration) -> Result<Option<String>> {
+    let said = trial::ask(Command::new(executable).args(["config", "check"]).arg(file), limit)?;
     Ok(said.out().is_none().then(|| said.err().to_owned()))
 }
 
 /// How a program lays out a map that is handed over; an older one does not know.
-fn layout(executable: &Path) -> Result<Option<String>> {
-    let said = trial::ask(Command::new(executable).arg("layout"))?;
+fn layout(executable: &Path, limit: Duration) -> Result<Option<String>> {
+    let said = trial::ask(Command::new(executable).arg("layout"), limit)?;
     Ok(said.out().map(str::to_owned))
 }

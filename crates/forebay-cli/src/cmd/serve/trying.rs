@@ -43,6 +43,7 @@ impl Daemon {
         &mut self,
         executable: PathBuf,
         layout: Option<String>,
+        limit: Option<Duration>,
         client: usize,
     ) -> Result<()> {
         if let Some(other) = &self.trial {
@@ -56,9 +57,10 @@ impl Daemon {
         }
         self.check_upgrade(&executable)?;
         let (words, disks) = (self.words_for_next(), self.disks_now());
+        let limit = limit.map_or(trial::LIMIT, |limit| limit.min(trial::LIMIT));
         let (tried, backings) = (executable.clone(), disks.backings.clone());
         let tries = Asking::begin("trial", move || {
-            trial::rehearse(&tried, &words)?;
+            trial::rehearse(&tried, &words, limit)?;
             disks.check()
         })?;
         info!("tries {}", executable.display());
