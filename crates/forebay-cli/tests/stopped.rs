@@ -89,7 +89,7 @@ fn a_command_gives_up_a_daemon_that_does_not_answer() {
     let commands: [&[&str]; 9] = [
         &["status", "--json"],
         &["why", "v", "0"],
-        &["set", "v", "mode=write-through"],
+        &["set", "v", "weight=2"],
         &["drain"],
         &["scrub"],
         &["attach", &more],
@@ -114,6 +114,7 @@ fn a_command_gives_up_a_daemon_that_does_not_answer() {
     signal(daemon.id(), "CONT");
     // It goes on: nothing has stopped it, and what was asked for was heard.
     wait_for("it drains", || scratch.status()["volumes"][0]["drained"] == true);
+    wait_for("it is set", || scratch.status()["volumes"][0]["weight"] == 2);
     assert_eq!(scratch.volume_names(), ["v"]);
     daemon.stop("TERM");
 }
