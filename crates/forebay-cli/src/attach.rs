@@ -92,7 +92,7 @@ pub enum Kind {
 
 impl Kind {
     /// The best first.
-    const ALL: [Kind; 3] = [Kind::Ublk, Kind::Nbd, Kind::Fuse];
+    pub const ALL: [Kind; 3] = [Kind::Ublk, Kind::Nbd, Kind::Fuse];
 
     /// As it is called in `--attach`.
     pub fn name(self) -> &'static str {

@@ -24,7 +24,7 @@ pub use file::{Mistake, Said};
 pub use state::{is_not_ours, state_dir_of, state_dirs};
 
 use crate::args::{Args, Command, ServeArgs, VolumeSpec};
-use crate::upgrade;
+use crate::{small_file, upgrade};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser};
@@ -144,7 +144,7 @@ fn advice(why: &io::Error) -> String {
 
 /// Reads a file and checks it.
 pub fn read(path: &Path) -> Result<Config> {
-    let text = std::fs::read_to_string(path)
+    let text = small_file::read(path)
         .map_err(|why| anyhow!("{}: cannot be read: {why}; {}", path.display(), advice(&why)))?;
     match file::words(&text) {
         Ok((words, said)) => Ok(Config { path: path.to_owned(), words, said }),

@@ -71,6 +71,17 @@ pub fn most(superblock: &Superblock, config: &Config, memory: u64) -> u64 {
     map(&parts(superblock, Counts::volumes(1), config), superblock) + memory
 }
 
+/// For so many volumes that is enough, by whatever their block devices are made.
+pub fn volumes_max(superblock: &Superblock, memory: u64) -> u64 {
+    let fits = |volumes: usize, devices| {
+        let counts = Counts { devices, ..Counts::volumes(volumes) };
+        fit(&Config::default(), 0, superblock, counts, memory).is_ok()
+    };
+    let kinds = [None].into_iter().chain(Kind::ALL.map(Some));
+    let fit_all = |volumes: &usize| kinds.clone().all(|kind| fits(*volumes, kind));
+    (1..=VOLUME_COUNT_MAX).take_while(fit_all).count() as u64
+}
+
 /// As much of `config` as fits, and room for so many extents at least: the fixed sum is at most `memory`.
 pub fn fit(
     config: &Config,

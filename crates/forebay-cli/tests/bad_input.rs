@@ -35,7 +35,7 @@ fn destroy(cache: &str, address: u64) {
 fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
     let place = Place::new("absurd");
     let (cache, new) = (place.cache(), place.text("new"));
-    let usage: [(&[&str], &str); 30] = [
+    let usage: [(&[&str], &str); 31] = [
         (&["format"], "<CACHE>"),
         (&["format", &new, "--size", "x"], "'x' is no size; try 512K or 1G"),
         (&["format", &new, "--size", ""], "is no size"),
@@ -64,6 +64,7 @@ fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
         (&["stauts"], "did you mean `status`?; see `forebay --help`"),
         (&["status", "--jsn"], "did you mean `--json`?; see `forebay status --help`"),
         (&["why", "v", "x"], "expected a block's number"),
+        (&["set", "v", "mode=write-back", "mode=write-through"], "mode is given twice"),
         (&["serve", "--cache", &cache, "--memory", "192"], "is 192 B of memory"),
         (&["serve", "--cache", &cache, "--volume", &format!("v={cache}")], ": is the cache; "),
     ];
@@ -74,7 +75,11 @@ fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
     std::os::unix::fs::symlink(&cache, &link).unwrap();
     let small = place.file("small", 4096);
     let empty = place.file("empty", 0);
-    let could_not: [(&[&str], &str); 19] = [
+    let short = place.file("short", 511);
+    let nowhere = place.text("nowhere");
+    std::os::unix::fs::symlink("new", &nowhere).unwrap();
+    let large_segments = ["format", &new, "--size", "64M", "--segment-size", "4M"];
+    let could_not: [(&[&str], &str); 22] = [
         (&["format", &new], "give --size"),
         (&["format", &small], "at least 64 MiB"),
         (&["format", &small, "--size", "64M"], "less than --size"),
@@ -99,12 +104,19 @@ fn absurd_values_are_refused_with_a_line_that_says_what_to_do() {
         (&["serve", "--cache", &cache, "--memory", "1M"], "--memory 1 MiB: at least "),
         (&["serve", "--cache", &cache], "give --volume NAME=BACKING"),
         (&["serve", "--cache", &cache, "--volume", &format!("v={empty}")], "is empty"),
+        (&["serve", "--cache", &cache, "--volume", &format!("v={short}")], "has 511 B, less than"),
+        // It was said to be made by another process meanwhile.
+        (&["format", &nowhere, "--size", "64M"], "is a link that leads to nothing; format "),
+        // It had a name that nobody had given.
+        (&large_segments, &format!("{new}: 67108864 bytes are too few for a cache")),
         (&["serve", "--cache", &cache, "--volume", &format!("v={link}")], "same device or file"),
     ];
     for (args, says) in could_not {
         place.run(args).refused(1, says);
         assert!(!place.at("new").exists(), "{args:?} left a file");
     }
+    // It was read until there was no memory.
+    place.run(&["config", "check", "/dev/zero"]).refused(2, "/dev/zero: cannot be read: it is no");
     place.run(&["status", "--control", &place.text("none")]).refused(5, "; leave --control out");
 }
 

@@ -64,7 +64,7 @@ fn format_serve_write_stop_serve_read_drain() {
     let printed = text(&done.stdout);
     scratch.note_cache(&printed);
     assert!(printed.contains("next: forebay serve --cache"), "{printed}");
-    for part in ["  slots and checksums", "  in all", "  at most, with any number of volumes"] {
+    for part in ["  slots and checksums", "  in all", "  at most, with up to "] {
         assert!(printed.contains(part), "{printed}");
     }
     let backing = scratch.file("backing", size);

@@ -6,10 +6,10 @@ mod new_file;
 
 use crate::args::FormatArgs;
 use crate::state_dir::StateDir;
-use crate::units::size;
+use crate::units::{count, size};
 use crate::{backing, config, memory, quoted};
 use anyhow::{Result, bail};
-use forebay::cache;
+use forebay::cache::{self, CacheError};
 use forebay::io::{Device, DeviceKind, FileDevice};
 use forebay::shard::{CACHE_SOURCE, uuid_text, wall_now};
 use forebay_core::engine::Config;
@@ -61,7 +61,8 @@ fn format(args: &FormatArgs, new: Option<&NewFile>) -> Result<ExitCode> {
         None => content::Owners::of(args)?,
     };
     let device = content::check(args, device, unknown, state_dir.as_ref())?;
-    cache::check_size(&device, size_bytes, args.segment_size)?;
+    cache::check_size(&device, size_bytes, args.segment_size)
+        .map_err(|error| named(args, error))?;
     take_room(args, &device, size_bytes)?;
     if is_in_ram(&device) {
         warn!("{path}: is in RAM: what is in it is gone when the machine stops");
@@ -75,6 +76,16 @@ fn format(args: &FormatArgs, new: Option<&NewFile>) -> Result<ExitCode> {
         super::forget::release(&before, None, state_dir.as_ref())?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Of a new file nobody knows the name that it has as yet.
+fn named(args: &FormatArgs, error: CacheError) -> CacheError {
+    match error {
+        CacheError::TooSmall { found, needed, .. } => {
+            CacheError::TooSmall { device: args.cache.display().to_string(), found, needed }
+        }
+        other => other,
+    }
 }
 
 /// A file may have holes, which would be filled when guests write: then there may be no room left.
@@ -129,8 +140,9 @@ fn print_result(args: &FormatArgs, superblock: &Superblock) -> Result<()> {
     }
     out!("  {:>9}  in all", size(total));
     out!(
-        "  {:>9}  at most, with any number of volumes and devices (`--memory` bounds all but the map)",
-        size(memory::most(superblock, &config, crate::args::MEMORY_DEFAULT))
+        "  {:>9}  at most, with up to {}, whatever they are attached by (`--memory` bounds all but the map; more volumes may need more)",
+        size(memory::most(superblock, &config, crate::args::MEMORY_DEFAULT)),
+        count(memory::volumes_max(superblock, crate::args::MEMORY_DEFAULT), "volume")
     );
     out!(
         "opening after a crash: about {:.1} s where it reads 2 GB/s; longer behind many small writes with a flush after each",

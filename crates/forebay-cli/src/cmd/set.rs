@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `forebay set`: settings of a volume that is served.
 
-use crate::args::{SetArgs, VolumeSpec, parse_setting, parse_volume};
+use crate::args::{Args, SetArgs, VolumeSpec, parse_setting, parse_volume};
 use crate::config;
 use crate::control::{self, Reply, Request};
 use anyhow::{Context, Result};
+use clap::CommandFactory;
+use clap::error::ErrorKind;
 use std::path::Path;
 use std::process::ExitCode;
 
 pub fn run(args: &SetArgs) -> Result<ExitCode> {
+    once(&args.settings)?;
     let socket = control::find(args.control.as_deref())?;
     let (name, settings) = (args.name.clone(), args.settings.clone());
     let reply = control::ask(&socket, &Request::Set { name, settings })?;
@@ -22,6 +25,19 @@ pub fn run(args: &SetArgs) -> Result<ExitCode> {
     };
     lines.iter().for_each(|line| out!("{line}"));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Nobody means both.
+fn once(settings: &[String]) -> Result<()> {
+    let key = |text: &String| text.split('=').next().unwrap_or_default().to_owned();
+    let keys: Vec<String> = settings.iter().map(key).collect();
+    match keys.iter().enumerate().find(|(at, key)| keys[..*at].contains(key)) {
+        Some((_, key)) => {
+            let text = format!("{key} is given twice");
+            Err(Args::command().error(ErrorKind::ValueValidation, text).into())
+        }
+        None => Ok(()),
+    }
 }
 
 /// What the next start undoes, since the file says something else: the file as it is now, which is often changed first. None: it

@@ -271,6 +271,8 @@ impl Reader<'_> {
             DeValue::Integer(number) if number.radix() == 10 && !self.is_path(name) => {
                 Some(number.as_str().to_owned())
             }
+            // Whoever reads the value says what it is to be.
+            DeValue::Float(number) if !self.is_path(name) => Some(number.as_str().to_owned()),
             other => {
                 let kind = other.type_str();
                 let text = format!("{name}: expected a text in quotes, found this {kind}");
@@ -431,6 +433,12 @@ mod tests {
             "2:1: mode is not known here; it belongs below [volume.NAME]"
         );
         assert!(at("if-changed = 'a=keep-dirty'").contains("belongs to one run"));
+        // What it is to be was not said.
+        assert_eq!(
+            one("cache = '/a'\n[volume.d]\nbacking = '/dev/b'\nweight = 3.5\n"),
+            one("cache = '/a'\n[volume.d]\nbacking = '/dev/b'\nweight = '3.5'\n")
+        );
+        assert!(one("cache = 5.5").ends_with("expected a text in quotes, found this float"));
         assert_eq!(one("cache = 5"), "1:9: cache: expected a text in quotes, found this integer");
         // As if it were MiB.
         let told = at("memory = 192");

@@ -7,6 +7,7 @@
 //!   cache is stale. A file that may name the cache and cannot be understood is refused, never passed over.
 
 use super::{file, paths, read};
+use crate::small_file;
 use anyhow::{Context, Result, bail};
 use forebay::host::machine::Host;
 use forebay::host::named::Named;
@@ -74,7 +75,7 @@ fn of_file(path: &Path, is_it: impl Fn(&Path) -> bool) -> Result<Option<Option<P
         Ok(config) => config,
         Err(error) => {
             // Whatever else is wrong with it, it may say that it is another's.
-            let text = std::fs::read_to_string(path);
+            let text = small_file::read(path);
             let named = match &text {
                 Ok(text) => file::cache_in(text),
                 // Gone meanwhile.

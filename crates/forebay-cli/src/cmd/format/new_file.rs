@@ -46,6 +46,12 @@ impl NewFile {
         let Some(size) = args.size else {
             bail!("{cache}: does not exist; give --size to make a file of that size");
         };
+        if let Ok(target) = args.cache.read_link() {
+            let target = quoted::shell(&args.cache.parent().unwrap_or(Path::new("")).join(target));
+            bail!(
+                "{cache}: is a link that leads to nothing; format {target} itself, or choose another name"
+            );
+        }
         let mut path = args.cache.clone().into_os_string();
         path.push(SUFFIX);
         let (path, signals) = (PathBuf::from(path), Signals::catch()?);

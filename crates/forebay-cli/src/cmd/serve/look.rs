@@ -123,8 +123,12 @@ impl Look {
             ),
             Some(recorded) => backing::fingerprint_as_recorded(&device, path, recorded)?,
             None if size_bytes < u64::from(device.info().logical_block) => {
+                let what = match size_bytes {
+                    0 => "is empty".to_owned(),
+                    _ => format!("has {size_bytes} B, less than a block"),
+                };
                 bail!(
-                    "{0}: is empty, so there is nothing to be a volume of; name another, or give it a size (`truncate -s 8G {1}`)",
+                    "{0}: {what}, so there is nothing to be a volume of; name another, or give it a size (`truncate -s 8G {1}`)",
                     path.display(),
                     quoted::shell(path)
                 )
