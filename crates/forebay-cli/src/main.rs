@@ -124,7 +124,10 @@ fn run(before: &mut Option<upgrade::Before>) -> anyhow::Result<ExitCode> {
 /// It could not be done: one line on stderr.
 fn failure(error: &anyhow::Error) -> ExitCode {
     let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
-    err!("forebay: {}", causes.join(": "));
+    let text = causes.join(": ");
+    // Mistakes are several lines.
+    let text = if error.is::<config::Mistakes>() { text.into() } else { quoted::line(&text) };
+    err!("forebay: {text}");
     ExitCode::from(match () {
         () if error.is::<config::Mistakes>() => 2,
         () if error.is::<NoDaemon>() || error.is::<control::Silent>() => 5,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A line that says how far something is: rewritten on a terminal, now and then a new one elsewhere.
 
+use crate::quoted;
 use crate::say::{Unheard, tell};
 use crate::units::size;
 use std::io::IsTerminal;
@@ -25,9 +26,11 @@ impl Line {
             return Ok(());
         }
         self.shown = Some(Instant::now());
+        let text = text();
+        let line = quoted::line(&text);
         match self.is_terminal {
-            true => tell(format_args!("\r\x1b[K{}", text())),
-            false => tell(format_args!("{}\n", text())),
+            true => tell(format_args!("\r\x1b[K{line}")),
+            false => tell(format_args!("{line}\n")),
         }
     }
 

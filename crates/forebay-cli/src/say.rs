@@ -20,9 +20,11 @@ macro_rules! out_part {
     ($($text:tt)*) => { $crate::say::out(format_args!($($text)*)) };
 }
 
-/// A line on the daemon's stdout.
+/// A line on the daemon's stdout, whatever is in a path.
 macro_rules! announce {
-    ($($text:tt)*) => { $crate::say::announce(format_args!("{}\n", format_args!($($text)*))) };
+    ($($text:tt)*) => {
+        $crate::say::announce(format_args!("{}\n", $crate::quoted::line(&format!($($text)*))))
+    };
 }
 
 /// A line on stderr.

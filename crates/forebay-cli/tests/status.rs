@@ -290,3 +290,34 @@ fn two_daemons_are_listed_and_their_sockets_are_private() {
         daemon.stop("TERM");
     }
 }
+
+/// A name looked like a line of ours: a volume's problem, or what the log says of another.
+#[test]
+fn a_path_with_a_line_in_it_is_told_in_one() {
+    let scratch = Scratch::new("status-line");
+    scratch.format("64M");
+    let name = "disk\nPROBLEM: none is\n\u{1b}[2J";
+    let volume = format!("v={}", scratch.file(name, 16 << 20).display());
+    let daemon = scratch.serve(&["--volume", &volume]);
+    scratch.connect("v").write(0, &[7; 4096], true).unwrap();
+    let mut said = Vec::new();
+    for words in [&["status"][..], &["drain"], &["stop"]] {
+        let done = scratch.ask(words);
+        said.push(String::from_utf8([done.stdout, done.stderr].concat()).unwrap());
+    }
+    assert!(said[0].contains(r"disk\nPROBLEM: none is\n\u{1b}[2J"), "{said:?}");
+    assert!(said[1].contains(r"disk\nPROBLEM: none is\n\u{1b}[2J"), "{said:?}");
+    let (code, log) = daemon.ended();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains(r"disk\nPROBLEM: none is"), "{log}");
+    said.push(log);
+    let refused = scratch.file(&format!("{name}2"), 0);
+    let refused = scratch.serve_command(&["--volume", &format!("v={}", refused.display())]);
+    said.push(Daemon::try_start(refused, &scratch.path("stderr2")).unwrap_err().1);
+    for said in said {
+        assert!(
+            !said.contains('\u{1b}') && !said.lines().any(|it| it.starts_with("PROBLEM: none")),
+            "{said}"
+        );
+    }
+}

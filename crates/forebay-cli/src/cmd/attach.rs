@@ -3,6 +3,7 @@
 
 use crate::args::AttachArgs;
 use crate::control::{self, Reply, Request};
+use crate::quoted;
 use anyhow::Result;
 use std::process::ExitCode;
 
@@ -11,7 +12,7 @@ pub fn run(args: &AttachArgs) -> Result<ExitCode> {
     let (volume, if_changed) = (args.volume.clone(), args.if_changed.clone());
     let request = Request::Attach { volume, if_changed, without_cache: args.without_cache };
     if let Reply::Told { lines } = control::ask(&socket, &request)? {
-        lines.iter().for_each(|line| out!("{line}"));
+        lines.iter().for_each(|line| out!("{}", quoted::line(line)));
     }
     Ok(ExitCode::SUCCESS)
 }

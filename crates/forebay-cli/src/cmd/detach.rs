@@ -4,6 +4,7 @@
 use super::drain::watch_to_the_last;
 use crate::args::DetachArgs;
 use crate::control::{self, Reply, Request};
+use crate::quoted;
 use crate::status::{Status, VolumeStatus};
 use crate::units::count;
 use anyhow::{Context, Result, bail};
@@ -42,7 +43,7 @@ pub fn run(args: &DetachArgs) -> Result<ExitCode> {
         );
     }
     if let Reply::Told { lines } = detached? {
-        lines.iter().for_each(|line| out!("{line}"));
+        lines.iter().for_each(|line| out!("{}", quoted::line(line)));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -160,7 +160,8 @@ impl Progress {
             let (whole, lacking): (Vec<&VolumeStatus>, Vec<&VolumeStatus>) =
                 volumes.iter().partition(|volume| volume.lost_blocks_now == 0);
             for VolumeStatus { name, backing, .. } in whole {
-                tell(format_args!("{name}: drained; {backing} is the plain disk\n"))?;
+                let text = format!("{name}: drained; {backing} is the plain disk");
+                tell(format_args!("{}\n", quoted::line(&text)))?;
             }
             if let Some(volume) = came.iter().find(|volume| volume.dirty) {
                 bail!(

@@ -4,6 +4,7 @@
 use crate::args::{CacheSize, ResizeArgs};
 use crate::control::{self, Reply, Request};
 use crate::progress::Line;
+use crate::quoted;
 use crate::status::CacheStatus;
 use crate::units::size;
 use anyhow::{Result, bail};
@@ -21,7 +22,7 @@ pub fn run(args: &ResizeArgs) -> Result<ExitCode> {
         (None, None) => Request::StopResizing,
     };
     match control::ask(&socket, &request)? {
-        Reply::Told { lines } => lines.iter().for_each(|line| out!("{line}")),
+        Reply::Told { lines } => lines.iter().for_each(|line| out!("{}", quoted::line(line))),
         _ => watch(&socket, &before.cache)?,
     }
     Ok(ExitCode::SUCCESS)

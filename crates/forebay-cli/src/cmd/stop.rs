@@ -2,7 +2,7 @@
 //! `forebay stop`: asks the daemon to end, waits until it has, and says whether everything is durable and what is not on which disk.
 
 use crate::args::StopArgs;
-use crate::control;
+use crate::{control, quoted};
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -39,7 +39,7 @@ pub fn run(args: &StopArgs) -> Result<ExitCode> {
              answered is recovered"
         );
     };
-    lines.iter().for_each(|line| out!("{line}"));
+    lines.iter().for_each(|line| out!("{}", quoted::line(line)));
     // What was asked for is plain disks.
     Ok(if args.drain && !lines.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -2,8 +2,14 @@
 //! `forebay status` as people read it.
 
 use super::{FillsRefused, NO_DEVICE, ScrubStatus, Sharing, Status, VolumeStatus};
+use crate::quoted;
 use crate::units::{clock, count, size};
 use forebay_core::units::BLOCK_BYTES;
+
+/// A line, whatever is in a path.
+macro_rules! out {
+    ($($text:tt)*) => { $crate::say::out(format_args!("{}\n", quoted::line(&format!($($text)*)))) };
+}
 
 impl Status {
     /// As people read it.
