@@ -259,29 +259,41 @@ pub fn ask(socket: &Path, request: &Request) -> Result<Reply> {
     ask_first(socket, request, limit).map(|(reply, _)| reply)
 }
 
-/// Asks the daemon to stop, which has just answered something else, and waits until it says how that ended, with what a user should know. None: it did not say, as one of
-/// before it could. One that goes away without an answer may be on its way to another program: as long as its process is there, that is asked.
-pub fn stop(socket: &Path, drain: bool, process: u32) -> Result<Option<Vec<String>>> {
+/// How a daemon was stopped.
+#[derive(Debug)]
+pub struct Stopped {
+    /// What has become of its files, as it said before it ended.
+    pub warned: Vec<String>,
+    /// What a user should know of the end. None: it did not say.
+    pub ended: Option<Vec<String>>,
+}
+
+/// Asks the daemon to stop, which has just answered something else, and waits until it says how that ended, with what a user should know. One from before may not say it. One that goes away without an answer may be on its way to another program: as long as its process is there, that is asked.
+pub fn stop(socket: &Path, drain: bool, process: u32) -> Result<Stopped> {
     let (mut socket, process_dir) = (socket.to_owned(), PathBuf::from(format!("/proc/{process}")));
     // Bounded by the life of the process.
-    let mut more = loop {
+    let (first, mut more) = loop {
         match ask_first(&socket, &Request::Stop { drain }, None) {
             Err(error) if is_for_now(&error) && process_dir.exists() => {
                 std::thread::sleep(ASK_AGAIN);
                 // Without a cache each program has another socket.
                 socket = find_process(process).unwrap_or(socket);
             }
-            asked => break asked?.1,
+            asked => break asked?,
         }
+    };
+    let warned = match first {
+        Reply::Told { lines } => lines,
+        _ => Vec::new(),
     };
     let mut answer = String::new();
     // One that is killed says nothing.
     let _ = more.read_line(&mut answer);
     match serde_json::from_str(&answer) {
         Ok(Reply::Error { text }) => bail!(text),
-        Ok(Reply::Told { lines }) => Ok(Some(lines)),
-        Ok(_) => Ok(Some(Vec::new())),
-        Err(_) => Ok(None),
+        Ok(Reply::Told { lines }) => Ok(Stopped { warned, ended: Some(lines) }),
+        Ok(_) => Ok(Stopped { warned, ended: Some(Vec::new()) }),
+        Err(_) => Ok(Stopped { warned, ended: None }),
     }
 }
 
@@ -455,8 +467,8 @@ mod tests {
                 BufReader::new(stream.try_clone().unwrap()).read_line(&mut String::new()).unwrap();
                 write!(stream, "{{\"reply\":\"done\"}}\n{second}").unwrap();
             });
-            let told =
-                stop(&socket, false, 0).map_or_else(|it| it.to_string(), |it| format!("{it:?}"));
+            let told = stop(&socket, false, 0)
+                .map_or_else(|it| it.to_string(), |it| format!("{:?}", it.ended));
             daemon.join().unwrap();
             assert_eq!(told, expected);
             std::fs::remove_file(socket).unwrap();
@@ -477,7 +489,7 @@ mod tests {
             BufReader::new(stream.try_clone().unwrap()).read_line(&mut String::new()).unwrap();
             write!(stream, "{{\"reply\":\"done\"}}\n{{\"reply\":\"done\"}}\n").unwrap();
         });
-        assert_eq!(stop(&socket, false, std::process::id()).unwrap(), Some(vec![]));
+        assert_eq!(stop(&socket, false, std::process::id()).unwrap().ended, Some(vec![]));
         daemon.join().unwrap();
         // And nobody is asked who is not there.
         let error = stop(&socket, false, u32::MAX).unwrap_err();

@@ -268,6 +268,10 @@ pub struct VolumeStatus {
     /// The same for each byte that guests wrote.
     pub cache_bytes_per_written_byte: Option<f64>,
     pub backing_bytes_per_written_byte: Option<f64>,
+    /// What has become of its backing file while it is served, and what to do: it was removed, replaced, moved or cut. Such a file is
+    /// not the plain disk when all is written back.
+    #[serde(default)]
+    pub backing_file: Option<String>,
     pub lost_blocks: u64,
     #[serde(default)]
     pub lost_blocks_now: u64,
@@ -287,6 +291,11 @@ pub struct VolumeStatus {
 }
 
 impl VolumeStatus {
+    /// Whether it has a trouble of that name.
+    pub fn has(&self, trouble: &str) -> bool {
+        self.troubles.iter().any(|it| it == trouble)
+    }
+
     /// Whether a drain is not done yet.
     pub fn is_left(&self) -> bool {
         self.dirty && !self.drained_through

@@ -20,6 +20,7 @@ mod documents;
 mod drain;
 mod failed_start;
 mod figures;
+mod files_gone;
 mod flush_trace;
 mod forget;
 mod full;

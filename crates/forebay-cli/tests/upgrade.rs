@@ -397,6 +397,10 @@ fn write_letters(scratch: &Scratch) {
 fn assert_letters(scratch: &Scratch, files: &[PathBuf; 2]) {
     let drained = scratch.ask(&["drain"]);
     assert!(drained.status.success(), "{drained:?}");
+    assert_written(files);
+}
+
+fn assert_written(files: &[PathBuf; 2]) {
     for (file, letter) in files.iter().zip([0xaa, 0xbb]) {
         let found = std::fs::read(file).unwrap();
         assert!(found.iter().all(|byte| *byte == letter), "{}: {:x?}", file.display(), &found[..4]);
@@ -418,7 +422,12 @@ fn a_volume_keeps_its_disk_whatever_its_path_names_by_then() {
     let (a, b) = (files[0].display(), files[1].display());
     let why = format!("a: {} is {b} now, and the volume is served from {a}", la.display());
     assert!(refused.contains(&why), "{refused}");
-    assert_letters(&scratch, &files);
+    // They are no plain disks of these names.
+    let drained = scratch.ask(&["drain"]);
+    let told = String::from_utf8_lossy(&drained.stderr);
+    assert!(told.contains("a: all of it is written back, but"), "{drained:?}");
+    assert!(told.contains(&format!("which is {a} now")), "{told}");
+    assert_written(&files);
     swap();
     write_letters(&scratch);
     let told = upgrade(&scratch, Path::new(FOREBAY)).unwrap();

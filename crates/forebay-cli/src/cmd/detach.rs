@@ -42,10 +42,11 @@ pub fn run(args: &DetachArgs) -> Result<ExitCode> {
             before.mode
         );
     }
-    if let Reply::Told { lines } = detached? {
-        lines.iter().for_each(|line| out!("{}", quoted::line(line)));
-    }
-    Ok(ExitCode::SUCCESS)
+    // What was asked for is a plain disk.
+    let plain = format!("{}: detached; {} is the plain disk", args.name, before.backing);
+    let Reply::Told { lines } = detached? else { return Ok(ExitCode::SUCCESS) };
+    lines.iter().for_each(|line| out!("{}", quoted::line(line)));
+    Ok(if lines.contains(&plain) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// What stands against it that somebody has the volume.

@@ -73,6 +73,14 @@ pub fn drained_but_for(lost: u64, is_served: bool) -> String {
     )
 }
 
+/// Why a volume cannot be drained whose file was cut. Where it is only to go, it may if nothing is dirty.
+fn cut_off(volume: &VolumeStatus, to_the_last: bool) -> Option<String> {
+    let may_go = to_the_last && !volume.has("too_many_blocks_refused");
+    let is_cut = volume.has("backing_file_cut") && !may_go;
+    let text = volume.backing_file.as_deref().filter(|_| is_cut)?;
+    Some(format!("{}: cannot be drained: {text}", volume.name))
+}
+
 /// What to do with a volume that nothing here can be said of.
 pub fn serve_first(cache: &Path, name: &str) -> String {
     format!(
@@ -155,13 +163,26 @@ impl Progress {
                 self.asks()
             );
         }
+        if let Some(text) = volumes.iter().find_map(|volume| cut_off(volume, to_the_last)) {
+            self.line.end()?;
+            bail!(text);
+        }
         if volumes.iter().all(|volume| !is_left(volume)) {
             self.line.end()?;
+            let (volumes, misplaced): (Vec<&VolumeStatus>, Vec<&VolumeStatus>) =
+                volumes.into_iter().partition(|volume| !volume.has("backing_file_gone"));
             let (whole, lacking): (Vec<&VolumeStatus>, Vec<&VolumeStatus>) =
                 volumes.iter().partition(|volume| volume.lost_blocks_now == 0);
-            for VolumeStatus { name, backing, .. } in whole {
+            // One that was cut is told by who goes on with it.
+            for VolumeStatus { name, backing, .. } in
+                whole.into_iter().filter(|volume| volume.backing_file.is_none())
+            {
                 let text = format!("{name}: drained; {backing} is the plain disk");
                 tell(format_args!("{}\n", quoted::line(&text)))?;
+            }
+            if let Some(VolumeStatus { name, backing_file, .. }) = misplaced.first() {
+                let text = backing_file.as_deref().unwrap_or_default();
+                bail!("{name}: all of it is written back, but {text}");
             }
             if let Some(volume) = came.iter().find(|volume| volume.dirty) {
                 bail!(
@@ -201,11 +222,12 @@ impl Progress {
         {
             self.line.end()?;
             bail!(
-                "{}: drained but for {} that {} refuses: kept in the cache and tried again; {} says where",
+                "{}: drained but for {} that {} refuses: kept in the cache and tried again; {} says where{}",
                 volume.name,
                 count(volume.parked_blocks, "block"),
                 volume.backing,
-                self.asks()
+                self.asks(),
+                volume.backing_file.as_ref().map_or_else(String::new, |text| format!("; {text}"))
             );
         }
         // Guests may go on writing what it waits for.
@@ -220,13 +242,12 @@ impl Progress {
 }
 /// What keeps a volume from being drained, for now.
 fn waits_for(volume: &VolumeStatus) -> Option<String> {
-    let has = |trouble: &str| volume.troubles.iter().any(|it| it == trouble);
     let VolumeStatus { name, backing, .. } = volume;
     match volume.parked_blocks {
-        0 if has("blocks_unread") => Some(format!(
+        0 if volume.has("blocks_unread") => Some(format!(
             "; {name} waits half a minute for blocks that cannot be read from the cache device"
         )),
-        0 if has("backing_refuses_to_be_written") => {
+        0 if volume.has("backing_refuses_to_be_written") => {
             Some(format!("; {backing} refuses to be written: `forebay status` says why"))
         }
         0 => None,

@@ -6,6 +6,7 @@ mod cache_size;
 mod coming;
 mod devices;
 mod ending;
+mod fate;
 mod growing;
 mod health;
 mod leaving;
@@ -45,6 +46,7 @@ use crate::{late, metrics, quoted, sockets, stored, vhost};
 use anyhow::{Context, Result, bail};
 use awaited::Awaited;
 use coming::{Coming, Silent};
+use fate::Fate;
 use forebay::host::notify::{self, sd_notify};
 use forebay::host::protect::allow_open_files;
 use forebay::io::{OperationKind, ReactorKind, Stats, close_left_rings};
@@ -96,6 +98,8 @@ struct Served {
     rates: Rates,
     /// When it was last told to be drained, or since when it is served.
     drained_at: Mark,
+    /// Of a file.
+    fate: Option<Fate>,
 }
 
 /// A moment of a volume.
@@ -141,6 +145,8 @@ struct Daemon {
     /// None where volumes are served bare.
     cache_path: Option<PathBuf>,
     cache_stats: Stats,
+    /// Of a file.
+    cache_fate: Option<Fate>,
     volumes: Vec<Served>,
     desk: Rc<RefCell<Desk>>,
     problems: Vec<String>,
@@ -777,10 +783,13 @@ impl Daemon {
                     Ok(why) => Reply::Why(Box::new(why)),
                     Err(error) => Reply::Error { text: format!("{error:#}") },
                 },
-                Request::Stop { .. } => {
-                    end = Some(End::Stop);
-                    Reply::Done
-                }
+                Request::Stop { .. } => match self.check_end() {
+                    Ok(lines) => {
+                        end = Some(End::Stop);
+                        if lines.is_empty() { Reply::Done } else { Reply::Told { lines } }
+                    }
+                    Err(error) => Reply::Error { text: format!("{error:#}") },
+                },
                 Request::Upgrade { executable, layout, limit } => {
                     match self.begin_trial(executable, layout, limit, client) {
                         // The answer comes when it has been tried.
@@ -818,6 +827,8 @@ impl Daemon {
         if let Some(name) = name {
             self.served(name)?;
         }
+        // What is written back to a file that was cut is not to make it long again.
+        self.look_at_files();
         for at in 0..self.volumes.len() {
             let (index, its) = (self.volumes[at].index, &self.volumes[at].name);
             if name.is_none_or(|name| name == its) {

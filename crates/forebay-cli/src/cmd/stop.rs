@@ -2,7 +2,8 @@
 //! `forebay stop`: asks the daemon to end, waits until it has, and says whether everything is durable and what is not on which disk.
 
 use crate::args::StopArgs;
-use crate::{control, quoted};
+use crate::control::{self, Stopped};
+use crate::quoted;
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,7 +22,8 @@ pub fn run(args: &StopArgs) -> Result<ExitCode> {
         false => control::status(&socket)?,
     };
     let process = PathBuf::from(format!("/proc/{}", status.pid));
-    let told = control::stop(&socket, args.drain, status.pid)?;
+    let Stopped { warned, ended } = control::stop(&socket, args.drain, status.pid)?;
+    warned.iter().for_each(|line| out!("{}", quoted::line(line)));
     while control::is_listened_at(&socket) {
         std::thread::sleep(POLL);
     }
@@ -30,9 +32,9 @@ pub fn run(args: &StopArgs) -> Result<ExitCode> {
         std::thread::sleep(POLL);
     }
     // It removes that last of all, unless it was killed.
-    let Some(lines) = told else {
+    let Some(lines) = ended else {
         if !socket.exists() {
-            return Ok(ExitCode::SUCCESS);
+            return Ok(if warned.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         bail!(
             "the daemon was ended before everything was durable; serve again before the machine goes down, and what was \
@@ -41,5 +43,6 @@ pub fn run(args: &StopArgs) -> Result<ExitCode> {
     };
     lines.iter().for_each(|line| out!("{}", quoted::line(line)));
     // What was asked for is plain disks.
-    Ok(if args.drain && !lines.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let is_short = !warned.is_empty() || args.drain && !lines.is_empty();
+    Ok(if is_short { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

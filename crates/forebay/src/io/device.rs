@@ -298,6 +298,12 @@ pub trait Device: Send {
         Ok(self.info().size_bytes)
     }
 
+    /// It was seen to end there, before [`DeviceInfo::size_bytes`] says, or (`None`) not to any more. Behind that nothing is read or written from now on:
+    /// a write would make a file long again, with zeros in the place of what is missing.
+    fn note_end(&mut self, end: Option<u64>) {
+        let _ = end;
+    }
+
     /// Makes it so many bytes long, with all of its room taken; durable is that after a flush. Only a file can be made longer or shorter.
     fn set_size(&mut self, size_bytes: u64) -> io::Result<()> {
         let _ = size_bytes;

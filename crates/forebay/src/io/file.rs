@@ -136,12 +136,19 @@ pub struct FileDevice {
     bounces: Bounces,
     /// Nobody else writes to it.
     is_ours: bool,
+    /// Where it was cut while it was open ([`Device::note_end`]). What is at the kernel by then is not taken back.
+    cut: Option<u64>,
 }
 
 impl FileDevice {
     /// From now on what is zeroed gives its room back where it can, as the loop driver has it of a file. Else a file keeps its room.
     pub fn zero_by_holes(&mut self) {
         self.zero_way = ZeroWay::Punch;
+    }
+
+    /// Whether the range reaches behind the end of a file that was cut.
+    fn is_cut_off(&self, offset: u64, length: u64) -> bool {
+        length > 0 && self.cut.is_some_and(|end| offset + length > end)
     }
 
     fn fd(&self, way: Way) -> RawFd {
@@ -561,6 +568,9 @@ impl Device for FileDevice {
         if let Err(error) = self.info.check(&operation) {
             return self.answer(token, Err(error), now);
         }
+        if self.is_cut_off(operation.offset(), operation.length()) {
+            return self.answer(token, Err(DeviceError::IO), now);
+        }
         let operation = self.trimmed(operation);
         let flush = operation == Operation::Flush;
         if operation.kind() == OperationKind::Discard && !self.asks_discards {
@@ -646,6 +656,9 @@ impl Device for FileDevice {
         if self.info.read_only {
             return Err(DeviceError::READ_ONLY.into());
         }
+        if self.is_cut_off(offset, bytes.len() as u64) {
+            return Err(DeviceError::IO.into());
+        }
         let mut bounce = Aligned::default();
         let address = bytes.as_ptr().addr();
         let is_cached = self.blocking(address, offset, bytes.len(), |way, through| {
@@ -673,6 +686,10 @@ impl Device for FileDevice {
         let size = open::size_of_file(&self.main, self.info.kind)?;
         self.info.size_bytes = self.info.size_bytes.max(size);
         Ok(size)
+    }
+
+    fn note_end(&mut self, end: Option<u64>) {
+        self.cut = end;
     }
 
     fn set_size(&mut self, size_bytes: u64) -> io::Result<()> {

@@ -116,6 +116,10 @@ impl<L: Layer> Device for L {
         self.below_mut().measure()
     }
 
+    fn note_end(&mut self, end: Option<u64>) {
+        self.below_mut().note_end(end);
+    }
+
     fn set_size(&mut self, size_bytes: u64) -> io::Result<()> {
         self.below_mut().set_size(size_bytes)
     }

@@ -22,6 +22,13 @@ impl Shard {
         }
     }
 
+    /// A volume's backing device was seen to end there, before the volume does, or not to any more ([`Device::note_end`]).
+    pub fn note_end(&mut self, volume: VolumeIndex, end: Option<u64>) {
+        if let Some(device) = &mut self.backings[usize::from(volume.0)] {
+            device.note_end(end);
+        }
+    }
+
     /// Begins to make a volume as large as its backing device, which has so many bytes. [`Shard::grow`] does it
     /// when that may be.
     pub fn begin_to_grow(&mut self, volume: VolumeIndex, size_bytes: u64) {

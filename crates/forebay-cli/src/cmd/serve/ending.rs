@@ -78,6 +78,7 @@ impl Daemon {
     /// The same, of one that does not serve.
     pub(super) fn close(self, limit: Duration) -> Result<Vec<String>> {
         let (cache, notes) = (self.cache_text(), self.last_notes());
+        let cache_gone = self.cache_gone();
         let health = self.server.shard.engine().health();
         let (is_passed, is_bare) = (self.is_passed(), self.cache_path.is_none());
         let Daemon { server, volumes, .. } = self;
@@ -87,7 +88,8 @@ impl Daemon {
         // As above.
         let (_unfinished, mut shard) = server.stop(FRONT_ENDS)?;
         shard.settle(&drained, REST)?;
-        let Closed { clean, undurable, left } = close_shard(shard, &volumes, &cache, notes, limit)?;
+        let Closed { clean, undurable, left } =
+            close_shard(shard, &volumes, (&cache, cache_gone), notes, limit)?;
         match undurable {
             _ if health == CacheHealth::Failed => bail!(
                 "{cache}: the cache device failed while it was served, and {} since; what was \
@@ -142,7 +144,7 @@ impl Undurable {
 pub(super) fn close_shard(
     mut shard: Shard,
     volumes: &[Served],
-    cache: &str,
+    (cache, cache_gone): (&str, Option<String>),
     mut notes: LastNotes,
     limit: Duration,
 ) -> Result<Closed> {
@@ -151,7 +153,13 @@ pub(super) fn close_shard(
     if quiet {
         note_fingerprints(&mut shard, volumes, &mut notes);
     }
-    let left = not_written_back(&shard, volumes, cache, &notes.option());
+    let plain = cache_gone.unwrap_or_else(|| {
+        let cache = quoted::shell(Path::new(cache));
+        format!("To get it plain: forebay drain --cache {cache}{}", notes.option())
+    });
+    let mut left = not_written_back(&shard, volumes, &plain);
+    let fates = volumes.iter().filter_map(|it| it.fate.as_ref()?.ended_text(&it.name));
+    left.extend(fates);
     notes.look(shard.engine());
     let (clean, undurable) = match quiet && shard.engine().health() != CacheHealth::Failed {
         false => (false, Some(Undurable::Cache)),
@@ -214,9 +222,9 @@ fn note_fingerprints(shard: &mut Shard, volumes: &[Served], notes: &mut LastNote
     }
 }
 
-/// What is not on which disk: of those, too, that wait for theirs. `option`: what `drain` is told besides the cache.
-fn not_written_back(shard: &Shard, served: &[Served], cache: &str, option: &str) -> Vec<String> {
-    let (mut left, cache) = (Vec::new(), quoted::shell(Path::new(cache)));
+/// What is not on which disk: of those, too, that wait for theirs. `plain`: how that is to be had.
+fn not_written_back(shard: &Shard, served: &[Served], plain: &str) -> Vec<String> {
+    let mut left = Vec::new();
     for (at, recorded) in shard.superblock().volumes.iter().enumerate() {
         let index = VolumeIndex(at as u8);
         let Some(recorded) = recorded else { continue };
@@ -227,8 +235,7 @@ fn not_written_back(shard: &Shard, served: &[Served], cache: &str, option: &str)
             None => recorded.path.clone(),
         };
         left.push(format!(
-            "{}: {} not yet on {backing}, whose content is of {}. Do not mount {backing}. To get it plain: forebay \
-             drain --cache {cache}{option}",
+            "{}: {} not yet on {backing}, whose content is of {}. Do not mount {backing}. {plain}",
             recorded.name,
             size(status.dirty_blocks * BLOCK_BYTES),
             clock(status.backing_as_of)

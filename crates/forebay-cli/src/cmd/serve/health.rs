@@ -36,6 +36,9 @@ pub(super) struct Patient<'a> {
     /// What its backing device last failed a write with.
     pub(super) refusal: Option<String>,
     pub(super) cache_failed: bool,
+    /// What has become of its file: it is not where it was, or it was cut.
+    pub(super) gone: Option<String>,
+    pub(super) cut: Option<String>,
 }
 
 /// Something that may be the matter with a volume.
@@ -49,7 +52,7 @@ struct Trouble {
     text: fn(&Patient) -> String,
 }
 
-const TROUBLES: [Trouble; 12] = [
+const TROUBLES: [Trouble; 14] = [
     Trouble {
         what: "frozen",
         health: Health::Failed,
@@ -70,6 +73,18 @@ const TROUBLES: [Trouble; 12] = [
             let why = it.refusal.as_ref().map_or(String::new(), |error| format!(" ({error})"));
             format!("{} refuses to be written{why}; dirty data is kept and tried again", it.backing)
         },
+    },
+    Trouble {
+        what: "backing_file_gone",
+        health: Health::Degraded,
+        holds: |it| it.gone.is_some(),
+        text: |it| it.gone.clone().unwrap_or_default(),
+    },
+    Trouble {
+        what: "backing_file_cut",
+        health: Health::Degraded,
+        holds: |it| it.cut.is_some(),
+        text: |it| it.cut.clone().unwrap_or_default(),
     },
     Trouble {
         what: "flush_failed",

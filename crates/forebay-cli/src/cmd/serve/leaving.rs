@@ -10,6 +10,7 @@
 //! | rest   | gone   | nothing of it is under way; the superblock does not name it any more |
 
 use super::Daemon;
+use super::fate::Fate;
 use super::upgrading::name_of;
 use crate::args::Listen;
 use crate::cmd::detach::in_use;
@@ -68,6 +69,11 @@ impl Daemon {
             );
         }
         let index = self.find_leaving(name)?;
+        self.look_at_files();
+        let has_cache = self.cache_path.is_some();
+        if let Some(text) = self.fate_of(index).and_then(|it| it.gone_text(name, has_cache)) {
+            bail!("{name}: not detached: {text}");
+        }
         // Where that cannot begin the volume is served as before.
         for attached in &mut self.attached {
             attached.try_release(index).with_context(|| format!("{name}: not detached"))?;
@@ -206,7 +212,11 @@ impl Daemon {
         self.problems.retain(|problem| !problem.starts_with(&its_own));
         let (name, backing) = (served.name, served.backing.display());
         info!("{name}: is detached");
-        let mut lines = vec![format!("{name}: detached; {backing} is the plain disk")];
+        let cut = served.fate.as_ref().and_then(Fate::cut_short);
+        let mut lines = vec![match cut {
+            None => format!("{name}: detached; {backing} is the plain disk"),
+            Some(text) => format!("{name}: detached, but {text}"),
+        }];
         let cache = uuid_text(&self.server.shard.superblock().uuid);
         if let Err(error) = hide::erase(&cache, &name) {
             lines.push(format!("{error:#}"));

@@ -5,6 +5,7 @@ use super::Daemon;
 use super::awaited::Awaited;
 use super::coming::Silent;
 use super::devices::uuid_of_bare;
+use super::fate::Fate;
 use super::watch::Watch;
 use crate::args::{IoChoice, SEGMENT_BYTES_LEAST, ServeArgs, VolumeSpec};
 use crate::asking::Asking;
@@ -163,8 +164,10 @@ impl Daemon {
         }
         older.decide(&mut opening, args)?;
         let shard = opening.finish()?;
+        let cache_fate = cache.as_ref().and_then(|path| Fate::of(shard.cache(), path));
         let mut daemon = Daemon {
             server: Server::new(shard),
+            cache_fate,
             cache_path: cache,
             cache_stats,
             volumes: Vec::new(),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What `status` is told.
 
+use super::fate::Fate;
 use super::health::{Patient, health};
 use super::{Daemon, Served};
 use crate::address::Address;
@@ -73,13 +74,16 @@ impl Daemon {
             scrub: self.scrub_status(),
             device: device_status(&self.cache_stats),
         };
+        problems.extend(self.cache_fate.as_ref().and_then(Fate::cache_text));
+        let has_cache = self.cache_path.is_some();
         let recorded = superblock.volumes.iter().enumerate();
         let indexes = recorded.filter_map(|(at, volume)| Some((at, volume.as_ref()?)));
         let volumes: Vec<VolumeStatus> = indexes
             .filter_map(|(at, recorded)| {
                 let index = VolumeIndex(at as u8);
                 let served = self.volumes.iter().find(|served| served.index == index);
-                let mut status = volume_status(shard, index, recorded, served, &mut problems)?;
+                let mut status =
+                    volume_status(shard, index, recorded, served, has_cache, &mut problems)?;
                 let attached = self.attached.iter().find_map(|it| it.text(index));
                 status.attached.extend(attached);
                 status.sharing.shares_disk_with = self.disk_mates(index);
@@ -268,6 +272,7 @@ fn volume_status(
     index: VolumeIndex,
     recorded: &Volume,
     served: Option<&Served>,
+    has_cache: bool,
     problems: &mut Vec<String>,
 ) -> Option<VolumeStatus> {
     let now = shard.engine().status(index)?;
@@ -288,7 +293,10 @@ fn volume_status(
     let age = |at| shard.now().since(at) as f64 / 1e9;
     let cache_failed = shard.engine().health() == CacheHealth::Failed;
     let refusal = served.and_then(|served| last_refusal(&served.stats));
-    let patient = Patient { name, backing: &backing, now: &now, refusal, cache_failed };
+    let fate = served.and_then(|it| it.fate.as_ref());
+    let gone = fate.and_then(|it| it.gone_text(name, has_cache));
+    let cut = fate.and_then(Fate::cut_text);
+    let patient = Patient { name, backing: &backing, now: &now, refusal, cache_failed, gone, cut };
     let (health, troubles) = health(&patient, problems);
     let answered = stats.hit_blocks + stats.zero_blocks;
     let requests = stats.reads + stats.writes + stats.discards;
@@ -382,6 +390,7 @@ fn volume_status(
         cache_bytes_per_written_byte: ratio(cache_bytes, guest_bytes),
         backing_bytes_per_written_byte: ratio(written, guest_bytes),
         lost_blocks: stats.lost_blocks,
+        backing_file: fate.and_then(|it| it.text(name, has_cache)),
         lost_blocks_now: now.lost_blocks_now,
         parked_blocks: now.parked_blocks,
         repaired_blocks: stats.repaired_blocks,

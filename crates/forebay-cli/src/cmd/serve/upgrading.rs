@@ -193,6 +193,7 @@ impl Daemon {
         let sockets_left = std::mem::take(&mut self.sockets);
         let mut left = Left { sockets: sockets_left, disks, ..Left::default() };
         let (cache, notes) = (self.cache_text(), self.last_notes());
+        let cache_gone = self.cache_gone();
         let lasting = self.lasting_uuids();
         let machines = self.machines_passage();
         let Daemon { mut server, volumes, passage, nbd_devices, .. } = self;
@@ -237,7 +238,7 @@ impl Daemon {
             },
         };
         // The next program recovers what was not made durable.
-        let closed = close_shard(shard, &volumes, &cache, notes, limit)?;
+        let closed = close_shard(shard, &volumes, (&cache, cache_gone), notes, limit)?;
         closed.undurable.iter().for_each(|why| warn!("{}", why.text()));
         sockets.for_each(|path| sockets::remove(&path));
         left.sockets.clear();

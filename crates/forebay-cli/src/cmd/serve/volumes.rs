@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The volumes: each gets its backing device if that is the one it was.
 
+use super::fate::Fate;
 use super::look::{Looked, by_another_name};
 use super::plan::{Change, Planned, Ready, Verdict, Wanted};
 use super::rates::Rates;
@@ -480,10 +481,11 @@ impl Daemon {
         let backing = std::path::absolute(path)?;
         let uuid = uuid_text(&recorded.uuid);
         let (name, address) = (recorded.name, address.clone());
+        let fate = self.server.shard.backing(index).and_then(|device| Fate::of(device, path));
         let drained_at = Mark::default();
         let known = Known::of(path);
         let mut served =
-            Served { index, name, uuid, backing, known, address, stats, rates, drained_at };
+            Served { index, name, uuid, backing, known, address, stats, rates, drained_at, fate };
         served.drains(self.server.shard.engine());
         self.volumes.push(served);
         let others = self.disk_mates(index);

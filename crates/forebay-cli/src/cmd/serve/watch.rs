@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Seeing what has changed, twice a second, and telling it in the log.
 
-use super::Daemon;
 use super::scrub::bad_block_text;
+use super::{Daemon, fate};
 use crate::attach::Attached;
 use crate::cmd::drain::drained_but_for;
 use crate::log::Limiter;
@@ -44,6 +44,8 @@ pub(super) struct Watch {
     next: Instant,
     /// When devices are asked how large they are.
     sizes: Instant,
+    /// When files are looked at.
+    files: Instant,
     /// How large the cache's device was.
     cache_bytes: Option<u64>,
     /// Who was sent away until now.
@@ -81,6 +83,7 @@ impl Watch {
             limiter: Limiter::new(),
             next: Instant::now(),
             sizes: Instant::now() + SIZES_EVERY,
+            files: Instant::now() + fate::EVERY,
             cache_bytes: None,
             sent_away: 0,
             silent: 0,
@@ -167,6 +170,9 @@ impl Daemon {
             (0..self.volumes.len()).for_each(|at| self.look_for_growth(at));
             self.watch.cache_bytes = self.look_for_larger_cache(self.watch.cache_bytes);
         }
+        let mut files = self.watch.files;
+        self.watch_files(now, &mut files);
+        self.watch.files = files;
         for (_, line) in self.watch.limiter.due(now) {
             warn!("{line}");
         }
@@ -262,7 +268,12 @@ impl Daemon {
         seen.is_draining &= status.drained;
         if seen.is_draining && self.volumes[at].is_drained(self.server.shard.engine()) {
             seen.is_draining = false;
+            let fate = self.volumes[at].fate.as_ref();
             match status.lost_blocks_now {
+                // That is told.
+                0 if fate.is_some_and(|it| it.text(name, true).is_some()) => {
+                    warn!("{name}: drained, but {backing} is not the plain disk");
+                }
                 0 => info!(
                     "{name}: drained: {backing} is the plain disk, and is kept so until `forebay set {name} mode=write-back`"
                 ),

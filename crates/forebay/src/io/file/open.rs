@@ -259,6 +259,7 @@ impl Opened {
             zeros: None,
             bounces: Bounces::new(),
             is_ours: options.exclusive && !options.read_only,
+            cut: None,
         };
         device.drop_cached();
         Ok(device)

@@ -243,6 +243,35 @@ fn a_huge_sparse_file_is_discarded_whole() {
     }
 }
 
+/// It made the file long again, with zeros in the place of what was missing.
+#[test]
+fn behind_the_end_of_a_file_that_was_cut_nothing_is_written() {
+    each(64 << 10, |bench| {
+        let span = bench.arena.span(0, 4096);
+        let write = |offset| Operation::Write { span, offset };
+        let cut = |bench: &mut Bench, bytes: u64, end: Option<u64>| {
+            File::options().write(true).open(&bench.file.0).unwrap().set_len(bytes).unwrap();
+            bench.device.note_end(end);
+        };
+        cut(bench, 32 << 10, Some(32 << 10));
+        let refused = [
+            write(48 << 10),
+            write((32 << 10) - 512),
+            Operation::WriteZeroes { offset: 48 << 10, length: 4096 },
+            Operation::Discard { offset: 48 << 10, length: 4096 },
+            Operation::Read { span, offset: 48 << 10 },
+        ];
+        for done in bench.run(&refused) {
+            assert_eq!(done.result, Err(DeviceError::IO), "{}", done.token);
+        }
+        assert!(bench.device.write_at(48 << 10, &[1; 4096]).is_err());
+        assert_eq!(std::fs::metadata(&bench.file.0).unwrap().len(), 32 << 10);
+        bench.succeed(&[write(28 << 10), Operation::Flush]);
+        cut(bench, 64 << 10, None);
+        bench.succeed(&[write(48 << 10), Operation::Read { span, offset: 48 << 10 }]);
+    });
+}
+
 #[test]
 fn a_file_cut_short_is_an_error_and_not_zeros() {
     each(1 << 20, |bench| {
