@@ -304,6 +304,11 @@ impl Reports {
         self.devices.iter().find(|device| device.0 == volume).map(|device| device.1.as_path())
     }
 
+    /// The device of a volume is another's, or nobody's, by now.
+    pub fn forget(&mut self, volume: VolumeIndex) {
+        self.devices.retain(|it| it.0 != volume);
+    }
+
     /// All of them.
     pub fn devices(&self) -> Vec<PathBuf> {
         self.devices.iter().map(|device| device.1.clone()).collect()

@@ -26,6 +26,8 @@ pub struct Attached {
     is_kept: bool,
     /// It has died.
     is_keeper_gone: bool,
+    /// What its loop devices are over, as the kernel names it.
+    files: Vec<(VolumeIndex, String)>,
     /// Who said why not when one device was to be detached.
     refusal: Option<String>,
     /// Of a volume on its way out, or the last that has gone: it is no problem that its device goes.
@@ -57,6 +59,7 @@ impl Attached {
             problems,
             is_kept,
             is_keeper_gone: false,
+            files: Vec::new(),
             refusal: None,
             leaving: None,
             resizing: None,
@@ -75,6 +78,8 @@ impl Attached {
             match report {
                 Report::Attached { volume, device, warning } => {
                     self.forget_waiting(volume);
+                    self.files.retain(|it| it.0 != volume);
+                    self.files.extend(file_of_loop(&device).map(|file| (volume, file)));
                     announce!("{} {}", device.display(), self.name(volume));
                     if let Err(error) = names::record(&device, &self.cache, self.name(volume)) {
                         tracing::warn!(
@@ -144,13 +149,7 @@ impl Attached {
                 Report::Disconnected { volume } if self.leaving == Some(volume) => {}
                 Report::Disconnected { volume } => {
                     self.forget_waiting(volume);
-                    let how = match self.kind {
-                        Kind::Ublk => "somebody has removed its block device",
-                        _ => "somebody has disconnected it",
-                    };
-                    let text = format!("{}: {how}", self.name(volume));
-                    tracing::warn!("{text}");
-                    self.problems.push(text);
+                    self.tell_lost(volume);
                 }
                 Report::Quiesced => self.is_quiesced = true,
                 Report::Gone(result) => {
@@ -160,6 +159,39 @@ impl Attached {
                     }
                 }
             }
+        }
+    }
+
+    /// Somebody has taken a volume's device away.
+    fn tell_lost(&mut self, volume: VolumeIndex) {
+        let name = self.name(volume);
+        let how = match self.kind {
+            Kind::Ublk => "somebody has removed its block device".to_owned(),
+            Kind::Fuse => format!(
+                "somebody has detached its loop device; `forebay detach {name}`, then `forebay attach {name}=BACKING`, or another start, gives it \
+                 one again"
+            ),
+            Kind::Nbd => "somebody has disconnected it".to_owned(),
+        };
+        let text = format!("{name}: {how}");
+        tracing::warn!("{text}");
+        self.problems.push(text);
+    }
+
+    /// Sees whether somebody has detached a loop device: its number may be another file's by now, whose mounts are not the volume's. The
+    /// kernel says that from memory.
+    pub fn watch_devices(&mut self) {
+        if self.kind != Kind::Fuse || self.is_released {
+            return;
+        }
+        for (volume, file) in self.files.clone() {
+            let Some(device) = self.reports.device(volume).map(Path::to_owned) else { continue };
+            if self.leaving == Some(volume) || file_of_loop(&device).as_ref() == Some(&file) {
+                continue;
+            }
+            self.reports.forget(volume);
+            names::erase(&device, &self.cache, |name| self.names.iter().any(|it| it.1 == name));
+            self.tell_lost(volume);
         }
     }
 
@@ -366,6 +398,15 @@ impl Attached {
     fn name(&self, volume: VolumeIndex) -> &str {
         self.names.iter().find(|name| name.0 == volume).map_or("", |name| &name.1)
     }
+}
+
+/// What a loop device is over, if it is one that is over anything.
+fn file_of_loop(device: &Path) -> Option<String> {
+    let path = Path::new("/sys/block").join(device.file_name()?).join("loop/backing_file");
+    let text = std::fs::read_to_string(path).ok()?;
+    let text = text.trim_end_matches('\n');
+    // So the kernel calls a file that it has to look for anew.
+    Some(text.strip_suffix(" (deleted)").unwrap_or(text).to_owned())
 }
 
 /// `/dev/loop3 (fuse), mounted at /mnt`.

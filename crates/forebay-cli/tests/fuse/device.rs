@@ -3,6 +3,7 @@
 
 use super::bench::{Bench, FOREBAY};
 use super::machine::{run, try_run};
+use forebay_testing::wait_for;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -213,6 +214,45 @@ fn a_loop_device_that_is_somebody_elses_by_now_is_left_alone() {
     bench.wait_for_end();
     let shown = run(&["losetup", "-n", "-O", "BACK-FILE", &device]);
     assert_eq!(shown.trim(), other);
+    bench.detach_own();
+}
+
+/// `status` told the stranger's mount as the volume's, and `detach` was refused because of it.
+#[test]
+fn a_loop_device_that_is_somebody_elses_by_now_is_none_of_the_volume() {
+    requires!("losetup", "mkfs.ext4");
+    let mut bench = Bench::new("taken", 64 << 20);
+    let other = bench.path("other");
+    File::create(&other).unwrap().set_len(64 << 20).unwrap();
+    run(&["mkfs.ext4", "-q", &other]);
+    // As above.
+    let device = (0..20).find_map(|_| {
+        bench.serve();
+        let device = bench.device.clone();
+        run(&["losetup", "-d", &device]);
+        if try_run(&["losetup", &device, &other]).status.success() {
+            return Some(device);
+        }
+        bench.signal("-TERM");
+        bench.wait_for_end();
+        None
+    });
+    let device = device.expect("a number that nobody else takes");
+    bench.own.push(device.clone());
+    bench.mount(&device, "rw");
+    let control = bench.control();
+    let status = || run(&[FOREBAY, "status", "--control", &control]);
+    wait_for("that it is told", || status().contains("v: somebody has detached its loop device"));
+    assert!(!status().contains("mounted at"), "{}", status());
+    let detached = run(&[FOREBAY, "detach", "v", "--control", &control]);
+    assert!(detached.contains("v: detached; "), "{detached}");
+    let volume = format!("v={}", bench.path("back"));
+    run(&[FOREBAY, "attach", &volume, "--control", &control]);
+    wait_for("its own device", || status().contains("/dev/loop"));
+    assert!(!status().contains("mounted at"), "{}", status());
+    bench.unmount();
+    bench.signal("-TERM");
+    bench.wait_for_end();
     bench.detach_own();
 }
 

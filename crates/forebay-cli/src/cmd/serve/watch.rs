@@ -162,6 +162,7 @@ impl Daemon {
         let passages = passages.into_iter().flatten();
         passages.flat_map(|passage| passage.told()).for_each(|text| warn!("{text}"));
         self.attached.iter_mut().for_each(Attached::watch_keeper);
+        self.attached.iter_mut().for_each(Attached::watch_devices);
         for at in 0..self.volumes.len() {
             self.watch_volume(at, now);
         }
